@@ -1,0 +1,42 @@
+# `make demo` and `make test` need nothing but Python 3.11 or newer: they set up .venv themselves.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Two versions of x-transformers cannot share an environment; only the old one has ResiDual.
+OLD_X_TRANSFORMERS := $(VENV)/x-transformers-1.44.8
+# One thread a process: the suite runs in as many processes as there are cores.
+TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+
+.PHONY: demo test test-full lint docs clean
+
+demo: $(VENV)/.base
+	$(BIN)/normlab schemes
+	$(BIN)/normlab schemes geonorm
+
+test: $(VENV)/.test
+	$(TEST_ENV) $(BIN)/python -m pytest -n auto -m "not full"
+
+test-full: $(VENV)/.test
+	$(TEST_ENV) $(BIN)/python -m pytest -n auto -m full
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+docs: $(VENV)/.base
+	$(BIN)/python docs/build.py
+
+$(VENV)/.base: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) --editable .
+	touch $@
+
+$(VENV)/.test: $(VENV)/.base
+	$(PIP) --editable ".[test,lint]"
+	$(PIP) --no-deps --upgrade --target $(OLD_X_TRANSFORMERS) x-transformers==1.44.8
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis

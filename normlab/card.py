@@ -1,0 +1,159 @@
+"""Cards: all there is to know of a scheme on one page, from its own file.
+
+The docstring of a scheme holds what only a person can say (formula, sketch, source, failures); the rest is computed
+from the scheme itself, so that terminal, documentation and code cannot disagree.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+import re
+import textwrap
+from dataclasses import dataclass
+from typing import Any
+
+from normlab.errors import NormLabError
+from normlab.schemes.base import Scheme
+from normlab.schemes.parts import bound_of, unbounded
+
+SECTIONS = ("Formula", "Placement", "Init", "Source", "Law", "Fails")
+_DEPTH, _DIM = 12, 768
+"""The size at which figures on a card are given: that of a 125M model."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a scheme."""
+
+    name: str
+    default: Any
+    help: str
+
+
+@dataclass(frozen=True)
+class Card:
+    """What `normlab schemes NAME` prints and `docs/schemes/NAME.md` holds."""
+
+    scheme: Scheme
+    title: str
+    summary: str
+    sections: dict[str, str]
+
+    @classmethod
+    def of(cls, scheme: Scheme) -> Card:
+        """Read the docstring; a scheme without a proper one still gets a card, with what is there."""
+        head, _, body = inspect.cleandoc(type(scheme).__doc__ or scheme.name).partition("\n")
+        title, _, summary = head.partition(": ")
+        return cls(scheme, title, summary, dict(_split(body)))
+
+    @property
+    def options(self) -> list[Option]:
+        """The scheme's own options first, then those that all share."""
+        shared = set(Scheme.options())
+        fields = self.scheme.options().values()
+        texts = _field_docs(type(self.scheme))
+        listed = [Option(f.name, f.default, texts.get(f.name, "")) for f in fields if f.name != "cut"]
+        return sorted(listed, key=lambda option: option.name in shared)
+
+    @property
+    def extra_params(self) -> str:
+        """Parameters that the scheme adds around the sublayers, as a formula in L and d."""
+        per_block, constant = _line(lambda depth: _line(lambda dim: _count(self.scheme, depth, dim), 64, 128), 8, 16)
+        widths = _polynomial(per_block[0], constant[0], "L")
+        scalars = _polynomial(per_block[1], constant[1], "L")
+        terms = [_times(widths, "d"), scalars if scalars != "0" else ""]
+        return " + ".join(term for term in terms if term) or "none"
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Tensors of one token's width that a fused block must move around its sublayers, forward and backward."""
+        middle = self.scheme.bind(depth=_DEPTH, dim=8).block(_DEPTH // 2)
+        moves = [step.traffic(self.scheme.streams) for step in middle.steps]  # type: ignore[operator]
+        return sum(forward for forward, _ in moves), sum(backward for _, backward in moves)
+
+    @property
+    def cost(self) -> str:
+        forward, backward = self.traffic
+        size = (forward + backward) * _DIM * 2
+        return (
+            f"{forward} + {backward} vectors a token and block, forward + backward, when fused: "
+            f"{size:,} bytes at d = {_DIM} in bf16"
+        )
+
+    @property
+    def certificate(self) -> str:
+        """What is proven of the state's size at initialisation, whatever the sublayers do."""
+        bound = self.scheme.bind(depth=_DEPTH, dim=_DIM)
+        size = bound_of(bound.entry(), 1.0)
+        for k in range(_DEPTH):
+            size = bound.block(k).bound(size, [unbounded] * bound.branches)
+        if size == float("inf"):
+            return "none without a bound on the weights"
+        return f"RMS ≤ {size:.4g} after {_DEPTH} blocks at initialisation, whatever the sublayers do"
+
+    @property
+    def growth(self) -> list[tuple[str, str]]:
+        """The scheme's law in words, empty where it states none."""
+        try:
+            law = self.scheme.law(_DEPTH)
+        except NormLabError:
+            return []
+        sizes = ", ".join(f"{law.rms(i):.3g} after {i}" for i in (24, 48))
+        rows = [("Forward", f"{law.forward}; at initialisation RMS × {sizes} sublayers"), ("Backward", law.backward)]
+        return [*rows, ("Note", law.note)] if law.note else rows
+
+
+def _split(body: str):
+    """(section, text) pairs; a section begins with its name in the first column, its text is indented."""
+    pattern = re.compile(rf"^({'|'.join(SECTIONS)})\s+", re.MULTILINE)
+    starts = list(pattern.finditer(body))
+    for here, following in zip(starts, [*starts[1:], None], strict=True):
+        text = body[here.end() : following.start() if following else None].rstrip()
+        # The first line lost its indent to the name; the others keep theirs, which is as long.
+        yield here.group(1), textwrap.dedent(" " * (here.end() - here.start()) + text)
+
+
+def _field_docs(cls: type) -> dict[str, str]:
+    """The string under each field of a dataclass and its bases."""
+    texts: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
+        except (OSError, TypeError, SyntaxError):
+            continue  # built at run time: nothing to read
+        body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
+        for field, below in itertools.pairwise(body):
+            if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(field.target, ast.Name):
+                texts[field.target.id] = " ".join(ast.literal_eval(below.value).split())
+    return texts
+
+
+def _count(scheme: Scheme, depth: int, dim: int) -> int:
+    bound = scheme.bind(depth=depth, dim=dim)
+    modules = [bound.entry(), bound.exit(), *(bound.block(k) for k in range(depth))]
+    return sum(p.numel() for module in modules for p in module.parameters())
+
+
+def _line(f, a: int, b: int):
+    """(slope, intercept) of a linear f, componentwise where f returns pairs."""
+    fa, fb = f(a), f(b)
+    if isinstance(fa, tuple):
+        pairs = [((y - x) // (b - a), x - (y - x) // (b - a) * a) for x, y in zip(fa, fb, strict=True)]
+        return tuple(p[0] for p in pairs), tuple(p[1] for p in pairs)
+    slope = (fb - fa) // (b - a)
+    return slope, fa - slope * a
+
+
+def _times(count: str, unit: str) -> str:
+    if count in ("0", "1"):
+        return unit if count == "1" else ""
+    return f"({count})·{unit}" if " " in count else f"{count}·{unit}"
+
+
+def _polynomial(slope: int, constant: int, letter: str) -> str:
+    first = "" if slope == 0 else letter if slope == 1 else f"{slope}{letter}"
+    if not first:
+        return str(constant)
+    return first if constant == 0 else f"{first} {'+' if constant > 0 else '−'} {abs(constant)}"

@@ -1,0 +1,218 @@
+"""The sphere through x: centre 0, radius ‖x‖, along the last dimension; leading dimensions are batches and broadcast.
+
+The base point comes first. A vector u given as a tangent is projected at the base point before it is used; a second
+point y counts by its direction only. Half precision is computed in float32 and answered in the arguments' common dtype.
+
+Where the sphere or a direction is missing, values and gradients stay finite by these choices:
+
+- x = 0 has no sphere: `project` returns u, `exp` returns x, `log` and `distance` are 0.
+- A zero vector has no direction: it is taken to point where the other point does, so the angle is 0.
+- y opposite to x (within rounding, 4 eps): every direction is shortest. The coordinate axis least aligned with x
+  (the first of equals), projected at x, is chosen by `log` and `transport` alike; it does not depend on y.
+- Width 1 is two points: tangents are 0, so is `log`, although the angle can be π.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec
+
+import torch
+from torch import Tensor
+
+from normlab.errors import NormLabError
+
+P = ParamSpec("P")
+
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+# Series terms per dtype: at the switch t = 1 the first term left out of cos√t, differentiated twice, is n(n-1)/(2n)!:
+# 5e-10 for n = 7 and 1e-19 for n = 11, both far below eps times the second derivative, 1/12.
+_TERMS = {torch.float32: 7, torch.float64: 11}
+
+
+def _check_dtype(name: str, tensor: Tensor) -> None:
+    if tensor.dtype not in _DTYPES:
+        raise NormLabError(f"{name}: expected floating point (float16 to float64), got {tensor.dtype}; try .float()")
+
+
+def _check_vectors(name: str, tensors: tuple[Tensor, ...]) -> None:
+    for tensor in tensors:
+        _check_dtype(name, tensor)
+        if tensor.ndim == 0 or tensor.shape[-1] == 0:
+            shape = tuple(tensor.shape)
+            raise NormLabError(f"{name}: expected vectors along the last dimension, got shape {shape}; try (..., D)")
+    if len({tensor.shape[-1] for tensor in tensors}) > 1:
+        shapes = " and ".join(str(tuple(tensor.shape)) for tensor in tensors)
+        raise NormLabError(f"{name}: last dimensions must be equal, got shapes {shapes}; try vectors of one width")
+
+
+def _on_vectors(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
+    """Checks the vectors, computes in float32 at least and answers in their common dtype."""
+    name = function.__name__
+    compute: Callable[..., Tensor] = function
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Tensor:
+        tensors = (*args, *kwargs.values())
+        _check_vectors(name, tensors)
+        dtype = functools.reduce(torch.promote_types, [tensor.dtype for tensor in tensors])
+        wide = [tensor.to(torch.promote_types(dtype, torch.float32)) for tensor in tensors]
+        by_name = dict(zip(kwargs, wide[len(args) :], strict=True))
+        return compute(*wide[: len(args)], **by_name).to(dtype)
+
+    return checked
+
+
+def _switched(name: str, t: Tensor, odd: int, closed_form: Callable[[Tensor], Tensor]) -> Tensor:
+    """Series Σ (-t)^k / (2k + odd)! below t = 1 and the closed form in √t above."""
+    _check_dtype(name, t)
+    work = t.to(torch.promote_types(t.dtype, torch.float32))
+    inside = work < 1
+    # Each branch sees a harmless argument where it is not used: a NaN there would reach the gradient as 0 · NaN.
+    near, root = torch.where(inside, work, 0.0), torch.where(inside, 1.0, work).sqrt()
+    series = torch.ones_like(near)
+    for n in range(2 * (_TERMS[work.dtype] - 1) + odd, odd, -2):
+        series = 1 - series * near / (n * (n - 1))
+    return torch.where(inside, series, closed_form(root)).to(t.dtype)
+
+
+def cos_sqrt(t: Tensor) -> Tensor:
+    """cos √t for t ≥ 0, elementwise, with all derivatives finite at 0."""
+    return _switched("cos_sqrt", t, 0, torch.cos)
+
+
+def sinc_sqrt(t: Tensor) -> Tensor:
+    """sin √t / √t for t ≥ 0, elementwise, 1 at 0, with all derivatives finite there."""
+    return _switched("sinc_sqrt", t, 1, lambda root: root.sin() / root)
+
+
+def _angle_over_sine(q: Tensor) -> Tensor:
+    """Series of θ / sin θ in q = sin²(θ/2), for q ≤ 0.01: Σ q^k Π 2j / (2j + 1)."""
+    series = torch.ones_like(q)
+    for k in range(_TERMS[q.dtype] - 1, 0, -1):
+        series = 1 + series * q * (2 * k / (2 * k + 1))
+    return series
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    return (a * b).sum(-1, keepdim=True)
+
+
+def _nonzero(length: Tensor) -> Tensor:
+    """A divisor: 1 in place of 0."""
+    return torch.where(length == 0, 1.0, length)
+
+
+@_on_vectors
+def norm(x: Tensor) -> Tensor:
+    """‖x‖ with the last dimension kept as 1; squares neither overflow nor underflow; the gradient at 0 is 0."""
+    # The length does not depend on the scale, so the scale carries no gradient.
+    scale = x.detach().abs().amax(-1, keepdim=True)
+    scaled = torch.where(scale == 0, 1.0, x / _nonzero(scale))
+    return scale * scaled.square().sum(-1, keepdim=True).sqrt()
+
+
+@_on_vectors
+def unit(x: Tensor) -> Tensor:
+    """x / ‖x‖; at 0 the value and the gradient are 0."""
+    length = norm(x)
+    return torch.where(length == 0, 0.0, x / _nonzero(length))
+
+
+def _tangent(a: Tensor, u: Tensor) -> Tensor:
+    """u less its part along the unit (or zero) vector a."""
+    # Twice: one pass leaves eps ‖u‖ along a, which is not small beside the tangent part of a nearly radial u.
+    once = u - _dot(a, u) * a
+    return once - _dot(a, once) * a
+
+
+def _directions(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Unit vectors of x and y; a zero vector takes the direction of the other."""
+    a, b = unit(x), unit(y)
+    return torch.where(norm(x) == 0, b, a), torch.where(norm(y) == 0, a, b)
+
+
+def _angle(a: Tensor, b: Tensor) -> Tensor:
+    apart, together = norm(a - b), norm(a + b)
+    # Equal directions have angle 0 whatever the second argument; atan2(0, 0) would have a NaN gradient.
+    return 2 * torch.atan2(apart, torch.where(apart == 0, 1.0, together))
+
+
+def _chosen_axis(a: Tensor) -> Tensor:
+    """The unit tangent at a that the antipode is reached along."""
+    axis = torch.arange(a.shape[-1], device=a.device) == a.abs().argmin(-1, keepdim=True)
+    return unit(_tangent(a, axis.to(a.dtype)))
+
+
+def _heading(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Tangent at a towards b, of length sin θ, or the chosen axis at the antipode; and where that choice was made."""
+    facing_away = _dot(a, b) < 0
+    # b ∓ a has the same tangent part as b and is exact near a and near -a, where b itself would cancel.
+    towards = _tangent(a, torch.where(facing_away, b + a, b - a))
+    # Two normalisations and a projection leave up to about 2 eps of noise: below 4 eps there is no direction in it.
+    antipodal = facing_away & (norm(towards) <= 4 * torch.finfo(a.dtype).eps)
+    return torch.where(antipodal, _chosen_axis(a), towards), antipodal
+
+
+@_on_vectors
+def project(x: Tensor, u: Tensor) -> Tensor:
+    """Tangent part of u at x, u - ⟨x̂, u⟩ x̂; u itself at x = 0."""
+    return _tangent(unit(x), u)
+
+
+@_on_vectors
+def exp(x: Tensor, u: Tensor) -> Tensor:
+    """The point at arc length ‖u‖ from x on the great circle along u (its tangent part): cos√t x + sinc√t u,
+    t = ‖u‖² / ‖x‖². Any angle, beyond π too; from 1/eps radians on the angle has no right digit and is held there.
+    """
+    length = norm(x)
+    radius = _nonzero(length)
+    tangent = torch.where(length == 0, 0.0, project(x, u))
+    # Held so that t cannot overflow; a constant 1, and so without gradient, for every angle that means something.
+    held = (radius / torch.finfo(x.dtype).eps / norm(tangent)).clamp(max=1).detach()
+    tangent = held * tangent
+    t = (tangent / radius).square().sum(-1, keepdim=True)
+    # x cos √t as x - x (1 - cos √t): rounding cos itself would pull every step of a walk the same way.
+    versine = t / 2 * sinc_sqrt(t / 4).square()
+    return x - versine * x + sinc_sqrt(t) * tangent
+
+
+@_on_vectors
+def angle(x: Tensor, y: Tensor) -> Tensor:
+    """Angle between x and y in [0, π], without the last dimension; the gradient at both ends is 0."""
+    return _angle(*_directions(x, y)).squeeze(-1)
+
+
+@_on_vectors
+def distance(x: Tensor, y: Tensor) -> Tensor:
+    """Arc length ‖x‖ · angle(x, y), without the last dimension; y counts by its direction only."""
+    return norm(x).squeeze(-1) * angle(x, y)
+
+
+@_on_vectors
+def log(x: Tensor, y: Tensor) -> Tensor:
+    """The shortest tangent u at x with exp(x, u) = y ‖x‖ / ‖y‖; the antipode is reached along the chosen axis."""
+    a, b = _directions(x, y)
+    heading, _ = _heading(a, b)
+    q = (a - b).square().sum(-1, keepdim=True) / 4
+    # θ / sin θ is 0/0 at x = y: a series keeps its derivatives of every order there.
+    near = q < 0.01
+    sine = torch.where(near, 1.0, _nonzero(norm(heading)))
+    factor = torch.where(near, _angle_over_sine(torch.where(near, q, 0.0)), _angle(a, b) / sine)
+    return norm(x) * factor * heading
+
+
+@_on_vectors
+def transport(x: Tensor, y: Tensor, u: Tensor) -> Tensor:
+    """Parallel transport of u (its tangent part at x) along the shortest great circle to y: same length, tangent at y.
+
+    Formula v - ⟨b, v⟩ / (1 + ⟨a, b⟩) (a + b) for unit a, b: the reflection of v along a + b, since ⟨a, v⟩ = 0.
+    """
+    a, b = _directions(x, y)
+    heading, antipodal = _heading(a, b)
+    v = _tangent(a, u)
+    # Near the antipode a + b turns into the heading, so the choice made there continues the formula.
+    mirror = unit(torch.where(antipodal, heading, a + b))
+    return v - 2 * _dot(mirror, v) * mirror

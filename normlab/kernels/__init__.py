@@ -1,0 +1,1 @@
+"""Fused steps. `normlab.ops` is the public face of this folder."""

@@ -1,0 +1,10 @@
+"""Models built from a scheme, and the sublayers they are made of."""
+
+from normlab.models.attention import Attention
+from normlab.models.cache import KVCache
+from normlab.models.config import PRESETS, DecoderConfig
+from normlab.models.decoder import Decoder
+from normlab.models.mlp import MLP
+from normlab.models.moe import MoE
+
+__all__ = ["MLP", "PRESETS", "Attention", "Decoder", "DecoderConfig", "KVCache", "MoE"]

@@ -1,0 +1,145 @@
+"""What a decoder is made of, checked when it is written down; sizes, work and memory before anything is built."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from normlab.errors import NormLabError, unknown
+from normlab.schemes.base import Scheme, Topology
+from normlab.schemes.registry import scheme as find_scheme
+
+if TYPE_CHECKING:
+    from normlab.models.estimate import Memory
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "tiny": {"depth": 4, "dim": 128, "heads": 4, "vocab_size": 256, "max_length": 256},
+    "125m": {"depth": 12, "dim": 768, "heads": 12, "vocab_size": 50304, "max_length": 1024},
+    "350m": {"depth": 24, "dim": 1024, "heads": 16, "vocab_size": 50304, "max_length": 1024},
+    "1.3b": {"depth": 24, "dim": 2048, "heads": 16, "vocab_size": 50304, "max_length": 1024},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """A decoder: `DecoderConfig(scheme="peri(step=0.1)", depth=12, dim=768, heads=12)`."""
+
+    scheme: Scheme = "pre"  # type: ignore[assignment]  # a name or a spec is turned into the scheme it names
+    """How the layers are normalised: a scheme, its name, or its name with options."""
+    depth: int = 4
+    """Blocks, each of attention and MLP."""
+    dim: int = 128
+    """Width of the model."""
+    heads: int = 4
+    """Query heads."""
+    kv_heads: int | None = None
+    """Key and value heads, a divisor of heads; None: as many as heads."""
+    head_dim: int | None = None
+    """Width of a head; None: dim / heads."""
+    hidden: int | None = None
+    """Width of the MLP, or of one expert; None: 4·dim for gelu, 8/3·dim rounded up to a multiple of 64 for swiglu."""
+    mlp: Literal["swiglu", "gelu"] = "swiglu"
+    """Kind of MLP."""
+    bias: bool = False
+    """Biases in attention and MLP."""
+    vocab_size: int = 256
+    """Tokens in the vocabulary."""
+    max_length: int = 1024
+    """Longest sequence."""
+    rope_theta: float = 10000.0
+    """Base of the rotary frequencies."""
+    tied: bool | None = None
+    """Share one matrix between embedding and head; None: yes, unless the scheme needs a head of its own."""
+    topology: Topology = "serial"
+    """Attention and MLP one after the other, or at the same state."""
+    experts: int = 0
+    """Experts in place of every MLP; 0: a dense model."""
+    top_k: int = 2
+    """Experts that a token is sent to."""
+    shared_hidden: int = 0
+    """Width of an expert that sees every token; 0: none."""
+    balance_weight: float = 0.01
+    """Weight of the load-balancing loss."""
+    router_z_weight: float = 0.0
+    """Weight of the router's z-loss."""
+    stream: Literal["auto", "fp32", "bf16"] = "auto"
+    """Number format of the residual stream; auto: that of the embedding."""
+    checkpointing: bool = False
+    """Keep only the states between blocks and compute the rest again in the backward pass."""
+    init_std: float | None = None
+    """Base standard deviation at initialisation; None: the scheme's own."""
+    zero_outputs: bool = False
+    """Start output projections at zero, where the scheme allows it."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scheme", find_scheme(self.scheme))
+        for name in ("depth", "dim", "heads", "vocab_size", "max_length"):
+            if getattr(self, name) < 1:
+                raise NormLabError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.stream not in ("auto", "fp32", "bf16"):
+            raise unknown("stream", self.stream, ("auto", "fp32", "bf16"))
+        if self.tied and self._needs_own_head:
+            raise NormLabError(f"{self.scheme.name} needs a head of its own; set tied=False or leave it out")
+        if self.zero_outputs and not self.scheme.zero_outputs:
+            raise NormLabError(f"{self.scheme.name} forbids zero_outputs: it normalises what a branch returns")
+        # Everything else is checked by the parts themselves; on the meta device building them costs nothing.
+        self._build_one_block()
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> DecoderConfig:
+        """A named size, with any field changed: `DecoderConfig.preset("125m", scheme="geonorm")`."""
+        if name not in PRESETS:
+            raise unknown("preset", name, PRESETS)
+        return cls(**(PRESETS[name] | changes))
+
+    @property
+    def tied_head(self) -> bool:
+        return not self._needs_own_head if self.tied is None else self.tied
+
+    @property
+    def _needs_own_head(self) -> bool:
+        return any(need.name == "untied-head" for need in self.scheme.needs)
+
+    @property
+    def width_of_head(self) -> int:
+        return self.head_dim or self.dim // self.heads
+
+    @property
+    def width_of_mlp(self) -> int:
+        if self.hidden is not None:
+            return self.hidden
+        return 4 * self.dim if self.mlp == "gelu" else 64 * -(-8 * self.dim // (3 * 64))
+
+    def num_params(self, *, active: bool = False) -> int:
+        """Exact number of parameters; `active`: only those that work on one token."""
+        from normlab.models.estimate import num_params
+
+        return num_params(self, active=active)
+
+    def flops_per_token(self, length: int | None = None) -> int:
+        """FLOPs to train on one token of a sequence of `length`: 6 × active parameters + 12 × layers × width × length.
+
+        An embedding is looked up, not multiplied: it counts only where the head shares its matrix.
+        """
+        from normlab.models.estimate import flops_per_token
+
+        return flops_per_token(self, length or self.max_length)
+
+    def memory(self, batch: int, length: int | None = None, *, precision: str = "bf16") -> Memory:
+        """Memory for one training step with AdamW, in bytes by what it is spent on."""
+        from normlab.models.estimate import memory
+
+        return memory(self, batch, length or self.max_length, precision)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, the scheme as its text; `DecoderConfig(**d)` reads them back."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)} | {"scheme": str(self.scheme)}
+
+    def _build_one_block(self) -> None:
+        from normlab.models.decoder import sublayers
+
+        with torch.device("meta"):
+            sublayers(self)

@@ -1,0 +1,112 @@
+"""Parameters, FLOPs and memory of a model that was not built: from its layout alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from normlab.errors import unknown
+from normlab.models.config import DecoderConfig
+from normlab.models.decoder import Decoder
+from normlab.models.moe import MoE
+
+_PRECISIONS = ("fp32", "bf16")
+
+
+def num_params(config: DecoderConfig, *, active: bool = False) -> int:
+    """Parameters of the model laid out on the meta device: exact, whatever the scheme adds."""
+    model = Decoder(config, device="meta")
+    count = sum(parameter.numel() for parameter in model.parameters())
+    return count - _idle_params(model, config) if active else count
+
+
+def _idle_params(model: Decoder, config: DecoderConfig) -> int:
+    """Parameters of experts that one token does not visit."""
+    experts = [module for module in model.modules() if isinstance(module, MoE)]
+    stacked = sum(p.numel() for module in experts for p in module.parameters(recurse=False) if p.ndim == 3)
+    return stacked * (config.experts - config.top_k) // max(config.experts, 1)
+
+
+def flops_per_token(config: DecoderConfig, length: int) -> int:
+    """Forward and backward: two and four FLOPs per weight, plus attention's two products with all `length` keys."""
+    looked_up = 0 if config.tied_head else config.vocab_size * config.dim
+    weights = num_params(config, active=True) - looked_up
+    return 6 * weights + 12 * config.depth * config.heads * config.width_of_head * length
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that one training step holds at its fullest."""
+
+    weights: int
+    gradients: int
+    optimiser: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimiser + self.activations
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name} {value / 2**30:.2f}" for name, value in vars(self).items())
+        return f"{self.total / 2**30:.2f} GiB ({parts})"
+
+
+def memory(config: DecoderConfig, batch: int, length: int, precision: str) -> Memory:
+    """fp32 weights, gradients and two AdamW moments, and what the forward pass keeps for the backward pass."""
+    if precision not in _PRECISIONS:
+        raise unknown("precision", precision, _PRECISIONS)
+    weights = 4 * num_params(config)
+    kept = _kept_activations(config, batch, length, precision)
+    if config.checkpointing:
+        # While a block is computed again, what it keeps lies beside the states that were kept between blocks.
+        plain = _kept_activations(_without_checkpointing(config), batch, length, precision)
+        kept += (plain - kept) // config.depth
+    return Memory(weights=weights, gradients=weights, optimiser=2 * weights, activations=kept)
+
+
+def _without_checkpointing(config: DecoderConfig) -> DecoderConfig:
+    return DecoderConfig(**{**config.to_dict(), "scheme": config.scheme, "checkpointing": False})
+
+
+def _kept_activations(config: DecoderConfig, batch: int, length: int, precision: str) -> int:
+    """Bytes that autograd saves in one forward pass and loss, counted on tensors that have a shape and no memory."""
+    step = _Loss(Decoder(config, device="meta"))
+    kept: dict[int, int] = {}
+    # Depth constants are real zero-dimensional tensors.
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        fake = {
+            name: torch.empty(p.shape, dtype=p.dtype, device="cpu", requires_grad=True)
+            for name, p in step.named_parameters()
+        }
+        weights = {p.untyped_storage()._cdata for p in fake.values()}
+
+        def note(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in weights:
+                kept[storage._cdata] = storage.nbytes()
+            return tensor
+
+        tokens = torch.zeros(batch, length, dtype=torch.long, device="cpu")
+        with (
+            torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
+            torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"),
+        ):
+            # Kept until the end, so that no storage's address is used twice.
+            loss = torch.func.functional_call(step, fake, (tokens,))
+        del loss
+    return sum(kept.values())
+
+
+class _Loss(nn.Module):
+    """The training loss as a forward pass, which is what `functional_call` calls."""
+
+    def __init__(self, model: Decoder):
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.model.loss(tokens, tokens)

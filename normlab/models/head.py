@@ -1,0 +1,32 @@
+"""The language-model head: hidden states in, logits out."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from normlab.models.sublayer import Sublayer, product_dtype, through
+
+
+class Head(Sublayer):
+    """logits = S_z (W h), with a matrix of its own or the embedding's; S_z is a slot."""
+
+    def __init__(self, dim: int, vocab_size: int, *, tied: bool) -> None:
+        super().__init__()
+        self.dim, self.vocab_size = dim, vocab_size
+        self.weight = None if tied else nn.Parameter(torch.empty(vocab_size, dim))
+        self.offers = frozenset({"logit-scale"} if tied else {"logit-scale", "untied-head"})
+        self.logit_scale: nn.Module | None = None
+
+    def accept(self, need: str, module: nn.Module | float) -> None:
+        if need == "untied-head" and need in self.offers:
+            return  # met by how the head was built
+        super().accept(need, module)
+
+    def forward(self, hidden: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
+        weight = embedding if self.weight is None else self.weight
+        return through(self.logit_scale, F.linear(hidden.to(product_dtype(hidden, weight)), weight))
+
+    def parameter_roles(self) -> dict[str, str]:
+        return {"weight": "head"}

@@ -1,0 +1,67 @@
+"""Feed-forward sublayers: SwiGLU and GELU, with slots for the scales that a scheme puts before the nonlinearity.
+
+Formula    swiglu: F(x) = W_down (silu(S_g gate) ⊙ S_u up),  [gate; up] = W_gate_up x
+           gelu:   F(x) = W_down gelu(S_u W_up x)             (exact, not the tanh approximation)
+Slots      gate-scale S_g (swiglu alone), up-scale S_u
+Source     arXiv 2002.05202 (swiglu), arXiv 1606.08415 (gelu)
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from normlab.errors import unknown
+from normlab.models.sublayer import Sublayer, check_positive, project, through
+from normlab.roles import Part, Spec
+
+_OFFERS = {"swiglu": frozenset({"gate-scale", "up-scale"}), "gelu": frozenset({"up-scale"})}
+
+
+class FeedForward(Sublayer):
+    """What one MLP and many experts share: the kind of nonlinearity and its slots."""
+
+    def __init__(self, dim: int, hidden: int, kind: str) -> None:
+        super().__init__()
+        if kind not in _OFFERS:
+            raise unknown("kind of MLP", kind, _OFFERS)
+        check_positive("mlp", dim=dim, hidden=hidden)
+        self.dim, self.hidden, self.kind = dim, hidden, kind
+        self.offers = _OFFERS[kind]
+        self.gate_scale: nn.Module | None = None
+        self.up_scale: nn.Module | None = None
+
+    @property
+    def gated(self) -> bool:
+        return self.kind == "swiglu"
+
+    def activate(self, raw: torch.Tensor) -> torch.Tensor:
+        """The nonlinearity: (..., 2·hidden) with the gate first, or (..., hidden) without one, to (..., hidden)."""
+        if not self.gated:
+            return F.gelu(through(self.up_scale, raw))
+        gate, up = raw.chunk(2, dim=-1)
+        return F.silu(through(self.gate_scale, gate)) * through(self.up_scale, up)
+
+    def _gate_up_parts(self) -> list[Part]:
+        return [Part("gate", 0, self.hidden), Part("up", self.hidden, self.hidden)]
+
+
+class MLP(FeedForward):
+    """One feed-forward sublayer; gate and up are one fused matrix, gate first."""
+
+    def __init__(self, dim: int, hidden: int, kind: str = "swiglu", bias: bool = False) -> None:
+        super().__init__(dim, hidden, kind)
+        if self.gated:
+            self.gate_up = nn.Linear(dim, 2 * hidden, bias=bias)
+        else:
+            self.up = nn.Linear(dim, hidden, bias=bias)
+        self.down = nn.Linear(hidden, dim, bias=bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raw = project(x, self.gate_up if self.gated else self.up)
+        return project(self.activate(raw), self.down)
+
+    def parameter_roles(self) -> dict[str, Spec]:
+        first: dict[str, Spec] = {"gate_up.weight": self._gate_up_parts()} if self.gated else {"up.weight": "up"}
+        return {**first, "down.weight": "down"}

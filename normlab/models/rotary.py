@@ -1,0 +1,40 @@
+"""Rotary position embedding: turn each pair of channels by an angle proportional to the position.
+
+Formula    (a, b) ← (a cos φ - b sin φ, b cos φ + a sin φ),  φ = position · θ^(-2i/d) for pair i of head_dim/2
+Pairs      channel i with channel i + head_dim/2 (Llama's half-split convention, not GPT-J's neighbours)
+Source     arXiv 2104.09864
+Law        an orthogonal map; scores depend on positions only through their difference
+"""
+
+from __future__ import annotations
+
+import torch
+
+from normlab.errors import NormLabError
+
+Table = tuple[torch.Tensor, torch.Tensor]
+"""(cos, sin), each (..., T, 1, head_dim): broadcasts over the heads of (B, T, H, head_dim)."""
+
+
+def rotary_table(
+    positions: torch.Tensor, head_dim: int, theta: float = 10_000.0, dtype: torch.dtype = torch.float32
+) -> Table:
+    """Cosines and sines for positions (T,) or (B, T). Computed anew each time: no buffer to lose on a meta build."""
+    if head_dim < 2 or head_dim % 2:
+        raise NormLabError(f"rotary: head_dim is {head_dim}; expected an even number; try {head_dim + head_dim % 2}")
+    if not theta > 0:
+        raise NormLabError(f"rotary: theta is {theta}; expected a positive number; try 10000")
+    # In fp32 the angle at position 100,000 is wrong by up to 0.004; only then rounding to `dtype` is harmless.
+    exact = torch.float32 if positions.device.type == "mps" else torch.float64
+    pair = torch.arange(head_dim // 2, device=positions.device, dtype=exact)
+    angles = positions.to(exact).unsqueeze(-1) * theta ** (-2 * pair / head_dim)
+    both_halves = torch.cat((angles, angles), dim=-1).unsqueeze(-2)
+    return both_halves.cos().to(dtype), both_halves.sin().to(dtype)
+
+
+def rotate(x: torch.Tensor, table: Table) -> torch.Tensor:
+    """Rotate x (B, T, H, head_dim), in the table's precision or better; the result has x's dtype."""
+    cos, sin = table
+    first, second = x.chunk(2, dim=-1)
+    quarter_turn = torch.cat((-second, first), dim=-1)
+    return (x * cos + quarter_turn * sin).to(x.dtype)

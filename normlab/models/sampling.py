@@ -1,0 +1,61 @@
+"""Draw the next token from logits: temperature, then top-k, then top-p."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from normlab.errors import NormLabError
+
+
+def sample(
+    logits: torch.Tensor,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    generator: torch.Generator | None = None,
+) -> torch.Tensor:
+    """One token for each row of logits (B, V), as a LongTensor (B,).
+
+    Temperature 0 takes the largest logit. `top_k` keeps the k likeliest tokens; `top_p` keeps the smallest set of
+    likeliest tokens whose mass (of what top-k left) reaches top_p, never fewer than one. Ties go to the smaller index.
+    """
+    _check(logits, temperature, top_k, top_p)
+    if temperature == 0:
+        return logits.argmax(-1)
+    ranked, tokens = _scaled(logits, temperature).sort(dim=-1, descending=True, stable=True)
+    probabilities = _restricted(ranked.softmax(-1), top_k, top_p)
+    rank = torch.multinomial(probabilities, 1, generator=generator)
+    return tokens.gather(-1, rank).squeeze(-1)
+
+
+def _scaled(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    # The largest becomes 0 first, so that a tiny temperature cannot overflow to inf - inf.
+    return (logits - logits.amax(-1, keepdim=True)) / temperature
+
+
+def _restricted(ranked: torch.Tensor, top_k: int | None, top_p: float | None) -> torch.Tensor:
+    """Probabilities, sorted from the largest, with what the limits exclude set to 0 (multinomial renormalises)."""
+    if top_k is not None:
+        ranked = ranked.index_fill(
+            -1, torch.arange(min(top_k, ranked.shape[-1]), ranked.shape[-1], device=ranked.device), 0
+        )
+    # At 1 nothing is excluded: a running sum that rounds up to 1 early would cut the tail.
+    if top_p is not None and top_p < 1:
+        mass_before = ranked.cumsum(-1) - ranked
+        ranked = ranked.masked_fill(mass_before >= top_p * ranked.sum(-1, keepdim=True), 0)
+    return ranked
+
+
+def _check(logits: torch.Tensor, temperature: float, top_k: int | None, top_p: float | None) -> None:
+    if logits.ndim != 2 or logits.shape[-1] < 1:
+        raise NormLabError(f"sample: logits have shape {tuple(logits.shape)}; expected (batch, vocabulary)")
+    if not 0 <= temperature < math.inf:
+        raise NormLabError(f"sample: temperature is {temperature}; expected 0 (greedy) or a positive number; try 1.0")
+    if top_k is not None and top_k < 1:
+        raise NormLabError(f"sample: top_k is {top_k}; expected 1 or more, or None for no limit")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise NormLabError(f"sample: top_p is {top_p}; expected a number in (0, 1], or None for no limit")

@@ -1,0 +1,73 @@
+"""What attention and feed-forward sublayers share: slots that a scheme may fill, and products in the weights' dtype."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from normlab.errors import NormLabError, unknown
+
+
+class Sublayer(nn.Module):
+    """A branch F of x + F(x), with named slots for the norms and scales that a scheme puts inside it.
+
+    The slot `q-norm` is the attribute `q_norm`; an empty slot is None.
+    """
+
+    offers: frozenset[str] = frozenset()
+
+    def accept(self, need: str, module: nn.Module | float) -> None:
+        """Put `module` into the slot `need`, once."""
+        name = type(self).__name__
+        if need not in self.offers:
+            raise unknown(f"slot of {name}", need, self.offers)
+        if getattr(self, _attribute(need)) is not None:
+            raise NormLabError(f"{name}: slot {need!r} is already filled; expected one scheme to fill it, once")
+        self._check_filling(need, module)
+        setattr(self, _attribute(need), module)
+
+    def _check_filling(self, need: str, module: nn.Module | float) -> None:
+        if not isinstance(module, nn.Module):
+            raise NormLabError(f"slot {need!r} holds {module!r}; expected an nn.Module; try nn.RMSNorm(width)")
+
+
+def through(slot: nn.Module | None, x: torch.Tensor) -> torch.Tensor:
+    """What the slot makes of x; an empty slot leaves it alone."""
+    return x if slot is None else slot(x)
+
+
+def project(x: torch.Tensor, linear: nn.Linear) -> torch.Tensor:
+    """linear(x) in the weight's dtype, so that an fp32 residual stream can feed bf16 weights.
+
+    Under autocast the linear layer does its own casting.
+    """
+    if autocast_dtype(x) is None:
+        x = x.to(linear.weight.dtype)
+    return linear(x)
+
+
+def product_dtype(x: torch.Tensor, weight: torch.Tensor) -> torch.dtype:
+    """The dtype `project` multiplies x and weight in, for products that autocast does not know."""
+    # Like autocast's own casts: float64 is what someone asked for on purpose.
+    if weight.dtype == torch.float64:
+        return weight.dtype
+    return autocast_dtype(x) or weight.dtype
+
+
+def autocast_dtype(x: torch.Tensor) -> torch.dtype | None:
+    """What autocast would cast x to; None where it is off or does not exist (the meta device)."""
+    kind = x.device.type
+    # By name: torch 2.11 cannot compile torch.amp.is_autocast_available.
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
+        return None
+    return torch.get_autocast_dtype(kind)
+
+
+def check_positive(owner: str, **sizes: int) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise NormLabError(f"{owner}: {name} is {size}; expected a positive whole number")
+
+
+def _attribute(need: str) -> str:
+    return need.replace("-", "_")

@@ -1,0 +1,90 @@
+"""DeepNorm: Post-Norm with a heavier skip and a lighter init."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+
+from normlab.errors import NormLabError
+from normlab.roles import Role, xavier_std
+from normlab.schemes.base import Bound, Scheme, Site
+from normlab.schemes.law import Law, on_sphere
+from normlab.schemes.parts import AddNorm, Step
+
+_SCALED = ("v", "o", "gate", "up", "down")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepNorm(Scheme):
+    """
+    DeepNorm: Post-Norm whose skip is weighted by α > 1 and whose branches start smaller by β.
+
+    Formula    x ← N(α·x + F(x))
+               α = (2L)^(1/4), β = (8L)^(−1/4)
+    Placement  x ─┬──── F ───┐
+                  └── ·α ────+─ N ─ x'
+    Init       Xavier normal; gain β for v, o and every MLP matrix, 1 for q and k; biases untouched
+    Source     Wang et al. 2022, arXiv 2203.00555
+    Law        RMS = 1 at every depth; Post-Norm's clock slowed by α
+    Fails      constants from the wrong depth; scaling all of a fused QKV matrix, or biases
+    """
+
+    name = "deepnorm"
+    aliases = ("deep-norm", "deepnet")
+
+    alpha: float | None = None
+    """Weight of the skip; None: from the depth."""
+    beta: float | None = None
+    """Gain of the scaled matrices; None: from the depth."""
+    init: Literal["xavier", "base"] = "xavier"
+    """What β multiplies: Xavier's standard deviation or the base."""
+    decoder_depth: int = 0
+    """Only for the encoder of an encoder-decoder: the decoder's depth M. (A decoder with cross-attention binds with
+    branches=3 and needs no option.)"""
+
+    def check(self) -> None:
+        for name in ("alpha", "beta"):
+            value = getattr(self, name)
+            if value is not None and value <= 0.0:
+                raise NormLabError(f"deepnorm: {name} must be positive, got {value}; leave it out to derive it")
+        if self.decoder_depth < 0:
+            raise NormLabError(f"deepnorm: decoder_depth must not be negative, got {self.decoder_depth}")
+
+    def skip_weight(self, sublayers: float, horizon: float) -> float:
+        """α."""
+        if self.alpha is not None:
+            return self.alpha
+        if self.decoder_depth:
+            return 0.81 * (horizon**4 * self.decoder_depth) ** (1 / 16)
+        return sublayers**0.25
+
+    def branch_gain(self, sublayers: float, horizon: float) -> float:
+        """β."""
+        if self.beta is not None:
+            return self.beta
+        if self.decoder_depth:
+            return 0.87 * (horizon**4 * self.decoder_depth) ** (-1 / 16)
+        return (4.0 * sublayers) ** -0.25
+
+    def sublayer(self, site: Site) -> Step:
+        keep = self.skip_weight(site.sublayers, site.horizon)
+        return Step(AddNorm(self.new_norm(site.dim), keep=keep, step=site.dt))
+
+    def exit(self, bound: Bound) -> nn.Module:
+        return nn.Identity()
+
+    def initial_std(self, role: Role, base: float, bound: Bound) -> float:
+        std = xavier_std(role, base) if self.init == "xavier" else base
+        return std * self.branch_gain(bound.sublayers, bound.horizon) if role.role in _SCALED else std
+
+    def law(self, depth: int) -> Law:
+        alpha = self.skip_weight(2.0 * depth, depth)
+        return Law(
+            speed=lambda m: torch.full_like(m.radius, alpha),
+            rms=on_sphere,
+            forward="bounded",
+            backward="bounded: the skip path keeps α/√(α²+β²) a sublayer",
+        )

@@ -1,0 +1,119 @@
+"""ResiDual: a Post-Norm stream and a Pre-Norm stream side by side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from normlab.errors import NormLabError
+from normlab.norms import Norm, widen
+from normlab.schemes.base import Bound, Scheme, Site
+from normlab.schemes.law import Law, on_sphere
+from normlab.schemes.parts import Step, Write, factor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dual(Scheme):
+    """
+    ResiDual: branches read a Post-Norm stream p; a second stream u collects their raw updates.
+
+    Formula    p ← N(p + f), u ← u + s·f, f = F(p)
+               exit a·p + N_f(u)
+    Placement  p ─┬─ F ─┬─┐
+                  └─────│─+─ N ─ p'
+               u ───────+·s ──── u'
+    Init       base std; p₀ = x₀, u₀ = s·x₀
+    Source     Xie et al. 2023, arXiv 2304.14802
+    Law        RMS(p) = 1 at every depth; u grows as Pre-Norm's state, the final norm removes s
+    Fails      u overflows fp16 in deep stacks: take scale=0.05
+    """
+
+    name = "dual"
+    aliases = ("residual-dual", "resi-dual", "residual", "dual-residual")
+    streams = 2
+
+    scale: float = 1.0
+    """Factor s on what enters the stream u; below one it guards fp16 against overflow."""
+    post_weight: float = 1.0
+    """Weight a of the stream p at the exit."""
+    final_eps: float = 1e-7
+    """Epsilon of the final norm, small because s·u may be."""
+
+    def check(self) -> None:
+        if self.scale <= 0.0:
+            raise NormLabError(f"dual: scale must be positive, got {self.scale}; try 0.05 for fp16")
+
+    def sublayer(self, site: Site) -> Step:
+        return Step(DualWrite(self.new_norm(site.dim), self.scale, site.dt), read=FirstStream())
+
+    def entry(self, bound: Bound) -> nn.Module:
+        return DualEntry(self.scale)
+
+    def exit(self, bound: Bound) -> nn.Module:
+        return DualExit(self.new_norm(bound.dim, eps=self.final_eps), self.post_weight)
+
+    def hidden(self, state: torch.Tensor) -> torch.Tensor:
+        return state[..., 0, :]
+
+    def law(self, depth: int) -> Law:
+        return Law(
+            speed=lambda m: torch.ones_like(m.radius),
+            rms=on_sphere,
+            forward="bounded",
+            backward="Pre-Norm's: the stream u carries the gradient past every norm",
+            note="the law of the stream p, which the branches read",
+        )
+
+
+class FirstStream(nn.Module):
+    """(p, u) → p."""
+
+    def forward(self, state: torch.Tensor) -> torch.Tensor:
+        return state[..., 0, :]
+
+    def bound(self, rms_in: float) -> float:
+        return rms_in
+
+
+class DualEntry(nn.Module):
+    """x → (x, s·x), stacked before the last dimension."""
+
+    def __init__(self, scale: float):
+        super().__init__()
+        self.scale = factor(scale)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([x, self.scale(x)], dim=-2)
+
+    def bound(self, rms_in: float) -> float:
+        return rms_in
+
+
+class DualWrite(Write):
+    """p ← N(p + dt·f), u ← u + s·dt·f."""
+
+    def __init__(self, norm: Norm, scale: float, dt: float):
+        super().__init__()
+        self.norm, self.scale, self.dt = norm, factor(scale), factor(dt)
+
+    def forward(self, state: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
+        post, collected = widen(state).unbind(-2)
+        update = self.dt(widen(update))
+        return torch.stack([self.norm(post + update), collected + self.scale(update)], dim=-2).to(state.dtype)
+
+    def bound(self, state: float, update: float) -> float:
+        return self.norm.bound(state + update)
+
+
+class DualExit(nn.Module):
+    """a·p + N_f(u)."""
+
+    def __init__(self, norm: Norm, post_weight: float):
+        super().__init__()
+        self.norm, self.post_weight = norm, factor(post_weight)
+
+    def forward(self, state: torch.Tensor) -> torch.Tensor:
+        post, collected = state.unbind(-2)
+        return (self.post_weight(widen(post)) + widen(self.norm(collected))).to(state.dtype)

@@ -1,0 +1,72 @@
+"""KEEL: Post-Norm with a skip heavy enough for a thousand layers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from normlab.errors import NormLabError, unknown
+from normlab.schemes.base import Bound, Scheme, Site
+from normlab.schemes.law import Law, on_sphere
+from normlab.schemes.parts import Add, AddNorm, Step
+
+_RULES = ("sublayers", "blocks", "sqrt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keel(Scheme):
+    """
+    KEEL: Pre-Norm's inner norm, and a Post-Norm whose skip is weighted by the depth.
+
+    Formula    x ← N_out(α·x + F(N_in(x)))
+               α = 2L; the first block is plain Pre-Norm
+    Placement  x ─┬─ N_in ─ F ─┐
+                  └──── ·α ────+─ N_out ─ x'
+    Init       base std
+    Source     arXiv 2601.19895
+    Law        RMS = 1 from the second block on; 2L steps of size 1/(2L): a total clock of one
+    Fails      a learned gate or a factor 1 − α, as some posts print, is another scheme
+    """
+
+    name = "keel"
+    aliases = ("keel-norm",)
+
+    alpha: float | str = "sublayers"
+    """Weight of the skip: "sublayers" (2L), "blocks" (L), "sqrt" (√L), or a number."""
+    final_norm: bool = False
+    """A norm before the head; needed only by a single block, which gets it anyway."""
+
+    def check(self) -> None:
+        if isinstance(self.alpha, str):
+            if self.alpha not in _RULES:
+                raise unknown("alpha rule of keel", self.alpha, _RULES)
+        elif not self.alpha > 0.0:
+            raise NormLabError(f"keel: alpha must be positive, got {self.alpha}; try 'sublayers'")
+
+    def skip_weight(self, sublayers: float, horizon: float) -> float:
+        """α."""
+        rules = {"sublayers": sublayers, "blocks": horizon, "sqrt": math.sqrt(horizon)}
+        return rules[self.alpha] if isinstance(self.alpha, str) else float(self.alpha)
+
+    def sublayer(self, site: Site) -> Step:
+        if site.time < 1:
+            return Step(Add(site.dt), read=self.new_norm(site.dim))
+        keep = self.skip_weight(site.sublayers, site.horizon)
+        return Step(AddNorm(self.new_norm(site.dim), keep=keep, step=site.dt), read=self.new_norm(site.dim))
+
+    def exit(self, bound: Bound) -> nn.Module:
+        ends_in_norm = bound.horizon > 1
+        return nn.Identity() if ends_in_norm and not self.final_norm else self.new_norm(bound.dim)
+
+    def law(self, depth: int) -> Law:
+        alpha = self.skip_weight(2.0 * depth, depth)
+        return Law(
+            speed=lambda m: torch.full_like(m.radius, alpha),
+            rms=on_sphere,
+            forward="bounded",
+            backward="bounded: the skip path keeps 1 − O(1/α²) a sublayer",
+            note="from the second block on; the first is Pre-Norm",
+        )

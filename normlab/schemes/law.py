@@ -1,0 +1,77 @@
+"""Laws: what theory says a scheme does.
+
+Two theories meet here. Attention dynamics (arXiv 2510.22026) sees tokens as particles x_j = r_j θ_j on a sphere: every
+placement is the same angular flow with its own speed divisor s_j, plus a law for the radius. Growth theory (arXiv
+2510.09904 and the moment computation at initialisation) says how the size of the state and of its gradient depends on
+depth. A scheme states both; the simulator integrates the first, the stability check draws the second over what it
+measures. What a scheme's parts prove without data (its certificate) is not stated but computed: see `Block.bound`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+Growth = Literal["bounded", "random walk", "linear", "exponential"]
+"""How the RMS of the state depends on depth: constant, ∝ √depth, ∝ depth, or faster than any power."""
+
+
+@dataclass(frozen=True)
+class Motion:
+    """What a law may look at: all tokens at one time. Radii are in units of the sphere that the norm projects on."""
+
+    time: torch.Tensor
+    radius: torch.Tensor
+    """r_j."""
+    attention: torch.Tensor
+    """‖A_j‖, the length of the attention output."""
+    radial: torch.Tensor
+    """⟨θ_j, A_j⟩, its part along the token."""
+    tangent: torch.Tensor
+    """‖P A_j‖, its part across."""
+
+
+def _still(motion: Motion) -> torch.Tensor:
+    return torch.zeros_like(motion.radius)
+
+
+def _unchanged(time: torch.Tensor) -> torch.Tensor:
+    return torch.ones_like(time)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Law:
+    """The law of one scheme at one depth."""
+
+    speed: Callable[[Motion], torch.Tensor] | None
+    """s_j in θ̇_j = P A_j / s_j; None where no continuous law is known."""
+
+    radial: Callable[[Motion], torch.Tensor] = _still
+    """ṙ_j."""
+
+    temperature: Callable[[torch.Tensor], torch.Tensor] = _unchanged
+    """Factor on β at a time: below one where the scheme shrinks queries and keys with depth."""
+
+    reads_state: bool = False
+    """True where attention reads the state itself, radius included, and not its direction."""
+
+    rms: Callable[[int], float]
+    """RMS of the state after i sublayers over that of the entry, at initialisation: unit-RMS entry, independent
+    branches that return the RMS they are given."""
+
+    forward: Growth
+    """Growth of the state that training is known or proven to lead to, at worst."""
+
+    backward: str
+    """What happens to the gradient on its way down, in a few words."""
+
+    note: str = ""
+    """What a reader of the law must know: assumptions, limits."""
+
+
+def on_sphere(i: int) -> float:
+    """RMS law of every scheme that renormalises its state."""
+    return 1.0

@@ -1,0 +1,51 @@
+"""LayerScale, with ReZero as its scalar case."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from normlab.errors import NormLabError
+from normlab.schemes.base import Scheme, Site
+from normlab.schemes.law import Law
+from normlab.schemes.parts import Add, Scale, Step
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerScale(Scheme):
+    """
+    LayerScale: Pre-Norm whose branches are weighed by a learned vector that starts small.
+
+    Formula    x ← x + γ ⊙ F(N(x))
+    Placement  x ─┬─ N ─ F ─ ⊙γ ─┐
+                  └──────────────+─ x'
+    Init       base std; γ = 0.1 (CaiT: 1e-5 at 24 blocks, 1e-6 at 36)
+    Source     Touvron et al. 2021, arXiv 2103.17239; ReZero, arXiv 2003.04887 (gamma=0, scalar=True)
+    Law        RMS √(1 + γ²·l) at initialisation; Pre-Norm's once γ has grown
+    Fails      γ = 0: in the first step only γ receives a gradient; weight decay on γ pulls branches to zero
+    """
+
+    name = "layerscale"
+    aliases = ("layer-scale", "rezero", "cait")
+
+    gamma: float = 0.1
+    """Initial value of γ."""
+    scalar: bool = False
+    """One scalar per sublayer in place of a vector."""
+
+    def check(self) -> None:
+        if not math.isfinite(self.gamma):
+            raise NormLabError(f"layerscale: gamma must be finite, got {self.gamma}; try 0.1")
+
+    def sublayer(self, site: Site) -> Step:
+        gamma = Scale(() if self.scalar else site.dim, self.gamma)
+        return Step(Add(site.dt), read=self.new_norm(site.dim), shape=gamma)
+
+    def law(self, depth: int) -> Law:
+        return Law(
+            speed=lambda m: m.radius / self.gamma,
+            radial=lambda m: self.gamma * m.radial,
+            rms=lambda i: math.sqrt(1 + self.gamma**2 * i),
+            forward="linear",
+            backward="power law in depth, flat while γ is small",
+        )

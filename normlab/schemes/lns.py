@@ -1,0 +1,52 @@
+"""LayerNorm scaling."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from normlab.errors import NormLabError
+from normlab.schemes.base import Scheme, Site
+from normlab.schemes.law import Law
+from normlab.schemes.parts import Add, Chain, Constant, Step
+
+
+@dataclass(frozen=True, kw_only=True)
+class LNS(Scheme):
+    """
+    LN-Scaling: Pre-Norm whose norm output shrinks with depth.
+
+    Formula    x ← x + F(N(x)/√ℓ)
+               ℓ = 1 … L, the block
+    Placement  x ─┬─ N ─ ÷√ℓ ─ F ─┐
+                  └───────────────+─ x'
+    Init       base std, never scaled by depth
+    Source     Sun et al. 2025, arXiv 2502.05795
+    Law        variance 1 + 2·H_L at initialisation (RMS 2.68 at 12 blocks): logarithmic in depth
+    Fails      combined with depth-scaled output init it shrinks branches twice (refused); the final norm is unscaled
+    """
+
+    name = "lns"
+    aliases = ("ln-scaling", "lnscaling", "layernorm-scaling")
+
+    depth_init: bool = False
+    """Refused: stands here to say why."""
+
+    def check(self) -> None:
+        if self.depth_init:
+            raise NormLabError("lns scales by depth already; its authors warn against depth_init, leave it off")
+
+    def sublayer(self, site: Site) -> Step:
+        shrink = Constant(1.0 / math.sqrt(site.time + 1.0))
+        return Step(Add(site.dt), read=Chain(self.new_norm(site.dim), shrink))
+
+    def law(self, depth: int) -> Law:
+        return Law(
+            speed=lambda m: m.radius * (m.time + 1.0).sqrt(),
+            radial=lambda m: m.radial / (m.time + 1.0).sqrt(),
+            temperature=lambda t: 1.0 / (t + 1.0),
+            rms=lambda i: math.sqrt(1 + sum(1.0 / (j // 2 + 1) for j in range(i))),
+            forward="random walk",
+            backward="power law in depth",
+            note="attention logits shrink by ℓ, since queries and keys both read the scaled norm",
+        )

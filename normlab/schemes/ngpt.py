@@ -1,0 +1,128 @@
+"""nGPT: everything on the unit sphere."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from normlab.errors import NormLabError
+from normlab.norms import L2Norm, l2_norm, widen
+from normlab.roles import Role
+from normlab.schemes.base import Bound, Scheme, Site
+from normlab.schemes.law import Law, on_sphere
+from normlab.schemes.needs import Need
+from normlab.schemes.parts import Chain, Constant, Scale, Step, Write, factor
+
+
+@dataclass(frozen=True, kw_only=True)
+class NGPT(Scheme):
+    """
+    nGPT: state, weights, queries and keys live on the unit sphere; a step is an interpolation.
+
+    Formula    h ← n(h + |α| ⊙ (n(F(h)) − h))
+               n(v) = v/‖v‖
+    Placement  h ─┬─ F ─ n ─ lerp(α) ─ n ─ h'
+                  └───────────┘
+               inside: q, k ← s_qk ⊙ n(·) after rotary, softmax scale √d_h; gate ← s_v √d ⊙ gate, up ← s_u ⊙ up
+    Init       std 1/√d, then unit length along the model dimension, again after every optimiser step
+    Source     Loshchilov et al. 2024, arXiv 2410.01131
+    Law        ‖h‖ = 1 at every depth; tokens merge at the rate e^(−2∫α)
+    Fails      zero branches have no direction (zero init is refused); a tied head; weight decay; rate not width-stable
+    """
+
+    name = "ngpt"
+    aliases = ("n-gpt", "normalized-gpt", "normalised-gpt")
+    zero_outputs = False
+
+    alpha: float = 0.05
+    """Initial step α of the interpolation."""
+    alpha_scaling: float | None = None
+    """Raw size of α's parameter, which sets its effective learning rate; None: 1/√d."""
+
+    def check(self) -> None:
+        if not 0.0 < self.alpha <= 1.0:
+            raise NormLabError(f"ngpt: alpha must lie in (0, 1], got {self.alpha}; try 0.05")
+        if self.qk_norm != "none":
+            raise NormLabError("ngpt normalises q and k itself; leave qk_norm off")
+        if self.norm != "rms" or self.bias or self.gain != "plain":
+            raise NormLabError("ngpt has no norms with gain; leave norm, gain and bias at their defaults")
+
+    def sublayer(self, site: Site) -> Step:
+        scaling = self.alpha_scaling or 1.0 / math.sqrt(site.dim)
+        return Step(SphereLerp(Scale(site.dim, self.alpha, scaling), self.eps, site.dt))
+
+    def entry(self, bound: Bound) -> nn.Module:
+        return L2Norm(bound.dim, eps=self.eps, gain="none")
+
+    def exit(self, bound: Bound) -> nn.Module:
+        return nn.Identity()
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return (
+            Need("qk-after-rotary", lambda attention: UnitHeads(attention, self.eps)),
+            Need("softmax-scale", lambda attention: math.sqrt(attention.head_dim)),
+            Need("gate-scale", lambda mlp: Chain(Scale(mlp.hidden), Constant(math.sqrt(mlp.dim)))),
+            Need("up-scale", lambda mlp: Scale(mlp.hidden)),
+            Need("logit-scale", lambda head: Scale(head.vocab_size, 1.0, 1.0 / math.sqrt(head.dim))),
+            Need("untied-head", lambda head: 1.0),
+        )
+
+    def base_std(self, dim: int) -> float:
+        return 1.0 / math.sqrt(dim)
+
+    def decays(self, role: Role) -> bool:
+        return False
+
+    def constrain_(self, role: Role) -> None:
+        if role.role == "router":
+            return  # a router is not part of the published model: its logits keep their own scale
+        weight = role.view()
+        length = torch.linalg.vector_norm(widen(weight), dim=role.model_axis, keepdim=True)
+        weight.copy_(widen(weight) / length.clamp_min(torch.finfo(torch.float32).tiny))
+
+    def law(self, depth: int) -> Law:
+        return Law(
+            speed=lambda m: m.attention / self.alpha,
+            rms=on_sphere,
+            forward="bounded",
+            backward="bounded: each step is a contraction toward a unit vector",
+        )
+
+
+class SphereLerp(Write):
+    """n(h + |α| ⊙ (n(g) − h))."""
+
+    def __init__(self, alpha: Scale, eps: float, dt: float):
+        super().__init__()
+        self.alpha, self.eps, self.dt = alpha, eps, factor(dt)
+
+    def forward(self, state: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
+        h, target = widen(state), l2_norm(update, self.eps)
+        return l2_norm(h + self.dt(self.alpha.value().abs()) * (target - h), self.eps).to(state.dtype)
+
+    def bound(self, state: float, update: float) -> float:
+        return 1.0 / math.sqrt(self.alpha.weight.shape[-1])
+
+
+class UnitHeads(nn.Module):
+    """s_qk ⊙ n(x) per head, one s_qk for queries and keys.
+
+    With grouped queries there is one entry per key head, shared by the query heads that read it.
+    """
+
+    def __init__(self, attention, eps: float):
+        super().__init__()
+        self.eps = eps
+        shape = (attention.kv_heads, 1, attention.head_dim)
+        self.scale = Scale(shape, 1.0, 1.0 / math.sqrt(attention.dim))
+
+    def parameter_roles(self) -> dict[str, str]:
+        return {"scale.weight": "vector"}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        grouped = l2_norm(x, self.eps).unflatten(-2, (self.scale.weight.shape[0], -1))
+        return (grouped * self.scale.value()).flatten(-3, -2).to(x.dtype)

@@ -1,0 +1,46 @@
+"""No norm at all: the control that shows what norms are for."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import nn
+
+from normlab.schemes.base import Bound, Scheme, Site
+from normlab.schemes.law import Law
+from normlab.schemes.parts import Add, Step
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoNorm(Scheme):
+    """
+    None: a plain residual, the control experiment.
+
+    Formula    x ← x + F(x)
+    Placement  x ─┬─ F ─┐
+                  └─────+─ x'
+    Init       base std
+    Source     He et al. 2015, arXiv 1512.03385, without its norms
+    Law        RMS ∝ 2^(l/2) at initialisation for variance-preserving branches: exponential in depth
+    Fails      by design: explodes from a dozen blocks on
+    """
+
+    name = "none"
+    aliases = ("no-norm", "nonorm", "plain")
+
+    def sublayer(self, site: Site) -> Step:
+        return Step(Add(site.dt))
+
+    def exit(self, bound: Bound) -> nn.Module:
+        return nn.Identity()
+
+    def law(self, depth: int) -> Law:
+        return Law(
+            speed=lambda m: m.radius,
+            radial=lambda m: m.radial,
+            reads_state=True,
+            rms=lambda i: math.sqrt(2.0**i),
+            forward="exponential",
+            backward="exponential",
+        )

@@ -1,0 +1,42 @@
+"""Output-norm: OLMo 2's placement."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from normlab.schemes.base import Scheme, Site
+from normlab.schemes.law import Law
+from normlab.schemes.parts import Add, Step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output(Scheme):
+    """
+    Output-norm: normalise what a branch returns, nothing else.
+
+    Formula    x ← x + N(F(x))
+    Placement  x ─┬─ F ─ N ─┐
+                  └─────────+─ x'
+    Init       base std
+    Source     OLMo 2, arXiv 2501.00656 (with qk_norm="flat"); Swin v2, arXiv 2111.09883
+    Law        RMS(x_l) ≤ RMS(x₀) + Σ max|γ|; ∝ √l at initialisation
+    Fails      the branch reads the state as it is: attention logits grow with it unless qk_norm is on
+    """
+
+    name = "output"
+    aliases = ("output-norm", "outputnorm", "olmo2", "olmo-2", "res-post-norm", "swin-v2")
+    zero_outputs = False
+
+    def sublayer(self, site: Site) -> Step:
+        return Step(Add(site.dt), shape=self.new_norm(site.dim))
+
+    def law(self, depth: int) -> Law:
+        return Law(
+            speed=lambda m: m.radius * m.attention,
+            radial=lambda m: m.radial / m.attention,
+            reads_state=True,
+            rms=lambda i: math.sqrt(1 + i),
+            forward="linear",
+            backward="power law in depth; free of the size of the output projections",
+        )

@@ -1,0 +1,297 @@
+"""The parts a step is made of.
+
+A sublayer's step has three places: `read` (what the branch sees of the state), `shape` (what is done to the branch's
+output on its own) and `write` (how the state takes the update). A scheme fills the places; most need nothing else:
+
+    state ──┬── read ── branch ── shape ──┐
+            └──────────────────────────write── next state
+
+Every part also knows its `bound`: the largest RMS it can return. A certificate for a whole network is the composition
+of its parts' bounds, so no scheme has to derive its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from normlab.errors import NormLabError
+from normlab.norms import Norm, RMSNorm, widen
+
+Branch = Callable[[torch.Tensor], torch.Tensor]
+"""A sublayer: the normalised input in, the proposed update out."""
+
+BranchBound = Callable[[float], float]
+"""Largest RMS of a branch's output for an input of at most the given RMS."""
+
+
+def unbounded(rms_in: float) -> float:
+    """What is known of a branch whose weights were not looked at."""
+    return math.inf
+
+
+def bound_of(part: nn.Module, rms_in: float) -> float:
+    """The bound of a part; a part that states none has none."""
+    if isinstance(part, nn.Identity):
+        return rms_in
+    bound = getattr(part, "bound", unbounded)
+    return bound(rms_in)
+
+
+class Constant(nn.Module):
+    """Multiplies by a number that depends on depth.
+
+    The number is a Python float, so it is right after a build on the meta device, and never part of a state dict.
+    Compiled code must not see the float, or it would specialise on it and compile every block anew: it sees a
+    zero-dimensional tensor instead, made again from the float whenever the module moves to another device.
+    """
+
+    def __init__(self, value: float):
+        super().__init__()
+        self.value = float(value)
+        self._tensor = _scalar(self.value, torch.device("cpu"))
+
+    def _apply(self, fn, recurse=True):
+        device = fn(torch.empty(0, device=self._tensor.device)).device
+        if device.type != "meta":
+            self._tensor = _scalar(self.value, device)
+        return super()._apply(fn, recurse)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self._tensor
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The number as compiled code may see it."""
+        return self._tensor
+
+    def bound(self, rms_in: float) -> float:
+        return abs(self.value) * rms_in
+
+    def extra_repr(self) -> str:
+        return f"{self.value:.6g}"
+
+
+def _scalar(value: float, device: torch.device) -> torch.Tensor:
+    # fp64 costs nothing in one element: it never promotes a tensor that has dimensions.
+    dtype = torch.float32 if device.type == "mps" else torch.float64
+    return torch.full((), value, dtype=dtype, device=device)
+
+
+def factor(value: float) -> nn.Module:
+    """Multiplication by `value`; nothing at all where it is one."""
+    return nn.Identity() if value == 1.0 else Constant(value)
+
+
+class Scale(nn.Module):
+    """Multiplies by a learned vector: `raw` holds `scaling`, the product is `init` (nGPT's parameter trick).
+
+    An optimiser that takes steps of a fixed size moves the product by a relative `1/scaling` a step, so `scaling` sets
+    its effective learning rate. With scaling = init the raw parameter is the product itself.
+    """
+
+    def __init__(self, dim: int | tuple[int, ...], init: float = 1.0, scaling: float | None = None):
+        super().__init__()
+        self.init, self.scaling = init, init if scaling is None else scaling
+        self.weight = nn.Parameter(torch.empty(dim, dtype=torch.float32))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.weight, self.scaling)
+
+    def value(self) -> torch.Tensor:
+        weight = widen(self.weight)
+        return weight if self.init == self.scaling else weight * (self.init / self.scaling)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (widen(x) * self.value()).to(x.dtype)
+
+    def bound(self, rms_in: float) -> float:
+        return float(self.value().detach().abs().max()) * rms_in
+
+    def extra_repr(self) -> str:
+        return f"{tuple(self.weight.shape)}, init={self.init:.4g}, scaling={self.scaling:.4g}"
+
+
+class Chain(nn.Sequential):
+    """Parts one after the other, bounded one after the other."""
+
+    def bound(self, rms_in: float) -> float:
+        for part in self:
+            rms_in = bound_of(part, rms_in)
+        return rms_in
+
+
+def to_sphere(dim: int) -> Norm:
+    """Unit RMS, i.e. the sphere of radius √d, without gain: what puts an embedding where a scheme wants it.
+
+    The epsilon is small enough that an embedding of std 0.02 arrives to rounding, and a zero one stays finite.
+    """
+    return RMSNorm(dim, eps=1e-12, gain="none")
+
+
+class Write(nn.Module):
+    """How the state takes an update. The result has the state's type."""
+
+    linear = False
+    """True when the write keeps nothing of its inputs for the backward pass."""
+
+    same_gradient = False
+    """True when state and update receive the same gradient, so that one tensor serves both."""
+
+    def forward(self, state: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+    def bound(self, state: float, update: float) -> float:
+        """Largest RMS of the next state, given the largest RMS of state and update."""
+        return math.inf
+
+
+class Add(Write):
+    """x + step · g."""
+
+    linear = True
+
+    def __init__(self, step: float = 1.0):
+        super().__init__()
+        self.step = factor(step)
+        self.same_gradient = step == 1.0
+
+    def forward(self, state: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
+        return (widen(state) + self.step(widen(update))).to(state.dtype)
+
+    def bound(self, state: float, update: float) -> float:
+        return state + bound_of(self.step, update)
+
+
+class AddNorm(Write):
+    """N(keep · x + step · g)."""
+
+    def __init__(self, norm: Norm, keep: float = 1.0, step: float = 1.0):
+        super().__init__()
+        self.norm, self.keep, self.step = norm, factor(keep), factor(step)
+        self.same_gradient = keep == step
+
+    def forward(self, state: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.keep(widen(state)) + self.step(widen(update))).to(state.dtype)
+
+    def bound(self, state: float, update: float) -> float:
+        return self.norm.bound(bound_of(self.keep, state) + bound_of(self.step, update))
+
+
+def propose(branch: Branch, x: torch.Tensor) -> torch.Tensor:
+    """The branch's update, refused in one line if it is not one."""
+    update = branch(x)
+    if not isinstance(update, torch.Tensor):
+        raise NormLabError(
+            f"a branch must return one tensor, got {type(update).__name__}; "
+            "wrap it so that it returns its update alone, e.g. lambda x: attention(x)[0]"
+        )
+    if update.shape != x.shape:
+        raise NormLabError(
+            f"a branch must keep the shape: it was given {tuple(x.shape)} and returned {tuple(update.shape)}"
+        )
+    return update
+
+
+class Step(nn.Module):
+    """One sublayer's step: write(x, shape(branch(read(x))))."""
+
+    def __init__(self, write: Write, *, read: nn.Module | None = None, shape: nn.Module | None = None):
+        super().__init__()
+        self.read = read or nn.Identity()
+        self.shape = shape or nn.Identity()
+        self.write = write
+
+    def update(self, state: torch.Tensor, branch: Branch) -> torch.Tensor:
+        """What the branch proposes at this state, ready to be written."""
+        return self.shape(propose(branch, self.read(state)))
+
+    def forward(self, state: torch.Tensor, branch: Branch) -> torch.Tensor:
+        return self.write(state, self.update(state, branch))
+
+    def update_bound(self, state: float, branch: BranchBound) -> float:
+        return bound_of(self.shape, branch(bound_of(self.read, state)))
+
+    def bound(self, state: float, branch: BranchBound) -> float:
+        return self.write.bound(state, self.update_bound(state, branch))
+
+    def traffic(self, streams: int = 1) -> tuple[int, int]:
+        """Tensors of one token's width that a fused step has to move, forward and backward.
+
+        Forward: the state and the update come in, the next state goes out, and its normalised copy where the next
+        branch reads one. Backward: what the write or the norms need again, two gradients in (the next branch's and
+        the next step's), and one or two gradients out.
+        """
+        reads = not isinstance(self.read, nn.Identity)
+        shapes = not isinstance(self.shape, nn.Identity)
+        forward = 2 * streams + 1 + reads
+        kept = (reads + shapes) if self.write.linear else 1 + streams
+        out = streams if self.write.same_gradient and not shapes else 1 + streams
+        return forward, kept + (1 + streams) + out
+
+
+class Block(nn.Module):
+    """The steps of one block. `forward(state, branches)` takes one callable per step and returns the next state."""
+
+    def __init__(self, steps: list[Step]):
+        super().__init__()
+        self.steps = nn.ModuleList(steps)
+
+    @property
+    def branches(self) -> int:
+        return len(self.steps)
+
+    def pairs(self, branches: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+        """(step, branch), refused in one line where their numbers differ."""
+        if len(branches) != self.branches:
+            raise NormLabError(f"this block steps through {self.branches} branches, got {len(branches)}")
+        return zip(self.steps, branches, strict=True)
+
+    def forward(self, state: torch.Tensor, branches: Sequence[Branch]) -> torch.Tensor:
+        raise NotImplementedError
+
+    def bound(self, state: float, branches: Sequence[BranchBound]) -> float:
+        """Largest RMS of the block's output, given the largest of its input and a bound for each branch."""
+        return math.inf
+
+
+class SerialBlock(Block):
+    """One step after the other: the MLP sees what attention did."""
+
+    def forward(self, state: torch.Tensor, branches: Sequence[Branch]) -> torch.Tensor:
+        for step, branch in self.pairs(branches):
+            state = step(state, branch)
+        return state
+
+    def bound(self, state: float, branches: Sequence[BranchBound]) -> float:
+        for step, branch in self.pairs(branches):
+            state = step.bound(state, branch)
+        return state
+
+
+class ParallelBlock(Block):
+    """All branches at the same state, one write of the sum of their updates.
+
+    Each branch keeps its own read and shape; of the writes only the first is kept, so no parameter is left unused.
+    """
+
+    def __init__(self, steps: list[Step]):
+        for step in steps[1:]:
+            step.write = Write()
+        super().__init__(steps)
+
+    @property
+    def write(self) -> Write:
+        return self.steps[0].write  # pyright: ignore[reportReturnType]  # ModuleList forgets types
+
+    def forward(self, state: torch.Tensor, branches: Sequence[Branch]) -> torch.Tensor:
+        updates = [step.update(state, branch) for step, branch in self.pairs(branches)]
+        return self.write(state, sum(updates[1:], start=updates[0]))
+
+    def bound(self, state: float, branches: Sequence[BranchBound]) -> float:
+        return self.write.bound(state, sum(step.update_bound(state, branch) for step, branch in self.pairs(branches)))

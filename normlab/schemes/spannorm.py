@@ -1,0 +1,96 @@
+"""SpanNorm: a skip that spans the whole block."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+
+from normlab.roles import OUTPUTS, Role
+from normlab.schemes.base import Bound, Scheme, Site, Topology
+from normlab.schemes.law import Law, on_sphere
+from normlab.schemes.parts import AddNorm, Block, Branch, BranchBound, Step, to_sphere
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpanNorm(Scheme):
+    """
+    SpanNorm: Post-Norm whose skips all start at the block's input, so the main path meets one norm a block.
+
+    Formula    y = N₁(x + Attn(x)); x' = N₂(x + FFN(y))
+    Placement  x ─┬─ Attn ─+─ N₁ ─ FFN ─+─ N₂ ─ x'
+                  ├────────┘            │
+                  └─────────────────────┘
+    Init       ScaleInit: output projections × 1/√L, the rest at the base std
+    Source     arXiv 2601.22580 (ICML 2026)
+    Law        RMS = 1 at every block; the skip path keeps (1+c/L)^(−1/2) a block, e^(−c/2) in all
+    Fails      without entry norm the first branch swamps a small embedding; diverges at rates that Pre-Norm bears
+    """
+
+    name = "spannorm"
+    aliases = ("span-norm", "span", "fusenorm")
+    topologies = ("serial",)
+
+    scale_init: Literal["blocks", "sublayers", "none"] = "blocks"
+    """ScaleInit: output projections × 1/√L, × 1/√(2L), or as they are."""
+    scale_inputs: bool = False
+    """ScaleInit on W_V, W_up and W_gate as well."""
+    first_norm: bool = True
+    """Normalise what the first block's attention reads; its skip stays raw."""
+    entry_norm: bool = True
+    """Put the embedding at unit RMS; off for the literal reading with the raw skip."""
+    final_norm: bool = False
+    """A norm before the head; the last block ends in one already."""
+
+    def sublayer(self, site: Site) -> Step:
+        # A refined scheme cuts what attention adds. The last branch carries its result on, so cutting that as well
+        # would leave steps of second order: nothing would move.
+        last = site.branch == site.steps - 1
+        first = self.first_norm and site.block == 0 and site.branch == 0
+        write = AddNorm(self.new_norm(site.dim), step=1.0 if last else site.dt)
+        return Step(write, read=self.new_norm(site.dim) if first else None)
+
+    def block(self, sites: Sequence[Site], topology: Topology) -> Block:
+        return SpanBlock([self.sublayer(site) for site in sites])
+
+    def entry(self, bound: Bound) -> nn.Module:
+        return to_sphere(bound.dim) if self.entry_norm else nn.Identity()
+
+    def exit(self, bound: Bound) -> nn.Module:
+        return self.new_norm(bound.dim) if self.final_norm else nn.Identity()
+
+    def initial_std(self, role: Role, base: float, bound: Bound) -> float:
+        scaled = OUTPUTS + (("v", "up", "gate") if self.scale_inputs else ())
+        if self.scale_init == "none" or role.role not in scaled:
+            return base
+        return base / math.sqrt(bound.horizon if self.scale_init == "blocks" else bound.updates)
+
+    def law(self, depth: int) -> Law:
+        return Law(
+            speed=lambda m: torch.full_like(m.radius, 2.0),
+            rms=on_sphere,
+            forward="bounded",
+            backward="the skip path shrinks by 1/√(1+σ_f²) a block; ScaleInit makes the product e^(−c/2)",
+            note="with the identity in place of the MLP, n(x + n(x + A)): half of Post-Norm's turn; without an MLP"
+            " tokens never move",
+        )
+
+
+class SpanBlock(Block):
+    """Each step reads what the one before it made, and writes onto the block's input."""
+
+    def forward(self, state: torch.Tensor, branches: Sequence[Branch]) -> torch.Tensor:
+        seen = state
+        for step, branch in self.pairs(branches):
+            seen = step.write(state, step.update(seen, branch))
+        return seen
+
+    def bound(self, state: float, branches: Sequence[BranchBound]) -> float:
+        seen = state
+        for step, branch in self.pairs(branches):
+            seen = step.write.bound(state, step.update_bound(seen, branch))
+        return seen

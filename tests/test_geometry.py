@@ -10,7 +10,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from normlab import geometry
 from normlab.errors import NormLabError
-from normlab.geometry import angle, cos_sqrt, distance, exp, log, norm, project, sinc_sqrt, transport, unit
+from normlab.geometry import angle, distance, exp, log, norm, project, sinc_sqrt, transport, unit, versine_sqrt
 
 with warnings.catch_warnings():
     # Both call torch.jit.script when imported, which torch deprecates; the second is torch's own, for forward mode.
@@ -87,6 +87,10 @@ def taylor(t, odd, order):
     )
 
 
+def cos_sqrt(t):
+    return 1 - versine_sqrt(t)
+
+
 def derivatives(function, t):
     t = t.clone().requires_grad_()
     value = function(t)
@@ -120,15 +124,22 @@ def test_derivatives_stay_finite_where_the_unused_series_would_overflow(function
 @pytest.mark.parametrize("dtype", HALF)
 def test_smooth_functions_round_once_in_half_precision(dtype):
     t = torch.linspace(0, 9, 37).to(dtype)
-    assert torch.equal(cos_sqrt(t), t.double().sqrt().cos().float().to(dtype))
     root = t[1:].double().sqrt()
     assert torch.equal(sinc_sqrt(t)[1:], (root.sin() / root).float().to(dtype))
     assert sinc_sqrt(t)[0] == 1
 
 
+@pytest.mark.parametrize("dtype", FULL)
+def test_versine_keeps_its_digits_near_zero(dtype):
+    t = torch.tensor([1e-30, 1e-12, 1e-6], dtype=dtype)
+    # 1 - cos √t = t/2 - t²/24 + t³/720 - ...; three roundings, each half an eps.
+    expected = t.double() / 2 - t.double() ** 2 / 24 + t.double() ** 3 / 720
+    assert ((versine_sqrt(t).double() - expected).abs() <= 2 * eps(dtype) * expected).all()
+
+
 def test_smooth_functions_pass_gradgradcheck_and_vmap():
     t = torch.tensor([0.0, 0.3, 0.9, 1.1, 7.0], dtype=torch.float64, requires_grad=True)
-    for function in (cos_sqrt, sinc_sqrt):
+    for function in (versine_sqrt, sinc_sqrt):
         # Central differences would step to t < 0 at 0: the series is right there too (cosh).
         assert gradcheck(function, t, check_forward_ad=True)
         assert gradgradcheck(function, t)
@@ -727,7 +738,7 @@ BAD = [
     (lambda: project(torch.ones(2, 3), torch.ones(2, 1)), "project: last dimensions must be equal"),
     (lambda: log(torch.ones(3), torch.ones(3, dtype=torch.int64)), "log: expected floating point"),
     (lambda: unit(torch.ones(3, dtype=torch.complex64)), "unit: expected floating point"),
-    (lambda: cos_sqrt(torch.ones(3, dtype=torch.int32)), "cos_sqrt: expected floating point"),
+    (lambda: sinc_sqrt(torch.ones(3, dtype=torch.int32)), "sinc_sqrt: expected floating point"),
     (lambda: norm(torch.tensor(1.0)), "norm: expected vectors along the last dimension, got shape ()"),
     (lambda: angle(torch.ones(2, 0), torch.ones(2, 0)), "angle: expected vectors along the last dimension"),
 ]
@@ -744,4 +755,4 @@ def test_bad_input_is_one_clear_line(call, message):
 def test_module_has_no_other_public_functions():
     own = [name for name, value in vars(geometry).items() if getattr(value, "__module__", "") == geometry.__name__]
     public = {name for name in own if not name.startswith("_") and name != "P"}
-    assert public == {function.__name__ for function, _ in FUNCTIONS} | {"cos_sqrt", "sinc_sqrt"}
+    assert public == {function.__name__ for function, _ in FUNCTIONS} | {"sinc_sqrt", "versine_sqrt"}

@@ -43,7 +43,9 @@ def geodesic_step(
     if second_clamp:
         rate = torch.minimum(rate, _cap(square, max_angle))
     angle_square = rate.square() * square
-    moved = geometry.cos_sqrt(angle_square) * state + rate * geometry.sinc_sqrt(angle_square) * radius * turn
+    # x cos θ as x − x (1 − cos θ): rounding cos θ itself would pull every step of a walk the same way.
+    moved = state - geometry.versine_sqrt(angle_square) * state
+    moved = moved + rate * geometry.sinc_sqrt(angle_square) * radius * turn
     return torch.where(alive, moved, state).to(x.dtype)
 
 

@@ -33,7 +33,14 @@ def sublayers(config: DecoderConfig) -> tuple[nn.Module, nn.Module]:
     if config.bias:
         raise NormLabError("experts have no biases; leave bias off, or experts at 0")
     moe = MoE(
-        config.dim, config.width_of_mlp, config.experts, config.top_k, config.mlp, shared_hidden=config.shared_hidden
+        config.dim,
+        config.width_of_mlp,
+        config.experts,
+        config.top_k,
+        config.mlp,
+        shared_hidden=config.shared_hidden,
+        # A single weight that is made to sum to one is one: the router would not learn from the loss.
+        renormalise=config.top_k > 1,
     )
     return attention, moe
 

@@ -38,11 +38,9 @@ def _scaled(logits: torch.Tensor, temperature: float) -> torch.Tensor:
 
 
 def _restricted(ranked: torch.Tensor, top_k: int | None, top_p: float | None) -> torch.Tensor:
-    """Probabilities, sorted from the largest, with what the limits exclude set to 0 (multinomial renormalises)."""
+    """Probabilities, sorted from the largest, with what the limits exclude cut off or 0 (multinomial renormalises)."""
     if top_k is not None:
-        ranked = ranked.index_fill(
-            -1, torch.arange(min(top_k, ranked.shape[-1]), ranked.shape[-1], device=ranked.device), 0
-        )
+        ranked = ranked[:, :top_k]
     # At 1 nothing is excluded: a running sum that rounds up to 1 early would cut the tail.
     if top_p is not None and top_p < 1:
         mass_before = ranked.cumsum(-1) - ranked

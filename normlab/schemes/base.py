@@ -295,24 +295,21 @@ class Bound:
 
     def param_groups(self, roles: Sequence[Role], *, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
         """Optimiser groups in which every parameter stands exactly once."""
-        rules: dict[int, tuple[nn.Parameter, str, bool, float]] = {}
+        rules: dict[int, tuple[nn.Parameter, bool, float]] = {}
         for role in roles:
-            rule = (role.parameter, role.name, self.scheme.decays(role), self.scheme.lr_scale(role))
+            rule = (role.parameter, self.scheme.decays(role), self.scheme.lr_scale(role))
             known = rules.setdefault(id(role.parameter), rule)
-            if known[2:] != rule[2:]:
+            if known[1:] != rule[1:]:
                 raise NormLabError(f"{role.name}: parts of one parameter ask for different optimiser rules; split it")
         groups: dict[tuple[bool, float], dict[str, Any]] = {}
-        for parameter, name, decay, scale in rules.values():
+        for parameter, decay, scale in rules.values():
             empty = {
                 "name": ("decay" if decay else "no-decay") + ("" if scale == 1.0 else f" lr×{scale:g}"),
                 "params": [],
-                "param_names": [],
                 "lr": lr * scale,
                 "weight_decay": weight_decay if decay else 0.0,
             }
-            group = groups.setdefault((decay, scale), empty)
-            group["params"].append(parameter)
-            group["param_names"].append(name)
+            groups.setdefault((decay, scale), empty)["params"].append(parameter)
         return list(groups.values())
 
     @torch.no_grad()

@@ -1,0 +1,16 @@
+"""What every test gets: one thread a process, a fixed seed, memory that is poisoned before use."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+# An element that a step forgot to write is NaN, not whatever the allocator left there.
+torch.utils.deterministic.fill_uninitialized_memory = True
+torch.use_deterministic_algorithms(True, warn_only=False)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)

@@ -1,0 +1,289 @@
+"""Every scheme as plain tensor arithmetic: one function per scheme, the whole network of L blocks.
+
+Written from the equations alone (facts, sections 2 and 3), apart from the library and without any of its code, so that
+the two can be compared. A network takes
+
+    x        the embedding, (..., D)
+    blocks   one (attention, mlp) pair of callables per block, tensor in, update out
+    gains    tensors of length D, one per norm, grouped as the scheme groups them; None stands for a norm without gain
+
+and returns what the head reads. Every sublayer is written out: nothing here knows of steps, parts or blocks.
+"""
+
+import math
+
+import torch
+
+
+def rms_norm(x, gain=None, eps=0.0):
+    y = x / torch.sqrt((x * x).mean(-1, keepdim=True) + eps)
+    return y if gain is None else gain * y
+
+
+def layer_norm(x, gain=None, eps=0.0):
+    """With a gain alone, or a pair of gain and bias."""
+    centred = x - x.mean(-1, keepdim=True)
+    y = centred / torch.sqrt((centred * centred).mean(-1, keepdim=True) + eps)
+    if gain is None:
+        return y
+    if isinstance(gain, tuple):
+        return gain[0] * y + gain[1]
+    return gain * y
+
+
+def unit(x):
+    return x / torch.sqrt((x * x).sum(-1, keepdim=True))
+
+
+def length(x):
+    return torch.sqrt((x * x).sum(-1, keepdim=True))
+
+
+# -- 2.1 -------------------------------------------------------------------------------------------------------------
+
+
+def geo(x, g, delta=1.0, a=1.0, b=0.0, clamp=math.pi / 4, second_clamp=True, tau=0.0):
+    """Steps 1 to 6 of the operator, with no guard but that of the learned b."""
+    v = g - (x * g).sum(-1, keepdim=True) / (x * x).sum(-1, keepdim=True) * x
+    t = length(v) / length(x)
+    theta = torch.clamp(t, max=clamp)
+    theta = a * theta + (b * t / torch.sqrt(t * t + tau * tau) if tau else b)
+    theta = delta * theta
+    if second_clamp:
+        theta = torch.clamp(theta, max=clamp)
+    return torch.cos(theta) * x + torch.sin(theta) * length(x) * v / length(v)
+
+
+def decay_factor(decay, k, L):
+    return {"harmonic": 1 / (k + 1), "sqrt": 1 / math.sqrt(k + 1), "linear": (L - k) / L, "none": 1.0}[decay]
+
+
+def geonorm(x, blocks, maps=None, final=None, *, decay="harmonic", entry=True, input_gains=None, norm=rms_norm, **step):
+    """`maps`: ((a, b) of attention, (a, b) of the MLP) per block; `final`: gain of the final norm, False for none."""
+    L = len(blocks)
+    if entry:
+        x = math.sqrt(x.shape[-1]) * unit(x)
+    for k, (attention, mlp) in enumerate(blocks):
+        (a1, b1), (a2, b2) = ((1.0, 0.0), (1.0, 0.0)) if maps is None else maps[k]
+        delta = decay_factor(decay, k, L)
+        g = attention(x if input_gains is None else norm(x, input_gains[k][0]))
+        x = geo(x, g, delta, a1, b1, **step)
+        g = mlp(x if input_gains is None else norm(x, input_gains[k][1]))
+        x = geo(x, g, delta, a2, b2, **step)
+    return x if final is False else norm(x, final)
+
+
+# -- 2.2 -------------------------------------------------------------------------------------------------------------
+
+
+def spannorm(x, blocks, gains, first=None, *, first_norm=True, entry=True, final=False, norm=rms_norm):
+    """`gains`: (N1, N2) per block; `first`: gain of the extra norm on what attention reads in block 0."""
+    if entry:
+        x = math.sqrt(x.shape[-1]) * unit(x)
+    for k, (attention, mlp) in enumerate(blocks):
+        n1, n2 = gains[k]
+        seen = norm(x, first) if k == 0 and first_norm else x
+        y = norm(x + attention(seen), n1)
+        x = norm(x + mlp(y), n2)
+    return x if final is False else norm(x, final)
+
+
+# -- 3.1 to 3.8 ------------------------------------------------------------------------------------------------------
+
+
+def none(x, blocks):
+    for attention, mlp in blocks:
+        x = x + attention(x)
+        x = x + mlp(x)
+    return x
+
+
+def pre(x, blocks, gains, final, *, step=1.0, norm=rms_norm):
+    for k, (attention, mlp) in enumerate(blocks):
+        x = x + step * attention(norm(x, gains[k][0]))
+        x = x + step * mlp(norm(x, gains[k][1]))
+    return norm(x, final)
+
+
+def post(x, blocks, gains, *, norm=rms_norm):
+    for k, (attention, mlp) in enumerate(blocks):
+        x = norm(x + attention(x), gains[k][0])
+        x = norm(x + mlp(x), gains[k][1])
+    return x
+
+
+def output(x, blocks, gains, final, *, norm=rms_norm):
+    for k, (attention, mlp) in enumerate(blocks):
+        x = x + norm(attention(x), gains[k][0])
+        x = x + norm(mlp(x), gains[k][1])
+    return norm(x, final)
+
+
+def peri(x, blocks, gains_in, gains_out, final, *, step=1.0, entry=False, norm=rms_norm):
+    """`entry`: gain of a norm on the embedding, False for none."""
+    if entry is not False:
+        x = norm(x, entry)
+    for k, (attention, mlp) in enumerate(blocks):
+        x = x + step * norm(attention(norm(x, gains_in[k][0])), gains_out[k][0])
+        x = x + step * norm(mlp(norm(x, gains_in[k][1])), gains_out[k][1])
+    return norm(x, final)
+
+
+def mix(x, blocks, gains, final, *, fraction=0.25, norm=rms_norm):
+    posts = math.floor(fraction * len(blocks))
+    for k, (attention, mlp) in enumerate(blocks):
+        if k < posts:
+            x = norm(x + attention(x), gains[k][0])
+            x = norm(x + mlp(x), gains[k][1])
+        else:
+            x = x + attention(norm(x, gains[k][0]))
+            x = x + mlp(norm(x, gains[k][1]))
+    return norm(x, final)
+
+
+def lns(x, blocks, gains, final, *, norm=rms_norm):
+    for k, (attention, mlp) in enumerate(blocks):
+        x = x + attention(norm(x, gains[k][0]) / math.sqrt(k + 1))
+        x = x + mlp(norm(x, gains[k][1]) / math.sqrt(k + 1))
+    return norm(x, final)
+
+
+def deepnorm(x, blocks, gains, *, alpha=None, norm=rms_norm):
+    alpha = (2 * len(blocks)) ** 0.25 if alpha is None else alpha
+    for k, (attention, mlp) in enumerate(blocks):
+        x = norm(alpha * x + attention(x), gains[k][0])
+        x = norm(alpha * x + mlp(x), gains[k][1])
+    return x
+
+
+def dual(x, blocks, gains, final, *, s=1.0, a=1.0, norm=rms_norm, final_norm=rms_norm):
+    p, u = x, s * x
+    for k, branches in enumerate(blocks):
+        for i, branch in enumerate(branches):
+            f = branch(p)
+            p = norm(p + f, gains[k][i])
+            u = u + s * f
+    return a * p + final_norm(u, final)
+
+
+# -- 3.9 nGPT --------------------------------------------------------------------------------------------------------
+
+
+def ngpt(x, blocks, alphas):
+    """`alphas`: the vectors (α_A, α_M) per block, as they act."""
+    h = unit(x)
+    for k, (attention, mlp) in enumerate(blocks):
+        h = unit(h + abs(alphas[k][0]) * (unit(attention(h)) - h))
+        h = unit(h + abs(alphas[k][1]) * (unit(mlp(h)) - h))
+    return h
+
+
+def rotary(x, positions, theta=10_000.0):
+    """Turn channel i of (..., T, head_dim) against channel i + head_dim/2 by position · θ^(-2i/head_dim)."""
+    half = x.shape[-1] // 2
+    columns = list(x.unbind(-1))
+    turned = list(columns)
+    for i in range(half):
+        phi = positions * theta ** (-2 * i / x.shape[-1])
+        turned[i] = columns[i] * torch.cos(phi) - columns[i + half] * torch.sin(phi)
+        turned[i + half] = columns[i + half] * torch.cos(phi) + columns[i] * torch.sin(phi)
+    return torch.stack(turned, dim=-1)
+
+
+def softmax_attention(queries, keys, values, scale):
+    """Causal attention, head by head and token by token; query heads share the key heads in order."""
+    group = len(queries) // len(keys)
+    heads = []
+    for h, q in enumerate(queries):
+        k, v = keys[h // group], values[h // group]
+        rows = []
+        for t in range(q.shape[-2]):
+            scores = scale * (k[..., : t + 1, :] * q[..., t : t + 1, :]).sum(-1)
+            weights = torch.exp(scores - scores.amax(-1, keepdim=True))
+            weights = weights / weights.sum(-1, keepdim=True)
+            rows.append((weights.unsqueeze(-1) * v[..., : t + 1, :]).sum(-2))
+        heads.append(torch.stack(rows, dim=-2))
+    return torch.cat(heads, dim=-1)
+
+
+def heads_of(x, weight, head_dim):
+    """W x, cut into heads."""
+    return list((x @ weight.T).split(head_dim, dim=-1))
+
+
+def plain_attention(x, wq, wk, wv, wo, head_dim):
+    positions = torch.arange(x.shape[-2], dtype=x.dtype)
+    q = [rotary(q, positions) for q in heads_of(x, wq, head_dim)]
+    k = [rotary(k, positions) for k in heads_of(x, wk, head_dim)]
+    v = heads_of(x, wv, head_dim)
+    return softmax_attention(q, k, v, 1 / math.sqrt(head_dim)) @ wo.T
+
+
+def ngpt_attention(x, wq, wk, wv, wo, head_dim, s_qk):
+    """`s_qk`: length H · head_dim, one slice per head, the same for queries and keys (as many of one as the other)."""
+    positions = torch.arange(x.shape[-2], dtype=x.dtype)
+    scales = s_qk.split(head_dim)
+    q = [s * unit(rotary(q, positions)) for q, s in zip(heads_of(x, wq, head_dim), scales, strict=True)]
+    k = [s * unit(rotary(k, positions)) for k, s in zip(heads_of(x, wk, head_dim), scales, strict=True)]
+    v = heads_of(x, wv, head_dim)
+    return softmax_attention(q, k, v, math.sqrt(head_dim)) @ wo.T
+
+
+def swiglu(x, w_gate, w_up, w_down):
+    v = x @ w_gate.T
+    return ((x @ w_up.T) * v * torch.sigmoid(v)) @ w_down.T
+
+
+def ngpt_mlp(x, w_gate, w_up, w_down, s_u, s_v):
+    """u ← s_u u, v ← s_v √d v, W_down (u ⊙ SiLU(v))."""
+    u = s_u * (x @ w_up.T)
+    v = s_v * math.sqrt(x.shape[-1]) * (x @ w_gate.T)
+    return (u * v * torch.sigmoid(v)) @ w_down.T
+
+
+# -- 3.10 HybridNorm -------------------------------------------------------------------------------------------------
+
+
+def hybrid(x, blocks, gains, final, *, star=False, first=None, norm=rms_norm):
+    """`gains`: one per block; `first`: gain of what attention reads in block 0 of HybridNorm*."""
+    for k, (attention, mlp) in enumerate(blocks):
+        if star and k == 0:
+            y = x + attention(norm(x, first))
+            x = y + mlp(norm(y, gains[k]))
+        else:
+            y = x + attention(x)
+            z = norm(y, gains[k])
+            x = z + mlp(z)
+    return norm(x, final)
+
+
+def hybrid_attention(x, wq, wk, wv, wo, head_dim, gain_q, gain_k, gain_v, eps=0.0):
+    """RMSNorm with one gain for all heads on q, k and v, after the head split and before rotary."""
+    positions = torch.arange(x.shape[-2], dtype=x.dtype)
+    q = [rotary(rms_norm(q, gain_q, eps), positions) for q in heads_of(x, wq, head_dim)]
+    k = [rotary(rms_norm(k, gain_k, eps), positions) for k in heads_of(x, wk, head_dim)]
+    v = [rms_norm(v, gain_v, eps) for v in heads_of(x, wv, head_dim)]
+    return softmax_attention(q, k, v, 1 / math.sqrt(head_dim)) @ wo.T
+
+
+# -- 3.11 KEEL, LayerScale -------------------------------------------------------------------------------------------
+
+
+def keel(x, blocks, gains_in, gains_out, *, alpha=None, norm=rms_norm):
+    """`gains_out[0]` is never looked at: the first block has no outer norm."""
+    alpha = 2 * len(blocks) if alpha is None else alpha
+    for k, (attention, mlp) in enumerate(blocks):
+        if k == 0:
+            x = x + attention(norm(x, gains_in[k][0]))
+            x = x + mlp(norm(x, gains_in[k][1]))
+        else:
+            x = norm(alpha * x + attention(norm(x, gains_in[k][0])), gains_out[k][0])
+            x = norm(alpha * x + mlp(norm(x, gains_in[k][1])), gains_out[k][1])
+    return x
+
+
+def layerscale(x, blocks, gains, gammas, final, *, norm=rms_norm):
+    for k, (attention, mlp) in enumerate(blocks):
+        x = x + gammas[k][0] * attention(norm(x, gains[k][0]))
+        x = x + gammas[k][1] * mlp(norm(x, gains[k][1]))
+    return norm(x, final)

@@ -39,16 +39,18 @@ class Balanced(Scheme):
             raise NormLabError(f"balanced: tau must lie in (0, 1), got {self.tau}; try 0.3")
 
     def sublayer(self, site: Site) -> Step:
-        return Step(Blend(self.tau), read=self.new_norm(site.dim), shape=self.new_norm(site.dim))
+        # site.dt is 1, and 1/m in a refined scheme, which takes m such steps: angles add up.
+        angle = math.asin(self.tau) * site.dt
+        return Step(Blend(angle), read=self.new_norm(site.dim), shape=self.new_norm(site.dim))
 
     def law(self, depth: int) -> Law:
         return Law(speed=None, rms=lambda i: 1.0, forward="bounded", backward="the skip decays as (1−τ²)^(l/2)")
 
 
 class Blend(Write):
-    def __init__(self, tau: float):
+    def __init__(self, angle: float):
         super().__init__()
-        self.keep, self.take = Constant(math.sqrt(1 - tau**2)), Constant(tau)
+        self.keep, self.take = Constant(math.cos(angle)), Constant(math.sin(angle))
 
     def forward(self, state: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
         return (self.keep(state) + self.take(update)).to(state.dtype)

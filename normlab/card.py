@@ -14,6 +14,8 @@ import textwrap
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from normlab.errors import NormLabError
 from normlab.schemes.base import Scheme
 from normlab.schemes.parts import bound_of, unbounded
@@ -58,13 +60,9 @@ class Card:
         return sorted(listed, key=lambda option: option.name in shared)
 
     @property
-    def extra_params(self) -> str:
-        """Parameters that the scheme adds around the sublayers, as a formula in L and d."""
-        per_block, constant = _line(lambda depth: _line(lambda dim: _count(self.scheme, depth, dim), 64, 128), 8, 16)
-        widths = _polynomial(per_block[0], constant[0], "L")
-        scalars = _polynomial(per_block[1], constant[1], "L")
-        terms = [_times(widths, "d"), scalars if scalars != "0" else ""]
-        return " + ".join(term for term in terms if term) or "none"
+    def extra_params(self) -> ParamFormula:
+        """Parameters that the scheme adds around the sublayers."""
+        return ParamFormula.of(self.scheme)
 
     @property
     def traffic(self) -> tuple[int, int]:
@@ -130,20 +128,40 @@ def _field_docs(cls: type) -> dict[str, str]:
     return texts
 
 
+@dataclass(frozen=True)
+class ParamFormula:
+    """(a·L + b)·d + c·L + e parameters for L blocks of width d."""
+
+    a: int
+    b: int
+    c: int
+    e: int
+
+    @classmethod
+    def of(cls, scheme: Scheme) -> ParamFormula:
+        """Solved from four small instances; a single block may be an exception, so none of them is one."""
+        (a, c), (b, e) = _line([_line([_count(scheme, L, d) for d in (1, 2)]) for L in (4, 5)], start=4)
+        return cls(int(a), int(b), int(c), int(e))
+
+    def at(self, depth: int, dim: int) -> int:
+        return (self.a * depth + self.b) * dim + self.c * depth + self.e
+
+    def __str__(self) -> str:
+        widths, scalars = _polynomial(self.a, self.b), _polynomial(self.c, self.e)
+        terms = [_times(widths, "d"), scalars if scalars != "0" else ""]
+        return " + ".join(term for term in terms if term) or "none"
+
+
+def _line(values: list, start: int = 1) -> Any:
+    """(slope, intercept) through the values at `start` and `start` + 1."""
+    at_start, slope = np.asarray(values[0]), np.asarray(values[1]) - np.asarray(values[0])
+    return slope, at_start - start * slope
+
+
 def _count(scheme: Scheme, depth: int, dim: int) -> int:
     bound = scheme.bind(depth=depth, dim=dim)
     modules = [bound.entry(), bound.exit(), *(bound.block(k) for k in range(depth))]
     return sum(p.numel() for module in modules for p in module.parameters())
-
-
-def _line(f, a: int, b: int):
-    """(slope, intercept) of a linear f, componentwise where f returns pairs."""
-    fa, fb = f(a), f(b)
-    if isinstance(fa, tuple):
-        pairs = [((y - x) // (b - a), x - (y - x) // (b - a) * a) for x, y in zip(fa, fb, strict=True)]
-        return tuple(p[0] for p in pairs), tuple(p[1] for p in pairs)
-    slope = (fb - fa) // (b - a)
-    return slope, fa - slope * a
 
 
 def _times(count: str, unit: str) -> str:
@@ -152,8 +170,8 @@ def _times(count: str, unit: str) -> str:
     return f"({count})·{unit}" if " " in count else f"{count}·{unit}"
 
 
-def _polynomial(slope: int, constant: int, letter: str) -> str:
-    first = "" if slope == 0 else letter if slope == 1 else f"{slope}{letter}"
+def _polynomial(slope: int, constant: int) -> str:
+    first = "" if slope == 0 else "L" if slope == 1 else f"{slope}L"
     if not first:
         return str(constant)
     return first if constant == 0 else f"{first} {'+' if constant > 0 else '−'} {abs(constant)}"

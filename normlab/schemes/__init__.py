@@ -21,8 +21,8 @@ from normlab.schemes.parts import (
     Scale,
     SerialBlock,
     Step,
+    ToSphere,
     Write,
-    to_sphere,
 )
 from normlab.schemes.registry import find, names, register, scheme, unregister
 
@@ -42,13 +42,13 @@ __all__ = [
     "SerialBlock",
     "Site",
     "Step",
+    "ToSphere",
     "Topology",
     "Write",
     "find",
     "names",
     "register",
     "scheme",
-    "to_sphere",
     "unregister",
 ]
 

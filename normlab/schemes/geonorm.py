@@ -14,7 +14,7 @@ from normlab.norms import widen
 from normlab.ops import geodesic_step
 from normlab.schemes.base import Bound, Scheme, Site
 from normlab.schemes.law import Law, on_sphere
-from normlab.schemes.parts import Constant, Step, Write, to_sphere
+from normlab.schemes.parts import Constant, Step, ToSphere, Write
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class GeoNorm(Scheme):
         return Step(write, read=self.new_norm(site.dim) if self.input_norm else None)
 
     def entry(self, bound: Bound) -> nn.Module:
-        return to_sphere(bound.dim) if self.entry_norm else nn.Identity()
+        return ToSphere(bound.dim) if self.entry_norm else nn.Identity()
 
     def exit(self, bound: Bound) -> nn.Module:
         return self.new_norm(bound.dim) if self.final_norm else nn.Identity()

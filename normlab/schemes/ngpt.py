@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from normlab.errors import NormLabError
-from normlab.norms import L2Norm, l2_norm, widen
+from normlab.norms import l2_norm, widen
 from normlab.roles import Role
 from normlab.schemes.base import Bound, Scheme, Site
 from normlab.schemes.law import Law, on_sphere
 from normlab.schemes.needs import Need
-from normlab.schemes.parts import Chain, Constant, Scale, Step, Write, factor
+from normlab.schemes.parts import Chain, Constant, Scale, Step, ToSphere, Write, factor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class NGPT(Scheme):
         return Step(SphereLerp(Scale(site.dim, self.alpha, scaling), self.eps, site.dt))
 
     def entry(self, bound: Bound) -> nn.Module:
-        return L2Norm(bound.dim, eps=self.eps, gain="none")
+        return ToSphere(bound.dim, radius=1.0)
 
     def exit(self, bound: Bound) -> nn.Module:
         return nn.Identity()

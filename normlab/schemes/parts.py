@@ -19,8 +19,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from normlab import geometry
 from normlab.errors import NormLabError
-from normlab.norms import Norm, RMSNorm, widen
+from normlab.norms import Norm, widen
 
 Branch = Callable[[torch.Tensor], torch.Tensor]
 """A sublayer: the normalised input in, the proposed update out."""
@@ -126,12 +127,18 @@ class Chain(nn.Sequential):
         return rms_in
 
 
-def to_sphere(dim: int) -> Norm:
-    """Unit RMS, i.e. the sphere of radius √d, without gain: what puts an embedding where a scheme wants it.
+class ToSphere(nn.Module):
+    """√d · x/‖x‖, or x/‖x‖ with radius 1: puts an embedding where a scheme wants it. Zero stays zero, gradient too."""
 
-    The epsilon is small enough that an embedding of std 0.02 arrives to rounding, and a zero one stays finite.
-    """
-    return RMSNorm(dim, eps=1e-12, gain="none")
+    def __init__(self, dim: int, radius: float | None = None):
+        super().__init__()
+        self.dim, self.radius = dim, math.sqrt(dim) if radius is None else radius
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (geometry.unit(widen(x)) * self.radius).to(x.dtype)
+
+    def bound(self, rms_in: float) -> float:
+        return self.radius / math.sqrt(self.dim)
 
 
 class Write(nn.Module):

@@ -13,7 +13,7 @@ from torch import nn
 from normlab.roles import OUTPUTS, Role
 from normlab.schemes.base import Bound, Scheme, Site, Topology
 from normlab.schemes.law import Law, on_sphere
-from normlab.schemes.parts import AddNorm, Block, Branch, BranchBound, Step, to_sphere
+from normlab.schemes.parts import AddNorm, Block, Branch, BranchBound, Step, ToSphere
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class SpanNorm(Scheme):
         return SpanBlock([self.sublayer(site) for site in sites])
 
     def entry(self, bound: Bound) -> nn.Module:
-        return to_sphere(bound.dim) if self.entry_norm else nn.Identity()
+        return ToSphere(bound.dim) if self.entry_norm else nn.Identity()
 
     def exit(self, bound: Bound) -> nn.Module:
         return self.new_norm(bound.dim) if self.final_norm else nn.Identity()

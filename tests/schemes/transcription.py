@@ -7,7 +7,9 @@ the two can be compared. A network takes
     blocks   one (attention, mlp) pair of callables per block, tensor in, update out
     gains    tensors of length D, one per norm, grouped as the scheme groups them; None stands for a norm without gain
 
-and returns what the head reads. Every sublayer is written out: nothing here knows of steps, parts or blocks.
+and returns what the head reads. Every sublayer is written out: nothing here knows of steps, parts or blocks. The
+equations have no epsilon but that of their norms; where the library guards a division, the guard is an argument here
+(`eps`, `tau`), zero unless a test says otherwise.
 """
 
 import math
@@ -31,8 +33,8 @@ def layer_norm(x, gain=None, eps=0.0):
     return gain * y
 
 
-def unit(x):
-    return x / torch.sqrt((x * x).sum(-1, keepdim=True))
+def unit(x, eps=0.0):
+    return x / torch.sqrt((x * x).sum(-1, keepdim=True) + eps * eps)
 
 
 def length(x):
@@ -58,18 +60,33 @@ def decay_factor(decay, k, L):
     return {"harmonic": 1 / (k + 1), "sqrt": 1 / math.sqrt(k + 1), "linear": (L - k) / L, "none": 1.0}[decay]
 
 
-def geonorm(x, blocks, maps=None, final=None, *, decay="harmonic", entry=True, input_gains=None, norm=rms_norm, **step):
-    """`maps`: ((a, b) of attention, (a, b) of the MLP) per block; `final`: gain of the final norm, False for none."""
+def geonorm(
+    x,
+    blocks,
+    maps=None,
+    final=None,
+    *,
+    decay="harmonic",
+    strength=1.0,
+    entry=True,
+    input_gains=None,
+    norm=rms_norm,
+    **operator,
+):
+    """`maps`: ((a, b) of attention, (a, b) of the MLP) per block; `final`: gain of the final norm, False for none.
+
+    `strength` is the α of α/k; `operator` goes to `geo`.
+    """
     L = len(blocks)
     if entry:
         x = math.sqrt(x.shape[-1]) * unit(x)
     for k, (attention, mlp) in enumerate(blocks):
         (a1, b1), (a2, b2) = ((1.0, 0.0), (1.0, 0.0)) if maps is None else maps[k]
-        delta = decay_factor(decay, k, L)
+        delta = strength * decay_factor(decay, k, L)
         g = attention(x if input_gains is None else norm(x, input_gains[k][0]))
-        x = geo(x, g, delta, a1, b1, **step)
+        x = geo(x, g, delta, a1, b1, **operator)
         g = mlp(x if input_gains is None else norm(x, input_gains[k][1]))
-        x = geo(x, g, delta, a2, b2, **step)
+        x = geo(x, g, delta, a2, b2, **operator)
     return x if final is False else norm(x, final)
 
 
@@ -169,12 +186,12 @@ def dual(x, blocks, gains, final, *, s=1.0, a=1.0, norm=rms_norm, final_norm=rms
 # -- 3.9 nGPT --------------------------------------------------------------------------------------------------------
 
 
-def ngpt(x, blocks, alphas):
+def ngpt(x, blocks, alphas, *, eps=0.0):
     """`alphas`: the vectors (α_A, α_M) per block, as they act."""
     h = unit(x)
     for k, (attention, mlp) in enumerate(blocks):
-        h = unit(h + abs(alphas[k][0]) * (unit(attention(h)) - h))
-        h = unit(h + abs(alphas[k][1]) * (unit(mlp(h)) - h))
+        h = unit(h + abs(alphas[k][0]) * (unit(attention(h), eps) - h), eps)
+        h = unit(h + abs(alphas[k][1]) * (unit(mlp(h), eps) - h), eps)
     return h
 
 
@@ -211,20 +228,27 @@ def heads_of(x, weight, head_dim):
     return list((x @ weight.T).split(head_dim, dim=-1))
 
 
-def plain_attention(x, wq, wk, wv, wo, head_dim):
+def flat_norm_attention(x, wq, wk, wv, wo, head_dim, gain_q, gain_k, eps=0.0):
+    """OLMo 2: queries and keys are normalised over all their heads at once (3.3), before rotary."""
     positions = torch.arange(x.shape[-2], dtype=x.dtype)
-    q = [rotary(q, positions) for q in heads_of(x, wq, head_dim)]
-    k = [rotary(k, positions) for k in heads_of(x, wk, head_dim)]
+    q = [rotary(q, positions) for q in rms_norm(x @ wq.T, gain_q, eps).split(head_dim, dim=-1)]
+    k = [rotary(k, positions) for k in rms_norm(x @ wk.T, gain_k, eps).split(head_dim, dim=-1)]
     v = heads_of(x, wv, head_dim)
     return softmax_attention(q, k, v, 1 / math.sqrt(head_dim)) @ wo.T
 
 
-def ngpt_attention(x, wq, wk, wv, wo, head_dim, s_qk):
-    """`s_qk`: length H · head_dim, one slice per head, the same for queries and keys (as many of one as the other)."""
+def ngpt_attention(x, wq, wk, wv, wo, head_dim, s_qk, eps=0.0):
+    """`s_qk`: one slice of length head_dim per key head, the same for queries and keys.
+
+    With as many key heads as heads that is the published vector of length H · head_dim; with fewer, the query heads
+    that share a key share its slice.
+    """
     positions = torch.arange(x.shape[-2], dtype=x.dtype)
     scales = s_qk.split(head_dim)
-    q = [s * unit(rotary(q, positions)) for q, s in zip(heads_of(x, wq, head_dim), scales, strict=True)]
-    k = [s * unit(rotary(k, positions)) for k, s in zip(heads_of(x, wk, head_dim), scales, strict=True)]
+    q = [unit(rotary(q, positions), eps) for q in heads_of(x, wq, head_dim)]
+    k = [unit(rotary(k, positions), eps) for k in heads_of(x, wk, head_dim)]
+    q = [scales[h // (len(q) // len(k))] * q[h] for h in range(len(q))]
+    k = [scales[h] * k[h] for h in range(len(k))]
     v = heads_of(x, wv, head_dim)
     return softmax_attention(q, k, v, math.sqrt(head_dim)) @ wo.T
 
@@ -257,19 +281,22 @@ def hybrid(x, blocks, gains, final, *, star=False, first=None, norm=rms_norm):
     return norm(x, final)
 
 
-def hybrid_attention(x, wq, wk, wv, wo, head_dim, gain_q, gain_k, gain_v, eps=0.0):
-    """RMSNorm with one gain for all heads on q, k and v, after the head split and before rotary."""
+def hybrid_attention(x, wq, wk, wv, wo, head_dim, gain_q, gain_k, gain_v=None, eps=0.0):
+    """RMSNorm with one gain for all heads on q, k and v, after the head split and before rotary.
+
+    Without `gain_v` values stay as they are: the per-head QK-norm of 3.3.
+    """
     positions = torch.arange(x.shape[-2], dtype=x.dtype)
     q = [rotary(rms_norm(q, gain_q, eps), positions) for q in heads_of(x, wq, head_dim)]
     k = [rotary(rms_norm(k, gain_k, eps), positions) for k in heads_of(x, wk, head_dim)]
-    v = [rms_norm(v, gain_v, eps) for v in heads_of(x, wv, head_dim)]
+    v = [v if gain_v is None else rms_norm(v, gain_v, eps) for v in heads_of(x, wv, head_dim)]
     return softmax_attention(q, k, v, 1 / math.sqrt(head_dim)) @ wo.T
 
 
 # -- 3.11 KEEL, LayerScale -------------------------------------------------------------------------------------------
 
 
-def keel(x, blocks, gains_in, gains_out, *, alpha=None, norm=rms_norm):
+def keel(x, blocks, gains_in, gains_out, *, alpha=None, final=False, norm=rms_norm):
     """`gains_out[0]` is never looked at: the first block has no outer norm."""
     alpha = 2 * len(blocks) if alpha is None else alpha
     for k, (attention, mlp) in enumerate(blocks):
@@ -279,7 +306,7 @@ def keel(x, blocks, gains_in, gains_out, *, alpha=None, norm=rms_norm):
         else:
             x = norm(alpha * x + attention(norm(x, gains_in[k][0])), gains_out[k][0])
             x = norm(alpha * x + mlp(norm(x, gains_in[k][1])), gains_out[k][1])
-    return x
+    return x if final is False else norm(x, final)
 
 
 def layerscale(x, blocks, gains, gammas, final, *, norm=rms_norm):

@@ -1,0 +1,91 @@
+"""Compiled schemes: one graph, the same numbers, and one graph for all depths."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import normlab
+
+from .conftest import DIM, make_input, make_stack, weighted_sum
+
+# Dynamo itself looks at .grad of the states between compiled layers, which are not leaves.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def assert_same(eager: torch.nn.Module, compiled, x: torch.Tensor, tolerance: float) -> None:
+    """Output and every gradient, relative to the largest entry."""
+    found = []
+    for run in (eager, compiled):
+        eager.zero_grad()
+        x.grad = None
+        y = run(x)
+        weighted_sum(y).backward()
+        found.append([y.detach(), x.grad, *(p.grad.clone() for p in eager.parameters())])
+    for one, two in zip(*found, strict=True):
+        assert (one - two).abs().max() <= tolerance * one.abs().max().clamp_min(1e-3)
+
+
+def test_fullgraph_compile_gives_the_same_numbers(scheme):
+    stack = make_stack(scheme, 2).double()
+    x = make_input(dtype=torch.float64)
+    # The same operations in another order: a few dozen roundings of 2^-53 through two blocks.
+    assert_same(stack, torch.compile(stack, fullgraph=True, backend="aot_eager"), x, tolerance=1e-12)
+
+
+def test_one_graph_serves_every_depth(scheme):
+    counter = CompileCounterWithBackend("eager")
+    stack = make_stack(scheme, 48)
+    x = make_input()
+    expected = stack(x)
+    for layer in stack.layers:
+        layer.compile(fullgraph=True, backend=counter)
+    # The last layers would silently run uncompiled if the compiler had given up: fullgraph makes that an error.
+    assert torch.allclose(stack(x), expected, atol=1e-5)
+    assert 1 <= counter.frame_count <= 3
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["pre", "geonorm", "spannorm", "ngpt", "dual"])
+def test_inductor_gives_the_same_numbers(name):
+    stack = make_stack(normlab.scheme(name), 2)
+    # Inductor fuses and reorders in fp32: sums of 16 to 24 terms, two blocks deep, forward and backward.
+    assert_same(
+        stack, torch.compile(stack, fullgraph=True), make_input(), tolerance=200 * torch.finfo(torch.float32).eps
+    )
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("topology", ["serial", "parallel"])
+@pytest.mark.parametrize("stream", ["fp32", "bf16"])
+@pytest.mark.parametrize("experts", [0, 4])
+def test_decoders_compile_whole(scheme, topology, stream, experts):
+    if topology not in scheme.topologies:
+        pytest.skip("refused by the scheme, see test_parallel_blocks_work_or_are_refused")
+    config = normlab.DecoderConfig(
+        scheme=scheme,
+        depth=2,
+        dim=DIM,
+        heads=2,
+        hidden=32,
+        vocab_size=32,
+        topology=topology,
+        stream=stream,
+        experts=experts,
+    )
+    model = normlab.Decoder(config)
+    tokens = torch.randint(0, 32, (2, 8))
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for context in (torch.autocast("cpu", torch.bfloat16, enabled=False), torch.autocast("cpu", torch.bfloat16)):
+        with context:
+            expected, found = model(tokens), compiled(tokens)
+        # The same kernels run in both; only where a cast is placed may differ, by a rounding of bf16.
+        assert torch.allclose(expected.float(), found.float(), atol=2**-6 * float(expected.detach().abs().max()))

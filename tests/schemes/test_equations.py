@@ -1,0 +1,461 @@
+"""Every scheme against its equations as `transcription.py` writes them: outputs and all gradients, in float64.
+
+Both sides share the leaves of the graph (embedding, branch weights, gains and scales), all of them random, so a gain in
+the wrong place, a skip from the wrong tensor or a constant from the wrong depth shows in the output or in a gradient.
+"""
+
+import itertools
+import math
+from functools import partial
+
+import pytest
+import torch
+
+
+import normlab
+
+from . import transcription as written
+
+B, T, D, HIDDEN = 2, 4, 6, 7
+EPS64 = torch.finfo(torch.float64).eps
+TAU = 1e-3  # the library's guard where a learned angle offset b meets a zero update (facts, 2.1)
+DEPTHS = (1, 2, 5)
+
+
+def tolerances(evaluate, x, sublayers):
+    """How far two correct ways of computing may lie apart: one number for each tensor that `evaluate(x)` returns.
+
+    Sums have at most 16 terms and a sublayer has about 12 operations in a row (three products, a softmax, two norms,
+    the write), forward and again backward: under 100 eps of what stands there. What the rest of the network makes of
+    such an error is measured: by how much a relative change of 1e-9 in the embedding changes each result.
+    """
+    signs = gaussian(*x.shape, seed=2).sign()
+    near = evaluate((x.detach() * (1 + 1e-9 * signs)).requires_grad_())
+    change = [float((a - b).detach().abs().max()) / 1e-9 for a, b in zip(evaluate(x), near, strict=True)]
+    size = [float(a.detach().abs().max()) for a in near]
+    return [100 * sublayers * EPS64 * max(1.0, a, b) for a, b in zip(change, size, strict=True)]
+
+
+def gaussian(*shape, seed):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def weight(rows, columns, seed):
+    return (gaussian(rows, columns, seed=seed) / math.sqrt(columns)).requires_grad_()
+
+
+def attention(wq, wk, wv, wo, x):
+    """Not the library's: one head that sees all tokens."""
+    scores = (x @ wq.T) @ (x @ wk.T).transpose(-1, -2)
+    return scores.softmax(-1) @ (x @ wv.T) @ wo.T
+
+
+def mlp(w_up, w_down, x):
+    return torch.tanh(x @ w_up.T) @ w_down.T
+
+
+def branches(depth):
+    """(attention, mlp) per block, and the weights in them."""
+    blocks, leaves = [], []
+    for k in range(depth):
+        first = [weight(D, D, seed=100 * k + i) for i in range(4)]
+        second = [weight(HIDDEN, D, seed=100 * k + 10), weight(D, HIDDEN, seed=100 * k + 11)]
+        blocks.append((partial(attention, *first), partial(mlp, *second)))
+        leaves += [*first, *second]
+    return blocks, leaves
+
+
+class Network:
+    """The library's modules for one scheme, with random gains and scales, and what is in them."""
+
+    def __init__(self, spec, depth, spread=0.5):
+        self.scheme = normlab.scheme(spec)
+        bound = self.scheme.bind(depth=depth, dim=D)
+        self.blocks = torch.nn.ModuleList(bound.block(k) for k in range(depth)).double()
+        self.entry, self.exit, self.depth = bound.entry().double(), bound.exit().double(), depth
+        for seed, parameter in enumerate(self.parameters()):
+            # Some gains and step sizes come out negative: abs(α) and walking backwards are then seen to matter.
+            parameter.data += spread * gaussian(*parameter.shape, seed=5000 + seed)
+
+    def __call__(self, x, branches):
+        state = self.entry(x)
+        for block, pair in zip(self.blocks, branches, strict=True):
+            state = block(state, pair)
+        return self.exit(state)
+
+    def parameters(self):
+        return [*self.entry.parameters(), *self.blocks.parameters(), *self.exit.parameters()]
+
+    @property
+    def norm(self):
+        kind = {"rms": written.rms_norm, "layer": written.layer_norm}[self.scheme.norm]
+        return partial(kind, eps=self.scheme.eps)
+
+    def gain(self, module):
+        if module.weight is None:
+            return None
+        gain = 1 + module.weight if self.scheme.gain == "offset" else module.weight
+        return gain if module.bias is None else (gain, module.bias)
+
+    def gains(self, place):
+        """Per block, per step: the gain of the norm at a place such as "read" or "write.norm"."""
+        return [[self.gain(step.get_submodule(place)) for step in block.steps] for block in self.blocks]
+
+    def values(self, place):
+        return [[step.get_submodule(place).weight for step in block.steps] for block in self.blocks]
+
+    @property
+    def final(self):
+        return self.gain(self.exit)
+
+
+def pre(net, x, f):
+    return written.pre(x, f, net.gains("read"), net.final, step=net.scheme.step, norm=net.norm)
+
+
+def pre_on_the_sphere(net, x, f):
+    gains, final = net.gains("read.norm"), net.gain(net.exit.norm)
+    return written.pre(x, f, gains, final, step=net.scheme.step, norm=net.norm)
+
+
+def post(net, x, f):
+    return written.post(x, f, net.gains("write.norm"), norm=net.norm)
+
+
+def output(net, x, f):
+    return written.output(x, f, net.gains("shape"), net.final, norm=net.norm)
+
+
+def peri(net, x, f):
+    entry = net.gain(net.entry) if net.scheme.entry_norm else False
+    gains = net.gains("read"), net.gains("shape")
+    return written.peri(x, f, *gains, net.final, step=net.scheme.step, entry=entry, norm=net.norm)
+
+
+def mix(net, x, f):
+    posts = math.floor(net.scheme.post_fraction * net.depth)
+    places = ["write.norm" if k < posts else "read" for k in range(net.depth)]
+    gains = [
+        [net.gain(s.get_submodule(place)) for s in b.steps] for b, place in zip(net.blocks, places, strict=True)
+    ]
+    return written.mix(x, f, gains, net.final, fraction=net.scheme.post_fraction, norm=net.norm)
+
+
+def lns(net, x, f):
+    return written.lns(x, f, net.gains("read.0"), net.final, norm=net.norm)
+
+
+def deepnorm(net, x, f):
+    return written.deepnorm(x, f, net.gains("write.norm"), alpha=net.scheme.alpha, norm=net.norm)
+
+
+def dual(net, x, f):
+    final_norm = partial(net.norm.func, eps=net.scheme.final_eps)
+    weights = {"s": net.scheme.scale, "a": net.scheme.post_weight}
+    final = net.gain(net.exit.norm)
+    return written.dual(x, f, net.gains("write.norm"), final, **weights, norm=net.norm, final_norm=final_norm)
+
+
+def hybrid(net, x, f):
+    star = net.scheme.star
+    second = [block.steps[1] for block in net.blocks]
+    gains = [net.gain(step.read if star and k == 0 else step.norm) for k, step in enumerate(second)]
+    first = net.gain(net.blocks[0].steps[0].read) if star else None
+    return written.hybrid(x, f, gains, net.final, star=star, first=first, norm=net.norm)
+
+
+def ngpt(net, x, f):
+    # The raw parameter starts at 1/√d and acts as raw · α · √d.
+    trick = net.scheme.alpha * math.sqrt(D)
+    alphas = [[trick * raw for raw in pair] for pair in net.values("write.alpha")]
+    return written.ngpt(x, f, alphas, eps=net.scheme.eps)
+
+
+def keel(net, x, f):
+    inner = net.gains("read")
+    outer = [[None, None]] + [[net.gain(s.write.norm) for s in b.steps] for b in list(net.blocks)[1:]]
+    alpha = {"sublayers": 2 * net.depth, "blocks": net.depth, "sqrt": math.sqrt(net.depth)}
+    alpha = alpha.get(net.scheme.alpha, net.scheme.alpha)
+    # A single block is Pre-Norm alone and would end without any norm.
+    final = net.final if net.scheme.final_norm or net.depth == 1 else False
+    return written.keel(x, f, inner, outer, alpha=alpha, final=final, norm=net.norm)
+
+
+def layerscale(net, x, f):
+    return written.layerscale(x, f, net.gains("read"), net.values("shape"), net.final, norm=net.norm)
+
+
+def geonorm(net, x, f):
+    s = net.scheme
+    writes = [[step.write for step in block.steps] for block in net.blocks]
+    return written.geonorm(
+        x,
+        f,
+        [[(w.a, w.b) for w in pair] for pair in writes] if s.learned else None,
+        net.final if s.final_norm else False,
+        decay=s.decay,
+        strength=s.step,
+        entry=s.entry_norm,
+        input_gains=net.gains("read") if s.input_norm else None,
+        norm=net.norm,
+        clamp=s.max_angle,
+        second_clamp=s.second_clamp,
+        tau=TAU if s.learned else 0.0,
+    )
+
+
+def spannorm(net, x, f):
+    s = net.scheme
+    first = net.gain(net.blocks[0].steps[0].read) if s.first_norm else None
+    final = net.final if s.final_norm else False
+    entry = {"entry": s.entry_norm, "first_norm": s.first_norm}
+    return written.spannorm(x, f, net.gains("write.norm"), first, final=final, norm=net.norm, **entry)
+
+
+def none(net, x, f):
+    return written.none(x, f)
+
+
+CASES = {
+    "none": none,
+    "pre": pre,
+    "pre(step=0.3)": pre,
+    "pre(form='sphere')": pre_on_the_sphere,
+    "pre(form='sphere', step=0.3)": pre_on_the_sphere,
+    "pre(norm='layer', bias=True)": pre,
+    "pre(gain='none')": pre,
+    "post": post,
+    "post(norm='layer', bias=True)": post,
+    "output": output,
+    "output(norm='layer')": output,
+    "peri": peri,
+    "peri(step=0.1)": peri,
+    "peri(entry_norm=True, output_gain=0.3)": peri,
+    "peri(gain='offset')": peri,
+    "peri(norm='layer', bias=True)": peri,
+    "mix": mix,
+    "mix(post_fraction=0.0)": mix,
+    "mix(post_fraction=0.5)": mix,
+    "mix(post_fraction=1.0)": mix,
+    "mix(norm='layer', bias=True)": mix,
+    "lns": lns,
+    "lns(norm='layer', bias=True)": lns,
+    "deepnorm": deepnorm,
+    "deepnorm(alpha=1.7)": deepnorm,
+    "deepnorm(norm='layer', bias=True)": deepnorm,
+    "dual": dual,
+    "dual(scale=0.05, post_weight=0.7)": dual,
+    "dual(norm='layer', bias=True)": dual,
+    "hybrid": hybrid,
+    "hybrid(star=True)": hybrid,
+    "ngpt": ngpt,
+    "ngpt(alpha=0.5)": ngpt,
+    "ngpt(eps=0.0)": ngpt,
+    "keel": keel,
+    "keel(alpha='blocks')": keel,
+    "keel(alpha='sqrt')": keel,
+    "keel(alpha=1.5, final_norm=True)": keel,
+    "keel(norm='layer', bias=True)": keel,
+    "layerscale": layerscale,
+    "layerscale(gamma=0.0, scalar=True)": layerscale,
+    "layerscale(norm='layer', bias=True)": layerscale,
+    "geonorm": geonorm,
+    "geonorm(learned=False)": geonorm,
+    "geonorm(learned=False, decay='sqrt')": geonorm,
+    "geonorm(learned=False, decay='linear')": geonorm,
+    "geonorm(decay='sqrt')": geonorm,
+    "geonorm(decay='linear')": geonorm,
+    "geonorm(decay='none')": geonorm,
+    "geonorm(decay='none', second_clamp=False)": geonorm,
+    "geonorm(max_angle=0.3, step=0.5)": geonorm,
+    "geonorm(entry_norm=False, final_norm=False)": geonorm,
+    "geonorm(input_norm=True)": geonorm,
+    "geonorm(input_norm=True, norm='layer', bias=True)": geonorm,
+    "spannorm": spannorm,
+    "spannorm(entry_norm=False)": spannorm,
+    "spannorm(first_norm=False, final_norm=True)": spannorm,
+    "spannorm(norm='layer', bias=True)": spannorm,
+}
+
+
+def with_gradients(result, leaves):
+    direction = gaussian(*result.shape, seed=99)
+    return [result, *torch.autograd.grad((result * direction).sum(), leaves)]
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("spec", CASES)
+def test_library_and_equations_agree(spec, depth):
+    network = Network(spec, depth)
+    f, weights = branches(depth)
+    leaves = [*weights, *network.parameters()]
+
+    def transcribed(x):
+        return with_gradients(CASES[spec](network, x, f), [x, *leaves])
+
+    x = gaussian(B, T, D, seed=1).requires_grad_()
+    ours = with_gradients(network(x, f), [x, *leaves])
+    allowed = tolerances(transcribed, x, 2 * depth)
+    for mine, its, atol in zip(ours, transcribed(x), allowed, strict=True):
+        torch.testing.assert_close(mine, its, rtol=0, atol=atol)
+
+
+def test_every_registered_scheme_has_a_transcription():
+    assert {normlab.scheme(spec).name for spec in CASES} == set(normlab.schemes())
+
+
+def test_equations_tell_schemes_apart():
+    """With all gains at one and the same branches, any two schemes differ by far more than any tolerance above."""
+    f, _ = branches(5)
+    x = gaussian(B, T, D, seed=1)
+    plain = {name: CASES[name](Network(name, 5, spread=0.0), x, f).detach() for name in normlab.schemes()}
+    for (a, first), (b, second) in itertools.combinations(plain.items(), 2):
+        assert float((first - second).abs().max()) > 1e-3, (a, b)
+
+
+def test_ngpt_guard_changes_nothing_at_ordinary_sizes():
+    """Against the bare n(v) = v/‖v‖: eps² = 1e-12 under a root of about one, twice a sublayer."""
+    network = Network("ngpt(alpha=0.5)", 3)
+    f, _ = branches(3)
+    x = gaussian(B, T, D, seed=1)
+    bare = written.ngpt(x, f, [[0.5 * math.sqrt(D) * raw for raw in pair] for pair in network.values("write.alpha")])
+    result = network(x, f)
+    # Each root is off by a relative 5e-13/‖v‖²; six sublayers with branches above 0.2 in length, amplified by ten.
+    torch.testing.assert_close(result, bare, rtol=0, atol=10 * 6 * 5e-13 * (1 / 0.2**2 + 1))
+    assert not torch.equal(result, bare)
+
+
+# -- inside the sublayers --------------------------------------------------------------------------------------------
+
+
+def decoder(spec, **changes):
+    sizes = {"depth": 2, "dim": 16, "heads": 4, "hidden": 10, "vocab_size": 11, "tied": False} | changes
+    model = normlab.Decoder(normlab.DecoderConfig(scheme=spec, **sizes)).double()
+    roles = {id(role.parameter): role.role for role in model.find_roles()}
+    for seed, parameter in enumerate(model.parameters()):
+        noise = gaussian(*parameter.shape, seed=7000 + seed)
+        if roles[id(parameter)] == "vector":
+            parameter.data += 0.3 * noise
+        else:
+            parameter.data = noise / math.sqrt(parameter.shape[-1])
+    return model
+
+
+def attention_weights(layer):
+    q, kv = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
+    return (*layer.qkv.weight.split([q, kv, kv]), layer.out.weight, layer.head_dim)
+
+
+def mlp_weights(layer):
+    gate, up = layer.gate_up.weight.chunk(2)
+    return gate, up, layer.down.weight
+
+
+def compare_logits(model, transcribe):
+    tokens = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
+    rest = [parameter for parameter in model.parameters() if parameter is not model.embedding.weight]
+
+    def transcribed(embedding):
+        return with_gradients(transcribe(embedding[tokens]), [embedding, *rest])
+
+    embedding = model.embedding.weight
+    ours = with_gradients(model(tokens), [embedding, *rest])
+    allowed = tolerances(transcribed, embedding, 2 * model.config.depth)
+    for mine, its, atol in zip(ours, transcribed(embedding), allowed, strict=True):
+        torch.testing.assert_close(mine, its, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("eps", [1e-6, 0.0])
+def test_ngpt_insides(kv_heads, eps):
+    model = decoder("ngpt(alpha=0.3)", kv_heads=kv_heads)
+    model = model if eps else decoder("ngpt(alpha=0.3, eps=0.0)", kv_heads=kv_heads)
+    root = math.sqrt(16)
+
+    def attention(layer, x):
+        # Held at 1/√d, acts as one.
+        s_qk = root * layer.qk_after_rotary.scale.weight.flatten()
+        return written.ngpt_attention(x, *attention_weights(layer), s_qk, eps)
+
+    def mlp(layer, x):
+        return written.ngpt_mlp(x, *mlp_weights(layer), layer.up_scale.weight, layer.gate_scale[0].weight)
+
+    def network(x):
+        layers = model.stack.layers
+        f = [(partial(attention, layer.branches[0]), partial(mlp, layer.branches[1])) for layer in layers]
+        alphas = [[0.3 * root * step.write.alpha.weight for step in layer.block.steps] for layer in layers]
+        hidden = written.ngpt(x, f, alphas, eps=eps)
+        return root * model.head.logit_scale.weight * (hidden @ model.head.weight.T)
+
+    compare_logits(model, network)
+
+
+def test_ngpt_scales_start_as_published():
+    """3.9: α 0.05 held at 1/√d; s_qk 1 at 1/√d; s_u, s_v 1 at 1; s_z 1 at 1/√d; softmax scale √d_h."""
+    model = normlab.Decoder(normlab.DecoderConfig(scheme="ngpt", depth=2, dim=16, heads=4, hidden=64, vocab_size=11))
+    for layer in model.stack.layers:
+        attention, mlp = layer.branches
+        held = [step.write.alpha for step in layer.block.steps]
+        held += [attention.qk_after_rotary.scale, mlp.up_scale, mlp.gate_scale[0], model.head.logit_scale]
+        expected = [(16, 0.05, 0.25), (16, 0.05, 0.25), (16, 1, 0.25), (64, 1, 1), (64, 1, 1), (11, 1, 0.25)]
+        for scale, (count, acts, raw) in zip(held, expected, strict=True):
+            assert scale.weight.numel() == count
+            torch.testing.assert_close(scale.weight.detach(), torch.full_like(scale.weight, raw))
+            torch.testing.assert_close(scale.value().detach(), torch.full_like(scale.weight, acts))
+        assert attention.softmax_scale == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("spec", ["hybrid", "hybrid(star=True)"])
+def test_hybrid_insides(spec, kv_heads):
+    model = decoder(spec, kv_heads=kv_heads)
+    star = model.config.scheme.star
+
+    def attention(layer, x):
+        gains = layer.q_norm.weight, layer.k_norm.weight, layer.v_norm.weight
+        assert all(gain.shape == (layer.head_dim,) for gain in gains)
+        return written.hybrid_attention(x, *attention_weights(layer), *gains, eps=1e-6)
+
+    def mlp(layer, x):
+        return written.swiglu(x, *mlp_weights(layer))
+
+    def network(x):
+        layers = model.stack.layers
+        f = [(partial(attention, layer.branches[0]), partial(mlp, layer.branches[1])) for layer in layers]
+        second = [layer.block.steps[1] for layer in layers]
+        gains = [(step.read if star and k == 0 else step.norm).weight for k, step in enumerate(second)]
+        first = layers[0].block.steps[0].read.weight if star else None
+        norm = partial(written.rms_norm, eps=1e-6)
+        final = model.stack.exit.weight
+        return written.hybrid(x, f, gains, final, star=star, first=first, norm=norm) @ model.head.weight.T
+
+    compare_logits(model, network)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("kind", ["flat", "head"])
+def test_queries_and_keys_normed_over_all_heads_or_each(kind, kv_heads):
+    """3.3: OLMo 2 norms the flattened heads with a gain of H · d_h, others each head."""
+    model = decoder(f"output(qk_norm='{kind}')", kv_heads=kv_heads)
+    head_dim = 4
+
+    def attention(layer, x):
+        weights = attention_weights(layer)
+        if kind == "head":
+            gains = layer.q_norm.weight, layer.k_norm.weight
+            return written.hybrid_attention(x, *weights, *gains, eps=1e-6)
+        gains = layer.q_norm.norm.weight, layer.k_norm.norm.weight
+        assert [len(gain) for gain in gains] == [4 * head_dim, kv_heads * head_dim]
+        return written.flat_norm_attention(x, *weights, *gains, eps=1e-6)
+
+    def mlp(layer, x):
+        return written.swiglu(x, *mlp_weights(layer))
+
+    def network(x):
+        layers = model.stack.layers
+        f = [(partial(attention, layer.branches[0]), partial(mlp, layer.branches[1])) for layer in layers]
+        gains = [[step.shape.weight for step in layer.block.steps] for layer in layers]
+        norm = partial(written.rms_norm, eps=1e-6)
+        return written.output(x, f, gains, model.stack.exit.weight, norm=norm) @ model.head.weight.T
+
+    compare_logits(model, network)

@@ -8,7 +8,7 @@ OLD_X_TRANSFORMERS := $(VENV)/x-transformers-1.44.8
 # One thread a process: the suite runs in as many processes as there are cores.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test test-full lint docs clean
+.PHONY: demo test test-full lint docs figures clean
 
 demo: $(VENV)/.base
 	$(BIN)/normlab schemes
@@ -27,6 +27,10 @@ lint: $(VENV)/.test
 
 docs: $(VENV)/.base
 	$(BIN)/python docs/build.py
+
+figures: $(VENV)/.base
+	$(PIP) --editable ".[docs]"
+	$(BIN)/python docs/figures.py
 
 $(VENV)/.base: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -1,8 +1,4 @@
-"""A scheme of your own, outside the package: everything that NormLab does with its own schemes, it does with this one.
-
-The scheme keeps the variance of the stream by construction: what a branch adds, the skip gives up.
-Run it: python examples/custom_scheme.py
-"""
+"""A scheme of your own, outside the package. Whatever NormLab does with its own schemes, it does with this one."""
 
 import math
 from dataclasses import dataclass
@@ -10,14 +6,13 @@ from dataclasses import dataclass
 import torch
 
 import normlab
-from normlab.errors import NormLabError
 from normlab.schemes import Constant, Law, Scheme, Site, Step, Write
 
 
 @dataclass(frozen=True, kw_only=True)
 class Balanced(Scheme):
     """
-    Balanced: a residual that keeps the variance of the stream.
+    Balanced: a residual that keeps the variance of the stream: what a branch adds, the skip gives up.
 
     Formula    x ← √(1−τ²)·x + τ·N_out(F(N_in(x)))
     Placement  x ─┬─ N_in ─ F ─ N_out ─ ·τ ─┐
@@ -25,23 +20,19 @@ class Balanced(Scheme):
     Init       base std
     Source     this file
     Law        RMS = 1 at every depth for independent branches
-    Fails      the skip decays as (1−τ²)^l: keep τ² · depth of order one
+    Fails      the skip decays as (1−τ²)^(l/2): keep τ²·depth of order one
     """
 
     name = "balanced"
-    zero_outputs = False
+    zero_outputs = False  # N_out has no direction at zero
 
     tau: float = 0.5
     """Weight of what a branch adds, in (0, 1)."""
 
-    def check(self) -> None:
-        if not 0.0 < self.tau < 1.0:
-            raise NormLabError(f"balanced: tau must lie in (0, 1), got {self.tau}; try 0.3")
-
     def sublayer(self, site: Site) -> Step:
         # site.dt is 1, and 1/m in a refined scheme, which takes m such steps: angles add up.
-        angle = math.asin(self.tau) * site.dt
-        return Step(Blend(angle), read=self.new_norm(site.dim), shape=self.new_norm(site.dim))
+        write = Blend(math.asin(self.tau) * site.dt)
+        return Step(write, read=self.new_norm(site.dim), shape=self.new_norm(site.dim))
 
     def law(self, depth: int) -> Law:
         return Law(speed=None, rms=lambda i: 1.0, forward="bounded", backward="the skip decays as (1−τ²)^(l/2)")

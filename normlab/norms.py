@@ -157,7 +157,7 @@ class DyT(Norm):
     slope: ClassVar[float] = 0.5
 
     def add_parameters(self) -> None:
-        self.alpha = nn.Parameter(torch.empty((), dtype=torch.float32))
+        self.alpha = nn.Parameter(torch.empty(1, dtype=torch.float32))
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
@@ -175,7 +175,7 @@ class Derf(DyT):
 
     def add_parameters(self) -> None:
         super().add_parameters()
-        self.shift = nn.Parameter(torch.empty((), dtype=torch.float32))
+        self.shift = nn.Parameter(torch.empty(1, dtype=torch.float32))
 
     def reset_parameters(self) -> None:
         super().reset_parameters()

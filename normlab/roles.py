@@ -6,12 +6,14 @@ dimension or none is a `bias` or a `vector` (gains, scales). A matrix nobody can
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -80,17 +82,62 @@ class Role:
 
     def view(self) -> torch.Tensor:
         """The part itself, sharing memory with the parameter."""
-        tensor = self.parameter.detach()
-        if self.start == 0 and self.length is None:
-            return tensor
-        length = tensor.shape[self.output_axis] - self.start if self.length is None else self.length
-        return tensor.narrow(self.output_axis, self.start, length)
+        if self.is_whole:
+            return self.parameter.detach()
+        if _is_sharded(self.parameter):
+            raise NormLabError(f"{self.name}: a part of a sharded parameter has no view; write to it through edit()")
+        return self._cut(self.parameter.detach())
+
+    @contextmanager
+    def edit(self) -> Iterator[torch.Tensor]:
+        """The part as a plain tensor to write into, in one process or sharded over many (FSDP2).
+
+        A sharded parameter is gathered and handed back as the first rank wrote it: for initialisation, not for every
+        step.
+        """
+        if not _is_sharded(self.parameter):
+            yield self.view()
+            return
+        from torch.distributed.tensor import distribute_tensor
+
+        parameter: Any = self.parameter.detach()
+        whole = parameter.full_tensor()
+        yield self._cut(whole)
+        parameter.copy_(distribute_tensor(whole, parameter.device_mesh, parameter.placements))
+
+    @property
+    def is_whole(self) -> bool:
+        return self.start == 0 and self.length in (None, self.parameter.shape[self.output_axis])
+
+    def _cut(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.narrow(self.output_axis, self.start, self._length)
+
+    @property
+    def _length(self) -> int:
+        return self.parameter.shape[self.output_axis] - self.start if self.length is None else self.length
 
     @property
     def fans(self) -> tuple[int, int]:
         """(fan in, fan out) of this part alone, so that a fused matrix is initialised as its pieces would be."""
-        shape = self.view().shape
-        return shape[self.input_axis], shape[self.output_axis]
+        return self.parameter.shape[self.input_axis], self._length
+
+
+def whole_parameters(roles: Sequence[Role]) -> list[Role]:
+    """One role for each parameter whose parts agree on the model's axis: what is done along that axis alone can then
+    be done to all of it at once, which also works on shards. Parts that disagree stay apart.
+    """
+    by_parameter: dict[int, list[Role]] = {}
+    for role in roles:
+        by_parameter.setdefault(id(role.parameter), []).append(role)
+    joined: list[Role] = []
+    for parts in by_parameter.values():
+        agree = len({part.model_axis for part in parts}) == 1
+        joined += [dataclasses.replace(parts[0], start=0, length=None)] if agree else parts
+    return joined
+
+
+def _is_sharded(parameter: torch.Tensor) -> bool:
+    return hasattr(parameter, "full_tensor")
 
 
 # Names used by the common public code bases. Fused matrices whose parts have equal length are listed apart, with the

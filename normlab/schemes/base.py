@@ -131,8 +131,8 @@ class Scheme:
         """Factor on the learning rate of a parameter."""
         return 1.0
 
-    def constrain_(self, role: Role) -> None:
-        """Re-apply after an optimiser step what the scheme demands of a matrix, in place."""
+    def constrain_(self, roles: Sequence[Role]) -> None:
+        """Re-apply after an optimiser step what the scheme demands of parameters, in place."""
 
     def law(self, depth: int) -> Law:
         """What theory says. A scheme without a law cannot be simulated and is checked by measurement alone."""
@@ -285,13 +285,14 @@ class Bound:
         self.after_step(roles)
 
     def _normal_(self, role: Role, std: float, generator: torch.Generator | None) -> None:
-        weight, cut = role.view(), self.scheme.truncate
-        if std == 0.0:
-            weight.zero_()
-        elif cut is None:
-            weight.normal_(0.0, std, generator=generator)
-        else:
-            nn.init.trunc_normal_(weight, 0.0, std, -cut * std, cut * std, generator=generator)
+        cut = self.scheme.truncate
+        with role.edit() as weight:
+            if std == 0.0:
+                weight.zero_()
+            elif cut is None:
+                weight.normal_(0.0, std, generator=generator)
+            else:
+                nn.init.trunc_normal_(weight, 0.0, std, -cut * std, cut * std, generator=generator)
 
     def param_groups(self, roles: Sequence[Role], *, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
         """Optimiser groups in which every parameter stands exactly once."""
@@ -315,11 +316,7 @@ class Bound:
     @torch.no_grad()
     def after_step(self, roles: Sequence[Role]) -> None:
         """Re-apply the scheme's constraint; call it after every optimiser step."""
-        if not self.constrains:
-            return
-        for role in roles:
-            if role.is_matrix:
-                self.scheme.constrain_(role)
+        self.scheme.constrain_(roles)
 
 
 class FlatNorm(nn.Module):

@@ -28,7 +28,7 @@ class GeoNorm(Scheme):
     Placement  x ─┬─ F ─ g ─┐
                   └─────── exp ─ x'
     Init       base std; a = 1, b = 0
-    Source     Zheng et al. 2026, arXiv 2601.22095
+    Source     arXiv 2601.22095 (2026)
     Law        ‖x_l‖ = ‖x₀‖ to rounding; each sublayer turns by at most δ_k·c; harmonic decay: tokens merge as t^(−2)
     Fails      without entry norm the embedding sets a tiny radius and saturates the clamp; sqrt decay or none gets
                stuck at high rates; with harmonic decay deep blocks are almost frozen unless a grows
@@ -100,8 +100,8 @@ class Geodesic(Write):
         super().__init__()
         self.decay = Constant(decay)
         self.max_angle, self.second_clamp = max_angle, second_clamp
-        self.a = nn.Parameter(torch.empty((), dtype=torch.float32)) if learned else None
-        self.b = nn.Parameter(torch.empty((), dtype=torch.float32)) if learned else None
+        self.a = nn.Parameter(torch.empty(1, dtype=torch.float32)) if learned else None
+        self.b = nn.Parameter(torch.empty(1, dtype=torch.float32)) if learned else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

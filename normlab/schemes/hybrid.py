@@ -29,7 +29,7 @@ class Hybrid(Scheme):
     Init       std 0.014, cut at 3σ; output projections ÷ √(2L)
     Source     Zhuo et al. 2025, arXiv 2503.04598
     Law        RMS(x_l) ≤ max|γ| + Λ_FFN: one MLP away from the sphere, at any depth
-    Fails      diverges at rates that Pre-Norm bears (from 1e-3 at 1.3B); star=True guards the first block
+    Fails      reported to diverge at rates that Pre-Norm bears (arXiv 2602.08064); star=True guards the first block
     """
 
     name = "hybrid"

@@ -38,7 +38,7 @@ class LayerScale(Scheme):
             raise NormLabError(f"layerscale: gamma must be finite, got {self.gamma}; try 0.1")
 
     def sublayer(self, site: Site) -> Step:
-        gamma = Scale(() if self.scalar else site.dim, self.gamma)
+        gamma = Scale(1 if self.scalar else site.dim, self.gamma)
         return Step(Add(site.dt), read=self.new_norm(site.dim), shape=gamma)
 
     def law(self, depth: int) -> Law:

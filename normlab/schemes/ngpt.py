@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 
 from normlab.errors import NormLabError
 from normlab.norms import l2_norm, widen
-from normlab.roles import Role
+from normlab.roles import Role, whole_parameters
 from normlab.schemes.base import Bound, Scheme, Site
 from normlab.schemes.law import Law, on_sphere
 from normlab.schemes.needs import Need
@@ -77,12 +78,13 @@ class NGPT(Scheme):
     def decays(self, role: Role) -> bool:
         return False
 
-    def constrain_(self, role: Role) -> None:
-        if role.role == "router":
-            return  # a router is not part of the published model: its logits keep their own scale
-        weight = role.view()
-        length = torch.linalg.vector_norm(widen(weight), dim=role.model_axis, keepdim=True)
-        weight.copy_(widen(weight) / length.clamp_min(torch.finfo(torch.float32).tiny))
+    def constrain_(self, roles: Sequence[Role]) -> None:
+        for role in whole_parameters(roles):
+            # A router is not part of the published model: its logits keep their own scale.
+            if role.is_matrix and role.role != "router":
+                weight = role.view()
+                length = torch.linalg.vector_norm(widen(weight), dim=role.model_axis, keepdim=True)
+                weight.copy_(widen(weight) / length.clamp_min(torch.finfo(torch.float32).tiny))
 
     def law(self, depth: int) -> Law:
         return Law(

@@ -24,7 +24,7 @@ class Peri(Scheme):
     Init       base std
     Source     Kim et al. 2025, arXiv 2502.02732; Gemma 2 (gain="offset"); step Δt: arXiv 2510.09904
     Law        RMS(x_l) ≤ RMS(x₀) + Δt Σ (max|γ| + RMS(b)); ∝ √l at initialisation, towards ∝ l in training
-    Fails      Δt = 1 and great depth: a larger stream than Pre-Norm's (24 against 10 at 48 blocks)
+    Fails      Δt = 1 and great depth: every branch adds RMS 1, so the stream outgrows Pre-Norm's
     """
 
     name = "peri"

@@ -25,7 +25,7 @@ class Post(Scheme):
     Init       base std, or Xavier (init)
     Source     Vaswani et al. 2017, arXiv 1706.03762
     Law        RMS = 1 at every depth; tokens merge at the exponential rate e^(−2t)
-    Fails      needs warm-up and a low rate; from 12 blocks on tokens collapse and gradients vanish within tens of steps
+    Fails      needs warm-up and a low rate; in deep stacks tokens collapse and gradients vanish early in training
     """
 
     name = "post"

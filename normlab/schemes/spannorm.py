@@ -28,7 +28,8 @@ class SpanNorm(Scheme):
     Init       ScaleInit: output projections × 1/√L, the rest at the base std
     Source     arXiv 2601.22580 (ICML 2026)
     Law        RMS = 1 at every block; the skip path keeps (1+c/L)^(−1/2) a block, e^(−c/2) in all
-    Fails      without entry norm the first branch swamps a small embedding; diverges at rates that Pre-Norm bears
+    Fails      without entry norm the first branch swamps a small embedding; reported to diverge at the highest of
+               three rates that Pre-Norm bears (arXiv 2602.08064)
     """
 
     name = "spannorm"

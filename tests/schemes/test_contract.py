@@ -279,6 +279,16 @@ def test_every_parameter_stands_in_exactly_one_group(scheme):
     torch.optim.AdamW(groups)
 
 
+def test_no_parameter_is_a_scalar(scheme):
+    # FSDP2 refuses parameters without a dimension.
+    assert all(p.ndim > 0 for p in make_stack(scheme).parameters())
+    switches = [option for option in ("scalar", "learned") if option in scheme.options()]
+    changes = [{option: True} for option in switches]
+    changes += [] if (scheme.name, "norm") in REFUSED else [{"norm": "derf"}]
+    for change in changes:
+        assert all(p.ndim > 0 for p in make_stack(type(scheme)(**change)).parameters())
+
+
 def test_after_step_is_idempotent_and_keeps_types(scheme):
     stack = make_stack(scheme).to(torch.bfloat16)
     for p in stack.parameters():
@@ -312,7 +322,9 @@ def test_no_certificate_is_violated(depth, seed, size):
         with torch.no_grad():
             stack(x)
         for state, bound in zip(states, stack.certificate(entry=float(rms(x).max())), strict=True):
-            assert float(rms(stack.hidden(state)).max()) <= bound * (1 + 1e-12), scheme.name
+            # Where nothing is proven nothing can be violated: `none` overflows float64 here.
+            if bound < math.inf:
+                assert float(rms(stack.hidden(state)).max()) <= bound * (1 + 1e-12), scheme.name
 
 
 def test_laws_answer_for_tensors_and_depths(scheme):

@@ -135,9 +135,7 @@ def peri(net, x, f):
 def mix(net, x, f):
     posts = math.floor(net.scheme.post_fraction * net.depth)
     places = ["write.norm" if k < posts else "read" for k in range(net.depth)]
-    gains = [
-        [net.gain(s.get_submodule(place)) for s in b.steps] for b, place in zip(net.blocks, places, strict=True)
-    ]
+    gains = [[net.gain(s.get_submodule(place)) for s in b.steps] for b, place in zip(net.blocks, places, strict=True)]
     return written.mix(x, f, gains, net.final, fraction=net.scheme.post_fraction, norm=net.norm)
 
 

@@ -119,7 +119,9 @@ def test_deepnorm_in_an_encoder_decoder(spec, depth, cross, alpha, beta):
     for role, sample in entries.items():
         has_std(sample, xavier(fans[role]), 1.0 if role in ("q", "k") else beta)
     for layer in stack.layers:
-        assert [step.write.keep.value for step in layer.block.steps] == pytest.approx([alpha] * len(blocks[0]), abs=5e-5)
+        assert [step.write.keep.value for step in layer.block.steps] == pytest.approx(
+            [alpha] * len(blocks[0]), abs=5e-5
+        )
 
 
 def test_deepnorm_takes_alpha_and_beta_as_given():
@@ -260,9 +262,14 @@ def lengths(model):
             yield role, role.view().double().norm(dim=AXES[role.role])
 
 
+def length_error(dtype):
+    # Down a column the d squares may be summed one by one: roundings walk at random, √d of them in effect, and the root
+    # halves that; once in the library, once here. Two more for the root and the division.
+    return (math.sqrt(DIM) + 2) * torch.finfo(dtype).eps
+
+
 def all_unit(model, dtype):
-    # Each of the entries is rounded once, and so is the length it was divided by.
-    return all(float((length - 1).abs().max()) <= 2 * torch.finfo(dtype).eps for _, length in lengths(model))
+    return all(float((length - 1).abs().max()) <= length_error(dtype) for _, length in lengths(model))
 
 
 @pytest.mark.parametrize("kind", ["fused", "grouped", "experts"])
@@ -292,7 +299,7 @@ def test_ngpt_returns_to_unit_length_after_a_step(kind, dtype):
         before, length = directions[role.name + role.role]
         expected = before.double() / length.unsqueeze(AXES[role.role])
         # One rounding to the format of the weights, after arithmetic in at least single precision.
-        allowed = torch.finfo(dtype).eps + 2 * torch.finfo(torch.promote_types(dtype, torch.float32)).eps
+        allowed = torch.finfo(dtype).eps + length_error(torch.promote_types(dtype, torch.float32))
         torch.testing.assert_close(role.view().double(), expected, rtol=allowed, atol=torch.finfo(dtype).tiny)
     for role in model.find_roles():
         if role.role not in AXES:
@@ -306,8 +313,8 @@ def test_ngpt_constraint_is_idempotent(dtype):
     once = [parameter.detach().clone() for parameter in model.parameters()]
     model.after_step()
     for before, after in zip(once, model.parameters(), strict=True):
-        # Lengths are within 2 eps of one, so the second pass moves an entry by that and its rounding at most.
-        torch.testing.assert_close(after.detach(), before, rtol=4 * torch.finfo(dtype).eps, atol=0)
+        # The second pass divides by a length of one within its error, and rounds.
+        torch.testing.assert_close(after.detach(), before, rtol=length_error(dtype), atol=0)
 
 
 def test_ngpt_wants_its_own_head():

@@ -27,14 +27,12 @@ def gaussian(*shape, seed=0):
 
 
 def network(spec, depth, dim, **options):
-    """(entry, blocks, exit) in float64."""
+    """(entry, blocks, exit) in float64, with gains as they start."""
     bound = normlab.scheme(spec, **options).bind(depth=depth, dim=dim)
-    return SimpleNamespace(
-        entry=bound.entry().double(),
-        blocks=[bound.block(k).double() for k in range(depth)],
-        exit=bound.exit().double(),
-        hidden=bound.hidden,
+    entry, exit_, *blocks = (
+        part.double().requires_grad_(False) for part in (bound.entry(), bound.exit(), *map(bound.block, range(depth)))
     )
+    return SimpleNamespace(entry=entry, blocks=blocks, exit=exit_)
 
 
 def run(net, x, pairs):
@@ -118,7 +116,7 @@ def test_greatest_total_rotation(decay, at_12, at_24):
         for block in net.blocks:
             for step in block.steps:
                 x = gaussian(8, seed=1)
-                moved = step(x, lambda x: 1e6 * gaussian(8, seed=2)).detach()
+                moved = step(x, lambda x: 1e6 * gaussian(8, seed=2))
                 total += math.acos(float(x @ moved / (x.norm() * moved.norm())))
         assert total == pytest.approx(expected, abs=0.005)
 
@@ -180,7 +178,7 @@ def test_lns_factors():
         for step in blocks[number - 1].steps:
             step(vector(1.0, -1.0, 1.0, 1.0), lambda x, seen=seen: seen.append(x) or nothing(x))
         for read in seen:
-            assert float(rms(read)) == pytest.approx(expected, abs=FOUR)
+            assert float(rms(read.detach())) == pytest.approx(expected, abs=FOUR)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +195,7 @@ def test_mix_counts_its_post_blocks(depth, fraction, count):
 @pytest.mark.parametrize(("alpha", "degrees", "digits"), [(0.05, 3.0128, FOUR), (0.5, 45.0, 1e-6)])
 def test_ngpt_step_angle(alpha, degrees, digits):
     step = network("ngpt", 1, 4, alpha=alpha).blocks[0].steps[0]
-    moved = step(vector(1, 0, 0, 0), lambda h: vector(0, 7, 0, 0)).detach()
+    moved = step(vector(1, 0, 0, 0), lambda h: vector(0, 7, 0, 0))
     assert math.degrees(math.atan2(float(moved[1]), float(moved[0]))) == pytest.approx(degrees, abs=digits)
 
 
@@ -426,7 +424,10 @@ def test_scalar_layerscale_is_pre_with_a_step():
 def test_peri_is_pre_on_normed_branches(step):
     x, f = gaussian(3, 6), pairs(4, 6)
     normed = [tuple(lambda x, f=f: normalised(f(x), 0.0) for f in pair) for pair in f]
-    peri, pre = run(network(f"peri(eps=0.0, step={step})", 4, 6), x, f), run(network(f"pre(eps=0.0, step={step})", 4, 6), x, normed)
+    peri, pre = (
+        run(network(f"peri(eps=0.0, step={step})", 4, 6), x, f),
+        run(network(f"pre(eps=0.0, step={step})", 4, 6), x, normed),
+    )
     # Eight updates with a handful of roundings each, read by branches of slope about one.
     torch.testing.assert_close(peri, pre, rtol=0, atol=200 * EPS64)
 
@@ -475,13 +476,16 @@ def test_geonorm_keeps_the_radius_and_turns_by_theta(size):
 def test_geonorm_keeps_the_radius_over_many_blocks():
     net, x = network("geonorm(decay='none')", 64, 8), gaussian(5, 8)
     state = net.entry(x)
-    torch.testing.assert_close(state.norm(dim=-1), torch.full((5,), math.sqrt(8), dtype=x.dtype), rtol=4 * EPS64, atol=0)
+    torch.testing.assert_close(
+        state.norm(dim=-1), torch.full((5,), math.sqrt(8), dtype=x.dtype), rtol=4 * EPS64, atol=0
+    )
     for block, pair in zip(net.blocks, pairs(64, 8), strict=True):
         state = block(state, pair)
     # 128 steps, a few roundings each, all of them relative.
     torch.testing.assert_close(rms(state), torch.ones_like(rms(state)), rtol=128 * 8 * EPS64, atol=0)
 
 
+@torch.no_grad()
 def test_ngpt_stays_on_the_unit_sphere_in_single_precision():
     bound = normlab.scheme("ngpt").bind(depth=8, dim=64)
     f = [tuple(lambda x, f=f: f(x.double()).float() for f in pair) for pair in pairs(8, 64)]

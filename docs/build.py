@@ -1,0 +1,85 @@
+"""Write what the documentation says of schemes from the schemes themselves: one page each, and the README's table.
+
+make docs          writes the files
+build.py --check   says which are not current, and exits with 1 if any is
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import normlab
+from normlab.card import Card
+from normlab.display import rows
+
+ROOT = Path(__file__).parents[1]
+BEGIN, END = "<!-- schemes: begin (make docs) -->", "<!-- schemes: end -->"
+
+
+def cards() -> list[Card]:
+    return [Card.of(normlab.scheme(name)) for name in normlab.schemes()]
+
+
+def page(card: Card) -> str:
+    """One scheme: the card, in Markdown."""
+    parts = [f"# {card.title}", f"`{card.scheme.name}`: {card.summary}"]
+    for heading, text in rows(card):
+        body = f"```\n{text}\n```" if heading in ("Formula", "Placement") else _paragraph(text)
+        parts.append(f"## {heading}\n\n{body}")
+    parts.append("## Options\n\n" + _options(card))
+    parts.append("Also known as: " + ", ".join(f"`{alias}`" for alias in card.scheme.aliases))
+    note = f"_Written by `make docs` from `normlab/schemes/{card.scheme.name}.py`; edit that file._"
+    return "\n\n".join([*parts, note]) + "\n"
+
+
+def _paragraph(text: str) -> str:
+    return "\n".join(f"- {line}" for line in text.splitlines()) if "\n" in text else text
+
+
+def _options(card: Card) -> str:
+    lines = ["| option | default | meaning |", "|---|---|---|"]
+    lines += [f"| `{o.name}` | `{o.default!r}` | {_cell(o.help)} |" for o in card.options]
+    return "\n".join(lines)
+
+
+def table() -> str:
+    """One row per scheme, for the README."""
+    lines = ["| scheme | step | state grows with depth | certified | source |", "|---|---|---|---|---|"]
+    for card in cards():
+        name = card.scheme.name
+        formula = card.sections["Formula"].splitlines()[0]
+        growth = dict(card.growth)["Forward"].partition(";")[0]
+        certified = "no" if card.certificate.startswith("none") else "yes"
+        source = _cell(card.sections["Source"]).partition(";")[0]
+        lines.append(f"| [`{name}`](docs/schemes/{name}.md) | `{_cell(formula)}` | {growth} | {certified} | {source} |")
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
+
+
+def documents() -> dict[Path, str]:
+    """Every generated file with what it should hold."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    before, _, rest = readme.partition(BEGIN)
+    after = rest.partition(END)[2]
+    pages = {ROOT / "docs" / "schemes" / f"{card.scheme.name}.md": page(card) for card in cards()}
+    return pages | {ROOT / "README.md": f"{before}{BEGIN}\n{table()}\n{END}{after}"}
+
+
+def main() -> None:
+    stale = [path for path, text in documents().items() if not path.exists() or path.read_text("utf-8") != text]
+    if "--check" in sys.argv[1:]:
+        for path in stale:
+            print(f"{path.relative_to(ROOT)} is not current; run make docs")
+        sys.exit(1 if stale else 0)
+    for path, text in documents().items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    print(f"{len(stale)} of {len(documents())} files changed")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""The command line as a person meets it: help at once, one line for a mistake, the card and the table."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import normlab
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "error", "-m", "normlab.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_help_does_not_import_torch():
+    code = (
+        "import sys; sys.argv = ['normlab', '--help']\n"
+        "from normlab import cli\n"
+        "try: cli.main()\n"
+        "except SystemExit as stop: assert stop.code in (0, None)\n"
+        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    assert "normlab schemes geonorm" in found.stdout
+
+
+def test_table_names_every_scheme():
+    found = run("schemes")
+    assert found.returncode == 0, found.stderr
+    assert all(name in found.stdout for name in normlab.schemes())
+
+
+def test_card_says_what_was_asked_for():
+    found = run("schemes", "peri(step=0.1)")
+    assert found.returncode == 0, found.stderr
+    for word in ("Peri-LN", "arXiv 2502.02732", "Certificate", "vectors a token and block", "Fails", "0.1"):
+        assert word in found.stdout
+
+
+def test_json_is_json():
+    cards = json.loads(run("schemes", "--json").stdout)
+    assert [card["name"] for card in cards] == normlab.schemes()
+    one = json.loads(run("schemes", "sandwich", "--json").stdout)
+    assert one == next(card for card in cards if card["name"] == "peri")
+    assert json.loads(run("doctor", "--json").stdout)["kernels"]["reference"] == "usable"
+
+
+def test_doctor_says_why_not():
+    found = run("doctor")
+    assert found.returncode == 0, found.stderr
+    assert "kernels triton" in found.stdout
+    assert "torch" in found.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("schemes", "peery"), "did you mean 'peri'"),
+        (("schemes", "peri(step=3)"), "step must lie in (0, 1], got 3"),
+        (("schemes", "peri(oops"), "cannot read scheme"),
+        (("schemas",), "schemes"),
+        (("schemes", "--jsn"), "--json"),
+    ],
+    ids=" ".join,
+)
+def test_mistakes_get_exit_code_2_and_no_traceback(arguments, message):
+    found = run(*arguments)
+    assert found.returncode == 2
+    assert "Traceback" not in found.stderr
+    assert message in found.stderr + found.stdout
+
+
+def test_version():
+    assert run("--version").stdout == f"normlab {normlab.__version__}\n"

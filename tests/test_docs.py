@@ -1,0 +1,54 @@
+"""Documentation that cannot rot: generated pages are current, examples run, every module imports."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import normlab
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_pages_are_what_the_schemes_say():
+    found = run("docs/build.py", "--check")
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+@pytest.mark.parametrize("script", sorted(path.name for path in (ROOT / "examples").glob("*.py")))
+def test_examples_run(script):
+    found = run("-W", "error", f"examples/{script}")
+    assert found.returncode == 0, found.stderr
+    assert found.stdout
+
+
+def test_a_scheme_of_your_own_takes_under_60_lines():
+    assert len((ROOT / "examples" / "custom_scheme.py").read_text().splitlines()) < 60
+
+
+def test_every_module_imports():
+    for module in pkgutil.walk_packages(normlab.__path__, "normlab."):
+        importlib.import_module(module.name)
+
+
+def test_links_in_the_documentation_lead_somewhere():
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_tree_in_the_readme_is_the_tree():
+    readme = (ROOT / "README.md").read_text()
+    for path in (ROOT / "normlab").iterdir():
+        if path.suffix == ".py" and path.name not in ("__init__.py", "errors.py"):
+            assert path.name in readme, path.name

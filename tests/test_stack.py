@@ -1,0 +1,125 @@
+"""Stack: anyone's modules, clear refusals, needs met or declined."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import normlab
+from normlab import NormLabError, Stack
+from normlab.models import MLP, Attention
+
+
+class Foreign(nn.Module):
+    """A sublayer that knows nothing of NormLab."""
+
+    def __init__(self, dim: int = 8):
+        super().__init__()
+        self.up_proj, self.down_proj = nn.Linear(dim, 12, bias=False), nn.Linear(12, dim, bias=False)
+
+    def forward(self, x: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
+        return self.down_proj(self.up_proj(x).tanh()) * factor
+
+
+PRE = normlab.scheme("pre").bind(depth=1, dim=8)
+
+
+def blocks(depth: int = 2, count: int = 2) -> list[tuple[nn.Module, ...]]:
+    return [tuple(Foreign() for _ in range(count)) for _ in range(depth)]
+
+
+def test_arguments_go_to_the_first_branch_and_to_single_blocks():
+    stack = Stack("pre", blocks(), 8)
+    x = torch.randn(3, 8)
+    assert not torch.allclose(stack(x, factor=0.0), stack(x))
+    both = stack(x, per_block=[{"factor": 0.0}, {"factor": 0.0}])
+    assert torch.equal(both, stack(x, factor=0.0))
+    assert not torch.allclose(stack(x, per_block=[{"factor": 0.0}, {}]), both)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("name", normlab.schemes())
+def test_any_number_of_branches(name, count):
+    stack = Stack(name, blocks(count=count), 8, residual_only=True).init_()
+    assert stack(torch.randn(2, 3, 8)).shape == (2, 3, 8)
+
+
+def test_any_batch_shape():
+    stack = Stack("dual", blocks(), 8)
+    x = torch.randn(2, 3, 5, 8)
+    assert torch.allclose(stack(x), stack(x.reshape(-1, 8)).reshape(x.shape), atol=1e-6)
+    assert stack(torch.empty(0, 8)).shape == (0, 8)
+    assert torch.allclose(stack(x.transpose(0, 2)), stack(x).transpose(0, 2), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["ngpt", "hybrid", "pre(qk_norm='head')"])
+def test_needs_are_refused_by_modules_that_cannot_meet_them(name):
+    with pytest.raises(NormLabError, match=r"needs .*, which Foreign, Foreign does not offer") as caught:
+        Stack(name, blocks(), 8)
+    assert "residual_only=True" in str(caught.value)
+    assert Stack(name, blocks(), 8, residual_only=True)(torch.randn(2, 8)).isfinite().all()
+
+
+def test_needs_are_met_once_by_modules_that_offer_them():
+    modules = [(Attention(8, 2), MLP(8, 12))]
+    stack = Stack("ngpt", modules, 8)
+    assert stack.layers[0].branches[0].softmax_scale == 2.0
+    with pytest.raises(NormLabError, match="already filled"):
+        Stack("ngpt", modules, 8)
+
+
+def test_a_module_of_a_users_own_can_meet_a_need():
+    class Own(Foreign):
+        offers = frozenset({"q-norm", "k-norm", "v-norm"})
+        head_dim = 4
+
+        def accept(self, need, module):
+            setattr(self, need.replace("-", "_"), module)
+
+    stack = Stack("hybrid", [(Own(), Foreign())], 8)
+    assert stack.layers[0].branches[0].q_norm.dim == 4
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Stack("pre", [], 8), "expected one tuple of modules per block"),
+        (lambda: Stack("pre", [(Foreign(),), (Foreign(), Foreign())], 8), "all of the same length"),
+        (lambda: Stack("pre", blocks(), 8, depth=1), "2 blocks from block 0 on do not fit into a depth of 1"),
+        (lambda: Stack("pre", blocks(), 8)(torch.randn(2, 7)), "the stack has width 8"),
+        (lambda: Stack("spannorm", blocks(), 8, topology="parallel"), "spannorm has no parallel form"),
+        (
+            lambda: normlab.scheme("pre").bind(depth=1, dim=8).block(0)(torch.ones(8), [lambda x: x]),
+            "2 branches, got 1",
+        ),
+        (lambda: Stack("pre", [(Foreign(), Tuple())], 8)(torch.ones(2, 8)), "must return one tensor, got tuple"),
+        (lambda: Stack("pre", [(Foreign(), Narrow())], 8)(torch.ones(2, 8)), "must keep the shape"),
+    ],
+)
+def test_bad_input_gets_one_clear_line(call, message):
+    with pytest.raises(NormLabError, match=message) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+class Tuple(Foreign):
+    def forward(self, x):
+        return super().forward(x), None
+
+
+class Narrow(Foreign):
+    def forward(self, x):
+        return x[..., :4]
+
+
+def test_hooks_see_settled_states():
+    stack = Stack("geonorm", blocks(), 8)
+    seen: list[torch.Tensor] = []
+    for layer in stack.layers:
+        layer.register_forward_hook(lambda _module, _args, state: seen.append(stack.hidden(state)))
+    x = torch.randn(4, 8)
+    stack(x)
+    assert [tuple(s.shape) for s in seen] == [(4, 8), (4, 8)]
+    lengths = torch.stack([s.norm(dim=-1) for s in seen])
+    assert torch.allclose(lengths, torch.full_like(lengths, 8**0.5), rtol=1e-6)

@@ -39,33 +39,45 @@ def flops_per_token(config: DecoderConfig, length: int) -> int:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that one training step holds at its fullest."""
+    """Bytes that one training step takes, by what they are spent on."""
 
     weights: int
-    gradients: int
     optimiser: int
     activations: int
+    """What the forward pass keeps for the backward pass."""
+    gradients: int
+    recomputed: int
+    """What one block keeps while it is computed again; zero without checkpointing."""
+    loss: int
+    """Two fp32 copies of the logits: the gradients on both sides of the softmax."""
 
     @property
     def total(self) -> int:
-        return self.weights + self.gradients + self.optimiser + self.activations
+        """The fullest moment. The loss is done with before any weight has a gradient, so the two do not add up."""
+        return self.weights + self.optimiser + self.activations + max(self.gradients + self.recomputed, self.loss)
 
     def __str__(self) -> str:
-        parts = ", ".join(f"{name} {value / 2**30:.2f}" for name, value in vars(self).items())
-        return f"{self.total / 2**30:.2f} GiB ({parts})"
+        parts = ", ".join(f"{name} {value / 2**30:.2f}" for name, value in vars(self).items() if value)
+        return f"{self.total / 2**30:.2f} GiB at most ({parts})"
 
 
 def memory(config: DecoderConfig, batch: int, length: int, precision: str) -> Memory:
-    """fp32 weights, gradients and two AdamW moments, and what the forward pass keeps for the backward pass."""
+    """fp32 weights, gradients and two AdamW moments, and what autograd keeps in plain PyTorch (compiling keeps less)."""
     if precision not in _PRECISIONS:
         raise unknown("precision", precision, _PRECISIONS)
     weights = 4 * num_params(config)
-    kept = _kept_activations(config, batch, length, precision)
+    kept, recomputed = _kept_activations(config, batch, length, precision), 0
     if config.checkpointing:
-        # While a block is computed again, what it keeps lies beside the states that were kept between blocks.
         plain = _kept_activations(_without_checkpointing(config), batch, length, precision)
-        kept += (plain - kept) // config.depth
-    return Memory(weights=weights, gradients=weights, optimiser=2 * weights, activations=kept)
+        recomputed = (plain - kept) // config.depth
+    return Memory(
+        weights=weights,
+        optimiser=2 * weights,
+        activations=kept,
+        gradients=weights,
+        recomputed=recomputed,
+        loss=2 * 4 * batch * length * config.vocab_size,
+    )
 
 
 def _without_checkpointing(config: DecoderConfig) -> DecoderConfig:

@@ -188,12 +188,14 @@ def test_memory_is_estimated_without_being_taken(name, precision):
     assert loss.isfinite()
     assert estimate.activations == pytest.approx(measured, rel=0.02)
     assert estimate.weights == estimate.gradients == estimate.optimiser // 2 == 4 * config.num_params()
+    assert estimate.total == 3 * estimate.weights + estimate.activations + max(estimate.gradients, estimate.loss)
     assert "GiB" in str(estimate)
 
 
 def test_checkpointing_is_estimated_to_save_memory():
     plain, saving = (DecoderConfig.preset("125m", checkpointing=c).memory(8, 1024) for c in (False, True))
     assert saving.activations < 0.6 * plain.activations
+    assert saving.activations + 12 * saving.recomputed == pytest.approx(plain.activations, rel=1e-6)
 
 
 # -- experts ---------------------------------------------------------------------------------------------------------

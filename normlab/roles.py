@@ -107,7 +107,7 @@ class Role:
 
     @property
     def is_whole(self) -> bool:
-        return self.start == 0 and self.length in (None, self.parameter.shape[self.output_axis])
+        return self.start == 0 and (self.length is None or self.length == self.parameter.shape[self.output_axis])
 
     def _cut(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.narrow(self.output_axis, self.start, self._length)

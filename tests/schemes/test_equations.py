@@ -11,7 +11,6 @@ from functools import partial
 import pytest
 import torch
 
-
 import normlab
 
 from . import transcription as written

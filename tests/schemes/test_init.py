@@ -196,10 +196,11 @@ def test_biases_start_at_zero_and_gains_at_one(spec):
     # ngpt has no biases of its own, but a model may.
     model = decoder(spec, "gelu" if spec != "ngpt" else "fused", bias=True)
     for role in model.find_roles():
+        value = role.parameter.detach()
         if role.role == "bias":
-            assert not role.view().any(), role.name
+            assert not value.any(), role.name
         if role.name.endswith(("norm.weight", "read.weight", "exit.weight")):
-            assert bool((role.view() == 1).all()), role.name
+            assert bool((value == 1).all()), role.name
     assert any(role.role == "bias" for role in model.find_roles())
 
 
@@ -208,7 +209,14 @@ def test_biases_of_norms_start_at_zero_too():
     biases = [role for role in model.find_roles() if role.role == "bias"]
     # Four in the sublayers and two in the norms of each block.
     assert len(biases) == 6 * DEPTH
-    assert not any(role.view().any() for role in biases)
+    assert not any(role.parameter.detach().any() for role in biases)
+
+
+def test_vectors_have_a_view_as_matrices_have():
+    """`Role.view()` is for every role, gains and biases included."""
+    for role in decoder("geonorm", bias=True, depth=1).find_roles():
+        if not role.is_matrix:
+            assert role.view().data_ptr() == role.parameter.data_ptr(), role.name
 
 
 @pytest.mark.parametrize("spec", ["pre", "geonorm", "deepnorm", "spannorm"])
@@ -291,7 +299,7 @@ def test_ngpt_returns_to_unit_length_after_a_step(kind, dtype):
     for parameter in model.parameters():
         parameter.data.mul_(1.7).add_(0.01 * torch.randn(parameter.shape).to(dtype))
     directions = {role.name + role.role: (role.view().clone(), length) for role, length in lengths(model)}
-    others = {role.name: role.view().clone() for role in model.find_roles() if role.role not in AXES}
+    others = {role.name: role.parameter.detach().clone() for role in model.find_roles() if role.role not in AXES}
     model.after_step()
     assert all(parameter.dtype == dtype for parameter in model.parameters())
     assert all_unit(model, dtype)
@@ -303,7 +311,7 @@ def test_ngpt_returns_to_unit_length_after_a_step(kind, dtype):
         torch.testing.assert_close(role.view().double(), expected, rtol=allowed, atol=torch.finfo(dtype).tiny)
     for role in model.find_roles():
         if role.role not in AXES:
-            assert torch.equal(role.view(), others[role.name]), role.name
+            assert torch.equal(role.parameter.detach(), others[role.name]), role.name
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

@@ -7,6 +7,7 @@ With n(v) = v/‖v‖ and y = R·n(x), a Pre-Norm step seen on the sphere of rad
 Every side of every identity here is a step of the library.
 """
 
+import itertools
 import math
 
 import pytest
@@ -148,8 +149,12 @@ def test_ngpt_is_post_norm_on_unit_branches(alpha):
 
 def test_lns_on_linear_branches_is_pre_norm_with_a_decaying_step():
     matrix, x = gaussian(D, D), gaussian(16, D)
+
+    def linear(x):
+        return x @ matrix
+
     for k in range(5):
-        close(step("lns", 5, k)(x, lambda x: x @ matrix), step("pre")(x, lambda x: x @ matrix / math.sqrt(k + 1)))
+        close(step("lns", 5, k)(x, linear), step("pre")(x, times(1 / math.sqrt(k + 1), linear)))
 
 
 def test_peri_is_pre_norm_with_a_step_that_forgets_the_size_of_the_branch():
@@ -189,7 +194,7 @@ def tangent_part(x, g):
 
 
 def orders(found):
-    return [float(torch.log2(a / b).mean()) for a, b in zip(found, found[1:], strict=False)]
+    return [float(torch.log2(a / b).mean()) for a, b in itertools.pairwise(found)]
 
 
 def test_geonorm_and_post_norm_agree_to_second_order():
@@ -202,7 +207,7 @@ def test_geonorm_and_post_norm_agree_to_second_order():
 
 
 def test_geonorm_and_post_norm_agree_to_third_order_across_the_state():
-    found, x, g = gaps(lambda x: tangent_part(x, gaussian(16, D, seed=4)))
+    found, _, g = gaps(lambda x: tangent_part(x, gaussian(16, D, seed=4)))
     # t − atan t = t³/3 − t⁵/5: the next term is smaller by 0.6 t², with t = h·‖v‖/‖x‖ up to 2h here.
     assert orders(found)[-1] == pytest.approx(3.0, abs=4 * HALVINGS[-2] ** 2 + 1e-5)
     for h, gap in zip(HALVINGS, found, strict=True):

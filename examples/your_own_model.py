@@ -48,6 +48,7 @@ def train(scheme: str, steps: int = 60) -> float:
     outside = [*model.embedding.parameters(), *model.head.parameters()]
     optimiser = torch.optim.AdamW([*groups, {"params": outside, "lr": 3e-3}])
     text = torch.tensor(list((normlab.__doc__ or "").encode() * 40))
+    loss = torch.tensor(float("nan"))
     for _ in range(steps):
         starts = torch.randint(0, len(text) - 33, (16, 1))
         batch = text[starts + torch.arange(33)]

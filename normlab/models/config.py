@@ -27,8 +27,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 class DecoderConfig:
     """A decoder: `DecoderConfig(scheme="peri(step=0.1)", depth=12, dim=768, heads=12)`."""
 
-    scheme: Scheme = "pre"  # type: ignore[assignment]  # a name or a spec is turned into the scheme it names
-    """How the layers are normalised: a scheme, its name, or its name with options."""
+    scheme: Scheme | str = "pre"
+    """How the layers are normalised: a scheme, its name, or its name with options. Kept as the scheme it names."""
     depth: int = 4
     """Blocks, each of attention and MLP."""
     dim: int = 128
@@ -82,9 +82,9 @@ class DecoderConfig:
         if self.stream not in ("auto", "fp32", "bf16"):
             raise unknown("stream", self.stream, ("auto", "fp32", "bf16"))
         if self.tied and self._needs_own_head:
-            raise NormLabError(f"{self.scheme.name} needs a head of its own; set tied=False or leave it out")
-        if self.zero_outputs and not self.scheme.zero_outputs:
-            raise NormLabError(f"{self.scheme.name} forbids zero_outputs: it normalises what a branch returns")
+            raise NormLabError(f"{self.scheme_object.name} needs a head of its own; set tied=False or leave it out")
+        if self.zero_outputs and not self.scheme_object.zero_outputs:
+            raise NormLabError(f"{self.scheme_object.name} forbids zero_outputs: it normalises what a branch returns")
         # Everything else is checked by the parts themselves; on the meta device building them costs nothing.
         self._build_one_block()
 
@@ -96,12 +96,17 @@ class DecoderConfig:
         return cls(**(PRESETS[name] | changes))
 
     @property
+    def scheme_object(self) -> Scheme:
+        """The scheme, for type checkers: `scheme` takes text as well."""
+        return find_scheme(self.scheme)
+
+    @property
     def tied_head(self) -> bool:
         return not self._needs_own_head if self.tied is None else self.tied
 
     @property
     def _needs_own_head(self) -> bool:
-        return any(need.name == "untied-head" for need in self.scheme.needs)
+        return any(need.name == "untied-head" for need in self.scheme_object.needs)
 
     @property
     def width_of_head(self) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import normlab
 from normlab.card import Card
-from normlab.display import rows
+from normlab.display import names_of, rows
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- schemes: begin (make docs) -->", "<!-- schemes: end -->"
@@ -28,7 +28,7 @@ def page(card: Card) -> str:
         body = f"```\n{text}\n```" if heading in ("Formula", "Placement") else _paragraph(text)
         parts.append(f"## {heading}\n\n{body}")
     parts.append("## Options\n\n" + _options(card))
-    parts.append("Also known as: " + ", ".join(f"`{alias}`" for alias in card.scheme.aliases))
+    parts.append("Also known as: " + ", ".join(f"`{alias}`" for alias in names_of(card)))
     note = f"_Written by `make docs` from `normlab/schemes/{card.scheme.name}.py`; edit that file._"
     return "\n\n".join([*parts, note]) + "\n"
 

@@ -46,7 +46,7 @@ def card(spec: str, *, as_json: bool = False, console: Console | None = None) ->
         return
     console = console or Console()
     console.print(f"[bold]{escape(page.title)}[/bold]  {escape(page.summary)}", highlight=False)
-    console.print(f"[dim]normlab.scheme({str(page.scheme)!r}); also: {', '.join(page.scheme.aliases)}[/dim]\n")
+    console.print(f"[dim]normlab.scheme({str(page.scheme)!r}); also: {', '.join(names_of(page))}[/dim]\n")
     for heading, text in rows(page):
         _section(console, heading, text)
     console.print("\n[bold]Options[/bold]")
@@ -62,6 +62,12 @@ def _section(console: Console, heading: str, text: str) -> None:
     console.print(f"[bold]{heading:<12}[/bold]{escape(first)}", highlight=False, soft_wrap=True)
     for line in rest:
         console.print(" " * 12 + escape(line), highlight=False, soft_wrap=True)
+
+
+def names_of(page: Card) -> list[str]:
+    """What else people type for a scheme, with the options that a name stands for."""
+    cls = type(page.scheme)
+    return [*cls.aliases, *(f"{name} = {cls(**options)}" for name, options in cls.variants.items())]
 
 
 def rows(page: Card) -> list[tuple[str, str]]:
@@ -85,7 +91,7 @@ def facts(page: Card) -> dict[str, Any]:
         "name": page.scheme.name,
         "title": page.title,
         "summary": page.summary,
-        "aliases": list(page.scheme.aliases),
+        "aliases": names_of(page),
         **{heading.lower(): text for heading, text in rows(page)},
         "options": [{"name": o.name, "default": o.default, "help": o.help} for o in page.options],
     }

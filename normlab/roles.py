@@ -82,9 +82,7 @@ class Role:
 
     def view(self) -> torch.Tensor:
         """The part itself, sharing memory with the parameter."""
-        if self.is_whole:
-            return self.parameter.detach()
-        if _is_sharded(self.parameter):
+        if _is_sharded(self.parameter) and not self.is_whole:
             raise NormLabError(f"{self.name}: a part of a sharded parameter has no view; write to it through edit()")
         return self._cut(self.parameter.detach())
 
@@ -110,7 +108,7 @@ class Role:
         return self.start == 0 and (self.length is None or self.length == self.parameter.shape[self.output_axis])
 
     def _cut(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.narrow(self.output_axis, self.start, self._length)
+        return tensor if self.is_whole else tensor.narrow(self.output_axis, self.start, self._length)
 
     @property
     def _length(self) -> int:

@@ -39,11 +39,25 @@ def test_the_schemes_of_the_literature_are_there():
         ("ResiDual", "dual"),
         ("ln-scaling", "lns"),
         ("GeoNorm", "geonorm"),
-        (" olmo2 ", "output"),
+        (" swin-v2 ", "output"),
     ],
 )
 def test_names_people_type(typed, name):
     assert normlab.scheme(typed).name == name
+
+
+@pytest.mark.parametrize(
+    ("typed", "spec"),
+    [
+        ("rezero", "layerscale(gamma=0.0, scalar=True)"),
+        ("OLMo2", "output(qk_norm='flat')"),
+        ("gemma-2", "peri(gain='offset')"),
+        ("gemma2(step=0.5)", "peri(gain='offset', step=0.5)"),
+        ("olmo2(qk_norm=head)", "output(qk_norm='head')"),
+    ],
+)
+def test_names_that_stand_for_options(typed, spec):
+    assert normlab.scheme(typed) == normlab.scheme(spec)
 
 
 def test_options_in_text_and_in_code_are_the_same():

@@ -65,7 +65,8 @@ class Decoder(nn.Module):
                 checkpointing=config.checkpointing,
             )
             self.head = Head(config.dim, config.vocab_size, tied=config.tied_head)
-            meet([need for need in config.scheme_object.needs if need.in_head], [self.head], who=config.scheme_object.name)
+            scheme = self.stack.scheme
+            meet([need for need in scheme.needs if need.in_head], [self.head], who=scheme.name)
         target = torch.device(device) if device is not None else torch.get_default_device()
         if target.type != "meta":
             self.to_empty(device=target)

@@ -62,7 +62,7 @@ class Memory:
 
 
 def memory(config: DecoderConfig, batch: int, length: int, precision: str) -> Memory:
-    """fp32 weights, gradients and two AdamW moments, and what autograd keeps in plain PyTorch (compiling keeps less)."""
+    """fp32 weights, gradients and two moments, and what autograd keeps in eager PyTorch; compiled it keeps less."""
     if precision not in _PRECISIONS:
         raise unknown("precision", precision, _PRECISIONS)
     weights = 4 * num_params(config)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
@@ -65,6 +65,8 @@ class Scheme:
 
     name: ClassVar[str]
     aliases: ClassVar[tuple[str, ...]] = ()
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Names that stand for options of this scheme: `rezero` for LayerScale with a scalar that starts at zero."""
     topologies: ClassVar[tuple[Topology, ...]] = ("serial", "parallel")
     streams: ClassVar[int] = 1
     zero_outputs: ClassVar[bool] = True

@@ -87,4 +87,5 @@ class DeepNorm(Scheme):
             rms=on_sphere,
             forward="bounded",
             backward="bounded: the skip path keeps α/√(α²+β²) a sublayer",
+            note="α for two sublayers a block",
         )

@@ -10,7 +10,7 @@ from torch import nn
 
 from normlab.errors import NormLabError, unknown
 from normlab.schemes.base import Bound, Scheme, Site
-from normlab.schemes.law import Law, on_sphere
+from normlab.schemes.law import Law
 from normlab.schemes.parts import Add, AddNorm, Step
 
 _RULES = ("sublayers", "blocks", "sqrt")
@@ -65,8 +65,8 @@ class Keel(Scheme):
         alpha = self.skip_weight(2.0 * depth, depth)
         return Law(
             speed=lambda m: torch.full_like(m.radius, alpha),
-            rms=on_sphere,
+            rms=lambda i: math.sqrt(1 + i) if i <= 2 else 1.0,
             forward="bounded",
             backward="bounded: the skip path keeps 1 − O(1/α²) a sublayer",
-            note="from the second block on; the first is Pre-Norm",
+            note="two sublayers a block; the first block is Pre-Norm",
         )

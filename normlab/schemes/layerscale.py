@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from normlab.errors import NormLabError
 from normlab.schemes.base import Scheme, Site
@@ -26,7 +27,8 @@ class LayerScale(Scheme):
     """
 
     name = "layerscale"
-    aliases = ("layer-scale", "rezero", "cait")
+    aliases = ("layer-scale", "cait")
+    variants = MappingProxyType({"rezero": {"gamma": 0.0, "scalar": True}})
 
     gamma: float = 0.1
     """Initial value of γ."""

@@ -40,7 +40,8 @@ class Mix(Scheme):
 
     def switch(self, horizon: float) -> int:
         """The first block that is Pre-Norm."""
-        return math.floor(self.post_fraction * horizon)
+        # 0.29 · 100 is 28.999999999999996 in binary: what was meant is 29.
+        return math.floor(self.post_fraction * horizon + 1e-9)
 
     def sublayer(self, site: Site) -> Step:
         norm = self.new_norm(site.dim)

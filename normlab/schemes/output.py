@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from normlab.schemes.base import Scheme, Site
 from normlab.schemes.law import Law
@@ -25,7 +26,8 @@ class Output(Scheme):
     """
 
     name = "output"
-    aliases = ("output-norm", "outputnorm", "olmo2", "olmo-2", "res-post-norm", "swin-v2")
+    aliases = ("output-norm", "outputnorm", "res-post-norm", "swin-v2")
+    variants = MappingProxyType({"olmo2": {"qk_norm": "flat"}, "olmo-2": {"qk_norm": "flat"}})
     zero_outputs = False
 
     def sublayer(self, site: Site) -> Step:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from torch import nn
 
@@ -28,7 +29,8 @@ class Peri(Scheme):
     """
 
     name = "peri"
-    aliases = ("peri-ln", "peri-norm", "sandwich", "sandwich-norm", "sandwich-ln", "gemma2", "gemma-2")
+    aliases = ("peri-ln", "peri-norm", "sandwich", "sandwich-norm", "sandwich-ln")
+    variants = MappingProxyType({"gemma2": {"gain": "offset"}, "gemma-2": {"gain": "offset"}})
     zero_outputs = False
 
     step: float = 1.0

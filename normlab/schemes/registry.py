@@ -37,7 +37,7 @@ def register(cls: type[Scheme]) -> type[Scheme]:
     """Make a scheme known by its name and aliases; usable as a decorator."""
     if not (isinstance(cls, type) and issubclass(cls, Scheme) and dataclasses.is_dataclass(cls)):
         raise NormLabError(f"{cls!r} is not a scheme: expected a dataclass derived from normlab.schemes.Scheme")
-    names = [cls.name, *cls.aliases]
+    names = [cls.name, *cls.aliases, *cls.variants]
     for name in names:
         owner = _owner(name)
         if owner not in (None, cls):
@@ -77,7 +77,8 @@ def scheme(spec: str | Scheme, **options: Any) -> Scheme:
         raise NormLabError(f"expected a scheme or its name, got {type(spec).__name__}; try 'pre'")
     name, written = parse(spec)
     cls = find(name)
-    return cls(**_known(cls, written | options))
+    meant = next((v for variant, v in cls.variants.items() if _plain(variant) == _plain(name)), {})
+    return cls(**_known(cls, {**meant, **written, **options}))
 
 
 def parse(spec: str) -> tuple[str, dict[str, Any]]:

@@ -290,9 +290,6 @@ def test_growth_at_initialisation_follows_the_stated_law(grown, spec):
     law = normlab.scheme(spec).law(DEPTH)
     measured = grown[spec]
     expected = {i: law.rms(i) for i in measured}
-    if spec == "keel":
-        # Its law holds from the second block on; the first is Pre-Norm.
-        expected |= {0: 1.0, 1: math.sqrt(2), 2: math.sqrt(3)}
     for i, value in measured.items():
         # The state of "none" is a product of i random factors: ‖x + Wx‖² scatters by a relative √(1.5/d) for each of
         # the tokens, and in the product this adds up. Four standard deviations.

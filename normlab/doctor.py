@@ -27,7 +27,7 @@ def findings() -> dict[str, Any]:
         "device": _device(),
         "bf16": "native" if _native_bf16() else "emulated: works, slowly",
         "packages": {name: _version(name) for name in _OPTIONAL},
-        "kernels": {name: why or "usable" for name, why in backends.status().items()},
+        "kernels": backends.status(),
         "schemes": normlab.schemes(),
     }
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 
+# Kernels run in Triton's interpreter here: the same code, in Python, on the CPU. Triton asks when it is first imported.
+os.environ["TRITON_INTERPRET"] = "1"
+
 import pytest
 import torch
 from hypothesis import settings

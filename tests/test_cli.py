@@ -47,7 +47,7 @@ def test_json_is_json():
     assert [card["name"] for card in cards] == normlab.schemes()
     one = json.loads(run("schemes", "sandwich", "--json").stdout)
     assert one == next(card for card in cards if card["name"] == "peri")
-    assert json.loads(run("doctor", "--json").stdout)["kernels"]["reference"] == "usable"
+    assert json.loads(run("doctor", "--json").stdout)["kernels"]["reference"].startswith("usable")
 
 
 def test_doctor_says_why_not():

@@ -1,0 +1,1 @@
+"""Triton kernels, each beside nothing but what launches it; imported only where Triton is there to run them."""

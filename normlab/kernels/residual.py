@@ -1,0 +1,185 @@
+"""The residual step with its norms, in one pass: what most schemes are made of.
+
+    u      = shape(g)                 nothing, a norm, or a learned scale
+    s      = keep · x + step · u
+    state  = write(s)                 nothing, or a norm
+    input  = scale · read(state)      nothing, or a norm: what the next branch reads
+
+Pre-Norm is a read norm, Post-Norm and its kin a write norm, Peri-LN shape and read, KEEL write and read; a norm on its
+own is a read norm without an update. State and input are two outputs with a gradient each, taken in by one backward
+kernel: no separate addition ever runs where the state's two users meet.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from normlab.errors import NormLabError
+from normlab.kernels import backends
+from normlab.norms import layer_norm, rms_norm, widen
+
+
+class Affine(NamedTuple):
+    """A norm or a scale in one of the three places."""
+
+    kind: str
+    """rms, layer, or scale (no statistics, the gain alone)."""
+    gain: Tensor | None
+    bias: Tensor | None = None
+    eps: float = 0.0
+    offset: bool = False
+    """The gain is stored as its distance from one."""
+
+
+def apply(affine: Affine | None, x: Tensor) -> Tensor:
+    """The reference of one place, in the widened type."""
+    x = widen(x)
+    if affine is None:
+        return x
+    y = {"rms": rms_norm, "layer": layer_norm}[affine.kind](x, affine.eps) if affine.kind != "scale" else x
+    if affine.gain is not None:
+        y = y * (widen(affine.gain) + 1.0 if affine.offset else widen(affine.gain))
+    return y if affine.bias is None else y + widen(affine.bias)
+
+
+def residual_step(
+    x: Tensor,
+    g: Tensor | None,
+    *,
+    keep: Tensor | None = None,
+    step: Tensor | None = None,
+    shape: Affine | None = None,
+    write: Affine | None = None,
+    read: Affine | None = None,
+    scale: Tensor | None = None,
+    kernels: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """(state, input) on the last dimension; `keep`, `step` and `scale` are zero-dimensional tensors, None for one."""
+    if backends.choose(kernels, x) == "triton" and (g is None or g.dtype != torch.float64):
+        affines = [_flat(affine) for affine in (shape, write, read)]
+        return _Fused.apply(x, g, keep, step, scale, *affines[0][0], *affines[1][0], *affines[2][0],
+                            tuple(affine[1] for affine in affines))  # fmt: skip
+    state = x if g is None else _weighted(keep, widen(x)) + _weighted(step, apply(shape, g))
+    state = apply(write, state).to(x.dtype) if g is not None else x
+    return state, state if read is None else _weighted(scale, apply(read, state)).to(x.dtype)
+
+
+def _weighted(weight: Tensor | None, x: Tensor) -> Tensor:
+    return x if weight is None else weight * x
+
+
+class _Place(NamedTuple):
+    """What of an affine is not a tensor, as an operator can take it."""
+
+    kind: int
+    eps: float
+    offset: bool
+
+
+_KINDS = {"rms": 1, "layer": 2, "scale": 3}
+
+
+def _flat(affine: Affine | None) -> tuple[tuple[Tensor | None, Tensor | None], _Place]:
+    if affine is None:
+        return (None, None), _Place(0, 0.0, False)
+    return (affine.gain, affine.bias), _Place(_KINDS[affine.kind], affine.eps, affine.offset)
+
+
+@torch.library.custom_op("normlab::residual_forward", mutates_args=())
+def _forward(
+    x: Tensor,
+    g: Tensor | None,
+    constants: list[Tensor | None],
+    affines: list[Tensor | None],
+    kinds: list[int],
+    eps: list[float],
+    offsets: list[bool],
+) -> tuple[Tensor, Tensor]:
+    from normlab.kernels.fused import residual
+
+    return residual.forward(x, g, constants, affines, kinds, eps, offsets)
+
+
+@_forward.register_fake
+def _(x, g, constants, affines, kinds, eps, offsets):
+    state = torch.empty_like(x, memory_format=torch.contiguous_format) if g is not None else x.new_empty(0)
+    seen = torch.empty_like(x, memory_format=torch.contiguous_format) if kinds[2] else x.new_empty(0)
+    return state, seen
+
+
+@torch.library.custom_op("normlab::residual_backward", mutates_args=())
+def _backward(
+    x: Tensor | None,
+    g: Tensor | None,
+    state: Tensor | None,
+    constants: list[Tensor | None],
+    affines: list[Tensor | None],
+    kinds: list[int],
+    eps: list[float],
+    offsets: list[bool],
+    d_state: Tensor | None,
+    d_input: Tensor | None,
+    update_dtype: torch.dtype,
+    separate: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    from normlab.kernels.fused import residual
+
+    return residual.backward(
+        x, g, state, constants, affines, kinds, eps, offsets, d_state, d_input, update_dtype, separate
+    )
+
+
+@_backward.register_fake
+def _(x, g, state, constants, affines, kinds, eps, offsets, d_state, d_input, update_dtype, separate):
+    like = d_state if d_state is not None else d_input
+    dx = torch.empty_like(like, memory_format=torch.contiguous_format)
+    dg = torch.empty_like(dx, dtype=update_dtype) if separate else dx.new_empty(0)
+    wanted = sum(affine is not None for affine in affines)
+    return dx, dg, dx.new_empty((wanted, dx.shape[-1]), dtype=torch.float32)
+
+
+class _Fused(torch.autograd.Function):
+    """Both outputs share one tensor where nothing is read through a norm, so that each brings its own gradient."""
+
+    @staticmethod
+    def forward(x, g, keep, step, scale, sg, sb, wg, wb, rg, rb, places):
+        kinds, eps, offsets = ([place[i] for place in places] for i in range(3))
+        state, seen = torch.ops.normlab.residual_forward(
+            x, g, [keep, step, scale], [sg, sb, wg, wb, rg, rb], kinds, eps, offsets
+        )
+        state = x.view_as(x) if g is None else state
+        return state, seen if kinds[2] else state.view_as(state)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs, output):
+        x, g, keep, step, scale, *affines, places = inputs
+        ctx.set_materialize_grads(False)
+        ctx.places, ctx.has_update = places, g is not None
+        ctx.dtypes = x.dtype, x.dtype if g is None else g.dtype
+        writes, reads, shapes = places[1].kind, places[2].kind, places[0].kind
+        # Kept: what cannot be had for less. Behind a write norm everything starts from x and g; a read norm needs the
+        # state that it read; a shape needs the update.
+        kept_x = x if writes else None
+        kept_state = (output[0] if ctx.has_update else x) if reads and not writes else None
+        kept_g = g if shapes or writes else None
+        ctx.save_for_backward(kept_x, kept_g, kept_state, keep, step, scale, *affines)
+
+    @staticmethod
+    def backward(ctx: Any, d_state, d_input):
+        x, g, state, keep, step, scale, *affines = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            raise NormLabError("the fused step has no second derivative; use kernels='reference'")
+        kinds, eps, offsets = ([place[i] for place in ctx.places] for i in range(3))
+        separate = ctx.has_update and (
+            keep is not None or step is not None or bool(kinds[0]) or ctx.dtypes[0] != ctx.dtypes[1]
+        )
+        dx, dg, gains = torch.ops.normlab.residual_backward(
+            x, g, state, [keep, step, scale], affines, kinds, eps, offsets, d_state, d_input, ctx.dtypes[1], separate
+        )
+        rest = iter(gains.unbind(0))
+        found = [None if a is None else next(rest).to(a.dtype) for a in affines]
+        update = None if not ctx.has_update else dg if separate else dx
+        return dx, update, None, None, None, *found, None

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from normlab.kernels.geodesic import geodesic_step
+from normlab.kernels.residual import Affine, residual_step
 
-__all__ = ["geodesic_step"]
+__all__ = ["Affine", "geodesic_step", "residual_step"]

@@ -11,10 +11,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from normlab.errors import NormLabError
+from normlab.kernels import backends
 from normlab.roles import Role, Spec, find_roles
 from normlab.schemes.base import Bound, Scheme, Topology
 from normlab.schemes.needs import meet
-from normlab.schemes.parts import Block, BranchBound, bound_of, unbounded
+from normlab.schemes.parts import Block, Branch, BranchBound, bound_of, has_hooks, see, unbounded
 from normlab.schemes.registry import scheme as find_scheme
 
 
@@ -27,8 +28,17 @@ class Layer(nn.Module):
         self.branches = nn.ModuleList(branches)
 
     def forward(self, state: torch.Tensor, **to_first: Any) -> torch.Tensor:
+        return self.block(state, self._calls(to_first))
+
+    def run(
+        self, state: torch.Tensor, seen: torch.Tensor, after: nn.Module, **to_first: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same for a stack that lets the last write wait for `after`, which reads it."""
+        return self.block.run(state, seen, self._calls(to_first), after)
+
+    def _calls(self, to_first: Mapping[str, Any]) -> list[Branch]:
         first, *rest = self.branches
-        return self.block(state, [partial(first, **to_first), *rest])
+        return [partial(first, **to_first), *rest]
 
 
 class Stack(nn.Module):
@@ -59,6 +69,7 @@ class Stack(nn.Module):
         residual_only: bool = False,
         checkpointing: bool = False,
         roles: Mapping[str, Spec] | None = None,
+        kernels: backends.Kernels = "auto",
     ):
         super().__init__()
         branches = _branch_count(blocks)
@@ -71,6 +82,9 @@ class Stack(nn.Module):
         self.entry = self.bound.entry() if first == 0 else nn.Identity()
         self.layers = nn.ModuleList(Layer(self.bound.block(k), modules) for k, modules in enumerate(blocks))
         self.exit = self.bound.exit() if first + len(blocks) == whole else nn.Identity()
+        self.kernels = kernels
+        for layer in self.layers:
+            layer.block.kernels = kernels  # type: ignore[assignment]
         if not residual_only:
             self._meet_needs(blocks)
 
@@ -88,10 +102,30 @@ class Stack(nn.Module):
         if self.bound.first == 0 and x.shape[-1] != self.dim:
             raise NormLabError(f"the stack has width {self.dim}, got a tensor of shape {tuple(x.shape)}")
         state = self.entry(x)
-        for k, layer in enumerate(self.layers):
-            extra = to_attention if per_block is None else {**to_attention, **per_block[k]}
+        extras = [
+            to_attention if per_block is None else {**to_attention, **per_block[k]} for k in range(len(self.layers))
+        ]
+        if self._may_wait():
+            return self._run_on(state, extras)
+        for layer, extra in zip(self.layers, extras, strict=True):
             state = self._run(layer, state, extra)
         return self.exit(state)
+
+    def _may_wait(self) -> bool:
+        """Whether a block's last write may settle with the next block's first norm: not where somebody looks at, wraps
+        or stores what a layer returns.
+        """
+        if self.checkpointing or any(layer._compiled_call_impl is not None for layer in self.layers):
+            return False
+        return torch.compiler.is_compiling() or not has_hooks(self.layers)
+
+    def _run_on(self, state: torch.Tensor, extras: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+        blocks = [layer.block for layer in self.layers]
+        afters = [*(block.first_read for block in blocks[1:]), self.exit]  # type: ignore[union-attr]
+        state, seen = see(state, blocks[0].first_read, self.kernels)  # type: ignore[arg-type, union-attr]
+        for layer, after, extra in zip(self.layers, afters, extras, strict=True):
+            state, seen = layer.run(state, seen, after, **extra)  # type: ignore[operator]
+        return seen
 
     def _run(self, layer: nn.Module, state: torch.Tensor, extra: Mapping[str, Any]) -> torch.Tensor:
         if self.checkpointing and torch.is_grad_enabled():

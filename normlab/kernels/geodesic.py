@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from normlab import geometry
+from normlab.errors import NormLabError
+from normlab.kernels import backends
 from normlab.norms import widen
 
 SMOOTH = 1e-3
@@ -12,6 +16,9 @@ SMOOTH = 1e-3
 
 NO_STATE = 1e-12
 """A state shorter than this has no sphere to walk on and stays where it is."""
+
+FLOOR = 1e-20
+"""t² below this counts as this in the clamp c/t. Far smaller, and the slope of c/t would be infinite: 0 · ∞ is NaN."""
 
 
 def geodesic_step(
@@ -23,6 +30,7 @@ def geodesic_step(
     a: torch.Tensor | float | None = None,
     b: torch.Tensor | float | None = None,
     second_clamp: bool = True,
+    kernels: str = "auto",
 ) -> torch.Tensor:
     """x' = cos θ · x + sin θ · ‖x‖ · v/‖v‖, with v the part of g across x, on the last dimension.
 
@@ -31,6 +39,33 @@ def geodesic_step(
     Everything is a smooth function of t² = (‖v‖/‖x‖)² (θ = ρ·t, and x' = cos θ · x + ρ · sinc θ · v), so the gradient
     at a zero update is the tangent part of the upstream gradient: neither NaN, as ‖v‖ in a denominator gives, nor zero.
     """
+    if _fused(kernels, x, g, factor, a, b):
+        return _Step.apply(x, g, *_scalars(x, factor, a, b), max_angle, second_clamp)
+    return _reference(x, g, factor, max_angle, a, b, second_clamp)
+
+
+def geodesic_pair(
+    x: torch.Tensor,
+    g: torch.Tensor,
+    factor: torch.Tensor | float,
+    max_angle: float,
+    *,
+    a: torch.Tensor | float | None = None,
+    b: torch.Tensor | float | None = None,
+    second_clamp: bool = True,
+    kernels: str = "auto",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`geodesic_step` twice over: the state for the next step, and the same state for the sublayer before it.
+
+    The two gradients that come back meet inside the backward kernel: nothing adds them up in memory first.
+    """
+    if _fused(kernels, x, g, factor, a, b):
+        return _Pair.apply(x, g, *_scalars(x, factor, a, b), max_angle, second_clamp)
+    y = _reference(x, g, factor, max_angle, a, b, second_clamp)
+    return y, y
+
+
+def _reference(x, g, factor, max_angle, a, b, second_clamp) -> torch.Tensor:
     state, update = widen(x), widen(g)
     radius = geometry.norm(state)
     alive = radius > NO_STATE
@@ -61,5 +96,110 @@ def _angle_map(square, max_angle, a, b) -> torch.Tensor:
 
 def _cap(square: torch.Tensor, max_angle: float) -> torch.Tensor:
     """max_angle / t, large but finite where t is zero."""
-    tiny = torch.finfo(square.dtype).tiny
-    return max_angle * torch.rsqrt(square.clamp_min(tiny))
+    return max_angle * torch.rsqrt(square.clamp_min(FLOOR))
+
+
+def _fused(kernels: str, x, g, factor, a, b) -> bool:
+    """Whether the kernel takes this step; asked for by name, it refuses with the reason."""
+    if any(hasattr(tensor, "full_tensor") for tensor in (x, g, a, b)):
+        return False  # a distributed tensor: its operators are torch's own
+    if backends.choose(kernels, x) == "reference":
+        return False
+    reason = _unfit(x, g, factor, a, b)
+    if reason is not None and kernels == "triton":
+        raise NormLabError(f"kernels='triton' cannot take this geodesic step: {reason}; use kernels='reference'")
+    return reason is None
+
+
+def _unfit(x, g, factor, a, b) -> str | None:
+    if x.shape != g.shape:
+        return f"state and update differ in shape, {tuple(x.shape)} and {tuple(g.shape)}"
+    if g.dtype == torch.float64:
+        return "the update is float64"
+    if isinstance(factor, torch.Tensor) and factor.requires_grad:
+        return "the factor needs a gradient"
+    if any(isinstance(scalar, torch.Tensor) and scalar.numel() != 1 for scalar in (factor, a, b)):
+        return "factor, a and b must be single numbers"
+    return None
+
+
+def _scalars(x, *scalars) -> tuple[torch.Tensor | None, ...]:
+    """Each as one element on the device of `x`, where a kernel can read it without the host waiting."""
+    return tuple(None if scalar is None else _scalar(scalar, x.device) for scalar in scalars)
+
+
+def _scalar(scalar: torch.Tensor | float, device: torch.device) -> torch.Tensor:
+    if isinstance(scalar, torch.Tensor):
+        return scalar.to(device)
+    return torch.full((), scalar, dtype=torch.float32, device=device)
+
+
+_STEP = "Tensor x, Tensor g, Tensor factor, Tensor? a, Tensor? b, float max_angle, bool second_clamp"
+
+
+@torch.library.custom_op("normlab::geodesic_forward", mutates_args=(), schema=f"({_STEP}) -> Tensor")
+def _forward_op(x, g, factor, a, b, max_angle, second_clamp):
+    from normlab.kernels.fused import geodesic
+
+    return geodesic.forward(x, g, factor, a, b, max_angle, second_clamp)
+
+
+@_forward_op.register_fake
+def _(x, g, factor, a, b, max_angle, second_clamp):
+    return x.new_empty(x.shape)
+
+
+@torch.library.custom_op(
+    "normlab::geodesic_backward",
+    mutates_args=(),
+    schema=f"({_STEP}, Tensor? d_state, Tensor? d_input) -> (Tensor dx, Tensor dg, Tensor da, Tensor db)",
+)
+def _backward_op(x, g, factor, a, b, max_angle, second_clamp, d_state, d_input):
+    from normlab.kernels.fused import geodesic
+
+    return geodesic.backward(x, g, factor, a, b, max_angle, second_clamp, d_state, d_input)
+
+
+@_backward_op.register_fake
+def _(x, g, factor, a, b, max_angle, second_clamp, d_state, d_input):
+    shapes = [(0,) if scalar is None else scalar.shape for scalar in (a, b)]
+    da, db = (x.new_empty(shape, dtype=torch.float32) for shape in shapes)
+    return x.new_empty(x.shape), g.new_empty(g.shape), da, db
+
+
+def _no_second_derivative(ctx: Any, *grads: Any) -> Any:
+    raise NormLabError("the fused geodesic step has no second derivative; use kernels='reference'")
+
+
+_backward_op.register_autograd(_no_second_derivative)
+
+
+class _Step(torch.autograd.Function):
+    @staticmethod
+    def forward(x, g, factor, a, b, max_angle, second_clamp) -> Any:
+        return _forward_op(x, g, factor, a, b, max_angle, second_clamp)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        *tensors, ctx.max_angle, ctx.second_clamp = inputs
+        # An output that nobody used then brings None, not a tensor of zeros to read.
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+        d_state, d_input = grads if len(grads) == 2 else (grads[0], None)
+        if d_state is None and d_input is None:
+            return None, None, None, None, None, None, None
+        x, g, factor, a, b = ctx.saved_tensors
+        dx, dg, da, db = _backward_op(x, g, factor, a, b, ctx.max_angle, ctx.second_clamp, d_state, d_input)
+        da = None if a is None else da.to(a.dtype)
+        db = None if b is None else db.to(b.dtype)
+        return dx, dg, None, da, db, None, None
+
+
+class _Pair(_Step):
+    @staticmethod
+    def forward(x, g, factor, a, b, max_angle, second_clamp) -> Any:
+        y = _forward_op(x, g, factor, a, b, max_angle, second_clamp)
+        return y, y.view_as(y)

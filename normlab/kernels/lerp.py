@@ -70,7 +70,7 @@ def _check(h: torch.Tensor, g: torch.Tensor, alpha: torch.Tensor) -> None:
 def _fused(kernels: str, *tensors: torch.Tensor) -> bool:
     if any(hasattr(tensor, "full_tensor") for tensor in tensors):
         return False
-    return all([choose(kernels, tensor) == "triton" for tensor in tensors])
+    return all(choose(kernels, tensor) == "triton" for tensor in tensors)
 
 
 def _packed(kernels: str, weight: torch.Tensor) -> bool:
@@ -142,7 +142,8 @@ class _Lerp(torch.autograd.Function):
         ctx.save_for_backward(h, g, alpha)
 
     @staticmethod
-    def backward(ctx: Any, d_state: torch.Tensor | None, d_input: torch.Tensor | None = None) -> Any:
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+        d_state, d_input = (*grads, None)[:2]
         if d_state is None and d_input is None:
             return None, None, None, None
         return *_backward_op(*ctx.saved_tensors, ctx.eps, d_state, d_input), None

@@ -168,7 +168,8 @@ class _Fused(torch.autograd.Function):
         ctx.save_for_backward(kept_x, kept_g, kept_state, keep, step, scale, *affines)
 
     @staticmethod
-    def backward(ctx: Any, d_state, d_input):
+    def backward(ctx: Any, *grad_outputs):
+        d_state, d_input = grad_outputs
         x, g, state, keep, step, scale, *affines = ctx.saved_tensors
         if torch.is_grad_enabled():
             raise NormLabError("the fused step has no second derivative; use kernels='reference'")

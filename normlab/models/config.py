@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from normlab.errors import NormLabError, unknown
+from normlab.kernels.backends import Kernels
 from normlab.schemes.base import Scheme, Topology
 from normlab.schemes.registry import scheme as find_scheme
 
@@ -67,6 +68,8 @@ class DecoderConfig:
     """Weight of the router's z-loss."""
     stream: Literal["auto", "fp32", "bf16"] = "auto"
     """Number format of the residual stream; auto: that of the embedding."""
+    kernels: Kernels = "auto"
+    """Fused kernels where they can run, the plain reference, or Triton and nothing else."""
     checkpointing: bool = False
     """Keep only the states between blocks and compute the rest again in the backward pass."""
     init_std: float | None = None
@@ -81,6 +84,8 @@ class DecoderConfig:
                 raise NormLabError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.stream not in ("auto", "fp32", "bf16"):
             raise unknown("stream", self.stream, ("auto", "fp32", "bf16"))
+        if self.kernels not in ("auto", "reference", "triton"):
+            raise unknown("kernels", self.kernels, ("auto", "reference", "triton"))
         if self.tied and self._needs_own_head:
             raise NormLabError(f"{self.scheme_object.name} needs a head of its own; set tied=False or leave it out")
         if self.zero_outputs and not self.scheme_object.zero_outputs:

@@ -63,6 +63,7 @@ class Decoder(nn.Module):
                 config.dim,
                 topology=config.topology,
                 checkpointing=config.checkpointing,
+                kernels=config.kernels,
             )
             self.head = Head(config.dim, config.vocab_size, tied=config.tied_head)
             scheme = self.stack.scheme

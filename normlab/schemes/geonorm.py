@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from normlab.errors import NormLabError
+from normlab.kernels import backends
+from normlab.kernels.geodesic import geodesic_pair, geodesic_step
 from normlab.norms import widen
-from normlab.ops import geodesic_step
 from normlab.schemes.base import Bound, Scheme, Site
 from normlab.schemes.law import Law, on_sphere
-from normlab.schemes.parts import Constant, Step, ToSphere, Write
+from normlab.schemes.parts import Constant, Step, ToSphere, Write, see
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +111,25 @@ class Geodesic(Write):
             nn.init.zeros_(self.b)
 
     def forward(self, state: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
+        return geodesic_step(state, update, **self._options(), kernels="reference")
+
+    def settle(
+        self, state: torch.Tensor, update: torch.Tensor, shape: nn.Module, read: nn.Module, kernels: str
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if backends.choose(kernels, state) != "triton" or not isinstance(shape, nn.Identity):
+            return super().settle(state, update, shape, read, kernels)
+        state, seen = geodesic_pair(state, update, **self._options(), kernels=kernels)
+        return (state, seen) if isinstance(read, nn.Identity) else see(state, read, kernels)
+
+    def _options(self) -> dict[str, Any]:
         a, b = (None, None) if self.a is None or self.b is None else (widen(self.a), widen(self.b))
-        return geodesic_step(state, update, self.decay.tensor, self.max_angle, a=a, b=b, second_clamp=self.second_clamp)
+        return {
+            "factor": self.decay.tensor,
+            "max_angle": self.max_angle,
+            "a": a,
+            "b": b,
+            "second_clamp": self.second_clamp,
+        }
 
     def bound(self, state: float, update: float) -> float:
         return state

@@ -9,12 +9,11 @@ import torch
 from torch import nn
 
 from normlab.errors import NormLabError
-from normlab.norms import Norm
 from normlab.roles import OUTPUTS, Role
 from normlab.schemes.base import Bound, Scheme, Site
 from normlab.schemes.law import Law
 from normlab.schemes.needs import Need
-from normlab.schemes.parts import Add, Branch, BranchBound, Step
+from normlab.schemes.parts import Add, AddNorm, Step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,12 +44,12 @@ class Hybrid(Scheme):
             raise NormLabError("hybrid brings its own norms on q, k and v; leave qk_norm off")
 
     def sublayer(self, site: Site) -> Step:
-        write = Add(site.dt)
         if self.star and site.block == 0:
-            return Step(write, read=self.new_norm(site.dim))
+            return Step(Add(site.dt), read=self.new_norm(site.dim))
         if site.branch == 0:
-            return Step(write)
-        return NormedSkip(write, self.new_norm(site.dim))
+            # z = N(y) is all that anyone reads of y: the norm belongs to the write.
+            return Step(AddNorm(self.new_norm(site.dim), step=site.dt))
+        return Step(Add(site.dt))
 
     @property
     def needs(self) -> tuple[Need, ...]:
@@ -75,22 +74,6 @@ class Hybrid(Scheme):
         )
 
     def _rms(self, i: int) -> float:
-        size = 1.0
-        for j in range(i):
-            plain = self.star and j < 2
-            size = math.sqrt(size**2 + 1) if plain else math.sqrt(2) * (size if j % 2 == 0 else 1.0)
-        return size
-
-
-class NormedSkip(Step):
-    """z = N(x), then z + F(z): branch and skip both start behind the norm."""
-
-    def __init__(self, write: Add, norm: Norm):
-        super().__init__(write)
-        self.norm = norm
-
-    def forward(self, state: torch.Tensor, branch: Branch) -> torch.Tensor:
-        return super().forward(self.norm(state), branch)
-
-    def bound(self, state: float, branch: BranchBound) -> float:
-        return super().bound(self.norm.bound(state), branch)
+        if self.star and i <= 2:
+            return math.sqrt(1 + i)
+        return 1.0 if i % 2 else math.sqrt(2) if i else 1.0

@@ -10,12 +10,14 @@ import torch
 from torch import nn
 
 from normlab.errors import NormLabError
+from normlab.kernels import backends
+from normlab.kernels.lerp import sphere_lerp, sphere_lerp_pair
 from normlab.norms import l2_norm, widen
 from normlab.roles import Role, whole_parameters
 from normlab.schemes.base import Bound, Scheme, Site
 from normlab.schemes.law import Law, on_sphere
 from normlab.schemes.needs import Need
-from normlab.schemes.parts import Chain, Constant, Scale, Step, ToSphere, Write, factor
+from normlab.schemes.parts import Chain, Constant, Scale, Step, ToSphere, Write, factor, see
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,9 +104,20 @@ class SphereLerp(Write):
         super().__init__()
         self.alpha, self.eps, self.dt = alpha, eps, factor(dt)
 
+    def step_size(self) -> torch.Tensor:
+        """|α|, cut in refined schemes."""
+        return self.dt(self.alpha.value().abs())
+
     def forward(self, state: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
-        h, target = widen(state), l2_norm(update, self.eps)
-        return l2_norm(h + self.dt(self.alpha.value().abs()) * (target - h), self.eps).to(state.dtype)
+        return sphere_lerp(state, update, self.step_size(), self.eps, kernels="reference")
+
+    def settle(
+        self, state: torch.Tensor, update: torch.Tensor, shape: nn.Module, read: nn.Module, kernels: str
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if backends.choose(kernels, state) != "triton" or not isinstance(shape, nn.Identity):
+            return super().settle(state, update, shape, read, kernels)
+        state, seen = sphere_lerp_pair(state, update, self.step_size(), self.eps, kernels=kernels)
+        return (state, seen) if isinstance(read, nn.Identity) else see(state, read, kernels)
 
     def bound(self, state: float, update: float) -> float:
         return 1.0 / math.sqrt(self.alpha.weight.shape[-1])

@@ -21,7 +21,9 @@ from torch import nn
 
 from normlab import geometry
 from normlab.errors import NormLabError
-from normlab.norms import Norm, widen
+from normlab.kernels import backends
+from normlab.kernels.residual import Affine, residual_step
+from normlab.norms import LayerNorm, Norm, RMSNorm, widen
 
 Branch = Callable[[torch.Tensor], torch.Tensor]
 """A sublayer: the normalised input in, the proposed update out."""
@@ -153,12 +155,79 @@ class Write(nn.Module):
     def forward(self, state: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError
 
+    def settle(
+        self, state: torch.Tensor, update: torch.Tensor, shape: nn.Module, read: nn.Module, kernels: str
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(next state, what `read` makes of it), for an update as the branch returned it.
+
+        A write that can take in the parts around it overrides this with one kernel; what it returns is the same.
+        """
+        state = self(state, shape(update))
+        return state, read(state)
+
     def bound(self, state: float, update: float) -> float:
         """Largest RMS of the next state, given the largest RMS of state and update."""
         return math.inf
 
 
-class Add(Write):
+class _Residual(Write):
+    """A weighted sum, with or without a norm behind it: settled in one kernel with the parts around it."""
+
+    def terms(self) -> tuple[nn.Module, nn.Module, Norm | None]:
+        """(factor on the state, factor on the update, norm of the sum)."""
+        raise NotImplementedError
+
+    def settle(
+        self, state: torch.Tensor, update: torch.Tensor, shape: nn.Module, read: nn.Module, kernels: str
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        keep, step, norm = self.terms()
+        before, at, behind = _affine(shape), _affine(norm), _affine(read)
+        if backends.choose(kernels, state) != "triton" or before is None or at is None or behind is None:
+            return super().settle(state, update, shape, read, kernels)
+        return residual_step(
+            state,
+            update,
+            keep=_tensor(keep),
+            step=_tensor(step),
+            shape=before[0],
+            write=at[0],
+            read=behind[0],
+            scale=behind[1],
+            kernels=kernels,
+        )
+
+
+def _tensor(constant: nn.Module) -> torch.Tensor | None:
+    return constant.tensor if isinstance(constant, Constant) else None
+
+
+def _affine(part: nn.Module | None) -> tuple[Affine | None, torch.Tensor | None] | None:
+    """(norm or scale, factor on it) as the kernel takes them; None where it cannot."""
+    if part is None or isinstance(part, nn.Identity):
+        return None, None
+    if isinstance(part, Norm) and type(part) in _NORM_KINDS:
+        return Affine(_NORM_KINDS[type(part)], part.weight, part.bias, part.eps, part.offset), None
+    if isinstance(part, Scale) and part.weight.numel() > 1:
+        return Affine("scale", part.value()), None
+    if isinstance(part, Chain) and len(part) == 2:
+        norm, constant = _affine(part[0]), part[1]
+        if norm is not None and norm[0] is not None and isinstance(constant, Constant):
+            return norm[0], constant.tensor
+    return None
+
+
+_NORM_KINDS: dict[type, str] = {RMSNorm: "rms", LayerNorm: "layer"}
+
+
+def see(state: torch.Tensor, read: nn.Module, kernels: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """(state, what `read` makes of it): a norm on its own, whose backward takes in both gradients."""
+    found = _affine(read)
+    if backends.choose(kernels, state) != "triton" or found is None or found[0] is None:
+        return state, read(state)
+    return residual_step(state, None, read=found[0], scale=found[1], kernels=kernels)
+
+
+class Add(_Residual):
     """x + step · g."""
 
     linear = True
@@ -168,6 +237,9 @@ class Add(Write):
         self.step = factor(step)
         self.same_gradient = step == 1.0
 
+    def terms(self) -> tuple[nn.Module, nn.Module, Norm | None]:
+        return nn.Identity(), self.step, None
+
     def forward(self, state: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
         return (widen(state) + self.step(widen(update))).to(state.dtype)
 
@@ -175,13 +247,16 @@ class Add(Write):
         return state + bound_of(self.step, update)
 
 
-class AddNorm(Write):
+class AddNorm(_Residual):
     """N(keep · x + step · g)."""
 
     def __init__(self, norm: Norm, keep: float = 1.0, step: float = 1.0):
         super().__init__()
         self.norm, self.keep, self.step = norm, factor(keep), factor(step)
         self.same_gradient = keep == step
+
+    def terms(self) -> tuple[nn.Module, nn.Module, Norm | None]:
+        return self.keep, self.step, self.norm
 
     def forward(self, state: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
         return self.norm(self.keep(widen(state)) + self.step(widen(update))).to(state.dtype)
@@ -243,7 +318,14 @@ class Step(nn.Module):
 
 
 class Block(nn.Module):
-    """The steps of one block. `forward(state, branches)` takes one callable per step and returns the next state."""
+    """The steps of one block. `forward(state, branches)` takes one callable per step and returns the next state.
+
+    Inside, a block enters (its first branch's input beside the state) and runs. The two are apart so that a stack may
+    let the last write of a block settle together with the first norm of the next.
+    """
+
+    kernels: str = "auto"
+    """Which kernels its steps may use: auto, reference or triton."""
 
     def __init__(self, steps: list[Step]):
         super().__init__()
@@ -253,6 +335,11 @@ class Block(nn.Module):
     def branches(self) -> int:
         return len(self.steps)
 
+    @property
+    def first_read(self) -> nn.Module:
+        """What stands between the block's input and its first branch."""
+        return self.steps[0].read  # pyright: ignore[reportReturnType]  # ModuleList forgets types
+
     def pairs(self, branches: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
         """(step, branch), refused in one line where their numbers differ."""
         if len(branches) != self.branches:
@@ -260,20 +347,48 @@ class Block(nn.Module):
         return zip(self.steps, branches, strict=True)
 
     def forward(self, state: torch.Tensor, branches: Sequence[Branch]) -> torch.Tensor:
+        state, seen = see(state, self.first_read, self.usable_kernels())
+        return self.run(state, seen, branches, nn.Identity())[0]
+
+    def run(
+        self, state: torch.Tensor, seen: torch.Tensor, branches: Sequence[Branch], after: nn.Module
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """From (state, the first branch's input) to (next state, what `after` makes of it)."""
         raise NotImplementedError
 
     def bound(self, state: float, branches: Sequence[BranchBound]) -> float:
         """Largest RMS of the block's output, given the largest of its input and a bound for each branch."""
         return math.inf
 
+    def reads(self, after: nn.Module) -> list[nn.Module]:
+        """What each step's result is read through: the next step's read, and `after` at the end."""
+        return [*(step.read for step in self.steps[1:]), after]  # type: ignore[union-attr]
+
+    def usable_kernels(self) -> str:
+        """A hook on a part must see what passes through it, so such a block runs part by part."""
+        if torch.compiler.is_compiling() or self.kernels == "reference" or not has_hooks(self):
+            return self.kernels
+        return "reference"
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether anyone listens to the module or to a part of it."""
+    return any(
+        part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks
+        for part in module.modules()
+    )
+
 
 class SerialBlock(Block):
     """One step after the other: the MLP sees what attention did."""
 
-    def forward(self, state: torch.Tensor, branches: Sequence[Branch]) -> torch.Tensor:
-        for step, branch in self.pairs(branches):
-            state = step(state, branch)
-        return state
+    def run(
+        self, state: torch.Tensor, seen: torch.Tensor, branches: Sequence[Branch], after: nn.Module
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        kernels = self.usable_kernels()
+        for (step, branch), read in zip(self.pairs(branches), self.reads(after), strict=True):
+            state, seen = step.write.settle(state, propose(branch, seen), step.shape, read, kernels)
+        return state, seen
 
     def bound(self, state: float, branches: Sequence[BranchBound]) -> float:
         for step, branch in self.pairs(branches):
@@ -292,13 +407,16 @@ class ParallelBlock(Block):
             step.write = Write()
         super().__init__(steps)
 
-    @property
-    def write(self) -> Write:
-        return self.steps[0].write  # pyright: ignore[reportReturnType]  # ModuleList forgets types
-
-    def forward(self, state: torch.Tensor, branches: Sequence[Branch]) -> torch.Tensor:
-        updates = [step.update(state, branch) for step, branch in self.pairs(branches)]
-        return self.write(state, sum(updates[1:], start=updates[0]))
+    def run(
+        self, state: torch.Tensor, seen: torch.Tensor, branches: Sequence[Branch], after: nn.Module
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        updates = [
+            step.shape(propose(branch, seen if step is self.steps[0] else step.read(state)))
+            for step, branch in self.pairs(branches)
+        ]
+        total = sum(updates[1:], start=updates[0])
+        return self.steps[0].write.settle(state, total, nn.Identity(), after, self.usable_kernels())  # type: ignore
 
     def bound(self, state: float, branches: Sequence[BranchBound]) -> float:
-        return self.write.bound(state, sum(step.update_bound(state, branch) for step, branch in self.pairs(branches)))
+        update = sum(step.update_bound(state, branch) for step, branch in self.pairs(branches))
+        return self.steps[0].write.bound(state, update)  # type: ignore[union-attr]

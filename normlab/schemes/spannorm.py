@@ -13,7 +13,7 @@ from torch import nn
 from normlab.roles import OUTPUTS, Role
 from normlab.schemes.base import Bound, Scheme, Site, Topology
 from normlab.schemes.law import Law, on_sphere
-from normlab.schemes.parts import AddNorm, Block, Branch, BranchBound, Step, ToSphere
+from normlab.schemes.parts import AddNorm, Block, Branch, BranchBound, Step, ToSphere, propose
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,11 +84,13 @@ class SpanNorm(Scheme):
 class SpanBlock(Block):
     """Each step reads what the one before it made, and writes onto the block's input."""
 
-    def forward(self, state: torch.Tensor, branches: Sequence[Branch]) -> torch.Tensor:
-        seen = state
-        for step, branch in self.pairs(branches):
-            seen = step.write(state, step.update(seen, branch))
-        return seen
+    def run(
+        self, state: torch.Tensor, seen: torch.Tensor, branches: Sequence[Branch], after: nn.Module
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        kernels, written = self.usable_kernels(), state
+        for (step, branch), read in zip(self.pairs(branches), self.reads(after), strict=True):
+            written, seen = step.write.settle(state, propose(branch, seen), step.shape, read, kernels)
+        return written, seen
 
     def bound(self, state: float, branches: Sequence[BranchBound]) -> float:
         seen = state

@@ -155,8 +155,9 @@ def dual(net, x, f):
 
 def hybrid(net, x, f):
     star = net.scheme.star
-    second = [block.steps[1] for block in net.blocks]
-    gains = [net.gain(step.read if star and k == 0 else step.norm) for k, step in enumerate(second)]
+    # z = N(y): the norm of what attention's step writes, or in a Pre-Norm block of what the MLP reads.
+    norms = [b.steps[1].read if star and k == 0 else b.steps[0].write.norm for k, b in enumerate(net.blocks)]
+    gains = [net.gain(norm) for norm in norms]
     first = net.gain(net.blocks[0].steps[0].read) if star else None
     return written.hybrid(x, f, gains, net.final, star=star, first=first, norm=net.norm)
 
@@ -419,8 +420,9 @@ def test_hybrid_insides(spec, kv_heads):
     def network(x):
         layers = model.stack.layers
         f = [(partial(attention, layer.branches[0]), partial(mlp, layer.branches[1])) for layer in layers]
-        second = [layer.block.steps[1] for layer in layers]
-        gains = [(step.read if star and k == 0 else step.norm).weight for k, step in enumerate(second)]
+        steps = [layer.block.steps for layer in layers]
+        norms = [pair[1].read if star and k == 0 else pair[0].write.norm for k, pair in enumerate(steps)]
+        gains = [norm.weight for norm in norms]
         first = layers[0].block.steps[0].read.weight if star else None
         norm = partial(written.rms_norm, eps=1e-6)
         final = model.stack.exit.weight

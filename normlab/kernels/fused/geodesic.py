@@ -11,6 +11,9 @@ and K = ρ·sinc θ depend on s alone: θ² = q = ρ²·s, and ρ(s) is the angl
 Squares are summed unscaled: rows are right for 1e-12 < ‖x‖ < 1e18 and ‖g‖ < 1e18; below, a row has no sphere.
 """
 
+# Triton's language is not Python's: launch options and compile-time values look wrong to a type checker.
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+
 from __future__ import annotations
 
 import torch
@@ -18,6 +21,10 @@ import triton
 import triton.language as tl
 
 from normlab.kernels.fused import launch
+from normlab.kernels.geodesic import FLOOR, NO_STATE, SMOOTH
+
+_SHARED = 96 * 1024
+"""Bytes of the next tile that a backward program may fetch ahead: two programs still fit on one processor."""
 
 
 @triton.jit
@@ -52,7 +59,7 @@ def _sinc_slope(q, sinc, cosine):
 
 @triton.jit
 def _scalar(pointer, present: tl.constexpr, default: tl.constexpr):
-    value = default
+    value = tl.full([], default, tl.float32)
     if present:
         value = tl.load(pointer).to(tl.float32)
     return value
@@ -77,17 +84,19 @@ def _angle_map(square, factor, a, b, max_angle, FLOOR: tl.constexpr, SMOOTH: tl.
     return rate, slope, factor * inner, factor * offset, share
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _forward(
     x_ptr, g_ptr, y_ptr, factor_ptr, a_ptr, b_ptr, rows, max_angle,
     DIM: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
     HAS_A: tl.constexpr, HAS_B: tl.constexpr, SECOND: tl.constexpr,
     NO_STATE: tl.constexpr, FLOOR: tl.constexpr, SMOOTH: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    column = tl.arange(0, BLOCK)
-    mask = (row < rows)[:, None] & (column < DIM)[None, :]
-    at = row[:, None] * DIM + column[None, :]
+    row = tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    # 64 bits for the start of a tile only: within it 32 are enough and cost half the registers.
+    start = tl.program_id(0).to(tl.int64) * ROWS
+    mask = (start + row < rows) & (column < DIM)
+    at = start * DIM + (row * DIM + column)
     x = tl.load(x_ptr + at, mask=mask, other=0.0).to(tl.float32)
     g = tl.load(g_ptr + at, mask=mask, other=0.0).to(tl.float32)
     factor = tl.load(factor_ptr).to(tl.float32)
@@ -108,24 +117,25 @@ def _forward(
     tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _backward(
     x_ptr, g_ptr, d_state_ptr, d_input_ptr, dx_ptr, dg_ptr, partial_ptr, factor_ptr, a_ptr, b_ptr, rows, max_angle,
-    DIM: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    DIM: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
     HAS_STATE: tl.constexpr, HAS_INPUT: tl.constexpr,
     HAS_A: tl.constexpr, HAS_B: tl.constexpr, SECOND: tl.constexpr,
     NO_STATE: tl.constexpr, FLOOR: tl.constexpr, SMOOTH: tl.constexpr,
 ):  # fmt: skip
-    column = tl.arange(0, BLOCK)
+    row = tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
     factor = tl.load(factor_ptr).to(tl.float32)
     a = _scalar(a_ptr, HAS_A, 1.0)
     b = _scalar(b_ptr, HAS_B, 0.0)
     da = tl.zeros([ROWS], tl.float32)
     db = tl.zeros([ROWS], tl.float32)
-    for tile in range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0)):
-        row = tile.to(tl.int64) * ROWS + tl.arange(0, ROWS)
-        mask = (row < rows)[:, None] & (column < DIM)[None, :]
-        at = row[:, None] * DIM + column[None, :]
+    for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
+        start = tl.cast(tile, tl.int64) * ROWS
+        mask = (start + row < rows) & (column < DIM)
+        at = start * DIM + (row * DIM + column)
         x = tl.load(x_ptr + at, mask=mask, other=0.0).to(tl.float32)
         g = tl.load(g_ptr + at, mask=mask, other=0.0).to(tl.float32)
         if HAS_STATE:
@@ -172,7 +182,7 @@ def _backward(
         tl.store(partial_ptr + tl.num_programs(0) + tl.program_id(0), tl.sum(db, 0))
 
 
-def forward(x, g, factor, a, b, max_angle: float, second_clamp: bool, constants: dict[str, float]) -> torch.Tensor:
+def forward(x, g, factor, a, b, max_angle: float, second_clamp: bool) -> torch.Tensor:
     """The step; reads x and g once and writes y once."""
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     if x.numel() == 0:
@@ -185,13 +195,13 @@ def forward(x, g, factor, a, b, max_angle: float, second_clamp: bool, constants:
             flat_x, flat_g, y, factor, _pointer(a, x), _pointer(b, x), rows, max_angle,
             DIM=dim, BLOCK=tile.block, ROWS=tile.rows,
             HAS_A=a is not None, HAS_B=b is not None, SECOND=second_clamp,
-            **constants, num_warps=tile.warps,
+            NO_STATE=NO_STATE, FLOOR=FLOOR, SMOOTH=SMOOTH, num_warps=tile.warps,
         )  # fmt: skip
     return y
 
 
 def backward(
-    x, g, factor, a, b, max_angle: float, second_clamp: bool, d_state, d_input, constants: dict[str, float]
+    x, g, factor, a, b, max_angle: float, second_clamp: bool, d_state, d_input
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """dx, dg, da, db; reads x, g and each gradient once, writes dx and dg once, adds up da and db in a fixed order."""
     dx = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -201,17 +211,18 @@ def backward(
     flat_x, flat_g = launch.as_rows(x), launch.as_rows(g)
     rows, dim = flat_x.shape
     tile = launch.tile(dim)
+    gradients = [launch.as_rows(d) for d in (d_state, d_input) if d is not None]
+    ahead = tile.rows * tile.block * sum(read.element_size() for read in (x, g, *gradients))
     programs = min(triton.cdiv(rows, tile.rows), launch.programs(x.device))
     partial = torch.empty(2, programs, dtype=torch.float32, device=x.device)
     with torch.cuda.device_of(x):
         _backward[(programs,)](
-            flat_x, flat_g,
-            x if d_state is None else launch.as_rows(d_state), x if d_input is None else launch.as_rows(d_input),
-            dx, dg, partial, factor, _pointer(a, x), _pointer(b, x), rows, max_angle,
-            DIM=dim, BLOCK=tile.block, ROWS=tile.rows,
+            flat_x, flat_g, gradients[0], gradients[-1], dx, dg, partial,
+            factor, _pointer(a, x), _pointer(b, x), rows, max_angle,
+            DIM=dim, BLOCK=tile.block, ROWS=tile.rows, STAGES=2 if ahead <= _SHARED else 1,
             HAS_STATE=d_state is not None, HAS_INPUT=d_input is not None,
             HAS_A=a is not None, HAS_B=b is not None, SECOND=second_clamp,
-            **constants, num_warps=tile.warps,
+            NO_STATE=NO_STATE, FLOOR=FLOOR, SMOOTH=SMOOTH, num_warps=tile.warps,
         )  # fmt: skip
     return dx, dg, _total(partial[0], a, x), _total(partial[1], b, x)
 

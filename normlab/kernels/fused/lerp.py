@@ -7,9 +7,12 @@ u = h + α ⊙ (t − h) with t = n(g), y = n(u), n(v) = v/√(Σv² + eps²). U
     dg = (α ⊙ du − t (t·(α ⊙ du))) / √(Σg² + eps²)
     dα = Σ_rows du ⊙ (t − h)
 
-which is exact with eps, because y and t are the shortened vectors. Both directions read every input once and write every
-output once; the backward recomputes t, u and y. Sums over rows run in a fixed order: two runs give the same bits.
+which is exact with eps, because y and t are the shortened vectors. Both directions read every input once and write
+every output once; the backward recomputes t, u and y. Sums over rows run in a fixed order: two runs give the same bits.
 """
+
+# Triton's language is not Python's: launch options and compile-time values look wrong to a type checker.
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ import triton.language as tl
 from normlab.kernels.fused import launch
 
 _SHARED = 96 * 1024
-"""Bytes of shared memory a backward program may fill with tiles on their way: two programs then share a processor."""
+"""Bytes of the next tile that a backward program may fetch ahead: two programs still fit on one processor."""
 
 _ROWS, _COLUMNS = 32, 128
 """Tile of a weight whose columns are scaled: rows of 256 bytes in bf16."""
@@ -69,8 +72,7 @@ def lerp_backward(
         return dh, dg, torch.zeros(alpha.shape, dtype=alpha.dtype, device=alpha.device)
     programs = min(tiles, launch.programs(h.device))
     partial = torch.empty(programs, dim, dtype=torch.float32, device=h.device)
-    wide = sum(t.element_size() for t in (state, update, *upstream) if t is not None)
-    stages = 2 if 2 * wide * plan.rows * plan.block <= _SHARED else 1
+    ahead = plan.rows * plan.block * sum(t.element_size() for t in (state, update, *upstream) if t is not None)
     with torch.cuda.device_of(h):
         _backward[(programs,)](
             state,
@@ -86,7 +88,7 @@ def lerp_backward(
             dim,
             plan.rows,
             plan.block,
-            stages,
+            2 if ahead <= _SHARED else 1,
             num_warps=plan.warps,
         )
     return dh, dg, partial.sum(0).to(alpha.dtype)

@@ -1,0 +1,117 @@
+"""Whole stacks with fused kernels: the same outputs, gradients and records as without, for every scheme."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+import normlab
+from normlab.models import MLP, Attention
+
+pytestmark = pytest.mark.filterwarnings(
+    # Dynamo itself instantiates autograd functions and looks at .grad of what is no leaf.
+    "ignore:.*should not be instantiated:DeprecationWarning",
+    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning",
+)
+
+DIM, DEPTH = 64, 3
+SPECS = [
+    *normlab.schemes(),
+    "pre(norm='layer', bias=True)",
+    "pre(step=0.5)",
+    "peri(gain='offset', step=0.1)",
+    "post(norm='layer', gain='none')",
+    "layerscale(scalar=True)",
+    "hybrid(star=True)",
+    "geonorm(decay='sqrt', learned=False, input_norm=True)",
+    "pre(norm='dyt')",
+]
+
+
+def build(spec: str, kernels: str, topology: str = "serial") -> normlab.Stack:
+    torch.manual_seed(0)
+    blocks = [(Attention(DIM, 4), MLP(DIM, 64)) for _ in range(DEPTH)]
+    stack = normlab.Stack(spec, blocks, DIM, kernels=kernels, topology=topology)
+    return stack.init_(std=0.1, generator=torch.Generator().manual_seed(0))
+
+
+def run(stack: normlab.Stack, x: torch.Tensor) -> list[torch.Tensor]:
+    """Output, gradient of the input, gradient of every parameter."""
+    x = x.detach().requires_grad_()
+    y = stack(x)
+    weights = torch.randn(y.shape, generator=torch.Generator().manual_seed(1))
+    stack.zero_grad()
+    (y * weights).sum().backward()
+    assert x.grad is not None
+    return [y.detach(), x.grad, *(p.grad for p in stack.parameters())]
+
+
+def close(ours: list[torch.Tensor], theirs: list[torch.Tensor], roundings: float) -> None:
+    for one, two in zip(ours, theirs, strict=True):
+        assert (one - two).abs().max() <= roundings * 2.0**-24 * two.abs().max().clamp_min(1e-2)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_fused_and_reference_agree(spec):
+    x = torch.randn(2, 5, DIM)
+    # Six sublayers, each some forty fp32 roundings in norms and products, forward and backward.
+    close(run(build(spec, "triton"), x), run(build(spec, "reference"), x), 500)
+
+
+@pytest.mark.parametrize("spec", ["pre", "post", "peri", "geonorm", "ngpt"])
+def test_parallel_blocks_agree(spec):
+    x = torch.randn(2, 5, DIM)
+    close(run(build(spec, "triton", "parallel"), x), run(build(spec, "reference", "parallel"), x), 500)
+
+
+@pytest.mark.parametrize("spec", normlab.schemes())
+def test_hooks_see_the_same_records(spec):
+    x = torch.randn(2, 5, DIM)
+    records = []
+    for kernels in ("triton", "reference"):
+        stack, seen = build(spec, kernels), []
+        for name, module in stack.named_modules():
+            if name.startswith("layers"):
+                record = partial(lambda seen, name, _m, _i, out: seen.append((name, out.detach())), seen, name)
+                module.register_forward_hook(record)
+        stack(x)
+        records.append(seen)
+    fused, reference = records
+    assert [name for name, _ in fused] == [name for name, _ in reference]
+    for (name, one), (_, two) in zip(fused, reference, strict=True):
+        assert torch.allclose(one, two, rtol=1e-4, atol=1e-5), name
+
+
+def test_hooks_on_layers_alone_see_settled_states():
+    x = torch.randn(2, 5, DIM)
+    for spec in normlab.schemes():
+        states = {}
+        for kernels in ("triton", "reference"):
+            stack, seen = build(spec, kernels), []
+            for layer in stack.layers:
+                layer.register_forward_hook(lambda _m, _i, out, seen=seen: seen.append(out.detach()))
+            states[kernels] = [*seen, stack(x).detach()][-1:] + seen
+        for one, two in zip(states["triton"], states["reference"], strict=True):
+            assert torch.allclose(one, two, rtol=1e-4, atol=1e-5), spec
+
+
+@pytest.mark.parametrize("spec", ["pre", "peri", "post", "spannorm"])
+def test_fused_stacks_compile_whole_and_checkpoint(spec):
+    torch._dynamo.reset()
+    x = torch.randn(2, 5, DIM)
+    stack = build(spec, "triton")
+    expected = run(stack, x)
+    stack.checkpointing = True
+    close(run(stack, x), expected, 500)
+    stack.checkpointing = False
+    stack.compile(fullgraph=True, backend="aot_eager")
+    close(run(stack, x), expected, 500)
+
+
+def test_a_kernel_that_cannot_run_is_an_error(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET")
+    with pytest.raises(normlab.NormLabError, match="kernels='triton' cannot run: the tensor is on cpu"):
+        build("pre", "triton")(torch.randn(1, DIM))
+    assert build("pre", "auto")(torch.randn(1, 2, DIM)).isfinite().all()

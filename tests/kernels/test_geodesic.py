@@ -21,9 +21,8 @@ F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 EPS = 2.0**-24
 # Half an ulp of one: the rounding of the result. The interpreter truncates to bf16, which costs a whole one.
 ROUND = {F32: EPS, F16: 2.0**-11, BF16: 2.0**-7}
-# A result is a sum of five terms; each holds two or three of four sums over the row, which cost log2(width)/2 roundings
-# apiece, and row scalars worth about ten roundings.
-ARITHMETIC = 60 * EPS
+# Sums over a row cost log2(width)/2 roundings, five for a thousand terms; the row scalars made of them about ten more.
+ARITHMETIC = 16 * EPS
 USERS = {"state": (True, False), "input": (False, True), "both": (True, True)}
 # a, b, factor, second clamp, size of the update: below the clamp, at it, learned maps, and angles beyond a full turn.
 MAPS = {

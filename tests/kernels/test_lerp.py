@@ -65,19 +65,27 @@ def run_exact(tensors, d_state, d_input):
     return [y.detach(), *(t.grad for t in inputs)], d
 
 
+def length(v: torch.Tensor) -> torch.Tensor:
+    return v.norm(dim=-1, keepdim=True)
+
+
 def assert_close(tensors, d_state, d_input) -> None:
     found = run_fused(tensors, d_state, d_input)
     exact, d = run_exact(tensors, d_state, d_input)
     h, g, alpha = (t.double() for t in tensors)
-    # A sum of D fp32 terms costs at most log2(D) roundings, two of them follow one another and a dozen single
-    # roundings are around them, each relative to the largest vector that takes part.
-    fp32 = (2 * math.log2(h.shape[-1]) + 12) * 2.0**-24
+    # A sum of D fp32 terms costs log2(D) roundings at most; half a dozen single ones follow. Each is relative to the
+    # terms it joins, so the formulas are walked once more with every minus a plus and every dot product a product of
+    # lengths.
+    fp32 = (math.log2(h.shape[-1]) + 6) * 2.0**-24
     g_inverse = torch.rsqrt(g.square().sum(-1, keepdim=True) + EPS**2)
-    target = g * g_inverse
-    u_inverse = torch.rsqrt((h + alpha * (target - h)).square().sum(-1, keepdim=True) + EPS**2)
-    reach = h.norm(dim=-1, keepdim=True) + target.norm(dim=-1, keepdim=True)
-    du = u_inverse * d.norm(dim=-1, keepdim=True) * (1.0 + u_inverse * reach)
-    scales = [u_inverse * reach, du, g_inverse * alpha.max() * du, (du * reach).sum(tuple(range(h.dim() - 1)))]
+    target = (g * g_inverse).abs()
+    u = h + alpha * (g * g_inverse - h)
+    u_inverse = torch.rsqrt(u.square().sum(-1, keepdim=True) + EPS**2)
+    turn = target + h.abs()
+    y = u_inverse * (h.abs() + alpha * turn)
+    du = u_inverse * (d.abs() + y * length(y) * length(d))
+    dg = g_inverse * (alpha * du + target * length(alpha * du))
+    scales = [y, du + alpha * du, dg, (du * turn).sum(tuple(range(h.dim() - 1)))]
     dtypes = [tensors[0].dtype, *(t.dtype for t in tensors)]
     for one, two, scale, dtype in zip(found, exact, scales, dtypes, strict=True):
         assert one.dtype == dtype

@@ -23,9 +23,6 @@ import triton.language as tl
 from normlab.kernels.fused import launch
 from normlab.kernels.geodesic import FLOOR, NO_STATE, SMOOTH
 
-_SHARED = 96 * 1024
-"""Bytes of the next tile that a backward program may fetch ahead: two programs still fit on one processor."""
-
 
 @triton.jit
 def _sinc(q):
@@ -210,16 +207,15 @@ def backward(
         return dx, dg, _total(None, a, x), _total(None, b, x)
     flat_x, flat_g = launch.as_rows(x), launch.as_rows(g)
     rows, dim = flat_x.shape
-    tile = launch.tile(dim)
     gradients = [launch.as_rows(d) for d in (d_state, d_input) if d is not None]
-    ahead = tile.rows * tile.block * sum(read.element_size() for read in (x, g, *gradients))
-    programs = min(triton.cdiv(rows, tile.rows), launch.programs(x.device))
+    sweep = launch.sweep(dim, rows, (x, g, *gradients), elements=2048, per_thread=32, together=4)
+    tile, programs = sweep.tile, sweep.programs
     partial = torch.empty(2, programs, dtype=torch.float32, device=x.device)
     with torch.cuda.device_of(x):
         _backward[(programs,)](
             flat_x, flat_g, gradients[0], gradients[-1], dx, dg, partial,
             factor, _pointer(a, x), _pointer(b, x), rows, max_angle,
-            DIM=dim, BLOCK=tile.block, ROWS=tile.rows, STAGES=2 if ahead <= _SHARED else 1,
+            DIM=dim, BLOCK=tile.block, ROWS=tile.rows, STAGES=sweep.stages,
             HAS_STATE=d_state is not None, HAS_INPUT=d_input is not None,
             HAS_A=a is not None, HAS_B=b is not None, SECOND=second_clamp,
             NO_STATE=NO_STATE, FLOOR=FLOOR, SMOOTH=SMOOTH, num_warps=tile.warps,

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
 import torch
 import triton
 
-from normlab.kernels.backends import MAX_DIM, interpreting
+from normlab.kernels.backends import interpreting
 
-__all__ = ["MAX_DIM", "Tile", "as_rows", "interpreting", "programs", "tile"]
-
-_TILE = 4096
-"""Elements in flight per program: narrow rows are taken several at a time."""
+# The numbers below were measured on an H200. Forward kernels want few, well-filled threads; backward kernels live from
+# reading tiles ahead into shared memory, which as many programs must share as run on one multiprocessor.
+_WIDE = 4096
+"""Rows of this many columns fill a multiprocessor's program on their own."""
+_SHARED = 200 * 1024
+"""Bytes that the programs of one multiprocessor may read ahead into."""
 
 
 @dataclass(frozen=True)
@@ -25,21 +28,47 @@ class Tile:
     warps: int
 
 
-@cache
-def tile(dim: int, elements: int = _TILE) -> Tile:
-    """The tile for rows of width `dim`: about sixteen elements a thread."""
+@dataclass(frozen=True)
+class Sweep:
+    """Programs that walk over all tiles in a fixed order, reading `stages` tiles ahead."""
+
+    tile: Tile
+    programs: int
+    stages: int
+
+
+def tile(dim: int, per_thread: int = 32) -> Tile:
+    """The tile of a kernel that visits every row once; narrow rows are taken several at a time."""
+    return _tile(dim, 2048, per_thread)
+
+
+def sweep(
+    dim: int, rows: int, reads: Sequence[torch.Tensor | None], *, elements: int, per_thread: int, together: int
+) -> Sweep:
+    """The programs of a kernel that adds up over rows.
+
+    `reads` are the tensors of which it reads a tile each time, `elements` the least size of a tile, and `together` the
+    programs on one multiprocessor, unless rows are wide.
+    """
+    plan = _tile(dim, elements, per_thread)
+    together = 1 if plan.block >= _WIDE else together
+    ahead = together * plan.rows * plan.block * sum(read.element_size() for read in reads if read is not None)
+    stages = 4 if 4 * ahead <= _SHARED * 2 // 3 else max(1, min(3, _SHARED // max(ahead, 1)))
+    device = next(read.device for read in reads if read is not None)
+    # Interpreted: an odd few, so that tests see uneven shares.
+    programs = 3 if interpreting() else together * _multiprocessors(device)
+    return Sweep(plan, max(1, min(programs, triton.cdiv(rows, plan.rows))), stages)
+
+
+def _tile(dim: int, elements: int, per_thread: int) -> Tile:
     block = triton.next_power_of_2(dim)
     rows = max(1, elements // block)
-    warps = min(32, max(4, rows * block // 512))
-    return Tile(rows, block, warps)
+    return Tile(rows, block, min(32, max(1, rows * block // (32 * per_thread))))
 
 
 @cache
-def programs(device: torch.device) -> int:
-    """Programs that fill the device once, for kernels that add up over rows in a fixed order."""
-    if interpreting():
-        return 3  # an odd few, so that tests see uneven shares
-    return 2 * torch.cuda.get_device_properties(device).multi_processor_count
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def as_rows(tensor: torch.Tensor) -> torch.Tensor:

@@ -22,9 +22,6 @@ import triton.language as tl
 
 from normlab.kernels.fused import launch
 
-_SHARED = 96 * 1024
-"""Bytes of the next tile that a backward program may fetch ahead: two programs still fit on one processor."""
-
 _ROWS, _COLUMNS = 32, 128
 """Tile of a weight whose columns are scaled: rows of 256 bytes in bf16."""
 
@@ -66,13 +63,13 @@ def lerp_backward(
     state, update = launch.as_rows(h), launch.as_rows(g)
     upstream = [None if d is None else launch.as_rows(d) for d in (d_state, d_input)]
     rows, dim = state.shape
-    plan = launch.tile(dim)
-    tiles = triton.cdiv(rows, plan.rows)
-    if not tiles:
+    if not rows:
         return dh, dg, torch.zeros(alpha.shape, dtype=alpha.dtype, device=alpha.device)
-    programs = min(tiles, launch.programs(h.device))
+    sweep = launch.sweep(
+        dim, rows, (state, update, *upstream), elements=4096 if dim <= 1024 else 1, per_thread=32, together=2
+    )
+    plan, programs = sweep.tile, sweep.programs
     partial = torch.empty(programs, dim, dtype=torch.float32, device=h.device)
-    ahead = plan.rows * plan.block * sum(t.element_size() for t in (state, update, *upstream) if t is not None)
     with torch.cuda.device_of(h):
         _backward[(programs,)](
             state,
@@ -83,12 +80,12 @@ def lerp_backward(
             dg,
             partial,
             rows,
-            tiles,
+            triton.cdiv(rows, plan.rows),
             eps**2,
             dim,
             plan.rows,
             plan.block,
-            2 if ahead <= _SHARED else 1,
+            sweep.stages,
             num_warps=plan.warps,
         )
     return dh, dg, partial.sum(0).to(alpha.dtype)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from normlab.kernels.fused.launch import as_rows, programs, tile
+from normlab.kernels.fused.launch import as_rows, sweep, tile
 
 # Kinds of a place: 0 nothing, 1 RMSNorm, 2 LayerNorm, 3 a scale.
 
@@ -101,6 +101,7 @@ def _backward(
     D_INPUT: tl.constexpr, SEPARATE: tl.constexpr, SHAPE: tl.constexpr, WRITE: tl.constexpr, READ: tl.constexpr,
     SG: tl.constexpr, SB: tl.constexpr, WG: tl.constexpr, WB: tl.constexpr, RG: tl.constexpr, RB: tl.constexpr,
     S_OFF: tl.constexpr, W_OFF: tl.constexpr, R_OFF: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     column = tl.arange(0, BLOCK)
@@ -118,7 +119,7 @@ def _backward(
     d_rg = tl.zeros((BLOCK,), tl.float32)
     d_rb = tl.zeros((BLOCK,), tl.float32)
     # Every program takes its row tiles in the same order every time: sums over rows are deterministic.
-    for first in range(program * ROWS, rows, tl.num_programs(0) * ROWS):
+    for first in tl.range(program * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
         row = first + tl.arange(0, ROWS)
         inside = (row < rows)[:, None] & within[None, :]
         place = row.to(tl.int64)[:, None] * D + column[None, :]
@@ -211,7 +212,7 @@ def forward(x, g, constants, affines, kinds, eps, offsets) -> tuple[Tensor, Tens
     state = torch.empty(x.shape, dtype=x.dtype, device=x.device) if g is not None else x.new_empty(0)
     seen = torch.empty(x.shape, dtype=x.dtype, device=x.device) if kinds[2] else x.new_empty(0)
     if rows:
-        plan = tile(dim)
+        plan = tile(dim, per_thread=32 if dim < 4096 else 16)
         pointers = [_or(t, flat) for t in (update, state, seen, *constants, *affines)]
         _forward[(triton.cdiv(rows, plan.rows),)](
             flat, *pointers, rows, dim, *eps, HAS_G=g is not None, **_flags(constants, affines, kinds, offsets),
@@ -229,16 +230,16 @@ def backward(
     dx = torch.empty(given.shape, dtype=given.dtype, device=given.device)
     dg = torch.empty(given.shape, dtype=update_dtype, device=given.device) if separate else given.new_empty(0)
     wanted = sum(affine is not None for affine in affines)
-    plan = tile(dim)
-    count = max(1, min(programs(given.device), triton.cdiv(rows, plan.rows)))
+    flat = [None if t is None else as_rows(t) for t in (x, g, state, d_state, d_input)]
+    narrow = dim <= 1024
+    walk = sweep(dim, rows, flat, elements=4096 if narrow else 1, per_thread=32 if narrow else 16, together=2)
     partial = torch.zeros if rows == 0 else torch.empty
-    sums = partial(wanted, count, dim, dtype=torch.float32, device=given.device)
+    sums = partial(wanted, walk.programs, dim, dtype=torch.float32, device=given.device)
     if rows:
-        flat = [None if t is None else as_rows(t) for t in (x, g, state, d_state, d_input)]
         pointers = [_or(t, dx) for t in (*flat, dx, dg, sums, *constants, *affines)]
-        _backward[(count,)](
+        _backward[(walk.programs,)](
             *pointers, rows, dim, *eps, HAS_G=separate or g is not None, D_STATE=d_state is not None,
             D_INPUT=d_input is not None, SEPARATE=separate, **_flags(constants, affines, kinds, offsets),
-            ROWS=plan.rows, BLOCK=plan.block, num_warps=plan.warps,
+            ROWS=walk.tile.rows, BLOCK=walk.tile.block, STAGES=walk.stages, num_warps=walk.tile.warps,
         )  # fmt: skip
     return dx, dg, sums.sum(1)

@@ -1,0 +1,1 @@
+"""Speed against limits and peers: kernels on their own, and whole training steps."""

@@ -1,0 +1,174 @@
+"""Every step alone: parity first, then time against the copy bandwidth, eager PyTorch, torch.compile and Liger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from normlab.bench.timing import Timing, copy_bandwidth, measure
+from normlab.errors import NormLabError
+from normlab.kernels.geodesic import geodesic_pair
+from normlab.kernels.lerp import sphere_lerp_pair
+from normlab.kernels.residual import Affine, residual_step
+
+SHAPES = ((65536, 768), (32768, 1024), (32768, 2048), (16384, 4096), (8192, 8192))
+CPU_SHAPES = ((2048, 768), (1024, 2048))
+
+Pair = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One step: what it computes, and how many tensors of the stream's size a perfect kernel moves."""
+
+    name: str
+    build: Callable[[int, torch.device], tuple[Callable[[Tensor, Tensor, str], Pair], list[Tensor]]]
+    """(function of state, update and kernels; its own parameters)."""
+    forward: int
+    backward: int
+
+
+def _gain(dim: int, device: torch.device) -> Tensor:
+    return torch.ones(dim, device=device, requires_grad=True)
+
+
+def _residual(*, shape: bool = False, write: bool = False, read: bool = False):
+    def build(dim: int, device: torch.device):
+        places = {"shape": shape, "write": write, "read": read}
+        affines = {name: Affine("rms", _gain(dim, device), None, 1e-6) for name, wanted in places.items() if wanted}
+        gains = [affine.gain for affine in affines.values() if affine.gain is not None]
+        return lambda x, g, kernels: residual_step(x, g, **affines, kernels=kernels), gains
+
+    return build
+
+
+def _geodesic(dim: int, device: torch.device):
+    a, b = torch.ones(1, device=device, requires_grad=True), torch.zeros(1, device=device, requires_grad=True)
+    factor = torch.full((), 0.5, device=device)
+    return lambda x, g, kernels: geodesic_pair(x, g, factor, 0.785, a=a, b=b, kernels=kernels), [a, b]
+
+
+def _lerp(dim: int, device: torch.device):
+    alpha = torch.full((dim,), 0.05, device=device, requires_grad=True)
+    return lambda h, g, kernels: sphere_lerp_pair(h, g, alpha, 1e-6, kernels=kernels), [alpha]
+
+
+def _norm(dim: int, device: torch.device):
+    gain = _gain(dim, device)
+
+    def call(x: Tensor, g: Tensor, kernels: str) -> Pair:
+        state, seen = residual_step(x, None, read=Affine("rms", gain, None, 1e-6), kernels=kernels)
+        return state, seen
+
+    return call, [gain]
+
+
+CASES = (
+    Case("geodesic step", _geodesic, 3, 6),
+    Case("add + norm (pre)", _residual(read=True), 4, 4),
+    Case("norm of sum (post)", _residual(write=True), 3, 5),
+    Case("norm-add-norm (peri)", _residual(shape=True, read=True), 4, 6),
+    Case("norm of sum + norm (keel)", _residual(write=True, read=True), 4, 5),
+    Case("spherical lerp (ngpt)", _lerp, 3, 6),
+    Case("RMSNorm", _norm, 2, 4),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case at one shape in one direction."""
+
+    case: str
+    shape: tuple[int, int]
+    direction: str
+    bytes_moved: int
+    copy: float
+    """Bytes a second of a copy of as many bytes, in the same run."""
+    fused: Timing
+    eager: Timing
+    compiled: Timing
+    liger: Timing | None = None
+
+    @property
+    def share(self) -> float:
+        """Of the copy bandwidth."""
+        return self.bytes_moved / self.fused.median / self.copy
+
+    def to_dict(self) -> dict[str, Any]:
+        peers = {"eager": self.eager, "compiled": self.compiled, "liger": self.liger}
+        ratios = {f"over_{name}": t.median / self.fused.median for name, t in peers.items() if t is not None}
+        return asdict(self) | {"gb_per_s": self.bytes_moved / self.fused.median / 1e9, "share": self.share, **ratios}
+
+
+def rows(device: torch.device, dtype: torch.dtype = torch.bfloat16, only: str = "") -> Iterator[Row]:
+    """Every case at every shape. On a CPU the reference stands in for the kernel."""
+    shapes = SHAPES if device.type == "cuda" else CPU_SHAPES
+    for case in CASES:
+        if only in case.name:
+            for shape in shapes:
+                yield from _rows(case, shape, device, dtype)
+
+
+def _rows(case: Case, shape: tuple[int, int], device: torch.device, dtype: torch.dtype) -> Iterator[Row]:
+    torch._dynamo.reset()
+    step, parameters = case.build(shape[1], device)
+    x, g = (torch.randn(shape, device=device).to(dtype).requires_grad_() for _ in range(2))
+    fused = "triton" if device.type == "cuda" else "reference"
+    calls = {
+        "fused": lambda: step(x, g, fused),
+        "eager": lambda: step(x, g, "reference"),
+        "compiled": torch.compile(lambda: step(x, g, "reference")),
+    }
+    _check_parity(case.name, calls["fused"], calls["eager"], [x, g, *parameters])
+    peer = _liger(case.name, x, g)
+    for direction, count in (("forward", case.forward), ("backward", case.backward)):
+        moved = count * shape[0] * shape[1] * dtype.itemsize
+        copy = copy_bandwidth(device, moved)
+        times = {name: _time(call, direction, [x, g, *parameters], device) for name, call in calls.items()}
+        liger = None if peer is None else _time(peer, direction, [x, g], device)
+        yield Row(case.name, shape, direction, moved, copy, **times, liger=liger)
+
+
+def _time(call: Callable[[], Pair], direction: str, inputs: list[Tensor], device: torch.device) -> Timing:
+    if direction == "forward":
+        with torch.no_grad():
+            return measure(call, device)
+    outputs = call()
+    upstream = [torch.randn_like(output) for output in outputs]
+    return measure(lambda: torch.autograd.grad(outputs, inputs, upstream, retain_graph=True, allow_unused=True), device)
+
+
+def _check_parity(name: str, fused: Callable[[], Pair], reference: Callable[[], Pair], inputs: list[Tensor]) -> None:
+    """No figure without it: outputs and gradients within a few roundings of the stream's format."""
+    found = []
+    for call in (fused, reference):
+        outputs = call()
+        upstream = [torch.ones_like(output) * 0.5 for output in outputs]
+        gradients = torch.autograd.grad(outputs, inputs, upstream, allow_unused=True)
+        found.append([*outputs, *(g for g in gradients if g is not None)])
+    for ours, theirs in zip(*found, strict=True):
+        scale = theirs.float().square().mean().sqrt() + theirs.float().abs()
+        rounding = torch.finfo(theirs.dtype).eps if theirs.dtype != torch.float32 else 2e-2
+        error = ((ours.float() - theirs.float()).abs() / scale.clamp_min(1e-6)).max()
+        if not error <= 8 * rounding:
+            raise NormLabError(f"{name}: fused and reference differ by {float(error):.2e}; no speed is reported")
+
+
+def _liger(name: str, x: Tensor, g: Tensor) -> Callable[[], Pair] | None:
+    """Liger-Kernel's fused add + RMSNorm, the nearest public kernel, where it is installed."""
+    if find_spec("liger_kernel") is None or "add + norm" not in name or not x.is_cuda:
+        return None
+    from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction  # type: ignore[import-not-found]
+
+    gain = torch.ones(x.shape[-1], device=x.device, requires_grad=True)
+
+    def call() -> Pair:
+        seen, state = LigerFusedAddRMSNormFunction.apply(g, x, gain, 1e-6, 0.0, "llama", False)
+        return state, seen
+
+    return call

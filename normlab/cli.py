@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Literal
 
 import tyro
 
@@ -17,6 +18,8 @@ Examples:
   normlab schemes geonorm           everything about one
   normlab schemes "peri(step=0.1)"  the same, with options
   normlab doctor                    what this machine can run, and why not
+  normlab bench kernels             fused steps against the memory's speed
+  normlab bench step                training steps of every scheme beside Pre-Norm's
 """
 
 
@@ -47,14 +50,61 @@ def doctor(json: bool = False) -> None:
     doctor.print_findings(as_json=json)
 
 
+def bench() -> None:
+    """Measure speed: `bench kernels` for the fused steps, `bench step` for whole training steps."""
+
+
+def bench_kernels(only: str = "", cpu: bool = False, out: Path | None = None) -> None:
+    """Time every fused step: share of the copy bandwidth, ratio to eager PyTorch, torch.compile and Liger.
+
+    Args:
+        only: Just the steps whose name contains this, e.g. geodesic.
+        cpu: Without a GPU: the plain reference against torch.compile.
+        out: Keep the figures in this JSON file.
+    """
+    from normlab.bench import run
+
+    run.kernels(only=only, cpu=cpu, out=out)
+
+
+def bench_step(
+    schemes: tuple[str, ...] = (),
+    preset: str = "125m",
+    batch: int = 32,
+    length: int = 1024,
+    stream: Literal["fp32", "bf16"] = "bf16",
+    out: Path | None = None,
+) -> None:
+    """Time whole training steps of every scheme beside Pre-Norm, compiled, in bf16.
+
+    Args:
+        schemes: Which ones; all of them if none is named.
+        preset: Size of the model.
+        batch: Sequences a step.
+        length: Tokens a sequence.
+        stream: Number format of the residual stream.
+        out: Keep the figures in this JSON file.
+    """
+    from normlab import schemes as known
+    from normlab.bench import run
+
+    run.step(schemes or known(), preset=preset, batch=batch, length=length, stream=stream, out=out)
+
+
 def main() -> None:
     """Entry point of the `normlab` command. Bad input: one line, exit code 2."""
     if sys.argv[1:] in (["--version"], ["-V"]):
         print(f"normlab {__version__}")
         return
     try:
+        if sys.argv[1:2] == ["bench"]:
+            benches = {"kernels": bench_kernels, "step": bench_step}
+            tyro.extras.subcommand_cli_from_dict(
+                benches, prog="normlab bench", description=bench.__doc__, args=sys.argv[2:]
+            )
+            return
         tyro.extras.subcommand_cli_from_dict(
-            {"schemes": schemes, "doctor": doctor}, prog="normlab", description=_DESCRIPTION
+            {"schemes": schemes, "doctor": doctor, "bench": bench}, prog="normlab", description=_DESCRIPTION
         )
     except NormLabError as error:
         print(f"normlab: {error}", file=sys.stderr)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import torch
 
-
 _HEAD_START = 2_000_000
 """Clock cycles that the device waits, about a millisecond."""
 

@@ -1,0 +1,92 @@
+"""`normlab bench`: measure, print a table, keep the figures as JSON with all it takes to repeat them."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from normlab.bench import kernels as kernel_bench
+from normlab.bench import step as step_bench
+from normlab.errors import NormLabError
+
+
+def kernels(*, only: str = "", cpu: bool = False, out: Path | None = None) -> list[dict[str, Any]]:
+    """Every fused step against the copy bandwidth and its peers."""
+    device = _device(cpu, "the reference against torch.compile")
+    table = Table("step", "shape", "direction", "GB/s", "of copy", "× eager", "× compiled", "× Liger", pad_edge=False)
+    found: list[dict[str, Any]] = []
+    for row in kernel_bench.rows(device, torch.bfloat16 if device.type == "cuda" else torch.float32, only):
+        facts = row.to_dict()
+        found.append(facts)
+        liger = f"{facts['over_liger']:.2f}" if "over_liger" in facts else "–"
+        table.add_row(
+            row.case, "×".join(map(str, row.shape)), row.direction, f"{facts['gb_per_s']:.0f}", f"{row.share:.2f}",
+            f"{facts['over_eager']:.2f}", f"{facts['over_compiled']:.2f}", liger,
+        )  # fmt: skip
+    if not found:
+        known = ", ".join(case.name for case in kernel_bench.CASES)
+        raise NormLabError(f"no step's name contains {only!r}; known: {known}")
+    Console(width=120).print(table)
+    _keep(out, "kernels", found)
+    return found
+
+
+def step(
+    schemes: Iterable[str], *, preset: str, batch: int, length: int, stream: str, out: Path | None = None
+) -> list[dict[str, Any]]:
+    """Whole training steps, beside the faster Pre-Norm."""
+    if not torch.cuda.is_available():
+        raise NormLabError("no GPU here: bench step needs one; try normlab bench kernels --cpu")
+    pairs = [("pre", "reference"), ("pre", "triton"), *((s, "triton") for s in schemes if s != "pre")]
+    rows = step_bench.compare(pairs, preset=preset, batch=batch, length=length, stream=stream)
+    base = max(rows[:2], key=lambda row: row.median)
+    table = Table("scheme", "kernels", "tokens/s", "× pre", "lowest", "highest", "memory × pre", pad_edge=False)
+    found = []
+    for row in rows:
+        # Pairs of neighbours in time: what slows the machine for a moment slows both.
+        paired = [a / b for a, b in zip(row.tokens_per_second, base.tokens_per_second, strict=True)]
+        ratio, memory = row.median / base.median, row.peak_bytes / base.peak_bytes
+        cells = [f"{row.median:,.0f}", f"{ratio:.3f}", f"{min(paired):.3f}", f"{max(paired):.3f}", f"{memory:.3f}"]
+        table.add_row(row.scheme, row.kernels, *cells)
+        found.append(row.to_dict() | {"over_pre": ratio, "paired": paired, "memory_over_pre": memory})
+    Console(width=120).print(table)
+    _keep(out, "step", found)
+    return found
+
+
+def _device(cpu: bool, offered: str) -> torch.device:
+    if cpu:
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise NormLabError(f"no GPU here: Triton kernels cannot be timed; --cpu compares {offered}")
+    return torch.device("cuda")
+
+
+def _keep(out: Path | None, name: str, rows: list[dict[str, Any]]) -> None:
+    """Write the figures atomically, with command, hardware and versions."""
+    if out is None:
+        return
+    facts = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": "normlab " + " ".join(sys.argv[1:]),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "rows": rows,
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=out.parent, delete=False, suffix=".part", encoding="utf-8") as part:
+        json.dump(facts, part, indent=1)
+    os.replace(part.name, out)
+    print(f"{name}: figures in {out}")

@@ -40,7 +40,9 @@ def _gain(dim: int, device: torch.device) -> Tensor:
 def _residual(*, shape: bool = False, write: bool = False, read: bool = False):
     def build(dim: int, device: torch.device):
         places = {"shape": shape, "write": write, "read": read}
-        affines = {name: Affine("rms", _gain(dim, device), None, 1e-6) for name, wanted in places.items() if wanted}
+        affines: dict[str, Any] = {
+            name: Affine("rms", _gain(dim, device), None, 1e-6) for name, wanted in places.items() if wanted
+        }
         gains = [affine.gain for affine in affines.values() if affine.gain is not None]
         return lambda x, g, kernels: residual_step(x, g, **affines, kernels=kernels), gains
 
@@ -150,10 +152,11 @@ def _check_parity(name: str, fused: Callable[[], Pair], reference: Callable[[], 
         outputs = call()
         upstream = [torch.ones_like(output) * 0.5 for output in outputs]
         gradients = torch.autograd.grad(outputs, inputs, upstream, allow_unused=True)
-        found.append([*outputs, *(g for g in gradients if g is not None)])
+        found.append([t.detach() for t in (*outputs, *gradients) if t is not None])
     for ours, theirs in zip(*found, strict=True):
         scale = theirs.float().square().mean().sqrt() + theirs.float().abs()
-        rounding = torch.finfo(theirs.dtype).eps if theirs.dtype != torch.float32 else 2e-2
+        # Gradients of gains are fp32 sums over values of the stream's format.
+        rounding = max(torch.finfo(inputs[0].dtype).eps, 1e-5)
         error = ((ours.float() - theirs.float()).abs() / scale.clamp_min(1e-6)).max()
         if not error <= 8 * rounding:
             raise NormLabError(f"{name}: fused and reference differ by {float(error):.2e}; no speed is reported")

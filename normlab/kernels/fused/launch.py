@@ -43,7 +43,14 @@ def tile(dim: int, per_thread: int = 32) -> Tile:
 
 
 def sweep(
-    dim: int, rows: int, reads: Sequence[torch.Tensor | None], *, elements: int, per_thread: int, together: int
+    dim: int,
+    rows: int,
+    reads: Sequence[torch.Tensor | None],
+    *,
+    elements: int,
+    per_thread: int,
+    together: int,
+    most_stages: int = 4,
 ) -> Sweep:
     """The programs of a kernel that adds up over rows.
 
@@ -53,11 +60,12 @@ def sweep(
     plan = _tile(dim, elements, per_thread)
     together = 1 if plan.block >= _WIDE else together
     ahead = together * plan.rows * plan.block * sum(read.element_size() for read in reads if read is not None)
-    stages = 4 if 4 * ahead <= _SHARED * 2 // 3 else max(1, min(3, _SHARED // max(ahead, 1)))
+    # A fourth stage pays only where it leaves a third of the memory free.
+    stages = 4 if 4 * ahead <= _SHARED * 2 // 3 else min(3, _SHARED // max(ahead, 1))
     device = next(read.device for read in reads if read is not None)
     # Interpreted: an odd few, so that tests see uneven shares.
     programs = 3 if interpreting() else together * _multiprocessors(device)
-    return Sweep(plan, max(1, min(programs, triton.cdiv(rows, plan.rows))), stages)
+    return Sweep(plan, max(1, min(programs, triton.cdiv(rows, plan.rows))), max(1, min(stages, most_stages)))
 
 
 def _tile(dim: int, elements: int, per_thread: int) -> Tile:

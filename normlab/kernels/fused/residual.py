@@ -1,5 +1,9 @@
 """The residual step with its norms as two Triton kernels, specialised by what stands in its three places."""
 
+# Triton's decorator hides signatures, and names bound under a constant condition look unbound.
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+# pyright: reportPossiblyUnboundVariable=false
+
 from __future__ import annotations
 
 import torch
@@ -212,7 +216,7 @@ def forward(x, g, constants, affines, kinds, eps, offsets) -> tuple[Tensor, Tens
     state = torch.empty(x.shape, dtype=x.dtype, device=x.device) if g is not None else x.new_empty(0)
     seen = torch.empty(x.shape, dtype=x.dtype, device=x.device) if kinds[2] else x.new_empty(0)
     if rows:
-        plan = tile(dim, per_thread=32 if dim < 4096 else 16)
+        plan = tile(dim, per_thread=16 if kinds[0] and dim >= 4096 else 32)
         pointers = [_or(t, flat) for t in (update, state, seen, *constants, *affines)]
         _forward[(triton.cdiv(rows, plan.rows),)](
             flat, *pointers, rows, dim, *eps, HAS_G=g is not None, **_flags(constants, affines, kinds, offsets),
@@ -231,8 +235,17 @@ def backward(
     dg = torch.empty(given.shape, dtype=update_dtype, device=given.device) if separate else given.new_empty(0)
     wanted = sum(affine is not None for affine in affines)
     flat = [None if t is None else as_rows(t) for t in (x, g, state, d_state, d_input)]
-    narrow = dim <= 1024
-    walk = sweep(dim, rows, flat, elements=4096 if narrow else 1, per_thread=32 if narrow else 16, together=2)
+    narrow, crowded = dim <= 1024, wanted > 1 and dim > 4096
+    # Two gains with their sums crowd the registers of a wide row: fewer, fuller threads, and less read ahead.
+    walk = sweep(
+        dim,
+        rows,
+        flat,
+        elements=4096 if narrow else 1,
+        per_thread=32 if narrow or crowded else 16,
+        together=2,
+        most_stages=2 if crowded else 4,
+    )
     partial = torch.zeros if rows == 0 else torch.empty
     sums = partial(wanted, walk.programs, dim, dtype=torch.float32, device=given.device)
     if rows:
@@ -240,6 +253,7 @@ def backward(
         _backward[(walk.programs,)](
             *pointers, rows, dim, *eps, HAS_G=separate or g is not None, D_STATE=d_state is not None,
             D_INPUT=d_input is not None, SEPARATE=separate, **_flags(constants, affines, kinds, offsets),
-            ROWS=walk.tile.rows, BLOCK=walk.tile.block, STAGES=walk.stages, num_warps=walk.tile.warps,
+            ROWS=walk.tile.rows, BLOCK=walk.tile.block, STAGES=walk.stages,
+            num_warps=walk.tile.warps,
         )  # fmt: skip
     return dx, dg, sums.sum(1)

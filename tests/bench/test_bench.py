@@ -1,0 +1,61 @@
+"""The benchmarks' own rules: parity before speed, figures that can be repeated, one line where there is no GPU."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+import torch
+
+from normlab import NormLabError
+from normlab.bench import kernels, run
+from normlab.bench.timing import Timing
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="these are the rules for machines without a GPU")
+
+
+def test_quantiles():
+    timing = Timing.of([5.0, 1.0, 2.0, 4.0, 3.0])
+    assert (timing.low, timing.median, timing.high) == (2.0, 3.0, 4.0)
+
+
+def test_no_figure_without_parity():
+    x = torch.randn(4, 8, requires_grad=True)
+    with pytest.raises(NormLabError, match=r"differ by .*; no speed is reported"):
+        kernels._check_parity("broken", lambda: (x * 1.1, x), lambda: (x * 1.0, x), [x])
+    kernels._check_parity("right", lambda: (x * 1.0, x), lambda: (x * 1.0, x), [x])
+
+
+def test_cases_move_what_the_cards_say():
+    from normlab.card import Card
+    from normlab.schemes import scheme
+
+    cases = {case.name: (case.forward, case.backward) for case in kernels.CASES}
+    for name, case in (("geonorm", "geodesic step"), ("pre", "add + norm (pre)"), ("peri", "norm-add-norm (peri)")):
+        forward, backward = Card.of(scheme(name)).traffic
+        assert cases[case] == (forward // 2, backward // 2)
+
+
+def test_figures_are_kept_with_what_it_takes_to_repeat_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(kernels, "CPU_SHAPES", ((8, 64),))
+    monkeypatch.setattr(torch, "compile", lambda call: call)  # the compiler has its own tests
+    monkeypatch.setattr(sys, "argv", ["normlab", "bench", "kernels", "--cpu"])
+    out = tmp_path / "figures" / "kernels.json"
+    found = run.kernels(only="geodesic", cpu=True, out=out)
+    kept = json.loads(out.read_text())
+    assert kept["command"] == "normlab bench kernels --cpu"
+    assert kept["torch"] == torch.__version__
+    assert [row["direction"] for row in kept["rows"]] == ["forward", "backward"]
+    assert len(kept["rows"]) == len(found)
+    assert kept["rows"][0]["bytes_moved"] == 3 * 8 * 64 * 4
+    assert list(out.parent.iterdir()) == [out]
+
+
+def test_bad_input_gets_one_clear_line():
+    with pytest.raises(NormLabError, match="no GPU here: Triton kernels cannot be timed; --cpu compares"):
+        run.kernels()
+    with pytest.raises(NormLabError, match="no step's name contains 'geodesy'"):
+        run.kernels(only="geodesy", cpu=True)
+    with pytest.raises(NormLabError, match="no GPU here: bench step needs one"):
+        run.step(["pre"], preset="tiny", batch=1, length=8, stream="bf16")

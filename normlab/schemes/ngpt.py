@@ -11,8 +11,8 @@ from torch import nn
 
 from normlab.errors import NormLabError
 from normlab.kernels import backends
-from normlab.kernels.lerp import sphere_lerp, sphere_lerp_pair
-from normlab.norms import l2_norm, widen
+from normlab.kernels.lerp import sphere_lerp, sphere_lerp_pair, unit_rows_
+from normlab.norms import l2_norm
 from normlab.roles import Role, whole_parameters
 from normlab.schemes.base import Bound, Scheme, Site
 from normlab.schemes.law import Law, on_sphere
@@ -84,9 +84,8 @@ class NGPT(Scheme):
         for role in whole_parameters(roles):
             # A router is not part of the published model: its logits keep their own scale.
             if role.is_matrix and role.role != "router":
-                weight = role.view()
-                length = torch.linalg.vector_norm(widen(weight), dim=role.model_axis, keepdim=True)
-                weight.copy_(widen(weight) / length.clamp_min(torch.finfo(torch.float32).tiny))
+                # Its kernel is exact in Triton's interpreter but has not been timed or run on a GPU yet.
+                unit_rows_(role.view(), role.model_axis, kernels="reference")
 
     def law(self, depth: int) -> Law:
         return Law(

@@ -14,8 +14,9 @@ from normlab.errors import NormLabError
 from normlab.kernels import backends
 from normlab.roles import Role, Spec, find_roles
 from normlab.schemes.base import Bound, Scheme, Topology
+from normlab.schemes.blocks import Block, has_hooks
 from normlab.schemes.needs import meet
-from normlab.schemes.parts import Block, Branch, BranchBound, bound_of, has_hooks, see, unbounded
+from normlab.schemes.parts import Branch, BranchBound, bound_of, see, unbounded
 from normlab.schemes.registry import scheme as find_scheme
 
 

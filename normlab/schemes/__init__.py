@@ -9,21 +9,10 @@ import sys
 import types
 
 from normlab.schemes.base import Bound, Scheme, Site, Topology
+from normlab.schemes.blocks import Block, ParallelBlock, SerialBlock
 from normlab.schemes.law import Law, Motion
 from normlab.schemes.needs import Need
-from normlab.schemes.parts import (
-    Add,
-    AddNorm,
-    Block,
-    Chain,
-    Constant,
-    ParallelBlock,
-    Scale,
-    SerialBlock,
-    Step,
-    ToSphere,
-    Write,
-)
+from normlab.schemes.parts import Add, AddNorm, Chain, Constant, Scale, Step, ToSphere, Write
 from normlab.schemes.registry import find, names, register, scheme, unregister
 
 __all__ = [

@@ -12,8 +12,9 @@ from torch import nn
 
 from normlab.roles import OUTPUTS, Role
 from normlab.schemes.base import Bound, Scheme, Site, Topology
+from normlab.schemes.blocks import Block
 from normlab.schemes.law import Law, on_sphere
-from normlab.schemes.parts import AddNorm, Block, Branch, BranchBound, Step, ToSphere, propose
+from normlab.schemes.parts import AddNorm, Branch, BranchBound, Step, ToSphere, propose
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from normlab.errors import NormLabError
 from normlab.schemes.parts import Branch, BranchBound, Step, Write, propose, see
@@ -68,8 +69,8 @@ class Block(nn.Module):
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether anyone listens to the module or to a part of it."""
-    return any(
+    """Whether anyone listens to the module, to a part of it, or to all modules there are."""
+    return bool(_has_any_global_hook()) or any(
         part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks
         for part in module.modules()
     )

@@ -280,7 +280,10 @@ def propose(branch: Branch, x: torch.Tensor) -> torch.Tensor:
 
 
 class Step(nn.Module):
-    """One sublayer's step: write(x, shape(branch(read(x))))."""
+    """One sublayer's step: write(x, shape(branch(read(x)))).
+
+    Blocks call its parts, not the step, so that neighbours can settle together: hooks belong on read, shape and write.
+    """
 
     def __init__(self, write: Write, *, read: nn.Module | None = None, shape: nn.Module | None = None):
         super().__init__()

@@ -84,6 +84,19 @@ def test_hooks_see_the_same_records(spec):
         assert torch.allclose(one, two, rtol=1e-4, atol=1e-5), name
 
 
+def test_hooks_on_all_modules_see_every_part():
+    from torch.nn.modules.module import register_module_forward_hook
+
+    seen: list[str] = []
+    handle = register_module_forward_hook(lambda module, _i, _o: seen.append(type(module).__name__))
+    try:
+        build("peri", "triton")(torch.randn(2, 5, DIM))
+    finally:
+        handle.remove()
+    assert seen.count("Add") == 2 * DEPTH
+    assert seen.count("RMSNorm") == 4 * DEPTH + 1
+
+
 def test_hooks_on_layers_alone_see_settled_states():
     x = torch.randn(2, 5, DIM)
     for spec in normlab.schemes():

@@ -109,6 +109,9 @@ def main() -> None:
     except NormLabError as error:
         print(f"normlab: {error}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        print("normlab: stopped", file=sys.stderr)
+        sys.exit(130)
     except BrokenPipeError:
         sys.exit(0)
 

@@ -14,7 +14,7 @@ from normlab.schemes.needs import PLACES
 from normlab.schemes.registry import names, scheme
 
 
-def schemes(*, as_json: bool = False, console: Console | None = None) -> None:
+def schemes(*, as_json: bool = False) -> None:
     """One row per scheme."""
     cards = [Card.of(scheme(name)) for name in names()]
     if as_json:
@@ -32,19 +32,19 @@ def schemes(*, as_json: bool = False, console: Console | None = None) -> None:
         moves = "{}+{}".format(*card.traffic)
         formula = card.sections.get("Formula", "").partition("\n")[0]
         table.add_row(card.scheme.name, escape(formula), growth, moves, own)
-    console = console or Console()
+    console = Console()
     console.print(table)
     console.print("grows: RMS of the state with depth, at worst. moves: vectors a token and block, forward+backward.")
     console.print("normlab schemes NAME prints the card of one.")
 
 
-def card(spec: str, *, as_json: bool = False, console: Console | None = None) -> None:
+def card(spec: str, *, as_json: bool = False) -> None:
     """Everything about one scheme."""
     page = Card.of(scheme(spec))
     if as_json:
         print(json.dumps(facts(page), ensure_ascii=False, indent=2))
         return
-    console = console or Console()
+    console = Console()
     console.print(f"[bold]{escape(page.title)}[/bold]  {escape(page.summary)}", highlight=False)
     console.print(f"[dim]normlab.scheme({str(page.scheme)!r}); also: {', '.join(names_of(page))}[/dim]\n")
     for heading, text in rows(page):

@@ -109,11 +109,18 @@ class Row:
 
 def rows(device: torch.device, dtype: torch.dtype = torch.bfloat16, only: str = "") -> Iterator[Row]:
     """Every case at every shape. On a CPU the reference stands in for the kernel."""
+    for case, shape in _plan(device, only):
+        yield from _rows(case, shape, device, dtype)
+
+
+def count(device: torch.device, only: str = "") -> int:
+    """How many rows there will be."""
+    return 2 * len(_plan(device, only))
+
+
+def _plan(device: torch.device, only: str) -> list[tuple[Case, tuple[int, int]]]:
     shapes = SHAPES if device.type == "cuda" else CPU_SHAPES
-    for case in CASES:
-        if only in case.name:
-            for shape in shapes:
-                yield from _rows(case, shape, device, dtype)
+    return [(case, shape) for case in CASES if only in case.name for shape in shapes]
 
 
 def _rows(case: Case, shape: tuple[int, int], device: torch.device, dtype: torch.dtype) -> Iterator[Row]:

@@ -14,19 +14,24 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from normlab.bench import kernels as kernel_bench
 from normlab.bench import step as step_bench
 from normlab.errors import NormLabError
+from normlab.models import DecoderConfig
+from normlab.schemes.registry import scheme as find_scheme
 
 
 def kernels(*, only: str = "", cpu: bool = False, out: Path | None = None) -> list[dict[str, Any]]:
     """Every fused step against the copy bandwidth and its peers."""
     device = _device(cpu, "the reference against torch.compile")
+    _check_out(out)
     table = Table("step", "shape", "direction", "GB/s", "of copy", "× eager", "× compiled", "× Liger", pad_edge=False)
     found: list[dict[str, Any]] = []
-    for row in kernel_bench.rows(device, torch.bfloat16 if device.type == "cuda" else torch.float32, only):
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    for row in _track(kernel_bench.rows(device, dtype, only), "timing", kernel_bench.count(device, only)):
         facts = row.to_dict()
         found.append(facts)
         liger = f"{facts['over_liger']:.2f}" if "over_liger" in facts else "–"
@@ -46,8 +51,12 @@ def step(
     schemes: Iterable[str], *, preset: str, batch: int, length: int, stream: str, out: Path | None = None
 ) -> list[dict[str, Any]]:
     """Whole training steps, beside the faster Pre-Norm."""
+    # Names first: a typo must not wait for the models before it to be built.
+    schemes = [str(find_scheme(name)) for name in schemes]
+    DecoderConfig.preset(preset)
     if not torch.cuda.is_available():
         raise NormLabError("no GPU here: bench step needs one; try normlab bench kernels --cpu")
+    _check_out(out)
     pairs = [("pre", "reference"), ("pre", "triton"), *((s, "triton") for s in schemes if s != "pre")]
     rows = step_bench.compare(pairs, preset=preset, batch=batch, length=length, stream=stream)
     base = max(rows[:2], key=lambda row: row.median)
@@ -73,6 +82,25 @@ def _device(cpu: bool, offered: str) -> torch.device:
     return torch.device("cuda")
 
 
+def _track(rows: Iterable[Any], what: str, total: int) -> Iterable[Any]:
+    """Progress on standard error, so that figures can be piped on."""
+    return track(rows, what, total=total, console=Console(stderr=True), transient=True)
+
+
+def _check_out(out: Path | None) -> None:
+    """Figures that cannot be kept are better not measured."""
+    if out is None:
+        return
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out.parent):
+            pass
+    except OSError as error:
+        raise NormLabError(f"cannot write to {out.parent}: {error.strerror}; name another file with --out") from None
+    if out.is_dir():
+        raise NormLabError(f"{out} is a folder; expected a file, e.g. {out / 'figures.json'}")
+
+
 def _keep(out: Path | None, name: str, rows: list[dict[str, Any]]) -> None:
     """Write the figures atomically, with command, hardware and versions."""
     if out is None:
@@ -85,7 +113,6 @@ def _keep(out: Path | None, name: str, rows: list[dict[str, Any]]) -> None:
         "python": platform.python_version(),
         "rows": rows,
     }
-    out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=out.parent, delete=False, suffix=".part", encoding="utf-8") as part:
         json.dump(facts, part, indent=1)
     os.replace(part.name, out)

@@ -57,5 +57,19 @@ def test_bad_input_gets_one_clear_line():
         run.kernels()
     with pytest.raises(NormLabError, match="no step's name contains 'geodesy'"):
         run.kernels(only="geodesy", cpu=True)
+    with pytest.raises(NormLabError, match="did you mean 'peri'"):
+        run.step(["peery"], preset="tiny", batch=1, length=8, stream="bf16")
+    with pytest.raises(NormLabError, match="unknown preset"):
+        run.step(["peri"], preset="huge", batch=1, length=8, stream="bf16")
     with pytest.raises(NormLabError, match="no GPU here: bench step needs one"):
         run.step(["pre"], preset="tiny", batch=1, length=8, stream="bf16")
+
+
+def test_figures_that_cannot_be_kept_are_not_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(kernels, "rows", lambda *_: pytest.fail("measured"))
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(NormLabError, match="cannot write to"):
+        run.kernels(cpu=True, out=blocked / "figures.json")
+    with pytest.raises(NormLabError, match="is a folder; expected a file"):
+        run.kernels(cpu=True, out=tmp_path)

@@ -8,7 +8,7 @@ OLD_X_TRANSFORMERS := $(VENV)/x-transformers-1.44.8
 # One thread a process: the suite runs in as many processes as there are cores.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test test-full lint docs figures clean
+.PHONY: demo test test-full test-gpu lint docs figures clean
 
 demo: $(VENV)/.base
 	$(BIN)/normlab schemes
@@ -20,6 +20,10 @@ test: $(VENV)/.test
 test-full: $(VENV)/.test
 	$(TEST_ENV) $(BIN)/python -m pytest -n auto -m full
 
+# The same tests of the kernels on a GPU in place of Triton's interpreter.
+test-gpu: $(VENV)/.test
+	NORMLAB_TEST_DEVICE=cuda $(BIN)/python -m pytest -n 8 tests/kernels
+
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -29,7 +33,7 @@ docs: $(VENV)/.base
 	$(BIN)/python docs/build.py
 
 figures: $(VENV)/.base
-	$(PIP) --editable ".[docs]"
+	$(PIP) --editable ".[plots]"
 	$(BIN)/python docs/figures.py
 
 $(VENV)/.base: pyproject.toml constraints.txt

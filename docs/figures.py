@@ -1,6 +1,6 @@
 """Draw the README's figure: how the state of each scheme grows through 48 blocks, at initialisation.
 
-Needs matplotlib (`pip install ".[docs]"`). `make figures` runs it; the decoder, its width and the seed are fixed here.
+Needs matplotlib (`pip install ".[plots]"`). `make figures` runs it; the decoder, its width and the seed are fixed here.
 """
 
 from __future__ import annotations

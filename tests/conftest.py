@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import os
 
-# Kernels run in Triton's interpreter here: the same code, in Python, on the CPU. Triton asks when it is first imported.
-os.environ["TRITON_INTERPRET"] = "1"
+# `NORMLAB_TEST_DEVICE=cuda` runs the kernels' tests on a GPU (`make test-gpu`). Everywhere else they run in Triton's
+# interpreter: the same code, in Python, on the CPU. Triton asks when it is first imported.
+DEVICE = os.environ.get("NORMLAB_TEST_DEVICE", "cpu")
+if DEVICE == "cpu":
+    os.environ["TRITON_INTERPRET"] = "1"
+# cuBLAS is deterministic only with a workspace of its own.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import pytest
 import torch
 from hypothesis import settings
 
 torch.set_num_threads(1)
+if DEVICE != "cpu":
+    torch.set_default_device(DEVICE)
 # An element that a step forgot to write is NaN, not whatever the allocator left there.
 torch.utils.deterministic.fill_uninitialized_memory = True
 torch.use_deterministic_algorithms(True, warn_only=False)
@@ -25,3 +32,11 @@ if os.environ.get("CI"):
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def no_default_device():
+    """For what is compiled: torch 2.11 cannot trace through a default device."""
+    torch.set_default_device(None)
+    yield
+    torch.set_default_device(DEVICE if DEVICE != "cpu" else None)

@@ -1,15 +1,16 @@
-"""Every step alone: parity first, then time against the copy bandwidth, eager PyTorch, torch.compile and Liger."""
+"""Every step alone: parity first, then time against the copy bandwidth, eager PyTorch, torch.compile and peers."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from normlab.bench import peers
 from normlab.bench.timing import Timing, copy_bandwidth, measure
 from normlab.errors import NormLabError
 from normlab.kernels.geodesic import geodesic_pair
@@ -60,14 +61,13 @@ def _lerp(dim: int, device: torch.device):
     return lambda h, g, kernels: sphere_lerp_pair(h, g, alpha, 1e-6, kernels=kernels), [alpha]
 
 
-def _norm(dim: int, device: torch.device):
-    gain = _gain(dim, device)
+def _norm(kind: str):
+    def build(dim: int, device: torch.device):
+        gain = _gain(dim, device)
+        norm = Affine(kind, gain, None, 1e-6)
+        return lambda x, g, kernels: residual_step(x, None, read=norm, kernels=kernels), [gain]
 
-    def call(x: Tensor, g: Tensor, kernels: str) -> Pair:
-        state, seen = residual_step(x, None, read=Affine("rms", gain, None, 1e-6), kernels=kernels)
-        return state, seen
-
-    return call, [gain]
+    return build
 
 
 CASES = (
@@ -77,7 +77,8 @@ CASES = (
     Case("norm-add-norm (peri)", _residual(shape=True, read=True), 4, 6),
     Case("norm of sum + norm (keel)", _residual(write=True, read=True), 4, 5),
     Case("spherical lerp (ngpt)", _lerp, 3, 6),
-    Case("RMSNorm", _norm, 2, 4),
+    Case("RMSNorm", _norm("rms"), 2, 4),
+    Case("LayerNorm", _norm("layer"), 2, 4),
 )
 
 
@@ -92,9 +93,8 @@ class Row:
     copy: float
     """Bytes a second of a copy of as many bytes, in the same run."""
     fused: Timing
-    eager: Timing
-    compiled: Timing
-    liger: Timing | None = None
+    others: dict[str, Timing]
+    """Eager PyTorch, torch.compile, and the public kernels that are installed."""
 
     @property
     def share(self) -> float:
@@ -102,8 +102,7 @@ class Row:
         return self.bytes_moved / self.fused.median / self.copy
 
     def to_dict(self) -> dict[str, Any]:
-        peers = {"eager": self.eager, "compiled": self.compiled, "liger": self.liger}
-        ratios = {f"over_{name}": t.median / self.fused.median for name, t in peers.items() if t is not None}
+        ratios = {f"over_{name}": time.median / self.fused.median for name, time in self.others.items()}
         return asdict(self) | {"gb_per_s": self.bytes_moved / self.fused.median / 1e9, "share": self.share, **ratios}
 
 
@@ -128,19 +127,21 @@ def _rows(case: Case, shape: tuple[int, int], device: torch.device, dtype: torch
     step, parameters = case.build(shape[1], device)
     x, g = (torch.randn(shape, device=device).to(dtype).requires_grad_() for _ in range(2))
     fused = "triton" if device.type == "cuda" else "reference"
-    calls = {
+    calls: dict[str, Callable[[], Pair]] = {
         "fused": lambda: step(x, g, fused),
         "eager": lambda: step(x, g, "reference"),
         "compiled": torch.compile(lambda: step(x, g, "reference")),
     }
-    _check_parity(case.name, calls["fused"], calls["eager"], [x, g, *parameters])
-    peer = _liger(case.name, x, g)
+    inputs = [x, g, *parameters]
+    _check_parity(case.name, calls["fused"], calls["eager"], inputs)
+    if device.type == "cuda":
+        found = peers.calls(case.name, x, g, parameters[0])
+        calls |= {name: call for name, call in found.items() if _is_peer(name, call, calls["eager"], inputs)}
     for direction, count in (("forward", case.forward), ("backward", case.backward)):
         moved = count * shape[0] * shape[1] * dtype.itemsize
         copy = copy_bandwidth(device, moved)
-        times = {name: _time(call, direction, [x, g, *parameters], device) for name, call in calls.items()}
-        liger = None if peer is None else _time(peer, direction, [x, g], device)
-        yield Row(case.name, shape, direction, moved, copy, **times, liger=liger)
+        times = {name: _time(call, direction, inputs, device) for name, call in calls.items()}
+        yield Row(case.name, shape, direction, moved, copy, times.pop("fused"), times)
 
 
 def _time(call: Callable[[], Pair], direction: str, inputs: list[Tensor], device: torch.device) -> Timing:
@@ -150,6 +151,16 @@ def _time(call: Callable[[], Pair], direction: str, inputs: list[Tensor], device
     outputs = call()
     upstream = [torch.randn_like(output) for output in outputs]
     return measure(lambda: torch.autograd.grad(outputs, inputs, upstream, retain_graph=True, allow_unused=True), device)
+
+
+def _is_peer(name: str, call: Callable[[], Pair], reference: Callable[[], Pair], inputs: list[Tensor]) -> bool:
+    """Whether somebody else's kernel does the same; one that fails or differs is named and not timed."""
+    try:
+        _check_parity(name, call, reference, inputs)
+    except Exception as error:
+        print(f"{name} is left out: {error}", file=sys.stderr)
+        return False
+    return True
 
 
 def _check_parity(name: str, fused: Callable[[], Pair], reference: Callable[[], Pair], inputs: list[Tensor]) -> None:
@@ -166,19 +177,4 @@ def _check_parity(name: str, fused: Callable[[], Pair], reference: Callable[[], 
         rounding = max(torch.finfo(inputs[0].dtype).eps, 1e-5)
         error = ((ours.float() - theirs.float()).abs() / scale.clamp_min(1e-6)).max()
         if not error <= 8 * rounding:
-            raise NormLabError(f"{name}: fused and reference differ by {float(error):.2e}; no speed is reported")
-
-
-def _liger(name: str, x: Tensor, g: Tensor) -> Callable[[], Pair] | None:
-    """Liger-Kernel's fused add + RMSNorm, the nearest public kernel, where it is installed."""
-    if find_spec("liger_kernel") is None or "add + norm" not in name or not x.is_cuda:
-        return None
-    from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction  # type: ignore[import-not-found]
-
-    gain = torch.ones(x.shape[-1], device=x.device, requires_grad=True)
-
-    def call() -> Pair:
-        seen, state = LigerFusedAddRMSNormFunction.apply(g, x, gain, 1e-6, 0.0, "llama", False)
-        return state, seen
-
-    return call
+            raise NormLabError(f"{name} and the reference differ by {float(error):.2e}; no speed is reported")

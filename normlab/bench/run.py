@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,36 +19,49 @@ from rich.table import Table
 
 from normlab.bench import kernels as kernel_bench
 from normlab.bench import step as step_bench
+from normlab.bench.plot import check_format, draw_kernels, draw_steps
 from normlab.errors import NormLabError
 from normlab.models import DecoderConfig
 from normlab.schemes.registry import scheme as find_scheme
 
 
-def kernels(*, only: str = "", cpu: bool = False, out: Path | None = None) -> list[dict[str, Any]]:
+def kernels(
+    *, only: str = "", cpu: bool = False, out: Path | None = None, plot: Path | None = None
+) -> list[dict[str, Any]]:
     """Every fused step against the copy bandwidth and its peers."""
     device = _device(cpu, "the reference against torch.compile")
     _check_out(out)
-    table = Table("step", "shape", "direction", "GB/s", "of copy", "× eager", "× compiled", "× Liger", pad_edge=False)
+    _check_plot(plot)
+    peers = ("eager", "compiled", "liger", "quack")
+    table = Table("step", "shape", "direction", "µs", "GB/s", "of copy", *(f"× {p}" for p in peers), pad_edge=False)
     found: list[dict[str, Any]] = []
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     for row in _track(kernel_bench.rows(device, dtype, only), "timing", kernel_bench.count(device, only)):
         facts = row.to_dict()
         found.append(facts)
-        liger = f"{facts['over_liger']:.2f}" if "over_liger" in facts else "–"
-        table.add_row(
-            row.case, "×".join(map(str, row.shape)), row.direction, f"{facts['gb_per_s']:.0f}", f"{row.share:.2f}",
-            f"{facts['over_eager']:.2f}", f"{facts['over_compiled']:.2f}", liger,
-        )  # fmt: skip
+        ratios = [f"{facts[f'over_{p}']:.2f}" if f"over_{p}" in facts else "–" for p in peers]
+        time = f"{row.fused.median * 1e6:.0f} ({row.fused.low * 1e6:.0f}–{row.fused.high * 1e6:.0f})"
+        speed = (time, f"{facts['gb_per_s']:.0f}", f"{row.share:.2f}")
+        table.add_row(row.case, "×".join(map(str, row.shape)), row.direction, *speed, *ratios)
     if not found:
         known = ", ".join(case.name for case in kernel_bench.CASES)
         raise NormLabError(f"no step's name contains {only!r}; known: {known}")
     Console(width=120).print(table)
     _keep(out, "kernels", found)
+    _draw(plot, draw_kernels, found)
     return found
 
 
 def step(
-    schemes: Iterable[str], *, preset: str, batch: int, length: int, stream: str, out: Path | None = None
+    schemes: Iterable[str],
+    *,
+    preset: str,
+    batch: int,
+    length: int,
+    stream: str,
+    repeats: int = 5,
+    out: Path | None = None,
+    plot: Path | None = None,
 ) -> list[dict[str, Any]]:
     """Whole training steps, beside the faster Pre-Norm."""
     # Names first: a typo must not wait for the models before it to be built.
@@ -57,8 +70,14 @@ def step(
     if not torch.cuda.is_available():
         raise NormLabError("no GPU here: bench step needs one; try normlab bench kernels --cpu")
     _check_out(out)
+    _check_plot(plot)
     pairs = [("pre", "reference"), ("pre", "triton"), *((s, "triton") for s in schemes if s != "pre")]
-    rows = step_bench.compare(pairs, preset=preset, batch=batch, length=length, stream=stream)
+    bench = step_bench.Comparison(pairs, preset=preset, batch=batch, length=length, stream=stream)
+    for _ in _track(bench.build(), "compiling", len(pairs)):
+        pass
+    for _ in _track(bench.time(repeats), "timing", repeats * len(pairs)):
+        pass
+    rows = bench.rows()
     base = max(rows[:2], key=lambda row: row.median)
     table = Table("scheme", "kernels", "tokens/s", "× pre", "lowest", "highest", "memory × pre", pad_edge=False)
     found = []
@@ -71,6 +90,7 @@ def step(
         found.append(row.to_dict() | {"over_pre": ratio, "paired": paired, "memory_over_pre": memory})
     Console(width=120).print(table)
     _keep(out, "step", found)
+    _draw(plot, draw_steps, found)
     return found
 
 
@@ -99,6 +119,18 @@ def _check_out(out: Path | None) -> None:
         raise NormLabError(f"cannot write to {out.parent}: {error.strerror}; name another file with --out") from None
     if out.is_dir():
         raise NormLabError(f"{out} is a folder; expected a file, e.g. {out / 'figures.json'}")
+
+
+def _check_plot(plot: Path | None) -> None:
+    _check_out(plot)
+    if plot is not None:
+        check_format(plot)
+
+
+def _draw(plot: Path | None, draw: Callable[[list[dict[str, Any]], Path], None], rows: list[dict[str, Any]]) -> None:
+    if plot is not None:
+        draw(rows, plot)
+        print(f"plot in {plot}")
 
 
 def _keep(out: Path | None, name: str, rows: list[dict[str, Any]]) -> None:

@@ -152,7 +152,7 @@ def _(x, g, factor, a, b, max_angle, second_clamp):
 @torch.library.custom_op(
     "normlab::geodesic_backward",
     mutates_args=(),
-    schema=f"({_STEP}, Tensor? d_state, Tensor? d_input) -> (Tensor dx, Tensor dg, Tensor da, Tensor db)",
+    schema=f"({_STEP}, Tensor? d_state, Tensor? d_input) -> (Tensor dx, Tensor dg, Tensor scalars)",
 )
 def _backward_op(x, g, factor, a, b, max_angle, second_clamp, d_state, d_input):
     from normlab.kernels.fused import geodesic
@@ -162,9 +162,8 @@ def _backward_op(x, g, factor, a, b, max_angle, second_clamp, d_state, d_input):
 
 @_backward_op.register_fake
 def _(x, g, factor, a, b, max_angle, second_clamp, d_state, d_input):
-    shapes = [(0,) if scalar is None else scalar.shape for scalar in (a, b)]
-    da, db = (x.new_empty(shape, dtype=torch.float32) for shape in shapes)
-    return x.new_empty(x.shape), g.new_empty(g.shape), da, db
+    wanted = sum(scalar is not None for scalar in (a, b))
+    return x.new_empty(x.shape), g.new_empty(g.shape), x.new_empty((wanted,), dtype=torch.float32)
 
 
 def _no_second_derivative(ctx: Any, *grads: Any) -> Any:
@@ -192,9 +191,9 @@ class _Step(torch.autograd.Function):
         if d_state is None and d_input is None:
             return None, None, None, None, None, None, None
         x, g, factor, a, b = ctx.saved_tensors
-        dx, dg, da, db = _backward_op(x, g, factor, a, b, ctx.max_angle, ctx.second_clamp, d_state, d_input)
-        da = None if a is None else da.to(a.dtype)
-        db = None if b is None else db.to(b.dtype)
+        dx, dg, scalars = _backward_op(x, g, factor, a, b, ctx.max_angle, ctx.second_clamp, d_state, d_input)
+        rest = iter(scalars.unbind(0))
+        da, db = (None if scalar is None else next(rest).to(scalar.dtype).view_as(scalar) for scalar in (a, b))
         return dx, dg, None, da, db, None, None
 
 

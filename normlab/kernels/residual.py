@@ -60,6 +60,8 @@ def residual_step(
     """(state, input) on the last dimension; `keep`, `step` and `scale` are zero-dimensional tensors, None for one."""
     if backends.choose(kernels, x) == "triton" and (g is None or g.dtype != torch.float64):
         affines = [_flat(affine) for affine in (shape, write, read)]
+        # A kernel cannot read the host's memory, not even one number of it.
+        keep, step, scale = (None if c is None else c.to(x.device) for c in (keep, step, scale))
         return _Fused.apply(x, g, keep, step, scale, *affines[0][0], *affines[1][0], *affines[2][0],
                             tuple(affine[1] for affine in affines))  # fmt: skip
     state = x if g is None else _weighted(keep, widen(x)) + _weighted(step, apply(shape, g))

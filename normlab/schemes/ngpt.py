@@ -84,8 +84,7 @@ class NGPT(Scheme):
         for role in whole_parameters(roles):
             # A router is not part of the published model: its logits keep their own scale.
             if role.is_matrix and role.role != "router":
-                # Its kernel is exact in Triton's interpreter but has not been timed or run on a GPU yet.
-                unit_rows_(role.view(), role.model_axis, kernels="reference")
+                unit_rows_(role.view(), role.model_axis)
 
     def law(self, depth: int) -> Law:
         return Law(

@@ -55,7 +55,8 @@ class Constant(nn.Module):
     def __init__(self, value: float):
         super().__init__()
         self.value = float(value)
-        self._tensor = _scalar(self.value, torch.device("cpu"))
+        default = torch.get_default_device()
+        self._tensor = _scalar(self.value, torch.device("cpu") if default.type == "meta" else default)
 
     def _apply(self, fn, recurse=True):
         device = fn(torch.empty(0, device=self._tensor.device)).device

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from normlab import NormLabError
-from normlab.bench import kernels, run
+from normlab.bench import kernels, plot, run
 from normlab.bench.timing import Timing
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="these are the rules for machines without a GPU")
@@ -25,6 +25,13 @@ def test_no_figure_without_parity():
     with pytest.raises(NormLabError, match=r"differ by .*; no speed is reported"):
         kernels._check_parity("broken", lambda: (x * 1.1, x), lambda: (x * 1.0, x), [x])
     kernels._check_parity("right", lambda: (x * 1.0, x), lambda: (x * 1.0, x), [x])
+
+
+def test_a_peer_that_differs_is_named_and_not_timed(capsys):
+    x = torch.randn(4, 8, requires_grad=True)
+    assert kernels._is_peer("same", lambda: (x * 1.0, x), lambda: (x * 1.0, x), [x])
+    assert not kernels._is_peer("other", lambda: (x * 1.1, x), lambda: (x * 1.0, x), [x])
+    assert "other is left out: other and the reference differ by" in capsys.readouterr().err
 
 
 def test_cases_move_what_the_cards_say():
@@ -50,6 +57,22 @@ def test_figures_are_kept_with_what_it_takes_to_repeat_them(tmp_path, monkeypatc
     assert len(kept["rows"]) == len(found)
     assert kept["rows"][0]["bytes_moved"] == 3 * 8 * 64 * 4
     assert list(out.parent.iterdir()) == [out]
+
+
+def test_plots_are_drawn_or_refused_before_anything_is_measured(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib", reason="an extra of its own")
+    monkeypatch.setattr(kernels, "CPU_SHAPES", ((8, 64), (8, 96)))
+    monkeypatch.setattr(torch, "compile", lambda call: call)
+    run.kernels(only="geodesic", cpu=True, plot=tmp_path / "kernels.svg")
+    text = (tmp_path / "kernels.svg").read_text()
+    assert "geodesic step, backward" in text
+    assert "8×96" in text
+    rows = [{"scheme": s, "kernels": "triton", "over_pre": r, "paired": [r, r]} for s, r in (("pre", 1.0), ("x", 0.9))]
+    plot.draw_steps(rows, tmp_path / "steps.png")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["kernels.svg", "steps.png"]
+    monkeypatch.setattr(kernels, "rows", lambda *_: pytest.fail("measured"))
+    with pytest.raises(NormLabError, match=r"cannot draw 'kernels.gif'; expected"):
+        run.kernels(cpu=True, plot=tmp_path / "kernels.gif")
 
 
 def test_bad_input_gets_one_clear_line():

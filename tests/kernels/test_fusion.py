@@ -30,18 +30,22 @@ SPECS = [
 ]
 
 
+def seeded(seed: int, device: torch.device | None = None) -> torch.Generator:
+    return torch.Generator(device or torch.get_default_device()).manual_seed(seed)
+
+
 def build(spec: str, kernels: str, topology: str = "serial") -> normlab.Stack:
     torch.manual_seed(0)
     blocks = [(Attention(DIM, 4), MLP(DIM, 64)) for _ in range(DEPTH)]
     stack = normlab.Stack(spec, blocks, DIM, kernels=kernels, topology=topology)
-    return stack.init_(std=0.1, generator=torch.Generator().manual_seed(0))
+    return stack.init_(std=0.1, generator=seeded(0))
 
 
 def run(stack: normlab.Stack, x: torch.Tensor) -> list[torch.Tensor]:
     """Output, gradient of the input, gradient of every parameter."""
     x = x.detach().requires_grad_()
     y = stack(x)
-    weights = torch.randn(y.shape, generator=torch.Generator().manual_seed(1))
+    weights = torch.randn(y.shape, generator=seeded(1, y.device), device=y.device)
     stack.zero_grad()
     (y * weights).sum().backward()
     assert x.grad is not None
@@ -113,7 +117,7 @@ def test_hooks_on_layers_alone_see_settled_states(spec):
 
 
 @pytest.mark.parametrize("spec", ["pre", "peri", "post", "spannorm"])
-def test_fused_stacks_compile_whole_and_checkpoint(spec):
+def test_fused_stacks_compile_whole_and_checkpoint(spec, request):
     torch._dynamo.reset()
     x = torch.randn(2, 5, DIM)
     stack = build(spec, "triton")
@@ -121,12 +125,19 @@ def test_fused_stacks_compile_whole_and_checkpoint(spec):
     stack.checkpointing = True
     close(run(stack, x), expected, 500)
     stack.checkpointing = False
+    request.getfixturevalue("no_default_device")
     stack.compile(fullgraph=True, backend="aot_eager")
     close(run(stack, x), expected, 500)
 
 
+def test_constants_are_where_the_kernel_can_read_them():
+    # Built beside the stream or moved there later, under any default device.
+    for stack in (build("lns", "triton"), build("lns", "triton").cpu().to(torch.get_default_device())):
+        assert stack(torch.randn(1, 2, DIM)).isfinite().all()
+
+
 def test_a_kernel_that_cannot_run_is_an_error(monkeypatch):
-    monkeypatch.delenv("TRITON_INTERPRET")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(normlab.NormLabError, match="kernels='triton' cannot run: the tensor is on cpu"):
-        build("pre", "triton")(torch.randn(1, DIM))
-    assert build("pre", "auto")(torch.randn(1, 2, DIM)).isfinite().all()
+        build("pre", "triton").cpu()(torch.randn(1, DIM, device="cpu"))
+    assert build("pre", "auto").cpu()(torch.randn(1, 2, DIM, device="cpu")).isfinite().all()

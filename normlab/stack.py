@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from normlab.choices import Kernels, Topology
 from normlab.errors import NormLabError
-from normlab.kernels import backends
 from normlab.roles import Role, Spec, find_roles
-from normlab.schemes.base import Bound, Scheme, Topology
+from normlab.schemes.base import Bound, Scheme
 from normlab.schemes.blocks import Block, has_hooks
 from normlab.schemes.needs import meet
 from normlab.schemes.parts import Branch, BranchBound, bound_of, see, unbounded
@@ -70,7 +70,7 @@ class Stack(nn.Module):
         residual_only: bool = False,
         checkpointing: bool = False,
         roles: Mapping[str, Spec] | None = None,
-        kernels: backends.Kernels = "auto",
+        kernels: Kernels = "auto",
     ):
         super().__init__()
         branches = _branch_count(blocks)

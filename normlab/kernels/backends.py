@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 from importlib.util import find_spec
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
+from normlab.choices import Kernels
 from normlab.errors import NormLabError, unknown
-
-Kernels = Literal["auto", "reference", "triton"]
-"""auto: Triton where it can run. Asking for Triton where it cannot is an error."""
 
 MAX_DIM = 16384
 """Widest row that one Triton program holds in registers."""
@@ -27,7 +25,7 @@ def choose(requested: str, tensor: torch.Tensor) -> Literal["reference", "triton
     if requested == "auto":
         return "triton" if tensor.is_cuda and _why_not(tensor) is None else "reference"
     if requested != "triton":
-        raise unknown("kernels", requested, ("auto", "reference", "triton"))
+        raise unknown("kernels", requested, get_args(Kernels))
     reason = _why_not(tensor)
     if reason is not None:
         raise NormLabError(f"kernels='triton' cannot run: {reason}; use kernels='auto' or 'reference'")

@@ -1,20 +1,24 @@
-"""What a decoder is made of, checked when it is written down; sizes, work and memory before anything is built."""
+"""What a decoder is made of, checked when it is written down; sizes, work and memory before anything is built.
+
+Importing this does not import torch: the command line shows these fields in its help. Making a configuration does.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-import torch
-
+from normlab.choices import Kernels, Stream, Topology
 from normlab.errors import NormLabError, unknown
-from normlab.kernels.backends import Kernels
-from normlab.schemes.base import Scheme, Topology
-from normlab.schemes.registry import scheme as find_scheme
 
 if TYPE_CHECKING:
     from normlab.models.estimate import Memory
+    from normlab.schemes.base import Scheme
+
+    SchemeLike = Scheme | str
+else:
+    SchemeLike = str
 
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {"depth": 4, "dim": 128, "heads": 4, "vocab_size": 256, "max_length": 256},
@@ -28,7 +32,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 class DecoderConfig:
     """A decoder: `DecoderConfig(scheme="peri(step=0.1)", depth=12, dim=768, heads=12)`."""
 
-    scheme: Scheme | str = "pre"
+    scheme: SchemeLike = "pre"
     """How the layers are normalised: a scheme, its name, or its name with options. Kept as the scheme it names."""
     depth: int = 4
     """Blocks, each of attention and MLP."""
@@ -66,7 +70,7 @@ class DecoderConfig:
     """Weight of the load-balancing loss."""
     router_z_weight: float = 0.0
     """Weight of the router's z-loss."""
-    stream: Literal["auto", "fp32", "bf16"] = "auto"
+    stream: Stream = "auto"
     """Number format of the residual stream; auto: that of the embedding."""
     kernels: Kernels = "auto"
     """Fused kernels where they can run, the plain reference, or Triton and nothing else."""
@@ -78,14 +82,14 @@ class DecoderConfig:
     """Start output projections at zero, where the scheme allows it."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "scheme", find_scheme(self.scheme))
+        object.__setattr__(self, "scheme", self.scheme_object)
         for name in ("depth", "dim", "heads", "vocab_size", "max_length"):
             if getattr(self, name) < 1:
                 raise NormLabError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.stream not in ("auto", "fp32", "bf16"):
-            raise unknown("stream", self.stream, ("auto", "fp32", "bf16"))
-        if self.kernels not in ("auto", "reference", "triton"):
-            raise unknown("kernels", self.kernels, ("auto", "reference", "triton"))
+        if self.stream not in get_args(Stream):
+            raise unknown("stream", self.stream, get_args(Stream))
+        if self.kernels not in get_args(Kernels):
+            raise unknown("kernels", self.kernels, get_args(Kernels))
         if self.tied and self._needs_own_head:
             raise NormLabError(f"{self.scheme_object.name} needs a head of its own; set tied=False or leave it out")
         if self.zero_outputs and not self.scheme_object.zero_outputs:
@@ -103,7 +107,9 @@ class DecoderConfig:
     @property
     def scheme_object(self) -> Scheme:
         """The scheme, for type checkers: `scheme` takes text as well."""
-        return find_scheme(self.scheme)
+        from normlab.schemes.registry import scheme
+
+        return scheme(self.scheme)
 
     @property
     def tied_head(self) -> bool:
@@ -149,6 +155,8 @@ class DecoderConfig:
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)} | {"scheme": str(self.scheme)}
 
     def _build_one_block(self) -> None:
+        import torch
+
         from normlab.models.decoder import sublayers
 
         with torch.device("meta"):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from normlab.errors import NormLabError
 from normlab.models.attention import Attention
 from normlab.models.cache import KVCache
 from normlab.models.config import DecoderConfig
+from normlab.models.cross_entropy import Loss, chunked_cross_entropy
 from normlab.models.documents import document_mask, document_positions
 from normlab.models.head import Head
 from normlab.models.mlp import MLP
@@ -100,12 +100,41 @@ class Decoder(nn.Module):
         return hidden
 
     def loss(
+        self,
+        tokens: torch.Tensor,
+        targets: torch.Tensor,
+        *,
+        documents: torch.Tensor | None = None,
+        z_loss: float = 0.0,
+        chunk: int | None = None,
+    ) -> torch.Tensor:
+        """What to train on: mean cross-entropy in nats over targets other than −100, with the losses that go with it.
+
+        `z_loss` weighs the mean square of the logits' log-normaliser; experts add their routers' losses. The logits are
+        never all there at once: `chunk` tokens at a time, as many as do well if that is left out.
+        """
+        loss = self._cross_entropy(tokens, targets, documents, z_loss, chunk).loss
+        return loss + self.router_loss() if self.config.experts else loss
+
+    def cross_entropy(
         self, tokens: torch.Tensor, targets: torch.Tensor, *, documents: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Mean cross-entropy in nats over targets other than −100, plus the router's losses where there are experts."""
-        logits = self(tokens, documents=documents)
-        loss = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=-100)
-        return loss + self.router_loss() if self.config.experts else loss
+        """What to report: the mean cross-entropy alone."""
+        return self._cross_entropy(tokens, targets, documents, 0.0, None).loss
+
+    def _cross_entropy(
+        self,
+        tokens: torch.Tensor,
+        targets: torch.Tensor,
+        documents: torch.Tensor | None,
+        z_loss: float,
+        chunk: int | None,
+    ) -> Loss:
+        hidden = self.features(tokens, documents=documents).flatten(0, 1)
+        weight = self.embedding.weight if self.head.weight is None else self.head.weight
+        return chunked_cross_entropy(
+            hidden, weight, targets.flatten(), logit_transform=self.head.logit_scale, z_loss=z_loss, chunk=chunk
+        )
 
     def router_loss(self) -> torch.Tensor:
         """Weighted load-balancing and z-loss of the last forward pass, averaged over blocks."""

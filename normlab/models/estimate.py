@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from normlab.errors import unknown
 from normlab.models.config import DecoderConfig
+from normlab.models.cross_entropy import chunk_rows
 from normlab.models.decoder import Decoder
 from normlab.models.moe import MoE
 
@@ -49,11 +50,11 @@ class Memory:
     recomputed: int
     """What one block keeps while it is computed again; zero without checkpointing."""
     loss: int
-    """Two fp32 copies of the logits: the gradients on both sides of the softmax."""
+    """Logits of one chunk and their probabilities in fp32, and the head's gradient, which is made with them."""
 
     @property
     def total(self) -> int:
-        """The fullest moment. The loss is done with before any weight has a gradient, so the two do not add up."""
+        """The fullest moment. The loss is done with before other weights have gradients, so the two do not add up."""
         return self.weights + self.optimiser + self.activations + max(self.gradients + self.recomputed, self.loss)
 
     def __str__(self) -> str:
@@ -76,8 +77,13 @@ def memory(config: DecoderConfig, batch: int, length: int, precision: str) -> Me
         activations=kept,
         gradients=weights,
         recomputed=recomputed,
-        loss=2 * 4 * batch * length * config.vocab_size,
+        loss=_loss_bytes(config, batch * length, precision),
     )
+
+
+def _loss_bytes(config: DecoderConfig, tokens: int, precision: str) -> int:
+    rows = min(tokens, chunk_rows(config.vocab_size, 2 if precision == "bf16" else 4))
+    return 2 * 4 * rows * config.vocab_size + 4 * config.vocab_size * config.dim
 
 
 def _without_checkpointing(config: DecoderConfig) -> DecoderConfig:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import sys
 import types
 
-from normlab.schemes.base import Bound, Scheme, Site, Topology
+from normlab.choices import Topology
+from normlab.schemes.base import Bound, Scheme, Site
 from normlab.schemes.blocks import Block, ParallelBlock, SerialBlock
 from normlab.schemes.law import Law, Motion
 from normlab.schemes.needs import Need

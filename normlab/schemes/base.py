@@ -17,14 +17,13 @@ import torch
 from torch import nn
 
 from normlab import norms
+from normlab.choices import Topology
 from normlab.errors import NormLabError, unknown
 from normlab.roles import OUTPUTS, Role
 from normlab.schemes.blocks import Block, ParallelBlock, SerialBlock
 from normlab.schemes.law import Law
 from normlab.schemes.needs import Need
 from normlab.schemes.parts import Step
-
-Topology = Literal["serial", "parallel"]
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from typing import Literal
 import torch
 from torch import nn
 
+from normlab.choices import Topology
 from normlab.roles import OUTPUTS, Role
-from normlab.schemes.base import Bound, Scheme, Site, Topology
+from normlab.schemes.base import Bound, Scheme, Site
 from normlab.schemes.blocks import Block
 from normlab.schemes.law import Law, on_sphere
 from normlab.schemes.parts import AddNorm, Branch, BranchBound, Step, ToSphere, propose

@@ -1,0 +1,1 @@
+"""Comparisons: grids of runs, the store of their results, and what the results show."""

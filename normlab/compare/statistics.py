@@ -1,0 +1,278 @@
+"""What runs show: paired differences over seeds, and the standing of every scheme against a baseline.
+
+Runs of two schemes with the same seed see the same batches in the same order, so their difference is taken seed by
+seed and most of the noise cancels. Lower values are better throughout (losses).
+
+Several schemes are compared at once, so each interval is widened (Bonferroni): with k schemes in the ranking it has
+the level 1 - (1 - level) / (k - 1), and all intervals against the baseline hold together with probability `level`. The
+same widening protects the name of a winner: a false one would have to beat the truly best scheme, and only k - 1
+pairs contain that one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from normlab.compare.student import shifted_outside, t_interval, t_outside
+from normlab.errors import NormLabError, unknown
+
+Values = Mapping[int, float | None]
+"""Result of each seed; None, NaN and infinities are runs that failed."""
+
+Row = Mapping[str, Any]
+Verdict = Literal[
+    "baseline", "better", "worse", "no difference shown", "one seed", "unreliable", "failed", "not judged", "no pairs"
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """The mean of a - b over the seeds that both finished, and how sure it is.
+
+    With one pair there is a mean and nothing else: no interval, no p-value, no claim.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+    n: int
+    level: float
+    sd: float | None
+    """Standard deviation of the paired differences."""
+
+    p: float | None
+    """Two-sided p-value of a mean difference of zero, for this comparison alone."""
+
+    failed_a: int
+    failed_b: int
+
+    @property
+    def spans_zero(self) -> bool:
+        """Whether the data leave the sign open; an interval that is not there spans everything."""
+        return self.low is None or self.high is None or self.low <= 0.0 <= self.high
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """One scheme's place: the rate its tune runs picked, and what its judge runs at that rate show."""
+
+    scheme: str
+    label: str
+    verdict: Verdict
+    lr: float | None = None
+    edge: Literal["largest", "smallest"] | None = None
+    """Whether the picked rate is at an end of the grid, so that a better one may lie beyond it."""
+
+    values: dict[int, float | None] = field(default_factory=dict)
+    """Judge seed to result at the picked rate; None is a run that failed."""
+
+    difference: Difference | None = None
+    """To the baseline; None for the baseline itself and where no seed finished in both."""
+
+    failed_tune: int = 0
+
+    @property
+    def finished(self) -> list[float]:
+        return [value for value in self.values.values() if value is not None]
+
+    @property
+    def failed(self) -> int:
+        """Judge runs without a result."""
+        return len(self.values) - len(self.finished)
+
+    @property
+    def mean(self) -> float | None:
+        return float(np.mean(self.finished)) if self.finished else None
+
+
+def paired(a: Values, b: Values, level: float = 0.95) -> Difference:
+    """Student's interval for the mean of a - b over the seeds that are in both."""
+    _check_level(level)
+    first, second = _finished(a), _finished(b)
+    failed_a, failed_b = len(a) - len(first), len(b) - len(second)
+    seeds = sorted(first.keys() & second.keys())
+    if not seeds:
+        raise NormLabError(
+            f"no seed finished in both: {len(a)} runs ({failed_a} failed) against {len(b)} ({failed_b} failed); "
+            "a paired difference needs the same seed on both sides"
+        )
+    differences = np.array([first[seed] - second[seed] for seed in seeds])
+    mean, n = float(differences.mean()), len(seeds)
+    low = high = sd = p = None
+    if n > 1:
+        sd = float(differences.std(ddof=1))
+        error = sd / math.sqrt(n)
+        half = t_interval(level, n - 1) * error
+        low, high, p = mean - half, mean + half, _p_value(mean, error, n - 1)
+    return Difference(
+        mean=mean, low=low, high=high, n=n, level=level, sd=sd, p=p, failed_a=failed_a, failed_b=failed_b
+    )  # fmt: skip
+
+
+def minimum_detectable(n: int, sd: float, level: float = 0.95, power: float = 0.8) -> float:
+    """The true mean difference that `n` pairs with standard deviation `sd` show with probability `power`.
+
+    Exact for normal differences (noncentral t); infinite with fewer than two pairs, which show nothing.
+    """
+    _check_level(level)
+    if not 1.0 - level < power < 1.0:
+        raise NormLabError(f"power must lie between {1.0 - level:.3g} (chance alone) and 1, got {power}; try 0.8")
+    if not (math.isfinite(sd) and sd >= 0.0):
+        raise NormLabError(f"a standard deviation is finite and not negative, got {sd}")
+    if n < 2:
+        return math.inf
+    critical = t_interval(level, n - 1)
+    low, high = 0.0, 1.0
+    while shifted_outside(critical, high, n - 1) < power:
+        low, high = high, 2.0 * high
+    for _ in range(60):
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if shifted_outside(critical, middle, n - 1) < power else (low, middle)
+    return high * sd / math.sqrt(n)
+
+
+def ranking(rows: Iterable[Row], baseline: str, level: float = 0.95) -> list[Standing]:
+    """Every scheme's standing, lowest mean first, then those that cannot be placed.
+
+    The rate is picked on `tune` rows alone and judged on `judge` rows alone, which must have other seeds. A scheme
+    with a failed judge run is never called better.
+    """
+    _check_level(level)
+    by_scheme = _by_scheme(rows)
+    if baseline not in by_scheme:
+        raise unknown("baseline", baseline, by_scheme)
+    each = simultaneous(level, len(by_scheme))
+    judged = {scheme: _judge(scheme, own) for scheme, own in by_scheme.items()}
+    base = judged[baseline]
+    standings = [_against(own, base, each) for own in judged.values()]
+    return sorted(standings, key=lambda own: (own.mean is None, own.failed > 0, own.mean or 0.0, own.scheme))
+
+
+def simultaneous(level: float, schemes: int) -> float:
+    """The level of each interval so that all of them hold together with probability `level`."""
+    return 1.0 - (1.0 - level) / max(1, schemes - 1)
+
+
+def winner(standings: Sequence[Standing], level: float = 0.95) -> Standing | None:
+    """The scheme shown to be better than every other one, or None: nobody is named while an interval spans zero.
+
+    A scheme with a failed judge run neither wins nor stands in the way.
+    """
+    placed = [own for own in standings if own.finished and not own.failed]
+    if len(placed) < 2:
+        return None
+    each = simultaneous(level, len(standings))
+    return placed[0] if all(_beats(placed[0], other, each) for other in placed[1:]) else None
+
+
+def _beats(own: Standing, other: Standing, level: float) -> bool:
+    if not _finished(own.values).keys() & _finished(other.values).keys():
+        return False
+    difference = paired(own.values, other.values, level)
+    return not difference.spans_zero and difference.mean < 0.0
+
+
+def _by_scheme(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    grouped: dict[str, list[Row]] = {}
+    for row in rows:
+        grouped.setdefault(row["scheme"], []).append(row)
+    return grouped
+
+
+def _judge(scheme: str, rows: Sequence[Row]) -> Standing:
+    """A scheme before it is compared: its rate and its results at that rate."""
+    tune = _by_rate(rows, "tune")
+    judge = _by_rate(rows, "judge")
+    _check_seeds(scheme, tune, judge)
+    lr = _pick(tune) if tune else next(iter(judge)) if len(judge) == 1 else None
+    values = judge.get(lr, {}) if lr is not None else {}
+    failed_tune = sum(value is None for results in tune.values() for value in results.values())
+    verdict: Verdict = "not judged"
+    if (tune and lr is None) or (values and not _finished(values)):
+        verdict = "failed"
+    label = str(rows[0].get("label") or scheme)
+    return Standing(
+        scheme=scheme, label=label, verdict=verdict, lr=lr, edge=_edge(lr, tune), values=values, failed_tune=failed_tune
+    )  # fmt: skip
+
+
+def _by_rate(rows: Sequence[Row], role: str) -> dict[float, dict[int, float | None]]:
+    """Rate to seed to result; None for a run that failed, whatever number it left."""
+    grouped: dict[float, dict[int, float | None]] = {}
+    for row in rows:
+        if row["role"] == role:
+            value = row["value"] if row["state"] == "done" else None
+            usable = value is not None and math.isfinite(value)
+            grouped.setdefault(row["lr"], {})[row["seed"]] = value if usable else None
+    return grouped
+
+
+def _pick(tune: Mapping[float, Values]) -> float | None:
+    """The rate with the lowest mean among those without a failure and with as many seeds as any; ties go to the lower.
+
+    Where every rate failed somewhere, the one with the fewest failures; None where nothing finished.
+    """
+    most = max(len(values) for values in tune.values())
+    whole = {lr: values for lr, values in tune.items() if len(values) == most and _finished(values)}
+
+    def key(lr: float) -> tuple[int, float, float]:
+        results = _finished(whole[lr])
+        return most - len(results), sum(results.values()) / len(results), lr
+
+    return min(whole, key=key, default=None)
+
+
+def _edge(lr: float | None, tune: Mapping[float, Values]) -> Literal["largest", "smallest"] | None:
+    if lr is None or len(tune) < 2:
+        return None
+    return "largest" if lr == max(tune) else "smallest" if lr == min(tune) else None
+
+
+def _against(own: Standing, base: Standing, level: float) -> Standing:
+    """The standing with its difference to the baseline and the verdict that follows."""
+    if own is base:
+        return own if own.verdict == "failed" or not own.values else replace(own, verdict="baseline")
+    if not own.finished:
+        return own
+    if not _finished(own.values).keys() & _finished(base.values).keys():
+        return replace(own, verdict="unreliable" if own.failed else "no pairs")
+    difference = paired(own.values, base.values, level)
+    return replace(own, verdict=_verdict(own, difference), difference=difference)
+
+
+def _verdict(own: Standing, difference: Difference) -> Verdict:
+    if own.failed:
+        return "unreliable"
+    if difference.n == 1:
+        return "one seed"
+    if difference.spans_zero:
+        return "no difference shown"
+    return "better" if difference.mean < 0.0 else "worse"
+
+
+def _finished(values: Values) -> dict[int, float]:
+    return {seed: value for seed, value in values.items() if value is not None and math.isfinite(value)}
+
+
+def _p_value(mean: float, error: float, df: int) -> float:
+    if error == 0.0:
+        return 1.0 if mean == 0.0 else 0.0
+    return t_outside(abs(mean) / error, df)
+
+
+def _check_seeds(scheme: str, tune: Mapping[float, Values], judge: Mapping[float, Values]) -> None:
+    both = {s for values in tune.values() for s in values} & {s for values in judge.values() for s in values}
+    if both:
+        raise NormLabError(
+            f"{scheme}: seed {min(both)} both picked the rate and judges it; judge with seeds that tuning has not seen"
+        )
+
+
+def _check_level(level: float) -> None:
+    if not 0.0 < level < 1.0:
+        raise NormLabError(f"a confidence level lies between 0 and 1, got {level}; try 0.95")

@@ -1,0 +1,206 @@
+"""The store of a comparison: one line of JSON for every run that ended, appended and never changed."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from normlab.errors import NormLabError
+
+Row = dict[str, Any]
+
+
+class Store:
+    """The rows of one comparison folder.
+
+    Many processes may append at once: each row is one write of a whole line at the end of the file, under a lock, and
+    is on the disk when `append` returns. Where a run has several rows the last one counts.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]):
+        self.folder = Path(folder)
+        self.path = self.folder / "rows.jsonl"
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Add the row of a run that has ended, done or failed."""
+        wrong = _fault(row)
+        if wrong:
+            raise NormLabError(f"cannot store the row of run {row.get('run')!r}: {wrong}")
+        line = json.dumps(dict(row), ensure_ascii=False).encode() + b"\n"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with self._locked(os.O_RDWR | os.O_CREAT | os.O_APPEND, fcntl.LOCK_EX) as file:
+                _mend(file)
+                _write(file, line)
+            _sync_folder(self.folder)
+        except OSError as error:
+            raise NormLabError(
+                f"cannot write to {self.path}: {error.strerror}; free some space or check its rights"
+            ) from None
+
+    def rows(self) -> list[Row]:
+        """Every run's last row, in the order in which the runs first ended."""
+        if not self.path.exists():
+            return []
+        with self._locked(os.O_RDONLY, fcntl.LOCK_SH) as file:
+            lines = _read(file).split(b"\n")
+        torn = lines.pop()
+        found = [self._parse(line, number) for number, line in enumerate(lines, start=1)]
+        if torn:
+            found.extend(self._parse_torn(torn))
+        return list({row["run"]: row for row in found}.values())
+
+    def find(self, run: str) -> Row | None:
+        """The row of a run, or None while it has not ended."""
+        return next((row for row in self.rows() if row["run"] == run), None)
+
+    def done(self, run: str) -> bool:
+        """Whether the run ended with a result; one that failed has a row (`find`) and is not done."""
+        row = self.find(run)
+        return row is not None and row["state"] == "done"
+
+    @contextmanager
+    def _locked(self, flags: int, kind: int) -> Iterator[int]:
+        # Closing the file gives the lock back, also when the process is killed.
+        file = os.open(self.path, flags, 0o644)
+        try:
+            fcntl.flock(file, kind)
+            yield file
+        finally:
+            os.close(file)
+
+    def _parse(self, line: bytes, number: int) -> Row:
+        row = _decode(line)
+        wrong = "not a line of JSON" if row is None else _fault(row)
+        if row is None or wrong:
+            raise NormLabError(f"{self.path}, line {number}: {wrong}; restore the line, or delete it and run again")
+        return row
+
+    def _parse_torn(self, line: bytes) -> list[Row]:
+        """A last line without its end: whole but for the line feed, or torn by a crash, whose run is then run again."""
+        row = _decode(line)
+        if row is not None and not _fault(row):
+            return [row]
+        warnings.warn(f"{self.path}: the last line is torn and is ignored; its run counts as not ended", stacklevel=3)
+        return []
+
+
+def _decode(line: bytes) -> Row | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _mend(file: int) -> None:
+    """Before a row is added: cut off what a crash left of the last one, or end its line if only that was missing."""
+    if not _ends_torn(file):
+        return
+    content = _read(file)
+    start = content.rfind(b"\n") + 1
+    if _decode(content[start:]) is None:
+        os.ftruncate(file, start)
+    else:
+        _write(file, b"\n")
+
+
+def _ends_torn(file: int) -> bool:
+    size = os.fstat(file).st_size
+    return size > 0 and os.pread(file, 1, size - 1) != b"\n"
+
+
+def _read(file: int) -> bytes:
+    with os.fdopen(os.dup(file), "rb") as stream:
+        stream.seek(0)
+        return stream.read()
+
+
+def _write(file: int, line: bytes) -> None:
+    """All of the line or nothing of it, also on a full disk."""
+    before = os.fstat(file).st_size
+    try:
+        if os.write(file, line) < len(line):
+            raise OSError(0, "the disk took only a part of the row")
+        os.fsync(file)
+    except OSError:
+        os.ftruncate(file, before)
+        raise
+
+
+def _sync_folder(folder: Path) -> None:
+    """A new file is only safe once its folder is on the disk too."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_rate(value: Any) -> bool:
+    return _is_number(value) and math.isfinite(value) and value > 0
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _or_none(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or check(value)
+
+
+_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "run": (_is_text, "a name"),
+    "scheme": (_is_text, "a name"),
+    "label": (_is_text, "a name"),
+    "lr": (_is_rate, "a positive number"),
+    "seed": (_is_count, "a whole number"),
+    "role": (lambda value: value in ("tune", "judge"), "'tune' or 'judge'"),
+    "state": (lambda value: value in ("done", "failed"), "'done' or 'failed'"),
+    "reason": (_or_none(_is_text), "text or null"),
+    "metric": (_is_text, "a name"),
+    "value": (_or_none(_is_number), "a number or null"),
+    "loss": (_or_none(_is_number), "a number or null"),
+    "bits_per_byte": (_or_none(_is_number), "a number or null"),
+    "tokens": (_is_count, "a whole number"),
+    "steps": (_is_count, "a whole number"),
+    "seconds": (_is_number, "a number"),
+    "tokens_per_s": (_or_none(_is_number), "a number or null"),
+    "peak_bytes": (_or_none(_is_count), "a whole number or null"),
+    "device": (_is_text, "a name"),
+    "versions": (_is_table, "a table"),
+    "config": (_is_table, "a table"),
+    "started": (_is_text, "a time"),
+    "finished": (_is_text, "a time"),
+}
+
+
+def _fault(row: Mapping[str, Any]) -> str | None:
+    """What is wrong with a row, in words; None where nothing is. Fields that are not known here pass."""
+    for name, (check, expected) in _FIELDS.items():
+        if name not in row:
+            return f"{name} is missing, expected {expected}"
+        if not check(row[name]):
+            return f"{name} must be {expected}, got {row[name]!r}"
+    if row["state"] == "done" and (row["value"] is None or not math.isfinite(row["value"])):
+        return f"a run that is done has a finite value, got {row['value']}; store it as failed"
+    return None

@@ -1,0 +1,177 @@
+"""A corpus: text made ready for training, split into two sides that share no document."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from normlab.data.cache import TokenCache, cache_root, cached_tokenizer, cached_tokens
+from normlab.data.sources import open_sources
+from normlab.data.tokenizer import Tokenizer
+from normlab.errors import NormLabError
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Some documents of a cache. `ids[starts[i] : starts[i] + lengths[i]]` is document i with its end token."""
+
+    ids: np.ndarray
+    starts: np.ndarray
+    lengths: np.ndarray
+    n_bytes: int
+    fingerprint: str
+
+    @property
+    def n_documents(self) -> int:
+        """How many documents there are."""
+        return len(self.starts)
+
+    @property
+    def n_tokens(self) -> int:
+        """How many tokens there are to predict: those of the text and one end for each document."""
+        return int(self.lengths.sum())
+
+    @property
+    def bytes_per_token(self) -> float:
+        """UTF-8 bytes of text for each token, ends counted as tokens without bytes."""
+        return self.n_bytes / self.n_tokens
+
+    def bits_per_byte(self, nats_per_token: float) -> float:
+        """A mean loss over these tokens as bits per byte of text: all nats, those of ends too, over bytes, over ln 2.
+
+        Exact when the mean runs over every token once, as `evaluation_batches` gives them; the mean over some of the
+        tokens is taken to hold for all.
+        """
+        return nats_per_token / self.bytes_per_token / math.log(2)
+
+    def facts(self) -> dict[str, Any]:
+        """What a report says about it, ready for JSON."""
+        return {"documents": self.n_documents, "tokens": self.n_tokens, "bytes": self.n_bytes}
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Two sides and the tokenizer that wrote them."""
+
+    train: Tokens
+    val: Tokens
+    tokenizer: Tokenizer
+    source: str
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for two corpora with the same tokens on the same sides."""
+        return _hash(self.train.fingerprint, self.val.fingerprint)
+
+    def facts(self) -> dict[str, Any]:
+        """What a report says about it, ready for JSON."""
+        tokenizer = {"name": self.tokenizer.name, "vocab_size": self.tokenizer.vocab_size}
+        sides = {"train": self.train.facts(), "val": self.val.facts()}
+        return {"source": self.source, "fingerprint": self.fingerprint, "tokenizer": tokenizer, **sides}
+
+    def describe(self) -> str:
+        """One line for a person."""
+        tokenizer = f"{self.tokenizer.name} ({self.tokenizer.vocab_size:,} entries)"
+        return f"{self.source}; {tokenizer}; train {_shown(self.train)}; validation {_shown(self.val)}"
+
+
+def prepare(
+    data: Sequence[str],
+    *,
+    tokenizer: str = "bytes",
+    val_data: Sequence[str] = (),
+    val_fraction: float = 0.02,
+    cache: Path | None = None,
+    workers: int | None = None,
+    progress: bool = True,
+) -> Corpus:
+    """Tokens of `data` (see `open_source`), on disk and mapped into memory, with a side kept for validation.
+
+    The side of a document follows from its content alone: its SHA-256, read as a fraction, below `val_fraction` or not.
+    Order, file names and other documents do not matter, and copies stay together. If that leaves a side empty, the
+    document nearest to it moves there; a corpus of one single document gives its last `val_fraction` of tokens.
+    With `val_data` nothing is split: that is the validation side, and documents that occur in both are left out of
+    training.
+
+    `tokenizer` is `bytes`, `bpe:N` (trained on all of `data`, not on `val_data`), a file or a Hugging Face id.
+    """
+    if workers is not None and workers < 1:
+        raise NormLabError(f"workers must be at least 1, got {workers}; leave it out to use every core")
+    if not val_data and not 0.0 < val_fraction < 1.0:
+        raise NormLabError(f"val_fraction must lie between 0 and 1, got {val_fraction}; try 0.02 or name val_data")
+    root, source = cache_root(cache), open_sources(data)
+    options = {"workers": workers or _cores(), "progress": progress}
+    held_out = open_sources(val_data) if val_data else None
+    words = cached_tokenizer(tokenizer, source, root, progress=progress)
+    tokens = cached_tokens(source, words, root, **options)
+    if held_out is None:
+        train, val = _split(tokens, words, val_fraction)
+        return Corpus(train, val, words, source.describe())
+    apart = cached_tokens(held_out, words, root, **options)
+    train = _side(tokens, ~np.isin(tokens.digests, apart.digests), "train", apart.key)
+    if not train.n_documents:
+        raise NormLabError("every document of data is in val_data too: nothing is left to train on; name other files")
+    return Corpus(train, _side(apart, np.ones(len(apart.digests), bool), "val"), words, source.describe())
+
+
+def _split(cache: TokenCache, tokenizer: Tokenizer, fraction: float) -> tuple[Tokens, Tokens]:
+    different = np.unique(cache.digests)
+    if len(different) == 1:
+        return _cut(cache, tokenizer, fraction)
+    # At least the lowest and never the highest: both sides hold something.
+    limit = min(max(int(fraction * 2.0**64), int(different[0]) + 1), int(different[-1]))
+    held_out = cache.digests < np.uint64(limit)
+    # Which documents are held out follows from how many: those with the lowest digests.
+    count = str(held_out.sum())
+    return _side(cache, ~held_out, "train", count), _side(cache, held_out, "val", count)
+
+
+def _side(cache: TokenCache, chosen: np.ndarray, *names: str) -> Tokens:
+    starts, stops = cache.starts[:-1][chosen], cache.starts[1:][chosen]
+    return Tokens(cache.tokens, starts, stops - starts, int(cache.bytes[chosen].sum()), _hash(cache.key, *names))
+
+
+def _cut(cache: TokenCache, tokenizer: Tokenizer, fraction: float) -> tuple[Tokens, Tokens]:
+    """One document: its beginning and its end, apart at a whole character."""
+    if len(cache.digests) > 1:
+        raise NormLabError("all documents are the same text: nothing can be held out; name other data or val_data")
+    end = int(cache.starts[-1])
+    cut = end - max(1, round(fraction * end))
+    tail = tokenizer.decode(cache.tokens[cut:end])
+    while tail.startswith("\ufffd") and cut < end - 1:
+        cut += 1
+        tail = tokenizer.decode(cache.tokens[cut:end])
+    if cut < 1:
+        raise NormLabError(f"one document of {end} tokens cannot be split; name more data or val_data")
+    tail_bytes = len(tail.encode("utf-8"))
+    head = _range(cache, 0, cut, int(cache.bytes[0]) - tail_bytes, "train")
+    return head, _range(cache, cut, end, tail_bytes, "val")
+
+
+def _range(cache: TokenCache, start: int, stop: int, n_bytes: int, name: str) -> Tokens:
+    return Tokens(
+        cache.tokens,
+        np.array([start]),
+        np.array([stop - start]),
+        n_bytes,
+        _hash(cache.key, name, str(start), str(stop)),
+    )
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _hash(*parts: str) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+def _shown(tokens: Tokens) -> str:
+    return f"{tokens.n_tokens:,} tokens, {tokens.n_documents:,} documents, {tokens.n_bytes / 1e6:,.1f} MB"

@@ -1,0 +1,258 @@
+"""What a file holds: text, lines of JSON or a parquet table, compressed or not, read as a stream of chunks.
+
+A chunk is about a megabyte of text that nobody has parsed yet: one thread reads chunks, many parse and tokenise them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+import tokenize
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from normlab.data.optional import need
+from normlab.errors import NormLabError
+
+SUFFIXES = (".txt", ".md", ".py", ".tex", ".jsonl", ".parquet")
+COMPRESSIONS = (".gz", ".xz", ".zst")
+
+CHUNK_BYTES = 1 << 20
+WHOLE_BYTES = 1 << 24
+"""A text file up to this size is one document. A larger one is a corpus: it is read as documents of `CHUNK_BYTES`, cut
+at line ends, so that it fits into memory and can be split."""
+
+_BOM = b"\xef\xbb\xbf"
+
+
+class Document(NamedTuple):
+    """One text: what never lands on both sides of a split, and what attention may be kept within."""
+
+    id: str
+    """Where it comes from: file, and line or row where there are several."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some documents of a file, still to be parsed."""
+
+    size: int
+    """Bytes of text, about: how much work it is."""
+
+    taken: int
+    """Bytes of the file that it took, for progress; fewer than `size` where the file is compressed."""
+
+    parse: Callable[[], Iterable[Document]]
+
+
+def kind(path: Path) -> str | None:
+    """The suffix that says what is inside, without a compression's; None if it is not one of ours."""
+    stem = path.with_suffix("") if path.suffix in COMPRESSIONS else path
+    compressed_table = stem is not path and stem.suffix == ".parquet"
+    return stem.suffix if stem.suffix in SUFFIXES and not compressed_table else None
+
+
+def read(path: Path, name: str, field: str) -> Iterator[Chunk]:
+    """The chunks of a file, in order; `name` is what errors and documents call it."""
+    suffix = kind(path)
+    with _readable(path, name):
+        if suffix == ".parquet":
+            yield from _table(path, name, field)
+        elif suffix == ".jsonl":
+            yield from _lines(path, name, field)
+        else:
+            yield from _text(path, name)
+
+
+def read_python(path: Path, name: str) -> Iterator[Chunk]:
+    """A Python source in the encoding that it declares; one that cannot be decoded is left out."""
+
+    def parse() -> Iterator[Document]:
+        try:
+            with _readable(path, name), tokenize.open(path) as file:
+                yield from _document(name, file.read())
+        except (SyntaxError, UnicodeDecodeError):
+            return
+
+    with _readable(path, name):
+        size = path.stat().st_size
+    yield Chunk(size, size, parse)
+
+
+@contextmanager
+def _readable(path: Path, name: str) -> Iterator[None]:
+    """One line for a file that is broken or cannot be opened."""
+    try:
+        yield
+    except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
+        packing = path.suffix[1:]
+        raise NormLabError(f"{name}: broken {packing} data ({error}); fetch or compress the file again") from None
+    except OSError as error:
+        raise NormLabError(f"{name}: cannot be read: {error.strerror or error}") from None
+
+
+def texts(rows: Iterable[tuple[str, Any]], field: str) -> Iterator[Document]:
+    """Documents of (id, value) pairs out of a table."""
+    for id_, value in rows:
+        if not isinstance(value, str):
+            raise NormLabError(f"{id_}: field {field!r} holds {type(value).__name__}, expected text")
+        yield from _document(id_, value)
+
+
+def table_size(values: Iterable[Any]) -> int:
+    """About how many bytes of text a column's values hold."""
+    return sum(len(value) for value in values if isinstance(value, str))
+
+
+def _document(id_: str, text: str) -> Iterator[Document]:
+    # An empty document would be an end token and nothing before it.
+    if text:
+        yield Document(id_, text)
+
+
+def _parts(file: IO[bytes], path: Path) -> Iterator[bytes]:
+    """What the file holds, decompressed, piece by piece."""
+    if path.suffix == ".zst":
+        return _zstd_parts(file, need("zstandard", "zstd", f"reading {path.name}"))
+    opened = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, lambda plain: plain)(file)
+    return iter(lambda: opened.read(CHUNK_BYTES), b"")
+
+
+def _zstd_parts(file: IO[bytes], zstd: Any) -> Iterator[bytes]:
+    # The package's own stream reader takes a file cut short for a whole one.
+    frame, raw = None, b""
+    try:
+        while raw := raw or file.read(1 << 16):
+            frame = frame or zstd.ZstdDecompressor().decompressobj()
+            yield frame.decompress(raw)
+            raw, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
+    except zstd.ZstdError as error:
+        raise EOFError(str(error)) from None
+    if frame:
+        raise EOFError("the file ends too early")
+
+
+def _blocks(path: Path, cut: Callable[[bytes], int]) -> Iterator[tuple[bytes, int]]:
+    """(block, bytes of the file that it took): about `CHUNK_BYTES` each, ending where `cut` says."""
+    with open(path, "rb") as file:
+        parts, rest, want, seen = _parts(file, path), b"", CHUNK_BYTES, 0
+        while block := _fill(parts, rest, want):
+            end = len(block) if len(block) < want else cut(block)
+            if end:
+                yield block[:end], file.tell() - seen
+                seen = file.tell()
+            # A line longer than a chunk: look for its end further on.
+            want = CHUNK_BYTES if end else 2 * want
+            rest = block[end:]
+
+
+def _fill(parts: Iterator[bytes], start: bytes, want: int) -> bytes:
+    """`start` and what follows, until there are `want` bytes or no more."""
+    have, size = [start], len(start)
+    while size < want and (part := next(parts, None)) is not None:
+        have.append(part)
+        size += len(part)
+    return b"".join(have)
+
+
+def _after_line(block: bytes) -> int:
+    return block.rfind(b"\n") + 1
+
+
+def _after_text(block: bytes) -> int:
+    """After the last line, else the last word, else the last whole character."""
+    starts = (i for i in range(len(block) - 1, 0, -1) if block[i] & 0xC0 != 0x80)
+    return _after_line(block) or block.rfind(b" ") + 1 or next(starts, len(block))
+
+
+def _text(path: Path, name: str) -> Iterator[Chunk]:
+    blocks, held, line = _blocks(path, _after_text), [], 1
+    while sum(len(block) for block, _ in held) <= WHOLE_BYTES:
+        if (more := next(blocks, None)) is None:
+            whole, taken = b"".join(block for block, _ in held), sum(taken for _, taken in held)
+            yield Chunk(len(whole), taken, partial(_section, whole, name, name, 1))
+            return
+        held.append(more)
+    for block, taken in chain(held, blocks):
+        yield Chunk(len(block), taken, partial(_section, block, f"{name}:{line}", name, line))
+        line += block.count(b"\n")
+
+
+def _section(block: bytes, id_: str, name: str, line: int) -> Iterator[Document]:
+    return _document(id_, _decode(block, name, line))
+
+
+def _lines(path: Path, name: str, field: str) -> Iterator[Chunk]:
+    line = 1
+    for block, taken in _blocks(path, _after_line):
+        yield Chunk(len(block), taken, partial(_records, block, name, line, field))
+        line += block.count(b"\n")
+
+
+def _records(block: bytes, name: str, first: int, field: str) -> Iterator[Document]:
+    for line, raw in enumerate(block.split(b"\n"), first):
+        if not raw.strip():
+            continue
+        where = f"{name}, line {line}"
+        try:
+            record = json.loads(_decode(raw, name, line))
+        except (ValueError, RecursionError) as error:
+            if isinstance(error, NormLabError):
+                raise
+            raise NormLabError(f"{where}: not JSON ({error}); expected one object a line") from None
+        yield from _document(f"{name}:{line}", _field(record, where, field))
+
+
+def _field(record: Any, where: str, field: str) -> str:
+    if not isinstance(record, dict):
+        raise NormLabError(f"{where}: a {type(record).__name__}, expected an object with a field {field!r}")
+    if field not in record:
+        have = ", ".join(map(repr, record)) or "nothing"
+        raise NormLabError(f"{where}: no field {field!r}, only {have}; name one with PATH#FIELD")
+    text = record[field]
+    if not isinstance(text, str):
+        raise NormLabError(f"{where}: field {field!r} holds {type(text).__name__}, expected text")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        # JSON can spell half a surrogate pair, which is no character.
+        raise NormLabError(f"{where}: field {field!r} holds half a surrogate pair; expected whole characters") from None
+    return text
+
+
+def _decode(raw: bytes, name: str, line: int) -> str:
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line += raw.count(b"\n", 0, error.start)
+        bad = raw[error.start : error.start + 1].hex()
+        raise NormLabError(f"{name}, line {line}: byte 0x{bad} is not UTF-8; convert the file to UTF-8") from None
+    return text[1:] if line == 1 and raw.startswith(_BOM) else text
+
+
+def _table(path: Path, name: str, field: str) -> Iterator[Chunk]:
+    parquet = need("pyarrow.parquet", "parquet", f"reading {name}")
+    arrow = need("pyarrow", "parquet", f"reading {name}")
+    try:
+        with parquet.ParquetFile(path) as file:
+            columns = file.schema_arrow.names
+            if field not in columns:
+                have = ", ".join(map(repr, columns)) or "nothing"
+                raise NormLabError(f"{name}: no column {field!r}, only {have}; name one with PATH#COLUMN")
+            row, share = 0, path.stat().st_size / max(1, file.metadata.num_rows)
+            for batch in file.iter_batches(batch_size=64, columns=[field]):
+                values = batch.column(0).to_pylist()
+                rows = [(f"{name}:{row + i}", value) for i, value in enumerate(values)]
+                yield Chunk(table_size(values), round(share * len(rows)), partial(texts, rows, field))
+                row += len(rows)
+    except arrow.ArrowException as error:
+        raise NormLabError(f"{name}: not a parquet table ({str(error).splitlines()[0]})") from None

@@ -1,0 +1,208 @@
+"""Text to numbers and back: bytes, a byte-level BPE trained on the data, or a tokenizer that exists already."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import lzma
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from normlab.data.optional import need
+from normlab.errors import NormLabError
+from normlab.files import write_atomically
+
+END = "<|endoftext|>"
+_ENDS = (END, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<|im_end|>", "[SEP]")
+
+_BYTES_FILE = {"normlab_tokenizer": "bytes"}
+
+_PIECE_CHARACTERS = 1 << 18
+# Every pattern of the byte-level family begins a token at a space between words: pieces cut there change nothing.
+_CUT = re.compile(r"(?<=\w) (?=\w)")
+
+
+class Tokenizer(ABC):
+    """`vocab_size` numbers, one of which, `end`, closes every document and never stands for text."""
+
+    name: str
+    vocab_size: int
+    end: int
+    fingerprint: str
+    """Equal for two tokenizers that give equal numbers."""
+
+    @abstractmethod
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The numbers of each text, without an end. May be called from several threads."""
+
+    @abstractmethod
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of some numbers; ends are left out, broken characters become U+FFFD."""
+
+    @abstractmethod
+    def to_json(self) -> str:
+        """All that `load_tokenizer` needs."""
+
+    def encode(self, text: str) -> np.ndarray:
+        """The numbers of one text."""
+        return self.encode_batch([text])[0]
+
+    def save(self, path: Path) -> None:
+        """Write the file that `load_tokenizer` reads."""
+        write_atomically(path, self.to_json())
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The narrowest type that holds every number."""
+        return np.dtype(np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)
+
+
+class Bytes(Tokenizer):
+    """UTF-8 as it is: 256 bytes and an end. Nothing to learn, nothing to load, nothing unknown."""
+
+    name = "bytes"
+    vocab_size = 257
+    end = 256
+    fingerprint = "bytes"
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return [np.frombuffer(text.encode("utf-8"), np.uint8).astype(self.dtype) for text in texts]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return bytes(int(i) for i in ids if i < 256).decode("utf-8", "replace")
+
+    def to_json(self) -> str:
+        return json.dumps(_BYTES_FILE)
+
+
+class Subwords(Tokenizer):
+    """A tokenizer of the `tokenizers` package; one without an end of document gets `<|endoftext|>` as last entry."""
+
+    def __init__(self, name: str, inner: Any):
+        self.name, self._inner = name, inner
+        inner.no_truncation()
+        inner.no_padding()
+        vocabulary = inner.get_vocab(with_added_tokens=True)
+        end = next((word for word in _ENDS if word in vocabulary), None)
+        if end is None:
+            inner.add_special_tokens([END])
+            end, vocabulary = END, inner.get_vocab(with_added_tokens=True)
+        # A document that spells an end out must not end there.
+        inner.encode_special_tokens = True
+        self.end = vocabulary[end]
+        # Not the count: published vocabularies have gaps.
+        self.vocab_size = max(vocabulary.values()) + 1
+        self.fingerprint = hashlib.sha256(self.to_json().encode("utf-8")).hexdigest()
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return [self._encode(text) for text in texts]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return self._inner.decode([int(i) for i in ids if i != self.end], skip_special_tokens=False)
+
+    def to_json(self) -> str:
+        return self._inner.to_str()
+
+    def _encode(self, text: str) -> np.ndarray:
+        # One piece a call: what the package keeps for a piece is a hundred bytes a token. It frees the interpreter
+        # in its batch calls alone.
+        found = [self._inner.encode_batch_fast([piece], add_special_tokens=False)[0].ids for piece in _pieces(text)]
+        return np.concatenate([np.array(ids, self.dtype) for ids in found] or [np.empty(0, self.dtype)])
+
+
+def load_tokenizer(path: Path | str, name: str = "") -> Tokenizer:
+    """A tokenizer from a file: one that `save` wrote or any of the `tokenizers` package, also as .gz or .xz."""
+    path = Path(path)
+    opened = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
+    try:
+        with opened(path, "rt", encoding="utf-8") as file:
+            text = file.read()
+        if json.loads(text) == _BYTES_FILE:
+            return Bytes()
+        return Subwords(name or path.name.partition(".")[0], _tokenizers(str(path)).Tokenizer.from_str(text))
+    except NormLabError:
+        raise
+    except OSError as error:
+        raise NormLabError(f"tokenizer {path}: cannot be read: {error.strerror or error}") from None
+    except Exception as error:  # the package raises bare Exceptions
+        reason = str(error).splitlines()[0]
+        raise NormLabError(f"tokenizer {path}: not a file of the tokenizers package ({reason})") from None
+
+
+def load_from_hub(name: str) -> Tokenizer:
+    """A tokenizer by its Hugging Face id."""
+    try:
+        return Subwords(name, _tokenizers(name).Tokenizer.from_pretrained(name))
+    except NormLabError:
+        raise
+    except Exception as error:  # the package raises bare Exceptions
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        what = "expected 'bytes', 'bpe:N', a tokenizer file or a Hugging Face id"
+        raise NormLabError(
+            f"tokenizer {name!r} is no file here and the hub did not give it ({reason}); {what}"
+        ) from None
+
+
+def train_bpe(texts: Iterable[str], size: int) -> Tokenizer:
+    """A byte-level BPE of `size` entries (256 bytes, an end, the rest merges); the same texts give the same entries."""
+    package = _tokenizers(f"bpe:{size}")
+    inner = package.Tokenizer(package.models.BPE())
+    inner.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = package.decoders.ByteLevel()
+    trainer = package.trainers.BpeTrainer(
+        vocab_size=size,
+        min_frequency=2,
+        special_tokens=[END],
+        # All bytes, seen or not: any text can be written, and ties are broken by a fixed alphabet.
+        initial_alphabet=sorted(package.pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    inner.train_from_iterator(texts, trainer)
+    found = Subwords(f"bpe:{size}", inner)
+    if found.vocab_size < size:
+        have = found.vocab_size
+        raise NormLabError(f"bpe:{size}: the data has only {have:,} entries in it; try bpe:{have} or more data")
+    return found
+
+
+def bpe_size(spec: str) -> int | None:
+    """N of `bpe:N`; None if `spec` is something else."""
+    kind, colon, digits = spec.partition(":")
+    if (kind, colon) != ("bpe", ":"):
+        return None
+    if not digits.isdecimal() or int(digits) < 257:
+        raise NormLabError(f"tokenizer {spec!r}: expected a number of entries from 257 on, e.g. bpe:8192")
+    return int(digits)
+
+
+@contextmanager
+def one_thread_a_call() -> Iterator[None]:
+    """Many threads encode at once: the package's own pool of threads would only get in their way."""
+    before = os.environ.get("TOKENIZERS_PARALLELISM")
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    try:
+        yield
+    finally:
+        os.environ.pop("TOKENIZERS_PARALLELISM", None)
+        if before is not None:
+            os.environ["TOKENIZERS_PARALLELISM"] = before
+
+
+def _pieces(text: str) -> Iterator[str]:
+    start = 0
+    while cut := _CUT.search(text, start + _PIECE_CHARACTERS):
+        yield text[start : cut.start()]
+        start = cut.start()
+    yield text[start:]
+
+
+def _tokenizers(what: str) -> Any:
+    return need("tokenizers", "bpe", f"tokenizer {what}")

@@ -1,0 +1,86 @@
+"""Small files that are whole or absent, whatever happens to the process or to the machine."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from normlab.errors import NormLabError
+
+_ADVICE = {
+    errno.ENOSPC: "free some space, or choose another folder",
+    errno.EDQUOT: "free some of your quota, or choose another folder",
+    errno.EACCES: "check its permissions, or choose another folder",
+    errno.EPERM: "check its permissions, or choose another folder",
+    errno.EROFS: "choose a folder that can be written to",
+    errno.ENOENT: "check the path",
+    errno.ENOTDIR: "check the path: a file stands where a folder was expected",
+    errno.EISDIR: "name a file, not a folder",
+}
+
+
+def write_atomically(path: Path, data: bytes | str) -> None:
+    """Make `path` hold `data`, or leave it as it was; what is there survives a power cut."""
+    with replacing(path) as part:
+        part.write_bytes(data.encode() if isinstance(data, str) else data)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path to write to, which takes the place of `path` if all goes well and vanishes if not."""
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        yield part
+        sync(part)
+        os.replace(part, path)
+        sync(path.parent)
+    except OSError as error:
+        raise file_error("write", error, path) from error
+    finally:
+        # After the replacement there is nothing left to remove.
+        with suppress(OSError):
+            part.unlink()
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Like `write_atomically`. NaN and infinities are written as Python reads them back, so that a state survives."""
+    write_atomically(path, json.dumps(value, indent=1) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """What `write_json` wrote; a file that is missing, torn or something else is named."""
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise file_error("read", error, path) from error
+    except ValueError as error:
+        raise NormLabError(f"{path} is torn or is not JSON ({error}); restore it, or remove it") from None
+
+
+def sync(path: Path) -> None:
+    """Have the system put a file, or a folder's list of files, onto the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def digest(path: Path) -> tuple[int, str]:
+    """Size and SHA-256 of a file, which is on the disk when this returns."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        return os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def file_error(action: str, error: OSError, path: Path | None = None) -> NormLabError:
+    """The system's complaint in one line, with what to try; `path` unless the error itself names one."""
+    advice = _ADVICE.get(error.errno or 0, "try again, or choose another folder")
+    return NormLabError(f"cannot {action} {path or error.filename or 'a file'}: {error.strerror or error}; {advice}")

@@ -1,0 +1,232 @@
+"""Cross-entropy of a language-model head that never holds all logits.
+
+Formula    z = S W h;  L = mean(log Σ exp z − z_target) + c · mean((log Σ exp z)²)
+           ∂L/∂z = (p (1 + 2c log Σ exp z) − onehot) / count,  p = softmax z
+
+Rows are taken in chunks, and the gradients of hidden states and matrix are made while a chunk's logits are there: three
+matrix products a chunk, as many as the plain path, and nothing is computed twice. The backward pass only multiplies.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from normlab.errors import NormLabError
+from normlab.models.sublayer import product_dtype
+from normlab.norms import widen
+from normlab.schemes.parts import Constant, Scale
+
+CHUNK_BYTES = 2**29
+"""Logits that are held at a time, in the format of the product: large enough for products to run at full speed."""
+
+
+class Loss(NamedTuple):
+    """What to differentiate, and what it is made of."""
+
+    loss: torch.Tensor
+    """Mean cross-entropy in nats over the targets that count, plus the z-loss."""
+    z: torch.Tensor
+    """The z-loss in it, without gradient; 0 where none was asked for."""
+    count: torch.Tensor  # pyright: ignore[reportIncompatibleMethodOverride]
+    """Targets that count."""
+
+    @property
+    def cross_entropy(self) -> torch.Tensor:
+        """The mean cross-entropy alone, to report; no gradient."""
+        return self.loss.detach() - self.z
+
+
+def chunked_cross_entropy(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    logit_transform: nn.Module | None = None,
+    z_loss: float = 0.0,
+    chunk: int | None = None,
+    ignore_index: int = -100,
+) -> Loss:
+    """The loss of hidden states (N, D) under the matrix (V, D) for targets (N); without any target that counts it is 0.
+
+    `logit_transform` stands between the product and the loss. One that scales logits costs nothing, since it may as
+    well scale the rows of the matrix; any other is run on every chunk and, in the backward pass, once more.
+    """
+    _check(hidden, weight, targets, z_loss, chunk)
+    rows = chunk or chunk_rows(weight.shape[0], product_dtype(hidden, weight).itemsize)
+    factor = _row_factor(logit_transform)
+    if logit_transform is not None and factor is None:
+        return _recomputed(hidden, weight, targets, logit_transform, z_loss, rows, ignore_index)
+    if factor is not None:
+        weight = (widen(weight) * factor).to(weight.dtype)
+    if not torch.is_grad_enabled() or not (hidden.requires_grad or weight.requires_grad):
+        return Loss(*_value(hidden, weight, targets, z_loss, rows, ignore_index))
+    return Loss(*_Chunked.apply(hidden, weight, targets, z_loss, rows, ignore_index))
+
+
+def chunk_rows(vocabulary: int, itemsize: int) -> int:
+    """Rows whose logits fill `CHUNK_BYTES`; a power of two, so that chunks of common batches are alike."""
+    return 1 << max(CHUNK_BYTES // (vocabulary * itemsize), 1).bit_length() - 1
+
+
+class _Chunked(torch.autograd.Function):
+    """The loss forward, together with its gradients but for their common factor; once differentiable."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        targets: torch.Tensor,
+        z_loss: float,
+        rows: int,
+        ignore: int,
+    ) -> tuple[torch.Tensor, ...]:
+        dtype = product_dtype(hidden, weight)
+        matrix = weight.to(dtype)
+        for_weight = torch.zeros_like(weight, dtype=_wide(dtype))
+        for_hidden, sums = [], []
+        for h, target in _chunks(hidden, targets, rows):
+            h = h.to(dtype)
+            logits = h @ matrix.T
+            log_p = _log_probabilities(logits)
+            normaliser, part = _sums(logits, log_p, target, ignore)
+            slope = _slope(log_p, normaliser, target, z_loss, ignore).to(dtype)
+            sums.append(part)
+            for_hidden.append((slope @ matrix).to(hidden.dtype))
+            _add_product_(for_weight, slope, h)
+        loss, z, count = _means(sums, z_loss)
+        ctx.save_for_backward(torch.cat(for_hidden), for_weight.to(weight.dtype), count)
+        ctx.mark_non_differentiable(z, count)
+        return loss, z, count
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        # Compiled code refuses second derivatives itself.
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            raise NormLabError("the chunked cross-entropy has no second derivative; try F.cross_entropy on logits")
+        for_hidden, for_weight, count = ctx.saved_tensors
+        # Here and not earlier: in fp16 a probability divided by the number of tokens would be zero.
+        factor = grads[0] / count.clamp(min=1)
+        # Widened: a GPU rounds the factor to bf16 beside a bf16 tensor, which biases every gradient the same way.
+        for_hidden, for_weight = ((widen(g) * factor).to(g.dtype) for g in (for_hidden, for_weight))
+        return for_hidden, for_weight, None, None, None, None
+
+
+def _value(
+    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, z_loss: float, rows: int, ignore: int
+) -> Loss:
+    """The loss alone: one product a chunk."""
+    dtype = product_dtype(hidden, weight)
+    matrix = weight.to(dtype)
+    sums = []
+    for h, target in _chunks(hidden, targets, rows):
+        logits = h.to(dtype) @ matrix.T
+        sums.append(_sums(logits, _log_probabilities(logits), target, ignore)[1])
+    return _means(sums, z_loss)
+
+
+def _recomputed(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    targets: torch.Tensor,
+    transform: nn.Module,
+    z_loss: float,
+    rows: int,
+    ignore: int,
+) -> Loss:
+    """For a transform whose gradient only autograd knows: every chunk's logits are made again for the backward pass."""
+    dtype = product_dtype(hidden, weight)
+
+    def sums_of(h: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        logits = transform(h.to(dtype) @ weight.to(dtype).T)
+        return _sums(logits, _log_probabilities(logits), target, ignore)[1]
+
+    sums = [checkpoint(sums_of, h, target, use_reentrant=False) for h, target in _chunks(hidden, targets, rows)]
+    loss, z, count = _means(sums, z_loss)  # pyright: ignore[reportArgumentType]
+    return Loss(loss, z.detach(), count.detach())
+
+
+def _chunks(hidden: torch.Tensor, targets: torch.Tensor, rows: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return list(zip(hidden.split(rows), targets.split(rows), strict=True))
+
+
+def _log_probabilities(logits: torch.Tensor) -> torch.Tensor:
+    return logits.log_softmax(-1, dtype=_wide(logits.dtype))
+
+
+def _sums(
+    logits: torch.Tensor, log_p: torch.Tensor, targets: torch.Tensor, ignore: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """log Σ exp z of every row, and over the rows that count: Σ cross-entropy, Σ (log Σ exp z)², their number."""
+    counts = targets != ignore
+    # Entry 0 stands in where there is no target.
+    index = torch.where(counts, targets, 0).unsqueeze(-1)
+    log_p, logit = log_p.gather(-1, index).squeeze(-1), logits.gather(-1, index).squeeze(-1)
+    normaliser = logit - log_p
+    terms = torch.stack([-log_p, normaliser.square(), torch.ones_like(log_p)])
+    return normaliser, torch.where(counts, terms, 0.0).sum(-1)
+
+
+def _slope(
+    log_p: torch.Tensor, normaliser: torch.Tensor, targets: torch.Tensor, z_loss: float, ignore: int
+) -> torch.Tensor:
+    """∂L/∂z but for the factor 1/count."""
+    counts = targets != ignore
+    factor = counts * (1.0 + 2.0 * z_loss * normaliser)
+    # No entry of the vocabulary is −1: a row that does not count hits nothing.
+    target = torch.where(counts, targets, -1).unsqueeze(-1)
+    hits = torch.arange(log_p.shape[-1], device=log_p.device) == target
+    # In place: a chunk's logits are the largest thing in memory.
+    return log_p.exp().mul_(factor.unsqueeze(-1)).add_(hits, alpha=-1)
+
+
+# A custom operator: the compiler knows no product of bf16 matrices that is added to fp32, and would hold every chunk's
+# product until it can add all of them at once.
+@torch.library.custom_op("normlab::add_product_", mutates_args=("total",))
+def _add_product_(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+    """total += aᵀ b, in the total's format throughout: chunks must not be rounded where one product would not be."""
+    if a.is_cuda and a.dtype != total.dtype:
+        torch.addmm(total, a.T, b, out_dtype=total.dtype, out=total)
+    else:
+        total.addmm_(a.T.to(total.dtype), b.to(total.dtype))
+
+
+@_add_product_.register_fake
+def _(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+    return None
+
+
+def _means(sums: list[torch.Tensor], z_loss: float) -> Loss:
+    nats, squares, count = torch.stack(sums).sum(0).unbind()
+    # At least 1: without targets the loss is 0, not 0/0.
+    at_least_one = count.clamp(min=1)
+    # Not 0 · squares: they may overflow where nobody asked for them.
+    z = z_loss * squares / at_least_one if z_loss else torch.zeros_like(nats)
+    return Loss(nats / at_least_one + z, z, count)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _row_factor(transform: nn.Module | None) -> torch.Tensor | None:
+    """What a transform multiplies the rows of the matrix by; None where it does more than that."""
+    if isinstance(transform, Scale):
+        return transform.value().unsqueeze(-1)
+    return transform.tensor if isinstance(transform, Constant) else None
+
+
+def _check(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, z_loss: float, chunk: int | None) -> None:
+    if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1] or targets.shape != hidden.shape[:1]:
+        shapes = ", ".join(str(tuple(t.shape)) for t in (hidden, weight, targets))
+        raise NormLabError(
+            f"cross-entropy: expected hidden (N, D), weight (V, D), targets (N), got {shapes}; try .flatten(0, 1)"
+        )
+    if chunk is not None and chunk < 1:
+        raise NormLabError(f"cross-entropy: chunk must be at least 1 row, got {chunk}; leave it out to have it chosen")
+    if not 0.0 <= z_loss < float("inf"):
+        raise NormLabError(f"cross-entropy: z_loss must be a number from 0 on, got {z_loss}; try 1e-4")

@@ -1,0 +1,92 @@
+"""The metrics of a run, read as they are: torn lines, missing fields and numbers that are not finite do no harm."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Record = dict[str, Any]
+Columns = dict[str, list[float | None]]
+PROFILES = ("hidden_rms", "grad_norm", "angular_speed")
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """The records of `metrics.jsonl` by kind, each in the order of its steps."""
+
+    step: list[Record] = field(default_factory=list)
+    eval: list[Record] = field(default_factory=list)
+    profile: list[Record] = field(default_factory=list)
+    event: list[Record] = field(default_factory=list)
+
+    def last(self, name: str) -> float | None:
+        """The last finite value of a field of the training steps."""
+        return next((value for row in reversed(self.step) if (value := number(row.get(name))) is not None), None)
+
+
+def read_metrics(path: Path) -> Metrics:
+    """All records of a run; nothing where there is no file yet."""
+    found = Metrics()
+    for record in _records(path):
+        kind = record.get("kind")
+        if kind in ("step", "eval", "profile", "event") and number(record.get("step")) is not None:
+            getattr(found, kind).append(record)
+    return found
+
+
+def number(value: Any) -> float | None:
+    """A finite number, or None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if math.isfinite(value) else None
+
+
+def columns(records: Sequence[Record], names: Sequence[str], stride: int) -> Columns:
+    """One list a field, `stride` records averaged into a point; a point without a finite value is None.
+
+    Buckets are counted from the first record, so runs that log at the same steps share their points.
+    """
+    starts = range(0, len(records), stride)
+    return {name: [_mean(records[start : start + stride], name) for start in starts] for name in names}
+
+
+def clock(steps: Sequence[Record], records: Sequence[Record]) -> list[Record]:
+    """Records that do not say when they were made, with the seconds of the training steps around them."""
+    known = [(s["step"], t) for s in steps if (t := number(s.get("seconds"))) is not None]
+    if not known:
+        return list(records)
+    at, seconds = zip(*known, strict=True)
+    return [{"seconds": float(np.interp(record["step"], at, seconds)), **record} for record in records]
+
+
+def profile_values(record: Mapping[str, Any], name: str) -> dict[int, float]:
+    """Block boundary to value; a shorter list (one value a block) belongs to the boundaries at which blocks end."""
+    layers, values = record.get("layers"), record.get(name)
+    if not isinstance(layers, list) or not isinstance(values, list) or not values:
+        return {}
+    pairs = zip(reversed(layers), reversed(values), strict=False)
+    return {int(k): v for k, x in pairs if (v := number(x)) is not None and number(k) is not None}
+
+
+def _mean(records: Sequence[Record], name: str) -> float | None:
+    values = [value for record in records if (value := number(record.get(name))) is not None]
+    return sum(values) / len(values) if values else None
+
+
+def _records(path: Path) -> Iterator[Record]:
+    if not path.is_file():
+        return
+    with path.open("rb") as lines:
+        for line in lines:
+            try:
+                record = json.loads(line)
+            except ValueError:  # a line that is being written
+                continue
+            if isinstance(record, dict):
+                yield record

@@ -1,0 +1,100 @@
+"""The shell of every page NormLab writes: one HTML file that needs nothing else, not even a network.
+
+`render` takes sections from anyone (a comparison, a run, a stability check): each is a template with its own context,
+made by `section`. Whatever text comes from a user is escaped by the templates; `data` reaches the scripts as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from normlab.errors import NormLabError
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a page: the anchor, the heading, and HTML that is safe already."""
+
+    slug: str
+    title: str
+    html: str
+
+
+def section(slug: str, title: str, template: str, **context: Any) -> Section:
+    """A section from a file in `templates/`."""
+    return Section(slug, title, _environment().get_template(template).render(**context))
+
+
+def render(
+    title: str,
+    sections: Sequence[Section],
+    data: Mapping[str, Any],
+    *,
+    headline: str = "",
+    findings: Sequence[str] = (),
+    cautions: Sequence[str] = (),
+    facts: Sequence[tuple[str, str]] = (),
+    scripts: Sequence[str] = (),
+) -> str:
+    """The whole page. `scripts` are files in `templates/` that draw from `data` after the shell is ready."""
+    static = {name: (TEMPLATES / name).read_text(encoding="utf-8") for name in ("style.css", "shell.js", *scripts)}
+    return (
+        _environment()
+        .get_template("base.html")
+        .render(
+            title=title, sections=sections, headline=headline, findings=findings, cautions=cautions, facts=facts,
+            style=static.pop("style.css"), scripts=list(static.values()), data=embed(data), plotly=_plotly(),
+        )
+    )  # fmt: skip
+
+
+def embed(data: Any) -> str:
+    """JSON that can stand inside a <script>: no tag can end it, and every number is one that JSON knows."""
+    text = json.dumps(_strict(data), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(name): _strict(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(entry) for entry in value]
+    return value
+
+
+@cache
+def _environment() -> Any:
+    try:
+        import jinja2
+    except ImportError:
+        raise _missing("jinja2") from None
+    loader = jinja2.FileSystemLoader(TEMPLATES)
+    return jinja2.Environment(
+        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+
+
+@cache
+def _plotly() -> str:
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError:
+        raise _missing("plotly") from None
+    # Inside a string of JavaScript the backslash changes nothing; in HTML the tag would end the script.
+    return get_plotlyjs().replace("</script", "<\\/script")
+
+
+def _missing(package: str) -> NormLabError:
+    return NormLabError(f'a report needs {package}, which is not installed; try pip install "normlab[report]"')

@@ -1,0 +1,230 @@
+"""The tables of a report, the same for the page and for Markdown: cells with what they show and what they sort by."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Any
+
+from normlab.compare.statistics import Standing
+from normlab.report.load import Results, Run
+from normlab.report.metrics import number
+from normlab.report.numbers import NONE, count, duration, fixed, memory, rate, signed
+from normlab.report.verdict import digits, metric_name, where
+
+MARKS = {"better": "▼", "worse": "▲", "no difference shown": "≈", "failed": "✕", "unreliable": "✕"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Text, what it sorts by (a number, or the text itself), and how the page dresses it."""
+
+    text: str
+    sort: float | str | None = None
+    tone: str = ""
+    scheme: int | None = None
+    """Position of the scheme whose colour is shown beside the text."""
+
+    whole: bool = False
+    """Whether the text must stay on one line."""
+
+
+@dataclass(frozen=True)
+class Column:
+    title: str
+    numeric: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A caption, columns and rows; `sortable` puts a button into every heading of the page."""
+
+    caption: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Cell]]
+    sortable: bool = True
+    note: str = ""
+
+
+def figure(text: str, value: Any) -> Cell:
+    """A number as it is shown and as it sorts."""
+    return Cell(text, number(value))
+
+
+def ranking_table(results: Results) -> Table:
+    """Every scheme's loss, its difference to the baseline with its interval, and the verdict."""
+    base = results.label(results.baseline or "")
+    columns = [
+        Column("Scheme"), Column(metric_name(results.metric).capitalize(), True), Column(f"Against {base}", True),
+        Column("Interval"), Column("Verdict"), Column("Bits per byte", True), Column("Rate", True),
+        Column("Seeds", True),
+    ]  # fmt: skip
+    places = digits(results)
+    rows = [_standing_row(results, own, places) for own in results.standings]
+    return Table("Ranking", columns, rows)
+
+
+def _standing_row(results: Results, own: Standing, places: int) -> list[Cell]:
+    difference = own.difference
+    interval, low = NONE, None
+    if difference is not None and difference.low is not None:
+        low = difference.low
+        interval = f"{signed(low, places)} to {signed(difference.high, places)}"
+    seeds = str(len(own.values)) if not own.failed else f"{len(own.finished)} of {len(own.values)}"
+    edge = f" ({own.edge})" if own.edge else ""
+    mark = MARKS.get(own.verdict, "")
+    judged = [run for run in results.runs if run.scheme == own.scheme and run.role == "judge" and run.lr == own.lr]
+    bits = _mean(run.row.get("bits_per_byte") for run in judged if run.state == "done")
+    return [
+        Cell(own.label, own.label.lower(), scheme=results.schemes.index(own.scheme)),
+        figure(fixed(own.mean, places), own.mean),
+        figure(signed(difference.mean if difference else None, places), difference.mean if difference else None),
+        Cell(interval, low, whole=True),
+        Cell(f"{mark} {own.verdict}".strip(), own.verdict, tone=own.verdict.replace(" ", "-")),
+        figure(fixed(bits), bits),
+        figure(rate(own.lr) + edge, own.lr),
+        figure(seeds, len(own.finished)),
+    ]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a scheme's runs took, as medians over the runs that speak for it."""
+
+    speed: float | None
+    mfu: float | None
+    peak: float | None
+    seconds: float | None
+
+
+def cost(runs: Sequence[Run]) -> Cost:
+    done = [run for run in runs if run.state == "done"] or list(runs)
+    return Cost(
+        speed=_median(run.row.get("tokens_per_s") for run in done),
+        mfu=_median(run.metrics.last("mfu") for run in done),
+        peak=_median(run.row.get("peak_bytes") for run in done),
+        seconds=_median(run.row.get("seconds") for run in done),
+    )
+
+
+def speed_table(results: Results) -> Table:
+    """Throughput and memory beside the baseline's."""
+    base = cost(results.chosen(results.baseline)) if results.baseline in results.schemes else Cost(*[None] * 4)
+    beside = f"against {results.label(results.baseline or '')}"
+    columns = [Column("Scheme"), Column("Tokens/s", True), Column("Speed " + beside, True), Column("Of peak", True)]
+    columns += [Column("Peak memory", True), Column("Memory " + beside, True), Column("Run time", True)]
+    rows = [_cost_row(results, k, scheme, base) for k, scheme in enumerate(results.schemes)]
+    if results.kind == "run":
+        # Nothing stands beside a single run.
+        keep = [0, 1, 3, 4, 6]
+        columns, rows = [columns[k] for k in keep], [[row[k] for k in keep] for row in rows]
+    return Table("Speed and memory", columns, rows)
+
+
+def _cost_row(results: Results, k: int, scheme: str, base: Cost) -> list[Cell]:
+    own = cost(results.chosen(scheme))
+    speed, peak = _ratio(own.speed, base.speed), _ratio(own.peak, base.peak)
+    return [
+        Cell(results.label(scheme), results.label(scheme).lower(), scheme=k),
+        figure(count(own.speed), own.speed),
+        figure(_percent(speed), speed),
+        figure(_percent(own.mfu), own.mfu),
+        figure(memory(own.peak), own.peak),
+        figure(_percent(peak), peak),
+        figure(duration(own.seconds), own.seconds),
+    ]
+
+
+def run_table(results: Results) -> Table:
+    """Every run there is, those that failed or have not ended included."""
+    columns = [Column("Run"), Column("Scheme"), Column("Role")]
+    columns += [Column("Rate", True), Column("Seed", True), Column("State")]
+    columns += [Column(metric_name(results.metric).capitalize(), True), Column("Bits per byte", True)]
+    columns += [Column("Tokens", True), Column("Remark")]
+    return Table("All runs", columns, [_run_row(results, run) for run in results.runs])
+
+
+def _run_row(results: Results, run: Run) -> list[Cell]:
+    value = run.value if run.row.get("value") is not None else number(run.row.get("loss"))
+    return [
+        Cell(run.id, run.id, whole=len(run.id) < 32),
+        Cell(run.label, run.label.lower(), scheme=results.schemes.index(run.scheme)),
+        Cell(run.role or NONE, run.role or ""),
+        figure(rate(run.lr), run.lr),
+        figure(NONE if run.seed is None else str(run.seed), run.seed),
+        Cell(run.state, run.state, tone=run.state),
+        figure(fixed(value), value),
+        figure(fixed(run.row.get("bits_per_byte")), run.row.get("bits_per_byte")),
+        figure(count(run.row.get("tokens")), run.row.get("tokens")),
+        Cell(where(run) if run.state == "failed" else run.reason or "", run.reason or ""),
+    ]
+
+
+def config_table(results: Results) -> Table:
+    """What all runs share; a field in which they differ shows its values."""
+    configs = [flatten(run.config) for run in results.runs if run.config]
+    names = list(dict.fromkeys(name for config in configs for name in config if not name.startswith("versions.")))
+    rows = [[Cell(name), Cell(_values(config[name] for config in configs if name in config))] for name in names]
+    return Table("Configuration", [Column("Field"), Column("Value")], rows, sortable=False)
+
+
+def environment_table(results: Results) -> Table:
+    """Devices and versions of all runs."""
+    facts: dict[str, list[str]] = {"device": [str(d) for run in results.runs if (d := run.row.get("device"))]}
+    for run in results.runs:
+        for name, version in run.versions.items():
+            facts.setdefault(str(name), []).append(str(version))
+    rows = [[Cell(name), Cell(_values(values))] for name, values in facts.items() if values]
+    return Table("Environment", [Column("What"), Column("Version")], rows, sortable=False)
+
+
+def event_table(results: Results) -> Table:
+    """What happened on the way: spikes, values that were not finite, rollbacks, resumptions."""
+    columns = [Column("Run"), Column("Step", True), Column("What"), Column("Layer"), Column("Detail")]
+    rows = [
+        [
+            Cell(run.id, run.id), figure(str(event["step"]), event["step"]), Cell(str(event.get("what", NONE))),
+            Cell(str(event.get("layer") or NONE)), Cell(str(event.get("detail") or "")),
+        ]
+        for run in results.runs
+        for event in run.metrics.event
+        if event.get("what") != "saved"
+    ]  # fmt: skip
+    return Table("Events", columns, rows[:200], note="The first 200 are shown." if len(rows) > 200 else "")
+
+
+def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested tables as `outer.inner`, values as text."""
+    found: dict[str, str] = {}
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            found |= flatten(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value if isinstance(value, str) else json.dumps(value, default=str)
+    return found
+
+
+def _values(values: Iterable[str]) -> str:
+    distinct = list(dict.fromkeys(values))
+    shown = ", ".join(distinct[:8])
+    return f"{shown}, … ({len(distinct)} values)" if len(distinct) > 8 else shown
+
+
+def _mean(values: Iterable[Any]) -> float | None:
+    known = [found for value in values if (found := number(value)) is not None]
+    return fmean(known) if known else None
+
+
+def _median(values: Iterable[Any]) -> float | None:
+    known = [found for value in values if (found := number(value)) is not None]
+    return median(known) if known else None
+
+
+def _ratio(value: float | None, base: float | None) -> float | None:
+    return None if value is None or not base else value / base
+
+
+def _percent(share: float | None) -> str:
+    return NONE if share is None else f"{100 * share:.1f} %"

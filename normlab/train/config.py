@@ -1,0 +1,182 @@
+"""What a training run is made of: model, data, optimiser, schedule, and how it is watched.
+
+Free of torch until a configuration is written down, so that the command line can show every field in its help.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from normlab.choices import Boundaries
+from normlab.errors import NormLabError, unknown
+from normlab.models.config import PRESETS, DecoderConfig
+from normlab.train import schedule
+
+Sink = Literal["tensorboard", "wandb", "trackio"]
+
+VOCABULARY_MULTIPLE = 64
+"""A vocabulary is rounded up to this: matrix products run faster, and the spare entries are never a target."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """One training run; everything in it decides the result, and its hash names the run."""
+
+    model: DecoderConfig = field(default_factory=DecoderConfig)
+    """The decoder. Its vocabulary is the tokenizer's and its max_length at least `length`."""
+
+    data: tuple[str, ...] = ("python",)
+    """Text to train on: files, folders, globs, hf:NAME; "python" is the standard library of the running Python."""
+    val_data: tuple[str, ...] = ()
+    """Text to evaluate on; none: a share of the documents in data."""
+    val_fraction: float = 0.02
+    """That share."""
+    tokenizer: str = "bytes"
+    """bytes, bpe:N (trained on the data), a file of the tokenizers package, or a Hugging Face id."""
+    boundaries: Boundaries = "packed"
+    """Sequences run across documents, or attention stays within each."""
+
+    tokens: int = 2_000_000
+    """Tokens to train on; 33M and 1.5B are understood on the command line."""
+    length: int = 256
+    """Tokens a sequence."""
+    batch: int = 16
+    """Sequences a step, over all ranks and accumulated parts."""
+    accumulate: int = 1
+    """Parts that a step's batch is cut into, to save memory."""
+
+    optimiser: Literal["adamw", "muon"] = "adamw"
+    """AdamW for everything, or Muon for hidden matrices and AdamW for the rest."""
+    lr: float = 1e-3
+    """Highest learning rate."""
+    weight_decay: float = 0.1
+    """Decay of the parameters that the scheme lets decay."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's two rates of forgetting."""
+    eps: float = 1e-8
+    """AdamW's floor."""
+    clip: float = 1.0
+    """Largest norm of the gradient; inf: none."""
+    z_loss: float = 0.0
+    """Weight of the mean square of the log-normaliser of the logits."""
+    schedule: schedule.Kind = "cosine"
+    """Course of the learning rate after warm-up."""
+    warmup: float = 0.05
+    """Share of the steps over which the rate rises."""
+    final: float = 0.1
+    """The last rate as a share of the highest."""
+    decay: float = 0.2
+    """Share of the steps over which wsd falls."""
+    base_dim: int | None = None
+    """Width at which the rate was tuned: initialisation and rates are carried over from there (muP)."""
+
+    seed: int = 0
+    """Of initialisation and of the order of the data."""
+    device: str = "auto"
+    """auto, cpu, cuda, or cuda:1."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Number format of matrix products; auto: bf16 on a GPU."""
+    compile: Literal["auto", "yes", "no"] = "auto"
+    """Compile the model; auto: on a GPU."""
+
+    evals: int = 10
+    """Evaluations in the course of the run, the last at its end."""
+    eval_tokens: int = 200_000
+    """Tokens of an evaluation, at most."""
+    saves: int = 10
+    """Checkpoints in the course of the run; 0: only when it is stopped."""
+    keep: int = 2
+    """Checkpoints that are kept."""
+    trouble: Literal["stop", "skip", "rollback"] = "skip"
+    """What to do about a loss that is not finite or a spike: stop, skip the step, or go back to a checkpoint."""
+    spike: float = 10.0
+    """Robust standard deviations above the running median at which a loss is a spike."""
+    sinks: tuple[Sink, ...] = ()
+    """Where metrics go besides metrics.jsonl."""
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "length", "batch", "accumulate", "eval_tokens", "keep"):
+            if getattr(self, name) < 1:
+                raise NormLabError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("evals", "saves"):
+            if getattr(self, name) < 0:
+                raise NormLabError(f"{name} must not be negative, got {getattr(self, name)}")
+        for name in ("lr", "eps", "clip", "spike"):
+            if not getattr(self, name) > 0:
+                raise NormLabError(f"{name} must be positive, got {getattr(self, name)}")
+        if not 0.0 <= self.warmup <= 1.0:
+            raise NormLabError(f"warmup must lie in [0, 1], a share of the steps, got {self.warmup}; try 0.05")
+        if self.batch % self.accumulate:
+            raise NormLabError(f"batch {self.batch} cannot be cut into {self.accumulate} equal parts; try accumulate 1")
+        schedule.check(total=self.steps, **self._course)
+        if self.model.max_length < self.length:
+            object.__setattr__(self, "model", dataclasses.replace(self.model, max_length=self.length))
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps: as many whole batches as it takes to see `tokens` tokens."""
+        return math.ceil(self.tokens / (self.batch * self.length))
+
+    @property
+    def _course(self) -> dict[str, Any]:
+        warmup = round(self.warmup * self.steps)
+        return {"kind": self.schedule, "warmup": warmup, "final": self.final, "decay_fraction": self.decay}
+
+    def rate(self, step: int) -> float:
+        """The learning rate at `step`, as a share of the highest."""
+        return schedule.multiplier(step, total=self.steps, **self._course)
+
+    def for_vocabulary(self, size: int) -> TrainConfig:
+        """The same with the vocabulary of a tokenizer."""
+        padded = VOCABULARY_MULTIPLE * math.ceil(size / VOCABULARY_MULTIPLE)
+        return dataclasses.replace(self, model=dataclasses.replace(self.model, vocab_size=padded))
+
+    @property
+    def identity(self) -> str:
+        """A short hash of everything that decides the result."""
+        # Not the vocabulary, which is known only once the data was read, nor what the result does not depend on.
+        known = self.to_dict()
+        known["model"].pop("vocab_size")
+        for name in ("saves", "keep", "sinks"):
+            known.pop(name)
+        return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:8]
+
+    @property
+    def name(self) -> str:
+        """A folder's name that says what the run is."""
+        scheme = "".join(c if c.isalnum() or c in ".-" else "-" for c in str(self.model.scheme)).strip("-")
+        return f"{scheme}-lr{self.lr:g}-seed{self.seed}-{self.identity}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; `TrainConfig.from_dict` reads them back."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
+        return plain | {"model": self.model.to_dict(), "clip": None if math.isinf(self.clip) else self.clip}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> TrainConfig:
+        known = {f.name for f in dataclasses.fields(cls)}
+        for name in values:
+            if name not in known:
+                raise unknown("field of a run", name, known)
+        given: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in values.items()}
+        if given.get("clip", 1.0) is None:
+            given["clip"] = math.inf
+        given["model"] = DecoderConfig(**values.get("model", {}))
+        return cls(**given)
+
+    @classmethod
+    def preset(cls, size: str, **changes: Any) -> TrainConfig:
+        """A run of a named size: fields of the model and of the run alike can be changed."""
+        if size not in PRESETS:
+            raise unknown("preset", size, PRESETS)
+        of_model = {f.name for f in dataclasses.fields(DecoderConfig)}
+        inner = PRESETS[size] | {name: value for name, value in changes.items() if name in of_model}
+        outer = {name: value for name, value in changes.items() if name not in of_model}
+        return cls(**({"length": PRESETS[size]["max_length"]} | outer), model=DecoderConfig(**inner))

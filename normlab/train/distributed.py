@@ -1,0 +1,232 @@
+"""One process or many, the same calls: who we are, how the model is shared out, and what the ranks tell each other.
+
+`torchrun` starts the processes and says in the environment who each of them is. Alone, there is no process group and
+every call here is the identity. What ranks tell each other goes over the CPU, as JSON or as one number, so that nothing
+waits for a GPU and nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal, TypeVar, get_args
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import distribute_tensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from normlab.errors import NormLabError, unknown
+from normlab.files import file_error
+from normlab.models.decoder import Decoder
+
+T = TypeVar("T")
+Precision = Literal["fp32", "bf16"]
+
+# The others wait while the first rank builds a token cache or reads a large checkpoint.
+_TIMEOUT = timedelta(minutes=60)
+
+
+@dataclass(frozen=True)
+class Group:
+    """The processes of a run, seen from one of them."""
+
+    rank: int
+    world: int
+    local_rank: int
+    device: torch.device
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this rank prints, writes metrics and holds the lock."""
+        return self.rank == 0
+
+    def all_mean(self, value: float) -> float:
+        """The mean of one number over the ranks, the same on each."""
+        return self._reduce(value, dist.ReduceOp.SUM) / self.world
+
+    def agree(self, flag: bool) -> bool:
+        """Whether the flag is up on any rank: one that has to stop stops all."""
+        return bool(self._reduce(float(flag), dist.ReduceOp.MAX))
+
+    def gather(self, value: Any) -> list[Any]:
+        """What every rank holds, by rank; anything JSON can carry. No rank passes before all have come."""
+        if self.world == 1:
+            return [value]
+        mine = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world)]
+        dist.all_gather(sizes, torch.tensor([len(mine)]))
+        longest = max(int(size) for size in sizes)
+        texts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.world)]
+        dist.all_gather(texts, nn.functional.pad(mine, (0, longest - len(mine))))
+        return [json.loads(bytes(text[: int(size)].numpy())) for text, size in zip(texts, sizes, strict=True)]
+
+    def broadcast(self, value: Any) -> Any:
+        """What the first rank holds; anything JSON can carry."""
+        return self.gather(value if self.is_main else None)[0]
+
+    def together(self, work: Callable[[], T]) -> list[T]:
+        """Work on every rank, gathered; where it fails on one it fails on all, so that none waits for ever."""
+        failure, value, caught = None, None, None
+        try:
+            value = work()
+        except Exception as error:
+            caught = error
+            described = file_error("use", error) if isinstance(error, OSError) else error
+            failure = str(described) or type(error).__name__
+        outcomes = self.gather([failure, value])
+        if failures := [text for text, _ in outcomes if text is not None]:
+            raise NormLabError(failures[0]) from caught
+        return [found for _, found in outcomes]
+
+    def _reduce(self, value: float, how: Any) -> float:
+        if self.world == 1:
+            return float(value)
+        shared = torch.tensor([value], dtype=torch.float64)
+        dist.all_reduce(shared, how)
+        return shared.item()
+
+
+ALONE = Group(0, 1, 0, torch.device("cpu"))
+"""A single process on the CPU."""
+
+
+def start(device: str = "auto") -> Group:
+    """Find out who we are and join the others, if there are any. `device`: auto, cpu, cuda, or cuda:1 for one alone."""
+    rank, world, local_rank = (_number(name, default) for name, default in _PLACES)
+    if not 0 <= rank < world:
+        raise NormLabError(f"RANK={rank} and WORLD_SIZE={world} do not fit; start the processes with torchrun")
+    group = Group(rank, world, local_rank, _pick_device(device, local_rank, world))
+    if group.device.type == "cuda":
+        torch.cuda.set_device(group.device)
+    if world > 1 and not dist.is_initialized():
+        _join(group)
+    return group
+
+
+def stop(group: Group) -> None:
+    """Leave together."""
+    if group.world > 1 and dist.is_initialized():
+        # A thread of gloo's that still holds a tensor when Python ends aborts the process: give it time to let go.
+        group.gather(None)
+        time.sleep(0.2)
+        dist.destroy_process_group()
+
+
+_PLACES = (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
+
+
+def _number(name: str, default: int) -> int:
+    text = os.environ.get(name, str(default))
+    if not text.isdecimal():
+        raise NormLabError(f"{name}={text!r}: expected a whole number; start the processes with torchrun")
+    return int(text)
+
+
+def _pick_device(wanted: str, local_rank: int, world: int) -> torch.device:
+    kind, _, index = wanted.partition(":")
+    if kind not in ("auto", "cpu", "cuda"):
+        raise unknown("device", wanted, ("auto", "cpu", "cuda"))
+    if kind == "cpu" or (kind == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise NormLabError("no GPU here; try --device cpu, or look at normlab doctor")
+    if index and (world > 1 or not index.isdecimal()):
+        raise NormLabError(f"device {wanted!r}: one of many processes takes the GPU of its local rank; try cuda")
+    chosen, there = int(index or local_rank), torch.cuda.device_count()
+    if chosen >= there:
+        raise NormLabError(f"GPU {chosen} does not exist, there are {there}; start as many processes as there are GPUs")
+    return torch.device("cuda", chosen)
+
+
+def _join(group: Group) -> None:
+    if missing := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
+        raise NormLabError(f"WORLD_SIZE={group.world} without {', '.join(missing)}; start the processes with torchrun")
+    backend = "cpu:gloo,cuda:nccl" if group.device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=_TIMEOUT, rank=group.rank, world_size=group.world)
+
+
+def shard(
+    model: Decoder,
+    group: Group,
+    *,
+    precision: Precision = "fp32",
+    checkpointing: bool = False,
+    compile: bool = False,  # noqa: A002
+) -> Decoder:
+    """Share a model, best still on the meta device, out over the ranks (FSDP2): every layer, then the rest.
+
+    Alone nothing is shared, and bf16 is left to autocast. Weights are gathered for `model(...)`, `model.loss(...)` and
+    `model.features(...)`, and those outside the layers (the embedding's, for the head) stay so until the backward pass.
+    """
+    if precision not in get_args(Precision):
+        raise unknown("precision", precision, get_args(Precision))
+    model.stack.checkpointing = checkpointing
+    if compile:
+        for layer in model.stack.layers:
+            layer.compile()
+    if group.world == 1:
+        return model
+    mesh = init_device_mesh(group.device.type, (group.world,))
+    for part in (*model.stack.layers, model):
+        fully_shard(part, mesh=mesh, mp_policy=_policy(precision))
+    register_fsdp_forward_method(model, "features")
+    return model
+
+
+def initialise(model: Decoder, group: Group, seed: int) -> Decoder:
+    """Give a model from the meta device memory and first values: the same from a seed, however many ranks there are.
+
+    Bit for bit, but for a scheme that constrains its weights: lengths summed over shards may round another way.
+    """
+    model.to_empty(device=group.device)
+    return model.init_(generator=torch.Generator(group.device).manual_seed(seed))
+
+
+def reshard(model: nn.Module) -> None:
+    """Give back the weights that a forward pass without a backward one has gathered: call it after an evaluation."""
+    if isinstance(model, FSDPModule):
+        model.reshard()
+
+
+def _policy(precision: Precision) -> MixedPrecisionPolicy:
+    if precision == "fp32":
+        return MixedPrecisionPolicy()
+    # Inputs stay what they are: the rotary table and an fp32 residual stream must not be rounded at every layer.
+    return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
+
+
+def whole(tensor: Any) -> torch.Tensor:
+    """A tensor that may be shared out, gathered. All ranks call it."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def shared_like(full: torch.Tensor, target: Any) -> torch.Tensor:
+    """A whole tensor, shared out as `target` is. All ranks call it."""
+    if not hasattr(target, "full_tensor"):
+        return full
+    return distribute_tensor(full.to(target.device), target.device_mesh, target.placements)
+
+
+@torch.no_grad()
+def clip_grad_norm(model: nn.Module, max_norm: float) -> torch.Tensor:
+    """Scale the gradients down to a joint length of `max_norm`, and return the length they had.
+
+    A length that is not finite leaves them as they are, for whoever looks for the layer at fault. `math.inf` only
+    measures. The result stays on the device, so that nothing waits for it here.
+    """
+    if not max_norm > 0:
+        raise NormLabError(f"max_norm must be positive, got {max_norm}; try 1.0, or inf to only measure")
+    parameters = [p for p in model.parameters() if p.grad is not None]
+    norm = whole(get_total_norm([p.grad for p in parameters if p.grad is not None]))
+    if max_norm < math.inf:
+        clip_grads_with_norm_(parameters, max_norm, torch.where(norm.isfinite(), norm, 0.0))
+    return norm

@@ -1,0 +1,89 @@
+"""A run's folder: what lies where, and what is written when.
+
+RUN/
+config.json        the configuration, versions and device
+status.json        running, done, stopped or failed, and how far
+metrics.jsonl      one record a line, each with its kind: step, eval, profile, event
+checkpoints/       the newest few, while the run goes on
+tokenizer.json     what turns text into the model's tokens
+model.safetensors  the weights at the end
+trouble/           batches at which the loss was not finite or spiked
+lock               held by the process that writes
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from normlab import __version__
+from normlab.errors import NormLabError
+from normlab.files import read_json, write_json
+from normlab.train.config import TrainConfig
+
+
+class RunFolder:
+    """The paths of a run, its configuration and its status."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.metrics, self.checkpoints = path / "metrics.jsonl", path / "checkpoints"
+        self.weights, self.tokenizer, self.trouble = (
+            path / "model.safetensors",
+            path / "tokenizer.json",
+            path / "trouble",
+        )
+        self.lock = path / "lock"
+
+    @property
+    def exists(self) -> bool:
+        return (self.path / "config.json").is_file()
+
+    def begin(self, config: TrainConfig, device: str) -> None:
+        """Write the configuration down, or make sure that it is the one that is there."""
+        if self.exists:
+            there = self.config
+            if there.identity != config.identity:
+                raise NormLabError(
+                    f"{self.path} holds another run ({_difference(there, config)}); "
+                    f"choose another folder with --out, or remove this one"
+                )
+            return
+        facts = {"normlab": __version__, "python": platform.python_version(), "torch": sys.modules["torch"].__version__}
+        write_json(self.path / "config.json", {"config": config.to_dict(), "versions": facts, "device": device})
+
+    @property
+    def config(self) -> TrainConfig:
+        """The configuration of the run."""
+        if not self.exists:
+            raise NormLabError(f"{self.path} is no run: it has no config.json; expected a folder made by normlab train")
+        return TrainConfig.from_dict(read_json(self.path / "config.json")["config"])
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """How the run stands; `{"state": "new"}` before it began."""
+        path = self.path / "status.json"
+        return read_json(path) if path.is_file() else {"state": "new"}
+
+    def set_status(self, state: str, **facts: Any) -> None:
+        write_json(self.path / "status.json", {"state": state, "at": now(), **facts})
+
+    def drop_checkpoints(self) -> None:
+        """A finished run needs them no more: its weights are exported."""
+        shutil.rmtree(self.checkpoints, ignore_errors=True)
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _difference(there: TrainConfig, given: TrainConfig) -> str:
+    """The first field in which two configurations differ."""
+    old, new = there.to_dict(), given.to_dict()
+    old, new = old | old.pop("model"), new | new.pop("model")
+    name = next(name for name in new if old.get(name) != new[name] and name != "vocab_size")
+    return f"its {name} is {old.get(name)!r}, not {new[name]!r}"

@@ -1,0 +1,42 @@
+"""What the machine can do at best: the speed of a large matrix product, measured and not looked up."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+_SIZES = {"cuda": 8192, "cpu": 1024}
+_REPEATS = {"cuda": 20, "cpu": 4}
+
+
+def matmul_ceiling(device: torch.device, dtype: torch.dtype) -> float:
+    """FLOPs a second of a square product in `dtype`; takes a few hundredths of a second."""
+    size, repeats = _SIZES.get(device.type, 1024), _REPEATS.get(device.type, 4)
+    # Not random numbers of torch's: a run's must not depend on whether its speed was measured.
+    a = torch.linspace(-1.0, 1.0, size * size, device=device).view(size, size).to(dtype)
+    out = torch.empty_like(a)
+    for _ in range(2):
+        torch.mm(a, a, out=out)
+    begin = _now(device)
+    for _ in range(repeats):
+        torch.mm(a, a, out=out)
+    return repeats * 2 * size**3 / (_now(device) - begin)
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def describe(device: torch.device) -> str:
+    """The device's name."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"CPU, {torch.get_num_threads()} threads"
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """The most memory that tensors took on a GPU, in bytes; a CPU does not say."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None

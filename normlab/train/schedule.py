@@ -1,0 +1,69 @@
+"""Learning-rate schedules: the share of the full rate at every step.
+
+A run of `total` steps has steps 0 to total − 1. Warm-up is linear and never wastes a step at rate 0: step 0 gets
+1/warmup, step warmup − 1 gets 1. From that peak on, with p going from 0 there to 1 at the last step:
+
+    cosine     final + (1 − final) (1 + cos πp) / 2
+    linear     final + (1 − final) (1 − p)
+    wsd        1, then final + (1 − final) (1 − √p) over the last `decay_fraction` of all steps (arXiv 2405.18392)
+    constant   1
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, get_args
+
+from normlab.errors import NormLabError, unknown
+
+Kind = Literal["cosine", "linear", "wsd", "constant"]
+
+
+def multiplier(step: int, *, total: int, kind: Kind, warmup: int, final: float, decay_fraction: float = 0.2) -> float:
+    """The factor on the learning rate at `step`; past the end it stays what it was at the last step.
+
+    A warm-up as long as the run leaves no step to decay in: it then ends at 1. `final` means nothing to `constant`.
+    """
+    check(total=total, kind=kind, warmup=warmup, final=final, decay_fraction=decay_fraction)
+    if step < 0:
+        raise NormLabError(f"schedule: step must not be negative, got {step}")
+    if step < warmup:
+        return (step + 1) / warmup
+    decay = _decay_steps(total, decay_fraction) if kind == "wsd" else total - max(warmup, 1)
+    return final + (1.0 - final) * _shape(kind, _progress(step, total, decay))
+
+
+def check(*, total: int, kind: str, warmup: int, final: float, decay_fraction: float = 0.2) -> None:
+    """Raise if there is no such schedule, so that a run can be refused before it starts."""
+    if kind not in get_args(Kind):
+        raise unknown("schedule", str(kind), get_args(Kind))
+    if total < 1:
+        raise NormLabError(f"schedule: expected at least 1 step, got {total}")
+    if not 0 <= warmup <= total:
+        raise NormLabError(f"schedule: warmup must lie in [0, {total}], the steps of the run, got {warmup}")
+    if not 0.0 <= final <= 1.0:
+        raise NormLabError(f"schedule: final must lie in [0, 1], a share of the full rate, got {final}; try 0.1")
+    if not 0.0 < decay_fraction <= 1.0:
+        raise NormLabError(f"schedule: decay_fraction must lie in (0, 1], got {decay_fraction}; try 0.2")
+    if kind == "wsd" and warmup + _decay_steps(total, decay_fraction) > total:
+        raise NormLabError(
+            f"schedule: {warmup} steps of warm-up and {_decay_steps(total, decay_fraction)} of decay do not fit into "
+            f"{total}; lower warmup or decay_fraction"
+        )
+
+
+def _decay_steps(total: int, fraction: float) -> int:
+    """Steps below the peak at the end of a run, of which the first step is never one."""
+    return min(max(round(fraction * total), 1), total - 1)
+
+
+def _progress(step: int, total: int, decay: int) -> float:
+    """How much of the last `decay` steps has passed: exactly 0 before them, exactly 1 at the last."""
+    passed = min(step, total - 1) - (total - 1 - decay)
+    return max(passed, 0) / decay if decay else 0.0
+
+
+def _shape(kind: str, p: float) -> float:
+    if kind == "cosine":
+        return (1.0 + math.cos(math.pi * p)) / 2.0
+    return {"linear": 1.0 - p, "wsd": 1.0 - math.sqrt(p), "constant": 1.0}[kind]

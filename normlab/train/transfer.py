@@ -1,0 +1,168 @@
+"""Width transfer: rules under which a rate tuned at a small width holds at a large one (muP, arXiv 2203.03466).
+
+With m = dim / base, and relative to what the scheme does at the base width:
+
+    role                        initial std    rate (AdamW)    rate (Muon)
+    q k v o gate up down        1/√m           1/m             1/√m
+    embed                       1              1               –
+    head of its own, router     1/m            1/m             –
+    gains, scales, biases       1              1               –
+    tied head                   logits × 1/m
+
+The scheme's own rules stay: they are asked at both widths, and only what they lack is added (Xavier already shrinks
+like 1/√m). Where a scheme pins the size of a matrix after every step, the matrix keeps that size and its rate follows:
+a weight that is c times the size in the table learns at c times the rate. A learned scale whose raw value the scheme
+ties to the width (`Scale.scaling`) learns in proportion to it. Muon's updates have full rank, so that they grow like √m
+where AdamW's grow like m. Weight decay is divided by the rate's factor: what decays in a step is then the same at every
+width.
+
+Depth, head width, batch and length stay as they were tuned: width grows by heads, not by their size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+
+from normlab.errors import NormLabError
+from normlab.models.config import DecoderConfig
+from normlab.models.decoder import Decoder
+from normlab.roles import Role
+from normlab.schemes.base import Bound
+from normlab.schemes.parts import Constant, Scale
+
+Rule = Literal["adamw", "muon"]
+"""What turns a gradient into a step."""
+
+HIDDEN = ("q", "k", "v", "o", "gate", "up", "down")
+"""Matrices both of whose sides grow with the width."""
+
+_READOUT = ("head", "router")
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """From a model of width `base_dim`, at which the rate was tuned, to one of width `dim`."""
+
+    base_dim: int
+    dim: int
+
+    def __post_init__(self) -> None:
+        if self.base_dim < 1 or self.dim < 1:
+            raise NormLabError(f"transfer: widths must be at least 1, got base {self.base_dim} and {self.dim}")
+
+    @property
+    def is_identity(self) -> bool:
+        return self.dim == self.base_dim
+
+    @property
+    def growth(self) -> float:
+        """m: how many times wider than the base."""
+        return self.dim / self.base_dim
+
+    @torch.no_grad()
+    def init_(self, model: Decoder) -> Decoder:
+        """Resize the matrices that `model.init_()` has just filled, and attach the factor on tied logits."""
+        self.attach_(model)
+        if self.is_identity:
+            return model
+        base = self._base_model(model)
+        for role, at_base in zip(model.find_roles(), base.find_roles(), strict=True):
+            if role.is_matrix:
+                with role.edit() as weight:
+                    weight.mul_(self._wanted(role) / _own_growth(role, at_base, model, base))
+        model.after_step()
+        return model
+
+    def attach_(self, model: Decoder) -> Decoder:
+        """Divide the logits of a tied head by m. Not part of the weights: a model that is read back needs it again."""
+        self._check(model)
+        head = model.head
+        if self.is_identity or head.weight is not None:
+            return model
+        if head.logit_scale is None:
+            head.accept("logit-scale", Constant(1.0 / self.growth).to(model.embedding.weight.device))
+        elif not (isinstance(head.logit_scale, Constant) and head.logit_scale.value == 1.0 / self.growth):
+            raise NormLabError("transfer: the tied head's logit scale is taken; set tied=False for a head of its own")
+        return model
+
+    def rates(self, model: Decoder, rule: Rule = "adamw") -> dict[str, float]:
+        """The factor on the learning rate of every parameter, by name."""
+        self._check(model)
+        if self.is_identity:
+            return {name: 1.0 for name, _ in model.named_parameters()}
+        base = self._base_model(model)
+        pairs = zip(model.find_roles(), base.find_roles(), strict=True)
+        return {role.name: self._rate(role, at_base, model, base, rule) for role, at_base in pairs}
+
+    def _rate(self, role: Role, at_base: Role, model: Decoder, base: Decoder, rule: Rule) -> float:
+        if not role.is_matrix:
+            return _raw_size(model, role) / _raw_size(base, at_base)
+        if role.role in HIDDEN:
+            learned = self.growth ** (-1.0 if rule == "adamw" else -0.5)
+        else:
+            learned = 1.0 / self.growth if role.role in _READOUT else 1.0
+        if not _is_pinned(role, model.stack.bound):
+            return learned
+        return learned * _own_growth(role, at_base, model, base) / self._wanted(role)
+
+    def _wanted(self, role: Role) -> float:
+        """Initial std of a matrix over that at the base width, by the table."""
+        if role.role in HIDDEN:
+            return self.growth**-0.5
+        return 1.0 / self.growth if role.role in _READOUT else 1.0
+
+    def _base_model(self, model: Decoder) -> Decoder:
+        """The same model at the base width, laid out but not filled."""
+        return Decoder(self._base_config(model.config), device="meta")
+
+    def _base_config(self, config: DecoderConfig) -> DecoderConfig:
+        kv_heads = config.kv_heads or config.heads
+        few = self._narrow(kv_heads)
+        return dataclasses.replace(
+            config,
+            dim=self.base_dim,
+            heads=few * (config.heads // kv_heads),
+            kv_heads=few,
+            head_dim=config.width_of_head,
+            hidden=self._narrow(config.width_of_mlp),
+            shared_hidden=self._narrow(config.shared_hidden) if config.shared_hidden else 0,
+        )
+
+    def _narrow(self, size: int) -> int:
+        return max(1, round(size / self.growth))
+
+    def _check(self, model: Decoder) -> None:
+        if model.config.dim != self.dim:
+            raise NormLabError(f"transfer: made for width {self.dim}, but the model's is {model.config.dim}")
+
+
+def _own_growth(role: Role, at_base: Role, model: Decoder, base: Decoder) -> float:
+    """How the scheme's own initial std changes from the base width to this one."""
+    return _own_std(role, model) / _own_std(at_base, base)
+
+
+def _own_std(role: Role, model: Decoder) -> float:
+    bound, given = model.stack.bound, model.config.init_std
+    return bound.scheme.initial_std(role, bound.scheme.base_std(bound.dim) if given is None else given, bound)
+
+
+def _is_pinned(role: Role, bound: Bound) -> bool:
+    """Whether the scheme's constraint undoes a change of a matrix's size: tried on a small one."""
+    if not bound.constrains:
+        return False
+    small = torch.eye(4) + 0.5
+    one, other = nn.Parameter(small.clone()), nn.Parameter(3.0 * small)
+    for parameter in (one, other):
+        bound.after_step([dataclasses.replace(role, parameter=parameter, start=0, length=None)])
+    return torch.allclose(one, other)
+
+
+def _raw_size(model: Decoder, role: Role) -> float:
+    """The size at which a scheme keeps a learned scale, which sets what a step of the optimiser means to it."""
+    owner = model.get_submodule(role.name.rpartition(".")[0])
+    return abs(owner.scaling) if isinstance(owner, Scale) else 1.0

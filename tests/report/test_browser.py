@@ -1,0 +1,312 @@
+"""The page in a real browser: Debian's Chromium, driven by playwright. Nothing is fetched, nothing is logged."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from normlab.report import build
+from tests.report import synthetic
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+if CHROMIUM is None:
+    pytest.skip("no chromium here: apt-get install chromium", allow_module_level=True)
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        # Root has no sandbox in a container; the page is our own.
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return build(synthetic.comparison(tmp_path_factory.mktemp("page") / "c", running=True)).as_uri()
+
+
+@pytest.fixture
+def visit(browser: Any) -> Iterator[Any]:
+    """Open a page; whatever it logs, throws or asks for fails the test at its end."""
+    complaints: list[str] = []
+    contexts: list[Any] = []
+
+    def request(route: Any) -> None:
+        if route.request.url.startswith("file:"):
+            route.continue_()
+        else:
+            complaints.append(f"request: {route.request.url}")
+            route.abort()
+
+    def visit(address: str, **options: Any) -> Any:
+        # A page that glides to where it is clicked cannot be clicked reliably.
+        context = browser.new_context(reduced_motion="reduce", **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.route("**/*", request)
+        page.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: complaints.append(f"error: {error}"))
+        page.on("dialog", lambda dialog: complaints.append(f"dialog: {dialog.message}"))
+        page.goto(address)
+        return page
+
+    yield visit
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+def traces(page: Any, plot: str = "plot-curves") -> list[dict[str, Any]]:
+    return page.evaluate(f"document.getElementById('{plot}').data.map(t => ({{...t}}))")
+
+
+def schemes_drawn(page: Any) -> set[int]:
+    return {trace["meta"]["scheme"] for trace in traces(page) if trace["meta"]["part"] == "mean"}
+
+
+def first_column(page: Any) -> list[str]:
+    return page.eval_on_selector_all("#ranking tbody th", "cells => cells.map(c => c.textContent.trim())")
+
+
+def axis(page: Any, which: str) -> dict[str, Any]:
+    layout = f"document.getElementById('plot-curves').layout.{which}axis"
+    return page.evaluate(f"({{type: {layout}.type, title: {layout}.title.text}})")
+
+
+def choose(page: Any, name: str, value: str) -> None:
+    page.locator(f"input[name={name}][value={value}]").check()
+
+
+def until(page: Any, condition: str) -> None:
+    """Wait for what plotly does after a pause; the page's own policy forbids playwright's way of waiting."""
+    for _ in range(100):
+        if page.evaluate(condition):
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError(f"never came true: {condition}")
+
+
+def test_every_plot_is_drawn(visit: Any, comparison: str) -> None:
+    page = visit(comparison)
+    names = ["ranking", "curves", "rates", "hidden_rms", "grad_norm", "angular_speed"]
+    for name in names:
+        assert page.locator(f"#plot-{name} svg.main-svg").first.is_visible()
+        assert traces(page, f"plot-{name}")
+    assert page.locator("h2").count() == 9
+    # Plotly's own choice of buttons would offer to send the figure away.
+    page.locator("#plot-curves").hover()
+    assert page.locator("#plot-curves .modebar-btn").count() == 4
+    # Bands hold all seeds; the failed run has a line of its own.
+    parts = [(trace["meta"]["scheme"], trace["meta"]["part"]) for trace in traces(page)]
+    assert sorted(parts) == [(0, "band"), (0, "mean"), (1, "band"), (1, "failed"), (1, "mean"),
+                             (2, "band"), (2, "mean"), (3, "band"), (3, "mean")]  # fmt: skip
+    mean = next(trace for trace in traces(page) if trace["meta"] == {"scheme": 0, "part": "mean"})
+    assert all(
+        low <= y <= high and seeds == 3 for y, (low, high, seeds) in zip(mean["y"], mean["customdata"], strict=True)
+    )
+
+
+def test_the_legend_hides_and_shows_a_scheme_in_every_plot(visit: Any, comparison: str) -> None:
+    page = visit(comparison)
+    button = page.locator("#curves .legend button", has_text="peri")
+    assert schemes_drawn(page) == {0, 1, 2, 3}
+    button.click()
+    assert button.get_attribute("aria-pressed") == "false"
+    assert schemes_drawn(page) == {0, 1, 3}
+    assert len(traces(page, "plot-hidden_rms")) == 3
+    assert page.locator("#profiles .legend button", has_text="peri").get_attribute("aria-pressed") == "false"
+    button.focus()
+    page.keyboard.press("Space")
+    assert schemes_drawn(page) == {0, 1, 2, 3}
+
+
+def test_the_table_sorts_by_click_and_by_keyboard(visit: Any, comparison: str) -> None:
+    page = visit(comparison)
+    before = first_column(page)
+    heading = page.locator("#ranking thead th", has_text="Scheme")
+    heading.locator("button").click()
+    assert heading.get_attribute("aria-sort") == "ascending"
+    assert first_column(page) == sorted(before, key=str.lower)
+    heading.locator("button").focus()
+    page.keyboard.press("Enter")
+    assert heading.get_attribute("aria-sort") == "descending"
+    assert first_column(page) == sorted(before, key=str.lower, reverse=True)
+    # The baseline has no difference: it stays last in both directions.
+    page.keyboard.press("Tab")
+    page.keyboard.press("Tab")
+    for _ in range(2):
+        page.keyboard.press("Enter")
+        assert first_column(page)[-1] == "pre"
+    assert heading.get_attribute("aria-sort") == "none"
+    # Numbers sort as numbers: seed 101 after seed 3.
+    page.locator("#runs thead th", has_text="Seed").first.locator("button").click()
+    seeds = page.eval_on_selector_all(
+        "#runs table:first-of-type tbody tr", "rows => rows.map(r => +r.cells[4].textContent)"
+    )
+    known = [seed for seed in seeds if seed]
+    assert known == sorted(known)
+    assert len(set(known)) > 3
+
+
+def test_the_curves_follow_their_switches(visit: Any, comparison: str) -> None:
+    page = visit(comparison)
+    assert axis(page, "x") == {"type": "linear", "title": "Tokens"}
+    page.locator("input[name=curve-x][value=tokens]").focus()
+    page.keyboard.press("ArrowRight")
+    assert axis(page, "x")["title"] == "Steps"
+    page.keyboard.press("ArrowRight")
+    assert axis(page, "x")["title"] == "Seconds of training"
+    for name in ("curve-x-scale", "curve-y-scale"):
+        choose(page, name, "log")
+    assert (axis(page, "x")["type"], axis(page, "y")["type"]) == ("log", "log")
+    choose(page, "curve-kind", "train")
+    assert axis(page, "y")["title"] == "Training loss (nats)"
+    page.locator("#curve-rate").select_option("0.0006")
+    assert {trace["meta"]["part"] for trace in traces(page)} == {"band", "mean"}
+
+
+def test_smoothing_smooths(visit: Any, comparison: str) -> None:
+    page = visit(comparison)
+    choose(page, "curve-kind", "train")
+
+    def roughness() -> float:
+        y = next(trace["y"] for trace in traces(page) if trace["meta"] == {"scheme": 0, "part": "mean"})[60:]
+        return sum(abs(b - a) for a, b in pairwise(y))
+
+    slider = page.locator("#curve-smoothing")
+    slider.fill("0")
+    rough = roughness()
+    slider.fill("0.9")
+    assert page.locator("output[for=curve-smoothing]").text_content() == "0.90"
+    assert roughness() < rough / 3
+
+
+def test_differences_are_paired_by_seed(visit: Any, comparison: str) -> None:
+    page = visit(comparison)
+    choose(page, "curve-y", "difference")
+    means = {trace["meta"]["scheme"]: trace["y"] for trace in traces(page) if trace["meta"]["part"] == "mean"}
+    assert set(means[0]) == {0}
+    # The synthetic curves differ by their final loss at every step; five digits travel in the page.
+    finals = [
+        synthetic._final_loss("peri", 1.2e-3, s) - synthetic._final_loss("pre", 1.2e-3, s) for s in synthetic.JUDGE
+    ]
+    assert means[2][-1] == pytest.approx(sum(finals) / 3, abs=1e-4)
+
+
+def test_the_profile_follows_its_step(visit: Any, comparison: str) -> None:
+    page = visit(comparison)
+    last = traces(page, "plot-hidden_rms")[0]["y"]
+    slider = page.locator("#profile-step")
+    slider.focus()
+    page.keyboard.press("Home")
+    assert page.locator("output[for=profile-step]").text_content() == "10"
+    first = traces(page, "plot-hidden_rms")[0]["y"]
+    assert first[0] == last[0] == 1
+    assert first[-1] < last[-1]
+    # A scheme's failed run ended early; its others speak for it.
+    assert len(traces(page, "plot-hidden_rms")) == 4
+
+
+def test_dark_mode_reaches_page_and_plots(visit: Any, comparison: str) -> None:
+    page = visit(comparison, color_scheme="light")
+    paper = "getComputedStyle(document.body).backgroundColor"
+    line = "document.getElementById('plot-curves').data.at(-1).line.color"
+    light = page.evaluate(paper), page.evaluate(line)
+    top = "document.getElementById('plot-curves').layout.yaxis.range[1]"
+    start = page.evaluate(top)
+    page.locator("#plot-curves .nsewdrag").first.dblclick()
+    until(page, f"{top} > {start} + 1")
+    whole = page.evaluate(top)
+    page.emulate_media(color_scheme="dark")
+    until(page, f"{line} !== '{light[1]}'")
+    # The steep start came back with a double click, and stays through the change.
+    assert page.evaluate(top) == whole
+    red, green, blue = (int(part) for part in page.evaluate(paper)[4:-1].split(","))
+    assert max(red, green, blue) < 64
+    assert page.evaluate(paper) != light[0]
+
+
+@pytest.mark.parametrize(
+    "width", [pytest.param(320, marks=pytest.mark.full), 360, pytest.param(768, marks=pytest.mark.full)]
+)
+def test_a_narrow_screen_needs_no_sideways_scrolling(visit: Any, comparison: str, width: int) -> None:
+    page = visit(comparison, viewport={"width": width, "height": 740}, is_mobile=True, has_touch=True)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.locator("#curves summary").tap()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_hostile_text_is_shown_as_text(visit: Any, comparison: str) -> None:
+    page = visit(comparison)
+    shown = synthetic.HOSTILE.replace("\u2028", " ")
+    assert "<script>alert(1)</script>" in page.locator("h1").text_content()
+    assert any(label.startswith("post <script>alert(1)</script> |") for label in first_column(page))
+    ticks = page.locator("#plot-ranking .ytick").all_text_contents()
+    assert any(tick.startswith("post <script>alert(1)</scrip") for tick in ticks)
+    assert page.locator("#plot-ranking script").count() == 0
+    # Hover labels go through plotly's own small HTML and its templates.
+    page.evaluate("Plotly.Fx.hover('plot-curves', [{curveNumber: 4, pointNumber: 3}])")
+    hovered = page.locator("#plot-curves .hoverlayer").text_content()
+    assert " ".join(shown.split()) in " ".join(hovered.split())
+
+
+def test_the_keyboard_reaches_the_results_first(visit: Any, comparison: str) -> None:
+    page = visit(comparison)
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the results"
+    assert page.evaluate("document.activeElement.getBoundingClientRect().left") >= 0
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    # Everything one can reach has a name.
+    unnamed = "e => !(e.ariaLabel || e.textContent.trim() || e.labels?.length)"
+    reachable = "button, input, select, [role=img], [role=region]"
+    assert page.evaluate(f"[...document.querySelectorAll('{reachable}')].filter({unnamed}).length") == 0
+
+
+def test_paper_is_light(visit: Any, comparison: str) -> None:
+    page = visit(comparison, color_scheme="dark")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.evaluate("document.documentElement.dataset.theme") == "light"
+    assert page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--series-0')") == "#0072b2"
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.evaluate("document.documentElement.dataset.theme") is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"judge": ()},
+        {"judge": (1,)},
+        {"schemes": ["pre"]},
+        pytest.param({"profiles": False}, marks=pytest.mark.full),
+        pytest.param({"lrs": [1e-3]}, marks=pytest.mark.full),
+        pytest.param({"tune": ()}, marks=pytest.mark.full),
+    ],
+)
+def test_small_comparisons_draw_without_complaint(visit: Any, tmp_path: Path, options: dict[str, Any]) -> None:
+    page = visit(build(synthetic.comparison(tmp_path / "c", steps=24, **options)).as_uri())
+    assert traces(page)
+
+
+@pytest.mark.parametrize("state", ["done", "failed", pytest.param("running", marks=pytest.mark.full)])
+def test_runs_draw_without_complaint(visit: Any, tmp_path: Path, state: str) -> None:
+    page = visit(build(synthetic.run(tmp_path / "r", state=state)).as_uri())
+    assert traces(page)
+    assert page.locator(".legend button").count() == 0
+
+
+def test_folders_without_metrics_open_without_complaint(visit: Any, tmp_path: Path) -> None:
+    folder = synthetic.comparison(tmp_path / "c", steps=24)
+    shutil.rmtree(folder / "runs")
+    page = visit(build(folder).as_uri())
+    assert traces(page, "plot-rates")
+    (tmp_path / "config.json").write_text("{}")
+    visit(build(tmp_path).as_uri())

@@ -1,0 +1,114 @@
+"""The words: a winner only where the intervals name one, every failure with its place."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from normlab.compare.store import Store
+from normlab.report.load import load
+from normlab.report.verdict import Verdict, level_note, verdict
+from tests.report import synthetic
+
+
+def words(folder: Path) -> Verdict:
+    return verdict(load(folder))
+
+
+def rewrite(folder: Path, change: Any) -> None:
+    """Replace every row by what `change` makes of it; None drops it."""
+    rows = [changed for row in Store(folder).rows() if (changed := change(row)) is not None]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return synthetic.comparison(tmp_path / "c", hostile=False, profiles=False, steps=24)
+
+
+def test_a_winner_is_named_with_its_size_and_interval(folder: Path) -> None:
+    found = words(folder)
+    assert found.headline.startswith("peri reaches the lowest validation loss: 0.050 below pre (95 % interval 0.042")
+    assert any(line.startswith("geonorm is better: 0.023 below pre") for line in found.findings)
+
+
+def test_a_failure_is_named_with_reason_step_and_layer(folder: Path) -> None:
+    line = next(line for line in words(folder).findings if "1 of 9 runs failed" in line)
+    for part in ("post", "not finite", "step 12", "layers.7.mlp", "seed 3"):
+        assert part in line
+
+
+def test_an_interval_that_spans_zero_names_no_winner(folder: Path) -> None:
+    noise = {"pre": (0.0, 0.1, 0.2), "peri": (0.2, 0.0, 0.1), "geonorm": (0.1, 0.2, 0.0)}
+
+    def noisy(row: dict[str, Any]) -> dict[str, Any] | None:
+        if row["scheme"] not in noise or row["role"] == "tune":
+            return row if row["scheme"] in noise else None
+        return row | {"value": 4.0 + noise[row["scheme"]][row["seed"] - 1]}
+
+    rewrite(folder, noisy)
+    found = words(folder)
+    assert found.headline == "No winner: no scheme is shown to reach a lower validation loss than pre."
+    assert any("spans zero" in line for line in found.findings)
+    assert any("four times out of five" in line for line in found.cautions)
+
+
+def test_better_than_the_baseline_is_not_yet_best(folder: Path) -> None:
+    def alike(row: dict[str, Any]) -> dict[str, Any]:
+        if row["scheme"] != "geonorm" or row["value"] is None:
+            return row
+        return row | {"value": synthetic._final_loss("peri", row["lr"], row["seed"]) + 0.003 * (-1) ** row["seed"]}
+
+    rewrite(folder, alike)
+    assert "which of them is best is not shown" in words(folder).headline
+
+
+def test_the_baseline_may_win(folder: Path) -> None:
+    about = json.loads((folder / "compare.json").read_text())
+    (folder / "compare.json").write_text(json.dumps(about | {"baseline": "peri"}))
+    found = words(folder)
+    assert found.headline.startswith("peri, the baseline, reaches the lowest validation loss")
+    assert any(line.startswith("pre is worse") for line in found.findings)
+
+
+@pytest.mark.parametrize(
+    ("keep", "headline"),
+    [
+        (lambda row: row["role"] == "tune", "No verdict: no scheme has a finished judge run at its picked rate."),
+        (lambda row: row["seed"] in (1, *synthetic.TUNE), "No winner: one seed for each scheme shows no difference."),
+        (lambda row: row["scheme"] == "pre", "No verdict: there is nothing to compare yet."),
+        (lambda row: row["scheme"] == "peri", "No verdict: unknown baseline 'pre'"),
+        (lambda row: False, "No verdict: no run has ended yet."),
+    ],
+)  # fmt: skip
+def test_no_claim_without_grounds(folder: Path, keep: Any, headline: str) -> None:
+    rewrite(folder, lambda row: row if keep(row) else None)
+    assert words(folder).headline.startswith(headline)
+
+
+def test_cautions_name_the_edge_of_the_grid_and_what_is_still_running(tmp_path: Path) -> None:
+    found = words(synthetic.comparison(tmp_path / "c", hostile=False, steps=24, running=True))
+    assert any("is the largest tried (1.2e-3)" in line for line in found.cautions)
+    assert any(line.startswith("1 of 37 runs has not ended") for line in found.cautions)
+
+
+def test_the_note_says_what_the_intervals_promise(folder: Path) -> None:
+    note = level_note(load(folder))
+    assert "3 comparisons (each at 98.33 %)" in note
+    assert "together with 95 %" in note
+
+
+@pytest.mark.parametrize(
+    ("state", "start"),
+    [
+        ("done", "peri finished: validation loss 4."),
+        ("running", "peri is running"),
+        ("stopped", "peri was stopped"),
+        ("failed", "peri failed: the loss is not finite <i>, step 60, layer layers.7.mlp."),
+    ],
+)
+def test_a_single_run_tells_its_state(tmp_path: Path, state: str, start: str) -> None:
+    assert words(synthetic.run(tmp_path / "r", state=state)).headline.startswith(start)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from normlab.schemes.registry import names as schemes
     from normlab.schemes.registry import register, scheme
     from normlab.stack import Stack
+    from normlab.train.config import TrainConfig
+    from normlab.train.run import load_run
 
 __all__ = [
     "Decoder",
@@ -22,7 +24,9 @@ __all__ = [
     "NormLabError",
     "Scheme",
     "Stack",
+    "TrainConfig",
     "geometry",
+    "load_run",
     "norms",
     "ops",
     "register",
@@ -37,6 +41,8 @@ _HOMES = {
     "NormLabError": "normlab.errors",
     "Scheme": "normlab.schemes.base",
     "Stack": "normlab.stack",
+    "TrainConfig": "normlab.train.config",
+    "load_run": "normlab.train.run",
     "register": "normlab.schemes.registry",
     "scheme": "normlab.schemes.registry",
 }

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
-from normlab import __version__
+from normlab import __version__, flags
+from normlab.compare.config import CompareConfig
 from normlab.errors import NormLabError
+from normlab.models.config import DecoderConfig
+from normlab.train.config import TrainConfig
 
 _DESCRIPTION = """Choose, check, train and understand how the layers of a Transformer are normalised.
 
@@ -17,6 +21,10 @@ Examples:
   normlab schemes                   the table of all schemes
   normlab schemes geonorm           everything about one
   normlab schemes "peri(step=0.1)"  the same, with options
+  normlab train --scheme peri       one run on the built-in text, resumable
+  normlab compare                   pre, post, peri and geonorm side by side, ending in a page
+  normlab report DIR                the page of a comparison or a run
+  normlab generate --run DIR        text from a trained model
   normlab doctor                    what this machine can run, and why not
   normlab bench kernels             fused steps against the memory's speed
   normlab bench step                training steps of every scheme beside Pre-Norm's
@@ -48,6 +56,104 @@ def doctor(json: bool = False) -> None:
     from normlab import doctor
 
     doctor.print_findings(as_json=json)
+
+
+def train(config: TrainConfig, out: Path | None = None, preset: str | None = None, toml: Path | None = None) -> None:
+    """Train one model; run it again to go on where it was.
+
+    For instance:
+      normlab train --scheme geonorm --data book.txt --tokens 5M
+      normlab train --preset 125m --scheme peri --data "books/*.jsonl.xz" --tokenizer bpe:32768 --tokens 1B --lr 6e-4
+      torchrun --nproc-per-node 8 -m normlab train --preset 1.3b --toml run.toml --out runs/large
+
+    Args:
+        config: The run.
+        out: Folder of the run; without it runs/ and a name that says what it is.
+        preset: Size of the model (tiny, 125m, 350m, 1.3b); other flags change parts of it.
+        toml: File with any of these settings; flags come after it.
+    """
+    from normlab.train.trainer import train as run
+
+    folder = out or Path("runs") / config.name
+    result = run(config, folder)
+    if result.loss is not None:
+        print(f"{result.state}: {result.loss:.4f} nats a token, {result.bits_per_byte:.4f} bits a byte")
+    print(f"run in {folder}" + (f": {result.reason}" if result.reason else ""))
+    sys.exit({"done": 0, "failed": 1, "stopped": 130}[result.state])
+
+
+def compare(
+    config: CompareConfig,
+    out: Path = Path("comparison"),
+    preset: str | None = None,
+    toml: Path | None = None,
+    minutes: float | None = None,
+) -> None:
+    """Train several schemes under the same conditions and say which is best, and how sure that is.
+
+    Each scheme's learning rate is picked on runs of their own; other seeds judge it. Run it again to go on.
+
+    For instance:
+      normlab compare
+      normlab compare --schemes pre peri geonorm --lrs 3e-4 1e-3 3e-3 --seeds 5 --data book.txt --tokens 10M
+      normlab compare --preset 125m --data "books/*.jsonl.xz" --tokens 33M --minutes 9
+
+    Args:
+        config: The comparison.
+        out: Folder of the comparison.
+        preset: Size of the models (tiny, 125m, 350m, 1.3b); other flags change parts of it.
+        toml: File with any of these settings; flags come after it.
+        minutes: Stop after so long, to go on another time.
+    """
+    from normlab.compare import comparison
+    from normlab.report import build
+
+    comparison.compare(config, out, minutes=minutes, command=["normlab", *sys.argv[1:]])
+    print(f"page: {build(out)}")
+    if missing := comparison.left(config, out):
+        print(f"{missing} runs are left: the same command goes on")
+        sys.exit(130)
+
+
+def report(folder: Annotated[Path, tyro.conf.Positional], /, out: Path | None = None, markdown: bool = False) -> None:
+    """Make the page of a comparison or of a single run.
+
+    Args:
+        folder: Made by normlab compare or normlab train.
+        out: Where the page goes; without it report.html in the folder.
+        markdown: Print a table for a paper or a pull request instead.
+    """
+    from normlab import report as reports
+
+    print(reports.markdown(folder) if markdown else f"page: {reports.build(folder, out=out)}")
+
+
+def generate(
+    run: Path,
+    prompt: str = "",
+    tokens: int = 200,
+    temperature: float = 0.8,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int | None = None,
+    device: str = "cpu",
+) -> None:
+    """Write text with a trained model.
+
+    Args:
+        run: Folder of a finished run.
+        prompt: How the text begins.
+        tokens: How many tokens to add, at most.
+        temperature: 0 always takes the likeliest token; 1 samples as the model believes.
+        top_k: Choose among so many likeliest tokens.
+        top_p: Choose among the likeliest tokens that make up this probability.
+        seed: For the same text again.
+        device: Where to compute: cpu, cuda.
+    """
+    from normlab.train.run import load_run
+
+    options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    print(load_run(run, device=device).generate(prompt, tokens=tokens, **options))
 
 
 def bench() -> None:
@@ -97,21 +203,28 @@ def bench_step(
     run.step(schemes or known(), preset=preset, **options, out=out, plot=plot)  # type: ignore[arg-type]
 
 
+_VERBS: dict[str, Callable[..., None]] = {
+    "schemes": schemes,
+    "train": train,
+    "compare": compare,
+    "report": report,
+    "generate": generate,
+    "doctor": doctor,
+    "bench": bench,
+}
+_BENCHES: dict[str, Callable[..., None]] = {"kernels": bench_kernels, "step": bench_step}
+# What a TOML file may set for a verb.
+_SETTINGS = {"train": (TrainConfig, DecoderConfig), "compare": (CompareConfig, TrainConfig, DecoderConfig)}
+
+
 def main() -> None:
     """Entry point of the `normlab` command. Bad input: one line, exit code 2."""
-    if sys.argv[1:] in (["--version"], ["-V"]):
+    words = sys.argv[1:]
+    if words in (["--version"], ["-V"]):
         print(f"normlab {__version__}")
         return
     try:
-        if sys.argv[1:2] == ["bench"]:
-            benches = {"kernels": bench_kernels, "step": bench_step}
-            tyro.extras.subcommand_cli_from_dict(
-                benches, prog="normlab bench", description=bench.__doc__, args=sys.argv[2:]
-            )
-            return
-        tyro.extras.subcommand_cli_from_dict(
-            {"schemes": schemes, "doctor": doctor, "bench": bench}, prog="normlab", description=_DESCRIPTION
-        )
+        _run(words)
     except NormLabError as error:
         print(f"normlab: {error}", file=sys.stderr)
         sys.exit(2)
@@ -120,6 +233,17 @@ def main() -> None:
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(0)
+
+
+def _run(words: list[str]) -> None:
+    verbs, prog, description = _VERBS, "normlab", _DESCRIPTION
+    if words[:1] == ["bench"]:
+        verbs, prog, description, words = _BENCHES, "normlab bench", bench.__doc__ or "", words[1:]
+    elif words[:1] and words[0] in _SETTINGS:
+        words = [words[0], *flags.expand(words[1:], flags.field_names(*_SETTINGS[words[0]]))]
+    tyro.extras.subcommand_cli_from_dict(
+        verbs, prog=prog, description=description, args=words, config=(tyro.conf.OmitArgPrefixes,)
+    )
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 
 
-class NormLabError(ValueError):
+class NormLabError(Exception):
     """Bad input. The command line prints the message alone and exits with 2."""
 
 

@@ -24,12 +24,27 @@ def rotary_table(
         raise NormLabError(f"rotary: head_dim is {head_dim}; expected an even number; try {head_dim + head_dim % 2}")
     if not theta > 0:
         raise NormLabError(f"rotary: theta is {theta}; expected a positive number; try 10000")
+    return torch.ops.normlab.rotary_table(positions, head_dim, theta, dtype)
+
+
+# An operator of its own: a compiler that sees into it computes these fp64 cosines anew for every element of every query
+# and key, forward and backward, rather than once.
+@torch.library.custom_op("normlab::rotary_table", mutates_args=())
+def _table(
+    positions: torch.Tensor, head_dim: int, theta: float, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
     # In fp32 the angle at position 100,000 is wrong by up to 0.004; only then rounding to `dtype` is harmless.
     exact = torch.float32 if positions.device.type == "mps" else torch.float64
     pair = torch.arange(head_dim // 2, device=positions.device, dtype=exact)
     angles = positions.to(exact).unsqueeze(-1) * theta ** (-2 * pair / head_dim)
     both_halves = torch.cat((angles, angles), dim=-1).unsqueeze(-2)
     return both_halves.cos().to(dtype), both_halves.sin().to(dtype)
+
+
+@_table.register_fake
+def _(positions, head_dim, theta, dtype):
+    shape = (*positions.shape, 1, head_dim)
+    return positions.new_empty(shape, dtype=dtype), positions.new_empty(shape, dtype=dtype)
 
 
 def rotate(x: torch.Tensor, table: Table) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Checkpoints: what it takes to go on as if nothing had happened, on any number of ranks; and weights to take away.
+"""Checkpoints: what it takes to go on as if nothing had happened, on any number of ranks.
 
     checkpoints/step-00000100/
       manifest.json     step, ranks, versions, size and SHA-256 of every other file; written last
@@ -13,10 +13,8 @@ hashes show. All ranks must see the same folder.
 
 from __future__ import annotations
 
-import json
 import os
 import platform
-import random
 import re
 import shutil
 import warnings
@@ -25,10 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load, save, save_file
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
@@ -37,8 +32,12 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_shared
 
 from normlab import __version__
 from normlab.errors import NormLabError
-from normlab.files import digest, file_error, read_json, replacing, sync, write_atomically, write_json
-from normlab.train.distributed import ALONE, Group, reshard, shared_like, whole
+from normlab.files import digest, file_error, read_json, sync, write_json
+from normlab.train.distributed import ALONE, Group
+from normlab.train.rng import restore_random_states, write_random_states
+from normlab.train.weights import check_shapes, shapes_of, weights_of
+from normlab.train.weights import load_weights as load_weights
+from normlab.train.weights import read_metadata as read_metadata
 
 Digests = dict[str, tuple[int, str]]
 """Size and SHA-256 of files, by their path in the checkpoint."""
@@ -67,16 +66,16 @@ class Checkpoints:
         `extra` is anything JSON can carry; that of the first rank is kept. Random states are added here.
         """
         partial = self.folder / f".step-{step:08d}.partial"
-        weights, states = _weights(model), _states(model, optimiser)
+        weights, states = weights_of(model), _states(model, optimiser)
         state = {
             "extra": extra,
-            "model": _shapes(weights),
+            "model": shapes_of(weights),
             "optimiser": _outline(states),
             "groups": _groups(model, optimiser),
         }
         try:
             self.group.together(lambda: self._prepare(partial, state))
-            self.group.together(lambda: _write_random_states(self._random_states(partial), self.group.device))
+            self.group.together(lambda: write_random_states(self._random_states(partial), self.group.device))
             self._write_tensors(partial / "tensors", _tensors(weights, states))
             digests = self._digests(partial)
             self.group.together(lambda: self._publish(partial, step, digests))
@@ -183,8 +182,8 @@ class Checkpoints:
 
     def _restore(self, folder: Path, model: nn.Module, optimiser: torch.optim.Optimizer) -> tuple[int, dict[str, Any]]:
         manifest, state = read_json(folder / _MANIFEST), read_json(folder / "state.json")
-        weights = _weights(model)
-        _check_shapes(folder, state["model"], _shapes(weights))
+        weights = weights_of(model)
+        check_shapes(folder, state["model"], shapes_of(weights))
         _check_groups(folder, state["groups"], _groups(model, optimiser))
         states = _room(model, state["optimiser"])
         with _errors_in_one_line("read", folder):
@@ -192,7 +191,7 @@ class Checkpoints:
             load_shared(_tensors(weights, states), storage_reader=reader, no_dist=self.group.world == 1)
         _give(optimiser, model, states, state["groups"])
         if manifest["ranks"] == self.group.world:
-            _restore_random_states(self._random_states(folder), self.group.device)
+            restore_random_states(self._random_states(folder), self.group.device)
         return manifest["step"], state["extra"]
 
     def _random_states(self, folder: Path) -> Path:
@@ -234,20 +233,11 @@ def _errors_in_one_line(action: str, path: Path) -> Iterator[None]:
         if isinstance(cause, OSError):
             raise file_error(action, cause, path) from cause
         raise cause from None
+    except OSError as error:
+        raise file_error(action, error, path) from error
 
 
 # -- the model and its optimiser, by name --------------------------------------------------------------------------
-
-
-def _weights(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and buffers; one that is known by several names stands under the first."""
-    reshard(model)
-    found: dict[int, tuple[str, torch.Tensor]] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if not isinstance(tensor, torch.Tensor):
-            raise NormLabError(f"{name} is a {type(tensor).__name__}; expected a model whose state is tensors alone")
-        found.setdefault(id(tensor), (name, tensor.detach()))
-    return dict(found.values())
 
 
 def _order(model: nn.Module, optimiser: torch.optim.Optimizer) -> list[str]:
@@ -333,93 +323,6 @@ def _as_now(present: Any, saved: Any) -> Any:
     return tuple(saved) if isinstance(present, tuple) else saved
 
 
-def _shapes(weights: Mapping[str, torch.Tensor]) -> dict[str, list[int]]:
-    return {name: list(tensor.shape) for name, tensor in weights.items()}
-
-
 def _check_groups(folder: Path, saved: list[dict[str, Any]], present: list[dict[str, Any]]) -> None:
     if [group["params"] for group in saved] != [group["params"] for group in present]:
         raise NormLabError(f"{folder} was saved with other optimiser groups; go on with the options of the saving run")
-
-
-def _check_shapes(path: Path, found: Mapping[str, list[int]], expected: Mapping[str, list[int]]) -> None:
-    for name in sorted(found.keys() | expected.keys()):
-        if found.get(name) != expected.get(name):
-            raise NormLabError(
-                f"{path} holds another model: {name} is {found.get(name, 'absent')} there and "
-                f"{expected.get(name, 'absent')} here; build the model from the configuration it was saved with"
-            )
-
-
-# -- random states -------------------------------------------------------------------------------------------------
-
-
-def _write_random_states(path: Path, device: torch.device) -> None:
-    _, words, gauss = random.getstate()
-    _, keys, position, has_gauss, cached = np.random.get_state()  # type: ignore[misc]
-    states = {
-        "python": torch.tensor(words),
-        "python-gauss": torch.tensor([] if gauss is None else [gauss], dtype=torch.float64),
-        "numpy": torch.tensor([*map(int, keys), position, has_gauss]),
-        "numpy-gauss": torch.tensor([cached], dtype=torch.float64),
-        "torch": torch.get_rng_state(),
-    }
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    write_atomically(path, save(states))
-
-
-def _restore_random_states(path: Path, device: torch.device) -> None:
-    states = load(path.read_bytes())
-    random.setstate((3, tuple(states["python"].tolist()), next(iter(states["python-gauss"].tolist()), None)))
-    *keys, position, has_gauss = states["numpy"].tolist()
-    cached = states["numpy-gauss"].item()
-    np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), position, has_gauss, cached))
-    torch.set_rng_state(states["torch"])
-    if device.type == "cuda" and "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"], device)
-
-
-# -- weights to take away ------------------------------------------------------------------------------------------
-
-
-def export_safetensors(model: nn.Module, path: Path, metadata: Mapping[str, Any], group: Group = ALONE) -> None:
-    """The whole weights in one safetensors file, with `metadata` (anything JSON can carry) in its header.
-
-    Called by all ranks; the first one writes. Tied weights are stored once.
-    """
-    weights: dict[str, torch.Tensor] = {}
-    for name, tensor in _weights(model).items():
-        full = whole(tensor)
-        if group.is_main:
-            weights[name] = full.cpu().contiguous()
-    if not group.is_main:
-        return
-    with replacing(path) as part, _safetensors_errors("write", path):
-        save_file(weights, part, {"format": "pt", "normlab": json.dumps(metadata)})
-
-
-def read_metadata(path: Path) -> dict[str, Any]:
-    """What `export_safetensors` put into the header."""
-    with _safetensors_errors("read", path), safe_open(path, "pt") as file:
-        return json.loads((file.metadata() or {}).get("normlab", "{}"))
-
-
-def load_weights(path: Path, model: nn.Module) -> None:
-    """Put exported weights into a model, which may be shared out over ranks."""
-    weights = _weights(model)
-    with _safetensors_errors("read", path), safe_open(path, "pt") as file:
-        found = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
-        _check_shapes(path, found, _shapes(weights))
-        for name, tensor in weights.items():
-            tensor.copy_(shared_like(file.get_tensor(name), tensor))
-
-
-@contextmanager
-def _safetensors_errors(action: str, path: Path) -> Iterator[None]:
-    try:
-        yield
-    except SafetensorError as error:
-        raise NormLabError(f"cannot {action} {path}: {error}; check the file and the free space") from None
-    except OSError as error:
-        raise file_error(action, error, path) from error

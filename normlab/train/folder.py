@@ -25,6 +25,9 @@ from normlab.errors import NormLabError
 from normlab.files import read_json, write_json
 from normlab.train.config import TrainConfig
 
+# As `TrainConfig.identity` has it.
+_NOT_DECISIVE = ("vocab_size", "saves", "keep", "sinks")
+
 
 class RunFolder:
     """The paths of a run, its configuration and its status."""
@@ -45,7 +48,8 @@ class RunFolder:
 
     def begin(self, config: TrainConfig, device: str) -> None:
         """Write the configuration down, or make sure that it is the one that is there."""
-        if self.exists:
+        # One that never came to run left nothing that another could spoil: wrong settings are corrected in place.
+        if self.exists and self.status["state"] != "new":
             there = self.config
             if there.identity != config.identity:
                 raise NormLabError(
@@ -85,5 +89,5 @@ def _difference(there: TrainConfig, given: TrainConfig) -> str:
     """The first field in which two configurations differ."""
     old, new = there.to_dict(), given.to_dict()
     old, new = old | old.pop("model"), new | new.pop("model")
-    name = next(name for name in new if old.get(name) != new[name] and name != "vocab_size")
+    name = next(name for name in new if old.get(name) != new[name] and name not in _NOT_DECISIVE)
     return f"its {name} is {old.get(name)!r}, not {new[name]!r}"

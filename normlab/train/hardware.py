@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 
 import torch
@@ -10,8 +11,9 @@ _SIZES = {"cuda": 8192, "cpu": 1024}
 _REPEATS = {"cuda": 20, "cpu": 4}
 
 
+@functools.cache
 def matmul_ceiling(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOPs a second of a square product in `dtype`; takes a few hundredths of a second."""
+    """FLOPs a second of a square product in `dtype`; takes a few tenths of a second at most, once."""
     size, repeats = _SIZES.get(device.type, 1024), _REPEATS.get(device.type, 4)
     # Not random numbers of torch's: a run's must not depend on whether its speed was measured.
     a = torch.linspace(-1.0, 1.0, size * size, device=device).view(size, size).to(dtype)
@@ -34,7 +36,8 @@ def describe(device: torch.device) -> str:
     """The device's name."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"CPU, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"CPU, {threads} thread{'' if threads == 1 else 's'}"
 
 
 def peak_memory(device: torch.device) -> int | None:

@@ -13,6 +13,28 @@ _PLAIN_SECONDS = 30.0
 """Between two lines where nobody watches a terminal."""
 
 
+class Clock:
+    """Seconds of training, over all sessions of a run."""
+
+    def __init__(self) -> None:
+        self._before = 0.0
+        self._since: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        return self._before + (0.0 if self._since is None else time.perf_counter() - self._since)
+
+    @seconds.setter
+    def seconds(self, value: float) -> None:
+        self._before = value
+
+    def start(self) -> None:
+        self._since = time.perf_counter()
+
+    def stop(self) -> None:
+        self._before, self._since = self.seconds, None
+
+
 class Meter:
     """Speed over the last stretch of steps, and a line about it: a bar on a terminal, else a line now and then."""
 

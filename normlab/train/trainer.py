@@ -2,62 +2,39 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import save_file
 
 from normlab.data import Batch, Corpus, Loader, evaluation_batches, prepare
 from normlab.errors import NormLabError
-from normlab.files import replacing
 from normlab.locks import hold
 from normlab.models.decoder import Decoder
 from normlab.train import optimiser as optimisers
-from normlab.train.checkpoint import Checkpoints, export_safetensors
+from normlab.train import trouble
+from normlab.train.checkpoint import Checkpoints
 from normlab.train.config import TrainConfig
 from normlab.train.distributed import Group, Precision, clip_grad_norm, initialise, reshard, shard, start, stop
 from normlab.train.evaluate import evaluate
 from normlab.train.folder import RunFolder
-from normlab.train.guard import Guard, Verdict, first_nonfinite
+from normlab.train.forecast import expectation
+from normlab.train.guard import Guard, Verdict
 from normlab.train.hardware import describe, matmul_ceiling, peak_memory
-from normlab.train.meter import Meter
+from normlab.train.interrupt import Interrupt
+from normlab.train.meter import Clock, Meter
 from normlab.train.profile import profile
+from normlab.train.result import Result
 from normlab.train.sinks import JsonLines, open_sinks
 from normlab.train.transfer import Transfer
+from normlab.train.weights import export_safetensors
 
-_USUAL_SHARE = 0.4
-"""Of the matrix-product ceiling that a run reaches, for the first guess at its time."""
 _PROFILED = 4
 """Sequences that a per-layer profile is made from."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """How a run ended."""
-
-    state: str
-    """done, stopped or failed."""
-    reason: str | None
-    loss: float | None
-    """Last evaluation, in nats a token."""
-    bits_per_byte: float | None
-    steps: int
-    tokens: int
-    seconds: float
-    """Of training, over all its sessions."""
-    tokens_per_s: float
-    peak_bytes: int | None
-    device: str
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class _Step(NamedTuple):
@@ -67,12 +44,13 @@ class _Step(NamedTuple):
     values: torch.Tensor
     """Loss and gradient norm."""
     arrived: Callable[[], Any]
-    batch: Batch
+    parts: Sequence[Batch]
     threshold: float
+    """The loss beyond which it is a spike."""
 
 
-class _Stopped(Exception):  # noqa: N818  # not an error
-    """Somebody asked the run to stop, or trouble did."""
+class _Ended(Exception):  # noqa: N818  # not an error
+    """The run ends before its last step: somebody asked for it, or trouble did."""
 
     def __init__(self, state: str, reason: str):
         super().__init__(reason)
@@ -85,10 +63,10 @@ def train(config: TrainConfig, folder: Path, *, corpus: Corpus | None = None, sh
     `shown`: say on standard error what is expected and how it goes. Under torchrun every process calls this.
     """
     group = start(config.device)
-    try:
-        return _train(config, RunFolder(folder), group, corpus, shown and group.is_main)
-    finally:
-        stop(group)
+    result = _train(config, RunFolder(folder), group, corpus, shown and group.is_main)
+    # Not after an error: the others may be anywhere, and would never come to leave together.
+    stop(group)
+    return result
 
 
 def _train(config: TrainConfig, folder: RunFolder, group: Group, corpus: Corpus | None, shown: bool) -> Result:
@@ -131,22 +109,22 @@ class Trainer:
         whole = self.compiles and group.world == 1
         self.loss: Callable[..., torch.Tensor] = torch.compile(self.model.loss) if whole else self.model.loss
         self.nats = torch.compile(self.model.cross_entropy) if whole else self.model.cross_entropy
-        transfer = self._transfer
         self.optimiser = optimisers.build(
             self.model, kind=config.optimiser, lr=config.lr, weight_decay=config.weight_decay, betas=config.betas,
-            eps=config.eps, transfer=transfer,
+            eps=config.eps, transfer=self._transfer,
         )  # fmt: skip
         self.guard = Guard(config.trouble, spike=config.spike)
         self.loader = self._loader()
         self.checkpoints = Checkpoints(folder.checkpoints, config.keep, group)
         self.sinks = open_sinks(config.sinks, folder.path, config.to_dict()) if group.is_main else []
-        self.step, self.seconds, self._began = 0, 0.0, time.perf_counter()
+        self.step, self.clock, self.meter = 0, Clock(), self._meter()
         self.last_eval: tuple[float, float] | None = None
-        self.meter = self._meter()
         # On one GPU the host looks at a step while the next one runs; AdamW's kernel leaves a bad step out by itself.
         self.lags = on_gpu and group.world == 1 and config.optimiser == "adamw"
         self.pending: _Step | None = None
-        self.asked_to_stop: str | None = None
+        self.returns: Counter[int] = Counter()
+        """How often the run was rolled back to a step."""
+        self.interrupt = Interrupt(shown=shown)
 
     # -- set-up ------------------------------------------------------------------------------------------------------
 
@@ -179,121 +157,125 @@ class Trainer:
 
     def expectation(self) -> str:
         """What the run will take, in one line, before it starts."""
-        config = self.config
-        part = config.batch // (config.accumulate * self.group.world)
-        memory = config.model.memory(part, config.length, precision=self.precision).total
-        work = config.model.flops_per_token(config.length) * config.steps * config.batch * config.length
-        seconds = work / (_USUAL_SHARE * self.ceiling * self.group.world)
-        return (
-            f"{config.model.num_params():,} parameters, {config.steps:,} steps of {config.batch} × {config.length} "
-            f"tokens on {describe(self.group.device)} ({self.ceiling / 1e12:.3g} TFLOP/s in products); "
-            f"expect about {memory / 2**30:.2f} GiB and {_duration(seconds)}"
-        )
+        return expectation(self.config, self.group, precision=self.precision, ceiling=self.ceiling)
 
     # -- the run -----------------------------------------------------------------------------------------------------
 
     def run(self) -> Result:
-        """From where the newest checkpoint stands to the end."""
-        self._resume()
-        if self.shown:
-            self.meter.say(self.expectation())
-        self._note_status("running")
+        """From where the newest checkpoint stands to the end; whatever happens, status.json says how it ended."""
         try:
-            with self._signals():
+            self._resume()
+            if self.shown:
+                self.meter.say(self.expectation())
+            self._note_status("running")
+            return self._result(*self._course())
+        except BaseException as error:
+            # The disk may be what broke.
+            with suppress(NormLabError):
+                self._note_status("stopped" if isinstance(error, KeyboardInterrupt) else "failed", _one_line(error))
+            raise
+
+    def _course(self) -> tuple[str, str | None]:
+        """State and reason in which the run ends."""
+        try:
+            with self.interrupt.heard():
                 self._loop()
                 self._evaluate()
-                result = self._result("done", None)
+                if self.last_eval is not None and not math.isfinite(self.last_eval[0]):
+                    return "failed", f"step {self.step}: the validation loss is {self.last_eval[0]}"
                 export_safetensors(self.model, self.folder.weights, {"config": self.config.to_dict()}, self.group)
-        except _Stopped as stopped:
-            if stopped.state == "stopped":
-                self._save()
-            result = self._result(stopped.state, stopped.reason)
-        if self.group.is_main:
-            self.corpus.tokenizer.save(self.folder.tokenizer)
-        self._note_status(result.state, result=result.to_dict())
-        if result.state == "done" and self.group.is_main:
-            self.folder.drop_checkpoints()
-        return result
+        except _Ended as ended:
+            return ended.state, ended.reason
+        return "done", None
 
     def _resume(self) -> None:
         found = self.checkpoints.load(self.model, self.optimiser)
-        if found is not None:
-            self.step, extra = found
-            self.loader.load_state_dict(extra["loader"])
-            self.guard.load_state_dict(extra["guard"])
-            self.seconds, self.last_eval = extra["seconds"], extra["last_eval"]
-            self.meter.say(f"resuming at step {self.step}")
         for sink in self.sinks:
             if isinstance(sink, JsonLines):
-                sink.truncate_after(self.step if found is not None else -1)
+                sink.truncate_after(-1 if found is None else found[0])
+        if found is None:
+            return
+        self.step, extra = found
+        self.loader.load_state_dict(extra["loader"])
+        self.guard.load_state_dict(extra["guard"])
+        self.clock.seconds, self.last_eval = extra["seconds"], extra["last_eval"]
+        self._event(self.step, "resume", None, f"from step {self.step}")
+        self.meter.say(f"resuming at step {self.step}")
 
     def _loop(self) -> None:
-        config = self.config
-        evals, saves = _milestones(config.evals, config.steps), _milestones(config.saves, config.steps)
+        last = self.config.steps
+        evals, saves = _milestones(self.config.evals, last), _milestones(self.config.saves, last)
         if self.step == 0:
             self._profile()
         self._clock_on()
-        while self.step < config.steps:
+        while self.step < last:
+            before = self.step
             self._train_step()
-            if self.step in evals - {config.steps} or self.step in saves - {config.steps} or self._must_stop():
-                self._finish_step()
-                self._clock_off()
-                if self.step in evals - {config.steps}:
+            stopping = self._must_stop()
+            if stopping or self.step in evals | saves | {last}:
+                self._settle()
+                self.clock.stop()
+                # A step that was rolled back is not reached; the end has an evaluation of its own, and no checkpoint.
+                reached = before < self.step < last
+                if reached and self.step in evals:
                     self._evaluate()
-                if self._must_stop():
-                    raise _Stopped("stopped", self.asked_to_stop or "another process was asked to stop")
-                if self.step in saves:
+                if stopping or (reached and self.step in saves):
                     self._save()
+                if stopping:
+                    self._stop()
                 self._clock_on()
-        self._finish_step()
-        self._clock_off()
+        self.clock.stop()
 
     def _clock_on(self) -> None:
         """Evaluations and checkpoints are not training."""
-        self._began = time.perf_counter()
+        self.clock.start()
         self.meter.restart(self.step)
-
-    def _clock_off(self) -> None:
-        self.seconds += time.perf_counter() - self._began
 
     def _train_step(self) -> None:
         """One step of the optimiser. Where the host lags, it looks at the step before meanwhile."""
-        config, parts = self.config, [next(self.loader) for _ in range(self.config.accumulate)]
-        optimisers.set_lr(self.optimiser, config.rate(self.step))
-        total = torch.zeros((), device=self.group.device)
+        parts = [next(self.loader) for _ in range(self.config.accumulate)]
+        optimisers.set_lr(self.optimiser, self.config.rate(self.step))
+        loss, norm = self._gradient(parts)
+        if self._settle():
+            # The weights that this gradient belongs to were rolled back.
+            self.optimiser.zero_grad(set_to_none=True)
+            return
+        self.step += 1
+        taken = self._sent(loss, norm, parts)
+        if self.lags:
+            self._update_unless_bad(loss, norm, taken.threshold)
+            self.pending = taken
+        else:
+            self._judge(taken)
+
+    def _gradient(self, parts: Sequence[Batch]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Loss and gradient norm of a batch, still on the device; the gradient is left in the model, clipped."""
+        config, total = self.config, torch.zeros((), device=self.group.device)
         for part in parts:
             with self._autocast():
                 loss = self.loss(part.inputs, part.targets, documents=part.documents, z_loss=config.z_loss)
             (loss / config.accumulate).backward()
             total += loss.detach() / config.accumulate
-        norm = clip_grad_norm(self.model, config.clip)
-        self.step += 1
-        if self.lags:
-            self._finish_step()
-        taken = self._sent(total, norm, parts[-1])
-        if self.lags:
-            bad = ~(total.isfinite() & norm.isfinite()) | (total > taken.threshold)
-            self.optimiser.found_inf = bad.float()  # type: ignore[attr-defined]  # what GradScaler sets, too
-            self._update()
-            self.pending = taken
-        else:
-            self._judge(taken)
+        return total, clip_grad_norm(self.model, config.clip)
 
-    def _sent(self, loss: torch.Tensor, norm: torch.Tensor, batch: Batch) -> _Step:
+    def _sent(self, loss: torch.Tensor, norm: torch.Tensor, parts: Sequence[Batch]) -> _Step:
         values = torch.stack([loss.float(), norm.float()])
-        if not self.lags:
-            return _Step(self.step, values, lambda: None, batch, self.guard.threshold())
-        host = torch.empty(2, pin_memory=True)
-        host.copy_(values, non_blocking=True)
-        event = torch.cuda.Event()
-        event.record()
-        return _Step(self.step, host, event.synchronize, batch, self.guard.threshold())
+        here, arrived = _send(values) if self.lags else (values, lambda: None)
+        return _Step(self.step, here, arrived, parts, self.guard.threshold())
 
-    def _finish_step(self) -> None:
-        """Judge what is still on its way."""
+    def _update_unless_bad(self, loss: torch.Tensor, norm: torch.Tensor, threshold: float) -> None:
+        """What the guard will find, found on the device: the same comparisons, in the host's double precision."""
+        bad = ~(loss.isfinite() & norm.isfinite()) | (loss.double() > threshold)
+        self.optimiser.found_inf = bad.float()  # type: ignore[attr-defined]  # what GradScaler sets, too
+        self._update()
+
+    def _settle(self) -> bool:
+        """Judge the step that is still on its way, if there is one: has it set the run back?"""
+        before = self.step
         if self.pending is not None:
             taken, self.pending = self.pending, None
             self._judge(taken)
+        return self.step != before
 
     def _judge(self, taken: _Step) -> None:
         taken.arrived()
@@ -321,20 +303,20 @@ class Trainer:
 
     def _handle(self, verdict: Verdict, taken: _Step) -> None:
         """Name the step and the layer, keep the batch, and do as the user chose."""
-        self.optimiser.zero_grad(set_to_none=True)
-        with self._autocast():
-            found = first_nonfinite(
-                self.model, taken.batch.inputs, taken.batch.targets, documents=taken.batch.documents
-            )
-        reshard(self.model)
+        if not self.lags:
+            # Where the host lags, the gradient that is there by now is the next step's.
+            self.optimiser.zero_grad(set_to_none=True)
+        found = trouble.diagnose(self.model, taken.parts, self.group, self._autocast)
         detail = f"step {taken.step}: {verdict.detail}; {found}"
         self._event(taken.step, verdict.kind, found.layer, detail)
-        self._keep_batch(taken)
+        trouble.keep(taken.parts, self.folder.trouble, taken.step, self.group.rank)
         if verdict.action == "stop":
-            raise _Stopped("failed", detail)
+            raise _Ended("failed", detail)
         self.meter.say(f"{detail}; {verdict.action}")
         if verdict.action == "rollback":
             self._roll_back(taken.step)
+        else:
+            self._event(taken.step, "skip", None, "the weights stay as they were")
 
     def _roll_back(self, step: int) -> None:
         """Weights and optimiser from the last checkpoint; the data goes on, past the batch that did it."""
@@ -344,24 +326,19 @@ class Trainer:
             return
         self.step, extra = found
         self.guard.rewind(extra["guard"])
-        self._event(self.step, "rollback", None, f"from step {step} to step {self.step}")
-
-    def _keep_batch(self, taken: _Step) -> None:
-        if not self.group.is_main:
-            return
-        self.folder.trouble.mkdir(exist_ok=True)
-        tensors = {name: t.cpu() for name, t in taken.batch._asdict().items() if t is not None}
-        with replacing(self.folder.trouble / f"step-{taken.step:08d}.safetensors") as part:
-            save_file(tensors, part)
+        self.meter.restart(self.step)
+        self._event(step, "rollback", None, f"from step {step} to step {self.step}")
+        self.returns[self.step] += 1
+        if self.returns[self.step] == self.guard.limit:
+            raise _Ended("failed", f"step {step}: rolled back to step {self.step} {self.guard.limit} times")
 
     # -- what is kept ------------------------------------------------------------------------------------------------
 
     def _record_step(self, step: int, loss: float, norm: float) -> None:
-        tokens = step * self.config.batch * self.config.length
         record = {
-            "kind": "step", "step": step, "tokens": tokens, "loss": loss,
+            "kind": "step", "step": step, "tokens": self._tokens(step), "loss": loss,
             "lr": self.config.lr * self.config.rate(step - 1), "grad_norm": norm, **self.meter.speed(step),
-            "seconds": self.seconds + time.perf_counter() - self._began, "memory_bytes": peak_memory(self.group.device),
+            "seconds": self.clock.seconds, "memory_bytes": peak_memory(self.group.device),
         }  # fmt: skip
         self._write(record)
         self.meter.show(step, record)
@@ -371,7 +348,7 @@ class Trainer:
             self.last_eval = evaluate(self.nats, self.corpus.val, self.config, self.group)
         reshard(self.model)
         loss, bits = self.last_eval
-        tokens = self.step * self.config.batch * self.config.length
+        tokens = self._tokens(self.step)
         self._write({"kind": "eval", "step": self.step, "tokens": tokens, "loss": loss, "bits_per_byte": bits})
         self._profile()
         for sink in self.sinks:
@@ -391,7 +368,7 @@ class Trainer:
 
     def _save(self) -> None:
         extra = {
-            "loader": self.loader.state_dict(), "guard": self.guard.state_dict(), "seconds": self.seconds,
+            "loader": self.loader.state_dict(), "guard": self.guard.state_dict(), "seconds": self.clock.seconds,
             "last_eval": self.last_eval,
         }  # fmt: skip
         for sink in self.sinks:
@@ -406,49 +383,44 @@ class Trainer:
         for sink in self.sinks:
             sink.write(record)
 
-    def _note_status(self, state: str, **facts: Any) -> None:
+    def _tokens(self, step: int) -> int:
+        return step * self.config.batch * self.config.length
+
+    def _note_status(self, state: str, reason: str | None = None, **facts: Any) -> None:
         if self.group.is_main:
-            self.folder.set_status(state, step=self.step, of=self.config.steps, **facts)
+            progress = {"step": self.step, "of": self.config.steps, "tokens": self._tokens(self.step)}
+            self.folder.set_status(state, **progress, reason=reason, **facts)
 
     def _result(self, state: str, reason: str | None) -> Result:
+        """Write down how the run ended; what only a run that goes on needs is removed last."""
         loss, bits = self.last_eval or (None, None)
-        tokens = self.step * self.config.batch * self.config.length
-        device = self.group.device
-        speed = tokens / self.seconds if self.seconds else 0.0
-        return Result(
-            state, reason, loss, bits, self.step, tokens, self.seconds, speed, peak_memory(device), describe(device)
+        tokens, seconds, device = self._tokens(self.step), self.clock.seconds, self.group.device
+        speed = tokens / seconds if seconds else 0.0
+        result = Result(
+            state, reason, loss, bits, self.step, tokens, seconds, speed, peak_memory(device), describe(device)
         )
+        if self.group.is_main:
+            self.corpus.tokenizer.save(self.folder.tokenizer)
+            self._note_status(state, reason, result=result.to_dict())
+            if state == "done":
+                self.folder.drop_checkpoints()
+        return result
 
     # -- stopping ----------------------------------------------------------------------------------------------------
 
     def _must_stop(self) -> bool:
-        return self.group.agree(self.asked_to_stop is not None)
+        return self.group.agree(self.interrupt.reason is not None)
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """SIGTERM and Ctrl-C ask for a clean stop; a second one is not patient."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def ask(number: int, _frame: Any) -> None:
-            if self.asked_to_stop is not None:
-                raise KeyboardInterrupt
-            self.asked_to_stop = f"{signal.Signals(number).name} received"
-            self.meter.say("stopping after this step; once more to stop at once")
-
-        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def _stop(self) -> None:
+        reason = self.interrupt.reason or "another process was asked to stop"
+        self._event(self.step, "saved", None, reason)
+        raise _Ended("stopped", reason)
 
     def close(self) -> None:
-        self.loader.close()
-        self.meter.close()
-        for sink in self.sinks:
-            sink.close()
+        """End threads and put metrics on the disk; one that fails does not keep the others open."""
+        with ExitStack() as stack:
+            for part in (*self.sinks, self.meter, self.loader):
+                stack.callback(part.close)
 
 
 def _prepare(config: TrainConfig, shown: bool) -> Corpus:
@@ -461,7 +433,16 @@ def _milestones(count: int, steps: int) -> set[int]:
     return {max(1, steps * i // count) for i in range(1, count + 1)}
 
 
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+def _send(values: torch.Tensor) -> tuple[torch.Tensor, Callable[[], Any]]:
+    """Memory of the host that a GPU will have written to once the call returns, and that call."""
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    host.copy_(values, non_blocking=True)
+    event = torch.cuda.Event()
+    event.record()
+    return host, event.synchronize
+
+
+def _one_line(error: BaseException) -> str:
+    """What went wrong, with the kind of it where that was not foreseen."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, NormLabError) else f"{type(error).__name__}: {text}".rstrip(": ")

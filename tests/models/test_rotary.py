@@ -104,3 +104,25 @@ def test_shapes_on_the_meta_device():
 def test_refuses_what_cannot_be_rotated(head_dim: int, theta: float):
     with pytest.raises(NormLabError, match="expected"):
         rotary_table(torch.arange(3), head_dim, theta)
+
+
+def test_the_table_is_opaque_to_a_compiler():
+    # Seen through, its fp64 cosines would be computed for every element of every query and key of every block.
+    from torch._dynamo.testing import EagerAndRecordGraphs
+
+    positions = torch.arange(5)
+    torch.library.opcheck(torch.ops.normlab.rotary_table.default, (positions, 8, 10_000.0, torch.float32))
+    torch._dynamo.reset()
+    seen = EagerAndRecordGraphs()
+    x = torch.randn(1, 5, 2, 8)
+
+    @torch.compile(backend=seen, fullgraph=True)
+    def run(x):
+        table = rotary_table(torch.arange(5), 8)
+        return rotate(x, table) + rotate(2 * x, table)
+
+    expected = rotate(x, rotary_table(positions, 8)) + rotate(2 * x, rotary_table(positions, 8))
+    assert torch.equal(run(x), expected)
+    names = [str(node.target) for node in seen.graphs[0].graph.nodes]
+    assert sum("rotary_table" in name for name in names) == 1
+    assert not any("cos" in name for name in names)

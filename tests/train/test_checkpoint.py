@@ -22,9 +22,10 @@ import normlab
 from normlab import files
 from normlab.errors import NormLabError
 from normlab.locks import hold
-from normlab.train import checkpoint
-from normlab.train.checkpoint import Checkpoints, export_safetensors, load_weights, read_metadata
+from normlab.train import checkpoint, rng
+from normlab.train.checkpoint import Checkpoints
 from normlab.train.distributed import ALONE, Group, initialise, shard, stop, whole
+from normlab.train.weights import export_safetensors, load_weights, read_metadata
 from tests.test_sharding import free_port
 from tests.train.test_distributed import as_torchrun
 
@@ -332,7 +333,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch, where):
             patch.setattr(Path, "_open", Path.open, raising=False)
             patch.setattr(Path, "open", full_after_some_bytes)
         elif where == "random states":
-            patch.setattr(checkpoint, "write_atomically", full_disk)
+            patch.setattr(rng, "write_atomically", full_disk)
         elif where == "rename":
             patch.setattr(checkpoint.os, "replace", full_disk)
         else:
@@ -383,73 +384,6 @@ def test_an_optimiser_of_another_model(tmp_path):
     one.optimiser = other.optimiser
     with pytest.raises(NormLabError, match="a parameter that the model does not have"):
         one.save(tmp_path, 1)
-
-
-# -- weights -------------------------------------------------------------------------------------------------------
-
-
-def test_exported_weights_come_back(tmp_path):
-    path = tmp_path / "model.safetensors"
-    run, other = Run(), Run(seed=1)
-    config = {"config": {"dim": 32, "name": "</script> grüße"}, "step": 3}
-    export_safetensors(run.model, path, config)
-    assert names(tmp_path) == ["model.safetensors"]
-    assert read_metadata(path) == config
-    load_weights(path, other.model)
-    same(other.tensors(), run.tensors())
-    same(load_file(path), run.tensors())
-
-
-class Tied(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = torch.nn.Embedding(5, 3)
-        self.head = torch.nn.Linear(3, 5, bias=False)
-        self.head.weight = self.embedding.weight
-
-
-def test_tied_weights_are_stored_once_and_stay_tied(tmp_path):
-    model, other = Tied(), Tied()
-    export_safetensors(model, tmp_path / "model.safetensors", {})
-    assert list(load_file(tmp_path / "model.safetensors")) == ["embedding.weight"]
-    load_weights(tmp_path / "model.safetensors", other)
-    assert torch.equal(other.head.weight, model.head.weight)
-    assert other.head.weight is other.embedding.weight
-    optimiser = torch.optim.AdamW(model.parameters())
-    Checkpoints(tmp_path / "checkpoints").save(1, model=model, optimiser=optimiser, extra={})
-    again = Tied()
-    Checkpoints(tmp_path / "checkpoints").load(again, torch.optim.AdamW(again.parameters()))
-    assert torch.equal(again.head.weight, model.head.weight)
-
-
-def test_weights_of_another_model_change_nothing(tmp_path):
-    export_safetensors(Run(scheme="peri").model, tmp_path / "model.safetensors", {})
-    other = Run()
-    before = other.tensors()
-    with pytest.raises(NormLabError, match="holds another model"):
-        load_weights(tmp_path / "model.safetensors", other.model)
-    same(other.tensors(), before)
-
-
-@pytest.mark.parametrize("content", [None, b"", b"\x08\x00\x00\x00\x00\x00\x00\x00notjson!", b"\xff" * 100])
-def test_a_file_that_holds_no_weights(tmp_path, content):
-    path = tmp_path / "model.safetensors"
-    if content is not None:
-        path.write_bytes(content)
-    for read in (read_metadata, lambda path: load_weights(path, Tied())):
-        with pytest.raises(NormLabError, match=f"cannot read {path}: ") as caught:
-            read(path)
-        assert "\n" not in str(caught.value)
-
-
-def test_a_failed_export_leaves_the_one_before(tmp_path, monkeypatch):
-    path = tmp_path / "model.safetensors"
-    export_safetensors(Tied(), path, {"step": 1})
-    monkeypatch.setattr(checkpoint, "save_file", full_disk)
-    with pytest.raises(NormLabError, match="No space left on device"):
-        export_safetensors(Tied(), path, {"step": 2})
-    assert read_metadata(path) == {"step": 1}
-    assert names(tmp_path) == ["model.safetensors"]
 
 
 # -- two processes -------------------------------------------------------------------------------------------------

@@ -1,0 +1,73 @@
+"""compare.json: what a comparison's folder is about, so that nothing else gets mixed into it."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from normlab import __version__
+from normlab.compare.config import CompareConfig
+from normlab.errors import NormLabError
+from normlab.files import read_json, write_json
+
+METRIC = "val_loss"
+"""What runs are judged by: the last loss on validation text, in nats a token."""
+
+# What may change between two calls: these decide no result.
+_FREE = ("saves", "keep", "sinks", "vocab_size")
+
+
+def versions() -> dict[str, str]:
+    """Of what computes the results."""
+    return {"normlab": __version__, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def write_about(folder: Path, config: CompareConfig, corpus: Mapping[str, Any], command: Sequence[str]) -> None:
+    """Write down what the comparison is, or make sure that it is the one that is there, perhaps grown."""
+    path = folder / "compare.json"
+    new = config.to_dict() | {
+        "metric": METRIC, "tokens": config.base.tokens, "corpus": corpus, "versions": versions(),
+        "command": list(command),
+    }  # fmt: skip
+    if path.is_file() and (wrong := _fault(read_json(path), new)):
+        raise NormLabError(f"{folder} holds another comparison: {wrong}; choose another folder, or remove this one")
+    write_json(path, new)
+
+
+def _fault(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
+    """The first thing in which `new` is not `old` or an extension of it, in words."""
+    try:
+        return _shrunk(old, new) or _changed(old, new)
+    except (KeyError, TypeError, AttributeError):
+        return "its compare.json cannot be read"
+
+
+def _shrunk(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
+    for name in ("schemes", "lrs"):
+        missing = [value for value in old[name] if value not in new[name]]
+        if missing:
+            return f"its {name} have {missing[0]}, which is not among those given (it can grow, but not shrink)"
+    for name in ("seeds", "tune_seeds"):
+        if new[name] < old[name]:
+            return f"its {name} is {old[name]}, not {new[name]} (it can grow, but not shrink)"
+    return None
+
+
+def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
+    before, after = _decisive(old), _decisive(new)
+    name = next((name for name in after if before.get(name) != after[name]), None)
+    if name == "corpus":
+        return "its text has changed since it began"
+    return name and f"its {name} is {before.get(name)!r}, not {after[name]!r}"
+
+
+def _decisive(about: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that must stay as they are, flat."""
+    base = about["base"]
+    fields = {"baseline": about["baseline"], "level": about["level"], **base, **base["model"]}
+    kept = {name: value for name, value in fields.items() if name not in (*_FREE, "model")}
+    return kept | {"corpus": about["corpus"]["fingerprint"]}

@@ -1,0 +1,168 @@
+"""A comparison from its configuration to the standings: stopped at any time, resumed run by run and inside a run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from normlab.compare.about import write_about
+from normlab.compare.config import CompareConfig
+from normlab.compare.execute import Job, open_corpus
+from normlab.compare.plan import Plan, Planned
+from normlab.compare.ray_pool import RayPool
+from normlab.compare.statistics import Standing, ranking
+from normlab.compare.store import Row, Store
+from normlab.compare.view import View
+from normlab.compare.workers import Pool, Workers, places
+from normlab.errors import NormLabError
+from normlab.files import file_error
+from normlab.locks import hold
+
+_LOOK_SECONDS = 0.5
+"""Between two looks at the clock and at the runs under way."""
+
+
+def compare(
+    config: CompareConfig,
+    folder: str | os.PathLike[str],
+    *,
+    minutes: float | None = None,
+    shown: bool = True,
+    command: Sequence[str] = (),
+) -> list[Standing]:
+    """Do the runs that `folder` does not hold yet, and say how the schemes stand.
+
+    The same call goes on where the last one was stopped or killed; with more schemes, rates or seeds it does those too.
+    After `minutes` the runs under way are saved and the standings are those so far (`left` counts what is missing).
+    Ctrl-C and SIGTERM do the same and raise KeyboardInterrupt. `command` is written down for the report.
+    """
+    _check(minutes)
+    # Processes elsewhere may stand in another folder.
+    path = Path(folder).absolute()
+    _make(path)
+    with hold(path / "lock"):
+        corpus = open_corpus(config.base, shown=shown)
+        write_about(path, config, corpus.facts(), command)
+        session = _Session(config, path, corpus.fingerprint, shown=shown)
+        with _asked_to_stop() as signals:
+            session.work(signals, minutes)
+        rows = Store(path).rows()
+    if signals:
+        raise KeyboardInterrupt(f"{signals[0]} received")
+    return _standings(config, rows)
+
+
+def left(config: CompareConfig, folder: str | os.PathLike[str]) -> int:
+    """How many runs of a comparison have not ended."""
+    return config.plan().left(Store(folder).rows())
+
+
+class _Session:
+    """One call: the rows so far, and the runs under way."""
+
+    def __init__(self, config: CompareConfig, folder: Path, fingerprint: str, *, shown: bool):
+        self.plan, self.folder, self.fingerprint = Plan(config), folder, fingerprint
+        self.store = Store(folder)
+        ended = self.store.rows()
+        self.rows = [row for row in ended if row["state"] == "done"] if config.repeat_failed else ended
+        self.shown = shown
+
+    def work(self, signals: list[str], minutes: float | None) -> None:
+        """Run what is due until nothing is, or until it is time to stop."""
+        if not self.plan.due(self.rows):
+            return
+        end = time.monotonic() + 60.0 * minutes if minutes is not None else float("inf")
+        with closing(_pool(self.plan.config)) as pool, closing(View(self._steps, shown=self.shown)) as view:
+            while True:
+                stopping = bool(signals) or time.monotonic() > end
+                if stopping:
+                    pool.stop()
+                else:
+                    self._start_due(pool)
+                if not pool.running:
+                    break
+                self._take_in(pool, view)
+            self._say_how_it_ended(view)
+
+    def _start_due(self, pool: Pool) -> None:
+        under_way = {job.run.name for job in pool.running}
+        waiting = [run for run in self.plan.due(self.rows) if run.name not in under_way]
+        for run in waiting:
+            if not pool.is_free:
+                return
+            pool.start(self._job(run))
+
+    def _take_in(self, pool: Pool, view: View) -> None:
+        size = self.plan.size(self.rows)
+        view.update(size - self.plan.left(self.rows), size, pool.running)
+        for _, row in pool.wait(_LOOK_SECONDS):
+            # A run that was stopped has no row: it is due again.
+            if row is not None:
+                self.store.append(row)
+                self.rows.append(row)
+                view.ended(row)
+
+    def _say_how_it_ended(self, view: View) -> None:
+        size, missing = self.plan.size(self.rows), self.plan.left(self.rows)
+        view.update(size - missing, size, [])
+        if missing:
+            view.say(f"stopped: {size - missing} of {size} runs have ended; the same command goes on from here")
+
+    def _job(self, run: Planned) -> Job:
+        return Job(run, self.folder / "runs" / run.name, self.fingerprint)
+
+    @property
+    def _steps(self) -> int:
+        return self.plan.config.base.steps
+
+
+def _pool(config: CompareConfig) -> Pool:
+    return RayPool(config) if config.on == "ray" else Workers(places(config))
+
+
+def _standings(config: CompareConfig, rows: Sequence[Row]) -> list[Standing]:
+    baseline = str(config.baseline)
+    if not any(row["scheme"] == baseline for row in rows):
+        return []
+    return ranking(rows, baseline, config.level)
+
+
+@contextmanager
+def _asked_to_stop() -> Iterator[list[str]]:
+    """Names of the signals that asked for a clean stop; a second one is not patient."""
+    asked: list[str] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+
+    def ask(number: int, _frame: Any) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(signal.Signals(number).name)
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _check(minutes: float | None) -> None:
+    if minutes is not None and not minutes > 0.0:
+        raise NormLabError(f"minutes must be positive, got {minutes}; leave it out to go on to the end")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise NormLabError("a comparison starts its processes itself; call it without torchrun")
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise file_error("make", error, folder) from error

@@ -1,0 +1,127 @@
+"""What a comparison is made of: schemes, rates, seeds, and everything that all runs share.
+
+Importing this does not import torch: the command line shows these fields in its help. Making a configuration does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from normlab.errors import NormLabError, unknown
+from normlab.models.config import DecoderConfig, SchemeLike
+from normlab.train.config import TrainConfig
+
+if TYPE_CHECKING:
+    from normlab.compare.plan import Plan
+
+Where = Literal["here", "ray"]
+
+FIRST_TUNE_SEED = 1000
+"""Seeds from here on pick a rate, those below judge it: no seed does both."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareConfig:
+    """Schemes trained alike: each tuned over the same rates, then judged at its own best one over the same seeds."""
+
+    base: TrainConfig
+    """What all runs share. Its scheme, rate and seed are not used: the comparison sets them."""
+
+    schemes: tuple[SchemeLike, ...] = ("pre", "post", "peri", "geonorm")
+    """What is compared, each a name or a name with options: "peri(step=0.1)"."""
+    lrs: tuple[float, ...] = (1e-3, 2e-3, 4e-3)
+    """Learning rates tried for each scheme; with one there is nothing to tune."""
+    seeds: int = 3
+    """Runs that judge each scheme at its picked rate; seed i of all schemes sees the same data in the same order."""
+    tune_seeds: int = 1
+    """Runs at each rate that pick it; their seeds judge nothing."""
+    baseline: SchemeLike = "pre"
+    """The scheme that the others are measured against."""
+    level: float = 0.95
+    """Probability that all intervals hold together."""
+
+    repeat_failed: bool = False
+    """Run again what has failed, from its last checkpoint."""
+    on: Where = "here"
+    """Processes on this machine, or a Ray cluster whose machines share the folder and the data."""
+    workers: int | None = None
+    """Runs at a time; none: one a GPU, or one a core without any."""
+
+    def __post_init__(self) -> None:
+        from normlab.schemes.registry import scheme
+
+        object.__setattr__(self, "schemes", tuple(scheme(spec) for spec in self.schemes))
+        object.__setattr__(self, "baseline", scheme(self.baseline))
+        object.__setattr__(self, "lrs", tuple(float(lr) for lr in self.lrs))
+        _check_list("scheme", self.names, "pre")
+        _check_list("rate", self.lrs, "1e-3")
+        self._check_baseline()
+        self._check_numbers()
+        # A scheme that the model cannot have is better refused now than after the first hour.
+        _ = self.models
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The schemes as text, in the order in which they were named."""
+        return tuple(str(scheme) for scheme in self.schemes)
+
+    @cached_property
+    def models(self) -> dict[str, DecoderConfig]:
+        """The same model with every scheme, by its name."""
+        pairs = zip(self.names, self.schemes, strict=True)
+        return {name: dataclasses.replace(self.base.model, scheme=scheme) for name, scheme in pairs}
+
+    def run(self, scheme: str, lr: float, seed: int) -> TrainConfig:
+        """One run: the base with these three set."""
+        return dataclasses.replace(self.base, model=self.models[scheme], lr=lr, seed=seed)
+
+    def plan(self) -> Plan:
+        """Which runs there are."""
+        from normlab.compare.plan import Plan
+
+        return Plan(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, without what the result does not depend on."""
+        base = self.base.to_dict()
+        model = {name: value for name, value in base["model"].items() if name != "scheme"}
+        shared = {name: value for name, value in base.items() if name not in ("lr", "seed")} | {"model": model}
+        return {
+            "schemes": list(self.names), "lrs": list(self.lrs), "seeds": self.seeds, "tune_seeds": self.tune_seeds,
+            "baseline": str(self.baseline), "level": self.level, "base": shared,
+        }  # fmt: skip
+
+    def _check_baseline(self) -> None:
+        if str(self.baseline) not in self.names:
+            raise NormLabError(
+                f"baseline {str(self.baseline)!r} is not among the schemes ({', '.join(self.names)}); "
+                f"add it to them, or name one of them: --baseline {self.names[0]!r}"
+            )
+
+    def _check_numbers(self) -> None:
+        for lr in self.lrs:
+            if not (math.isfinite(lr) and lr > 0.0):
+                raise NormLabError(f"a learning rate is positive and finite, got {lr}; try 1e-3")
+        if not 1 <= self.seeds <= FIRST_TUNE_SEED:
+            raise NormLabError(f"seeds must lie in [1, {FIRST_TUNE_SEED}], got {self.seeds}; try 3")
+        if self.tune_seeds < 1:
+            raise NormLabError(f"tune_seeds must be at least 1, got {self.tune_seeds}; name one rate to tune nothing")
+        if not 0.0 < self.level < 1.0:
+            raise NormLabError(f"level lies between 0 and 1, got {self.level}; try 0.95")
+        if self.on not in get_args(Where):
+            raise unknown("place to run", self.on, get_args(Where))
+        if self.workers is not None and self.workers < 1:
+            raise NormLabError(f"workers must be at least 1, got {self.workers}; leave it out to use the whole machine")
+
+
+def _check_list(kind: str, values: Sequence[Any], example: str) -> None:
+    if not values:
+        raise NormLabError(f"a comparison needs at least one {kind}; try {example}")
+    twice = next((value for i, value in enumerate(values) if value in values[:i]), None)
+    if twice is not None:
+        raise NormLabError(f"{kind} {twice!s} is named twice; name it once")

@@ -1,0 +1,124 @@
+"""One run of a comparison, in whatever process it is given to: what goes wrong in it is a result like any other."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from normlab.compare.about import METRIC, versions
+from normlab.compare.plan import Planned
+from normlab.data import Corpus, prepare
+from normlab.errors import NormLabError
+from normlab.locks import wait_for
+from normlab.train.config import TrainConfig
+from normlab.train.folder import now
+from normlab.train.result import Result
+from normlab.train.trainer import train
+
+_TAIL_BYTES = 2**16
+
+_opened: dict[str, Corpus] = {}
+"""What this process has read already, by its fingerprint."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a process must be told to do a run."""
+
+    run: Planned
+    folder: Path
+    """Of the run."""
+    fingerprint: str
+    """Of the corpus that all runs must see."""
+
+
+def open_corpus(config: TrainConfig, *, shown: bool = False) -> Corpus:
+    """The text of all runs, tokenized."""
+    options = {"tokenizer": config.tokenizer, "val_data": config.val_data, "val_fraction": config.val_fraction}
+    return prepare(config.data, **options, progress=shown)
+
+
+def _known_corpus(job: Job) -> Corpus:
+    """The text that the comparison began with, read once a process."""
+    if job.fingerprint in _opened:
+        return _opened[job.fingerprint]
+    corpus = open_corpus(job.run.config)
+    if corpus.fingerprint != job.fingerprint:
+        raise NormLabError(
+            "a worker finds other text than the comparison began with; on a cluster every machine needs the same data, "
+            "and the same Python where the data is its standard library"
+        )
+    _opened[job.fingerprint] = corpus
+    return corpus
+
+
+def execute(job: Job) -> dict[str, Any] | None:
+    """Train, or go on with, a run: its row, or None where it was asked to stop.
+
+    Raises where the comparison as a whole cannot go on.
+    """
+    began, corpus = now(), _known_corpus(job)
+    job.folder.mkdir(parents=True, exist_ok=True)
+    # A worker whose comparison was killed may still be saving this very run.
+    with wait_for(job.folder / "lock"):
+        pass
+    try:
+        result = train(job.run.config, job.folder, corpus=corpus, shown=False)
+    except Exception as error:
+        traceback.print_exc()
+        return lost(job, _in_one_line(error), began)
+    return None if result.state == "stopped" else _row(job, result, began)
+
+
+def lost(job: Job, reason: str, began: str) -> dict[str, Any]:
+    """The row of a run whose end nobody saw: failed, as far as its metrics go."""
+    last = last_step(job.folder) or {}
+    seconds, tokens = last.get("seconds") or 0.0, last.get("tokens") or 0
+    result = Result(
+        state="failed", reason=reason, loss=None, bits_per_byte=None, steps=last.get("step") or 0, tokens=tokens,
+        seconds=seconds, tokens_per_s=tokens / seconds if seconds else 0.0, peak_bytes=last.get("memory_bytes"),
+        device=_device(job.folder),
+    )  # fmt: skip
+    return _row(job, result, began)
+
+
+def last_step(folder: Path) -> dict[str, Any] | None:
+    """The newest step in a run's metrics, also while they are being written."""
+    try:
+        with (folder / "metrics.jsonl").open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            lines = file.read().split(b"\n")[:-1]
+    except OSError:
+        return None
+    return next((json.loads(line) for line in reversed(lines) if line.startswith(b'{"kind": "step"')), None)
+
+
+def _row(job: Job, result: Result, began: str) -> dict[str, Any]:
+    run, state, reason, value = job.run, result.state, result.reason, result.loss
+    if state == "done" and (value is None or not math.isfinite(value)):
+        state, reason = "failed", f"the validation loss is {value}"
+    return {
+        "run": run.name, "scheme": run.scheme, "label": run.scheme, "lr": run.config.lr, "seed": run.config.seed,
+        "role": run.role, "state": state, "reason": reason, "metric": METRIC,
+        "value": value if state == "done" else None, "loss": value, "bits_per_byte": result.bits_per_byte,
+        "tokens": result.tokens, "steps": result.steps, "seconds": result.seconds,
+        "tokens_per_s": result.tokens_per_s, "peak_bytes": result.peak_bytes, "device": result.device,
+        "versions": versions(), "config": run.config.to_dict(), "started": began, "finished": now(),
+    }  # fmt: skip
+
+
+def _in_one_line(error: Exception) -> str:
+    first = str(error).strip().partition("\n")[0]
+    return first if isinstance(error, NormLabError) else f"{type(error).__name__}: {first}".rstrip(": ")
+
+
+def _device(folder: Path) -> str:
+    try:
+        return json.loads((folder / "config.json").read_bytes())["device"]
+    except (OSError, ValueError, KeyError):
+        return "unknown"

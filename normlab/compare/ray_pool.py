@@ -1,0 +1,106 @@
+"""The same runs on a Ray cluster (`pip install "normlab[cluster]"`).
+
+Every machine needs NormLab, the data, and the comparison's folder under the same path, on a disk that they share: runs
+write there, resume from there, and the comparison reads there how they get on.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from normlab.compare.config import CompareConfig
+from normlab.compare.execute import Job, execute, lost
+from normlab.compare.workers import Ended
+from normlab.errors import NormLabError
+from normlab.train.folder import now
+
+
+@dataclass(frozen=True)
+class _Task:
+    job: Job
+    began: str
+
+
+class RayPool:
+    """Runs as Ray tasks: a GPU each where the cluster has any, else a core, or a larger share for fewer workers."""
+
+    def __init__(self, config: CompareConfig):
+        self._ray = _import_ray()
+        if not self._ray.is_initialized():
+            # Finds the cluster of RAY_ADDRESS or of this machine, or starts a small one here.
+            self._ray.init(include_dashboard=False, log_to_driver=False)
+        has = self._ray.cluster_resources()
+        gpus = int(has.get("GPU", 0)) if config.base.device != "cpu" else 0
+        self._slots = config.workers or gpus or max(1, int(has.get("CPU", 1)))
+        cores = max(1, int(has.get("CPU", 1)) // self._slots)
+        needs = {"num_cpus": cores, "num_gpus": min(1.0, gpus / self._slots)}
+        # A run that failed is a result: Ray must not try it again. A fresh process a run on GPUs, as on one machine.
+        self._remote = self._ray.remote(max_retries=0, max_calls=1 if gpus else 0, **needs)(_perform)
+        self._threads = cores
+        self._tasks: dict[Any, _Task] = {}
+        self._stopped = False
+
+    @property
+    def running(self) -> list[Job]:
+        return [task.job for task in self._tasks.values()]
+
+    @property
+    def is_free(self) -> bool:
+        return len(self._tasks) < self._slots
+
+    def start(self, job: Job) -> None:
+        self._tasks[self._remote.remote(job, self._threads)] = _Task(job, now())
+
+    def wait(self, seconds: float) -> list[Ended]:
+        if not self._tasks:
+            return []
+        ready, _ = self._ray.wait(list(self._tasks), timeout=seconds)
+        return [self._ended(reference, self._tasks.pop(reference)) for reference in ready]
+
+    def stop(self) -> None:
+        """Ray interrupts the runs, which takes them as Ctrl-C: they save and end."""
+        if not self._stopped:
+            for reference in self._tasks:
+                self._ray.cancel(reference, force=False)
+        self._stopped = True
+
+    def close(self) -> None:
+        for reference in self._tasks:
+            self._ray.cancel(reference, force=True)
+        self._tasks.clear()
+
+    def _ended(self, reference: Any, task: _Task) -> Ended:
+        errors = self._ray.exceptions
+        try:
+            return task.job, self._ray.get(reference)
+        except errors.TaskCancelledError:
+            return task.job, None
+        except errors.RayTaskError as error:
+            raise NormLabError(str(error.cause).partition("\n")[0]) from error
+        except errors.RayError as error:
+            if self._stopped:
+                return task.job, None
+            return task.job, lost(task.job, f"Ray lost it: {str(error).strip().partition(chr(10))[0]}", task.began)
+
+
+def _perform(job: Job, threads: int) -> dict[str, Any] | None:
+    """In a process of Ray's."""
+    if not (job.folder.parent.parent / "compare.json").is_file():
+        raise NormLabError(
+            f"{os.uname().nodename} does not see {job.folder.parent.parent}; Ray's machines must share that folder"
+        )
+    torch.set_num_threads(threads)
+    return execute(job)
+
+
+def _import_ray() -> ModuleType:
+    try:
+        return importlib.import_module("ray")
+    except ImportError:
+        raise NormLabError('running on a cluster needs Ray; pip install "normlab[cluster]"') from None

@@ -1,0 +1,96 @@
+"""A run read back: `run = normlab.load_run("runs/peri")`, then `run.model`, `run.metrics("eval")`, `run.generate()`."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from normlab.data import Tokenizer, load_tokenizer
+from normlab.errors import NormLabError
+from normlab.models.decoder import Decoder
+from normlab.train.config import TrainConfig
+from normlab.train.folder import RunFolder
+from normlab.train.sinks import read_records
+from normlab.train.transfer import Transfer
+from normlab.train.weights import load_weights, read_metadata
+
+
+def load_run(folder: str | Path, *, device: str = "cpu") -> Run:
+    """The run in a folder that `normlab train` or `normlab compare` has made."""
+    run = Run(RunFolder(Path(folder)), torch.device(device))
+    run.folder.config  # noqa: B018  # a folder that is no run says so here
+    return run
+
+
+class Run:
+    """A run's configuration, metrics, tokenizer and, once it has ended, its model."""
+
+    def __init__(self, folder: RunFolder, device: torch.device):
+        self.folder, self.device = folder, device
+
+    @property
+    def status(self) -> dict[str, Any]:
+        return self.folder.status
+
+    @cached_property
+    def config(self) -> TrainConfig:
+        """What the run was made of, its vocabulary included."""
+        if self.folder.weights.is_file():
+            return TrainConfig.from_dict(read_metadata(self.folder.weights)["config"])
+        return self.folder.config
+
+    def metrics(self, kind: str | None = None) -> list[dict[str, Any]]:
+        """The records of a kind (step, eval, profile, event), or all of them."""
+        if not self.folder.metrics.is_file():
+            return []
+        return [record for record in read_records(self.folder.metrics) if kind in (None, record["kind"])]
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return load_tokenizer(self.folder.tokenizer)
+
+    @cached_property
+    def model(self) -> Decoder:
+        """The model with its weights at the end of the run, ready to evaluate."""
+        if not self.folder.weights.is_file():
+            raise NormLabError(
+                f"{self.folder.path} has no weights yet (it is {self.status['state']}); "
+                f"let it finish: normlab train with the same --out goes on"
+            )
+        model = Decoder(self.config.model, device=self.device)
+        if self.config.base_dim is not None:
+            Transfer(self.config.base_dim, self.config.model.dim).attach_(model)
+        load_weights(self.folder.weights, model)
+        return model.eval()
+
+    def generate(
+        self,
+        prompt: str = "",
+        *,
+        tokens: int = 200,
+        temperature: float = 0.8,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+    ) -> str:
+        """The prompt continued by up to `tokens` tokens, or to the end of the document."""
+        end = self.tokenizer.end
+        # A document starts after the end of another: that is how the model has seen it.
+        ids = [end, *self.tokenizer.encode(prompt).tolist()]
+        room = self.config.model.max_length - len(ids)
+        if room < 1:
+            raise NormLabError(
+                f"the prompt has {len(ids) - 1} tokens and the model takes {self.config.model.max_length - 2} at most; "
+                f"shorten it"
+            )
+        generator = None if seed is None else torch.Generator(self.device).manual_seed(seed)
+        found = self.model.generate(
+            torch.tensor([ids], device=self.device), min(tokens, room), temperature=temperature, top_k=top_k,
+            top_p=top_p, stop=end, generator=generator,
+        )  # fmt: skip
+        made = found[0, 1:].tolist()
+        # The vocabulary is padded: what no text has is not shown.
+        return self.tokenizer.decode([token for token in made if token != end and token < self.tokenizer.vocab_size])

@@ -1,0 +1,247 @@
+"""Comparisons from end to end: every run a row, the same numbers however often it was stopped, killed or grown."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from normlab.compare import comparison
+from normlab.compare.comparison import compare, left
+from normlab.compare.store import Store
+from normlab.errors import NormLabError
+from normlab.locks import hold
+from normlab.train.trainer import train
+from tests.compare import small
+from tests.compare.small import configuration, has_checkpoint, in_process, losses, values, wait_until
+
+
+@pytest.fixture
+def copy(whole: Path, tmp_path: Path) -> Path:
+    """A finished comparison that may be changed."""
+    return Path(shutil.copytree(whole, tmp_path / "copy"))
+
+
+@pytest.fixture
+def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_places: Any) -> None:
+        raise AssertionError("a run was started")
+
+    monkeypatch.setattr(comparison, "Workers", refuse)
+
+
+def test_every_run_is_a_row(whole: Path, text: Path) -> None:
+    rows = Store(whole).rows()
+    assert [row["role"] for row in rows] == ["tune"] * 4 + ["judge"] * 4
+    assert all(row["state"] == "done" and row["value"] == row["loss"] for row in rows)
+    assert {row["steps"] for row in rows} == {small.SHORT}
+    tune, judge = ({row["seed"] for row in rows if row["role"] == role} for role in ("tune", "judge"))
+    assert (tune, judge) == ({1000}, {0, 1})
+    for row in rows:
+        assert row["config"] == configuration(text).run(row["scheme"], row["lr"], row["seed"]).to_dict()
+        assert (whole / "runs" / row["run"] / "model.safetensors").is_file()
+    assert left(configuration(text), whole) == 0
+
+
+def test_a_row_holds_what_the_same_run_gives_alone(whole: Path, text: Path, tmp_path: Path) -> None:
+    row = next(row for row in Store(whole).rows() if (row["scheme"], row["role"], row["seed"]) == ("post", "judge", 1))
+    alone = train(configuration(text).run("post", row["lr"], 1), tmp_path / "run", shown=False)
+    assert row["value"] == alone.loss
+    assert row["bits_per_byte"] == alone.bits_per_byte
+    assert row["tokens"] == alone.tokens
+
+
+def test_schemes_are_judged_at_the_rate_that_their_tune_runs_like_best(whole: Path) -> None:
+    rows = Store(whole).rows()
+    for scheme in ("pre", "post"):
+        tune = {row["lr"]: row["value"] for row in rows if (row["scheme"], row["role"]) == (scheme, "tune")}
+        judged = {row["lr"] for row in rows if (row["scheme"], row["role"]) == (scheme, "judge")}
+        assert judged == {min(tune, key=lambda lr: tune[lr])}
+
+
+def test_compare_json_says_what_was_compared(whole: Path, text: Path) -> None:
+    about = json.loads((whole / "compare.json").read_text())
+    assert about["schemes"] == ["pre", "post"]
+    assert (about["baseline"], about["metric"], about["level"]) == ("pre", "val_loss", 0.95)
+    assert about["command"] == ["normlab", "compare"]
+    assert about["corpus"]["train"]["documents"] + about["corpus"]["val"]["documents"] == 10
+    assert about["versions"].keys() == {"normlab", "torch", "python"}
+
+
+@pytest.mark.usefixtures("no_process")
+def test_what_is_finished_is_only_read(copy: Path, text: Path) -> None:
+    before = (copy / "rows.jsonl").read_bytes()
+    standings = compare(configuration(text), copy, shown=False)
+    assert (copy / "rows.jsonl").read_bytes() == before
+    assert {own.scheme for own in standings} == {"pre", "post"}
+    assert all(len(own.finished) == 2 for own in standings)
+
+
+def test_two_processes_give_the_numbers_of_one(whole: Path, text: Path, tmp_path: Path) -> None:
+    compare(configuration(text, workers=2), tmp_path, shown=False)
+    assert values(tmp_path) == values(whole)
+    assert losses(tmp_path) == losses(whole)
+
+
+def test_it_grows_by_seeds_and_schemes(copy: Path, whole: Path, text: Path) -> None:
+    grown = configuration(text, seeds=3, schemes=("peri", "pre", "post"))
+    assert left(grown, copy) == 2 + 2 + 3
+    compare(grown, copy, shown=False)
+    after = values(copy)
+    assert after.items() >= values(whole).items()
+    assert len(after) == 8 + 7
+    assert json.loads((copy / "compare.json").read_text())["seeds"] == 3
+
+
+@pytest.mark.usefixtures("no_process")
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"seeds": 1}, "its seeds is 2, not 1"),
+        ({"lrs": (1e-3, 5e-3)}, "its lrs have 0.01"),
+        ({"schemes": ("pre", "peri")}, "its schemes have post"),
+        ({"baseline": "post"}, "its baseline is 'pre', not 'post'"),
+        ({"level": 0.9}, "its level is 0.95, not 0.9"),
+        ({"of_base": {"weight_decay": 0.0}}, "its weight_decay is 0.1, not 0.0"),
+        ({"of_base": {"depth": 3}}, "its depth is 2, not 3"),
+        ({"of_base": {"steps": 13}}, "its tokens is 1536, not 1664"),
+    ],
+)
+def test_another_comparison_in_the_same_folder_is_refused(
+    copy: Path, text: Path, changes: dict[str, Any], words: str
+) -> None:
+    about = (copy / "compare.json").read_bytes()
+    with pytest.raises(NormLabError) as error:
+        compare(configuration(text, **changes), copy, shown=False)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+    assert (copy / "compare.json").read_bytes() == about
+
+
+@pytest.mark.usefixtures("no_process")
+def test_what_decides_no_result_may_change(copy: Path, text: Path) -> None:
+    compare(configuration(text, of_base={"saves": 0, "keep": 1}, workers=3, repeat_failed=True), copy, shown=False)
+
+
+def test_changed_text_is_refused(tmp_path: Path) -> None:
+    text = small.write_text(tmp_path / "text")
+    config = configuration(text, **small.long())
+    compare(config, tmp_path / "out", shown=False, minutes=1e-9)
+    (text / "0.txt").write_text("something else")
+    with pytest.raises(NormLabError, match="its text has changed"):
+        compare(configuration(text, **small.long(workers=2)), tmp_path / "out", shown=False)
+
+
+def test_a_broken_compare_json_is_named(copy: Path, text: Path) -> None:
+    (copy / "compare.json").write_text("{}")
+    with pytest.raises(NormLabError, match=r"compare\.json cannot be read"):
+        compare(configuration(text), copy, shown=False)
+
+
+def test_a_failed_run_is_a_row_and_the_rest_go_on(text: Path, tmp_path: Path) -> None:
+    # Without norms the state of a deep stack grows without bound at a large rate.
+    config = configuration(
+        text, schemes=("none", "pre"), lrs=(1e-3, 100.0), seeds=1,
+        of_base={"depth": 12, "trouble": "stop", "clip": math.inf, "warmup": 0.0},
+    )  # fmt: skip
+    standings = compare(config, tmp_path, shown=False)
+    rows = Store(tmp_path).rows()
+    failed = [row for row in rows if row["state"] == "failed"]
+    assert ("none", 100.0) in {(row["scheme"], row["lr"]) for row in failed}
+    assert all(row["value"] is None and row["reason"] and "\n" not in row["reason"] for row in failed)
+    assert all(row["role"] == "tune" for row in failed)
+    assert {own.scheme: own.lr for own in standings}["none"] == 1e-3
+    assert left(config, tmp_path) == 0
+    # What has failed has ended, unless the user says otherwise.
+    compare(config, tmp_path, shown=False)
+    assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == len(rows)
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.full)])
+def test_killed_as_a_whole_it_goes_on_to_the_same_numbers(
+    text: Path, tmp_path: Path, long: Path, workers: int
+) -> None:
+    config = small.long(workers=workers)
+    process = in_process(text, tmp_path, config, shown=False)
+    wait_until(lambda: has_checkpoint(tmp_path), process)
+    process.kill()
+    process.communicate()
+    assert len(values(tmp_path)) < 2
+    compare(configuration(text, **config), tmp_path, shown=False)
+    assert values(tmp_path) == values(long)
+    assert losses(tmp_path) == losses(long)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
+def test_asked_to_stop_it_saves_and_goes_on_to_the_same_numbers(
+    text: Path, tmp_path: Path, long: Path, number: signal.Signals
+) -> None:
+    config = small.long(of_base={"steps": small.LONG, "saves": 0})
+    process = in_process(text, tmp_path, config)
+    wait_until(lambda: any(steps for steps in losses(tmp_path).values()), process)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert "KeyboardInterrupt" in errors
+    assert "stopped: 0 of 2 runs have ended; the same command goes on from here" in errors
+    assert values(tmp_path) == {}
+    # Nothing but the request has made it save.
+    assert has_checkpoint(tmp_path)
+    compare(configuration(text, **config), tmp_path, shown=False)
+    assert list(values(tmp_path).values()) == list(values(long).values())
+
+
+def test_after_its_minutes_it_stops_and_a_later_call_goes_on(
+    text: Path, tmp_path: Path, long: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = configuration(text, **small.long())
+    calls = 0
+    while left(config, tmp_path):
+        compare(config, tmp_path, minutes=4.0 / 60.0)
+        calls += 1
+        assert calls < 50
+    assert calls > 1
+    assert "the same command goes on from here" in capsys.readouterr().err
+    assert values(tmp_path) == values(long)
+    assert losses(tmp_path) == losses(long)
+
+
+def test_a_killed_worker_is_a_failed_row_and_the_rest_go_on(text: Path, tmp_path: Path, long: Path) -> None:
+    process = in_process(text, tmp_path, small.long(), shown=False)
+    wait_until(lambda: has_checkpoint(tmp_path), process)
+    lock = next(tmp_path.glob("runs/*/lock"))
+    os.kill(json.loads(lock.read_text())["pid"], signal.SIGKILL)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    failed, done = Store(tmp_path).rows()
+    assert (failed["run"], failed["state"], failed["value"]) == (lock.parent.name, "failed", None)
+    assert "killed (SIGKILL)" in failed["reason"]
+    assert failed["steps"] > 0
+    assert done["value"] == values(long)[done["run"]]
+    compare(configuration(text, **small.long(repeat_failed=True)), tmp_path, shown=False)
+    assert values(tmp_path) == values(long)
+
+
+def test_a_second_process_is_refused(text: Path, tmp_path: Path) -> None:
+    with hold(tmp_path / "lock"):
+        process = in_process(text, tmp_path, small.long(), shown=False)
+        _, errors = process.communicate(timeout=60)
+    assert f"{tmp_path} is in use by process {os.getpid()}" in errors
+    assert not (tmp_path / "compare.json").exists()
+
+
+def test_what_cannot_be_is_said_in_one_line(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(NormLabError, match="minutes must be positive"):
+        compare(configuration(text), tmp_path, minutes=0.0)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NormLabError, match="cannot make"):
+        compare(configuration(text), tmp_path / "file")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(NormLabError, match="without torchrun"):
+        compare(configuration(text), tmp_path)

@@ -1,0 +1,69 @@
+"""A run's configuration: checked when it is made, the same after a round trip, named by what decides the result."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import pytest
+
+from normlab import DecoderConfig, NormLabError, TrainConfig
+
+
+def test_round_trip_through_json():
+    config = TrainConfig(model=DecoderConfig(scheme="peri(step=0.1)", depth=2), data=("a", "b"), clip=math.inf, lr=3e-4)
+    again = TrainConfig.from_dict(json.loads(json.dumps(config.to_dict(), allow_nan=False)))
+    assert again == config
+    assert again.identity == config.identity
+
+
+def test_steps_cover_the_tokens():
+    config = TrainConfig(tokens=1000, length=64, batch=4)
+    assert config.steps == math.ceil(1000 / 256)
+    assert [config.rate(0), config.rate(config.steps - 1)] == [1.0, pytest.approx(config.final)]
+    assert TrainConfig(tokens=1, length=64, batch=4).steps == 1
+
+
+def test_identity_is_what_decides_the_result():
+    config = TrainConfig()
+    for change in ({"saves": 0}, {"keep": 5}, {"sinks": ("tensorboard",)}):
+        assert dataclasses.replace(config, **change).identity == config.identity
+    for change in ({"lr": 2e-3}, {"seed": 1}, {"tokens": 1000}, {"model": DecoderConfig(depth=5)}, {"data": ("x",)}):
+        assert dataclasses.replace(config, **change).identity != config.identity
+    # The vocabulary is the tokenizer's, which the configuration names.
+    assert config.for_vocabulary(257).identity == config.identity
+
+
+def test_the_vocabulary_is_padded_and_the_length_fits():
+    config = TrainConfig(model=DecoderConfig(max_length=16), length=128)
+    assert config.model.max_length == 128
+    assert config.for_vocabulary(257).model.vocab_size == 320
+    assert config.for_vocabulary(50257).model.vocab_size == 50304
+
+
+def test_presets_take_fields_of_both():
+    config = TrainConfig.preset("125m", scheme="geonorm", lr=6e-4, depth=6)
+    assert (config.model.dim, config.model.depth, config.lr, config.length) == (768, 6, 6e-4, 1024)
+    assert config.name.startswith("geonorm-lr0.0006-seed0-")
+    with pytest.raises(NormLabError, match="unknown preset"):
+        TrainConfig.preset("huge")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tokens": 0}, "tokens must be at least 1"),
+        ({"lr": 0.0}, "lr must be positive"),
+        ({"lr": math.nan}, "lr must be positive"),
+        ({"warmup": 1.5}, "warmup must lie in"),
+        ({"batch": 3, "accumulate": 2}, "cannot be cut into 2 equal parts"),
+        ({"evals": -1}, "evals must not be negative"),
+        ({"schedule": "step"}, "unknown schedule 'step'"),
+    ],
+)
+def test_mistakes_get_one_line(change, message):
+    with pytest.raises(NormLabError, match=message):
+        TrainConfig(**change)
+    with pytest.raises(NormLabError, match="unknown field of a run 'learning_rate'"):
+        TrainConfig.from_dict({"learning_rate": 1.0})

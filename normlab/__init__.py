@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from normlab.lazy import loader
 
 __version__ = "0.1.0"
 
@@ -34,26 +35,24 @@ __all__ = [
     "schemes",
 ]
 
-# Loaded on first use: torch takes a second to import, and `normlab --help` must not wait for it.
-_HOMES = {
-    "Decoder": "normlab.models",
-    "DecoderConfig": "normlab.models",
-    "NormLabError": "normlab.errors",
-    "Scheme": "normlab.schemes.base",
-    "Stack": "normlab.stack",
-    "TrainConfig": "normlab.train.config",
-    "load_run": "normlab.train.run",
-    "register": "normlab.schemes.registry",
-    "scheme": "normlab.schemes.registry",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    if name in ("geometry", "norms", "ops", "schemes"):
-        return importlib.import_module(f"normlab.{name}")
-    raise AttributeError(f"module 'normlab' has no attribute {name!r}")
+__getattr__ = loader(
+    __name__,
+    {
+        "Decoder": "models",
+        "DecoderConfig": "models",
+        "NormLabError": "errors",
+        "Scheme": "schemes.base",
+        "Stack": "stack",
+        "TrainConfig": "train",
+        "geometry": "",
+        "load_run": "train",
+        "norms": "",
+        "ops": "",
+        "register": "schemes.registry",
+        "scheme": "schemes.registry",
+        "schemes": "",
+    },
+)
 
 
 def __dir__() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -76,9 +77,10 @@ def train(config: TrainConfig, out: Path | None = None, preset: str | None = Non
 
     folder = out or Path("runs") / config.name
     result = run(config, folder)
-    if result.loss is not None:
-        print(f"{result.state}: {result.loss:.4f} nats a token, {result.bits_per_byte:.4f} bits a byte")
-    print(f"run in {folder}" + (f": {result.reason}" if result.reason else ""))
+    if os.environ.get("RANK", "0") == "0":
+        if result.loss is not None:
+            print(f"{result.state}: {result.loss:.4f} nats a token, {result.bits_per_byte:.4f} bits a byte")
+        print(f"run in {folder}" + (f": {result.reason}" if result.reason else ""))
     sys.exit({"done": 0, "failed": 1, "stopped": 130}[result.state])
 
 

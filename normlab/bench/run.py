@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import platform
 import sys
 import tempfile
@@ -21,6 +19,7 @@ from normlab.bench import kernels as kernel_bench
 from normlab.bench import step as step_bench
 from normlab.bench.plot import check_format, draw_kernels, draw_steps
 from normlab.errors import NormLabError
+from normlab.files import write_json
 from normlab.models import DecoderConfig
 from normlab.schemes.registry import scheme as find_scheme
 
@@ -145,7 +144,5 @@ def _keep(out: Path | None, name: str, rows: list[dict[str, Any]]) -> None:
         "python": platform.python_version(),
         "rows": rows,
     }
-    with tempfile.NamedTemporaryFile("w", dir=out.parent, delete=False, suffix=".part", encoding="utf-8") as part:
-        json.dump(facts, part, indent=1)
-    os.replace(part.name, out)
+    write_json(out, facts)
     print(f"{name}: figures in {out}")

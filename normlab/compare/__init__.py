@@ -6,8 +6,9 @@ standings = compare(config, "runs/first")   # stop it at any time: the same call
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from normlab.lazy import loader
 
 if TYPE_CHECKING:
     from normlab.compare.comparison import compare
@@ -15,11 +16,4 @@ if TYPE_CHECKING:
 
 __all__ = ["CompareConfig", "compare"]
 
-# Loaded on first use: the command line reads the fields of a configuration without waiting for torch.
-_HOMES = {"CompareConfig": "config", "compare": "comparison"}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = loader(__name__, {"CompareConfig": "config", "compare": "comparison"})

@@ -33,9 +33,14 @@ def write_about(folder: Path, config: CompareConfig, corpus: Mapping[str, Any], 
         "metric": METRIC, "tokens": config.base.tokens, "corpus": corpus, "versions": versions(),
         "command": list(command),
     }  # fmt: skip
-    if path.is_file() and (wrong := _fault(read_json(path), new)):
+    if path.is_file() and _has_begun(folder) and (wrong := _fault(read_json(path), new)):
         raise NormLabError(f"{folder} holds another comparison: {wrong}; choose another folder, or remove this one")
     write_json(path, new)
+
+
+def _has_begun(folder: Path) -> bool:
+    """Whether there is anything to protect: what failed before its first run may be called again in another way."""
+    return (folder / "rows.jsonl").is_file() or any(folder.glob("runs/*/metrics.jsonl"))
 
 
 def _fault(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:

@@ -6,25 +6,27 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from normlab.compare.about import write_about
 from normlab.compare.config import CompareConfig
-from normlab.compare.execute import Job, open_corpus
+from normlab.compare.execute import Job
 from normlab.compare.plan import Plan, Planned
+from normlab.compare.pool import Pool
 from normlab.compare.ray_pool import RayPool
 from normlab.compare.statistics import Standing, ranking
 from normlab.compare.store import Row, Store
 from normlab.compare.view import View
-from normlab.compare.workers import Pool, Workers, places
+from normlab.compare.workers import Workers, places
 from normlab.errors import NormLabError
 from normlab.files import file_error
 from normlab.locks import hold
+from normlab.train.trainer import open_corpus
 
-_LOOK_SECONDS = 0.5
+_LOOK_SECONDS = 0.25
 """Between two looks at the clock and at the runs under way."""
 
 
@@ -50,8 +52,7 @@ def compare(
         corpus = open_corpus(config.base, shown=shown)
         write_about(path, config, corpus.facts(), command)
         session = _Session(config, path, corpus.fingerprint, shown=shown)
-        with _asked_to_stop() as signals:
-            session.work(signals, minutes)
+        signals = session.work(minutes)
         rows = Store(path).rows()
     if signals:
         raise KeyboardInterrupt(f"{signals[0]} received")
@@ -72,23 +73,38 @@ class _Session:
         ended = self.store.rows()
         self.rows = [row for row in ended if row["state"] == "done"] if config.repeat_failed else ended
         self.shown = shown
+        self.fault: NormLabError | None = None
+        """What no run can go on with; those under way are saved first."""
 
-    def work(self, signals: list[str], minutes: float | None) -> None:
-        """Run what is due until nothing is, or until it is time to stop."""
+    def work(self, minutes: float | None) -> list[str]:
+        """Run what is due until nothing is, or until it is time to stop; returns the signals that asked for it."""
         if not self.plan.due(self.rows):
-            return
+            return []
         end = time.monotonic() + 60.0 * minutes if minutes is not None else float("inf")
-        with closing(_pool(self.plan.config)) as pool, closing(View(self._steps, shown=self.shown)) as view:
-            while True:
-                stopping = bool(signals) or time.monotonic() > end
-                if stopping:
-                    pool.stop()
-                else:
-                    self._start_due(pool)
-                if not pool.running:
-                    break
-                self._take_in(pool, view)
+        with ExitStack() as stack:
+            pool = stack.enter_context(closing(_pool(self.plan.config)))
+            # After the pool is there: Ray would put handlers of its own in the place of these.
+            signals = stack.enter_context(_asked_to_stop())
+            view = stack.enter_context(closing(View(self._steps, shown=self.shown)))
+            self._loop(pool, view, lambda: bool(signals) or time.monotonic() > end)
             self._say_how_it_ended(view)
+        if self.fault is not None:
+            raise self.fault
+        return signals
+
+    def _loop(self, pool: Pool, view: View, must_stop: Callable[[], bool]) -> None:
+        stopping = False
+        while True:
+            if self.fault or must_stop():
+                if not stopping:
+                    view.say("stopping: the runs under way are being saved")
+                stopping = True
+                pool.stop()
+            else:
+                self._start_due(pool)
+            if not pool.running:
+                return
+            self._take_in(pool, view)
 
     def _start_due(self, pool: Pool) -> None:
         under_way = {job.run.name for job in pool.running}
@@ -101,12 +117,14 @@ class _Session:
     def _take_in(self, pool: Pool, view: View) -> None:
         size = self.plan.size(self.rows)
         view.update(size - self.plan.left(self.rows), size, pool.running)
-        for _, row in pool.wait(_LOOK_SECONDS):
+        for _, answer in pool.wait(_LOOK_SECONDS):
+            if isinstance(answer, NormLabError):
+                self.fault = self.fault or answer
             # A run that was stopped has no row: it is due again.
-            if row is not None:
-                self.store.append(row)
-                self.rows.append(row)
-                view.ended(row)
+            elif answer is not None:
+                self.store.append(answer)
+                self.rows.append(answer)
+                view.ended(answer)
 
     def _say_how_it_ended(self, view: View) -> None:
         size, missing = self.plan.size(self.rows), self.plan.left(self.rows)

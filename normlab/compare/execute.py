@@ -12,13 +12,12 @@ from typing import Any
 
 from normlab.compare.about import METRIC, versions
 from normlab.compare.plan import Planned
-from normlab.data import Corpus, prepare
+from normlab.data import Corpus
 from normlab.errors import NormLabError
 from normlab.locks import wait_for
-from normlab.train.config import TrainConfig
 from normlab.train.folder import now
 from normlab.train.result import Result
-from normlab.train.trainer import train
+from normlab.train.trainer import open_corpus, train
 
 _TAIL_BYTES = 2**16
 
@@ -35,12 +34,6 @@ class Job:
     """Of the run."""
     fingerprint: str
     """Of the corpus that all runs must see."""
-
-
-def open_corpus(config: TrainConfig, *, shown: bool = False) -> Corpus:
-    """The text of all runs, tokenized."""
-    options = {"tokenizer": config.tokenizer, "val_data": config.val_data, "val_fraction": config.val_fraction}
-    return prepare(config.data, **options, progress=shown)
 
 
 def _known_corpus(job: Job) -> Corpus:
@@ -60,7 +53,7 @@ def _known_corpus(job: Job) -> Corpus:
 def execute(job: Job) -> dict[str, Any] | None:
     """Train, or go on with, a run: its row, or None where it was asked to stop.
 
-    Raises where the comparison as a whole cannot go on.
+    Raises what the user can mend (a full disk, a missing package): that says nothing about the run.
     """
     began, corpus = now(), _known_corpus(job)
     job.folder.mkdir(parents=True, exist_ok=True)
@@ -69,6 +62,8 @@ def execute(job: Job) -> dict[str, Any] | None:
         pass
     try:
         result = train(job.run.config, job.folder, corpus=corpus, shown=False)
+    except NormLabError:
+        raise
     except Exception as error:
         traceback.print_exc()
         return lost(job, _in_one_line(error), began)
@@ -114,7 +109,7 @@ def _row(job: Job, result: Result, began: str) -> dict[str, Any]:
 
 def _in_one_line(error: Exception) -> str:
     first = str(error).strip().partition("\n")[0]
-    return first if isinstance(error, NormLabError) else f"{type(error).__name__}: {first}".rstrip(": ")
+    return f"{type(error).__name__}: {first}".rstrip(": ")
 
 
 def _device(folder: Path) -> str:

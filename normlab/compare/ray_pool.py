@@ -16,7 +16,7 @@ import torch
 
 from normlab.compare.config import CompareConfig
 from normlab.compare.execute import Job, execute, lost
-from normlab.compare.workers import Ended
+from normlab.compare.pool import Ended
 from normlab.errors import NormLabError
 from normlab.train.folder import now
 
@@ -82,7 +82,7 @@ class RayPool:
         except errors.TaskCancelledError:
             return task.job, None
         except errors.RayTaskError as error:
-            raise NormLabError(str(error.cause).partition("\n")[0]) from error
+            return task.job, NormLabError(str(error.cause).partition("\n")[0])
         except errors.RayError as error:
             if self._stopped:
                 return task.job, None

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from normlab.errors import NormLabError
+from normlab.files import sync
 
 Row = dict[str, Any]
 
@@ -39,7 +40,8 @@ class Store:
             with self._locked(os.O_RDWR | os.O_CREAT | os.O_APPEND, fcntl.LOCK_EX) as file:
                 _mend(file)
                 _write(file, line)
-            _sync_folder(self.folder)
+            # A new file is only safe once its folder is on the disk too.
+            sync(self.folder)
         except OSError as error:
             raise NormLabError(
                 f"cannot write to {self.path}: {error.strerror}; free some space or check its rights"
@@ -133,15 +135,6 @@ def _write(file: int, line: bytes) -> None:
     except OSError:
         os.ftruncate(file, before)
         raise
-
-
-def _sync_folder(folder: Path) -> None:
-    """A new file is only safe once its folder is on the disk too."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _is_text(value: Any) -> bool:

@@ -17,46 +17,20 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import parent_process
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from normlab.compare.config import CompareConfig
 from normlab.compare.execute import Job, execute, lost
+from normlab.compare.pool import Ended
 from normlab.errors import NormLabError
 from normlab.train.folder import now
 
-Ended = tuple[Job, dict[str, Any] | None]
-"""A run and its row; None: it was asked to stop, and has saved what it had."""
+_READY = "ready"
 
 _PATIENCE = 5.0
 """Seconds that an idle process has to end by itself."""
-
-
-class Pool(Protocol):
-    """Where runs are done."""
-
-    @property
-    def running(self) -> Sequence[Job]: ...
-
-    @property
-    def is_free(self) -> bool:
-        """Whether another run can start."""
-        ...
-
-    def start(self, job: Job) -> None: ...
-
-    def wait(self, seconds: float) -> list[Ended]:
-        """The runs that have ended, as soon as there is one or the time is up."""
-        ...
-
-    def stop(self) -> None:
-        """Ask all runs to save and end."""
-        ...
-
-    def close(self) -> None:
-        """End at once whatever still runs."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -77,6 +51,8 @@ def places(config: CompareConfig) -> list[Place]:
     """
     device = config.base.device
     gpus = torch.cuda.device_count() if device != "cpu" else 0
+    if device.startswith("cuda") and not gpus:
+        raise NormLabError(f"device {device} was asked for, but there is no GPU; try cpu, or auto")
     cores = torch.get_num_threads()
     if gpus:
         # The user who names one GPU gets that one.
@@ -148,7 +124,8 @@ class _Worker:
         self.answers, theirs = context.Pipe()
         self.job: Job | None = None
         self.is_spent = False
-        self._place, self._began, self._stopped = place, "", False
+        self._place, self._began = place, ""
+        self._is_ready = self._stopped = False
         self._process = context.Process(target=_serve, args=(theirs, place), name="normlab run")
         with _ctrl_c_held_back():
             self._process.start()
@@ -162,16 +139,17 @@ class _Worker:
             self.answers.send(job)
 
     def answer(self) -> Ended | None:
-        """What has become of its run; None where it had none."""
-        job, self.job = self.job, None
+        """What has become of its run; None where there is nothing to say of one."""
         try:
-            row = self.answers.recv()
-            self.is_spent = self._place.once
+            answer = self.answers.recv()
+            self.is_spent = self._place.once and answer != _READY
         except (EOFError, ConnectionError):
-            row = self._died(job)
-        if isinstance(row, NormLabError):
-            raise row
-        return None if job is None else (job, row)
+            answer = self._died()
+        if answer == _READY:
+            self._is_ready = True
+            return None
+        job, self.job = self.job, None
+        return None if job is None else (job, answer)
 
     def stop(self) -> None:
         # A second signal would tell the run not to be patient.
@@ -191,21 +169,26 @@ class _Worker:
         self._process.kill()
         self._process.join()
 
-    def _died(self, job: Job | None) -> dict[str, Any] | None:
+    def _died(self) -> dict[str, Any] | NormLabError | None:
         self._process.join()
         self.is_spent = True
-        # It ends after a run on a GPU, and where it was told to before a run had begun: nothing is lost.
-        if job is None or self._stopped:
+        # Told to stop before its run had begun, or idle: nothing is lost.
+        if self.job is None or self._stopped:
             return None
-        return lost(job, _cause(self._process.exitcode or 0), self._began)
+        if not self._is_ready:
+            return NormLabError(
+                f"a worker cannot start ({_cause(self._process.exitcode or 0)}); "
+                "a script that calls compare must do so under if __name__ == '__main__'"
+            )
+        return lost(self.job, _cause(self._process.exitcode or 0), self._began)
 
 
 def _cause(code: int) -> str:
     if code == -signal.SIGKILL:
         return "its process was killed (SIGKILL), perhaps because memory ran out"
     if code < 0:
-        return f"its process was killed ({signal.Signals(-code).name}); see output.txt in its folder"
-    return f"its process ended with code {code}; see output.txt in its folder"
+        return f"its process was killed ({signal.Signals(-code).name})"
+    return f"its process ended with code {code}"
 
 
 @contextmanager
@@ -231,15 +214,19 @@ def _serve(jobs: Connection, place: Place) -> None:
     if place.gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = place.gpu
     torch.set_num_threads(place.threads)
+    jobs.send(_READY)
     with suppress(EOFError, ConnectionError):
         while True:
-            job: Job = jobs.recv()
-            jobs.send(_do(job))
+            jobs.send(_do_next(jobs))
             if place.once:
                 return
 
 
-def _do(job: Job) -> dict[str, Any] | NormLabError | None:
+def _do_next(jobs: Connection) -> dict[str, Any] | NormLabError | None:
+    try:
+        job: Job = jobs.recv()
+    except AttributeError as error:
+        return NormLabError(f"a worker does not know the scheme ({error}); define it in a module that can be imported")
     try:
         with _output_in(job.folder):
             return execute(job)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from normlab.lazy import loader
 
 if TYPE_CHECKING:
     from normlab.models.attention import Attention
@@ -15,19 +16,15 @@ if TYPE_CHECKING:
 
 __all__ = ["MLP", "PRESETS", "Attention", "Decoder", "DecoderConfig", "KVCache", "MoE"]
 
-# Loaded on first use: a configuration can be described without torch.
-_HOMES = {
-    "MLP": "mlp",
-    "PRESETS": "config",
-    "Attention": "attention",
-    "Decoder": "decoder",
-    "DecoderConfig": "config",
-    "KVCache": "cache",
-    "MoE": "moe",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"normlab.models.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'normlab.models' has no attribute {name!r}")
+__getattr__ = loader(
+    __name__,
+    {
+        "MLP": "mlp",
+        "PRESETS": "config",
+        "Attention": "attention",
+        "Decoder": "decoder",
+        "DecoderConfig": "config",
+        "KVCache": "cache",
+        "MoE": "moe",
+    },
+)

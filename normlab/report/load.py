@@ -142,10 +142,12 @@ def _run_in(folder: Path, row: Table) -> Run:
     # A row is text from a file: its name must not lead out of the comparison.
     inside = row.get("run", folder.name) == folder.name
     status = _read_table(folder / "status.json") if inside else {}
-    config = row.get("config") or (_read_table(folder / "config.json") if inside else {})
+    written = _read_table(folder / "config.json") if inside else {}
+    # A run's file has its versions and device beside the configuration.
+    config = row.get("config") or written.get("config") or written
     metrics = read_metrics(folder / "metrics.jsonl") if inside else Metrics()
     seed = number(row.get("seed", find(config, "seed")))
-    reason = row.get("reason") or status.get("reason")
+    reason = row.get("reason") or find(status, "reason")
     scheme = str(row.get("scheme") or find(config, "scheme") or folder.name)
     return Run(
         id=str(row.get("run", folder.name)),
@@ -157,9 +159,9 @@ def _run_in(folder: Path, row: Table) -> Run:
         role=row.get("role"),
         reason=None if reason is None else str(reason),
         value=number(row.get("value")),
-        row=row or _measured(status, config, metrics),
+        row=row or _measured(status, written, metrics),
         config=config,
-        versions=row.get("versions") or find(config, "versions") or {},
+        versions=row.get("versions") or find(written, "versions") or {},
         metrics=metrics,
     )
 

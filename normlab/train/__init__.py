@@ -7,8 +7,9 @@ run = normlab.load_run("runs/peri")
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from normlab.lazy import loader
 
 if TYPE_CHECKING:
     from normlab.train.config import TrainConfig
@@ -17,11 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Result", "Run", "TrainConfig", "load_run", "train"]
 
-# Loaded on first use: a configuration can be described without torch.
-_HOMES = {"Result": "trainer", "Run": "run", "TrainConfig": "config", "load_run": "run", "train": "trainer"}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"normlab.train.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'normlab.train' has no attribute {name!r}")
+__getattr__ = loader(
+    __name__, {"Result": "trainer", "Run": "run", "TrainConfig": "config", "load_run": "run", "train": "trainer"}
+)

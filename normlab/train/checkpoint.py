@@ -36,8 +36,6 @@ from normlab.files import digest, file_error, read_json, sync, write_json
 from normlab.train.distributed import ALONE, Group
 from normlab.train.rng import restore_random_states, write_random_states
 from normlab.train.weights import check_shapes, shapes_of, weights_of
-from normlab.train.weights import load_weights as load_weights
-from normlab.train.weights import read_metadata as read_metadata
 
 Digests = dict[str, tuple[int, str]]
 """Size and SHA-256 of files, by their path in the checkpoint."""

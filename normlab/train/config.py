@@ -20,6 +20,9 @@ from normlab.train import schedule
 
 Sink = Literal["tensorboard", "wandb", "trackio"]
 
+NOT_DECISIVE = ("vocab_size", "saves", "keep", "sinks")
+"""Fields that the result does not depend on, or, the vocabulary, only through others."""
+
 VOCABULARY_MULTIPLE = 64
 """A vocabulary is rounded up to this: matrix products run faster, and the spare entries are never a target."""
 
@@ -140,11 +143,8 @@ class TrainConfig:
     @property
     def identity(self) -> str:
         """A short hash of everything that decides the result."""
-        # Not the vocabulary, which is known only once the data was read, nor what the result does not depend on.
         known = self.to_dict()
-        known["model"].pop("vocab_size")
-        for name in ("saves", "keep", "sinks"):
-            known.pop(name)
+        known = {name: value for name, value in (known | known.pop("model")).items() if name not in NOT_DECISIVE}
         return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:8]
 
     @property

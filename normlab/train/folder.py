@@ -23,10 +23,9 @@ from typing import Any
 from normlab import __version__
 from normlab.errors import NormLabError
 from normlab.files import read_json, write_json
-from normlab.train.config import TrainConfig
+from normlab.train.config import NOT_DECISIVE, TrainConfig
 
 # As `TrainConfig.identity` has it.
-_NOT_DECISIVE = ("vocab_size", "saves", "keep", "sinks")
 
 
 class RunFolder:
@@ -89,5 +88,5 @@ def _difference(there: TrainConfig, given: TrainConfig) -> str:
     """The first field in which two configurations differ."""
     old, new = there.to_dict(), given.to_dict()
     old, new = old | old.pop("model"), new | new.pop("model")
-    name = next(name for name in new if old.get(name) != new[name] and name not in _NOT_DECISIVE)
+    name = next(name for name in new if old.get(name) != new[name] and name not in NOT_DECISIVE)
     return f"its {name} is {old.get(name)!r}, not {new[name]!r}"

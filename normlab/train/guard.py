@@ -49,11 +49,20 @@ class Verdict:
 class Guard:
     """Judges every step before its update is applied, by policy: stop the run, skip the step, or roll back.
 
-    `limit` bad steps in a row stop the run under any policy: then neither skipping nor rolling back has helped.
+    `limit` bad steps in a row stop the run under any policy: then neither skipping nor rolling back has helped. But
+    spikes that skipping does not end within `patience` steps are in the weights and not in the data: the losses so far
+    are then forgotten, and the run goes on from the new level.
     """
 
     def __init__(
-        self, policy: Policy = "stop", *, spike: float = 10.0, window: int = 128, least: int = 16, limit: int = 10
+        self,
+        policy: Policy = "stop",
+        *,
+        spike: float = 10.0,
+        window: int = 128,
+        least: int = 16,
+        limit: int = 10,
+        patience: int = 3,
     ):
         if policy not in get_args(Policy):
             raise unknown("policy", str(policy), get_args(Policy))
@@ -63,11 +72,13 @@ class Guard:
             raise NormLabError(f"guard: least must lie in [1, {window}], the window, got {least}")
         if limit < 1:
             raise NormLabError(f"guard: limit must be at least 1, got {limit}")
+        if patience < 1:
+            raise NormLabError(f"guard: patience must be at least 1, got {patience}")
         self.policy: Policy = policy
-        self.spike, self.least, self.limit = spike, least, limit
+        self.spike, self.least, self.limit, self.patience = spike, least, limit, patience
         self.losses: deque[float] = deque(maxlen=window)
-        self.strikes = 0
-        """Bad steps in a row."""
+        self.strikes = self.spikes = 0
+        """Bad steps in a row, and how many of the last ones were spikes."""
 
     def judge(self, loss: float, grad_norm: float, *, threshold: float | None = None) -> Verdict:
         """The verdict on a step, from its loss and the norm of its gradient before clipping.
@@ -77,9 +88,15 @@ class Guard:
         kind, detail = self._look(loss, grad_norm, self.threshold() if threshold is None else threshold)
         if kind == "fine":
             self.losses.append(loss)
-            self.strikes = 0
+            self.strikes = self.spikes = 0
             return Verdict("fine", "go")
         self.strikes += 1
+        self.spikes = self.spikes + 1 if kind == "spike" else 0
+        if self.policy == "skip" and self.spikes >= self.patience:
+            detail += f"; {self.spikes} in a row, so it is taken for the new level"
+            self.losses.clear()
+            self.strikes = self.spikes = 0
+            return Verdict(kind, "skip", detail)
         if self.policy != "stop" and self.strikes >= self.limit:
             return Verdict(kind, "stop", f"{detail}; {self.strikes} bad steps in a row")
         return Verdict(kind, self.policy, detail)
@@ -103,12 +120,12 @@ class Guard:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers, for a checkpoint."""
-        return {"losses": list(self.losses), "strikes": self.strikes}
+        return {"losses": list(self.losses), "strikes": self.strikes, "spikes": self.spikes}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue as after a restart."""
         self.rewind(state)
-        self.strikes = int(state["strikes"])
+        self.strikes, self.spikes = int(state["strikes"]), int(state["spikes"])
 
     def rewind(self, state: dict[str, Any]) -> None:
         """Go back to the losses of a checkpoint, but remember the bad steps, lest a run roll back for ever."""

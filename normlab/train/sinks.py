@@ -11,6 +11,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
@@ -72,8 +73,12 @@ class JsonLines:
 
     def close(self) -> None:
         if not self._file.closed:
-            self.flush()
-            self._file.close()
+            try:
+                self.flush()
+            finally:
+                # What a full disk has refused is refused again here.
+                with suppress(OSError):
+                    self._file.close()
 
     def truncate_after(self, step: int) -> None:
         """Forget what came after a checkpoint's step, so that a run that continues writes what it would have."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext, suppress
@@ -26,10 +27,10 @@ from normlab.train.forecast import expectation
 from normlab.train.guard import Guard, Verdict
 from normlab.train.hardware import describe, matmul_ceiling, peak_memory
 from normlab.train.interrupt import Interrupt
+from normlab.train.journal import Journal
 from normlab.train.meter import Clock, Meter
 from normlab.train.profile import profile
 from normlab.train.result import Result
-from normlab.train.sinks import JsonLines, open_sinks
 from normlab.train.transfer import Transfer
 from normlab.train.weights import export_safetensors
 
@@ -94,7 +95,7 @@ class Trainer:
 
     def __init__(self, config: TrainConfig, folder: RunFolder, group: Group, corpus: Corpus | None, shown: bool):
         self.group, self.folder, self.shown = group, folder, shown
-        self.corpus = corpus or _prepare(config, shown)
+        self.corpus = corpus or open_corpus(config, shown=shown)
         self.config = config = config.for_vocabulary(self.corpus.tokenizer.vocab_size)
         if config.batch % (config.accumulate * group.world):
             raise NormLabError(
@@ -116,8 +117,10 @@ class Trainer:
         self.guard = Guard(config.trouble, spike=config.spike)
         self.loader = self._loader()
         self.checkpoints = Checkpoints(folder.checkpoints, config.keep, group)
-        self.sinks = open_sinks(config.sinks, folder.path, config.to_dict()) if group.is_main else []
+        self.journal = Journal(folder, config, group)
         self.step, self.clock, self.meter = 0, Clock(), self._meter()
+        self.waited = 0.0
+        """Seconds for which the last step's batch kept the host waiting."""
         self.last_eval: tuple[float, float] | None = None
         # On one GPU the host looks at a step while the next one runs; AdamW's kernel leaves a bad step out by itself.
         self.lags = on_gpu and group.world == 1 and config.optimiser == "adamw"
@@ -167,12 +170,13 @@ class Trainer:
             self._resume()
             if self.shown:
                 self.meter.say(self.expectation())
-            self._note_status("running")
+            self.journal.status("running", self.step)
             return self._result(*self._course())
         except BaseException as error:
             # The disk may be what broke.
             with suppress(NormLabError):
-                self._note_status("stopped" if isinstance(error, KeyboardInterrupt) else "failed", _one_line(error))
+                state = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+                self.journal.status(state, self.step, _one_line(error))
             raise
 
     def _course(self) -> tuple[str, str | None]:
@@ -190,21 +194,22 @@ class Trainer:
 
     def _resume(self) -> None:
         found = self.checkpoints.load(self.model, self.optimiser)
-        for sink in self.sinks:
-            if isinstance(sink, JsonLines):
-                sink.truncate_after(-1 if found is None else found[0])
         if found is None:
+            self.journal.forget_after(-1)
             return
         self.step, extra = found
         self.loader.load_state_dict(extra["loader"])
         self.guard.load_state_dict(extra["guard"])
         self.clock.seconds, self.last_eval = extra["seconds"], extra["last_eval"]
-        self._event(self.step, "resume", None, f"from step {self.step}")
+        # Last: what cannot be taken up is left as it is.
+        self.journal.forget_after(self.step)
+        self.journal.event(self.step, "resume", f"from step {self.step}")
         self.meter.say(f"resuming at step {self.step}")
 
     def _loop(self) -> None:
         last = self.config.steps
         evals, saves = _milestones(self.config.evals, last), _milestones(self.config.saves, last)
+        looked_at = evals | saves | {last}
         if self.step == 0:
             self._profile()
         self._clock_on()
@@ -212,7 +217,7 @@ class Trainer:
             before = self.step
             self._train_step()
             stopping = self._must_stop()
-            if stopping or self.step in evals | saves | {last}:
+            if stopping or self.step in looked_at:
                 self._settle()
                 self.clock.stop()
                 # A step that was rolled back is not reached; the end has an evaluation of its own, and no checkpoint.
@@ -233,7 +238,9 @@ class Trainer:
 
     def _train_step(self) -> None:
         """One step of the optimiser. Where the host lags, it looks at the step before meanwhile."""
+        begin = time.perf_counter()
         parts = [next(self.loader) for _ in range(self.config.accumulate)]
+        self.waited = time.perf_counter() - begin
         optimisers.set_lr(self.optimiser, self.config.rate(self.step))
         loss, norm = self._gradient(parts)
         if self._settle():
@@ -308,7 +315,7 @@ class Trainer:
             self.optimiser.zero_grad(set_to_none=True)
         found = trouble.diagnose(self.model, taken.parts, self.group, self._autocast)
         detail = f"step {taken.step}: {verdict.detail}; {found}"
-        self._event(taken.step, verdict.kind, found.layer, detail)
+        self.journal.event(taken.step, verdict.kind, detail, layer=found.layer)
         trouble.keep(taken.parts, self.folder.trouble, taken.step, self.group.rank)
         if verdict.action == "stop":
             raise _Ended("failed", detail)
@@ -316,18 +323,18 @@ class Trainer:
         if verdict.action == "rollback":
             self._roll_back(taken.step)
         else:
-            self._event(taken.step, "skip", None, "the weights stay as they were")
+            self.journal.event(taken.step, "skip", "the weights stay as they were")
 
     def _roll_back(self, step: int) -> None:
         """Weights and optimiser from the last checkpoint; the data goes on, past the batch that did it."""
         found = self.checkpoints.load(self.model, self.optimiser)
         if found is None:
-            self._event(step, "skip", None, "there is no checkpoint to go back to yet")
+            self.journal.event(step, "skip", "there is no checkpoint to go back to yet")
             return
         self.step, extra = found
         self.guard.rewind(extra["guard"])
         self.meter.restart(self.step)
-        self._event(step, "rollback", None, f"from step {step} to step {self.step}")
+        self.journal.event(step, "rollback", f"from step {step} to step {self.step}")
         self.returns[self.step] += 1
         if self.returns[self.step] == self.guard.limit:
             raise _Ended("failed", f"step {step}: rolled back to step {self.step} {self.guard.limit} times")
@@ -336,11 +343,11 @@ class Trainer:
 
     def _record_step(self, step: int, loss: float, norm: float) -> None:
         record = {
-            "kind": "step", "step": step, "tokens": self._tokens(step), "loss": loss,
+            "kind": "step", "step": step, "tokens": self.journal.tokens(step), "loss": loss,
             "lr": self.config.lr * self.config.rate(step - 1), "grad_norm": norm, **self.meter.speed(step),
-            "seconds": self.clock.seconds, "memory_bytes": peak_memory(self.group.device),
+            "seconds": self.clock.seconds, "waited": self.waited, "memory_bytes": peak_memory(self.group.device),
         }  # fmt: skip
-        self._write(record)
+        self.journal.write(record)
         self.meter.show(step, record)
 
     def _evaluate(self) -> None:
@@ -348,11 +355,10 @@ class Trainer:
             self.last_eval = evaluate(self.nats, self.corpus.val, self.config, self.group)
         reshard(self.model)
         loss, bits = self.last_eval
-        tokens = self._tokens(self.step)
-        self._write({"kind": "eval", "step": self.step, "tokens": tokens, "loss": loss, "bits_per_byte": bits})
+        tokens = self.journal.tokens(self.step)
+        self.journal.write({"kind": "eval", "step": self.step, "tokens": tokens, "loss": loss, "bits_per_byte": bits})
         self._profile()
-        for sink in self.sinks:
-            sink.flush()
+        self.journal.flush()
 
     def _profile(self) -> None:
         sequences = min(_PROFILED, self.config.batch)
@@ -364,44 +370,28 @@ class Trainer:
         with self._autocast():
             found = profile(self.model, batch.inputs, batch.targets, documents=batch.documents)
         reshard(self.model)
-        self._write({"kind": "profile", "step": self.step, **found})
+        self.journal.write({"kind": "profile", "step": self.step, **found})
 
     def _save(self) -> None:
         extra = {
             "loader": self.loader.state_dict(), "guard": self.guard.state_dict(), "seconds": self.clock.seconds,
             "last_eval": self.last_eval,
         }  # fmt: skip
-        for sink in self.sinks:
-            sink.flush()
+        self.journal.flush()
         self.checkpoints.save(self.step, model=self.model, optimiser=self.optimiser, extra=extra)
-        self._note_status("running")
-
-    def _event(self, step: int, what: str, layer: str | None, detail: str) -> None:
-        self._write({"kind": "event", "step": step, "what": what, "layer": layer, "detail": detail})
-
-    def _write(self, record: dict[str, Any]) -> None:
-        for sink in self.sinks:
-            sink.write(record)
-
-    def _tokens(self, step: int) -> int:
-        return step * self.config.batch * self.config.length
-
-    def _note_status(self, state: str, reason: str | None = None, **facts: Any) -> None:
-        if self.group.is_main:
-            progress = {"step": self.step, "of": self.config.steps, "tokens": self._tokens(self.step)}
-            self.folder.set_status(state, **progress, reason=reason, **facts)
+        self.journal.status("running", self.step)
 
     def _result(self, state: str, reason: str | None) -> Result:
         """Write down how the run ended; what only a run that goes on needs is removed last."""
         loss, bits = self.last_eval or (None, None)
-        tokens, seconds, device = self._tokens(self.step), self.clock.seconds, self.group.device
+        tokens, seconds, device = self.journal.tokens(self.step), self.clock.seconds, self.group.device
         speed = tokens / seconds if seconds else 0.0
         result = Result(
             state, reason, loss, bits, self.step, tokens, seconds, speed, peak_memory(device), describe(device)
         )
         if self.group.is_main:
             self.corpus.tokenizer.save(self.folder.tokenizer)
-            self._note_status(state, reason, result=result.to_dict())
+            self.journal.status(state, self.step, reason, result=result.to_dict())
             if state == "done":
                 self.folder.drop_checkpoints()
         return result
@@ -413,17 +403,18 @@ class Trainer:
 
     def _stop(self) -> None:
         reason = self.interrupt.reason or "another process was asked to stop"
-        self._event(self.step, "saved", None, reason)
+        self.journal.event(self.step, "saved", reason)
         raise _Ended("stopped", reason)
 
     def close(self) -> None:
         """End threads and put metrics on the disk; one that fails does not keep the others open."""
         with ExitStack() as stack:
-            for part in (*self.sinks, self.meter, self.loader):
+            for part in (self.journal, self.meter, self.loader):
                 stack.callback(part.close)
 
 
-def _prepare(config: TrainConfig, shown: bool) -> Corpus:
+def open_corpus(config: TrainConfig, *, shown: bool = False) -> Corpus:
+    """The text of a run, tokenized."""
     options = {"tokenizer": config.tokenizer, "val_data": config.val_data, "val_fraction": config.val_fraction}
     return prepare(config.data, **options, progress=shown)
 

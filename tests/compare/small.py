@@ -15,7 +15,7 @@ from normlab.models.config import DecoderConfig
 from normlab.train.config import TrainConfig
 
 ROOT = Path(__file__).parents[2]
-SHORT, LONG = 12, 100
+SHORT, LONG = 12, 250
 LENGTH, BATCH = 32, 4
 
 _CALL = """
@@ -37,15 +37,16 @@ def write_text(folder: Path) -> Path:
 
 
 def base(text: str | Path, steps: int = SHORT, depth: int = 2, **changes: Any) -> TrainConfig:
-    return TrainConfig(
-        model=DecoderConfig(depth=depth, dim=16, heads=2),
-        data=(str(text),), val_fraction=0.2, tokens=steps * LENGTH * BATCH, length=LENGTH, batch=BATCH, device="cpu",
-        **({"evals": 2, "eval_tokens": 600, "saves": 3} | changes),
-    )  # fmt: skip
+    known: dict[str, Any] = {
+        "model": DecoderConfig(depth=depth, dim=16, heads=2), "data": (str(text),), "val_fraction": 0.2,
+        "tokens": steps * LENGTH * BATCH, "length": LENGTH, "batch": BATCH, "device": "cpu",
+        "evals": 2, "eval_tokens": 600, "saves": 3,
+    }  # fmt: skip
+    return TrainConfig(**(known | changes))
 
 
 def configuration(text: str | Path, *, of_base: dict[str, Any] | None = None, **changes: Any) -> CompareConfig:
-    known = {"schemes": ("pre", "post"), "lrs": (1e-3, 1e-2), "seeds": 2, "workers": 1}
+    known: dict[str, Any] = {"schemes": ("pre", "post"), "lrs": (1e-3, 1e-2), "seeds": 2, "workers": 1}
     return CompareConfig(base=base(text, **(of_base or {})), **(known | changes))
 
 

@@ -7,7 +7,10 @@ import math
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -129,13 +132,18 @@ def test_what_decides_no_result_may_change(copy: Path, text: Path) -> None:
     compare(configuration(text, of_base={"saves": 0, "keep": 1}, workers=3, repeat_failed=True), copy, shown=False)
 
 
-def test_changed_text_is_refused(tmp_path: Path) -> None:
-    text = small.write_text(tmp_path / "text")
-    config = configuration(text, **small.long())
-    compare(config, tmp_path / "out", shown=False, minutes=1e-9)
+def test_changed_text_is_refused_once_a_run_has_begun(tmp_path: Path) -> None:
+    text, folder = small.write_text(tmp_path / "text"), tmp_path / "out"
+    config = configuration(text)
+    compare(config, folder, shown=False, minutes=1e-9)
     (text / "0.txt").write_text("something else")
+    compare(config, folder, shown=False, minutes=1e-9)
+    run = folder / "runs" / "begun"
+    run.mkdir(parents=True)
+    (run / "metrics.jsonl").touch()
+    (text / "0.txt").write_text("something else again")
     with pytest.raises(NormLabError, match="its text has changed"):
-        compare(configuration(text, **small.long(workers=2)), tmp_path / "out", shown=False)
+        compare(config, folder, shown=False, minutes=1e-9)
 
 
 def test_a_broken_compare_json_is_named(copy: Path, text: Path) -> None:
@@ -163,10 +171,33 @@ def test_a_failed_run_is_a_row_and_the_rest_go_on(text: Path, tmp_path: Path) ->
     assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == len(rows)
 
 
+def test_what_the_user_can_mend_is_no_failed_run(text: Path, tmp_path: Path) -> None:
+    config = configuration(text, **small.long())
+    first = config.plan().due([])[0]
+    # Something that is no checkpoint stands where one was.
+    torn = tmp_path / "runs" / first.name / "checkpoints" / "step-00000010"
+    torn.mkdir(parents=True)
+    with pytest.raises(NormLabError, match="no whole checkpoint"):
+        compare(config, tmp_path, shown=False)
+    assert values(tmp_path) == {}
+
+
+@pytest.mark.full
+def test_a_script_that_forgets_to_guard_its_call_is_told_so(text: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from normlab.compare import compare\nfrom tests.compare.small import configuration\n"
+        f"compare(configuration({str(text)!r}), {str(tmp_path / 'out')!r}, shown=False)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(small.ROOT)}
+    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "a worker cannot start" in done.stderr.splitlines()[-1]
+    assert values(tmp_path / "out") == {}
+
+
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.full)])
-def test_killed_as_a_whole_it_goes_on_to_the_same_numbers(
-    text: Path, tmp_path: Path, long: Path, workers: int
-) -> None:
+def test_killed_as_a_whole_it_goes_on_to_the_same_numbers(text: Path, tmp_path: Path, long: Path, workers: int) -> None:
     config = small.long(workers=workers)
     process = in_process(text, tmp_path, config, shown=False)
     wait_until(lambda: has_checkpoint(tmp_path), process)
@@ -198,16 +229,18 @@ def test_asked_to_stop_it_saves_and_goes_on_to_the_same_numbers(
 
 
 def test_after_its_minutes_it_stops_and_a_later_call_goes_on(
-    text: Path, tmp_path: Path, long: Path, capsys: pytest.CaptureFixture[str]
+    text: Path, tmp_path: Path, long: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = configuration(text, **small.long())
-    calls = 0
-    while left(config, tmp_path):
-        compare(config, tmp_path, minutes=4.0 / 60.0)
-        calls += 1
-        assert calls < 50
-    assert calls > 1
-    assert "the same command goes on from here" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        # A clock on which the hour is over as soon as a run is under way.
+        clock = SimpleNamespace(monotonic=lambda: 3600.0 * any(losses(tmp_path).values()))
+        patch.setattr(comparison, "time", clock)
+        assert compare(config, tmp_path, minutes=59.0) == []
+    assert "stopped: 0 of 2 runs have ended; the same command goes on from here" in capsys.readouterr().err
+    assert has_checkpoint(tmp_path)
+    assert left(config, tmp_path) == 2
+    assert len(compare(config, tmp_path, minutes=59.0)) == 2
     assert values(tmp_path) == values(long)
     assert losses(tmp_path) == losses(long)
 

@@ -23,7 +23,7 @@ RUN: dict[str, Any] = {
     "device": "cpu",
 }  # fmt: skip
 # Times and speeds differ from run to run; everything else must not.
-MEASURED = ("tokens_per_s", "mfu", "seconds", "memory_bytes")
+MEASURED = ("tokens_per_s", "mfu", "seconds", "waited", "memory_bytes")
 
 MARK = 300
 """A token that no text has: the vocabulary of bytes is padded beyond it."""

@@ -86,6 +86,21 @@ def test_too_many_bad_steps_stop_the_run():
     assert actions == ["skip", "skip", "go", "skip"]
 
 
+def test_a_level_that_stays_is_no_spike():
+    guard = seasoned("skip", patience=3, limit=5)
+    verdicts = [guard.judge(50.0, 1.0) for _ in range(3)]
+    assert [verdict.action for verdict in verdicts] == ["skip"] * 3
+    assert "3 in a row, so it is taken for the new level" in verdicts[-1].detail
+    assert [guard.judge(50.0, 1.0).kind for _ in range(20)] == ["fine"] * 20
+    # What is not finite has no level, and spikes among it do not make one.
+    guard = seasoned("skip", patience=3, limit=5)
+    actions = [guard.judge(loss, 1.0).action for loss in (math.nan, 50.0, math.nan, 50.0, math.nan)]
+    assert actions == ["skip"] * 4 + ["stop"]
+    # Under the other policies every spike counts.
+    guard = seasoned("rollback", patience=3, limit=5)
+    assert [guard.judge(50.0, 1.0).action for _ in range(5)] == ["rollback"] * 4 + ["stop"]
+
+
 def test_a_restart_changes_nothing():
     one, other = seasoned("skip"), Guard("skip")
     one.judge(math.nan, 1.0)
@@ -112,6 +127,7 @@ def test_rolling_back_for_ever_is_impossible():
         ({"spike": math.nan}, "spike must be positive"),
         ({"window": 4, "least": 5}, "least must lie in"),
         ({"limit": 0}, "limit must be at least 1"),
+        ({"patience": 0}, "patience must be at least 1"),
     ],
 )
 def test_bad_options_are_refused(options, message):

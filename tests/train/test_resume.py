@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import multiprocessing
 import os
@@ -16,6 +17,8 @@ from normlab import files
 from normlab.errors import NormLabError
 from normlab.train import sinks
 from normlab.train.folder import RunFolder
+from normlab.train.result import Result
+from normlab.train.sinks import read_records
 from normlab.train.trainer import train
 from tests.train import child as child_of
 from tests.train.runs import (
@@ -27,6 +30,7 @@ from tests.train.runs import (
     left_behind,
     numbers,
     same_run,
+    spikes,
 )
 
 
@@ -143,11 +147,12 @@ def test_a_second_signal_stops_at_once(child, text, straight):
 # -- torn and full disks -------------------------------------------------------------------------------------------
 
 
-def stopped_at(step: int, text: Path, path: Path, **changes) -> None:
+def stopped_at(step: int, text: Path, path: Path, **changes) -> Result:
     with pytest.MonkeyPatch.context() as patch:
         after_building(patch, asks_to_stop(step))
         result = train(config_of(text, **changes), path, shown=False)
     assert (result.state, result.steps, result.reason) == ("stopped", step, "asked by a test")
+    return result
 
 
 @pytest.mark.parametrize("step", [1, 5, 8, 19, STEPS])
@@ -159,11 +164,18 @@ def test_stopped_at_any_step(step, text, straight, tmp_path):
 
 
 def test_stopped_at_every_step(text, straight, tmp_path):
+    evaluated = {record["step"]: record["loss"] for record in numbers(straight) if record["kind"] == "eval"}
     for step in range(1, STEPS + 1):
-        stopped_at(step, text, tmp_path / "run")
-    result = train(config_of(text), tmp_path / "run", shown=False)
-    assert result.seconds > 0
-    same_run(tmp_path / "run", straight)
+        result = stopped_at(step, text, tmp_path)
+        # The evaluation at the very end is still to come.
+        assert result.loss == evaluated.get(min(step, STEPS - 1) // 5 * 5)
+    result = train(config_of(text), tmp_path, shown=False)
+    same_run(tmp_path, straight)
+    # The clock goes on where it was, from session to session.
+    seconds = [record["seconds"] for record in read_records(tmp_path / "metrics.jsonl") if record["kind"] == "step"]
+    assert all(before < after for before, after in itertools.pairwise([0.0, *seconds]))
+    assert result.seconds >= seconds[-1]
+    assert result.tokens_per_s == result.tokens / result.seconds
 
 
 def test_a_torn_checkpoint(text, straight, tmp_path):
@@ -187,6 +199,30 @@ def test_all_checkpoints_torn(text, tmp_path):
         train(config_of(text), tmp_path / "run", shown=False)
     assert status(tmp_path / "run")["state"] == "failed"
     assert "no whole checkpoint" in status(tmp_path / "run")["reason"]
+
+
+def test_other_data_is_refused_and_nothing_is_lost(text, tmp_path):
+    copy = tmp_path / "text.txt"
+    copy.write_text(text.read_text())
+    stopped_at(6, copy, tmp_path / "run")
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    copy.write_text(text.read_text() + " and more")
+    with pytest.raises(NormLabError, match="cannot resume on another corpus"):
+        train(config_of(copy), tmp_path / "run", shown=False)
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+    assert status(tmp_path / "run")["state"] == "failed"
+
+
+def test_the_guard_remembers(text, tmp_path):
+    """A spike just after the run went on is seen by what was usual before it stopped."""
+    for name, steps in (("straight", []), ("run", [17])):
+        with pytest.MonkeyPatch.context() as patch:
+            after_building(patch, spikes({18}))
+            for step in steps:
+                stopped_at(step, text, tmp_path / name)
+            assert train(config_of(text), tmp_path / name, shown=False).state == "done"
+        assert [event["step"] for event in events(tmp_path / name, "spike")] == [18]
+    same_run(tmp_path / "run", tmp_path / "straight")
 
 
 def full(*_args, **_options) -> None:

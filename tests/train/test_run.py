@@ -52,12 +52,12 @@ def test_text_comes_back(text, tmp_path):
     assert first == run.generate("line", tokens=10, seed=3)
     assert run.generate("line", tokens=0) == "line"
     room = run.config.model.max_length
-    with pytest.raises(NormLabError, match="the prompt has .* tokens and the model takes"):
+    with pytest.raises(NormLabError, match=r"the prompt has .* tokens and the model takes"):
         run.generate("x" * room)
 
 
 def test_what_is_no_run_says_so(text, tmp_path):
-    with pytest.raises(NormLabError, match="is no run: it has no config.json"):
+    with pytest.raises(NormLabError, match=r"is no run: it has no config\.json"):
         normlab.load_run(tmp_path / "nothing")
     config = small(text, trouble="stop", lr=1e30, clip=float("inf"))
     result = train(config, tmp_path / "broken", shown=False)

@@ -14,12 +14,14 @@ from normlab.models.decoder import Decoder
 from normlab.train import trainer as trainers
 from normlab.train.distributed import ALONE
 from normlab.train.folder import RunFolder
+from normlab.train.sinks import read_records
 from normlab.train.trainer import Trainer, train
 from normlab.train.trouble import diagnose, keep
 from tests.train.runs import (
     MARK,
     MODEL,
     after_building,
+    asks_to_stop,
     config_of,
     events,
     losses,
@@ -80,6 +82,12 @@ def test_a_lagging_host_sees_the_same_run(text, straight, tmp_path, monkeypatch)
     after_building(monkeypatch, lags)
     assert train(config_of(text), tmp_path / "run", shown=False).state == "done"
     same_run(tmp_path / "run", straight)
+
+
+def test_the_last_step_is_judged_too(disturb, text, tmp_path):
+    disturb()
+    train(config_of(text, steps=6, evals=0, saves=0), tmp_path, shown=False)
+    assert [record["step"] for record in numbers(tmp_path) if record["kind"] == "step"] == [1, 2, 3, 4, 5, 6]
 
 
 # -- not finite ----------------------------------------------------------------------------------------------------
@@ -168,6 +176,18 @@ def test_rolled_back_weights_are_those_of_the_checkpoint(disturb, text, tmp_path
     # `seen` holds the last time that a step was taken.
     same_weights(seen[5], first[5])
     assert any(not torch.equal(seen[6][name], first[6][name]) for name in seen[6])
+
+
+def test_roll_back_to_where_the_run_was_stopped(disturb, text, tmp_path):
+    config = config_of(text, trouble="rollback")
+    with pytest.MonkeyPatch.context() as patch:
+        after_building(patch, asks_to_stop(6))
+        train(config, tmp_path, shown=False)
+    disturb(spoils({7}))
+    assert train(config, tmp_path, shown=False).state == "done"
+    assert kinds(tmp_path) == [("saved", 6), ("resume", 6), ("nonfinite", 7), ("rollback", 7)]
+    records = read_records(tmp_path / "metrics.jsonl")
+    assert all(record["tokens_per_s"] > 0 for record in records if record["kind"] == "step")
 
 
 def test_roll_back_at_the_last_step(disturb, text, tmp_path):

@@ -1,0 +1,38 @@
+"""What a comparison asks of a place where runs are done, be it this machine or a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from normlab.compare.execute import Job
+from normlab.errors import NormLabError
+
+Ended = tuple[Job, dict[str, Any] | NormLabError | None]
+"""A run and its row; None: it was asked to stop, and has saved what it had; an error: no run can go on like this."""
+
+
+class Pool(Protocol):
+    """Where runs are done."""
+
+    @property
+    def running(self) -> Sequence[Job]: ...
+
+    @property
+    def is_free(self) -> bool:
+        """Whether another run can start."""
+        ...
+
+    def start(self, job: Job) -> None: ...
+
+    def wait(self, seconds: float) -> list[Ended]:
+        """The runs that have ended, as soon as there is one or the time is up."""
+        ...
+
+    def stop(self) -> None:
+        """Ask all runs to save and end."""
+        ...
+
+    def close(self) -> None:
+        """End at once whatever still runs."""
+        ...

@@ -1,0 +1,75 @@
+"""The same runs on a local Ray: the same numbers, stopped and resumed; and one line where Ray is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from normlab.compare import compare
+from normlab.compare.execute import Job
+from normlab.compare.ray_pool import _perform
+from normlab.compare.store import Store
+from normlab.errors import NormLabError
+from tests.compare import small
+from tests.compare.small import configuration, has_checkpoint, in_process, losses, values, wait_until
+
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed (extra cluster)")
+
+
+@needs_ray
+@pytest.mark.full
+def test_ray_gives_the_numbers_of_this_machine(whole: Path, text: Path, tmp_path: Path) -> None:
+    process = in_process(text, tmp_path, {"on": "ray", "workers": 2}, shown=False)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    assert values(tmp_path) == values(whole)
+    assert losses(tmp_path) == losses(whole)
+
+
+@needs_ray
+@pytest.mark.full
+def test_asked_to_stop_runs_on_ray_save(long: Path, text: Path, tmp_path: Path) -> None:
+    config = small.long(of_base={"steps": small.LONG, "saves": 0})
+    process = in_process(text, tmp_path, config | {"on": "ray"}, shown=False)
+    wait_until(lambda: any(losses(tmp_path).values()), process, seconds=120.0)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=120)
+    assert values(tmp_path) == {}
+    assert has_checkpoint(tmp_path)
+    compare(configuration(text, **config), tmp_path, shown=False)
+    assert values(tmp_path) == values(long)
+
+
+@needs_ray
+@pytest.mark.full
+def test_a_run_that_ray_loses_is_a_failed_row_and_the_rest_go_on(long: Path, text: Path, tmp_path: Path) -> None:
+    process = in_process(text, tmp_path, small.long(on="ray"), shown=False)
+    wait_until(lambda: has_checkpoint(tmp_path), process, seconds=120.0)
+    lock = next(tmp_path.glob("runs/*/lock"))
+    os.kill(json.loads(lock.read_text())["pid"], signal.SIGKILL)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    failed, done = Store(tmp_path).rows()
+    assert (failed["run"], failed["state"]) == (lock.parent.name, "failed")
+    assert "Ray lost it" in failed["reason"]
+    assert done["value"] == values(long)[done["run"]]
+
+
+def test_ray_that_is_missing_is_named_with_its_extra(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(NormLabError, match=r'pip install "normlab\[cluster\]"'):
+        compare(configuration(text, on="ray"), tmp_path, shown=False)
+
+
+def test_a_machine_that_does_not_see_the_folder_says_so(text: Path, tmp_path: Path) -> None:
+    run = configuration(text).plan().tune[0]
+    with pytest.raises(NormLabError, match="must share that folder"):
+        _perform(Job(run, tmp_path / "nowhere" / "runs" / run.name, ""), 1)

@@ -10,8 +10,8 @@ TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 .PHONY: demo test test-full test-gpu lint docs figures clean
 
-# The main job at a size for two cores: 20 small runs on the standard library's own text, ending in demo/report.html.
-DEMO := --schemes pre post peri geonorm --lrs 2e-3 4e-3 --seeds 3 --depth 4 --dim 64 --heads 2 --length 128 --batch 16 \
+# The main job at a size for two cores: 24 small runs on the standard library's own text, ending in demo/report.html.
+DEMO := --schemes pre post peri geonorm --lrs 1.5e-3 3e-3 6e-3 --seeds 3 --depth 4 --dim 64 --heads 2 --length 128 --batch 16 \
         --tokens 200k --evals 8 --eval-tokens 50k --saves 0
 
 demo: $(VENV)/.base

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import multiprocessing
 import os
 import time
@@ -21,7 +20,6 @@ from normlab.data.cache import TokenCache, cache_root, cached_tokenizer, cached_
 from normlab.data.sources import Files
 from normlab.data.tokenizer import Bytes, Subwords, train_bpe
 from normlab.errors import NormLabError
-from normlab.files import write_atomically
 from normlab.locks import wait_for
 from tests.data.helpers import write_lines
 
@@ -345,19 +343,3 @@ def test_where_caches_live(tmp_path, monkeypatch):
     monkeypatch.delenv("NORMLAB_CACHE")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_root() == tmp_path / ".cache" / "normlab" / "tokens"
-
-
-def test_a_file_is_replaced_whole_or_not(tmp_path, monkeypatch):
-    path = tmp_path / "a.json"
-    write_atomically(path, json.dumps({"x": "ü\r\n"}))
-    assert json.loads(path.read_bytes()) == {"x": "ü\r\n"}
-
-    def full(handle):
-        raise OSError("full")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        with pytest.raises(OSError, match="full"):
-            write_atomically(path, "new")
-    assert json.loads(path.read_bytes()) == {"x": "ü\r\n"}
-    assert list(tmp_path.iterdir()) == [path]

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from normlab.schemes.base import Scheme
     from normlab.schemes.registry import names as schemes
     from normlab.schemes.registry import register, scheme
+    from normlab.stability.probe import probe
     from normlab.stack import Stack
     from normlab.train.config import TrainConfig
     from normlab.train.run import load_run
@@ -30,6 +31,7 @@ __all__ = [
     "load_run",
     "norms",
     "ops",
+    "probe",
     "register",
     "scheme",
     "schemes",
@@ -48,6 +50,7 @@ __getattr__ = loader(
         "load_run": "train",
         "norms": "",
         "ops": "",
+        "probe": "stability.probe",
         "register": "schemes.registry",
         "scheme": "schemes.registry",
         "schemes": "",

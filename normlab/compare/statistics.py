@@ -18,8 +18,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from normlab.compare.student import shifted_outside, t_interval, t_outside
 from normlab.errors import NormLabError, unknown
+from normlab.student import shifted_outside, t_interval, t_outside
 
 Values = Mapping[int, float | None]
 """Result of each seed; None, NaN and infinities are runs that failed."""

@@ -10,8 +10,8 @@ import pytest
 from scipy import stats
 
 from normlab.compare.statistics import Standing, Values, minimum_detectable, paired, ranking, simultaneous, winner
-from normlab.compare.student import shifted_outside, t_interval, t_outside
 from normlab.errors import NormLabError
+from normlab.student import shifted_outside, t_interval, t_outside
 
 # 3-digit losses of two schemes over five seeds, made up once.
 A = {1: 4.161, 2: 4.155, 3: 4.172, 4: 4.149, 5: 4.168}

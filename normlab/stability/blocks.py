@@ -1,0 +1,129 @@
+"""Where a model's stacks of repeated blocks are, found in the tree of its modules: nothing is run, nothing rewritten.
+
+A stack is a `ModuleList` or `Sequential` of at least two modules of one class that have parameters. Lists inside the
+blocks of another stack (experts, the parts of a block) are not stacks, and neither are lists of bare layers where there
+are blocks made of several. An encoder and a decoder are two stacks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import nn
+
+from normlab.errors import NormLabError
+
+# Less than this share of the largest stack's parameters makes a list an accessory: a feature extractor, a head.
+_SHARE = 0.05
+
+
+@dataclass(frozen=True)
+class BlockStack:
+    """Blocks that run one after the other. A module that stands in the list twice is listed twice."""
+
+    name: str
+    """Path of the list in the model."""
+    blocks: list[nn.Module]
+    """The modules themselves, never the wrappers of torch.compile."""
+    names: list[str]
+    """Their paths."""
+    owner: nn.Module
+    """The module that holds the list and runs it; a `Sequential` runs itself."""
+
+
+def find_stacks(model: nn.Module, pattern: str | None = None) -> list[BlockStack]:
+    """The stacks of a model, the one with most blocks first.
+
+    `pattern` names the blocks instead: `model.layers.*`, where a star stands for one part of a path.
+    """
+    model = eager(model)
+    if pattern is not None:
+        return _matching(model, pattern)
+    stacks = list(_outermost(model, "", model))
+    composite = [stack for stack in stacks if _is_composite(stack.blocks[0])] or stacks
+    if not composite:
+        raise NormLabError(
+            f"{type(model).__name__} has no repeated blocks: expected a ModuleList or Sequential of at least two "
+            "modules of one class with parameters; name the blocks with a pattern, e.g. 'model.layers.*'"
+        )
+    largest = max(_size(stack.blocks) for stack in composite)
+    kept = [stack for stack in composite if _size(stack.blocks) >= _SHARE * largest]
+    return sorted(kept, key=lambda stack: -len(stack.blocks))
+
+
+def eager(module: nn.Module) -> nn.Module:
+    """The module itself in place of the wrapper that torch.compile puts around it."""
+    while isinstance(inner := getattr(module, "_orig_mod", None), nn.Module):
+        module = inner
+    return module
+
+
+def children(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
+    """Paths and modules one level down, shared modules as often as they are listed."""
+    for name, child in module._modules.items():
+        if child is not None:
+            yield (f"{path}.{name}" if path else name), eager(child)
+
+
+def _outermost(module: nn.Module, path: str, owner: nn.Module) -> Iterator[BlockStack]:
+    if isinstance(module, nn.ModuleList | nn.Sequential):
+        found = dict(children(module, path))
+        if _is_stack(list(found.values())):
+            runs_itself = isinstance(module, nn.Sequential)
+            yield BlockStack(path, list(found.values()), list(found), module if runs_itself else owner)
+            return
+    for below, child in children(module, path):
+        # A list does not run: what runs its members is the module around it.
+        yield from _outermost(child, below, owner if isinstance(module, nn.ModuleList) else module)
+
+
+def _is_stack(modules: list[nn.Module]) -> bool:
+    one_class = len({type(module) for module in modules}) == 1
+    # Lists of lists hold stacks; they are none.
+    nested = any(isinstance(module, nn.ModuleList | nn.Sequential) for module in modules)
+    return len(modules) >= 2 and one_class and not nested and all(_has_parameters(module) for module in modules)
+
+
+def _is_composite(block: nn.Module) -> bool:
+    return sum(_has_parameters(child) for _, child in children(block, "")) >= 2
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
+
+def _size(blocks: list[nn.Module]) -> int:
+    return sum(parameter.numel() for parameter in nn.ModuleList(blocks).parameters())
+
+
+def _matching(model: nn.Module, pattern: str) -> list[BlockStack]:
+    regex = re.compile(r"[^.]+".join(map(re.escape, pattern.split("*"))))
+    last_star = pattern[: pattern.rfind("*")].count(".") if "*" in pattern else pattern.count(".")
+    groups: dict[str, dict[str, nn.Module]] = {}
+    tree = dict(walk(model, ""))
+    for path, module in tree.items():
+        if regex.fullmatch(path):
+            groups.setdefault(".".join(path.split(".")[:last_star]), {})[path] = module
+    if not groups:
+        lists = [path for path, module in tree.items() if isinstance(module, nn.ModuleList | nn.Sequential)]
+        hint = f"lists in it: {', '.join(lists[:8])}" if lists else "it holds no lists of modules"
+        raise NormLabError(f"no block of {type(model).__name__} matches {pattern!r}; {hint}")
+    stacks = [
+        BlockStack(name, [*found.values()], [*found], _runner(tree, model, name)) for name, found in groups.items()
+    ]
+    return sorted(stacks, key=lambda stack: -len(stack.blocks))
+
+
+def walk(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
+    """Paths and modules on all levels down, parents first."""
+    for below, child in children(module, path):
+        yield below, child
+        yield from walk(child, below)
+
+
+def _runner(tree: dict[str, nn.Module], model: nn.Module, path: str) -> nn.Module:
+    while path and isinstance(tree[path], nn.ModuleList):
+        path = path.rpartition(".")[0]
+    return tree[path] if path else model

@@ -1,0 +1,128 @@
+"""Verdicts on growth over depth: the state on its way up, the gradient on its way down."""
+
+from __future__ import annotations
+
+import math
+
+from normlab.stability import laws
+from normlab.stability.blame import blame, to_blame
+from normlab.stability.profile import Ladder, Number, Profile
+from normlab.stability.thresholds import Thresholds
+from normlab.stability.verdict import Level, Verdict, View, plain, unmeasured
+
+
+def forward(ladder: Ladder, limits: Thresholds) -> Verdict:
+    """How the RMS of the state grows with depth."""
+    law = laws.classify(ladder, limits)
+    if law.broken is not None:
+        return _broken(law, law.broken)
+    if law.p is None:
+        words = f"growth not judged: it takes two depths of at least {limits.least_depth} blocks"
+        return Verdict(name="forward", finding=law.name, level="ok", words=words)
+    view = View(ladder.deepest(law.when))
+    bad = law.name in ("exploding", "super-linear")
+    layers = to_blame([_log(x) for x in view.mean(lambda profile: profile.growth)]) if bad else ()
+    words = f"{law.name}: {_exponent(law, limits)}{_slope(law, limits)} at step {law.step}{blame(layers, view.depth)}"
+    grade: Level = "fail" if law.name == "exploding" else "warn" if law.name in ("super-linear", "shrinking") else "ok"
+    return Verdict(
+        name="forward",
+        finding=law.name,
+        level=grade,
+        value=law.p.exponent,
+        threshold=limits.p_linear,
+        layers=layers,
+        words=words,
+    )
+
+
+def backward(ladder: Ladder, limits: Thresholds, target: int | None = None) -> Verdict:
+    """What is left of the gradient at the first block of a stack as deep as the target."""
+    law = laws.classify_backward(ladder, target, limits)
+    if law.value is None:
+        words = "gradient not judged: none was measured, or one depth alone and not the target"
+        return Verdict(name="backward", finding=law.name, level="ok", words=words)
+    view = View(ladder.deepest(law.when))
+    bad = law.name != "power law"
+    layers = _gradient_to_blame(view, law.name) if bad else ()
+    how = "measured" if law.measured else "extrapolated"
+    size = f"G = {law.value:.3g}" if math.isfinite(law.value) else "a gradient is not finite"
+    power = f", G ∝ L^{law.fit.exponent:.2f}{_interval(law.fit)}" if law.fit else ", one depth: no exponent"
+    bounds = f"{limits.gradient_low:g} to {limits.gradient_high:g}"
+    words = f"{law.name}: {size} at {law.target} blocks ({how}, {bounds} is fine){power} at step {law.step}"
+    return Verdict(
+        name="backward",
+        finding=law.name,
+        level="fail" if bad else "ok",
+        value=plain(law.value),
+        threshold=limits.gradient_low if law.value < 1.0 else limits.gradient_high,
+        layers=layers,
+        words=words + blame(layers, view.depth),
+    )
+
+
+def unsteady(ladder: Ladder, limits: Thresholds) -> Verdict:
+    """Whether the gradient's gain moved during the burst."""
+    factor = laws.moved(ladder)
+    if factor is None:
+        return unmeasured("unsteady", "it takes a look before and one after the burst")
+    over = factor > limits.gradient_moved
+    words = f"G changed {factor:.3g}-fold during the burst ({limits.gradient_moved:g} is the limit)"
+    return Verdict(
+        name="unsteady",
+        finding="unsteady" if over else "fine",
+        level="fail" if over else "ok",
+        value=plain(factor),
+        threshold=limits.gradient_moved,
+        words=words,
+    )
+
+
+def _broken(law: laws.ForwardLaw, profile: Profile) -> Verdict:
+    place = profile.first_broken
+    layers = () if place is None else (place - 1,)
+    first = f"first in {profile.nan_first}" if profile.nan_first else f"at step {profile.step}"
+    words = f"exploding: a value is not finite with {profile.depth} blocks, {first}"
+    words += blame(layers, profile.depth)
+    p = law.p.exponent if law.p else None
+    return Verdict(name="forward", finding="exploding", level="fail", value=p, layers=layers, words=words)
+
+
+def _exponent(law: laws.ForwardLaw, limits: Thresholds) -> str:
+    """The exponent with its interval, and its spread where seeds could change the class."""
+    if law.p is None or law.spread is None:
+        return ""
+    shown = f"RMS ∝ L^{law.p.exponent:.2f}{_interval(law.p)}"
+    if law.p.n > 1:
+        shown += f", seeds {law.spread[0]:.2f} to {law.spread[1]:.2f}"
+    small, large = law.depths
+    return f"{shown} from {small} to {large} blocks ({limits.p_linear:g} is the limit)"
+
+
+def _slope(law: laws.ForwardLaw, limits: Thresholds) -> str:
+    if law.kappa_ratio is None or law.kappa_depth is None:
+        return ""
+    small, large = law.depths
+    # Where the smaller stack does not grow there is no ratio to speak of.
+    value = f"{law.kappa_ratio:.2f}" if math.isfinite(law.kappa_ratio) else "none"
+    shown = f", κ({large})/κ({small}) = {value} (limit {law.kappa_ratio_limit:.2f})"
+    return f"{shown}, κL = {law.kappa_depth:.2f} (limit {limits.kappa_depth:g})"
+
+
+def _interval(fit: laws.Fit) -> str:
+    return "" if fit.low is None or fit.high is None else f" [{fit.low:.2f}, {fit.high:.2f}]"
+
+
+def _gradient_to_blame(view: View, name: str) -> tuple[int, ...]:
+    broken = view.mean(lambda profile: profile.grad_broken)
+    unfit = {place for profile in view.profiles for place in profile.unfit.get("grad_h", [])}
+    marked = unfit | {place for place, share in enumerate(broken) if share}
+    if marked:
+        # The gradient travels down: the highest broken boundary lies right below the block that broke it.
+        return (max(marked),) if max(marked) < view.depth else ()
+    # G leaves out the first block, and so does the blame for it.
+    gains = [None, *(_log(gain) for gain in view.mean(lambda profile: profile.gain)[1:])]
+    return to_blame(gains, sign=1.0 if name == "exploding" else -1.0)
+
+
+def _log(x: Number) -> Number:
+    return math.log(x) if x else None

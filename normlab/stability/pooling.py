@@ -1,0 +1,119 @@
+"""One profile from the passes of a step, as if their batches had been one.
+
+Formula    rms, branch_rms   √ mean of squares          max_abs, logit_max   largest
+           grad_h            √ sum of squares           outlier_ratio, branch_ratio, kurtosis   from the pooled moments
+           all others        mean
+           passes weighed by their tokens
+
+Equal to one large batch except where a number compares the tokens of a batch with one another (var_data, erank,
+stable_rank): there it is the mean over passes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from normlab.stability.ledger import Ledger
+from normlab.stability.profile import BLOCK, BOUNDARY
+from normlab.stability.watch import Boundary, Call, Pass
+
+_ATTENTION = {
+    "entropy": "attn_entropy",
+    "low_share": "attn_entropy_low_share",
+    "logit_max": "logit_max",
+    "sink": "sink",
+}
+
+Numbers = dict[str, float | None]
+
+
+def pool(passes: Sequence[Pass], ledger: Ledger) -> dict[str, Any]:
+    """Series for a `Profile`, by name."""
+    weights = [one.tokens for one in passes]
+    boundaries = [_boundary(row, weights, ledger) for row in zip(*map(_boundaries, passes), strict=True)]
+    blocks = [_block(row, weights, ledger) for row in zip(*(one.calls for one in passes), strict=True)]
+    for before, block in zip(boundaries, blocks, strict=False):
+        block["branch_ratio"] = _ratio(block.get("branch_rms"), before.get("rms"))
+    series: dict[str, Any] = {name: [row.get(name) for row in boundaries] for name in BOUNDARY}
+    series |= {name: [row.get(name) for row in blocks] for name in BLOCK}
+    series["top_channels"] = [_channels(row, ledger) for row in zip(*map(_boundaries, passes), strict=True)]
+    return series
+
+
+def _boundaries(one: Pass) -> list[Boundary]:
+    found = [one.before, *(call.after for call in one.calls)]
+    return [boundary for boundary in found if boundary is not None]
+
+
+def _boundary(row: Sequence[Boundary], weights: Sequence[int], ledger: Ledger) -> Numbers:
+    if not all(boundary.values for boundary in row):
+        return {}
+    looks = [_read(boundary.values, ledger) for boundary in row]
+    pooled: Numbers = {name: _mean([look[name] for look in looks], weights) for name in looks[0]}
+    pooled["rms"] = _root_mean_square([look["rms"] for look in looks], weights)
+    pooled["max_abs"] = _largest([look["max_abs"] for look in looks])
+    pooled["outlier_ratio"] = _ratio(pooled["max_abs"], pooled["rms"])
+    if len(looks) > 1:
+        fourth = _mean([look["kurtosis"] * _power(look["rms"], 4) for look in looks], weights)
+        pooled["kurtosis"] = _ratio(fourth, _power(pooled["rms"], 4))
+    gradients = [_read(boundary.gradient, ledger) for boundary in row if boundary.gradient]
+    if gradients:
+        pooled["grad_h"] = math.hypot(*(look["grad_h"] for look in gradients))
+        pooled["grad_broken"] = _mean([look["grad_broken"] for look in gradients], [1] * len(gradients))
+    return pooled
+
+
+def _block(row: Sequence[Call], weights: Sequence[int], ledger: Ledger) -> Numbers:
+    pooled: Numbers = {}
+    if all(call.values for call in row):
+        looks = [_read(call.values, ledger) for call in row]
+        pooled = {name: _mean([look[name] for look in looks], weights) for name in looks[0]}
+        pooled["branch_rms"] = _root_mean_square([look["branch_rms"] for look in looks], weights)
+    attention = [_read(stats, ledger) for call in row for stats in call.attention]
+    for name, field in _ATTENTION.items():
+        # A call without a row that says anything (one visible key) has no numbers: NaN.
+        known = [stats[name] for stats in attention if not math.isnan(stats[name])]
+        if known:
+            pooled[field] = max(known) if name == "logit_max" else sum(known) / len(known)
+    return pooled
+
+
+def _channels(row: Sequence[Boundary], ledger: Ledger) -> list[int]:
+    rows = [ledger.row(boundary.channels) for boundary in row if boundary.channels is not None]
+    return list(dict.fromkeys(int(channel) for found in rows for channel in found if channel >= 0))
+
+
+def _read(places: Mapping[str, int], ledger: Ledger) -> dict[str, float]:
+    return {name: ledger[place] for name, place in places.items()}
+
+
+def _mean(values: Sequence[float], weights: Sequence[int]) -> float:
+    # Divided first: sums of huge numbers would overflow.
+    total = max(sum(weights), 1)
+    return sum(value * (weight / total) for value, weight in zip(values, weights, strict=True))
+
+
+def _root_mean_square(values: Sequence[float], weights: Sequence[int]) -> float:
+    total = max(sum(weights), 1)
+    return math.hypot(*(value * math.sqrt(weight / total) for value, weight in zip(values, weights, strict=True)))
+
+
+def _largest(values: Sequence[float]) -> float:
+    return math.nan if any(map(math.isnan, values)) else max(values)
+
+
+def _power(value: float | None, exponent: int) -> float:
+    try:
+        return math.nan if value is None else value**exponent
+    except OverflowError:
+        return math.inf
+
+
+def _ratio(over: float | None, under: float | None) -> float | None:
+    if over is None or under is None:
+        return None
+    if under == 0.0:
+        return 0.0 if over == 0.0 else math.inf
+    return over / under

@@ -1,0 +1,185 @@
+"""What a ladder means: one verdict for each way in which a stack can fail, with its number, threshold and blocks.
+
+Growth over depth is judged on the whole ladder, everything else on its deepest stack. Of the looks before and after the
+burst the worse one counts. Each number is the mean over seeds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from normlab.stability.blame import beside, blame, upwards
+from normlab.stability.growth import backward, forward, unsteady
+from normlab.stability.profile import Ladder, Number
+from normlab.stability.thresholds import Thresholds
+from normlab.stability.verdict import Level, Verdict, View, level, mean, over, unmeasured, upper, worst
+
+__all__ = ["Level", "Thresholds", "Verdict", "View", "judge", "level"]
+
+
+def judge(
+    ladder: Ladder,
+    *,
+    thresholds: Thresholds | None = None,
+    target: int | None = None,
+    unigram: float | None = None,
+) -> list[Verdict]:
+    """All verdicts. `target` is the depth that the gradient is judged at (none: the largest measured), `unigram` the
+    entropy of the data's single tokens in nats: a loss that does not beat it has learnt nothing of the context.
+    """
+    limits = thresholds or Thresholds()
+    views = [View(ladder.deepest(when)) for when in ladder.snapshots]
+    return [
+        forward(ladder, limits),
+        backward(ladder, limits, target),
+        unsteady(ladder, limits),
+        collapse(views, limits, unigram),
+        *(worst([rule(view, limits) for view in views]) for rule in (dead_depth, entropy, logits, updates)),
+        *(worst([rule(view, limits) for view in views]) for rule in (absorption, headroom, outliers, uneven)),
+    ]
+
+
+def collapse(views: Sequence[View], limits: Thresholds, unigram: float | None = None) -> Verdict:
+    """Whether the tokens of a sequence point the same way; before the burst that is a warning."""
+    found = [_collapsed(view, limits) for view in views]
+    stuck = _stuck(views, unigram)
+    return worst([*found, *([stuck] if stuck else [])])
+
+
+def dead_depth(view: View, limits: Thresholds) -> Verdict:
+    """Whether the last third of the blocks still turns the tokens."""
+    angles, third = view.mean(lambda profile: profile.ang), view.depth // 3
+    first, last = mean(angles[:third]), mean(angles[view.depth - third :])
+    if first is None or last is None:
+        return unmeasured("dead depth", "no angles, or fewer than three blocks")
+    dead = last < limits.dead_angle and last < limits.dead_share * first
+    layers = tuple(range(view.depth - third, view.depth)) if dead else ()
+    words = (
+        f"blocks of the last third turn a token by {last:.3g} rad ({limits.dead_angle:g} is the least), those of the "
+        f"first by {first:.3g} ({limits.dead_share:.0%} of it is the least) at step {view.step}"
+    )
+    return Verdict(
+        name="dead depth",
+        finding="dead depth" if dead else "fine",
+        level="warn" if dead else "ok",
+        value=last,
+        threshold=limits.dead_angle,
+        layers=layers,
+        words=words + blame(layers, view.depth),
+    )
+
+
+def entropy(view: View, limits: Thresholds) -> Verdict:
+    """Whether attention heads look at a single key."""
+    shares = view.mean(lambda profile: profile.attn_entropy_low_share)
+    return upper("attention", "low entropy", "share of heads that see one key", shares, view, limits.low_entropy_heads)
+
+
+def logits(view: View, limits: Thresholds) -> Verdict:
+    """Whether attention scores are about to saturate the softmax."""
+    scores = view.mean(lambda profile: profile.logit_max)
+    return upper(
+        "attention logits", "large logits", "largest score", scores, view, limits.logit_warn, limits.logit_fail
+    )
+
+
+def updates(view: View, limits: Thresholds) -> Verdict:
+    """Whether an optimiser step changes every block's weights by a sensible share."""
+    shares, low, high = view.mean(lambda profile: profile.upd_ratio), limits.update_low, limits.update_high
+    known = {place: share for place, share in enumerate(shares) if share is not None}
+    if not known:
+        return unmeasured("update ratio")
+    layers = tuple(place for place, share in known.items() if not low <= share <= high)
+    middle = math.sqrt(low * high)
+    furthest = max(known.values(), key=lambda share: abs(math.log(share / middle)) if share > 0.0 else math.inf)
+    finding = "fine" if not layers else "small updates" if furthest < low else "large updates"
+    words = f"weights change by {furthest:.3g} of their size a step ({low:g} to {high:g} is fine) at step {view.step}"
+    return Verdict(
+        name="update ratio",
+        finding=finding,
+        level="warn" if layers else "ok",
+        value=furthest,
+        threshold=low if furthest < middle else high,
+        layers=layers,
+        words=words + blame(layers, view.depth),
+    )
+
+
+def absorption(view: View, limits: Thresholds) -> Verdict:
+    """Whether a bf16 state swallows what the blocks add."""
+    shares, warn, fail = view.mean(lambda profile: profile.absorb_bf16), limits.absorb_warn, limits.absorb_fail
+    return upper("bf16 absorption", "absorbed", "share of increments lost in bf16", shares, view, warn, fail)
+
+
+def headroom(view: View, limits: Thresholds) -> Verdict:
+    """Whether the state is about to overflow fp16."""
+    bits = view.mean(lambda profile: profile.headroom("fp16"))
+    needed = [None if x is None or math.isinf(x) else -x for x in bits]
+    verdict = upper("headroom", "little headroom", "", needed, view, -limits.headroom_bits, first=-1)
+    if verdict.value is None:
+        return verdict
+    words = f"{-verdict.value:.1f} bits below the largest fp16 number ({limits.headroom_bits:g} is the least)"
+    where = f" at step {view.step}{blame(verdict.layers, view.depth)}"
+    return dataclasses.replace(verdict, value=-verdict.value, threshold=limits.headroom_bits, words=words + where)
+
+
+def outliers(view: View, limits: Thresholds) -> Verdict:
+    """Whether single entries dwarf the rest."""
+    ratios = view.mean(lambda profile: profile.outlier_ratio)
+    return upper("outliers", "outliers", "largest entry over RMS", ratios, view, limits.outlier_ratio, first=-1)
+
+
+def uneven(view: View, limits: Thresholds) -> Verdict:
+    """Whether one block adds, or passes back, far more than those around it: a fault rather than a law.
+
+    The first block's gradient gain does not count: it depends on the size of the embeddings.
+    """
+    branch, gain = view.mean(lambda profile: profile.branch_rms), view.mean(lambda profile: profile.gain)
+    factors = [_larger(a, b) for a, b in zip(beside(branch), beside([None, *gain[1:]]), strict=True)]
+    label = "a block's increment or gradient gain differs from all its neighbours' by a factor of"
+    return upper("uneven", "uneven", label, factors, view, limits.uneven)
+
+
+def _collapsed(view: View, limits: Thresholds) -> Verdict:
+    cosines, ranks = view.mean(lambda profile: profile.cos), view.mean(lambda profile: profile.erank)
+    cosine, rank = cosines[-1], ranks[-1]
+    if cosine is None and rank is None:
+        return unmeasured("collapse")
+    alike = cosine is not None and cosine > limits.cosine
+    flat = rank is not None and rank < limits.rank
+    layers = upwards([over(c, limits.cosine) or _under(r, limits.rank) for c, r in zip(cosines, ranks, strict=True)])
+    shown = [] if cosine is None else [f"top token cosine {cosine:.3f} ({limits.cosine:g} is the limit)"]
+    shown += [] if rank is None else [f"effective rank {rank:.1f} ({limits.rank:g} is the least)"]
+    by_rank = cosine is None or (flat and not alike)
+    return Verdict(
+        name="collapse",
+        finding="collapse" if alike or flat else "fine",
+        level="ok" if not (alike or flat) else "fail" if view.trained else "warn",
+        value=rank if by_rank else cosine,
+        threshold=limits.rank if by_rank else limits.cosine,
+        layers=layers,
+        words=f"{', '.join(shown)} at step {view.step}{blame(layers, view.depth)}",
+    )
+
+
+def _stuck(views: Sequence[View], unigram: float | None) -> Verdict | None:
+    """Collapse by its effect: tokens came together, and the loss is no better than without any context."""
+    if len(views) < 2 or unigram is None or views[0].depth != views[1].depth:
+        return None
+    before, after = (view.number(lambda profile: profile.cos[-1]) for view in views)
+    loss = views[1].number(lambda profile: profile.loss)
+    if before is None or after is None or loss is None or after <= before or loss < unigram:
+        return None
+    words = f"token cosine rose from {before:.3f} to {after:.3f} and the loss {loss:.3f} does not beat {unigram:.3f}"
+    words += " nats, the entropy of single tokens"
+    return Verdict(name="collapse", finding="collapse", level="fail", value=loss, threshold=unigram, words=words)
+
+
+def _larger(a: Number, b: Number) -> Number:
+    return max((x for x in (a, b) if x is not None), default=None)
+
+
+def _under(x: Number, limit: float) -> bool:
+    return x is not None and x < limit

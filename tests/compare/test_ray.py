@@ -19,6 +19,13 @@ from normlab.errors import NormLabError
 from tests.compare import small
 from tests.compare.small import configuration, has_checkpoint, in_process, losses, values, wait_until
 
+
+@pytest.fixture(autouse=True)
+def _a_ray_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Without an address Ray joins whatever cluster runs on this machine, another test's too, and goes down with it.
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+
+
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed (extra cluster)")
 
 

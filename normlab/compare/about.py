@@ -13,12 +13,10 @@ from normlab import __version__
 from normlab.compare.config import CompareConfig
 from normlab.errors import NormLabError
 from normlab.files import read_json, write_json
+from normlab.train.config import NOT_DECISIVE
 
 METRIC = "val_loss"
 """What runs are judged by: the last loss on validation text, in nats a token."""
-
-# What may change between two calls: these decide no result.
-_FREE = ("saves", "keep", "sinks", "vocab_size")
 
 
 def versions() -> dict[str, str]:
@@ -74,5 +72,5 @@ def _decisive(about: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that must stay as they are, flat."""
     base = about["base"]
     fields = {"baseline": about["baseline"], "level": about["level"], **base, **base["model"]}
-    kept = {name: value for name, value in fields.items() if name not in (*_FREE, "model")}
+    kept = {name: value for name, value in fields.items() if name not in (*NOT_DECISIVE, "model")}
     return kept | {"corpus": about["corpus"]["fingerprint"]}

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
 
 from normlab.compare.about import write_about
 from normlab.compare.config import CompareConfig
@@ -24,6 +21,7 @@ from normlab.compare.workers import Workers, places
 from normlab.errors import NormLabError
 from normlab.files import file_error
 from normlab.locks import hold
+from normlab.train.interrupt import Interrupt
 from normlab.train.trainer import open_corpus
 
 _LOOK_SECONDS = 0.25
@@ -52,10 +50,10 @@ def compare(
         corpus = open_corpus(config.base, shown=shown)
         write_about(path, config, corpus.facts(), command)
         session = _Session(config, path, corpus.fingerprint, shown=shown)
-        signals = session.work(minutes)
+        asked = session.work(minutes)
         rows = Store(path).rows()
-    if signals:
-        raise KeyboardInterrupt(f"{signals[0]} received")
+    if asked is not None:
+        raise KeyboardInterrupt(asked)
     return _standings(config, rows)
 
 
@@ -76,21 +74,22 @@ class _Session:
         self.fault: NormLabError | None = None
         """What no run can go on with; those under way are saved first."""
 
-    def work(self, minutes: float | None) -> list[str]:
-        """Run what is due until nothing is, or until it is time to stop; returns the signals that asked for it."""
+    def work(self, minutes: float | None) -> str | None:
+        """Run what is due until nothing is, or until it is time to stop; returns the signal that asked for it."""
         if not self.plan.due(self.rows):
-            return []
+            return None
         end = time.monotonic() + 60.0 * minutes if minutes is not None else float("inf")
+        interrupt = Interrupt(shown=False)
         with ExitStack() as stack:
             pool = stack.enter_context(closing(_pool(self.plan.config)))
             # After the pool is there: Ray would put handlers of its own in the place of these.
-            signals = stack.enter_context(_asked_to_stop())
+            stack.enter_context(interrupt.heard())
             view = stack.enter_context(closing(View(self._steps, shown=self.shown)))
-            self._loop(pool, view, lambda: bool(signals) or time.monotonic() > end)
+            self._loop(pool, view, lambda: interrupt.reason is not None or time.monotonic() > end)
             self._say_how_it_ended(view)
         if self.fault is not None:
             raise self.fault
-        return signals
+        return interrupt.reason
 
     def _loop(self, pool: Pool, view: View, must_stop: Callable[[], bool]) -> None:
         stopping = False
@@ -149,27 +148,6 @@ def _standings(config: CompareConfig, rows: Sequence[Row]) -> list[Standing]:
     if not any(row["scheme"] == baseline for row in rows):
         return []
     return ranking(rows, baseline, config.level)
-
-
-@contextmanager
-def _asked_to_stop() -> Iterator[list[str]]:
-    """Names of the signals that asked for a clean stop; a second one is not patient."""
-    asked: list[str] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
-
-    def ask(number: int, _frame: Any) -> None:
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(signal.Signals(number).name)
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _check(minutes: float | None) -> None:

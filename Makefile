@@ -12,7 +12,7 @@ TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 # The main job at a size for two cores: 24 small runs on the standard library's own text, ending in demo/report.html.
 DEMO := --schemes pre post peri geonorm --lrs 1.5e-3 3e-3 6e-3 --seeds 3 --depth 4 --dim 64 --heads 2 --length 128 --batch 16 \
-        --tokens 200k --evals 8 --eval-tokens 50k --saves 0
+        --tokens 150k --evals 8 --eval-tokens 50k --saves 0
 
 demo: $(VENV)/.base
 	$(BIN)/normlab compare $(DEMO) --out demo

@@ -9,19 +9,18 @@ which the model compiles, are left out.
 from __future__ import annotations
 
 import dataclasses
-import platform
 import statistics
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 import tyro
 
 import normlab
 from normlab.files import write_json
 from normlab.train import TrainConfig, train
+from normlab.versions import versions
 
 _BATCHES = {"125m": (32, 1), "350m": (32, 2), "1.3b": (16, 2)}
 """Sequences a step and parts that they are cut into."""
@@ -43,9 +42,10 @@ class Arguments:
 def main(arguments: Arguments) -> None:
     rows = [_measure(size, arguments) for size in arguments.sizes]
     if arguments.out is not None:
-        versions = {"torch": torch.__version__, "python": platform.python_version(), "normlab": normlab.__version__}
         settings = dataclasses.asdict(arguments) | {"out": str(arguments.out)}
-        write_json(arguments.out, {"script": "benchmarks/training.py", **settings, "versions": versions, "rows": rows})
+        write_json(
+            arguments.out, {"script": "benchmarks/training.py", **settings, "versions": versions(), "rows": rows}
+        )
 
 
 def _measure(size: str, arguments: Arguments) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from normlab.errors import NormLabError
 from normlab.files import write_json
 from normlab.models import DecoderConfig
 from normlab.schemes.registry import scheme as find_scheme
+from normlab.versions import versions
 
 
 def kernels(
@@ -132,16 +133,21 @@ def _draw(plot: Path | None, draw: Callable[[list[dict[str, Any]], Path], None],
         print(f"plot in {plot}")
 
 
+def _without_places(words: list[str]) -> list[str]:
+    """The command without the files that one machine kept its results in: they decide nothing."""
+    places = {i + k for i, word in enumerate(words) if word in ("--out", "--plot") for k in (0, 1)}
+    return [word for i, word in enumerate(words) if i not in places and not word.startswith(("--out=", "--plot="))]
+
+
 def _keep(out: Path | None, name: str, rows: list[dict[str, Any]]) -> None:
     """Write the figures atomically, with command, hardware and versions."""
     if out is None:
         return
     facts = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": "normlab " + " ".join(sys.argv[1:]),
+        "command": " ".join(["normlab", *_without_places(sys.argv[1:])]),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
+        **versions(),
         "rows": rows,
     }
     write_json(out, facts)

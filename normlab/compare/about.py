@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from normlab import __version__
 from normlab.compare.config import CompareConfig
 from normlab.errors import NormLabError
 from normlab.files import read_json, write_json
 from normlab.train.config import NOT_DECISIVE
+from normlab.versions import versions
 
 METRIC = "val_loss"
 """What runs are judged by: the last loss on validation text, in nats a token."""
-
-
-def versions() -> dict[str, str]:
-    """Of what computes the results."""
-    return {"normlab": __version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
 def write_about(folder: Path, config: CompareConfig, corpus: Mapping[str, Any], command: Sequence[str]) -> None:

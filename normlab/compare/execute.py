@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from normlab.compare.about import METRIC, versions
+from normlab.compare.about import METRIC
 from normlab.compare.plan import Planned
 from normlab.data import Corpus
 from normlab.errors import NormLabError
@@ -18,6 +18,7 @@ from normlab.locks import wait_for
 from normlab.train.folder import now
 from normlab.train.result import Result
 from normlab.train.trainer import open_corpus, train
+from normlab.versions import versions
 
 _TAIL_BYTES = 2**16
 

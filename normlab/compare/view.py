@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.progress import BarColumn, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
 from normlab.compare.execute import Job, last_step
-
-_PLAIN_SECONDS = 30.0
-"""Between two lines where nobody watches a terminal."""
+from normlab.live import Live
 
 
 class View:
     """Reads how far the runs are from their metrics, wherever they run."""
 
     def __init__(self, steps: int, *, shown: bool):
-        self._steps, self._shown = steps, shown
-        self._bar = _bar() if shown and sys.stderr.isatty() else None
+        self._steps, self._live = steps, Live(*_columns(), shown=shown)
+        self._bar = self._live.bar
+        self.say, self.close = self._live.say, self._live.close
         self._lines: dict[str, Any] = {}
-        self._began = self._said = time.perf_counter()
+        self._began = time.perf_counter()
         self._first: float | None = None
         if self._bar is not None:
             self._all = self._bar.add_task("comparison", total=None, facts="", left="")
-            self._bar.start()
 
     def update(self, ended: int, runs: int, running: Sequence[Job]) -> None:
         """Show how it stands: `ended` of `runs`, and these under way."""
-        if not self._shown:
+        if not self._live.shown:
             return
         last = {job: last_step(job.folder) or {} for job in running}
         done = ended * self._steps + sum(step.get("step", 0) for step in last.values())
@@ -41,7 +37,7 @@ class View:
         if self._bar is not None:
             self._bar.update(self._all, completed=done, total=runs * self._steps, facts=facts, left=left)
             self._show_runs(last)
-        elif time.perf_counter() - self._said > _PLAIN_SECONDS:
+        elif self._live.is_due:
             shares = ", ".join(f"{job.run}: step {step.get('step', 0)}" for job, step in last.items())
             self.say(f"{facts} have ended; {left or 'time left not known yet'}; {shares}")
 
@@ -50,18 +46,6 @@ class View:
         value = row["reason"] if row["value"] is None else f"{row['value']:.4f}"
         outcome = f"failed: {value}" if row["state"] == "failed" else f"loss {value}"
         self.say(f"{row['label']}, rate {row['lr']:g}, seed {row['seed']} ({row['role']}): {outcome}")
-
-    def say(self, text: str) -> None:
-        """A line of its own, above the bars."""
-        self._said = time.perf_counter()
-        if self._bar is not None:
-            self._bar.console.print(text, highlight=False, markup=False)
-        elif self._shown:
-            print(text, file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
 
     def _left(self, done: float, total: float) -> str:
         """From the speed since this call began: what was there before took other time."""
@@ -96,7 +80,6 @@ def _number(value: float | None) -> str:
     return "not finite" if value is None else f"{value:.4f}"
 
 
-def _bar() -> Progress:
-    names = TextColumn("{task.description}", markup=False)
-    facts = TextColumn("{task.fields[facts]}", markup=False)
-    return Progress(names, BarColumn(bar_width=24), facts, _Left(), console=Console(stderr=True))
+def _columns() -> tuple[ProgressColumn, ...]:
+    names, facts = (TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[facts]}"))
+    return names, BarColumn(bar_width=24), facts, _Left()

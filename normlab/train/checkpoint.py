@@ -14,7 +14,6 @@ hashes show. All ranks must see the same folder.
 from __future__ import annotations
 
 import os
-import platform
 import re
 import shutil
 import warnings
@@ -30,12 +29,12 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 from torch.distributed.checkpoint.state_dict_loader import load as load_shared
 from torch.distributed.checkpoint.state_dict_saver import save as save_shared
 
-from normlab import __version__
 from normlab.errors import NormLabError
 from normlab.files import digest, file_error, read_json, sync, write_json
 from normlab.train.distributed import ALONE, Group
 from normlab.train.rng import restore_random_states, write_random_states
 from normlab.train.weights import check_shapes, shapes_of, weights_of
+from normlab.versions import versions
 
 Digests = dict[str, tuple[int, str]]
 """Size and SHA-256 of files, by their path in the checkpoint."""
@@ -124,7 +123,7 @@ class Checkpoints:
     def _publish(self, partial: Path, step: int, digests: Mapping[str, Any]) -> None:
         if not self.group.is_main:
             return
-        facts = {"step": step, "ranks": self.group.world, "versions": _versions(), "files": digests}
+        facts = {"step": step, "ranks": self.group.world, "versions": versions(), "files": digests}
         write_json(partial / _MANIFEST, facts)
         for folder in (partial / "tensors", partial / "rng", partial):
             sync(folder)
@@ -213,10 +212,6 @@ def _read_manifest(folder: Path) -> Digests:
         return {str(name): (int(size), str(sha256)) for name, (size, sha256) in facts["files"].items()}
     except (KeyError, TypeError, AttributeError):
         raise NormLabError(f"{_MANIFEST} is not one") from None
-
-
-def _versions() -> dict[str, str]:
-    return {"normlab": __version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
 @contextmanager

@@ -13,17 +13,15 @@ lock               held by the process that writes
 
 from __future__ import annotations
 
-import platform
 import shutil
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from normlab import __version__
 from normlab.errors import NormLabError
 from normlab.files import read_json, write_json
 from normlab.train.config import NOT_DECISIVE, TrainConfig
+from normlab.versions import versions
 
 # As `TrainConfig.identity` has it.
 
@@ -56,8 +54,7 @@ class RunFolder:
                     f"choose another folder with --out, or remove this one"
                 )
             return
-        facts = {"normlab": __version__, "python": platform.python_version(), "torch": sys.modules["torch"].__version__}
-        write_json(self.path / "config.json", {"config": config.to_dict(), "versions": facts, "device": device})
+        write_json(self.path / "config.json", {"config": config.to_dict(), "versions": versions(), "device": device})
 
     @property
     def config(self) -> TrainConfig:

@@ -47,7 +47,7 @@ def test_cases_move_what_the_cards_say():
 def test_figures_are_kept_with_what_it_takes_to_repeat_them(tmp_path, monkeypatch):
     monkeypatch.setattr(kernels, "CPU_SHAPES", ((8, 64),))
     monkeypatch.setattr(torch, "compile", lambda call: call)  # the compiler has its own tests
-    monkeypatch.setattr(sys, "argv", ["normlab", "bench", "kernels", "--cpu"])
+    monkeypatch.setattr(sys, "argv", ["normlab", "bench", "kernels", "--out", "/some/where", "--cpu", "--plot=x.svg"])
     out = tmp_path / "figures" / "kernels.json"
     found = run.kernels(only="geodesic", cpu=True, out=out)
     kept = json.loads(out.read_text())

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from normlab import live
 from normlab.compare import view
 from normlab.compare.execute import Job
 from normlab.compare.view import View
@@ -35,7 +36,8 @@ def test_lines_where_there_is_no_terminal(
     job: Job, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(view, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    for module in (view, live):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock.now))
     shown = View(12, shown=True)
     shown.update(1, 4, [])
     assert capsys.readouterr().err == ""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,6 +24,9 @@ SHAPES = ((65536, 768), (32768, 1024), (32768, 2048), (16384, 4096), (8192, 8192
 CPU_SHAPES = ((2048, 768), (1024, 2048))
 
 Pair = tuple[Tensor, Tensor]
+
+_CORES = 2
+"""CPU cores that one compilation keeps busy."""
 
 
 @dataclass(frozen=True)
@@ -106,24 +112,53 @@ class Row:
         return asdict(self) | {"gb_per_s": self.bytes_moved / self.fused.median / 1e9, "share": self.share, **ratios}
 
 
-def rows(device: torch.device, dtype: torch.dtype = torch.bfloat16, only: str = "") -> Iterator[Row]:
-    """Every case at every shape. On a CPU the reference stands in for the kernel."""
-    for case, shape in _plan(device, only):
-        yield from _rows(case, shape, device, dtype)
+Place = tuple[str, tuple[int, int]]
+"""A case and a shape: what is measured at a time."""
 
 
-def count(device: torch.device, only: str = "") -> int:
-    """How many rows there will be."""
-    return 2 * len(_plan(device, only))
+def rows(device: torch.device, dtype: torch.dtype, places: list[Place]) -> Iterator[Row]:
+    """Both directions of every place. On a CPU the reference stands in for the kernel."""
+    for place in places:
+        yield from _rows(place, device, dtype)
 
 
-def _plan(device: torch.device, only: str) -> list[tuple[Case, tuple[int, int]]]:
+def plan(device: torch.device, only: str = "", done: Container[Place] = ()) -> list[Place]:
+    """What is to be measured: every case at every shape."""
     shapes = SHAPES if device.type == "cuda" else CPU_SHAPES
-    return [(case, shape) for case in CASES if only in case.name for shape in shapes]
+    places = [(case.name, shape) for case in CASES if only in case.name for shape in shapes]
+    return [place for place in places if place not in done]
 
 
-def _rows(case: Case, shape: tuple[int, int], device: torch.device, dtype: torch.dtype) -> Iterator[Row]:
+def compile_ahead(dtype: torch.dtype, places: list[Place]) -> Iterator[Place]:
+    """Compile everything in several processes, for that is what takes the time; what follows finds it in the cache."""
+    workers = min(len(places), max(1, (os.cpu_count() or 1) // _CORES))
+    # Every worker's compiler would start a worker per core.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(_CORES))
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        futures = {pool.submit(_compile, place, dtype): place for place in places}
+        for future in as_completed(futures):
+            future.result()
+            yield futures[future]
+
+
+def _compile(place: Place, dtype: torch.dtype) -> None:
+    device = torch.device("cuda")
+    calls, inputs, _ = _calls(place, device, dtype)
+    with torch.no_grad():
+        calls["compiled"]()
+    outputs = calls["compiled"]()
+    upstream = [torch.ones_like(output) for output in outputs]
+    # As it will be timed: with a graph that is not kept, the compiler reuses saved tensors' memory.
+    torch.autograd.grad(outputs, inputs, upstream, retain_graph=True, allow_unused=True)
+    torch.cuda.empty_cache()
+
+
+def _calls(
+    place: Place, device: torch.device, dtype: torch.dtype
+) -> tuple[dict[str, Callable[[], Pair]], list[Tensor], Case]:
+    """What is timed, after it has shown that it computes the same; and its inputs."""
     torch._dynamo.reset()
+    case, shape = next(case for case in CASES if case.name == place[0]), place[1]
     step, parameters = case.build(shape[1], device)
     x, g = (torch.randn(shape, device=device).to(dtype).requires_grad_() for _ in range(2))
     fused = "triton" if device.type == "cuda" else "reference"
@@ -137,11 +172,16 @@ def _rows(case: Case, shape: tuple[int, int], device: torch.device, dtype: torch
     if device.type == "cuda":
         found = peers.calls(case.name, x, g, parameters[0])
         calls |= {name: call for name, call in found.items() if _is_peer(name, call, calls["eager"], inputs)}
+    return calls, inputs, case
+
+
+def _rows(place: Place, device: torch.device, dtype: torch.dtype) -> Iterator[Row]:
+    calls, inputs, case = _calls(place, device, dtype)
     for direction, count in (("forward", case.forward), ("backward", case.backward)):
-        moved = count * shape[0] * shape[1] * dtype.itemsize
+        moved = count * inputs[0].numel() * dtype.itemsize
         copy = copy_bandwidth(device, moved)
         times = {name: _time(call, direction, inputs, device) for name, call in calls.items()}
-        yield Row(case.name, shape, direction, moved, copy, times.pop("fused"), times)
+        yield Row(case.name, place[1], direction, moved, copy, times.pop("fused"), times)
 
 
 def _time(call: Callable[[], Pair], direction: str, inputs: list[Tensor], device: torch.device) -> Timing:

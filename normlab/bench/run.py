@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import track
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.table import Table
 
 from normlab.bench import kernels as kernel_bench
@@ -20,6 +21,7 @@ from normlab.bench import step as step_bench
 from normlab.bench.plot import check_format, draw_kernels, draw_steps
 from normlab.errors import NormLabError
 from normlab.files import write_json
+from normlab.live import Live
 from normlab.models import DecoderConfig
 from normlab.schemes.registry import scheme as find_scheme
 from normlab.versions import versions
@@ -32,24 +34,35 @@ def kernels(
     device = _device(cpu, "the reference against torch.compile")
     _check_out(out)
     _check_plot(plot)
-    peers = ("eager", "compiled", "liger", "quack")
-    table = Table("step", "shape", "direction", "µs", "GB/s", "of copy", *(f"× {p}" for p in peers), pad_edge=False)
-    found: list[dict[str, Any]] = []
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    for row in _track(kernel_bench.rows(device, dtype, only), "timing", kernel_bench.count(device, only)):
-        facts = row.to_dict()
-        found.append(facts)
-        ratios = [f"{facts[f'over_{p}']:.2f}" if f"over_{p}" in facts else "–" for p in peers]
-        time = f"{row.fused.median * 1e6:.0f} ({row.fused.low * 1e6:.0f}–{row.fused.high * 1e6:.0f})"
-        speed = (time, f"{facts['gb_per_s']:.0f}", f"{row.share:.2f}")
-        table.add_row(row.case, "×".join(map(str, row.shape)), row.direction, *speed, *ratios)
-    if not found:
+    if not kernel_bench.plan(device, only):
         known = ", ".join(case.name for case in kernel_bench.CASES)
         raise NormLabError(f"no step's name contains {only!r}; known: {known}")
-    Console(width=120).print(table)
-    _keep(out, "kernels", found)
+    found = _kept(out)
+    todo = kernel_bench.plan(device, only, done={(row["case"], tuple(row["shape"])) for row in found})
+    if device.type == "cuda":
+        for _ in _track(kernel_bench.compile_ahead(dtype, todo), "compiling", len(todo)):
+            pass
+    for row in _track(kernel_bench.rows(device, dtype, todo), "timing", 2 * len(todo)):
+        found.append(row.to_dict())
+        # Both directions of a place, or none of it: what is cut short goes on from here.
+        if row.direction == "backward":
+            _keep(out, found, complete=False)
+    Console(width=120).print(_kernel_table(found))
+    _keep(out, found, complete=True)
     _draw(plot, draw_kernels, found)
     return found
+
+
+def _kernel_table(found: list[dict[str, Any]]) -> Table:
+    peers = ("eager", "compiled", "liger", "quack")
+    table = Table("step", "shape", "direction", "µs", "GB/s", "of copy", *(f"× {p}" for p in peers), pad_edge=False)
+    for row in found:
+        ratios = [f"{row[f'over_{p}']:.2f}" if f"over_{p}" in row else "–" for p in peers]
+        median, low, high = (1e6 * row["fused"][name] for name in ("median", "low", "high"))
+        speed = (f"{median:.0f} ({low:.0f}–{high:.0f})", f"{row['gb_per_s']:.0f}", f"{row['share']:.2f}")
+        table.add_row(row["case"], "×".join(map(str, row["shape"])), row["direction"], *speed, *ratios)
+    return table
 
 
 def step(
@@ -75,23 +88,34 @@ def step(
     bench = step_bench.Comparison(pairs, preset=preset, batch=batch, length=length, stream=stream)
     for _ in _track(bench.build(), "compiling", len(pairs)):
         pass
-    for _ in _track(bench.time(repeats), "timing", repeats * len(pairs)):
-        pass
-    rows = bench.rows()
+    for turn, _ in enumerate(_track(bench.time(repeats), "timing", repeats * len(pairs)), 1):
+        if turn % len(pairs) == 0:
+            _keep(out, _beside_pre(bench.rows()), complete=False)
+    found = _beside_pre(bench.rows())
+    Console(width=120).print(_step_table(found))
+    _keep(out, found, complete=True)
+    _draw(plot, draw_steps, found)
+    return found
+
+
+def _beside_pre(rows: list[step_bench.StepRow]) -> list[dict[str, Any]]:
+    """Every contender in units of the faster Pre-Norm."""
     base = max(rows[:2], key=lambda row: row.median)
-    table = Table("scheme", "kernels", "tokens/s", "× pre", "lowest", "highest", "memory × pre", pad_edge=False)
     found = []
     for row in rows:
         # Pairs of neighbours in time: what slows the machine for a moment slows both.
         paired = [a / b for a, b in zip(row.tokens_per_second, base.tokens_per_second, strict=True)]
         ratio, memory = row.median / base.median, row.peak_bytes / base.peak_bytes
-        cells = [f"{row.median:,.0f}", f"{ratio:.3f}", f"{min(paired):.3f}", f"{max(paired):.3f}", f"{memory:.3f}"]
-        table.add_row(row.scheme, row.kernels, *cells)
         found.append(row.to_dict() | {"over_pre": ratio, "paired": paired, "memory_over_pre": memory})
-    Console(width=120).print(table)
-    _keep(out, "step", found)
-    _draw(plot, draw_steps, found)
     return found
+
+
+def _step_table(found: list[dict[str, Any]]) -> Table:
+    table = Table("scheme", "kernels", "tokens/s", "× pre", "lowest", "highest", "memory × pre", pad_edge=False)
+    for row in found:
+        ratios = (row["over_pre"], min(row["paired"]), max(row["paired"]), row["memory_over_pre"])
+        table.add_row(row["scheme"], row["kernels"], f"{row['median']:,.0f}", *(f"{ratio:.3f}" for ratio in ratios))
+    return table
 
 
 def _device(cpu: bool, offered: str) -> torch.device:
@@ -102,9 +126,19 @@ def _device(cpu: bool, offered: str) -> torch.device:
     return torch.device("cuda")
 
 
-def _track(rows: Iterable[Any], what: str, total: int) -> Iterable[Any]:
+def _track(rows: Iterable[Any], what: str, total: int) -> Iterator[Any]:
     """Progress on standard error, so that figures can be piped on."""
-    return track(rows, what, total=total, console=Console(stderr=True), transient=True)
+    live = Live(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), shown=True)
+    task = live.bar.add_task(what, total=total) if live.bar is not None else None
+    try:
+        for done, row in enumerate(rows, 1):
+            yield row
+            if live.bar is not None and task is not None:
+                live.bar.update(task, completed=done)
+            elif live.is_due or done == total:
+                live.say(f"{what} {done}/{total}")
+    finally:
+        live.close()
 
 
 def _check_out(out: Path | None) -> None:
@@ -139,16 +173,32 @@ def _without_places(words: list[str]) -> list[str]:
     return [word for i, word in enumerate(words) if i not in places and not word.startswith(("--out=", "--plot="))]
 
 
-def _keep(out: Path | None, name: str, rows: list[dict[str, Any]]) -> None:
-    """Write the figures atomically, with command, hardware and versions."""
-    if out is None:
-        return
-    facts = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+def _facts() -> dict[str, Any]:
+    """Command, hardware and versions: what it takes to repeat the figures."""
+    return {
         "command": " ".join(["normlab", *_without_places(sys.argv[1:])]),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor(),
         **versions(),
-        "rows": rows,
     }
-    write_json(out, facts)
-    print(f"{name}: figures in {out}")
+
+
+def _keep(out: Path | None, rows: list[dict[str, Any]], *, complete: bool) -> None:
+    """Write the figures atomically, the incomplete ones, too: what is cut short is not lost."""
+    if out is None:
+        return
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    write_json(out, {"date": date, **_facts(), "complete": complete, "rows": rows})
+    if complete:
+        print(f"figures in {out}")
+
+
+def _kept(out: Path | None) -> list[dict[str, Any]]:
+    """Rows of the same measurement that was cut short."""
+    if out is None or not out.exists():
+        return []
+    try:
+        before = json.loads(out.read_text())
+        same = not before["complete"] and all(before.get(name) == value for name, value in _facts().items())
+        return before["rows"] if same else []
+    except (ValueError, KeyError, TypeError):
+        return []  # not a file of ours, or an older one: it is measured anew

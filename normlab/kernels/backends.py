@@ -10,6 +10,7 @@ import torch
 
 from normlab.choices import Kernels
 from normlab.errors import NormLabError, unknown
+from normlab.kernels.compiler import announce
 
 MAX_DIM = 16384
 """Widest row that one Triton program holds in registers."""
@@ -20,6 +21,13 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 def choose(requested: str, tensor: torch.Tensor) -> Literal["reference", "triton"]:
     """The backend for a step on `tensor`."""
+    chosen = _choose(requested, tensor)
+    if chosen == "triton":
+        announce()
+    return chosen
+
+
+def _choose(requested: str, tensor: torch.Tensor) -> Literal["reference", "triton"]:
     if requested == "reference":
         return "reference"
     if requested == "auto":

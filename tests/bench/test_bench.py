@@ -59,6 +59,35 @@ def test_figures_are_kept_with_what_it_takes_to_repeat_them(tmp_path, monkeypatc
     assert list(out.parent.iterdir()) == [out]
 
 
+def test_what_was_cut_short_goes_on_where_it_was(tmp_path, monkeypatch):
+    monkeypatch.setattr(kernels, "CPU_SHAPES", ((8, 64), (8, 96)))
+    monkeypatch.setattr(torch, "compile", lambda call: call)
+    measured, out = [], tmp_path / "kernels.json"
+    whole = kernels._rows
+
+    def cut(place, *rest):
+        if len(measured) == 1:
+            raise KeyboardInterrupt
+        measured.append(place)
+        yield from whole(place, *rest)
+
+    monkeypatch.setattr(kernels, "_rows", cut)
+    with pytest.raises(KeyboardInterrupt):
+        run.kernels(only="geodesic", cpu=True, out=out)
+    assert json.loads(out.read_text())["complete"] is False
+    monkeypatch.setattr(kernels, "_rows", whole)
+    found = run.kernels(only="geodesic", cpu=True, out=out)
+    assert measured == [("geodesic step", (8, 64))]
+    assert [(tuple(row["shape"]), row["direction"]) for row in found] == [
+        (shape, direction) for shape in kernels.CPU_SHAPES for direction in ("forward", "backward")
+    ]
+    kept = json.loads(out.read_text())
+    assert kept["complete"] is True
+    assert len(kept["rows"]) == 4
+    # A finished file is measured anew.
+    assert run._kept(out) == []
+
+
 def test_plots_are_drawn_or_refused_before_anything_is_measured(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib", reason="an extra of its own")
     monkeypatch.setattr(kernels, "CPU_SHAPES", ((8, 64), (8, 96)))

@@ -1,0 +1,35 @@
+"""Our operators, made known to the compiler before it meets them.
+
+The first time that torch 2.11's inductor meets an operator which it does not know, it spells out the whole expression of
+its arguments for a log line, whether anybody reads it or not. Every step of a stack names the step before it twice, so
+at the end of twelve blocks that line takes for ever. Operators that it knows are spared; later versions are, too.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def announce() -> None:
+    """Call this where an operator of ours may be traced; outside a compilation it costs nothing."""
+    if torch.compiler.is_compiling():
+        _announce()
+
+
+# Dynamo runs such a function while it traces, and forgets it.
+@torch.compiler.assume_constant_result
+def _announce() -> bool:
+    from torch._inductor.lowering import lowerings, make_fallback, tag_to_layout_constraint
+    from torch._library.utils import get_layout_constraint_tag
+
+    for op in _operators():
+        if op not in lowerings:
+            # The constraint that it would be given otherwise.
+            constraint = tag_to_layout_constraint(get_layout_constraint_tag(op, with_default=True))
+            make_fallback(op, layout_constraint=constraint, warn=False)
+    return True
+
+
+def _operators() -> list[torch._ops.OpOverload]:
+    names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("normlab::")]
+    return [getattr(torch.ops.normlab, name.removeprefix("normlab::")).default for name in names]

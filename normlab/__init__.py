@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from normlab.schemes.base import Scheme
     from normlab.schemes.registry import names as schemes
     from normlab.schemes.registry import register, scheme
+    from normlab.stability.check import check
     from normlab.stability.probe import probe
     from normlab.stack import Stack
     from normlab.train.config import TrainConfig
@@ -27,6 +28,7 @@ __all__ = [
     "Scheme",
     "Stack",
     "TrainConfig",
+    "check",
     "geometry",
     "load_run",
     "norms",
@@ -46,6 +48,7 @@ __getattr__ = loader(
         "Scheme": "schemes.base",
         "Stack": "stack",
         "TrainConfig": "train",
+        "check": "stability.check",
         "geometry": "",
         "load_run": "train",
         "norms": "",

@@ -14,6 +14,7 @@ from normlab import __version__, flags
 from normlab.compare.config import CompareConfig
 from normlab.errors import NormLabError
 from normlab.models.config import DecoderConfig
+from normlab.stability.config import CheckConfig
 from normlab.train.config import TrainConfig
 
 _DESCRIPTION = """Choose, check, train and understand how the layers of a Transformer are normalised.
@@ -24,6 +25,7 @@ Examples:
   normlab schemes "peri(step=0.1)"  the same, with options
   normlab train --scheme peri       one run on the built-in text, resumable
   normlab compare                   pre, post, peri and geonorm side by side, ending in a page
+  normlab check peri                will it explode, vanish or collapse when it is deep?
   normlab report DIR                the page of a comparison or a run
   normlab generate --run DIR        text from a trained model
   normlab doctor                    what this machine can run, and why not
@@ -115,6 +117,47 @@ def compare(
     if missing := comparison.left(config, out):
         print(f"{missing} runs are left: the same command goes on")
         sys.exit(130)
+
+
+def check(
+    target: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TARGET")],
+    /,
+    config: CheckConfig,
+    against: str | None = None,
+    json: Path | None = None,
+    html: Path | None = None,
+) -> None:
+    """Say whether a design will explode, vanish or collapse when it is deep, which layers are to blame, what to change.
+
+    For instance:
+      normlab check "peri(step=0.1)" --against post
+      normlab check path/to/config.json --shrink 16 --html page.html
+      normlab check package.module:factory --depths 12,24,48 --fail-on exploding,unsteady
+
+    The exit code is 1 where something fails that --fail-on names, 2 where the target cannot be checked.
+
+    Args:
+        target: A scheme with options, a Hugging Face id, a config.json, module:factory (a function of depth and width
+            that returns a model), or the folder of a run.
+        config: The check.
+        against: Another target, to be checked in the same way and shown beside the first.
+        json: Keep everything in this file.
+        html: Write a page with the curves into this file.
+    """
+    from normlab.stability import against as pair
+    from normlab.stability import card
+    from normlab.stability.check import check as run
+    from normlab.stability.check import prepare, share_reference
+    from normlab.stability.result import writable
+
+    kept = [writable(path, suffix) for path, suffix in ((json, ".json"), (html, ".html")) if path is not None]
+    targets = [prepare(name, config) for name in (target, against) if name is not None]
+    results = [run(one, config=config, shown=True, command=["normlab", *sys.argv[1:]]) for one in targets]
+    shown = results[0] if against is None else pair.Against(*share_reference(*results))
+    card.show(shown)
+    for path in kept:
+        print(f"{path.suffix[1:]}: {shown.save(path)}")
+    sys.exit(1 if shown.failed(config.fail_on) else 0)
 
 
 def report(folder: Annotated[Path, tyro.conf.Positional], /, out: Path | None = None, markdown: bool = False) -> None:
@@ -209,6 +252,7 @@ _VERBS: dict[str, Callable[..., None]] = {
     "schemes": schemes,
     "train": train,
     "compare": compare,
+    "check": check,
     "report": report,
     "generate": generate,
     "doctor": doctor,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -84,13 +85,12 @@ def step(
         raise NormLabError("no GPU here: bench step needs one; try normlab bench kernels --cpu")
     _check_out(out)
     _check_plot(plot)
-    pairs = [("pre", "reference"), ("pre", "triton"), *((s, "triton") for s in schemes if s != "pre")]
-    bench = step_bench.Comparison(pairs, preset=preset, batch=batch, length=length, stream=stream)
-    for _ in _track(bench.build(), "compiling", len(pairs)):
+    names = [step_bench.YARDSTICK, ("pre", "reference"), *((s, "triton") for s in schemes if s != "pre")]
+    bench = step_bench.Comparison(names, preset=preset, batch=batch, length=length, stream=stream)
+    for _ in _track(bench.build(), "compiling", len(names)):
         pass
-    for turn, _ in enumerate(_track(bench.time(repeats), "timing", repeats * len(pairs)), 1):
-        if turn % len(pairs) == 0:
-            _keep(out, _beside_pre(bench.rows()), complete=False)
+    for _ in _track(bench.time(repeats), "timing", repeats):
+        _keep(out, _beside_pre(bench.rows()), complete=False)
     found = _beside_pre(bench.rows())
     Console(width=120).print(_step_table(found))
     _keep(out, found, complete=True)
@@ -99,15 +99,18 @@ def step(
 
 
 def _beside_pre(rows: list[step_bench.StepRow]) -> list[dict[str, Any]]:
-    """Every contender in units of the faster Pre-Norm."""
-    base = max(rows[:2], key=lambda row: row.median)
-    found = []
-    for row in rows:
-        # Pairs of neighbours in time: what slows the machine for a moment slows both.
-        paired = [a / b for a, b in zip(row.tokens_per_second, base.tokens_per_second, strict=True)]
-        ratio, memory = row.median / base.median, row.peak_bytes / base.peak_bytes
-        found.append(row.to_dict() | {"over_pre": ratio, "paired": paired, "memory_over_pre": memory})
-    return found
+    """Every contender in units of the faster Pre-Norm: the yardstick, or the one with reference kernels after it."""
+    yard, reference = rows[:2]
+    faster = max(1.0, statistics.median(reference.ratios))
+    return [
+        row.to_dict()
+        | {
+            "over_pre": statistics.median(row.ratios) / faster,
+            "paired": [ratio / faster for ratio in row.ratios],
+            "memory_over_pre": row.peak_bytes / yard.peak_bytes,
+        }
+        for row in rows
+    ]
 
 
 def _step_table(found: list[dict[str, Any]]) -> Table:

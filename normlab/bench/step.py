@@ -23,8 +23,18 @@ from normlab.models import Decoder, DecoderConfig
 _CORES = 2
 """CPU cores that one compilation keeps busy."""
 
+_STEPS = 10
+"""Steps that one turn consists of."""
+
 _CONTEXT = 2**29
 """Bytes that a process takes on the GPU before it has a tensor there."""
+
+
+Name = tuple[str, str]
+"""A scheme and its kind of kernels."""
+
+YARDSTICK: Name = ("pre", "triton")
+"""Has its turn before and after everybody else's."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +44,18 @@ class StepRow:
     scheme: str
     kernels: str
     tokens_per_second: list[float]
+    beside: list[float]
+    """The yardstick's rates just before and after each of these, averaged."""
     peak_bytes: int
 
     @property
     def median(self) -> float:
         return statistics.median(self.tokens_per_second)
+
+    @property
+    def ratios(self) -> list[float]:
+        """Rates in units of the yardstick's: what slows the machine for a while slows both."""
+        return [rate / yard for rate, yard in zip(self.tokens_per_second, self.beside, strict=True)]
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"median": self.median}
@@ -70,7 +87,7 @@ class Contender:
         self.model.after_step()
 
     def rate(self) -> float:
-        found = self.tokens / measure(self.step, self.device, repeats=5, warmup=2).median
+        found = self.tokens / measure(self.step, self.device, repeats=_STEPS, warmup=2).median
         # What the next one needs.
         torch.cuda.empty_cache()
         return found
@@ -92,62 +109,80 @@ def _serve(parent: Connection, config: DecoderConfig, batch: int, length: int) -
 class Comparison:
     """Every (scheme, kernels) of one size, as processes that wait for their turn."""
 
-    def __init__(self, pairs: list[tuple[str, str]], *, preset: str, batch: int, length: int, stream: str):
+    def __init__(self, names: list[Name], *, preset: str, batch: int, length: int, stream: str):
         shared: dict[str, Any] = {"stream": stream, "max_length": length}
         self.configs = {
             (scheme, kernels): DecoderConfig.preset(preset, scheme=scheme, kernels=kernels, **shared)
-            for scheme, kernels in pairs
+            for scheme, kernels in names
         }
         self.batch, self.length = batch, length
-        self.lines: dict[tuple[str, str], Connection] = {}
-        self.peaks: dict[tuple[str, str], int] = {}
-        self.rates: dict[tuple[str, str], list[float]] = {pair: [] for pair in pairs}
+        self.lines: dict[Name, Connection] = {}
+        self.peaks: dict[Name, int] = {}
+        self.rates: dict[Name, list[float]] = {name: [] for name in self.configs}
+        self.beside: dict[Name, list[float]] = {name: [] for name in self.configs}
 
-    def build(self) -> Iterator[tuple[str, str]]:
+    def build(self) -> Iterator[Name]:
         """Compile all, as many at once as cores and memory allow."""
         # Every contender's compiler would start a worker per core.
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(_CORES))
         todo, busy, most = list(self.configs), {}, self._at_once()
         while todo or busy:
             while todo and len(busy) < most:
-                pair = todo.pop(0)
-                busy[self._start(pair)] = pair
+                name = todo.pop(0)
+                busy[self._start(name)] = name
             for line in wait(list(busy)):
-                pair = busy.pop(line)  # type: ignore[arg-type]
-                self.peaks[pair] = self._answer(pair)
-                yield pair
+                name = busy.pop(line)  # type: ignore[arg-type]
+                self.peaks[name] = self._answer(name)
+                yield name
 
-    def time(self, repeats: int) -> Iterator[tuple[str, str]]:
-        for _ in range(repeats):
-            for pair, line in self.lines.items():
-                line.send(True)
-                self.rates[pair].append(self._answer(pair))
-                yield pair
+    def time(self, repeats: int) -> Iterator[int]:
+        """Turns of all, as often as told; gives the number of the repeat whenever all have had theirs."""
+        for repeat in range(1, repeats + 1):
+            before = self._rate(YARDSTICK)
+            for name in self.others:
+                rate, after = self._rate(name), self._rate(YARDSTICK)
+                self.rates[name].append(rate)
+                self.beside[name].append((before + after) / 2)
+                self.rates[YARDSTICK].append(after)
+                before = after
+            yield repeat
 
     def rows(self) -> list[StepRow]:
-        return [StepRow(*pair, self.rates[pair], self.peaks[pair]) for pair in self.configs]
+        """The yardstick first, beside itself."""
+        self.beside[YARDSTICK] = self.rates[YARDSTICK]
+        return [
+            StepRow(*name, self.rates[name], self.beside[name], self.peaks[name]) for name in (YARDSTICK, *self.others)
+        ]
+
+    @property
+    def others(self) -> list[Name]:
+        return [name for name in self.configs if name != YARDSTICK]
+
+    def _rate(self, name: Name) -> float:
+        self.lines[name].send(True)
+        return self._answer(name)
 
     def _at_once(self) -> int:
         # Pre-Norm stands for all. Compiled it needs less than the estimate, which leaves room for those that need more.
         one = next(iter(self.configs.values())).memory(self.batch, self.length)
         waiting = len(self.configs) * (one.weights + one.optimiser + _CONTEXT)
         room = 0.95 * torch.cuda.mem_get_info()[1] - waiting
-        one = one.total - one.weights - one.optimiser
-        return max(1, min(int(room / one), (os.cpu_count() or 1) // _CORES))
+        running = one.total - one.weights - one.optimiser
+        return max(1, min(int(room / running), (os.cpu_count() or 1) // _CORES))
 
-    def _start(self, pair: tuple[str, str]) -> Connection:
+    def _start(self, name: Name) -> Connection:
         spawn = multiprocessing.get_context("spawn")
         ours, theirs = spawn.Pipe()
-        spawn.Process(target=_serve, args=(theirs, self.configs[pair], self.batch, self.length), daemon=True).start()
+        spawn.Process(target=_serve, args=(theirs, self.configs[name], self.batch, self.length), daemon=True).start()
         theirs.close()
-        self.lines[pair] = ours
+        self.lines[name] = ours
         return ours
 
-    def _answer(self, pair: tuple[str, str]) -> Any:
+    def _answer(self, name: Name) -> Any:
         try:
-            answer = self.lines[pair].recv()
+            answer = self.lines[name].recv()
         except EOFError:
             answer = "its process died"
         if isinstance(answer, str):
-            raise NormLabError(f"{pair[0]} with {pair[1]} kernels failed: {answer}")
+            raise NormLabError(f"{name[0]} with {name[1]} kernels failed: {answer}")
         return answer

@@ -39,21 +39,29 @@ def render(
     data: Mapping[str, Any],
     *,
     headline: str = "",
+    tone: str = "",
     findings: Sequence[str] = (),
     cautions: Sequence[str] = (),
     facts: Sequence[tuple[str, str]] = (),
+    styles: Sequence[str] = (),
     scripts: Sequence[str] = (),
 ) -> str:
-    """The whole page. `scripts` are files in `templates/` that draw from `data` after the shell is ready."""
-    static = {name: (TEMPLATES / name).read_text(encoding="utf-8") for name in ("style.css", "shell.js", *scripts)}
+    """The whole page. `scripts` are files in `templates/` that draw from `data` after the shell is ready, `styles`
+    those that dress what only this page has; `tone` colours the headline: ok, warn, fail.
+    """
     return (
         _environment()
         .get_template("base.html")
         .render(
-            title=title, sections=sections, headline=headline, findings=findings, cautions=cautions, facts=facts,
-            style=static.pop("style.css"), scripts=list(static.values()), data=embed(data), plotly=_plotly(),
+            title=title, sections=sections, headline=headline, tone=tone, findings=findings, cautions=cautions,
+            facts=facts, style="".join(map(_static, ("style.css", *styles))),
+            scripts=[*map(_static, ("shell.js", *scripts))], data=embed(data), plotly=_plotly(),
         )
     )  # fmt: skip
+
+
+def _static(name: str) -> str:
+    return (TEMPLATES / name).read_text(encoding="utf-8")
 
 
 def embed(data: Any) -> str:

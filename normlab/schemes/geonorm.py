@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from normlab.errors import NormLabError
+from normlab.geometry import project
 from normlab.kernels import backends
-from normlab.kernels.geodesic import geodesic_pair, geodesic_step
+from normlab.kernels.geodesic import NO_STATE, geodesic_pair, geodesic_step
 from normlab.norms import widen
 from normlab.schemes.base import Bound, Scheme, Site
 from normlab.schemes.law import Law, on_sphere
@@ -97,6 +98,8 @@ class GeoNorm(Scheme):
 class Geodesic(Write):
     """The step along the great circle."""
 
+    keeps_norm = True
+
     def __init__(self, decay: float, max_angle: float, *, learned: bool, second_clamp: bool):
         super().__init__()
         self.decay = Constant(decay)
@@ -130,6 +133,14 @@ class Geodesic(Write):
             "b": b,
             "second_clamp": self.second_clamp,
         }
+
+    @torch.no_grad()
+    def clamped(self, state: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
+        x, v = widen(state), project(widen(state), widen(update))
+        turn = angle = v.norm(dim=-1) / x.norm(dim=-1).clamp_min(NO_STATE)
+        if self.a is not None and self.b is not None:
+            angle = widen(self.a) * angle.clamp_max(self.max_angle) + widen(self.b)
+        return (turn > self.max_angle) | (self.second_clamp & (self.decay(angle) > self.max_angle))
 
     def bound(self, state: float, update: float) -> float:
         return state

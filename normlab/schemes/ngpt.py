@@ -98,6 +98,8 @@ class NGPT(Scheme):
 class SphereLerp(Write):
     """n(h + |α| ⊙ (n(g) − h))."""
 
+    keeps_norm = True
+
     def __init__(self, alpha: Scale, eps: float, dt: float):
         super().__init__()
         self.alpha, self.eps, self.dt = alpha, eps, factor(dt)

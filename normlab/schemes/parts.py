@@ -152,8 +152,15 @@ class Write(nn.Module):
     same_gradient = False
     """True when state and update receive the same gradient, so that one tensor serves both."""
 
+    keeps_norm = False
+    """True when a token is as long after the write as it was before."""
+
     def forward(self, state: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError
+
+    def clamped(self, state: torch.Tensor, update: torch.Tensor) -> torch.Tensor | None:
+        """For each token whether the step was cut short by a clamp; None where nothing clamps."""
+        return None
 
     def settle(
         self, state: torch.Tensor, update: torch.Tensor, shape: nn.Module, read: nn.Module, kernels: str

@@ -86,6 +86,9 @@ class SphereEntry(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return _join(x, torch.ones_like(x[..., :1]))
 
+    def bound(self, rms_in: float) -> float:
+        return 1.0
+
 
 class SphereNorm(nn.Module):
     """N(ρ·y)."""

@@ -1,7 +1,9 @@
 """Stability: what happens to the hidden state and its gradient from block to block, what law it follows, and whether
 that ends well when the model is deep.
 
-measures -> profile (one snapshot) and ladder (snapshots over depths) -> laws (fits, classes) -> verdicts -> remedies
+targets -> burst (training, two looks) -> ladders (over depths, widths, rates) -> laws, theory -> verdicts -> remedies
+
+`normlab.check` does all of it; `normlab.probe` and the names here serve other people's loops.
 """
 
 from __future__ import annotations
@@ -11,23 +13,50 @@ from typing import TYPE_CHECKING
 from normlab.lazy import loader
 
 if TYPE_CHECKING:
+    from normlab.stability.callbacks import Watch
+    from normlab.stability.config import CheckConfig
+    from normlab.stability.hf_callback import HFCallback
     from normlab.stability.probe import measure
     from normlab.stability.profile import Ladder, Profile
-    from normlab.stability.remedies import Remedy, remedies
-    from normlab.stability.verdicts import Thresholds, Verdict, judge
+    from normlab.stability.result import Check
+    from normlab.stability.targets import Target, resolve
+    from normlab.stability.theory import Theory
+    from normlab.stability.thresholds import Thresholds
+    from normlab.stability.verdict import Verdict
+    from normlab.stability.verdicts import judge
 
-__all__ = ["Ladder", "Profile", "Remedy", "Thresholds", "Verdict", "judge", "measure", "remedies"]
+__all__ = [
+    "Check",
+    "CheckConfig",
+    "HFCallback",
+    "Ladder",
+    "Profile",
+    "Target",
+    "Theory",
+    "Thresholds",
+    "Verdict",
+    "Watch",
+    "judge",
+    "measure",
+    "resolve",
+]
 
+# No name here may be that of a module of this package: whoever imports the module would replace it.
 __getattr__ = loader(
     __name__,
     {
+        "Check": "result",
+        "CheckConfig": "config",
+        "HFCallback": "hf_callback",
         "Ladder": "profile",
         "Profile": "profile",
-        "Remedy": "remedies",
-        "Thresholds": "verdicts",
-        "Verdict": "verdicts",
+        "Target": "targets",
+        "Theory": "theory",
+        "Thresholds": "thresholds",
+        "Verdict": "verdict",
+        "Watch": "callbacks",
         "judge": "verdicts",
         "measure": "probe",
-        "remedies": "remedies",
+        "resolve": "targets",
     },
 )

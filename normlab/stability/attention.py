@@ -2,69 +2,99 @@
 
 For the duration of `watch_attention` every call of torch's `scaled_dot_product_attention` is seen on its way: it runs
 as it would have, and for at most 64 queries of each head the scores are recomputed from q and k in fp32. Queries are
-spread evenly over positions and over the batch. Only numbers are kept. Attention written out by hand is not seen.
+spread evenly over positions and over the batch. Only numbers are kept. Where attention is written out, its scores are
+seen on their way into `softmax`.
 
 Rows with fewer than two visible keys say nothing and are left out.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
 from normlab.norms import widen
+from normlab.stability.faults import LOW_ENTROPY
 
 ROWS = 64
-LOW_ENTROPY = 0.05
-"""A head whose normalised entropy is below this looks at one key."""
-
-_NAME = "scaled_dot_product_attention"
+HEAVIEST = 16
+"""Keys of a row that are weighed one by one."""
 
 
 class AttentionStats(NamedTuple):
-    """One call of attention: tensors without dimensions, on the call's device. NaN where no row qualifies."""
+    """One call of attention, on the call's device. NaN where no row qualifies."""
 
-    entropy: torch.Tensor
-    """Row entropy ÷ log(visible keys): mean over rows, then over heads."""
-    low_share: torch.Tensor
-    """Share of heads whose entropy is below LOW_ENTROPY."""
+    heads: torch.Tensor
+    """(heads,) row entropy ÷ log(visible keys), mean over rows."""
     logit_max: torch.Tensor
     """Largest score of a visible key, mask included."""
     sink: torch.Tensor
     """Mass on the first key, mean over the rows that see it."""
+    theta_p: torch.Tensor
+    """Balanced mass, mean over rows and heads."""
+
+    @property
+    def entropy(self) -> float:
+        return entropy(self.heads.tolist())
+
+    @property
+    def low_share(self) -> float:
+        return low_share(self.heads.tolist())
+
+
+def entropy(heads: Sequence[float]) -> float:
+    """Mean over heads; NaN where none is known."""
+    known = [x for x in heads if not math.isnan(x)]
+    return sum(known) / len(known) if known else math.nan
+
+
+def low_share(heads: Sequence[float]) -> float:
+    """Share of heads whose entropy is below LOW_ENTROPY; NaN where none is known."""
+    return entropy([x if math.isnan(x) else float(x < LOW_ENTROPY) for x in heads])
 
 
 @contextmanager
 def watch_attention(on_call: Callable[[AttentionStats], None], rows: int = ROWS) -> Iterator[None]:
-    """Calls `on_call` with the statistics of every call of scaled_dot_product_attention outside of backward passes."""
-    original = F.scaled_dot_product_attention
+    """Calls `on_call` with the statistics of every call of attention outside of backward passes."""
 
-    def watched(*args: Any, **kwargs: Any) -> torch.Tensor:
-        output = original(*args, **kwargs)
-        # Activation checkpointing calls attention once more, from inside the backward pass.
-        if not in_backward():
-            stats = attention_stats(**_named(*args, **kwargs), rows=rows)
+    def watched(original: Callable[..., torch.Tensor], look: Callable[..., AttentionStats | None]):
+        def call(*args: Any, **kwargs: Any) -> torch.Tensor:
+            output = original(*args, **kwargs)
+            # Activation checkpointing calls attention once more, from inside the backward pass.
+            stats = None if in_backward() else look(rows, *args, **kwargs)
             if stats is not None:
                 on_call(stats)
-        return output
+            return output
 
-    # Whoever imported the function by name holds it, too.
-    holders = [module for module in list(sys.modules.values()) if vars_of(module).get(_NAME) is original]
+        return call
+
+    with ExitStack() as replaced:
+        for name, look in (("scaled_dot_product_attention", _of_fused), ("softmax", _of_softmax)):
+            original = getattr(F, name)
+            replaced.enter_context(_replaced(name, original, watched(original, look)))
+        yield
+
+
+@contextmanager
+def _replaced(name: str, original: Any, watched: Any) -> Iterator[None]:
+    """Another function of that name for whoever holds the original: some have imported it by name."""
+    holders = [module for module in list(sys.modules.values()) if vars_of(module).get(name) is original]
     holders = [module for module in holders if not module.__name__.startswith("torch._C")]
     try:
         for module in holders:
-            setattr(module, _NAME, watched)
+            setattr(module, name, watched)
         yield
     finally:
         for module in holders:
-            if vars_of(module).get(_NAME) is watched:
-                setattr(module, _NAME, original)
+            if vars_of(module).get(name) is watched:
+                setattr(module, name, original)
 
 
 def in_backward() -> bool:
@@ -76,7 +106,8 @@ def vars_of(module: Any) -> dict[str, Any]:
     return getattr(module, "__dict__", {})
 
 
-def _named(
+def _of_fused(
+    rows: int,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -85,9 +116,19 @@ def _named(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> dict[str, Any]:
+) -> AttentionStats | None:
     # Grouped queries need no flag to be recognised: there are fewer key heads than query heads.
-    return {"query": query, "key": key, "attn_mask": attn_mask, "is_causal": is_causal, "scale": scale}
+    return attention_stats(query, key, attn_mask, is_causal, scale, rows)
+
+
+@torch.no_grad()
+def _of_softmax(rows: int, input: torch.Tensor, dim: int | None = None, *_: Any, **__: Any) -> AttentionStats | None:  # noqa: A002
+    """Attention written out: a softmax over the keys of scores (B, H, T, S), mask included."""
+    if input.ndim != 4 or dim not in (-1, 3) or 0 in input.shape or not input.is_floating_point():
+        return None
+    elements, positions = _sample(input.shape[0], input.shape[2], rows, input.device)
+    scores = widen(_picked(input, elements, positions))
+    return _summarise(scores, _is_visible(scores, input.dtype))
 
 
 @torch.no_grad()
@@ -112,16 +153,16 @@ def attention_stats(
         visible &= torch.arange(key.shape[2], device=query.device) <= positions[:, None, :, None]
     if attn_mask is not None:
         full = attn_mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-        picked = full[elements[:, None], :, positions].transpose(1, 2)
+        picked = _picked(full, elements, positions)
         if picked.dtype == torch.bool:
             visible &= picked
         else:
-            # Half of the most negative number there is: some write that in place of −inf.
-            visible &= picked > torch.finfo(picked.dtype).min / 2
+            visible &= _is_visible(picked, picked.dtype)
             scores = scores + widen(picked)
     return _summarise(scores, visible)
 
 
+@functools.lru_cache(maxsize=64)
 def _sample(batch: int, length: int, rows: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Batch elements (b,) and query positions (b, r) in them, b·r ≤ rows (or one element's share of them)."""
     b = min(batch, rows)
@@ -131,6 +172,16 @@ def _sample(batch: int, length: int, rows: int, device: torch.device) -> tuple[t
     spread = (2 * torch.arange(b * r, device=device) + 1) * length // (2 * b * r)
     positions = spread.view(r, b).T if r < length else torch.arange(length, device=device).expand(b, length)
     return elements, positions
+
+
+def _picked(full: torch.Tensor, elements: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """(b, H, r, S) of (B, H, T, S)."""
+    return full[elements[:, None], :, positions].transpose(1, 2)
+
+
+def _is_visible(scores: torch.Tensor, written_in: torch.dtype) -> torch.Tensor:
+    # Half of the most negative number there is: some write that in place of −inf.
+    return ~(scores <= torch.finfo(written_in).min / 2)
 
 
 def _scores(
@@ -159,14 +210,25 @@ def _summarise(scores: torch.Tensor, visible: torch.Tensor) -> AttentionStats:
     p = weights / total
     # H = log Σe^s − Σ p·s, with 0·(−∞) = 0.
     entropy = total.log().squeeze(-1) - (p * shifted.masked_fill(~visible, 0.0)).sum(-1)
-    per_head = _mean(entropy / counts.clamp_min(2).log(), counted, dims=(0, 2))
-    known = ~per_head.isnan()
     return AttentionStats(
-        entropy=per_head.nanmean(),
-        low_share=_mean((per_head < LOW_ENTROPY).to(p.dtype), known, dims=(0,)),
+        heads=_mean(entropy / counts.clamp_min(2).log(), counted, dims=(0, 2)),
         logit_max=_largest(top, counted),
         sink=_mean(p[..., 0], counted & visible[..., 0], dims=(0, 1, 2)),
+        theta_p=_mean(_balanced_mass(p), counted, dims=(0, 1, 2)),
     )
+
+
+def _balanced_mass(p: torch.Tensor) -> torch.Tensor:
+    """θ(p) of arXiv 2602.18849, as `constants.balanced_mass`, but key by key for the heaviest alone.
+
+    What is left evens the two sides out as far as it goes: θ is at most 1/(HEAVIEST + 1)² too large.
+    """
+    heaviest = p.topk(min(HEAVIEST, p.shape[-1])).values
+    apart = torch.zeros_like(p[..., 0])
+    for weight in heaviest.unbind(-1):
+        apart = (apart - weight).abs()
+    left = (1.0 - heaviest.sum(-1)).clamp(min=0.0)
+    return 1.0 - (apart - left).clamp(min=0.0).square()
 
 
 def _mean(values: torch.Tensor, chosen: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """Which module gave the first value that is not finite.
 
-Every module notes, on the device, whether what it returned is finite: one read of each activation, no waiting. The
+Every module notes, on the device, the ends of what it returned: one read of each activation, no waiting. The
 first that is not, in the order in which modules finish, made it: children finish before their parents.
 """
 
@@ -16,6 +16,8 @@ from torch import nn
 from normlab.stability.attention import in_backward
 from normlab.stability.blocks import eager, walk
 from normlab.stability.ledger import Ledger
+from normlab.stability.measures import extremes
+from normlab.stability.state import local
 from normlab.stability.watch import tensors
 
 
@@ -49,10 +51,8 @@ class ModuleWatch:
         label = name if self._calls[name] == 1 else f"{name} (call {self._calls[name]})"
         for tensor in tensors(output):
             if tensor.numel():
-                # Both ends are NaN if any entry is: one read, nothing the size of the tensor is made.
-                ends = torch.stack(torch.aminmax(tensor.detach()))
-                self._heard.append((label, self.ledger.write(ends.isfinite().all())))
+                self._heard.append((label, self.ledger.write(extremes(local(tensor)))))
 
     def first(self) -> str | None:
         """The first module that returned a value that is not finite, once the ledger is closed."""
-        return next((name for name, place in self._heard if not self.ledger[place]), None)
+        return next((name for name, place in self._heard if not self.ledger.tensor(place).isfinite().all()), None)

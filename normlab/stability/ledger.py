@@ -6,16 +6,18 @@ from collections.abc import Mapping
 
 import torch
 
+from normlab.stability.measures import wide
+
 
 class Ledger:
     """`write` remembers small tensors without waiting for the device; `close` brings them over, once per device."""
 
     def __init__(self) -> None:
         self._written: list[torch.Tensor] = []
-        self._rows: list[list[float]] = []
+        self._rows: list[torch.Tensor] = []
 
     def write(self, values: torch.Tensor) -> int:
-        """The place of a tensor of at most one dimension, to be read when the ledger is closed."""
+        """The place of a tensor, to be read when the ledger is closed."""
         self._written.append(values.detach().reshape(-1))
         return len(self._written) - 1
 
@@ -25,27 +27,30 @@ class Ledger:
 
     def close(self) -> None:
         """Fetch everything."""
-        self._rows = [[] for _ in self._written]
+        self._rows = list(self._written)
         for device in {values.device for values in self._written}:
             self._fetch([place for place, values in enumerate(self._written) if values.device == device])
         self._written = []
 
     def _fetch(self, places: list[int]) -> None:
-        device = self._written[places[0]].device
-        wide = torch.float32 if device.type == "mps" else torch.float64
         by_dtype: dict[torch.dtype, list[int]] = {}
         for place in places:
             by_dtype.setdefault(self._written[place].dtype, []).append(place)
         # One conversion for each number format and one copy for all.
         ordered = [place for group in by_dtype.values() for place in group]
-        parts = [torch.cat([self._written[place] for place in group]).to(wide) for group in by_dtype.values()]
-        numbers = iter(torch.cat(parts).tolist())
-        for place in ordered:
-            self._rows[place] = [next(numbers) for _ in range(len(self._written[place]))]
+        format = wide(self._written[places[0]])  # noqa: A001 (number format: its name everywhere)
+        parts = [torch.cat([self._written[place] for place in group]).to(format) for group in by_dtype.values()]
+        fetched = torch.cat(parts).cpu().split([len(self._written[place]) for place in ordered])
+        for place, row in zip(ordered, fetched, strict=True):
+            self._rows[place] = row
+
+    def tensor(self, place: int) -> torch.Tensor:
+        """All numbers of a tensor, in one dimension, on the host."""
+        return self._rows[place]
 
     def row(self, place: int) -> list[float]:
         """All numbers of a tensor."""
-        return self._rows[place]
+        return self._rows[place].tolist()
 
     def __getitem__(self, place: int) -> float:
-        return self._rows[place][0]
+        return self._rows[place][0].item()

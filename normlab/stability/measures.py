@@ -1,12 +1,8 @@
-"""What is measured at a block boundary and over a block: functions of tensors that answer with 0-dimensional tensors.
+"""What is measured at a block boundary and over a block: functions of states that answer with 0-dimensional tensors.
 
-A state h has tokens in its last but one dimension and channels in its last: (..., T, D). Everything stays on the
-device, so that whoever measures can stack all answers and transfer them once.
-
-- Half precision is widened before anything is squared, and sums of squares are taken of h / max|h|: squares of fp16
-  overflow above 255, and those of fp32 above 2·10¹⁹.
-- Entries that are NaN or infinite are left out, tokens that hold one are left out where a token counts as a whole;
-  `broken` says how many entries that were. Where nothing is left the answer is NaN.
+A state is a tensor (..., T, D) or the `State` made of one. Everything stays on the device, so that whoever measures can
+stack all answers and transfer them once. What is not finite is left out, entry by entry or, where a token counts as a
+whole, token by token; `broken` says how much that was. Where nothing is left the answer is NaN.
 """
 
 from __future__ import annotations
@@ -14,9 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from normlab import geometry
 from normlab.errors import NormLabError
-from normlab.norms import widen
+from normlab.stability.state import State, nonzero, spaced
 
 SAMPLE = 256
 """Most tokens that a Gram matrix is made of."""
@@ -30,156 +25,164 @@ _BF16_BITS = 8
 _EXPONENT = 0x7F800000
 """The exponent's bits of an fp32 number: with all others zero they read 2^e."""
 
+Like = Tensor | State
 
-def boundary(h: Tensor) -> dict[str, Tensor]:
-    """All measures of one state, by their names in `Profile`."""
-    size, largest, spectrum = rms(h), max_abs(h), gram_spectrum(h)
+
+def boundary(h: Like) -> dict[str, Tensor]:
+    """All measures of one state but its ranks (see `gram`), by their names in `Profile`."""
+    h = State.of(h)
+    apart = _apart(h)
     return {
-        "rms": size,
+        "rms": rms(h),
         "mean_abs": mean_abs(h),
-        "max_abs": largest,
+        "max_abs": max_abs(h),
         "var_entry": var_entry(h),
         "var_data": var_data(h),
         "broken": broken(h),
-        "cos": token_cosine(h),
-        "dist_to_mean": dist_to_mean(h),
-        "erank": effective_rank(spectrum),
-        "stable_rank": stable_rank(spectrum),
-        "outlier_ratio": _ratio(largest, size),
+        "cos": _cosine(*apart),
+        "dist_to_mean": _distance(*apart),
         "kurtosis": kurtosis(h),
     }
 
 
-def block(h: Tensor, h_next: Tensor) -> dict[str, Tensor]:
+def block(h: Like, h_next: Like) -> dict[str, Tensor]:
     """All measures of one block that follow from the state before and after it, by their names in `Profile`."""
+    h, h_next = State.of(h), State.of(h_next)
     step = increment(h, h_next)
-    size = rms(step)
+    angles = _angles(h, h_next)
     return {
-        "branch_rms": size,
-        "branch_ratio": _ratio(size, rms(h)),
+        "branch_rms": rms(step),
         "align": align(h, step),
-        "ang": ang(h, h_next),
-        "block_influence": block_influence(h, h_next),
+        "ang": _mean(*angles),
+        "block_influence": _influence(*angles),
         "absorb_bf16": absorb_bf16(h, step),
     }
 
 
-def gradient(g: Tensor) -> dict[str, Tensor]:
+def gradient(g: Like) -> dict[str, Tensor]:
     """All measures of the gradient of one state, by their names in `Profile`."""
-    return {"grad_h": norm(g), "grad_broken": broken(g)}
+    g = State.of(g)
+    return {"grad_h": _length(g), "grad_broken": broken(g)}
 
 
-def broken(h: Tensor) -> Tensor:
+def extremes(x: Tensor) -> Tensor:
+    """(2,) least and largest entry, both NaN if any entry is: one read of the tensor, nothing of its size is made."""
+    return torch.stack(torch.aminmax(x.detach())) if x.numel() else x.new_zeros(2)
+
+
+def broken(h: Like) -> Tensor:
     """Share of entries that are NaN or infinite; 0 for a state without entries."""
-    return _ratio((~h.isfinite()).sum(), torch.full((), h.numel(), device=h.device))
+    h = State.of(h)
+    return h.bad.sum() / max(h.raw.numel(), 1)
 
 
-def rms(h: Tensor) -> Tensor:
+def rms(h: Like) -> Tensor:
     """√mean h²."""
-    scale, scaled, count = _scaled(h)
-    return scale * (scaled.square().sum() / count).sqrt()
+    h = State.of(h)
+    return h.scale * (h.squares.sum() / h.count).sqrt()
 
 
 def norm(*tensors: Tensor) -> Tensor:
-    """√Σ h² over all entries of all tensors, as m ‖h / m‖ with m = max|h|."""
+    """√Σ h² over all entries of all tensors, in fp64: squares of fp32 overflow above 2·10¹⁹."""
     if not tensors:
         raise NormLabError("norm: expected at least one tensor, got none")
-    parts = torch.stack([_length(tensor) for tensor in tensors])
-    return _length(parts)
+    parts = [_length(State(tensor.reshape(1, -1))) for tensor in tensors]
+    return parts[0] if len(parts) == 1 else torch.linalg.vector_norm(torch.stack(parts))
 
 
-def mean_abs(h: Tensor) -> Tensor:
+def mean_abs(h: Like) -> Tensor:
     """Mean of |h|."""
-    scale, scaled, count = _scaled(h)
-    return scale * (scaled.abs().sum() / count)
+    h = State.of(h)
+    return h.scale * (h.scaled.abs().sum() / h.count)
 
 
-def max_abs(h: Tensor) -> Tensor:
+def max_abs(h: Like) -> Tensor:
     """max |h|."""
-    scale, _, count = _scaled(h)
-    return torch.where(count > 0, scale, torch.nan)
+    h = State.of(h)
+    return torch.where(h.count > 0, h.scale, torch.nan)
 
 
-def var_entry(h: Tensor) -> Tensor:
+def var_entry(h: Like) -> Tensor:
     """Variance over the entries of a token, mean over tokens."""
-    scale, x, whole = _scaled_tokens(h)
-    spread = (x - x.mean(-1, keepdim=True)).square().mean(-1)
-    return _mean(spread, whole) * scale * scale
+    h = State.of(h)
+    spread = (h.scaled - h.scaled.mean(-1, keepdim=True)).square().mean(-1)
+    return _mean(spread, h.whole) * h.scale * h.scale
 
 
-def var_data(h: Tensor) -> Tensor:
+def var_data(h: Like) -> Tensor:
     """Variance of an entry over tokens, mean over entries."""
-    scale, x, whole = _scaled_tokens(h)
-    centre = x.sum(0) / whole.sum()
-    apart = torch.where(whole[:, None], x - centre, 0.0)
-    return apart.square().sum(0).mean() / whole.sum() * scale * scale
+    h = State.of(h)
+    centre = h.tokens.sum(0) / h.wholes
+    spread = (h.tokens - centre).square().mean(-1)
+    return _mean(spread, h.whole) * h.scale * h.scale
 
 
-def kurtosis(h: Tensor) -> Tensor:
+def kurtosis(h: Like) -> Tensor:
     """mean h⁴ / (mean h²)²: 3 for a Gaussian, D for states with one channel."""
-    _, scaled, count = _scaled(h)
-    square = scaled.square()
-    return torch.where(count > 0, _ratio(square.square().sum() * count, square.sum().square()), torch.nan)
+    h = State.of(h)
+    fourth, second = h.squares.square().sum(), h.squares.sum()
+    return torch.where(h.count > 0, _ratio(fourth * h.count, second.square()), torch.nan)
 
 
-def outlier_ratio(h: Tensor) -> Tensor:
+def outlier_ratio(h: Like) -> Tensor:
     """max |h| / RMS: at most √(T D)."""
+    h = State.of(h)
     return _ratio(max_abs(h), rms(h))
 
 
-def top_channels(h: Tensor, count: int = 8) -> Tensor:
+def top_channels(h: Like, count: int = 8) -> Tensor:
     """Indices of the at most `count` channels with the largest entries above 6 RMS, largest first, padded with -1.
 
     A fixed size, so that it can travel with the numbers.
     """
-    x, _ = _finite(h)
-    peaks = x.abs().reshape(-1, x.shape[-1]).amax(0) if x.numel() else x.new_zeros(x.shape[-1])
+    x = State.of(h).scaled
+    peaks = x.abs().amax(0) if x.numel() else x.new_zeros(x.shape[-1])
     values, channels = peaks.topk(min(count, peaks.numel()))
-    found = torch.where(values > OUTLIER * rms(h), channels, -1)
+    found = torch.where(values * State.of(h).scale > OUTLIER * rms(h), channels, -1)
     return torch.nn.functional.pad(found, (0, count - found.numel()), value=-1)
 
 
-def token_cosine(h: Tensor) -> Tensor:
-    """Mean cosine of two tokens of the same sequence, as (‖Σu‖² - n) / (n (n - 1)): no T x T matrix.
+def token_cosine(h: Like) -> Tensor:
+    """Mean cosine of two tokens of the same sequence.
 
     Tokens without a direction do not count; NaN where no sequence has two others.
     """
-    directions, counts = _directions(h)
-    enough = counts >= 2
-    pairs = torch.where(enough, counts * (counts - 1), 1.0)
-    cosines = (directions.sum(-2).square().sum(-1) - counts) / pairs
-    return _mean(cosines, enough)
+    return _cosine(*_apart(State.of(h)))
 
 
-def dist_to_mean(h: Tensor) -> Tensor:
+def dist_to_mean(h: Like) -> Tensor:
     """Mean ‖θ - θ̄‖² over the unit tokens θ of a sequence; 0 when all tokens point the same way, at most 1."""
-    directions, counts = _directions(h)
-    present = directions.square().sum(-1, keepdim=True) > 0
-    centre = directions.sum(-2, keepdim=True) / counts.clamp(min=1)[..., None, None]
-    apart = torch.where(present, directions - centre, 0.0).square().sum((-2, -1))
-    return _mean(apart / counts.clamp(min=1), counts >= 1)
+    return _distance(*_apart(State.of(h)))
 
 
-def gram_spectrum(h: Tensor, *, sample: int = SAMPLE, generator: torch.Generator | None = None) -> Tensor:
-    """Eigenvalues of the Gram matrix of at most `sample` tokens, ascending, in units of max|h|².
+def gram(h: Like, most: int = SAMPLE) -> Tensor:
+    """Products of at most `most` tokens, evenly spaced over all sequences, with one another, in units of max|h|².
 
-    The tokens are evenly spaced over all sequences, or drawn with `generator`.
+    Of channels where there are fewer of these: the two matrices' spectra differ by zeros alone.
     """
-    _, x, whole = _scaled_tokens(h)
+    h = State.of(h)
+    x = h.tokens
     if x.numel() == 0:
-        return x.new_full((1,), torch.nan)
-    x = x[_chosen(len(x), sample, generator, x.device)]
-    # The smaller of the two products: their spectra differ by zeros alone.
-    gram = x @ x.mT if x.shape[0] <= x.shape[1] else x.mT @ x
-    spectrum = torch.linalg.eigvalsh(gram).clamp(min=0.0)
+        return x.new_full((1, 1), torch.nan)
+    x = x if len(x) <= most else x[spaced(len(x), most, x.device)]
+    with torch.autocast(x.device.type, enabled=False):
+        products = x @ x.mT if x.shape[0] <= x.shape[1] else x.mT @ x
     # Nothing left is not the same as a state of rank zero.
-    return torch.where(whole.any(), spectrum, torch.nan)
+    return torch.where(h.wholes > 0, products, torch.nan)
+
+
+def ranks(products: Tensor) -> tuple[float, float]:
+    """(effective rank, stable rank) of a Gram matrix; NaN for one that is not finite, which solvers refuse."""
+    if not products.isfinite().all():
+        return torch.nan, torch.nan
+    spectrum = torch.linalg.eigvalsh(products).clamp(min=0.0)
+    return float(effective_rank(spectrum)), float(stable_rank(spectrum))
 
 
 def effective_rank(spectrum: Tensor) -> Tensor:
     """exp(-Σ p log p) of the normalised spectrum p, with 0 log 0 = 0; 0 for a zero matrix."""
     total = spectrum.sum()
-    share = spectrum / _nonzero(total)
+    share = spectrum / nonzero(total)
     return torch.where(total == 0, 0.0, torch.special.entr(share).sum().exp())
 
 
@@ -188,47 +191,82 @@ def stable_rank(spectrum: Tensor) -> Tensor:
     return _ratio(spectrum.sum(), spectrum.amax())
 
 
-def increment(h: Tensor, h_next: Tensor) -> Tensor:
+def increment(h: Like, h_next: Like) -> State:
     """h_next - h, in fp32 at least."""
-    if h.shape != h_next.shape:
-        raise NormLabError(f"increment: states must have one shape, got {tuple(h.shape)} and {tuple(h_next.shape)}")
-    return widen(h_next) - widen(h)
+    h, h_next = State.of(h), State.of(h_next)
+    if h.raw.shape != h_next.raw.shape:
+        shapes = f"{tuple(h.raw.shape)} and {tuple(h_next.raw.shape)}"
+        raise NormLabError(f"increment: states must have one shape, got {shapes}")
+    return State(h_next.raw - h.raw)
 
 
-def align(h: Tensor, step: Tensor) -> Tensor:
+def align(h: Like, step: Like) -> Tensor:
     """Mean cosine of a token and its increment; 0 where either is zero."""
-    (x, whole), (y, whole_too) = _tokens(h), _tokens(step)
-    return _mean((geometry.unit(x) * geometry.unit(y)).sum(-1), whole & whole_too)
+    h, step = State.of(h), State.of(step)
+    return _mean((h.directions * step.directions).sum(-1), h.whole * step.whole)
 
 
-def ang(h: Tensor, h_next: Tensor) -> Tensor:
+def ang(h: Like, h_next: Like) -> Tensor:
     """Mean angle in radians between a token before and after the block; a zero token is not turned."""
-    return _mean(*_angles(h, h_next))
+    return _mean(*_angles(State.of(h), State.of(h_next)))
 
 
-def block_influence(h: Tensor, h_next: Tensor) -> Tensor:
-    """Mean of 1 - cos of that angle, as 2 sin²(θ/2): 1 - cos itself has no digits left at small angles."""
-    angles, whole = _angles(h, h_next)
-    return _mean(2 * (angles / 2).sin().square(), whole)
+def block_influence(h: Like, h_next: Like) -> Tensor:
+    """Mean of 1 - cos of that angle."""
+    return _influence(*_angles(State.of(h), State.of(h_next)))
 
 
-def absorb_bf16(h: Tensor, step: Tensor) -> Tensor:
+def absorb_bf16(h: Like, step: Like) -> Tensor:
     """Share of coordinates whose increment is below half a unit in the last place of a bf16 state.
 
     Coordinates without increment count as well, for in a bf16 model that is what a lost increment looks like. Tokens
     without any increment do not: a block that adds nothing loses nothing.
     """
-    (x, whole), (y, whole_too) = _tokens(h), _tokens(step)
-    moved = whole & whole_too & (y != 0).any(-1)
-    power = (x.float().view(torch.int32) & _EXPONENT).view(torch.float32)
+    h, step = State.of(h), State.of(step)
+    whole = h.whole * step.whole
+    moved = whole * step.present
+    power = (h.clean.float().view(torch.int32) & _EXPONENT).view(torch.float32)
     # On the increment's side 2^8 times as large, so that no threshold is too small for fp32.
-    lost = (y.float().abs() * 2**_BF16_BITS < power).float().mean(-1)
-    return torch.where(moved.any() | ~(whole & whole_too).any(), _mean(lost, moved), 0.0)
+    lost = (step.clean.float().abs() * 2**_BF16_BITS < power).reshape(h.scaled.shape).float().mean(-1)
+    return torch.where((moved.sum() > 0) | (whole.sum() == 0), _mean(lost, moved), 0.0)
 
 
-def _nonzero(x: Tensor) -> Tensor:
-    """A divisor: 1 in place of 0."""
-    return torch.where(x == 0, 1.0, x)
+def wide(x: Tensor) -> torch.dtype:
+    """The widest type of a tensor's device."""
+    return torch.float32 if x.device.type == "mps" else torch.float64
+
+
+def _length(h: State) -> Tensor:
+    return torch.where(h.count > 0, torch.linalg.vector_norm(h.clean, dtype=wide(h.clean)), torch.nan)
+
+
+def _apart(h: State) -> tuple[Tensor, Tensor]:
+    """For each sequence Σ‖θ - θ̄‖² over its unit tokens, and how many these are."""
+    units, present = h.sequences(h.directions), h.sequences(h.present)
+    counts = present.sum(-1)
+    centre = units.sum(-2, keepdim=True) / counts.clamp(min=1)[:, None, None]
+    return ((units - centre).square().sum(-1) * present).sum(-1), counts
+
+
+def _distance(apart: Tensor, counts: Tensor) -> Tensor:
+    return _mean(apart / counts.clamp(min=1), (counts >= 1).to(counts.dtype))
+
+
+def _cosine(apart: Tensor, counts: Tensor) -> Tensor:
+    """Σ‖θ - θ̄‖² = n - ‖Σθ‖²/n, and the cosines of all pairs add up to ‖Σθ‖² - n: no T x T matrix."""
+    return _mean(1 - apart / (counts - 1).clamp(min=1), (counts >= 2).to(counts.dtype))
+
+
+def _angles(h: State, h_next: State) -> tuple[Tensor, Tensor]:
+    """2 atan2(‖u - v‖, ‖u + v‖) of unit tokens u and v, exact at small angles, and which tokens count."""
+    apart, together = ((h.directions - s * h_next.directions).square().sum(-1).sqrt() for s in (1, -1))
+    turned = h.present * h_next.present
+    return 2 * torch.atan2(apart, together) * turned, h.whole * h_next.whole
+
+
+def _influence(angles: Tensor, counted: Tensor) -> Tensor:
+    # 1 - cos itself has no digits left at small angles.
+    return _mean(2 * (angles / 2).sin().square(), counted)
 
 
 def _ratio(over: Tensor, under: Tensor) -> Tensor:
@@ -237,60 +275,5 @@ def _ratio(over: Tensor, under: Tensor) -> Tensor:
 
 
 def _mean(values: Tensor, counted: Tensor) -> Tensor:
-    """Mean of the values that count; NaN if none does."""
-    return torch.where(counted, values, 0.0).sum() / counted.sum()
-
-
-def _finite(h: Tensor) -> tuple[Tensor, Tensor]:
-    """The state in fp32 at least, zero where it is not finite, and where it is."""
-    fine = h.isfinite()
-    return torch.where(fine, widen(h.detach()), 0.0), fine
-
-
-def _scaled(h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """max|h|, h divided by it and the number of entries, all of the finite part."""
-    x, fine = _finite(h)
-    scale = x.abs().amax() if x.numel() else x.new_zeros(())
-    return scale, x / _nonzero(scale), fine.sum()
-
-
-def _length(h: Tensor) -> Tensor:
-    scale, scaled, count = _scaled(h)
-    return torch.where(count > 0, scale * scaled.square().sum().sqrt(), torch.nan)
-
-
-def _tokens(h: Tensor) -> tuple[Tensor, Tensor]:
-    """(tokens, D), zero where not finite, and which tokens are finite as a whole."""
-    if h.ndim < 2:
-        raise NormLabError(f"measures: expected a state of shape (..., tokens, width), got {tuple(h.shape)}")
-    x, fine = _finite(h)
-    return x.reshape(-1, h.shape[-1]), fine.reshape(-1, h.shape[-1]).all(-1)
-
-
-def _scaled_tokens(h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """max|h| of the tokens that are whole, the tokens divided by it (zero for the others), and which are whole."""
-    x, whole = _tokens(h)
-    x = torch.where(whole[:, None], x, 0.0)
-    scale = x.abs().amax() if x.numel() else x.new_zeros(())
-    return scale, x / _nonzero(scale), whole
-
-
-def _directions(h: Tensor) -> tuple[Tensor, Tensor]:
-    """Unit tokens (..., T, D), zero for those without a direction, and how many have one in each sequence."""
-    tokens, whole = _tokens(h)
-    units = torch.where(whole[:, None], geometry.unit(tokens), 0.0).reshape(h.shape)
-    return units, (units != 0).any(-1).sum(-1).to(units.dtype)
-
-
-def _angles(h: Tensor, h_next: Tensor) -> tuple[Tensor, Tensor]:
-    (x, whole), (y, whole_too) = _tokens(h), _tokens(h_next)
-    return geometry.angle(x, y), whole & whole_too
-
-
-def _chosen(tokens: int, sample: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
-    """Which tokens to take: all, evenly spaced ones, or random ones."""
-    if tokens <= sample:
-        return torch.arange(tokens, device=device)
-    if generator is not None:
-        return torch.randperm(tokens, generator=generator, device=generator.device)[:sample].to(device)
-    return torch.arange(sample, device=device) * tokens // sample
+    """Mean of the finite values that count (1, not 0); NaN if none does."""
+    return (values * counted).sum() / counted.sum()

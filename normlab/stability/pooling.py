@@ -5,26 +5,22 @@ Formula    rms, branch_rms   √ mean of squares          max_abs, logit_max   l
            all others        mean
            passes weighed by their tokens
 
-Equal to one large batch except where a number compares the tokens of a batch with one another (var_data, erank,
-stable_rank): there it is the mean over passes.
+Equal to one large batch except where a number compares the tokens of a batch with one another: var_data is the mean
+over passes, erank and stable_rank are of the first.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
+from normlab.stability.attention import entropy, low_share
 from normlab.stability.ledger import Ledger
+from normlab.stability.measures import ranks
 from normlab.stability.profile import BLOCK, BOUNDARY
 from normlab.stability.watch import Boundary, Call, Pass
-
-_ATTENTION = {
-    "entropy": "attn_entropy",
-    "low_share": "attn_entropy_low_share",
-    "logit_max": "logit_max",
-    "sink": "sink",
-}
 
 Numbers = dict[str, float | None]
 
@@ -39,6 +35,7 @@ def pool(passes: Sequence[Pass], ledger: Ledger) -> dict[str, Any]:
     series: dict[str, Any] = {name: [row.get(name) for row in boundaries] for name in BOUNDARY}
     series |= {name: [row.get(name) for row in blocks] for name in BLOCK}
     series["top_channels"] = [_channels(row, ledger) for row in zip(*map(_boundaries, passes), strict=True)]
+    series["attn_heads"] = [_heads(row, ledger) for row in zip(*(one.calls for one in passes), strict=True)]
     return series
 
 
@@ -50,10 +47,11 @@ def _boundaries(one: Pass) -> list[Boundary]:
 def _boundary(row: Sequence[Boundary], weights: Sequence[int], ledger: Ledger) -> Numbers:
     if not all(boundary.values for boundary in row):
         return {}
-    looks = [_read(boundary.values, ledger) for boundary in row]
+    looks = [_look(boundary, ledger) for boundary in row]
     pooled: Numbers = {name: _mean([look[name] for look in looks], weights) for name in looks[0]}
     pooled["rms"] = _root_mean_square([look["rms"] for look in looks], weights)
     pooled["max_abs"] = _largest([look["max_abs"] for look in looks])
+    pooled["erank"], pooled["stable_rank"] = _ranks(row[0], ledger)
     pooled["outlier_ratio"] = _ratio(pooled["max_abs"], pooled["rms"])
     if len(looks) > 1:
         fourth = _mean([look["kurtosis"] * _power(look["rms"], 4) for look in looks], weights)
@@ -71,18 +69,55 @@ def _block(row: Sequence[Call], weights: Sequence[int], ledger: Ledger) -> Numbe
         looks = [_read(call.values, ledger) for call in row]
         pooled = {name: _mean([look[name] for look in looks], weights) for name in looks[0]}
         pooled["branch_rms"] = _root_mean_square([look["branch_rms"] for look in looks], weights)
-    attention = [_read(stats, ledger) for call in row for stats in call.attention]
-    for name, field in _ATTENTION.items():
-        # A call without a row that says anything (one visible key) has no numbers: NaN.
-        known = [stats[name] for stats in attention if not math.isnan(stats[name])]
-        if known:
-            pooled[field] = max(known) if name == "logit_max" else sum(known) / len(known)
+    stats = [stats for call in row for stats in call.attention]
+    heads = [ledger.row(one["heads"]) for one in stats]
+    pooled["attn_entropy"] = _mean_known([entropy(one) for one in heads])
+    pooled["attn_entropy_low_share"] = _mean_known([low_share(one) for one in heads])
+    pooled |= {name: _mean_known([ledger[one[name]] for one in stats]) for name in ("sink", "theta_p")}
+    pooled["logit_max"] = max(_known([ledger[one["logit_max"]] for one in stats]), default=None)
     return pooled
+
+
+def _heads(row: Sequence[Call], ledger: Ledger) -> list[float | None]:
+    """The entropy of each head: the least of a block's calls of attention (self and cross), mean over passes."""
+    passes = [[ledger.row(stats["heads"]) for stats in call.attention] for call in row]
+    least = [[min(_known(head), default=None) for head in zip_longest(*calls, fillvalue=math.nan)] for calls in passes]
+    return [_mean_known([x for x in head if x is not None]) for head in zip_longest(*least)]
+
+
+def _look(boundary: Boundary, ledger: Ledger) -> dict[str, float]:
+    """What was measured of a sample of tokens, with the ends of all entries."""
+    look = _read(boundary.values, ledger)
+    if boundary.extremes is not None:
+        ends = [abs(x) for x in ledger.row(boundary.extremes)]
+        if all(map(math.isfinite, ends)):
+            look["max_abs"] = max(ends) if boundary.entries else look["max_abs"]
+        else:
+            # One entry at least, even if no token of the sample holds it.
+            look["broken"] = max(look["broken"], 1.0 / boundary.entries)
+    return look
+
+
+def _ranks(boundary: Boundary, ledger: Ledger) -> tuple[float, float]:
+    if boundary.gram is None:
+        return math.nan, math.nan
+    products = ledger.tensor(boundary.gram)
+    return ranks(products.float().view(math.isqrt(len(products)), -1))
 
 
 def _channels(row: Sequence[Boundary], ledger: Ledger) -> list[int]:
     rows = [ledger.row(boundary.channels) for boundary in row if boundary.channels is not None]
     return list(dict.fromkeys(int(channel) for found in rows for channel in found if channel >= 0))
+
+
+def _known(values: Sequence[float]) -> list[float]:
+    """A call of attention without a row that says anything (one visible key) has no numbers: NaN."""
+    return [value for value in values if not math.isnan(value)]
+
+
+def _mean_known(values: Sequence[float]) -> float | None:
+    known = _known(values)
+    return sum(known) / len(known) if known else None
 
 
 def _read(places: Mapping[str, int], ledger: Ledger) -> dict[str, float]:

@@ -51,6 +51,8 @@ class Probe:
         self._weights: list[WeightWatch] = []
         self._losses: list[int] = []
         self._told_losses: list[int] = []
+        self.on_loss: Callable[[torch.Tensor], None] | None = None
+        """Hears the losses of a step that is not looked at."""
         self._logits: list[dict[str, int]] = []
         self._profiles: dict[str, Profile] | None = None
 
@@ -70,6 +72,8 @@ class Probe:
 
     def record(self, *, loss: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> None:
         """Tell the probe what it cannot hear: loss or logits where the model's own output does not hold them."""
+        if loss is not None and self.on_loss is not None:
+            self.on_loss(loss)
         if self.active and loss is not None:
             self._told_losses.append(self._ledger.write(loss.detach().mean()))
         if self.active and logits is not None and logits.numel():
@@ -91,7 +95,7 @@ class Probe:
         any(watch.attend(stats) for watch in self._stacks)
 
     def _on_output(self, _model: nn.Module, _args: Any, output: Any) -> None:
-        loss, logits = _loss_and_logits(output)
+        loss, logits = loss_and_logits(output)
         if loss is not None:
             self._losses.append(self._ledger.write(loss.detach().mean()))
         self.record(logits=logits)
@@ -107,7 +111,8 @@ class Probe:
 
     def _profile(self, watch: StackWatch, weights: WeightWatch) -> Profile:
         series = pool(watch.passes, self._ledger)
-        series |= weights.series([call.block for call in watch.passes[0].calls])
+        blocks = [call.block for call in watch.passes[0].calls]
+        series |= weights.series(blocks) | {"weight_rms": weights.sizes(blocks)}
         profile = Profile(
             boundaries=len(series["rms"]),
             step=self.step,
@@ -222,7 +227,7 @@ def _own_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
         output = model(**batch)
     else:
         output = model(batch) if isinstance(batch, torch.Tensor) else model(*batch)
-    loss, _ = _loss_and_logits(output)
+    loss, _ = loss_and_logits(output)
     if loss is None:
         raise NormLabError(
             f"{type(model).__name__} returned no loss; expected labels in the batch, or a loss_fn(model, batch)"
@@ -230,7 +235,7 @@ def _own_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
     return loss
 
 
-def _loss_and_logits(output: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+def loss_and_logits(output: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """What a model's output says by name; a bare tensor is a loss if it is one number and logits otherwise."""
     if isinstance(output, torch.Tensor):
         return (output, None) if output.ndim == 0 else (None, output if output.ndim >= 2 else None)

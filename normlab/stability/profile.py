@@ -61,6 +61,7 @@ BLOCK = (
     "attn_entropy_low_share",
     "logit_max",
     "sink",
+    "theta_p",
 )
 """Fields with one number for each block."""
 
@@ -135,6 +136,12 @@ class Profile:
     """Largest attention score."""
     sink: Series = field(default_factory=list)
     """Attention mass on the first key."""
+    theta_p: Series = field(default_factory=list)
+    """Balanced mass of an attention row: 1 where its keys part into two halves of equal mass, 0 where it sees one."""
+    attn_heads: list[Series] = field(default_factory=list)
+    """For each block the entropy of every head, as in attn_entropy."""
+    weight_rms: dict[str, Series] = field(default_factory=dict)
+    """For each matrix, by its path inside a block, √mean w² in every block before the step; None where it is missing."""
 
     loss: Number = None
     """Nats per token."""
@@ -163,6 +170,13 @@ class Profile:
         channels = self.top_channels or [[] for _ in range(self.boundaries)]
         _check_length("top_channels", channels, self.boundaries)
         object.__setattr__(self, "top_channels", channels)
+        heads = self.attn_heads or [[] for _ in range(self.depth)]
+        _check_length("attn_heads", heads, self.depth)
+        object.__setattr__(self, "attn_heads", [_finite(row, "", {}) for row in heads])
+        weights = {path: _finite(sizes, "", {}) for path, sizes in self.weight_rms.items()}
+        for path, sizes in weights.items():
+            _check_length(f"weight_rms of {path}", sizes, self.depth)
+        object.__setattr__(self, "weight_rms", weights)
 
     def _settle(self, name: str, length: int, unfit: dict[str, list[int]]) -> None:
         series = getattr(self, name) or [None] * length

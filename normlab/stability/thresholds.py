@@ -42,7 +42,9 @@ class Thresholds:
     """... and below this share of the mean angle in the first third."""
 
     low_entropy_heads: float = 0.1
-    """Attention warns where more than this share of a block's heads have a normalised entropy below 0.05."""
+    """Attention warns where more than this share of a block's heads have a normalised entropy below 0.05..."""
+    entropy_gap: float = 5.0
+    """... or any head has while every other head's entropy is above this many times 0.05."""
     logit_warn: float = 50.0
     """Largest attention score that passes without a warning."""
     logit_fail: float = 100.0
@@ -63,7 +65,8 @@ class Thresholds:
     """Largest entry in units of the RMS."""
 
     uneven: float = 10.0
-    """Uneven where a block's increment or gradient gain is this many times larger, or smaller, than all neighbours'."""
+    """Uneven where a block's increment, turn, gradient gain or one of its matrices is this many times larger, or
+    smaller, than all neighbours'."""
 
     def __post_init__(self) -> None:
         self._check_order("p_bounded", "p_walk", "p_linear")

@@ -22,6 +22,7 @@ from normlab.stability import measures
 from normlab.stability.attention import AttentionStats, in_backward
 from normlab.stability.blocks import BlockStack
 from normlab.stability.ledger import Ledger
+from normlab.stability.state import State, local, sample
 from normlab.stack import Stack
 
 
@@ -30,7 +31,12 @@ class Boundary:
     """Places in the ledger of what was measured at one boundary; `gradient` is empty if none came."""
 
     values: dict[str, int] = field(default_factory=dict)
+    extremes: int | None = None
+    """Of all entries, where the values are of a sample."""
+    entries: int = 0
     channels: int | None = None
+    gram: int | None = None
+    """Of the first pass alone: the matrices are the largest of all that is kept."""
     gradient: dict[str, int] = field(default_factory=dict)
 
 
@@ -42,6 +48,7 @@ class Call:
     after: Boundary | None = None
     values: dict[str, int] = field(default_factory=dict)
     attention: list[dict[str, int]] = field(default_factory=list)
+    """For each call of attention the places of its statistics, by name."""
 
 
 @dataclass
@@ -66,8 +73,9 @@ class StackWatch:
         self.running: list[Call] = []
         self._hidden = _hidden_part(stack)
         self._state: torch.Tensor | None = None
-        """The raw state at the last boundary, and how often it had been written to."""
+        """The raw state at the last boundary, how often it had been written to, and what of it is looked at."""
         self._version = 0
+        self._seen: State | None = None
         self._entering: list[tuple[torch.Tensor, int]] = []
         self._owner_began = False
         self._owner_runs = False
@@ -98,7 +106,7 @@ class StackWatch:
         if not in_backward():
             self._owner_runs = False
             # The last state would keep the whole graph alive.
-            self._state = None
+            self._state = self._seen = None
 
     def _on_block(self, block: nn.Module, args: Any, kwargs: Any) -> None:
         if in_backward():
@@ -135,8 +143,10 @@ class StackWatch:
             if now.before is None:
                 now.before = self._enter(block, after)
                 now.tokens = self._hidden(after)[..., 0].numel()
+            before = self._unwritten()
             call.after = self._measure(block, after)
-            call.values = self._compare(after)
+            if before is not None and self._seen is not None and before.raw.shape == self._seen.raw.shape:
+                call.values = self.ledger.write_all(measures.block(before, self._seen))
         self._state, self._version = after, _version(after)
         now.calls.append(call)
 
@@ -150,26 +160,29 @@ class StackWatch:
         return self._measure(block, self._state) if _version(self._state) == self._version else Boundary()
 
     def _measure(self, block: nn.Module, state: torch.Tensor) -> Boundary:
-        hidden = self._hidden(state.detach())
-        write = self.ledger.write
-        boundary = Boundary(self.ledger.write_all(measures.boundary(hidden)), write(measures.top_channels(hidden)))
+        hidden = local(self._hidden(state.detach()))
+        self._seen = seen = State(sample(hidden))
+        boundary = Boundary(
+            values=self.ledger.write_all(measures.boundary(seen)),
+            extremes=self.ledger.write(measures.extremes(hidden)),
+            entries=hidden.numel(),
+            channels=self.ledger.write(measures.top_channels(seen)),
+            gram=self.ledger.write(measures.gram(seen)) if len(self.passes) == 1 else None,
+        )
         if state.requires_grad:
             self._await_gradient(state, boundary)
         else:
             self._without_gradient.append((block, boundary))
         return boundary
 
-    def _compare(self, after: torch.Tensor) -> dict[str, int]:
-        before = self._state
-        # A block that wrote over its input has left nothing to compare with.
-        if before is None or before.shape != after.shape or _version(before) != self._version:
-            return {}
-        return self.ledger.write_all(measures.block(self._hidden(before.detach()), self._hidden(after.detach())))
+    def _unwritten(self) -> State | None:
+        """The last state, unless the block wrote over it and left nothing to compare with."""
+        return self._seen if self._state is not None and _version(self._state) == self._version else None
 
     def _await_gradient(self, state: torch.Tensor, boundary: Boundary) -> None:
         def keep(gradient: torch.Tensor) -> None:
             with torch.no_grad():
-                boundary.gradient = self.ledger.write_all(measures.gradient(self._hidden(gradient)))
+                boundary.gradient = self.ledger.write_all(measures.gradient(local(self._hidden(gradient))))
 
         state.register_hook(keep)
 
@@ -185,7 +198,7 @@ class StackWatch:
         return waiting is block and all(boundary is not one.before for one in self.passes)
 
     def _forget(self) -> None:
-        self._state = None
+        self._state = self._seen = None
         self._entering = []
         self.running.clear()
 

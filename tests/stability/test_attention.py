@@ -11,14 +11,15 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from normlab.stability import attention
-from normlab.stability.attention import AttentionStats, attention_stats, watch_attention
+from normlab.stability.attention import HEAVIEST, AttentionStats, attention_stats, watch_attention
+from normlab.stability.constants import balanced_mass
 
 
 def brute_force(q, k, visible, bias=None, scale=None) -> AttentionStats:
     """The definitions, one row at a time in float64; q and k (B, H, T, E) with the same heads, visible (B, H, T, S)."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     scores = q.double() @ k.double().mT * scale + (0.0 if bias is None else bias.double())
-    per_head, largest, sinks = [], -math.inf, []
+    per_head, largest, sinks, balanced = [], -math.inf, [], []
     for h in range(q.shape[1]):
         rows = []
         for b in range(q.shape[0]):
@@ -29,12 +30,12 @@ def brute_force(q, k, visible, bias=None, scale=None) -> AttentionStats:
                 p = scores[b, h, t][seen].softmax(-1)
                 rows.append(torch.special.entr(p).sum() / math.log(int(seen.sum())))
                 largest = max(largest, float(scores[b, h, t][seen].max()))
+                balanced.append(balanced_mass(p))
                 if seen[0]:
                     sinks.append(p[0])
         per_head.append(torch.stack(rows).mean())
-    heads = torch.stack(per_head)
     return AttentionStats(
-        heads.mean(), (heads < 0.05).double().mean(), torch.tensor(largest), torch.stack(sinks).mean()
+        torch.stack(per_head), torch.tensor(largest), torch.stack(sinks).mean(), torch.stack(balanced).mean()
     )
 
 
@@ -51,8 +52,8 @@ def draw(*shape: int, spread: float = 1.0) -> torch.Tensor:
 
 def close(measured: AttentionStats, expected: AttentionStats, tolerance: float = 1e-5) -> None:
     # Sums of at most some hundred fp32 numbers of order one to ten: well below 1e-5.
-    for name, one, other in zip(AttentionStats._fields, measured, expected, strict=True):
-        assert abs(float(one) - float(other)) <= tolerance * max(1.0, abs(float(other))), name
+    for one, other in zip(measured, expected, strict=True):
+        torch.testing.assert_close(one.double(), other.double(), rtol=tolerance, atol=tolerance)
 
 
 B, H, T, S, E = 2, 4, 7, 9, 8
@@ -92,6 +93,21 @@ def test_statistics_equal_the_full_softmax(name, scale, kv_heads):
     close(measured, brute_force(q, k.repeat_interleave(H // kv_heads, 1), visible, bias, scale))
 
 
+@pytest.mark.parametrize("name", masks())
+def test_attention_that_is_written_out_is_seen_at_its_softmax(name):
+    _, visible, bias = masks()[name]
+    q, k = draw(B, H, T, E, spread=2.0), draw(B, H, S, E)
+    scores = (q @ k.mT / math.sqrt(E) + (0.0 if bias is None else bias)).masked_fill(~visible, -math.inf)
+    calls: list[AttentionStats] = []
+    with watch_attention(calls.append):
+        F.softmax(scores, dim=-1, dtype=torch.float32)
+        # Neither a router over experts nor a distribution over classes is attention.
+        F.softmax(scores[0, 0], dim=-1)
+        F.softmax(scores, dim=1)
+    (measured,) = calls
+    close(measured, brute_force(q, k, visible, bias))
+
+
 def test_three_dimensions_are_one_head():
     q, k = draw(B, T, E), draw(B, S, E)
     mask = torch.rand(B, T, S) > 0.3
@@ -125,8 +141,17 @@ def test_a_sample_is_near_the_whole():
     assert whole is not None
     assert sample is not None
     # 64 rows of each head, spread of the row entropy about 0.05: its mean is known to 0.05/8.
-    assert abs(float(whole.entropy - sample.entropy)) < 0.02
+    assert abs(whole.entropy - sample.entropy) < 0.02
     assert float(sample.logit_max) <= float(whole.logit_max)
+
+
+@pytest.mark.parametrize("spread", [0.1, 1.0, 3.0, 10.0])
+def test_balanced_mass_is_right_up_to_the_keys_that_are_not_weighed(spread):
+    rows = (draw(200, 300) * spread).softmax(-1)
+    found, exact = attention._balanced_mass(rows), balanced_mass(rows)
+    assert (found - exact).min() >= -1e-5
+    assert (found - exact).max() <= 1 / (HEAVIEST + 1) ** 2
+    torch.testing.assert_close(attention._balanced_mass(rows[:, :HEAVIEST] * 0 + 1 / HEAVIEST), torch.ones(200))
 
 
 def test_a_head_that_looks_at_one_key_is_counted():
@@ -135,11 +160,12 @@ def test_a_head_that_looks_at_one_key_is_counted():
     q[:, 2, :, 0], k[:, 2, 0, 0] = 100.0, 100.0
     stats = attention_stats(q, k)
     assert stats is not None
-    assert float(stats.low_share) == 0.25
+    assert stats.low_share == 0.25
+    assert [head < 0.05 for head in stats.heads] == [False, False, True, False]
     assert float(stats.logit_max) == pytest.approx(1e4 / math.sqrt(E))
     uniform = attention_stats(torch.zeros(1, 1, T, E), torch.zeros(1, 1, T, E), is_causal=True)
     assert uniform is not None
-    assert float(uniform.entropy) == pytest.approx(1.0)
+    assert uniform.entropy == pytest.approx(1.0)
     expected = sum(1 / n for n in range(2, T + 1)) / (T - 1)
     assert float(uniform.sink) == pytest.approx(expected)
 
@@ -148,13 +174,15 @@ def test_huge_scores_and_half_precision_do_not_overflow():
     q = torch.full((1, 1, 4, E), 250.0, dtype=torch.float16)
     calls, _ = seen_by_watch(q, q, q, scale=1.0)
     assert float(calls[0].logit_max) == 250.0**2 * E
-    assert float(calls[0].entropy) == pytest.approx(1.0)
+    assert calls[0].entropy == pytest.approx(1.0)
 
 
 def test_one_visible_key_says_nothing():
     q = draw(1, 2, 1, E)
     calls, _ = seen_by_watch(q, q, q, is_causal=True)
-    assert all(value.isnan() for value in calls[0])
+    assert all(value.isnan().all() for value in calls[0])
+    assert math.isnan(calls[0].entropy)
+    assert math.isnan(calls[0].low_share)
 
 
 def test_nan_is_survived():
@@ -163,7 +191,7 @@ def test_nan_is_survived():
     calls, _ = seen_by_watch(q, q, q)
     clean = attention_stats(q[:, :1], q[:, :1])
     assert clean is not None
-    assert float(calls[0].entropy) == pytest.approx(float(clean.entropy))
+    assert calls[0].entropy == pytest.approx(clean.entropy)
 
 
 def test_whoever_imported_the_function_by_name_is_seen_and_put_back(monkeypatch):
@@ -200,7 +228,7 @@ def test_gradients_pass_unchanged_and_statistics_keep_no_graph():
     (expected,) = torch.autograd.grad(F.scaled_dot_product_attention(q, q, q).sum(), q)
     assert torch.equal(gradient, expected)
     assert not any(value.requires_grad for value in calls[0])
-    assert all(value.ndim == 0 for value in calls[0])
+    assert [value.numel() for value in calls[0]] == [2, 1, 1, 1]
 
 
 @pytest.mark.parametrize("reentrant", [True, False])

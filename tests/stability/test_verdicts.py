@@ -157,12 +157,21 @@ def test_collapse_fails_after_the_burst_and_warns_before(step):
 
 
 @pytest.mark.parametrize(
-    ("loss", "cosine", "finding"), [(4.1, 0.6, "collapse"), (3.9, 0.6, "fine"), (4.1, 0.4, "fine")]
+    ("loss", "cosine", "finding"), [(4.1, 0.76, "collapse"), (3.9, 0.76, "fine"), (4.1, 0.74, "fine")]
 )
 def test_tokens_that_came_together_and_a_loss_that_is_stuck_are_a_collapse(loss, cosine, finding):
     before, after = stack(cos=states(0.5)), stack(30, cos=states(cosine), loss=loss)
     assert verdict("collapse", before, after, unigram=4.0).finding == finding
     assert verdict("collapse", before, after).finding == "fine"
+
+
+@pytest.mark.parametrize(("loss", "grade"), [(4.1, "fail"), (3.95, "fail"), (3.9, "warn")])
+def test_tokens_that_look_alike_to_a_model_that_learns_are_a_warning(loss, grade):
+    after = stack(30, cos=states(0.97), erank=states(1.5), loss=loss)
+    found = verdict("collapse", after, unigram=4.0)
+    assert (found.finding, found.level) == ("collapse", grade)
+    assert ("beats" in found.words) is (grade == "warn")
+    assert verdict("collapse", after).level == "fail"
 
 
 def test_dead_depth_needs_both_conditions():

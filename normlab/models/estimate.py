@@ -69,7 +69,7 @@ def memory(config: DecoderConfig, batch: int, length: int, precision: str) -> Me
     weights = 4 * num_params(config)
     kept, recomputed = _kept_activations(config, batch, length, precision), 0
     if config.checkpointing:
-        plain = _kept_activations(_without_checkpointing(config), batch, length, precision)
+        plain = _kept_activations(_changed(config, checkpointing=False), batch, length, precision)
         recomputed = (plain - kept) // config.depth
     return Memory(
         weights=weights,
@@ -86,13 +86,14 @@ def _loss_bytes(config: DecoderConfig, tokens: int, precision: str) -> int:
     return 2 * 4 * rows * config.vocab_size + 4 * config.vocab_size * config.dim
 
 
-def _without_checkpointing(config: DecoderConfig) -> DecoderConfig:
-    return DecoderConfig(**{**config.to_dict(), "scheme": config.scheme, "checkpointing": False})
+def _changed(config: DecoderConfig, **fields: object) -> DecoderConfig:
+    return DecoderConfig(**{**config.to_dict(), "scheme": config.scheme, **fields})
 
 
 def _kept_activations(config: DecoderConfig, batch: int, length: int, precision: str) -> int:
     """Bytes that autograd saves in one forward pass and loss, counted on tensors that have a shape and no memory."""
-    step = _Loss(Decoder(config, device="meta"))
+    # Triton's kernels have no such tensors to run on; they keep what the reference keeps, or less.
+    step = _Loss(Decoder(_changed(config, kernels="reference"), device="meta"))
     kept: dict[int, int] = {}
     # Depth constants are real zero-dimensional tensors.
     with FakeTensorMode(allow_non_fake_inputs=True):

@@ -1,0 +1,140 @@
+"""What a watch costs: a plain step, a step between looks and a step that is looked at, and their share at every 50th.
+
+    python benchmarks/probe.py                                     # a model for two cores
+    python benchmarks/probe.py --size 125m --batch 32 --length 1024 --compile --out results/probe.json
+
+The three kinds of step take turns, so that a machine that slows down slows all of them. `operations` counts what torch
+is asked to do outside of compiled code: on a GPU, where a look's tensors are small, that is what it costs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import tyro
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from normlab import Decoder, DecoderConfig
+from normlab.files import write_json
+from normlab.models.config import PRESETS
+from normlab.stability.callbacks import Watch
+from normlab.versions import versions
+
+SIZES = {"small": {"depth": 8, "dim": 256, "heads": 4, "vocab_size": 2048}, **PRESETS}
+LIMIT = 0.03
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """The model, its batch, and how often it is looked at."""
+
+    size: str = "small"
+    scheme: str = "pre"
+    batch: int = 4
+    length: int = 256
+    every: int = 50
+    repeats: int = 7
+    device: Literal["cpu", "cuda"] = "cuda" if torch.cuda.is_available() else "cpu"
+    compile: bool = False
+    out: Path | None = None
+
+
+class Loop:
+    """A training step on one batch."""
+
+    def __init__(self, arguments: Arguments):
+        torch.manual_seed(0)
+        sizes = SIZES[arguments.size] | {"max_length": arguments.length, "scheme": arguments.scheme}
+        self.device = torch.device(arguments.device)
+        with self.device:
+            self.model = Decoder(DecoderConfig(**sizes))
+        self.step_model = torch.compile(self.model) if arguments.compile else self.model
+        self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
+        tokens = torch.randint(0, sizes["vocab_size"], (arguments.batch, arguments.length + 1), device=self.device)
+        self.inputs, self.targets = tokens[:, :-1], tokens[:, 1:].flatten()
+        self.watch = Watch(self.step_model, every=arguments.every)
+
+    def step(self) -> None:
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+            logits = self.step_model(self.inputs)
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), self.targets)
+        loss.backward()
+        self.optimiser.step()
+        self.optimiser.zero_grad()
+
+    def watched(self, number: int) -> None:
+        with self.watch.step(number):
+            self.step()
+
+    def seconds(self, step: Any) -> float:
+        self._wait()
+        began = time.perf_counter()
+        step()
+        self._wait()
+        return time.perf_counter() - began
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+class Counting(TorchDispatchMode):
+    """Counts operations that do something: views cost nothing on a device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+def main(arguments: Arguments) -> None:
+    loop = Loop(arguments)
+    kinds = {"plain": loop.step, "between looks": lambda: loop.watched(1), "looked at": lambda: loop.watched(0)}
+    for step in kinds.values():
+        step()
+        step()
+    times: dict[str, list[float]] = {name: [] for name in kinds}
+    for _ in range(arguments.repeats):
+        for name, step in kinds.items():
+            times[name].append(loop.seconds(step))
+    row = _row(arguments, {name: statistics.median(values) for name, values in times.items()})
+    row["operations"] = {name: _operations(step) for name, step in kinds.items()} if not arguments.compile else None
+    _show(row)
+    if arguments.out is not None:
+        settings = dataclasses.asdict(arguments) | {"out": str(arguments.out)}
+        write_json(arguments.out, {"script": "benchmarks/probe.py", **settings, "versions": versions(), **row})
+
+
+def _row(arguments: Arguments, median: dict[str, float]) -> dict[str, Any]:
+    plain, every = median["plain"], arguments.every
+    looks = (median["looked at"] / plain - 1) / every
+    alarm = (median["between looks"] / plain - 1) * (every - 1) / every
+    return {"seconds": median, "of_looks": looks, "of_alarm": alarm, "share": looks + alarm, "limit": LIMIT}
+
+
+def _operations(step: Any) -> int:
+    with Counting() as counting:
+        step()
+    return counting.count
+
+
+def _show(row: dict[str, Any]) -> None:
+    plain = row["seconds"]["plain"]
+    for name, seconds in row["seconds"].items():
+        operations = "" if row["operations"] is None else f"  {row['operations'][name]:6d} operations"
+        print(f"{name:14s} {1e3 * seconds:9.2f} ms  {seconds / plain:6.3f} x{operations}")
+    parts = f"looks {row['of_looks']:+.2%}, alarm {row['of_alarm']:+.2%}"
+    print(f"added to a step: {row['share']:+.2%} ({parts}; limit {LIMIT:.0%})")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Arguments))

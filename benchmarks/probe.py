@@ -3,8 +3,9 @@
     python benchmarks/probe.py                                     # a model for two cores
     python benchmarks/probe.py --size 125m --batch 32 --length 1024 --compile --out results/probe.json
 
-The three kinds of step take turns, so that a machine that slows down slows all of them. `operations` counts what torch
-is asked to do outside of compiled code: on a GPU, where a look's tensors are small, that is what it costs.
+The three kinds of step take turns, and each turn is compared with its own plain step. On a CPU the time is that of the
+process, which others on the machine do not add to. `operations` counts what torch is asked to do outside of compiled
+code: on a GPU, where a look's tensors are small, that is what it costs.
 """
 
 from __future__ import annotations
@@ -73,11 +74,12 @@ class Loop:
             self.step()
 
     def seconds(self, step: Any) -> float:
+        clock = time.perf_counter if self.device.type == "cuda" else time.process_time
         self._wait()
-        began = time.perf_counter()
+        began = clock()
         step()
         self._wait()
-        return time.perf_counter() - began
+        return clock() - began
 
     def _wait(self) -> None:
         if self.device.type == "cuda":
@@ -106,7 +108,7 @@ def main(arguments: Arguments) -> None:
     for _ in range(arguments.repeats):
         for name, step in kinds.items():
             times[name].append(loop.seconds(step))
-    row = _row(arguments, {name: statistics.median(values) for name, values in times.items()})
+    row = _row(arguments, times)
     row["operations"] = {name: _operations(step) for name, step in kinds.items()} if not arguments.compile else None
     _show(row)
     if arguments.out is not None:
@@ -114,11 +116,16 @@ def main(arguments: Arguments) -> None:
         write_json(arguments.out, {"script": "benchmarks/probe.py", **settings, "versions": versions(), **row})
 
 
-def _row(arguments: Arguments, median: dict[str, float]) -> dict[str, Any]:
-    plain, every = median["plain"], arguments.every
-    looks = (median["looked at"] / plain - 1) / every
-    alarm = (median["between looks"] / plain - 1) * (every - 1) / every
-    return {"seconds": median, "of_looks": looks, "of_alarm": alarm, "share": looks + alarm, "limit": LIMIT}
+def _row(arguments: Arguments, times: dict[str, list[float]]) -> dict[str, Any]:
+    ratios = {name: _median_ratio(values, times["plain"]) for name, values in times.items()}
+    looks = (ratios["looked at"] - 1) / arguments.every
+    alarm = (ratios["between looks"] - 1) * (arguments.every - 1) / arguments.every
+    plain = statistics.median(times["plain"])
+    return {"plain": plain, "ratios": ratios, "of_looks": looks, "of_alarm": alarm, "share": looks + alarm}
+
+
+def _median_ratio(values: list[float], plain: list[float]) -> float:
+    return statistics.median(value / beside for value, beside in zip(values, plain, strict=True))
 
 
 def _operations(step: Any) -> int:
@@ -128,10 +135,9 @@ def _operations(step: Any) -> int:
 
 
 def _show(row: dict[str, Any]) -> None:
-    plain = row["seconds"]["plain"]
-    for name, seconds in row["seconds"].items():
+    for name, ratio in row["ratios"].items():
         operations = "" if row["operations"] is None else f"  {row['operations'][name]:6d} operations"
-        print(f"{name:14s} {1e3 * seconds:9.2f} ms  {seconds / plain:6.3f} x{operations}")
+        print(f"{name:14s} {1e3 * ratio * row['plain']:9.2f} ms  {ratio:6.3f} x{operations}")
     parts = f"looks {row['of_looks']:+.2%}, alarm {row['of_alarm']:+.2%}"
     print(f"added to a step: {row['share']:+.2%} ({parts}; limit {LIMIT:.0%})")
 

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from normlab.errors import NormLabError
+from normlab.kernels.rotary import Table, rotate, rotated_heads
 from normlab.models.cache import LayerCache
-from normlab.models.rotary import Table, rotate
 from normlab.models.sublayer import Sublayer, check_positive, project, through
 from normlab.roles import Part, Spec
 
@@ -63,13 +63,21 @@ class Attention(Sublayer):
         return project(mixed.flatten(-2), self.out)
 
     def _queries_keys_values(self, x: torch.Tensor, rotary: Table | None) -> tuple[torch.Tensor, ...]:
-        fused = project(x, self.qkv).unflatten(-1, (-1, self.head_dim))
+        fused = project(x, self.qkv)
+        if rotary is not None and not self._normalises():
+            return rotated_heads(fused, rotary, self.heads, self.kv_heads, kernels=self.kernels)
+        fused = fused.unflatten(-1, (-1, self.head_dim))
         q, k, v = fused.split([self.heads, self.kv_heads, self.kv_heads], dim=-2)
         q, k, v = through(self.q_norm, q), through(self.k_norm, k), through(self.v_norm, v)
         if rotary is not None:
             q, k = rotate(q, rotary), rotate(k, rotary)
         q, k = through(self.qk_after_rotary, q), through(self.qk_after_rotary, k)
         return q.to(fused.dtype), k.to(fused.dtype), v.to(fused.dtype)
+
+    def _normalises(self) -> bool:
+        """Whether anything but the turn by position stands between the projection and the product."""
+        slots = (self.q_norm, self.k_norm, self.v_norm, self.qk_after_rotary)
+        return any(slot is not None for slot in slots)
 
     def _attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, causal: bool

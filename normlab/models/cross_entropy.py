@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from normlab.errors import NormLabError
+from normlab.kernels.softmax_slope import log_probabilities, of_targets, softmax_slope_
 from normlab.models.sublayer import product_dtype
 from normlab.norms import widen
 from normlab.schemes.parts import Constant, Scale
@@ -49,6 +50,7 @@ def chunked_cross_entropy(
     z_loss: float = 0.0,
     chunk: int | None = None,
     ignore_index: int = -100,
+    kernels: str = "auto",
 ) -> Loss:
     """The loss of hidden states (N, D) under the matrix (V, D) for targets (N); without any target that counts it is 0.
 
@@ -64,7 +66,7 @@ def chunked_cross_entropy(
         weight = (widen(weight) * factor).to(weight.dtype)
     if not torch.is_grad_enabled() or not (hidden.requires_grad or weight.requires_grad):
         return Loss(*_value(hidden, weight, targets, z_loss, rows, ignore_index))
-    return Loss(*_Chunked.apply(hidden, weight, targets, z_loss, rows, ignore_index))
+    return Loss(*_Chunked.apply(hidden, weight, targets, z_loss, rows, ignore_index, kernels))
 
 
 def chunk_rows(vocabulary: int, itemsize: int) -> int:
@@ -84,6 +86,7 @@ class _Chunked(torch.autograd.Function):
         z_loss: float,
         rows: int,
         ignore: int,
+        kernels: str,
     ) -> tuple[torch.Tensor, ...]:
         dtype = product_dtype(hidden, weight)
         matrix = weight.to(dtype)
@@ -91,11 +94,9 @@ class _Chunked(torch.autograd.Function):
         for_hidden, sums = [], []
         for h, target in _chunks(hidden, targets, rows):
             h = h.to(dtype)
-            logits = h @ matrix.T
-            log_p = _log_probabilities(logits)
-            normaliser, part = _sums(logits, log_p, target, ignore)
-            slope = _slope(log_p, normaliser, target, z_loss, ignore).to(dtype)
-            sums.append(part)
+            options = {"z_loss": z_loss, "ignore_index": ignore, "kernels": kernels}
+            slope, normaliser, log_p = softmax_slope_(h @ matrix.T, target, **options)
+            sums.append(_sums(normaliser, log_p, target, ignore))
             for_hidden.append((slope @ matrix).to(hidden.dtype))
             _add_product_(for_weight, slope, h)
         loss, z, count = _means(sums, z_loss)
@@ -113,7 +114,7 @@ class _Chunked(torch.autograd.Function):
         factor = grads[0] / count.clamp(min=1)
         # Widened: a GPU rounds the factor to bf16 beside a bf16 tensor, which biases every gradient the same way.
         for_hidden, for_weight = ((widen(g) * factor).to(g.dtype) for g in (for_hidden, for_weight))
-        return for_hidden, for_weight, None, None, None, None
+        return for_hidden, for_weight, None, None, None, None, None
 
 
 def _value(
@@ -124,8 +125,7 @@ def _value(
     matrix = weight.to(dtype)
     sums = []
     for h, target in _chunks(hidden, targets, rows):
-        logits = h.to(dtype) @ matrix.T
-        sums.append(_sums(logits, _log_probabilities(logits), target, ignore)[1])
+        sums.append(_sums_of(h.to(dtype) @ matrix.T, target, ignore))
     return _means(sums, z_loss)
 
 
@@ -142,8 +142,7 @@ def _recomputed(
     dtype = product_dtype(hidden, weight)
 
     def sums_of(h: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        logits = transform(h.to(dtype) @ weight.to(dtype).T)
-        return _sums(logits, _log_probabilities(logits), target, ignore)[1]
+        return _sums_of(transform(h.to(dtype) @ weight.to(dtype).T), target, ignore)
 
     sums = [checkpoint(sums_of, h, target, use_reentrant=False) for h, target in _chunks(hidden, targets, rows)]
     loss, z, count = _means(sums, z_loss)  # pyright: ignore[reportArgumentType]
@@ -154,34 +153,14 @@ def _chunks(hidden: torch.Tensor, targets: torch.Tensor, rows: int) -> list[tupl
     return list(zip(hidden.split(rows), targets.split(rows), strict=True))
 
 
-def _log_probabilities(logits: torch.Tensor) -> torch.Tensor:
-    return logits.log_softmax(-1, dtype=_wide(logits.dtype))
+def _sums_of(logits: torch.Tensor, targets: torch.Tensor, ignore: int) -> torch.Tensor:
+    return _sums(*of_targets(logits, log_probabilities(logits), targets, ignore), targets, ignore)
 
 
-def _sums(
-    logits: torch.Tensor, log_p: torch.Tensor, targets: torch.Tensor, ignore: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """log Σ exp z of every row, and over the rows that count: Σ cross-entropy, Σ (log Σ exp z)², their number."""
-    counts = targets != ignore
-    # Entry 0 stands in where there is no target.
-    index = torch.where(counts, targets, 0).unsqueeze(-1)
-    log_p, logit = log_p.gather(-1, index).squeeze(-1), logits.gather(-1, index).squeeze(-1)
-    normaliser = logit - log_p
+def _sums(normaliser: torch.Tensor, log_p: torch.Tensor, targets: torch.Tensor, ignore: int) -> torch.Tensor:
+    """Over the rows that count: Σ cross-entropy, Σ (log Σ exp z)², their number."""
     terms = torch.stack([-log_p, normaliser.square(), torch.ones_like(log_p)])
-    return normaliser, torch.where(counts, terms, 0.0).sum(-1)
-
-
-def _slope(
-    log_p: torch.Tensor, normaliser: torch.Tensor, targets: torch.Tensor, z_loss: float, ignore: int
-) -> torch.Tensor:
-    """∂L/∂z but for the factor 1/count."""
-    counts = targets != ignore
-    factor = counts * (1.0 + 2.0 * z_loss * normaliser)
-    # No entry of the vocabulary is −1: a row that does not count hits nothing.
-    target = torch.where(counts, targets, -1).unsqueeze(-1)
-    hits = torch.arange(log_p.shape[-1], device=log_p.device) == target
-    # In place: a chunk's logits are the largest thing in memory.
-    return log_p.exp().mul_(factor.unsqueeze(-1)).add_(hits, alpha=-1)
+    return torch.where(targets != ignore, terms, 0.0).sum(-1)
 
 
 # A custom operator: the compiler knows no product of bf16 matrices that is added to fp32, and would hold every chunk's

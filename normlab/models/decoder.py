@@ -28,8 +28,11 @@ _STREAMS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 def sublayers(config: DecoderConfig) -> tuple[nn.Module, nn.Module]:
     """The attention and the MLP of one block."""
     attention = Attention(config.dim, config.heads, config.kv_heads, config.head_dim, config.bias)
+    attention.kernels = config.kernels
     if not config.experts:
-        return attention, MLP(config.dim, config.width_of_mlp, config.mlp, config.bias)
+        mlp = MLP(config.dim, config.width_of_mlp, config.mlp, config.bias)
+        mlp.kernels = config.kernels
+        return attention, mlp
     if config.bias:
         raise NormLabError("experts have no biases; leave bias off, or experts at 0")
     moe = MoE(
@@ -133,7 +136,13 @@ class Decoder(nn.Module):
         hidden = self.features(tokens, documents=documents).flatten(0, 1)
         weight = self.embedding.weight if self.head.weight is None else self.head.weight
         return chunked_cross_entropy(
-            hidden, weight, targets.flatten(), logit_transform=self.head.logit_scale, z_loss=z_loss, chunk=chunk
+            hidden,
+            weight,
+            targets.flatten(),
+            logit_transform=self.head.logit_scale,
+            z_loss=z_loss,
+            chunk=chunk,
+            kernels=self.config.kernels,
         )
 
     def router_loss(self) -> torch.Tensor:

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from normlab.errors import unknown
-from normlab.models.sublayer import Sublayer, check_positive, project, through
+from normlab.kernels.swiglu import gated_linear
+from normlab.models.sublayer import Sublayer, check_positive, is_plain, product_dtype, project, through
 from normlab.roles import Part, Spec
 
 _OFFERS = {"swiglu": frozenset({"gate-scale", "up-scale"}), "gelu": frozenset({"up-scale"})}
@@ -60,7 +61,16 @@ class MLP(FeedForward):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         raw = project(x, self.gate_up if self.gated else self.up)
-        return project(self.activate(raw), self.down)
+        if not self._fuses():
+            return project(self.activate(raw), self.down)
+        dtype, bias = product_dtype(raw, self.down.weight), self.down.bias
+        weight = self.down.weight.to(dtype)
+        return gated_linear(raw, weight, None if bias is None else bias.to(dtype), kernels=self.kernels)
+
+    def _fuses(self) -> bool:
+        """Whether nonlinearity and last product may be one step: nothing is between them, and nobody looks there."""
+        empty = self.gate_scale is None and self.up_scale is None
+        return self.kernels != "reference" and self.gated and empty and is_plain(self.down)
 
     def parameter_roles(self) -> dict[str, Spec]:
         first: dict[str, Spec] = {"gate_up.weight": self._gate_up_parts()} if self.gated else {"up.weight": "up"}

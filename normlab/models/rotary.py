@@ -11,9 +11,9 @@ from __future__ import annotations
 import torch
 
 from normlab.errors import NormLabError
+from normlab.kernels.rotary import Table, rotate
 
-Table = tuple[torch.Tensor, torch.Tensor]
-"""(cos, sin), each (..., T, 1, head_dim): broadcasts over the heads of (B, T, H, head_dim)."""
+__all__ = ["Table", "rotary_table", "rotate"]
 
 
 def rotary_table(
@@ -45,11 +45,3 @@ def _table(
 def _(positions, head_dim, theta, dtype):
     shape = (*positions.shape, 1, head_dim)
     return positions.new_empty(shape, dtype=dtype), positions.new_empty(shape, dtype=dtype)
-
-
-def rotate(x: torch.Tensor, table: Table) -> torch.Tensor:
-    """Rotate x (B, T, H, head_dim), in the table's precision or better; the result has x's dtype."""
-    cos, sin = table
-    first, second = x.chunk(2, dim=-1)
-    quarter_turn = torch.cat((-second, first), dim=-1)
-    return (x * cos + quarter_turn * sin).to(x.dtype)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from normlab.errors import NormLabError, unknown
+from normlab.schemes.blocks import has_hooks
 
 
 class Sublayer(nn.Module):
@@ -15,6 +17,9 @@ class Sublayer(nn.Module):
     """
 
     offers: frozenset[str] = frozenset()
+
+    kernels: str = "reference"
+    """Which kernels it may use: auto, reference or triton. The model that it is a part of says so."""
 
     def accept(self, need: str, module: nn.Module | float) -> None:
         """Put `module` into the slot `need`, once."""
@@ -44,6 +49,15 @@ def project(x: torch.Tensor, linear: nn.Linear) -> torch.Tensor:
     if autocast_dtype(x) is None:
         x = x.to(linear.weight.dtype)
     return linear(x)
+
+
+def is_plain(linear: nn.Module) -> bool:
+    """Whether a call of it is a product with its weight and nothing else: nobody listens to it or has put another
+    module, another method or another kind of tensor in its place.
+    """
+    if type(linear) is not nn.Linear or "forward" in vars(linear) or is_traceable_wrapper_subclass(linear.weight):
+        return False
+    return not has_hooks(linear)
 
 
 def product_dtype(x: torch.Tensor, weight: torch.Tensor) -> torch.dtype:

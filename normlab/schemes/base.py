@@ -136,6 +136,12 @@ class Scheme:
     def constrain_(self, roles: Sequence[Role]) -> None:
         """Re-apply after an optimiser step what the scheme demands of parameters, in place."""
 
+    def sphere(self, dim: int) -> float:
+        """Radius of the sphere that the norms project on: √dim for RMSNorm and LayerNorm."""
+        norm = self.new_norm(dim, gain="none", bias=False, eps=0.0).double()
+        with torch.no_grad():
+            return float(torch.linalg.vector_norm(norm(torch.arange(dim, dtype=torch.float64))))
+
     def law(self, depth: int) -> Law:
         """What theory says. A scheme without a law cannot be simulated and is checked by measurement alone."""
         raise NormLabError(f"{self.name} states no law")

@@ -64,7 +64,10 @@ class Keel(Scheme):
     def law(self, depth: int) -> Law:
         alpha = self.skip_weight(2.0 * depth, depth)
         return Law(
-            speed=lambda m: torch.full_like(m.radius, alpha),
+            speed=lambda m: torch.where(m.time < 1.0, m.radius, alpha),
+            radial=lambda m: torch.where(m.time < 1.0, m.radial, 0.0),
+            switches=(1.0,),
+            resets_radius=True,
             rms=lambda i: math.sqrt(1 + i) if i <= 2 else 1.0,
             forward="bounded",
             backward="bounded: the skip path keeps 1 − O(1/α²) a sublayer",

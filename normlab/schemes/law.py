@@ -55,6 +55,15 @@ class Law:
     temperature: Callable[[torch.Tensor], torch.Tensor] = _unchanged
     """Factor on β at a time: below one where the scheme shrinks queries and keys with depth."""
 
+    switches: tuple[float, ...] = ()
+    """Times at which the law changes; at such a time the new one holds."""
+
+    resets_radius: bool = False
+    """True where the radius is put back to one at a switch: from there on a norm stands on the main path."""
+
+    mlp: Literal["nothing", "identity"] = "nothing"
+    """What stands in for the MLP in the network that this law describes."""
+
     reads_state: bool = False
     """True where attention reads the state itself, radius included, and not its direction."""
 

@@ -54,6 +54,7 @@ class Mix(Scheme):
         return Law(
             speed=lambda m: torch.where(m.time < switch, torch.ones_like(m.radius), m.radius),
             radial=lambda m: torch.where(m.time < switch, torch.zeros_like(m.radius), m.radial),
+            switches=(float(switch),),
             rms=lambda i: math.sqrt(1 + max(0, i - 2 * switch)),
             forward="linear",
             backward="power law above the switch, Post-Norm's below it",

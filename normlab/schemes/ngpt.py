@@ -86,6 +86,9 @@ class NGPT(Scheme):
             if role.is_matrix and role.role != "router":
                 unit_rows_(role.view(), role.model_axis)
 
+    def sphere(self, dim: int) -> float:
+        return 1.0
+
     def law(self, depth: int) -> Law:
         return Law(
             speed=lambda m: m.attention / self.alpha,

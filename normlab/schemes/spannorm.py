@@ -75,6 +75,7 @@ class SpanNorm(Scheme):
     def law(self, depth: int) -> Law:
         return Law(
             speed=lambda m: torch.full_like(m.radius, 2.0),
+            mlp="identity",
             rms=on_sphere,
             forward="bounded",
             backward="the skip path shrinks by 1/√(1+σ_f²) a block; ScaleInit makes the product e^(−c/2)",

@@ -14,6 +14,9 @@ _STANDS_OUT = 3.5
 _LEAST_SPREAD = 1e-3
 """A difference in log growth that is no fault, however alike the other blocks are."""
 
+_MUCH = 0.25
+"""Share of the growth that blocks must make up to be blamed for it alone."""
+
 _REACH = 2
 """Neighbours on each side that a block is compared with."""
 
@@ -51,8 +54,14 @@ def standing_out(values: Series, *, sign: float = 1.0) -> tuple[int, ...]:
 
 
 def to_blame(growth: Series, *, sign: float = 1.0) -> tuple[int, ...]:
-    """The blocks that stand out; all where none does."""
-    return standing_out(growth, sign=sign) or tuple(range(len(growth)))
+    """The blocks that stand out, where they make up much of the growth (in logarithms); all blocks where they do not.
+
+    A stack that loses its gradient a little in every block does not owe that to the block that loses some more.
+    """
+    found = standing_out(growth, sign=sign)
+    total = sum(sign * value for value in growth if value is not None)
+    theirs = sum(sign * (growth[place] or 0.0) for place in found)
+    return found if found and theirs >= _MUCH * total else tuple(range(len(growth)))
 
 
 def upwards(marks: Sequence[bool]) -> tuple[int, ...]:

@@ -141,7 +141,7 @@ class Profile:
     attn_heads: list[Series] = field(default_factory=list)
     """For each block the entropy of every head, as in attn_entropy."""
     weight_rms: dict[str, Series] = field(default_factory=dict)
-    """For each matrix, by its path inside a block, √mean w² in every block before the step; None where it is missing."""
+    """For each matrix, by its path inside a block, √mean w² in every block before the step; None where it has none."""
 
     loss: Number = None
     """Nats per token."""

@@ -89,6 +89,9 @@ def test_steady_growth_blames_all_blocks_and_a_jump_its_block():
     jump = judge(ladder(lambda k: math.exp(0.4 * k) * (1e4 if k > 17 else 1.0)))[0]
     assert jump.layers == (17,)
     assert jump.words.endswith("; block 17")
+    # Every block loses a third of the gradient and the last one half: that one is not why the gradient vanishes.
+    fading = profile(24, grad_h=[0.66 ** (24 - k) * (0.5 if k < 24 else 0.66) for k in range(25)])
+    assert judge(Ladder((fading,)))[1].layers == tuple(range(24))
 
 
 def test_seeds_near_the_limit_show_their_spread():
@@ -223,7 +226,7 @@ def test_limits_of_a_state():
     assert verdict("outliers", stack(outlier_ratio=states(5.0, b7=101.0))).layers == (7,)
 
 
-@pytest.mark.parametrize("place", [0, 5, DEPTH - 1])
+@pytest.mark.parametrize("place", [1, 5, DEPTH - 1])
 def test_one_block_that_adds_far_more_than_its_neighbours_is_uneven(place):
     found = verdict("uneven", stack(branch_rms=flat(0.3, **{f"b{place}": 15.0})))
     assert (found.finding, found.level, found.layers) == ("uneven", "warn", (place,))

@@ -1,0 +1,240 @@
+"""A short training burst of one model, with a look at its first step and one at the step after the last.
+
+Both looks are at real steps, optimiser included. A loss or gradient that is not finite ends the burst at that step: the
+last look is then at the batch and the weights that made it, so that it can name the module.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import nn
+from torch.optim import AdamW, Optimizer
+
+from normlab.stability.probe import Probe, probe, untouched
+from normlab.stability.profile import Number, Profile
+from normlab.stability.targets.base import Target
+
+T = TypeVar("T")
+Inspect = Callable[[nn.Module, Profile], None]
+
+BETAS = (0.9, 0.95)
+
+_AUTO_LR, _AUTO_WIDTH = 1e-3, 384
+"""1e-3 up to this width, beyond it with 1/√width: near the published rates from small models to 7B ones."""
+
+_DENORMAL = 1e-42
+
+NARROW = 256
+"""Width up to which a matrix product is done before a second thread has woken up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Burst:
+    """What a burst showed, stack by stack; the stack with most blocks comes first."""
+
+    before: dict[str, Profile]
+    after: dict[str, Profile]
+    """Empty where not even the first step could be taken."""
+    losses: list[Number]
+    """Nats per token at every step; None where it was not finite."""
+    lr: float
+    seconds: float
+    """What the steps took; building the model and inspecting it not counted."""
+    parameters: int
+
+
+def burst(
+    target: Target,
+    *,
+    depth: int | None = None,
+    width: int | None = None,
+    seed: int = 0,
+    steps: int = 30,
+    lr: float | Literal["auto"] = "auto",
+    inspect: Inspect | None = None,
+) -> Burst:
+    """Build the target, train it for `steps` steps and look at it before and after.
+
+    `inspect(model, profile)` is called after either look, with the profile of the stack with most blocks.
+    """
+    with quiet_numbers(), fresh_model(target, depth=depth, width=width, seed=seed) as model:
+        rate = auto_lr(width or target.width) if lr == "auto" else lr
+        course, watch = _Course(target, model, rate, seed), _Stopwatch()
+        before = watch.time(lambda: course.look(0))
+        if inspect is not None:
+            inspect(model, _largest(before))
+        after = watch.time(lambda: course.go_on(steps))
+        if after and inspect is not None:
+            inspect(model, _largest(after))
+        count = sum(parameter.numel() for parameter in model.parameters())
+    return Burst(before=before, after=after, losses=course.losses, lr=rate, seconds=watch.seconds, parameters=count)
+
+
+def train(
+    target: Target, *, depth: int | None = None, seed: int = 0, steps: int, lr: float, highest: float = math.inf
+) -> list[Number]:
+    """The losses of a burst that nobody looks at; it ends with one that is not finite or above `highest`."""
+    with quiet_numbers(), fresh_model(target, depth=depth, seed=seed) as model:
+        course = _Course(target, model, lr, seed)
+        for _ in range(steps):
+            loss = course.step()
+            if course.broken or float(loss) > highest:
+                break
+    return course.losses
+
+
+class _Stopwatch:
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def time(self, work: Callable[[], T]) -> T:
+        start = time.perf_counter()
+        result = work()
+        self.seconds += time.perf_counter() - start
+        return result
+
+
+class _Course:
+    """A model on its way through the batches."""
+
+    def __init__(self, target: Target, model: nn.Module, lr: float, seed: int):
+        self.target, self.model, self.seed = target, model, seed
+        self.losses: list[Number] = []
+        self.broken = False
+        self._optimiser = _adamw(target, model, lr)
+        self._batches = target.batches(seed)
+        self._batch: Any = None
+
+    def look(self, step: int) -> dict[str, Profile]:
+        """Take a step under the probe."""
+        with self._probe(step) as seen:
+            loss = self.step()
+            seen.record(loss=loss)
+        return seen.profiles
+
+    def go_on(self, steps: int) -> dict[str, Profile]:
+        """The steps after the first, and the look after them: at step `steps`, or at the one that broke the model."""
+        if self.broken:
+            return {}
+        for step in range(1, steps):
+            self.step()
+            if self.broken:
+                return self._look_again(step)
+        return self.look(steps)
+
+    def step(self) -> torch.Tensor:
+        """The loss of the next batch; the optimiser acts on it unless it, or a gradient, is not finite."""
+        self._batch = next(self._batches)
+        loss = self._backward()
+        value, largest = torch.stack([loss.float(), _largest_gradient(self.model)]).tolist()
+        self.losses.append(_plain(value))
+        self.broken = not (math.isfinite(value) and math.isfinite(largest))
+        if not self.broken:
+            self._optimiser.step()
+            self.target.after_step(self.model)
+        return loss
+
+    def _look_again(self, step: int) -> dict[str, Profile]:
+        """At the batch that broke the model, whose weights are still what they were."""
+        with self._probe(step) as seen:
+            seen.record(loss=self._backward())
+        return seen.profiles
+
+    def _backward(self) -> torch.Tensor:
+        self._optimiser.zero_grad()
+        loss = self.target.loss(self.model, self._batch)
+        loss.backward()
+        return loss.detach()
+
+    def _probe(self, step: int) -> AbstractContextManager[Probe]:
+        return probe(self.model, blocks=self.target.blocks, step=step, seed=self.seed, want_gradients=True)
+
+
+def auto_lr(width: int | None) -> float:
+    """The rate that people train a model of this width at, about; a width that is not known counts as a small one."""
+    return _AUTO_LR * min(1.0, math.sqrt(_AUTO_WIDTH / (width or _AUTO_WIDTH)))
+
+
+@contextmanager
+def fresh_model(
+    target: Target, *, depth: int | None = None, width: int | None = None, seed: int = 0
+) -> Iterator[nn.Module]:
+    """The target's model in training mode; one that somebody else owns is put back to what it was."""
+    with torch.random.fork_rng(devices=_cuda()), few_threads(width or target.width):
+        torch.manual_seed(seed)
+        model = target.build(depth=depth, width=width, seed=seed)
+        with preserved(model) if target.kind == "module" else nullcontext():
+            model.train()
+            yield model
+
+
+@contextmanager
+def preserved(model: nn.Module) -> Iterator[None]:
+    """Puts parameters, gradients, buffers, random numbers and training flags back to what they were."""
+    flags = [(module, module.training) for module in model.modules()]
+    values = [(parameter, parameter.detach().clone()) for parameter in model.parameters()]
+    try:
+        with untouched(model):
+            yield
+    finally:
+        with torch.no_grad():
+            for parameter, value in values:
+                parameter.copy_(value)
+        for module, flag in flags:
+            module.training = flag
+
+
+@contextmanager
+def quiet_numbers() -> Iterator[None]:
+    """Denormal numbers count as zero: dead gradients would make a CPU several times slower."""
+    was_on = bool(torch.tensor(_DENORMAL) * 1.0 == 0.0)
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(was_on)
+
+
+@contextmanager
+def few_threads(width: int | None) -> Iterator[None]:
+    """One thread for a narrow model: more gain nothing there, and lose much where others want the core as well."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1 if width is not None and width <= NARROW else threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _adamw(target: Target, model: nn.Module, lr: float) -> Optimizer:
+    groups = target.param_groups(model, lr, 0.0)
+    fused = all(p.device.type in ("cuda", "cpu") for group in groups for p in group["params"])
+    return AdamW(groups, lr=lr, betas=BETAS, weight_decay=0.0, fused=fused)
+
+
+@torch.no_grad()
+def _largest_gradient(model: nn.Module) -> torch.Tensor:
+    """The largest entry: unlike a norm it is finite if all entries are."""
+    grads = [p.grad for p in model.parameters() if p.grad is not None]
+    if not grads:
+        return torch.zeros(())
+    return torch.nn.utils.get_total_norm(grads, math.inf).float()
+
+
+def _largest(profiles: dict[str, Profile]) -> Profile:
+    return next(iter(profiles.values()))
+
+
+def _plain(value: float) -> Number:
+    return value if math.isfinite(value) else None
+
+
+def _cuda() -> list[int]:
+    return list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []

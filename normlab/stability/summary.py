@@ -1,0 +1,168 @@
+"""What a check says in one sentence, and in a few: the same words for the card, the page and a comparison of two."""
+
+from __future__ import annotations
+
+from normlab.report.numbers import count, listed
+from normlab.stability.blame import blocks
+from normlab.stability.result import Check
+from normlab.stability.verdict import Level, Verdict
+
+MARKS: dict[Level, str] = {"ok": "✓", "warn": "!", "fail": "✗"}
+"""Signs that read without colour."""
+UNMEASURED = "·"
+
+_FATES = {
+    ("forward", "exploding"): "explode",
+    ("backward", "exploding"): "blow up its gradient",
+    ("backward", "vanishing"): "lose its gradient",
+    ("unsteady", "unsteady"): "upset its gradient within a few steps",
+    ("collapse", "collapse"): "collapse its tokens into one",
+    ("attention logits", "large logits"): "saturate its attention",
+    ("bf16 absorption", "absorbed"): "round its updates away in bf16",
+    ("norm drift", "norm drift"): "let its tokens drift from their length",
+}
+"""What a failing verdict means for the model, after "will"."""
+_MOST_FATES = 2
+"""In a headline."""
+
+_MEANINGS = {
+    ("forward", "exploding"): "The state grows by a factor with every block: deeper, it leaves every number format.",
+    ("forward", "super-linear"): "The state grows faster than its depth: every block adds more than the one before.",
+    ("forward", "shrinking"): "The state becomes smaller with depth, until what the embeddings put in is lost.",
+    ("backward", "exploding"): "The first blocks get far more gradient than the last: no learning rate suits both.",
+    ("backward", "vanishing"): "The first blocks get next to no gradient, so they do not learn.",
+    (
+        "unsteady",
+        "unsteady",
+    ): "A few steps of training changed the gradient by orders of magnitude: what looks healthy "
+    "at the start does not last.",
+    ("collapse", "collapse"): "After the last block all tokens of a sequence point the same way: the model cannot tell "
+    "them apart.",
+    ("dead depth", "dead depth"): "The last blocks hardly turn the tokens any more: depth that costs and does little.",
+    ("attention", "low entropy"): "Some attention heads see a single key, where the softmax passes no gradient.",
+    ("attention logits", "large logits"): "Attention scores are so large that the softmax saturates.",
+    (
+        "update ratio",
+        "small updates",
+    ): "A step hardly changes the weights of some blocks: they learn slowly, if at all.",
+    ("update ratio", "large updates"): "A step changes the weights of some blocks by more than they can bear.",
+    (
+        "bf16 absorption",
+        "absorbed",
+    ): "Much of what blocks add is smaller than the last digit of a bf16 state: it is lost.",
+    ("headroom", "little headroom"): "The state comes close to the largest number that fp16 can hold.",
+    ("outliers", "outliers"): "Single entries dwarf the rest of the state, which costs digits in low precision.",
+    ("uneven", "uneven"): "A block behaves unlike all its neighbours: that is a fault rather than a law.",
+    ("norm drift", "norm drift"): "Tokens change their length where the scheme promises to keep it.",
+    ("certificate", "certificate violated"): "The state is larger than is possible if model and bound are both right.",
+}
+"""What a finding means, for somebody who has never met it."""
+
+_OVER_DEPTHS = ("forward", "backward")
+"""Verdicts on the whole ladder, so on its deepest stack; all others are on the stack that is judged."""
+
+_GROWTH = {
+    "bounded": "The size of the state does not depend on depth",
+    "shrinking": "The state becomes smaller with depth",
+    "random walk": "The state grows like a random walk, about as the square root of depth",
+    "linear": "The state grows about in proportion to depth",
+    "super-linear": "The state grows faster than depth",
+}
+
+
+def headline(check: Check) -> str:
+    """The verdict, plain: "Will explode when deep: block 17"."""
+    failures = [verdict for verdict in check.verdicts if verdict.level == "fail"]
+    violated = next((verdict for verdict in failures if verdict.name == "certificate"), None)
+    if violated is not None:
+        return f"A proven bound is violated, by a fault in the model or in the bound{_where([violated], check)}"
+    if failures:
+        return f"Will {listed(fates(failures))} when deep{_where(failures, check)}"
+    warned = [verdict.finding for verdict in check.trouble]
+    growth = f"Stable at {check.depth} blocks" if is_judged(check) else f"No alarm at {check.depth} blocks"
+    return f"{growth}, but {listed(warned)}" if warned else growth
+
+
+def sentence(check: Check) -> str:
+    """The headline with the name in front: "post will collapse its tokens into one when deep"."""
+    said = headline(check)
+    said = said[0].lower() + said[1:]
+    link = {"will": " ", "stable": " is "}.get(said.split()[0], ": ")
+    return f"{check.target.name}{link}{said}"
+
+
+def fates(failures: list[Verdict]) -> list[str]:
+    """What happens to a model with these failures, the gravest first."""
+    found = {(verdict.name, verdict.finding) for verdict in failures}
+    # What goes without saying: a lost gradient has moved, and an exploding state takes its gradient along.
+    implied = {("backward", "exploding")} if ("forward", "exploding") in found else set()
+    implied |= {("unsteady", "unsteady")} if any(name == "backward" for name, _ in found) else set()
+    told = [(v.name, v.finding) for v in failures if (v.name, v.finding) not in implied]
+    return [_FATES.get(key, f"fail ({key[1]})") for key in told][:_MOST_FATES]
+
+
+def meanings(check: Check) -> list[str]:
+    """What was found, in plain sentences; of a healthy stack how state and gradient behave."""
+    worst = [verdict for verdict in check.trouble if verdict.level == check.level]
+    found = [_MEANINGS[key] for v in worst if (key := (v.name, v.finding)) in _MEANINGS]
+    return found if check.level == "fail" else [*found, *_healthy(check)]
+
+
+def _healthy(check: Check) -> list[str]:
+    """How the state and the gradient of a stack behave that does not fail, and how far from its bound it stays."""
+    forward, backward = check.verdict("forward"), check.verdict("backward")
+    lines = []
+    if forward.finding in _GROWTH and forward.value is not None:
+        lines.append(f"{_GROWTH[forward.finding]} (RMS ∝ L^{forward.value:.2f}).")
+    if backward.value is not None:
+        lines.append(f"The first block gets {backward.value:.3g} times the gradient of the last.")
+    used = check.theory.looks[-1].use if check.theory and check.theory.looks else None
+    if used is not None:
+        lines.append(f"After the last block it uses {100 * used:.3g} % of its proven bound.")
+    return lines
+
+
+def reason(verdict: Verdict) -> str:
+    """A verdict's words without the finding that stands beside them already."""
+    return verdict.words.removeprefix(f"{verdict.finding}: ")
+
+
+def is_judged(check: Check) -> bool:
+    """Whether growth over depth could be judged at all."""
+    return check.verdict("forward").finding != "not judged"
+
+
+def subtitle(check: Check) -> str:
+    """What was checked: kind, size, what it was built with."""
+    target = check.target
+    width = f", width {target.width}" if target.width else ""
+    size = f", {count(target.parameters)} parameters" if target.parameters else ""
+    return f"{target.kind}, {target.depth} blocks{width}{size}"
+
+
+def caveats(check: Check) -> list[str]:
+    """What was changed and what was left out, before anything else is said."""
+    open_ = [] if is_judged(check) else [check.verdict("forward").words]
+    return [*check.target.notes, *check.notes, *open_]
+
+
+def mark(verdict: Verdict) -> str:
+    return UNMEASURED if is_open(verdict) else MARKS[verdict.level]
+
+
+def is_open(verdict: Verdict) -> bool:
+    """Whether the verdict could not be reached."""
+    return verdict.finding in ("not measured", "not judged")
+
+
+def depth_of(verdict: Verdict, check: Check) -> int:
+    """Blocks of the stack that a verdict's blocks are counted in."""
+    depth = check.ladder.depths[-1] if verdict.name in _OVER_DEPTHS else check.depth
+    return max(depth, *(layer + 1 for layer in verdict.layers), 1)
+
+
+def _where(failures: list[Verdict], check: Check) -> str:
+    """The blocks of the first failure that names some, unless it blames them all."""
+    named = next((verdict for verdict in failures if verdict.layers), None)
+    depth = depth_of(named, check) if named else 0
+    return f": {blocks(named.layers, depth)}" if named and len(named.layers) < depth else ""

@@ -1,0 +1,132 @@
+"""What can be checked: a design that models are built from, with data to run them on and a loss.
+
+Whoever measures (bursts, ladders, the scale test) asks a target and never what kind it is.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from normlab.errors import NormLabError, unknown
+from normlab.schemes.base import Scheme
+from normlab.stability.targets import rules
+from normlab.stability.targets.failures import in_one_line
+from normlab.stability.targets.tasks import Task
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Target(ABC):
+    """A design: `build` it at any size it allows, run it on `batches`, with `loss`."""
+
+    kind: ClassVar[str]
+    name: str
+    """What the user named, for titles."""
+    depth: int
+    """Blocks of the design itself, those of its largest stack."""
+    width: int | None
+    """Hidden width that it is built at; None where it has none that is known."""
+    notes: tuple[str, ...] = ()
+    """What was changed to make it fit, one line each."""
+    scheme: Scheme | None = None
+    """How it is normalised, where that is known."""
+    blocks: str | None = None
+    """Pattern of the blocks for the probe, where it cannot find them."""
+    resizable: frozenset[str] = frozenset()
+    """What `build` can change: "depth", "width"."""
+    task: Task
+
+    def __init__(self, *, device: str = "cpu", dtype: str = "fp32"):
+        if dtype not in DTYPES:
+            raise unknown("dtype", dtype, DTYPES)
+        self.device, self.dtype = _device(device), dtype
+
+    @property
+    def unigram(self) -> float | None:
+        """Entropy of single tokens of the data in nats: a model that learns anything of their order gets below it."""
+        return self.task.unigram
+
+    def build(self, *, depth: int | None = None, width: int | None = None, seed: int = 0) -> nn.Module:
+        """A fresh model with random weights from `seed`; no random number of the caller's is used up."""
+        blocks, wide = self._allowed("depth", depth, self.depth), self._allowed("width", width, self.width)
+        with torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))):
+            torch.manual_seed(seed)
+            # Made on the CPU, so that a seed means the same weights on every device.
+            return self._make(blocks, wide, seed).to(self.device)
+
+    def batches(self, seed: int = 0) -> Iterator[Any]:
+        """Batches without end: the same for every depth, width and learning rate."""
+        return (moved(batch, self.device) for batch in self.task.batches(seed))
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        """What to train on, in nats per token where tokens are predicted; matrix products in the target's format."""
+        with self._autocast():
+            return self.task.loss(model, batch)
+
+    def with_step(self, size: float) -> Target | None:
+        """The same design with residual step Δt; None where it has no such step."""
+        return None
+
+    def twin(self) -> Target | None:
+        """A Pre-Norm decoder of the same size on the same data, to compare with; None where the task is another."""
+        from normlab.stability.targets.scheme import twin_of
+
+        return twin_of(self)
+
+    def after_step(self, model: nn.Module) -> None:
+        """Re-apply what a scheme in the model demands after every optimiser step."""
+        rules.after_step(model)
+
+    def param_groups(self, model: nn.Module, lr: float, weight_decay: float) -> list[dict[str, Any]]:
+        """Groups for an optimiser, by the scheme's rules where it has one; what is frozen is left out."""
+        return rules.param_groups(model, lr, weight_decay)
+
+    def try_out(self, what: str, advice: str, **size: int) -> None:
+        """Build and run it once, so that a design that cannot run says so before anything is measured."""
+        with in_one_line(what, advice), torch.no_grad():
+            self.loss(self.build(**size), next(self.batches()))
+
+    @abstractmethod
+    def _make(self, depth: int, width: int | None, seed: int) -> nn.Module:
+        """The model itself; torch's generator has been seeded."""
+
+    def _allowed(self, what: str, asked: int | None, own: Any) -> Any:
+        if asked is None or asked == own:
+            return own
+        if what not in self.resizable:
+            raise NormLabError(f"{self.name}: its {what} is {own} and cannot be changed; leave out {what} {asked}")
+        if asked < 1:
+            raise NormLabError(f"{self.name}: {what} must be at least 1, got {asked}")
+        return asked
+
+    def _autocast(self) -> AbstractContextManager:
+        if self.dtype == "fp32":
+            return nullcontext()
+        return torch.autocast(self.device.type, DTYPES[self.dtype])
+
+
+def moved(batch: Any, device: torch.device) -> Any:
+    """A batch on a device, whatever it is made of."""
+    # Tensors, and batches of other libraries that must stay what they are.
+    if hasattr(batch, "to"):
+        return batch.to(device)
+    if isinstance(batch, Mapping):
+        return {name: moved(value, device) for name, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        values = [moved(value, device) for value in batch]
+        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
+    return batch
+
+
+def _device(name: str) -> torch.device:
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise NormLabError(f"device {name!r} cannot be used ({reason}); try cpu") from None

@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from normlab import geometry, norms, ops
+    from normlab.dynamics.simulate import simulate
     from normlab.errors import NormLabError
     from normlab.models import Decoder, DecoderConfig
     from normlab.schemes.base import Scheme
@@ -37,6 +38,7 @@ __all__ = [
     "register",
     "scheme",
     "schemes",
+    "simulate",
 ]
 
 __getattr__ = loader(
@@ -57,6 +59,7 @@ __getattr__ = loader(
         "register": "schemes.registry",
         "scheme": "schemes.registry",
         "schemes": "",
+        "simulate": "dynamics.simulate",
     },
 )
 

@@ -6,9 +6,7 @@ from the scheme itself, so that terminal, documentation and code cannot disagree
 
 from __future__ import annotations
 
-import ast
 import inspect
-import itertools
 import re
 import textwrap
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from normlab.docstrings import field_docs
 from normlab.errors import NormLabError
 from normlab.schemes.base import Scheme
 from normlab.schemes.parts import bound_of, unbounded
@@ -55,7 +54,7 @@ class Card:
         """The scheme's own options first, then those that all share."""
         shared = set(Scheme.options())
         fields = self.scheme.options().values()
-        texts = _field_docs(type(self.scheme))
+        texts = field_docs(type(self.scheme))
         listed = [Option(f.name, f.default, texts.get(f.name, "")) for f in fields if f.name != "cut"]
         return sorted(listed, key=lambda option: option.name in shared)
 
@@ -111,21 +110,6 @@ def _split(body: str):
         text = body[here.end() : following.start() if following else None].rstrip()
         # The first line lost its indent to the name; the others keep theirs, which is as long.
         yield here.group(1), textwrap.dedent(" " * (here.end() - here.start()) + text)
-
-
-def _field_docs(cls: type) -> dict[str, str]:
-    """The string under each field of a dataclass and its bases."""
-    texts: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
-        try:
-            tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
-        except (OSError, TypeError, SyntaxError):
-            continue  # built at run time: nothing to read
-        body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
-        for field, below in itertools.pairwise(body):
-            if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(field.target, ast.Name):
-                texts[field.target.id] = " ".join(ast.literal_eval(below.value).split())
-    return texts
 
 
 @dataclass(frozen=True)

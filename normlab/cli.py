@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,6 +13,8 @@ import tyro
 
 from normlab import __version__, flags
 from normlab.compare.config import CompareConfig
+from normlab.dynamics.config import SimulateConfig
+from normlab.dynamics.experiments import EXPERIMENTS
 from normlab.errors import NormLabError
 from normlab.models.config import DecoderConfig
 from normlab.stability.config import CheckConfig
@@ -26,6 +29,7 @@ Examples:
   normlab train --scheme peri       one run on the built-in text, resumable
   normlab compare                   pre, post, peri and geonorm side by side, ending in a page
   normlab check peri                will it explode, vanish or collapse when it is deep?
+  normlab simulate --scheme peri    what theory says it does to tokens through depth
   normlab report DIR                the page of a comparison or a run
   normlab generate --run DIR        text from a trained model
   normlab doctor                    what this machine can run, and why not
@@ -160,6 +164,45 @@ def check(
     sys.exit(1 if shown.failed(config.fail_on) else 0)
 
 
+def simulate(
+    experiment: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="EXPERIMENT")] = None,
+    /,
+    config: SimulateConfig = SimulateConfig(),  # noqa: B008  # frozen
+    json: Path | None = None,
+    html: Path | None = None,
+) -> None:
+    """Follow tokens through depth as particles on a sphere, and hold what they do against theory.
+
+    For instance:
+      normlab simulate --scheme post,pre,peri --html page.html
+      normlab simulate --scheme peri --tokens 256 --dim 512 --beta 5
+      normlab simulate speed-laws
+      normlab simulate real-model --model runs/peri-1 --html page.html
+
+    Experiments have defaults of their own, which flags change:
+      {experiments}
+
+    Args:
+        experiment: One of those above; without it a free run.
+        config: The simulation.
+        json: Keep everything in this file.
+        html: Write a page with the moving tokens and the curves into this file.
+    """
+    from normlab.dynamics import card, chosen
+
+    kept = [chosen.writable(path, suffix) for path, suffix in ((json, ".json"), (html, ".html")) if path is not None]
+    result = chosen.run(experiment, config, command=["normlab", *sys.argv[1:]])
+    card.show(result)
+    for path in kept:
+        print(f"{path.suffix[1:]}: {result.save(path)}")
+
+
+# Formatting by hand: a docstring is no f-string.
+simulate.__doc__ = (simulate.__doc__ or "").replace(
+    "{experiments}", "\n      ".join(f"{one.name:<16} {one.about}" for one in EXPERIMENTS.values())
+)
+
+
 def report(folder: Annotated[Path, tyro.conf.Positional], /, out: Path | None = None, markdown: bool = False) -> None:
     """Make the page of a comparison or of a single run.
 
@@ -253,6 +296,7 @@ _VERBS: dict[str, Callable[..., None]] = {
     "train": train,
     "compare": compare,
     "check": check,
+    "simulate": simulate,
     "report": report,
     "generate": generate,
     "doctor": doctor,
@@ -287,6 +331,9 @@ def _run(words: list[str]) -> None:
         verbs, prog, description, words = _BENCHES, "normlab bench", bench.__doc__ or "", words[1:]
     elif words[:1] and words[0] in _SETTINGS:
         words = [words[0], *flags.expand(words[1:], flags.field_names(*_SETTINGS[words[0]]))]
+    elif words[:1] == ["simulate"]:
+        named = next((EXPERIMENTS[word] for word in words if word in EXPERIMENTS), None)
+        verbs = {**_VERBS, "simulate": partial(simulate, config=named.defaults)} if named else _VERBS
     tyro.extras.subcommand_cli_from_dict(
         verbs, prog=prog, description=description, args=words, config=(tyro.conf.OmitArgPrefixes,)
     )

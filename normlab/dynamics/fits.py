@@ -91,13 +91,11 @@ def pooled(rates: Sequence[Rate]) -> Rate:
 
 def tail(times: Sequence[float], values: Sequence[float], *, floor: float, share: float = 0.5) -> slice:
     """The looks of the tail: the last `share` of those whose value is above the floor that precision sets."""
-    usable = [i for i, (time, value) in enumerate(zip(times, values, strict=True)) if time > 0 and value > floor]
-    if len(usable) < _LEAST:
-        return slice(0, 0)
-    first = usable[int(len(usable) * (1 - share))]
+    begin = next((place for place, time in enumerate(times) if time > 0), len(times))
     # Once below the floor, a value that rises above it again is noise.
-    last = next((i for i in range(usable[0], len(values)) if values[i] <= floor), len(values))
-    return slice(first, last) if last - first >= _LEAST else slice(0, 0)
+    end = next((place for place in range(begin, len(values)) if not values[place] > floor), len(values))
+    first = begin + int((end - begin) * (1 - share))
+    return slice(first, end) if end - first >= _LEAST else slice(0, 0)
 
 
 def floor_of(dtype: str) -> float:

@@ -1,10 +1,12 @@
 """The velocity of all tokens: θ̇_j = P A_j / s_j and ṙ_j, with s and ṙ from a scheme's law.
 
 P is the projection on the tangent space at θ_j. A token on which nothing pulls stands still, whatever it is divided by.
+A layer takes one unit of time: with weights of its own in every layer the flow changes at whole times.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -19,6 +21,12 @@ from normlab.schemes.law import Law, Motion
 Drift = Callable[[Tensor], Tensor]
 """What an MLP adds to attention's output, from the tokens that it reads."""
 
+Layers = Attention | Callable[[int], Attention]
+"""One attention for all time, or that of each layer."""
+
+_SHORT = 8
+"""Width up to which a sum over the last dimension is faster as a product on a CPU."""
+
 
 class State(NamedTuple):
     """Tokens x = r θ at a time, system by system."""
@@ -31,8 +39,8 @@ class State(NamedTuple):
     """(S,)."""
 
     def moved(self, theta: Tensor, radius: Tensor, time: Tensor) -> State:
-        """A state like this one; tokens are put back on the sphere."""
-        return State(unit(theta), radius, time)
+        """A state like this one; tokens are put back on the sphere, in place."""
+        return State(theta.div_(length(theta).unsqueeze(-1)), radius, time)
 
 
 class Velocity(NamedTuple):
@@ -47,7 +55,7 @@ class Flow:
     """The continuous-time network of one scheme."""
 
     law: Law
-    attention: Attention
+    attention: Layers
     drift: Drift | None = None
 
     def __post_init__(self) -> None:
@@ -56,41 +64,58 @@ class Flow:
 
     def __call__(self, state: State) -> Velocity:
         pull = self.pull(state)
-        radial = (pull * state.theta).sum(-1)
-        tangent = pull - radial.unsqueeze(-1) * state.theta
+        radial = dot(pull, state.theta)
+        tangent = torch.addcmul(pull, radial.unsqueeze(-1), state.theta, value=-1)
         motion = Motion(
             time=state.time.unsqueeze(-1).expand_as(state.radius),
             radius=state.radius,
-            attention=torch.linalg.vector_norm(pull, dim=-1),
+            attention=length(pull),
             radial=radial,
-            tangent=torch.linalg.vector_norm(tangent, dim=-1),
+            tangent=length(tangent),
         )
         return Velocity(self._turn(tangent, motion), _still(self.law.radial(motion), motion))
 
     def pull(self, state: State) -> Tensor:
         """A_j: what attention, and the MLP if there is one, propose."""
         read = state.theta * state.radius.unsqueeze(-1) if self.law.reads_state else state.theta
-        pull = self.attention(read, self.law.temperature(state.time))
+        pull = at_layer(self.attention, state.time)(read, self.law.temperature(state.time))
         return pull if self.drift is None else pull + self.drift(read)
 
     def switches(self, begin: float, end: float) -> list[float]:
         """Times at which something changes at once; an integrator stops there."""
-        return [time for time in self.law.switches if begin < time < end]
+        whole = [] if isinstance(self.attention, Attention) else range(math.floor(begin) + 1, math.ceil(end))
+        return sorted({float(time) for time in (*self.law.switches, *whole) if begin < time < end})
 
     def speeds(self, state: State) -> Tensor:
         """‖θ̇_j‖."""
-        return torch.linalg.vector_norm(self(state).theta, dim=-1)
+        return length(self(state).theta)
 
     def _turn(self, tangent: Tensor, motion: Motion) -> Tensor:
         assert self.law.speed is not None
         divisor = self.law.speed(motion)
         divisor = torch.where(motion.tangent == 0, torch.ones_like(divisor), divisor)
-        return tangent / divisor.unsqueeze(-1)
+        return tangent.div_(divisor.unsqueeze(-1))
+
+
+def at_layer(attention: Layers, time: Tensor) -> Attention:
+    """The attention that holds at a time; all systems of a batch are in the same layer."""
+    return attention if isinstance(attention, Attention) else attention(math.floor(float(time.min())))
+
+
+def dot(x: Tensor, y: Tensor) -> Tensor:
+    """⟨x, y⟩ along the last dimension."""
+    product = x * y
+    return product @ product.new_ones(x.shape[-1]) if x.shape[-1] <= _SHORT else product.sum(-1)
+
+
+def length(x: Tensor) -> Tensor:
+    """‖x‖ along the last dimension."""
+    return dot(x, x).sqrt() if x.shape[-1] <= _SHORT else torch.linalg.vector_norm(x, dim=-1)
 
 
 def unit(x: Tensor) -> Tensor:
     """x on the unit sphere."""
-    return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x / length(x).unsqueeze(-1)
 
 
 def _still(change: Tensor, motion: Motion) -> Tensor:

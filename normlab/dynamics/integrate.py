@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from normlab.dynamics.clocks import Clock, Plain
-from normlab.dynamics.flow import Flow, State, Velocity
+from normlab.dynamics.flow import Flow, State, Velocity, length
 from normlab.errors import NormLabError
 
 _SMALLEST = 1e-12
@@ -30,7 +30,7 @@ class Method(ABC):
 
     def orbit(self, flow: Flow, start: State, times: Sequence[float]) -> Iterator[State]:
         """The state at each of the times, which rise."""
-        state, walk = start, Walk(flow, self.clock)
+        state, walk = start, Walk(flow, self.clock, start.time.dtype)
         for time in times:
             for goal in walk.stops(float(state.time[0]), time):
                 state = self.reach(walk, state, goal)
@@ -50,26 +50,33 @@ class Walk:
 
     flow: Flow
     clock: Clock
-    before: float = math.inf
-    """Where the law holds ends; what is asked for at its end is the limit from below."""
+    dtype: torch.dtype
+    """Of times."""
+    begin: float = -math.inf
+    below: float = math.inf
+    """Where the flow holds; what is asked for at its end is the limit from below."""
+    step: Tensor | None = None
+    """The step that each system would take next, where it is controlled."""
 
     def stops(self, begin: float, end: float) -> Iterator[float]:
         """Where to stop on the way from `begin` to `end`: at every switch, and at the end."""
-        for stop in [*(switch for switch in self.flow.switches(begin, end) if begin < switch < end), end]:
-            self.before = stop
+        for stop in (*self.flow.switches(begin, end), end):
+            # In the state's own precision: rounded up, it would be the next layer's.
+            last, first = (torch.tensor(time, dtype=self.dtype) for time in (stop, begin))
+            self.begin, self.below = begin, float(torch.nextafter(last, first))
             yield stop
+            begin = stop
 
     def velocity(self, state: State, tau: Tensor) -> Velocity:
         """The velocity in the clock's time."""
-        below = math.nextafter(self.before, -math.inf)
-        velocity = self.flow(state._replace(time=state.time.clamp_max(below)))
+        velocity = self.flow(state._replace(time=state.time.clamp(self.begin, self.below)))
         rate = self.clock.rate(tau)
-        return Velocity(velocity.theta * rate.reshape(-1, 1, 1), velocity.radius * rate.unsqueeze(-1))
+        return Velocity(velocity.theta.mul_(rate.reshape(-1, 1, 1)), velocity.radius * rate.unsqueeze(-1))
 
     def ahead(self, state: State, tau: Tensor, step: Tensor, velocity: Velocity) -> State:
         """Where a velocity leads."""
-        theta = state.theta + step.reshape(-1, 1, 1) * velocity.theta
-        radius = state.radius + step.unsqueeze(-1) * velocity.radius
+        theta = torch.addcmul(state.theta, step.reshape(-1, 1, 1), velocity.theta)
+        radius = torch.addcmul(state.radius, step.unsqueeze(-1), velocity.radius)
         return state.moved(theta, radius, self.clock.time(tau + step))
 
 
@@ -103,8 +110,8 @@ class RungeKutta4(Method):
 
 
 # Dormand and Prince's fifth-order pair: the rows of the stages, and the error as a combination of all seven.
-_NODES = (1 / 5, 3 / 10, 4 / 5, 8 / 9, 1.0, 1.0)
-_STAGES = (
+NODES = (1 / 5, 3 / 10, 4 / 5, 8 / 9, 1.0, 1.0)
+STAGES = (
     (1 / 5,),
     (3 / 40, 9 / 40),
     (44 / 45, -56 / 15, 32 / 9),
@@ -112,7 +119,7 @@ _STAGES = (
     (9017 / 3168, -355 / 33, 46732 / 5247, 49 / 176, -5103 / 18656),
     (35 / 384, 0.0, 500 / 1113, 125 / 192, -2187 / 6784, 11 / 84),
 )
-_ERROR = (71 / 57600, 0.0, -71 / 16695, 71 / 1920, -17253 / 339200, 22 / 525, -1 / 40)
+ERROR = (71 / 57600, 0.0, -71 / 16695, 71 / 1920, -17253 / 339200, 22 / 525, -1 / 40)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,10 +140,11 @@ class DormandPrince(Method):
         tau = torch.full_like(state.time, self.clock.tau(float(state.time[0])))
         end = self.clock.tau(goal)
         slope = walk.velocity(state, tau)
-        step = self._first_step(slope, end - tau)
+        step = self._first_step(slope) if walk.step is None else walk.step
         for _ in range(self.most_steps):
             left = (end - tau).clamp_min(0.0)
             if not bool((left > 0).any()):
+                walk.step = step
                 return state._replace(time=torch.full_like(state.time, goal))
             self._check_step(step[left > 0], state, end)
             arrives = step >= left
@@ -145,13 +153,14 @@ class DormandPrince(Method):
             good = error <= 1.0
             state, slope = State(*_choose(good, ahead, state)), Velocity(*_choose(good, ahead_slope, slope))
             tau = torch.where(good, torch.where(arrives, end, tau + taken), tau)
-            step = taken * _factor(error)
+            # A step that was cut short to arrive says nothing against the longer one.
+            grown = taken * _factor(error)
+            step = torch.where(arrives & good, torch.maximum(step, grown), grown)
         raise NormLabError(f"{self.most_steps} steps did not reach the horizon; a shorter one, or a larger tolerance?")
 
-    def _first_step(self, slope: Velocity, left: Tensor) -> Tensor:
+    def _first_step(self, slope: Velocity) -> Tensor:
         """A step whose fifth power of turning is about the tolerance."""
-        fastest = torch.linalg.vector_norm(slope.theta, dim=-1).amax(-1).clamp_min(1e-3)
-        return torch.minimum(left, 0.1 * self.tolerance**0.2 / fastest)
+        return 0.1 * self.tolerance**0.2 / length(slope.theta).amax(-1).clamp_min(1e-3)
 
     def _check_step(self, step: Tensor, state: State, end: float) -> None:
         if bool((step < _SMALLEST * max(end, 1.0)).any()):
@@ -165,11 +174,11 @@ class DormandPrince(Method):
     ) -> tuple[State, Velocity, Tensor]:
         """One step of each system, the slope at its end, and its error in units of the tolerance."""
         slopes, ahead = [slope], state
-        for node, row in zip(_NODES, _STAGES, strict=True):
+        for node, row in zip(NODES, STAGES, strict=True):
             ahead = walk.ahead(state, tau, node * step, _combine([weight / node for weight in row], slopes))
             slopes.append(walk.velocity(ahead, tau + node * step))
-        wrong = _combine(_ERROR, slopes)
-        turned = torch.linalg.vector_norm(wrong.theta, dim=-1).amax(-1)
+        wrong = _combine(ERROR, slopes)
+        turned = length(wrong.theta).amax(-1)
         grown = (wrong.radius / ahead.radius.abs().clamp_min(torch.finfo(tau.dtype).tiny)).abs().amax(-1)
         error = step * torch.maximum(turned, grown) / self.tolerance
         # What is not finite is no step to take, however it compares.

@@ -1,7 +1,8 @@
 """The network itself: a scheme's own blocks, the code that trains, with particle attention as their branch.
 
 Block k takes tokens from time k to k + 1. Cut m times (`Scheme.refine`), m blocks do, and as m grows the network must
-follow the scheme's law: this is what ties simulator, theory and training code together.
+follow the scheme's law: this is what ties simulator, theory and training code together. A drift is added to what
+attention proposes, as in a parallel block: laws that look at the length of an update look at that of the sum.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from normlab.dynamics.attention import Attention
-from normlab.dynamics.flow import State, unit
+from normlab.dynamics.flow import Drift, Layers, State, length, unit
 from normlab.dynamics.integrate import check
 from normlab.errors import NormLabError
 from normlab.schemes.base import Bound, Scheme
@@ -22,10 +23,12 @@ from normlab.schemes.base import Bound, Scheme
 class Network:
     """`depth` blocks of a scheme over particle attention, every step cut `cut` times."""
 
-    def __init__(self, scheme: Scheme, attention: Attention, *, depth: int, cut: int = 1):
+    def __init__(
+        self, scheme: Scheme, attention: Layers, *, depth: int, cut: int = 1, drift: Drift | None = None
+    ) -> None:
         # An epsilon would be a radius that no law knows; this one only keeps the norm of zero at zero.
         self.scheme = dataclasses.replace(scheme, eps=1e-30).refine(cut)
-        self.attention, self.depth, self.cut = attention, depth, cut
+        self.attention, self.drift, self.depth, self.cut = attention, drift, depth, cut
         self.law = scheme.law(depth)
 
     def orbit(self, start: State, times: Sequence[float]) -> Iterator[State]:
@@ -47,11 +50,17 @@ class Network:
         """One block. Its MLP proposes nothing, or what it reads, as the law says."""
         block = bound.block(k).to(state)
         block.kernels = "reference"
+        attention = self.attention if isinstance(self.attention, Attention) else self.attention(k // self.cut)
         mlp = torch.zeros_like if self.law.mlp == "nothing" else torch.clone
-        return block(state, [lambda x: size * self.attention(x / size), mlp])
+
+        def branch(x: Tensor) -> Tensor:
+            pull = attention(x / size)
+            return size * (pull if self.drift is None else pull + self.drift(x / size))
+
+        return block(state, [branch, mlp])
 
     def _seen(self, state: Tensor, size: float, start: State, time: float) -> State:
         hidden = self.scheme.hidden(state) / size
-        seen = State(unit(hidden), torch.linalg.vector_norm(hidden, dim=-1), start.time + time)
+        seen = State(unit(hidden), length(hidden), start.time + time)
         check(seen)
         return seen

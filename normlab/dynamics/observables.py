@@ -12,9 +12,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from normlab.dynamics.attention import Attention
+from normlab.dynamics.attention import _queries_and_keys as queries_and_keys
+from normlab.dynamics.attention import heads
 from normlab.dynamics.clusters import clusters
-from normlab.dynamics.flow import Flow, State
+from normlab.dynamics.flow import Flow, State, at_layer
 from normlab.dynamics.names import OBSERVABLES, Observable
 from normlab.dynamics.pairs import close_share, log_mean_exp
 from normlab.errors import NormLabError, unknown
@@ -78,15 +79,10 @@ def energy(view: View) -> Tensor:
 
     It never rises where V = QᵀK is symmetric and β is the same at all times, whatever the scheme.
     """
-    attention, theta = view.moved_by.attention_at(view.state), view.state.theta
+    attention, theta = at_layer(view.moved_by.attention, view.state.time), view.state.theta
     beta = attention.beta.to(theta).expand(theta.shape[0])
-    return torch.stack([_energy(theta, keys, beta) for keys in _keys(attention, theta)]).mean(0)
-
-
-def _keys(attention: Attention, theta: Tensor) -> list[Tensor]:
-    if attention.score is None:
-        return [theta]
-    return [theta @ attention.score[..., head, :, :].to(theta).mT for head in range(attention.score.shape[-3])]
+    pairs = [queries_and_keys(attention.score, head, theta) for head in range(heads(attention.score))]
+    return torch.stack([_energy(queries, keys, beta) for queries, keys in pairs]).mean(0)
 
 
 def _energy(queries: Tensor, keys: Tensor, beta: Tensor) -> Tensor:

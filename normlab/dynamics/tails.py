@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from normlab.dynamics.fits import FORMULAS, Form
-from normlab.errors import NormLabError
 from normlab.schemes.law import Law, Motion
 
 _FAR = 9.0
@@ -71,11 +70,15 @@ def _radii(law: Law) -> list[tuple[float, float, float]]:
     radius, found = torch.ones((), dtype=torch.float64), []
     taus = torch.arange(0.0, _FAR * math.log(10), _STEP, dtype=torch.float64)
     for tau in taus:
-        half = radius + _STEP / 2 * tau.exp() * law.radial(collapsed(law, tau.expm1(), radius))
-        middle = tau + _STEP / 2
-        radius = radius + _STEP * middle.exp() * law.radial(collapsed(law, middle.expm1(), half))
-        time = (tau + _STEP).expm1()
-        found.append((float(time), float(law.speed(collapsed(law, time, radius))), float(radius)))
-    if not found:
-        raise NormLabError("a law has no orbit to follow")
+        before, middle, after = tau.expm1(), (tau + _STEP / 2).expm1(), (tau + _STEP).expm1()
+        half = radius + (middle - before) * law.radial(collapsed(law, before, radius))
+        radius = radius + (after - before) * law.radial(collapsed(law, middle, half))
+        found.append((float(after), float(law.speed(collapsed(law, after, radius))), float(radius)))
     return found
+
+
+def settles(law: Law, tail: Tail, within: float) -> float:
+    """The time from which on a power law's exponent is as close to its limit as asked."""
+    path = _radii(law)
+    off = [time for time, s, _ in path if abs(2 * time / s + tail.rate) > within * abs(tail.rate)]
+    return off[-1] if off else path[0][0]

@@ -1,6 +1,6 @@
 """Queries, keys and values out of one projection, the first two turned by their positions.
 
-Formula    [q, k, v] = qkv;  (a, b) ← (a cos φ − b sin φ, b cos φ + a sin φ) for channels i and i + head_dim/2 of q and k
+Formula    [q, k, v] = qkv;  (a, b) ← (a cos φ − b sin φ, b cos φ + a sin φ) for each pair of channels of q and k
            (da, db) → (da cos φ + db sin φ, db cos φ − da sin φ)
 
 Forward, the turn is cheap: a compiler makes it part of what is there. Backward, three gradients in the layout that
@@ -26,7 +26,10 @@ def rotate(x: Tensor, table: Table) -> Tensor:
     cos, sin = table
     first, second = x.chunk(2, dim=-1)
     quarter_turn = torch.cat((-second, first), dim=-1)
-    return (x * cos + quarter_turn * sin).to(x.dtype)
+    turned = x * cos + quarter_turn * sin
+    # Cast only where it must be: torch 2.11 compiles a cast to the same type into a second name for the result of an
+    # autograd function, and looks for the gradient under the first.
+    return turned if turned.dtype == x.dtype else turned.to(x.dtype)
 
 
 def rotated_heads(

@@ -73,7 +73,9 @@ def _fused(kernels: str, logits: Tensor) -> bool:
     if backends.choose(kernels, logits[:, :1]) == "reference":
         return False
     if kernels == "triton" and logits.stride(-1) != 1:
-        raise NormLabError("softmax_slope_: kernels='triton' needs rows without gaps; use kernels='auto' or 'reference'")
+        raise NormLabError(
+            "softmax_slope_: kernels='triton' needs rows without gaps; use kernels='auto' or 'reference'"
+        )
     return logits.stride(-1) == 1
 
 

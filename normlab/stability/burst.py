@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -17,7 +17,10 @@ import torch
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
-from normlab.stability.probe import Probe, probe, untouched
+from normlab.errors import NormLabError
+from normlab.stability.blocks import find_stacks
+from normlab.stability.isolation import fresh_model, quiet_numbers
+from normlab.stability.probe import Probe, probe
 from normlab.stability.profile import Number, Profile
 from normlab.stability.targets.base import Target
 
@@ -26,13 +29,8 @@ Inspect = Callable[[nn.Module, Profile], None]
 
 BETAS = (0.9, 0.95)
 
-_AUTO_LR, _AUTO_WIDTH = 1e-3, 384
-"""1e-3 up to this width, beyond it with 1/√width: near the published rates from small models to 7B ones."""
-
-_DENORMAL = 1e-42
-
-NARROW = 256
-"""Width up to which a matrix product is done before a second thread has woken up."""
+_AUTO_LR, _AUTO_SHARE = 1e-3, 8e-3
+"""Adam's first steps move every weight by about the rate: 1e-3 is this share of Xavier's 1/√64."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +63,7 @@ def burst(
     `inspect(model, profile)` is called after either look, with the profile of the stack with most blocks.
     """
     with quiet_numbers(), fresh_model(target, depth=depth, width=width, seed=seed) as model:
-        rate = auto_lr(width or target.width) if lr == "auto" else lr
+        rate = auto_lr(target, model) if lr == "auto" else lr
         course, watch = _Course(target, model, rate, seed), _Stopwatch()
         before = watch.time(lambda: course.look(0))
         if inspect is not None:
@@ -157,64 +155,25 @@ class _Course:
         return probe(self.model, blocks=self.target.blocks, step=step, seed=self.seed, want_gradients=True)
 
 
-def auto_lr(width: int | None) -> float:
-    """The rate that people train a model of this width at, about; a width that is not known counts as a small one."""
-    return _AUTO_LR * min(1.0, math.sqrt(_AUTO_WIDTH / (width or _AUTO_WIDTH)))
+def auto_lr(target: Target, model: nn.Module) -> float:
+    """The rate that changes the blocks' matrices by the same share a step as in the schemes' own set-up, 1e-3 at most.
 
-
-@contextmanager
-def fresh_model(
-    target: Target, *, depth: int | None = None, width: int | None = None, seed: int = 0
-) -> Iterator[nn.Module]:
-    """The target's model in training mode; one that somebody else owns is put back to what it was."""
-    with torch.random.fork_rng(devices=_cuda()), few_threads(width or target.width):
-        torch.manual_seed(seed)
-        model = target.build(depth=depth, width=width, seed=seed)
-        with preserved(model) if target.kind == "module" else nullcontext():
-            model.train()
-            yield model
-
-
-@contextmanager
-def preserved(model: nn.Module) -> Iterator[None]:
-    """Puts parameters, gradients, buffers, random numbers and training flags back to what they were."""
-    flags = [(module, module.training) for module in model.modules()]
-    values = [(parameter, parameter.detach().clone()) for parameter in model.parameters()]
-    try:
-        with untouched(model):
-            yield
-    finally:
-        with torch.no_grad():
-            for parameter, value in values:
-                parameter.copy_(value)
-        for module, flag in flags:
-            module.training = flag
-
-
-@contextmanager
-def quiet_numbers() -> Iterator[None]:
-    """Denormal numbers count as zero: dead gradients would make a CPU several times slower."""
-    was_on = bool(torch.tensor(_DENORMAL) * 1.0 == 0.0)
-    torch.set_flush_denormal(True)
-    try:
-        yield
-    finally:
-        torch.set_flush_denormal(was_on)
-
-
-@contextmanager
-def few_threads(width: int | None) -> Iterator[None]:
-    """One thread for a narrow model: more gain nothing there, and lose much where others want the core as well."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1 if width is not None and width <= NARROW else threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+    A burst has no time for a warm-up: 1e-3 moves matrices that start at 0.02 by a twentieth a step, and breaks designs
+    that are known to train. Schemes are built alike, whatever they make of their weights: they get one rate.
+    """
+    if target.kind == "scheme":
+        return _AUTO_LR
+    blocks = [block for stack in find_stacks(model, target.blocks) for block in stack.blocks]
+    matrices = [p.detach() for block in blocks for p in block.parameters() if p.ndim >= 2 and p.numel()]
+    sizes = [matrix.float().square().mean().sqrt() for matrix in matrices]
+    size = float(torch.stack(sizes).median()) if sizes else 1.0
+    return min(_AUTO_SHARE * size, _AUTO_LR) if size > 0.0 else _AUTO_LR
 
 
 def _adamw(target: Target, model: nn.Module, lr: float) -> Optimizer:
     groups = target.param_groups(model, lr, 0.0)
+    if not any(group["params"] for group in groups):
+        raise NormLabError(f"{target.name} has no parameter that can be trained; unfreeze some of its blocks")
     fused = all(p.device.type in ("cuda", "cpu") for group in groups for p in group["params"])
     return AdamW(groups, lr=lr, betas=BETAS, weight_decay=0.0, fused=fused)
 
@@ -224,7 +183,7 @@ def _largest_gradient(model: nn.Module) -> torch.Tensor:
     """The largest entry: unlike a norm it is finite if all entries are."""
     grads = [p.grad for p in model.parameters() if p.grad is not None]
     if not grads:
-        return torch.zeros(())
+        return torch.zeros((), device=next(model.parameters()).device)
     return torch.nn.utils.get_total_norm(grads, math.inf).float()
 
 
@@ -234,7 +193,3 @@ def _largest(profiles: dict[str, Profile]) -> Profile:
 
 def _plain(value: float) -> Number:
     return value if math.isfinite(value) else None
-
-
-def _cuda() -> list[int]:
-    return list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []

@@ -11,10 +11,12 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
+from typing import Any
 
 from normlab.errors import NormLabError
-from normlab.stability.burst import Burst, Inspect, burst, fresh_model
+from normlab.stability.burst import Burst, Inspect, burst
 from normlab.stability.config import CheckConfig
+from normlab.stability.isolation import fresh_model
 from normlab.stability.laws import gradient_gain
 from normlab.stability.profile import Ladder, Number, Profile
 from normlab.stability.rungs import Look, Step, Width
@@ -93,16 +95,16 @@ def depth_ladder(
     budget, rungs = Budget(config.max_seconds), _Rungs()
     for place, depth in enumerate(depths):
         following = depths[place + 1 :]
-        if rungs.bursts and not budget.fits(depth * config.seeds):
+        if rungs.bursts and not budget.fits(depth):
             break
-        is_last = not following or following[0] > own_depth or not budget.fits((depth + following[0]) * config.seeds)
+        is_last = not following or following[0] > own_depth or not budget.fits(depth + following[0])
         looks = is_last and depth <= own_depth
         rungs.bursts[depth] = _bursts(target, config, tell, depth, inspect if looks else None, budget)
         rungs.inspected |= looks
     if inspect is not None and not rungs.inspected:
         _inspect_again(target, rungs, own_depth, inspect)
     left_out = [depth for depth in depths if depth not in rungs.bursts]
-    return DepthLadder(_by_stack(rungs.bursts), rungs.bursts, _note_cut("depth", left_out, budget, config))
+    return DepthLadder(_by_stack(rungs.bursts), rungs.bursts, _note_cut("depth", left_out, config))
 
 
 def width_ladder(target: Target, config: CheckConfig, tell: Tell, *, depth: int) -> tuple[list[Width], tuple[str, ...]]:
@@ -113,15 +115,13 @@ def width_ladder(target: Target, config: CheckConfig, tell: Tell, *, depth: int)
     widths = sorted({width for width in asked if width > 0})
     budget, rungs = Budget(config.max_seconds), []
     for width in widths:
-        if rungs and not budget.fits(width * config.seeds):
+        if rungs and not budget.fits(width):
             break
-        start, profiles = time.perf_counter(), []
-        for seed in range(config.seeds):
-            tell(f"width {width}")
-            profiles += _main(burst(target, depth=depth, width=width, seed=seed, steps=config.steps, lr=config.lr))
-        budget.paid(width * config.seeds, time.perf_counter() - start)
-        rungs.append(Width(width=width, ladder=Ladder(tuple(profiles))))
-    return rungs, _note_cut("width", widths[len(rungs) :], budget, config)
+        tell(f"width {width}")
+        found = [burst(target, depth=depth, width=width, **options) for options in _seeds(config)]
+        budget.paid(width, sum(run.seconds for run in found))
+        rungs.append(Width(width=width, ladder=_main(found)))
+    return rungs, _note_cut("width", widths[len(rungs) :], config)
 
 
 def step_ladder(target: Target, config: CheckConfig, tell: Tell, *, depth: int) -> tuple[list[Step], tuple[str, ...]]:
@@ -131,15 +131,13 @@ def step_ladder(target: Target, config: CheckConfig, tell: Tell, *, depth: int) 
         return [], ("no residual-step ladder: this design has no residual step to change",)
     budget, rungs = Budget(config.max_seconds), []
     for size, variant in variants.items():
-        if rungs and not budget.fits(config.seeds):
+        if rungs and not budget.fits(1.0):
             break
-        start, profiles = time.perf_counter(), []
-        for seed in range(config.seeds):
-            tell(f"residual step {size:g}")
-            profiles += _main(burst(variant, depth=depth, seed=seed, steps=config.steps, lr=config.lr))
-        budget.paid(config.seeds, time.perf_counter() - start)
-        rungs.append(_step(size, depth, Ladder(tuple(profiles))))
-    return rungs, _note_cut("residual step", list(variants)[len(rungs) :], budget, config)
+        tell(f"residual step {size:g}")
+        found = [burst(variant, depth=depth, **options) for options in _seeds(config)]
+        budget.paid(1.0, sum(run.seconds for run in found))
+        rungs.append(_step(size, depth, _main(found)))
+    return rungs, _note_cut("residual step", list(variants)[len(rungs) :], config)
 
 
 def _depths(target: Target, config: CheckConfig) -> list[int]:
@@ -159,12 +157,17 @@ def _bursts(
     runs = []
     # A depth that cannot be changed is not asked for: the module is what it is.
     asked = depth if "depth" in target.resizable else None
-    for seed in range(config.seeds):
+    for options in _seeds(config):
+        seed = options["seed"]
         tell(f"{depth} blocks" + (f", seed {seed}" if config.seeds > 1 else ""))
-        look = inspect if seed == 0 else None
-        runs.append(burst(target, depth=asked, seed=seed, steps=config.steps, lr=config.lr, inspect=look))
-    budget.paid(depth * len(runs), sum(run.seconds for run in runs))
+        runs.append(burst(target, depth=asked, inspect=inspect if seed == 0 else None, **options))
+    budget.paid(depth, sum(run.seconds for run in runs))
     return runs
+
+
+def _seeds(config: CheckConfig) -> list[dict[str, Any]]:
+    """What bursts are run with, one for each seed."""
+    return [{"seed": seed, "steps": config.steps, "lr": config.lr} for seed in range(config.seeds)]
 
 
 def _inspect_again(target: Target, rungs: _Rungs, own_depth: int, inspect: Inspect) -> None:
@@ -183,9 +186,9 @@ def _by_stack(bursts: dict[int, list[Burst]]) -> dict[str, Ladder]:
     return {name: Ladder(tuple(found)) for name, found in profiles.items()}
 
 
-def _main(run: Burst) -> list[Profile]:
-    """Both looks at the stack with most blocks."""
-    return [_first(look) for look in (run.before, run.after) if look]
+def _main(runs: Iterable[Burst]) -> Ladder:
+    """Both looks of all seeds at the stack with most blocks."""
+    return Ladder(tuple(_first(look) for run in runs for look in (run.before, run.after) if look))
 
 
 def _first(look: dict[str, Profile]) -> Profile:
@@ -206,7 +209,7 @@ def _look(profiles: Sequence[Profile]) -> Look:
     )
 
 
-def _note_cut(what: str, left_out: Iterable[float], budget: Budget, config: CheckConfig) -> tuple[str, ...]:
+def _note_cut(what: str, left_out: Iterable[float], config: CheckConfig) -> tuple[str, ...]:
     named = ", ".join(f"{rung:g}" for rung in left_out)
     if not named:
         return ()

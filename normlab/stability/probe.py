@@ -191,7 +191,7 @@ def measure_stacks(
     published models do when they are given labels. `keep_grads` leaves the pass's gradients in the parameters.
     """
     with untouched(model, keep_grads), probe(model, blocks=blocks, step=step, seed=seed, want_gradients=True) as look:
-        loss = (loss_fn or _own_loss)(model, batch)
+        loss = (loss_fn or own_loss)(model, batch)
         look.record(loss=loss)
         if loss.requires_grad:
             loss.backward()
@@ -222,7 +222,7 @@ def untouched(model: nn.Module, keep_grads: bool = False) -> Iterator[None]:
                 holder[name] = buffer.copy_(value)
 
 
-def _own_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+def own_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
     if isinstance(batch, Mapping):
         output = model(**batch)
     else:

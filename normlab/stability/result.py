@@ -115,8 +115,13 @@ class Check:
         return failing.fired(self.verdicts, fail_on)
 
     def profile(self, when: When | None = None) -> Profile:
-        """The stack that is judged, first seed, by default after the burst where there was one."""
-        return self.ladder.at(self.depth, when or self.ladder.snapshots[-1])[0]
+        """The stack that is judged, first seed, by default after the burst where there was one.
+
+        A stack that broke at once has no look after the burst; the deepest one that has stands for it.
+        """
+        when = when or self.ladder.snapshots[-1]
+        depths = [depth for depth in self.ladder.depths if self.ladder.at(depth, when)]
+        return self.ladder.at(max((depth for depth in depths if depth <= self.depth), default=depths[0]), when)[0]
 
     def table(self) -> str:
         """The card as plain text: what a terminal shows, without colour."""

@@ -33,6 +33,9 @@ class Thresholds:
 
     cosine: float = 0.95
     """Collapse where two tokens of a sequence have a larger cosine than this after the last block."""
+    cosine_fail: float = 0.999
+    """Collapse fails above this: tokens differ by less than 3 % of their length. On the way through the frequencies of
+    single tokens, where all states have a part in common for a while, they differ by more."""
     rank: float = 2.0
     """Collapse where the effective rank after the last block is below this."""
 
@@ -71,6 +74,7 @@ class Thresholds:
     def __post_init__(self) -> None:
         self._check_order("p_bounded", "p_walk", "p_linear")
         self._check_order("gradient_low", "gradient_high")
+        self._check_order("cosine", "cosine_fail")
         self._check_order("logit_warn", "logit_fail")
         self._check_order("update_low", "update_high")
         self._check_order("absorb_warn", "absorb_fail")

@@ -54,8 +54,8 @@ def judge(
 def collapse(views: Sequence[View], limits: Thresholds, unigram: float | None = None) -> Verdict:
     """Whether the tokens of a sequence point the same way.
 
-    That is a warning before the burst, and where the loss shows that the model tells them apart nevertheless: on the
-    way to the frequencies of single tokens all states get a part in common, which leaves again.
+    It fails where, after the burst, they differ in next to nothing and the loss shows no sign that the model tells them
+    apart; it warns where they are merely alike.
     """
     found = [_collapsed(view, limits, unigram) for view in views]
     stuck = _stuck(views, unigram)
@@ -146,18 +146,18 @@ def _collapsed(view: View, limits: Thresholds, unigram: float | None) -> Verdict
         return unmeasured("collapse")
     alike = cosine is not None and cosine > limits.cosine
     flat = rank is not None and rank < limits.rank
+    lost = view.trained and over(cosine, limits.cosine_fail) and not _learns(view, unigram)
     layers = upwards([over(c, limits.cosine) or _under(r, limits.rank) for c, r in zip(cosines, ranks, strict=True)])
-    shown = [] if cosine is None else [f"top token cosine {cosine:.3f} ({limits.cosine:g} is the limit)"]
+    bounds = f"{limits.cosine:g} warns, {limits.cosine_fail:g} fails"
+    shown = [] if cosine is None else [f"top token cosine {_near_one(cosine)} ({bounds})"]
     shown += [] if rank is None else [f"effective rank {rank:.1f} ({limits.rank:g} is the least)"]
     by_rank = cosine is None or (flat and not alike)
-    learns = view.trained and _learns(view, unigram)
-    shown += [f"though the loss beats the {unigram:.3f} nats of single tokens"] if learns and (alike or flat) else []
     return Verdict(
         name="collapse",
         finding="collapse" if alike or flat else "fine",
-        level="ok" if not (alike or flat) else "fail" if view.trained and not learns else "warn",
+        level="fail" if lost else "warn" if alike or flat else "ok",
         value=rank if by_rank else cosine,
-        threshold=limits.rank if by_rank else limits.cosine,
+        threshold=limits.rank if by_rank else limits.cosine_fail if lost else limits.cosine,
         layers=layers,
         words=f"{', '.join(shown)} at step {view.step}{blame(layers, view.depth)}",
     )
@@ -181,7 +181,12 @@ def _stuck(views: Sequence[View], unigram: float | None) -> Verdict | None:
         return None
     words = f"token cosine rose from {before:.3f} to {after:.3f} and the loss {loss:.3f} does not beat {unigram:.3f}"
     words += " nats, the entropy of single tokens"
-    return Verdict(name="collapse", finding="collapse", level="fail", value=loss, threshold=unigram, words=words)
+    return Verdict(name="collapse", finding="collapse", level="warn", value=loss, threshold=unigram, words=words)
+
+
+def _near_one(cosine: float) -> str:
+    """Three decimals, or as many as it takes to tell it from one."""
+    return f"{cosine:.{3 if cosine < 0.9995 else 6}f}"
 
 
 def _under(x: Number, limit: float) -> bool:

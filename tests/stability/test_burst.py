@@ -9,7 +9,9 @@ import torch
 from torch import nn
 from torch.optim import AdamW
 
-from normlab.stability.burst import BETAS, auto_lr, burst, preserved, quiet_numbers, train
+from normlab.errors import NormLabError
+from normlab.stability.burst import BETAS, auto_lr, burst, train
+from normlab.stability.isolation import few_threads, preserved, quiet_numbers
 from normlab.stability.targets import resolve
 from normlab.stability.targets.scheme import SchemeTarget
 
@@ -203,14 +205,46 @@ def test_denormals_are_zero_inside_and_as_before_after(was_on):
         torch.set_flush_denormal(False)
 
 
+@pytest.mark.parametrize(("width", "count"), [(64, 1), (256, 1), (257, 2), (None, 2)])
+def test_narrow_models_run_in_one_thread(width, count):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with few_threads(width):
+            assert torch.get_num_threads() == count
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_a_burst_uses_up_no_random_number():
     generator = torch.random.get_rng_state()
     burst(small(), steps=2)
     assert torch.equal(torch.random.get_rng_state(), generator)
 
 
-@pytest.mark.parametrize(("width", "published"), [(64, 1e-3), (384, 1e-3), (768, 6e-4), (4096, 3e-4), (None, 1e-3)])
-def test_the_automatic_rate_is_near_what_people_train_at(width, published):
-    # nanoGPT's character model, GPT-2 small, Llama 7B.
-    assert 0.99 * published <= auto_lr(width) <= 1.25 * published
-    assert burst(small(), steps=1).lr == 1e-3
+class Foreign:
+    """As much of a target as the rate asks about."""
+
+    kind, blocks = "factory", None
+
+
+@pytest.mark.parametrize(("std", "rate"), [(0.02, 1.6e-4), (1e-4, 8e-7), (0.5, 1e-3), (0.0, 1e-3)])
+def test_the_automatic_rate_follows_the_size_of_the_weights(std, rate):
+    model = nn.Sequential(*(nn.TransformerEncoderLayer(32, 2, 64, batch_first=True) for _ in range(3)))
+    for parameter in model.parameters():
+        if parameter.ndim == 2:
+            nn.init.normal_(parameter, std=std)
+    # The RMS of 32·32 normal numbers differs from their deviation by 1/√(2·1024), six times over at most.
+    assert auto_lr(Foreign(), model) == pytest.approx(rate, rel=6 / math.sqrt(2 * 1024))
+    assert auto_lr(small(), model) == 1e-3
+
+
+def test_a_model_whose_parameters_are_all_frozen_is_refused():
+    class Frozen(SchemeTarget):
+        def param_groups(self, model, lr, weight_decay):
+            return [{"params": []}]
+
+    like = small()
+    with pytest.raises(NormLabError, match="no parameter that can be trained"):
+        burst(Frozen(like.scheme, like.task.data, depth=2, width=16, length=8, batch_size=2))

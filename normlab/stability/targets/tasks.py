@@ -13,7 +13,7 @@ from torch import nn
 
 from normlab.errors import NormLabError
 from normlab.stability.data import TokenData
-from normlab.stability.probe import _own_loss as own_loss
+from normlab.stability.probe import own_loss
 
 
 class Task(ABC):

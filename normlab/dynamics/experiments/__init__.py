@@ -1,0 +1,118 @@
+"""Experiments by name: what they are and what they do by default. Importing this does not import torch.
+
+    result = normlab.dynamics.experiments.run("speed-laws")
+    result.table(), result.verdicts, result.figures, result.save("speed.json")
+
+One file for each, with a function `run(config, tell) -> Findings`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from normlab.dynamics.config import SimulateConfig
+from normlab.errors import unknown
+
+if TYPE_CHECKING:
+    from normlab.dynamics.experiments.result import Result
+
+PAPER = ("post", "pre", "mix", "peri", "ngpt(alpha=1.0)", "sqrt")
+"""The laws of arXiv 2510.22026."""
+_BETAS = tuple(round(0.1 * k, 1) for k in range(1, 91))
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What an experiment asks, and its defaults."""
+
+    name: str
+    about: str
+    defaults: SimulateConfig
+
+    def run(self, config: SimulateConfig | None = None, *, told: bool = False, command: Sequence[str] = ()) -> Result:
+        """Do it and judge it."""
+        from normlab.dynamics.experiments.result import finish
+
+        home = importlib.import_module(f"{__name__}.{self.name.replace('-', '_')}")
+        return finish(self, config or self.defaults, home.run, told=told, command=command)
+
+
+_ALL = (
+    Experiment(
+        "speed-laws",
+        "initial velocity and tail of every scheme, against closed forms",
+        SimulateConfig(scheme=("all",), tokens=32, dim=32, time=10.0, looks=60, dtype="float64", shown=0, bins=0),
+    ),
+    Experiment(
+        "random-weights",
+        "mean cosine against depth with random weights, over seeds",
+        SimulateConfig(
+            scheme=PAPER, tokens=256, dim=512, beta=(512**0.5,), seeds=20, time=10.0, step=0.5, looks=20,
+            weights="kaiming", observables=("cosine", "speed", "radius"), shown=0, bins=0,
+        ),
+    ),
+    Experiment(
+        "phase-diagram",
+        "share of pairs that have met, over time and temperature, with the closed-form curve",
+        SimulateConfig(
+            scheme=("post",), tokens=32, dim=128, beta=_BETAS, seeds=16, time=30.0, step=0.5, looks=60,
+            observables=("close",), shown=0, bins=0,
+        ),
+    ),
+    Experiment(
+        "phase-by-scheme",
+        "the same diagram for every scheme",
+        SimulateConfig(
+            scheme=PAPER, tokens=32, dim=8, beta=_BETAS, seeds=32, time=100.0, step=0.5, looks=60,
+            observables=("close",), shown=0, bins=0,
+        ),
+    ),
+    Experiment(
+        "metastability",
+        "clusters that last exponentially long: the staircase and its merge times",
+        SimulateConfig(
+            scheme=("post",), tokens=40, dim=2, beta=(2000.0,), time=1e30, method="dopri", tolerance=1e-7, clock="log",
+            looks=400, dtype="float64", shown=0, bins=0,
+        ),
+    ),
+    Experiment(
+        "causal",
+        "leaders under a causal mask against the temperature, and Rényi's parking",
+        SimulateConfig(
+            scheme=("post",), tokens=2048, dim=2, beta=(30.0, 60.0, 120.0, 250.0, 500.0, 1000.0), seeds=1, time=20.0,
+            step=0.2, looks=2, causal=True, observables=("clusters",), shown=0, bins=0,
+        ),
+    ),
+    Experiment(
+        "value-spectrum",
+        "what the spectrum of V makes tokens converge to, without normalisation",
+        SimulateConfig(
+            scheme=("none",), tokens=128, dim=128, radius=3.0, time=15.0, step=0.1, looks=30, dtype="float64", shown=0, bins=0,
+        ),
+    ),
+    Experiment(
+        "real-model",
+        "observables of a network beside those of the simulation with its weights",
+        SimulateConfig(
+            scheme=("pre",), tokens=64, seeds=4, step=0.25, causal=True, shown=0, bins=0,
+            observables=("cosine", "variance", "order", "rank", "radius"),
+        ),
+    ),
+)  # fmt: skip
+EXPERIMENTS: dict[str, Experiment] = {experiment.name: experiment for experiment in _ALL}
+
+
+def experiment(name: str) -> Experiment:
+    """The experiment of that name."""
+    if name not in EXPERIMENTS:
+        raise unknown("experiment", name, EXPERIMENTS)
+    return EXPERIMENTS[name]
+
+
+def run(name: str, *, told: bool = False, **options: Any) -> Result:
+    """Do an experiment; options are fields of `SimulateConfig` in place of its defaults."""
+    found = experiment(name)
+    return found.run(found.defaults.replace(**options), told=told)

@@ -1,0 +1,203 @@
+"""Metastability: on the circle at low temperature tokens gather in clusters that stand for exponentially long times.
+
+Two clusters Δ apart approach each other at a speed of order e^{−β(1 − cos Δ)}, so merges come one by one, each far later
+than the last: a staircase in the logarithm of time. Tokens that have met are one particle with their weight from then
+on. What is left moves on the scale of time itself, and steps that grow with time follow it to any horizon.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from normlab.dynamics import laws
+from normlab.dynamics.attention import Attention
+from normlab.dynamics.clocks import Logarithmic
+from normlab.dynamics.config import SimulateConfig
+from normlab.dynamics.experiments.result import Findings, Tell, Verdict, judge
+from normlab.dynamics.figures import Figure, curve
+from normlab.dynamics.flow import Flow, State, Velocity
+from normlab.dynamics.integrate import DormandPrince, Walk
+from normlab.dynamics.integrate import _factor as factor
+from normlab.dynamics.systems import start
+from normlab.dynamics.tails import collapsed
+from normlab.errors import NormLabError
+from normlab.schemes.law import Law, Motion
+
+_MET = 1e-6
+"""Angle at which two particles become one."""
+_LATE = 1e3
+"""Merges before this time belong to the forming of clusters, when more than two are at work at once."""
+_LIMIT = 0.1
+"""Of the error of log₁₀ of a merge time: a factor of 1.26 in a time between 10³ and 10³⁰."""
+
+
+@dataclass(frozen=True)
+class Circle(Flow):
+    """The flow on the circle, for particles of some weight. Small gaps and small pulls keep all their digits."""
+
+    mass: Tensor = field(kw_only=True)
+
+    def __call__(self, state: State) -> Velocity:
+        assert isinstance(self.attention, Attention)
+        assert self.law.speed is not None
+        angle = torch.atan2(state.theta[..., 1], state.theta[..., 0])
+        gaps = angle.unsqueeze(-2) - angle.unsqueeze(-1)
+        beta = (self.attention.beta * self.law.temperature(state.time)).reshape(-1, 1, 1)
+        weights = self.mass * torch.exp(-2 * beta * (gaps / 2).sin().square())
+        weights = weights / weights.sum(-1, keepdim=True)
+        across, along = (weights * gaps.sin()).sum(-1), (weights * gaps.cos()).sum(-1)
+        motion = Motion(
+            time=state.time.unsqueeze(-1).expand_as(state.radius),
+            radius=state.radius,
+            attention=torch.hypot(across, along),
+            radial=along,
+            tangent=across.abs(),
+        )
+        tangent = torch.stack([-state.theta[..., 1], state.theta[..., 0]], dim=-1)
+        return Velocity((across / self.law.speed(motion)).unsqueeze(-1) * tangent, self.law.radial(motion))
+
+
+@dataclass(frozen=True)
+class Stand:
+    """Particles right after a merge, or at the start."""
+
+    time: float
+    angles: np.ndarray
+    masses: np.ndarray
+
+    @property
+    def count(self) -> int:
+        return len(self.angles)
+
+
+def run(config: SimulateConfig, tell: Tell) -> Findings:
+    """The staircase of one system under the configuration's first scheme, at its first β."""
+    _check(config)
+    spec, beta = config.scheme[0], config.beta[0]
+    law = laws.find(spec, config.layers)
+    stands = list(_stands(config, law, tell))
+    times = [max(stand.time, 0.1) for stand in stands]
+    rows = [(stand.time, stand.count, _next_merge(stand, beta)) for stand in stands[1:]]
+    x = [value for time in times[1:] for value in (time, time)]
+    y = [value for a, b in zip(stands[:-1], stands[1:], strict=True) for value in (a.count, b.count)]
+    return Findings(
+        figures=(
+            Figure(
+                title="Clusters that are left",
+                x_label="time",
+                y_label="clusters",
+                x_log=True,
+                curves=(curve(spec, [times[0], *x, config.time], [stands[0].count, *y, stands[-1].count]),),
+            ),
+        ),
+        columns=("time of a merge", "clusters left", "next merge by the pair law"),
+        rows=tuple(rows),
+        verdicts=tuple(_judge(spec, law, stands, beta)),
+        notes=(
+            f"{config.tokens} tokens on the circle, β = {beta:g}, horizon {config.time:g}; tokens {_MET:g} apart are one; "
+            "the pair law knows the two clusters that meet and no others, and holds where s = 1",
+        ),
+    )
+
+
+def _check(config: SimulateConfig) -> None:
+    if config.dim != 2 or config.weights != "identity" or config.causal or config.kind != "softmax" or config.mlp:
+        raise NormLabError("metastability is for the circle: dim 2, identity weights, softmax, no mask, no MLP")
+
+
+def _stands(config: SimulateConfig, law: Law, tell: Tell) -> Iterator[Stand]:
+    """The particles after every merge up to the horizon."""
+    state = start(config.replace(dtype="float64", device="cpu"), (config.seed,))
+    order = torch.atan2(state.theta[0, :, 1], state.theta[0, :, 0]).argsort()
+    state = state._replace(theta=state.theta[:, order])
+    attention = Attention(beta=torch.tensor([config.beta[0]], dtype=torch.float64))
+    flow = Circle(law, attention, mass=torch.ones(config.tokens, dtype=torch.float64))
+    method = DormandPrince(tolerance=config.tolerance, clock=Logarithmic())
+    end, tau = method.clock.tau(config.time), torch.zeros(1, dtype=torch.float64)
+    step = torch.full_like(tau, 1e-3)
+    yield _stand(state, flow)
+    while float(tau) < end and len(flow.mass) > 1:
+        walk = Walk(flow, method.clock, torch.float64)
+        taken = step.clamp_max(end - float(tau))
+        ahead, _, error = method._try(walk, state, tau, taken, walk.velocity(state, tau))
+        step = taken * factor(error)
+        if float(error) > 1.0:
+            continue
+        tau, state = tau + taken, ahead
+        tell("metastability", float(tau) / end)
+        merged = _merged(state, flow)
+        if merged is not None:
+            state, flow = merged
+            yield _stand(state, flow)
+
+
+def _merged(state: State, flow: Circle) -> tuple[State, Circle] | None:
+    """Neighbours that have met made one, at the centre of their weight; None where none have."""
+    following = state.theta.roll(-1, 1)
+    apart = torch.linalg.vector_norm(following - state.theta, dim=-1)[0]
+    if not bool((apart < _MET).any()):
+        return None
+    # A group starts where the gap before it is wide; the circle is cut at one such gap.
+    first = int((apart.roll(1) >= _MET).nonzero()[0]) if bool((apart >= _MET).any()) else 0
+    theta, radius = state.theta.roll(-first, 1), state.radius.roll(-first, 1)
+    mass, wide = flow.mass.roll(-first), apart.roll(1).roll(-first) >= _MET
+    wide[0] = True
+    group = wide.cumsum(0) - 1
+    total = mass.new_zeros(int(group[-1]) + 1).index_add(0, group, mass)
+    share = (mass / total[group]).unsqueeze(-1)
+    centre = theta.new_zeros(len(total), 2).index_add(0, group, share * theta[0])
+    sizes = radius.new_zeros(len(total)).index_add(0, group, share[:, 0] * radius[0])
+    moved = state.moved(centre.unsqueeze(0), sizes.unsqueeze(0), state.time)
+    return moved, Circle(flow.law, flow.attention, mass=total)
+
+
+def _stand(state: State, flow: Circle) -> Stand:
+    angles = torch.atan2(state.theta[0, :, 1], state.theta[0, :, 0]).numpy()
+    return Stand(time=float(state.time), angles=angles.copy(), masses=flow.mass.numpy().copy())
+
+
+def _next_merge(stand: Stand, beta: float) -> float | None:
+    """When the next two neighbours meet, if each pair were alone."""
+    if stand.count < 2:
+        return None
+    gaps = np.mod(np.roll(stand.angles, -1) - stand.angles, 2 * math.pi)
+    times = [
+        _pair_time(float(gap), float(a), float(b), beta)
+        for gap, a, b in zip(gaps, stand.masses, np.roll(stand.masses, -1), strict=True)
+    ]
+    return stand.time + min(times)
+
+
+def _pair_time(gap: float, first: float, second: float, beta: float) -> float:
+    """∫ dΔ / speed for two clusters alone: each turns by sin Δ times its softmax weight on the other."""
+    if gap >= math.pi:
+        return math.inf
+    # Nearly all of the time is spent within 1/(βΔ) of the first gap, and all scales below it count little.
+    x = gap - np.concatenate([[0.0], np.geomspace(1e-6, 1.0, 4000) * (gap - _MET)])
+    pull = np.exp(-2 * beta * np.sin(x / 2) ** 2)
+    speed = np.sin(x) * (second * pull / (first + second * pull) + first * pull / (second + first * pull))
+    with np.errstate(divide="ignore", over="ignore"):
+        slowness = 1 / speed
+    return float(np.sum((x[:-1] - x[1:]) * (slowness[:-1] + slowness[1:]) / 2))
+
+
+def _judge(spec: str, law: Law, stands: list[Stand], beta: float) -> list[Verdict]:
+    """Late merges against the pair law, where Post-Norm's time is the scheme's own."""
+    assert law.speed is not None
+    moments = torch.tensor([0.0, 10.0, 1e6], dtype=torch.float64)
+    if not bool((law.speed(collapsed(law, moments, torch.ones_like(moments))) == 1).all()):
+        return []
+    verdicts = []
+    for before, after in zip(stands[:-1], stands[1:], strict=True):
+        predicted = _next_merge(before, beta)
+        if before.time >= _LATE and predicted is not None:
+            measured = math.log10(after.time)
+            quantity = f"log₁₀ of the time at which {after.count} are left"
+            verdicts.append(judge(spec, quantity, measured, math.log10(predicted), _LIMIT))
+    return verdicts

@@ -1,0 +1,103 @@
+"""Random weights: the mean cosine of two tokens against depth, at initialisation, with bands over seeds.
+
+Independent tokens, a random score matrix and a random V make A_j a sum of n nearly orthogonal vectors with the weights
+p of a softmax over logits of variance σ² = β²‖QᵀK‖²/d²: ‖A‖² ≈ Σp² ‖V‖²/d (Frobenius norms), with Σp² that of a softmax
+of n normal numbers. What a law makes of that length is how fast tokens begin to turn: schemes that divide by ‖A‖ begin
+at speed one, the others more slowly.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from normlab.dynamics import laws
+from normlab.dynamics.attention import Factors, Matrix
+from normlab.dynamics.config import SimulateConfig
+from normlab.dynamics.experiments.result import Findings, Tell, Verdict, judge, part
+from normlab.dynamics.figures import Figure, curve
+from normlab.dynamics.flow import at_layer
+from normlab.dynamics.record import Record, orbit, record
+from normlab.dynamics.simulate import band
+from normlab.dynamics.systems import Chunk
+from normlab.schemes.law import Law, Motion
+
+_LIMIT = 0.1
+"""Of the relative error of the first speed: tokens and weights are finite in number."""
+_DRAWS = 1000
+
+
+def run(config: SimulateConfig, tell: Tell) -> Findings:
+    """Every scheme from the same tokens and weights."""
+    config = config.replace(beta=config.beta[:1])
+    length = _attention_length(config)
+    figures, rows, verdicts = [], [], []
+    for place, spec in enumerate(config.scheme):
+        found = record(config, spec, tell=part(tell, place, len(config.scheme)))
+        verdict = _judge_speed(spec, laws.find(spec, config.layers), found, length, config)
+        verdicts.append(verdict)
+        figures.append(_curve(spec, found))
+        cosine = band(found.values["cosine"][:, 0])
+        rows.append((spec, verdict.measured, verdict.predicted, cosine.mean[-1], cosine.low[-1], cosine.high[-1]))
+    return Findings(
+        figures=(
+            Figure(title="Mean cosine over depth", x_label="time", y_label="mean cosine", curves=tuple(figures)),
+        ),
+        columns=("scheme", "speed at the start", "theory", "cosine at the end", "5 %", "95 %"),
+        rows=tuple(rows),
+        verdicts=tuple(verdicts),
+        notes=(
+            f"{config.tokens} tokens in dimension {config.dim}, β = {config.beta[0]:.4g}, {config.heads} head, "
+            f"{config.weights} weights {'redrawn in every layer' if config.redraw else 'shared by all layers'}, "
+            f"{config.seeds} seeds, {config.method} at {config.step:g}; laws are those of {config.layers} blocks",
+            f"length of attention's output at the start, by theory: {length:.4f}",
+        ),
+    )
+
+
+def _curve(spec: str, found: Record):
+    cosine = band(found.values["cosine"][:, 0])
+    return curve(spec, found.times, cosine.mean, low=cosine.low, high=cosine.high)
+
+
+def _attention_length(config: SimulateConfig) -> float:
+    """‖A‖ at time zero, by theory, mean over seeds."""
+    lengths = []
+    for seed in range(config.seed, config.seed + config.seeds):
+        state, flow = next(orbit(config, config.scheme[0], Chunk(config.beta, (seed,)), [0.0]))
+        attention = at_layer(flow.attention, state.time)
+        spread = config.beta[0] ** 2 * _square(attention.score, config.dim) / config.dim
+        lengths.append(_mixing(math.sqrt(spread), config.tokens) * math.sqrt(_square(attention.value, config.dim)))
+    return float(np.mean(lengths))
+
+
+def _mixing(sigma: float, tokens: int) -> float:
+    """Mean of √Σp² for a softmax of so many normal logits: (e^{σ²}/n)^½ for many, more than that for few."""
+    logits = sigma * np.random.default_rng(0).standard_normal((_DRAWS, tokens))
+    weights = np.exp(logits - logits.max(1, keepdims=True))
+    return float(np.mean(np.linalg.norm(weights, axis=1) / weights.sum(1)))
+
+
+def _square(matrix: Matrix | None, dim: int) -> float:
+    """‖M‖²/d, summed over heads: the mean square length of M θ."""
+    if matrix is None:
+        return 1.0
+    whole = matrix.left.mT @ matrix.right if isinstance(matrix, Factors) else matrix
+    return float(whole.double().square().sum()) / dim
+
+
+def _judge_speed(spec: str, law: Law, found: Record, length: float, config: SimulateConfig) -> Verdict:
+    """Mean speed of a token at time zero. Attention's output is almost all tangent there."""
+    assert law.speed is not None
+    measured = float(found.values["speed"][0].mean())
+    size, still, radius = (torch.tensor(value, dtype=torch.float64) for value in (length, 0.0, config.radius))
+    motion = Motion(time=still, radius=radius, attention=size, radial=still, tangent=size)
+    predicted = length / float(_number(law.speed(motion)))
+    return judge(spec, "speed at the start", measured, predicted, _LIMIT, relative=True)
+
+
+def _number(value: Tensor | float) -> float:
+    return float(value)

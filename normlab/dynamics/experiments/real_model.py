@@ -1,0 +1,177 @@
+"""A network beside the simulation whose attention is read from it: the same observables, block by block.
+
+The simulation starts from the states that enter the first block of the network and takes block k for the time from k to
+k + 1. It has what theory speaks of (attention and the scheme) and neither MLPs nor positions: the difference is theirs,
+and that of whole blocks from a continuous time, which the scheme's own blocks show apart from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from normlab.dynamics import laws
+from normlab.dynamics.config import SimulateConfig
+from normlab.dynamics.experiments.result import Findings, Tell, Verdict, judge
+from normlab.dynamics.figures import Curve, Figure, Role, curve
+from normlab.dynamics.flow import Flow, State, unit
+from normlab.dynamics.names import ABOUT, Observable
+from normlab.dynamics.network import Network
+from normlab.dynamics.observables import View, take
+from normlab.dynamics.read import Read, read_model
+from normlab.dynamics.systems import device, integrator
+from normlab.dynamics.weights import layers
+from normlab.errors import NormLabError
+from normlab.schemes.base import Scheme
+from normlab.stability.blocks import BlockStack, find_stacks
+from normlab.stability.targets import Target, resolve
+
+_GEOMETRY: tuple[Observable, ...] = (
+    "cosine", "variance", "order", "close", "clusters", "rank", "radius", "smallest", "largest"
+)  # fmt: skip
+"""Observables of a state alone: what a network has, too."""
+
+Series = dict[str, np.ndarray]
+
+
+def run(config: SimulateConfig, tell: Tell) -> Findings:
+    """The network that the configuration names, or one of its first scheme at initialisation."""
+    wanted = [name for name in config.observables if name in _GEOMETRY]
+    if not wanted:
+        raise NormLabError(f"real-model needs observables of states alone; try {','.join(_GEOMETRY[:3])}")
+    target = _target(config)
+    tell(f"{target.name}: the network", 0.1)
+    model = target.build(seed=config.seed).eval()
+    states = _states(target, model, config)
+    found = read_model(model)
+    size = target.scheme.sphere(found.dim) if target.scheme else found.dim**0.5
+    real = _series((_state(hidden, size, k) for k, hidden in enumerate(states)), wanted, config)
+    tell(f"{target.name}: the simulation", 0.5)
+    begin = _state(states[0], size, 0)
+    simulated = {
+        name: _series(orbit, wanted, config) for name, orbit in _orbits(config, target.scheme, found, begin).items()
+    }
+    times = [float(k) for k in range(len(states))]
+    return Findings(
+        figures=tuple(_figure(name, target.name, times, real, simulated) for name in wanted),
+        columns=("observable", "simulation", "network, last block", "simulation, last block", "distance", "relative"),
+        rows=tuple(_row(name, how, real, one) for name in wanted for how, one in simulated.items()),
+        verdicts=tuple(_distance(name, how, real, one) for name in wanted for how, one in simulated.items()),
+        notes=tuple(_notes(config, target, found)),
+    )
+
+
+def _target(config: SimulateConfig) -> Target:
+    """Trained weights where there are some: a run's folder or a published model; else fresh ones."""
+    named = config.model or config.scheme[0]
+    trained = config.model is not None and not named.endswith(".json") and not _is_scheme(named)
+    where = str(device(config))
+    return resolve(named, weights=trained, length=config.tokens, batch_size=config.seeds, device=where)
+
+
+def _is_scheme(name: str) -> bool:
+    try:
+        return not Path(name).exists() and laws.scheme_of(name) is not None
+    except NormLabError:
+        return False
+
+
+def _notes(config: SimulateConfig, target: Target, found: Read) -> Iterable[str]:
+    law = str(target.scheme or config.scheme[0])
+    yield f"{target.name}: {found.depth} blocks, width {found.dim}, {found.heads} heads, β = {found.beta:.4g}; law of {law}"
+    yield from target.notes
+    yield from (f"not in the simulation: {what}" for what in found.left_out)
+    yield "distance: mean over blocks of |network − simulation|; relative: over the mean size in the network"
+
+
+@torch.no_grad()
+def _states(target: Target, model: nn.Module, config: SimulateConfig) -> list[Tensor]:
+    """What enters the first block and what leaves each, (sequences, tokens, d)."""
+    stack, seen = find_stacks(model, target.blocks)[0], []
+    with ExitStack() as hooks:
+        _listen(stack, seen, hooks)
+        target.loss(model, next(target.batches(config.seed)))
+    hidden = target.scheme.hidden if target.scheme else _same
+    return [hidden(state).double() for state in seen]
+
+
+def _listen(stack: BlockStack, seen: list[Tensor], hooks: ExitStack) -> None:
+    def enter(_block: nn.Module, args: tuple, kwargs: dict) -> None:
+        seen.append(_tensor(args or tuple(kwargs.values())))
+
+    def leave(_block: nn.Module, _args: tuple, output: object) -> None:
+        seen.append(_tensor(output))
+
+    hooks.callback(stack.blocks[0].register_forward_pre_hook(enter, with_kwargs=True).remove)
+    for block in stack.blocks:
+        hooks.callback(block.register_forward_hook(leave).remove)
+
+
+def _tensor(value: object) -> Tensor:
+    """The state among what a block takes or returns: the first tensor."""
+    found = value if isinstance(value, Tensor) else next((x for x in value if isinstance(x, Tensor)), None)  # type: ignore[attr-defined]
+    if found is None:
+        raise NormLabError("the blocks of this network return no tensor; expected hidden states first")
+    return found.detach()
+
+
+def _same(state: Tensor) -> Tensor:
+    return state
+
+
+def _state(hidden: Tensor, size: float, time: int) -> State:
+    """Hidden states as tokens; radii in units of the sphere that norms project on."""
+    radius = torch.linalg.vector_norm(hidden, dim=-1)
+    return State(unit(hidden), radius / size, hidden.new_full((len(hidden),), float(time)))
+
+
+def _orbits(config: SimulateConfig, scheme: Scheme | None, found: Read, begin: State) -> dict[str, Iterable[State]]:
+    """By its name in figures, the simulation in continuous time and that through the scheme's own blocks."""
+    beta = begin.radius.new_tensor([found.beta])
+    attention = layers(found.weights, beta=beta, causal=config.causal, kind=config.kind)
+    times = [float(k) for k in range(found.depth + 1)]
+    law = laws.find(scheme or config.scheme[0], found.depth)
+    orbits: dict[str, Iterable[State]] = {"law": integrator(config).orbit(Flow(law, attention), begin, times)}
+    own = scheme or laws.scheme_of(config.scheme[0])
+    if own is not None:
+        orbits["blocks"] = Network(own, attention, depth=found.depth).orbit(begin, times)
+    return orbits
+
+
+@torch.no_grad()
+def _series(states: Iterable[State], wanted: list[Observable], config: SimulateConfig) -> Series:
+    """Each observable at every boundary, mean over sequences."""
+    looks = [take(View(state, angle=config.angle), wanted) for state in states]
+    return {name: np.array([float(look[name].mean()) for look in looks]) for name in wanted}
+
+
+def _figure(name: Observable, model: str, times: list[float], real: Series, simulated: dict[str, Series]) -> Figure:
+    def line(label: str, values: Series, role: Role) -> Curve:
+        return curve(label, times, values[name], role=role)
+
+    return Figure(
+        title=ABOUT[name],
+        x_label="block",
+        y_label=ABOUT[name],
+        curves=(line(model, real, "model"), *(line(f"simulation: {how}", one, "data") for how, one in simulated.items())),
+    )
+
+
+def _row(name: str, how: str, real: Series, one: Series) -> tuple:
+    apart, size = _apart(name, real, one)
+    return (name, how, float(real[name][-1]), float(one[name][-1]), apart, apart / size if size else None)
+
+
+def _distance(name: str, how: str, real: Series, one: Series) -> Verdict:
+    """A number to report: theory does not say how much MLPs and positions do."""
+    return judge(how, f"distance of {name} from the network's", _apart(name, real, one)[0], None, 0.0)
+
+
+def _apart(name: str, real: Series, one: Series) -> tuple[float, float]:
+    """Mean distance over blocks, and the mean size in the network."""
+    return float(abs(real[name] - one[name]).mean()), float(abs(real[name]).mean())

@@ -1,0 +1,139 @@
+"""Speed laws: how fast tokens begin to meet and how they meet in the end, for every scheme.
+
+At the start tokens are orthonormal, and all pairs have one cosine ρ at all times: the full system is held against the
+two scalar equations of the symmetric case. In the end tokens are close together: the tail of Var is fitted in the form
+that the law names and held against the rate that it gives.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from normlab.dynamics import fits, laws, tails
+from normlab.dynamics.config import SimulateConfig
+from normlab.dynamics.equiangular import Equiangular
+from normlab.dynamics.experiments.result import Findings, Tell, Verdict, judge, part
+from normlab.dynamics.figures import Curve, Figure, curve
+from normlab.dynamics.record import orbit, record, silent
+from normlab.dynamics.systems import Chunk, look_times
+from normlab.schemes.law import Law
+
+_TAIL_DIM = 8
+_DEPTH = 24
+"""Blocks of the networks whose laws depend on depth."""
+_SETTLED = 1e-5
+"""How close to its limit a law's rate must be where the tail ends."""
+_FARTHEST = 1e9
+_FOLDS = 45.0
+"""How far ln Var falls: down to what double precision holds."""
+_STEP = 0.1
+"""In units of the tail's own scale: the rate is then right to (2 · 0.1)⁴/120."""
+_LIMITS = {"start": 1e-4, "tail": 1e-3, "symmetric": 1e-6}
+
+
+def run(config: SimulateConfig, tell: Tell) -> Findings:
+    """All schemes of the configuration, at its first β."""
+    config = config.replace(beta=config.beta[:1], seeds=1, depth=config.depth or _DEPTH)
+    rows, verdicts, early, late = [], [], [], []
+    for place, spec in enumerate(config.scheme):
+        each = part(tell, place, len(config.scheme))
+        each(spec, 0.0)
+        theory = tails.predict(laws.find(spec, config.layers))
+        start, starts = _start(config, spec)
+        tail, curves = _tail(config, spec, theory)
+        early += starts
+        late += curves
+        verdicts += [*start, *tail]
+        rows.append(_row(spec, theory, start, tail))
+    return Findings(
+        figures=(
+            Figure(title="From orthonormal tokens", x_label="time", y_label="cosine of two tokens", curves=tuple(early)),
+            Figure(
+                title="The tail", x_label="time", y_label="variance", x_log=True, y_log=True, curves=tuple(late)
+            ),
+        ),
+        columns=("scheme", "ρ̇(0)", "theory", "largest |Δρ|", "tail of the variance", "theory", "95 % interval"),
+        rows=tuple(rows),
+        verdicts=tuple(verdicts),
+        notes=(
+            f"{config.tokens} tokens, β = {config.beta[0]:g}, radius {config.radius:g}; tails from a clustered start in "
+            f"dimension {_TAIL_DIM}; laws that depend on depth are those of {config.depth} blocks",
+            "the tail of a law that reads radii (no norm before attention) is fitted and not foretold",
+        ),
+    )
+
+
+def _row(spec: str, theory: tails.Tail | None, start: list[Verdict], tail: list[Verdict]) -> tuple:
+    first, apart = start[0], start[1].measured
+    found = tail[0] if tail else None
+    interval = None if found is None or found.low is None else f"{found.low:.4f} to {found.high:.4f}"
+    measured = None if found is None else f"{found.quantity.removeprefix('tail ')}, a = {found.measured:.5f}"
+    return (spec, first.measured, first.predicted, apart, measured, None if theory is None else str(theory), interval)
+
+
+def _start(config: SimulateConfig, spec: str) -> tuple[list[Verdict], list[Curve]]:
+    """Initial velocity, and the whole orbit against the symmetric equations."""
+    config = config.replace(start="orthonormal", dim=max(config.dim, config.tokens))
+    law = laws.find(spec, config.layers)
+    velocity = _initial_velocity(config, spec)
+    verdicts = [judge(spec, "initial velocity", velocity, _foretold(config, law), _LIMITS["start"], relative=True)]
+    times = look_times(config)
+    found = record(config, spec, observables=("cosine",)).values["cosine"][:, 0, 0]
+    rho = _symmetric(law, config, times)
+    apart = float(abs(rho - found).max())
+    verdicts.append(judge(spec, "largest distance from the symmetric orbit", apart, 0.0, _LIMITS["symmetric"]))
+    return verdicts, [curve(spec, times, found, marks=True), curve(f"{spec}, symmetric", times, rho, role="theory")]
+
+
+def _initial_velocity(config: SimulateConfig, spec: str) -> float:
+    """d/dt of the mean cosine at time zero: 2⟨Σθ̇, Σθ⟩ / n(n − 1)."""
+    chunk = Chunk(config.beta, (config.seed,))
+    state, flow = next(orbit(config, spec, chunk, [0.0]))
+    velocity = flow(state).theta.sum(1)
+    return float(2 * (velocity * state.theta.sum(1)).sum()) / (config.tokens * (config.tokens - 1))
+
+
+def _foretold(config: SimulateConfig, law: Law) -> float:
+    """ρ̇(0) of the symmetric case."""
+    zero, radius = (torch.tensor(value, dtype=torch.float64) for value in (0.0, config.radius))
+    return float(Equiangular(law, config.tokens, config.beta[0])(zero, zero, radius)[0])
+
+
+def _symmetric(law: Law, config: SimulateConfig, times: list[float]) -> np.ndarray:
+    """ρ of the symmetric case at each of the times."""
+    moments = torch.tensor(times, dtype=torch.float64)
+    orbit = Equiangular(law, config.tokens, config.beta[0]).orbit(moments, radius=config.radius, tolerance=1e-9)
+    return orbit[:, 0].numpy()
+
+
+def _tail(config: SimulateConfig, spec: str, theory: tails.Tail | None) -> tuple[list[Verdict], list[Curve]]:
+    config = _tail_config(config, laws.find(spec, config.layers), theory)
+    found = record(config, spec, observables=("variance",), tell=silent)
+    times, values = found.times.tolist(), found.values["variance"][:, 0, 0].tolist()
+    late = fits.tail(times, values, floor=fits.floor_of("float64"), share=0.25)
+    if late.stop == late.start:
+        return [], [curve(spec, times[1:], values[1:])]
+    rate = fits.best(times[late], values[late]) if theory is None else fits.fit(times[late], values[late], theory.form)
+    predicted = None if theory is None else theory.rate
+    quantity, interval = f"tail {fits.FORMULAS[rate.form]}", (rate.low, rate.high)
+    verdict = judge(spec, quantity, rate.value, predicted, _LIMITS["tail"], relative=True, interval=interval)
+    line = curve(f"{spec}, fitted", times[late], [rate.at(time) for time in times[late]], role="theory")
+    return [verdict], [curve(spec, times[1:], values[1:]), line]
+
+
+def _tail_config(config: SimulateConfig, law: Law, theory: tails.Tail | None) -> SimulateConfig:
+    """A clock and a horizon that show the tail: in the clock of its form every tail is an exponential."""
+    config = config.replace(start="clustered", dim=_TAIL_DIM, looks=100, step=_STEP, clock="plain")
+    if theory is None:
+        return config.replace(time=20.0)
+    if theory.form == "exponential":
+        # Far from the start everything happens on the scale of the rate itself.
+        slow = 2 / abs(theory.rate)
+        return config.replace(time=_FOLDS / abs(theory.rate), step=_STEP * slow)
+    if theory.form == "stretched":
+        return config.replace(time=(_FOLDS / abs(theory.rate)) ** 2, step=2 * _STEP)
+    horizon = min(_FARTHEST, 10 * tails.settles(law, theory, _SETTLED), math.exp(_FOLDS / abs(theory.rate)))
+    return config.replace(time=horizon, clock="log")

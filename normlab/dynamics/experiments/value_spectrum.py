@@ -1,0 +1,111 @@
+"""The spectrum of V decides what tokens converge to where nothing is normalised (arXiv 2305.05465).
+
+Tokens grow like e^{tV}; rescaled, z = e^{−tV} x, they come to rest. Attention between tokens that grow is a hard maximum
+in the end, so with V = 1 they come to rest at corners of a polytope; with a simple largest eigenvalue on at most three
+parallel hyperplanes; with a largest eigenvalue of higher multiplicity at corners of a polytope in its eigenspace.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from normlab.dynamics import laws
+from normlab.dynamics.config import SimulateConfig
+from normlab.dynamics.experiments.result import Findings, Tell, Verdict, judge
+from normlab.dynamics.figures import Figure, curve
+from normlab.dynamics.flow import Flow
+
+from normlab.dynamics.systems import device, dtype, integrator, look_times, start
+from normlab.dynamics.weights import given, layers
+from normlab.errors import NormLabError
+
+_LIMIT = 0.02
+_DRAWN = 24
+"""Tokens whose coordinate is drawn."""
+_MULTIPLICITY = {"identity": None, "simple": 1, "double": 2}
+"""Of the largest eigenvalue; None: all are equal."""
+
+
+def run(config: SimulateConfig, tell: Tell) -> Findings:
+    """Three spectra from the same tokens."""
+    spec = config.scheme[0]
+    law = laws.find(spec, config.layers)
+    if not law.reads_state:
+        raise NormLabError(f"value-spectrum is about tokens that nothing normalises; {spec} does; try none")
+    figures, rows, verdicts = [], [], []
+    for place, (name, multiplicity) in enumerate(_MULTIPLICITY.items()):
+        tell(name, place / len(_MULTIPLICITY))
+        spectrum, axes = _spectrum(config, multiplicity)
+        top = axes[:, : multiplicity or config.dim]
+        heights, last = _orbit(config, law, spectrum, axes, top)
+        verdict = _judge(name, last)
+        verdicts.append(verdict)
+        rows.append((name, multiplicity or config.dim, _distinct(last), verdict.measured))
+        figures.append(_figure(name, look_times(config), heights))
+    return Findings(
+        figures=tuple(figures),
+        columns=("spectrum of V", "multiplicity of its largest", "places where tokens rest", "distance from corners"),
+        rows=tuple(rows),
+        verdicts=tuple(verdicts),
+        notes=(
+            f"{config.tokens} tokens in dimension {config.dim}, Q = K = 1, V symmetric with largest eigenvalue 1 and the "
+            f"others spread evenly over [−0.5, 0.5]; rescaled tokens at time {config.time:g}, seen in the eigenspace of "
+            "the largest eigenvalue",
+            "distance from corners: the largest relative gap between ⟨z_j, z_j⟩ and the largest ⟨z_j, z_k⟩",
+        ),
+    )
+
+
+def _spectrum(config: SimulateConfig, multiplicity: int | None) -> tuple[Tensor, Tensor]:
+    """Eigenvalues, largest first, and a random orthonormal basis."""
+    top = multiplicity or config.dim
+    rest = torch.linspace(0.5, -0.5, max(config.dim - top, 1), dtype=torch.float64)[: config.dim - top]
+    noise = torch.randn(
+        config.dim, config.dim, generator=torch.Generator().manual_seed(config.seed), dtype=torch.float64
+    )
+    return torch.cat([torch.ones(top, dtype=torch.float64), rest]), torch.linalg.qr(noise).Q
+
+
+def _orbit(config: SimulateConfig, law, spectrum: Tensor, axes: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
+    """First coordinates of the rescaled tokens at every look, and all their coordinates in the top space at the last."""
+    begin = start(config, (config.seed,))
+    value = (axes * spectrum) @ axes.mT
+    beta = torch.tensor([config.beta[0]], dtype=dtype(config), device=device(config))
+    attention = layers(given(value=value.to(beta)), beta=beta, causal=config.causal, kind=config.kind)
+    heights, found = [], None
+    for state in integrator(config).orbit(Flow(law, attention), begin, look_times(config)):
+        tokens = (state.radius.unsqueeze(-1) * state.theta)[0].double().cpu()
+        # In the top space e^{−tV} is one number.
+        found = (tokens @ top) * torch.exp(-state.time[0].double().cpu())
+        heights.append(found[:, 0])
+    assert found is not None
+    return torch.stack(heights), found
+
+
+def _judge(name: str, rescaled: Tensor) -> Verdict:
+    """At a corner of the polytope a token's own product is the largest of all its products."""
+    products = rescaled @ rescaled.mT
+    largest = products.amax(-1)
+    moving = largest > 1e-3 * largest.amax()
+    gap = ((largest - products.diagonal()) / largest)[moving]
+    return judge(name, "distance from corners", float(gap.max()), 0.0, _LIMIT)
+
+
+def _distinct(rescaled: Tensor) -> float:
+    """Places that are farther apart than a hundredth of the largest token."""
+    left, count = rescaled, 0
+    near = 0.01 * torch.linalg.vector_norm(rescaled, dim=-1).amax()
+    while len(left):
+        left = left[torch.linalg.vector_norm(left - left[0], dim=-1) > near]
+        count += 1
+    return float(count)
+
+
+def _figure(name: str, times: list[float], heights: Tensor) -> Figure:
+    return Figure(
+        title=f"{name}: first coordinate of the rescaled tokens",
+        x_label="time",
+        y_label="coordinate",
+        curves=tuple(curve(f"token {k}", times, heights[:, k]) for k in range(min(_DRAWN, heights.shape[1]))),
+    )

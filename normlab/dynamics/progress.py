@@ -1,0 +1,34 @@
+"""How far a simulation is: a bar on a terminal, else a line now and then."""
+
+from __future__ import annotations
+
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from normlab.live import Live
+
+
+class Progress:
+    """One bar for several tasks of the same length. Calling it tells how much of the present one is done."""
+
+    def __init__(self, tasks: int, *, shown: bool):
+        self._tasks, self._done = max(tasks, 1), 0
+        text = TextColumn("{task.description}", markup=False)
+        self._live = Live(text, BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), shown=shown)
+        self._bar = None if self._live.bar is None else self._live.bar.add_task("simulate", total=1.0)
+
+    def __call__(self, what: str, share: float) -> None:
+        done = (self._done + share) / self._tasks
+        if self._live.bar is not None and self._bar is not None:
+            self._live.bar.update(self._bar, description=what, completed=done)
+        elif self._live.is_due:
+            self._live.say(f"{what}: {done:.0%}")
+
+    def next(self) -> None:
+        """The present task is over."""
+        self._done += 1
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.close()

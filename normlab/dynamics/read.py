@@ -1,0 +1,153 @@
+"""Attention's matrices as a network has them: a NormLab run, a Hugging Face model, or any module that has roles.
+
+Head by head QᵀK and V with the output matrix; the gain of the norm that attention reads from is folded into all three.
+What the particle model has no place for is left out, and said.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from normlab.dynamics.attention import Factors
+from normlab.dynamics.weights import Given, Pair
+from normlab.errors import NormLabError
+from normlab.roles import Role, Spec, find_roles
+
+_PLACE = re.compile(r"^(?P<stack>.*?)\.(?P<block>\d+)\.")
+_READS = ("input_layernorm", "ln_1", "ln1", "norm1", "attention_norm", "layernorm_before", "block.steps.0.read")
+"""Norms, by their place in a block, that stand between the state and attention alone."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """The attention of a network, block by block."""
+
+    weights: Given
+    beta: float
+    """Inverse temperature that the network's own softmax scale comes to on the unit sphere."""
+    dim: int
+    heads: int
+    left_out: tuple[str, ...]
+    """What the network has beyond this."""
+
+    @property
+    def depth(self) -> int:
+        return len(self.weights.pairs)
+
+
+def read(source: nn.Module | str | Path, roles: Mapping[str, Spec] | None = None) -> Read:
+    """The attention of a model, of a run's folder, or of a Hugging Face id or folder."""
+    return read_model(source if isinstance(source, nn.Module) else _load(source), roles)
+
+
+@torch.no_grad()
+def read_model(model: nn.Module, roles: Mapping[str, Spec] | None = None) -> Read:
+    """The attention of a model. `roles` names matrices whose names do not say what they are, as in `find_roles`."""
+    blocks = _blocks(find_roles(model, roles))
+    parts = [_Block(model, name, found) for name, found in blocks.items()]
+    size = _sphere(model, parts[0].dim)
+    pairs = [block.pair(parts[0].scale) for block in parts]
+    left_out = dict.fromkeys(note for block in parts for note in block.left_out())
+    return Read(Given(pairs), parts[0].scale * size**2, parts[0].dim, parts[0].heads, tuple(left_out))
+
+
+def _load(source: str | Path) -> nn.Module:
+    from normlab.stability.targets import hub
+    from normlab.train.folder import RunFolder
+    from normlab.train.run import load_run
+
+    if RunFolder(Path(source)).weights.is_file():
+        return load_run(source).model
+    config, _ = hub.load_config(source)
+    return hub.load_weights(hub.weights_folder(source), "AutoModel", config)
+
+
+def _blocks(roles: Sequence[Role]) -> dict[str, dict[str, Role]]:
+    """q, k, v and o of each block that has all four, in order."""
+    found: dict[str, dict[str, Role]] = {}
+    for role in roles:
+        place = _PLACE.match(role.name)
+        if place and role.role in ("q", "k", "v", "o"):
+            found.setdefault(place[0], {}).setdefault(role.role, role)
+    whole = {name: parts for name, parts in found.items() if len(parts) == 4}
+    if not whole:
+        raise NormLabError("no block with query, key, value and output matrices; pass roles={'*pattern*': 'q', ...}")
+    stacks = {name[: name.rstrip(".").rfind(".")] for name in whole}
+    if len(stacks) > 1:
+        raise NormLabError(f"several stacks of blocks ({', '.join(sorted(stacks))}); pass the part that is meant")
+    return dict(sorted(whole.items(), key=lambda item: int(item[0].rstrip(".").rpartition(".")[2])))
+
+
+class _Block:
+    """One block's attention: its matrices (out, in), its heads and its scale."""
+
+    def __init__(self, model: nn.Module, name: str, roles: Mapping[str, Role]):
+        self.block = model.get_submodule(name.rstrip("."))
+        self.module = model.get_submodule(roles["q"].name.rpartition(".")[0].rpartition(".")[0])
+        self.q, self.k, self.v, self.o = (_matrix(roles[role]) for role in ("q", "k", "v", "o"))
+        self.dim = self.q.shape[1]
+        config = getattr(model, "config", None)
+        self.heads = getattr(self.module, "heads", None) or getattr(config, "num_attention_heads", None) or 0
+        if not self.heads or len(self.q) % self.heads or len(self.k) % (len(self.q) // self.heads):
+            raise NormLabError(f"{name}: cannot tell its heads; expected config.num_attention_heads or attention.heads")
+        self.width = len(self.q) // self.heads
+        stated = (getattr(self.module, attribute, None) for attribute in ("softmax_scale", "scaling"))
+        self.scale = next((float(s) for s in stated if isinstance(s, int | float)), self.width**-0.5)
+
+    def pair(self, scale: float) -> Pair:
+        """QᵀK and V of every head, with scores in units of `scale`."""
+        gain = self._gain()
+        q, k, v = (_cut(matrix * gain, self.width, self.heads) for matrix in (self.q, self.k, self.v))
+        output = _cut(self.o.mT, self.width, self.heads)
+        return Pair(Factors(q * (self.scale / scale), k), Factors(output, v))
+
+    def left_out(self) -> list[str]:
+        """What attention does here that no matrix says."""
+        norms = ("q_norm", "k_norm", "v_norm", "qk_after_rotary")
+        biases = [name for name, bias in self.module.named_parameters() if "bias" in name and bool(bias.any())]
+        return [
+            "MLPs, positions (rotary ones too), and gains of norms other than the one that attention reads from",
+            *(["norms of queries, keys or values"] if any(getattr(self.module, n, None) for n in norms) else []),
+            *(["attention's biases"] if biases else []),
+        ]
+
+    def _gain(self) -> Tensor:
+        """γ of the norm that attention reads from, by trying it: gains may be stored as they are or as an offset."""
+        for name in _READS:
+            try:
+                norm = self.block.get_submodule(name)
+            except AttributeError:
+                continue
+            # Mean zero and no entry zero: neither centring nor division hides anything.
+            probe = self.q.new_ones(self.dim)
+            probe[1::2] = -1.0
+            if self.dim % 2:
+                probe[-3:] = probe.new_tensor([1.0, 1.0, -2.0])
+            probe = probe / probe.square().mean().sqrt()
+            return (norm(probe) - norm(-probe)) / (2 * probe)
+        return self.q.new_ones(self.dim)
+
+
+def _matrix(role: Role) -> Tensor:
+    """The matrix as (out, in)."""
+    view = role.view().float()
+    return view if role.input_axis == -1 else view.mT
+
+
+def _cut(matrix: Tensor, width: int, heads: int) -> Tensor:
+    """Rows as (heads, width, d); heads that share keys or values repeat them."""
+    parts = matrix.unflatten(0, (-1, width))
+    return parts.repeat_interleave(heads // len(parts), dim=0)
+
+
+def _sphere(model: nn.Module, dim: int) -> float:
+    """Radius of the sphere that the network's norms project on."""
+    scheme = getattr(getattr(model, "stack", None), "scheme", None)
+    return math.sqrt(dim) if scheme is None else scheme.sphere(dim)

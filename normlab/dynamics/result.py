@@ -1,0 +1,153 @@
+"""The result of a simulation: observables over time, the laws fitted to them, and paths to draw, in plain numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+from normlab.dynamics.fits import Rate
+from normlab.dynamics.tails import Tail
+from normlab.errors import NormLabError, unknown
+from normlab.stability.records import from_plain, to_plain
+from normlab.stability.result import save
+
+SCHEMA = 1
+"""Version of the JSON; it grows when a field changes its meaning."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Band:
+    """An observable over time: its mean over seeds and the middle 90 % of them."""
+
+    mean: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merge:
+    """A look at which there were fewer clusters than before."""
+
+    time: float
+    clusters: int
+    """That are left."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """The law of an observable, fitted and foretold."""
+
+    observable: str
+    rate: Rate
+    predicted: float | None = None
+    """What theory says of the rate; None where it says nothing."""
+
+    @property
+    def error(self) -> float | None:
+        """Fitted rate less the predicted one."""
+        return None if self.predicted is None else self.rate.value - self.predicted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One scheme at one β."""
+
+    scheme: str
+    beta: float
+    times: tuple[float, ...]
+    bands: dict[str, Band]
+    """By observable."""
+    histogram: tuple[tuple[float, ...], ...] = ()
+    """For every look the share of pairs in each part of [−1, 1] that their cosine can lie in, mean over seeds."""
+    merges: tuple[Merge, ...] = ()
+    """Of the first seed."""
+    fits: tuple[Fitted, ...] = ()
+    tail: Tail | None = None
+    """How tokens collapse in the end, by theory; None where it says nothing."""
+    paths: tuple[tuple[tuple[float, float, float], ...], ...] = ()
+    """For every look the places of some tokens of the first seed on the axes that all runs share."""
+
+    def __getitem__(self, observable: str) -> Band:
+        if observable not in self.bands:
+            raise unknown("observable of this run", observable, self.bands)
+        return self.bands[observable]
+
+
+class Kept:
+    """What can be written to a file and read back."""
+
+    what: ClassVar[str]
+    """Its name in errors."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return to_plain(self)
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> Self:
+        """What `to_dict` wrote."""
+        if not isinstance(record, Mapping) or record.get("schema") != SCHEMA:
+            raise NormLabError(f"not a {cls.what} of schema {SCHEMA}; expected a file of normlab simulate --json")
+        return from_plain(cls, record, cls.what)
+
+    def to_json(self) -> str:
+        """One JSON object."""
+        return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """What `to_json` wrote."""
+        try:
+            return cls.from_dict(json.loads(text))
+        except ValueError as error:
+            raise NormLabError(f"not a {cls.what}: torn, or not JSON ({error})") from None
+
+    def save(self, path: str | Path) -> Path:
+        """Write it, whole or not at all; the suffix says how."""
+        return save(path, self.writers())
+
+    def writers(self) -> dict[str, Callable[[], str]]:
+        """By suffix, what makes the text of a file."""
+        return {".json": self.to_json, ".html": self.to_html}
+
+    def to_html(self) -> str:
+        """One page that needs no other file."""
+        from normlab.dynamics.page import page
+
+        return page(self)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulation(Kept):
+    """A finished simulation."""
+
+    what = "simulation"
+
+    config: dict[str, Any]
+    """The options it ran with."""
+    runs: tuple[Run, ...]
+    """Every scheme at every β."""
+    explained: float | None = None
+    """Share of the tokens' square length that the three axes of the paths hold."""
+    notes: tuple[str, ...] = ()
+    """What a reader must know."""
+    seconds: float = 0.0
+    versions: dict[str, str] = field(default_factory=dict)
+    command: tuple[str, ...] = ()
+    schema: Literal[1] = SCHEMA
+
+    def run(self, scheme: str | None = None, beta: float | None = None) -> Run:
+        """The run of a scheme at a β; the first where they are left out."""
+        for run in self.runs:
+            if scheme in (None, run.scheme) and beta in (None, run.beta):
+                return run
+        raise unknown("run", f"{scheme} at β {beta}", [f"{run.scheme} at β {run.beta:g}" for run in self.runs])
+
+    def table(self) -> str:
+        """First and last values and fitted laws, as plain text."""
+        from normlab.dynamics.card import simulation_text
+
+        return simulation_text(self)

@@ -115,7 +115,7 @@ def test_half_precision_is_no_worse_than_the_reference(autocast):
     exact = run(layer().to(attention.out.weight.dtype).double(), x.double(), d, "reference", rotary=turn)
     errors = {}
     for kernels in ("triton", "reference"):
-        with torch.autocast("cpu", BF16, enabled=autocast):
+        with torch.autocast(torch.get_default_device().type, BF16, enabled=autocast):
             found = run(attention, x, d, kernels, rotary=turn)
         errors[kernels] = [float((a - b).norm() / b.norm()) for a, b in zip(found, exact, strict=True)]
     # One truncation (the interpreter's) where the reference rounds twice and adds.
@@ -169,10 +169,11 @@ def test_operator_keeps_its_promises():
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.full)])
-def test_compiled_attention_is_one_graph(backend):
+def test_compiled_attention_is_one_graph(backend, request):
     torch._dynamo.reset()
     attention, x, d, turn = layer(), torch.randn(2, 7, 24), torch.randn(2, 7, 24), table(7, 10)
     expected = run(attention, x, d, "triton", rotary=turn)
+    request.getfixturevalue("no_default_device")
     attention.compile(fullgraph=True, backend=backend)
     for one, two in zip(run(attention, x, d, "triton", rotary=turn), expected, strict=True):
         assert (one - two).abs().max() <= 130 * 2.0**-24 * two.abs().max()

@@ -219,7 +219,7 @@ def test_half_precision_is_no_worse_than_the_reference():
     )
     errors = {}
     for kernels in ("triton", "reference"):
-        with torch.autocast("cpu", BF16):
+        with torch.autocast(torch.get_default_device().type, BF16):
             found = gradients(
                 lambda kernels=kernels: chunked_cross_entropy(hidden, weight, targets, chunk=50, kernels=kernels).loss,
                 hidden,
@@ -231,16 +231,17 @@ def test_half_precision_is_no_worse_than_the_reference():
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.full)])
-def test_the_compiled_loss_is_one_graph(backend):
+def test_the_compiled_loss_is_one_graph(backend, request):
     torch._dynamo.reset()
     hidden, weight, targets = loss_problem()
+    request.getfixturevalue("no_default_device")
 
     def loss(h, w, t):
         return chunked_cross_entropy(h, w, t, z_loss=0.01, chunk=10, kernels="triton").loss
 
     found = []
     for run in (loss, torch.compile(loss, fullgraph=True, backend=backend)):
-        with torch.autocast("cpu", BF16):
+        with torch.autocast(hidden.device.type, BF16):
             found.append(gradients(lambda run=run: run(hidden, weight, targets), hidden, weight))
     for one, two in zip(*found, strict=True):
         # Compiled code keeps fp32 where eager code rounds to bf16: 2^-8 a value.

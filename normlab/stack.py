@@ -85,7 +85,9 @@ class Stack(nn.Module):
         self.exit = self.bound.exit() if first + len(blocks) == whole else nn.Identity()
         self.kernels = kernels
         for layer in self.layers:
-            layer.block.kernels = kernels  # type: ignore[assignment]
+            # Sublayers of ours have a choice of kernels, too; others do as they like.
+            for part in (layer.block, *(branch for branch in layer.branches if hasattr(branch, "kernels"))):  # type: ignore
+                part.kernels = kernels  # type: ignore[assignment]
         if not residual_only:
             self._meet_needs(blocks)
 

@@ -49,15 +49,14 @@ def _print(result: Simulation | Result, console: Console) -> None:
 
 def _print_simulation(simulation: Simulation, console: Console) -> None:
     options = simulation.config
-    head = f"{options['tokens']} tokens in dimension {options['dim']}, {options['seeds']} seeds, to time {options['time']:g}"
-    table = Table(title=head, pad_edge=False)
+    sizes = f"{options['tokens']} tokens in dimension {options['dim']}, {options['seeds']} seeds"
+    table = Table(title=f"{sizes}, to time {options['time']:g}", pad_edge=False)
     for column in ("scheme", "β", "cosine", "clusters", "radius", "rank", "variance falls as", "theory"):
         table.add_column(column)
     for run in simulation.runs:
         fitted = next((fit for fit in run.fits if fit.observable == "variance"), None)
-        names = ("cosine", "clusters", "radius", "rank")
-        cells = [run.scheme, f"{run.beta:g}", *(_change(run, name) for name in names), _law(fitted), str(run.tail or "–")]
-        table.add_row(*map(escape, cells))
+        changes = [_change(run, name) for name in ("cosine", "clusters", "radius", "rank")]
+        table.add_row(*map(escape, [run.scheme, f"{run.beta:g}", *changes, _law(fitted), str(run.tail or "–")]))
     console.print(table)
 
 
@@ -86,7 +85,8 @@ def _print_result(result: Result, console: Console) -> None:
 def _print_verdicts(verdicts: Sequence[Verdict], console: Console) -> None:
     wrong = [verdict for verdict in verdicts if verdict.agrees is False]
     right = sum(verdict.agrees is True for verdict in verdicts)
-    console.print(f"{right} of {right + len(wrong)} predictions hold", highlight=False)
+    if right or wrong:
+        console.print(f"{right} of {right + len(wrong)} predictions hold", highlight=False)
     for line in _lines(wrong):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 

@@ -23,7 +23,15 @@ def run(name: str | None, config: SimulateConfig, *, command: Sequence[str] = ()
     try:
         found = experiment(name)
     except NormLabError:
-        if name in laws.names():
+        if _is_law(name):
             raise NormLabError(f"{name} is a scheme and no experiment; try normlab simulate --scheme {name}") from None
         raise
     return found.run(config, told=True, command=command)
+
+
+def _is_law(name: str) -> bool:
+    try:
+        laws.find(name, depth=1)
+    except NormLabError:
+        return False
+    return True

@@ -111,6 +111,8 @@ class SimulateConfig:
     """Where to compute: cpu, cuda; auto: a GPU where there is one."""
     model: str | None = None
     """A run folder, a Hugging Face id or a config.json, for experiments that look at a network."""
+    data: str = "bigram"
+    """What such a network reads: random tokens, a bigram language, or a text file."""
 
     def __post_init__(self) -> None:
         for name, one in (("scheme", str), ("beta", int | float), ("observables", str)):

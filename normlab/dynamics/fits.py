@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -59,7 +60,7 @@ def fit(times: Sequence[float], values: Sequence[float], form: Form) -> Rate:
     slope, intercept = _line(x, y)
     # Stretches of equal length in the clock of the form, so that none is a mere point.
     edges = np.linspace(x[0], x[-1], _STRETCHES + 1)
-    pieces = [(x >= low) & (x <= high) for low, high in zip(edges[:-1], edges[1:], strict=True)]
+    pieces = [(x >= low) & (x <= high) for low, high in pairwise(edges)]
     slopes = [_line(x[piece], y[piece])[0] for piece in pieces if piece.sum() >= 2]
     low, high = _interval(slope, slopes)
     return Rate(form=form, value=slope, low=low, high=high, begin=float(t[0]), end=float(t[-1]), intercept=intercept)

@@ -40,7 +40,7 @@ class State(NamedTuple):
 
     def moved(self, theta: Tensor, radius: Tensor, time: Tensor) -> State:
         """A state like this one; tokens are put back on the sphere, in place."""
-        return State(theta.div_(length(theta).unsqueeze(-1)), radius, time)
+        return State(theta.mul_(length(theta).reciprocal().unsqueeze(-1)), radius, time)
 
 
 class Velocity(NamedTuple):
@@ -94,7 +94,7 @@ class Flow:
         assert self.law.speed is not None
         divisor = self.law.speed(motion)
         divisor = torch.where(motion.tangent == 0, torch.ones_like(divisor), divisor)
-        return tangent.div_(divisor.unsqueeze(-1))
+        return tangent.mul_(divisor.reciprocal().unsqueeze(-1))
 
 
 def at_layer(attention: Layers, time: Tensor) -> Attention:

@@ -97,7 +97,7 @@ def orbit(config: SimulateConfig, spec: Spec, chunk: Chunk, times: list[float]) 
 
 
 class _Book:
-    """A record on its way. All of it is made at the start: pieces between the integrator's would hold on to its memory."""
+    """A record on its way, made whole at the start: pieces among the integrator's would hold on to its memory."""
 
     def __init__(self, config: SimulateConfig, observables: Iterable[Observable] | None, times: list[float]):
         self.config, self.times = config, times

@@ -1,7 +1,7 @@
 """Simulation: what a scheme does to tokens through depth.
 
-    run = normlab.simulate("peri", tokens=256, dim=512, beta=5)
-    run.table(), run.run()["cosine"].mean, run.save("peri.json")
+run = normlab.simulate("peri", tokens=256, dim=512, beta=5)
+run.table(), run.run()["cosine"].mean, run.save("peri.json")
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _run(config: SimulateConfig, spec: Spec, found: Record, place: int, paths: n
         merges=tuple(Merge(time=when, clusters=left) for when, left in (merges(times, counts) if counts else [])),
         fits=tuple(_fits(config, times, values, tail)),
         tail=tail,
-        paths=() if paths is None else _rounded(paths[:, place])
+        paths=() if paths is None else _rounded(paths[:, place]),
     )
 
 
@@ -115,9 +115,7 @@ def _fits(
         late = fits.tail(times, values["radius"].mean(1).tolist(), floor=0.0)
         if late.stop > late.start:
             rates = [fits.fit(times[late], one[late].tolist(), "power") for one in values["radius"].T]
-            found.append(
-                Fitted(observable="radius", rate=fits.pooled(rates), predicted=tail.growth if tail else None)
-            )
+            found.append(Fitted(observable="radius", rate=fits.pooled(rates), predicted=tail.growth if tail else None))
     return found
 
 

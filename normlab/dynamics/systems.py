@@ -48,7 +48,7 @@ def start(config: SimulateConfig, seeds: Sequence[int]) -> State:
     kinds = {seed: _tokens(config.start, config.tokens, config.dim, seed) for seed in sorted(set(seeds))}
     theta = torch.stack([kinds[seed] for seed in seeds]).to(device(config), dtype(config))
     radius = theta.new_full(theta.shape[:2], config.radius)
-    return State(unit(theta), radius, theta.new_zeros(len(seeds)))
+    return State(theta, radius, theta.new_zeros(len(seeds)))
 
 
 def device(config: SimulateConfig) -> torch.device:

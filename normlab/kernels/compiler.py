@@ -1,8 +1,8 @@
 """Our operators, made known to the compiler before it meets them.
 
-The first time that torch 2.11's inductor meets an operator which it does not know, it spells out the whole expression of
-its arguments for a log line, whether anybody reads it or not. Every step of a stack names the step before it twice, so
-at the end of twelve blocks that line takes for ever. Operators that it knows are spared; later versions are, too.
+When torch 2.11's inductor first meets an operator that it does not know, it spells out the whole expression of its
+arguments for a log line, whether anybody reads it or not. Every step of a stack names the step before it twice, so at
+the end of twelve blocks that line takes for ever. Operators that it knows are spared; torch 2.13 is, too.
 """
 
 from __future__ import annotations

@@ -28,11 +28,8 @@ _STREAMS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 def sublayers(config: DecoderConfig) -> tuple[nn.Module, nn.Module]:
     """The attention and the MLP of one block."""
     attention = Attention(config.dim, config.heads, config.kv_heads, config.head_dim, config.bias)
-    attention.kernels = config.kernels
     if not config.experts:
-        mlp = MLP(config.dim, config.width_of_mlp, config.mlp, config.bias)
-        mlp.kernels = config.kernels
-        return attention, mlp
+        return attention, MLP(config.dim, config.width_of_mlp, config.mlp, config.bias)
     if config.bias:
         raise NormLabError("experts have no biases; leave bias off, or experts at 0")
     moe = MoE(

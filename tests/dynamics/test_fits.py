@@ -49,7 +49,7 @@ def test_several_orbits_give_the_interval_over_orbits():
 
 
 def test_the_tail_ends_where_precision_does():
-    values = [10.0 ** -k for k in range(30)] + [1e-20] * 5
+    values = [10.0**-k for k in range(30)] + [1e-20] * 5
     late = fits.tail([float(k) for k in range(35)], values, floor=1e-25)
     assert late == slice(13, 25)
     assert fits.tail([0.0, 1.0], [1.0, 0.5], floor=0.0) == slice(0, 0)

@@ -90,7 +90,8 @@ _ALL = (
         "value-spectrum",
         "what the spectrum of V makes tokens converge to, without normalisation",
         SimulateConfig(
-            scheme=("none",), tokens=128, dim=128, radius=3.0, time=15.0, step=0.1, looks=30, dtype="float64", shown=0, bins=0,
+            scheme=("none",), tokens=128, dim=128, radius=3.0, time=15.0, step=0.1, looks=30, dtype="float64", shown=0,
+            bins=0,
         ),
     ),
     Experiment(

@@ -1,8 +1,9 @@
 """Causal attention: tokens gather at leaders, and there are about √β of these (arXiv 2411.04990).
 
-A token that finds none of its predecessors within a distance of order 1/√β hardly feels them and becomes a leader; later
-ones nearby join it. Choosing leaders so is Rényi's parking: cars of length c/√β park one after the other where there is
-room. The exponent of the count in β is 1/2 whatever c; with one c for all β, parking on the same tokens gives the counts.
+A token that finds none of its predecessors within a distance of order 1/√β hardly feels them and becomes a leader;
+later ones nearby join it. Choosing leaders so is Rényi's parking: cars of length c/√β park one after the other where
+there is room. The exponent of the count in β is 1/2 whatever c; with one c for all β, parking on the same tokens gives
+the counts.
 """
 
 from __future__ import annotations
@@ -67,9 +68,9 @@ def run(config: SimulateConfig, tell: Tell) -> Findings:
             judge(spec, "relative distance from parking", apart, 0.0, _COUNTS),
         ),
         notes=(
-            f"{config.tokens} tokens in dimension {config.dim} at time {config.time:g}, {config.seeds} seeds; clusters of "
-            f"two tokens or more, neighbours within {_NEAR}/√β; the length {length:.2f}/√β of a car is fitted, the same "
-            "for all β",
+            f"{config.tokens} tokens in dimension {config.dim} at time {config.time:g}, {config.seeds} seeds; clusters "
+            f"of two tokens or more, neighbours within {_NEAR}/√β; the length {length:.2f}/√β of a car is fitted, the "
+            "same for all β",
         ),
     )
 

@@ -1,8 +1,8 @@
 """Metastability: on the circle at low temperature tokens gather in clusters that stand for exponentially long times.
 
-Two clusters Δ apart approach each other at a speed of order e^{−β(1 − cos Δ)}, so merges come one by one, each far later
-than the last: a staircase in the logarithm of time. Tokens that have met are one particle with their weight from then
-on. What is left moves on the scale of time itself, and steps that grow with time follow it to any horizon.
+Two clusters Δ apart approach each other at a speed of order e^{−β(1 − cos Δ)}, so merges come one by one, each far
+later than the last: a staircase in the logarithm of time. Tokens that have met are one particle with their weight from
+then on. What is left moves on the scale of time itself, and steps that grow with time follow it to any horizon.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -85,7 +86,7 @@ def run(config: SimulateConfig, tell: Tell) -> Findings:
     times = [max(stand.time, 0.1) for stand in stands]
     rows = [(stand.time, stand.count, _next_merge(stand, beta)) for stand in stands[1:]]
     x = [value for time in times[1:] for value in (time, time)]
-    y = [value for a, b in zip(stands[:-1], stands[1:], strict=True) for value in (a.count, b.count)]
+    y = [value for a, b in pairwise(stands) for value in (a.count, b.count)]
     return Findings(
         figures=(
             Figure(
@@ -100,8 +101,8 @@ def run(config: SimulateConfig, tell: Tell) -> Findings:
         rows=tuple(rows),
         verdicts=tuple(_judge(spec, law, stands, beta)),
         notes=(
-            f"{config.tokens} tokens on the circle, β = {beta:g}, horizon {config.time:g}; tokens {_MET:g} apart are one; "
-            "the pair law knows the two clusters that meet and no others, and holds where s = 1",
+            f"{config.tokens} tokens on the circle, β = {beta:g}, horizon {config.time:g}; tokens {_MET:g} apart are "
+            "one; the pair law knows the two clusters that meet and no others, and holds where s = 1",
         ),
     )
 
@@ -194,7 +195,7 @@ def _judge(spec: str, law: Law, stands: list[Stand], beta: float) -> list[Verdic
     if not bool((law.speed(collapsed(law, moments, torch.ones_like(moments))) == 1).all()):
         return []
     verdicts = []
-    for before, after in zip(stands[:-1], stands[1:], strict=True):
+    for before, after in pairwise(stands):
         predicted = _next_merge(before, beta)
         if before.time >= _LATE and predicted is not None:
             measured = math.log10(after.time)

@@ -37,7 +37,7 @@ def run(config: SimulateConfig, tell: Tell) -> Findings:
             for spec, one in found.items()
         ),
         columns=("scheme", *(f"β = {config.beta[k]:g}" for k in shown)),
-        rows=tuple((spec, *(half[k] if np.isfinite(half[k]) else None for k in shown)) for spec, half in halves.items()),
+        rows=tuple((spec, *(float(half[k]) for k in shown)) for spec, half in halves.items()),
         verdicts=tuple(_judge(config, found)),
         notes=(
             f"times at which half of the pairs have met; {config.tokens} tokens in dimension {config.dim}, "

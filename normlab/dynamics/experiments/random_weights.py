@@ -1,9 +1,9 @@
 """Random weights: the mean cosine of two tokens against depth, at initialisation, with bands over seeds.
 
 Independent tokens, a random score matrix and a random V make A_j a sum of n nearly orthogonal vectors with the weights
-p of a softmax over logits of variance σ² = β²‖QᵀK‖²/d²: ‖A‖² ≈ Σp² ‖V‖²/d (Frobenius norms), with Σp² that of a softmax
-of n normal numbers. What a law makes of that length is how fast tokens begin to turn: schemes that divide by ‖A‖ begin
-at speed one, the others more slowly.
+p of a softmax over logits of variance σ² = β²‖QᵀK‖²/d²: ‖A‖² ≈ (Σp² + σ²/d) ‖V‖²/d (Frobenius norms), with Σp² that of
+a softmax of n normal numbers, and σ/√d the part that the weights have in common with the query. What a law makes of
+that length is how fast tokens begin to turn: schemes that divide by ‖A‖ begin at speed one, the others more slowly.
 """
 
 from __future__ import annotations
@@ -43,9 +43,7 @@ def run(config: SimulateConfig, tell: Tell) -> Findings:
         cosine = band(found.values["cosine"][:, 0])
         rows.append((spec, verdict.measured, verdict.predicted, cosine.mean[-1], cosine.low[-1], cosine.high[-1]))
     return Findings(
-        figures=(
-            Figure(title="Mean cosine over depth", x_label="time", y_label="mean cosine", curves=tuple(figures)),
-        ),
+        figures=(Figure(title="Mean cosine over depth", x_label="time", y_label="mean cosine", curves=tuple(figures)),),
         columns=("scheme", "speed at the start", "theory", "cosine at the end", "5 %", "95 %"),
         rows=tuple(rows),
         verdicts=tuple(verdicts),
@@ -70,7 +68,8 @@ def _attention_length(config: SimulateConfig) -> float:
         state, flow = next(orbit(config, config.scheme[0], Chunk(config.beta, (seed,)), [0.0]))
         attention = at_layer(flow.attention, state.time)
         spread = config.beta[0] ** 2 * _square(attention.score, config.dim) / config.dim
-        lengths.append(_mixing(math.sqrt(spread), config.tokens) * math.sqrt(_square(attention.value, config.dim)))
+        square = _mixing(math.sqrt(spread), config.tokens) ** 2 + spread / config.dim
+        lengths.append(math.sqrt(square * _square(attention.value, config.dim)))
     return float(np.mean(lengths))
 
 

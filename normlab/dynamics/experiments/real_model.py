@@ -41,7 +41,7 @@ Series = dict[str, np.ndarray]
 
 def run(config: SimulateConfig, tell: Tell) -> Findings:
     """The network that the configuration names, or one of its first scheme at initialisation."""
-    wanted = [name for name in config.observables if name in _GEOMETRY]
+    wanted: list[Observable] = [name for name in _GEOMETRY if name in config.observables]
     if not wanted:
         raise NormLabError(f"real-model needs observables of states alone; try {','.join(_GEOMETRY[:3])}")
     target = _target(config)
@@ -71,7 +71,8 @@ def _target(config: SimulateConfig) -> Target:
     named = config.model or config.scheme[0]
     trained = config.model is not None and not named.endswith(".json") and not _is_scheme(named)
     where = str(device(config))
-    return resolve(named, weights=trained, length=config.tokens, batch_size=config.seeds, device=where)
+    sizes = {"length": config.tokens, "batch_size": config.seeds}
+    return resolve(named, weights=trained, data=config.data, device=where, **sizes)
 
 
 def _is_scheme(name: str) -> bool:
@@ -82,8 +83,8 @@ def _is_scheme(name: str) -> bool:
 
 
 def _notes(config: SimulateConfig, target: Target, found: Read) -> Iterable[str]:
-    law = str(target.scheme or config.scheme[0])
-    yield f"{target.name}: {found.depth} blocks, width {found.dim}, {found.heads} heads, β = {found.beta:.4g}; law of {law}"
+    sizes = f"{found.depth} blocks, width {found.dim}, {found.heads} heads, β = {found.beta:.4g}"
+    yield f"{target.name}: {sizes}; law of {target.scheme or config.scheme[0]}"
     yield from target.notes
     yield from (f"not in the simulation: {what}" for what in found.left_out)
     yield "distance: mean over blocks of |network − simulation|; relative: over the mean size in the network"
@@ -158,7 +159,10 @@ def _figure(name: Observable, model: str, times: list[float], real: Series, simu
         title=ABOUT[name],
         x_label="block",
         y_label=ABOUT[name],
-        curves=(line(model, real, "model"), *(line(f"simulation: {how}", one, "data") for how, one in simulated.items())),
+        curves=(
+            line(model, real, "model"),
+            *(line(f"simulation: {how}", one, "data") for how, one in simulated.items()),
+        ),
     )
 
 

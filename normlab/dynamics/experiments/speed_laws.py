@@ -50,17 +50,17 @@ def run(config: SimulateConfig, tell: Tell) -> Findings:
         rows.append(_row(spec, theory, start, tail))
     return Findings(
         figures=(
-            Figure(title="From orthonormal tokens", x_label="time", y_label="cosine of two tokens", curves=tuple(early)),
             Figure(
-                title="The tail", x_label="time", y_label="variance", x_log=True, y_log=True, curves=tuple(late)
+                title="From orthonormal tokens", x_label="time", y_label="cosine of two tokens", curves=tuple(early)
             ),
+            Figure(title="The tail", x_label="time", y_label="variance", x_log=True, y_log=True, curves=tuple(late)),
         ),
         columns=("scheme", "ρ̇(0)", "theory", "largest |Δρ|", "tail of the variance", "theory", "95 % interval"),
         rows=tuple(rows),
         verdicts=tuple(verdicts),
         notes=(
-            f"{config.tokens} tokens, β = {config.beta[0]:g}, radius {config.radius:g}; tails from a clustered start in "
-            f"dimension {_TAIL_DIM}; laws that depend on depth are those of {config.depth} blocks",
+            f"{config.tokens} tokens, β = {config.beta[0]:g}, radius {config.radius:g}; tails from a clustered start "
+            f"in dimension {_TAIL_DIM}; laws that depend on depth are those of {config.depth} blocks",
             "the tail of a law that reads radii (no norm before attention) is fitted and not foretold",
         ),
     )

@@ -1,8 +1,8 @@
 """The spectrum of V decides what tokens converge to where nothing is normalised (arXiv 2305.05465).
 
-Tokens grow like e^{tV}; rescaled, z = e^{−tV} x, they come to rest. Attention between tokens that grow is a hard maximum
-in the end, so with V = 1 they come to rest at corners of a polytope; with a simple largest eigenvalue on at most three
-parallel hyperplanes; with a largest eigenvalue of higher multiplicity at corners of a polytope in its eigenspace.
+Tokens grow like e^{tV}; rescaled, z = e^{−tV} x, they come to rest. Attention between tokens that grow is a hard
+maximum in the end, so with V = 1 they come to rest at corners of a polytope; with a simple largest eigenvalue on at
+most three parallel hyperplanes; with one of higher multiplicity at corners of a polytope in its eigenspace.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from normlab.dynamics.config import SimulateConfig
 from normlab.dynamics.experiments.result import Findings, Tell, Verdict, judge
 from normlab.dynamics.figures import Figure, curve
 from normlab.dynamics.flow import Flow
-
 from normlab.dynamics.systems import device, dtype, integrator, look_times, start
 from normlab.dynamics.weights import given, layers
 from normlab.errors import NormLabError
+from normlab.schemes.law import Law
 
 _LIMIT = 0.02
 _DRAWN = 24
@@ -49,9 +49,9 @@ def run(config: SimulateConfig, tell: Tell) -> Findings:
         rows=tuple(rows),
         verdicts=tuple(verdicts),
         notes=(
-            f"{config.tokens} tokens in dimension {config.dim}, Q = K = 1, V symmetric with largest eigenvalue 1 and the "
-            f"others spread evenly over [−0.5, 0.5]; rescaled tokens at time {config.time:g}, seen in the eigenspace of "
-            "the largest eigenvalue",
+            f"{config.tokens} tokens in dimension {config.dim}, Q = K = 1, V symmetric with largest eigenvalue 1 and "
+            f"the others spread evenly over [−0.5, 0.5]; rescaled tokens at time {config.time:g}, seen in the "
+            "eigenspace of the largest eigenvalue",
             "distance from corners: the largest relative gap between ⟨z_j, z_j⟩ and the largest ⟨z_j, z_k⟩",
         ),
     )
@@ -67,8 +67,8 @@ def _spectrum(config: SimulateConfig, multiplicity: int | None) -> tuple[Tensor,
     return torch.cat([torch.ones(top, dtype=torch.float64), rest]), torch.linalg.qr(noise).Q
 
 
-def _orbit(config: SimulateConfig, law, spectrum: Tensor, axes: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
-    """First coordinates of the rescaled tokens at every look, and all their coordinates in the top space at the last."""
+def _orbit(config: SimulateConfig, law: Law, spectrum: Tensor, axes: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
+    """First coordinates of the rescaled tokens at every look; all of them, in the top space, at the last."""
     begin = start(config, (config.seed,))
     value = (axes * spectrum) @ axes.mT
     beta = torch.tensor([config.beta[0]], dtype=dtype(config), device=device(config))
@@ -107,5 +107,5 @@ def _figure(name: str, times: list[float], heights: Tensor) -> Figure:
         title=f"{name}: first coordinate of the rescaled tokens",
         x_label="time",
         y_label="coordinate",
-        curves=tuple(curve(f"token {k}", times, heights[:, k]) for k in range(min(_DRAWN, heights.shape[1]))),
+        curves=tuple(curve(f"token {k}", times, heights[:, k].tolist()) for k in range(min(_DRAWN, heights.shape[1]))),
     )

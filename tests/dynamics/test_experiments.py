@@ -1,0 +1,172 @@
+"""Experiments: their defaults exist, their verdicts hold at small sizes, and they can tell when theory is wrong."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from normlab.dynamics import experiments, laws
+from normlab.dynamics.attention import Attention
+from normlab.dynamics.experiments import causal, metastability, phases, random_weights, real_model
+from normlab.dynamics.experiments.result import Result, judge
+from normlab.dynamics.flow import Flow, State
+from normlab.errors import NormLabError
+from normlab.models import decoder
+from normlab.models.rotary import rotary_table
+from normlab.stability.targets import resolve
+
+TINY: dict[str, dict] = {
+    "speed-laws": {"scheme": ("post", "pre", "sqrt"), "tokens": 8, "dim": 8},
+    "random-weights": {"scheme": ("post", "peri"), "tokens": 128, "dim": 128, "beta": 4.0, "seeds": 4, "looks": 4},
+    "phase-diagram": {"beta": (0.5, 2.0, 4.0), "seeds": 4},
+    "phase-by-scheme": {"scheme": ("post", "pre", "sqrt"), "beta": (0.5, 2.0), "seeds": 8, "time": 20.0, "looks": 40},
+    "metastability": {"tokens": 16, "beta": 400.0, "time": 1e20},
+    "causal": {"tokens": 400, "beta": (20.0, 80.0, 320.0), "seeds": 2},
+    "value-spectrum": {"tokens": 24, "dim": 6},
+    "real-model": {"scheme": ("peri",), "tokens": 16, "seeds": 2},
+}
+
+
+@pytest.mark.parametrize("name", experiments.EXPERIMENTS)
+def test_an_experiment_ends_in_figures_a_table_and_verdicts(name, tmp_path):
+    found = experiments.run(name, **TINY[name])
+    assert found.agrees, [verdict.words for verdict in found.verdicts if verdict.agrees is False]
+    assert found.experiment == name
+    assert found.figures
+    assert found.verdicts
+    assert all(len(row) == len(found.columns) for row in found.rows)
+    assert name in found.table()
+    path = found.save(tmp_path / "result.json")
+    assert Result.from_json(path.read_text()).to_json() == found.to_json()
+    for figure in found.figures:
+        for curve in figure.curves:
+            assert len(curve.x) == len(curve.y)
+        if figure.image is not None:
+            assert np.shape(figure.image.values) == (len(figure.image.y), len(figure.image.x))
+
+
+def test_an_unknown_experiment_or_option_is_one_line():
+    with pytest.raises(NormLabError, match="unknown experiment 'speed'; did you mean 'speed-laws'"):
+        experiments.run("speed")
+    with pytest.raises(NormLabError, match="unknown option of a simulation 'tokenz'"):
+        experiments.run("causal", tokenz=3)
+    with pytest.raises(NormLabError, match="nothing normalises; post does"):
+        experiments.run("value-spectrum", scheme="post")
+    with pytest.raises(NormLabError, match="metastability is for the circle"):
+        experiments.run("metastability", dim=3)
+    with pytest.raises(NormLabError, match="causal needs the mask"):
+        experiments.run("causal", beta=(1.0, 2.0))
+
+
+def test_a_verdict_can_fail():
+    good, bad = judge("x", "rate", -2.0001, -2.0, 1e-3), judge("x", "rate", -1.9, -2.0, 1e-3)
+    assert (good.agrees, bad.agrees) == (True, False)
+    assert judge("x", "rate", math.nan, -2.0, 1.0).agrees is False
+    assert judge("x", "rate", 1.0, None, 1.0).agrees is None
+    assert "not as foretold" in bad.words
+    assert judge("x", "rate", -1.9, -2.0, 0.06, relative=True).agrees
+
+
+def test_speed_laws_know_the_closed_forms_of_the_table():
+    """ρ̇(0) = 2/(e^β + n − 1) for Post, Pre, Mix, √; with √(e^{2β} + n − 1) for Peri, nGPT; over r₀ for Pre, Peri."""
+    n, beta = 8, 1.0
+    slow, fast = 2 / (math.exp(beta) + n - 1), 2 / math.sqrt(math.exp(2 * beta) + n - 1)
+    names = experiments.PAPER
+    expected = dict(zip(names, (slow, slow / 2, slow, fast / 2, fast, slow), strict=True))
+    tails = dict(zip(names, (-2, -2, -2, -2, -2, -4), strict=True))
+    found = experiments.run("speed-laws", scheme=names, tokens=n, dim=n, beta=beta, radius=2.0, looks=10)
+    for verdict in found.verdicts:
+        if verdict.quantity == "initial velocity":
+            assert verdict.measured == pytest.approx(expected[verdict.subject], rel=1e-4)
+        elif verdict.quantity.startswith("tail"):
+            assert verdict.measured == pytest.approx(tails[verdict.subject], rel=1e-4)
+            assert verdict.low is not None
+            assert verdict.high is not None
+            assert verdict.high - verdict.low < 1e-2
+
+
+@pytest.mark.parametrize("name", ["post", "pre", "peri"])
+def test_the_circle_is_the_plane_of_the_full_flow(name):
+    """Particles with weights against as many tokens at the same places."""
+    angles = torch.tensor([0.1, 0.5, 2.0, 4.0], dtype=torch.float64)
+    masses, law = torch.tensor([1.0, 3.0, 2.0, 1.0], dtype=torch.float64), laws.find(name, 8)
+    attention = Attention(beta=torch.tensor([3.0], dtype=torch.float64))
+
+    def state(around: torch.Tensor) -> State:
+        theta = torch.stack([around.cos(), around.sin()], -1).unsqueeze(0)
+        return State(theta, torch.full(theta.shape[:2], 1.5, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
+
+    heavy = metastability.Circle(law, attention, mass=masses)(state(angles))
+    many = angles.repeat_interleave(masses.long())
+    full = Flow(law, attention)(state(many))
+    first = torch.tensor([0, 1, 4, 6])
+    assert heavy.theta.numpy() == pytest.approx(full.theta[:, first].numpy(), abs=1e-14)
+    assert heavy.radius.numpy() == pytest.approx(full.radius[:, first].numpy(), abs=1e-14)
+
+
+def test_tiny_pulls_keep_their_digits():
+    """Two clusters a radian apart at β = 100: the pull, 10⁻²⁰ of the token, would vanish in A − ⟨θ, A⟩ θ."""
+    angles = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    theta = torch.stack([angles.cos(), angles.sin()], -1).unsqueeze(0)
+    state = State(theta, torch.ones(1, 2, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
+    attention = Attention(beta=torch.tensor([100.0], dtype=torch.float64))
+    speeds = metastability.Circle(laws.find("post", 1), attention, mass=torch.ones(2).double()).speeds(state)
+    pull = math.exp(-100 * (1 - math.cos(1.0)))
+    assert speeds[0].tolist() == pytest.approx([math.sin(1.0) * pull] * 2, rel=1e-12, abs=0.0)
+
+
+def test_the_staircase_goes_down_to_one_and_keeps_all_weight():
+    config = experiments.EXPERIMENTS["metastability"].defaults.replace(tokens=9, beta=20.0, time=1e30)
+    stands = list(metastability._stands(config, laws.find("post", 1), lambda *_: None))
+    counts = [stand.count for stand in stands]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[-1] == 1
+    assert all(stand.masses.sum() == 9 for stand in stands)
+
+
+def test_parking_is_greedy():
+    places = np.array([0.0, 0.4, 1.1, 0.9, 3.0])
+    angles = abs(places[:, None] - places)
+    assert causal._parked(angles, 1.0) == 3
+    assert causal._parked(angles, 0.05) == 5
+    assert causal._parked(angles, 10.0) == 1
+
+
+def test_crossings_are_between_looks():
+    times = np.array([0.0, 1.0, 2.0])
+    assert phases.crossing(times, np.array([0.0, 0.2, 0.8]), 0.5) == pytest.approx(1.5)
+    assert phases.crossing(times, np.array([0.6, 0.7, 0.8]), 0.5) == 0.0
+    assert math.isnan(phases.crossing(times, np.zeros(3), 0.5))
+
+
+def test_the_mixing_of_a_softmax():
+    """Equal logits mix n tokens evenly; with many of them E p² n is e^{σ²}, as the moments of a log-normal say."""
+    assert random_weights._mixing(0.0, 25) == pytest.approx(0.2)
+    assert random_weights._mixing(0.5, 4000) == pytest.approx(math.sqrt(math.exp(0.25) / 4000), rel=0.01)
+
+
+@pytest.mark.parametrize("scheme", ["pre", "post", "peri", "geonorm", "keel", "deepnorm"])
+def test_a_network_of_attention_alone_is_its_simulation(scheme, monkeypatch):
+    """With MLPs that return nothing and all positions alike, the scheme's blocks over the weights that were read are
+    the network itself: every observable agrees to the network's single precision.
+    """
+    config = experiments.EXPERIMENTS["real-model"].defaults.replace(scheme=(scheme,), tokens=12, seeds=2)
+    target = resolve(scheme, length=12, batch_size=2, depth=4)
+    bare = _without_mlp(target.build(seed=0))
+    target.build = lambda **_: bare  # type: ignore[method-assign]
+    monkeypatch.setattr(real_model, "_target", lambda _: target)
+    monkeypatch.setattr(decoder, "rotary_table", lambda at, *rest, **more: rotary_table(0 * at, *rest, **more))
+    found = experiments.EXPERIMENTS["real-model"].run(config)
+    distances = {row[0]: row[5] for row in found.rows if row[1] == "blocks"}
+    assert all(distance < 1e-4 for distance in distances.values()), distances
+
+
+def _without_mlp(model: torch.nn.Module) -> torch.nn.Module:
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "down" in name:
+                parameter.zero_()
+    return model

@@ -1,0 +1,233 @@
+"""Simulations from the outside: what they hold, that they repeat, and that options mean what they say."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import normlab
+from normlab.dynamics import laws
+from normlab.dynamics.config import SimulateConfig, split
+from normlab.dynamics.equiangular import Equiangular
+from normlab.dynamics.names import OBSERVABLES
+from normlab.dynamics.record import record
+from normlab.dynamics.result import Simulation
+from normlab.dynamics.simulate import simulate
+from normlab.dynamics.systems import chunks, look_times, start
+from normlab.errors import NormLabError
+from normlab.schemes.law import Law, on_sphere
+
+SMALL = {"tokens": 12, "dim": 4, "time": 2.0, "looks": 10}
+
+
+def test_a_simulation_holds_every_observable_over_time():
+    found = simulate(["peri", "post"], beta=(1, 3), seeds=3, **SMALL)
+    assert [(run.scheme, run.beta) for run in found.runs] == [("peri", 1), ("peri", 3), ("post", 1), ("post", 3)]
+    for run in found.runs:
+        assert run.times == pytest.approx(np.linspace(0, 2, 11))
+        assert set(run.bands) == set(OBSERVABLES)
+        for band in run.bands.values():
+            assert len(band.mean) == len(band.low) == len(band.high) == 11
+        assert np.shape(run.histogram) == (11, 40)
+        assert np.sum(run.histogram, axis=1) == pytest.approx(np.ones(11), abs=40 * 5e-5)
+        assert np.shape(run.paths) == (11, 12, 3)
+    assert found.run("post", 3) is found.runs[3]
+    assert "post" in found.table()
+
+
+def test_a_simulation_is_the_same_after_json(tmp_path):
+    found = simulate("pre", seeds=2, **SMALL)
+    path = found.save(tmp_path / "run.json")
+    again = Simulation.from_json(path.read_bytes())
+    assert again == found
+    assert json.loads(path.read_text())["config"]["tokens"] == 12
+    with pytest.raises(NormLabError, match=r"must end in \.json"):
+        found.save(tmp_path / "run.txt")
+    for text in ("{", "[]", '{"schema": 99}'):
+        with pytest.raises(NormLabError, match="not a simulation"):
+            Simulation.from_json(text)
+
+
+def test_systems_do_not_depend_on_their_company(monkeypatch):
+    """Chunks, other seeds and other temperatures change nothing: only matrix products of another shape round anew."""
+    config = SimulateConfig(scheme=("peri",), beta=(0.5, 4.0), seeds=3, weights="gaussian", dtype="float64", **SMALL)
+    whole = record(config, "peri")
+    monkeypatch.setattr("normlab.dynamics.systems._MOST", 2)
+    assert len(list(chunks(config))) == 3
+    parted = record(config, "peri")
+    alone = record(config.replace(beta=4.0, seed=2, seeds=1), "peri")
+    for name in OBSERVABLES:
+        assert parted.values[name] == pytest.approx(whole.values[name], abs=1e-11), name
+        assert alone.values[name][:, 0, 0] == pytest.approx(whole.values[name][:, 1, 2], abs=1e-11), name
+    assert whole.histogram is not None
+    assert whole.paths is not None
+    assert parted.histogram == pytest.approx(whole.histogram, abs=1e-12)
+    assert parted.paths == pytest.approx(whole.paths, abs=1e-6)
+
+
+def test_bands_are_means_and_quantiles_over_seeds():
+    config = SimulateConfig(seeds=9, **SMALL)
+    values = record(config, "post").values["cosine"][:, 0]
+    band = simulate("post", config=config).run()["cosine"]
+    assert band.mean == pytest.approx(values.mean(1))
+    assert band.low == pytest.approx(np.quantile(values, 0.05, axis=1))
+    assert band.high == pytest.approx(np.quantile(values, 0.95, axis=1))
+
+
+@pytest.mark.parametrize("method", ["rk4", "dopri"])
+@pytest.mark.parametrize("clock", ["plain", "log"])
+@pytest.mark.parametrize("scheme", ["post", "pre", "peri", "keel"])
+def test_orthonormal_tokens_follow_the_symmetric_equations(scheme, method, clock):
+    options = {"method": method, "clock": clock, "dtype": "float64", "start": "orthonormal", "time": 8.0}
+    config = SimulateConfig(tokens=8, dim=8, beta=1.5, looks=16, **options)
+    found = record(config, scheme)
+    law = laws.find(scheme, config.layers)
+    rho, radius = Equiangular(law, 8, 1.5).orbit(torch.tensor(look_times(config), dtype=torch.float64)).T.numpy()
+    # RK4 at 0.05: the error of a step, (speed 0.05)⁵/120, over 160 of them; Peri's speed begins at 3.
+    assert found.values["cosine"][:, 0, 0] == pytest.approx(rho, abs=2e-6)
+    assert found.values["radius"][:, 0, 0] == pytest.approx(radius, rel=2e-6)
+
+
+def test_the_network_comes_close_as_it_is_cut():
+    options = {"tokens": 8, "dim": 4, "time": 4.0, "looks": 4, "dtype": "float64", "observables": ("cosine",)}
+    exact = simulate("peri", **options).run()["cosine"].mean[-1]
+    errors = [
+        abs(simulate("peri", method="network", cut=cut, **options).run()["cosine"].mean[-1] - exact)
+        for cut in (4, 8, 16)
+    ]
+    assert errors[0] / errors[1] == pytest.approx(2, rel=0.25)
+    assert errors[1] / errors[2] == pytest.approx(2, rel=0.15)
+
+
+def test_fitted_tails_are_those_foretold():
+    options = {"tokens": 16, "dim": 4, "start": "clustered", "dtype": "float64", "seeds": 3}
+    post = simulate("post", time=20.0, **options).run()
+    assert post.tail is not None
+    assert (post.tail.form, post.fits[0].predicted) == ("exponential", pytest.approx(-2.0))
+    assert post.fits[0].rate.value == pytest.approx(-2.0, abs=1e-5)
+    pre = simulate("pre", time=1e6, clock="log", **options).run()
+    fits = {fit.observable: fit for fit in pre.fits}
+    # Var = C (t + c)^−2 with c of order one: over the last half of log time, from t = 10³ on.
+    assert fits["variance"].rate.value == pytest.approx(-2.0, abs=2e-3)
+    assert fits["radius"].rate.value == pytest.approx(1.0, abs=2e-3)
+    assert fits["radius"].error == fits["radius"].rate.value - fits["radius"].predicted
+
+
+def test_random_weights_have_no_prediction_and_tokens_that_stay_apart_no_tail():
+    run = simulate("post", weights="gaussian", **SMALL).run()
+    assert run.tail is None
+    assert simulate("post", beta=50.0, **SMALL).run().fits == ()
+
+
+def test_merges_are_those_of_the_first_seed():
+    run = simulate("post", tokens=10, dim=2, beta=1.0, time=12.0, looks=60).run()
+    counts = run["clusters"].mean
+    assert run.merges[-1].clusters == 1
+    for merge in run.merges:
+        assert counts[run.times.index(merge.time)] == merge.clusters
+
+
+def test_paths_keep_lengths_where_three_axes_hold_all_and_say_how_much_they_hold():
+    flat = simulate("post", tokens=6, dim=2, time=1.0, looks=3)
+    assert flat.explained == 1.0
+    lengths = np.linalg.norm(np.array(flat.runs[0].paths), axis=-1)
+    # Four decimals are kept.
+    assert lengths == pytest.approx(np.ones_like(lengths), abs=2e-4)
+    wide = simulate(["post", "pre"], tokens=6, dim=30, time=1.0, looks=3)
+    assert wide.explained is not None
+    assert 0.3 < wide.explained < 1.0
+    # All runs begin at the same tokens and are drawn on the same axes.
+    assert wide.runs[0].paths[0] == wide.runs[1].paths[0]
+    assert simulate("post", shown=0, bins=0, **SMALL).runs[0].paths == ()
+
+
+def test_a_law_or_a_scheme_itself_can_be_given():
+    law = Law(speed=lambda m: torch.ones_like(m.radius), rms=on_sphere, forward="bounded", backward="")
+    mine, post = simulate(law, **SMALL).run(), simulate(normlab.scheme("post"), **SMALL).run()
+    assert mine.scheme == "law"
+    assert mine["cosine"] == post["cosine"]
+
+
+@pytest.mark.parametrize("start_name", ["uniform", "orthonormal", "clustered"])
+def test_starts_are_unit_tokens_that_a_seed_repeats(start_name):
+    config = SimulateConfig(tokens=5, dim=6, start=start_name, dtype="float64", radius=2.0)
+    first, again = start(config, (3, 4)), start(config, (4,))
+    assert torch.linalg.vector_norm(first.theta, dim=-1).numpy() == pytest.approx(np.ones((2, 5)), abs=1e-15)
+    assert torch.equal(first.theta[1:], again.theta)
+    assert (first.radius == 2.0).all()
+    products = first.theta[0] @ first.theta[0].mT
+    if start_name == "orthonormal":
+        assert products.numpy() == pytest.approx(np.eye(5), abs=1e-14)
+    if start_name == "clustered":
+        assert products.min() > 0.9
+
+
+def test_every_switch_of_the_configuration_changes_the_orbit():
+    base = simulate("peri", **SMALL).run()["cosine"].mean
+    changes = (
+        {"causal": True}, {"kind": "unnormalised"}, {"mlp": 16}, {"weights": "symmetric"}, {"radius": 2.0}, {"seed": 1},
+        {"weights": "orthogonal", "heads": 2}, {"weights": "kaiming", "redraw": True}, {"method": "network"},
+    )  # fmt: skip
+    for change in changes:
+        assert simulate("peri", **{**SMALL, **change}).run()["cosine"].mean != base, change
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"tokens": 1}, "tokens must be a whole number from 2 on"),
+        ({"dim": 1}, "dim must be a whole number from 2 on"),
+        ({"beta": -1}, "β must not be negative"),
+        ({"beta": float("nan")}, "β must not be negative"),
+        ({"time": 0}, "time must be positive"),
+        ({"time": float("inf")}, "time must be positive and finite"),
+        ({"start": "orthonormal", "tokens": 9, "dim": 4}, "cannot be orthogonal"),
+        ({"method": "euler"}, "unknown method 'euler'"),
+        ({"observables": ("cosin",)}, "unknown observable 'cosin'"),
+        ({"token": 3}, "unknown option of a simulation 'token'; did you mean 'tokens'"),
+        ({"scheme": ()}, "at least one scheme"),
+        ({"angle": 4.0}, r"angle must lie in \(0, π\)"),
+        ({"heads": 2, "weights": "gaussian"}, "heads do not divide"),
+        ({"device": "nowhere"}, "cannot compute on 'nowhere'"),
+    ],
+)
+def test_bad_input_is_one_line(options, says):
+    with pytest.raises(NormLabError, match=says) as error:
+        simulate(**options)
+    assert "\n" not in str(error.value)
+
+
+def test_bad_laws_are_one_line():
+    def law(value: float) -> Law:
+        return Law(speed=lambda m: m.radius * value, rms=on_sphere, forward="bounded", backward="")
+
+    with pytest.raises(NormLabError, match="unknown scheme or law 'perri'"):
+        simulate("perri")
+    with pytest.raises(NormLabError, match="NaN"):
+        simulate(law(float("nan")), **SMALL)
+    with pytest.raises(NormLabError, match="law without a block"):
+        simulate("sqrt", method="network", **SMALL)
+    late = dataclasses.replace(law(1.0), speed=lambda m: torch.where(m.time > 1.0, torch.nan, m.radius))
+    with pytest.raises(NormLabError, match="not finite at time"):
+        simulate(late, **SMALL)
+
+
+def test_lists_on_the_command_line_keep_options_together():
+    assert split("pre, peri(step=0.1,norm=layer),,post") == ["pre", "peri(step=0.1,norm=layer)", "post"]
+
+
+def test_the_configuration_needs_no_torch():
+    code = "import sys, normlab.dynamics.config, normlab.dynamics.experiments; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_many_tokens_need_no_square_of_memory():
+    """n² scores in float32 would be 268 MB."""
+    tracked = simulate("post", tokens=8192, dim=4, time=0.05, looks=2, bins=10, shown=4)
+    assert tracked.run()["cosine"].mean[0] == pytest.approx(0.0, abs=1e-2)

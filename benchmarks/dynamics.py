@@ -14,10 +14,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
+import platform
 import resource
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -200,8 +203,18 @@ def main(arguments: Arguments) -> None:
         _show(row, arguments)
     if arguments.out is not None:
         settings = dataclasses.asdict(arguments) | {"out": str(arguments.out)}
-        found = {"script": "benchmarks/dynamics.py", **settings, "versions": versions(), "many": many, "rows": rows}
-        write_json(arguments.out, found)
+        peers = {name: version(name) for name in ("numpy", "scipy", "torchdiffeq")}
+        machine = {"cpu": _processor(), "cores": os.cpu_count(), "versions": versions() | peers}
+        write_json(
+            arguments.out,
+            {"script": "benchmarks/dynamics.py", **settings, **machine, "many_tokens": many, "rows": rows},
+        )
+
+
+def _processor() -> str:
+    """The name that Linux gives the processor."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def _show(row: dict[str, Any], arguments: Arguments) -> None:

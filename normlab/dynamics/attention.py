@@ -21,8 +21,12 @@ from normlab.errors import NormLabError, unknown
 _SCORES = 2**20
 """Scores that exist at a time: 4 MiB in float32. Larger pieces leave the caches of a CPU, smaller ones cost calls."""
 
+_SCORES_ON_GPU = 2**24
+"""The same on a GPU, which wants more work at once."""
+
 _FUSED_FROM = 1024
-"""Tokens from which torch's own attention, which never holds all scores, is faster than three operations."""
+"""Tokens from which a CPU is faster with torch's own attention, which never holds all scores. On a GPU its kernels
+know neither float64 nor every width, and where they do not, all scores are held."""
 
 _NARROW = 16
 """Width up to which the product of weights and values is faster from the other side."""
@@ -71,7 +75,7 @@ class Attention:
         beta = (self.beta * warmth).to(x.dtype).reshape(-1, 1, 1)
         total: Tensor | None = None
         for head in range(max(heads(self.score), heads(self.value))):
-            queries, keys = _queries_and_keys(self.score, head, x)
+            queries, keys = queries_and_keys(self.score, head, x)
             part = self._head(beta * queries, keys, x, head)
             total = part if total is None else total + part
         assert total is not None
@@ -85,9 +89,11 @@ class Attention:
         return narrow @ _one(self.value.left, head, x)
 
     def _mix(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        if self.kind == "softmax" and keys.shape[1] >= _FUSED_FROM:
+        on_cpu = queries.device.type == "cpu"
+        if self.kind == "softmax" and on_cpu and keys.shape[1] >= _FUSED_FROM:
             return _fused(queries, keys, values, self.causal)
-        parts = [self._piece(queries, keys, values, *piece) for piece in _pieces(*queries.shape[:2])]
+        pieces = _pieces(queries.shape[0], queries.shape[1], _SCORES if on_cpu else _SCORES_ON_GPU)
+        parts = [self._piece(queries, keys, values, *piece) for piece in pieces]
         return parts[0] if len(parts) == 1 else _joined(parts, values)
 
     def _piece(self, queries: Tensor, keys: Tensor, values: Tensor, systems: slice, rows: slice) -> Tensor:
@@ -112,7 +118,7 @@ def heads(matrix: Matrix | None) -> int:
     return (matrix.left if isinstance(matrix, Factors) else matrix).shape[-3]
 
 
-def _queries_and_keys(score: Matrix | None, head: int, x: Tensor) -> tuple[Tensor, Tensor]:
+def queries_and_keys(score: Matrix | None, head: int, x: Tensor) -> tuple[Tensor, Tensor]:
     if score is None:
         return x, x
     if isinstance(score, Factors):
@@ -124,10 +130,10 @@ def _one(matrix: Tensor, head: int, x: Tensor) -> Tensor:
     return matrix[..., head, :, :].to(x.dtype)
 
 
-def _pieces(systems: int, tokens: int) -> Iterator[tuple[slice, slice]]:
+def _pieces(systems: int, tokens: int, scores: int) -> Iterator[tuple[slice, slice]]:
     """Systems, and rows where one system is too large, whose scores may exist at a time."""
-    rows = max(1, min(tokens, _SCORES // tokens))
-    many = max(1, _SCORES // (tokens * tokens))
+    rows = max(1, min(tokens, scores // tokens))
+    many = max(1, scores // (tokens * tokens))
     for first in range(0, systems, many):
         for row in range(0, tokens, rows):
             yield slice(first, min(first + many, systems)), slice(row, min(row + rows, tokens))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from normlab.dynamics.experiments.result import Result, Verdict
 
 _WIDTH = 110
+_ROWS = 30
 
 
 def show(result: Simulation | Result) -> None:
@@ -49,14 +51,15 @@ def _print(result: Simulation | Result, console: Console) -> None:
 
 def _print_simulation(simulation: Simulation, console: Console) -> None:
     options = simulation.config
-    sizes = f"{options['tokens']} tokens in dimension {options['dim']}, {options['seeds']} seeds"
+    seeds = "one seed" if options["seeds"] == 1 else f"{options['seeds']} seeds"
+    sizes = f"{options['tokens']} tokens in dimension {options['dim']}, {seeds}"
     table = Table(title=f"{sizes}, to time {options['time']:g}", pad_edge=False)
-    for column in ("scheme", "β", "cosine", "clusters", "radius", "rank", "variance falls as", "theory"):
+    for column in ("scheme", "β", "cosine", "clusters", "radius", "variance", "95 %", "theory"):
         table.add_column(column)
     for run in simulation.runs:
         fitted = next((fit for fit in run.fits if fit.observable == "variance"), None)
-        changes = [_change(run, name) for name in ("cosine", "clusters", "radius", "rank")]
-        table.add_row(*map(escape, [run.scheme, f"{run.beta:g}", *changes, _law(fitted), str(run.tail or "–")]))
+        changes = [_change(run, name) for name in ("cosine", "clusters", "radius")]
+        table.add_row(*map(escape, [run.scheme, f"{run.beta:g}", *changes, *_law(fitted), str(run.tail or "–")]))
     console.print(table)
 
 
@@ -68,15 +71,19 @@ def _change(run: Run, observable: str) -> str:
     return f"{mean[0]:.3g} → {mean[-1]:.3g}"
 
 
-def _law(fitted: Fitted | None) -> str:
-    return "–" if fitted is None else str(fitted.rate)
+def _law(fitted: Fitted | None) -> tuple[str, str]:
+    """The fitted law, and how far its rate may be off."""
+    if fitted is None:
+        return "–", "–"
+    rate = fitted.rate
+    return rate.formula, "–" if math.isnan(rate.low) else f"±{(rate.high - rate.low) / 2:.2g}"
 
 
 def _print_result(result: Result, console: Console) -> None:
     table = Table(title=f"{result.experiment}: {result.about}", pad_edge=False)
     for column in result.columns:
         table.add_column(escape(column))
-    for row in result.rows:
+    for row in _thinned(result.rows):
         table.add_row(*(escape(_cell(cell)) for cell in row))
     console.print(table)
     _print_verdicts(result.verdicts, console)
@@ -95,7 +102,13 @@ def _lines(verdicts: Iterable[Verdict]) -> list[str]:
     return [f"  {verdict.words}" for verdict in verdicts]
 
 
+def _thinned(rows: Sequence[tuple]) -> Sequence[tuple]:
+    """Rows for a terminal: where there are many, some of them, the last among them."""
+    every = math.ceil(len(rows) / _ROWS) or 1
+    return rows[::-every][::-1]
+
+
 def _cell(cell: float | str | None) -> str:
-    if cell is None:
+    if cell is None or cell != cell:
         return "–"
     return cell if isinstance(cell, str) else f"{cell:.5g}"

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from normlab.dynamics.pairs import tiles
+from normlab.dynamics.pairs import by_rows
 from normlab.errors import NormLabError
 
 
@@ -50,9 +50,9 @@ def _least_seen(theta: Tensor, roots: Tensor, near: float) -> Tensor:
     """The least root among the neighbours of each token."""
     # Small whole numbers are exact in float32 and cost half of what 64 bits do.
     numbers, none = roots.float().unsqueeze(1), float(roots.shape[1])
-    least = [torch.where(cosines >= near, numbers, none).amin(-1) for cosines in tiles(theta)]
+    least = by_rows(theta, None, lambda cosines: torch.where(cosines >= near, numbers, none).amin(-1))
     # A token's own cosine may be rounded below the limit; it always sees itself.
-    return torch.minimum(torch.cat(least, dim=1).long(), roots)
+    return torch.minimum(least.long(), roots)
 
 
 def _united(roots: Tensor, least: Tensor) -> Tensor:

@@ -34,9 +34,9 @@ class Panel:
 
 def panels(simulation: Simulation) -> list[Panel]:
     """A plot for everything that was looked at."""
-    seen = [name for name in OBSERVABLES if name in simulation.runs[0].bands]
-    place = {name: "beside" for name in _BESIDE} | {name: "more" for name in _MORE}
-    return [Panel(name, ABOUT[name], name in _LOG, place.get(name, "main")) for name in seen]
+    seen = set(simulation.runs[0].bands)
+    place = dict.fromkeys(_BESIDE, "beside") | dict.fromkeys(_MORE, "more")
+    return [Panel(name, ABOUT[name], name in _LOG, place.get(name, "main")) for name in OBSERVABLES if name in seen]
 
 
 def labels(simulation: Simulation) -> list[str]:

@@ -32,8 +32,15 @@ class MLP:
             raise NormLabError(f"an MLP has positive widths, got {self.dim} and {self.hidden}; try {4 * self.dim}")
 
     def __call__(self, x: Tensor) -> Tensor:
-        up, down = (matrix.to(x) for matrix in self._matrices)
+        where = (x.device, x.dtype)
+        if where not in self._cast:
+            self._cast[where] = tuple(matrix.to(x) for matrix in self._matrices)
+        up, down = self._cast[where]
         return F.gelu(x @ up) @ down
+
+    @cached_property
+    def _cast(self) -> dict[tuple[torch.device, torch.dtype], tuple[Tensor, ...]]:
+        return {}
 
     @cached_property
     def _matrices(self) -> tuple[Tensor, Tensor]:

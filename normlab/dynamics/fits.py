@@ -48,9 +48,12 @@ class Rate:
         """The fitted value."""
         return math.exp(self.intercept + self.value * float(_clock(self.form, np.asarray(time))))
 
+    @property
+    def formula(self) -> str:
+        return FORMULAS[self.form].replace("a", f"{self.value:.4g}")
+
     def __str__(self) -> str:
-        law = FORMULAS[self.form].replace("a", f"{self.value:.4f}")
-        return f"{law} (95 %: {self.low:.4f} to {self.high:.4f})"
+        return f"{self.formula} (95 %: {self.low:.4f} to {self.high:.4f})"
 
 
 def fit(times: Sequence[float], values: Sequence[float], form: Form) -> Rate:

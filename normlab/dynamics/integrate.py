@@ -149,12 +149,12 @@ class DormandPrince(Method):
             self._check_step(step[left > 0], state, end)
             arrives = step >= left
             taken = torch.where(arrives, left, step)
-            ahead, ahead_slope, error = self._try(walk, state, tau, taken, slope)
+            ahead, ahead_slope, error = self.attempt(walk, state, tau, taken, slope)
             good = error <= 1.0
             state, slope = State(*_choose(good, ahead, state)), Velocity(*_choose(good, ahead_slope, slope))
             tau = torch.where(good, torch.where(arrives, end, tau + taken), tau)
             # A step that was cut short to arrive says nothing against the longer one.
-            grown = taken * _factor(error)
+            grown = taken * factor(error)
             step = torch.where(arrives & good, torch.maximum(step, grown), grown)
         raise NormLabError(f"{self.most_steps} steps did not reach the horizon; a shorter one, or a larger tolerance?")
 
@@ -169,7 +169,7 @@ class DormandPrince(Method):
                 "the law is not smooth there, or the tolerance is below what this precision can hold"
             )
 
-    def _try(
+    def attempt(
         self, walk: Walk, state: State, tau: Tensor, step: Tensor, slope: Velocity
     ) -> tuple[State, Velocity, Tensor]:
         """One step of each system, the slope at its end, and its error in units of the tolerance."""
@@ -185,7 +185,7 @@ class DormandPrince(Method):
         return ahead, slopes[-1], torch.where(error.isfinite(), error, torch.full_like(error, 1e30))
 
 
-def _factor(error: Tensor) -> Tensor:
+def factor(error: Tensor) -> Tensor:
     """By how much the next step may differ from this one."""
     return (0.9 * error.clamp_min(1e-10).pow(-0.2)).clamp(0.2, 5.0)
 

@@ -12,8 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from normlab.dynamics.attention import _queries_and_keys as queries_and_keys
-from normlab.dynamics.attention import heads
+from normlab.dynamics.attention import heads, queries_and_keys
 from normlab.dynamics.clusters import clusters
 from normlab.dynamics.flow import Flow, State, at_layer
 from normlab.dynamics.names import OBSERVABLES, Observable

@@ -137,13 +137,16 @@ def _simulation_facts(simulation: Simulation) -> list[tuple[str, str]]:
 
 
 def _simulation_sections(simulation: Simulation, data: dict[str, Any]) -> list[Section]:
-    shown = {place: [panel for panel in panels(simulation) if panel.place == place] for place in ("beside", "main", "more")}
+    shown = {
+        place: [panel for panel in panels(simulation) if panel.place == place] for place in ("beside", "main", "more")
+    }
     runs = simulation.runs
     fitted = {fit.observable for run in runs for fit in run.fits}
     return [
         section(
             "sphere", "On the sphere", "simulate_stage.html", names=labels(simulation), beside=shown["beside"],
-            moving=all(run.paths for run in runs), last=len(runs[0].times) - 1, drawn=len(runs[0].paths[0]) if runs[0].paths else 0,
+            moving=all(run.paths for run in runs), last=len(runs[0].times) - 1,
+            drawn=len(runs[0].paths[0]) if runs[0].paths else 0,
             tokens=simulation.config.get("tokens"), dim=simulation.config.get("dim", 3), explained=simulation.explained,
             laws="variance" in fitted, seeds=simulation.config.get("seeds", 1),
         ),

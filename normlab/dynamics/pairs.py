@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -12,21 +12,29 @@ _PAIRS = 2**22
 """Pairs that exist at a time."""
 
 
-def tiles(left: Tensor, right: Tensor | None = None) -> Iterator[Tensor]:
-    """⟨x_j, y_k⟩ of tokens (S, n, d), some rows j (S, rows, n) at a time; y = x where it is left out."""
+def tiles(left: Tensor, right: Tensor | None = None) -> Iterator[tuple[slice, Tensor]]:
+    """⟨x_j, y_k⟩ of tokens (S, n, d), some rows j (S, rows, n) at a time, and which; y = x where it is left out."""
     keys = (left if right is None else right).mT
     rows = max(1, _PAIRS // (left.shape[0] * left.shape[1]))
     for first in range(0, left.shape[1], rows):
-        yield left[:, first : first + rows] @ keys
+        yield slice(first, first + rows), left[:, first : first + rows] @ keys
+
+
+def by_rows(left: Tensor, right: Tensor | None, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+    """(S, n) what `reduce` makes of each row. It is made whole at the start: rows among tiles would fragment memory."""
+    found = left.new_empty(left.shape[:2])
+    for rows, products in tiles(left, right):
+        found[:, rows] = reduce(products)
+    return found
 
 
 def histogram(theta: Tensor, bins: int) -> Tensor:
     """(S, bins) shares of the pairs j ≠ k whose cosine lies in each of `bins` equal parts of [−1, 1]."""
     systems, tokens = theta.shape[:2]
-    offset = torch.arange(systems, device=theta.device).reshape(-1, 1, 1) * bins
+    offset = torch.arange(systems, device=theta.device, dtype=torch.int32).reshape(-1, 1, 1) * bins
     counts = theta.new_zeros(systems * bins, dtype=torch.long)
-    for cosines in tiles(theta):
-        places = ((cosines + 1) * (bins / 2)).long().clamp_(0, bins - 1) + offset
+    for _, cosines in tiles(theta):
+        places = cosines.add_(1).mul_(bins / 2).int().clamp_(0, bins - 1).add_(offset)
         counts += torch.bincount(places.flatten(), minlength=systems * bins)
     counts = counts.reshape(systems, bins)
     # A token and itself are no pair.
@@ -37,12 +45,12 @@ def histogram(theta: Tensor, bins: int) -> Tensor:
 def close_share(theta: Tensor, cosine: float) -> Tensor:
     """(S,) share of the pairs j ≠ k whose cosine is above a limit (below 1)."""
     tokens = theta.shape[1]
-    above = sum((cosines > cosine).sum((-2, -1)) for cosines in tiles(theta))
+    above = sum((cosines > cosine).sum((-2, -1)) for _, cosines in tiles(theta))
     return (torch.as_tensor(above) - tokens).double() / (tokens * (tokens - 1))
 
 
 def log_mean_exp(left: Tensor, right: Tensor, beta: Tensor) -> Tensor:
     """(S,) log of the mean of e^{β ⟨x_j, y_k⟩} over all j and k, their own included."""
     scale = beta.reshape(-1, 1, 1)
-    rows = [torch.logsumexp(scale * products, dim=-1) for products in tiles(left, right)]
-    return torch.logsumexp(torch.cat(rows, dim=1), dim=-1) - 2 * math.log(left.shape[1])
+    rows = by_rows(left, right, lambda products: torch.logsumexp(products.mul_(scale), dim=-1))
+    return torch.logsumexp(rows, dim=-1) - 2 * math.log(left.shape[1])

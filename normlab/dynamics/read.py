@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from normlab.dynamics.attention import Factors
 from normlab.dynamics.weights import Given, Pair
 from normlab.errors import NormLabError
+from normlab.norms import Norm
 from normlab.roles import Role, Spec, find_roles
 
 _PLACE = re.compile(r"^(?P<stack>.*?)\.(?P<block>\d+)\.")
@@ -122,9 +123,11 @@ class _Block:
         """γ of the norm that attention reads from, by trying it: gains may be stored as they are or as an offset."""
         for name in _READS:
             try:
-                norm = self.block.get_submodule(name)
+                norm = _norm_in(self.block.get_submodule(name))
             except AttributeError:
                 continue
+            if norm is None:
+                break
             # Mean zero and no entry zero: neither centring nor division hides anything.
             probe = self.q.new_ones(self.dim)
             probe[1::2] = -1.0
@@ -133,6 +136,13 @@ class _Block:
             probe = probe / probe.square().mean().sqrt()
             return (norm(probe) - norm(-probe)) / (2 * probe)
         return self.q.new_ones(self.dim)
+
+
+def _norm_in(read: nn.Module) -> nn.Module | None:
+    """The norm in what attention reads through. Reads of ours may also divide by a constant, which their law states."""
+    if not type(read).__module__.startswith("normlab."):
+        return read
+    return next((part for part in read.modules() if isinstance(part, Norm)), None)
 
 
 def _matrix(role: Role) -> Tensor:

@@ -45,12 +45,12 @@ def law_table(simulation: Simulation) -> Table:
     rows = []
     for place, (label, run) in enumerate(zip(labels(simulation), simulation.runs, strict=True)):
         fits = {fitted.observable: fitted for fitted in run.fits}
-        for name in dict.fromkeys(["variance", *fits]):
-            rows.append([Cell(label, label, scheme=place), *_law_cells(run, name, fits.get(name))])
+        names = dict.fromkeys(["variance", *fits])
+        rows += [[Cell(label, label, scheme=place), *_law_cells(run, name, fits.get(name))] for name in names]
     titles = _columns("Scheme", "Observable", "Law", "Measured a#", "95 % interval", "Foretold a#", "Apart#")
     note = (
-        "The variance is fitted once it has begun to collapse (below a tenth of its first value) and above what rounding "
-        "hides, over the second half of those looks; a dash is a run that did not get so far."
+        "The variance is fitted once it has begun to collapse (below a tenth of its first value) and above "
+        "what rounding hides, over the second half of those looks; a dash is a run that did not get so far."
     )
     return Table("Laws", titles, rows, note=note)
 
@@ -94,14 +94,15 @@ def verdict_table(result: Result) -> Table:
 
 def _verdict_row(verdict: Verdict) -> list[Cell]:
     words, tone = {
-        True: ("✓ as foretold", "better"), False: ("✗ not as foretold", "worse"), None: ("nothing foretold", "not-judged"),
+        True: ("✓ as foretold", "better"), False: ("✗ not as foretold", "worse"),
+        None: ("nothing foretold", "not-judged"),
     }[verdict.agrees]  # fmt: skip
     known = verdict.low is not None and verdict.high is not None and verdict.low == verdict.low
     interval = f"{verdict.low:.4g} to {verdict.high:.4g}".replace("-", "−") if known else NONE
     return [
         Cell(verdict.subject, verdict.subject), Cell(verdict.quantity, verdict.quantity), Cell(words, words, tone=tone),
-        number(verdict.measured, 6), number(verdict.predicted, 6), number(verdict.error, 2), number(verdict.tolerance, 2),
-        Cell(interval, whole=True),
+        number(verdict.measured, 6), number(verdict.predicted, 6), number(verdict.error, 2),
+        number(verdict.tolerance, 2), Cell(interval, whole=True),
     ]  # fmt: skip
 
 
@@ -127,5 +128,3 @@ def environment_table(result: Simulation | Result) -> Table:
     rows = [[Cell(name), Cell(value)] for name, value in result.versions.items()]
     rows.append([Cell("time"), Cell(duration(result.seconds))])
     return Table("Environment", _columns("What", "Value"), rows, sortable=False)
-
-

@@ -105,7 +105,10 @@ def _slope(law: laws.ForwardLaw, limits: Thresholds) -> str:
     # Where the smaller stack does not grow there is no ratio to speak of.
     value = f"{law.kappa_ratio:.2f}" if math.isfinite(law.kappa_ratio) else "none"
     shown = f", κ({large})/κ({small}) = {value} (limit {law.kappa_ratio_limit:.2f})"
-    return f"{shown}, κL = {law.kappa_depth:.2f} (limit {limits.kappa_depth:g})"
+    shown += f", κL = {law.kappa_depth:.2f} (limit {limits.kappa_depth:g})"
+    # Worth a word where nothing else speaks against an explosion.
+    told = law.bend is not None and math.isfinite(law.bend) and law.p is not None and law.p.exponent > limits.p_linear
+    return f"{shown}, upper half over lower half {law.bend:.2f} (limit {limits.bend:g})" if told else shown
 
 
 def _interval(fit: laws.Fit) -> str:

@@ -74,6 +74,8 @@ class ForwardLaw:
     """What the ratio was held against: the threshold, moved where the larger depth is not twice the smaller one."""
     kappa_depth: float | None = None
     """κL at the larger depth."""
+    bend: float | None = None
+    """κ of the upper half of the larger stack over that of its lower half."""
     broken: Profile | None = None
     """The shallowest profile with a value that is not finite."""
 
@@ -113,13 +115,16 @@ def power_law(depths: Sequence[float], values: Sequence[float], *, level: float 
 
 def kappa(profile: Profile) -> float | None:
     """Slope of log RMS on l over the layers 0.1 L to 0.9 L; None where fewer than two of them have a size."""
-    depth = profile.depth
-    places = range(math.ceil(0.1 * depth), math.floor(0.9 * depth) + 1)
-    points = [(place, size) for place in places if (size := profile.rms[place])]
-    if len(points) < 2:
-        return None
-    x, sizes = np.array(points, dtype=float).T
-    return _line(x, np.log(sizes))[0]
+    return _slope_between(profile, 0.1, 0.9)
+
+
+def bend(profile: Profile) -> float | None:
+    """κ of the upper half over that of the lower: 1 for an exponential, whose log is straight, 0.37 for a power law.
+
+    A random walk whose increments line up further and further on the way turns into a line: 0.55 to 0.6.
+    """
+    lower, upper = _slope_between(profile, 0.1, 0.5), _slope_between(profile, 0.5, 0.9)
+    return _kappa_ratio(lower, upper)
 
 
 def p_depth(ladder: Ladder, when: When, pair: tuple[int, int] | None = None) -> Fit | None:
@@ -163,7 +168,8 @@ def forward_law(ladder: Ladder, when: When, thresholds: Thresholds | None = None
     small, large = (_mean_kappa(ladder, depth, when) for depth in pair)
     ratio, limit = _kappa_ratio(small, large), _ratio_limit(limits.kappa_ratio, pair)
     extent = None if large is None else large * pair[1]
-    exploding = broken or _explodes(p.exponent, ratio, limit, extent, limits)
+    bent = _mean_bend(ladder, pair[1], when)
+    exploding = broken or _explodes(p.exponent, ratio, limit, extent, bent, limits)
     return ForwardLaw(
         name="exploding" if exploding else _by_exponent(p.exponent, limits),
         when=when,
@@ -174,6 +180,7 @@ def forward_law(ladder: Ladder, when: When, thresholds: Thresholds | None = None
         kappa_ratio=ratio,
         kappa_ratio_limit=limit,
         kappa_depth=extent,
+        bend=bent,
         broken=broken,
     )
 
@@ -238,6 +245,16 @@ def _line(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     return slope, float(y.mean() - slope * x.mean())
 
 
+def _slope_between(profile: Profile, start: float, end: float) -> float | None:
+    """Slope of log RMS on l between two shares of the layers."""
+    places = range(math.ceil(start * profile.depth), math.floor(end * profile.depth) + 1)
+    points = [(place, size) for place in places if (size := profile.rms[place])]
+    if len(points) < 2:
+        return None
+    x, sizes = np.array(points, dtype=float).T
+    return _line(x, np.log(sizes))[0]
+
+
 def _slopes(ladder: Ladder, when: When, pair: tuple[int, int]) -> list[float]:
     """p of every seed that has a size at both depths."""
     small, large = ({p.seed: p.rms[-1] for p in ladder.at(depth, when) if p.rms[-1]} for depth in pair)
@@ -256,6 +273,11 @@ def _mean_kappa(ladder: Ladder, depth: int, when: When) -> float | None:
     return float(np.mean(slopes)) if slopes else None
 
 
+def _mean_bend(ladder: Ladder, depth: int, when: When) -> float | None:
+    bends = [found for profile in ladder.at(depth, when) if (found := bend(profile)) is not None]
+    return float(np.mean(bends)) if bends else None
+
+
 def _kappa_ratio(small: float | None, large: float | None) -> float | None:
     if small is None or large is None:
         return None
@@ -269,8 +291,10 @@ def _ratio_limit(threshold: float, pair: tuple[int, int]) -> float:
     return power_law + (2.0 * threshold - 1.0) * (1.0 - power_law)
 
 
-def _explodes(p: float, ratio: float | None, limit: float, extent: float | None, limits: Thresholds) -> bool:
-    if ratio is None or extent is None:
+def _explodes(
+    p: float, ratio: float | None, limit: float, extent: float | None, bent: float | None, limits: Thresholds
+) -> bool:
+    if ratio is None or extent is None or (bent is not None and bent <= limits.bend):
         return False
     return ratio > limit and extent > limits.kappa_depth and p > limits.p_linear
 

@@ -40,6 +40,7 @@ def boundary(h: Like) -> dict[str, Tensor]:
         "var_data": var_data(h),
         "broken": broken(h),
         "cos": _cosine(*apart),
+        "cos_rest": rest_cosine(h),
         "dist_to_mean": _distance(*apart),
         "kurtosis": kurtosis(h),
     }
@@ -112,9 +113,7 @@ def var_entry(h: Like) -> Tensor:
 def var_data(h: Like) -> Tensor:
     """Variance of an entry over tokens, mean over entries."""
     h = State.of(h)
-    centre = h.tokens.sum(0) / h.wholes
-    spread = (h.tokens - centre).square().mean(-1)
-    return _mean(spread, h.whole) * h.scale * h.scale
+    return _mean(h.rest.raw.reshape(h.tokens.shape).square().mean(-1), h.whole) * h.scale * h.scale
 
 
 def kurtosis(h: Like) -> Tensor:
@@ -148,6 +147,15 @@ def token_cosine(h: Like) -> Tensor:
     Tokens without a direction do not count; NaN where no sequence has two others.
     """
     return _cosine(*_apart(State.of(h)))
+
+
+def rest_cosine(h: Like) -> Tensor:
+    """The same for what is left when the mean of all tokens, of all sequences, is taken off.
+
+    NaN with one sequence, whose mean is that of all: its tokens point away from one another, whatever they are.
+    """
+    apart, counts = _apart(State.of(h).rest)
+    return torch.where((counts >= 2).sum() > 1, _cosine(apart, counts), torch.nan)
 
 
 def dist_to_mean(h: Like) -> Tensor:

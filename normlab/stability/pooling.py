@@ -6,7 +6,7 @@ Formula    rms, branch_rms   √ mean of squares          max_abs, logit_max   l
            passes weighed by their tokens
 
 Equal to one large batch except where a number compares the tokens of a batch with one another: var_data is the mean
-over passes, erank and stable_rank are of the first.
+over passes, and so is cos_rest; ranks are of the first.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def _boundary(row: Sequence[Boundary], weights: Sequence[int], ledger: Ledger) -
     pooled: Numbers = {name: _mean([look[name] for look in looks], weights) for name in looks[0]}
     pooled["rms"] = _root_mean_square([look["rms"] for look in looks], weights)
     pooled["max_abs"] = _largest([look["max_abs"] for look in looks])
-    pooled["erank"], pooled["stable_rank"] = _ranks(row[0], ledger)
+    pooled["erank"], pooled["stable_rank"] = _ranks(row[0].gram, ledger)
+    pooled["erank_rest"], _ = _ranks(row[0].rest_gram, ledger)
     pooled["outlier_ratio"] = _ratio(pooled["max_abs"], pooled["rms"])
     if len(looks) > 1:
         fourth = _mean([look["kurtosis"] * _power(look["rms"], 4) for look in looks], weights)
@@ -98,10 +99,10 @@ def _look(boundary: Boundary, ledger: Ledger) -> dict[str, float]:
     return look
 
 
-def _ranks(boundary: Boundary, ledger: Ledger) -> tuple[float, float]:
-    if boundary.gram is None:
+def _ranks(place: int | None, ledger: Ledger) -> tuple[float, float]:
+    if place is None:
         return math.nan, math.nan
-    products = ledger.tensor(boundary.gram)
+    products = ledger.tensor(place)
     return ranks(products.float().view(math.isqrt(len(products)), -1))
 
 

@@ -40,8 +40,10 @@ BOUNDARY = (
     "grad_h",
     "grad_broken",
     "cos",
+    "cos_rest",
     "dist_to_mean",
     "erank",
+    "erank_rest",
     "stable_rank",
     "outlier_ratio",
     "kurtosis",
@@ -99,10 +101,14 @@ class Profile:
     """Share of the entries of ∂loss/∂h that are NaN or infinite."""
     cos: Series = field(default_factory=list)
     """Mean cosine of two tokens of a sequence."""
+    cos_rest: Series = field(default_factory=list)
+    """The same without the mean of all tokens of the batch; it takes two sequences."""
     dist_to_mean: Series = field(default_factory=list)
     """Mean ‖θ - θ̄‖² of the unit tokens θ of a sequence."""
     erank: Series = field(default_factory=list)
     """exp(entropy of the normalised Gram spectrum)."""
+    erank_rest: Series = field(default_factory=list)
+    """The same without the mean of all tokens of the batch."""
     stable_rank: Series = field(default_factory=list)
     """‖H‖²_F / ‖H‖²₂."""
     outlier_ratio: Series = field(default_factory=list)
@@ -202,6 +208,12 @@ class Profile:
     def growth(self) -> Series:
         """RMS(h_{l+1}) / RMS(h_l) of each block."""
         return [ratio(second, first) for first, second in pairwise(self.rms)]
+
+    @property
+    def spread(self) -> Series:
+        """How far tokens lie from the mean of all, as a share of the RMS."""
+        pairs = zip(self.var_data, self.rms, strict=True)
+        return [None if variance is None else ratio(math.sqrt(variance), size) for variance, size in pairs]
 
     @property
     def G(self) -> Number:  # noqa: N802 (the symbol that everybody uses)

@@ -97,6 +97,12 @@ class State:
         """(tokens, D) unit tokens; zero without a direction."""
         return self.scaled * (self.present / nonzero(self.lengths))[:, None]
 
+    @cached_property
+    def rest(self) -> State:
+        """What is left of the tokens, in units of max|h|, when the mean of all is taken off; zero where not whole."""
+        apart = self.tokens - self.tokens.sum(0) / nonzero(self.wholes)
+        return State((apart * self.whole[:, None]).view(self.raw.shape))
+
     def sequences(self, x: Tensor) -> Tensor:
         """(sequences, T, ...) of what is (tokens, ...)."""
         return x.view(-1, max(self.raw.shape[-2], 1), *x.shape[1:])

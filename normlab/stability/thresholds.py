@@ -17,6 +17,9 @@ class Thresholds:
     """Exploding needs κ(2L)/κ(L) above this: a power law halves κ when the depth doubles, an exponential keeps it."""
     kappa_depth: float = 0.7
     """Exploding needs κL above this: less than a doubling of the state is no explosion, whatever its shape."""
+    bend: float = 0.65
+    """Exploding needs κ of the upper half of the blocks above this share of κ of the lower half: log RMS bends in a
+    power law (0.37), and in a random walk whose increments begin to line up (0.6), which p and κ(2L)/κ(L) mistake."""
     p_linear: float = 1.2
     """Exploding and super-linear need an exponent p above this."""
     p_walk: float = 0.65
@@ -32,12 +35,12 @@ class Thresholds:
     """Unsteady where G changed by more than this factor during the burst."""
 
     cosine: float = 0.95
-    """Collapse where two tokens of a sequence have a larger cosine than this after the last block."""
-    cosine_fail: float = 0.999
-    """Collapse fails above this: tokens differ by less than 3 % of their length. On the way through the frequencies of
-    single tokens, where all states have a part in common for a while, they differ by more."""
+    """Collapse needs two tokens of a sequence to have a larger cosine than this after the last block..."""
     rank: float = 2.0
-    """Collapse where the effective rank after the last block is below this."""
+    """... or an effective rank below this, and either of the two again when the mean of all tokens is taken off: while
+    a model learns how often each token occurs, all states get one part in common (cosines to 0.99), and lose it."""
+    spread: float = 2.0**-8
+    """Collapse, too, where tokens lie nearer to their mean than this share of their size: to bf16 they are the same."""
 
     dead_angle: float = 0.02
     """Dead depth needs a mean angle in the last third of the blocks below this, in radians..."""
@@ -74,7 +77,6 @@ class Thresholds:
     def __post_init__(self) -> None:
         self._check_order("p_bounded", "p_walk", "p_linear")
         self._check_order("gradient_low", "gradient_high")
-        self._check_order("cosine", "cosine_fail")
         self._check_order("logit_warn", "logit_fail")
         self._check_order("update_low", "update_high")
         self._check_order("absorb_warn", "absorb_fail")

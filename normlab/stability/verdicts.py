@@ -8,23 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 
-from normlab.stability.blame import blame, upwards
+from normlab.stability.blame import blame
+from normlab.stability.collapse import collapse
 from normlab.stability.faults import low_entropy, uneven
 from normlab.stability.growth import backward, forward, unsteady
-from normlab.stability.profile import Ladder, Number
+from normlab.stability.profile import Ladder
 from normlab.stability.thresholds import Thresholds
-from normlab.stability.verdict import Level, Verdict, View, level, mean, over, unmeasured, upper, worst
+from normlab.stability.verdict import Level, Verdict, View, level, mean, unmeasured, upper, worst
 
 __all__ = ["Level", "Thresholds", "Verdict", "View", "judge", "level"]
-
-
-_CLEARLY = 0.98
-"""A loss below this share of the single tokens' entropy is no accident of the batch: three deviations of 384 tokens."""
-
-_NEARER = 0.5
-"""What is left of 1 − cosine where tokens have come together."""
 
 
 def judge(
@@ -49,17 +42,6 @@ def judge(
         updates(views[-1], limits),
         *(worst([rule(view, limits) for view in views]) for rule in (absorption, headroom, outliers, uneven)),
     ]
-
-
-def collapse(views: Sequence[View], limits: Thresholds, unigram: float | None = None) -> Verdict:
-    """Whether the tokens of a sequence point the same way.
-
-    It fails where, after the burst, they differ in next to nothing and the loss shows no sign that the model tells them
-    apart; it warns where they are merely alike.
-    """
-    found = [_collapsed(view, limits, unigram) for view in views]
-    stuck = _stuck(views, unigram)
-    return worst([*([stuck] if stuck else []), *found])
 
 
 def dead_depth(view: View, limits: Thresholds) -> Verdict:
@@ -137,57 +119,3 @@ def outliers(view: View, limits: Thresholds) -> Verdict:
     """Whether single entries dwarf the rest."""
     ratios = view.mean(lambda profile: profile.outlier_ratio)
     return upper("outliers", "outliers", "largest entry over RMS", ratios, view, limits.outlier_ratio, first=-1)
-
-
-def _collapsed(view: View, limits: Thresholds, unigram: float | None) -> Verdict:
-    cosines, ranks = view.mean(lambda profile: profile.cos), view.mean(lambda profile: profile.erank)
-    cosine, rank = cosines[-1], ranks[-1]
-    if cosine is None and rank is None:
-        return unmeasured("collapse")
-    alike = cosine is not None and cosine > limits.cosine
-    flat = rank is not None and rank < limits.rank
-    lost = view.trained and over(cosine, limits.cosine_fail) and not _learns(view, unigram)
-    layers = upwards([over(c, limits.cosine) or _under(r, limits.rank) for c, r in zip(cosines, ranks, strict=True)])
-    bounds = f"{limits.cosine:g} warns, {limits.cosine_fail:g} fails"
-    shown = [] if cosine is None else [f"top token cosine {_near_one(cosine)} ({bounds})"]
-    shown += [] if rank is None else [f"effective rank {rank:.1f} ({limits.rank:g} is the least)"]
-    by_rank = cosine is None or (flat and not alike)
-    return Verdict(
-        name="collapse",
-        finding="collapse" if alike or flat else "fine",
-        level="fail" if lost else "warn" if alike or flat else "ok",
-        value=rank if by_rank else cosine,
-        threshold=limits.rank if by_rank else limits.cosine_fail if lost else limits.cosine,
-        layers=layers,
-        words=f"{', '.join(shown)} at step {view.step}{blame(layers, view.depth)}",
-    )
-
-
-def _learns(view: View, unigram: float | None) -> bool:
-    loss = view.number(lambda profile: profile.loss)
-    return loss is not None and unigram is not None and loss < _CLEARLY * unigram
-
-
-def _stuck(views: Sequence[View], unigram: float | None) -> Verdict | None:
-    """Collapse by its effect: tokens came together, and the loss is no better than without any context."""
-    if len(views) < 2 or unigram is None or views[0].depth != views[1].depth:
-        return None
-    before, after = (view.number(lambda profile: profile.cos[-1]) for view in views)
-    loss = views[1].number(lambda profile: profile.loss)
-    if before is None or after is None or loss is None or loss < unigram:
-        return None
-    # Nearer by half at least: in a burst that is too short to learn anything the cosine goes up and down a little.
-    if 1.0 - after > _NEARER * (1.0 - before):
-        return None
-    words = f"token cosine rose from {before:.3f} to {after:.3f} and the loss {loss:.3f} does not beat {unigram:.3f}"
-    words += " nats, the entropy of single tokens"
-    return Verdict(name="collapse", finding="collapse", level="warn", value=loss, threshold=unigram, words=words)
-
-
-def _near_one(cosine: float) -> str:
-    """Three decimals, or as many as it takes to tell it from one."""
-    return f"{cosine:.{3 if cosine < 0.9995 else 6}f}"
-
-
-def _under(x: Number, limit: float) -> bool:
-    return x is not None and x < limit

@@ -37,6 +37,7 @@ class Boundary:
     channels: int | None = None
     gram: int | None = None
     """Of the first pass alone: the matrices are the largest of all that is kept."""
+    rest_gram: int | None = None
     gradient: dict[str, int] = field(default_factory=dict)
 
 
@@ -162,12 +163,14 @@ class StackWatch:
     def _measure(self, block: nn.Module, state: torch.Tensor) -> Boundary:
         hidden = local(self._hidden(state.detach()))
         self._seen = seen = State(sample(hidden))
+        first = len(self.passes) == 1
         boundary = Boundary(
             values=self.ledger.write_all(measures.boundary(seen)),
             extremes=self.ledger.write(measures.extremes(hidden)),
             entries=hidden.numel(),
             channels=self.ledger.write(measures.top_channels(seen)),
-            gram=self.ledger.write(measures.gram(seen)) if len(self.passes) == 1 else None,
+            gram=self.ledger.write(measures.gram(seen)) if first else None,
+            rest_gram=self.ledger.write(measures.gram(seen.rest)) if first else None,
         )
         if state.requires_grad:
             self._await_gradient(state, boundary)

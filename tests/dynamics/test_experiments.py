@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
@@ -148,7 +149,7 @@ def test_the_mixing_of_a_softmax():
     assert random_weights._mixing(0.5, 4000) == pytest.approx(math.sqrt(math.exp(0.25) / 4000), rel=0.01)
 
 
-@pytest.mark.parametrize("scheme", ["pre", "post", "peri", "geonorm", "keel", "deepnorm"])
+@pytest.mark.parametrize("scheme", ["pre", "post", "peri", "geonorm", "keel", "deepnorm", "lns", "mix"])
 def test_a_network_of_attention_alone_is_its_simulation(scheme, monkeypatch):
     """With MLPs that return nothing and all positions alike, the scheme's blocks over the weights that were read are
     the network itself: every observable agrees to the network's single precision.
@@ -162,6 +163,18 @@ def test_a_network_of_attention_alone_is_its_simulation(scheme, monkeypatch):
     found = experiments.EXPERIMENTS["real-model"].run(config)
     distances = {row[0]: row[5] for row in found.rows if row[1] == "blocks"}
     assert all(distance < 1e-4 for distance in distances.values()), distances
+
+
+def test_a_published_architecture_is_near_its_simulation(tmp_path):
+    """A Llama with fresh weights: MLPs start small, so that attention alone says nearly all."""
+    sizes = {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32}
+    kind = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "intermediate_size": 64, "vocab_size": 64}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(kind | sizes))
+    found = experiments.run("real-model", model=str(path), tokens=16, seeds=2)
+    relative = {row[0]: row[5] for row in found.rows if row[1] == "blocks"}
+    assert all(0 < distance < 0.1 for distance in relative.values()), relative
+    assert any("rotary" in note for note in found.notes)
 
 
 def _without_mlp(model: torch.nn.Module) -> torch.nn.Module:

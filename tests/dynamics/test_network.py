@@ -40,7 +40,7 @@ def _order(spec: str, weights: Drawn, cuts: tuple[int, int] = (64, 128), *, radi
     return math.log2(errors[0] / errors[1])
 
 
-@pytest.mark.parametrize("spec", [*normlab.schemes(), *OPTIONS])
+@pytest.mark.parametrize("spec", [*normlab.schemes(), *(pytest.param(o, marks=pytest.mark.full) for o in OPTIONS)])
 def test_first_order_toward_the_law(spec):
     """Half the step, half the error: simulator, theory and training code describe the same thing."""
     assert _order(spec, Drawn(matrices="identity", dim=6)) == pytest.approx(1.0, abs=0.06)

@@ -133,6 +133,13 @@ def test_pairs_in_tiles_are_the_same(monkeypatch):
         assert tiled[name].numpy() == pytest.approx(value.numpy(), abs=1e-12), name
 
 
+def test_no_tile_holds_all_pairs_of_many_tokens():
+    theta = tokens(systems=1, count=5000, dtype=torch.float32).theta
+    sizes = [(rows, products.numel()) for rows, products in pairs.tiles(theta)]
+    assert max(size for _, size in sizes) <= 2**22 < 5000**2
+    assert [k for rows, _ in sizes for k in range(5000)[rows]] == list(range(5000))
+
+
 @pytest.mark.parametrize("angle", [1e-3, 0.02, 0.1, 0.5, 3.0])
 @pytest.mark.parametrize("dim", [2, 3])
 def test_clusters_are_connected_components(angle, dim):

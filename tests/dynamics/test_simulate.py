@@ -225,9 +225,3 @@ def test_lists_on_the_command_line_keep_options_together():
 def test_the_configuration_needs_no_torch():
     code = "import sys, normlab.dynamics.config, normlab.dynamics.experiments; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_many_tokens_need_no_square_of_memory():
-    """n² scores in float32 would be 268 MB."""
-    tracked = simulate("post", tokens=8192, dim=4, time=0.05, looks=2, bins=10, shown=4)
-    assert tracked.run()["cosine"].mean[0] == pytest.approx(0.0, abs=1e-2)

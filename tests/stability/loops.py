@@ -61,7 +61,7 @@ def same(one: Profile, other: Profile, tolerance: float = 0.0, but: tuple[str, .
             assert left is None or left == pytest.approx(right, rel=tolerance, abs=tolerance), name
 
 
-WITHIN_A_PASS = ("var_data", "erank", "stable_rank")
+WITHIN_A_PASS = ("var_data", "cos_rest", "erank", "erank_rest", "stable_rank")
 """What compares the tokens of a batch with one another: two passes are not one batch."""
 
 

@@ -69,6 +69,25 @@ def test_values_without_a_logarithm_are_refused(values):
         laws.power_law([12, 12], [1.0, 2.0])
 
 
+def test_an_exponential_is_straight_and_other_laws_bend():
+    assert laws.bend(profile(24, lambda k: math.exp(0.3 * k))) == pytest.approx(1.0)
+    # The logarithm of l climbs by log 5 over the lower half and by log 1.8 over the upper: slopes 0.349 of each other.
+    assert laws.bend(profile(4000, lambda k: (1 + 5 * k) ** 0.5)) == pytest.approx(0.375, abs=0.005)
+    assert laws.bend(Profile(boundaries=13)) is None
+
+
+def test_a_random_walk_that_turns_into_a_line_does_not_explode():
+    """Increments that line up with the state the further on they are added, the more so in the deeper stack."""
+
+    def size(depth: int):
+        return lambda k: math.sqrt(1 + k + (depth / 16) * (k / 8) ** 3.2)
+
+    rungs = Ladder(tuple(profile(depth, size(depth)) for depth in (16, 32)))
+    law = laws.forward_law(rungs, "before")
+    assert law.p.exponent > 1.2
+    assert law.name == "super-linear"
+
+
 def test_kappa_of_an_exponential_of_a_power_law_and_of_a_slow_drift():
     assert laws.kappa(profile(24, lambda k: math.exp(0.3 * k))) == pytest.approx(0.3)
     # The power law's κL does not depend on the depth; its limit is the slope of p log x on 0.1 to 0.9, 2.4 p.

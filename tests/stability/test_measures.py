@@ -99,6 +99,36 @@ def test_collapsed_tokens_have_cosine_one_and_opposite_ones_minus_one():
     close(measures.token_cosine(torch.cat([direction, -direction], 1)), -1.0)
 
 
+def test_without_the_mean_of_all_tokens_the_rest_is_measured():
+    h = state(3, 6, 8) + 30 * state(1, 1, 8)
+    rest = h.double() - h.double().mean((0, 1))
+    # Thirty times larger than what is left of it, the mean has taken as many digits away.
+    close(measures.rest_cosine(h), pairwise_cosine(rest), operations=300)
+    close(measures.token_cosine(h), 1.0, operations=1e5)
+    found, _ = measures.ranks(measures.gram(State(h).rest))
+    wanted, _ = measures.ranks(measures.gram(rest.float()))
+    assert found == pytest.approx(wanted, rel=1e5 * EPS)
+    assert measures.ranks(measures.gram(h))[0] < 2.0 < 5.0 < found
+
+
+def test_sequences_that_are_one_token_each_stay_so_without_the_mean():
+    collapsed = state(4, 1, 16).expand(4, 9, 16)
+    close(measures.rest_cosine(collapsed), 1.0)
+    # The mean of one sequence is that of all.
+    assert measures.rest_cosine(state(1, 9, 16)).isnan()
+    assert measures.rest_cosine(state(9, 16)).isnan()
+
+
+def test_a_broken_token_does_not_spoil_the_rest():
+    h = state(3, 6, 8)
+    spoilt = h.clone()
+    spoilt[1, 2, 3] = math.nan
+    whole = torch.cat([h[1, :2], h[1, 3:]])
+    centre = torch.cat([h[0], whole, h[2]]).double().mean(0)
+    rows = [pairwise_cosine((tokens.double() - centre)[None]) for tokens in (h[0], whole, h[2])]
+    close(measures.rest_cosine(spoilt), sum(rows) / 3)
+
+
 def test_one_token_has_no_cosine_and_a_zero_token_no_direction():
     assert measures.token_cosine(state(3, 1, 4)).isnan()
     h = state(1, 5, 4)
@@ -256,7 +286,7 @@ def test_zero_states_have_finite_measures():
     h = torch.zeros(2, 3, 4)
     found = measures.boundary(h) | measures.block(h, h) | measures.gradient(h)
     # Without a direction there is no cosine.
-    assert {name for name, value in found.items() if not value.isfinite()} == {"cos", "dist_to_mean"}
+    assert {name for name, value in found.items() if not value.isfinite()} == {"cos", "cos_rest", "dist_to_mean"}
 
 
 def test_empty_states_do_not_raise():
@@ -269,7 +299,7 @@ def test_empty_states_do_not_raise():
 def test_names_are_those_of_a_profile():
     h = state(2, 3, 4)
     # The others follow from these: ranks from the Gram matrix, the outlier ratio from the pooled sizes.
-    assert {*measures.boundary(h), *measures.gradient(h)} == {*BOUNDARY} - {"erank", "stable_rank", "outlier_ratio"}
+    assert {*measures.boundary(h), *measures.gradient(h)} == {*BOUNDARY} - {"erank", "erank_rest", "stable_rank", "outlier_ratio"}
     assert set(measures.block(h, h)) <= set(BLOCK)
     assert all(value.ndim == 0 for value in (measures.boundary(h) | measures.block(h, h)).values())
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 
+import normlab
 from normlab import NormLabError
 from normlab.stability.blocks import find_stacks
 from normlab.stability.targets import config_sizes, hub, resolve
@@ -63,8 +64,27 @@ def test_every_architecture_shrinks_builds_and_learns(name):
     assert gradients(model)
     assert all(grad.isfinite().all() for grad in gradients(model))
     guess = math.log(64) if target.unigram else math.log(2)
-    # Logits of variance one, with which T5 starts, cost half a nat above a guess and a quarter nat either way.
-    assert loss.item() == pytest.approx(guess, abs=1.25)
+    # Logits of variance one, with which T5 starts, cost half a nat above a guess and a quarter nat either way; a head
+    # that is also the embedding, as Gemma's, echoes the token it was given and so bets on the wrong one.
+    tied = getattr(model.config, "tie_word_embeddings", False)
+    assert loss.item() == pytest.approx(guess, abs=2.5 if tied else 1.25)
+
+
+@pytest.mark.parametrize("factor", [4, 16])
+def test_shrinking_keeps_what_the_blocks_do_to_a_state(factor):
+    """The gain of every matrix, and so the size of the state, is that of the model at its own width."""
+
+    def look(target) -> list[float]:
+        model = target.build(depth=3)
+        with torch.no_grad(), normlab.probe(model) as seen:
+            target.loss(model, next(target.batches()))
+        return seen.profile.rms[1:]
+
+    config = config_of("Llama", hidden_size=1024, intermediate_size=2752, num_attention_heads=16, num_key_value_heads=16)
+    whole, small = look(resolve(config, **TINY)), look(resolve(config, shrink=factor, **TINY))
+    # A gain is wrong by 1/√width of one matrix, 0.13 at 64, and a block multiplies two or three.
+    assert small == pytest.approx(whole, rel=0.2)
+    assert "initializer_range" not in " ".join(resolve(config, shrink=1, **TINY).notes)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -107,7 +127,7 @@ def test_a_llama_of_70b_keeps_its_shape():
     assert small.intermediate_size == 1792
     assert target.notes == (
         "hidden_size 8192 -> 512, intermediate_size 28672 -> 1792, num_attention_heads 64 -> 4, "
-        "num_key_value_heads 8 -> 1 (--shrink 16)",
+        "num_key_value_heads 8 -> 1, initializer_range 0.02 -> 0.08 (--shrink 16)",
         "vocab_size 32000 -> 67, as many as the data has",
     )
 
@@ -142,12 +162,16 @@ def test_special_tokens_never_occur_in_the_data(name):
     assert max(special | seen | {mask}) < target._config.vocab_size
 
 
-def test_a_masked_model_predicts_what_it_cannot_see():
-    target = resolve(config_of("Bert"), shrink=8, length=48, batch_size=8)
+def test_a_masked_model_predicts_what_it_mostly_cannot_see():
+    target = resolve(config_of("Bert"), shrink=8, length=48, batch_size=64)
     batch = next(target.batches())
-    hidden = batch["labels"] != -100
-    assert 0.1 < hidden.float().mean() < 0.25
-    assert (batch["input_ids"][hidden] == target._config.vocab_size - 1).all()
+    chosen, seen = batch["labels"] != -100, batch["input_ids"]
+    assert 0.15 < chosen.float().mean() < 0.19
+    hidden = seen[chosen] == target._config.vocab_size - 1
+    kept = seen[chosen] == batch["labels"][chosen]
+    # Of some 500 tokens 80 % and 10 %, and one in 64 of those replaced; 4 deviations are 0.07 and 0.055.
+    assert hidden.float().mean() == pytest.approx(0.8, abs=0.07)
+    assert kept.float().mean() == pytest.approx(0.1, abs=0.055)
     assert target.twin() is None
 
 

@@ -149,12 +149,10 @@ def test_a_gradient_that_moved_during_the_burst_is_unsteady(gain, finding):
 
 
 @pytest.mark.parametrize("step", [0, 30])
-@pytest.mark.parametrize("top", [0.96, 0.9995])
-def test_collapse_fails_after_the_burst_where_tokens_are_the_same_and_warns_where_they_are_alike(top, step):
-    cosines = [min(0.1 * place, 0.9) if place < 9 else top for place in range(DEPTH + 1)]
+def test_collapse_fails_after_the_burst_and_warns_before(step):
+    cosines = [0.1 * min(place, 9) + (0.06 if place >= 9 else 0.0) for place in range(DEPTH + 1)]
     found = verdict("collapse", stack(step, cos=cosines, erank=states(30.0)))
-    grade = "fail" if step and top > 0.999 else "warn"
-    assert (found.finding, found.level, found.threshold) == ("collapse", grade, 0.999 if grade == "fail" else 0.95)
+    assert (found.finding, found.level, found.threshold) == ("collapse", "fail" if step else "warn", 0.95)
     assert found.words.endswith("; blocks 8-11")
     assert verdict("collapse", stack(step, cos=states(0.94), erank=states(2.1))).finding == "fine"
     by_rank = verdict("collapse", stack(step, cos=states(0.5), erank=states(10.0, b11=1.9)))
@@ -164,11 +162,36 @@ def test_collapse_fails_after_the_burst_where_tokens_are_the_same_and_warns_wher
 @pytest.mark.parametrize(
     ("loss", "cosine", "finding"), [(4.1, 0.76, "collapse"), (3.9, 0.76, "fine"), (4.1, 0.74, "fine")]
 )
-def test_tokens_that_came_together_and_a_loss_that_is_stuck_are_a_warning(loss, cosine, finding):
+def test_tokens_that_came_together_and_a_loss_that_is_stuck_are_a_collapse(loss, cosine, finding):
     before, after = stack(cos=states(0.5)), stack(30, cos=states(cosine), loss=loss)
     found = verdict("collapse", before, after, unigram=4.0)
-    assert (found.finding, found.level) == (finding, "ok" if finding == "fine" else "warn")
+    assert (found.finding, found.level) == (finding, "ok" if finding == "fine" else "fail")
     assert verdict("collapse", before, after).finding == "fine"
+    # What all tokens share may grow as it likes.
+    apart = [dataclasses.replace(look, cos_rest=states(0.3)) for look in (before, after)]
+    assert verdict("collapse", *apart, unigram=4.0).finding == "fine"
+
+
+@pytest.mark.parametrize(
+    ("rest", "finding"),
+    [
+        ({"cos_rest": 0.2, "erank_rest": 30.0, "var_data": 0.01}, "common direction"),
+        ({"cos_rest": 0.96, "erank_rest": 30.0, "var_data": 0.01}, "collapse"),
+        ({"cos_rest": 0.2, "erank_rest": 1.9, "var_data": 0.01}, "collapse"),
+        ({"cos_rest": 0.2, "erank_rest": 30.0, "var_data": 0.0038**2}, "collapse"),
+        ({"cos_rest": 0.2, "erank_rest": 30.0, "var_data": 0.0040**2}, "common direction"),
+        # One sequence has no cosine without its mean.
+        ({"erank_rest": 30.0, "var_data": 0.01}, "common direction"),
+        ({"erank_rest": 1.5, "var_data": 0.01}, "collapse"),
+        ({"var_data": 0.01}, "collapse"),
+    ],
+)
+def test_a_part_that_all_tokens_share_is_no_collapse(rest, finding):
+    after = stack(30, cos=states(0.99), erank=states(1.2), **{name: states(value) for name, value in rest.items()})
+    found = verdict("collapse", after, unigram=4.0)
+    assert (found.finding, found.level) == (finding, "fail" if finding == "collapse" else "ok")
+    assert bool(found.layers) is (finding == "collapse")
+    assert (len(rest) == 1) or ("without the mean of all tokens" in found.words) or ("of their size" in found.words)
 
 
 @pytest.mark.parametrize(("loss", "grade"), [(4.1, "fail"), (3.95, "fail"), (3.9, "warn")])
@@ -176,7 +199,11 @@ def test_tokens_that_are_the_same_to_a_model_that_learns_are_a_warning(loss, gra
     after = stack(30, cos=states(0.9999), erank=states(1.0), loss=loss)
     found = verdict("collapse", after, unigram=4.0)
     assert (found.finding, found.level) == ("collapse", grade)
+    assert ("though the model learns" in found.words) is (grade == "warn")
     assert verdict("collapse", after).level == "fail"
+    # Where the entropy of the data is not known, half of the first loss does.
+    assert verdict("collapse", stack(loss=2.1 * loss), after).level == "warn"
+    assert verdict("collapse", stack(loss=1.9 * loss), after).level == "fail"
 
 
 def test_dead_depth_needs_both_conditions():

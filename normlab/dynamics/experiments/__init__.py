@@ -44,7 +44,7 @@ _ALL = (
     Experiment(
         "speed-laws",
         "initial velocity and tail of every scheme, against closed forms",
-        SimulateConfig(scheme=("all",), tokens=32, dim=32, time=10.0, looks=60, dtype="float64", shown=0, bins=0),
+        SimulateConfig(scheme=("all",), tokens=32, dim=32, time=10.0, looks=25, dtype="float64", shown=0, bins=0),
     ),
     Experiment(
         "random-weights",

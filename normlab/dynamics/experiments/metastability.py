@@ -23,8 +23,7 @@ from normlab.dynamics.config import SimulateConfig
 from normlab.dynamics.experiments.result import Findings, Tell, Verdict, judge
 from normlab.dynamics.figures import Figure, curve
 from normlab.dynamics.flow import Flow, State, Velocity
-from normlab.dynamics.integrate import DormandPrince, Walk
-from normlab.dynamics.integrate import _factor as factor
+from normlab.dynamics.integrate import DormandPrince, Walk, factor
 from normlab.dynamics.systems import start
 from normlab.dynamics.tails import collapsed
 from normlab.errors import NormLabError
@@ -126,7 +125,7 @@ def _stands(config: SimulateConfig, law: Law, tell: Tell) -> Iterator[Stand]:
     while float(tau) < end and len(flow.mass) > 1:
         walk = Walk(flow, method.clock, torch.float64)
         taken = step.clamp_max(end - float(tau))
-        ahead, _, error = method._try(walk, state, tau, taken, walk.velocity(state, tau))
+        ahead, _, error = method.attempt(walk, state, tau, taken, walk.velocity(state, tau))
         step = taken * factor(error)
         if float(error) > 1.0:
             continue

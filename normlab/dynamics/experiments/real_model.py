@@ -71,8 +71,9 @@ def _target(config: SimulateConfig) -> Target:
     named = config.model or config.scheme[0]
     trained = config.model is not None and not named.endswith(".json") and not _is_scheme(named)
     where = str(device(config))
-    sizes = {"length": config.tokens, "batch_size": config.seeds}
-    return resolve(named, weights=trained, data=config.data, device=where, **sizes)
+    return resolve(
+        named, weights=trained, data=config.data, length=config.tokens, batch_size=config.seeds, device=where
+    )
 
 
 def _is_scheme(name: str) -> bool:

@@ -12,9 +12,12 @@
     const wish = chosen("time-scale") ?? "auto";
     return wish === "auto" ? (data.clock === "log" ? "log" : "linear") : wish;
   };
-  const valueType = (panel) => {
+  // What falls exponentially asks for a logarithm, once it has fallen.
+  const valueType = (panel, values) => {
     const wish = chosen("value-scale") ?? "auto";
-    return wish === "auto" ? (panel.log ? "log" : "linear") : wish;
+    const usable = values.filter((value) => value > 0);
+    const falls = panel.log && Math.max(...usable) > 5 * Math.min(...usable);
+    return wish === "auto" ? (falls ? "log" : "linear") : wish;
   };
   const line = (run, k, panel) => ({
     x: run.times, y: run.bands[panel.name].mean, mode: "lines", line: { color: style(k).colour, dash: style(k).dash, width: 2.2 },
@@ -37,13 +40,14 @@
   // 1, 2, 5 within a few decades, else whole powers.
   const decades = (values) => {
     const span = Math.log10(Math.max(...values) / Math.min(...values));
-    return { dtick: span < 2.5 ? "D2" : Math.ceil(span / 6) };
+    return span < 0.7 ? { nticks: 5 } : { dtick: span < 2.5 ? "D2" : Math.ceil(span / 6) };
   };
   const panelPlot = (panel) => () => {
     const traces = shown().flatMap(([run, k]) => [...spread(run, k, panel), line(run, k, panel)]);
     traces.push(...shown().flatMap(([run, k]) => laws(run, k, panel)));
-    const type = valueType(panel);
-    const values = known(traces.flatMap((trace) => trace.y)).filter((value) => type === "linear" || value > 0);
+    const all = known(traces.flatMap((trace) => trace.y));
+    const type = valueType(panel, all);
+    const values = all.filter((value) => type === "linear" || value > 0);
     // A constant must not look like noise: its last digits are the number format's.
     const flat = type === "linear" && values.length && Math.max(...values) - Math.min(...values) < 1e-4 * Math.max(...values.map(Math.abs));
     const range = flat ? { range: [values[0] - 0.5 * Math.abs(values[0]) - 0.01, values[0] + 0.5 * Math.abs(values[0]) + 0.01] } : {};

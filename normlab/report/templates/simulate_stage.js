@@ -144,7 +144,9 @@ const Stage = (() => {
   };
   const tick = (now) => {
     if (!playing) return;
-    at += (Math.min(now - before, 100) / 1000) * (last / WHOLE) * Number(control("pace").value);
+    // A frame's own time may lie before the click that started it; a tab in the background must not jump.
+    const passed = Math.max(0, Math.min(now - before, 100)) / 1000;
+    at += passed * (last / WHOLE) * Number(control("pace").value);
     before = now;
     if (at >= last) {
       at = last;

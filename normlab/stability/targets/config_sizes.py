@@ -169,7 +169,7 @@ def _same_gain(part: Any, factor: int) -> Changes:
     Left as they are, 0.02 at a width of 4096 is a gain of 1.28, and at 128 of 0.23: the branches of another model.
     """
     found = {name: value for name, value in part.to_dict().items() if _INITIAL_STD.fullmatch(name)}
-    return {name: (std, float(f"{std * math.sqrt(factor):.4g}")) for name, std in found.items() if std}
+    return {name: (std, float(f"{std * math.sqrt(factor):.4g}")) for name, std in found.items() if std and factor > 1}
 
 
 def _no_dropout(part: Any) -> Changes:

@@ -20,7 +20,7 @@ from normlab.stability.targets.tasks import Task, TokenTask, answer, cross_entro
 
 Batch = dict[str, torch.Tensor]
 
-_MASKED = 0.15
+_CHOSEN, _HIDDEN, _REPLACED = 0.15, 0.8, 0.1
 _NOISE = 1.0
 
 
@@ -61,17 +61,25 @@ class Causal(ModelTokens):
 
 
 class Masked(ModelTokens):
-    """Predict tokens that are hidden behind one that never occurs."""
+    """Predict some tokens, most of them hidden behind one that never occurs, as such models are published.
+
+    A tenth is replaced by another token and a tenth left as it is. With all of them hidden nothing asks a model to keep
+    what it was given, and for hundreds of steps even a sound one learns no more than how often each token occurs.
+    """
 
     causal = False
 
     def batches(self, seed: int) -> Iterator[Batch]:
         generator = torch.Generator().manual_seed(seed)
         for tokens in self.sequences(seed, self.length):
-            hidden = torch.rand(tokens.shape, generator=generator) < _MASKED
+            chosen = torch.rand(tokens.shape, generator=generator) < _CHOSEN
             # A batch without a label has no loss.
-            hidden[:, 0] = True
-            yield {"input_ids": tokens.masked_fill(hidden, self._spare), "labels": tokens.masked_fill(~hidden, -100)}
+            chosen[:, 0] = True
+            others = self._ids[torch.randint(len(self._ids), tokens.shape, generator=generator)]
+            fate = torch.rand(tokens.shape, generator=generator)
+            seen = torch.where(chosen & (fate < _HIDDEN + _REPLACED), others, tokens)
+            seen = seen.masked_fill(chosen & (fate < _HIDDEN), self._spare)
+            yield {"input_ids": seen, "labels": tokens.masked_fill(~chosen, -100)}
 
 
 class SequenceToSequence(ModelTokens):

@@ -119,7 +119,7 @@ def kappa(profile: Profile) -> float | None:
 
 
 def bend(profile: Profile) -> float | None:
-    """κ of the upper half over that of the lower: 1 for an exponential, whose log is straight, 0.37 for a power law.
+    """κ of the upper half over that of the lower: 1 for an exponential, whose log is straight, 0.39 for a power law.
 
     A random walk whose increments line up further and further on the way turns into a line: 0.55 to 0.6.
     """

@@ -17,9 +17,9 @@ class Thresholds:
     """Exploding needs κ(2L)/κ(L) above this: a power law halves κ when the depth doubles, an exponential keeps it."""
     kappa_depth: float = 0.7
     """Exploding needs κL above this: less than a doubling of the state is no explosion, whatever its shape."""
-    bend: float = 0.65
+    bend: float = 0.7
     """Exploding needs κ of the upper half of the blocks above this share of κ of the lower half: log RMS bends in a
-    power law (0.37), and in a random walk whose increments begin to line up (0.6), which p and κ(2L)/κ(L) mistake."""
+    power law (0.39), and in a random walk whose increments begin to line up (0.6), which p and κ(2L)/κ(L) mistake."""
     p_linear: float = 1.2
     """Exploding and super-linear need an exponent p above this."""
     p_walk: float = 0.65

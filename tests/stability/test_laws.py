@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
+from scipy import integrate, stats
 
 from normlab.errors import NormLabError
 from normlab.stability import laws
@@ -71,21 +71,28 @@ def test_values_without_a_logarithm_are_refused(values):
 
 def test_an_exponential_is_straight_and_other_laws_bend():
     assert laws.bend(profile(24, lambda k: math.exp(0.3 * k))) == pytest.approx(1.0)
-    # The logarithm of l climbs by log 5 over the lower half and by log 1.8 over the upper: slopes 0.349 of each other.
-    assert laws.bend(profile(4000, lambda k: (1 + 5 * k) ** 0.5)) == pytest.approx(0.375, abs=0.005)
+    # Whatever its exponent, a power law has the least-squares slopes of log x over the two halves.
+    lower, upper = (_slope_of_log(*half) for half in ((0.1, 0.5), (0.5, 0.9)))
+    assert laws.bend(profile(4000, lambda k: (1 + 5 * k) ** 0.7)) == pytest.approx(upper / lower, rel=1e-3)
     assert laws.bend(Profile(boundaries=13)) is None
 
 
 def test_a_random_walk_that_turns_into_a_line_does_not_explode():
-    """Increments that line up with the state the further on they are added, the more so in the deeper stack."""
+    """From the fourth block on increments add up, in the deeper stack more than in the other."""
 
-    def size(depth: int):
-        return lambda k: math.sqrt(1 + k + (depth / 16) * (k / 8) ** 3.2)
+    def size(slope: float):
+        return lambda k: 3.1 * math.sqrt(k + 0.01) + slope * max(0, k - 4)
 
-    rungs = Ladder(tuple(profile(depth, size(depth)) for depth in (16, 32)))
-    law = laws.forward_law(rungs, "before")
+    law = laws.forward_law(Ladder((profile(16, size(0.1)), profile(32, size(1.0)))), "before")
     assert law.p.exponent > 1.2
+    assert law.kappa_ratio > law.kappa_ratio_limit
+    assert law.kappa_depth > Thresholds().kappa_depth
     assert law.name == "super-linear"
+
+
+def _slope_of_log(start: float, end: float) -> float:
+    middle, width = (start + end) / 2, end - start
+    return 12 / width**3 * integrate.quad(lambda x: (x - middle) * math.log(x), start, end)[0]
 
 
 def test_kappa_of_an_exponential_of_a_power_law_and_of_a_slow_drift():

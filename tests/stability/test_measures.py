@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from normlab.errors import NormLabError
 from normlab.stability import measures
 from normlab.stability.profile import BLOCK, BOUNDARY
-from normlab.stability.state import TOKENS, sample
+from normlab.stability.state import TOKENS, State, sample
 
 # One fp32 operation; a sum of n terms of one sign costs log2(n) of them, and the measures do a handful more.
 EPS = torch.finfo(torch.float32).eps
@@ -299,7 +299,12 @@ def test_empty_states_do_not_raise():
 def test_names_are_those_of_a_profile():
     h = state(2, 3, 4)
     # The others follow from these: ranks from the Gram matrix, the outlier ratio from the pooled sizes.
-    assert {*measures.boundary(h), *measures.gradient(h)} == {*BOUNDARY} - {"erank", "erank_rest", "stable_rank", "outlier_ratio"}
+    assert {*measures.boundary(h), *measures.gradient(h)} == {*BOUNDARY} - {
+        "erank",
+        "erank_rest",
+        "stable_rank",
+        "outlier_ratio",
+    }
     assert set(measures.block(h, h)) <= set(BLOCK)
     assert all(value.ndim == 0 for value in (measures.boundary(h) | measures.block(h, h)).values())
 

@@ -80,7 +80,9 @@ def test_shrinking_keeps_what_the_blocks_do_to_a_state(factor):
             target.loss(model, next(target.batches()))
         return seen.profile.rms[1:]
 
-    config = config_of("Llama", hidden_size=1024, intermediate_size=2752, num_attention_heads=16, num_key_value_heads=16)
+    config = config_of(
+        "Llama", hidden_size=1024, intermediate_size=2752, num_attention_heads=16, num_key_value_heads=16
+    )
     whole, small = look(resolve(config, **TINY)), look(resolve(config, shrink=factor, **TINY))
     # A gain is wrong by 1/√width of one matrix, 0.13 at 64, and a block multiplies two or three.
     assert small == pytest.approx(whole, rel=0.2)

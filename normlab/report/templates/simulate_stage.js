@@ -1,7 +1,7 @@
 "use strict";
 // Tokens on spheres that play in step: one clock for all, one view for all, drawn on plain canvases.
 const Stage = (() => {
-  const { data, hidden, colour, css, faded } = NormLab;
+  const { data, hidden, colour, css } = NormLab;
   const stage = document.getElementById("stage");
   const runs = data.runs;
   const times = runs[0].times;
@@ -60,7 +60,7 @@ const Stage = (() => {
     pen.globalAlpha = 1;
   };
 
-  // Between looks tokens go straight on; on a sphere they are put back on it.
+  // Between looks, which are close together, tokens go straight on.
   const place = (paths, moment, token) => {
     const low = Math.floor(moment), high = Math.min(low + 1, last), share = moment - low;
     return turned(...[0, 1, 2].map((axis) => {

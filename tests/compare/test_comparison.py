@@ -217,7 +217,7 @@ def test_asked_to_stop_it_saves_and_goes_on_to_the_same_numbers(
     process = in_process(text, tmp_path, config)
     wait_until(lambda: any(steps for steps in losses(tmp_path).values()), process)
     process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=200)
     assert process.returncode != 0
     assert "KeyboardInterrupt" in errors
     assert "stopped: 0 of 2 runs have ended; the same command goes on from here" in errors
@@ -250,7 +250,7 @@ def test_a_killed_worker_is_a_failed_row_and_the_rest_go_on(text: Path, tmp_path
     wait_until(lambda: has_checkpoint(tmp_path), process)
     lock = next(tmp_path.glob("runs/*/lock"))
     os.kill(json.loads(lock.read_text())["pid"], signal.SIGKILL)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=200)
     assert process.returncode == 0, errors
     failed, done = Store(tmp_path).rows()
     assert (failed["run"], failed["state"], failed["value"]) == (lock.parent.name, "failed", None)
@@ -264,7 +264,7 @@ def test_a_killed_worker_is_a_failed_row_and_the_rest_go_on(text: Path, tmp_path
 def test_a_second_process_is_refused(text: Path, tmp_path: Path) -> None:
     with hold(tmp_path / "lock"):
         process = in_process(text, tmp_path, small.long(), shown=False)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=200)
     assert f"{tmp_path} is in use by process {os.getpid()}" in errors
     assert not (tmp_path / "compare.json").exists()
 

@@ -25,7 +25,7 @@ def _clocks():
         yield Common(laws.find(spec, 4), 1e4)
 
 
-@pytest.mark.parametrize("clock", list(_clocks()), ids=str)
+@pytest.mark.parametrize("clock", list(_clocks()), ids=lambda clock: type(clock).__name__)
 def test_time_and_tau_are_inverse_and_the_rate_is_the_slope(clock):
     for time in (0.0, 1e-3, 0.7, 31.0, 9e3):
         tau = torch.tensor([clock.tau(time)], dtype=torch.float64)

@@ -55,7 +55,6 @@ class Mix(Scheme):
             speed=lambda m: torch.where(m.time < switch, torch.ones_like(m.radius), m.radius),
             radial=lambda m: torch.where(m.time < switch, torch.zeros_like(m.radius), m.radial),
             switches=(float(switch),),
-            resets_radius=True,
             rms=lambda i: math.sqrt(1 + max(0, i - 2 * switch)),
             forward="linear",
             backward="power law above the switch, Post-Norm's below it",

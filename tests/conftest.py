@@ -16,6 +16,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tests.browser import browser, open_page  # noqa: F401  # fixtures of every page's tests
+
 torch.set_num_threads(1)
 if DEVICE != "cpu":
     torch.set_default_device(DEVICE)

@@ -6,8 +6,6 @@ import dataclasses
 import json
 import math
 import re
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +18,8 @@ from normlab.dynamics.fits import Rate
 from normlab.dynamics.page import agreement, commands, headline, page
 from normlab.dynamics.result import Band, Fitted, Merge, Run, Simulation
 from normlab.dynamics.tails import Tail
+from tests.browser import browsing
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-browsing = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium")
 HOSTILE = "<script>alert(1)</script>"
 LOOKS, TOKENS = 21, 5
 TIMES = tuple(0.5 * k for k in range(LOOKS))
@@ -185,41 +182,14 @@ def test_commands_can_be_pasted() -> None:
     assert commands(simulation(command=())) == []
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with api.sync_playwright() as playwright:
-        # Root has no sandbox in a container; the page is our own.
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        yield chromium
-        chromium.close()
-
-
 @pytest.fixture
-def visit(browser: Any, tmp_path: Path) -> Iterator[Any]:
-    """Open the page of a result; whatever it logs, throws or asks for fails the test at its end."""
-    complaints: list[str] = []
-    contexts: list[Any] = []
-
-    def request(route: Any) -> None:
-        if not route.request.url.startswith("file:"):
-            complaints.append(f"request: {route.request.url}")
-        route.continue_()
+def visit(open_page: Any, tmp_path: Path) -> Any:
+    """Open the page of a result."""
 
     def visit(shown: Simulation | Result, **options: Any) -> Any:
-        context = browser.new_context(**{"reduced_motion": "reduce"} | options)
-        contexts.append(context)
-        page = context.new_page()
-        page.route("**/*", request)
-        page.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
-        page.on("pageerror", lambda error: complaints.append(f"error: {error}"))
-        page.goto(shown.save(tmp_path / "page.html").as_uri())
-        return page
+        return open_page(shown.save(tmp_path / "page.html").as_uri(), **options)
 
-    yield visit
-    for context in contexts:
-        context.close()
-    assert complaints == []
+    return visit
 
 
 FRAME = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"

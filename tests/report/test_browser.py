@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,57 +10,15 @@ from typing import Any
 import pytest
 
 from normlab.report import build
+from tests.browser import browsing
 from tests.report import synthetic
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-if CHROMIUM is None:
-    pytest.skip("no chromium here: apt-get install chromium", allow_module_level=True)
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        # Root has no sandbox in a container; the page is our own.
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        yield chromium
-        chromium.close()
+pytestmark = browsing
 
 
 @pytest.fixture(scope="module")
 def comparison(tmp_path_factory: pytest.TempPathFactory) -> str:
     return build(synthetic.comparison(tmp_path_factory.mktemp("page") / "c", running=True)).as_uri()
-
-
-@pytest.fixture
-def visit(browser: Any) -> Iterator[Any]:
-    """Open a page; whatever it logs, throws or asks for fails the test at its end."""
-    complaints: list[str] = []
-    contexts: list[Any] = []
-
-    def request(route: Any) -> None:
-        if route.request.url.startswith("file:"):
-            route.continue_()
-        else:
-            complaints.append(f"request: {route.request.url}")
-            route.abort()
-
-    def visit(address: str, **options: Any) -> Any:
-        # A page that glides to where it is clicked cannot be clicked reliably.
-        context = browser.new_context(reduced_motion="reduce", **options)
-        contexts.append(context)
-        page = context.new_page()
-        page.route("**/*", request)
-        page.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
-        page.on("pageerror", lambda error: complaints.append(f"error: {error}"))
-        page.on("dialog", lambda dialog: complaints.append(f"dialog: {dialog.message}"))
-        page.goto(address)
-        return page
-
-    yield visit
-    for context in contexts:
-        context.close()
-    assert complaints == []
 
 
 def traces(page: Any, plot: str = "plot-curves") -> list[dict[str, Any]]:
@@ -94,8 +51,8 @@ def until(page: Any, condition: str) -> None:
     raise AssertionError(f"never came true: {condition}")
 
 
-def test_every_plot_is_drawn(visit: Any, comparison: str) -> None:
-    page = visit(comparison)
+def test_every_plot_is_drawn(open_page: Any, comparison: str) -> None:
+    page = open_page(comparison)
     names = ["ranking", "curves", "rates", "hidden_rms", "grad_norm", "angular_speed"]
     for name in names:
         assert page.locator(f"#plot-{name} svg.main-svg").first.is_visible()
@@ -114,8 +71,8 @@ def test_every_plot_is_drawn(visit: Any, comparison: str) -> None:
     )
 
 
-def test_the_legend_hides_and_shows_a_scheme_in_every_plot(visit: Any, comparison: str) -> None:
-    page = visit(comparison)
+def test_the_legend_hides_and_shows_a_scheme_in_every_plot(open_page: Any, comparison: str) -> None:
+    page = open_page(comparison)
     button = page.locator("#curves .legend button", has_text="peri")
     assert schemes_drawn(page) == {0, 1, 2, 3}
     button.click()
@@ -128,8 +85,8 @@ def test_the_legend_hides_and_shows_a_scheme_in_every_plot(visit: Any, compariso
     assert schemes_drawn(page) == {0, 1, 2, 3}
 
 
-def test_the_table_sorts_by_click_and_by_keyboard(visit: Any, comparison: str) -> None:
-    page = visit(comparison)
+def test_the_table_sorts_by_click_and_by_keyboard(open_page: Any, comparison: str) -> None:
+    page = open_page(comparison)
     before = first_column(page)
     heading = page.locator("#ranking thead th", has_text="Scheme")
     heading.locator("button").click()
@@ -156,8 +113,8 @@ def test_the_table_sorts_by_click_and_by_keyboard(visit: Any, comparison: str) -
     assert len(set(known)) > 3
 
 
-def test_the_curves_follow_their_switches(visit: Any, comparison: str) -> None:
-    page = visit(comparison)
+def test_the_curves_follow_their_switches(open_page: Any, comparison: str) -> None:
+    page = open_page(comparison)
     assert axis(page, "x") == {"type": "linear", "title": "Tokens"}
     page.locator("input[name=curve-x][value=tokens]").focus()
     page.keyboard.press("ArrowRight")
@@ -173,8 +130,8 @@ def test_the_curves_follow_their_switches(visit: Any, comparison: str) -> None:
     assert {trace["meta"]["part"] for trace in traces(page)} == {"band", "mean"}
 
 
-def test_smoothing_smooths(visit: Any, comparison: str) -> None:
-    page = visit(comparison)
+def test_smoothing_smooths(open_page: Any, comparison: str) -> None:
+    page = open_page(comparison)
     choose(page, "curve-kind", "train")
 
     def roughness() -> float:
@@ -189,8 +146,8 @@ def test_smoothing_smooths(visit: Any, comparison: str) -> None:
     assert roughness() < rough / 3
 
 
-def test_differences_are_paired_by_seed(visit: Any, comparison: str) -> None:
-    page = visit(comparison)
+def test_differences_are_paired_by_seed(open_page: Any, comparison: str) -> None:
+    page = open_page(comparison)
     choose(page, "curve-y", "difference")
     means = {trace["meta"]["scheme"]: trace["y"] for trace in traces(page) if trace["meta"]["part"] == "mean"}
     assert set(means[0]) == {0}
@@ -201,8 +158,8 @@ def test_differences_are_paired_by_seed(visit: Any, comparison: str) -> None:
     assert means[2][-1] == pytest.approx(sum(finals) / 3, abs=1e-4)
 
 
-def test_the_profile_follows_its_step(visit: Any, comparison: str) -> None:
-    page = visit(comparison)
+def test_the_profile_follows_its_step(open_page: Any, comparison: str) -> None:
+    page = open_page(comparison)
     last = traces(page, "plot-hidden_rms")[0]["y"]
     slider = page.locator("#profile-step")
     slider.focus()
@@ -215,8 +172,8 @@ def test_the_profile_follows_its_step(visit: Any, comparison: str) -> None:
     assert len(traces(page, "plot-hidden_rms")) == 4
 
 
-def test_dark_mode_reaches_page_and_plots(visit: Any, comparison: str) -> None:
-    page = visit(comparison, color_scheme="light")
+def test_dark_mode_reaches_page_and_plots(open_page: Any, comparison: str) -> None:
+    page = open_page(comparison, color_scheme="light")
     paper = "getComputedStyle(document.body).backgroundColor"
     line = "document.getElementById('plot-curves').data.at(-1).line.color"
     light = page.evaluate(paper), page.evaluate(line)
@@ -237,15 +194,15 @@ def test_dark_mode_reaches_page_and_plots(visit: Any, comparison: str) -> None:
 @pytest.mark.parametrize(
     "width", [pytest.param(320, marks=pytest.mark.full), 360, pytest.param(768, marks=pytest.mark.full)]
 )
-def test_a_narrow_screen_needs_no_sideways_scrolling(visit: Any, comparison: str, width: int) -> None:
-    page = visit(comparison, viewport={"width": width, "height": 740}, is_mobile=True, has_touch=True)
+def test_a_narrow_screen_needs_no_sideways_scrolling(open_page: Any, comparison: str, width: int) -> None:
+    page = open_page(comparison, viewport={"width": width, "height": 740}, is_mobile=True, has_touch=True)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     page.locator("#curves summary").tap()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_hostile_text_is_shown_as_text(visit: Any, comparison: str) -> None:
-    page = visit(comparison)
+def test_hostile_text_is_shown_as_text(open_page: Any, comparison: str) -> None:
+    page = open_page(comparison)
     shown = synthetic.HOSTILE.replace("\u2028", " ")
     assert "<script>alert(1)</script>" in page.locator("h1").text_content()
     assert any(label.startswith("post <script>alert(1)</script> |") for label in first_column(page))
@@ -258,8 +215,8 @@ def test_hostile_text_is_shown_as_text(visit: Any, comparison: str) -> None:
     assert " ".join(shown.split()) in " ".join(hovered.split())
 
 
-def test_the_keyboard_reaches_the_results_first(visit: Any, comparison: str) -> None:
-    page = visit(comparison)
+def test_the_keyboard_reaches_the_results_first(open_page: Any, comparison: str) -> None:
+    page = open_page(comparison)
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Skip to the results"
     assert page.evaluate("document.activeElement.getBoundingClientRect().left") >= 0
@@ -271,8 +228,8 @@ def test_the_keyboard_reaches_the_results_first(visit: Any, comparison: str) -> 
     assert page.evaluate(f"[...document.querySelectorAll('{reachable}')].filter({unnamed}).length") == 0
 
 
-def test_paper_is_light(visit: Any, comparison: str) -> None:
-    page = visit(comparison, color_scheme="dark")
+def test_paper_is_light(open_page: Any, comparison: str) -> None:
+    page = open_page(comparison, color_scheme="dark")
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert page.evaluate("document.documentElement.dataset.theme") == "light"
     assert page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--series-0')") == "#0072b2"
@@ -291,22 +248,22 @@ def test_paper_is_light(visit: Any, comparison: str) -> None:
         pytest.param({"tune": ()}, marks=pytest.mark.full),
     ],
 )
-def test_small_comparisons_draw_without_complaint(visit: Any, tmp_path: Path, options: dict[str, Any]) -> None:
-    page = visit(build(synthetic.comparison(tmp_path / "c", steps=24, **options)).as_uri())
+def test_small_comparisons_draw_without_complaint(open_page: Any, tmp_path: Path, options: dict[str, Any]) -> None:
+    page = open_page(build(synthetic.comparison(tmp_path / "c", steps=24, **options)).as_uri())
     assert traces(page)
 
 
 @pytest.mark.parametrize("state", ["done", "failed", pytest.param("running", marks=pytest.mark.full)])
-def test_runs_draw_without_complaint(visit: Any, tmp_path: Path, state: str) -> None:
-    page = visit(build(synthetic.run(tmp_path / "r", state=state)).as_uri())
+def test_runs_draw_without_complaint(open_page: Any, tmp_path: Path, state: str) -> None:
+    page = open_page(build(synthetic.run(tmp_path / "r", state=state)).as_uri())
     assert traces(page)
     assert page.locator(".legend button").count() == 0
 
 
-def test_folders_without_metrics_open_without_complaint(visit: Any, tmp_path: Path) -> None:
+def test_folders_without_metrics_open_without_complaint(open_page: Any, tmp_path: Path) -> None:
     folder = synthetic.comparison(tmp_path / "c", steps=24)
     shutil.rmtree(folder / "runs")
-    page = visit(build(folder).as_uri())
+    page = open_page(build(folder).as_uri())
     assert traces(page, "plot-rates")
     (tmp_path / "config.json").write_text("{}")
-    visit(build(tmp_path).as_uri())
+    open_page(build(tmp_path).as_uri())

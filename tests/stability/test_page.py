@@ -6,8 +6,6 @@ import dataclasses
 import json
 import math
 import re
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +17,9 @@ from normlab.stability.page import commands, page
 from normlab.stability.panels import PANELS
 from normlab.stability.profile import BLOCK, BOUNDARY
 from normlab.stability.result import Check
+from tests.browser import browsing
 from tests.stability import finished
 from tests.stability.test_result import RATES, THEORY, full
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-browsing = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium")
 
 
 def theory_of(depth: int) -> Any:
@@ -128,41 +124,14 @@ def test_fitted_laws_pass_through_what_was_measured(check: Check) -> None:
     assert fit["y"][0] == pytest.approx(1.1 * math.sqrt(13), rel=1e-4)
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with api.sync_playwright() as playwright:
-        # Root has no sandbox in a container; the page is our own.
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        yield chromium
-        chromium.close()
-
-
 @pytest.fixture
-def visit(browser: Any, tmp_path: Path) -> Iterator[Any]:
-    """Open the page of a check; whatever it logs, throws or asks for fails the test at its end."""
-    complaints: list[str] = []
-    contexts: list[Any] = []
-
-    def request(route: Any) -> None:
-        if not route.request.url.startswith("file:"):
-            complaints.append(f"request: {route.request.url}")
-        route.continue_()
+def visit(open_page: Any, tmp_path: Path) -> Any:
+    """Open the page of a check."""
 
     def visit(result: Check | Against, **options: Any) -> Any:
-        context = browser.new_context(reduced_motion="reduce", **options)
-        contexts.append(context)
-        page = context.new_page()
-        page.route("**/*", request)
-        page.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
-        page.on("pageerror", lambda error: complaints.append(f"error: {error}"))
-        page.goto(result.save(tmp_path / "page.html").as_uri())
-        return page
+        return open_page(result.save(tmp_path / "page.html").as_uri(), **options)
 
-    yield visit
-    for context in contexts:
-        context.close()
-    assert complaints == []
+    return visit
 
 
 def traces(page: Any, plot: str) -> list[dict[str, Any]]:

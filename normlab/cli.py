@@ -148,11 +148,11 @@ def check(
         json: Keep everything in this file.
         html: Write a page with the curves into this file.
     """
+    from normlab.files import writable
     from normlab.stability import against as pair
     from normlab.stability import card
     from normlab.stability.check import check as run
     from normlab.stability.check import prepare, share_reference
-    from normlab.stability.result import writable
 
     kept = [writable(path, suffix) for path, suffix in ((json, ".json"), (html, ".html")) if path is not None]
     targets = [prepare(name, config) for name in (target, against) if name is not None]

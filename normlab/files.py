@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -84,3 +84,27 @@ def file_error(action: str, error: OSError, path: Path | None = None) -> NormLab
     """The system's complaint in one line, with what to try; `path` unless the error itself names one."""
     advice = _ADVICE.get(error.errno or 0, "try again, or choose another folder")
     return NormLabError(f"cannot {action} {path or error.filename or 'a file'}: {error.strerror or error}; {advice}")
+
+
+def save(path: str | Path, writers: Mapping[str, Callable[[], str]]) -> Path:
+    """Write what the writer of the path's suffix returns."""
+    path = Path(path)
+    if path.suffix.lower() not in writers:
+        raise NormLabError(f"{path} must end in {' or '.join(writers)}: the suffix says what to write")
+    # Half of a surrogate pair cannot be written; the rest of that text can.
+    write_atomically(path, writers[path.suffix.lower()]().encode("utf-8", "replace"))
+    return path
+
+
+def writable(path: str | Path, suffix: str) -> Path:
+    """The path, if a file with this suffix can be written there: better to know before a minute of work than after."""
+    path = Path(path)
+    if path.suffix.lower() != suffix:
+        raise NormLabError(f"{path} must end in {suffix}; try {path.with_suffix(suffix)}")
+    if path.is_dir():
+        raise NormLabError(f"{path} is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise NormLabError(f"{path.parent} is no folder; make it first, or choose another one")
+    if not os.access(path.parent, os.W_OK):
+        raise NormLabError(f"{path.parent} cannot be written to; choose another folder")
+    return path

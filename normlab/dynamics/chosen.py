@@ -11,7 +11,7 @@ from normlab.dynamics.experiments.result import Result
 from normlab.dynamics.result import Simulation
 from normlab.dynamics.simulate import simulate
 from normlab.errors import NormLabError
-from normlab.stability.result import writable
+from normlab.files import writable
 
 __all__ = ["run", "writable"]
 

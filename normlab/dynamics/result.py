@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal
 
 from normlab.dynamics.fits import Rate
 from normlab.dynamics.tails import Tail
-from normlab.errors import NormLabError, unknown
-from normlab.stability.records import from_plain, to_plain
-from normlab.stability.result import save
+from normlab.errors import unknown
+from normlab.records import Kept
 
 SCHEMA = 1
 """Version of the JSON; it grows when a field changes its meaning."""
@@ -76,52 +72,19 @@ class Run:
         return self.bands[observable]
 
 
-class Kept:
-    """What can be written to a file and read back."""
+class Shown(Kept):
+    """What `normlab simulate` ends in."""
 
-    what: ClassVar[str]
-    """Its name in errors."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return to_plain(self)
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> Self:
-        """What `to_dict` wrote."""
-        if not isinstance(record, Mapping) or record.get("schema") != SCHEMA:
-            raise NormLabError(f"not a {cls.what} of schema {SCHEMA}; expected a file of normlab simulate --json")
-        return from_plain(cls, record, cls.what)
-
-    def to_json(self) -> str:
-        """One JSON object."""
-        return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Self:
-        """What `to_json` wrote."""
-        try:
-            return cls.from_dict(json.loads(text))
-        except ValueError as error:
-            raise NormLabError(f"not a {cls.what}: torn, or not JSON ({error})") from None
-
-    def save(self, path: str | Path) -> Path:
-        """Write it, whole or not at all; the suffix says how."""
-        return save(path, self.writers())
-
-    def writers(self) -> dict[str, Callable[[], str]]:
-        """By suffix, what makes the text of a file."""
-        return {".json": self.to_json, ".html": self.to_html}
+    made_by = "normlab simulate"
 
     def to_html(self) -> str:
-        """One page that needs no other file."""
         from normlab.dynamics.page import page
 
         return page(self)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Simulation(Kept):
+class Simulation(Shown):
     """A finished simulation."""
 
     what = "simulation"

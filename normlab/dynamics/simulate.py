@@ -17,9 +17,9 @@ from normlab.dynamics.config import SimulateConfig
 from normlab.dynamics.progress import Progress
 from normlab.dynamics.record import Record, Spec, label, record
 from normlab.dynamics.result import Band, Fitted, Merge, Run, Simulation
+from normlab.records import to_plain
 from normlab.schemes.base import Scheme
 from normlab.schemes.law import Law
-from normlab.stability.records import to_plain
 from normlab.versions import versions
 
 

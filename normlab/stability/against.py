@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from normlab.errors import NormLabError
+from normlab.records import Kept
 from normlab.stability import laws
 from normlab.stability.profile import Number
-from normlab.stability.records import from_plain, to_plain
-from normlab.stability.result import SCHEMA, Check, save
+from normlab.stability.result import SCHEMA, Check
 from normlab.stability.summary import is_open, sentence
 from normlab.stability.verdict import LEVELS, Level, Verdict, mean
 
@@ -48,8 +45,11 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Against:
+class Against(Kept):
     """Two finished checks: the design that was asked about, and the one it is held against."""
+
+    what = "pair of checks"
+    made_by = "normlab check --against"
 
     first: Check
     second: Check
@@ -97,26 +97,8 @@ class Against:
 
         return text(self)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return to_plain(self)
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> Against:
-        """The pair that `to_dict` wrote."""
-        if not isinstance(record, Mapping) or record.get("schema") != SCHEMA:
-            raise NormLabError(f"not two checks of schema {SCHEMA}; expected a file of normlab check --against --json")
-        return from_plain(cls, record, "checks")
-
-    def to_json(self) -> str:
-        """One JSON object; its schema is `normlab.stability.schema.schema(Against)`."""
-        return json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-
-    def save(self, path: str | Path) -> Path:
-        """Write both as `.json`, or as an `.html` page; whole or not at all."""
-        return save(path, {".json": self.to_json, ".html": self._page})
-
-    def _page(self) -> str:
+    def to_html(self) -> str:
+        """Both on one page that needs no other file."""
         from normlab.stability.page import page_of_two
 
         return page_of_two(self)

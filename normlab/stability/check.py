@@ -18,13 +18,13 @@ from torch import nn
 
 from normlab.errors import unknown
 from normlab.live import Live
+from normlab.records import to_plain
 from normlab.schemes.base import Scheme
 from normlab.stability.config import CheckConfig
 from normlab.stability.ladders import DepthLadder, depth_ladder, step_ladder, width_ladder
 from normlab.stability.procedure import procedure
 from normlab.stability.profile import Ladder, Profile
 from normlab.stability.rates import rate_ladder, with_reference
-from normlab.stability.records import to_plain
 from normlab.stability.remedies import remedies
 from normlab.stability.result import Check, Subject
 from normlab.stability.rungs import RateLadder, Step, Width

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from normlab.records import to_plain
 from normlab.stability import laws
 from normlab.stability.panels import PANELS, Panel, measured
 from normlab.stability.profile import Ladder, Number, Profile, When
-from normlab.stability.records import to_plain
 from normlab.stability.result import Check
 from normlab.stability.rungs import Step
 from normlab.stability.summary import depth_of

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
-from normlab.errors import NormLabError, unknown
-from normlab.files import write_atomically
+from normlab.errors import unknown
+from normlab.records import Kept
 from normlab.stability import failing
 from normlab.stability.procedure import Step as Answer
 from normlab.stability.profile import Ladder, Number, Profile, When
-from normlab.stability.records import from_plain, to_plain
 from normlab.stability.rungs import Look, RateLadder, Step, Twin, Width
 from normlab.stability.theory import Theory
 from normlab.stability.thresholds import Thresholds
 from normlab.stability.verdict import Level, Verdict, level
 
-__all__ = ["SCHEMA", "Check", "Look", "RateLadder", "Step", "Subject", "Twin", "Width", "save", "writable"]
+__all__ = ["SCHEMA", "Check", "Look", "RateLadder", "Step", "Subject", "Twin", "Width"]
 
 SCHEMA = 1
 """Version of the JSON; it grows when a field changes its meaning."""
@@ -49,8 +45,11 @@ class Subject:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class Check(Kept):
     """A finished check."""
+
+    what = "check"
+    made_by = "normlab check"
 
     target: Subject
     config: dict[str, Any] = field(default_factory=dict)
@@ -129,61 +128,8 @@ class Check:
 
         return text(self)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return to_plain(self)
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> Check:
-        """The check that `to_dict` wrote."""
-        if not isinstance(record, Mapping) or record.get("schema") != SCHEMA:
-            found = record.get("schema") if isinstance(record, Mapping) else None
-            raise NormLabError(
-                f"not a check of schema {SCHEMA} (found {found!r}); expected a file of normlab check --json"
-            )
-        return from_plain(cls, record, "check")
-
-    def to_json(self) -> str:
-        """One JSON object; its schema is `normlab.stability.schema`."""
-        return json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Check:
-        """The check that `to_json` wrote."""
-        try:
-            return cls.from_dict(json.loads(text))
-        except ValueError as error:
-            raise NormLabError(f"not a check: torn, or not JSON ({error}); expected normlab check --json") from None
-
-    def save(self, path: str | Path) -> Path:
-        """Write the check as `.json`, or as an `.html` page; whole or not at all."""
-        return save(path, {".json": self.to_json, ".html": self._page})
-
-    def _page(self) -> str:
+    def to_html(self) -> str:
+        """One page that needs no other file."""
         from normlab.stability.page import page
 
         return page(self)
-
-
-def save(path: str | Path, writers: Mapping[str, Callable[[], str]]) -> Path:
-    """Write what the writer of the path's suffix returns."""
-    path = Path(path)
-    if path.suffix.lower() not in writers:
-        raise NormLabError(f"{path} must end in {' or '.join(writers)}: the suffix says what to write")
-    # Half of a surrogate pair cannot be written; the rest of that text can.
-    write_atomically(path, writers[path.suffix.lower()]().encode("utf-8", "replace"))
-    return path
-
-
-def writable(path: str | Path, suffix: str) -> Path:
-    """The path, if a file with this suffix can be written there: better to know before a minute of work than after."""
-    path = Path(path)
-    if path.suffix.lower() != suffix:
-        raise NormLabError(f"{path} must end in {suffix}; try {path.with_suffix(suffix)}")
-    if path.is_dir():
-        raise NormLabError(f"{path} is a folder; name a file in it")
-    if not path.parent.is_dir():
-        raise NormLabError(f"{path.parent} is no folder; make it first, or choose another one")
-    if not os.access(path.parent, os.W_OK):
-        raise NormLabError(f"{path.parent} cannot be written to; choose another folder")
-    return path

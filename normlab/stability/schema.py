@@ -7,7 +7,7 @@ import inspect
 from typing import Any, Literal, get_args, get_origin
 
 from normlab.docstrings import field_docs
-from normlab.stability.records import hints, is_union
+from normlab.records import hints, is_union
 from normlab.stability.result import SCHEMA, Check
 
 _PLAIN: dict[Any, dict[str, Any]] = {

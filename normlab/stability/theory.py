@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from normlab.errors import NormLabError
+from normlab.records import from_plain, to_plain
 from normlab.stability.blame import blame
 from normlab.stability.laws import power_law
 from normlab.stability.profile import Number, Profile
-from normlab.stability.records import from_plain, to_plain
 from normlab.stability.verdict import Verdict, unmeasured
 
 if TYPE_CHECKING:

@@ -65,9 +65,9 @@ def test_it_is_about_the_first_design(pair: Against) -> None:
 def test_json_and_back(pair: Against, tmp_path: Path) -> None:
     path = pair.save(tmp_path / "pair.json")
     assert Against.from_dict(json.loads(path.read_bytes())) == pair
-    with pytest.raises(NormLabError, match="not two checks"):
+    with pytest.raises(NormLabError, match="not a pair of checks"):
         Against.from_dict({"schema": 7})
-    with pytest.raises(NormLabError, match="unknown field of checks"):
+    with pytest.raises(NormLabError, match="unknown field of pair of checks"):
         Against.from_dict(pair.first.to_dict())
 
 

@@ -7,8 +7,8 @@ import math
 
 import pytest
 
+from normlab.records import from_plain, to_plain
 from normlab.stability.procedure import Step, procedure
-from normlab.stability.records import from_plain, to_plain
 from normlab.stability.rungs import Look
 from normlab.stability.rungs import Step as Rung
 from normlab.stability.theory import ScaleRow, Theory

@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from normlab.errors import NormLabError
+from normlab.files import writable
+from normlab.records import from_plain, to_plain
 from normlab.stability import failing
-from normlab.stability.records import from_plain, to_plain
 from normlab.stability.remedies import MENU
-from normlab.stability.result import Check, RateLadder, Twin, writable
+from normlab.stability.result import Check, RateLadder, Twin
 from normlab.stability.theory import ScaleRow, Slope, Theory, TheoryLook, Trend
 from normlab.stability.verdict import Verdict
 from normlab.stability.verdicts import judge

@@ -12,8 +12,8 @@ from normlab.dynamics import laws
 from normlab.dynamics.config import SimulateConfig
 from normlab.dynamics.figures import Figure
 from normlab.dynamics.progress import Progress
-from normlab.dynamics.result import SCHEMA, Kept
-from normlab.stability.records import to_plain
+from normlab.dynamics.result import SCHEMA, Shown
+from normlab.records import to_plain
 from normlab.versions import versions
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Findings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result(Kept):
+class Result(Shown):
     """A finished experiment."""
 
     what = "result"

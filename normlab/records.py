@@ -1,4 +1,4 @@
-"""Records as plain values and back: dataclasses of numbers, words, lists and other such dataclasses.
+"""Records as plain values and back, in memory and in files: dataclasses of numbers, words, lists and other such ones.
 
 JSON has no NaN, so a number that is not finite becomes null; where a field allows no None it comes back as NaN. What is
 read is checked against the types of the fields: a file that was edited by hand fails with the place that is wrong.
@@ -7,15 +7,68 @@ read is checked against the types of the fields: a file that was edited by hand 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from normlab.errors import NormLabError, unknown
+from normlab.files import save
 
 T = TypeVar("T")
+
+
+class Kept:
+    """A result that is written to a file and read back: a dataclass with a field `schema`, its version."""
+
+    what: ClassVar[str]
+    """Its name in errors."""
+    made_by: ClassVar[str]
+    """The command that writes it."""
+    schema: Any
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return to_plain(self)
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> Self:
+        """What `to_dict` wrote."""
+        found = record.get("schema") if isinstance(record, Mapping) else None
+        if found != cls.schema:
+            raise NormLabError(
+                f"not a {cls.what} of schema {cls.schema} (found {found!r}); expected a file of {cls.made_by} --json"
+            )
+        return from_plain(cls, record, cls.what)
+
+    def to_json(self) -> str:
+        """One JSON object."""
+        return json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """What `to_json` wrote."""
+        try:
+            return cls.from_dict(json.loads(text))
+        except ValueError as error:
+            raise NormLabError(
+                f"not a {cls.what}: torn, or not JSON ({error}); expected {cls.made_by} --json"
+            ) from None
+
+    def to_html(self) -> str:
+        """One page that needs no other file."""
+        raise NotImplementedError
+
+    def save(self, path: str | Path) -> Path:
+        """Write it as `.json`, or as an `.html` page; whole or not at all."""
+        return save(path, self.writers())
+
+    def writers(self) -> dict[str, Callable[[], str]]:
+        """By suffix, what makes the text of a file."""
+        return {".json": self.to_json, ".html": self.to_html}
 
 
 def to_plain(value: Any) -> Any:

@@ -32,17 +32,26 @@ def steps(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def model_kernels(rows: list[dict[str, Any]]) -> str:
+    """One line per kernel."""
+    lines = ["| kernel | µs | share of copy | × `torch.compile` |", "|" + "---|" * 4]
+    for row in rows:
+        cells = [f"{1e6 * row['fused']['median']:.1f}", f"{row['share']:.2f}", f"{row['over_compiled']:.2f}"]
+        lines.append(f"| {row['case']} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     page = HERE / "README.md"
     text = page.read_text(encoding="utf-8")
-    makers = {"kernels": kernels, "step": steps}
+    makers = {"kernels": kernels, "step": steps, "model-kernels": model_kernels}
 
     def table(match: re.Match[str]) -> str:
         kind, name = match["kind"], match["name"]
         rows = json.loads((HERE / "results" / name).read_text(encoding="utf-8"))["rows"]
         return f"<!-- {kind}: {name} -->\n{makers[kind](rows)}\n<!-- end -->"
 
-    pattern = r"<!-- (?P<kind>kernels|step): (?P<name>\S+) -->\n.*?<!-- end -->"
+    pattern = r"<!-- (?P<kind>[a-z-]+): (?P<name>\S+) -->\n.*?<!-- end -->"
     page.write_text(re.sub(pattern, table, text, flags=re.DOTALL), encoding="utf-8")
 
 

@@ -17,9 +17,9 @@ from torch.utils.checkpoint import checkpoint
 
 from normlab.errors import NormLabError
 from normlab.kernels.softmax_slope import log_probabilities, of_targets, softmax_slope_
-from normlab.models.sublayer import product_dtype
+from normlab.models.sublayer import product_dtype, scale_rows
 from normlab.norms import widen
-from normlab.schemes.parts import Constant, Scale
+from normlab.schemes.parts import channel_factor
 
 CHUNK_BYTES = 2**29
 """Logits that are held at a time, in the format of the product: large enough for products to run at full speed."""
@@ -59,11 +59,11 @@ def chunked_cross_entropy(
     """
     _check(hidden, weight, targets, z_loss, chunk)
     rows = chunk or chunk_rows(weight.shape[0], product_dtype(hidden, weight).itemsize)
-    factor = _row_factor(logit_transform)
+    factor = channel_factor(logit_transform)
     if logit_transform is not None and factor is None:
         return _recomputed(hidden, weight, targets, logit_transform, z_loss, rows, ignore_index)
     if factor is not None:
-        weight = (widen(weight) * factor).to(weight.dtype)
+        weight = scale_rows(weight, factor)
     if not torch.is_grad_enabled() or not (hidden.requires_grad or weight.requires_grad):
         return Loss(*_value(hidden, weight, targets, z_loss, rows, ignore_index))
     return Loss(*_Chunked.apply(hidden, weight, targets, z_loss, rows, ignore_index, kernels))
@@ -190,13 +190,6 @@ def _means(sums: list[torch.Tensor], z_loss: float) -> Loss:
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
-
-
-def _row_factor(transform: nn.Module | None) -> torch.Tensor | None:
-    """What a transform multiplies the rows of the matrix by; None where it does more than that."""
-    if isinstance(transform, Scale):
-        return transform.value().unsqueeze(-1)
-    return transform.tensor if isinstance(transform, Constant) else None
 
 
 def _check(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, z_loss: float, chunk: int | None) -> None:

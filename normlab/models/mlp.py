@@ -13,9 +13,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from normlab.errors import unknown
+from normlab.kernels import backends
 from normlab.kernels.swiglu import gated_linear
-from normlab.models.sublayer import Sublayer, check_positive, is_plain, product_dtype, project, through
+from normlab.models.sublayer import Sublayer, check_positive, is_plain, product_dtype, project, scale_rows, through
 from normlab.roles import Part, Spec
+from normlab.schemes.blocks import has_hooks
+from normlab.schemes.parts import channel_factor
 
 _OFFERS = {"swiglu": frozenset({"gate-scale", "up-scale"}), "gelu": frozenset({"up-scale"})}
 
@@ -60,17 +63,39 @@ class MLP(FeedForward):
         self.down = nn.Linear(hidden, dim, bias=bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        raw = project(x, self.gate_up if self.gated else self.up)
         if not self._fuses():
-            return project(self.activate(raw), self.down)
+            return project(self.activate(project(x, self.gate_up if self.gated else self.up)), self.down)
+        raw = self._scaled(x)
         dtype, bias = product_dtype(raw, self.down.weight), self.down.bias
         weight = self.down.weight.to(dtype)
         return gated_linear(raw, weight, None if bias is None else bias.to(dtype), kernels=self.kernels)
 
     def _fuses(self) -> bool:
         """Whether nonlinearity and last product may be one step: nothing is between them, and nobody looks there."""
-        empty = self.gate_scale is None and self.up_scale is None
-        return self.kernels != "reference" and self.gated and empty and is_plain(self.down)
+        return self.kernels != "reference" and self.gated and self._folds() and is_plain(self.down)
+
+    def _folds(self) -> bool:
+        """Whether what the slots hold, if anything, can be part of the first matrix."""
+        filled = [slot for slot in (self.gate_scale, self.up_scale) if slot is not None]
+        if not filled:
+            return True
+        folds = not any(has_hooks(slot) or channel_factor(slot) is None for slot in filled)
+        return (
+            folds and is_plain(self.gate_up) and backends.choose(self.kernels, self.gate_up.weight[:1, :1]) == "triton"
+        )
+
+    def _scaled(self, x: torch.Tensor) -> torch.Tensor:
+        """[S_g gate, S_u up]."""
+        slots = (self.gate_scale, self.up_scale)
+        if slots == (None, None):
+            return project(x, self.gate_up)
+        ones = torch.ones(self.hidden, device=x.device)
+        # An empty slot multiplies by 1, and so does one number every channel.
+        factors = [ones if slot is None else channel_factor(slot) * ones for slot in slots]  # type: ignore[operator]
+        factor, dtype = torch.cat(factors), product_dtype(x, self.gate_up.weight)
+        bias = self.gate_up.bias
+        weight = scale_rows(self.gate_up.weight, factor).to(dtype)
+        return F.linear(x.to(dtype), weight, None if bias is None else scale_rows(bias, factor).to(dtype))
 
     def parameter_roles(self) -> dict[str, Spec]:
         first: dict[str, Spec] = {"gate_up.weight": self._gate_up_parts()} if self.gated else {"up.weight": "up"}

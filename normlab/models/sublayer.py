@@ -7,6 +7,7 @@ from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from normlab.errors import NormLabError, unknown
+from normlab.norms import widen
 from normlab.schemes.blocks import has_hooks
 
 
@@ -49,6 +50,12 @@ def project(x: torch.Tensor, linear: nn.Linear) -> torch.Tensor:
     if autocast_dtype(x) is None:
         x = x.to(linear.weight.dtype)
     return linear(x)
+
+
+def scale_rows(weight: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    """A matrix or bias whose outputs are multiplied by `factor`, a number or one for each."""
+    across = factor if factor.ndim == 0 else factor.view(-1, *(1,) * (weight.ndim - 1))
+    return (widen(weight) * across).to(weight.dtype)
 
 
 def is_plain(linear: nn.Module) -> bool:

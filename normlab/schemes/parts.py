@@ -129,6 +129,20 @@ class Chain(nn.Sequential):
         return rms_in
 
 
+def channel_factor(part: nn.Module | None) -> torch.Tensor | None:
+    """What a part multiplies every channel by; None where it does anything else.
+
+    It may as well multiply the rows of the matrix before it, of which there are far fewer than of activations.
+    """
+    if isinstance(part, Scale):
+        return part.value()
+    if isinstance(part, Constant):
+        return part.tensor
+    factors = [channel_factor(link) for link in part] if isinstance(part, Chain) else []
+    known = [factor for factor in factors if factor is not None]
+    return torch.stack(torch.broadcast_tensors(*known)).prod(0) if known and len(known) == len(factors) else None
+
+
 class ToSphere(nn.Module):
     """√d · x/‖x‖, or x/‖x‖ with radius 1: puts an embedding where a scheme wants it. Zero stays zero, gradient too."""
 

@@ -48,6 +48,24 @@ def test_a_scheme_that_fills_every_slot():
     close(run(build("triton", scheme="ngpt"), *data), run(build("reference", scheme="ngpt"), *data), 500)
 
 
+def test_scales_in_an_mlp_become_part_of_its_matrix(monkeypatch):
+    called = []
+    op = swiglu._backward_op
+    monkeypatch.setattr(swiglu, "_backward_op", lambda *a: called.append(a[0].shape) or op(*a))
+    model, data = build("triton", scheme="ngpt"), batch()
+    expected = run(model, *data)
+    assert len(called) == 2
+    # Whoever looks at a scale sees what passes through it.
+    seen = []
+    mlp = model.stack.layers[0].branches[1]
+    handle = mlp.gate_scale.register_forward_hook(lambda module, given, got: seen.append((given[0], got)))
+    called.clear()
+    close(run(model, *data), expected, 500)
+    handle.remove()
+    assert len(called) == 1
+    assert torch.equal(seen[0][1], mlp.gate_scale(seen[0][0]))
+
+
 def test_packed_documents():
     tokens, targets = batch()
     documents = torch.arange(17).expand(3, 17) // torch.tensor([[4], [5], [9]])

@@ -23,20 +23,22 @@ F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 
 def assert_backward(raw, dh) -> None:
     """(d_raw, h) of the kernel against autograd in float64 on the same numbers."""
-    wide = raw.double().requires_grad_()
+    wide, dh_dtype = raw.double().requires_grad_(), dh.dtype
     h = gated(wide)
     (d_raw,) = torch.autograd.grad(h, wide, dh.double())
     found = swiglu._backward_op(raw, dh)
-    for one, two, dtype in zip(found, (d_raw, h.detach()), (raw.dtype, dh.dtype), strict=True):
+    gate, up = wide.detach().chunk(2, -1)
+    dh, up, size = dh.double().abs(), up.abs(), gate.abs()
+    # Eight fp32 roundings of products of σ. A GPU's e^x is 2^(x log₂e), whose exponent is rounded: |x| · 2^-24 of
+    # σ(−x); and its division returns 0 where the divisor is beyond 2^126, so a σ of less than 2^-126 may be lost.
+    slack = 8 * 2.0**-24 * gate.sigmoid() * (1.0 + (-gate).clamp_min(0.0)) + 2.0**-126
+    factors = torch.cat((dh * up * (1.0 + size), dh * size), -1), up * size
+    for one, two, factor, dtype in zip(found, (d_raw, h.detach()), factors, (raw.dtype, dh_dtype), strict=True):
         assert (one.dtype, one.shape) == (dtype, two.shape)
         kind = torch.finfo(dtype)
-        # Eight fp32 roundings in a product whose parts do not cancel but for 1 + gate (1 − σ), which is 1 at least
-        # where the gate is positive and loses |gate| · 2^-24 of dh · up · σ where it is not; a whole ulp, for the
-        # interpreter truncates to bf16.
-        gate, up = wide.detach().chunk(2, -1)
-        loss = dh.double() * up * gate.sigmoid() * gate.abs()
-        scale = two.abs() + (torch.cat((loss, loss), -1).abs() if one is found[0] else 0.0)
-        allowed = kind.eps * two.abs() + 8 * 2.0**-24 * scale + 4 * kind.smallest_normal
+        # A whole ulp, for the interpreter truncates to bf16.
+        times = torch.cat((slack, slack), -1) if one is found[0] else slack
+        allowed = kind.eps * two.abs() + factor * times + 4 * kind.smallest_normal
         assert ((one.double() - two).abs() <= allowed).all()
 
 

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-TOKENS, HEADS = 8, 4
+TOKENS, HEADS = 4, 4
 """What one program turns: tokens lie together in a layout by heads, heads in one by tokens."""
 
 PER_THREAD = 8

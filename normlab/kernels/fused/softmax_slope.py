@@ -16,11 +16,11 @@ import torch
 import triton
 import triton.language as tl
 
-BLOCK = 16384
+BLOCK = 8192
 """Elements of a row that are read at a time: enough on their way to hide the memory's latency."""
 
 WARPS = 16
-"""With 32 elements a thread, registers leave room for two such programs on a multiprocessor."""
+"""Sixteen elements a thread: two such programs fit on a multiprocessor."""
 
 LANE = 8
 """Neighbours that share a running maximum, 16 bytes of bf16: one exponential more for eight elements, not for each."""

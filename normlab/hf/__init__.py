@@ -14,7 +14,7 @@ from normlab.hf.configuration import NormLabConfig  # noqa: E402
 from normlab.hf.modelling import NormLabForCausalLM  # noqa: E402
 
 if TYPE_CHECKING:
-    from normlab.hf.export import export
+    from normlab.hf.exporting import export
     from normlab.hf.trainer import NormLabCallback, optimizer_cls_and_kwargs
 
 __all__ = [
@@ -31,7 +31,7 @@ __getattr__ = loader(
     {
         # NormLab's models as the library's
         "NormLabCallback": "trainer",
-        "export": "export",
+        "export": "exporting",
         "optimizer_cls_and_kwargs": "trainer",
     },
 )

@@ -6,7 +6,7 @@ generation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -100,7 +100,16 @@ class NormLabForCausalLM(PreTrainedModel, GenerationMixin):
     def _embed(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
         if (input_ids is None) == (inputs_embeds is None):
             raise NormLabError("expected input_ids or inputs_embeds, one of them; got both or neither")
+        self._check_weights(input_ids if inputs_embeds is None else inputs_embeds)
         return self.decoder.embedding(input_ids) if inputs_embeds is None else inputs_embeds
+
+    def _check_weights(self, given: torch.Tensor | None) -> None:
+        # Offloaded weights come and go with the call of the module that owns them; tied heads and steps read those of
+        # others, and would compute with what happens to be in memory.
+        compiling = torch.compiler.is_compiling()
+        if not compiling and not (given is None or given.is_meta) and any(p.is_meta for p in self.parameters()):
+            raise NormLabError("weights are offloaded or not loaded (meta device); expected them in memory; load the "
+                               "model without an offload folder, on one device or over several GPUs")
 
     def _find_cache(self, given: Cache | None, wanted: bool) -> Cache | None:
         if not (self.decoder.stack.checkpointing and torch.is_grad_enabled()):
@@ -170,10 +179,13 @@ class NormLabForCausalLM(PreTrainedModel, GenerationMixin):
     def _init_weights(self, module: nn.Module) -> None:
         fill_lacking_(self.decoder, module)
 
-    def _set_gradient_checkpointing(self, enable: bool = True, *given: Callable[..., Any], **options: Any) -> None:
+    def _set_gradient_checkpointing(self, enable: bool = True, **options: Any) -> None:
         if options.get("every_n_layers", 1) != 1:
             raise NormLabError("gradient checkpointing takes all layers or none; leave out every_n_layers")
-        super()._set_gradient_checkpointing(enable, *given, **options)
+        function = options.get("gradient_checkpointing_func")
+        if enable and self.decoder.config.experts and getattr(function, "keywords", {}).get("use_reentrant"):
+            raise NormLabError("experts' routers would lose the gradient of their losses; use use_reentrant=False")
+        super()._set_gradient_checkpointing(enable, **options)
         stack = self.decoder.stack
         stack.checkpointing, stack.checkpoint_with = enable, self._gradient_checkpointing_func
 

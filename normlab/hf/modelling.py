@@ -186,8 +186,9 @@ class NormLabForCausalLM(PreTrainedModel, GenerationMixin):
         if enable and self.decoder.config.experts and getattr(function, "keywords", {}).get("use_reentrant"):
             raise NormLabError("experts' routers would lose the gradient of their losses; use use_reentrant=False")
         super()._set_gradient_checkpointing(enable, **options)
-        stack = self.decoder.stack
-        stack.checkpointing, stack.checkpoint_with = enable, self._gradient_checkpointing_func
+        self.decoder.stack.checkpointing = enable
+        if function is not None:
+            self.decoder.stack.checkpoint_with = function
 
     def get_input_embeddings(self) -> nn.Module:
         return self.decoder.embedding

@@ -23,10 +23,6 @@ class Rules(Protocol):
 class NormLabCallback(TrainerCallback):
     """Re-applies the scheme's constraint after every optimiser step; without one there is nothing to do."""
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any = None, **kwargs: Any) -> None:
-        # Weights that come from elsewhere need not meet the constraint.
-        rules_of(model).after_step()
-
     def on_optimizer_step(self, args: Any, state: Any, control: Any, *, model: Any = None, **kwargs: Any) -> None:
         rules_of(model).after_step()
 

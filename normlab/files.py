@@ -69,11 +69,12 @@ def replacing_folder(path: Path) -> Iterator[Path]:
                 os.replace(aside, path)
             raise
         sync(path.parent)
+        shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
         raise file_error("write", error, path) from error
     finally:
-        for leftover in (part, aside):
-            shutil.rmtree(leftover, ignore_errors=True)
+        # After the replacement there is nothing left to remove.
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -28,7 +28,7 @@ class LayerOfCache:
 
 
 class Backend:
-    """The attention that `attn_implementation` names, for one layer: its attributes are those that backends look for."""
+    """The attention that `attn_implementation` names, for one layer; backends look for the public attributes."""
 
     is_causal = True
 
@@ -42,7 +42,7 @@ class Backend:
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float
     ) -> torch.Tensor:
-        name = self.config._attn_implementation
+        name = self.config._attn_implementation or "sdpa"
         function = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention_forward)
         heads = (part.transpose(1, 2) for part in (q, k, v))
         mixed, weights = function(self, *heads, mask, dropout=0.0, scaling=scale, **self._options)

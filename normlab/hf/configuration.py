@@ -14,7 +14,7 @@ from normlab.records import from_plain
 class NormLabConfig(PreTrainedConfig):
     """`NormLabConfig(model=DecoderConfig(scheme="geonorm", ...))`; every value is written to `config.json`.
 
-    The library asks for sizes by names of its own (`hidden_size`, `num_hidden_layers`, ...): they are read from `model`.
+    The library asks for sizes by names of its own (`hidden_size`, `num_hidden_layers`, ...); `model` answers.
     """
 
     model_type = "normlab"

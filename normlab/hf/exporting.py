@@ -26,7 +26,7 @@ def export(run: str | Path | Run, folder: str | Path, *, overwrite: bool = False
     folder = Path(folder)
     _check_target(folder, overwrite)
     tokenizer = library_tokenizer(found.tokenizer, found.config.model.max_length)
-    end = {name: found.tokenizer.end for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    end = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), found.tokenizer.end)
     model = NormLabForCausalLM.from_decoder(found.model, base_dim=found.config.base_dim, **end)
     with replacing_folder(folder) as part:
         model.save_pretrained(part)

@@ -6,11 +6,12 @@ generation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, Cache, DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -89,13 +90,14 @@ class NormLabForCausalLM(PreTrainedModel, GenerationMixin):
         hidden = self._features(embedded, attention_mask, position_ids, cache, backends, states)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.decoder.head(hidden[:, kept], self.decoder.embedding.weight)
-        return CausalLMOutputWithPast(
-            loss=None if labels is None else self._loss(logits, labels, kwargs),
-            logits=logits,
-            past_key_values=cache,
-            hidden_states=None if states is None else self._hidden_states(states, hidden),
-            attentions=tuple(backend.kept() for backend in backends) if keep else None,
-        )
+        found: dict[str, Any] = {
+            "loss": None if labels is None else self._loss(logits, labels, kwargs),
+            "logits": logits,
+            "past_key_values": cache,
+            "hidden_states": None if states is None else self._hidden_states(states, hidden),
+            "attentions": tuple(backend.kept() for backend in backends) if keep else None,
+        }
+        return CausalLMOutputWithPast(**found)
 
     def _embed(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
         if (input_ids is None) == (inputs_embeds is None):
@@ -108,8 +110,10 @@ class NormLabForCausalLM(PreTrainedModel, GenerationMixin):
         # others, and would compute with what happens to be in memory.
         compiling = torch.compiler.is_compiling()
         if not compiling and not (given is None or given.is_meta) and any(p.is_meta for p in self.parameters()):
-            raise NormLabError("weights are offloaded or not loaded (meta device); expected them in memory; load the "
-                               "model without an offload folder, on one device or over several GPUs")
+            raise NormLabError(
+                "weights are offloaded or not loaded (meta device); expected them in memory; load the "
+                "model without an offload folder, on one device or over several GPUs"
+            )
 
     def _find_cache(self, given: Cache | None, wanted: bool) -> Cache | None:
         if not (self.decoder.stack.checkpointing and torch.is_grad_enabled()):
@@ -179,18 +183,23 @@ class NormLabForCausalLM(PreTrainedModel, GenerationMixin):
     def _init_weights(self, module: nn.Module) -> None:
         fill_lacking_(self.decoder, module)
 
-    def _set_gradient_checkpointing(self, enable: bool = True, **options: Any) -> None:
-        if options.get("every_n_layers", 1) != 1:
+    def _set_gradient_checkpointing(
+        self,
+        enable: bool = True,
+        gradient_checkpointing_func: Callable[..., Any] = checkpoint,
+        every_n_layers: int = 1,
+    ) -> None:
+        if every_n_layers != 1:
             raise NormLabError("gradient checkpointing takes all layers or none; leave out every_n_layers")
-        function = options.get("gradient_checkpointing_func")
-        if enable and self.decoder.config.experts and getattr(function, "keywords", {}).get("use_reentrant"):
+        reentrant = getattr(gradient_checkpointing_func, "keywords", {}).get("use_reentrant")
+        if enable and reentrant and self.decoder.config.experts:
             raise NormLabError("experts' routers would lose the gradient of their losses; use use_reentrant=False")
-        super()._set_gradient_checkpointing(enable, **options)
+        super()._set_gradient_checkpointing(enable, gradient_checkpointing_func)
         self.decoder.stack.checkpointing = enable
-        if function is not None:
-            self.decoder.stack.checkpoint_with = function
+        if enable:
+            self.decoder.stack.checkpoint_with = gradient_checkpointing_func
 
-    def get_input_embeddings(self) -> nn.Module:
+    def get_input_embeddings(self) -> nn.Embedding:
         return self.decoder.embedding
 
     def set_input_embeddings(self, value: nn.Module) -> None:
@@ -205,7 +214,7 @@ class NormLabForCausalLM(PreTrainedModel, GenerationMixin):
 
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
-    ) -> nn.Module:
+    ) -> nn.Embedding:
         """Another number of tokens: rows of the embedding, of a head of its own, and of what scales the logits."""
         size = self.config.vocab_size if new_num_tokens is None else new_num_tokens
         multiple = pad_to_multiple_of or 1

@@ -60,7 +60,9 @@ def test_it_is_the_run(kind, runs, tmp_path):
 
 def test_bytes_that_break_off_spoil_nothing_but_themselves(runs, tmp_path):
     words = AutoTokenizer.from_pretrained(export(runs["bytes"], tmp_path / "out"))
-    assert words.decode([0x61, 0xC3, 0x28, 0xFF, 0x62]) == bytes([0x61, 0xC3, 0x28, 0xFF, 0x62]).decode("utf-8", "replace")
+    assert words.decode([0x61, 0xC3, 0x28, 0xFF, 0x62]) == bytes([0x61, 0xC3, 0x28, 0xFF, 0x62]).decode(
+        "utf-8", "replace"
+    )
 
 
 def test_batches_are_padded_on_the_left(runs, tmp_path):
@@ -90,9 +92,8 @@ def test_the_command_writes_what_a_fresh_process_loads(runs, tmp_path, monkeypat
     with pytest.raises(SystemExit) as refused:
         cli.main()
     assert refused.value.code == 2
-    assert capsys.readouterr().err == (
-        f"normlab: {tmp_path / 'out'} holds an export already; add --overwrite to replace it, or choose another folder\n"
-    )
+    advice = "add --overwrite to replace it, or choose another folder"
+    assert capsys.readouterr().err == f"normlab: {tmp_path / 'out'} holds an export already; {advice}\n"
 
 
 def test_what_is_in_the_folder(runs, tmp_path):
@@ -111,7 +112,8 @@ def test_the_card_tells_the_run(runs, tmp_path):
     result = normlab.load_run(runs["bytes"]).status["result"]
     assert card.startswith('---\nlibrary_name: "transformers"\n')
     for line in (
-        "| Scheme | geonorm |", "| Tokenizer | bytes |", "| Tokens | 8.19k |", f"| Bits per byte | {result['bits_per_byte']:.4f} |",
+        "| Scheme | geonorm |", "| Tokenizer | bytes |", "| Tokens | 8.19k |",
+        f"| Bits per byte | {result['bits_per_byte']:.4f} |",
         f"| Validation loss (nats a token) | {result['loss']:.4f} |", f"torch {torch.__version__}".replace("_", "\\_"),
     ):  # fmt: skip
         assert line in card

@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer on the built-in text: it learns, the scheme's groups reach it, constraints hold at every step."""
+"""Hugging Face's Trainer on the built-in text: it learns, with the scheme's groups and under its constraint."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 from normlab import NormLabError
 from normlab.data import open_source
@@ -115,7 +122,13 @@ def test_an_optimiser_with_groups_of_its_own_is_refused(tmp_path, monkeypatch):
 
 
 def test_a_model_without_a_scheme_is_refused(tmp_path):
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 9}
+    sizes = {
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "vocab_size": 9,
+    }
     with pytest.raises(NormLabError, match="LlamaForCausalLM follows no scheme of ours"):
         optimizer_cls_and_kwargs(LlamaForCausalLM(LlamaConfig(**sizes)), arguments(tmp_path))
 

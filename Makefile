@@ -9,7 +9,7 @@ OLD_X_TRANSFORMERS := $(VENV)/x-transformers-1.44.8
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 # The oldest transformers that works, with what it cannot share with the newest.
-OLD_TRANSFORMERS := $(VENV)/transformers-5.4.0
+OLD_TRANSFORMERS := $(CURDIR)/$(VENV)/transformers-5.4.0
 
 .PHONY: demo test test-full test-gpu test-oldest lint docs figures clean
 

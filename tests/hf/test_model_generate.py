@@ -143,8 +143,6 @@ def test_gradients_pass_through_a_cache():
 
 
 @pytest.mark.full
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_static_cache_compiles():
     model = make()
     cache = StaticCache(model.config, max_cache_len=32)

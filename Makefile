@@ -8,7 +8,10 @@ OLD_X_TRANSFORMERS := $(VENV)/x-transformers-1.44.8
 # One thread a process: the suite runs in as many processes as there are cores.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test test-full test-gpu lint docs figures clean
+# The oldest transformers that works, with what it cannot share with the newest.
+OLD_TRANSFORMERS := $(CURDIR)/$(VENV)/transformers-5.4.0
+
+.PHONY: demo test test-full test-gpu test-oldest lint docs figures clean
 
 # The main job at a size for two cores: 24 small runs on the standard library's own text, ending in demo/report.html.
 DEMO := --schemes pre post peri geonorm --lrs 1.5e-3 3e-3 6e-3 --seeds 3 --depth 4 --dim 64 --heads 2 --length 128 --batch 16 \
@@ -26,6 +29,9 @@ test-full: $(VENV)/.test
 # The same tests of the kernels on a GPU in place of Triton's interpreter.
 test-gpu: $(VENV)/.test
 	NORMLAB_TEST_DEVICE=cuda $(BIN)/python -m pytest -n 8 tests/kernels
+
+test-oldest: $(VENV)/.test $(OLD_TRANSFORMERS)
+	PYTHONPATH=$(OLD_TRANSFORMERS) $(TEST_ENV) $(BIN)/python -m pytest -n auto -m "not full" tests/hf
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -48,6 +54,10 @@ $(VENV)/.test: $(VENV)/.base
 	$(PIP) --editable ".[test,lint]"
 	$(PIP) --no-deps --upgrade --target $(OLD_X_TRANSFORMERS) x-transformers==1.44.8
 	touch $@
+
+$(OLD_TRANSFORMERS): $(VENV)/.test
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $@ \
+	  transformers==5.4.0 "huggingface-hub>=1.31,<2" "tokenizers>=0.22,<=0.23.0" "httpx<1" "httpcore<2"
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis

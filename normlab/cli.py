@@ -32,6 +32,7 @@ Examples:
   normlab simulate --scheme peri    what theory says it does to tokens through depth
   normlab report DIR                the page of a comparison or a run
   normlab generate --run DIR        text from a trained model
+  normlab export RUN DIR            a trained model as a Hugging Face folder
   normlab doctor                    what this machine can run, and why not
   normlab bench kernels             fused steps against the memory's speed
   normlab bench step                training steps of every scheme beside Pre-Norm's
@@ -244,6 +245,24 @@ def generate(
     print(load_run(run, device=device).generate(prompt, tokens=tokens, **options))
 
 
+def export(
+    run: Annotated[Path, tyro.conf.Positional],
+    folder: Annotated[Path, tyro.conf.Positional],
+    /,
+    overwrite: bool = False,
+) -> None:
+    """Write a trained model as a folder that Hugging Face's transformers loads: weights, tokenizer, model card.
+
+    Args:
+        run: Folder of a finished run.
+        folder: Where the model goes.
+        overwrite: Replace an earlier export.
+    """
+    from normlab.hf import export
+
+    print(f"model: {export(run, folder, overwrite=overwrite)}")
+
+
 def bench() -> None:
     """Measure speed: `bench kernels` for the fused steps, `bench step` for whole training steps."""
 
@@ -299,6 +318,7 @@ _VERBS: dict[str, Callable[..., None]] = {
     "simulate": simulate,
     "report": report,
     "generate": generate,
+    "export": export,
     "doctor": doctor,
     "bench": bench,
 }

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import secrets
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -47,6 +48,33 @@ def replacing(path: Path) -> Iterator[Path]:
         # After the replacement there is nothing left to remove.
         with suppress(OSError):
             part.unlink()
+
+
+@contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """A temporary folder to write to, which takes the place of the folder `path` if all goes well; else it vanishes."""
+    mark = secrets.token_hex(4)
+    part, aside = path.with_name(f".{path.name}.{mark}.part"), path.with_name(f".{path.name}.{mark}.old")
+    try:
+        part.mkdir()
+        yield part
+        for file in (*part.rglob("*"), part):
+            sync(file)
+        if path.exists():
+            os.replace(path, aside)
+        try:
+            os.replace(part, path)
+        except OSError:
+            if aside.exists():
+                os.replace(aside, path)
+            raise
+        sync(path.parent)
+        shutil.rmtree(aside, ignore_errors=True)
+    except OSError as error:
+        raise file_error("write", error, path) from error
+    finally:
+        # After the replacement there is nothing left to remove.
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def write_json(path: Path, value: Any) -> None:

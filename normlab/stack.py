@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -79,6 +79,7 @@ class Stack(nn.Module):
         if first + len(blocks) > whole:
             raise NormLabError(f"{len(blocks)} blocks from block {first} on do not fit into a depth of {whole}")
         self.checkpointing = checkpointing
+        self.checkpoint_with: Callable[..., torch.Tensor] = partial(checkpoint, use_reentrant=False)  # type: ignore
         self._given_roles = dict(roles or {})
         self.entry = self.bound.entry() if first == 0 else nn.Identity()
         self.layers = nn.ModuleList(Layer(self.bound.block(k), modules) for k, modules in enumerate(blocks))
@@ -100,18 +101,28 @@ class Stack(nn.Module):
         return self.bound.dim
 
     def forward(
-        self, x: torch.Tensor, *, per_block: Sequence[Mapping[str, Any]] | None = None, **to_attention: Any
+        self,
+        x: torch.Tensor,
+        *,
+        per_block: Sequence[Mapping[str, Any]] | None = None,
+        states: list[torch.Tensor] | None = None,
+        **to_attention: Any,
     ) -> torch.Tensor:
+        """What the exit makes of x. The list `states` is given the state after the entry and after every layer."""
         if self.bound.first == 0 and x.shape[-1] != self.dim:
             raise NormLabError(f"the stack has width {self.dim}, got a tensor of shape {tuple(x.shape)}")
         state = self.entry(x)
         extras = [
             to_attention if per_block is None else {**to_attention, **per_block[k]} for k in range(len(self.layers))
         ]
-        if self._may_wait():
+        if states is None and self._may_wait():
             return self._run_on(state, extras)
         for layer, extra in zip(self.layers, extras, strict=True):
+            if states is not None:
+                states.append(state)
             state = self._run(layer, state, extra)
+        if states is not None:
+            states.append(state)
         return self.exit(state)
 
     def _may_wait(self) -> bool:
@@ -132,7 +143,7 @@ class Stack(nn.Module):
 
     def _run(self, layer: nn.Module, state: torch.Tensor, extra: Mapping[str, Any]) -> torch.Tensor:
         if self.checkpointing and torch.is_grad_enabled():
-            return checkpoint(layer, state, use_reentrant=False, **extra)  # pyright: ignore[reportReturnType]
+            return self.checkpoint_with(partial(layer, **extra), state)
         return layer(state, **extra)
 
     def hidden(self, state: torch.Tensor) -> torch.Tensor:

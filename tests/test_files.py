@@ -108,3 +108,36 @@ def test_digest(tmp_path, size):
     data = os.urandom(size)
     (tmp_path / "file").write_bytes(data)
     assert files.digest(tmp_path / "file") == (size, hashlib.sha256(data).hexdigest())
+
+
+def test_a_folder_is_replaced_whole(tmp_path):
+    target = tmp_path / "out"
+    for word in ("first", "second"):
+        with files.replacing_folder(target) as part:
+            (part / word).write_text(word)
+            assert part.parent == tmp_path
+        assert os.listdir(target) == [word]
+    assert os.listdir(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_folder_that_fails_leaves_what_was_there(tmp_path, monkeypatch, there):
+    target, own, calls = tmp_path / "out", os.replace, []
+    if there:
+        target.mkdir()
+        (target / "old").write_text("old")
+
+    def fails_at_last(source, destination):
+        calls.append(destination)
+        if str(source).endswith(".part"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        own(source, destination)
+
+    monkeypatch.setattr(os, "replace", fails_at_last)
+    with pytest.raises(NormLabError, match="free some space"), files.replacing_folder(target) as part:
+        (part / "new").write_text("new")
+    assert os.listdir(tmp_path) == (["out"] if there else [])
+    assert not there or os.listdir(target) == ["old"]
+    with pytest.raises(ZeroDivisionError), files.replacing_folder(target) as part:
+        (part / "new").write_text(str(1 / 0))
+    assert os.listdir(tmp_path) == (["out"] if there else [])

@@ -123,3 +123,38 @@ def test_hooks_see_settled_states():
     assert [tuple(s.shape) for s in seen] == [(4, 8), (4, 8)]
     lengths = torch.stack([s.norm(dim=-1) for s in seen])
     assert torch.allclose(lengths, torch.full_like(lengths, 8**0.5), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["geonorm", "dual"])
+def test_states_are_collected_on_request(name):
+    stack, x = Stack(name, blocks(3), 8).init_(), torch.randn(2, 3, 8)
+    states: list[torch.Tensor] = []
+    found = stack(x, states=states)
+    assert len(states) == 4
+    assert torch.equal(states[0], stack.entry(x))
+    assert torch.equal(stack.exit(states[-1]), found)
+    for before, layer, after in zip(states, stack.layers, states[1:], strict=False):
+        assert torch.equal(layer(before), after)
+    torch.testing.assert_close(found, stack(x))
+
+
+def test_another_way_to_recompute_can_be_given():
+    stack, calls = Stack("pre", blocks(), 8, checkpointing=True), []
+
+    def recompute(function, *arguments):
+        calls.append(len(arguments))
+        return function(*arguments)
+
+    stack.checkpoint_with = recompute
+    stack(torch.randn(3, 8))
+    assert calls == [1, 1]
+
+
+def test_a_method_put_in_place_of_a_layers_own_is_called():
+    stack, x, calls = Stack("peri", blocks(), 8).init_(), torch.randn(3, 8), []
+    expected = stack(x)
+    for layer in stack.layers:
+        own = layer.forward
+        layer.forward = lambda *a, own=own, **k: calls.append(1) or own(*a, **k)
+    torch.testing.assert_close(stack(x), expected)
+    assert calls == [1, 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gzip
 import hashlib
 import json
@@ -51,6 +52,10 @@ class Tokenizer(ABC):
     def to_json(self) -> str:
         """All that `load_tokenizer` needs."""
 
+    @abstractmethod
+    def as_package(self) -> Any:
+        """The same as an object of the `tokenizers` package, for libraries that take one."""
+
     def encode(self, text: str) -> np.ndarray:
         """The numbers of one text."""
         return self.encode_batch([text])[0]
@@ -82,6 +87,17 @@ class Bytes(Tokenizer):
     def to_json(self) -> str:
         return json.dumps(_BYTES_FILE)
 
+    def as_package(self) -> Any:
+        package = _tokenizers(self.name)
+        entries = {character: byte for byte, character in enumerate(_byte_characters())}
+        inner = package.Tokenizer(package.models.BPE(vocab=entries, merges=[]))
+        inner.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        # Not by fallback to bytes, whose decoder gives up a whole text for one broken character.
+        inner.decoder = package.decoders.ByteLevel()
+        inner.add_special_tokens([END])
+        inner.encode_special_tokens = True
+        return inner
+
 
 class Subwords(Tokenizer):
     """A tokenizer of the `tokenizers` package; one without an end of document gets `<|endoftext|>` as last entry."""
@@ -110,6 +126,9 @@ class Subwords(Tokenizer):
 
     def to_json(self) -> str:
         return self._inner.to_str()
+
+    def as_package(self) -> Any:
+        return copy.deepcopy(self._inner)
 
     def _encode(self, text: str) -> np.ndarray:
         # One piece a call: what the package keeps for a piece is a hundred bytes a token. It frees the interpreter
@@ -202,6 +221,15 @@ def _pieces(text: str) -> Iterator[str]:
         yield text[start : cut.start()]
         start = cut.start()
     yield text[start:]
+
+
+def _byte_characters() -> list[str]:
+    """The character that stands for each byte in the byte-level family: itself where it can be seen, else one from
+    U+0100 on, in order.
+    """
+    seen = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte) if byte in seen else chr(next(others)) for byte in range(256)]
 
 
 def _tokenizers(what: str) -> Any:

@@ -7,15 +7,32 @@ Slots      q-norm N_q, k-norm N_k, v-norm N_v, qk-after-rotary M (one module for
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from normlab.errors import NormLabError
 from normlab.kernels.rotary import Table, rotate, rotated_heads
-from normlab.models.cache import LayerCache
 from normlab.models.sublayer import Sublayer, check_positive, project, through
 from normlab.roles import Part, Spec
+
+
+class LayerStore(Protocol):
+    """Where one layer's past keys and values are kept: our `LayerCache`, or another library's."""
+
+    def append(self, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keep k and v (B, T, kv_heads, head_dim); all keys and values up to and with them."""
+        ...
+
+
+class Mixer(Protocol):
+    """Another way to compute softmax(scale · q kᵀ + mask) v, of heads laid out as (B, T, heads, head_dim)."""
+
+    def __call__(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float
+    ) -> torch.Tensor: ...
 
 
 class Attention(Sublayer):
@@ -52,15 +69,25 @@ class Attention(Sublayer):
         rotary: Table | None = None,
         mask: torch.Tensor | None = None,
         causal: bool = True,
-        cache: LayerCache | None = None,
+        cache: LayerStore | None = None,
+        mixer: Mixer | None = None,
     ) -> torch.Tensor:
-        """The update for x (B, T, dim). `mask`, True where a query may look, replaces `causal`."""
+        """The update for x (B, T, dim). `mask`, True where a query may look, replaces `causal`.
+
+        A `mixer` takes the place of torch's own product, and gives the mask a meaning of its own.
+        """
         q, k, v = self._queries_keys_values(x, rotary)
         if cache is not None:
             k, v = cache.append(k, v)
         # Norms and caches may hold another dtype than the projection; the product needs one.
-        mixed = self._attend(q, k.to(q.dtype), v.to(q.dtype), mask, causal)
+        k, v = k.to(q.dtype), v.to(q.dtype)
+        mixed = self._attend(q, k, v, mask, causal) if mixer is None else mixer(q, k, v, mask, self.scale)
         return project(mixed.flatten(-2), self.out)
+
+    @property
+    def scale(self) -> float:
+        """What the scores are multiplied with."""
+        return self.head_dim**-0.5 if self.softmax_scale is None else self.softmax_scale
 
     def _queries_keys_values(self, x: torch.Tensor, rotary: Table | None) -> tuple[torch.Tensor, ...]:
         fused = project(x, self.qkv)

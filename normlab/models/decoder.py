@@ -85,19 +85,22 @@ class Decoder(nn.Module):
         """What the head reads: (B, T, D), after the exit."""
         self._check(tokens, documents, cache)
         seen = 0 if cache is None else cache.length
-        state = self.embedding(tokens)
-        if self.config.stream != "auto":
-            state = state.to(_STREAMS[self.config.stream])
         if documents is None:
             positions, mask = torch.arange(seen, seen + tokens.shape[1], device=tokens.device), None
         else:
             positions, mask = document_positions(documents), document_mask(documents)
-        table = rotary_table(positions, self.config.width_of_head, self.config.rope_theta, dtype=_table_dtype(state))
         per_block = None if cache is None else [{"cache": cache[k]} for k in range(self.config.depth)]
-        hidden = self.stack(state, rotary=table, mask=mask, per_block=per_block)
+        hidden = self.transform(self.embedding(tokens), positions, mask=mask, per_block=per_block)
         if cache is not None:
             cache.advance(tokens.shape[1])
         return hidden
+
+    def transform(self, embedded: torch.Tensor, positions: torch.Tensor, **to_stack: Any) -> torch.Tensor:
+        """From embeddings (B, T, D) at positions (T,) or (B, T) to what the head reads; the rest goes to the stack."""
+        config = self.config
+        state = embedded if config.stream == "auto" else embedded.to(_STREAMS[config.stream])
+        table = rotary_table(positions, config.width_of_head, config.rope_theta, dtype=_table_dtype(state))
+        return self.stack(state, rotary=table, **to_stack)
 
     def loss(
         self,

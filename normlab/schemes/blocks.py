@@ -71,7 +71,12 @@ class Block(nn.Module):
 def has_hooks(module: nn.Module) -> bool:
     """Whether anyone listens to the module, to a part of it, or to all modules there are."""
     return bool(_has_any_global_hook()) or any(
-        part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks
+        part._forward_hooks
+        or part._forward_pre_hooks
+        or part._backward_hooks
+        or part._backward_pre_hooks
+        # Libraries that move a module's inputs between devices put their own method in place of its forward.
+        or "forward" in vars(part)
         for part in module.modules()
     )
 

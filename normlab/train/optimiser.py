@@ -49,12 +49,11 @@ def build(
 ) -> Optimizer:
     """The optimiser of a model; `transfer` gives every parameter the rate for its width."""
     _check(kind, lr, weight_decay, betas, eps)
-    parts = _parts(model.find_roles())
-    groups = list(_groups(model, kind, parts, lr, weight_decay, transfer))
+    groups = parameter_groups(model, kind=kind, lr=lr, weight_decay=weight_decay, transfer=transfer)
     fused = all(p.device.type in ("cuda", "cpu") for p in model.parameters())
     if kind == "adamw":
         return AdamW(groups, betas=betas, eps=eps, fused=fused)
-    return Muon(groups, parts, betas=betas, eps=eps, fused=fused)
+    return Muon(groups, _parts(model.find_roles()), betas=betas, eps=eps, fused=fused)
 
 
 def set_lr(optimiser: Optimizer, multiplier: float) -> None:
@@ -153,10 +152,22 @@ def _parts(roles: Sequence[Role]) -> Parts:
     return parts
 
 
+def parameter_groups(
+    model: Decoder,
+    *,
+    kind: Kind = "adamw",
+    lr: float,
+    weight_decay: float = 0.0,
+    transfer: Transfer | None = None,
+) -> list[dict[str, Any]]:
+    """The scheme's groups, cut where parameters differ in rule or in the factor for their width."""
+    parts = _parts(model.find_roles())
+    return list(_groups(model, kind, parts, lr, weight_decay, transfer))
+
+
 def _groups(
     model: Decoder, kind: Kind, parts: Parts, lr: float, weight_decay: float, transfer: Transfer | None
 ) -> Iterator[dict[str, Any]]:
-    """The scheme's groups, cut where parameters differ in rule or in the factor for their width."""
     rules: tuple[Rule, ...] = get_args(Rule)
     factors = {rule: transfer.rates(model, rule) for rule in rules} if transfer else {}
     for group in model.param_groups(lr=lr, weight_decay=weight_decay):

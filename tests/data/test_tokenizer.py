@@ -175,3 +175,18 @@ def test_the_environment_is_left_as_it_was(monkeypatch, before):
     with one_thread_a_call():
         assert os.environ["TOKENIZERS_PARALLELISM"] == "false"
     assert os.environ.get("TOKENIZERS_PARALLELISM") == before
+
+
+@pytest.mark.parametrize("words", [Bytes(), BPE], ids=["bytes", "bpe"])
+@given(text=ANY_TEXT)
+def test_as_an_object_of_the_package_it_is_the_same(words, text):
+    inner = words.as_package()
+    assert inner.encode(text).ids == words.encode(text).tolist()
+    assert inner.decode(inner.encode(text).ids) == text
+    assert inner.id_to_token(words.end) == END
+    assert inner.get_vocab_size() == words.vocab_size
+
+
+@given(st.binary(max_size=20))
+def test_bytes_that_are_no_text_are_decoded_alike(data):
+    assert Bytes().as_package().decode(list(data)) == Bytes().decode(data)

@@ -226,3 +226,17 @@ def test_refuses_bad_sizes_with_advice(sizes: dict, advice: str):
     with pytest.raises(NormLabError, match=advice) as caught:
         attention(**sizes)
     assert "\n" not in str(caught.value)
+
+
+def test_another_mixer_takes_the_place_of_torchs():
+    layer, x, seen = attention(), inputs(), []
+
+    def mixer(q, k, v, mask, scale):
+        seen.append((q.shape, k.shape, mask, scale))
+        return layer._attend(q, k, v, None, True)
+
+    assert torch.equal(layer(x, mask="anything", mixer=mixer), layer(x))
+    assert seen == [((B, T, 4, 6), (B, T, 2, 6), "anything", 6**-0.5)]
+    layer.accept("softmax-scale", 2.0)
+    layer(x, mixer=mixer)
+    assert seen[-1][-1] == 2.0

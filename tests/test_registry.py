@@ -51,8 +51,8 @@ def test_names_people_type(typed, name):
     [
         ("rezero", "layerscale(gamma=0.0, scalar=True)"),
         ("OLMo2", "output(qk_norm='flat')"),
-        ("gemma-2", "peri(gain='offset')"),
-        ("gemma2(step=0.5)", "peri(gain='offset', step=0.5)"),
+        ("gemma-2", "peri(gain='offset', entry_norm=False)"),
+        ("gemma2(step=0.5)", "peri(gain='offset', step=0.5, entry_norm=False)"),
         ("olmo2(qk_norm=head)", "output(qk_norm='head')"),
     ],
 )

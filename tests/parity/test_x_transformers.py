@@ -34,11 +34,13 @@ class Case:
 CASES = {
     "pre": Case({}, "pre", wrong="lns"),
     "post": Case({"pre_norm": False}, "post", wrong="deepnorm"),
-    "sandwich": Case({"sandwich_norm": True}, "peri", wrong="peri(step=0.9)"),
+    "sandwich": Case({"sandwich_norm": True}, "peri(entry_norm=False)", wrong="peri(entry_norm=False, step=0.9)"),
     "deepnorm": Case(
         {"pre_norm": False, "scale_residual_constant": (2 * DEPTH) ** 0.25}, "deepnorm", wrong="deepnorm(alpha=1.5)"
     ),
-    "layerscale": Case({"use_layerscale": True, "layerscale_init_value": 0.5}, "layerscale", wrong="peri"),
+    "layerscale": Case(
+        {"use_layerscale": True, "layerscale_init_value": 0.5}, "layerscale", wrong="peri(entry_norm=False)"
+    ),
     "keel": Case(
         {"pre_and_post_norm": True, "scale_residual_constant": 2 * (DEPTH + 1)}, "keel", "keel(alpha=blocks)", first=1
     ),

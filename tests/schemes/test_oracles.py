@@ -205,8 +205,8 @@ def test_ngpt_step_angle(alpha, degrees, digits):
         ("pre", lambda L: 2 * L + 1, 0),
         ("post", lambda L: 2 * L, 0),
         ("output", lambda L: 2 * L + 1, 0),
-        ("peri", lambda L: 4 * L + 1, 0),
-        ("peri(entry_norm=True)", lambda L: 4 * L + 2, 0),
+        ("peri(entry_norm=False)", lambda L: 4 * L + 1, 0),
+        ("peri", lambda L: 4 * L + 2, 0),
         ("mix", lambda L: 2 * L + 1, 0),
         ("lns", lambda L: 2 * L + 1, 0),
         ("deepnorm", lambda L: 2 * L, 0),
@@ -422,7 +422,7 @@ def test_peri_is_pre_on_normed_branches(step):
     x, f = gaussian(3, 6), pairs(4, 6)
     normed = [tuple(lambda x, f=f: normalised(f(x), 0.0) for f in pair) for pair in f]
     peri, pre = (
-        run(network(f"peri(eps=0.0, step={step})", 4, 6), x, f),
+        run(network(f"peri(eps=0.0, step={step}, entry_norm=False)", 4, 6), x, f),
         run(network(f"pre(eps=0.0, step={step})", 4, 6), x, normed),
     )
     # Eight updates with a handful of roundings each, read by branches of slope about one.

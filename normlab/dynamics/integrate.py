@@ -17,6 +17,7 @@ from torch import Tensor
 
 from normlab.dynamics.clocks import Clock, Plain
 from normlab.dynamics.flow import Flow, State, Velocity, length
+from normlab.dynamics.threads import suited
 from normlab.errors import NormLabError
 
 _SMALLEST = 1e-12
@@ -33,7 +34,8 @@ class Method(ABC):
         state, walk = start, Walk(flow, self.clock, start.time.dtype)
         for time in times:
             for goal in walk.stops(float(state.time[0]), time):
-                state = self.reach(walk, state, goal)
+                with suited(state.theta):
+                    state = self.reach(walk, state, goal)
                 check(state)
                 if goal in flow.law.switches and flow.law.resets_radius:
                     state = state._replace(radius=torch.ones_like(state.radius))

@@ -14,8 +14,9 @@ import numpy as np
 from normlab.dynamics import fits, laws, tails
 from normlab.dynamics.clusters import merges
 from normlab.dynamics.config import SimulateConfig
+from normlab.dynamics.network import renormalises
 from normlab.dynamics.progress import Progress
-from normlab.dynamics.record import Record, Spec, label, record
+from normlab.dynamics.record import Record, Spec, label, records
 from normlab.dynamics.result import Band, Fitted, Merge, Run, Simulation
 from normlab.records import to_plain
 from normlab.schemes.base import Scheme
@@ -39,15 +40,13 @@ def simulate(
     settings = (config or SimulateConfig()).replace(**options)
     specs = _specs(scheme, settings)
     settings = settings.replace(scheme=tuple(label(spec) for spec in specs))
-    begin, records = time.perf_counter(), []
-    with Progress(len(specs), shown=told) as progress:
-        for spec in specs:
-            records.append(record(settings, spec, tell=progress))
-            progress.next()
-    drawn, explained = _drawn([found.paths for found in records])
+    begin = time.perf_counter()
+    with Progress(shown=told) as progress:
+        followed = records(settings, specs, tell=progress)
+    drawn, explained = _drawn([found.paths for found in followed])
     runs = [
         _run(settings, spec, found, place, paths)
-        for spec, found, paths in zip(specs, records, drawn, strict=True)
+        for spec, found, paths in zip(specs, followed, drawn, strict=True)
         for place in range(len(settings.beta))
     ]
     return Simulation(
@@ -157,7 +156,10 @@ def _nested(value):
 def _notes(config: SimulateConfig, specs: Sequence[Spec]) -> list[str]:
     notes = []
     for spec in specs:
-        note = laws.find(spec, config.layers).note
+        scheme, note = laws.scheme_of(spec), laws.find(spec, config.layers).note
         if note:
             notes.append(f"{label(spec)}: {note}")
+        if config.radius != 1.0 and config.method != "network" and scheme is not None and renormalises(scheme):
+            radius = f"the law carries the radius {config.radius:g} on"
+            notes.append(f"{label(spec)}: {radius}; its network puts tokens on the unit sphere at once")
     return notes

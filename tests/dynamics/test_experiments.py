@@ -183,3 +183,14 @@ def _without_mlp(model: torch.nn.Module) -> torch.nn.Module:
             if "down" in name:
                 parameter.zero_()
     return model
+
+
+def test_random_weights_are_as_warm_as_their_dimension_asks_for():
+    """β = √d unless it is given, so that logits spread alike in every dimension."""
+    small = {"scheme": "post", "tokens": 32, "seeds": 1, "time": 1.0, "looks": 2}
+    found = experiments.run("random-weights", dim=64, **small)
+    assert found.config["beta"] == [8.0]
+    assert experiments.run("random-weights", dim=64, beta=3.0, **small).config["beta"] == [3.0]
+    assert experiments.EXPERIMENTS["random-weights"].defaults.beta == (512**0.5,)
+    assert "one head" in found.notes[0]
+    assert "one seed" in found.notes[0]

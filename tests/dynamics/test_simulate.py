@@ -154,6 +154,16 @@ def test_a_law_or_a_scheme_itself_can_be_given():
     assert mine["cosine"] == post["cosine"]
 
 
+def test_a_start_off_the_sphere_is_told_where_the_network_would_not_keep_it():
+    """Mix-LN's law after the switch divides by the radius it began with; its network by one."""
+    told = simulate(["mix", "pre", "sqrt"], radius=2.0, **SMALL).notes
+    assert [note for note in told if "radius 2" in note] == [
+        "mix: the law carries the radius 2 on; its network puts tokens on the unit sphere at once"
+    ]
+    for options in ({"radius": 1.0}, {"radius": 2.0, "method": "network"}):
+        assert not any("sphere at once" in note for note in simulate("mix", **options, **SMALL).notes)
+
+
 @pytest.mark.parametrize("start_name", ["uniform", "orthonormal", "clustered"])
 def test_starts_are_unit_tokens_that_a_seed_repeats(start_name):
     config = SimulateConfig(tokens=5, dim=6, start=start_name, dtype="float64", radius=2.0)

@@ -16,6 +16,7 @@ from normlab.dynamics.experiments import phases
 from normlab.dynamics.experiments.result import Findings, Tell, Verdict, judge, part
 from normlab.dynamics.record import Record, record
 from normlab.schemes.law import Law, Motion
+from normlab.words import counted
 
 _LIMIT = 0.01
 """Largest difference of shares: a few pairs in ten thousand lie within the integrator's error of having met."""
@@ -41,7 +42,8 @@ def run(config: SimulateConfig, tell: Tell) -> Findings:
         verdicts=tuple(_judge(config, found)),
         notes=(
             f"times at which half of the pairs have met; {config.tokens} tokens in dimension {config.dim}, "
-            f"{config.seeds} systems for each β, the same for all schemes; laws are those of {config.layers} blocks",
+            f"{counted(config.seeds, 'system')} for each β, the same for all schemes; laws are those of "
+            f"{counted(config.layers, 'block')}",
         ),
     )
 

@@ -18,7 +18,7 @@ from normlab.dynamics.observables import View, take
 from normlab.dynamics.pairs import histogram
 from normlab.dynamics.systems import Chunk, chunks, device, dtype, integrator, look_times, start
 from normlab.dynamics.threads import suited
-from normlab.dynamics.weights import Drawn, layers
+from normlab.dynamics.weights import Drawn, Weights, layers
 from normlab.errors import NormLabError
 from normlab.schemes.base import Scheme
 from normlab.schemes.law import Law
@@ -70,9 +70,13 @@ def records(
     *,
     observables: Iterable[Observable] | None = None,
     times: list[float] | None = None,
+    matrices: Weights | None = None,
     tell: Tell = silent,
 ) -> list[Record]:
-    """Follow several laws from the same tokens; where systems are small and few, those of all laws in one batch."""
+    """Follow several laws from the same tokens; where systems are small and few, those of all laws in one batch.
+
+    `matrices` are the weights of all systems, in place of those that the configuration draws.
+    """
     moments = times or look_times(config)
     books = [_Book(config, observables, moments) for _ in specs]
     passed, total = 0, len(specs) * len(moments) * len(config.beta) * config.seeds
@@ -80,7 +84,7 @@ def records(
         chosen, done = [specs[place] for place in places], 0
         names = ", ".join(map(label, chosen))
         for chunk in chunks(config):
-            for look, states in enumerate(orbits(config, chosen, chunk, moments)):
+            for look, states in enumerate(orbits(config, chosen, chunk, moments, matrices)):
                 for place, (state, flow) in zip(places, states, strict=True):
                     books[place].write(look, done, state, flow)
                 passed += len(chunk) * len(places)
@@ -95,22 +99,26 @@ def orbit(config: SimulateConfig, spec: Spec, chunk: Chunk, times: list[float]) 
 
 
 def orbits(
-    config: SimulateConfig, specs: Sequence[Spec], chunk: Chunk, times: list[float]
+    config: SimulateConfig,
+    specs: Sequence[Spec],
+    chunk: Chunk,
+    times: list[float],
+    matrices: Weights | None = None,
 ) -> Iterator[list[tuple[State, Flow]]]:
     """At each of the times the states of some systems under each law, with the flow that moves them."""
     found = [laws.find(spec, config.layers) for spec in specs]
     every = Chunk(chunk.betas * len(specs), chunk.seeds * len(specs))
-    flow, begin = Flow(together.joined(found), *_forces(config, every)), start(config, every.seeds)
-    flows = [flow] if len(specs) == 1 else [Flow(law, *_forces(config, chunk)) for law in found]
+    flow, begin = Flow(together.joined(found), *_forces(config, every, matrices)), start(config, every.seeds)
+    flows = [flow] if len(specs) == 1 else [Flow(law, *_forces(config, chunk, matrices)) for law in found]
     for state in _states(config, specs, flow, begin, times):
         parts = zip(*(part.chunk(len(specs)) for part in state), strict=True)
         yield [(State(*part), own) for part, own in zip(parts, flows, strict=True)]
 
 
-def _forces(config: SimulateConfig, chunk: Chunk) -> tuple[Layers, MLP | None]:
+def _forces(config: SimulateConfig, chunk: Chunk, matrices: Weights | None) -> tuple[Layers, MLP | None]:
     """Attention, and the MLP where there is one."""
     place = {"dtype": dtype(config), "device": device(config)}
-    weights = Drawn(
+    weights = matrices or Drawn(
         matrices=config.weights, dim=config.dim, heads=config.heads, redraw=config.redraw, seeds=chunk.seeds, **place
     )
     beta = torch.tensor(chunk.betas, **place)

@@ -127,7 +127,7 @@ def queries_and_keys(score: Matrix | None, head: int, x: Tensor) -> tuple[Tensor
 
 
 def _one(matrix: Tensor, head: int, x: Tensor) -> Tensor:
-    return matrix[..., head, :, :].to(x.dtype)
+    return matrix[..., head, :, :].to(x)
 
 
 def _pieces(systems: int, tokens: int, scores: int) -> Iterator[tuple[slice, slice]]:

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from normlab.dynamics.result import Fitted, Run, Simulation
+from normlab.words import counted
 
 if TYPE_CHECKING:
     from normlab.dynamics.experiments.result import Result, Verdict
@@ -51,8 +52,7 @@ def _print(result: Simulation | Result, console: Console) -> None:
 
 def _print_simulation(simulation: Simulation, console: Console) -> None:
     options = simulation.config
-    seeds = "one seed" if options["seeds"] == 1 else f"{options['seeds']} seeds"
-    sizes = f"{options['tokens']} tokens in dimension {options['dim']}, {seeds}"
+    sizes = f"{options['tokens']} tokens in dimension {options['dim']}, {counted(options['seeds'], 'seed')}"
     table = Table(title=f"{sizes}, to time {options['time']:g}", pad_edge=False)
     for column in ("scheme", "β", "cosine", "clusters", "radius", "variance", "95 %", "theory"):
         table.add_column(column)

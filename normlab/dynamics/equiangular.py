@@ -54,7 +54,9 @@ class Equiangular:
 
     def motion(self, time: Tensor, rho: Tensor, radius: Tensor) -> Motion:
         """What a law looks at, in the symmetric state."""
-        own, weight, total = self._weights(time, rho, radius)
+        return self._motion(time, rho, radius, *self._weights(time, rho, radius))
+
+    def _motion(self, time: Tensor, rho: Tensor, radius: Tensor, own: Tensor, weight: Tensor, total: Tensor) -> Motion:
         others = self.tokens - 1
         square = own**2 + 2 * others * rho * own * weight + others * (1 + (self.tokens - 2) * rho) * weight.square()
         # P A = (e^{βρ}/Z) Σ_k (θ_k − ρ θ_j) over the others.
@@ -117,8 +119,8 @@ class Equiangular:
 
     def _slope(self, time: Tensor, state: Symmetric) -> Symmetric:
         rho = -state.gap.expm1()
-        motion = self.motion(time, rho, state.radius)
-        _, weight, total = self._weights(time, rho, state.radius)
+        own, weight, total = self._weights(time, rho, state.radius)
+        motion = self._motion(time, rho, state.radius, own, weight, total)
         assert self.law.speed is not None
         turn = 2 * weight * (1 + (self.tokens - 1) * rho) / total
         return Symmetric(-turn / self.law.speed(motion), self.law.radial(motion))

@@ -66,12 +66,13 @@ class Flow:
         pull = self.pull(state)
         radial = dot(pull, state.theta)
         tangent = torch.addcmul(pull, radial.unsqueeze(-1), state.theta, value=-1)
+        across = length(tangent)
         motion = Motion(
             time=state.time.unsqueeze(-1).expand_as(state.radius),
             radius=state.radius,
-            attention=length(pull),
+            attention=torch.hypot(radial, across),
             radial=radial,
-            tangent=length(tangent),
+            tangent=across,
         )
         return Velocity(self._turn(tangent, motion), _still(self.law.radial(motion), motion))
 
@@ -93,8 +94,7 @@ class Flow:
     def _turn(self, tangent: Tensor, motion: Motion) -> Tensor:
         assert self.law.speed is not None
         divisor = self.law.speed(motion)
-        divisor = torch.where(motion.tangent == 0, torch.ones_like(divisor), divisor)
-        return tangent.mul_(divisor.reciprocal().unsqueeze(-1))
+        return tangent.mul_(divisor.masked_fill(motion.tangent == 0, 1.0).reciprocal().unsqueeze(-1))
 
 
 def at_layer(attention: Layers, time: Tensor) -> Attention:
@@ -120,4 +120,4 @@ def unit(x: Tensor) -> Tensor:
 
 def _still(change: Tensor, motion: Motion) -> Tensor:
     """No pull, no change: laws that divide by ‖A‖ say 0/0 there."""
-    return torch.where(motion.attention == 0, torch.zeros_like(change), change)
+    return change.masked_fill(motion.attention == 0, 0.0)

@@ -16,11 +16,18 @@ import torch
 from torch import Tensor
 
 from normlab.dynamics.clocks import Clock, Plain
-from normlab.dynamics.flow import Flow, State, Velocity, length
+from normlab.dynamics.flow import Flow, State, Velocity, dot, length
+from normlab.dynamics.threads import suited
 from normlab.errors import NormLabError
 
 _SMALLEST = 1e-12
 """Step, in units of the horizon, at which a controlled integration gives up."""
+
+
+_STEADY = 2.785
+"""Step times rate of decay up to which the classical Runge-Kutta method is stable."""
+_SHAKEN = 0.01
+"""Turn of a token in a step, in radians, below which nothing is said: what is nearly at rest is nearly all rounding."""
 
 
 class Method(ABC):
@@ -33,7 +40,8 @@ class Method(ABC):
         state, walk = start, Walk(flow, self.clock, start.time.dtype)
         for time in times:
             for goal in walk.stops(float(state.time[0]), time):
-                state = self.reach(walk, state, goal)
+                with suited(state.theta):
+                    state = self.reach(walk, state, goal)
                 check(state)
                 if goal in flow.law.switches and flow.law.resets_radius:
                     state = state._replace(radius=torch.ones_like(state.radius))
@@ -105,8 +113,20 @@ class RungeKutta4(Method):
         second = walk.velocity(walk.ahead(state, tau, half, first), tau + half)
         third = walk.velocity(walk.ahead(state, tau, half, second), tau + half)
         fourth = walk.velocity(walk.ahead(state, tau, step, third), tau + step)
+        _check_steady(step, state, first, second, third)
         mean = _combine((1 / 6, 1 / 3, 1 / 3, 1 / 6), (first, second, third, fourth))
         return walk.ahead(state, tau, step, mean)
+
+
+def _check_steady(step: Tensor, state: State, first: Velocity, second: Velocity, third: Velocity) -> None:
+    """How far apart the stages lie says what a step makes of a deviation: beyond a limit tokens shake for ever."""
+    off, bent = ((b.theta - a.theta).flatten(1) for a, b in ((first, second), (second, third)))
+    decay, turned = -2 * dot(bent, off), step * length(second.theta).amax(-1)
+    if bool(((decay > _STEADY * dot(off, off)) & (turned > _SHAKEN)).any()):
+        raise NormLabError(
+            f"rk4: a step is too long for this law at time {float(state.time.max()):g}, and tokens shake; "
+            "try the method dopri, or a smaller step"
+        )
 
 
 # Dormand and Prince's fifth-order pair: the rows of the stages, and the error as a combination of all seven.

@@ -16,6 +16,7 @@ from torch import Tensor
 from normlab.dynamics.attention import Attention
 from normlab.dynamics.flow import Drift, Layers, State, length, unit
 from normlab.dynamics.integrate import check
+from normlab.dynamics.threads import suited
 from normlab.errors import NormLabError
 from normlab.schemes.base import Bound, Scheme
 
@@ -40,8 +41,9 @@ class Network:
         size, done = self.scheme.sphere(bound.dim), 0
         state = bound.entry().to(start.theta)(size * start.radius.unsqueeze(-1) * start.theta)
         for block in blocks:
-            for k in range(done, block):
-                state = self._step(bound, k, state, size)
+            with suited(start.theta):
+                for k in range(done, block):
+                    state = self._step(bound, k, state, size)
             done = max(done, block)
             yield self._seen(state, size, start, done / self.cut)
 
@@ -64,3 +66,12 @@ class Network:
         seen = State(unit(hidden), length(hidden), start.time + time)
         check(seen)
         return seen
+
+
+def renormalises(scheme: Scheme) -> bool:
+    """Whether entry and first block, with nothing to add, put a state that is off the sphere on it."""
+    theta = unit(torch.tensor([[[1.0, -2.0, 0.5, 0.5], [0.5, 1.0, -1.0, -0.5]]], dtype=torch.float64))
+    nothing = Attention(beta=torch.zeros(1), value=torch.zeros(1, 4, 4))
+    begin = State(theta, theta.new_full((1, 2), 2.0), theta.new_zeros(1))
+    end = next(Network(scheme, nothing, depth=4).orbit(begin, [1.0]))
+    return bool((end.radius < 1.5).all())

@@ -8,24 +8,18 @@ from normlab.live import Live
 
 
 class Progress:
-    """One bar for several tasks of the same length. Calling it tells how much of the present one is done."""
+    """A bar. Calling it tells what is being done, and the share of all work that is done."""
 
-    def __init__(self, tasks: int, *, shown: bool):
-        self._tasks, self._done = max(tasks, 1), 0
+    def __init__(self, *, shown: bool):
         text = TextColumn("{task.description}", markup=False)
         self._live = Live(text, BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), shown=shown)
         self._bar = None if self._live.bar is None else self._live.bar.add_task("simulate", total=1.0)
 
     def __call__(self, what: str, share: float) -> None:
-        done = (self._done + share) / self._tasks
         if self._live.bar is not None and self._bar is not None:
-            self._live.bar.update(self._bar, description=what, completed=done)
+            self._live.bar.update(self._bar, description=what, completed=share)
         elif self._live.is_due:
-            self._live.say(f"{what}: {done:.0%}")
-
-    def next(self) -> None:
-        """The present task is over."""
-        self._done += 1
+            self._live.say(f"{what}: {share:.0%}")
 
     def __enter__(self) -> Progress:
         return self

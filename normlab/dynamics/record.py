@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from normlab.dynamics import laws
+from normlab.dynamics import laws, together
 from normlab.dynamics.config import SimulateConfig
 from normlab.dynamics.drift import MLP
-from normlab.dynamics.flow import Flow, State
+from normlab.dynamics.flow import Flow, Layers, State
 from normlab.dynamics.names import Observable
 from normlab.dynamics.network import Network
 from normlab.dynamics.observables import View, take
 from normlab.dynamics.pairs import histogram
 from normlab.dynamics.systems import Chunk, chunks, device, dtype, integrator, look_times, start
-from normlab.dynamics.weights import Drawn, layers
+from normlab.dynamics.threads import suited
+from normlab.dynamics.weights import Drawn, Weights, layers
 from normlab.errors import NormLabError
 from normlab.schemes.base import Scheme
 from normlab.schemes.law import Law
@@ -60,40 +61,82 @@ def record(
     tell: Tell = silent,
 ) -> Record:
     """Follow a law from time zero; `times` are those of the looks where they are not spread evenly."""
-    moments, name = times or look_times(config), label(spec)
-    book, done = _Book(config, observables, moments), 0
-    for chunk in chunks(config):
-        for look, (state, flow) in enumerate(orbit(config, spec, chunk, moments)):
-            book.write(look, done, state, flow)
-            tell(name, (done + len(chunk) * (look + 1) / len(moments)) / book.systems)
-        done += len(chunk)
-    return book.record()
+    return records(config, [spec], observables=observables, times=times, tell=tell)[0]
+
+
+def records(
+    config: SimulateConfig,
+    specs: Sequence[Spec],
+    *,
+    observables: Iterable[Observable] | None = None,
+    times: list[float] | None = None,
+    matrices: Weights | None = None,
+    tell: Tell = silent,
+) -> list[Record]:
+    """Follow several laws from the same tokens; where systems are small and few, those of all laws in one batch.
+
+    `matrices` are the weights of all systems, in place of those that the configuration draws.
+    """
+    moments = times or look_times(config)
+    books = [_Book(config, observables, moments) for _ in specs]
+    passed, total = 0, len(specs) * len(moments) * len(config.beta) * config.seeds
+    for places in together.groups(config, [laws.find(spec, config.layers) for spec in specs]):
+        chosen, done = [specs[place] for place in places], 0
+        names = ", ".join(map(label, chosen))
+        for chunk in chunks(config):
+            for look, states in enumerate(orbits(config, chosen, chunk, moments, matrices)):
+                for place, (state, flow) in zip(places, states, strict=True):
+                    books[place].write(look, done, state, flow)
+                passed += len(chunk) * len(places)
+                tell(names, passed / total)
+            done += len(chunk)
+    return [book.record() for book in books]
 
 
 def orbit(config: SimulateConfig, spec: Spec, chunk: Chunk, times: list[float]) -> Iterator[tuple[State, Flow]]:
     """The states of some systems at each of the times, with the flow that moves them."""
-    law, begin = laws.find(spec, config.layers), start(config, chunk.seeds)
+    return (states[0] for states in orbits(config, [spec], chunk, times))
+
+
+def orbits(
+    config: SimulateConfig,
+    specs: Sequence[Spec],
+    chunk: Chunk,
+    times: list[float],
+    matrices: Weights | None = None,
+) -> Iterator[list[tuple[State, Flow]]]:
+    """At each of the times the states of some systems under each law, with the flow that moves them."""
+    found = [laws.find(spec, config.layers) for spec in specs]
+    every = Chunk(chunk.betas * len(specs), chunk.seeds * len(specs))
+    flow, begin = Flow(together.joined(found), *_forces(config, every, matrices)), start(config, every.seeds)
+    flows = [flow] if len(specs) == 1 else [Flow(law, *_forces(config, chunk, matrices)) for law in found]
+    for state in _states(config, specs, flow, begin, times):
+        parts = zip(*(part.chunk(len(specs)) for part in state), strict=True)
+        yield [(State(*part), own) for part, own in zip(parts, flows, strict=True)]
+
+
+def _forces(config: SimulateConfig, chunk: Chunk, matrices: Weights | None) -> tuple[Layers, MLP | None]:
+    """Attention, and the MLP where there is one."""
     place = {"dtype": dtype(config), "device": device(config)}
-    weights = Drawn(
-        matrices=config.weights,
-        dim=config.dim,
-        heads=config.heads,
-        redraw=config.redraw,
-        seeds=chunk.seeds,
-        **place,
+    weights = matrices or Drawn(
+        matrices=config.weights, dim=config.dim, heads=config.heads, redraw=config.redraw, seeds=chunk.seeds, **place
     )
     beta = torch.tensor(chunk.betas, **place)
     attention = layers(weights, beta=beta, causal=config.causal, kind=config.kind)
-    drift = MLP(dim=config.dim, hidden=config.mlp, seeds=chunk.seeds) if config.mlp else None
-    flow = Flow(law, attention, drift)
-    if config.method == "network":
-        scheme = laws.scheme_of(spec)
-        if scheme is None:
-            raise NormLabError(f"{label(spec)} is a law without a block, so it has no network; try rk4")
-        states = Network(scheme, attention, depth=config.layers, cut=config.cut, drift=drift).orbit(begin, times)
-    else:
-        states = integrator(config).orbit(flow, begin, times)
-    return ((state, flow) for state in states)
+    return attention, MLP(dim=config.dim, hidden=config.mlp, seeds=chunk.seeds) if config.mlp else None
+
+
+def _states(
+    config: SimulateConfig, specs: Sequence[Spec], flow: Flow, begin: State, times: list[float]
+) -> Iterator[State]:
+    """By the law, or by the blocks of the one scheme that there is."""
+    if config.method != "network":
+        return integrator(config).orbit(flow, begin, times)
+    scheme = laws.scheme_of(specs[0])
+    if scheme is None:
+        raise NormLabError(f"{label(specs[0])} is a law without a block, so it has no network; try rk4")
+    network = Network(scheme, flow.attention, depth=config.layers, cut=config.cut, drift=flow.drift)
+    return network.orbit(begin, times)
 
 
 class _Book:
@@ -111,7 +154,8 @@ class _Book:
     @torch.no_grad()
     def write(self, look: int, first: int, state: State, flow: Flow) -> None:
         """What is asked for of one state of the systems from `first` on."""
-        found = take(View(state, flow, self.config.angle), self.names)
+        with suited(state.theta):
+            found = take(View(state, flow, self.config.angle), self.names)
         for row, name in zip(self.values, self.names, strict=True):
             row[look, first : first + len(state.time)] = found[name].cpu().numpy()
         places = [divmod(first + k, self.config.seeds) for k in range(len(state.time))]

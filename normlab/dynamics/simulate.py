@@ -14,9 +14,11 @@ import numpy as np
 from normlab.dynamics import fits, laws, tails
 from normlab.dynamics.clusters import merges
 from normlab.dynamics.config import SimulateConfig
+from normlab.dynamics.network import renormalises
 from normlab.dynamics.progress import Progress
-from normlab.dynamics.record import Record, Spec, label, record
+from normlab.dynamics.record import Record, Spec, label, records
 from normlab.dynamics.result import Band, Fitted, Merge, Run, Simulation
+from normlab.dynamics.weights import Weights, check_fit
 from normlab.records import to_plain
 from normlab.schemes.base import Scheme
 from normlab.schemes.law import Law
@@ -27,6 +29,7 @@ def simulate(
     scheme: Spec | Sequence[Spec] | None = None,
     *,
     config: SimulateConfig | None = None,
+    matrices: Weights | None = None,
     told: bool = False,
     command: Sequence[str] = (),
     **options: object,
@@ -34,24 +37,25 @@ def simulate(
     """Follow one scheme or several from the same tokens.
 
     A scheme is named, or is a `Scheme` or a `Law` itself. Options are the fields of `SimulateConfig`: `tokens`, `dim`,
-    `beta`, `time`, ... With `told` the progress is shown on standard error.
+    `beta`, `time`, ... `matrices` are weights of your own (`normlab.dynamics.weights.given`) or those of a network
+    (`normlab.dynamics.read.read`), for all systems. With `told` the progress is shown on standard error.
     """
     settings = (config or SimulateConfig()).replace(**options)
     specs = _specs(scheme, settings)
+    if matrices is not None:
+        check_fit(matrices, settings.dim)
     settings = settings.replace(scheme=tuple(label(spec) for spec in specs))
-    begin, records = time.perf_counter(), []
-    with Progress(len(specs), shown=told) as progress:
-        for spec in specs:
-            records.append(record(settings, spec, tell=progress))
-            progress.next()
-    drawn, explained = _drawn([found.paths for found in records])
+    begin = time.perf_counter()
+    with Progress(shown=told) as progress:
+        followed = records(settings, specs, matrices=matrices, tell=progress)
+    drawn, explained = _drawn([found.paths for found in followed])
     runs = [
-        _run(settings, spec, found, place, paths)
-        for spec, found, paths in zip(specs, records, drawn, strict=True)
+        _run(settings, spec, found, place, paths, None if matrices else _tail(settings, spec))
+        for spec, found, paths in zip(specs, followed, drawn, strict=True)
         for place in range(len(settings.beta))
     ]
     return Simulation(
-        config=to_plain(settings),
+        config=to_plain(settings) | ({"weights": "given"} if matrices else {}),
         runs=tuple(runs),
         explained=explained,
         notes=tuple(_notes(settings, specs)),
@@ -69,10 +73,11 @@ def _specs(scheme: Spec | Sequence[Spec] | None, config: SimulateConfig) -> list
     return list(named)
 
 
-def _run(config: SimulateConfig, spec: Spec, found: Record, place: int, paths: np.ndarray | None) -> Run:
+def _run(
+    config: SimulateConfig, spec: Spec, found: Record, place: int, paths: np.ndarray | None, tail: tails.Tail | None
+) -> Run:
     times = found.times.tolist()
     values = {name: series[:, place] for name, series in found.values.items()}
-    tail = _tail(config, spec)
     counts = values["clusters"][:, 0].tolist() if "clusters" in values else []
     return Run(
         scheme=label(spec),
@@ -157,7 +162,10 @@ def _nested(value):
 def _notes(config: SimulateConfig, specs: Sequence[Spec]) -> list[str]:
     notes = []
     for spec in specs:
-        note = laws.find(spec, config.layers).note
+        scheme, note = laws.scheme_of(spec), laws.find(spec, config.layers).note
         if note:
             notes.append(f"{label(spec)}: {note}")
+        if config.radius != 1.0 and config.method != "network" and scheme is not None and renormalises(scheme):
+            radius = f"the law carries the radius {config.radius:g} on"
+            notes.append(f"{label(spec)}: {radius}; its network puts tokens on the unit sphere at once")
     return notes

@@ -154,6 +154,18 @@ def given(*, query: Tensor | None = None, key: Tensor | None = None, value: Tens
     return Given([Pair(score, v)])
 
 
+def check_fit(weights: Weights, dim: int) -> None:
+    """Whether matrices are for tokens of this dimension, and the same for all systems."""
+    for matrix in weights.layer(0):
+        right = matrix.right if isinstance(matrix, Factors) else matrix
+        if right is not None and right.shape[-1] != dim:
+            raise NormLabError(
+                f"matrices for dimension {right.shape[-1]} and tokens of dimension {dim}; try dim={right.shape[-1]}"
+            )
+        if right is not None and right.ndim != 3:
+            raise NormLabError(f"expected matrices (heads, d, d) for all systems, got {tuple(right.shape)}")
+
+
 def seeded(*seeds: int) -> torch.Generator:
     """A generator for a combination of numbers: neighbouring ones give independent streams."""
     state = np.random.SeedSequence(seeds).generate_state(1, np.uint64)[0]

@@ -16,8 +16,6 @@ def announce() -> None:
         _announce()
 
 
-# Dynamo runs such a function while it traces, and forgets it.
-@torch.compiler.assume_constant_result
 def _announce() -> bool:
     from torch._inductor.lowering import lowerings, make_fallback, tag_to_layout_constraint
     from torch._library.utils import get_layout_constraint_tag
@@ -28,6 +26,11 @@ def _announce() -> bool:
             constraint = tag_to_layout_constraint(get_layout_constraint_tag(op, with_default=True))
             make_fallback(op, layout_constraint=constraint, warn=False)
     return True
+
+
+# Dynamo runs such a function while it traces, and forgets it. This is all that `torch.compiler.assume_constant_result`
+# does, but that imports the compiler, which takes as long as torch itself.
+_announce._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _operators() -> list[torch._ops.OpOverload]:

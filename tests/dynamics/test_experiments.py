@@ -7,17 +7,21 @@ import math
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 
+import normlab
 from normlab.dynamics import experiments, laws
 from normlab.dynamics.attention import Attention
 from normlab.dynamics.experiments import causal, metastability, phases, random_weights, real_model
 from normlab.dynamics.experiments.result import Result, judge
 from normlab.dynamics.flow import Flow, State
+from normlab.dynamics.names import ABOUT
 from normlab.errors import NormLabError
 from normlab.models import decoder
 from normlab.models.rotary import rotary_table
 from normlab.stability.targets import resolve
+from normlab.train.trainer import train
 
 TINY: dict[str, dict] = {
     "speed-laws": {"scheme": ("post", "pre", "sqrt"), "tokens": 8, "dim": 8},
@@ -177,9 +181,71 @@ def test_a_published_architecture_is_near_its_simulation(tmp_path):
     assert any("rotary" in note for note in found.notes)
 
 
+@pytest.mark.parametrize("kind", ["a run", "a published model"])
+def test_trained_weights_are_those_of_the_folder(kind, tmp_path, monkeypatch):
+    """Not those that a fresh network of this design has: with its outputs at zero nothing moves."""
+    folder = (_trained if kind == "a run" else _published)(tmp_path, monkeypatch)
+    found = experiments.run("real-model", model=str(folder), scheme="pre", tokens=12, seeds=2)
+    assert f"2 blocks, width 32, 4 heads, β = {32 / math.sqrt(8):.4g}" in found.notes[0]
+    figure = next(figure for figure in found.figures if figure.title == ABOUT["cosine"])
+    names = [curve.name for curve in figure.curves]
+    assert names[1:] == ["simulation: law", "simulation: blocks"]
+    assert [len(curve.x) for curve in figure.curves] == [3, 3, 3]
+    # All begin with the states that enter the network's first block.
+    first = figure.curves[0].y[0]
+    assert [curve.y[0] for curve in figure.curves] == pytest.approx([first] * 3, abs=1e-12)
+    _silence(folder / "model.safetensors")
+    still = experiments.run("real-model", model=str(folder), scheme="pre", tokens=12, seeds=2)
+    curves = next(figure for figure in still.figures if figure.title == ABOUT["cosine"]).curves
+    assert all(curve.y == pytest.approx([first] * 3, abs=1e-6) for curve in curves)
+    relative = {row[0]: row[5] for row in found.rows if row[1] == "blocks"}
+    assert all(distance is not None and 0 <= distance < 1.0 for distance in relative.values()), relative
+
+
+def _silence(path):
+    """Outputs of attention and MLPs put to zero."""
+    with safetensors.safe_open(path, "pt") as file:
+        tensors, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+    for name, tensor in tensors.items():
+        if any(part in name for part in ("o_proj", "out.weight", "down")):
+            tensor.zero_()
+    safetensors.torch.save_file(tensors, path, metadata=metadata)
+
+
+def _trained(root, monkeypatch):
+    monkeypatch.setenv("NORMLAB_CACHE", str(root / "cache"))
+    (root / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 300)
+    model = normlab.DecoderConfig(scheme="pre", depth=2, dim=32, heads=4)
+    data = {"data": (str(root / "text.txt"),), "length": 32, "batch": 4, "tokens": 1024}
+    config = normlab.TrainConfig(model=model, evals=1, saves=0, base_dim=16, **data)
+    assert train(config, root / "run", shown=False).state == "done"
+    return root / "run"
+
+
+def _published(root, monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        hidden_size=32, num_attention_heads=4, num_hidden_layers=2, vocab_size=64, intermediate_size=64,
+        bos_token_id=0, eos_token_id=0, pad_token_id=0,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(root / "llama")
+    return root / "llama"
+
+
 def _without_mlp(model: torch.nn.Module) -> torch.nn.Module:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "down" in name:
                 parameter.zero_()
     return model
+
+
+def test_random_weights_are_as_warm_as_their_dimension_asks_for():
+    """β = √d unless it is given, so that logits spread alike in every dimension."""
+    small = {"scheme": "post", "tokens": 32, "seeds": 1, "time": 1.0, "looks": 2}
+    found = experiments.run("random-weights", dim=64, **small)
+    assert found.config["beta"] == [8.0]
+    assert experiments.run("random-weights", dim=64, beta=3.0, **small).config["beta"] == [3.0]
+    assert experiments.EXPERIMENTS["random-weights"].defaults.beta == (512**0.5,)
+    assert "one head" in found.notes[0]
+    assert "one seed" in found.notes[0]

@@ -210,3 +210,24 @@ def test_half_a_unit_of_time_is_a_fine_step():
 
     exact = cosines(follow(system, begin, *times, tolerance=1e-9))
     assert float((cosines(RungeKutta4(step=0.5).orbit(system, begin, times)) - exact).abs().max()) < 1e-4
+
+
+@pytest.mark.parametrize("scheme", ["post", "pre"])
+def test_steps_beyond_stability_are_refused_and_others_are_not(scheme):
+    """In logarithmic time steps grow with t: Pre-Norm's rates fall as fast, Post-Norm's do not, and at t = 9 a step of
+    0.3, which is 3 layers there, is too long.
+    """
+    begin, method = uniform(20, 2), RungeKutta4(step=0.3, clock=Logarithmic())
+    orbit = method.orbit(flow(scheme, 30.0), begin, [300.0])
+    if scheme == "pre":
+        exact = follow(flow(scheme, 30.0), begin, 300.0, tolerance=1e-9)[0]
+        torch.testing.assert_close(list(orbit)[-1].theta, exact.theta, rtol=0, atol=0.01)
+    else:
+        with pytest.raises(NormLabError, match=r"too long for this law at time .* try the method dopri"):
+            list(orbit)
+
+
+def test_tokens_that_have_met_do_not_shake():
+    begin = start(torch.ones(10, 4, dtype=torch.float64))
+    for state in RungeKutta4(step=0.3, clock=Logarithmic()).orbit(flow("post"), begin, [1e2, 1e4]):
+        assert torch.equal(state.theta, begin.theta)

@@ -10,7 +10,7 @@ import torch
 import normlab
 from normlab.dynamics.drift import MLP
 from normlab.dynamics.flow import Flow, State
-from normlab.dynamics.network import Network
+from normlab.dynamics.network import Network, renormalises
 from normlab.dynamics.weights import Drawn, layers
 from normlab.errors import NormLabError
 from tests.dynamics.particles import follow, uniform
@@ -99,3 +99,10 @@ def test_times_between_blocks_are_refused():
     network = Network(normlab.scheme("post"), layers(Drawn(matrices="identity", dim=6), beta=BETA), depth=2, cut=2)
     with pytest.raises(NormLabError, match="multiples of 1/2 alone"):
         list(network.orbit(uniform(4, 6), [0.3]))
+
+
+def test_which_networks_put_a_start_on_the_sphere():
+    """Those with a norm on the main path of their first block, or one at their entry."""
+    found = {name for name in normlab.schemes() if renormalises(normlab.scheme(name))}
+    assert found == {"deepnorm", "dual", "geonorm", "hybrid", "mix", "ngpt", "post", "spannorm"}
+    assert not renormalises(normlab.scheme("geonorm", entry_norm=False))

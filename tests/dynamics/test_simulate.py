@@ -16,11 +16,14 @@ from normlab.dynamics import laws
 from normlab.dynamics.config import SimulateConfig, split
 from normlab.dynamics.equiangular import Equiangular
 from normlab.dynamics.names import OBSERVABLES
+from normlab.dynamics.read import read
 from normlab.dynamics.record import record
 from normlab.dynamics.result import Simulation
 from normlab.dynamics.simulate import simulate
 from normlab.dynamics.systems import chunks, look_times, start
+from normlab.dynamics.weights import given
 from normlab.errors import NormLabError
+from normlab.models import Decoder, DecoderConfig
 from normlab.schemes.law import Law, on_sphere
 
 SMALL = {"tokens": 12, "dim": 4, "time": 2.0, "looks": 10}
@@ -152,6 +155,50 @@ def test_a_law_or_a_scheme_itself_can_be_given():
     mine, post = simulate(law, **SMALL).run(), simulate(normlab.scheme("post"), **SMALL).run()
     assert mine.scheme == "law"
     assert mine["cosine"] == post["cosine"]
+
+
+def test_a_start_off_the_sphere_is_told_where_the_network_would_not_keep_it():
+    """Mix-LN's law after the switch divides by the radius it began with; its network by one."""
+    told = simulate(["mix", "pre", "sqrt"], radius=2.0, **SMALL).notes
+    assert [note for note in told if "radius 2" in note] == [
+        "mix: the law carries the radius 2 on; its network puts tokens on the unit sphere at once"
+    ]
+    for options in ({"radius": 1.0}, {"radius": 2.0, "method": "network"}):
+        assert not any("sphere at once" in note for note in simulate("mix", **options, **SMALL).notes)
+
+
+def test_matrices_of_ones_own_are_followed():
+    """V = 1/2 is the identity at half the pace; the identity given is the identity."""
+    options = {**SMALL, "dtype": "float64", "seeds": 2}
+    one = torch.eye(4, dtype=torch.float64)
+    slow = simulate("post", matrices=given(value=one / 2), **options | {"time": 4.0})
+    plain = simulate(["post", "peri"], **options)
+    assert slow.run()["cosine"].mean == pytest.approx(plain.run("post")["cosine"].mean, abs=1e-8)
+    assert (slow.run().tail, slow.config["weights"]) == (None, "given")
+    same = simulate(["post", "peri"], matrices=given(query=one, key=one, value=one), **options)
+    assert same.run("peri")["cosine"].mean == pytest.approx(plain.run("peri")["cosine"].mean, abs=1e-12)
+
+
+def test_a_networks_attention_moves_tokens_of_a_free_run():
+    found = read(Decoder(DecoderConfig(depth=3, dim=16, heads=4, vocab_size=11, scheme="peri")))
+    options = {"tokens": 8, "dim": 16, "beta": found.beta, "causal": True, "looks": 3}
+    run = simulate("peri", matrices=found.weights, time=3.0, **options).run()
+    assert np.isfinite(run["cosine"].mean).all()
+    assert run["cosine"].mean[-1] != run["cosine"].mean[0]
+    with pytest.raises(NormLabError, match="layer 4 has no weights: 3 layers were given; a shorter horizon"):
+        simulate("peri", matrices=found.weights, time=5.0, **options)
+
+
+@pytest.mark.parametrize(
+    ("shape", "says"),
+    [
+        ((3, 3), "matrices for dimension 3 and tokens of dimension 4; try dim=3"),
+        ((2, 1, 4, 4), r"expected matrices \(heads, d, d\) for all systems, got \(2, 1, 4, 4\)"),
+    ],
+)
+def test_matrices_that_do_not_fit_are_one_line(shape, says):
+    with pytest.raises(NormLabError, match=says):
+        simulate("post", matrices=given(value=torch.zeros(shape)), **SMALL)
 
 
 @pytest.mark.parametrize("start_name", ["uniform", "orthonormal", "clustered"])

@@ -9,7 +9,7 @@ One file for each, with a function `run(config, tell) -> Findings`.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,13 +31,20 @@ class Experiment:
     name: str
     about: str
     defaults: SimulateConfig
+    beta: Callable[[SimulateConfig], float] | None = None
+    """The inverse temperature that goes with other options, where it is left as it is by default."""
 
     def run(self, config: SimulateConfig | None = None, *, told: bool = False, command: Sequence[str] = ()) -> Result:
         """Do it and judge it."""
         from normlab.dynamics.experiments.result import finish
 
         home = importlib.import_module(f"{__name__}.{self.name.replace('-', '_')}")
-        return finish(self, config or self.defaults, home.run, told=told, command=command)
+        return finish(self, self._tempered(config or self.defaults), home.run, told=told, command=command)
+
+    def _tempered(self, config: SimulateConfig) -> SimulateConfig:
+        if self.beta is None or config.beta != self.defaults.beta:
+            return config
+        return config.replace(beta=self.beta(config))
 
 
 _ALL = (
@@ -53,6 +60,8 @@ _ALL = (
             scheme=PAPER, tokens=256, dim=512, beta=(512**0.5,), seeds=20, time=10.0, step=0.5, looks=20,
             weights="kaiming", observables=("cosine", "speed", "radius"), shown=0, bins=0,
         ),
+        # As in the paper: logits then have the same spread in every dimension.
+        beta=lambda config: config.dim**0.5,
     ),
     Experiment(
         "phase-diagram",

@@ -21,6 +21,7 @@ from normlab.dynamics.record import orbit
 from normlab.dynamics.systems import Chunk, start
 from normlab.errors import NormLabError
 from normlab.stability.laws import power_law
+from normlab.words import counted
 
 _EXPONENT, _COUNTS = 0.1, 0.15
 """Largest errors: of the exponent, and of the counts against parking, root mean square of the relative ones."""
@@ -68,9 +69,9 @@ def run(config: SimulateConfig, tell: Tell) -> Findings:
             judge(spec, "relative distance from parking", apart, 0.0, _COUNTS),
         ),
         notes=(
-            f"{config.tokens} tokens in dimension {config.dim} at time {config.time:g}, {config.seeds} seeds; clusters "
-            f"of two tokens or more, neighbours within {_NEAR}/√β; the length {length:.2f}/√β of a car is fitted, the "
-            "same for all β",
+            f"{config.tokens} tokens in dimension {config.dim} at time {config.time:g}, "
+            f"{counted(config.seeds, 'seed')}; clusters of two tokens or more, neighbours within {_NEAR}/√β; the "
+            f"length {length:.2f}/√β of a car is fitted, the same for all β",
         ),
     )
 

@@ -7,20 +7,22 @@ diagrams must be Post-Norm's with the time axis redrawn. Those that divide by a 
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
 import torch
 
 from normlab.dynamics import laws
+from normlab.dynamics.clocks import Common
 from normlab.dynamics.config import SimulateConfig
 from normlab.dynamics.experiments import phases
 from normlab.dynamics.experiments.result import Findings, Tell, Verdict, judge, part
 from normlab.dynamics.record import Record, record
-from normlab.schemes.law import Law, Motion
+from normlab.errors import NormLabError
+from normlab.words import counted
 
 _LIMIT = 0.01
 """Largest difference of shares: a few pairs in ten thousand lie within the integrator's error of having met."""
-_FINE = 20_000
-"""Points of a clock."""
 
 
 def run(config: SimulateConfig, tell: Tell) -> Findings:
@@ -41,28 +43,29 @@ def run(config: SimulateConfig, tell: Tell) -> Findings:
         verdicts=tuple(_judge(config, found)),
         notes=(
             f"times at which half of the pairs have met; {config.tokens} tokens in dimension {config.dim}, "
-            f"{config.seeds} systems for each β, the same for all schemes; laws are those of {config.layers} blocks",
+            f"{counted(config.seeds, 'system')} for each β, the same for all schemes; laws are those of "
+            f"{counted(config.layers, 'block')}",
         ),
     )
 
 
 def _times(config: SimulateConfig) -> dict[str, list[float]]:
     """Looks of each scheme: where it shares the first scheme's orbits, at the same places on them."""
-    times, (fine, clocks) = np.asarray(phases.look_times(config)), _clocks(config)
-    chosen = {spec: times.tolist() for spec in config.scheme}
+    times, clocks = phases.look_times(config), _clocks(config)
+    chosen = dict.fromkeys(config.scheme, times)
     if not clocks:
         return chosen
     first, *others = clocks
-    taus = np.interp(times, fine, clocks[first])
+    taus = torch.tensor([clocks[first].tau(time) for time in times], dtype=torch.float64)
     for spec in others:
-        own = np.interp(taus[taus < clocks[spec][-1]], clocks[spec], fine)
+        own = clocks[spec].time(taus[taus < clocks[spec].tau(config.time)])
         chosen[spec] = [*own.tolist(), config.time]
     return chosen
 
 
 def _judge(config: SimulateConfig, found: dict[str, Record]) -> list[Verdict]:
     """Schemes with a common divisor against the first of them, look by look."""
-    common, verdicts = list(_clocks(config)[1]), []
+    common, verdicts = list(_clocks(config)), []
     for spec in common[1:]:
         # The last look is at the horizon, where the two clocks part.
         shares = found[spec].values["close"].mean(-1)[:-1]
@@ -72,25 +75,11 @@ def _judge(config: SimulateConfig, found: dict[str, Record]) -> list[Verdict]:
     return verdicts
 
 
-def _clocks(config: SimulateConfig) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Times, and τ at each of them for every scheme whose divisor is common to all tokens."""
-    fine = np.linspace(0.0, config.time, _FINE + 1)
-    clocks = {spec: _clock(laws.find(spec, config.layers), fine) for spec in config.scheme}
-    return fine, {spec: clock for spec, clock in clocks.items() if clock is not None}
-
-
-def _clock(law: Law, times: np.ndarray) -> np.ndarray | None:
-    """τ = ∫dt/s at each time; None where s depends on the tokens."""
-    moments = torch.as_tensor(times)
-    middles = (moments[1:] + moments[:-1]) / 2
-    slow, fast = (_divisor(law, middles, size) for size in (0.3, 0.9))
-    if law.reads_state or not torch.equal(slow, fast) or bool((law.temperature(moments) != 1).any()):
-        return None
-    return np.concatenate([[0.0], ((moments[1:] - moments[:-1]) / slow).cumsum(0).numpy()])
-
-
-def _divisor(law: Law, times: torch.Tensor, size: float) -> torch.Tensor:
-    """s of tokens whose every length is `size`."""
-    assert law.speed is not None
-    sizes = torch.full_like(times, size)
-    return law.speed(Motion(time=times, radius=sizes, attention=sizes, radial=sizes, tangent=sizes)).expand_as(times)
+def _clocks(config: SimulateConfig) -> dict[str, Common]:
+    """The clock of every scheme whose divisor is common to all tokens."""
+    clocks = {}
+    for spec in config.scheme:
+        law = laws.find(spec, config.layers)
+        with suppress(NormLabError):
+            clocks[spec] = Common(law, config.time)
+    return clocks

@@ -13,6 +13,7 @@ from normlab.dynamics.config import SimulateConfig
 from normlab.dynamics.experiments import phases
 from normlab.dynamics.experiments.result import Findings, Tell, Verdict, judge
 from normlab.dynamics.record import record
+from normlab.words import counted
 
 _HIGH = 64
 """Dimension from which on the curve is held against the picture."""
@@ -32,7 +33,7 @@ def run(config: SimulateConfig, tell: Tell) -> Findings:
         rows=tuple(rows),
         verdicts=tuple(_judge(spec, config, half, foretold)),
         notes=(
-            f"{config.tokens} tokens in dimension {config.dim}, {config.seeds} systems for each β; "
+            f"{config.tokens} tokens in dimension {config.dim}, {counted(config.seeds, 'system')} for each β; "
             f"the curve is the limit of high dimension and is judged from dimension {_HIGH} on",
         ),
     )

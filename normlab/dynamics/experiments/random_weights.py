@@ -24,6 +24,7 @@ from normlab.dynamics.record import Record, orbit, record
 from normlab.dynamics.simulate import band
 from normlab.dynamics.systems import Chunk
 from normlab.schemes.law import Law, Motion
+from normlab.words import counted
 
 _LIMIT = 0.1
 """Of the relative error of the first speed: tokens and weights are finite in number."""
@@ -48,9 +49,11 @@ def run(config: SimulateConfig, tell: Tell) -> Findings:
         rows=tuple(rows),
         verdicts=tuple(verdicts),
         notes=(
-            f"{config.tokens} tokens in dimension {config.dim}, β = {config.beta[0]:.4g}, {config.heads} head, "
-            f"{config.weights} weights {'redrawn in every layer' if config.redraw else 'shared by all layers'}, "
-            f"{config.seeds} seeds, {config.method} at {config.step:g}; laws are those of {config.layers} blocks",
+            f"{config.tokens} tokens in dimension {config.dim}, β = {config.beta[0]:.4g}, "
+            f"{counted(config.heads, 'head')}, {config.weights} weights "
+            f"{'redrawn in every layer' if config.redraw else 'shared by all layers'}, "
+            f"{counted(config.seeds, 'seed')}, {config.method} at {config.step:g}; laws are those of "
+            f"{counted(config.layers, 'block')}",
             f"length of attention's output at the start, by theory: {length:.4f}",
         ),
     )

@@ -30,6 +30,7 @@ from normlab.errors import NormLabError
 from normlab.schemes.base import Scheme
 from normlab.stability.blocks import BlockStack, find_stacks
 from normlab.stability.targets import Target, resolve
+from normlab.words import counted
 
 _GEOMETRY: tuple[Observable, ...] = (
     "cosine", "variance", "order", "close", "clusters", "rank", "radius", "smallest", "largest"
@@ -84,7 +85,7 @@ def _is_scheme(name: str) -> bool:
 
 
 def _notes(config: SimulateConfig, target: Target, found: Read) -> Iterable[str]:
-    sizes = f"{found.depth} blocks, width {found.dim}, {found.heads} heads, β = {found.beta:.4g}"
+    sizes = f"{counted(found.depth, 'block')}, width {found.dim}, {counted(found.heads, 'head')}, β = {found.beta:.4g}"
     yield f"{target.name}: {sizes}; law of {target.scheme or config.scheme[0]}"
     yield from target.notes
     yield from (f"not in the simulation: {what}" for what in found.left_out)

@@ -134,7 +134,7 @@ def finish(
     """Do the work and keep it with what it was made by."""
     config = config.replace(scheme=schemes(config))
     begin = time.perf_counter()
-    with Progress(1, shown=told) as progress:
+    with Progress(shown=told) as progress:
         found = work(config, progress)
     return Result(
         experiment=experiment.name,

@@ -12,14 +12,16 @@ import math
 import numpy as np
 import torch
 
-from normlab.dynamics import fits, laws, tails
+from normlab.dynamics import fits, laws, tails, together
 from normlab.dynamics.config import SimulateConfig
 from normlab.dynamics.equiangular import Equiangular
 from normlab.dynamics.experiments.result import Findings, Tell, Verdict, judge, part
 from normlab.dynamics.figures import Curve, Figure, curve
-from normlab.dynamics.record import orbit, record, silent
+from normlab.dynamics.record import Record, orbit, records
 from normlab.dynamics.systems import Chunk, look_times
+from normlab.dynamics.threads import suited
 from normlab.schemes.law import Law
+from normlab.words import counted
 
 _TAIL_DIM = 8
 _DEPTH = 24
@@ -31,36 +33,46 @@ _FOLDS = 45.0
 """How far ln Var falls: down to what double precision holds."""
 _STEP = 0.1
 """In units of the tail's own scale: the rate is then right to (2 · 0.1)⁴/120."""
+Judged = tuple[list[Verdict], list[Curve]]
+"""What a scheme's numbers come to, and its curves."""
 _LIMITS = {"start": 1e-4, "tail": 1e-3, "symmetric": 1e-6}
 
 
 def run(config: SimulateConfig, tell: Tell) -> Findings:
     """All schemes of the configuration, at its first β."""
     config = config.replace(beta=config.beta[:1], seeds=1, depth=config.depth or _DEPTH)
-    rows, verdicts, early, late = [], [], [], []
-    for place, spec in enumerate(config.scheme):
-        each = part(tell, place, len(config.scheme))
-        each(spec, 0.0)
-        theory = tails.predict(laws.find(spec, config.layers))
-        start, starts = _start(config, spec)
-        tail, curves = _tail(config, spec, theory)
-        early += starts
-        late += curves
-        verdicts += [*start, *tail]
-        rows.append(_row(spec, theory, start, tail))
+    found = [laws.find(spec, config.layers) for spec in config.scheme]
+    theories = [tails.predict(law) for law in found]
+    starts = _starts(config, found, part(tell, 0, 2))
+    ends = _ends(config, found, theories, part(tell, 1, 2))
     return Findings(
         figures=(
             Figure(
-                title="From orthonormal tokens", x_label="time", y_label="cosine of two tokens", curves=tuple(early)
+                title="From orthonormal tokens",
+                x_label="time",
+                y_label="cosine of two tokens",
+                curves=tuple(line for _, curves in starts for line in curves),
             ),
-            Figure(title="The tail", x_label="time", y_label="variance", x_log=True, y_log=True, curves=tuple(late)),
+            Figure(
+                title="The tail",
+                x_label="time",
+                y_label="variance",
+                x_log=True,
+                y_log=True,
+                curves=tuple(line for _, curves in ends for line in curves),
+            ),
         ),
         columns=("scheme", "ρ̇(0)", "theory", "largest |Δρ|", "tail of the variance", "theory", "95 % interval"),
-        rows=tuple(rows),
-        verdicts=tuple(verdicts),
+        rows=tuple(
+            _row(spec, theory, start, tail)
+            for spec, theory, (start, _), (tail, _) in zip(config.scheme, theories, starts, ends, strict=True)
+        ),
+        verdicts=tuple(
+            verdict for (start, _), (tail, _) in zip(starts, ends, strict=True) for verdict in (*start, *tail)
+        ),
         notes=(
             f"{config.tokens} tokens, β = {config.beta[0]:g}, radius {config.radius:g}; tails from a clustered start "
-            f"in dimension {_TAIL_DIM}; laws that depend on depth are those of {config.depth} blocks",
+            f"in dimension {_TAIL_DIM}; laws that depend on depth are those of {counted(config.layers, 'block')}",
             "the tail of a law that reads radii (no norm before attention) is fitted and not foretold",
         ),
     )
@@ -74,25 +86,34 @@ def _row(spec: str, theory: tails.Tail | None, start: list[Verdict], tail: list[
     return (spec, first.measured, first.predicted, apart, measured, None if theory is None else str(theory), interval)
 
 
-def _start(config: SimulateConfig, spec: str) -> tuple[list[Verdict], list[Curve]]:
-    """Initial velocity, and the whole orbit against the symmetric equations."""
+def _starts(config: SimulateConfig, found: list[Law], tell: Tell) -> list[Judged]:
+    """Of every scheme the initial velocity, and the whole orbit against the symmetric equations."""
     config = config.replace(start="orthonormal", dim=max(config.dim, config.tokens))
-    law = laws.find(spec, config.layers)
-    velocity = _initial_velocity(config, spec)
-    verdicts = [judge(spec, "initial velocity", velocity, _foretold(config, law), _LIMITS["start"], relative=True)]
-    times = look_times(config)
-    found = record(config, spec, observables=("cosine",)).values["cosine"][:, 0, 0]
-    rho = _symmetric(law, config, times)
-    apart = float(abs(rho - found).max())
-    verdicts.append(judge(spec, "largest distance from the symmetric orbit", apart, 0.0, _LIMITS["symmetric"]))
-    return verdicts, [curve(spec, times, found, marks=True), curve(f"{spec}, symmetric", times, rho, role="theory")]
+    followed = records(config, config.scheme, observables=("cosine",), tell=tell)
+    cosines = [one.values["cosine"][:, 0, 0] for one in followed]
+    symmetric = _symmetric(config, found)
+    return [
+        _start(config, spec, law, cosine, rho)
+        for spec, law, cosine, rho in zip(config.scheme, found, cosines, symmetric, strict=True)
+    ]
+
+
+def _start(config: SimulateConfig, spec: str, law: Law, cosine: np.ndarray, rho: np.ndarray) -> Judged:
+    velocity, times = _initial_velocity(config, spec), look_times(config)
+    apart = float(abs(rho - cosine).max())
+    verdicts = [
+        judge(spec, "initial velocity", velocity, _foretold(config, law), _LIMITS["start"], relative=True),
+        judge(spec, "largest distance from the symmetric orbit", apart, 0.0, _LIMITS["symmetric"]),
+    ]
+    return verdicts, [curve(spec, times, cosine, marks=True), curve(f"{spec}, symmetric", times, rho, role="theory")]
 
 
 def _initial_velocity(config: SimulateConfig, spec: str) -> float:
     """d/dt of the mean cosine at time zero: 2⟨Σθ̇, Σθ⟩ / n(n − 1)."""
     chunk = Chunk(config.beta, (config.seed,))
     state, flow = next(orbit(config, spec, chunk, [0.0]))
-    velocity = flow(state).theta.sum(1)
+    with suited(state.theta):
+        velocity = flow(state).theta.sum(1)
     return float(2 * (velocity * state.theta.sum(1)).sum()) / (config.tokens * (config.tokens - 1))
 
 
@@ -102,16 +123,33 @@ def _foretold(config: SimulateConfig, law: Law) -> float:
     return float(Equiangular(law, config.tokens, config.beta[0])(zero, zero, radius)[0])
 
 
-def _symmetric(law: Law, config: SimulateConfig, times: list[float]) -> np.ndarray:
-    """ρ of the symmetric case at each of the times."""
-    moments = torch.tensor(times, dtype=torch.float64)
-    orbit = Equiangular(law, config.tokens, config.beta[0]).orbit(moments, radius=config.radius, tolerance=1e-9)
-    return orbit[:, 0].numpy()
+def _symmetric(config: SimulateConfig, found: list[Law]) -> list[np.ndarray]:
+    """ρ of the symmetric case at each look, of every law."""
+    moments, orbits = torch.tensor(look_times(config), dtype=torch.float64), {}
+    for places in together.groups(config, found):
+        law = together.joined([found[place] for place in places])
+        beta = torch.full((len(places),), config.beta[0], dtype=torch.float64)
+        followed = Equiangular(law, config.tokens, beta).orbit(moments, radius=config.radius, tolerance=1e-9)
+        orbits |= dict(zip(places, followed[:, 0].T.numpy(), strict=True))
+    return [orbits[place] for place in range(len(found))]
 
 
-def _tail(config: SimulateConfig, spec: str, theory: tails.Tail | None) -> tuple[list[Verdict], list[Curve]]:
-    config = _tail_config(config, laws.find(spec, config.layers), theory)
-    found = record(config, spec, observables=("variance",), tell=silent)
+def _ends(config: SimulateConfig, found: list[Law], theories: list[tails.Tail | None], tell: Tell) -> list[Judged]:
+    """The tail of every scheme; those that want the same clock and horizon are followed together."""
+    configs = [_tail_config(config, law, theory) for law, theory in zip(found, theories, strict=True)]
+    ends: dict[int, Judged] = {}
+    for own in dict.fromkeys(configs):
+        places = [place for place, other in enumerate(configs) if other == own]
+        specs = [config.scheme[place] for place in places]
+        tell(", ".join(specs), len(ends) / len(configs))
+        followed = records(own, specs, observables=("variance",))
+        ends |= {
+            place: _end(config.scheme[place], theories[place], one) for place, one in zip(places, followed, strict=True)
+        }
+    return [ends[place] for place in range(len(found))]
+
+
+def _end(spec: str, theory: tails.Tail | None, found: Record) -> Judged:
     times, values = found.times.tolist(), found.values["variance"][:, 0, 0].tolist()
     late = fits.tail(times, values, floor=fits.floor_of("float64"), share=0.25)
     if late.stop == late.start:

@@ -109,7 +109,7 @@ def test_slopes_that_grow_with_depth_are_named():
     [
         # RMS after 8 sublayers at initialisation for an entry of RMS 2, by hand.
         ("pre", "linear", math.sqrt(4 + 8)),
-        ("peri(step=0.5)", "linear", math.sqrt(4 + 0.25 * 8)),
+        ("peri(step=0.5, entry_norm=False)", "linear", math.sqrt(4 + 0.25 * 8)),
         ("lns", "random walk", math.sqrt(4 + 2 * (1 + 1 / 2 + 1 / 3 + 1 / 4))),
         ("mix(post_fraction=0.5)", "linear", math.sqrt(1 + 4)),
         ("none", "exponential", 2 * 16.0),

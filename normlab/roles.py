@@ -10,7 +10,7 @@ import dataclasses
 import fnmatch
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -161,17 +161,25 @@ _FUSED: Sequence[tuple[str, tuple[str, ...]]] = (
 )
 
 
-def find_roles(module: nn.Module, given: Mapping[str, Spec] | None = None, prefix: str = "") -> list[Role]:
+def find_roles(
+    module: nn.Module,
+    given: Mapping[str, Spec] | None = None,
+    prefix: str = "",
+    *,
+    otherwise: Callable[[str, nn.Parameter], Spec | None] = lambda name, parameter: None,
+) -> list[Role]:
     """The roles of every parameter of `module`, each covered exactly once.
 
     `given` maps name patterns (`"*.mlp.0.weight"`) to roles and wins over what modules say of themselves, which wins
-    over well-known names. Matrices that remain without a role raise one error that lists them.
+    over well-known names, which win over `otherwise`. Matrices that remain without a role raise one error that lists
+    them.
     """
     stated = dict(_stated_by_modules(module))
     roles: list[Role] = []
     nameless: list[str] = []
     for name, parameter in module.named_parameters():
         spec = _from_patterns(name, given or {}) or stated.get(name) or _from_name(name, parameter, module)
+        spec = spec or otherwise(name, parameter)
         if spec is None:
             nameless.append(f"{prefix}{name} {tuple(parameter.shape)}")
         else:

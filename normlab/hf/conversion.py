@@ -1,0 +1,189 @@
+"""Any model of the library's under any scheme: its layers rewired, everything else as it was."""
+
+from __future__ import annotations
+
+import copy as copies
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from normlab.choices import Topology
+from normlab.errors import NormLabError
+from normlab.hf.anatomy import Anatomy, model_norm
+from normlab.hf.foreign_norm import ModelNorm
+from normlab.hf.identity import scheme_of, with_norms_of
+from normlab.hf.layer import Conversion, Wiring, adopt, converted_layers
+from normlab.hf.survey import Adapter, Survey, survey
+from normlab.norms import Norm
+from normlab.roles import Part, Spec
+from normlab.schemes.base import Bound, Scheme
+from normlab.schemes.blocks import Block, ParallelBlock
+from normlab.schemes.needs import offers
+from normlab.schemes.registry import scheme as find_scheme
+
+KEY = "normlab"
+"""Where a configuration says that its model was converted, and to what."""
+
+
+class FunctionChanges(UserWarning):
+    """A trained model was converted to another scheme: it does not compute what it was trained for."""
+
+
+def convert(
+    model: Any,
+    scheme: str | Scheme,
+    *,
+    copy: bool = True,
+    init: bool = False,
+    topology: Topology | None = None,
+    residual_only: bool = False,
+    roles: Mapping[str, Spec] | None = None,
+    adapter: Adapter | None = None,
+    batch: Mapping[str, Any] | None = None,
+    blocks: str | None = None,
+) -> Any:
+    """The model under a scheme, as a copy or in place (`copy=False`); its weights are kept unless `init` says otherwise.
+
+    Attention, MLP, cache, mask and head stay the model's own. A norm of the model's stays where the scheme wants one
+    like it; others are made new, of the model's kind unless the scheme's options name another. `residual_only` leaves
+    out what the scheme needs inside the sublayers; `topology` rewires serial blocks as parallel ones or back. For
+    `adapter`, `batch` and `blocks` see `identify`; for `roles` see `normlab.roles`.
+    """
+    if converted_layers(model):
+        raise NormLabError("the model is converted already; convert the original, or a new one from its configuration")
+    found = survey(model, batch=batch, blocks=blocks, adapter=adapter)
+    target = with_norms_of(find_scheme(scheme), found)
+    if not residual_only:
+        _check_needs(target, model, found)
+    if target != scheme_of(found) and _is_trained(model, found):
+        warnings.warn(
+            f"{type(model).__name__} has trained weights: under {target.name} it computes another function until it "
+            "is trained again",
+            FunctionChanges,
+            stacklevel=2,
+        )
+    converted = copies.deepcopy(model) if copy else model
+    bound = target.bind(
+        depth=len(found.anatomies), dim=found.dim, topology=topology or found.topology, branches=found.branches
+    )
+    rewire(converted, found, Conversion(bound, residual_only, dict(roles or {})))
+    if init:
+        from normlab.hf.training import rules
+
+        rules(converted).init_()
+    return converted
+
+
+def rewire(model: Any, found: Survey, conversion: Conversion) -> None:
+    """Give the layers of a model their new steps, in place, and let its configuration say so."""
+    layers = [model.get_submodule(name) for name in found.stack.names]
+    wirings = [
+        _wiring(k, layer, anatomy, conversion)
+        for k, (layer, anatomy) in enumerate(zip(layers, found.anatomies, strict=True))
+    ]
+    wirings[0].entry = _beside(conversion.bound.entry(), layers[0])
+    _place_exit(model, found, wirings[-1], layers[-1])
+    for layer, wiring in zip(layers, wirings, strict=True):
+        adopt(layer, wiring)
+    _tell(model, type(layers[0]).__name__)
+    model.config.normlab = _record(found, conversion)
+
+
+def _wiring(k: int, layer: nn.Module, anatomy: Anatomy, conversion: Conversion) -> Wiring:
+    block = conversion.bound.block(k)
+    for step, own in zip(block.steps, anatomy.norms(layer), strict=True):
+        for place, norm in own.items():
+            use_own(step, place, norm)
+    if anatomy.shared_read and isinstance(block, ParallelBlock):
+        block.share_read()
+    return Wiring(conversion, anatomy, _beside(block, layer))
+
+
+def use_own(parent: nn.Module, name: str, own: ModelNorm) -> None:
+    """Put a norm of the model's in the place of the one that the scheme made there, if that is of its kind."""
+    made = getattr(parent, name)
+    if isinstance(made, Norm):
+        if own.options.matches(made):
+            setattr(parent, name, own)
+        return
+    for below, _ in made.named_children():
+        use_own(made, below, own)
+
+
+def _place_exit(model: nn.Module, found: Survey, last: Wiring, layer: nn.Module) -> None:
+    """The scheme's exit where the model has its final norm; in the last layer where it has none."""
+    exit_ = nn.ModuleDict({"exit": last.conversion.bound.exit()})
+    if found.final is None:
+        last.exit = _beside(exit_["exit"], layer)
+        return
+    use_own(exit_, "exit", model_norm(model, found.final, "read"))
+    owner, _, name = found.final.rpartition(".")
+    setattr(model.get_submodule(owner), name, _beside(exit_["exit"], layer))
+
+
+def _beside(part: Any, layer: nn.Module) -> Any:
+    """A new part on the layer's device; its gains stay in fp32 whatever the layer's type."""
+    return part.to(next(layer.parameters()).device)
+
+
+def _tell(model: nn.Module, name: str) -> None:
+    """Whoever keeps layers whole (device maps, sharding) knows them by the names of their classes."""
+    for part in model.modules():
+        kept = getattr(part, "_no_split_modules", None)
+        if kept is not None:
+            part._no_split_modules = {*kept, name}  # type: ignore[assignment]
+
+
+def _record(found: Survey, conversion: Conversion) -> dict[str, Any]:
+    """What `load` needs to build the model again."""
+    bound = conversion.bound
+    return {
+        "scheme": str(bound.scheme),
+        "topology": bound.topology,
+        "dim": bound.dim,
+        "residual_only": conversion.residual_only,
+        "roles": {name: spec if isinstance(spec, str) else _parts(spec) for name, spec in conversion.roles.items()},
+        "blocks": f"{found.stack.name}.*",
+        "final": found.final,
+    }
+
+
+def _parts(spec: Part | Sequence[Part]) -> list[list[Any]]:
+    return [list(part) for part in ([spec] if isinstance(spec, Part) else spec)]
+
+
+def _check_needs(scheme: Scheme, model: Any, found: Survey) -> None:
+    """Refuse a scheme that must change what is inside other people's attention, MLP or head."""
+    layer = found.stack.blocks[0]
+    parts = [layer.get_submodule(limb.name) for limb in found.anatomies[0].limbs]
+    unmet = [need for need in scheme.needs if not any(need.name in offers(part) for part in parts)]
+    if not unmet:
+        return
+    kinds = ", ".join(type(part).__name__ for part in parts)
+    tied = any(need.name == "untied-head" for need in unmet) and _is_tied(model)
+    raise NormLabError(
+        f"{scheme.name} needs {'; '.join(map(str, unmet))}, which {kinds} and the head of {type(model).__name__} do not "
+        f"offer{' (its head is tied to its embeddings)' if tied else ''}; pass residual_only=True for the residual part "
+        "alone"
+    )
+
+
+def _is_tied(model: Any) -> bool:
+    head = model.get_output_embeddings()
+    return head is not None and head.weight is model.get_input_embeddings().weight
+
+
+def _is_trained(model: Any, found: Survey) -> bool:
+    """Weights from a file have a name; weights of training have moved the norms' gains."""
+    return bool(getattr(model.config, "name_or_path", "")) or not all(norm.is_fresh for norm in _norms(model, found))
+
+
+def _norms(model: nn.Module, found: Survey) -> Iterator[ModelNorm]:
+    for layer, anatomy in zip(found.stack.blocks, found.anatomies, strict=True):
+        for own in anatomy.norms(layer):
+            yield from own.values()
+    if found.final is not None:
+        yield model_norm(model, found.final, "read")

@@ -35,7 +35,7 @@ PLACES = ("read", "shape", "write")
 
 @dataclass(frozen=True)
 class Limb:
-    """One branch of a layer, and the paths of the norms around it: before it, on what it returns, after the addition."""
+    """One branch of a layer, and where the norms around it are: before it, on what it returns, after the addition."""
 
     run: Run
     read: str | None = None

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import nn
 
 from normlab.choices import Topology
@@ -17,15 +16,13 @@ from normlab.hf.foreign_norm import ModelNorm
 from normlab.hf.identity import scheme_of, with_norms_of
 from normlab.hf.layer import Conversion, Wiring, adopt, converted_layers
 from normlab.hf.survey import Adapter, Survey, survey
+from normlab.hf.training import Rules, rules
 from normlab.norms import Norm
 from normlab.roles import Part, Spec
 from normlab.schemes.base import Bound, Scheme
-from normlab.schemes.blocks import Block, ParallelBlock
-from normlab.schemes.needs import offers
+from normlab.schemes.blocks import ParallelBlock
+from normlab.schemes.needs import meet, offers
 from normlab.schemes.registry import scheme as find_scheme
-
-KEY = "normlab"
-"""Where a configuration says that its model was converted, and to what."""
 
 
 class FunctionChanges(UserWarning):
@@ -45,7 +42,7 @@ def convert(
     batch: Mapping[str, Any] | None = None,
     blocks: str | None = None,
 ) -> Any:
-    """The model under a scheme, as a copy or in place (`copy=False`); its weights are kept unless `init` says otherwise.
+    """The model under a scheme, as a copy or in place (`copy=False`), with its own weights unless `init` is set.
 
     Attention, MLP, cache, mask and head stay the model's own. A norm of the model's stays where the scheme wants one
     like it; others are made new, of the model's kind unless the scheme's options name another. `residual_only` leaves
@@ -58,7 +55,14 @@ def convert(
     target = with_norms_of(find_scheme(scheme), found)
     if not residual_only:
         _check_needs(target, model, found)
-    if target != scheme_of(found) and _is_trained(model, found):
+    bound = target.bind(
+        depth=len(found.anatomies), dim=found.dim, topology=topology or found.topology, branches=found.branches
+    )
+    conversion = Conversion(bound, residual_only, dict(roles or {}))
+    if init:
+        # Before anything is changed: a matrix without a role raises.
+        Rules(model, conversion, found.stack.names).find_roles()
+    if not init and _changes(target, bound, found) and _is_trained(model, found):
         warnings.warn(
             f"{type(model).__name__} has trained weights: under {target.name} it computes another function until it "
             "is trained again",
@@ -66,13 +70,8 @@ def convert(
             stacklevel=2,
         )
     converted = copies.deepcopy(model) if copy else model
-    bound = target.bind(
-        depth=len(found.anatomies), dim=found.dim, topology=topology or found.topology, branches=found.branches
-    )
-    rewire(converted, found, Conversion(bound, residual_only, dict(roles or {})))
+    rewire(converted, found, conversion)
     if init:
-        from normlab.hf.training import rules
-
         rules(converted).init_()
     return converted
 
@@ -93,6 +92,9 @@ def rewire(model: Any, found: Survey, conversion: Conversion) -> None:
 
 
 def _wiring(k: int, layer: nn.Module, anatomy: Anatomy, conversion: Conversion) -> Wiring:
+    scheme = conversion.bound.scheme
+    if not conversion.residual_only:
+        meet(scheme.needs, [part for part in layer.modules() if offers(part)], who=scheme.name)
     block = conversion.bound.block(k)
     for step, own in zip(block.steps, anatomy.norms(layer), strict=True):
         for place, norm in own.items():
@@ -146,7 +148,7 @@ def _record(found: Survey, conversion: Conversion) -> dict[str, Any]:
         "dim": bound.dim,
         "residual_only": conversion.residual_only,
         "roles": {name: spec if isinstance(spec, str) else _parts(spec) for name, spec in conversion.roles.items()},
-        "blocks": f"{found.stack.name}.*",
+        "blocks": found.pattern,
         "final": found.final,
     }
 
@@ -158,22 +160,24 @@ def _parts(spec: Part | Sequence[Part]) -> list[list[Any]]:
 def _check_needs(scheme: Scheme, model: Any, found: Survey) -> None:
     """Refuse a scheme that must change what is inside other people's attention, MLP or head."""
     layer = found.stack.blocks[0]
-    parts = [layer.get_submodule(limb.name) for limb in found.anatomies[0].limbs]
-    unmet = [need for need in scheme.needs if not any(need.name in offers(part) for part in parts)]
-    if not unmet:
-        return
-    kinds = ", ".join(type(part).__name__ for part in parts)
-    tied = any(need.name == "untied-head" for need in unmet) and _is_tied(model)
-    raise NormLabError(
-        f"{scheme.name} needs {'; '.join(map(str, unmet))}, which {kinds} and the head of {type(model).__name__} do not "
-        f"offer{' (its head is tied to its embeddings)' if tied else ''}; pass residual_only=True for the residual part "
-        "alone"
-    )
+    offered = frozenset[str]().union(*map(offers, layer.modules()))
+    unmet = [need for need in scheme.needs if need.in_head or need.name not in offered]
+    if unmet:
+        whose = [type(layer).__name__] + ([type(model).__name__] if any(need.in_head for need in unmet) else [])
+        tied = ": its head is tied to its embeddings" if _is_tied(model) and whose[1:] else ""
+        raise NormLabError(
+            f"{scheme.name} needs {'; '.join(map(str, unmet))}, which {' and '.join(whose)} cannot give{tied}; "
+            "pass residual_only=True for the residual part alone"
+        )
 
 
 def _is_tied(model: Any) -> bool:
     head = model.get_output_embeddings()
-    return head is not None and head.weight is model.get_input_embeddings().weight
+    return head is not None and getattr(model.get_input_embeddings(), "weight", None) is head.weight
+
+
+def _changes(scheme: Scheme, bound: Bound, found: Survey) -> bool:
+    return scheme != scheme_of(found) or bound.topology != found.topology
 
 
 def _is_trained(model: Any, found: Survey) -> bool:

@@ -26,9 +26,13 @@ _VIEWS = ("view", "reshape", "contiguous", "to", "type_as", "clone")
 _FACTS = ("size", "dim", "ndimension", "numel")
 
 
-def dissect(layer: nn.Module) -> Anatomy:
-    """The anatomy of a layer; one that does not follow the usual shape is refused with the part that was not found."""
-    training, resting = (_dissect(layer, training=mode) for mode in (True, False))
+def dissect(layer: nn.Module, opened: set[str] | None = None) -> Anatomy:
+    """The anatomy of a layer; one that does not follow the usual shape is refused with the part that was not found.
+
+    `opened` names the modules that were opened in layers like it, and is told of those that are opened here.
+    """
+    opened = set() if opened is None else opened
+    training, resting = (_dissect(layer, opened, training=mode) for mode in (True, False))
     if training == resting:
         return resting
     if [_places(one) for one in training.limbs] != [_places(one) for one in resting.limbs]:
@@ -42,8 +46,7 @@ def _places(limb: Limb) -> tuple[str | None, str | None, str | None]:
     return limb.read, limb.shape, limb.write
 
 
-def _dissect(layer: nn.Module, *, training: bool) -> Anatomy:
-    opened: set[str] = set()
+def _dissect(layer: nn.Module, opened: set[str], *, training: bool) -> Anatomy:
     while True:
         try:
             return _Reading(layer, trace(layer, opened, training=training)).anatomy()
@@ -156,9 +159,7 @@ class _Reading:
         shape = self._norm(end)
         if shape is not None:
             end = self._plain(end.args[0])
-        reads = [
-            node for node in self._above[end] | {end} if self._norm(node) and self._plain(node.args[0]) is skip
-        ]
+        reads = [node for node in self._above[end] | {end} if self._norm(node) and self._plain(node.args[0]) is skip]
         if not reads:
             return _Cut(end, addition.skip, skip, None, shape, addition.write)
         if len(reads) > 1 or skip in self._needed(end, {reads[0]}):
@@ -217,7 +218,9 @@ class _Reading:
 
     def _name(self, program: Program) -> str:
         """The module of a branch that has most parameters."""
-        modules = {call.target: part_of(self.layer, call.target) for call in program.calls if call.kind == "call_module"}
+        modules = {
+            call.target: part_of(self.layer, call.target) for call in program.calls if call.kind == "call_module"
+        }
         return max(modules, key=lambda path: sum(one.numel() for one in modules[path].parameters()), default="branch")
 
     # -- nodes ---------------------------------------------------------------------------------------------------

@@ -79,13 +79,15 @@ def recognise(module: nn.Module) -> NormOptions | None:
     dim = _width(module)
     if dim is None or dim < 2:
         return None
-    trial = _trial(module)
-    gain, bias = _parameters(trial)
-    x = 3.0 * torch.randn(4, dim, generator=torch.Generator("cpu").manual_seed(0), device="cpu") + 0.5
-    for kind, form in _candidates(gain is not None):
-        likeness = NormOptions(kind, 0.0, form, bias is not None).build(dim).to("cpu")
-        if _behaves(trial, likeness, x, gain, bias):
-            return NormOptions(kind, _epsilon(trial, likeness, x), form, bias is not None)
+    # On the CPU also where a model is being made without values: the copy has some.
+    with torch.device("cpu"):
+        trial = _trial(module)
+        gain, bias = _parameters(trial)
+        x = 3.0 * torch.randn(4, dim, generator=torch.Generator().manual_seed(0)) + 0.5
+        for kind, form in _candidates(gain is not None):
+            likeness = NormOptions(kind, 0.0, form, bias is not None).build(dim)
+            if _behaves(trial, likeness, x, gain, bias):
+                return NormOptions(kind, _epsilon(trial, likeness, x), form, bias is not None)
     return None
 
 
@@ -133,7 +135,7 @@ def _trial(module: nn.Module) -> nn.Module:
     trial = copy.deepcopy(module).to_empty(device="cpu").float()
     with torch.no_grad():
         for place, parameter in enumerate(trial.parameters()):
-            parameter.copy_(torch.linspace(0.5, 1.5 + place, parameter.numel(), device="cpu"))
+            parameter.copy_(torch.linspace(0.5, 1.5 + place, parameter.numel()))
     return trial.eval()
 
 

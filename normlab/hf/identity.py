@@ -148,8 +148,7 @@ def _of_ours(model: nn.Module) -> Identity | None:
 def _how(found: Survey) -> tuple[str, ...]:
     stack, first = found.stack, found.anatomies[0]
     lines = [f"{len(stack.blocks)} blocks of {type(stack.blocks[0]).__name__} in {stack.name!r}"]
-    for anatomy in dict.fromkeys(_told(one) for one in found.anatomies):
-        lines.append(anatomy)
+    lines += dict.fromkeys(_told(one) for one in found.anatomies)
     if first.topology == "parallel":
         shared = ", behind one norm" if first.shared_read else ""
         lines.append(f"the branches run side by side{shared}: both read the block's input, one addition takes both")

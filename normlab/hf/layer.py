@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from normlab.errors import NormLabError
 from normlab.hf.anatomy import Anatomy
 from normlab.roles import Spec
 from normlab.schemes.base import Bound
@@ -76,6 +77,16 @@ def adopt(layer: nn.Module, wiring: Wiring) -> None:
 def converted_layers(model: nn.Module) -> dict[str, Any]:
     """The converted layers of a model, by path."""
     return {path: part for path, part in model.named_modules() if isinstance(part, ConvertedLayer)}
+
+
+def check_not_lost(model: Any) -> None:
+    """A converted model that the library loaded by itself has lost its scheme and some of its weights."""
+    spec = getattr(getattr(model, "config", None), "normlab", None)
+    if isinstance(spec, dict) and not converted_layers(model):
+        raise NormLabError(
+            f"{type(model).__name__} has the configuration of a model under {spec.get('scheme')} and is none; "
+            "use normlab.hf.load(folder), or del model.config.normlab for a new model"
+        )
 
 
 @cache

@@ -29,7 +29,9 @@ def load(folder: str | Path, *, adapter: Adapter | None = None, **options: Any) 
         base.__init__(self, *args, **kwargs)
         _rewire(self, spec, adapter)
 
-    with in_one_line(f"{name}: the converted model cannot be loaded", "expected a folder of save_pretrained, unchanged"):
+    with in_one_line(
+        f"{name}: the converted model cannot be loaded", "expected a folder of save_pretrained, unchanged"
+    ):
         # The library makes a model empty and fills it from the file: the layers must be rewired in between.
         model = type(base.__name__, (base,), {"__init__": build}).from_pretrained(
             folder, use_safetensors=True, trust_remote_code=False, **options

@@ -15,6 +15,7 @@ from normlab.errors import NormLabError
 from normlab.hf.anatomy import Anatomy, norm_options
 from normlab.hf.dissection import dissect
 from normlab.hf.foreign_norm import NormOptions, recognise
+from normlab.hf.layer import check_not_lost
 from normlab.stability.blocks import BlockStack, find_stacks, walk
 from normlab.stability.replay import Call, at_rest, capture
 from normlab.stability.targets import hub
@@ -44,6 +45,12 @@ class Survey:
     """What the norms of the blocks are; None where they have none."""
 
     @property
+    def pattern(self) -> str:
+        """The blocks' paths, a star where they differ."""
+        columns = zip(*(name.split(".") for name in self.stack.names), strict=True)
+        return ".".join(column[0] if len(set(column)) == 1 else "*" for column in columns)
+
+    @property
     def topology(self) -> Topology:
         return self.anatomies[0].topology
 
@@ -60,6 +67,7 @@ def survey(
     adapter: Adapter | None = None,
 ) -> Survey:
     """Look at a model: run it once on a tiny batch, and hold every block against what was read from it."""
+    check_not_lost(model)
     stack = one_stack(model, blocks)
     anatomies = dissect_all(stack, adapter)
     norms = {path: part for path, part in walk(model, "") if recognise(part) and not _inside(path, stack)}
@@ -86,9 +94,13 @@ def one_stack(model: nn.Module, blocks: str | None) -> BlockStack:
 def dissect_all(stack: BlockStack, adapter: Adapter | None) -> list[Anatomy]:
     """The anatomy of every block; blocks that are alike share one, so that compiled code need not tell them apart."""
     found: list[Anatomy] = []
+    opened: set[str] = set()
     for name, block in zip(stack.names, stack.blocks, strict=True):
-        with in_one_line(f"{name}: its adapter fails", "expected an Anatomy.of(layer, Limb(...), ...)"):
-            anatomy = (adapter or dissect)(block)
+        if adapter is None:
+            anatomy = dissect(block, opened)
+        else:
+            with in_one_line(f"{name}: its adapter fails", "expected one that returns Anatomy.of(layer, Limb(...))"):
+                anatomy = adapter(block)
         found.append(next((known for known in found[-1:] if known == anatomy), anatomy))
     kinds = {(anatomy.topology, len(anatomy.limbs)) for anatomy in found}
     if len(kinds) > 1:

@@ -9,7 +9,7 @@ from torch import nn
 
 from normlab.errors import NormLabError
 from normlab.hf.foreign_norm import ModelNorm
-from normlab.hf.layer import Conversion, converted_layers
+from normlab.hf.layer import Conversion, check_not_lost, converted_layers
 from normlab.roles import Role, Spec, find_roles
 from normlab.stack import initialise_
 
@@ -50,7 +50,9 @@ class Rules:
 
     def _governed(self) -> list[Role]:
         roles = self.find_roles()
-        return [role for role in roles if role.name.startswith(self._layers)] if self.conversion.residual_only else roles
+        return (
+            [role for role in roles if role.name.startswith(self._layers)] if self.conversion.residual_only else roles
+        )
 
     def _outside(self, name: str, _parameter: nn.Parameter) -> Spec | None:
         """Before and behind the layers there is more than embeddings and a head: patches, poolers, class tokens."""
@@ -71,12 +73,3 @@ def rules(model: Any) -> Any:
         return Rules(model, layer.normlab.conversion, list(layers))
     check_not_lost(model)
     raise NormLabError(f"{type(model).__name__} follows no scheme; convert it first: normlab.hf.convert(model, 'pre')")
-
-
-def check_not_lost(model: Any) -> None:
-    """A converted model that the library loaded by itself has lost its scheme and some of its weights."""
-    spec = getattr(getattr(model, "config", None), "normlab", None)
-    if spec and not converted_layers(model):
-        raise NormLabError(
-            f"{type(model).__name__} was saved under {spec['scheme']} and loaded without it; use normlab.hf.load(folder)"
-        )

@@ -122,7 +122,8 @@ class _Reading:
         total = node if write is None else self._plain(node.args[0])
         if not _is_sum(total):
             raise self._not_a_sum(total)
-        for skip, update in (total.args, total.args[::-1]):
+        one, other = _summands(total)
+        for skip, update in ((one, other), (other, one)):
             if self._plain(skip) in self._above[update]:
                 return _Addition(skip, [update], write, exact=True)
         terms = self._terms(total)
@@ -137,7 +138,7 @@ class _Reading:
         plain = self._plain(node)
         if not _is_sum(plain) or len(plain.users) > 1:
             return [node]
-        return sorted((term for part in plain.args for term in self._terms(part)), key=self.nodes.index)  # type: ignore
+        return sorted((term for part in _summands(plain) for term in self._terms(part)), key=self.nodes.index)
 
     def _not_a_sum(self, node: fx.Node) -> Exception:
         """The state comes out of something else than an addition: a module is opened, all else refused."""
@@ -264,6 +265,10 @@ def _is_sum(node: fx.Node) -> bool:
     return adds and len(node.args) == 2 and not node.kwargs and all(isinstance(part, fx.Node) for part in node.args)
 
 
+def _summands(total: fx.Node) -> Sequence[Any]:
+    return total.args
+
+
 def _is_view(node: fx.Node) -> bool:
     return node.op == "call_method" and node.target in _VIEWS
 
@@ -272,7 +277,7 @@ def _is_idle_dropout(node: fx.Node) -> bool:
     if not _is(node, F.dropout):
         return False
     p, training = (*node.args[1:], 0.5, True)[:2]
-    return not node.kwargs.get("training", training) or node.kwargs.get("p", p) == 0
+    return node.kwargs.get("training", training) is False or node.kwargs.get("p", p) in (0, 0.0)
 
 
 def _is_argument(node: fx.Node) -> bool:

@@ -147,8 +147,8 @@ _KNOWN: Sequence[tuple[str, str]] = (
     (r"(o_proj|out_proj|wo|to_out|out_lin|o|to_out\.0)", "o"),
     (r"(attn\.c_proj|self_attn\.dense|(self_)?attention\.dense|attention\.output\.dense)", "o"),
     (r"(gate_proj|w1)", "gate"),
-    (r"(up_proj|w3|fc1|c_fc|dense_h_to_4h|lin1|intermediate\.dense|linear1|up)", "up"),
-    (r"(down_proj|w2|fc2|mlp\.c_proj|dense_4h_to_h|lin2|output\.dense|linear2|down)", "down"),
+    (r"(up_proj|w3|fc1|fc_in|c_fc|dense_h_to_4h|lin1|intermediate\.dense|linear1|up)", "up"),
+    (r"(down_proj|w2|fc2|fc_out|mlp\.c_proj|dense_4h_to_h|lin2|output\.dense|linear2|down)", "down"),
     (
         r"(embed_tokens|wte|wpe|embed_in|word_embeddings|position_embeddings|token_type_embeddings|tok_embeddings)",
         "embed",

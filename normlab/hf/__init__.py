@@ -12,6 +12,7 @@ need("transformers", "hf", "normlab.hf")
 if TYPE_CHECKING:
     from normlab.hf.anatomy import Anatomy, Limb
     from normlab.hf.conversion import FunctionChanges, convert
+    from normlab.hf.flow import STATE
     from normlab.hf.identity import Identity, identify
     from normlab.hf.layer import ConvertedLayer
     from normlab.hf.loading import load
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     # the library's models under our schemes
+    "STATE",
     "Anatomy",
     "ConvertedLayer",
     "FunctionChanges",
@@ -36,6 +38,7 @@ __getattr__ = loader(
     __name__,
     {
         # the library's models under our schemes
+        "STATE": "flow",
         "Anatomy": "anatomy",
         "ConvertedLayer": "layer",
         "FunctionChanges": "conversion",

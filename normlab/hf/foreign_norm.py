@@ -83,7 +83,7 @@ def recognise(module: nn.Module) -> NormOptions | None:
     with torch.device("cpu"):
         trial = _trial(module)
         gain, bias = _parameters(trial)
-        x = 3.0 * torch.randn(4, dim, generator=torch.Generator().manual_seed(0)) + 0.5
+        x = 3.0 * torch.randn(4, dim, generator=torch.Generator().manual_seed(0), dtype=torch.float32) + 0.5
         for kind, form in _candidates(gain is not None):
             likeness = NormOptions(kind, 0.0, form, bias is not None).build(dim)
             if _behaves(trial, likeness, x, gain, bias):
@@ -135,7 +135,7 @@ def _trial(module: nn.Module) -> nn.Module:
     trial = copy.deepcopy(module).to_empty(device="cpu").float()
     with torch.no_grad():
         for place, parameter in enumerate(trial.parameters()):
-            parameter.copy_(torch.linspace(0.5, 1.5 + place, parameter.numel()))
+            parameter.copy_(torch.linspace(0.5, 1.5 + place, parameter.numel(), dtype=torch.float32))
     return trial.eval()
 
 

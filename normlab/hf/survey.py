@@ -96,16 +96,21 @@ def dissect_all(stack: BlockStack, adapter: Adapter | None) -> list[Anatomy]:
     found: list[Anatomy] = []
     opened: set[str] = set()
     for name, block in zip(stack.names, stack.blocks, strict=True):
-        if adapter is None:
-            anatomy = dissect(block, opened)
-        else:
-            with in_one_line(f"{name}: its adapter fails", "expected one that returns Anatomy.of(layer, Limb(...))"):
-                anatomy = adapter(block)
+        anatomy = dissect(block, opened) if adapter is None else _adapted(name, block, adapter)
         found.append(next((known for known in found[-1:] if known == anatomy), anatomy))
     kinds = {(anatomy.topology, len(anatomy.limbs)) for anatomy in found}
     if len(kinds) > 1:
         raise NormLabError(f"{stack.name} mixes blocks of {sorted(kinds)}; expected one kind and number of branches")
     return found
+
+
+def _adapted(name: str, block: nn.Module, adapter: Adapter) -> Anatomy:
+    advice = "expected one that returns Anatomy.of(layer, Limb(...), ...)"
+    with in_one_line(f"{name}: its adapter fails", advice):
+        anatomy = adapter(block)
+    if not isinstance(anatomy, Anatomy):
+        raise NormLabError(f"{name}: its adapter returns {type(anatomy).__name__}; {advice}")
+    return anatomy
 
 
 def sample(model: Any) -> dict[str, torch.Tensor]:

@@ -55,7 +55,7 @@ def test_models_of_ours_say_it_themselves():
 
 
 def test_a_placement_that_no_scheme_has_is_described():
-    tokens = {name: 0 for name in ("cls_token_id", "sep_token_id")}
+    tokens = dict.fromkeys(("cls_token_id", "sep_token_id"), 0)
     model = transformers.ModernBertForMaskedLM(transformers.ModernBertConfig(**TEXT, **tokens))
     with pytest.raises(NormLabError, match=r"no scheme here places norms .* x ← x \+ attn\(x\)"):
         hf.identify(model)

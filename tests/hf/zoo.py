@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 import transformers
 
 VOCABULARY, WIDTH, DEPTH = 61, 32, 2
-# Tokens that mean something lie behind those that are used; some configurations name theirs beyond any small vocabulary.
+# Tokens that mean something, behind those that are used: by default many lie beyond any small vocabulary.
 SPECIAL = {"pad_token_id": 60, "bos_token_id": 59, "eos_token_id": 58}
 SIZES = {"hidden_size": WIDTH, "intermediate_size": 48, "num_hidden_layers": DEPTH, "num_attention_heads": 4}
 TEXT = {**SIZES, "vocab_size": VOCABULARY, **SPECIAL}
@@ -47,7 +46,9 @@ ZOO = {
     "qwen2": Architecture("Qwen2ForCausalLM", "Qwen2Config", GROUPED, "pre"),
     "qwen3": Architecture("Qwen3ForCausalLM", "Qwen3Config", GROUPED | {"head_dim": 8}, "pre"),
     "mistral": Architecture("MistralForCausalLM", "MistralConfig", GROUPED | {"sliding_window": 4}, "pre"),
-    "mixtral": Architecture("MixtralForCausalLM", "MixtralConfig", GROUPED | {"num_local_experts": 4}, "pre(eps=1e-05)"),
+    "mixtral": Architecture(
+        "MixtralForCausalLM", "MixtralConfig", GROUPED | {"num_local_experts": 4}, "pre(eps=1e-05)"
+    ),
     "granite": Architecture("GraniteForCausalLM", "GraniteConfig", GROUPED | {"residual_multiplier": 0.3}, "pre"),
     "gpt2": Architecture(
         "GPT2LMHeadModel", "GPT2Config",
@@ -57,7 +58,7 @@ ZOO = {
     "opt": Architecture("OPTForCausalLM", "OPTConfig", OPT, f"pre({LAYER})"),
     "opt-350m": Architecture("OPTForCausalLM", "OPTConfig", OPT | {"do_layer_norm_before": False}, f"post({LAYER})"),
     "neox": Architecture(
-        "GPTNeoXForCausalLM", "GPTNeoXConfig", TEXT, f"pre({LAYER})", "parallel", roles={"*query_key_value*": "q"}
+        "GPTNeoXForCausalLM", "GPTNeoXConfig", TEXT, f"pre({LAYER})", "parallel", roles={"*query_key_value.weight": "q"}
     ),
     "neox-serial": Architecture(
         "GPTNeoXForCausalLM", "GPTNeoXConfig", TEXT | {"use_parallel_residual": False}, f"pre({LAYER})"
@@ -89,7 +90,21 @@ ZOO = {
     "clip": Architecture("CLIPVisionModel", "CLIPVisionConfig", VISION, f"pre({LAYER})"),
 }  # fmt: skip
 
-NAMED = ("llama", "qwen2", "qwen3", "mistral", "gpt2", "neox", "gemma2", "gemma3", "olmo2", "bert", "vit", "phi", "falcon")
+NAMED = (
+    "llama",
+    "qwen2",
+    "qwen3",
+    "mistral",
+    "gpt2",
+    "neox",
+    "gemma2",
+    "gemma3",
+    "olmo2",
+    "bert",
+    "vit",
+    "phi",
+    "falcon",
+)
 """The architectures that are tested in every way."""
 
 

@@ -52,28 +52,37 @@ def convert(
     if converted_layers(model):
         raise NormLabError("the model is converted already; convert the original, or a new one from its configuration")
     found = survey(model, batch=batch, blocks=blocks, adapter=adapter)
-    target = with_norms_of(find_scheme(scheme), found)
-    if not residual_only:
-        _check_needs(target, model, found)
-    bound = target.bind(
-        depth=len(found.anatomies), dim=found.dim, topology=topology or found.topology, branches=found.branches
-    )
-    conversion = Conversion(bound, residual_only, dict(roles or {}))
+    conversion = plan(model, found, scheme, topology=topology, residual_only=residual_only, roles=roles)
     if init:
         # Before anything is changed: a matrix without a role raises.
         Rules(model, conversion, found.stack.names).find_roles()
-    if not init and _changes(target, bound, found) and _is_trained(model, found):
-        warnings.warn(
-            f"{type(model).__name__} has trained weights: under {target.name} it computes another function until it "
-            "is trained again",
-            FunctionChanges,
-            stacklevel=2,
-        )
+    elif _changes(conversion.bound, found) and _is_trained(model, found):
+        name = conversion.bound.scheme.name
+        text = f"{type(model).__name__} has trained weights: under {name} it computes another function until trained"
+        warnings.warn(text, FunctionChanges, stacklevel=2)
     converted = copies.deepcopy(model) if copy else model
     rewire(converted, found, conversion)
     if init:
         rules(converted).init_()
     return converted
+
+
+def plan(
+    model: Any,
+    found: Survey,
+    scheme: str | Scheme,
+    *,
+    topology: Topology | None = None,
+    residual_only: bool = False,
+    roles: Mapping[str, Spec] | None = None,
+) -> Conversion:
+    """What the model would be converted to; what cannot be raises with the reason, and nothing is changed."""
+    target = with_norms_of(find_scheme(scheme), found)
+    if not residual_only:
+        _check_needs(target, model, found)
+    depth, branches = len(found.anatomies), found.branches
+    bound = target.bind(depth=depth, dim=found.dim, topology=topology or found.topology, branches=branches)
+    return Conversion(bound, residual_only, dict(roles or {}))
 
 
 def rewire(model: Any, found: Survey, conversion: Conversion) -> None:
@@ -176,8 +185,8 @@ def _is_tied(model: Any) -> bool:
     return head is not None and getattr(model.get_input_embeddings(), "weight", None) is head.weight
 
 
-def _changes(scheme: Scheme, bound: Bound, found: Survey) -> bool:
-    return scheme != scheme_of(found) or bound.topology != found.topology
+def _changes(bound: Bound, found: Survey) -> bool:
+    return bound.scheme != scheme_of(found) or bound.topology != found.topology
 
 
 def _is_trained(model: Any, found: Survey) -> bool:

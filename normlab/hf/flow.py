@@ -171,6 +171,29 @@ def trace(layer: nn.Module, opened: Collection[str], *, training: bool) -> fx.Gr
         return _Tracer(opened).trace(_Harness(layer, signature))
 
 
+def behaves_like(layer: nn.Module, other: nn.Module, opened: Collection[str]) -> bool:
+    """Whether two layers surely make the same calls: the same class on the same parts, with the same settings.
+
+    Settings are looked at where a pass is followed, in the layer and in what is opened; `False` is no proof of the
+    contrary.
+    """
+    parts, others = dict(layer.named_modules()), dict(other.named_modules())
+    if [(path, type(part)) for path, part in parts.items()] != [(path, type(part)) for path, part in others.items()]:
+        return False
+    return all(_same_settings(parts[path], others[path]) for path in ("", *opened))
+
+
+def _same_settings(part: nn.Module, other: nn.Module) -> bool:
+    ignored = vars(nn.Module()).keys()
+    settings, others = ({k: v for k, v in vars(one).items() if k not in ignored} for one in (part, other))
+    return settings.keys() == others.keys() and all(_same(value, others[name]) for name, value in settings.items())
+
+
+def _same(value: Any, other: Any) -> bool:
+    plain = isinstance(value, bool | int | float | str) and type(value) is type(other)
+    return value is other or (plain and value == other)
+
+
 class _Tracer(fx.Tracer):
     """Looks into the layer and into the modules that are opened, and into no others."""
 

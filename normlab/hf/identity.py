@@ -25,6 +25,8 @@ from normlab.stack import Stack
 
 _UNIFORM = 16
 """Depth at which a scheme shows whether all of its blocks are alike: with two or three many are."""
+_NARROW = 2
+"""Width at which blocks are made to see where they have norms: it is the same at any."""
 
 Places = tuple[bool, bool, bool]
 """Whether a branch has a norm before it, on what it returns, after the addition."""
@@ -75,7 +77,7 @@ def scheme_of(found: Survey) -> Scheme | None:
     for name in names():
         try:
             scheme = with_norms_of(find(name)(), found)
-            bound = scheme.bind(depth=depth, dim=found.dim, topology=found.topology, branches=found.branches)
+            bound = scheme.bind(depth=depth, dim=_NARROW, topology=found.topology, branches=found.branches)
         except NormLabError:
             # Its options exclude such norms, or it has no such topology.
             continue
@@ -95,7 +97,7 @@ def with_norms_of(scheme: Scheme, found: Survey) -> Scheme:
 
 
 def _places_norms(scheme: Scheme, found: Survey) -> bool:
-    bound = scheme.bind(depth=1, dim=found.dim, branches=found.branches)
+    bound = scheme.bind(depth=1, dim=_NARROW, branches=found.branches)
     parts = nn.ModuleList([bound.block(0), bound.exit()])
     return any(isinstance(part, Norm) for part in parts.modules())
 

@@ -14,6 +14,7 @@ from normlab.choices import Topology
 from normlab.errors import NormLabError
 from normlab.hf.anatomy import Anatomy, norm_options
 from normlab.hf.dissection import dissect
+from normlab.hf.flow import behaves_like
 from normlab.hf.foreign_norm import NormOptions, recognise
 from normlab.hf.layer import check_not_lost
 from normlab.stability.blocks import BlockStack, find_stacks, walk
@@ -95,8 +96,13 @@ def dissect_all(stack: BlockStack, adapter: Adapter | None) -> list[Anatomy]:
     """The anatomy of every block; blocks that are alike share one, so that compiled code need not tell them apart."""
     found: list[Anatomy] = []
     opened: set[str] = set()
-    for name, block in zip(stack.names, stack.blocks, strict=True):
-        anatomy = dissect(block, opened) if adapter is None else _adapted(name, block, adapter)
+    for place, (name, block) in enumerate(zip(stack.names, stack.blocks, strict=True)):
+        if adapter is not None:
+            anatomy = _adapted(name, block, adapter)
+        elif place and behaves_like(block, stack.blocks[place - 1], opened):
+            anatomy = found[-1]
+        else:
+            anatomy = dissect(block, opened)
         found.append(next((known for known in found[-1:] if known == anatomy), anatomy))
     kinds = {(anatomy.topology, len(anatomy.limbs)) for anatomy in found}
     if len(kinds) > 1:

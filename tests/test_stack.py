@@ -123,3 +123,19 @@ def test_hooks_see_settled_states():
     assert [tuple(s.shape) for s in seen] == [(4, 8), (4, 8)]
     lengths = torch.stack([s.norm(dim=-1) for s in seen])
     assert torch.allclose(lengths, torch.full_like(lengths, 8**0.5), rtol=1e-6)
+
+
+def test_parallel_branches_may_share_one_read():
+    """GPT-J's block: the same as two norms with the same gain, and one of them."""
+    torch.manual_seed(3)
+    block, shared = (normlab.scheme("pre").bind(depth=1, dim=8, topology="parallel").block(0) for _ in range(2))
+    gain = torch.rand(8) + 0.5
+    for one in (block, shared):
+        for step in one.steps:
+            step.read.weight.data = gain.clone()
+    shared.share_read()
+    x, branches = torch.randn(3, 8), [torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)]
+    assert torch.equal(shared(x, branches), block(x, branches))
+    assert len(list(shared.parameters())) == 1
+    bounds = [lambda rms: 2 * rms, lambda rms: 3 * rms]
+    assert shared.bound(1.0, bounds) == block.bound(1.0, bounds) < float("inf")

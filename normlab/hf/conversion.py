@@ -49,6 +49,8 @@ def convert(
     out what the scheme needs inside the sublayers; `topology` rewires serial blocks as parallel ones or back. For
     `adapter`, `batch` and `blocks` see `identify`; for `roles` see `normlab.roles`.
     """
+    if not hasattr(model, "config"):
+        raise NormLabError(f"{type(model).__name__} is no model of transformers; for your own see normlab.Stack")
     if converted_layers(model):
         raise NormLabError("the model is converted already; convert the original, or a new one from its configuration")
     found = survey(model, batch=batch, blocks=blocks, adapter=adapter)
@@ -190,8 +192,9 @@ def _changes(bound: Bound, found: Survey) -> bool:
 
 
 def _is_trained(model: Any, found: Survey) -> bool:
-    """Weights from a file have a name; weights of training have moved the norms' gains."""
-    return bool(getattr(model.config, "name_or_path", "")) or not all(norm.is_fresh for norm in _norms(model, found))
+    """Training moves the norms' gains; where they have none, weights from a file have a name."""
+    norms = [norm for norm in _norms(model, found) if norm.options.gain != "none"]
+    return not all(norm.is_fresh for norm in norms) if norms else bool(getattr(model.config, "name_or_path", ""))
 
 
 def _norms(model: nn.Module, found: Survey) -> Iterator[ModelNorm]:

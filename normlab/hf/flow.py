@@ -47,8 +47,11 @@ class Signature:
         given = dict(zip(names, args, strict=False))
         given.update(kwargs)
         state = given.pop(self.state)
-        call[REST] = {name: value for name, value in given.items() if name not in call}
+        rest = {name: value for name, value in given.items() if name not in names}
+        if len(args) > len(names) or (rest and not self.more):
+            raise TypeError(f"expected the arguments {', '.join(names)}; got {len(args)} and {', '.join(kwargs)}")
         call.update({name: value for name, value in given.items() if name in names})
+        call[REST] = rest
         if any(name.startswith(_CROSS) and value is not None for name, value in call.items()):
             raise NormLabError("a converted layer has no cross-attention; call the model without encoder states")
         return state, call

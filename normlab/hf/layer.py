@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-import torch
 from torch import nn
 
 from normlab.errors import NormLabError
@@ -59,10 +58,6 @@ class ConvertedLayer(nn.Module):
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         # The class was made here and has no place in a module where pickle could find it.
         return _empty, (type(self).__mro__[2],), self.__dict__
-
-    def hidden(self, state: torch.Tensor) -> torch.Tensor:
-        """The (..., D) tensor in what the layer returns."""
-        return self.normlab.conversion.bound.hidden(state)
 
 
 def adopt(layer: nn.Module, wiring: Wiring) -> None:

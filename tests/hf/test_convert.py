@@ -214,6 +214,35 @@ def test_a_converted_model_is_not_converted_again():
         hf.convert(converted("llama", "pre"), "geonorm")
 
 
+def test_a_module_of_your_own_is_sent_elsewhere():
+    with pytest.raises(NormLabError, match=r"Sequential is no model of transformers; for your own see normlab\.Stack"):
+        hf.convert(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), "geonorm")
+
+
+def test_arguments_that_a_layer_does_not_take_are_refused():
+    layer = converted("falcon-40b", "pre", init=False).transformer.h[0]
+    layer.normlab.anatomy.signature.bind((torch.zeros(1, 2, WIDTH), None, None), {"anything": 1})
+    strict = hf.Anatomy.of(Strict()).signature
+    for args, kwargs in (((1, 2, 3), {}), ((1,), {"anything": 1})):
+        with pytest.raises(TypeError, match="expected the arguments hidden, mask"):
+            strict.bind(args, kwargs)
+
+
+class Strict(nn.Module):
+    def forward(self, hidden, mask=None):
+        return hidden
+
+
+def test_a_model_without_values_is_converted_before_it_has_some():
+    with torch.device("meta"):
+        empty = transformers.LlamaForCausalLM(transformers.LlamaConfig(**ZOO["llama"].options))
+    laid_out = hf.convert(empty, "geonorm")
+    ready = converted("llama", "geonorm")
+    shapes = [{name: value.shape for name, value in one.state_dict().items()} for one in (laid_out, ready)]
+    assert shapes[0] == shapes[1]
+    assert all(parameter.is_meta for parameter in laid_out.parameters())
+
+
 def test_a_model_that_takes_more_than_tokens_needs_a_batch():
     config = transformers.BartConfig(
         vocab_size=61, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
@@ -266,11 +295,12 @@ def test_trained_weights_under_another_scheme_warn():
         hf.convert(model, "geonorm", init=True)
 
 
-def test_weights_from_a_file_are_trained(tmp_path):
-    transformers.LlamaForCausalLM(transformers.LlamaConfig(**ZOO["llama"].options)).save_pretrained(tmp_path)
-    model = transformers.LlamaForCausalLM.from_pretrained(tmp_path)
+def test_weights_without_gains_are_trained_if_they_come_from_a_file(tmp_path):
+    fresh = transformers.OlmoForCausalLM(transformers.OlmoConfig(**ZOO["llama"].options))
+    hf.convert(fresh, "post")
+    fresh.save_pretrained(tmp_path)
     with pytest.warns(hf.FunctionChanges):
-        hf.convert(model, "post")
+        hf.convert(transformers.OlmoForCausalLM.from_pretrained(tmp_path), "post")
 
 
 # -- files and copies --------------------------------------------------------------------------------------------------

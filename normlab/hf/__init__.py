@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from normlab.hf.identity import Identity, identify
     from normlab.hf.layer import ConvertedLayer
     from normlab.hf.loading import load
-    from normlab.hf.training import Rules, rules
+    from normlab.hf.scheme_rules import Rules, rules
 
 __all__ = [
     # the library's models under our schemes
@@ -44,10 +44,10 @@ __getattr__ = loader(
         "FunctionChanges": "conversion",
         "Identity": "identity",
         "Limb": "anatomy",
-        "Rules": "training",
+        "Rules": "scheme_rules",
         "convert": "conversion",
         "identify": "identity",
         "load": "loading",
-        "rules": "training",
+        "rules": "scheme_rules",
     },
 )

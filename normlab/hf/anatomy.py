@@ -80,7 +80,7 @@ class Anatomy:
 
     def norms(self, layer: nn.Module) -> list[dict[str, ModelNorm]]:
         """For each branch its norms, by place, as parts of our steps."""
-        return [{place: model_norm(layer, path, place) for place, path in limb.norms()} for limb in self.limbs]
+        return [{place: model_norm(layer, path) for place, path in limb.norms()} for limb in self.limbs]
 
     def paths(self) -> set[str]:
         """Where the norms are in the layer."""
@@ -97,8 +97,8 @@ class Anatomy:
         return block
 
 
-def model_norm(layer: nn.Module, path: str, place: str) -> ModelNorm:
-    """The norm at a path, for a place in a step; what does not behave like one is refused."""
+def model_norm(layer: nn.Module, path: str) -> ModelNorm:
+    """The norm at a path as a part of our steps; what does not behave like one is refused."""
     norm = part_of(layer, path)
     options = recognise(norm)
     if options is None:
@@ -106,7 +106,7 @@ def model_norm(layer: nn.Module, path: str, place: str) -> ModelNorm:
             f"{type(layer).__name__}.{path} ({type(norm).__name__}) is no RMSNorm or LayerNorm by what it computes; "
             "expected one where an adapter names a norm"
         )
-    return ModelNorm(norm, options, rounds=place == "write")
+    return ModelNorm(norm, options)
 
 
 def norm_options(layer: nn.Module, anatomy: Anatomy) -> NormOptions | None:

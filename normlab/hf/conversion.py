@@ -15,8 +15,8 @@ from normlab.hf.anatomy import Anatomy, model_norm
 from normlab.hf.foreign_norm import ModelNorm
 from normlab.hf.identity import scheme_of, with_norms_of
 from normlab.hf.layer import Conversion, Wiring, adopt, converted_layers
+from normlab.hf.scheme_rules import Rules, rules
 from normlab.hf.survey import Adapter, Survey, survey
-from normlab.hf.training import Rules, rules
 from normlab.norms import Norm
 from normlab.roles import Part, Spec
 from normlab.schemes.base import Bound, Scheme
@@ -132,7 +132,7 @@ def _place_exit(model: nn.Module, found: Survey, last: Wiring, layer: nn.Module)
     if found.final is None:
         last.exit = _beside(exit_["exit"], layer)
         return
-    use_own(exit_, "exit", model_norm(model, found.final, "read"))
+    use_own(exit_, "exit", model_norm(model, found.final))
     owner, _, name = found.final.rpartition(".")
     setattr(model.get_submodule(owner), name, _beside(exit_["exit"], layer))
 
@@ -202,4 +202,4 @@ def _norms(model: nn.Module, found: Survey) -> Iterator[ModelNorm]:
         for own in anatomy.norms(layer):
             yield from own.values()
     if found.final is not None:
-        yield model_norm(model, found.final, "read")
+        yield model_norm(model, found.final)

@@ -18,10 +18,22 @@ from torch.nn import functional as F
 
 from normlab.errors import NormLabError
 from normlab.hf.anatomy import Anatomy, Limb
-from normlab.hf.flow import CALL, STATE, ByMode, Program, Ref, Signature, call_of, part_of, path_of, refer, trace
+from normlab.hf.flow import (
+    ADVICE,
+    CALL,
+    STATE,
+    ByMode,
+    Program,
+    Ref,
+    Signature,
+    call_of,
+    part_of,
+    path_of,
+    refer,
+    trace,
+)
 from normlab.hf.foreign_norm import recognise
 
-_ADVICE = "pass an adapter that names its branches and norms (docs/guides/converting.md)"
 _VIEWS = ("view", "reshape", "contiguous", "to", "type_as", "clone")
 _FACTS = ("size", "dim", "ndimension", "numel")
 
@@ -36,7 +48,7 @@ def dissect(layer: nn.Module, opened: set[str] | None = None) -> Anatomy:
     if training == resting:
         return resting
     if [_places(one) for one in training.limbs] != [_places(one) for one in resting.limbs]:
-        raise NormLabError(f"{type(layer).__name__} is wired differently in training; {_ADVICE}")
+        raise NormLabError(f"{type(layer).__name__} is wired differently in training; {ADVICE}")
     pairs = zip(training.limbs, resting.limbs, strict=True)
     limbs = tuple(Limb(ByMode(one.run, two.run), *_places(two), name=two.name) for one, two in pairs)  # type: ignore
     return Anatomy(limbs, resting.signature, resting.topology, resting.shared_read, resting.returns, resting.exact)
@@ -114,7 +126,7 @@ class _Reading:
             node = self._plain(found[0].skip)
             self._states.add(node)
         if not found:
-            raise NormLabError(f"{self.who} adds nothing to its input; {_ADVICE}")
+            raise NormLabError(f"{self.who} adds nothing to its input; {ADVICE}")
         return found
 
     def _addition(self, node: fx.Node) -> _Addition:
@@ -150,7 +162,7 @@ class _Reading:
         what = path_of(node) if node.op == "call_module" else node.name
         return NormLabError(
             f"{self.who}: no addition of an update to the state was found behind {what!r}; expected x + F(x), "
-            f"with or without a norm after it; {_ADVICE}"
+            f"with or without a norm after it; {ADVICE}"
         )
 
     # -- one branch ----------------------------------------------------------------------------------------------
@@ -165,7 +177,7 @@ class _Reading:
             return _Cut(end, addition.skip, skip, None, shape, addition.write)
         if len(reads) > 1 or skip in self._needed(end, {reads[0]}):
             names = ", ".join(sorted(path_of(node) for node in reads))
-            raise NormLabError(f"{self.who}: a branch reads the state through {names} and in another way; {_ADVICE}")
+            raise NormLabError(f"{self.who}: a branch reads the state through {names} and in another way; {ADVICE}")
         return _Cut(end, reads[0], skip, path_of(reads[0]), shape, addition.write)
 
     def _limbs(self, cuts: Sequence[_Cut], extras: Sequence[fx.Node]) -> tuple[Limb, ...]:
@@ -176,7 +188,7 @@ class _Reading:
                     programs[place] = self._program(cut, [extra, *_kept(self.nodes, programs[place])])
                     break
             else:
-                raise NormLabError(f"{self.who} returns {extra.name!r}, which no branch computes; {_ADVICE}")
+                raise NormLabError(f"{self.who} returns {extra.name!r}, which no branch computes; {ADVICE}")
         return tuple(
             Limb(program, cut.read, cut.shape, cut.write, self._name(program))
             for cut, program in zip(cuts, programs, strict=True)
@@ -186,7 +198,7 @@ class _Reading:
         given = {cut.source, cut.skip}
         needed = set[fx.Node]().union(*(self._needed(node, given) for node in (cut.end, *extras)))
         if self.state in needed:
-            raise NormLabError(f"{self.who}: a branch reads the layer's input behind the first addition; {_ADVICE}")
+            raise NormLabError(f"{self.who}: a branch reads the layer's input behind the first addition; {ADVICE}")
         self._check_arguments(needed)
         calls = tuple(call_of(node) for node in self.nodes if node in needed and node.op != "placeholder")
         # Whatever asks for the shape of a state may look at what the branch reads: it is the same.
@@ -210,7 +222,7 @@ class _Reading:
         for node in needed:
             own = [part for part in node.all_input_nodes if _is_argument(part)]
             if own and node.op != "call_module" and not _is_argument(node):
-                raise NormLabError(f"{self.who} computes with its argument {own[0].args[1]!r} itself; {_ADVICE}")
+                raise NormLabError(f"{self.who} computes with its argument {own[0].args[1]!r} itself; {ADVICE}")
 
     def _is_fact_of_state(self, node: fx.Node) -> bool:
         """Whether a node asks for a state's shape or type alone."""
@@ -240,7 +252,7 @@ class _Reading:
         while isinstance(node, fx.Node) and (_is_view(node) or _is_idle_dropout(node)):
             node = node.args[0]
         if not isinstance(node, fx.Node):
-            raise NormLabError(f"{self.who} returns no tensor where its state was expected; {_ADVICE}")
+            raise NormLabError(f"{self.who} returns no tensor where its state was expected; {ADVICE}")
         return node
 
 

@@ -21,6 +21,9 @@ from normlab.stability.targets.failures import in_one_line
 CALL, REST = "call", "**"
 """Names of a layer's arguments beside the state, and among them of all that the signature does not name."""
 
+ADVICE = "pass an adapter that names its branches and norms (docs/guides/converting.md)"
+"""What to try with a layer that is not of the usual shape."""
+
 # The library's names for what a decoder with cross-attention reads; without it they are None.
 _CROSS = "encoder_"
 
@@ -166,9 +169,8 @@ def path_of(node: fx.Node) -> str:
 def trace(layer: nn.Module, opened: Collection[str], *, training: bool) -> fx.Graph:
     """The calls that a layer makes; modules whose paths are in `opened` are followed inside as well."""
     signature = Signature.of(layer)
-    advice = "pass an adapter that names its branches and norms (docs/guides/converting.md)"
     with (
-        in_one_line(f"{type(layer).__name__}: its forward pass cannot be followed", advice),
+        in_one_line(f"{type(layer).__name__}: its forward pass cannot be followed", ADVICE),
         _mode(layer, training),
     ):
         return _Tracer(opened).trace(_Harness(layer, signature))

@@ -41,15 +41,15 @@ class NormOptions:
 class ModelNorm(nn.Module):
     """A norm of the model's own, with its parameters and its arithmetic, at a place of our step.
 
-    `rounds`: our writes add in fp32 and norm the sum before they round it, the model rounded it first.
+    Our writes add in fp32 and norm the sum before they round it; the model rounded it first, and so does this.
     """
 
-    def __init__(self, norm: nn.Module, options: NormOptions, *, rounds: bool = False):
+    def __init__(self, norm: nn.Module, options: NormOptions):
         super().__init__()
-        self.norm, self.options, self.rounds = norm, options, rounds
+        self.norm, self.options = norm, options
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        weight = next(self.norm.parameters(), None) if self.rounds else None
+        weight = next(self.norm.parameters(), None)
         return self.norm(x.to(weight.dtype) if weight is not None and weight.dtype in _HALF else x)
 
     @torch.no_grad()

@@ -14,7 +14,7 @@ from normlab.choices import Topology
 from normlab.errors import NormLabError
 from normlab.hf.anatomy import Anatomy, norm_options
 from normlab.hf.dissection import dissect
-from normlab.hf.flow import behaves_like
+from normlab.hf.flow import ADVICE, behaves_like
 from normlab.hf.foreign_norm import NormOptions, recognise
 from normlab.hf.layer import check_not_lost
 from normlab.stability.blocks import BlockStack, find_stacks, walk
@@ -168,17 +168,17 @@ def _is_part_of(x: Any, state: torch.Tensor) -> bool:
 
 def _verify(name: str, anatomy: Anatomy, call: Call) -> None:
     """Our block on the model's own parts must return what the layer does, to the last bit where it adds as we do."""
-    advice = "pass an adapter that names its branches and norms (docs/guides/converting.md)"
     expected = call.repeat()
     state, arguments = anatomy.signature.bind(call.args, call.kwargs)
-    with in_one_line(f"{name}: what was read from it does not run", advice):
+    with in_one_line(f"{name}: what was read from it does not run", ADVICE):
         found = anatomy.block(call.block)(state, anatomy.branches(call.block, arguments))
     if expected.is_meta:
         return
     allowed = 0.0 if anatomy.exact else _ROUNDINGS * torch.finfo(expected.dtype).eps * float(expected.abs().max())
-    if found.shape != expected.shape or float((found - expected).abs().max()) > allowed:
+    same = found.shape == expected.shape and torch.allclose(found, expected, rtol=0.0, atol=allowed, equal_nan=True)
+    if not same:
         limbs = ", ".join(limb.name for limb in anatomy.limbs)
-        raise NormLabError(f"{name} does more than its branches ({limbs}) and norms explain; {advice}")
+        raise NormLabError(f"{name} does more than its branches ({limbs}) and norms explain; {ADVICE}")
 
 
 def _inside(path: str, stack: BlockStack) -> bool:

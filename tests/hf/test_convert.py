@@ -187,6 +187,9 @@ def test_experts_work(tmp_path):
     [
         ("llama", "ngpt", "qk-after-rotary .* which LlamaDecoderLayer and LlamaForCausalLM cannot give;"),
         ("gpt2", "ngpt", "untied-head .* GPT2LMHeadModel cannot give: its head is tied to its embeddings;"),
+        ("bert", "ngpt", "untied-head .* BertForMaskedLM cannot give: its head is tied"),
+        ("vit", "ngpt", "untied-head .* ViTForImageClassification cannot give;"),
+        ("clip", "ngpt", "logit-scale .* CLIPVisionModel cannot give;"),
         ("llama", "hybrid", r"v-norm .* which LlamaDecoderLayer cannot give; pass residual_only=True"),
         ("llama", "peri(qk_norm='head')", "q-norm"),
         ("neox", "spannorm", "spannorm has no parallel form"),
@@ -329,6 +332,16 @@ def test_half_precision_and_its_fp32_gains_survive(tmp_path):
     assert {name for name, value in again.named_parameters() if value.dtype == torch.float32} == gains
     batch = inputs(model)
     assert torch.equal(answer(again.eval()(**batch)), answer(model.eval()(**batch)))
+
+
+@pytest.mark.parametrize("scheme", ["dual", "pre(form='sphere')", "geonorm", "post", "lns", "spannorm"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert"])
+def test_half_precision_runs(name, scheme):
+    model = hf.convert(ZOO[name].build().bfloat16(), scheme, init=True)
+    logits = answer(model(**inputs(model)))
+    assert logits.dtype == torch.bfloat16
+    logits.float().square().mean().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
 def test_roles_and_the_rest_of_the_conversion_survive(tmp_path):

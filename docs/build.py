@@ -1,4 +1,5 @@
-"""Write what the documentation says of schemes from the schemes themselves: one page each, and the README's table.
+"""Write what the documentation says of schemes from the schemes themselves: one page each, the README's table, and the
+matrix of conversions where the Hugging Face library is installed.
 
 make docs          writes the files
 build.py --check   says which are not current, and exits with 1 if any is
@@ -6,6 +7,7 @@ build.py --check   says which are not current, and exits with 1 if any is
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -62,23 +64,33 @@ def _cell(text: str) -> str:
 
 def documents() -> dict[Path, str]:
     """Every generated file with what it should hold."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    before, _, rest = readme.partition(BEGIN)
-    after = rest.partition(END)[2]
     pages = {ROOT / "docs" / "schemes" / f"{card.scheme.name}.md": page(card) for card in cards()}
-    return pages | {ROOT / "README.md": f"{before}{BEGIN}\n{table()}\n{END}{after}"}
+    pages[ROOT / "README.md"] = _with(ROOT / "README.md", BEGIN, table(), END)
+    if importlib.util.find_spec("transformers") is not None:
+        import conversions
+
+        guide = ROOT / "docs" / "guides" / "converting.md"
+        pages[guide] = _with(guide, conversions.BEGIN, conversions.table(), conversions.END)
+    return pages
+
+
+def _with(path: Path, begin: str, text: str, end: str) -> str:
+    """A file with the text between two lines replaced."""
+    before, _, rest = path.read_text(encoding="utf-8").partition(begin)
+    return f"{before}{begin}\n{text}\n{end}{rest.partition(end)[2]}"
 
 
 def main() -> None:
-    stale = [path for path, text in documents().items() if not path.exists() or path.read_text("utf-8") != text]
+    current = documents()
+    stale = [path for path, text in current.items() if not path.exists() or path.read_text("utf-8") != text]
     if "--check" in sys.argv[1:]:
         for path in stale:
             print(f"{path.relative_to(ROOT)} is not current; run make docs")
         sys.exit(1 if stale else 0)
-    for path, text in documents().items():
+    for path, text in current.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    print(f"{len(stale)} of {len(documents())} files changed")
+    print(f"{len(stale)} of {len(current)} files changed")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import dataclasses
 import fnmatch
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -144,10 +144,11 @@ _KNOWN: Sequence[tuple[str, str]] = (
     (r"(q_proj|wq|to_q|query|q_lin|q)", "q"),
     (r"(k_proj|wk|to_k|key|k_lin|k)", "k"),
     (r"(v_proj|wv|to_v|value|v_lin|v)", "v"),
-    (r"(o_proj|out_proj|wo|to_out|out_lin|o|to_out\.0|attn\.c_proj|attention\.dense|attention\.output\.dense)", "o"),
+    (r"(o_proj|out_proj|wo|to_out|out_lin|o|to_out\.0)", "o"),
+    (r"(attn\.c_proj|self_attn\.dense|(self_)?attention\.dense|attention\.output\.dense)", "o"),
     (r"(gate_proj|w1)", "gate"),
-    (r"(up_proj|w3|fc1|c_fc|dense_h_to_4h|lin1|intermediate\.dense|linear1|up)", "up"),
-    (r"(down_proj|w2|fc2|mlp\.c_proj|dense_4h_to_h|lin2|output\.dense|linear2|down)", "down"),
+    (r"(up_proj|w3|fc1|fc_in|c_fc|dense_h_to_4h|lin1|intermediate\.dense|linear1|up)", "up"),
+    (r"(down_proj|w2|fc2|fc_out|mlp\.c_proj|dense_4h_to_h|lin2|output\.dense|linear2|down)", "down"),
     (
         r"(embed_tokens|wte|wpe|embed_in|word_embeddings|position_embeddings|token_type_embeddings|tok_embeddings)",
         "embed",
@@ -161,17 +162,25 @@ _FUSED: Sequence[tuple[str, tuple[str, ...]]] = (
 )
 
 
-def find_roles(module: nn.Module, given: Mapping[str, Spec] | None = None, prefix: str = "") -> list[Role]:
+def find_roles(
+    module: nn.Module,
+    given: Mapping[str, Spec] | None = None,
+    prefix: str = "",
+    *,
+    otherwise: Callable[[str, nn.Parameter], Spec | None] = lambda name, parameter: None,
+) -> list[Role]:
     """The roles of every parameter of `module`, each covered exactly once.
 
     `given` maps name patterns (`"*.mlp.0.weight"`) to roles and wins over what modules say of themselves, which wins
-    over well-known names. Matrices that remain without a role raise one error that lists them.
+    over well-known names, which win over `otherwise`. Matrices that remain without a role raise one error that lists
+    them.
     """
     stated = dict(_stated_by_modules(module))
     roles: list[Role] = []
     nameless: list[str] = []
     for name, parameter in module.named_parameters():
         spec = _from_patterns(name, given or {}) or stated.get(name) or _from_name(name, parameter, module)
+        spec = spec or otherwise(name, parameter)
         if spec is None:
             nameless.append(f"{prefix}{name} {tuple(parameter.shape)}")
         else:

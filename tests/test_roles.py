@@ -67,6 +67,8 @@ def test_stacked_experts_keep_their_axes():
         ("down_proj", "down"),
         ("fc1", "up"),
         ("fc2", "down"),
+        ("fc_in", "up"),
+        ("fc_out", "down"),
         ("lm_head", "head"),
     ],
 )

@@ -158,3 +158,19 @@ def test_a_method_put_in_place_of_a_layers_own_is_called():
         layer.forward = lambda *a, own=own, **k: calls.append(1) or own(*a, **k)
     torch.testing.assert_close(stack(x), expected)
     assert calls == [1, 1]
+
+
+def test_parallel_branches_may_share_one_read():
+    """GPT-J's block: the same as two norms with the same gain, and one of them."""
+    torch.manual_seed(3)
+    block, shared = (normlab.scheme("pre").bind(depth=1, dim=8, topology="parallel").block(0) for _ in range(2))
+    gain = torch.rand(8) + 0.5
+    for one in (block, shared):
+        for step in one.steps:
+            step.read.weight.data = gain.clone()
+    shared.share_read()
+    x, branches = torch.randn(3, 8), [torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)]
+    assert torch.equal(shared(x, branches), block(x, branches))
+    assert len(list(shared.parameters())) == 1
+    bounds = [lambda rms: 2 * rms, lambda rms: 3 * rms]
+    assert shared.bound(1.0, bounds) == block.bound(1.0, bounds) < float("inf")

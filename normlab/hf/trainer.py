@@ -5,26 +5,19 @@ Trainer(model, args, ..., callbacks=[NormLabCallback()], optimizer_cls_and_kwarg
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 
 from normlab.errors import NormLabError
-
-
-class Rules(Protocol):
-    """What a scheme demands of the one who trains."""
-
-    def param_groups(self, *, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]: ...
-
-    def after_step(self) -> None: ...
+from normlab.hf.scheme_rules import rules
 
 
 class NormLabCallback(TrainerCallback):
     """Re-applies the scheme's constraint after every optimiser step; without one there is nothing to do."""
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, *, model: Any = None, **kwargs: Any) -> None:
-        rules_of(model).after_step()
+        rules(model).after_step()
 
 
 def optimizer_cls_and_kwargs(model: PreTrainedModel, args: TrainingArguments) -> tuple[Any, dict[str, Any]]:
@@ -33,12 +26,5 @@ def optimizer_cls_and_kwargs(model: PreTrainedModel, args: TrainingArguments) ->
     taken = next((name for name in ("params", "model", "optimizer_dict") if name in options), None)
     if taken is not None or not isinstance(kind, type):
         raise NormLabError(f"optim={args.optim!r} makes parameter groups of its own; try optim='adamw_torch'")
-    groups = rules_of(model).param_groups(lr=args.learning_rate, weight_decay=args.weight_decay)
+    groups = rules(model).param_groups(lr=args.learning_rate, weight_decay=args.weight_decay)
     return kind, {**options, "params": groups}
-
-
-def rules_of(model: Any) -> Rules:
-    """The scheme's rules on a model that a trainer holds."""
-    if not hasattr(model, "after_step"):
-        raise NormLabError(f"{type(model).__name__} follows no scheme of ours; expected a NormLabForCausalLM")
-    return model

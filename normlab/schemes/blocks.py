@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from normlab.errors import NormLabError
-from normlab.schemes.parts import Branch, BranchBound, Step, Write, propose, see
+from normlab.schemes.parts import Branch, BranchBound, Step, Write, bound_of, propose, see
 
 
 class Block(nn.Module):
@@ -104,6 +104,15 @@ class ParallelBlock(Block):
     Each branch keeps its own read and shape; of the writes only the first is kept, so no parameter is left unused.
     """
 
+    shares_read = False
+    """Whether all branches read what the first does."""
+
+    def share_read(self) -> None:
+        """One norm before all branches, as in GPT-J."""
+        self.shares_read = True
+        for step in self.steps[1:]:
+            step.read = nn.Identity()
+
     def __init__(self, steps: list[Step]):
         for step in steps[1:]:
             step.write = Write()
@@ -113,12 +122,16 @@ class ParallelBlock(Block):
         self, state: torch.Tensor, seen: torch.Tensor, branches: Sequence[Branch], after: nn.Module
     ) -> tuple[torch.Tensor, torch.Tensor]:
         updates = [
-            step.shape(propose(branch, seen if step is self.steps[0] else step.read(state)))
+            step.shape(propose(branch, seen if step is self.steps[0] or self.shares_read else step.read(state)))
             for step, branch in self.pairs(branches)
         ]
         total = sum(updates[1:], start=updates[0])
         return self.steps[0].write.settle(state, total, nn.Identity(), after, self.usable_kernels())  # type: ignore
 
     def bound(self, state: float, branches: Sequence[BranchBound]) -> float:
-        update = sum(step.update_bound(state, branch) for step, branch in self.pairs(branches))
+        if self.shares_read:
+            read = bound_of(self.first_read, state)
+            update = sum(bound_of(step.shape, branch(read)) for step, branch in self.pairs(branches))
+        else:
+            update = sum(step.update_bound(state, branch) for step, branch in self.pairs(branches))
         return self.steps[0].write.bound(state, update)  # type: ignore[union-attr]

@@ -129,7 +129,7 @@ def test_a_model_without_a_scheme_is_refused(tmp_path):
         "num_attention_heads": 1,
         "vocab_size": 9,
     }
-    with pytest.raises(NormLabError, match="LlamaForCausalLM follows no scheme of ours"):
+    with pytest.raises(NormLabError, match="LlamaForCausalLM follows no scheme; convert it first"):
         optimizer_cls_and_kwargs(LlamaForCausalLM(LlamaConfig(**sizes)), arguments(tmp_path))
 
 

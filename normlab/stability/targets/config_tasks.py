@@ -112,7 +112,7 @@ class Images(OwnLoss):
     """Tell apart noisy copies of a few random pictures, one a class."""
 
     def __init__(self, config: Any, data: TokenData, *, batch_size: int, length: int):
-        shapes = [_image_shape(part) for _, part in parts(config)]
+        shapes = [image_shape(part) for _, part in parts(config)]
         shape = next((shape for shape in shapes if shape is not None), None)
         if shape is None:
             raise NormLabError(
@@ -138,7 +138,7 @@ class HeadlessImages(Images):
         return cross_entropy(read_out(states.mean(1), self.classes), batch["labels"])
 
 
-def _image_shape(part: Any) -> tuple[int, int, int] | None:
+def image_shape(part: Any) -> tuple[int, int, int] | None:
     size, channels = getattr(part, "image_size", None), getattr(part, "num_channels", 3)
     if isinstance(size, int):
         return channels, size, size

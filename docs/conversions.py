@@ -1,0 +1,70 @@
+"""The matrix of conversions: published architectures, as their default configurations make them, against every scheme.
+
+The models are laid out without weights and two blocks deep; what `normlab.hf.convert` would refuse is refused here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+
+import normlab
+from normlab.errors import NormLabError
+from normlab.hf.conversion import plan
+from normlab.hf.identity import scheme_of
+from normlab.hf.survey import Survey, survey
+from normlab.stability.targets import hub
+from normlab.stability.targets.config_sizes import with_depth
+from normlab.stability.targets.hugging_face import purpose_of
+
+BEGIN, END = "<!-- matrix: begin (make docs) -->", "<!-- matrix: end -->"
+
+ARCHITECTURES = {
+    "Llama": "Llama", "Qwen 2": "Qwen2", "Qwen 3": "Qwen3", "Mistral": "Mistral", "Mixtral": "Mixtral", "GPT-2": "GPT2",
+    "OPT": "OPT", "GPT-NeoX": "GPTNeoX", "GPT-J": "GPTJ", "Phi": "Phi", "Falcon": "Falcon", "Cohere": "Cohere",
+    "Gemma 2": "Gemma2", "Gemma 3": "Gemma3Text", "OLMo 2": "Olmo2", "BERT": "Bert", "DistilBERT": "DistilBert",
+    "ViT": "ViT",
+}  # fmt: skip
+
+WAYS: dict[str, dict[str, Any]] = {
+    "✓": {},
+    "r": {"residual_only": True},
+    "s": {"topology": "serial"},
+    "rs": {"residual_only": True, "topology": "serial"},
+}
+"""What to pass so that a scheme can be had, the least first."""
+
+
+def table() -> str:
+    """One row per architecture, one column per scheme."""
+    names = normlab.schemes()
+    lines = ["| | has | " + " | ".join(f"`{name}`" for name in names) + " |", "|---" * (len(names) + 2) + "|"]
+    for title, stem in ARCHITECTURES.items():
+        model, found = laid_out(stem)
+        own = scheme_of(found)
+        has = f"`{own.name if own else '?'}`{', parallel' if found.topology == 'parallel' else ''}"
+        lines.append(f"| {title} | {has} | " + " | ".join(cell(model, found, name) for name in names) + " |")
+    return "\n".join(lines)
+
+
+def laid_out(stem: str) -> tuple[Any, Survey]:
+    """A model of an architecture, and what it is made of."""
+    config = getattr(transformers, f"{stem}Config")()
+    shallow = with_depth(config, 2, config.num_hidden_layers)
+    with torch.device("meta"), hub.quiet():
+        # In bf16: the library's experts have no other product on a device without values.
+        made = getattr(transformers, purpose_of(config, stem).makes).from_config(shallow, dtype=torch.bfloat16)
+        return made, survey(made)
+
+
+def cell(model: Any, found: Survey, scheme: str) -> str:
+    """How a scheme can be had."""
+    for mark, options in WAYS.items():
+        try:
+            plan(model, found, scheme, **options)
+        except NormLabError:
+            continue
+        return mark
+    return "–"

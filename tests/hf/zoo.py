@@ -1,0 +1,137 @@
+"""Tiny models of published architectures, made offline from the library's configurations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import transformers
+
+VOCABULARY, WIDTH, DEPTH = 61, 32, 2
+# Tokens that mean something, behind those that are used: by default many lie beyond any small vocabulary.
+SPECIAL = {"pad_token_id": 60, "bos_token_id": 59, "eos_token_id": 58}
+SIZES = {"hidden_size": WIDTH, "intermediate_size": 48, "num_hidden_layers": DEPTH, "num_attention_heads": 4}
+TEXT = {**SIZES, "vocab_size": VOCABULARY, **SPECIAL}
+GROUPED = {**TEXT, "num_key_value_heads": 2}
+GEMMA = "peri(gain='offset', entry_norm=False)"
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """How a model is made, and what it is."""
+
+    model: str
+    config: str
+    options: dict[str, Any]
+    scheme: str
+    topology: str = "serial"
+    exact: bool = True
+    """Whether it adds in the order in which our block does."""
+    roles: dict[str, str] = field(default_factory=dict)
+
+    def build(self, **changes: Any) -> Any:
+        torch.manual_seed(0)
+        config = getattr(transformers, self.config)(**(self.options | changes))
+        return scatter_(getattr(transformers, self.model)(config)).eval()
+
+
+LAYER = "norm='layer', eps=1e-05, bias=True"
+BERT = "norm='layer', eps=1e-12, bias=True"
+OPT = {**TEXT, "ffn_dim": 48, "word_embed_proj_dim": WIDTH}
+OPT.pop("intermediate_size")
+VISION = {**SIZES, "image_size": 16, "patch_size": 4, "num_labels": 3}
+
+ZOO = {
+    "llama": Architecture("LlamaForCausalLM", "LlamaConfig", GROUPED, "pre"),
+    "qwen2": Architecture("Qwen2ForCausalLM", "Qwen2Config", GROUPED, "pre"),
+    "qwen3": Architecture("Qwen3ForCausalLM", "Qwen3Config", GROUPED | {"head_dim": 8}, "pre"),
+    "mistral": Architecture("MistralForCausalLM", "MistralConfig", GROUPED | {"sliding_window": 4}, "pre"),
+    "mixtral": Architecture(
+        "MixtralForCausalLM", "MixtralConfig", GROUPED | {"num_local_experts": 4}, "pre(eps=1e-05)"
+    ),
+    "granite": Architecture("GraniteForCausalLM", "GraniteConfig", GROUPED | {"residual_multiplier": 0.3}, "pre"),
+    "gpt2": Architecture(
+        "GPT2LMHeadModel", "GPT2Config",
+        {"vocab_size": VOCABULARY, "n_embd": WIDTH, "n_layer": DEPTH, "n_head": 4, "n_positions": 32, **SPECIAL},
+        f"pre({LAYER})",
+    ),
+    "opt": Architecture("OPTForCausalLM", "OPTConfig", OPT, f"pre({LAYER})"),
+    "opt-350m": Architecture("OPTForCausalLM", "OPTConfig", OPT | {"do_layer_norm_before": False}, f"post({LAYER})"),
+    "neox": Architecture(
+        "GPTNeoXForCausalLM", "GPTNeoXConfig", TEXT, f"pre({LAYER})", "parallel", roles={"*query_key_value.weight": "q"}
+    ),
+    "neox-serial": Architecture(
+        "GPTNeoXForCausalLM", "GPTNeoXConfig", TEXT | {"use_parallel_residual": False}, f"pre({LAYER})"
+    ),
+    "gptj": Architecture(
+        "GPTJForCausalLM", "GPTJConfig",
+        {"vocab_size": VOCABULARY, "n_embd": WIDTH, "n_layer": DEPTH, "n_head": 4, "rotary_dim": 4, **SPECIAL},
+        f"pre({LAYER})", "parallel",
+    ),
+    "phi": Architecture("PhiForCausalLM", "PhiConfig", TEXT, f"pre({LAYER})", "parallel"),
+    "falcon": Architecture("FalconForCausalLM", "FalconConfig", TEXT, f"pre({LAYER})", "parallel"),
+    "falcon-40b": Architecture(
+        "FalconForCausalLM", "FalconConfig", TEXT | {"new_decoder_architecture": True, "num_kv_heads": 2},
+        f"pre({LAYER})", "parallel",
+    ),
+    "cohere": Architecture(
+        "CohereForCausalLM", "CohereConfig", GROUPED, "pre(norm='layer', eps=1e-05)", "parallel", exact=False
+    ),
+    "gemma2": Architecture("Gemma2ForCausalLM", "Gemma2Config", GROUPED | {"head_dim": 8}, GEMMA),
+    "gemma3": Architecture("Gemma3ForCausalLM", "Gemma3TextConfig", GROUPED | {"head_dim": 8}, GEMMA),
+    "olmo2": Architecture("Olmo2ForCausalLM", "Olmo2Config", GROUPED, "output(eps=1e-05)"),
+    "bert": Architecture("BertForMaskedLM", "BertConfig", TEXT, f"post({BERT})"),
+    "distilbert": Architecture(
+        "DistilBertForMaskedLM", "DistilBertConfig",
+        {"vocab_size": VOCABULARY, "dim": WIDTH, "hidden_dim": 48, "n_layers": DEPTH, "n_heads": 4, "pad_token_id": 60},
+        f"post({BERT})",
+    ),
+    "vit": Architecture("ViTForImageClassification", "ViTConfig", VISION, f"pre({BERT})"),
+    "clip": Architecture("CLIPVisionModel", "CLIPVisionConfig", VISION, f"pre({LAYER})"),
+}  # fmt: skip
+
+NAMED = (
+    "llama",
+    "qwen2",
+    "qwen3",
+    "mistral",
+    "gpt2",
+    "neox",
+    "gemma2",
+    "gemma3",
+    "olmo2",
+    "bert",
+    "vit",
+    "phi",
+    "falcon",
+)
+"""The architectures that are tested in every way."""
+
+
+def scatter_(model: Any) -> Any:
+    """Gains and biases off their round numbers, so that one in another's place is seen."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def inputs(model: Any, padding: str = "none", batch: int = 2, length: int = 7) -> dict[str, torch.Tensor]:
+    """Tokens, the second sequence shorter than the first where there is padding, or images."""
+    generator = torch.Generator().manual_seed(2)
+    if model.main_input_name == "pixel_values":
+        return {"pixel_values": torch.randn(batch, 3, 16, 16, generator=generator).to(model.dtype)}
+    tokens = torch.randint(0, 50, (batch, length), generator=generator)
+    if padding == "none":
+        return {"input_ids": tokens}
+    mask = torch.ones_like(tokens)
+    mask[1, slice(-3, None) if padding == "right" else slice(3)] = 0
+    return {"input_ids": tokens.masked_fill(mask == 0, 60), "attention_mask": mask}
+
+
+def answer(output: Any) -> torch.Tensor:
+    """What the model says."""
+    return output.logits if hasattr(output, "logits") else output.last_hidden_state

@@ -78,7 +78,8 @@ class CheckConfig:
     """Also look at smaller and larger residual steps Δt, where the design has one."""
 
     max_seconds: float = 60.0
-    """Time for each ladder; what does not fit is left out, the largest first, and the result says so."""
+    """Time for each ladder; where it is short, sizes between the smallest and the target's own are left out, and the
+    result says so."""
     fail_on: _Findings = ("exploding", "vanishing", "collapse", "certificate")
     """Findings or verdicts that, where they fail, make the exit code 1; with :warn where they warn, too."""
 

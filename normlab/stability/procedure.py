@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from normlab.stability import laws
+from normlab.stability.growth import growth_level
 from normlab.stability.profile import Ladder, Number, When
 from normlab.stability.rungs import Step as Rung
 from normlab.stability.theory import Theory
@@ -63,7 +64,7 @@ def _forward(ladder: Ladder, theory: Theory | None, limits: Thresholds) -> Step:
         number=law.p.exponent if law.p else None,
         symbol="p",
         answer=f"{_growth(law)}{_predicted(theory and theory.growth)}",
-        level=_growth_level(law.name),
+        level=growth_level(law.name),
     )
 
 
@@ -110,7 +111,7 @@ def _training(ladder: Ladder, verdicts: Sequence[Verdict], target: int | None, l
         number=None if factor is None else plain(factor),
         symbol="change of G",
         answer=f"{_growth(forward)}; {_gain(back)}{moved}" + (f"; {' and '.join(trouble)}" if trouble else ""),
-        level=_worse(_growth_level(forward.name), "fail" if back.name in ("vanishing", "exploding") else "ok", judged),
+        level=_worse(growth_level(forward.name), "fail" if back.name in ("vanishing", "exploding") else "ok", judged),
     )
 
 
@@ -179,10 +180,6 @@ def _gain(law: laws.BackwardLaw) -> str:
 
 def _predicted(words: str | None) -> str:
     return f" (theory: {words})" if words else ""
-
-
-def _growth_level(name: str) -> Level:
-    return "fail" if name == "exploding" else "warn" if name in ("super-linear", "shrinking") else "ok"
 
 
 def _worse(*found: Level | Sequence[Verdict]) -> Level:

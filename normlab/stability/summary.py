@@ -66,6 +66,7 @@ _GROWTH = {
     "shrinking": "The state becomes smaller with depth",
     "random walk": "The state grows like a random walk, about as the square root of depth",
     "linear": "The state grows about in proportion to depth",
+    "common part": "The state grows faster than depth for now, by a part that all tokens have in common",
     "super-linear": "The state grows faster than depth",
 }
 

@@ -108,7 +108,8 @@ def _excuse(law: laws.ForwardLaw) -> str:
         return f" by a part that all tokens have in common, L^{law.p_rest:.2f} without it"
     if not law.doubtful or law.p is None:
         return ""
-    return ", more is not proven by the interval" if law.p.n > 1 else ", from one seed, which may be chance: --seeds 3 tells"
+    one = ", from one seed, which may be chance: --seeds 3 tells"
+    return ", more is not proven by the interval" if law.p.n > 1 else one
 
 
 def _slope(law: laws.ForwardLaw, limits: Thresholds) -> str:

@@ -177,7 +177,8 @@ def forward_law(ladder: Ladder, when: When, thresholds: Thresholds | None = None
     extent = None if large is None else large * pair[1]
     bent = _mean_bend(ladder, pair[1], when)
     rest = float(np.mean(apart)) if apart else None
-    name = "exploding" if _explodes(p.exponent, ratio, limit, extent, bent, limits) else _by_exponent(p.exponent, limits)
+    explodes = _explodes(p.exponent, ratio, limit, extent, bent, limits)
+    name: Forward = "exploding" if explodes else _by_exponent(p.exponent, limits)
     if when == "after" and name in _FAST and rest is not None and rest <= limits.p_linear:
         name = "common part"
     doubtful = name in _MILDER and not _is_sure(p, limits)

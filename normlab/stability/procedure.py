@@ -76,7 +76,7 @@ def _backward(ladder: Ladder, theory: Theory | None, target: int | None, limits:
         done=f"{_rungs(ladder, law.when)}; G = ‖g₁‖/‖g_L‖ fitted as a power of the depth",
         number=None if law.value is None else plain(law.value),
         symbol="G",
-        answer=f"{_gain(law)}{_predicted(theory and theory.backward)}",
+        answer=f"{_gain(law)}{_predicted(theory and theory.backward)}{_worst_case(theory)}",
         level="fail" if law.name in ("vanishing", "exploding") else "ok",
     )
 
@@ -180,6 +180,11 @@ def _gain(law: laws.BackwardLaw) -> str:
 
 def _predicted(words: str | None) -> str:
     return f" (theory: {words})" if words else ""
+
+
+def _worst_case(theory: Theory | None) -> str:
+    """How far the gradient stays from the most that the branches could make of it."""
+    return f"; {theory.jacobians}" if theory and theory.jacobians else ""
 
 
 def _worse(*found: Level | Sequence[Verdict]) -> Level:

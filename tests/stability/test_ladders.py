@@ -244,8 +244,9 @@ def growing(exponents):
     """Bursts of a second a block whose state ends at depth^p, with p by seed."""
 
     def burst(target, *, depth, width=None, seed=0, steps=30, lr="auto", inspect=None):
-        size = lambda k: (1.0 + k) ** exponents[seed]  # noqa: E731
-        looks = [{"stack": profile(depth, size if step else lambda k: 1.0, seed=seed, step=step)} for step in (0, steps)]
+        first = profile(depth, seed=seed)
+        last = profile(depth, lambda k: (1.0 + k) ** exponents[seed], seed=seed, step=steps)
+        looks = [{"stack": first}, {"stack": last}]
         return Burst(before=looks[0], after=looks[1], losses=[1.0], lr=1e-3, seconds=float(depth), parameters=1)
 
     return burst

@@ -16,7 +16,8 @@ import normlab
 from normlab.errors import NormLabError
 from normlab.stability.probe import measure
 from normlab.stability.profile import Profile
-from normlab.stability.theory import Slope, Theory, TheoryLook, theory
+from normlab.stability.theorise import theory
+from normlab.stability.theory import Slope, Theory, TheoryLook
 from tests.stability.tiny import batch_for, hugging_face
 
 TOKENS = torch.randint(16, (2, 6), generator=torch.Generator().manual_seed(0))

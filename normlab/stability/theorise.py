@@ -23,11 +23,13 @@ from normlab.stability.laws import power_law
 from normlab.stability.profile import Number, Profile
 from normlab.stability.replay import at_rest
 from normlab.stability.scale_test import scale_test, summary
+from normlab.stability.sharded import is_sharded
 from normlab.stability.targets.base import Target
 from normlab.stability.theory import JacobianRow, Numbers, ScaleRow, Segment, Slope, Theory, TheoryLook, Trend
 from normlab.stack import Stack
 
 _NOTHING = 1e-30
+_SHARDED = "no scale test and no Jacobians: weights are shared out over processes; check the model before that"
 
 _READS_STATE = "; attention reads the state itself: scores grow with the square of it, and the gradient with them"
 
@@ -41,9 +43,11 @@ def theory(target: Target, model: nn.Module, profile: Profile, *, before: Theory
     stack, run = find_stack(model), lambda: target.loss(model, batch)
     with at_rest(model):
         found = _scheme_theory(model, stack, run, profile) if stack else _foreign_theory(model, target.blocks, profile)
-        found = _with_jacobians(found, model, target.blocks, run, profile)
-        if before is None:
-            found = _with_scale_test(found, model, target.blocks, run)
+        # Gathered weights are given back after each pass of a block: its derivatives would read what is gone.
+        if is_sharded(model):
+            found = dataclasses.replace(found, notes=(*found.notes, _SHARDED))
+        else:
+            found = _with_block_tests(found, model, target.blocks, run, profile, first=before is None)
     if before is not None:
         kept = {name: getattr(before, name) for name in ("before", "scale_test", "scale", "predicted", "notes")}
         found = dataclasses.replace(found, **kept, after=found.before, slack=max(before.slack, found.slack))
@@ -120,6 +124,14 @@ def _foreign_theory(model: nn.Module, pattern: str | None, profile: Profile) -> 
     names = [name for name in found[0] if all(name in slopes for slopes in found)]
     slopes = _slopes({name: [slopes[name] for slopes in found] for name in names})
     return Theory(depth=len(blocks), before=TheoryLook(step=profile.step, slopes=slopes))
+
+
+def _with_block_tests(
+    found: Theory, model: nn.Module, pattern: str | None, run: Callable[[], Any], profile: Profile, *, first: bool
+) -> Theory:
+    """What is learnt by running blocks alone; the scale test at the first look."""
+    found = _with_jacobians(found, model, pattern, run, profile)
+    return _with_scale_test(found, model, pattern, run) if first else found
 
 
 def _with_scale_test(found: Theory, model: nn.Module, pattern: str | None, run: Callable[[], Any]) -> Theory:

@@ -14,6 +14,7 @@ With spectral norms ‖·‖, an input whose tokens have length n = √d · RMS,
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -229,7 +230,8 @@ def _feed_forward_slope(up: Role, down: Role, gate: Role | None) -> float:
 
 def _oriented(role: Role) -> Tensor:
     """(..., out, in)."""
-    matrix = whole(role.view())
+    gathered = nn.Parameter(whole(role.parameter.detach()), requires_grad=False)
+    matrix = dataclasses.replace(role, parameter=gathered).view()
     return matrix if role.input_axis == -1 else matrix.mT
 
 

@@ -25,6 +25,17 @@ def is_sharded(model: nn.Module) -> bool:
     return any(hasattr(parameter, "full_tensor") for parameter in model.parameters())
 
 
+def reshard(model: nn.Module) -> None:
+    """Give back what FSDP gathered for a pass and keeps for a backward pass that may never come.
+
+    Until then it shows, and uses, the gathered copy: what is written to the shards in between would be lost.
+    """
+    for module in model.modules():
+        give_back = getattr(module, "reshard", None)
+        if callable(give_back) and hasattr(module, "unshard"):
+            give_back()
+
+
 @contextmanager
 def whole_vectors(model: nn.Module) -> Iterator[None]:
     """Gains, biases and steps as plain tensors; matrices, which may not fit together, stay shared out."""

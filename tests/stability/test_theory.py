@@ -140,6 +140,14 @@ def test_a_law_that_is_exact_at_initialisation_lies_on_the_measured_curve():
         assert theory(target, model, profile).predicted == pytest.approx(profile.rms, rel=1e-4)
 
 
+def test_attention_that_reads_the_state_itself_is_told():
+    told = "; attention reads the state itself: scores grow with the square of it"
+    assert told in look_at(ours("output")).backward
+    # A query-key norm stands between the two.
+    assert told not in look_at(ours("olmo2")).backward
+    assert told not in look_at(ours("pre")).backward
+
+
 def test_norm_drift_and_clamped_angles():
     found = look_at(ours("geonorm"))
     assert found.before.drift <= found.slack

@@ -27,8 +27,8 @@ def post() -> str:
 
 def peri_steps() -> str:
     """Two designs, without the profiles."""
-    pair = Against(*(normlab.check(name, max_seconds=_TIME) for name in ("peri(step=0.1)", "peri")))
-    return text(pair).partition("\n\n peri(step=0.1)\n")[0]
+    small, large = (normlab.check(name, max_seconds=_TIME) for name in ("peri(step=0.1)", "peri"))
+    return text(Against(small, large)).partition("\n\n peri(step=0.1)\n")[0]
 
 
 CARDS: dict[str, Callable[[], str]] = {"post": post, "peri-steps": peri_steps}

@@ -18,7 +18,7 @@ from normlab.stability.attention import in_backward
 from normlab.stability.blocks import find_stacks
 from normlab.stability.measures import extremes
 from normlab.stability.probe import loss_and_logits
-from normlab.stability.state import local
+from normlab.stability.sharded import local
 from normlab.stability.watch import tensors
 
 _LOSS = "the loss"

@@ -22,6 +22,7 @@ from normlab.stability.blocks import find_stacks
 from normlab.stability.isolation import fresh_model, quiet_numbers
 from normlab.stability.probe import Probe, probe
 from normlab.stability.profile import Number, Profile
+from normlab.stability.sharded import whole
 from normlab.stability.targets.base import Target
 
 T = TypeVar("T")
@@ -184,7 +185,7 @@ def _largest_gradient(model: nn.Module) -> torch.Tensor:
     grads = [p.grad for p in model.parameters() if p.grad is not None]
     if not grads:
         return torch.zeros((), device=next(model.parameters()).device)
-    return torch.nn.utils.get_total_norm(grads, math.inf).float()
+    return whole(torch.nn.utils.get_total_norm(grads, math.inf)).float()
 
 
 def _largest(profiles: dict[str, Profile]) -> Profile:

@@ -15,7 +15,7 @@ from normlab.stability.against import Against
 from normlab.stability.profile import Number
 from normlab.stability.result import Check
 from normlab.stability.spark import sparks
-from normlab.stability.summary import MARKS, UNMEASURED, caveats, headline, is_open, mark, reason, subtitle
+from normlab.stability.summary import MARKS, UNMEASURED, causes, caveats, headline, is_open, mark, reason, subtitle
 from normlab.stability.verdict import Level, Verdict
 
 STYLES: dict[Level, str] = {"ok": "green", "warn": "yellow", "fail": "bold red"}
@@ -46,7 +46,7 @@ def text(result: Check | Against, width: int = 110) -> str:
 def card(check: Check, width: int = 110) -> RenderableType:
     """The card for a terminal of so many columns."""
     parts: list[RenderableType] = [_title(check), *_notes(check)]
-    parts += [Text(), headline_text(headline(check), check.level), Text()]
+    parts += [Text(), headline_text(headline(check), check.level), *map(Text, causes(check)), Text()]
     parts += [verdict_table(check.verdicts, width), Text(), profile_table(check, width)]
     parts += [Text(), *remedy_lines(check.remedies)] if check.remedies else []
     parts += [Text(), Text(_foot(check), style="dim")]

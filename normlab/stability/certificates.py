@@ -24,6 +24,7 @@ from normlab.schemes.parts import BranchBound, bound_of
 from normlab.stability.blame import blocks as named
 from normlab.stability.blocks import eager
 from normlab.stability.constants import branch_bound
+from normlab.stability.sharded import whole, whole_vectors
 from normlab.stability.theory import Kind, Segment
 from normlab.stack import Stack
 
@@ -57,16 +58,17 @@ def find_stack(model: nn.Module) -> Stack | None:
 
 def certify(stack: Stack, entry: float) -> Certificate:
     """The certificate of a stack whose embedding has an RMS of at most `entry`."""
-    branches = [[branch_bound(eager(branch)) for branch in layer.branches] for layer in stack.layers]  # type: ignore[union-attr]
-    curve = [_known(bound) for bound in stack.certificate(entry, branches)]
-    segments = _segments(stack, curve, branches)
-    return Certificate(curve, segments, _words(stack, curve, segments), _slopes(stack, branches))
+    with whole_vectors(stack):
+        branches = [[branch_bound(eager(branch)) for branch in layer.branches] for layer in stack.layers]  # type: ignore[union-attr]
+        curve = [_known(bound) for bound in stack.certificate(entry, branches)]
+        segments = _segments(stack, curve, branches)
+        return Certificate(curve, segments, _words(stack, curve, segments), _slopes(stack, branches))
 
 
 def entry_bound(model: nn.Module, measured: float) -> float:
     """Largest RMS of an embedding: that of the whole table where the model is ours, else what was measured."""
     model = eager(model)
-    return float(rms(model.embedding.weight.detach()).max()) if isinstance(model, Decoder) else measured
+    return float(rms(whole(model.embedding.weight.detach())).max()) if isinstance(model, Decoder) else measured
 
 
 @dataclass

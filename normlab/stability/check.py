@@ -21,6 +21,7 @@ from normlab.live import Live
 from normlab.records import to_plain
 from normlab.schemes.base import Scheme
 from normlab.stability.config import CheckConfig
+from normlab.stability.gentle import in_doubt, second_opinion
 from normlab.stability.ladders import DepthLadder, depth_ladder, step_ladder, width_ladder
 from normlab.stability.procedure import procedure
 from normlab.stability.profile import Ladder, Profile
@@ -29,7 +30,8 @@ from normlab.stability.remedies import remedies
 from normlab.stability.result import Check, Subject
 from normlab.stability.rungs import RateLadder, Step, Width
 from normlab.stability.targets import Target, resolve
-from normlab.stability.theory import Theory, theory
+from normlab.stability.theorise import theory
+from normlab.stability.theory import Theory
 from normlab.stability.verdict import LEVELS, Verdict, level, worst
 from normlab.stability.verdicts import judge
 from normlab.versions import versions
@@ -106,6 +108,7 @@ class _Session:
         found = depth_ladder(self.target, self.config, self.tell, own_depth=self.depth, inspect=self._inspect)
         self.notes += found.notes
         shown, verdicts = self._judge(found)
+        verdicts = self._reconsider(found, verdicts)
         steps = self._steps(found)
         return Check(
             target=self._subject(found),
@@ -151,6 +154,21 @@ class _Session:
         whole, alone = (judge(one, target=depth, unigram=self.target.unigram) for one in (ladder, own))
         return [a if a.name in _GROWTH else b for a, b in zip(whole, alone, strict=True)]
 
+    def _reconsider(self, found: DepthLadder, verdicts: list[Verdict]) -> list[Verdict]:
+        """The verdicts after a second opinion, where the rate was ours and there is time for one."""
+        depth = self._judged_depth(found)
+        run = found.bursts[depth][0]
+        left = self.config.max_seconds - (time.perf_counter() - self.start)
+        if self.config.lr != "auto" or run.seconds > left or not in_doubt(verdicts, run, self.target.unigram):
+            return verdicts
+        self.tell(f"{depth} blocks at a gentler rate")
+        asked = depth if "depth" in self.target.resizable else None
+        return second_opinion(self.target, run, verdicts, depth=asked, steps=self.config.steps)
+
+    def _judged_depth(self, found: DepthLadder) -> int:
+        """The deepest rung up to the depth that is judged."""
+        return max((depth for depth in found.bursts if depth <= self.depth), default=min(found.bursts))
+
     def _widths(self, found: DepthLadder) -> tuple[Width, ...] | None:
         if not self.config.wants_widths:
             return None
@@ -174,7 +192,7 @@ class _Session:
 
     def _subject(self, found: DepthLadder) -> Subject:
         target = self.target
-        depth = max((depth for depth in found.bursts if depth <= self.depth), default=min(found.bursts))
+        depth = self._judged_depth(found)
         return Subject(
             name=target.name,
             kind=target.kind,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
@@ -18,7 +18,12 @@ from normlab.errors import NormLabError, unknown
 Dtype = Literal["fp32", "bf16", "fp16"]
 
 
-def _listed(of: type, example: str) -> PrimitiveConstructorSpec[tuple[Any, ...]]:
+def _whole(word: str) -> int | str:
+    """A whole number; any other word as it is, which the check of the field then names in one line."""
+    return int(word) if word.lstrip("+-").isdecimal() else word
+
+
+def _listed(of: Callable[[str], Any], example: str) -> PrimitiveConstructorSpec[tuple[Any, ...]]:
     """One word with commas on the command line, so that a list does not swallow what follows it."""
     return PrimitiveConstructorSpec(
         nargs=1,
@@ -29,8 +34,8 @@ def _listed(of: type, example: str) -> PrimitiveConstructorSpec[tuple[Any, ...]]
     )
 
 
-_Depths = Annotated[tuple[int, ...], _listed(int, "6,12,24,48")]
-_Widths = Annotated[tuple[int, ...], _listed(int, "32,64,128")]
+_Depths = Annotated[tuple[int, ...], _listed(_whole, "6,12,24,48")]
+_Widths = Annotated[tuple[int, ...], _listed(_whole, "32,64,128")]
 _Findings = Annotated[tuple[str, ...], _listed(str, "FINDING,FINDING")]
 
 
@@ -78,7 +83,8 @@ class CheckConfig:
     """Also look at smaller and larger residual steps Δt, where the design has one."""
 
     max_seconds: float = 60.0
-    """Time for each ladder; what does not fit is left out, the largest first, and the result says so."""
+    """Time for each ladder; where it is short, sizes between the smallest and the target's own are left out, and the
+    result says so."""
     fail_on: _Findings = ("exploding", "vanishing", "collapse", "certificate")
     """Findings or verdicts that, where they fail, make the exit code 1; with :warn where they warn, too."""
 

@@ -14,6 +14,7 @@ With spectral norms ‖·‖, an input whose tokens have length n = √d · RMS,
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ from normlab.models.mlp import MLP
 from normlab.models.moe import MoE
 from normlab.roles import Role, find_roles
 from normlab.schemes.parts import BranchBound, bound_of, unbounded
+from normlab.stability.sharded import whole
 
 
 def branch_bound(module: nn.Module) -> BranchBound:
@@ -76,10 +78,10 @@ class _Matrix:
 
     @classmethod
     def of(cls, weight: Tensor, bias: Tensor | None = None) -> _Matrix:
-        wide = weight.detach().double()
+        wide = whole(weight.detach()).double()
         rows = torch.linalg.vector_norm(wide, dim=-1).max()
         none = wide.new_zeros(1)
-        b = none if bias is None else bias.detach().double()
+        b = none if bias is None else whole(bias.detach()).double()
         return cls(*torch.stack([spectral_norm(wide), rows, torch.linalg.vector_norm(b), b.abs().max()]).tolist())
 
     def length(self, n: float) -> float:
@@ -140,11 +142,11 @@ class FeedForwardBound:
 
 def _attention(module: Attention) -> AttentionBound:
     rows = module.kv_heads * module.head_dim
-    weight = module.qkv.weight[-rows:].unflatten(0, (module.kv_heads, module.head_dim))
+    weight = whole(module.qkv.weight.detach())[-rows:].unflatten(0, (module.kv_heads, module.head_dim))
     norms = spectral_norm(weight)
     shifts = torch.zeros_like(norms)
     if module.qkv.bias is not None:
-        biases = module.qkv.bias[-rows:].detach().double().view(module.kv_heads, module.head_dim)
+        biases = whole(module.qkv.bias.detach())[-rows:].double().view(module.kv_heads, module.head_dim)
         shifts = torch.linalg.vector_norm(biases, dim=-1)
     return AttentionBound(
         dim=module.dim,
@@ -163,8 +165,8 @@ def _mlp(module: MLP) -> FeedForwardBound:
 
 def _feed_forward(module: MLP | MoE, first: Tensor, bias: Tensor | None, down: _Matrix) -> FeedForwardBound:
     """With `first` the up matrix, the gate fused before it where there is one."""
-    parts = first.split(module.hidden)
-    biases = [None] * len(parts) if bias is None else bias.split(module.hidden)
+    parts = whole(first.detach()).split(module.hidden)
+    biases = [None] * len(parts) if bias is None else whole(bias.detach()).split(module.hidden)
     *gate, up = (_Matrix.of(part, shift) for part, shift in zip(parts, biases, strict=True))
     return FeedForwardBound(
         dim=module.dim,
@@ -179,7 +181,7 @@ def _feed_forward(module: MLP | MoE, first: Tensor, bias: Tensor | None, down: _
 
 def _experts(module: MoE) -> BranchBound:
     stacked = module.gate_up if module.gated else module.up
-    pairs = zip(stacked, module.down, strict=True)
+    pairs = zip(whole(stacked.detach()), whole(module.down.detach()), strict=True)
     experts = [_feed_forward(module, first, None, _Matrix.of(down)) for first, down in pairs]
     shared: BranchBound = _mlp(module.shared) if module.shared is not None else lambda rms_in: 0.0
     return lambda rms_in: max(expert(rms_in) for expert in experts) + shared(rms_in)
@@ -228,7 +230,9 @@ def _feed_forward_slope(up: Role, down: Role, gate: Role | None) -> float:
 
 def _oriented(role: Role) -> Tensor:
     """(..., out, in)."""
-    return role.view() if role.input_axis == -1 else role.view().mT
+    gathered = nn.Parameter(whole(role.parameter.detach()), requires_grad=False)
+    matrix = dataclasses.replace(role, parameter=gathered).view()
+    return matrix if role.input_axis == -1 else matrix.mT
 
 
 def _owner(role: Role) -> str:

@@ -17,7 +17,7 @@ from normlab.stability.attention import in_backward
 from normlab.stability.blocks import eager, walk
 from normlab.stability.ledger import Ledger
 from normlab.stability.measures import extremes
-from normlab.stability.state import local
+from normlab.stability.sharded import local
 from normlab.stability.watch import tensors
 
 

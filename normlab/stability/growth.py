@@ -22,17 +22,21 @@ def forward(ladder: Ladder, limits: Thresholds) -> Verdict:
     view = View(ladder.deepest(law.when))
     bad = law.name in ("exploding", "super-linear")
     layers = to_blame([_log(x) for x in view.mean(lambda profile: profile.growth)]) if bad else ()
-    words = f"{law.name}: {_exponent(law, limits)}{_slope(law, limits)} at step {law.step}{blame(layers, view.depth)}"
-    grade: Level = "fail" if law.name == "exploding" else "warn" if law.name in ("super-linear", "shrinking") else "ok"
+    words = f"{law.name}: {_exponent(law, limits)}{_excuse(law)}{_slope(law, limits)} at step {law.step}"
     return Verdict(
         name="forward",
         finding=law.name,
-        level=grade,
+        level=growth_level(law.name),
         value=law.p.exponent,
         threshold=limits.p_linear,
         layers=layers,
-        words=words,
+        words=words + blame(layers, view.depth),
     )
+
+
+def growth_level(name: laws.Forward) -> Level:
+    """How bad a class of the forward pass is."""
+    return "fail" if name == "exploding" else "warn" if name in ("super-linear", "shrinking") else "ok"
 
 
 def backward(ladder: Ladder, limits: Thresholds, target: int | None = None) -> Verdict:
@@ -96,6 +100,16 @@ def _exponent(law: laws.ForwardLaw, limits: Thresholds) -> str:
         shown += f", seeds {law.spread[0]:.2f} to {law.spread[1]:.2f}"
     small, large = law.depths
     return f"{shown} from {small} to {large} blocks ({limits.p_linear:g} is the limit)"
+
+
+def _excuse(law: laws.ForwardLaw) -> str:
+    """Why an exponent beyond the limit is no finding."""
+    if law.name == "common part" and law.p_rest is not None:
+        return f" by a part that all tokens have in common, L^{law.p_rest:.2f} without it"
+    if not law.doubtful or law.p is None:
+        return ""
+    one = ", from one seed, which may be chance: --seeds 3 tells"
+    return ", more is not proven by the interval" if law.p.n > 1 else one
 
 
 def _slope(law: laws.ForwardLaw, limits: Thresholds) -> str:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from normlab.stability.probe import untouched
+from normlab.stability.sharded import reshard
 from normlab.stability.targets.base import Target
 
 NARROW = 256
@@ -33,12 +34,14 @@ def fresh_model(
 @contextmanager
 def preserved(model: nn.Module) -> Iterator[None]:
     """Puts parameters, gradients, buffers, random numbers and training flags back to what they were."""
+    reshard(model)
     flags = [(module, module.training) for module in model.modules()]
     values = [(parameter, parameter.detach().clone()) for parameter in model.parameters()]
     try:
         with untouched(model):
             yield
     finally:
+        reshard(model)
         with torch.no_grad():
             for parameter, value in values:
                 parameter.copy_(value)

@@ -1,32 +1,36 @@
 """Ladders: the same burst at several depths, widths or residual steps, as far as the time allows.
 
-Rungs are run from the smallest to the largest. Before each one its time is told from that of the rungs before it; what
-would not fit is left out, and a note says so.
+The smallest rung comes first and tells what a unit of work costs; then the design's own size and the largest ones, as
+far as they fit: a fit lives on its span, so it is the rungs in between that are left out, and a note says so.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Any
+from typing import Any, TypeVar
 
 from normlab.errors import NormLabError
 from normlab.stability.burst import Burst, Inspect, burst
 from normlab.stability.config import CheckConfig
 from normlab.stability.isolation import fresh_model
-from normlab.stability.laws import gradient_gain
+from normlab.stability.laws import LEAST_STEP, classify, gradient_gain
 from normlab.stability.profile import Ladder, Number, Profile
 from normlab.stability.rungs import Look, Step, Width
 from normlab.stability.targets.base import Target
+from normlab.stability.thresholds import Thresholds
 from normlab.stability.verdict import View
 
+T = TypeVar("T")
 Tell = Callable[[str], None]
 """Called with a few words before each piece of work."""
 
 LEAST_DEPTH, DEEP_ENOUGH, MOST_RUNGS = 5, 24, 4
+ENOUGH_SEEDS = 3
+"""As many as it takes for an interval that is of use: Student's factor is 12.7 for two, 4.3 for three."""
 RESIDUAL_STEPS = (0.1, 0.3, 1.0)
 
 
@@ -52,6 +56,13 @@ class Budget:
     def fits(self, work: float) -> bool:
         return self.price(work) <= self.left
 
+    def affordable(self, rungs: Iterable[T], work: Callable[[T], float]) -> Iterator[T]:
+        """Rungs by importance, as far as they fit; one that did not is asked again once the price is known better."""
+        waiting = list(rungs)
+        while (rung := next((rung for rung in waiting if self.fits(work(rung))), None)) is not None:
+            waiting.remove(rung)
+            yield rung
+
 
 @dataclass(frozen=True)
 class DepthLadder:
@@ -66,14 +77,6 @@ class DepthLadder:
     def curves(self) -> dict[str, tuple[Number, ...]]:
         """The loss at every step of the first seed, by depth."""
         return {str(depth): tuple(runs[0].losses) for depth, runs in self.bursts.items()}
-
-
-@dataclass
-class _Rungs:
-    """What the rungs gave so far."""
-
-    bursts: dict[int, list[Burst]] = field(default_factory=dict)
-    inspected: bool = False
 
 
 def default_depths(target: Target) -> tuple[int, ...]:
@@ -92,19 +95,20 @@ def depth_ladder(
 ) -> DepthLadder:
     """Bursts over depths and seeds. `inspect` sees the first seed's model of the deepest rung up to `own_depth`."""
     depths = _depths(target, config)
-    budget, rungs = Budget(config.max_seconds), _Rungs()
-    for place, depth in enumerate(depths):
-        following = depths[place + 1 :]
-        if rungs.bursts and not budget.fits(depth):
-            break
-        is_last = not following or following[0] > own_depth or not budget.fits(depth + following[0])
-        looks = is_last and depth <= own_depth
-        rungs.bursts[depth] = _bursts(target, config, tell, depth, inspect if looks else None, budget)
-        rungs.inspected |= looks
-    if inspect is not None and not rungs.inspected:
-        _inspect_again(target, rungs, own_depth, inspect)
-    left_out = [depth for depth in depths if depth not in rungs.bursts]
-    return DepthLadder(_by_stack(rungs.bursts), rungs.bursts, _note_cut("depth", left_out, config))
+    climb = _Climb(target, config, tell, depths, own_depth, inspect)
+    for depth in climb.budget.affordable(by_importance(depths, own_depth), climb.cost):
+        climb.take(depth)
+    climb.settle()
+    bursts = dict(sorted(climb.bursts.items()))
+    cut = _note_cut("depth", [depth for depth in depths if depth not in bursts], config)
+    return DepthLadder(_by_stack(bursts), bursts, (*cut, *climb.notes))
+
+
+def by_importance(rungs: Iterable[int], own: int) -> list[int]:
+    """The smallest, which tells the price; the design's own, or the next below it; then from the largest down."""
+    ordered = sorted(set(rungs))
+    nearest = [rung for rung in ordered if rung <= own][-1:]
+    return list(dict.fromkeys([*ordered[:1], *nearest, *reversed(ordered)]))
 
 
 def width_ladder(target: Target, config: CheckConfig, tell: Tell, *, depth: int) -> tuple[list[Width], tuple[str, ...]]:
@@ -113,15 +117,14 @@ def width_ladder(target: Target, config: CheckConfig, tell: Tell, *, depth: int)
         return [], ("no width ladder: the width of this target cannot be changed",)
     asked = config.widths or (target.width // 2, target.width, 2 * target.width)
     widths = sorted({width for width in asked if width > 0})
-    budget, rungs = Budget(config.max_seconds), []
-    for width in widths:
-        if rungs and not budget.fits(width):
-            break
+    budget, rungs = Budget(config.max_seconds), {}
+    for width in budget.affordable(by_importance(widths, target.width), float):
         tell(f"width {width}")
         found = [burst(target, depth=depth, width=width, **options) for options in _seeds(config)]
         budget.paid(width, sum(run.seconds for run in found))
-        rungs.append(Width(width=width, ladder=_main(found)))
-    return rungs, _note_cut("width", widths[len(rungs) :], config)
+        rungs[width] = Width(width=width, ladder=_main(found))
+    cut = _note_cut("width", [width for width in widths if width not in rungs], config)
+    return [rungs[width] for width in sorted(rungs)], cut
 
 
 def step_ladder(target: Target, config: CheckConfig, tell: Tell, *, depth: int) -> tuple[list[Step], tuple[str, ...]]:
@@ -129,15 +132,80 @@ def step_ladder(target: Target, config: CheckConfig, tell: Tell, *, depth: int) 
     variants = {size: variant for size in RESIDUAL_STEPS if (variant := target.with_step(size)) is not None}
     if not variants:
         return [], ("no residual-step ladder: this design has no residual step to change",)
-    budget, rungs = Budget(config.max_seconds), []
-    for size, variant in variants.items():
-        if rungs and not budget.fits(1.0):
-            break
+    budget, rungs = Budget(config.max_seconds), {}
+    # Both ends first, as for depths.
+    ends_first = sorted(variants, key=lambda size: size not in (min(variants), max(variants)))
+    for size in budget.affordable(ends_first, lambda _size: 1.0):
         tell(f"residual step {size:g}")
-        found = [burst(variant, depth=depth, **options) for options in _seeds(config)]
+        found = [burst(variants[size], depth=depth, **options) for options in _seeds(config)]
         budget.paid(1.0, sum(run.seconds for run in found))
-        rungs.append(_step(size, depth, _main(found)))
-    return rungs, _note_cut("residual step", list(variants)[len(rungs) :], config)
+        rungs[size] = _step(size, depth, _main(found))
+    cut = _note_cut("residual step", [size for size in variants if size not in rungs], config)
+    return [rungs[size] for size in sorted(rungs)], cut
+
+
+@dataclass
+class _Climb:
+    """A depth ladder on its way."""
+
+    target: Target
+    config: CheckConfig
+    tell: Tell
+    depths: Sequence[int]
+    own_depth: int
+    inspect: Inspect | None
+    budget: Budget = field(init=False)
+    bursts: dict[int, list[Burst]] = field(default_factory=dict)
+    inspected: int = 0
+    """The deepest rung that was inspected."""
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.budget = Budget(self.config.max_seconds)
+
+    def cost(self, depth: int) -> int:
+        """Blocks to pay for: growth takes a second depth, so a rung that has none yet is charged for one."""
+        seconds = [other for other in self.depths if Thresholds.least_depth <= other and other * LEAST_STEP <= depth]
+        return depth + (min(seconds) if seconds and not self.bursts.keys() & set(seconds) else 0)
+
+    def take(self, depth: int) -> None:
+        """All seeds of a depth; inspected unless a deeper rung up to the own depth will be."""
+        deeper = [other for other in self.depths if depth < other <= self.own_depth and other not in self.bursts]
+        deeper = [other for other in deeper if self.budget.fits(depth + self.cost(other))]
+        looks = self.inspected < depth <= self.own_depth and not deeper
+        self.bursts[depth] = [self._burst(depth, options, looks) for options in _seeds(self.config)]
+        self.inspected = depth if looks else self.inspected
+        self.budget.paid(depth, sum(run.seconds for run in self.bursts[depth]))
+
+    def settle(self) -> None:
+        """What is open after the last rung: a close call that takes more seeds, a model to inspect."""
+        self._add_seeds()
+        wanted = max((depth for depth in self.bursts if depth <= self.own_depth), default=min(self.bursts))
+        if self.inspect is not None and self.inspected < wanted:
+            # It turned out to be the last one only after it had run: a fresh model, as it was at step 0.
+            with fresh_model(self.target, depth=self._asked(wanted)) as model:
+                self.inspect(model, _first(self.bursts[wanted][0].before))
+
+    def _add_seeds(self) -> None:
+        """More seeds for the two depths whose exponent decides, where one alone speaks for a worse class."""
+        law = classify(next(iter(_by_stack(self.bursts).values())))
+        more = [options | {"seed": seed} for seed in range(1, ENOUGH_SEEDS) for options in _seeds(self.config)]
+        if not law.doubtful or self.config.seeds > 1 or not self.budget.fits(len(more) * sum(law.depths)):
+            return
+        for depth in law.depths:
+            self.bursts[depth] += [self._burst(depth, options, False) for options in more]
+        shown = " and ".join(map(str, law.depths))
+        self.notes += (f"{ENOUGH_SEEDS} seeds at {shown} blocks, where one spoke for more growth than is sure",)
+
+    def _burst(self, depth: int, options: dict[str, Any], looks: bool) -> Burst:
+        seed = options["seed"]
+        self.tell(f"{depth} blocks" + (f", seed {seed}" if seed or self.config.seeds > 1 else ""))
+        inspect = self.inspect if looks and seed == 0 else None
+        return burst(self.target, depth=self._asked(depth), inspect=inspect, **options)
+
+    def _asked(self, depth: int) -> int | None:
+        # A depth that cannot be changed is not asked for: the module is what it is.
+        return depth if "depth" in self.target.resizable else None
 
 
 def _depths(target: Target, config: CheckConfig) -> list[int]:
@@ -151,30 +219,9 @@ def _depths(target: Target, config: CheckConfig) -> list[int]:
     return sorted(config.depths)
 
 
-def _bursts(
-    target: Target, config: CheckConfig, tell: Tell, depth: int, inspect: Inspect | None, budget: Budget
-) -> list[Burst]:
-    runs = []
-    # A depth that cannot be changed is not asked for: the module is what it is.
-    asked = depth if "depth" in target.resizable else None
-    for options in _seeds(config):
-        seed = options["seed"]
-        tell(f"{depth} blocks" + (f", seed {seed}" if config.seeds > 1 else ""))
-        runs.append(burst(target, depth=asked, inspect=inspect if seed == 0 else None, **options))
-    budget.paid(depth, sum(run.seconds for run in runs))
-    return runs
-
-
 def _seeds(config: CheckConfig) -> list[dict[str, Any]]:
     """What bursts are run with, one for each seed."""
     return [{"seed": seed, "steps": config.steps, "lr": config.lr} for seed in range(config.seeds)]
-
-
-def _inspect_again(target: Target, rungs: _Rungs, own_depth: int, inspect: Inspect) -> None:
-    """Where a rung turned out to be the last one only after it had run: a fresh model, as it was at step 0."""
-    depth = max((depth for depth in rungs.bursts if depth <= own_depth), default=min(rungs.bursts))
-    with fresh_model(target, depth=depth if "depth" in target.resizable else None) as model:
-        inspect(model, _first(rungs.bursts[depth][0].before))
 
 
 def _by_stack(bursts: dict[int, list[Burst]]) -> dict[str, Ladder]:

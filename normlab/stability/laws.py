@@ -7,33 +7,36 @@ power law l^p has κ ∝ 1/L and a constant p, an exponential e^{κl} has a cons
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
 from normlab.errors import NormLabError
-from normlab.stability.profile import Ladder, Profile, When
+from normlab.stability.profile import Ladder, Number, Profile, When
 from normlab.stability.thresholds import Thresholds
 from normlab.student import t_interval
 
-Forward = Literal["not judged", "bounded", "shrinking", "random walk", "linear", "super-linear", "exploding"]
-"""How the RMS of the last state depends on depth; the further right, the worse."""
+Forward = Literal[
+    "not judged", "bounded", "shrinking", "random walk", "linear", "common part", "super-linear", "exploding"
+]
+"""How the RMS of the last state depends on depth; the further right, the worse.
+
+Common part: faster than linear after training, but by what all tokens have in common, and not by what tells them apart.
+While a model learns how often each token occurs all its states get one such part; deep stacks are in that phase for
+longer, so two depths look like growth that is gone some steps later.
+"""
 
 Backward = Literal["not judged", "power law", "vanishing", "exploding"]
 
-FORWARD_ORDER: tuple[Forward, ...] = (
-    "not judged",
-    "bounded",
-    "shrinking",
-    "random walk",
-    "linear",
-    "super-linear",
-    "exploding",
-)
+FORWARD_ORDER: tuple[Forward, ...] = get_args(Forward)
 
-_LEAST_STEP = 1.5
+_FAST: tuple[Forward, ...] = ("super-linear", "exploding")
+_MILDER: dict[Forward, Forward] = {"super-linear": "linear", "shrinking": "bounded"}
+"""What is said where the interval of p does not exclude it. An explosion has three more witnesses than p."""
+
+LEAST_STEP = 1.5
 """Two depths that are nearer to each other than this factor say nothing about an exponent."""
 
 
@@ -76,6 +79,10 @@ class ForwardLaw:
     """κL at the larger depth."""
     bend: float | None = None
     """κ of the upper half of the larger stack over that of its lower half."""
+    p_rest: float | None = None
+    """The exponent of what is left of the state without the mean of all tokens."""
+    doubtful: bool = False
+    """Whether p speaks for a worse class, and its interval does not exclude the milder one, which is then the name."""
     broken: Profile | None = None
     """The shallowest profile with a value that is not finite."""
 
@@ -130,7 +137,7 @@ def bend(profile: Profile) -> float | None:
 def p_depth(ladder: Ladder, when: When, pair: tuple[int, int] | None = None) -> Fit | None:
     """Slope of log RMS(h_L) on log L over the last doubling, mean over seeds with their interval."""
     pair = pair or last_pair(ladder, when)
-    slopes = _slopes(ladder, when, pair) if pair else []
+    slopes = _slopes(ladder, when, pair, _last_rms) if pair else []
     if not pair or not slopes:
         return None
     mean = float(np.mean(slopes))
@@ -144,7 +151,7 @@ def p_depth(ladder: Ladder, when: When, pair: tuple[int, int] | None = None) -> 
 def last_pair(ladder: Ladder, when: When, least: int = 1) -> tuple[int, int] | None:
     """The largest depth of a snapshot and the next one that is clearly smaller, both at least `least`."""
     depths = [depth for depth in ladder.depths if depth >= least and ladder.at(depth, when)]
-    smaller = [depth for depth in depths if depth * _LEAST_STEP <= depths[-1]]
+    smaller = [depth for depth in depths if depth * LEAST_STEP <= depths[-1]]
     return (smaller[-1], depths[-1]) if smaller else None
 
 
@@ -164,14 +171,19 @@ def forward_law(ladder: Ladder, when: When, thresholds: Thresholds | None = None
     step = profiles[-1].step
     if pair is None or p is None:
         return ForwardLaw(name="exploding" if broken else "not judged", when=when, step=step, broken=broken)
-    slopes = _slopes(ladder, when, pair)
+    slopes, apart = (_slopes(ladder, when, pair, read) for read in (_last_rms, _last_spread))
     small, large = (_mean_kappa(ladder, depth, when) for depth in pair)
     ratio, limit = _kappa_ratio(small, large), _ratio_limit(limits.kappa_ratio, pair)
     extent = None if large is None else large * pair[1]
     bent = _mean_bend(ladder, pair[1], when)
-    exploding = broken or _explodes(p.exponent, ratio, limit, extent, bent, limits)
+    rest = float(np.mean(apart)) if apart else None
+    explodes = _explodes(p.exponent, ratio, limit, extent, bent, limits)
+    name: Forward = "exploding" if explodes else _by_exponent(p.exponent, limits)
+    if when == "after" and name in _FAST and rest is not None and rest <= limits.p_linear:
+        name = "common part"
+    doubtful = name in _MILDER and not _is_sure(p, limits)
     return ForwardLaw(
-        name="exploding" if exploding else _by_exponent(p.exponent, limits),
+        name="exploding" if broken else _MILDER[name] if doubtful else name,
         when=when,
         step=step,
         depths=pair,
@@ -181,6 +193,8 @@ def forward_law(ladder: Ladder, when: When, thresholds: Thresholds | None = None
         kappa_ratio_limit=limit,
         kappa_depth=extent,
         bend=bent,
+        p_rest=rest,
+        doubtful=doubtful,
         broken=broken,
     )
 
@@ -255,9 +269,20 @@ def _slope_between(profile: Profile, start: float, end: float) -> float | None:
     return _line(x, np.log(sizes))[0]
 
 
-def _slopes(ladder: Ladder, when: When, pair: tuple[int, int]) -> list[float]:
+def _last_rms(profile: Profile) -> Number:
+    """RMS of the last state."""
+    return profile.rms[-1]
+
+
+def _last_spread(profile: Profile) -> Number:
+    """RMS of what is left of the last state without the mean of all tokens."""
+    variance = profile.var_data[-1]
+    return None if variance is None else math.sqrt(variance)
+
+
+def _slopes(ladder: Ladder, when: When, pair: tuple[int, int], read: Callable[[Profile], Number]) -> list[float]:
     """p of every seed that has a size at both depths."""
-    small, large = ({p.seed: p.rms[-1] for p in ladder.at(depth, when) if p.rms[-1]} for depth in pair)
+    small, large = ({p.seed: size for p in ladder.at(depth, when) if (size := read(p))} for depth in pair)
     step = math.log(pair[1] / pair[0])
     return [(math.log(large[seed]) - math.log(small[seed])) / step for seed in small if seed in large]
 
@@ -307,6 +332,13 @@ def _by_exponent(p: float, limits: Thresholds) -> Forward:
     if p < limits.p_walk:
         return "random walk"
     return "linear" if p <= limits.p_linear else "super-linear"
+
+
+def _is_sure(p: Fit, limits: Thresholds) -> bool:
+    """Whether the interval of an exponent that speaks for a worse class excludes the milder one."""
+    low = p.exponent - limits.p_one_seed if p.low is None else p.low
+    high = p.exponent + limits.p_one_seed if p.high is None else p.high
+    return low > limits.p_linear or high <= -limits.p_bounded
 
 
 def _badness(law: ForwardLaw) -> tuple[int, bool, float]:

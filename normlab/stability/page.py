@@ -163,7 +163,8 @@ def _theory(checks: Sequence[Check], data: dict[str, Any]) -> list[Section]:
     return [
         section(
             "theory", "Theory", "check_theory.html", table=theory_sheets.theory_table(checks),
-            scale=theory_sheets.scale_table(checks), slopes=slopes, notes=notes,
+            scale=theory_sheets.scale_table(checks), jacobians=theory_sheets.jacobian_table(checks), slopes=slopes,
+            notes=notes,
         )
     ]  # fmt: skip
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from normlab.stability import laws
+from normlab.stability.growth import growth_level
 from normlab.stability.profile import Ladder, Number, When
 from normlab.stability.rungs import Step as Rung
 from normlab.stability.theory import Theory
@@ -63,7 +64,7 @@ def _forward(ladder: Ladder, theory: Theory | None, limits: Thresholds) -> Step:
         number=law.p.exponent if law.p else None,
         symbol="p",
         answer=f"{_growth(law)}{_predicted(theory and theory.growth)}",
-        level=_growth_level(law.name),
+        level=growth_level(law.name),
     )
 
 
@@ -75,7 +76,7 @@ def _backward(ladder: Ladder, theory: Theory | None, target: int | None, limits:
         done=f"{_rungs(ladder, law.when)}; G = ‖g₁‖/‖g_L‖ fitted as a power of the depth",
         number=None if law.value is None else plain(law.value),
         symbol="G",
-        answer=f"{_gain(law)}{_predicted(theory and theory.backward)}",
+        answer=f"{_gain(law)}{_predicted(theory and theory.backward)}{_worst_case(theory)}",
         level="fail" if law.name in ("vanishing", "exploding") else "ok",
     )
 
@@ -110,7 +111,7 @@ def _training(ladder: Ladder, verdicts: Sequence[Verdict], target: int | None, l
         number=None if factor is None else plain(factor),
         symbol="change of G",
         answer=f"{_growth(forward)}; {_gain(back)}{moved}" + (f"; {' and '.join(trouble)}" if trouble else ""),
-        level=_worse(_growth_level(forward.name), "fail" if back.name in ("vanishing", "exploding") else "ok", judged),
+        level=_worse(growth_level(forward.name), "fail" if back.name in ("vanishing", "exploding") else "ok", judged),
     )
 
 
@@ -181,8 +182,9 @@ def _predicted(words: str | None) -> str:
     return f" (theory: {words})" if words else ""
 
 
-def _growth_level(name: str) -> Level:
-    return "fail" if name == "exploding" else "warn" if name in ("super-linear", "shrinking") else "ok"
+def _worst_case(theory: Theory | None) -> str:
+    """How far the gradient stays from the most that the branches could make of it."""
+    return f"; {theory.jacobians}" if theory and theory.jacobians else ""
 
 
 def _worse(*found: Level | Sequence[Verdict]) -> Level:

@@ -114,12 +114,6 @@ class State:
         return self.raw.shape[-1]
 
 
-def local(x: Tensor) -> Tensor:
-    """The part of a sharded tensor that this process holds: a look never waits for other processes."""
-    to_local = getattr(x, "to_local", None)
-    return x if to_local is None else to_local()
-
-
 def sample(h: Tensor, most: int = TOKENS) -> Tensor:
     """(sequences, tokens, D), at most `most` tokens, evenly spaced over the positions of evenly spaced sequences."""
     if h.ndim < 2:

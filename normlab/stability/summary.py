@@ -58,6 +58,21 @@ _MEANINGS = {
 }
 """What a finding means, for somebody who has never met it."""
 
+_CAUSES = (
+    (
+        ("attention logits", "large logits"),
+        ("backward", "exploding"),
+        "The gradient grows because attention scores do: it passes a softmax in proportion to what the scores are "
+        "made of. A query-key norm bounds both.",
+    ),
+    (
+        ("collapse", "collapse"),
+        ("backward", "vanishing"),
+        "The gradient is lost because tokens have become one: attention over equal tokens passes no difference on.",
+    ),
+)
+"""Cause, effect, and what to say where both were found."""
+
 _OVER_DEPTHS = ("forward", "backward")
 """Verdicts on the whole ladder, so on its deepest stack; all others are on the stack that is judged."""
 
@@ -66,6 +81,7 @@ _GROWTH = {
     "shrinking": "The state becomes smaller with depth",
     "random walk": "The state grows like a random walk, about as the square root of depth",
     "linear": "The state grows about in proportion to depth",
+    "common part": "The state grows faster than depth for now, by a part that all tokens have in common",
     "super-linear": "The state grows faster than depth",
 }
 
@@ -105,7 +121,13 @@ def meanings(check: Check) -> list[str]:
     """What was found, in plain sentences; of a healthy stack how state and gradient behave."""
     worst = [verdict for verdict in check.trouble if verdict.level == check.level]
     found = [_MEANINGS[key] for v in worst if (key := (v.name, v.finding)) in _MEANINGS]
-    return found if check.level == "fail" else [*found, *_healthy(check)]
+    return [*found, *causes(check)] if check.level == "fail" else [*found, *_healthy(check)]
+
+
+def causes(check: Check) -> list[str]:
+    """Which finding explains which other."""
+    found = {(verdict.name, verdict.finding) for verdict in check.trouble}
+    return [words for cause, effect, words in _CAUSES if {cause, effect} <= found]
 
 
 def _healthy(check: Check) -> list[str]:

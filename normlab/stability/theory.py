@@ -1,38 +1,25 @@
-"""What theory says of a model beside what was measured: predicted laws, certificates, slopes, the scale test.
+"""Records of what theory says of a model beside what was measured, in plain numbers, and the verdicts on it.
 
-The records are plain numbers. Where the scheme is known all of it is filled in; of a foreign model the slopes that can
-be read from its weights, and the scale test.
+Where the scheme is known all of it is filled in; of a foreign model the slopes that can be read from its weights, the
+scale test and the Jacobians of its branches. `theorise` fills them in.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from normlab.errors import NormLabError
 from normlab.records import from_plain, to_plain
 from normlab.stability.blame import blame
-from normlab.stability.laws import power_law
-from normlab.stability.profile import Number, Profile
+from normlab.stability.profile import Number
 from normlab.stability.verdict import Verdict, unmeasured
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import nn
-
-    from normlab.stability.targets.base import Target
-    from normlab.stack import Stack
 
 Numbers = tuple[Number, ...]
 
 Kind = Literal["resets", "keeps", "adds", "multiplies", "unbounded"]
 """What a block does to the bound of the state: forgets it, leaves it, adds to it, multiplies it, or has none."""
 
-_NOTHING = 1e-30
 _TRIFLE = 0.05
 """An exponent that is no growth to speak of: 20 % over 48 blocks."""
 
@@ -75,6 +62,17 @@ class Slope:
 
 
 @dataclass(frozen=True, kw_only=True)
+class JacobianRow:
+    """How much one branch could multiply a gradient at worst."""
+
+    block: int
+    branch: str
+    """Path of the branch's last matrix; "block" for all that a block adds, where its skip is not the identity."""
+    norm: Number
+    """‖J‖, the largest singular value of the derivative of what is added by the state it is added to."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TheoryLook:
     """Theory at one snapshot: certificates read weights and gains as they are."""
 
@@ -86,6 +84,12 @@ class TheoryLook:
     used_by_largest: Numbers = ()
     """RMS of the largest token over the bound: above one the certificate is violated."""
     slopes: tuple[Slope, ...] = ()
+    jacobians: tuple[JacobianRow, ...] = ()
+    """Of some blocks, at the states of a real pass."""
+    log_gain: Number = None
+    """Σ log χ of the gradient, measured over the blocks of `jacobians`; None where it cannot be compared."""
+    log_gain_bound: Number = None
+    """Σ log(1 + ‖J‖) of the same blocks: what Σ log χ is at most."""
     drift: Number = None
     """Largest relative change of a token's length, where the scheme keeps it; None elsewhere."""
     clamped: Numbers = ()
@@ -142,6 +146,9 @@ class Theory:
     after: TheoryLook | None = None
     slopes: str = ""
     """What the slopes do over depth and over the burst, in words."""
+
+    jacobians: str = ""
+    """How far the gradient stays from the most that the branches could make of it, in words."""
 
     scale_test: tuple[ScaleRow, ...] = ()
     scale: str = ""
@@ -201,157 +208,6 @@ class Theory:
             threshold=self.slack,
             words=words,
         )
-
-
-def theory(target: Target, model: nn.Module, profile: Profile, *, before: Theory | None = None) -> Theory:
-    """Theory beside a profile, with the model's weights as they are now; `before`: what it was before the burst.
-
-    One batch of the target goes through the model, which is left as it was. The scale test is made once.
-    """
-    from normlab.stability.certificates import find_stack
-    from normlab.stability.replay import at_rest
-
-    batch = next(iter(target.batches(profile.seed)))
-    stack, run = find_stack(model), lambda: target.loss(model, batch)
-    with at_rest(model):
-        found = _scheme_theory(model, stack, run, profile) if stack else _foreign_theory(model, target.blocks, profile)
-        if before is None:
-            found = _with_scale_test(found, model, target.blocks, run)
-    if before is not None:
-        kept = {name: getattr(before, name) for name in ("before", "scale_test", "scale", "predicted", "notes")}
-        found = dataclasses.replace(found, **kept, after=found.before, slack=max(before.slack, found.slack))
-    return dataclasses.replace(found, slopes=_slope_words(found))
-
-
-def _scheme_theory(model: nn.Module, stack: Stack, run: Callable[[], Any], profile: Profile) -> Theory:
-    from normlab.stability.certificates import certify, entry_bound, observe
-
-    seen = observe(stack, run)
-    proven = certify(stack, entry_bound(model, seen.entry))
-    look = TheoryLook(
-        step=profile.step,
-        certificate=_plain(proven.curve),
-        used=_shares(seen.pooled, proven.curve),
-        used_by_largest=_shares(seen.largest, proven.curve),
-        slopes=_slopes(proven.slopes),
-        drift=None if seen.drift is None else _plain([seen.drift])[0],
-        clamped=_plain(seen.clamped),
-    )
-    return Theory(
-        scheme=str(stack.scheme),
-        depth=len(stack.layers),
-        certificate=proven.words,
-        segments=proven.segments,
-        slack=seen.slack,
-        before=look,
-        **_law(stack, profile.rms[0], proven.segments),
-    )
-
-
-def _law(stack: Stack, entry: Number, segments: Sequence[Segment]) -> dict[str, Any]:
-    """What the scheme's law says, for an entry of this RMS."""
-    bound = stack.bound
-    try:
-        law = bound.law()
-    except NormLabError as error:
-        return {"notes": (str(error),)}
-    sizes = [law.rms(round(bound.branches * place / bound.scheme.cut)) for place in range(bound.depth + 1)]
-    growth = law.forward if law.forward == "bounded" else f"up to {law.forward} in training"
-    start = f"at initialisation RMS × {sizes[-1]:.3g} over {bound.depth} blocks"
-    start += ", if branches return the RMS they are given"
-    return {
-        "growth": law.forward,
-        "forward": f"{growth}; {start}" + (f"; {law.note}" if law.note else ""),
-        "backward": law.backward,
-        "predicted": () if entry is None else _plain(_predicted(stack, sizes, entry, segments)),
-    }
-
-
-def _predicted(stack: Stack, sizes: Sequence[float], entry: float, segments: Sequence[Segment]) -> Iterator[float]:
-    """The law's sizes, which are for an entry of RMS 1, for one of another: what adds to a state adds to its square,
-    and what resets it forgets the entry.
-    """
-    from normlab.stability.certificates import keeps_norm
-
-    yield entry
-    for segment in segments:
-        if segment.kind == "resets" and not keeps_norm(stack):
-            entry = stack.scheme.new_norm(stack.dim).core_bound(math.inf)
-        for size in sizes[segment.first + 1 : segment.last + 2]:
-            adds = segment.kind == "adds"
-            yield math.hypot(entry, math.sqrt(max(size**2 - 1.0, 0.0))) if adds else entry * size
-
-
-def _foreign_theory(model: nn.Module, pattern: str | None, profile: Profile) -> Theory:
-    from normlab.stability.blocks import find_stacks
-    from normlab.stability.constants import slopes_by_role
-
-    blocks = find_stacks(model, pattern)[0].blocks
-    try:
-        found = [slopes_by_role(block) for block in blocks]
-    except NormLabError as error:
-        look, notes = TheoryLook(step=profile.step), (f"no slopes from the weights: {error}",)
-        return Theory(depth=len(blocks), before=look, notes=notes)
-    names = [name for name in found[0] if all(name in slopes for slopes in found)]
-    slopes = _slopes({name: [slopes[name] for slopes in found] for name in names})
-    return Theory(depth=len(blocks), before=TheoryLook(step=profile.step, slopes=slopes))
-
-
-def _with_scale_test(found: Theory, model: nn.Module, pattern: str | None, run: Callable[[], Any]) -> Theory:
-    from normlab.stability.blocks import find_stacks
-    from normlab.stability.scale_test import scale_test, summary
-
-    stacks = find_stacks(model, pattern)
-    rows: list[ScaleRow] = []
-    for stack in stacks:
-        prefix = f"{stack.name}: " if len(stacks) > 1 else ""
-        rows += [dataclasses.replace(row, branch=prefix + row.branch) for row in scale_test(model, stack, run)]
-    return dataclasses.replace(found, scale_test=tuple(rows), scale=summary(rows))
-
-
-def _slopes(found: Mapping[str, Sequence[float]]) -> tuple[Slope, ...]:
-    return tuple(Slope(branch=name, values=_plain(values), trend=_trend(values)) for name, values in found.items())
-
-
-def _trend(values: Sequence[float]) -> Trend | None:
-    if len(values) < 3 or not all(math.isfinite(value) and value > 0.0 for value in values):
-        return None
-    fit = power_law(range(1, len(values) + 1), values)
-    return Trend(exponent=fit.exponent, low=fit.low, high=fit.high)
-
-
-def _slope_words(found: Theory) -> str:
-    """One clause a branch: how its slope depends on depth, and what the burst did to it."""
-    latest = found.after or found.before
-    first = {slope.branch: slope for slope in found.before.slopes} if found.before else {}
-    return "; ".join(_one_slope(slope, first.get(slope.branch)) for slope in latest.slopes) if latest else ""
-
-
-def _one_slope(slope: Slope, first: Slope | None) -> str:
-    middle = _mean(slope.values)
-    words = f"{slope.branch}: Λ {middle:.3g} on average" if middle is not None else f"{slope.branch}: no Λ"
-    if slope.trend is not None:
-        span = "" if slope.trend.low is None else f" [{slope.trend.low:z.2f}, {slope.trend.high:z.2f}]"
-        rises = "grows" if slope.trend.grows else "does not grow"
-        words += f", {rises} with depth (exponent {slope.trend.exponent:z.2f}{span})"
-    start = _mean(first.values) if first and first is not slope else None
-    return f"{words}, {middle / start:.2f} times its start after the burst" if start and middle else words
-
-
-def _mean(values: Numbers) -> Number:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
-
-
-def _plain(values: Iterable[float]) -> Numbers:
-    return tuple(value if math.isfinite(value) else None for value in values)
-
-
-def _shares(sizes: Sequence[float], bounds: Sequence[float]) -> Numbers:
-    """size / bound; None where there is no bound."""
-    # A bound of zero is one, too: any state above it uses far more than all of it.
-    pairs = zip(sizes, bounds, strict=True)
-    return _plain(size / max(bound, _NOTHING) if math.isfinite(bound) else math.nan for size, bound in pairs)
 
 
 def _largest(values: Numbers) -> Number:

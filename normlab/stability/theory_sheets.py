@@ -8,7 +8,7 @@ from normlab.report.numbers import NONE, fixed
 from normlab.report.tables import Cell, Table, figure
 from normlab.stability.blame import blocks
 from normlab.stability.result import Check
-from normlab.stability.sheets import columns, owned
+from normlab.stability.sheets import columns, number, owned
 from normlab.stability.theory import ScaleRow, Theory, TheoryLook
 
 _SEGMENTS = 6
@@ -29,6 +29,19 @@ def scale_table(checks: Sequence[Check]) -> Table:
     return owned(checks, "Scale test", columns("Block#", "Branch", "Slope#", "Finding"), rows, note=note)
 
 
+def jacobian_table(checks: Sequence[Check]) -> Table:
+    """How much each branch could multiply a gradient."""
+    known = [(check, check.theory) for check in checks if check.theory]
+    rows = [
+        (check, [number(float(look.step)), number(float(row.block)), Cell(row.branch, row.branch), number(row.norm)])
+        for check, theory in known
+        for look in theory.looks
+        for row in look.jacobians
+    ]
+    note = "The largest singular value of a branch's derivative at a real state, by power iteration."
+    return owned(checks, "Jacobians of the branches", columns("Step#", "Block#", "Branch", "‖J‖#"), rows, note=note)
+
+
 def _rows(check: Check, theory: Theory) -> list[tuple[str, str, str]]:
     """Laws and certificate as far as they are stated; everything else as far as it was seen."""
     stated = [
@@ -41,6 +54,7 @@ def _rows(check: Check, theory: Theory) -> list[tuple[str, str, str]]:
         ("Length of a token", "kept by every block", _looks(theory, _drift, "largest relative change")),
         ("Angles", "never beyond the clamp", _looks(theory, _clamped, "of the tokens clamped in the worst block")),
         ("Slopes Λ", "the largest RMS that a branch can return for a normalised input", theory.slopes),
+        ("Jacobians", "the gradient's gain: Σ log χ ≤ Σ log(1 + ‖J‖) over the branches", theory.jacobians),
         ("Scale test", "a branch's gradient against the size of its last matrix", theory.scale),
     ]
     return [row for row in stated if row[1]] + [row for row in seen if row[2]]

@@ -22,6 +22,9 @@ class Thresholds:
     power law (0.39), and in a random walk whose increments begin to line up (0.6), which p and κ(2L)/κ(L) mistake."""
     p_linear: float = 1.2
     """Exploding and super-linear need an exponent p above this."""
+    p_one_seed: float = 0.5
+    """Half the interval of p where one seed gives none: four deviations of what seeds differ by (0.13 for Qwen3).
+    Super-linear and shrinking need an interval that excludes the milder class."""
     p_walk: float = 0.65
     """Linear from here on, a random walk below."""
     p_bounded: float = 0.1

@@ -22,7 +22,8 @@ from normlab.stability import measures
 from normlab.stability.attention import AttentionStats, in_backward
 from normlab.stability.blocks import BlockStack
 from normlab.stability.ledger import Ledger
-from normlab.stability.state import State, local, sample
+from normlab.stability.sharded import local
+from normlab.stability.state import State, sample
 from normlab.stack import Stack
 
 

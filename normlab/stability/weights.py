@@ -25,7 +25,7 @@ from normlab.norms import widen
 from normlab.stability.blocks import BlockStack
 from normlab.stability.ledger import Ledger
 from normlab.stability.measures import wide
-from normlab.stability.state import local
+from normlab.stability.sharded import local
 
 # One launch for a whole list of tensors; torch's own optimisers and gradient clipping are made of these.
 _foreach_sub, _foreach_norm = torch._foreach_sub, torch._foreach_norm  # pyright: ignore[reportPrivateImportUsage]

@@ -12,7 +12,7 @@ from rich.console import Console
 from normlab.stability.card import show, text
 from normlab.stability.result import Check
 from normlab.stability.spark import sparks
-from normlab.stability.summary import caveats, fates, headline, sentence
+from normlab.stability.summary import causes, caveats, fates, headline, meanings, sentence
 from normlab.stability.verdict import Verdict
 from tests.stability import finished
 
@@ -51,6 +51,19 @@ def failing(name: str, finding: str, *layers: int) -> Verdict:
 )
 def test_the_headline_is_plain(verdicts: list[Verdict], words: str) -> None:
     assert headline(only(finished.check(), *verdicts)) == words
+
+
+def test_a_finding_that_explains_another_is_told_under_the_headline() -> None:
+    scores = failing("attention logits", "large logits", 3)
+    alone = only(finished.check(), scores)
+    both = only(finished.check(), scores, failing("backward", "exploding"))
+    assert causes(alone) == []
+    (words,) = causes(both)
+    assert "A query-key norm bounds both." in words
+    lines = text(both).splitlines()
+    place = next(number for number, line in enumerate(lines) if "Will blow up its gradient" in line)
+    assert "The gradient grows because attention scores do" in lines[place + 1]
+    assert words in meanings(both)
 
 
 def test_warnings_and_unjudged_growth_are_said() -> None:

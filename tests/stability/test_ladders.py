@@ -1,4 +1,4 @@
-"""Ladders run from the smallest rung up, stay within their time, and say what they left out."""
+"""Ladders stay within their time, keep their span and the design's own depth, and say what they left out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from normlab.errors import NormLabError
 from normlab.stability import ladders
 from normlab.stability.burst import Burst
 from normlab.stability.config import CheckConfig
-from normlab.stability.ladders import Budget, default_depths, depth_ladder, step_ladder, width_ladder
+from normlab.stability.ladders import Budget, by_importance, default_depths, depth_ladder, step_ladder, width_ladder
+from normlab.stability.laws import classify
 from normlab.stability.targets import resolve
 from tests.stability.synthetic import profile
 
@@ -101,9 +102,10 @@ def test_a_depth_that_cannot_change_is_the_only_one():
         run(Design(7, resizable=NEITHER), depths=(7, 14))
 
 
-def test_every_depth_and_seed_is_run_from_small_to_large(bursts):
+def test_every_depth_and_seed_is_run_the_cheapest_and_the_own_first(bursts):
     found = run(Design(), seeds=2, max_seconds=1000)
-    assert bursts == [(depth, None, seed) for depth in (6, 12, 24, 48) for seed in (0, 1)]
+    assert bursts == [(depth, None, seed) for depth in (6, 48, 24, 12) for seed in (0, 1)]
+    assert list(found.bursts) == [6, 12, 24, 48]
     (ladder,) = found.ladders.values()
     assert ladder.depths == (6, 12, 24, 48)
     assert {(p.seed, p.when) for p in ladder.profiles} == {(s, w) for s in (0, 1) for w in ("before", "after")}
@@ -111,9 +113,19 @@ def test_every_depth_and_seed_is_run_from_small_to_large(bursts):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "depths"), [(90.0, (6, 12, 24, 48)), (89.9, (6, 12, 24)), (41.9, (6, 12)), (17.9, (6,)), (1.0, (6,))]
+    ("seconds", "depths"),
+    [
+        (90.0, (6, 12, 24, 48)),
+        # Growth takes a second depth of twelve blocks or more: 48 is run if it leaves time for one.
+        (89.9, (6, 12, 48)),
+        (66.0, (6, 12, 48)),
+        (65.9, (6, 12, 24)),
+        (41.9, (6, 12)),
+        (17.9, (6,)),
+        (1.0, (6,)),
+    ],
 )
-def test_what_does_not_fit_is_left_out_from_the_top(bursts, seconds, depths):
+def test_what_does_not_fit_is_left_out_and_the_span_kept(bursts, seconds, depths):
     found = run(Design(), max_seconds=seconds)
     assert tuple(found.bursts) == depths
     left_out = [depth for depth in (6, 12, 24, 48) if depth not in depths]
@@ -126,7 +138,10 @@ def test_theory_sees_the_deepest_model_up_to_the_designs_own_depth(bursts):
     seen = []
     run(Design(12), seen, max_seconds=1000)
     assert seen == [(12, 0), (12, 30)]
-    assert bursts[-1] == (24, None, 0)
+    assert [depth for depth, _, _ in bursts] == [6, 12, 24]
+    seen.clear()
+    run(Design(), seen, max_seconds=1000)
+    assert seen == [(48, 0), (48, 30)]
 
 
 def test_theory_sees_the_deepest_model_that_fits(bursts):
@@ -196,3 +211,86 @@ def test_a_ladder_of_real_bursts():
     assert ladder.depths == (2, 3)
     assert found.curves.keys() == {"2", "3"}
     assert all(len(curve) == 3 for curve in found.curves.values())
+
+
+@pytest.mark.parametrize(
+    ("rungs", "own", "order"),
+    [
+        ((6, 12, 24, 48), 48, [6, 48, 24, 12]),
+        ((6, 12, 24), 12, [6, 12, 24]),
+        ((12, 24, 96), 48, [12, 24, 96]),
+        ((24, 48), 12, [24, 48]),
+        ((7,), 7, [7]),
+    ],
+)
+def test_the_cheapest_tells_the_price_and_the_own_depth_comes_next(rungs, own, order):
+    assert by_importance(rungs, own) == order
+
+
+def test_a_rung_that_seemed_too_dear_is_run_once_the_price_is_known_better(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(ladders.time, "perf_counter", clock)
+    budget, run_in_order = Budget(100.0), []
+    for rung in budget.affordable([1, 40, 10], float):
+        run_in_order.append(rung)
+        # The first one pays for what is done but once.
+        seconds = 5.0 if rung == 1 else rung
+        clock.now += seconds
+        budget.paid(rung, seconds)
+    assert run_in_order == [1, 10, 40]
+
+
+def growing(exponents):
+    """Bursts of a second a block whose state ends at depth^p, with p by seed."""
+
+    def burst(target, *, depth, width=None, seed=0, steps=30, lr="auto", inspect=None):
+        first = profile(depth, seed=seed)
+        last = profile(depth, lambda k: (1.0 + k) ** exponents[seed], seed=seed, step=steps)
+        looks = [{"stack": first}, {"stack": last}]
+        return Burst(before=looks[0], after=looks[1], losses=[1.0], lr=1e-3, seconds=float(depth), parameters=1)
+
+    return burst
+
+
+@pytest.mark.parametrize(
+    ("exponents", "seeds", "finding"),
+    [
+        # One seed for more growth than linear, two against it.
+        ((1.5, 0.9, 1.0), 3, "linear"),
+        ((1.5, 1.5, 1.52), 3, "super-linear"),
+        ((0.9, 1.5, 1.5), 1, "linear"),
+    ],
+)
+def test_a_close_call_gets_the_seeds_for_an_interval(monkeypatch, exponents, seeds, finding):
+    monkeypatch.setattr(ladders, "burst", growing(exponents))
+    found = depth_ladder(Design(), CheckConfig(max_seconds=1e6), say_nothing, own_depth=48)
+    (ladder,) = found.ladders.values()
+    assert [len(found.bursts[depth]) for depth in (6, 12, 24, 48)] == [1, 1, seeds, seeds]
+    assert classify(ladder).name == finding
+    assert bool(found.notes) == (seeds > 1)
+
+
+def test_a_close_call_without_time_is_left_open(bursts, monkeypatch):
+    monkeypatch.setattr(ladders, "burst", growing((1.5, 1.5, 1.5)))
+    # A second a block: two more seeds at 24 and 48 blocks take 144.
+    found = depth_ladder(Design(), CheckConfig(max_seconds=143.0), say_nothing, own_depth=48)
+    (ladder,) = found.ladders.values()
+    assert {len(runs) for runs in found.bursts.values()} == {1}
+    law = classify(ladder)
+    assert (law.name, law.doubtful) == ("linear", True)
+
+
+def test_a_short_ladder_of_residual_steps_keeps_both_ends(monkeypatch):
+    clock, target = Clock(), Design()
+    monkeypatch.setattr(ladders.time, "perf_counter", clock)
+    target.with_step = lambda size: target
+
+    def burst(target, *, depth, seed=0, steps=30, lr="auto"):
+        clock.now += 1.0
+        looks = [{"stack": profile(depth, step=step)} for step in (0, steps)]
+        return Burst(before=looks[0], after=looks[1], losses=[1.0], lr=1e-3, seconds=1.0, parameters=1)
+
+    monkeypatch.setattr(ladders, "burst", burst)
+    rungs, (note,) = step_ladder(target, CheckConfig(max_seconds=2.5), say_nothing, depth=4)
+    assert [rung.step for rung in rungs] == [0.1, 1.0]
+    assert "residual step 0.3 left out" in note

@@ -57,7 +57,7 @@ def test_explosions_and_lost_gradients_fail():
 
 
 def test_super_linear_growth_warns():
-    assert answers(ladder(lambda k: (1 + k) ** 1.4))["forward moments over depth"].level == "warn"
+    assert answers(ladder(lambda k: (1 + k) ** 1.4, seeds=3))["forward moments over depth"].level == "warn"
 
 
 def test_a_gradient_that_moves_in_training_fails():

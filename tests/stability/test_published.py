@@ -29,7 +29,7 @@ SHRINK = {
 QUICK = ("GPT2", "ViT")
 ALL = [name if name in QUICK else pytest.param(name, marks=pytest.mark.full) for name in SHRINK]
 
-NEEDS_WARM_UP = {"Bert": {"unsteady", "backward"}}
+NEEDS_WARM_UP = {"Bert": {"unsteady"}}
 """A norm after every addition, trained from the first step on at the full rate: known to upset the gradient."""
 
 
@@ -43,10 +43,11 @@ def report(name: str, lr: float | str = "auto") -> Check:
 def test_a_published_design_is_sound_at_its_own_depth(name):
     check = report(name)
     assert check.depth == check.target.depth == getattr(transformers, f"{name}Config")().num_hidden_layers
-    failed = {verdict.name for verdict in check.verdicts if verdict.level == "fail"}
-    assert failed <= NEEDS_WARM_UP.get(name, set()), [verdict.words for verdict in check.verdicts]
-    assert check.verdict("collapse").level == "ok"
-    assert check.verdict("forward").finding in ("bounded", "random walk", "linear", "super-linear")
+    assert check.level != "fail", [verdict.words for verdict in check.verdicts]
+    warned = {verdict.name for verdict in check.trouble} & {"forward", "backward", "unsteady", "collapse"}
+    assert warned == NEEDS_WARM_UP.get(name, set())
+    assert all("it takes a warm-up" in check.verdict(verdict).words for verdict in warned)
+    assert check.verdict("forward").finding in ("bounded", "random walk", "linear", "common part")
 
 
 @pytest.mark.parametrize("name", ALL)

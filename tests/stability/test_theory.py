@@ -16,7 +16,8 @@ import normlab
 from normlab.errors import NormLabError
 from normlab.stability.probe import measure
 from normlab.stability.profile import Profile
-from normlab.stability.theory import Slope, Theory, TheoryLook, theory
+from normlab.stability.theorise import theory
+from normlab.stability.theory import Slope, Theory, TheoryLook
 from tests.stability.tiny import batch_for, hugging_face
 
 TOKENS = torch.randint(16, (2, 6), generator=torch.Generator().manual_seed(0))
@@ -137,6 +138,14 @@ def test_a_law_that_is_exact_at_initialisation_lies_on_the_measured_curve():
         profile = measure(model, TOKENS, target.loss)
         # The first norm meets embeddings that are no larger than its epsilon can be seen at: 10⁻⁶ over 0.04.
         assert theory(target, model, profile).predicted == pytest.approx(profile.rms, rel=1e-4)
+
+
+def test_attention_that_reads_the_state_itself_is_told():
+    told = "; attention reads the state itself: scores grow with the square of it"
+    assert told in look_at(ours("output")).backward
+    # A query-key norm stands between the two.
+    assert told not in look_at(ours("olmo2")).backward
+    assert told not in look_at(ours("pre")).backward
 
 
 def test_norm_drift_and_clamped_angles():

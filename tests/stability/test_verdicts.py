@@ -75,11 +75,24 @@ def test_verdicts_are_json():
     ],
 )
 def test_forward_levels(rms, finding, grade):
-    found = judge(ladder(rms))[0]
+    found = judge(ladder(rms, seeds=3))[0]
     assert (found.finding, found.level) == (finding, grade)
     assert "1.2 is the limit" in found.words
     assert "κL" in found.words
     assert f"L^{found.value:.2f}" in found.words
+
+
+def test_growth_that_is_no_finding_says_why():
+    one = judge(ladder(lambda k: (0.01 + k) ** 1.4))[0]
+    assert (one.finding, one.level, one.layers) == ("linear", "ok", ())
+    assert ", from one seed, which may be chance: --seeds 3 tells" in one.words
+    several = judge(ladder(lambda k: (0.01 + k) ** 1.4, seeds=3, noise=0.2))[0]
+    assert several.level == "ok"
+    assert ", more is not proven by the interval" in several.words
+    apart = [profile(depth, lambda k: (1.0 + k) ** 2, step=30, var_data=[1.0] * (depth + 1)) for depth in (24, 48)]
+    common = judge(Ladder(tuple(apart)))[0]
+    assert (common.finding, common.level) == ("common part", "ok")
+    assert "by a part that all tokens have in common, L^0.00 without it" in common.words
 
 
 def test_steady_growth_blames_all_blocks_and_a_jump_its_block():

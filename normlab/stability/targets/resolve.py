@@ -99,6 +99,8 @@ def _identify(target: Any) -> tuple[str, Any]:
 
 def _identify_text(target: str | Path) -> tuple[str, Any]:
     path, text = Path(target).expanduser(), str(target)
+    if not text.strip():
+        raise NormLabError(f"no target was named; expected {_EXPECTED}")
     if path.exists() and not _is_scheme(text):
         if _is_run(path):
             return "run", path if path.is_dir() else path.parent
@@ -110,7 +112,9 @@ def _identify_text(target: str | Path) -> tuple[str, Any]:
     if ":" in text:
         return "factory", import_factory(text)
     if "(" in text or difflib.get_close_matches(text.lower(), registry.names(), n=1, cutoff=0.6):
-        # Nearer to a scheme than to the name of a model: no use asking the hub.
+        # Nearer to a scheme than to the name of a model: no use asking the hub. A known one says what is wrong with it.
+        if text.partition("(")[0].strip().lower() in registry.names():
+            registry.parse(text)
         raise unknown("target", text.partition("(")[0], registry.names())
     return "hugging face", text
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch.distributed.fsdp import fully_shard
+from torch.multiprocessing.spawn import spawn
 from your_own_model import YourModel
 from your_text import batches, report
 
 
-def train(scheme: str, steps: int = 40, **to_stack: Any) -> tuple[YourModel, list[float]]:
+def train(scheme: str, steps: int = 20, **to_stack: Any) -> tuple[YourModel, list[float]]:
     rank, world = dist.get_rank(), dist.get_world_size()
     with torch.device("meta"):
         model = YourModel(scheme, **to_stack)
@@ -25,7 +25,7 @@ def train(scheme: str, steps: int = 40, **to_stack: Any) -> tuple[YourModel, lis
     model.to_empty(device="cpu")
     model.init_()
     # Only now: sharding has put other parameters in the place of those that the model was built with.
-    optimiser = torch.optim.AdamW(model.param_groups(lr=3e-3, weight_decay=0.1))
+    optimiser = torch.optim.AdamW(model.param_groups(lr=6e-3, weight_decay=0.1))
     losses = []
     for tokens in batches(steps):
         loss = model(tokens.chunk(world)[rank])
@@ -41,8 +41,8 @@ def train(scheme: str, steps: int = 40, **to_stack: Any) -> tuple[YourModel, lis
 
 def work(rank: int, world: int, folder: str, scheme: str) -> None:
     torch.set_num_threads(1)
-    # On GPUs: torchrun starts the processes, and "nccl" takes the place of all three arguments.
-    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", world), rank=rank, world_size=world)
+    # On GPUs torchrun starts the processes and says who they are: init_process_group("nccl") is enough.
+    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=world)
     losses = train(scheme)[1]
     if rank == 0:
         report(scheme, losses)
@@ -52,4 +52,4 @@ def work(rank: int, world: int, folder: str, scheme: str) -> None:
 
 if __name__ == "__main__":
     with TemporaryDirectory() as folder:
-        mp.spawn(work, args=(2, folder, sys.argv[1] if sys.argv[1:] else "geonorm"), nprocs=2)
+        spawn(work, args=(2, folder, sys.argv[1] if sys.argv[1:] else "geonorm"), nprocs=2)

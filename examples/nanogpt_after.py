@@ -34,7 +34,7 @@ class GPT(nn.Module):
         return F.cross_entropy(self.lm_head(x).flatten(0, 1), targets.flatten())
 
 
-def train(model: GPT, steps: int = 40) -> list[float]:
+def train(model: GPT, steps: int = 60) -> list[float]:
     groups = model.h.bound.param_groups(model.find_roles(), lr=3e-3, weight_decay=0.1)
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
     losses = []

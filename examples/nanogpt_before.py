@@ -38,7 +38,7 @@ class GPT(nn.Module):
         return F.cross_entropy(self.lm_head(self.ln_f(x)).flatten(0, 1), targets.flatten())
 
 
-def train(model: GPT, steps: int = 40) -> list[float]:
+def train(model: GPT, steps: int = 60) -> list[float]:
     decay = [p for p in model.parameters() if p.dim() >= 2]
     nodecay = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": decay, "weight_decay": 0.1}, {"params": nodecay, "weight_decay": 0.0}]

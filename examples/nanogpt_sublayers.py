@@ -11,7 +11,7 @@ from torch import nn
 class GPTConfig:
     block_size: int = 64
     vocab_size: int = 256
-    n_layer: int = 4
+    n_layer: int = 2
     n_head: int = 4
     n_embd: int = 64
 

@@ -8,9 +8,9 @@ from your_own_model import YourModel
 from your_text import batches, report
 
 
-def train(scheme: str, steps: int = 40, **to_stack: Any) -> tuple[YourModel, list[float]]:
+def train(scheme: str, steps: int = 20, **to_stack: Any) -> tuple[YourModel, list[float]]:
     model = YourModel(scheme, **to_stack).init_()
-    optimiser = torch.optim.AdamW(model.param_groups(lr=3e-3, weight_decay=0.1))
+    optimiser = torch.optim.AdamW(model.param_groups(lr=6e-3, weight_decay=0.1))
     losses = []
     for tokens in batches(steps):
         loss = model(tokens)

@@ -52,5 +52,5 @@ class YourModel(nn.Module):
 
 
 if __name__ == "__main__":
-    for group in YourModel("geonorm").init_().param_groups(lr=3e-3, weight_decay=0.1):
+    for group in YourModel("geonorm").init_().param_groups(lr=6e-3, weight_decay=0.1):
         print(f"{group['name']}: {sum(p.numel() for p in group['params'])} parameters, decay {group['weight_decay']}")

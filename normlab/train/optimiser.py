@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from normlab.errors import NormLabError, unknown
-from normlab.models.decoder import Decoder
+from normlab.models.transformer import Transformer
 from normlab.roles import Role
 from normlab.train.distributed import shared_like, whole
 from normlab.train.transfer import HIDDEN, Rule, Transfer
@@ -38,7 +38,7 @@ _AT_A_TIME = 2**26
 
 
 def build(
-    model: Decoder,
+    model: Transformer,
     *,
     kind: Kind = "adamw",
     lr: float,
@@ -154,7 +154,7 @@ def _parts(roles: Sequence[Role]) -> Parts:
 
 
 def _groups(
-    model: Decoder, kind: Kind, parts: Parts, lr: float, weight_decay: float, transfer: Transfer | None
+    model: Transformer, kind: Kind, parts: Parts, lr: float, weight_decay: float, transfer: Transfer | None
 ) -> Iterator[dict[str, Any]]:
     """The scheme's groups, cut where parameters differ in rule or in the factor for their width."""
     rules: tuple[Rule, ...] = get_args(Rule)

@@ -56,7 +56,7 @@ def test_a_row_holds_what_the_same_run_gives_alone(whole: Path, text: Path, tmp_
     row = next(row for row in Store(whole).rows() if (row["scheme"], row["role"], row["seed"]) == ("post", "judge", 1))
     alone = train(configuration(text).run("post", row["lr"], 1), tmp_path / "run", shown=False)
     assert row["value"] == alone.loss
-    assert row["bits_per_byte"] == alone.bits_per_byte
+    assert row["bits_per_byte"] == alone.scores["bits_per_byte"]
     assert row["tokens"] == alone.tokens
 
 

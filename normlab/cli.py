@@ -342,8 +342,9 @@ def _run(words: list[str]) -> None:
     elif words[:1] == ["simulate"]:
         named = next((EXPERIMENTS[word] for word in words if word in EXPERIMENTS), None)
         verbs = {**_VERBS, "simulate": partial(simulate, config=named.defaults)} if named else _VERBS
+    typed = {name: _for_task(verb, task) if name in _SETTINGS else verb for name, verb in verbs.items()}
     tyro.extras.subcommand_cli_from_dict(
-        {name: _for_task(verb, task) if name in _SETTINGS else verb for name, verb in verbs.items()}, prog=prog, description=description, args=words, config=(tyro.conf.OmitArgPrefixes,)
+        typed, prog=prog, description=description, args=words, config=(tyro.conf.OmitArgPrefixes,)
     )
 
 

@@ -59,8 +59,7 @@ def _refuse_foreign(words: Sequence[str], task: Task, of_run: set[str]) -> None:
 def typed(config: type, task: Task) -> type:
     """A run's configuration, or one that holds it as `base`, as the command line shows it for a task.
 
-    The model's fields and the defaults are those of the task. Fields that it does not have are left out of the help, but
-    not of the parser: whoever types one learns from the configuration what is wrong.
+    The model's fields and the defaults are those of the task; fields that it does not have are left out of the help.
     """
     if config is not TrainConfig:
         return _variant(config, {"base": typed(TrainConfig, task)}, {})

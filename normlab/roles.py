@@ -1,7 +1,8 @@
 """Roles: what each parameter of a model is for, so that a scheme can initialise, decay and constrain it.
 
-A matrix is named by what it does in a Transformer (`q k v o gate up down embed head router`); everything with one
-dimension or none is a `bias` or a `vector` (gains, scales). A matrix nobody can name is an error, never a guess.
+A matrix is named by what it does in a Transformer (`q k v o gate up down embed patch head router`); everything with one
+dimension or none is a `bias` or a `vector` (gains, scales). A matrix nobody can name is an error, never a guess. Tables
+that are looked up are `embed`, those of positions and a class token, too; `patch` embeds what is measured, not counted.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from normlab.errors import NormLabError
 READERS = ("q", "k", "v", "gate", "up", "head", "router")
 """Matrices that read the residual stream: the model dimension is their input axis."""
 
-WRITERS = ("o", "down", "embed")
+WRITERS = ("o", "down", "embed", "patch")
 """Matrices that write to it: the model dimension is their output axis."""
 
 OUTPUTS = ("o", "down")

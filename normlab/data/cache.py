@@ -68,7 +68,12 @@ def cached_tokens(source: Source, tokenizer: Tokenizer, root: Path, *, workers: 
 
 
 def built(
-    path: Path, open_: Callable[[Path], Cache | None], build: Callable[[Path], None], *, progress: bool, kind: str = "token"
+    path: Path,
+    open_: Callable[[Path], Cache | None],
+    build: Callable[[Path], None],
+    *,
+    progress: bool,
+    kind: str = "token",
 ) -> Cache:
     """What `open_` finds at `path`, built first, by one process alone, if it is not there or not whole."""
     root = path.parent

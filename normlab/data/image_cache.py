@@ -42,7 +42,7 @@ class ImageCache:
 
 
 def cached_images(folders: Sequence[Path], size: int, channels: int, root: Path, *, progress: bool) -> ImageCache:
-    """The images below some folders, a class for each of their sub-folders; built if they are not there or not whole."""
+    """The images below some folders, a class for each folder in them; built if they are not there or not whole."""
     if channels not in _MODES:
         raise NormLabError(f"images in files have 1 channel (grey) or 3 (colour), got channels={channels}; try 3")
     files = [found for folder in folders for found in _files(folder)]
@@ -60,7 +60,9 @@ def cached_images(folders: Sequence[Path], size: int, channels: int, root: Path,
 def _files(folder: Path) -> list[tuple[str, Path]]:
     """(class, file) in the order of their names, hidden ones left out."""
     if not folder.is_dir():
-        raise NormLabError(f"there is no folder {str(folder)!r}; expected 'digits', or a folder with one for every class")
+        raise NormLabError(
+            f"there is no folder {str(folder)!r}; expected 'digits', or a folder with one for every class"
+        )
     kinds = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     found = [(kind.name, path) for kind in kinds for path in sorted(kind.rglob("*")) if _is_image(path)]
     if not found:

@@ -88,8 +88,8 @@ def prepare_images(
 
     `digits` is scikit-learn's set of 1797 handwritten digits, 8 × 8 in grey; anything else is a folder with a folder of
     .png or .jpg files for every class. The side of an image follows from its content alone, as that of a text does
-    (`corpus.prepare`), so that copies stay together. With `val_data` nothing is split, and images that occur in both are
-    left out of training.
+    (`corpus.prepare`), so that copies stay together. With `val_data` nothing is split, and images that occur in both
+    are left out of training.
     """
     if not val_data and not 0.0 < val_fraction < 1.0:
         raise NormLabError(f"val_fraction must lie between 0 and 1, got {val_fraction}; try 0.2 or name val_data")

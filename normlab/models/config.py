@@ -216,7 +216,7 @@ class TokenConfig(TransformerConfig):
 class DecoderConfig(TokenConfig):
     """A decoder: `DecoderConfig(scheme="peri(step=0.1)", depth=12, dim=768, heads=12)`."""
 
-    presets = PRESETS
+    presets: ClassVar = PRESETS
 
     def build(self, *, device: torch.device | str | None = None) -> Decoder:
         from normlab.models.decoder import Decoder
@@ -229,7 +229,9 @@ class EncoderConfig(TokenConfig):
     """An encoder: `EncoderConfig(scheme="post", depth=12, dim=768, heads=12)`."""
 
     # BERT was trained on sequences of 512.
-    presets = {name: {**PRESETS[name], "max_length": min(512, PRESETS[name]["max_length"])} for name in PRESETS}
+    presets: ClassVar = {
+        name: {**PRESETS[name], "max_length": min(512, PRESETS[name]["max_length"])} for name in PRESETS
+    }
 
     def build(self, *, device: torch.device | str | None = None) -> Encoder:
         from normlab.models.encoder import Encoder

@@ -31,7 +31,9 @@ class Decoder(TokenModel):
         if cache is None:
             return self._states(inputs, documents)
         if documents is not None:
-            raise NormLabError("documents come without a cache: a cache holds one document a row; leave one of them out")
+            raise NormLabError(
+                "documents come without a cache: a cache holds one document a row; leave one of them out"
+            )
         per_block = [{"cache": cache[k]} for k in range(self.config.depth)]
         hidden = self._states(inputs, None, seen=cache.length, per_block=per_block)
         cache.advance(inputs.shape[1])

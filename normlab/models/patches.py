@@ -1,10 +1,11 @@
-"""Images as sequences: patches embedded as tokens are, each at a learned place, behind a class token if there is one.
+"""Images as sequences: patches, each at a learned place, behind a class token if there is one.
 
-Formula    state = [class; W patch/√P] + positions,  P numbers in a patch
+Formula    state = [class; W patch/√P] + positions,  P numbers in a patch, W of unit entries
 
-Positions are learned: a table with a role like any embedding, which the scheme initialises, decays and constrains. The
-sinusoids of fixed positions have a size of their own, 0.7, which no scheme's rule can bring down to that of an embedding
-(0.02 for most, 1/√d for nGPT). The factor 1/√P gives a patch of unit pixels the size of a row of W, as a token has it.
+Positions are learned: a table with a role like any embedding, which the scheme initialises, decays and constrains.
+Fixed sinusoids have a size of their own, 0.7, which no scheme's rule can bring down to that of an embedding (0.02 for
+most, 1/√d for nGPT). The factor 1/√P gives a patch of unit pixels unit size, and under nGPT, whose constraint makes the
+columns of W unit vectors, unit length like a position's. W learns slowly, which steadies training (arXiv 2104.02057).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class ImageEmbedding(nn.Module):
 
     def parameter_roles(self) -> dict[str, Spec]:
         looked_up = Part("embed", input_axis=-2)
-        return {"weight": "embed", "positions": looked_up, "class_token": looked_up}
+        return {"weight": "patch", "positions": looked_up, "class_token": looked_up}
 
 
 def cut(images: torch.Tensor, size: int) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from normlab.errors import NormLabError, unknown
 from normlab.models.config import TransformerConfig
@@ -22,7 +22,7 @@ _PHOTOGRAPHS = {"image_size": 224, "patch": 16, "channels": 3, "classes": 1000}
 class VisionConfig(TransformerConfig):
     """A vision Transformer: `VisionConfig(scheme="geonorm", image_size=224, patch=16, channels=3, classes=1000)`."""
 
-    presets = {
+    presets: ClassVar = {
         "digits": {"depth": 6, "dim": 64, "heads": 4, "image_size": 8, "patch": 2, "channels": 1, "classes": 10},
         "vit-s": {"depth": 12, "dim": 384, "heads": 6, **_PHOTOGRAPHS},
         "vit-b": {"depth": 12, "dim": 768, "heads": 12, **_PHOTOGRAPHS},

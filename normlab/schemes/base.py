@@ -289,8 +289,14 @@ class Bound:
                 nn.init.zeros_(role.parameter)
             elif role.is_matrix:
                 zero = zero_outputs and role.role in OUTPUTS
-                self._normal_(role, 0.0 if zero else self.scheme.initial_std(role, base, self), generator)
+                self._normal_(role, 0.0 if zero else self.initial_std(role, base), generator)
         self.after_step(roles)
+
+    def initial_std(self, role: Role, base: float) -> float:
+        """Standard deviation of a matrix at initialisation: the scheme's, but for what stands in front of the stack."""
+        # A unit patch arrives at unit size, whatever the scheme: from a small one, the first block alone would set the
+        # state, and without a causal mask it says the same to every token.
+        return 1.0 if role.role == "patch" else self.scheme.initial_std(role, base, self)
 
     def _normal_(self, role: Role, std: float, generator: torch.Generator | None) -> None:
         cut = self.scheme.truncate

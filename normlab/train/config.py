@@ -173,6 +173,11 @@ class TrainConfig:
         return self.task_object.sequence(self)
 
     @property
+    def tokens_in_all(self) -> int:
+        """Tokens that the blocks see in the course of the run."""
+        return self.steps * self.batch * self.sequence
+
+    @property
     def _course(self) -> dict[str, Any]:
         warmup = round(self.warmup * self.steps)
         return {"kind": self.schedule, "warmup": warmup, "final": self.final, "decay_fraction": self.decay}

@@ -24,6 +24,7 @@ from normlab.files import read_json, write_json
 from normlab.train.config import NOT_DECISIVE, TrainConfig
 from normlab.versions import versions
 
+
 class RunFolder:
     """The paths of a run, its configuration and its status."""
 

@@ -158,9 +158,7 @@ class Diagnosis:
         return f"the largest gradient is that of {self.largest}, norm {self.norm:.4g}"
 
 
-def first_nonfinite(
-    model: Transformer, inputs: torch.Tensor, targets: torch.Tensor, **options: Any
-) -> Diagnosis:
+def first_nonfinite(model: Transformer, inputs: torch.Tensor, targets: torch.Tensor, **options: Any) -> Diagnosis:
     """Run the batch once more, forward and backward, with an ear on every module; nothing of it remains."""
     with untouched(model), _listening(model) as heard:
         loss = model.loss(inputs, targets, **options)

@@ -4,7 +4,7 @@ With m = dim / base, and relative to what the scheme does at the base width:
 
     role                        initial std    rate (AdamW)    rate (Muon)
     q k v o gate up down        1/√m           1/m             1/√m
-    embed                       1              1               –
+    embed, patch                1              1               –
     head of its own, router     1/m            1/m             –
     gains, scales, biases       1              1               –
     tied head                   logits × 1/m
@@ -148,7 +148,7 @@ def _own_growth(role: Role, at_base: Role, model: Transformer, base: Transformer
 
 def _own_std(role: Role, model: Transformer) -> float:
     bound, given = model.stack.bound, model.config.init_std
-    return bound.scheme.initial_std(role, bound.scheme.base_std(bound.dim) if given is None else given, bound)
+    return bound.initial_std(role, bound.scheme.base_std(bound.dim) if given is None else given)
 
 
 def _is_pinned(role: Role, bound: Bound) -> bool:

@@ -142,7 +142,7 @@ def test_changed_text_is_refused_once_a_run_has_begun(tmp_path: Path) -> None:
     run.mkdir(parents=True)
     (run / "metrics.jsonl").touch()
     (text / "0.txt").write_text("something else again")
-    with pytest.raises(NormLabError, match="its text has changed"):
+    with pytest.raises(NormLabError, match="its data has changed"):
         compare(config, folder, shown=False, minutes=1e-9)
 
 

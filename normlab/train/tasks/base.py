@@ -93,6 +93,7 @@ class Task(ABC):
         loss, accuracy = means
         return {"loss": loss, "accuracy": accuracy}
 
+    @abstractmethod
     def keep(self, data: Any, folder: RunFolder) -> None:
         """Write down what is needed to use the model."""
 

@@ -1,11 +1,11 @@
 """Images as sequences: patches, each at a learned place, behind a class token if there is one.
 
-Formula    state = [class; W patch/√P] + positions,  P numbers in a patch, W of unit entries
+Formula    state = [class; W patch/√P] + positions,  P numbers in a patch
 
-Positions are learned: a table with a role like any embedding, which the scheme initialises, decays and constrains.
-Fixed sinusoids have a size of their own, 0.7, which no scheme's rule can bring down to that of an embedding (0.02 for
-most, 1/√d for nGPT). The factor 1/√P gives a patch of unit pixels unit size, and under nGPT, whose constraint makes the
-columns of W unit vectors, unit length like a position's. W learns slowly, which steadies training (arXiv 2104.02057).
+Positions are learned: a table with a role, which the scheme decays and constrains like any embedding; fixed sinusoids
+would be beyond its rules. W and positions start with unit entries, and 1/√P gives a patch of unit pixels unit size, so
+that what is seen and where it is seen weigh the same; so they do under nGPT, whose constraint makes the columns of W and
+every position unit vectors. Unit entries learn slowly, which steadies training (arXiv 2104.02057).
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class ImageEmbedding(nn.Module):
         return states + self.positions
 
     def parameter_roles(self) -> dict[str, Spec]:
-        looked_up = Part("embed", input_axis=-2)
-        return {"weight": "patch", "positions": looked_up, "class_token": looked_up}
+        place = Part("position", input_axis=-2)
+        return {"weight": "patch", "positions": place, "class_token": place}
 
 
 def cut(images: torch.Tensor, size: int) -> torch.Tensor:

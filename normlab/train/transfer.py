@@ -4,7 +4,7 @@ With m = dim / base, and relative to what the scheme does at the base width:
 
     role                        initial std    rate (AdamW)    rate (Muon)
     q k v o gate up down        1/√m           1/m             1/√m
-    embed, patch                1              1               –
+    embed, patch, position      1              1               –
     head of its own, router     1/m            1/m             –
     gains, scales, biases       1              1               –
     tied head                   logits × 1/m

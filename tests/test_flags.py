@@ -9,7 +9,6 @@ from normlab.models.config import PRESETS
 from normlab.train.config import TrainConfig
 
 
-
 def expand(words: list[str]) -> list[str]:
     return flags.expand(words, [TrainConfig])[0]
 

@@ -15,7 +15,6 @@ class Decoder(TokenModel):
     """A language model: `decoder(tokens)` returns logits, `decoder.loss(tokens, targets)` what to train on."""
 
     causal = True
-    config: DecoderConfig
 
     def __init__(self, config: DecoderConfig, *, device: torch.device | str | None = None):
         super().__init__(config, device=device)

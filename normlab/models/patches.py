@@ -4,8 +4,8 @@ Formula    state = [class; W patch/√P] + positions,  P numbers in a patch
 
 Positions are learned: a table with a role, which the scheme decays and constrains like any embedding; fixed sinusoids
 would be beyond its rules. W and positions start with unit entries, and 1/√P gives a patch of unit pixels unit size, so
-that what is seen and where it is seen weigh the same; so they do under nGPT, whose constraint makes the columns of W and
-every position unit vectors. Unit entries learn slowly, which steadies training (arXiv 2104.02057).
+that what is seen and where it is seen weigh the same; as they do under nGPT, whose constraint makes the columns of W
+and every position unit vectors. Unit entries learn slowly, which steadies training (arXiv 2104.02057).
 """
 
 from __future__ import annotations

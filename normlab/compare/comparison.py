@@ -83,7 +83,8 @@ class _Session:
             pool = stack.enter_context(closing(_pool(self.plan.config)))
             # After the pool is there: Ray would put handlers of its own in the place of these.
             stack.enter_context(interrupt.heard())
-            view = stack.enter_context(closing(View(self.plan.config.base, shown=self.shown)))
+            base = self.plan.config.base
+            view = stack.enter_context(closing(View(base.steps, shown=self.shown, metric=base.task_object.metric)))
             self._loop(pool, view, lambda: interrupt.reason is not None or time.monotonic() > end)
             self._say_how_it_ended(view)
         if self.fault is not None:

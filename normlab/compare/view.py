@@ -11,14 +11,14 @@ from rich.text import Text
 
 from normlab.compare.execute import Job, last_step
 from normlab.live import Live
-from normlab.train.config import TrainConfig
+from normlab.train.metrics import LOSS, Metric
 
 
 class View:
     """Reads how far the runs are from their metrics, wherever they run."""
 
-    def __init__(self, base: TrainConfig, *, shown: bool):
-        self._steps, self._metric = base.steps, base.task_object.metric
+    def __init__(self, steps: int, *, shown: bool, metric: Metric = LOSS):
+        self._steps, self._metric = steps, metric
         self._live = Live(*_columns(), shown=shown)
         self._bar = self._live.bar
         self.say, self.close = self._live.say, self._live.close

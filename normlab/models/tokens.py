@@ -53,13 +53,17 @@ class TokenModel(Transformer):
     ) -> torch.Tensor:
         """The states after the exit; `seen` tokens stand before these in a cache."""
         self._check(tokens, documents, seen)
-        state = self._in_stream(self.embedding(tokens))
         if documents is None:
             positions, mask = torch.arange(seen, seen + tokens.shape[1], device=tokens.device), None
         else:
             positions, mask = document_positions(documents), document_mask(documents, causal=self.causal)
-        table = rotary_table(positions, self.config.width_of_head, self.config.rope_theta, dtype=_table_dtype(state))
-        return self.stack(state, rotary=table, mask=mask, causal=self.causal, per_block=per_block)
+        return self.transform(self.embedding(tokens), positions, mask=mask, per_block=per_block)
+
+    def transform(self, embedded: torch.Tensor, positions: torch.Tensor, **to_stack: Any) -> torch.Tensor:
+        """From embeddings (B, T, D) at positions (T,) or (B, T) to what the head reads; the rest goes to the stack."""
+        config, state = self.config, self._in_stream(embedded)
+        table = rotary_table(positions, config.width_of_head, config.rope_theta, dtype=_table_dtype(state))
+        return self.stack(state, rotary=table, causal=self.causal, **to_stack)
 
     def _check(self, tokens: torch.Tensor, documents: torch.Tensor | None, seen: int) -> None:
         if tokens.ndim != 2 or tokens.is_floating_point():

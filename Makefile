@@ -11,7 +11,7 @@ TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 # The oldest transformers that works, with what it cannot share with the newest.
 OLD_TRANSFORMERS := $(CURDIR)/$(VENV)/transformers-5.4.0
 
-.PHONY: demo test test-full test-gpu test-oldest lint docs figures clean
+.PHONY: demo demo-encoder demo-vision test test-full test-gpu test-oldest lint docs figures clean
 
 # The main job at a size for two cores: 24 small runs on the standard library's own text, ending in demo/report.html.
 DEMO := --schemes pre post peri geonorm --lrs 1.5e-3 3e-3 6e-3 --seeds 3 --depth 4 --dim 64 --heads 2 --length 128 --batch 16 \
@@ -19,6 +19,18 @@ DEMO := --schemes pre post peri geonorm --lrs 1.5e-3 3e-3 6e-3 --seeds 3 --depth
 
 demo: $(VENV)/.base
 	$(BIN)/normlab compare $(DEMO) --out demo
+
+# The same for an encoder on masked tokens of that text, and for a vision Transformer on handwritten digits.
+DEMO_ENCODER := --task masked --schemes pre post peri geonorm --lrs 3e-3 6e-3 --seeds 2 --depth 3 --dim 64 --heads 2 --length 64 \
+        --batch 16 --tokens 120k --evals 6 --eval-tokens 40k --saves 0
+DEMO_VISION := --task images --preset digits --schemes pre post peri geonorm --lrs 2e-3 4e-3 --seeds 3 --depth 4 --dim 32 --heads 2 \
+        --images 16k --batch 64 --evals 8 --saves 0
+
+demo-encoder: $(VENV)/.base
+	$(BIN)/normlab compare $(DEMO_ENCODER) --out demo-encoder
+
+demo-vision: $(VENV)/.vision
+	$(BIN)/normlab compare $(DEMO_VISION) --out demo-vision
 
 test: $(VENV)/.test
 	$(TEST_ENV) $(BIN)/python -m pytest -n auto -m "not full"
@@ -48,6 +60,10 @@ figures: $(VENV)/.base
 $(VENV)/.base: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) --editable .
+	touch $@
+
+$(VENV)/.vision: $(VENV)/.base
+	$(PIP) --editable ".[vision]"
 	touch $@
 
 $(VENV)/.test: $(VENV)/.base

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from normlab import geometry, norms, ops
     from normlab.dynamics.simulate import simulate
     from normlab.errors import NormLabError
-    from normlab.models import Decoder, DecoderConfig
+    from normlab.models import Decoder, DecoderConfig, Encoder, EncoderConfig, VisionConfig, VisionTransformer
     from normlab.schemes.base import Scheme
     from normlab.schemes.registry import names as schemes
     from normlab.schemes.registry import register, scheme
@@ -25,10 +25,14 @@ if TYPE_CHECKING:
 __all__ = [
     "Decoder",
     "DecoderConfig",
+    "Encoder",
+    "EncoderConfig",
     "NormLabError",
     "Scheme",
     "Stack",
     "TrainConfig",
+    "VisionConfig",
+    "VisionTransformer",
     "check",
     "geometry",
     "load_run",
@@ -46,10 +50,14 @@ __getattr__ = loader(
     {
         "Decoder": "models",
         "DecoderConfig": "models",
+        "Encoder": "models",
+        "EncoderConfig": "models",
         "NormLabError": "errors",
         "Scheme": "schemes.base",
         "Stack": "stack",
         "TrainConfig": "train",
+        "VisionConfig": "models",
+        "VisionTransformer": "models",
         "check": "stability.check",
         "geometry": "",
         "load_run": "train",

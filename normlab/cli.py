@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 import tyro
 
@@ -16,9 +17,9 @@ from normlab.compare.config import CompareConfig
 from normlab.dynamics.config import SimulateConfig
 from normlab.dynamics.experiments import EXPERIMENTS
 from normlab.errors import NormLabError
-from normlab.models.config import DecoderConfig
 from normlab.stability.config import CheckConfig
-from normlab.train.config import TrainConfig
+from normlab.train.config import DEFAULT_TASK, TrainConfig
+from normlab.train.tasks import Task, find_task
 
 _DESCRIPTION = """Choose, check, train and understand how the layers of a Transformer are normalised.
 
@@ -69,15 +70,20 @@ def doctor(json: bool = False) -> None:
 def train(config: TrainConfig, out: Path | None = None, preset: str | None = None, toml: Path | None = None) -> None:
     """Train one model; run it again to go on where it was.
 
+    What is learnt is the task: language (a decoder on text), masked (an encoder on text) or images (a vision
+    Transformer). Options below are those of the task: --task images --help shows the others.
+
     For instance:
       normlab train --scheme geonorm --data book.txt --tokens 5M
+      normlab train --task masked --scheme post --data book.txt
+      normlab train --task images --scheme peri --data photographs/ --image-size 64 --channels 3 --patch 8
       normlab train --preset 125m --scheme peri --data "books/*.jsonl.xz" --tokenizer bpe:32768 --tokens 1B --lr 6e-4
       torchrun --nproc-per-node 8 -m normlab train --preset 1.3b --toml run.toml --out runs/large
 
     Args:
         config: The run.
         out: Folder of the run; without it runs/ and a name that says what it is.
-        preset: Size of the model (tiny, 125m, 350m, 1.3b); other flags change parts of it.
+        preset: Size of the model (tiny, 125m, 350m, 1.3b; for images digits, vit-s, vit-b); other flags change it.
         toml: File with any of these settings; flags come after it.
     """
     from normlab.train.trainer import train as run
@@ -85,8 +91,8 @@ def train(config: TrainConfig, out: Path | None = None, preset: str | None = Non
     folder = out or Path("runs") / config.name
     result = run(config, folder)
     if os.environ.get("RANK", "0") == "0":
-        if result.loss is not None:
-            print(f"{result.state}: {result.loss:.4f} nats a token, {result.bits_per_byte:.4f} bits a byte")
+        if result.scores:
+            print(f"{result.state}: {config.task_object.describe(result.scores)}")
         print(f"run in {folder}" + (f": {result.reason}" if result.reason else ""))
     sys.exit({"done": 0, "failed": 1, "stopped": 130}[result.state])
 
@@ -106,11 +112,12 @@ def compare(
       normlab compare
       normlab compare --schemes pre peri geonorm --lrs 3e-4 1e-3 3e-3 --seeds 5 --data book.txt --tokens 10M
       normlab compare --preset 125m --data "books/*.jsonl.xz" --tokens 33M --minutes 9
+      normlab compare --task images --preset digits --images 60k --batch 64
 
     Args:
         config: The comparison.
         out: Folder of the comparison.
-        preset: Size of the models (tiny, 125m, 350m, 1.3b); other flags change parts of it.
+        preset: Size of the models (tiny, 125m, 350m, 1.3b; for images digits, vit-s, vit-b); other flags change it.
         toml: File with any of these settings; flags come after it.
         minutes: Stop after so long, to go on another time.
     """
@@ -323,8 +330,8 @@ _VERBS: dict[str, Callable[..., None]] = {
     "bench": bench,
 }
 _BENCHES: dict[str, Callable[..., None]] = {"kernels": bench_kernels, "step": bench_step}
-# What a TOML file may set for a verb.
-_SETTINGS = {"train": (TrainConfig, DecoderConfig), "compare": (CompareConfig, TrainConfig, DecoderConfig)}
+# What a TOML file may set for a verb, besides the fields of the task's model.
+_SETTINGS: dict[str, tuple[type, ...]] = {"train": (TrainConfig,), "compare": (CompareConfig, TrainConfig)}
 
 
 def main() -> None:
@@ -346,17 +353,34 @@ def main() -> None:
 
 
 def _run(words: list[str]) -> None:
-    verbs, prog, description = _VERBS, "normlab", _DESCRIPTION
+    verbs, prog, description, task = _VERBS, "normlab", _DESCRIPTION, find_task(DEFAULT_TASK)
     if words[:1] == ["bench"]:
         verbs, prog, description, words = _BENCHES, "normlab bench", bench.__doc__ or "", words[1:]
     elif words[:1] and words[0] in _SETTINGS:
-        words = [words[0], *flags.expand(words[1:], flags.field_names(*_SETTINGS[words[0]]))]
+        rest, task = flags.expand(words[1:], _SETTINGS[words[0]])
+        words = [words[0], *rest]
     elif words[:1] == ["simulate"]:
         named = next((EXPERIMENTS[word] for word in words if word in EXPERIMENTS), None)
         verbs = {**_VERBS, "simulate": partial(simulate, config=named.defaults)} if named else _VERBS
+    typed = {name: _for_task(verb, task) if name in _SETTINGS else verb for name, verb in verbs.items()}
     tyro.extras.subcommand_cli_from_dict(
-        verbs, prog=prog, description=description, args=words, config=(tyro.conf.OmitArgPrefixes,)
+        typed, prog=prog, description=description, args=words, config=(tyro.conf.OmitArgPrefixes,)
     )
+
+
+def _for_task(verb: Callable[..., None], task: Task) -> Callable[..., None]:
+    """The verb with the options of a task: its model's fields, and none in its help that it does not have."""
+
+    def call(config: Any, **options: Any) -> None:
+        verb(flags.untyped(config), **options)
+
+    hints, known = get_type_hints(verb, include_extras=True), inspect.signature(verb)
+    kind = flags.typed(hints["config"], task)
+    parameters = [known.parameters["config"].replace(annotation=kind), *list(known.parameters.values())[1:]]
+    call.__name__, call.__doc__ = verb.__name__, verb.__doc__
+    call.__annotations__ = {**hints, "config": kind}
+    call.__signature__ = known.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return call
 
 
 if __name__ == "__main__":

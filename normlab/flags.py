@@ -11,27 +11,78 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
+
+import tyro
 
 from normlab.errors import NormLabError, unknown
-from normlab.models.config import PRESETS
+from normlab.train.config import DEFAULT_TASK, TrainConfig
+from normlab.train.tasks import TASKS, Task, find_task
 
-_COUNTS = ("--tokens", "--eval-tokens")
+_COUNTS = ("--tokens", "--eval-tokens", "--images")
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9}
 
 
-def expand(words: Sequence[str], known: Iterable[str]) -> list[str]:
-    """`words` after a verb, with `--preset` and `--toml` spelled out; `known` are the names that a file may set."""
+def expand(words: Sequence[str], configs: Sequence[type]) -> tuple[list[str], Task]:
+    """`words` after a verb, with `--preset` and `--toml` spelled out, and the task that they name.
+
+    A file may set the fields of `configs` and of the task's model.
+    """
     words = list(words)
     file = _value_of(words, "--toml")
-    settings = {} if file is None else _read(Path(file), set(known))
+    settings = {} if file is None else _read(Path(file))
+    task = find_task(_value_of(words, "--task") or settings.get("task", DEFAULT_TASK))
+    if file is not None:
+        _check(settings, Path(file), field_names(*configs, task.model))
+    _refuse_foreign(words, task, field_names(*configs) - {*TrainConfig.foreign_fields(task.name)})
     preset = _value_of(words, "--preset") or settings.pop("preset", None)
-    return [*_count_words([*_preset_words(preset), *_words(settings), *words])]
+    return [*_count_words([*_preset_words(preset, task), *_words(settings), *words])], task
 
 
 def field_names(*configs: type) -> set[str]:
     """The names of all fields of some dataclasses."""
     return {field.name for config in configs for field in dataclasses.fields(config)}
+
+
+def _refuse_foreign(words: Sequence[str], task: Task, of_run: set[str]) -> None:
+    """Raise for a flag that only other tasks have."""
+    known = of_run | field_names(task.model)
+    for word in words:
+        name = word.partition("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_")
+        owners = [other.name for other in TASKS.values() if name in (*other.fields, *field_names(other.model))]
+        if word.startswith("--") and name not in known and owners:
+            raise NormLabError(
+                f"task {task.name} has no {name.replace('_', '-')}; leave it out, or try --task {' or '.join(owners)}"
+            )
+
+
+def typed(config: type, task: Task) -> type:
+    """A run's configuration, or one that holds it as `base`, as the command line shows it for a task.
+
+    The model's fields and the defaults are those of the task; fields that it does not have are left out of the help.
+    """
+    if config is not TrainConfig:
+        return _variant(config, {"base": typed(TrainConfig, task)}, {})
+    kinds = get_type_hints(config)
+    hidden = {name: tyro.conf.Suppress[kinds[name]] for name in TrainConfig.foreign_fields(task.name)}
+    kinds = {name: kinds[name] for name in ("task", "data", "val_fraction")} | hidden | {"model": task.model}
+    values = {name: vars(TrainConfig)[name] for name in hidden}
+    values |= {"task": task.name, "data": task.data, "val_fraction": task.val_fraction}
+    return _variant(config, kinds, values | {"model": dataclasses.field(default_factory=task.model)})
+
+
+def _variant(config: type, kinds: Mapping[str, Any], values: Mapping[str, Any]) -> type:
+    body = {"__annotations__": kinds, "__doc__": config.__doc__, **values}
+    return dataclasses.dataclass(frozen=True, kw_only=True)(type(config.__name__, (config,), body))
+
+
+def untyped(value: Any) -> Any:
+    """What was parsed, as the class that the rest of the program knows: it can be sent to another process."""
+    kind = type(value).__mro__[1]
+    if not dataclasses.is_dataclass(kind):
+        return value
+    fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(kind)}
+    return kind(**{name: untyped(field) if name == "base" else field for name, field in fields.items()})
 
 
 def _value_of(words: Sequence[str], flag: str) -> str | None:
@@ -43,15 +94,16 @@ def _value_of(words: Sequence[str], flag: str) -> str | None:
     return None
 
 
-def _preset_words(name: str | None) -> list[str]:
+def _preset_words(name: str | None, task: Task) -> list[str]:
     if name is None:
         return []
-    if name not in PRESETS:
-        raise unknown("preset", name, PRESETS)
-    return _words(PRESETS[name] | {"length": PRESETS[name]["max_length"]})
+    presets = task.model.presets
+    if name not in presets:
+        raise unknown("preset", name, presets)
+    return _words({**presets[name], **task.of_preset(presets[name])})
 
 
-def _read(path: Path, known: set[str]) -> dict[str, Any]:
+def _read(path: Path) -> dict[str, Any]:
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -62,10 +114,13 @@ def _read(path: Path, known: set[str]) -> dict[str, Any]:
     for name, value in found.items():
         # Tables are for the reader: [model], [data]. The names are the same with and without them.
         flat |= value if isinstance(value, dict) else {name: value}
-    for name in flat:
+    return flat
+
+
+def _check(settings: Mapping[str, Any], path: Path, known: set[str]) -> None:
+    for name in settings:
         if name.replace("-", "_") not in known | {"preset"}:
             raise unknown(f"setting in {path.name}", name, known)
-    return flat
 
 
 def _words(settings: Mapping[str, Any]) -> list[str]:

@@ -1,7 +1,8 @@
 """Roles: what each parameter of a model is for, so that a scheme can initialise, decay and constrain it.
 
-A matrix is named by what it does in a Transformer (`q k v o gate up down embed head router`); everything with one
-dimension or none is a `bias` or a `vector` (gains, scales). A matrix nobody can name is an error, never a guess.
+A matrix is named by what it does in a Transformer (`q k v o gate up down embed head router`, and `patch position` for
+images); everything with one dimension or none is a `bias` or a `vector` (gains, scales). A matrix nobody can name is an
+error, never a guess.
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ from normlab.errors import NormLabError
 READERS = ("q", "k", "v", "gate", "up", "head", "router")
 """Matrices that read the residual stream: the model dimension is their input axis."""
 
-WRITERS = ("o", "down", "embed")
+WRITERS = ("o", "down", "embed", "patch", "position")
 """Matrices that write to it: the model dimension is their output axis."""
 
 OUTPUTS = ("o", "down")
 """The last matrix of a sublayer: what depth-scaled and zero initialisation act on."""
+
+FRONT = ("patch", "position")
+"""What images are embedded with: the projection of a patch, and the places of patches, that of a class token too."""
 
 MATRICES = READERS + WRITERS
 VECTORS = ("bias", "vector")

@@ -9,19 +9,16 @@ from typing import Any
 from normlab.compare.config import CompareConfig
 from normlab.errors import NormLabError
 from normlab.files import read_json, write_json
-from normlab.train.config import NOT_DECISIVE
+from normlab.train.config import DEFAULT_TASK, NOT_DECISIVE
 from normlab.versions import versions
-
-METRIC = "val_loss"
-"""What runs are judged by: the last loss on validation text, in nats a token."""
 
 
 def write_about(folder: Path, config: CompareConfig, corpus: Mapping[str, Any], command: Sequence[str]) -> None:
     """Write down what the comparison is, or make sure that it is the one that is there, perhaps grown."""
     path = folder / "compare.json"
     new = config.to_dict() | {
-        "metric": METRIC, "tokens": config.base.tokens, "corpus": corpus, "versions": versions(),
-        "command": list(command),
+        "metric": config.base.task_object.metric.name, "tokens": config.base.tokens_in_all, "corpus": corpus,
+        "versions": versions(), "command": list(command),
     }  # fmt: skip
     if path.is_file() and _has_begun(folder) and (wrong := _fault(read_json(path), new)):
         raise NormLabError(f"{folder} holds another comparison: {wrong}; choose another folder, or remove this one")
@@ -56,13 +53,14 @@ def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
     before, after = _decisive(old), _decisive(new)
     name = next((name for name in after if before.get(name) != after[name]), None)
     if name == "corpus":
-        return "its text has changed since it began"
+        return "its data has changed since it began"
     return name and f"its {name} is {before.get(name)!r}, not {after[name]!r}"
 
 
 def _decisive(about: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that must stay as they are, flat."""
-    base = about["base"]
+    # Comparisons were made before there were tasks to choose from.
+    base = {"task": DEFAULT_TASK, **about["base"]}
     fields = {"baseline": about["baseline"], "level": about["level"], **base, **base["model"]}
     kept = {name: value for name, value in fields.items() if name not in (*NOT_DECISIVE, "model")}
     return kept | {"corpus": about["corpus"]["fingerprint"]}

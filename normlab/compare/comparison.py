@@ -22,7 +22,6 @@ from normlab.errors import NormLabError
 from normlab.files import file_error
 from normlab.locks import hold
 from normlab.train.interrupt import Interrupt
-from normlab.train.trainer import open_corpus
 
 _LOOK_SECONDS = 0.25
 """Between two looks at the clock and at the runs under way."""
@@ -47,9 +46,9 @@ def compare(
     path = Path(folder).absolute()
     _make(path)
     with hold(path / "lock"):
-        corpus = open_corpus(config.base, shown=shown)
-        write_about(path, config, corpus.facts(), command)
-        session = _Session(config, path, corpus.fingerprint, shown=shown)
+        data = config.base.task_object.open(config.base, shown=shown)
+        write_about(path, config, data.facts(), command)
+        session = _Session(config, path, data.fingerprint, shown=shown)
         asked = session.work(minutes)
         rows = Store(path).rows()
     if asked is not None:
@@ -84,7 +83,8 @@ class _Session:
             pool = stack.enter_context(closing(_pool(self.plan.config)))
             # After the pool is there: Ray would put handlers of its own in the place of these.
             stack.enter_context(interrupt.heard())
-            view = stack.enter_context(closing(View(self._steps, shown=self.shown)))
+            base = self.plan.config.base
+            view = stack.enter_context(closing(View(base.steps, shown=self.shown, metric=base.task_object.metric)))
             self._loop(pool, view, lambda: interrupt.reason is not None or time.monotonic() > end)
             self._say_how_it_ended(view)
         if self.fault is not None:
@@ -133,10 +133,6 @@ class _Session:
 
     def _job(self, run: Planned) -> Job:
         return Job(run, self.folder / "runs" / run.name, self.fingerprint)
-
-    @property
-    def _steps(self) -> int:
-        return self.plan.config.base.steps
 
 
 def _pool(config: CompareConfig) -> Pool:

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from normlab.errors import NormLabError, unknown
-from normlab.models.config import DecoderConfig, SchemeLike
+from normlab.models.config import SchemeLike, TransformerConfig
 from normlab.train.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class CompareConfig:
         return tuple(str(scheme) for scheme in self.schemes)
 
     @cached_property
-    def models(self) -> dict[str, DecoderConfig]:
+    def models(self) -> dict[str, TransformerConfig]:
         """The same model with every scheme, by its name."""
         pairs = zip(self.names, self.schemes, strict=True)
         return {name: dataclasses.replace(self.base.model, scheme=scheme) for name, scheme in pairs}

@@ -10,19 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from normlab.compare.about import METRIC
 from normlab.compare.plan import Planned
-from normlab.data import Corpus
 from normlab.errors import NormLabError
 from normlab.locks import wait_for
 from normlab.train.folder import now
 from normlab.train.result import Result
-from normlab.train.trainer import open_corpus, train
+from normlab.train.tasks import Data
+from normlab.train.trainer import train
 from normlab.versions import versions
 
 _TAIL_BYTES = 2**16
 
-_opened: dict[str, Corpus] = {}
+_opened: dict[str, Data] = {}
 """What this process has read already, by its fingerprint."""
 
 
@@ -34,21 +33,22 @@ class Job:
     folder: Path
     """Of the run."""
     fingerprint: str
-    """Of the corpus that all runs must see."""
+    """Of the data that all runs must see."""
 
 
-def _known_corpus(job: Job) -> Corpus:
-    """The text that the comparison began with, read once a process."""
+def _known_data(job: Job) -> Data:
+    """The data that the comparison began with, read once a process."""
     if job.fingerprint in _opened:
         return _opened[job.fingerprint]
-    corpus = open_corpus(job.run.config)
-    if corpus.fingerprint != job.fingerprint:
+    config = job.run.config
+    data = config.task_object.open(config, shown=False)
+    if data.fingerprint != job.fingerprint:
         raise NormLabError(
-            "a worker finds other text than the comparison began with; on a cluster every machine needs the same data, "
+            "a worker finds other data than the comparison began with; on a cluster every machine needs the same data, "
             "and the same Python where the data is its standard library"
         )
-    _opened[job.fingerprint] = corpus
-    return corpus
+    _opened[job.fingerprint] = data
+    return data
 
 
 def execute(job: Job) -> dict[str, Any] | None:
@@ -56,13 +56,13 @@ def execute(job: Job) -> dict[str, Any] | None:
 
     Raises what the user can mend (a full disk, a missing package): that says nothing about the run.
     """
-    began, corpus = now(), _known_corpus(job)
+    began, data = now(), _known_data(job)
     job.folder.mkdir(parents=True, exist_ok=True)
     # A worker whose comparison was killed may still be saving this very run.
     with wait_for(job.folder / "lock"):
         pass
     try:
-        result = train(job.run.config, job.folder, corpus=corpus, shown=False)
+        result = train(job.run.config, job.folder, data=data, shown=False)
     except NormLabError:
         raise
     except Exception as error:
@@ -76,7 +76,7 @@ def lost(job: Job, reason: str, began: str) -> dict[str, Any]:
     last = last_step(job.folder) or {}
     seconds, tokens = last.get("seconds") or 0.0, last.get("tokens") or 0
     result = Result(
-        state="failed", reason=reason, loss=None, bits_per_byte=None, steps=last.get("step") or 0, tokens=tokens,
+        state="failed", reason=reason, steps=last.get("step") or 0, tokens=tokens,
         seconds=seconds, tokens_per_s=tokens / seconds if seconds else 0.0, peak_bytes=last.get("memory_bytes"),
         device=_device(job.folder),
     )  # fmt: skip
@@ -95,13 +95,14 @@ def last_step(folder: Path) -> dict[str, Any] | None:
 
 
 def _row(job: Job, result: Result, began: str) -> dict[str, Any]:
-    run, state, reason, value = job.run, result.state, result.reason, result.loss
+    run, metric = job.run, job.run.config.task_object.metric
+    state, reason, value = result.state, result.reason, result.scores.get(metric.field)
     if state == "done" and (value is None or not math.isfinite(value)):
-        state, reason = "failed", f"the validation loss is {value}"
+        state, reason = "failed", f"the {metric.title} is {value}"
     return {
         "run": run.name, "scheme": run.scheme, "label": run.scheme, "lr": run.config.lr, "seed": run.config.seed,
-        "role": run.role, "state": state, "reason": reason, "metric": METRIC,
-        "value": value if state == "done" else None, "loss": value, "bits_per_byte": result.bits_per_byte,
+        "role": run.role, "state": state, "reason": reason, "metric": metric.name,
+        "value": value if state == "done" else None, "loss": None, **result.scores,
         "tokens": result.tokens, "steps": result.steps, "seconds": result.seconds,
         "tokens_per_s": result.tokens_per_s, "peak_bytes": result.peak_bytes, "device": result.device,
         "versions": versions(), "config": run.config.to_dict(), "started": began, "finished": now(),

@@ -1,7 +1,7 @@
 """What runs show: paired differences over seeds, and the standing of every scheme against a baseline.
 
 Runs of two schemes with the same seed see the same batches in the same order, so their difference is taken seed by
-seed and most of the noise cancels. Lower values are better throughout (losses).
+seed and most of the noise cancels. Which way is better, the rows' metric says: down for a loss, up for an accuracy.
 
 Several schemes are compared at once, so each interval is widened (Bonferroni): with k schemes in the ranking it has
 the level 1 - (1 - level) / (k - 1), and all intervals against the baseline hold together with probability `level`. The
@@ -20,6 +20,7 @@ import numpy as np
 
 from normlab.errors import NormLabError, unknown
 from normlab.student import shifted_outside, t_interval, t_outside
+from normlab.train.metrics import LOSS, Metric, metric_named
 
 Values = Mapping[int, float | None]
 """Result of each seed; None, NaN and infinities are runs that failed."""
@@ -75,6 +76,8 @@ class Standing:
     """To the baseline; None for the baseline itself and where no seed finished in both."""
 
     failed_tune: int = 0
+    metric: Metric = LOSS
+    """What the values are of."""
 
     @property
     def finished(self) -> list[float]:
@@ -137,7 +140,7 @@ def minimum_detectable(n: int, sd: float, level: float = 0.95, power: float = 0.
 
 
 def ranking(rows: Iterable[Row], baseline: str, level: float = 0.95) -> list[Standing]:
-    """Every scheme's standing, lowest mean first, then those that cannot be placed.
+    """Every scheme's standing, best mean first, then those that cannot be placed.
 
     The rate is picked on `tune` rows alone and judged on `judge` rows alone, which must have other seeds. A scheme
     with a failed judge run is never called better.
@@ -150,7 +153,8 @@ def ranking(rows: Iterable[Row], baseline: str, level: float = 0.95) -> list[Sta
     judged = {scheme: _judge(scheme, own) for scheme, own in by_scheme.items()}
     base = judged[baseline]
     standings = [_against(own, base, each) for own in judged.values()]
-    return sorted(standings, key=lambda own: (own.mean is None, own.failed > 0, own.mean or 0.0, own.scheme))
+    sign = base.metric.sign
+    return sorted(standings, key=lambda own: (own.mean is None, own.failed > 0, sign * (own.mean or 0.0), own.scheme))
 
 
 def simultaneous(level: float, schemes: int) -> float:
@@ -174,7 +178,7 @@ def _beats(own: Standing, other: Standing, level: float) -> bool:
     if not _finished(own.values).keys() & _finished(other.values).keys():
         return False
     difference = paired(own.values, other.values, level)
-    return not difference.spans_zero and difference.mean < 0.0
+    return not difference.spans_zero and own.metric.sign * difference.mean < 0.0
 
 
 def _by_scheme(rows: Iterable[Row]) -> dict[str, list[Row]]:
@@ -189,7 +193,8 @@ def _judge(scheme: str, rows: Sequence[Row]) -> Standing:
     tune = _by_rate(rows, "tune")
     judge = _by_rate(rows, "judge")
     _check_seeds(scheme, tune, judge)
-    lr = _pick(tune) if tune else next(iter(judge)) if len(judge) == 1 else None
+    metric = metric_named(str(rows[0].get("metric", LOSS.name)))
+    lr = _pick(tune, metric) if tune else next(iter(judge)) if len(judge) == 1 else None
     values = judge.get(lr, {}) if lr is not None else {}
     failed_tune = sum(value is None for results in tune.values() for value in results.values())
     verdict: Verdict = "not judged"
@@ -197,7 +202,8 @@ def _judge(scheme: str, rows: Sequence[Row]) -> Standing:
         verdict = "failed"
     label = str(rows[0].get("label") or scheme)
     return Standing(
-        scheme=scheme, label=label, verdict=verdict, lr=lr, edge=_edge(lr, tune), values=values, failed_tune=failed_tune
+        scheme=scheme, label=label, verdict=verdict, lr=lr, edge=_edge(lr, tune), values=values,
+        failed_tune=failed_tune, metric=metric,
     )  # fmt: skip
 
 
@@ -212,8 +218,8 @@ def _by_rate(rows: Sequence[Row], role: str) -> dict[float, dict[int, float | No
     return grouped
 
 
-def _pick(tune: Mapping[float, Values]) -> float | None:
-    """The rate with the lowest mean among those without a failure and with as many seeds as any; ties go to the lower.
+def _pick(tune: Mapping[float, Values], metric: Metric) -> float | None:
+    """The rate with the best mean among those without a failure and with as many seeds as any; ties go to the lower.
 
     Where every rate failed somewhere, the one with the fewest failures; None where nothing finished.
     """
@@ -222,7 +228,7 @@ def _pick(tune: Mapping[float, Values]) -> float | None:
 
     def key(lr: float) -> tuple[int, float, float]:
         results = _finished(whole[lr])
-        return most - len(results), sum(results.values()) / len(results), lr
+        return most - len(results), metric.sign * sum(results.values()) / len(results), lr
 
     return min(whole, key=key, default=None)
 
@@ -252,7 +258,7 @@ def _verdict(own: Standing, difference: Difference) -> Verdict:
         return "one seed"
     if difference.spans_zero:
         return "no difference shown"
-    return "better" if difference.mean < 0.0 else "worse"
+    return "better" if own.metric.sign * difference.mean < 0.0 else "worse"
 
 
 def _finished(values: Values) -> dict[int, float]:

@@ -173,7 +173,6 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "metric": (_is_text, "a name"),
     "value": (_or_none(_is_number), "a number or null"),
     "loss": (_or_none(_is_number), "a number or null"),
-    "bits_per_byte": (_or_none(_is_number), "a number or null"),
     "tokens": (_is_count, "a whole number"),
     "steps": (_is_count, "a whole number"),
     "seconds": (_is_number, "a number"),

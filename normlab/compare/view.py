@@ -11,13 +11,15 @@ from rich.text import Text
 
 from normlab.compare.execute import Job, last_step
 from normlab.live import Live
+from normlab.train.metrics import LOSS, Metric
 
 
 class View:
     """Reads how far the runs are from their metrics, wherever they run."""
 
-    def __init__(self, steps: int, *, shown: bool):
-        self._steps, self._live = steps, Live(*_columns(), shown=shown)
+    def __init__(self, steps: int, *, shown: bool, metric: Metric = LOSS):
+        self._steps, self._metric = steps, metric
+        self._live = Live(*_columns(), shown=shown)
         self._bar = self._live.bar
         self.say, self.close = self._live.say, self._live.close
         self._lines: dict[str, Any] = {}
@@ -44,7 +46,7 @@ class View:
     def ended(self, row: dict[str, Any]) -> None:
         """A line for a run that has ended."""
         value = row["reason"] if row["value"] is None else f"{row['value']:.4f}"
-        outcome = f"failed: {value}" if row["state"] == "failed" else f"loss {value}"
+        outcome = f"failed: {value}" if row["state"] == "failed" else f"{self._metric.field} {value}"
         self.say(f"{row['label']}, rate {row['lr']:g}, seed {row['seed']} ({row['role']}): {outcome}")
 
     def _left(self, done: float, total: float) -> str:

@@ -1,4 +1,4 @@
-"""Text in, tokens out: sources, tokenizers, a memory-mapped cache, a loader that resumes at the exact token.
+"""Text in, tokens out: sources, tokenizers, a memory-mapped cache, a loader that resumes at the exact token. Or images.
 
 corpus = prepare(["python"])                             # or files, folders, globs, hf:NAME
 with Loader(corpus.train, length=512, batch=32, seed=0) as loader:
@@ -8,7 +8,11 @@ corpus.val.bits_per_byte(mean_loss_in_nats)
 """
 
 from normlab.data.corpus import Corpus, Tokens, prepare
-from normlab.data.loader import IGNORED, Batch, Loader, evaluation_batches
+from normlab.data.feed import IGNORED, Batch, Feed
+from normlab.data.image_line import ImageLine, image_evaluation
+from normlab.data.images import ImageSet, prepare_images
+from normlab.data.loader import Loader, TextLine, evaluation_batches
+from normlab.data.masking import Masking
 from normlab.data.readers import Document
 from normlab.data.sources import Source, open_source, open_sources
 from normlab.data.tokenizer import Tokenizer, load_tokenizer
@@ -18,13 +22,20 @@ __all__ = [
     "Batch",
     "Corpus",
     "Document",
+    "Feed",
+    "ImageLine",
+    "ImageSet",
     "Loader",
+    "Masking",
     "Source",
+    "TextLine",
     "Tokenizer",
     "Tokens",
     "evaluation_batches",
+    "image_evaluation",
     "load_tokenizer",
     "open_source",
     "open_sources",
     "prepare",
+    "prepare_images",
 ]

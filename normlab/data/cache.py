@@ -18,11 +18,11 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -35,6 +35,7 @@ from normlab.files import sync, write_atomically
 from normlab.locks import wait_for
 
 FORMAT = 1
+Cache = TypeVar("Cache")
 _INDEX = {"starts": np.dtype(np.int64), "bytes": np.dtype(np.int64), "digests": np.dtype(np.uint64)}
 
 
@@ -58,18 +59,53 @@ def cache_root(root: Path | None = None) -> Path:
 def cached_tokens(source: Source, tokenizer: Tokenizer, root: Path, *, workers: int, progress: bool) -> TokenCache:
     """The tokens of `source`, built if they are not there or not whole."""
     stamp = source.stamp()
-    key = _key(FORMAT, source.fingerprint(), tokenizer.fingerprint)
-    if found := _open(root / key):
+    key = key_of(FORMAT, source.fingerprint(), tokenizer.fingerprint)
+
+    def build(path: Path) -> None:
+        _build(source, stamp, tokenizer, path, workers=workers, progress=progress)
+
+    return built(root / key, _open, build, progress=progress)
+
+
+def built(
+    path: Path,
+    open_: Callable[[Path], Cache | None],
+    build: Callable[[Path], None],
+    *,
+    progress: bool,
+    kind: str = "token",
+) -> Cache:
+    """What `open_` finds at `path`, built first, by one process alone, if it is not there or not whole."""
+    root = path.parent
+    if found := open_(path):
         return found
-    with _writing(root), _holding(root / f"{key}.lock", progress):
+    with _writing(root, kind), _holding(root / f"{path.name}.lock", progress, kind):
         # Whoever held the lock before may have built it.
-        if found := _open(root / key):
+        if found := open_(path):
             return found
         _remove_leftovers(root)
-        _build(source, stamp, tokenizer, root / key, workers=workers, progress=progress)
-    if found := _open(root / key):
+        build(path)
+    if found := open_(path):
         return found
-    raise NormLabError(f"the token cache {root / key} vanished or broke right after it was built; name another folder")
+    raise NormLabError(f"the {kind} cache {path} vanished or broke right after it was built; name another folder")
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill, which takes the place of `path` when it is complete and leaves nothing when it is not."""
+    part = path.with_name(f"{path.name}.part")
+    # We hold the lock: whoever left one is dead.
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir()
+    try:
+        yield part
+        # A cache that was there was torn.
+        shutil.rmtree(path, ignore_errors=True)
+        part.rename(path)
+        sync(path.parent)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
 
 
 def cached_tokenizer(spec: str, source: Source, root: Path, *, progress: bool) -> Tokenizer:
@@ -88,7 +124,7 @@ def cached_tokenizer(spec: str, source: Source, root: Path, *, progress: bool) -
 
 
 def _trained(size: int, source: Source, root: Path, progress: bool) -> Tokenizer:
-    key = _key(FORMAT, source.fingerprint(), f"bpe:{size}")
+    key = key_of(FORMAT, source.fingerprint(), f"bpe:{size}")
     path = root / f"bpe-{size}-{key}.json"
     if not path.exists():
         with _writing(root), _holding(root / f"{key}.lock", progress):
@@ -100,7 +136,8 @@ def _trained(size: int, source: Source, root: Path, progress: bool) -> Tokenizer
     return load_tokenizer(path, name=f"bpe:{size}")
 
 
-def _key(*parts: Any) -> str:
+def key_of(*parts: Any) -> str:
+    """The name of what is built from some facts."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
@@ -119,23 +156,12 @@ def _open(path: Path) -> TokenCache | None:
 
 
 def _build(source: Source, stamp: Stamp, tokenizer: Tokenizer, path: Path, *, workers: int, progress: bool) -> None:
-    part = path.with_name(f"{path.name}.part")
-    # We hold the lock: whoever left one is dead.
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir()
-    try:
+    with new_folder(path) as part:
         with one_thread_a_call(), closing(encode(source, tokenizer, workers=workers, progress=progress)) as found:
             _write(found, part, tokenizer, source)
         # The key says what was there when it was hashed.
         if source.stamp() != stamp:
             raise NormLabError(f"{source.describe()}: changed while it was being read; try again when it is complete")
-        # A cache that was there was torn.
-        shutil.rmtree(path, ignore_errors=True)
-        part.rename(path)
-        sync(path.parent)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
 
 
 def _write(found: Iterator[Encoded], part: Path, tokenizer: Tokenizer, source: Source) -> None:
@@ -161,7 +187,7 @@ def _write(found: Iterator[Encoded], part: Path, tokenizer: Tokenizer, source: S
 
 
 @contextmanager
-def _writing(root: Path) -> Iterator[None]:
+def _writing(root: Path, kind: str = "token") -> Iterator[None]:
     """A folder to write into, and one line where it cannot be written."""
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -169,17 +195,17 @@ def _writing(root: Path) -> Iterator[None]:
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         reason = "no space left; free some or" if full else f"{error.strerror or error};"
-        raise NormLabError(f"token cache {root}: {reason} name another folder with NORMLAB_CACHE") from None
+        raise NormLabError(f"{kind} cache {root}: {reason} name another folder with NORMLAB_CACHE") from None
 
 
 @contextmanager
-def _holding(path: Path, progress: bool) -> Iterator[None]:
+def _holding(path: Path, progress: bool, kind: str = "token") -> Iterator[None]:
     with wait_for(path, patient=False) as mine:
         if mine:
             yield
             return
     if progress:
-        print("waiting for another process that builds the same token cache", file=sys.stderr)
+        print(f"waiting for another process that builds the same {kind} cache", file=sys.stderr)
     with wait_for(path):
         yield
 

@@ -108,13 +108,13 @@ def prepare(
         raise NormLabError(f"val_fraction must lie between 0 and 1, got {val_fraction}; try 0.02 or name val_data")
     root, source = cache_root(cache), open_sources(data)
     options = {"workers": workers or _cores(), "progress": progress}
-    held_out = open_sources(val_data) if val_data else None
+    apart_source = open_sources(val_data) if val_data else None
     words = cached_tokenizer(tokenizer, source, root, progress=progress)
     tokens = cached_tokens(source, words, root, **options)
-    if held_out is None:
+    if apart_source is None:
         train, val = _split(tokens, words, val_fraction)
         return Corpus(train, val, words, source.describe())
-    apart = cached_tokens(held_out, words, root, **options)
+    apart = cached_tokens(apart_source, words, root, **options)
     train = _side(tokens, ~np.isin(tokens.digests, apart.digests), "train", apart.key)
     if not train.n_documents:
         raise NormLabError("every document of data is in val_data too: nothing is left to train on; name other files")
@@ -125,12 +125,20 @@ def _split(cache: TokenCache, tokenizer: Tokenizer, fraction: float) -> tuple[To
     different = np.unique(cache.digests)
     if len(different) == 1:
         return _cut(cache, tokenizer, fraction)
-    # At least the lowest and never the highest: both sides hold something.
-    limit = min(max(int(fraction * 2.0**64), int(different[0]) + 1), int(different[-1]))
-    held_out = cache.digests < np.uint64(limit)
+    chosen = held_out(cache.digests, fraction)
     # Which documents are held out follows from how many: those with the lowest digests.
-    count = str(held_out.sum())
-    return _side(cache, ~held_out, "train", count), _side(cache, held_out, "val", count)
+    count = str(chosen.sum())
+    return _side(cache, ~chosen, "train", count), _side(cache, chosen, "val", count)
+
+
+def held_out(digests: np.ndarray, fraction: float) -> np.ndarray:
+    """Which things are kept for validation: those whose digest, read as a fraction, lies below `fraction`.
+
+    At least the lowest and never the highest: both sides hold something.
+    """
+    different = np.unique(digests)
+    limit = min(max(int(fraction * 2.0**64), int(different[0]) + 1), int(different[-1]))
+    return digests < np.uint64(limit)
 
 
 def _side(cache: TokenCache, chosen: np.ndarray, *names: str) -> Tokens:

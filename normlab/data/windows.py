@@ -87,10 +87,17 @@ def shuffled(count: int, seed: int, epoch: int, what: str) -> np.ndarray:
 
     Our own and not numpy's generator, whose stream may change between versions: a run must resume on another machine.
     """
-    key = _mix(np.uint64(int.from_bytes(what.encode()[:8], "little")))
-    for number in (seed, epoch):
-        key = _mix(key ^ np.uint64(number % (1 << 64)))
-    return np.argsort(_mix(np.arange(count, dtype=np.uint64) ^ key), kind="stable")
+    return np.argsort(mixed(what, seed, epoch, np.arange(count, dtype=np.uint64)), kind="stable")
+
+
+def mixed(*parts: str | int | np.ndarray | np.uint64) -> np.ndarray:
+    """A hash of what it is for and of some numbers, arrays among them: equal parts give equal bits on every machine."""
+    key = np.zeros(1, np.uint64)
+    for part in parts:
+        if isinstance(part, str):
+            part = int.from_bytes(part.encode()[:8], "little")
+        key = _mix(key ^ (np.uint64(part % (1 << 64)) if isinstance(part, int) else part))
+    return key
 
 
 def _mix(x: np.ndarray | np.uint64) -> np.ndarray:

@@ -17,6 +17,7 @@ from normlab.files import replacing_folder, write_atomically
 from normlab.hf.model_card import model_card
 from normlab.hf.modelling import NormLabForCausalLM
 from normlab.hf.tokenizer import library_tokenizer
+from normlab.models.decoder import Decoder
 from normlab.train.run import Run, load_run
 
 
@@ -25,13 +26,19 @@ def export(run: str | Path | Run, folder: str | Path, *, overwrite: bool = False
     found = run if isinstance(run, Run) else load_run(run)
     folder = Path(folder)
     _check_target(folder, overwrite)
-    tokenizer = library_tokenizer(found.tokenizer, found.config.model.max_length)
+    decoder = found.model
+    if not isinstance(decoder, Decoder):
+        raise NormLabError(
+            f"{found.folder.path} holds a model of the task {found.config.task}, and only decoders can be exported; "
+            f"name a run of the task language"
+        )
+    tokenizer = library_tokenizer(found.tokenizer, decoder.config.max_length)
     end = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), found.tokenizer.end)
-    model = NormLabForCausalLM.from_decoder(found.model, base_dim=found.config.base_dim, **end)
+    model = NormLabForCausalLM.from_decoder(decoder, base_dim=found.config.base_dim, **end)
     with replacing_folder(folder) as part:
         model.save_pretrained(part)
         tokenizer.save_pretrained(part)
-        write_atomically(part / "README.md", model_card(found))
+        write_atomically(part / "README.md", model_card(found, decoder.config))
     return folder
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from normlab.card import Card
 from normlab.files import read_json
+from normlab.models.config import DecoderConfig
 from normlab.report.markdown import escape, table
 from normlab.report.numbers import count, fixed, rate
 from normlab.report.tables import Cell, Column, Table
@@ -20,26 +21,26 @@ print(pipeline("text-generation", "path/to/this/folder")("The ", max_new_tokens=
 ```"""
 
 
-def model_card(run: Run) -> str:
+def model_card(run: Run, model: DecoderConfig) -> str:
     """README.md of the export, in Markdown with the metadata that the hub reads."""
-    scheme = run.config.model.scheme_object
+    scheme = model.scheme_object
     about = Card.of(scheme)
     metadata = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["normlab", scheme.name]}
     # JSON is YAML: names with colons or quotes in them stay strings.
     header = "\n".join(f"{name}: {json.dumps(value)}" for name, value in metadata.items())
     parts = [
         f"---\n{header}\n---",
-        f"# {escape(about.title)} decoder, {count(run.config.model.num_params())} parameters",
+        f"# {escape(about.title)} decoder, {count(model.num_params())} parameters",
         f"{escape(about.title)}: {escape(about.summary)} Trained and exported by NormLab.",
-        table(_as_table(_facts(run))),
+        table(_as_table(_facts(run, model))),
         "## Use",
         _LOADING,
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _facts(run: Run) -> dict[str, str]:
-    config, model = run.config, run.config.model
+def _facts(run: Run, model: DecoderConfig) -> dict[str, str]:
+    config = run.config
     result = run.status.get("result") or {}
     made_with = read_json(run.folder.path / "config.json").get("versions", {})
     return {

@@ -9,12 +9,27 @@ from normlab.lazy import loader
 if TYPE_CHECKING:
     from normlab.models.attention import Attention
     from normlab.models.cache import KVCache
-    from normlab.models.config import PRESETS, DecoderConfig
+    from normlab.models.config import PRESETS, DecoderConfig, EncoderConfig
     from normlab.models.decoder import Decoder
+    from normlab.models.encoder import Encoder
     from normlab.models.mlp import MLP
     from normlab.models.moe import MoE
+    from normlab.models.vision import VisionTransformer
+    from normlab.models.vision_config import VisionConfig
 
-__all__ = ["MLP", "PRESETS", "Attention", "Decoder", "DecoderConfig", "KVCache", "MoE"]
+__all__ = [
+    "MLP",
+    "PRESETS",
+    "Attention",
+    "Decoder",
+    "DecoderConfig",
+    "Encoder",
+    "EncoderConfig",
+    "KVCache",
+    "MoE",
+    "VisionConfig",
+    "VisionTransformer",
+]
 
 __getattr__ = loader(
     __name__,
@@ -24,7 +39,11 @@ __getattr__ = loader(
         "Attention": "attention",
         "Decoder": "decoder",
         "DecoderConfig": "config",
+        "Encoder": "encoder",
+        "EncoderConfig": "config",
         "KVCache": "cache",
         "MoE": "moe",
+        "VisionConfig": "vision_config",
+        "VisionTransformer": "vision",
     },
 )

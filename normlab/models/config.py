@@ -1,4 +1,4 @@
-"""What a decoder is made of, checked when it is written down; sizes, work and memory before anything is built.
+"""What a model is made of, checked when it is written down; sizes, work and memory before anything is built.
 
 Importing this does not import torch: the command line shows these fields in its help. Making a configuration does.
 """
@@ -6,14 +6,20 @@ Importing this does not import torch: the command line shows these fields in its
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
 from normlab.choices import Kernels, Stream, Topology
 from normlab.errors import NormLabError, unknown
 
 if TYPE_CHECKING:
+    import torch
+
+    from normlab.models.decoder import Decoder
+    from normlab.models.encoder import Encoder
     from normlab.models.estimate import Memory
+    from normlab.models.transformer import Transformer
     from normlab.schemes.base import Scheme
 
     SchemeLike = Scheme | str
@@ -29,8 +35,13 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecoderConfig:
-    """A decoder: `DecoderConfig(scheme="peri(step=0.1)", depth=12, dim=768, heads=12)`."""
+class TransformerConfig:
+    """What all models have: blocks of attention and MLP under a scheme."""
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]]
+    """Named sizes."""
+    sizes: ClassVar[tuple[str, ...]] = ("depth", "dim", "heads")
+    """Fields that are at least one."""
 
     scheme: SchemeLike = "pre"
     """How the layers are normalised: a scheme, its name, or its name with options. Kept as the scheme it names."""
@@ -50,14 +61,6 @@ class DecoderConfig:
     """Kind of MLP."""
     bias: bool = False
     """Biases in attention and MLP."""
-    vocab_size: int = 256
-    """Tokens in the vocabulary."""
-    max_length: int = 1024
-    """Longest sequence."""
-    rope_theta: float = 10000.0
-    """Base of the rotary frequencies."""
-    tied: bool | None = None
-    """Share one matrix between embedding and head; None: yes, unless the scheme needs a head of its own."""
     topology: Topology = "serial"
     """Attention and MLP one after the other, or at the same state."""
     experts: int = 0
@@ -83,26 +86,42 @@ class DecoderConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "scheme", self.scheme_object)
-        for name in ("depth", "dim", "heads", "vocab_size", "max_length"):
+        for name in self.sizes:
             if getattr(self, name) < 1:
                 raise NormLabError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.stream not in get_args(Stream):
             raise unknown("stream", self.stream, get_args(Stream))
         if self.kernels not in get_args(Kernels):
             raise unknown("kernels", self.kernels, get_args(Kernels))
-        if self.tied and self._needs_own_head:
-            raise NormLabError(f"{self.scheme_object.name} needs a head of its own; set tied=False or leave it out")
         if self.zero_outputs and not self.scheme_object.zero_outputs:
             raise NormLabError(f"{self.scheme_object.name} forbids zero_outputs: it normalises what a branch returns")
+        self.check()
         # Everything else is checked by the parts themselves; on the meta device building them costs nothing.
         self._build_one_block()
 
+    def check(self) -> None:
+        """Raise where fields of one kind of model do not make sense together."""
+
     @classmethod
-    def preset(cls, name: str, **changes: Any) -> DecoderConfig:
+    def preset(cls, name: str, **changes: Any) -> Self:
         """A named size, with any field changed: `DecoderConfig.preset("125m", scheme="geonorm")`."""
-        if name not in PRESETS:
-            raise unknown("preset", name, PRESETS)
-        return cls(**(PRESETS[name] | changes))
+        if name not in cls.presets:
+            raise unknown("preset", name, cls.presets)
+        return cls(**{**cls.presets[name], **changes})
+
+    def build(self, *, device: torch.device | str | None = None) -> Transformer:
+        """The model itself."""
+        raise NotImplementedError
+
+    @property
+    def sequence(self) -> int:
+        """Tokens of the longest sequence that the blocks see."""
+        raise NotImplementedError
+
+    @property
+    def answers(self) -> int:
+        """Numbers that the head returns: tokens of the vocabulary, or classes."""
+        raise NotImplementedError
 
     @property
     def scheme_object(self) -> Scheme:
@@ -110,14 +129,6 @@ class DecoderConfig:
         from normlab.schemes.registry import scheme
 
         return scheme(self.scheme)
-
-    @property
-    def tied_head(self) -> bool:
-        return not self._needs_own_head if self.tied is None else self.tied
-
-    @property
-    def _needs_own_head(self) -> bool:
-        return any(need.name == "untied-head" for need in self.scheme_object.needs)
 
     @property
     def width_of_head(self) -> int:
@@ -138,26 +149,91 @@ class DecoderConfig:
     def flops_per_token(self, length: int | None = None) -> int:
         """FLOPs to train on one token of a sequence of `length`: 6 × active parameters + 12 × layers × width × length.
 
-        An embedding is looked up, not multiplied: it counts only where the head shares its matrix.
+        What is looked up or added and not multiplied (an embedding that no head shares, positions) does not count, and
+        what works once a sequence (the head of a classifier) counts once.
         """
         from normlab.models.estimate import flops_per_token
 
-        return flops_per_token(self, length or self.max_length)
+        return flops_per_token(self, length or self.sequence)
 
     def memory(self, batch: int, length: int | None = None, *, precision: str = "bf16") -> Memory:
         """Memory for one training step with AdamW, in bytes by what it is spent on."""
         from normlab.models.estimate import memory
 
-        return memory(self, batch, length or self.max_length, precision)
+        return memory(self, batch, length or self.sequence, precision)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, the scheme as its text; `DecoderConfig(**d)` reads them back."""
+        """Plain values, the scheme as its text; the class reads them back as arguments."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)} | {"scheme": str(self.scheme)}
+
+    @property
+    def needs_own_head(self) -> bool:
+        """Whether the scheme cannot share the head's matrix with the embedding."""
+        return any(need.name == "untied-head" for need in self.scheme_object.needs)
 
     def _build_one_block(self) -> None:
         import torch
 
-        from normlab.models.decoder import sublayers
+        from normlab.models.transformer import sublayers
 
         with torch.device("meta"):
             sublayers(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenConfig(TransformerConfig):
+    """A model that reads tokens and predicts tokens."""
+
+    sizes = (*TransformerConfig.sizes, "vocab_size", "max_length")
+
+    vocab_size: int = 256
+    """Tokens in the vocabulary."""
+    max_length: int = 1024
+    """Longest sequence."""
+    rope_theta: float = 10000.0
+    """Base of the rotary frequencies."""
+    tied: bool | None = None
+    """Share one matrix between embedding and head; None: yes, unless the scheme needs a head of its own."""
+
+    def check(self) -> None:
+        if self.tied and self.needs_own_head:
+            raise NormLabError(f"{self.scheme_object.name} needs a head of its own; set tied=False or leave it out")
+
+    @property
+    def tied_head(self) -> bool:
+        return not self.needs_own_head if self.tied is None else self.tied
+
+    @property
+    def sequence(self) -> int:
+        return self.max_length
+
+    @property
+    def answers(self) -> int:
+        return self.vocab_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig(TokenConfig):
+    """A decoder: `DecoderConfig(scheme="peri(step=0.1)", depth=12, dim=768, heads=12)`."""
+
+    presets: ClassVar = PRESETS
+
+    def build(self, *, device: torch.device | str | None = None) -> Decoder:
+        from normlab.models.decoder import Decoder
+
+        return Decoder(self, device=device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderConfig(TokenConfig):
+    """An encoder: `EncoderConfig(scheme="post", depth=12, dim=768, heads=12)`."""
+
+    # BERT was trained on sequences of 512.
+    presets: ClassVar = {
+        name: {**PRESETS[name], "max_length": min(512, PRESETS[name]["max_length"])} for name in PRESETS
+    }
+
+    def build(self, *, device: torch.device | str | None = None) -> Encoder:
+        from normlab.models.encoder import Encoder
+
+        return Encoder(self, device=device)

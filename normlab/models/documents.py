@@ -14,9 +14,10 @@ def document_positions(documents: torch.Tensor) -> torch.Tensor:
     return index - start
 
 
-def document_mask(documents: torch.Tensor) -> torch.Tensor:
-    """(B, 1, T, T), True where a query may look: at its own document, up to itself."""
+def document_mask(documents: torch.Tensor, *, causal: bool = True) -> torch.Tensor:
+    """(B, 1, T, T), True where a query may look: at its own document, and no further than itself where it is causal."""
     T = documents.shape[-1]
     same = documents.unsqueeze(-1) == documents.unsqueeze(-2)
-    causal = torch.ones(T, T, dtype=torch.bool, device=documents.device).tril()
-    return (same & causal).unsqueeze(-3)
+    if causal:
+        same = same & torch.ones(T, T, dtype=torch.bool, device=documents.device).tril()
+    return same.unsqueeze(-3)

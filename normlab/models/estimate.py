@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -9,33 +10,36 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from normlab.errors import unknown
-from normlab.models.config import DecoderConfig
+from normlab.models.config import TransformerConfig
 from normlab.models.cross_entropy import chunk_rows
-from normlab.models.decoder import Decoder
 from normlab.models.moe import MoE
+from normlab.models.transformer import Transformer
 
 _PRECISIONS = ("fp32", "bf16")
 
 
-def num_params(config: DecoderConfig, *, active: bool = False) -> int:
+def num_params(config: TransformerConfig, *, active: bool = False) -> int:
     """Parameters of the model laid out on the meta device: exact, whatever the scheme adds."""
-    model = Decoder(config, device="meta")
-    count = sum(parameter.numel() for parameter in model.parameters())
-    return count - _idle_params(model, config) if active else count
+    model = config.build(device="meta")
+    return _count(model) - (_idle_params(model, config) if active else 0)
 
 
-def _idle_params(model: Decoder, config: DecoderConfig) -> int:
+def _count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _idle_params(model: Transformer, config: TransformerConfig) -> int:
     """Parameters of experts that one token does not visit."""
     experts = [module for module in model.modules() if isinstance(module, MoE)]
     stacked = sum(p.numel() for module in experts for p in module.parameters(recurse=False) if p.ndim == 3)
     return stacked * (config.experts - config.top_k) // max(config.experts, 1)
 
 
-def flops_per_token(config: DecoderConfig, length: int) -> int:
+def flops_per_token(config: TransformerConfig, length: int) -> int:
     """Forward and backward: two and four FLOPs per weight, plus attention's two products with all `length` keys."""
-    looked_up = 0 if config.tied_head else config.vocab_size * config.dim
-    weights = num_params(config, active=True) - looked_up
-    return 6 * weights + 12 * config.depth * config.heads * config.width_of_head * length
+    model = config.build(device="meta")
+    products = _count(model.stack) - _idle_params(model, config) + model.products_outside()
+    return 6 * products + 12 * config.depth * config.heads * config.width_of_head * length
 
 
 @dataclass(frozen=True)
@@ -62,14 +66,14 @@ class Memory:
         return f"{self.total / 2**30:.2f} GiB at most ({parts})"
 
 
-def memory(config: DecoderConfig, batch: int, length: int, precision: str) -> Memory:
+def memory(config: TransformerConfig, batch: int, length: int, precision: str) -> Memory:
     """fp32 weights, gradients and two moments, and what autograd keeps in eager PyTorch; compiled it keeps less."""
     if precision not in _PRECISIONS:
         raise unknown("precision", precision, _PRECISIONS)
     weights = 4 * num_params(config)
     kept, recomputed = _kept_activations(config, batch, length, precision), 0
     if config.checkpointing:
-        plain = _kept_activations(_changed(config, checkpointing=False), batch, length, precision)
+        plain = _kept_activations(dataclasses.replace(config, checkpointing=False), batch, length, precision)
         recomputed = (plain - kept) // config.depth
     return Memory(
         weights=weights,
@@ -77,23 +81,20 @@ def memory(config: DecoderConfig, batch: int, length: int, precision: str) -> Me
         activations=kept,
         gradients=weights,
         recomputed=recomputed,
-        loss=_loss_bytes(config, batch * length, precision),
+        loss=_loss_bytes(config, batch, length, precision),
     )
 
 
-def _loss_bytes(config: DecoderConfig, tokens: int, precision: str) -> int:
-    rows = min(tokens, chunk_rows(config.vocab_size, 2 if precision == "bf16" else 4))
-    return 2 * 4 * rows * config.vocab_size + 4 * config.vocab_size * config.dim
+def _loss_bytes(config: TransformerConfig, batch: int, length: int, precision: str) -> int:
+    _, targets = config.build(device="meta").example(batch, length)
+    rows = min(targets.numel(), chunk_rows(config.answers, 2 if precision == "bf16" else 4))
+    return 2 * 4 * rows * config.answers + 4 * config.answers * config.dim
 
 
-def _changed(config: DecoderConfig, **fields: object) -> DecoderConfig:
-    return DecoderConfig(**{**config.to_dict(), "scheme": config.scheme, **fields})
-
-
-def _kept_activations(config: DecoderConfig, batch: int, length: int, precision: str) -> int:
+def _kept_activations(config: TransformerConfig, batch: int, length: int, precision: str) -> int:
     """Bytes that autograd saves in one forward pass and loss, counted on tensors that have a shape and no memory."""
     # Triton's kernels have no such tensors to run on; they keep what the reference keeps, or less.
-    step = _Loss(Decoder(_changed(config, kernels="reference"), device="meta"))
+    step = _Loss(dataclasses.replace(config, kernels="reference").build(device="meta"))
     kept: dict[int, int] = {}
     # Depth constants are real zero-dimensional tensors.
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -109,13 +110,13 @@ def _kept_activations(config: DecoderConfig, batch: int, length: int, precision:
                 kept[storage._cdata] = storage.nbytes()
             return tensor
 
-        tokens = torch.zeros(batch, length, dtype=torch.long, device="cpu")
+        example = step.model.example(batch, length)
         with (
             torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
             torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"),
         ):
             # Kept until the end, so that no storage's address is used twice.
-            loss = torch.func.functional_call(step, fake, (tokens,))
+            loss = torch.func.functional_call(step, fake, example)
         del loss
     return sum(kept.values())
 
@@ -123,9 +124,9 @@ def _kept_activations(config: DecoderConfig, batch: int, length: int, precision:
 class _Loss(nn.Module):
     """The training loss as a forward pass, which is what `functional_call` calls."""
 
-    def __init__(self, model: Decoder):
+    def __init__(self, model: Transformer):
         super().__init__()
         self.model = model
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.model.loss(tokens, tokens)
+    def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return self.model.loss(inputs, targets)

@@ -1,4 +1,4 @@
-"""The language-model head: hidden states in, logits out."""
+"""The head: hidden states in, logits out, one for every token of a vocabulary or for every class."""
 
 from __future__ import annotations
 

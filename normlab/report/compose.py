@@ -91,7 +91,8 @@ def _about_runs(runs: list[Run]) -> list[tuple[str, str]]:
 def _sections(results: Results, data: dict[str, Any]) -> list[Section]:
     lrs = [(lr, rate(lr)) for lr in sorted({curve["lr"] for curve in data["curves"] if curve["lr"] is not None})]
     sections = [
-        section("curves", "Loss curves", "curves.html", curves=data["curves"], lrs=lrs, data=data),
+        section("curves", "Training curves", "curves.html", curves=data["curves"], lrs=lrs, data=data,
+                metric=results.metric),
         section("profiles", "Through the depth", "profiles.html", profiles=data["profiles"]),
         section("speed", "Speed and memory", "table.html", table=tables.speed_table(results)),
         section("runs", "Runs", "runs.html", runs=tables.run_table(results), events=tables.event_table(results)),
@@ -105,7 +106,7 @@ def _sections(results: Results, data: dict[str, Any]) -> list[Section]:
     return [
         _ranking(results, data),
         curves,
-        section("rates", "Learning rate", "rates.html", rates=data["rates"]),
+        section("rates", "Learning rate", "rates.html", rates=data["rates"], higher=results.metric.higher),
         *rest,
     ]
 
@@ -114,5 +115,6 @@ def _ranking(results: Results, data: dict[str, Any]) -> Section:
     intervals = any(entry["low"] is not None for entry in data["ranking"])
     table, note = tables.ranking_table(results), level_note(results)
     return section(
-        "ranking", "Ranking", "ranking.html", problem=results.problem, table=table, note=note, intervals=intervals
+        "ranking", "Ranking", "ranking.html", problem=results.problem, table=table, note=note, intervals=intervals,
+        higher=results.metric.higher,
     )  # fmt: skip

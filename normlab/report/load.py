@@ -12,6 +12,9 @@ from normlab.compare.statistics import Standing, ranking
 from normlab.compare.store import Store
 from normlab.errors import NormLabError
 from normlab.report.metrics import Metrics, number, read_metrics
+from normlab.train.config import DEFAULT_TASK
+from normlab.train.metrics import LOSS, TITLES, Metric, metric_named
+from normlab.train.tasks import TASKS
 
 Table = dict[str, Any]
 
@@ -50,7 +53,7 @@ class Results:
     """compare.json, or the run's config.json."""
 
     baseline: str | None = None
-    metric: str = "val_loss"
+    metric: Metric = LOSS
     level: float = 0.95
     standings: list[Standing] = field(default_factory=list)
     problem: str | None = None
@@ -85,7 +88,7 @@ def load(folder: str | Path) -> Results:
         return _comparison(folder)
     if any((folder / name).is_file() for name in ("metrics.jsonl", "status.json", "config.json")):
         run = _run_in(folder, {})
-        return Results(folder=folder, kind="run", runs=[run], about=run.config)
+        return Results(folder=folder, kind="run", runs=[run], about=run.config, metric=_metric_of(run))
     if not folder.is_dir():
         raise NormLabError(f"there is no folder {folder}; expected one that normlab train or normlab compare made")
     raise NormLabError(
@@ -113,13 +116,19 @@ def _comparison(folder: Path) -> Results:
     runs = [_run_in(folder / "runs" / row["run"], row) for row in rows]
     runs += _under_way(folder, {run.id for run in runs})
     baseline = find(about, "baseline") or (rows[0]["scheme"] if rows else None)
-    metric = str(find(about, "metric") or (rows[0]["metric"] if rows else "val_loss"))
+    metric = metric_named(str(find(about, "metric") or (rows[0]["metric"] if rows else LOSS.name)))
     level = number(about.get("level")) or 0.95
     standings, problem = _standings(rows, baseline, level)
     return Results(
         folder=folder, kind="comparison", runs=runs, about=about, baseline=baseline, metric=metric, level=level,
         standings=standings, problem=problem,
     )  # fmt: skip
+
+
+def _metric_of(run: Run) -> Metric:
+    """What the task of a run is judged by; runs were made before there were tasks to choose from."""
+    name = str(find(run.config, "task") or DEFAULT_TASK)
+    return TASKS[name].metric if name in TASKS else LOSS
 
 
 def _standings(rows: list[Table], baseline: Any, level: float) -> tuple[list[Standing], str | None]:
@@ -171,8 +180,7 @@ def _measured(status: Table, config: Table, metrics: Metrics) -> Table:
     evaluation = metrics.eval[-1] if metrics.eval else {}
     memory = [m for record in metrics.step if (m := number(record.get("memory_bytes"))) is not None]
     return {
-        "loss": evaluation.get("loss"),
-        "bits_per_byte": evaluation.get("bits_per_byte"),
+        **{name: evaluation.get(name) for name in TITLES if name in evaluation},
         "tokens": status.get("tokens") or metrics.last("tokens"),
         "steps": status.get("step") or metrics.last("step"),
         "seconds": metrics.last("seconds"),

@@ -7,20 +7,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from normlab.report.load import Results, Run
-from normlab.report.metrics import PROFILES, Columns, clock, columns, number, profile_values
-from normlab.report.verdict import metric_name
+from normlab.report.metrics import PROFILES, Columns, Record, clock, columns, number, profile_values
 
 POINTS_A_CURVE = 1000
 POINTS_IN_ALL = 80_000  # about 2.5 MB of text, beside 5 MB of plotly.js
 PROFILE_STEPS = 40
-FIELDS = ("step", "tokens", "seconds", "loss")
+PLACES = ("step", "tokens", "seconds")
 
 
 def plot_data(results: Results, smoothing: float) -> dict[str, Any]:
     """Everything that the page's own script reads."""
     return {
         "schemes": [_scheme(results, scheme) for scheme in results.schemes],
-        "metric": metric_name(results.metric),
+        "metric": results.metric.axis,
+        "higher": results.metric.higher,
+        "axes": {"train": "Training loss (nats)", "eval": results.metric.axis},
         "smoothing": smoothing,
         "ranking": _ranking(results),
         "curves": _curves(results),
@@ -68,9 +69,14 @@ def _curve(results: Results, run: Run, train_stride: int, eval_stride: int) -> d
         "seed": run.seed,
         "role": run.role,
         "failed": run.state == "failed",
-        "train": _rounded(columns(run.metrics.step, FIELDS, train_stride)),
-        "eval": _rounded(columns(evaluations, FIELDS, eval_stride)),
+        "train": _points(run.metrics.step, "loss", train_stride),
+        "eval": _points(evaluations, results.metric.field, eval_stride),
     }
+
+
+def _points(records: Sequence[Record], field: str, stride: int) -> Columns:
+    found = _rounded(columns(records, (*PLACES, field), stride))
+    return {**{name: found[name] for name in PLACES}, "value": found[field]}
 
 
 def _rates(results: Results) -> list[dict[str, Any]]:

@@ -12,9 +12,10 @@ from normlab.compare.statistics import Standing
 from normlab.report.load import Results, Run
 from normlab.report.metrics import number
 from normlab.report.numbers import NONE, count, duration, fixed, memory, rate, signed
-from normlab.report.verdict import digits, metric_name, where
+from normlab.report.verdict import digits, where
+from normlab.train.metrics import TITLES, Metric
 
-MARKS = {"better": "▼", "worse": "▲", "no difference shown": "≈", "failed": "✕", "unreliable": "✕"}
+MARKS = {"no difference shown": "≈", "failed": "✕", "unreliable": "✕"}
 
 
 @dataclass(frozen=True)
@@ -54,16 +55,20 @@ def figure(text: str, value: Any) -> Cell:
 
 
 def ranking_table(results: Results) -> Table:
-    """Every scheme's loss, its difference to the baseline with its interval, and the verdict."""
+    """Every scheme's result, its difference to the baseline with its interval, and the verdict."""
     base = results.label(results.baseline or "")
     columns = [
-        Column("Scheme"), Column(metric_name(results.metric).capitalize(), True), Column(f"Against {base}", True),
-        Column("Interval"), Column("Verdict"), Column("Bits per byte", True), Column("Rate", True),
-        Column("Seeds", True),
+        Column("Scheme"), Column(results.metric.title.capitalize(), True), Column(f"Against {base}", True),
+        Column("Interval"), Column("Verdict"), *_beside(results), Column("Rate", True), Column("Seeds", True),
     ]  # fmt: skip
     places = digits(results)
     rows = [_standing_row(results, own, places) for own in results.standings]
     return Table("Ranking", columns, rows)
+
+
+def _beside(results: Results) -> list[Column]:
+    """Headings of what an evaluation says besides the metric."""
+    return [Column(TITLES[name], True) for name in results.metric.beside]
 
 
 def _standing_row(results: Results, own: Standing, places: int) -> list[Cell]:
@@ -74,19 +79,27 @@ def _standing_row(results: Results, own: Standing, places: int) -> list[Cell]:
         interval = f"{signed(low, places)} to {signed(difference.high, places)}"
     seeds = str(len(own.values)) if not own.failed else f"{len(own.finished)} of {len(own.values)}"
     edge = f" ({own.edge})" if own.edge else ""
-    mark = MARKS.get(own.verdict, "")
+    mark = _mark(own.verdict, results.metric)
     judged = [run for run in results.runs if run.scheme == own.scheme and run.role == "judge" and run.lr == own.lr]
-    bits = _mean(run.row.get("bits_per_byte") for run in judged if run.state == "done")
+    done = [run for run in judged if run.state == "done"]
+    others = [_mean(run.row.get(name) for run in done) for name in results.metric.beside]
     return [
         Cell(own.label, own.label.lower(), scheme=results.schemes.index(own.scheme)),
         figure(fixed(own.mean, places), own.mean),
         figure(signed(difference.mean if difference else None, places), difference.mean if difference else None),
         Cell(interval, low, whole=True),
         Cell(f"{mark} {own.verdict}".strip(), own.verdict, tone=own.verdict.replace(" ", "-")),
-        figure(fixed(bits), bits),
+        *(figure(fixed(value), value) for value in others),
         figure(rate(own.lr) + edge, own.lr),
         figure(seeds, len(own.finished)),
     ]
+
+
+def _mark(verdict: str, metric: Metric) -> str:
+    """An arrow the way that a scheme lies from the baseline."""
+    if verdict in ("better", "worse"):
+        return "▲" if (verdict == "better") == metric.higher else "▼"
+    return MARKS.get(verdict, "")
 
 
 @dataclass(frozen=True)
@@ -141,13 +154,14 @@ def run_table(results: Results) -> Table:
     """Every run there is, those that failed or have not ended included."""
     columns = [Column("Run"), Column("Scheme"), Column("Role")]
     columns += [Column("Rate", True), Column("Seed", True), Column("State")]
-    columns += [Column(metric_name(results.metric).capitalize(), True), Column("Bits per byte", True)]
+    columns += [Column(results.metric.title.capitalize(), True), *_beside(results)]
     columns += [Column("Tokens", True), Column("Remark")]
     return Table("All runs", columns, [_run_row(results, run) for run in results.runs])
 
 
 def _run_row(results: Results, run: Run) -> list[Cell]:
-    value = run.value if run.row.get("value") is not None else number(run.row.get("loss"))
+    value = run.value if run.row.get("value") is not None else number(run.row.get(results.metric.field))
+    others = [run.row.get(name) for name in results.metric.beside]
     return [
         Cell(run.id, run.id, whole=len(run.id) < 32),
         Cell(run.label, run.label.lower(), scheme=results.schemes.index(run.scheme)),
@@ -156,7 +170,7 @@ def _run_row(results: Results, run: Run) -> list[Cell]:
         figure(NONE if run.seed is None else str(run.seed), run.seed),
         Cell(run.state, run.state, tone=run.state),
         figure(fixed(value), value),
-        figure(fixed(run.row.get("bits_per_byte")), run.row.get("bits_per_byte")),
+        *(figure(fixed(other), other) for other in others),
         figure(count(run.row.get("tokens")), run.row.get("tokens")),
         Cell(where(run) if run.state == "failed" else run.reason or "", run.reason or ""),
     ]

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from normlab.compare.statistics import Difference, Standing, minimum_detectable, simultaneous, winner
 from normlab.report.load import Results, Run
 from normlab.report.numbers import count, decimals, fixed, listed, rate
-
-METRICS = {"val_loss": "validation loss", "loss": "loss", "bits_per_byte": "bits per byte"}
+from normlab.train.metrics import Metric
 
 
 @dataclass(frozen=True)
@@ -24,17 +23,13 @@ class Verdict:
 def verdict(results: Results) -> Verdict:
     """The verdict on a comparison or on a single run."""
     if results.kind == "run":
-        return _on_run(results.runs[0])
+        return _on_run(results.runs[0], results.metric)
     failures = [line for scheme in results.schemes if (line := _failures(results, scheme))]
     if results.problem:
         return Verdict(f"No verdict: {results.problem}.", failures, _unfinished(results))
     findings = [line for own in results.standings if (line := _finding(results, own))]
     cautions = [*_edges(results), *_resolution(results), *_unfinished(results)]
     return Verdict(_headline(results), findings + failures, cautions)
-
-
-def metric_name(metric: str) -> str:
-    return METRICS.get(metric, metric.replace("_", " "))
 
 
 def digits(results: Results) -> int:
@@ -58,30 +53,35 @@ def where(run: Run) -> str:
 
 def _headline(results: Results) -> str:
     best, base = winner(results.standings, results.level), results.label(results.baseline or "")
-    metric = metric_name(results.metric)
+    better_result = f"a {results.metric.comparative} {results.metric.title}"
     if best is not None:
-        return _of_winner(results, best, metric, base)
+        return _of_winner(results, best, base)
     if not any(own.finished for own in results.standings):
         return "No verdict: no scheme has a finished judge run at its picked rate."
     better = [own.label for own in results.standings if own.verdict == "better"]
     if len(better) > 1:
-        return f"{listed(better)} reach a lower {metric} than {base}; which of them is best is not shown."
+        return f"{listed(better)} reach {better_result} than {base}; which of them is best is not shown."
     if better:
-        return f"{better[0]} reaches a lower {metric} than {base}; that it is the best of all is not shown."
+        return f"{better[0]} reaches {better_result} than {base}; that it is the best of all is not shown."
     if not any(own.difference for own in results.standings):
         return "No verdict: there is nothing to compare yet."
     if all(own.difference.n == 1 for own in results.standings if own.difference):
         return "No winner: one seed for each scheme shows no difference."
-    return f"No winner: no scheme is shown to reach a lower {metric} than {base}."
+    return f"No winner: no scheme is shown to reach {better_result} than {base}."
 
 
-def _of_winner(results: Results, best: Standing, metric: str, base: str) -> str:
+def _of_winner(results: Results, best: Standing, base: str) -> str:
+    metric = results.metric
+    best_result = f"the {metric.superlative} {metric.title}"
     if best.difference is None:
-        return f"{best.label}, the baseline, reaches the lowest {metric}: every other scheme that finished is worse."
+        return f"{best.label}, the baseline, reaches {best_result}: every other scheme that finished is worse."
     found, places, share = best.difference, digits(results), f"{100 * results.level:g} %"
-    size, least, most = (fixed(-x, places) if x is not None else "" for x in (found.mean, found.high, found.low))
-    sure = f"{share} interval {least} to {most}, {_seeds(found.n)}"
-    return f"{best.label} reaches the lowest {metric}: {size} below {base} ({sure})."
+    # By how much it is better, from the least to the most.
+    size, *ends = (-metric.sign * x if x is not None else None for x in (found.mean, found.low, found.high))
+    least, most = sorted(ends, key=lambda end: end or 0.0)
+    sure = f"{share} interval {fixed(least, places)} to {fixed(most, places)}, {_seeds(found.n)}"
+    side = "above" if metric.higher else "below"
+    return f"{best.label} reaches {best_result}: {fixed(size, places)} {side} {base} ({sure})."
 
 
 def _finding(results: Results, own: Standing) -> str | None:
@@ -164,14 +164,15 @@ def level_note(results: Results) -> str:
     each = f"{100 * simultaneous(results.level, len(results.standings)):.2f} %"
     wide = f", widened for {others} comparisons (each at {each}) so that all hold together with {share} confidence"
     return (
-        f"Lower is better. Paired Student intervals over seeds{wide if others > 1 else f' at {share}'}. Seeds that "
+        f"{results.metric.comparative.capitalize()} is better. Paired Student intervals over seeds"
+        f"{wide if others > 1 else f' at {share}'}. Seeds that "
         "picked a rate do not judge it; 'largest' or 'smallest' marks a rate at an end of those tried."
     )
 
 
-def _on_run(run: Run) -> Verdict:
-    loss, at = run.row.get("loss"), count(run.row.get("tokens"))
-    tail = f"validation loss {fixed(loss)} after {at} tokens" if loss is not None else "no evaluation yet"
+def _on_run(run: Run, metric: Metric) -> Verdict:
+    value, at = run.row.get(metric.field), count(run.row.get("tokens"))
+    tail = f"{metric.title} {fixed(value)} after {at} tokens" if value is not None else "no evaluation yet"
     if run.state == "failed":
         return Verdict(f"{run.label} failed: {where(run)}.", [f"Before that: {tail}."])
     states = {"done": "finished", "running": "is running", "stopped": "was stopped"}

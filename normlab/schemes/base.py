@@ -19,7 +19,7 @@ from torch import nn
 from normlab import norms
 from normlab.choices import Topology
 from normlab.errors import NormLabError, unknown
-from normlab.roles import OUTPUTS, Role
+from normlab.roles import FRONT, OUTPUTS, Role
 from normlab.schemes.blocks import Block, ParallelBlock, SerialBlock
 from normlab.schemes.law import Law
 from normlab.schemes.needs import Need
@@ -289,8 +289,14 @@ class Bound:
                 nn.init.zeros_(role.parameter)
             elif role.is_matrix:
                 zero = zero_outputs and role.role in OUTPUTS
-                self._normal_(role, 0.0 if zero else self.scheme.initial_std(role, base, self), generator)
+                self._normal_(role, 0.0 if zero else self.initial_std(role, base), generator)
         self.after_step(roles)
+
+    def initial_std(self, role: Role, base: float) -> float:
+        """Standard deviation of a matrix at initialisation: the scheme's, but for what stands in front of the stack."""
+        # Unit patches at unit places, whatever the scheme: from small ones the first block alone would set the state,
+        # and without a causal mask it says the same to every token. Small places drown in the patches.
+        return 1.0 if role.role in FRONT else self.scheme.initial_std(role, base, self)
 
     def _normal_(self, role: Role, std: float, generator: torch.Generator | None) -> None:
         cut = self.scheme.truncate

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from normlab.models.decoder import Decoder
+from normlab.models.tokens import TokenModel
 from normlab.norms import rms
 from normlab.schemes.parts import BranchBound, bound_of
 from normlab.stability.blame import blocks as named
@@ -68,7 +68,7 @@ def certify(stack: Stack, entry: float) -> Certificate:
 def entry_bound(model: nn.Module, measured: float) -> float:
     """Largest RMS of an embedding: that of the whole table where the model is ours, else what was measured."""
     model = eager(model)
-    return float(rms(whole(model.embedding.weight.detach())).max()) if isinstance(model, Decoder) else measured
+    return float(rms(whole(model.embedding.weight.detach())).max()) if isinstance(model, TokenModel) else measured
 
 
 @dataclass

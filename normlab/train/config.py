@@ -10,47 +10,61 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from normlab.choices import Boundaries
 from normlab.errors import NormLabError, unknown
-from normlab.models.config import PRESETS, DecoderConfig
+from normlab.models.config import TransformerConfig
 from normlab.train import schedule
+from normlab.train.tasks import TASKS, Task, TaskName, find_task
 
 Sink = Literal["tensorboard", "wandb", "trackio"]
 
-NOT_DECISIVE = ("vocab_size", "saves", "keep", "sinks")
-"""Fields that the result does not depend on, or, the vocabulary, only through others."""
+NOT_DECISIVE = ("vocab_size", "classes", "saves", "keep", "sinks")
+"""Fields that the result does not depend on, or, vocabulary and classes, only through others."""
 
-VOCABULARY_MULTIPLE = 64
-"""A vocabulary is rounded up to this: matrix products run faster, and the spare entries are never a target."""
+DEFAULT_TASK: TaskName = "language"
+
+NOT_EVERYWHERE = frozenset(name for task in TASKS.values() for name in task.fields)
+"""Fields that only some tasks have."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """One training run; everything in it decides the result, and its hash names the run."""
 
-    model: DecoderConfig = field(default_factory=DecoderConfig)
-    """The decoder. Its vocabulary is the tokenizer's and its max_length at least `length`."""
+    task: TaskName = DEFAULT_TASK
+    """What is learnt: the next token of a text, masked tokens of a text, or the classes of images."""
+    model: TransformerConfig = None  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+    """The model, of the task's kind. What the data says of it (vocabulary, classes) is set when that is read."""
 
-    data: tuple[str, ...] = ("python",)
-    """Text to train on: files, folders, globs, hf:NAME; "python" is the standard library of the running Python."""
+    data: tuple[str, ...] = ()
+    """Text: files, folders, globs, hf:NAME; "python", the default, is the standard library of the running Python.
+    Images: folders with a folder for every class; "digits", the default, comes with scikit-learn."""
     val_data: tuple[str, ...] = ()
-    """Text to evaluate on; none: a share of the documents in data."""
-    val_fraction: float = 0.02
-    """That share."""
+    """Data to evaluate on; none: a share of the documents or images in data."""
+    val_fraction: float = 0.0
+    """That share; 0: 0.02 of a text, 0.2 of images."""
     tokenizer: str = "bytes"
     """bytes, bpe:N (trained on the data), a file of the tokenizers package, or a Hugging Face id."""
     boundaries: Boundaries = "packed"
     """Sequences run across documents, or attention stays within each."""
+    mask: float = 0.15
+    """Share of the tokens that are masked and to be found."""
+    shift: int = 0
+    """Pixels by which images are moved at random while training, at most; 0: none."""
+    flip: bool = False
+    """Mirror every other image while training."""
 
     tokens: int = 2_000_000
     """Tokens to train on; 33M and 1.5B are understood on the command line."""
+    images: int = 100_000
+    """Images to train on, those seen again counted again; 200k is understood on the command line."""
     length: int = 256
     """Tokens a sequence."""
     batch: int = 16
-    """Sequences a step, over all ranks and accumulated parts."""
+    """Sequences or images a step, over all ranks and accumulated parts."""
     accumulate: int = 1
     """Parts that a step's batch is cut into, to save memory."""
 
@@ -104,7 +118,9 @@ class TrainConfig:
     """Where metrics go besides metrics.jsonl."""
 
     def __post_init__(self) -> None:
-        for name in ("tokens", "length", "batch", "accumulate", "eval_tokens", "keep"):
+        task = self.task_object
+        self._settle(task)
+        for name in ("batch", "accumulate", "keep"):
             if getattr(self, name) < 1:
                 raise NormLabError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("evals", "saves"):
@@ -117,14 +133,49 @@ class TrainConfig:
             raise NormLabError(f"warmup must lie in [0, 1], a share of the steps, got {self.warmup}; try 0.05")
         if self.batch % self.accumulate:
             raise NormLabError(f"batch {self.batch} cannot be cut into {self.accumulate} equal parts; try accumulate 1")
+        task.check(self)
         schedule.check(total=self.steps, **self._course)
-        if self.model.max_length < self.length:
-            object.__setattr__(self, "model", dataclasses.replace(self.model, max_length=self.length))
+        object.__setattr__(self, "model", task.fitted(self))
+
+    def _settle(self, task: Task) -> None:
+        """What the task says where the user says nothing, and nothing that it does not know."""
+        filled = {"model": self.model or task.model(), "data": self.data or task.data}
+        filled["val_fraction"] = self.val_fraction or task.val_fraction
+        for name, value in filled.items():
+            object.__setattr__(self, name, value)
+        if type(self.model) is not task.model:
+            raise NormLabError(
+                f"task {task.name} trains a model of a {task.model.__name__}, got a {type(self.model).__name__}; "
+                f"try task {_task_of(self.model)!r}"
+            )
+        for name in self.foreign_fields(task.name):
+            if getattr(self, name) != _DEFAULTS[name]:
+                raise NormLabError(f"task {task.name} has no {name}; leave it out, or choose another task")
+
+    @property
+    def task_object(self) -> Task:
+        """What the run learns, with all that goes with it."""
+        return find_task(self.task)
+
+    @staticmethod
+    def foreign_fields(task: str) -> list[str]:
+        """The fields that a task does not have."""
+        return sorted(NOT_EVERYWHERE - {*find_task(task).fields})
 
     @property
     def steps(self) -> int:
-        """Optimiser steps: as many whole batches as it takes to see `tokens` tokens."""
-        return math.ceil(self.tokens / (self.batch * self.length))
+        """Optimiser steps."""
+        return self.task_object.steps(self)
+
+    @property
+    def sequence(self) -> int:
+        """Tokens of a sample."""
+        return self.task_object.sequence(self)
+
+    @property
+    def tokens_in_all(self) -> int:
+        """Tokens that the blocks see in the course of the run."""
+        return self.steps * self.batch * self.sequence
 
     @property
     def _course(self) -> dict[str, Any]:
@@ -135,15 +186,17 @@ class TrainConfig:
         """The learning rate at `step`, as a share of the highest."""
         return schedule.multiplier(step, total=self.steps, **self._course)
 
-    def for_vocabulary(self, size: int) -> TrainConfig:
-        """The same with the vocabulary of a tokenizer."""
-        padded = VOCABULARY_MULTIPLE * math.ceil(size / VOCABULARY_MULTIPLE)
-        return dataclasses.replace(self, model=dataclasses.replace(self.model, vocab_size=padded))
+    def for_data(self, data: Any) -> TrainConfig:
+        """The same with as many answers as the data asks for: its vocabulary, or its classes."""
+        return dataclasses.replace(self, model=self.task_object.with_answers(self, data))
 
     @property
     def identity(self) -> str:
         """A short hash of everything that decides the result."""
         known = self.to_dict()
+        # Runs had names before there were tasks to choose from.
+        if known["task"] == DEFAULT_TASK:
+            del known["task"]
         known = {name: value for name, value in (known | known.pop("model")).items() if name not in NOT_DECISIVE}
         return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:8]
 
@@ -155,7 +208,8 @@ class TrainConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; `TrainConfig.from_dict` reads them back."""
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        foreign = self.foreign_fields(self.task)
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in foreign}
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
         return plain | {"model": self.model.to_dict(), "clip": None if math.isinf(self.clip) else self.clip}
 
@@ -168,15 +222,25 @@ class TrainConfig:
         given: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in values.items()}
         if given.get("clip", 1.0) is None:
             given["clip"] = math.inf
-        given["model"] = DecoderConfig(**values.get("model", {}))
+        task = find_task(values.get("task", DEFAULT_TASK))
+        given["model"] = task.model(**values.get("model", {}))
         return cls(**given)
 
     @classmethod
     def preset(cls, size: str, **changes: Any) -> TrainConfig:
         """A run of a named size: fields of the model and of the run alike can be changed."""
-        if size not in PRESETS:
-            raise unknown("preset", size, PRESETS)
-        of_model = {f.name for f in dataclasses.fields(DecoderConfig)}
-        inner = PRESETS[size] | {name: value for name, value in changes.items() if name in of_model}
+        task = find_task(changes.get("task", DEFAULT_TASK))
+        if size not in task.model.presets:
+            raise unknown("preset", size, task.model.presets)
+        of_model = {f.name for f in dataclasses.fields(task.model)}
+        inner = {name: value for name, value in changes.items() if name in of_model}
         outer = {name: value for name, value in changes.items() if name not in of_model}
-        return cls(**({"length": PRESETS[size]["max_length"]} | outer), model=DecoderConfig(**inner))
+        sizes = task.model.presets[size]
+        return cls(**(task.of_preset(sizes) | outer), model=task.model(**{**sizes, **inner}))
+
+
+_DEFAULTS = {f.name: f.default for f in dataclasses.fields(TrainConfig)}
+
+
+def _task_of(model: TransformerConfig) -> str:
+    return next((task.name for task in TASKS.values() if task.model is type(model)), DEFAULT_TASK)

@@ -26,7 +26,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from normlab.errors import NormLabError, unknown
 from normlab.files import file_error
-from normlab.models.decoder import Decoder
+from normlab.models.transformer import Transformer
 
 T = TypeVar("T")
 Precision = Literal["fp32", "bf16"]
@@ -155,13 +155,13 @@ def _join(group: Group) -> None:
 
 
 def shard(
-    model: Decoder,
+    model: Transformer,
     group: Group,
     *,
     precision: Precision = "fp32",
     checkpointing: bool = False,
     compile: bool = False,  # noqa: A002
-) -> Decoder:
+) -> Transformer:
     """Share a model, best still on the meta device, out over the ranks (FSDP2): every layer, then the rest.
 
     Alone nothing is shared, and bf16 is left to autocast. Weights are gathered for `model(...)`, `model.loss(...)` and
@@ -182,7 +182,7 @@ def shard(
     return model
 
 
-def initialise(model: Decoder, group: Group, seed: int) -> Decoder:
+def initialise(model: Transformer, group: Group, seed: int) -> Transformer:
     """Give a model from the meta device memory and first values: the same from a seed, however many ranks there are.
 
     Bit for bit, but for a scheme that constrains its weights: lengths summed over shards may round another way.

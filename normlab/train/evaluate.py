@@ -1,29 +1,31 @@
-"""The loss on text that was not trained on."""
+"""How a model does on data that it was not trained on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
-from normlab.data import IGNORED, Tokens, evaluation_batches
+from normlab.data import IGNORED
 from normlab.train.config import TrainConfig
 from normlab.train.distributed import Group
 
+Scores = dict[str, float]
+"""What an evaluation says, by name: loss, and what else the task measures."""
+
 
 @torch.no_grad()
-def evaluate(
-    loss: Callable[..., torch.Tensor], tokens: Tokens, config: TrainConfig, group: Group
-) -> tuple[float, float]:
-    """(nats a token, bits a byte) over the validation text, or as much of it as the configuration allows."""
-    batch = max(1, config.batch // config.accumulate // group.world)
-    nats = torch.zeros((), dtype=torch.float64, device=group.device)
-    count = torch.zeros((), dtype=torch.float64, device=group.device)
-    places = {"rank": group.rank, "world": group.world, "boundaries": config.boundaries, "device": group.device}
-    for part in evaluation_batches(tokens, length=config.length, batch=batch, max_tokens=config.eval_tokens, **places):
+def evaluate(measure: Callable[..., torch.Tensor], data: Any, config: TrainConfig, group: Group) -> Scores:
+    """The task's scores over the validation side, or as much of it as the configuration allows."""
+    task, batch = config.task_object, max(1, config.batch // config.accumulate // group.world)
+    places = {"rank": group.rank, "world": group.world, "device": group.device}
+    sums, count = torch.zeros(1, dtype=torch.float64, device=group.device), 0.0
+    for part in task.evaluation(config, data, batch=batch, **places):
         here = (part.targets != IGNORED).sum()
+        means = torch.atleast_1d(measure(part.inputs, part.targets, **part.options)).double()
         # A rank may have nothing left to predict; its mean over nothing must not spoil the sum.
-        nats += torch.where(here > 0, loss(part.inputs, part.targets, documents=part.documents).double() * here, 0.0)
-        count += here
-    mean = group.all_mean(nats.item()) / group.all_mean(count.item())
-    return mean, tokens.bits_per_byte(mean)
+        sums = sums + torch.where(here > 0, means * here, 0.0)
+        count = count + here.double()
+    total = group.all_mean(float(count))
+    return task.scores([group.all_mean(value) / total for value in sums.tolist()], data)

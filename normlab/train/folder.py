@@ -5,7 +5,8 @@ config.json        the configuration, versions and device
 status.json        running, done, stopped or failed, and how far
 metrics.jsonl      one record a line, each with its kind: step, eval, profile, event
 checkpoints/       the newest few, while the run goes on
-tokenizer.json     what turns text into the model's tokens
+tokenizer.json     what turns text into the model's tokens, or
+classes.json       the names of the classes of images
 model.safetensors  the weights at the end
 trouble/           batches at which the loss was not finite or spiked
 lock               held by the process that writes
@@ -23,8 +24,6 @@ from normlab.files import read_json, write_json
 from normlab.train.config import NOT_DECISIVE, TrainConfig
 from normlab.versions import versions
 
-# As `TrainConfig.identity` has it.
-
 
 class RunFolder:
     """The paths of a run, its configuration and its status."""
@@ -32,11 +31,8 @@ class RunFolder:
     def __init__(self, path: Path):
         self.path = path
         self.metrics, self.checkpoints = path / "metrics.jsonl", path / "checkpoints"
-        self.weights, self.tokenizer, self.trouble = (
-            path / "model.safetensors",
-            path / "tokenizer.json",
-            path / "trouble",
-        )
+        self.weights, self.trouble = path / "model.safetensors", path / "trouble"
+        self.tokenizer, self.classes = path / "tokenizer.json", path / "classes.json"
         self.lock = path / "lock"
 
     @property

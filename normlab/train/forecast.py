@@ -13,11 +13,11 @@ _USUAL_SHARE = 0.4
 def expectation(config: TrainConfig, group: Group, *, precision: str, ceiling: float) -> str:
     """Memory and time in one line; `ceiling` is one device's, in FLOPs a second."""
     part = config.batch // (config.accumulate * group.world)
-    memory = config.model.memory(part, config.length, precision=precision).total
-    work = config.model.flops_per_token(config.length) * config.steps * config.batch * config.length
+    memory = config.model.memory(part, config.sequence, precision=precision).total
+    work = config.model.flops_per_token(config.sequence) * config.steps * config.batch * config.sequence
     seconds = work / (_USUAL_SHARE * ceiling * group.world)
     return (
-        f"{config.model.num_params():,} parameters, {config.steps:,} steps of {config.batch} × {config.length} "
+        f"{config.model.num_params():,} parameters, {config.steps:,} steps of {config.batch} × {config.sequence} "
         f"tokens on {describe(group.device)} ({ceiling / 1e12:.3g} TFLOP/s in products); "
         f"expect about {size(memory)} and {duration(seconds)}"
     )

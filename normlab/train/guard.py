@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from normlab.errors import NormLabError, unknown
-from normlab.models.decoder import Decoder
+from normlab.models.transformer import Transformer
 from normlab.train.distributed import whole
 from normlab.train.profile import untouched
 
@@ -158,12 +158,10 @@ class Diagnosis:
         return f"the largest gradient is that of {self.largest}, norm {self.norm:.4g}"
 
 
-def first_nonfinite(
-    model: Decoder, inputs: torch.Tensor, targets: torch.Tensor, *, documents: torch.Tensor | None = None
-) -> Diagnosis:
+def first_nonfinite(model: Transformer, inputs: torch.Tensor, targets: torch.Tensor, **options: Any) -> Diagnosis:
     """Run the batch once more, forward and backward, with an ear on every module; nothing of it remains."""
     with untouched(model), _listening(model) as heard:
-        loss = model.loss(inputs, targets, documents=documents)
+        loss = model.loss(inputs, targets, **options)
         loss.backward()
         norms = _grad_norms(model)
         broken = next((name for name, p in model.named_parameters() if _is_broken(p.grad)), None)

@@ -19,7 +19,7 @@ class Journal:
 
     def tokens(self, step: int) -> int:
         """Tokens that were trained on by the end of a step."""
-        return step * self._config.batch * self._config.length
+        return step * self._config.batch * self._config.sequence
 
     def write(self, record: dict[str, Any]) -> None:
         for sink in self._sinks:

@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from normlab.errors import NormLabError, unknown
-from normlab.models.decoder import Decoder
+from normlab.models.transformer import Transformer
 from normlab.roles import Role
 from normlab.train.distributed import shared_like, whole
 from normlab.train.transfer import HIDDEN, Rule, Transfer
@@ -38,7 +38,7 @@ _AT_A_TIME = 2**26
 
 
 def build(
-    model: Decoder,
+    model: Transformer,
     *,
     kind: Kind = "adamw",
     lr: float,
@@ -153,7 +153,7 @@ def _parts(roles: Sequence[Role]) -> Parts:
 
 
 def parameter_groups(
-    model: Decoder,
+    model: Transformer,
     *,
     kind: Kind = "adamw",
     lr: float,
@@ -166,7 +166,7 @@ def parameter_groups(
 
 
 def _groups(
-    model: Decoder, kind: Kind, parts: Parts, lr: float, weight_decay: float, transfer: Transfer | None
+    model: Transformer, kind: Kind, parts: Parts, lr: float, weight_decay: float, transfer: Transfer | None
 ) -> Iterator[dict[str, Any]]:
     rules: tuple[Rule, ...] = get_args(Rule)
     factors = {rule: transfer.rates(model, rule) for rule in rules} if transfer else {}

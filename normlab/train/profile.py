@@ -16,13 +16,12 @@ import torch
 from torch import nn
 
 from normlab import geometry
-from normlab.models.decoder import Decoder
+from normlab.data import IGNORED
+from normlab.models.transformer import Transformer
 from normlab.norms import rms, widen
 
 
-def profile(
-    model: Decoder, inputs: torch.Tensor, targets: torch.Tensor, *, documents: torch.Tensor | None = None
-) -> dict[str, Any]:
+def profile(model: Transformer, inputs: torch.Tensor, targets: torch.Tensor, **options: Any) -> dict[str, Any]:
     """The fields of a "profile" record, one value for each boundary; None stands for what is not finite.
 
     hidden_rms     root mean square of a token's hidden state, mean over tokens
@@ -30,20 +29,20 @@ def profile(
     angular_speed  angle in radians by which the block before the boundary turned a token, mean over tokens; None at 0
     """
     with untouched(model), states_of(model) as states:
-        model.loss(inputs, targets, documents=documents).backward()
-        count = int((targets != -100).sum())
+        model.loss(inputs, targets, **options).backward()
+        count = int((targets != IGNORED).sum())
     hidden = [widen(model.stack.hidden(state.detach())) for state in states]
     turned = [_finite(geometry.angle(a, b).mean()) for a, b in pairwise(hidden)]
     return {
         "layers": list(range(len(states))),
         "hidden_rms": [_finite(rms(h).mean()) for h in hidden],
-        "grad_norm": [_grad_norm(state, count, inputs.numel()) for state in states],
+        "grad_norm": [_grad_norm(state, count, hidden[0].shape[:-1].numel()) for state in states],
         "angular_speed": [None, *turned],
     }
 
 
 @contextmanager
-def states_of(model: Decoder) -> Iterator[list[torch.Tensor]]:
+def states_of(model: Transformer) -> Iterator[list[torch.Tensor]]:
     """Collects the state at every boundary of the next forward pass, each with its gradient after the backward pass."""
     states: list[torch.Tensor] = []
     places: list[nn.Module] = [model.stack.entry, *model.stack.layers]

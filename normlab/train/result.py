@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Result:
     """How a run ended."""
 
@@ -14,9 +16,8 @@ class Result:
     """done, stopped or failed."""
     reason: str | None
     """Why it did not come to its end."""
-    loss: float | None
-    """Last evaluation, in nats a token."""
-    bits_per_byte: float | None
+    scores: Mapping[str, float] = field(default_factory=dict)
+    """Last evaluation, by name: the loss in nats, and what else the task measures; empty before the first."""
     steps: int
     tokens: int
     seconds: float
@@ -25,5 +26,18 @@ class Result:
     peak_bytes: int | None
     device: str
 
+    @property
+    def loss(self) -> float | None:
+        """Of the last evaluation, in nats a target."""
+        return self.scores.get("loss")
+
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Plain values for JSON, the scores among the others."""
+        plain = dataclasses.asdict(self)
+        return plain | {"loss": None, **plain.pop("scores")}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Result:
+        own = {f.name for f in dataclasses.fields(cls)}
+        scores = {name: value for name, value in values.items() if name not in own and value is not None}
+        return cls(**{name: value for name, value in values.items() if name in own}, scores=scores)

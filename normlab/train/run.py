@@ -10,7 +10,8 @@ import torch
 
 from normlab.data import Tokenizer, load_tokenizer
 from normlab.errors import NormLabError
-from normlab.models.decoder import Decoder
+from normlab.files import read_json
+from normlab.models.transformer import Transformer
 from normlab.train.config import TrainConfig
 from normlab.train.folder import RunFolder
 from normlab.train.sinks import read_records
@@ -50,17 +51,23 @@ class Run:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
+        """What turns text into the model's tokens."""
         return load_tokenizer(self.folder.tokenizer)
 
     @cached_property
-    def model(self) -> Decoder:
+    def classes(self) -> list[str]:
+        """The names of the classes of images, in the order of the logits."""
+        return read_json(self.folder.classes)
+
+    @cached_property
+    def model(self) -> Transformer:
         """The model with its weights at the end of the run, ready to evaluate."""
         if not self.folder.weights.is_file():
             raise NormLabError(
                 f"{self.folder.path} has no weights yet (it is {self.status['state']}); "
                 f"let it finish: normlab train with the same --out goes on"
             )
-        model = Decoder(self.config.model, device=self.device)
+        model = self.config.model.build(device=self.device)
         if self.config.base_dim is not None:
             Transfer(self.config.base_dim, self.config.model.dim).attach_(model)
         load_weights(self.folder.weights, model)
@@ -77,17 +84,23 @@ class Run:
         seed: int | None = None,
     ) -> str:
         """The prompt continued by up to `tokens` tokens, or to the end of the document."""
+        write = getattr(self.model, "generate", None)
+        if write is None:
+            raise NormLabError(
+                f"{self.folder.path} holds a model of the task {self.config.task}, which writes no text; "
+                f"name a run of the task language"
+            )
         end = self.tokenizer.end
         # A document starts after the end of another: that is how the model has seen it.
         ids = [end, *self.tokenizer.encode(prompt).tolist()]
-        room = self.config.model.max_length - len(ids)
+        room = self.config.model.sequence - len(ids)
         if room < 1:
             raise NormLabError(
-                f"the prompt has {len(ids) - 1} tokens and the model takes {self.config.model.max_length - 2} at most; "
+                f"the prompt has {len(ids) - 1} tokens and the model takes {self.config.model.sequence - 2} at most; "
                 f"shorten it"
             )
         generator = None if seed is None else torch.Generator(self.device).manual_seed(seed)
-        found = self.model.generate(
+        found = write(
             torch.tensor([ids], device=self.device), min(tokens, room), temperature=temperature, top_k=top_k,
             top_p=top_p, stop=end, generator=generator,
         )  # fmt: skip

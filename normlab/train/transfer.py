@@ -4,7 +4,7 @@ With m = dim / base, and relative to what the scheme does at the base width:
 
     role                        initial std    rate (AdamW)    rate (Muon)
     q k v o gate up down        1/√m           1/m             1/√m
-    embed                       1              1               –
+    embed, patch, position      1              1               –
     head of its own, router     1/m            1/m             –
     gains, scales, biases       1              1               –
     tied head                   logits × 1/m
@@ -29,8 +29,8 @@ import torch
 from torch import nn
 
 from normlab.errors import NormLabError
-from normlab.models.config import DecoderConfig
-from normlab.models.decoder import Decoder
+from normlab.models.config import TransformerConfig
+from normlab.models.transformer import Transformer
 from normlab.roles import Role
 from normlab.schemes.base import Bound
 from normlab.schemes.parts import Constant, Scale
@@ -65,7 +65,7 @@ class Transfer:
         return self.dim / self.base_dim
 
     @torch.no_grad()
-    def init_(self, model: Decoder) -> Decoder:
+    def init_(self, model: Transformer) -> Transformer:
         """Resize the matrices that `model.init_()` has just filled, and attach the factor on tied logits."""
         self.attach_(model)
         if self.is_identity:
@@ -78,19 +78,19 @@ class Transfer:
         model.after_step()
         return model
 
-    def attach_(self, model: Decoder) -> Decoder:
+    def attach_(self, model: Transformer) -> Transformer:
         """Divide the logits of a tied head by m. Not part of the weights: a model that is read back needs it again."""
         self._check(model)
         head = model.head
         if self.is_identity or head.weight is not None:
             return model
         if head.logit_scale is None:
-            head.accept("logit-scale", Constant(1.0 / self.growth).to(model.embedding.weight.device))
+            head.accept("logit-scale", Constant(1.0 / self.growth).to(next(model.parameters()).device))
         elif not (isinstance(head.logit_scale, Constant) and head.logit_scale.value == 1.0 / self.growth):
             raise NormLabError("transfer: the tied head's logit scale is taken; set tied=False for a head of its own")
         return model
 
-    def rates(self, model: Decoder, rule: Rule = "adamw") -> dict[str, float]:
+    def rates(self, model: Transformer, rule: Rule = "adamw") -> dict[str, float]:
         """The factor on the learning rate of every parameter, by name."""
         self._check(model)
         if self.is_identity:
@@ -99,7 +99,7 @@ class Transfer:
         pairs = zip(model.find_roles(), base.find_roles(), strict=True)
         return {role.name: self._rate(role, at_base, model, base, rule) for role, at_base in pairs}
 
-    def _rate(self, role: Role, at_base: Role, model: Decoder, base: Decoder, rule: Rule) -> float:
+    def _rate(self, role: Role, at_base: Role, model: Transformer, base: Transformer, rule: Rule) -> float:
         if not role.is_matrix:
             return _raw_size(model, role) / _raw_size(base, at_base)
         if role.role in HIDDEN:
@@ -116,11 +116,11 @@ class Transfer:
             return self.growth**-0.5
         return 1.0 / self.growth if role.role in _READOUT else 1.0
 
-    def _base_model(self, model: Decoder) -> Decoder:
+    def _base_model(self, model: Transformer) -> Transformer:
         """The same model at the base width, laid out but not filled."""
-        return Decoder(self._base_config(model.config), device="meta")
+        return self._base_config(model.config).build(device="meta")
 
-    def _base_config(self, config: DecoderConfig) -> DecoderConfig:
+    def _base_config(self, config: TransformerConfig) -> TransformerConfig:
         kv_heads = config.kv_heads or config.heads
         few = self._narrow(kv_heads)
         return dataclasses.replace(
@@ -136,19 +136,19 @@ class Transfer:
     def _narrow(self, size: int) -> int:
         return max(1, round(size / self.growth))
 
-    def _check(self, model: Decoder) -> None:
+    def _check(self, model: Transformer) -> None:
         if model.config.dim != self.dim:
             raise NormLabError(f"transfer: made for width {self.dim}, but the model's is {model.config.dim}")
 
 
-def _own_growth(role: Role, at_base: Role, model: Decoder, base: Decoder) -> float:
+def _own_growth(role: Role, at_base: Role, model: Transformer, base: Transformer) -> float:
     """How the scheme's own initial std changes from the base width to this one."""
     return _own_std(role, model) / _own_std(at_base, base)
 
 
-def _own_std(role: Role, model: Decoder) -> float:
+def _own_std(role: Role, model: Transformer) -> float:
     bound, given = model.stack.bound, model.config.init_std
-    return bound.scheme.initial_std(role, bound.scheme.base_std(bound.dim) if given is None else given, bound)
+    return bound.initial_std(role, bound.scheme.base_std(bound.dim) if given is None else given)
 
 
 def _is_pinned(role: Role, bound: Bound) -> bool:
@@ -162,7 +162,7 @@ def _is_pinned(role: Role, bound: Bound) -> bool:
     return torch.allclose(one, other)
 
 
-def _raw_size(model: Decoder, role: Role) -> float:
+def _raw_size(model: Transformer, role: Role) -> float:
     """The size at which a scheme keeps a learned scale, which sets what a step of the optimiser means to it."""
     owner = model.get_submodule(role.name.rpartition(".")[0])
     return abs(owner.scaling) if isinstance(owner, Scale) else 1.0

@@ -13,19 +13,19 @@ from safetensors.torch import save_file
 
 from normlab.data import Batch
 from normlab.files import file_error, replacing
-from normlab.models.decoder import Decoder
+from normlab.models.transformer import Transformer
 from normlab.train.distributed import Group, reshard
 from normlab.train.guard import Diagnosis, first_nonfinite
 
 
 def diagnose(
-    model: Decoder, parts: Sequence[Batch], group: Group, autocast: Callable[[], AbstractContextManager[Any]]
+    model: Transformer, parts: Sequence[Batch], group: Group, autocast: Callable[[], AbstractContextManager[Any]]
 ) -> Diagnosis:
     """Where the parts of a step's batch go wrong, on whichever rank they do; all ranks call it and hear the same."""
     mine = []
     for part in parts:
         with autocast():
-            mine.append(first_nonfinite(model, part.inputs, part.targets, documents=part.documents))
+            mine.append(first_nonfinite(model, part.inputs, part.targets, **part.options))
         reshard(model)
     found = [Diagnosis(**facts) for rank in group.gather([asdict(one) for one in mine]) for facts in rank]
     # A bad value on one rank reaches the gradients of all: where it was heard forwards it is at home.

@@ -56,7 +56,7 @@ def test_a_row_holds_what_the_same_run_gives_alone(whole: Path, text: Path, tmp_
     row = next(row for row in Store(whole).rows() if (row["scheme"], row["role"], row["seed"]) == ("post", "judge", 1))
     alone = train(configuration(text).run("post", row["lr"], 1), tmp_path / "run", shown=False)
     assert row["value"] == alone.loss
-    assert row["bits_per_byte"] == alone.bits_per_byte
+    assert row["bits_per_byte"] == alone.scores["bits_per_byte"]
     assert row["tokens"] == alone.tokens
 
 
@@ -142,7 +142,7 @@ def test_changed_text_is_refused_once_a_run_has_begun(tmp_path: Path) -> None:
     run.mkdir(parents=True)
     (run / "metrics.jsonl").touch()
     (text / "0.txt").write_text("something else again")
-    with pytest.raises(NormLabError, match="its text has changed"):
+    with pytest.raises(NormLabError, match="its data has changed"):
         compare(config, folder, shown=False, minutes=1e-9)
 
 

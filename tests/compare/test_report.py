@@ -16,7 +16,7 @@ from tests.compare.small import configuration
 
 def test_a_comparison_is_read_whole(whole: Path, tmp_path: Path) -> None:
     results = load(whole)
-    assert (results.schemes, results.baseline, results.metric) == (["pre", "post"], "pre", "val_loss")
+    assert (results.schemes, results.baseline, results.metric.name) == (["pre", "post"], "pre", "val_loss")
     assert results.problem is None
     assert [len(own.finished) for own in results.standings] == [2, 2]
     # Rows are read with their metrics: every step, the evaluations and the profiles.

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from normlab.data import IGNORED, Batch, Loader, evaluation_batches
-from normlab.data.loader import _batches
+from normlab.data.feed import batches
+from normlab.data.loader import TextLine
 from normlab.data.windows import Stream, Windows, shuffled
 from normlab.errors import NormLabError
 from normlab.models.documents import document_mask
@@ -302,8 +303,8 @@ def test_batches_reach_another_device(boundaries):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="pinned memory needs a GPU")
 def test_batches_on_a_gpu():
-    windows = Windows(tokens_of(LENGTHS), length=8, seed=3)
-    assert next(_batches(windows, 0, 2, 1, True, True)).inputs.is_pinned()
+    line = TextLine(tokens_of(LENGTHS), length=8, seed=3)
+    assert next(batches(line, 0, 2, 1, pinned=True)).inputs.is_pinned()
     with _loader(device="cuda", boundaries="respected", prefetch=4) as loader:
         found = _take(loader, 50)
     for one, other in zip(found, _take(_loader(boundaries="respected"), 50), strict=True):

@@ -95,7 +95,7 @@ def test_long_runs_are_thinned(tmp_path: Path) -> None:
             if step % 50 == 0:
                 file.write(json.dumps({"kind": "profile", "step": step, "layers": [0], "hidden_rms": [1.0]}) + "\n")
     data = plot_data(load(folder), 0.5)
-    assert len(data["curves"][0]["train"]["loss"]) == 1000
+    assert len(data["curves"][0]["train"]["value"]) == 1000
     assert len(data["profiles"]["steps"]) == PROFILE_STEPS
     assert data["profiles"]["steps"][0] == 50
     assert data["profiles"]["steps"][-1] == 5000

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from normlab import DecoderConfig, NormLabError, TrainConfig, load_run
+from normlab import DecoderConfig, EncoderConfig, NormLabError, TrainConfig, VisionConfig, load_run
 from normlab.stability.targets import resolve
 from normlab.stability.targets.run import resized
 from normlab.train.trainer import train
@@ -78,3 +78,41 @@ def test_another_width_keeps_heads_groups_and_proportions():
     assert (wide.heads, wide.kv_heads, wide.head_dim, wide.hidden, wide.shared_hidden) == (12, 4, 16, 512, 64)
     assert resized(config, 96) is config
     assert resized(config, 16).heads == 3
+
+
+@pytest.fixture(scope="module")
+def others(folder):
+    """Runs of an encoder and of a vision Transformer."""
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+    shape, run = {"scheme": "peri", "depth": 2, "dim": 32, "heads": 4}, {"batch": 4, "evals": 1, "saves": 0}
+    text = (str(folder.parent / "text.txt"),)
+    masked = TrainConfig(task="masked", model=EncoderConfig(**shape), data=text, length=32, tokens=512, **run)
+    images = TrainConfig(task="images", model=VisionConfig(**shape), images=16, **run)
+    for config in (masked, images):
+        assert train(config, folder.parent / config.task, shown=False).state == "done"
+    return folder.parent
+
+
+@pytest.mark.parametrize("task", ["masked", "images"])
+@pytest.mark.parametrize("weights", [False, True], ids=["design", "weights"])
+def test_runs_of_other_tasks(others, task, weights):
+    target = resolve(others / task, weights=weights)
+    model = target.build() if weights else target.build(depth=3, width=64)
+    assert type(model) is type(load_run(others / task).model)
+    assert model.config.depth == (2 if weights else 3)
+    batch = next(target.batches())
+    loss = target.loss(model, batch)
+    answers = min(model.config.answers, 65 if task == "masked" else 10)
+    assert loss.item() == pytest.approx(math.log(answers), rel=0.6)
+    assert target.twin() is None
+    if task == "masked":
+        hidden = 257 if weights else 64
+        assert (batch[0] == hidden).any()
+        assert (batch[1][batch[0] == hidden] < hidden).all()
+
+
+def test_a_text_in_the_run_of_an_encoder(others):
+    target = resolve(others / "masked", data=str(others / "text.txt"))
+    inputs, targets = next(target.batches())
+    assert inputs.max() == 319
+    assert targets.max() < 257

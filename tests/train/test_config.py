@@ -5,10 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 
 from normlab import DecoderConfig, NormLabError, TrainConfig
+
+
+def text_of(tokens: int) -> SimpleNamespace:
+    """All that a run asks of a text for its model."""
+    return SimpleNamespace(tokenizer=SimpleNamespace(vocab_size=tokens))
 
 
 def test_round_trip_through_json():
@@ -32,14 +38,14 @@ def test_identity_is_what_decides_the_result():
     for change in ({"lr": 2e-3}, {"seed": 1}, {"tokens": 1000}, {"model": DecoderConfig(depth=5)}, {"data": ("x",)}):
         assert dataclasses.replace(config, **change).identity != config.identity
     # The vocabulary is the tokenizer's, which the configuration names.
-    assert config.for_vocabulary(257).identity == config.identity
+    assert config.for_data(text_of(257)).identity == config.identity
 
 
 def test_the_vocabulary_is_padded_and_the_length_fits():
     config = TrainConfig(model=DecoderConfig(max_length=16), length=128)
     assert config.model.max_length == 128
-    assert config.for_vocabulary(257).model.vocab_size == 320
-    assert config.for_vocabulary(50257).model.vocab_size == 50304
+    assert config.for_data(text_of(257)).model.vocab_size == 320
+    assert config.for_data(text_of(50257)).model.vocab_size == 50304
 
 
 def test_presets_take_fields_of_both():

@@ -93,7 +93,7 @@ def loads_after(config, folder: Path) -> list[torch.Tensor]:
         close = trainer.close
 
         def look() -> None:
-            batch = next(evaluation_batches(trainer.corpus.val, length=config.length, batch=32))
+            batch = next(evaluation_batches(trainer.data.val, length=config.length, batch=32))
             with torch.no_grad():
                 trainer.model.cross_entropy(batch.inputs, batch.targets)
             routings = [module.routing for module in trainer.model.modules() if isinstance(module, MoE)]

@@ -99,7 +99,7 @@ def test_an_evaluation_is_the_mean_over_all_tokens(text):
         assert documents is not None
         return F.cross_entropy(logits[inputs].flatten(0, 1), targets.flatten())
 
-    nats, bits = evaluate(loss, corpus.val, config, ALONE)
+    nats, bits = evaluate(loss, corpus, config, ALONE).values()
     (batch,) = evaluation_batches(corpus.val, length=corpus.val.n_tokens, batch=1)
     expected = F.cross_entropy(logits[batch.inputs].double().flatten(0, 1), batch.targets.flatten()).item()
     assert nats == pytest.approx(expected, rel=1e-6)

@@ -51,7 +51,7 @@ def sent_late(values: torch.Tensor):
 def disturb(request, monkeypatch):
     """Makes every trainer of the test a disturbed one; where the host lags, too."""
     late = request.param == "late"
-    monkeypatch.setattr(trainers, "_send", sent_late)
+    monkeypatch.setattr(trainers, "send", sent_late)
     return lambda *changes: after_building(monkeypatch, *changes, *([lags] if late else []))
 
 
@@ -78,7 +78,7 @@ def weights_by_step(seen: dict[int, dict[str, torch.Tensor]]):
 
 
 def test_a_lagging_host_sees_the_same_run(text, straight, tmp_path, monkeypatch):
-    monkeypatch.setattr(trainers, "_send", sent_late)
+    monkeypatch.setattr(trainers, "send", sent_late)
     after_building(monkeypatch, lags)
     assert train(config_of(text), tmp_path / "run", shown=False).state == "done"
     same_run(tmp_path / "run", straight)
@@ -137,7 +137,7 @@ def test_skip(disturb, text, tmp_path):
 
 
 def test_late_and_at_once_decide_alike(text, tmp_path, monkeypatch):
-    monkeypatch.setattr(trainers, "_send", sent_late)
+    monkeypatch.setattr(trainers, "send", sent_late)
     for name, changes in (("at once", []), ("late", [lags])):
         with pytest.MonkeyPatch.context() as patch:
             after_building(patch, spoils({7, 8, 12}), *changes)
@@ -247,7 +247,7 @@ def test_weights_that_are_not_finite(text, tmp_path, monkeypatch):
 
 
 def test_a_last_evaluation_that_is_not_finite_is_a_failure(text, tmp_path, monkeypatch):
-    monkeypatch.setattr(trainers, "evaluate", lambda *_: (math.nan, math.nan))
+    monkeypatch.setattr(trainers, "evaluate", lambda *_: {"loss": math.nan, "bits_per_byte": math.nan})
     result = train(config_of(text), tmp_path, shown=False)
     assert (result.state, result.reason) == ("failed", "step 20: the validation loss is nan")
     assert not (tmp_path / "model.safetensors").exists()

@@ -6,7 +6,6 @@
   const control = (id) => document.getElementById(id);
   const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
   const known = (values) => values.filter((value) => value !== null);
-  const capital = (word) => word[0].toUpperCase() + word.slice(1);
   // On a log axis plotly wants powers, and nothing at or below zero.
   const range = (values, scale) => {
     const usable = values.filter((value) => Number.isFinite(value) && (scale !== "log" || value > 0));
@@ -62,11 +61,11 @@
     const judges = runs.filter((run) => run.role === "judge");
     return judges.length ? judges : runs;
   };
-  // The baseline's run with the same seed, step by step: what is left of the loss is the scheme's own.
+  // The baseline's run with the same seed, step by step: what is left is the scheme's own.
   const minusBaseline = (run, kind, weight) => {
     const base = runsOf(schemes.findIndex((scheme) => scheme.baseline)).find((other) => other.seed === run.seed);
     const at = new Map(base ? base[kind].step.map((step, i) => [step, i]) : []);
-    const [own, other] = [run, base || run].map((each) => smooth(each[kind].loss, weight));
+    const [own, other] = [run, base || run].map((each) => smooth(each[kind].value, weight));
     return own.map((value, i) => {
       const below = at.has(run[kind].step[i]) ? other[at.get(run[kind].step[i])] : null;
       return value === null || below === null ? null : value - below;
@@ -76,8 +75,8 @@
   const together = (runs, { kind, x, weight, difference }) => {
     const at = new Map();
     runs.forEach((run) => {
-      const { step, loss } = run[kind];
-      const values = difference ? minusBaseline(run, kind, weight) : smooth(loss, weight);
+      const { step, value: own } = run[kind];
+      const values = difference ? minusBaseline(run, kind, weight) : smooth(own, weight);
       values.forEach((value, i) => {
         const place = run[kind][x][i];
         if (value === null || place === null) return;
@@ -137,7 +136,7 @@
     });
     control("curves-empty").hidden = traces.length > 0;
     const titles = { tokens: "Tokens", step: "Steps", seconds: "Seconds of training" };
-    const what = `${kind === "train" ? "Training" : "Validation"} loss${view.difference ? " minus the baseline's" : ""} (nats)`;
+    const what = data.axes[kind] + (view.difference ? " minus the baseline's" : "");
     return {
       traces,
       layout: {
@@ -153,6 +152,7 @@
   plot("plot-rates", () => {
     const values = known(data.rates.map((entry) => entry.value));
     const [low, high] = range(values, "linear") || [0, 1];
+    const worst = data.higher ? low : high;
     const ticks = [...new Set(data.rates.map((entry) => entry.lr))].sort((a, b) => a - b);
     // Judge marks stand a little to the right of tune marks, so that both are seen.
     const aside = (ticks[ticks.length - 1] / ticks[0]) ** 0.02;
@@ -163,7 +163,7 @@
       const rates = [...new Set(tune.map((entry) => entry.lr))].sort((a, b) => a - b);
       const hover = { name: text(scheme.label), hovertemplate: "%{fullData.name}: %{y:.4f}<br>%{text}<extra></extra>" };
       const dots = (entries, role, symbol, size) => traces.push({
-        ...hover, x: entries.map((entry) => entry.lr * (entry.role === "judge" ? aside : 1)), y: entries.map((entry) => entry.value ?? high), mode: "markers",
+        ...hover, x: entries.map((entry) => entry.lr * (entry.role === "judge" ? aside : 1)), y: entries.map((entry) => entry.value ?? worst), mode: "markers",
         text: entries.map((entry) => `${role}, rate ${rate(entry.lr)}, seed ${entry.seed}`),
         marker: { color: colour(k), symbol, size, line: { width: 1.6, color: colour(k) } },
         ...(role === "failed" ? { hovertemplate: "%{fullData.name}: %{text}<extra></extra>" } : {}),
@@ -180,7 +180,7 @@
       traces,
       layout: {
         xaxis: axis("Learning rate", { type: "log", tickvals: ticks, ticktext: ticks.map(rate) }),
-        yaxis: axis(capital(data.metric), { range: [low, high + (high - low) * 0.04] }),
+        yaxis: axis(data.metric, { range: [low - (high - low) * 0.04, high + (high - low) * 0.04] }),
       },
     };
   });

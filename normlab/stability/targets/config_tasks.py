@@ -16,12 +16,9 @@ from normlab.errors import NormLabError
 from normlab.stability.data import TokenData
 from normlab.stability.targets import hub
 from normlab.stability.targets.config_sizes import parts, special_tokens
-from normlab.stability.targets.tasks import Task, TokenTask, answer, cross_entropy, fixed, read_out
+from normlab.stability.targets.tasks import Task, TokenTask, answer, cross_entropy, fixed, hide, noisy_copies, read_out
 
 Batch = dict[str, torch.Tensor]
-
-_CHOSEN, _HIDDEN, _REPLACED = 0.15, 0.8, 0.1
-_NOISE = 1.0
 
 
 class OwnLoss(Task):
@@ -61,25 +58,15 @@ class Causal(ModelTokens):
 
 
 class Masked(ModelTokens):
-    """Predict some tokens, most of them hidden behind one that never occurs, as such models are published.
-
-    A tenth is replaced by another token and a tenth left as it is. With all of them hidden nothing asks a model to keep
-    what it was given, and for hundreds of steps even a sound one learns no more than how often each token occurs.
-    """
+    """Predict some tokens, most of them hidden behind one that never occurs, as such models are published."""
 
     causal = False
 
     def batches(self, seed: int) -> Iterator[Batch]:
         generator = torch.Generator().manual_seed(seed)
         for tokens in self.sequences(seed, self.length):
-            chosen = torch.rand(tokens.shape, generator=generator) < _CHOSEN
-            # A batch without a label has no loss.
-            chosen[:, 0] = True
-            others = self._ids[torch.randint(len(self._ids), tokens.shape, generator=generator)]
-            fate = torch.rand(tokens.shape, generator=generator)
-            seen = torch.where(chosen & (fate < _HIDDEN + _REPLACED), others, tokens)
-            seen = seen.masked_fill(chosen & (fate < _HIDDEN), self._spare)
-            yield {"input_ids": seen, "labels": tokens.masked_fill(~chosen, -100)}
+            seen, labels = hide(tokens, self._ids, self._spare, generator)
+            yield {"input_ids": seen, "labels": labels}
 
 
 class SequenceToSequence(ModelTokens):
@@ -122,12 +109,8 @@ class Images(OwnLoss):
         self._pictures = fixed(self.classes, math.prod(shape)).view(-1, *shape)
 
     def batches(self, seed: int) -> Iterator[Batch]:
-        generator = torch.Generator().manual_seed(seed)
-        while True:
-            labels = torch.randint(self.classes, (self.batch_size,), generator=generator)
-            pictures = self._pictures[labels]
-            noise = torch.randn(pictures.shape, generator=generator)
-            yield {"pixel_values": (pictures + _NOISE * noise) / math.sqrt(1 + _NOISE**2), "labels": labels}
+        for pixels, labels in noisy_copies(self._pictures, self.batch_size, seed):
+            yield {"pixel_values": pixels, "labels": labels}
 
 
 class HeadlessImages(Images):

@@ -6,11 +6,12 @@ import torch
 from torch import nn
 
 from normlab.errors import NormLabError
-from normlab.models.decoder import Decoder
+from normlab.models.transformer import Transformer
 from normlab.stability.data import TokenData, token_data
 from normlab.stability.probe import untouched
 from normlab.stability.targets.failures import in_one_line
-from normlab.stability.targets.tasks import Logits, NextToken, States, Task, TokenTask, answer
+from normlab.stability.targets.own_tasks import own_task, spare_tokens
+from normlab.stability.targets.tasks import Logits, States, Task, TokenTask, answer
 
 _ASK = "pass batch= and loss_fn=, or have the factory return (module, batch, loss_fn)"
 
@@ -18,10 +19,11 @@ _ASK = "pass batch= and loss_fn=, or have the factory return (module, batch, los
 def guess_task(model: nn.Module, name: str, *, data: str, vocabulary: int, length: int, batch_size: int) -> Task:
     """Tokens for a module with an embedding, embedded ones for a module that begins with a norm or a linear layer."""
     options = {"length": length, "batch_size": batch_size}
-    if isinstance(model, Decoder):
-        tokens = token_data(data, vocabulary=min(vocabulary, model.config.vocab_size))
-        return NextToken(_fitting(tokens, model.config.vocab_size, name), **_at_most(options, model.config.max_length))
     rows = embedding_rows(model)
+    if isinstance(model, Transformer):
+        # An encoder needs one of its tokens to hide others behind.
+        room = vocabulary if rows is None else rows - spare_tokens(model)
+        return own_task(model, _fitting(token_data(data, vocabulary=min(vocabulary, room)), room, name), **options)
     if rows is None:
         return States(token_data(data, vocabulary=vocabulary), embedding=_input_width(model, name), **options)
     tokens = _fitting(token_data(data, vocabulary=min(vocabulary, rows)), rows, name)
@@ -44,10 +46,6 @@ def notes_on(model: nn.Module, task: Task) -> tuple[str, ...]:
     return (
         f"{task.data.vocabulary} of {rows} tokens occur in the data: states will lean one way, away from the others",
     )
-
-
-def _at_most(options: dict[str, int], longest: int) -> dict[str, int]:
-    return options | {"length": min(options["length"], longest)}
 
 
 def _input_width(model: nn.Module, name: str) -> int:

@@ -1,6 +1,6 @@
 """A scheme's rules in any model: what its optimiser groups are, and what is re-applied after a step.
 
-NormLab's decoder and stack know their own; the rest of a model gets what is usual.
+NormLab's models and stack know their own; the rest of a model gets what is usual.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import Any
 
 from torch import nn
 
-from normlab.models.decoder import Decoder
+from normlab.models.transformer import Transformer
 from normlab.schemes.base import Scheme
 from normlab.stability.blocks import children, eager
 from normlab.stack import Stack
 
-Ruled = Decoder | Stack
+Ruled = Transformer | Stack
 
 
 def ruled(model: nn.Module) -> list[Ruled]:

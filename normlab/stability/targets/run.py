@@ -9,18 +9,17 @@ from typing import Any
 from torch import nn
 
 from normlab.errors import NormLabError
-from normlab.models.config import DecoderConfig
-from normlab.models.decoder import Decoder
+from normlab.models.config import TokenConfig, TransformerConfig
 from normlab.stability.data import MADE_UP, TokenData, token_data
 from normlab.stability.targets.base import Target
-from normlab.stability.targets.scheme import DecoderTarget
-from normlab.stability.targets.tasks import NextToken
+from normlab.stability.targets.own_tasks import own_task, spare_tokens
+from normlab.stability.targets.scheme import DesignTarget
 from normlab.train.run import Run, load_run
 from normlab.train.transfer import Transfer
 
 
-class RunTarget(DecoderTarget):
-    """The decoder of a run, initialised as the run was; with `weights`, the trained one itself."""
+class RunTarget(DesignTarget):
+    """The model of a run, initialised as the run was; with `weights`, the trained one itself."""
 
     kind = "run"
 
@@ -45,18 +44,25 @@ class RunTarget(DecoderTarget):
             self.resizable = frozenset()
             run.model  # noqa: B018  # a run that has no weights yet says so here
         self.depth, self.width = self._allowed("depth", depth, self.depth), self._allowed("width", width, self.width)
-        tokens = _tokens(run, data, vocabulary)
-        self.task = NextToken(tokens, length=min(length, self._design.max_length), batch_size=batch_size)
-        if data in MADE_UP:
-            self._fit_to(tokens, data)
+        tokens, spare = token_data("bigram", vocabulary=vocabulary), None
+        if isinstance(self._design, TokenConfig):
+            tokens = _tokens(run, data, vocabulary)
+            # Trained weights know their own mask; others take any token that the data does not have.
+            spare = run.tokenizer.vocab_size if weights else None
+            self._design = self._fit_to(self._design, tokens, data)
+        sizes = {"length": length, "batch_size": batch_size}
+        self.task = own_task(self._design.build(device="meta"), tokens, **sizes, spare=spare)
 
-    def _fit_to(self, tokens: TokenData, data: str) -> None:
+    def _fit_to(self, design: TokenConfig, tokens: TokenData, data: str) -> TokenConfig:
+        size = tokens.vocabulary + spare_tokens(design.build(device="meta"))
+        if data not in MADE_UP or size >= design.vocab_size:
+            return design
         if self.weights:
             self.notes = (f"trained weights on {data} tokens, which the run never saw; name a text with --data FILE",)
-        elif tokens.vocabulary < self._design.vocab_size:
-            # As for published models: tokens that never occur would make all states alike.
-            self.notes = (f"vocab_size {self._design.vocab_size} -> {tokens.vocabulary}, as many as the data has",)
-            self._design = dataclasses.replace(self._design, vocab_size=tokens.vocabulary)
+            return design
+        # As for published models: tokens that never occur would make all states alike.
+        self.notes = (f"vocab_size {design.vocab_size} -> {size}, as many as the data has",)
+        return dataclasses.replace(design, vocab_size=size)
 
     def with_step(self, size: float) -> Target | None:
         return None if self.weights else super().with_step(size)
@@ -65,12 +71,12 @@ class RunTarget(DecoderTarget):
         if self.weights:
             return load_run(self.folder).model
         design = dataclasses.replace(resized(self._design, width or self._design.dim), depth=depth)
-        model = Decoder(design, device="cpu")
+        model = design.build(device="cpu")
         return model if self._base_dim is None else Transfer(self._base_dim, design.dim).init_(model)
 
 
-def resized(config: DecoderConfig, width: int) -> DecoderConfig:
-    """The same decoder at another width: as many more heads, of the same size, and an MLP as much wider."""
+def resized(config: TransformerConfig, width: int) -> TransformerConfig:
+    """The same model at another width: as many more heads, of the same size, and an MLP as much wider."""
     if width == config.dim:
         return config
 
@@ -91,7 +97,8 @@ def resized(config: DecoderConfig, width: int) -> DecoderConfig:
 
 def _tokens(run: Run, data: str, vocabulary: int) -> TokenData:
     """Made-up tokens within the run's vocabulary, or a text in the run's own tokens."""
-    size = run.config.model.vocab_size
+    model = run.config.model
+    size = model.answers - spare_tokens(model.build(device="meta"))
     tokenizer = str(run.folder.tokenizer) if run.folder.tokenizer.is_file() else "bytes"
     tokens = token_data(data, vocabulary=min(vocabulary, size), tokenizer=tokenizer)
     if tokens.vocabulary > size:

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from normlab.errors import NormLabError
-from normlab.models.config import DecoderConfig
-from normlab.models.decoder import Decoder
+from normlab.models.config import DecoderConfig, TransformerConfig
+from normlab.models.transformer import Transformer
 from normlab.roles import Role, xavier_std
 from normlab.schemes.base import Scheme
 from normlab.schemes.pre import Pre
@@ -31,13 +31,13 @@ _EMBEDDING = 1.12
 """RMS of the embedding, a little above what a norm returns: a first norm that does nothing would hide its absence."""
 
 
-class DecoderTarget(Target):
-    """A target that is made into NormLab's decoder."""
+class DesignTarget(Target):
+    """A target that is made into one of NormLab's models."""
 
     resizable = frozenset({"depth", "width"})
     blocks = "stack.layers.*"
 
-    def __init__(self, design: DecoderConfig, **options: Any):
+    def __init__(self, design: TransformerConfig, **options: Any):
         super().__init__(**options)
         self._design, self.scheme = design, design.scheme_object
         self.depth, self.width = design.depth, design.dim
@@ -52,7 +52,7 @@ class DecoderTarget(Target):
         return other
 
 
-class SchemeTarget(DecoderTarget):
+class SchemeTarget(DesignTarget):
     """`peri(step=0.1)`."""
 
     kind = "scheme"
@@ -85,7 +85,7 @@ class SchemeTarget(DecoderTarget):
     def _make(self, depth: int, width: int | None, seed: int) -> nn.Module:
         dim = width or self._design.dim
         design = dataclasses.replace(self._design, depth=depth, dim=dim, heads=heads_for(dim))
-        model = Decoder(design, device="meta").to_empty(device="cpu")
+        model = design.build(device="meta").to_empty(device="cpu")
         initialise_(model, torch.Generator().manual_seed(seed))
         return model
 
@@ -101,7 +101,7 @@ def twin_of(target: Target) -> Target | None:
     )  # fmt: skip
 
 
-def initialise_(model: Decoder, generator: torch.Generator) -> None:
+def initialise_(model: Transformer, generator: torch.Generator) -> None:
     """Gains, scales and biases as the scheme says; matrices, too, with a base of their own for each."""
     model.init_(generator=generator)
     for role in model.find_roles():

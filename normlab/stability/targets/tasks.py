@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,6 +15,8 @@ from torch import nn
 from normlab.errors import NormLabError
 from normlab.stability.data import TokenData
 from normlab.stability.probe import own_loss
+
+_CHOSEN, _HIDDEN, _REPLACED = 0.15, 0.8, 0.1
 
 
 class Task(ABC):
@@ -96,6 +99,33 @@ class States(Logits):
         inputs, targets = batch
         states = answer(model(inputs))
         return cross_entropy(read_out(states, self.data.vocabulary), targets)
+
+
+def hide(
+    tokens: torch.Tensor, ids: torch.Tensor, spare: int, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens of which some are hidden behind `spare`, one that never occurs, and those as labels.
+
+    A tenth is replaced by another of `ids` and a tenth left as it is. With all of them hidden nothing asks a model to
+    keep what it was given, and for hundreds of steps even a sound one learns no more than how often each token occurs.
+    """
+    chosen = torch.rand(tokens.shape, generator=generator) < _CHOSEN
+    # A batch without a label has no loss.
+    chosen[:, 0] = True
+    others = ids[torch.randint(len(ids), tokens.shape, generator=generator)]
+    fate = torch.rand(tokens.shape, generator=generator)
+    seen = torch.where(chosen & (fate < _HIDDEN + _REPLACED), others, tokens)
+    seen = seen.masked_fill(chosen & (fate < _HIDDEN), spare)
+    return seen, tokens.masked_fill(~chosen, -100)
+
+
+def noisy_copies(pictures: torch.Tensor, count: int, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Copies of a few pictures of RMS one, each under noise of the same size, and which picture each is."""
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        labels = torch.randint(len(pictures), (count,), generator=generator)
+        noise = torch.randn(pictures[labels].shape, generator=generator)
+        yield (pictures[labels] + noise) / math.sqrt(2.0), labels
 
 
 def answer(output: Any) -> torch.Tensor:

@@ -1,0 +1,148 @@
+"""Images on disk, memory-mapped: read and resized once per content and size, shared by every process that needs them.
+
+ROOT/KEY/pixels.bin  uint8, (images, channels, size, size)
+    labels.bin       int64, the class of each image, by its place among the sorted names
+    digests.bin      uint64, first 8 bytes of the SHA-256 of each file
+    meta.json        sizes of all of these, and the names of the classes; written last
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from normlab.data.cache import built, key_of, new_folder
+from normlab.data.optional import need
+from normlab.errors import NormLabError
+from normlab.files import write_atomically
+
+FORMAT = 1
+SUFFIXES = (".png", ".jpg", ".jpeg")
+_MODES = {1: "L", 3: "RGB"}
+_AT_A_TIME = 256
+
+
+@dataclass(frozen=True)
+class ImageCache:
+    """Labelled images; `digests` say which of them are the same."""
+
+    key: str
+    pixels: np.ndarray
+    labels: np.ndarray
+    digests: np.ndarray
+    classes: tuple[str, ...]
+
+
+def cached_images(folders: Sequence[Path], size: int, channels: int, root: Path, *, progress: bool) -> ImageCache:
+    """The images below some folders, a class for each folder in them; built if they are not there or not whole."""
+    if channels not in _MODES:
+        raise NormLabError(f"images in files have 1 channel (grey) or 3 (colour), got channels={channels}; try 3")
+    files = [found for folder in folders for found in _files(folder)]
+    with ThreadPoolExecutor() as pool:
+        digests = list(pool.map(lambda file: _digest(file[1]), files))
+    names = [f"{kind}/{path.name}" for kind, path in files]
+    key = key_of(FORMAT, "images", size, channels, names, [digest.hex() for digest in digests])
+
+    def build(path: Path) -> None:
+        _build(files, digests, size, channels, path)
+
+    return built(root / key, lambda path: _open(path, size, channels), build, progress=progress, kind="image")
+
+
+def _files(folder: Path) -> list[tuple[str, Path]]:
+    """(class, file) in the order of their names, hidden ones left out."""
+    if not folder.is_dir():
+        raise NormLabError(
+            f"there is no folder {str(folder)!r}; expected 'digits', or a folder with one for every class"
+        )
+    kinds = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    found = [(kind.name, path) for kind in kinds for path in sorted(kind.rglob("*")) if _is_image(path)]
+    if not found:
+        raise NormLabError(f"{folder} holds no images; expected {folder.name}/CLASS/*.png, with {' '.join(SUFFIXES)}")
+    return found
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
+
+
+def _digest(path: Path) -> bytes:
+    return hashlib.sha256(_read(path)).digest()
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise NormLabError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _build(files: Sequence[tuple[str, Path]], digests: Sequence[bytes], size: int, channels: int, path: Path) -> None:
+    classes = sorted({kind for kind, _ in files})
+    places = {kind: number for number, kind in enumerate(classes)}
+    index = {
+        "labels": np.array([places[kind] for kind, _ in files], np.int64),
+        "digests": np.array([int.from_bytes(digest[:8], "big") for digest in digests], np.uint64),
+    }
+    with new_folder(path) as part:
+        _write_pixels(files, digests, size, channels, part / "pixels.bin")
+        for name, array in index.items():
+            write_atomically(part / f"{name}.bin", array.tobytes())
+        sizes = {name: (part / name).stat().st_size for name in ("pixels.bin", "labels.bin", "digests.bin")}
+        write_atomically(part / "meta.json", json.dumps({"sizes": sizes, "classes": classes}, indent=1))
+
+
+def _write_pixels(
+    files: Sequence[tuple[str, Path]], digests: Sequence[bytes], size: int, channels: int, path: Path
+) -> None:
+    pillow, arrange = (need(name, "vision", "reading images") for name in ("PIL.Image", "PIL.ImageOps"))
+
+    def pixels(number: int) -> bytes:
+        _, file = files[number]
+        raw = _read(file)
+        # The key says what was there when it was hashed.
+        if hashlib.sha256(raw).digest() != digests[number]:
+            raise NormLabError(f"{file}: changed while it was being read; try again when it is complete")
+        return _resized(file, raw, size, channels, pillow, arrange)
+
+    with open(path, "wb") as out, ThreadPoolExecutor() as pool:
+        for start in range(0, len(files), _AT_A_TIME):
+            for image in pool.map(pixels, range(start, min(start + _AT_A_TIME, len(files)))):
+                out.write(image)
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def _resized(file: Path, raw: bytes, size: int, channels: int, pillow, arrange) -> bytes:
+    """The middle square of an image, the right way up, at the size asked for."""
+    try:
+        with pillow.open(io.BytesIO(raw)) as image:
+            upright = arrange.exif_transpose(image).convert(_MODES[channels])
+            square = arrange.fit(upright, (size, size), pillow.Resampling.BICUBIC)
+    except Exception as error:  # the package raises whatever its many readers raise
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise NormLabError(f"{file}: not an image that can be read ({reason}); remove it or mend it") from None
+    return np.asarray(square, np.uint8).reshape(size, size, channels).transpose(2, 0, 1).tobytes()
+
+
+def _open(path: Path, size: int, channels: int) -> ImageCache | None:
+    """The cache at `path`; None if there is none or if a file is not as long as it was when it was written."""
+    kinds = {"pixels": np.uint8, "labels": np.int64, "digests": np.uint64}
+    try:
+        meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
+        if any((path / name).stat().st_size != length for name, length in meta["sizes"].items()):
+            return None
+        classes = tuple(map(str, meta["classes"]))
+        arrays = {name: np.asarray(np.memmap(path / f"{name}.bin", kind, mode="r")) for name, kind in kinds.items()}
+        arrays["pixels"] = arrays["pixels"].reshape(-1, channels, size, size)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return ImageCache(key=path.name, classes=classes, **arrays)

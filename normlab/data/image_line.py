@@ -1,0 +1,82 @@
+"""Batches of images: for training in an order that follows from a seed, for evaluation each image once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from normlab.data.feed import IGNORED, Batch, check_places, moved
+from normlab.data.images import Images
+from normlab.data.windows import mixed, shuffled
+
+
+class ImageLine:
+    """The images of all epochs, in an order that follows from `seed` alone.
+
+    `shift` moves an image by up to so many pixels each way and `flip` mirrors every other one: how, follows from the
+    seed and from the image's number in the line.
+    """
+
+    def __init__(self, images: Images, *, seed: int, shift: int = 0, flip: bool = False):
+        self._images, self._seed, self._shift, self._flip = images, seed, shift, flip
+        self.per_epoch = len(images)
+        self._epoch, self._order = -1, np.empty(0, np.int64)
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        known = {"seed": self._seed, "shift": self._shift, "flip": self._flip}
+        return {**known, "fingerprint": self._images.fingerprint}
+
+    def read(self, first: int, count: int) -> Batch:
+        numbers = np.arange(first, first + count)
+        pixels, labels = self._images.read(np.array([self._place(number) for number in numbers.tolist()]))
+        return _batch(self._changed(pixels, numbers), labels)
+
+    def _place(self, number: int) -> int:
+        epoch, index = divmod(number, self.per_epoch)
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, shuffled(self.per_epoch, self._seed, epoch, "images")
+        return int(self._order[index])
+
+    def _changed(self, pixels: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        chance = mixed("augment", self._seed, numbers.astype(np.uint64))
+        if self._flip:
+            mirrored = (chance & np.uint64(1)).astype(bool)
+            pixels = np.where(mirrored[:, None, None, None], pixels[..., ::-1], pixels)
+        if self._shift:
+            steps = np.uint64(2 * self._shift + 1)
+            down, right = (((chance >> np.uint64(k)) & np.uint64(0xFFFF)) % steps for k in (8, 32))
+            pixels = _shifted(pixels, down.astype(np.int64), right.astype(np.int64), self._shift)
+        return pixels
+
+
+def _shifted(pixels: np.ndarray, down: np.ndarray, right: np.ndarray, most: int) -> np.ndarray:
+    """Each image cut out of a black frame of `most` pixels, from its own corner on."""
+    size = pixels.shape[-1]
+    framed = np.pad(pixels, ((0, 0), (0, 0), (most, most), (most, most)))
+    cuts = [image[:, y : y + size, x : x + size] for image, y, x in zip(framed, down, right, strict=True)]
+    return np.stack(cuts)
+
+
+def image_evaluation(
+    images: Images, *, batch: int, rank: int = 0, world: int = 1, device: str | torch.device = "cpu"
+) -> Iterator[Batch]:
+    """Every image exactly once. All batches have one shape and all ranks the same number of them; beyond the last image
+    there is nothing to say of a black one.
+    """
+    check_places(batch, rank, world)
+    for first in range(0, len(images), batch * world):
+        which = np.arange(first + rank * batch, first + (rank + 1) * batch)
+        real = which < len(images)
+        pixels, labels = images.read(np.where(real, which, 0))
+        pixels = np.where(real[:, None, None, None], pixels, 0)
+        yield moved(_batch(pixels, np.where(real, labels, IGNORED)), torch.device(device))
+
+
+def _batch(pixels: np.ndarray, labels: np.ndarray) -> Batch:
+    """Pixels from −1 to 1, as vision Transformers are used to them."""
+    scaled = np.ascontiguousarray(pixels).astype(np.float32) / 127.5 - 1.0
+    return Batch(torch.from_numpy(scaled), torch.from_numpy(np.ascontiguousarray(labels)))

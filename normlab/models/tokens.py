@@ -1,0 +1,81 @@
+"""Models of tokens: what a decoder and an encoder share, which is all but where attention may look."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from normlab.errors import NormLabError
+from normlab.models.config import TokenConfig
+from normlab.models.documents import document_mask, document_positions
+from normlab.models.head import Head
+from normlab.models.rotary import rotary_table
+from normlab.models.transformer import Transformer
+
+
+class TokenModel(Transformer):
+    """Tokens (B, T) in, logits (B, T, V) out; rotary positions, documents apart where they are numbered."""
+
+    causal: ClassVar[bool]
+    """Whether a token may look at those before it alone."""
+
+    config: TokenConfig
+    embedding: nn.Embedding
+
+    def _new_embedding(self) -> nn.Module:
+        return nn.Embedding(self.config.vocab_size, self.config.dim)
+
+    def _new_head(self) -> Head:
+        return Head(self.config.dim, self.config.vocab_size, tied=self.config.tied_head)
+
+    @property
+    def _head_matrix(self) -> torch.Tensor:
+        return self.embedding.weight if self.head.weight is None else self.head.weight
+
+    def example(self, batch: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens = torch.zeros(batch, length, dtype=torch.long, device="cpu")
+        return tokens, tokens
+
+    def products_outside(self) -> int:
+        # An embedding is looked up, not multiplied.
+        return self._head_matrix.numel() + sum(p.numel() for n, p in self.head.named_parameters() if n != "weight")
+
+    def _states(
+        self,
+        tokens: torch.Tensor,
+        documents: torch.Tensor | None,
+        *,
+        seen: int = 0,
+        per_block: Sequence[Mapping[str, Any]] | None = None,
+    ) -> torch.Tensor:
+        """The states after the exit; `seen` tokens stand before these in a cache."""
+        self._check(tokens, documents, seen)
+        if documents is None:
+            positions, mask = torch.arange(seen, seen + tokens.shape[1], device=tokens.device), None
+        else:
+            positions, mask = document_positions(documents), document_mask(documents, causal=self.causal)
+        return self.transform(self.embedding(tokens), positions, mask=mask, per_block=per_block)
+
+    def transform(self, embedded: torch.Tensor, positions: torch.Tensor, **to_stack: Any) -> torch.Tensor:
+        """From embeddings (B, T, D) at positions (T,) or (B, T) to what the head reads; the rest goes to the stack."""
+        config, state = self.config, self._in_stream(embedded)
+        table = rotary_table(positions, config.width_of_head, config.rope_theta, dtype=_table_dtype(state))
+        return self.stack(state, rotary=table, causal=self.causal, **to_stack)
+
+    def _check(self, tokens: torch.Tensor, documents: torch.Tensor | None, seen: int) -> None:
+        if tokens.ndim != 2 or tokens.is_floating_point():
+            raise NormLabError(f"expected tokens as integers (batch, length), got {tokens.dtype} {tuple(tokens.shape)}")
+        length = tokens.shape[1] + seen
+        if length > self.config.max_length:
+            raise NormLabError(f"{length} tokens exceed max_length={self.config.max_length}; raise it in the config")
+        if documents is not None and documents.shape != tokens.shape:
+            raise NormLabError(
+                f"documents must have the shape of tokens {tuple(tokens.shape)}, got {tuple(documents.shape)}"
+            )
+
+
+def _table_dtype(state: torch.Tensor) -> torch.dtype:
+    return torch.float64 if state.dtype == torch.float64 else torch.float32

@@ -1,0 +1,53 @@
+"""What is done about a step that went wrong: name the layer, keep the batch, then stop, skip, or go back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from normlab.train import trouble
+from normlab.train.guard import Verdict
+from normlab.train.step import Taken
+
+if TYPE_CHECKING:
+    from normlab.train.setup import Setup
+
+
+class Ended(Exception):  # noqa: N818  # not an error
+    """The run ends before its last step: somebody asked for it, or trouble did."""
+
+    def __init__(self, state: str, reason: str):
+        super().__init__(reason)
+        self.state, self.reason = state, reason
+
+
+def handle(run: Setup, verdict: Verdict, taken: Taken) -> None:
+    """Name the step and the layer, keep the batch, and do as the user chose."""
+    if not run.lags:
+        # Where the host lags, the gradient that is there by now is the next step's.
+        run.optimiser.zero_grad(set_to_none=True)
+    found = trouble.diagnose(run.model, taken.parts, run.group, run.autocast)
+    detail = f"step {taken.step}: {verdict.detail}; {found}"
+    run.journal.event(taken.step, verdict.kind, detail, layer=found.layer)
+    trouble.keep(taken.parts, run.folder.trouble, taken.step, run.group.rank)
+    if verdict.action == "stop":
+        raise Ended("failed", detail)
+    run.meter.say(f"{detail}; {verdict.action}")
+    if verdict.action == "rollback":
+        _roll_back(run, taken.step)
+    else:
+        run.journal.event(taken.step, "skip", "the weights stay as they were")
+
+
+def _roll_back(run: Setup, step: int) -> None:
+    """Weights and optimiser from the last checkpoint; the data goes on, past the batch that did it."""
+    found = run.checkpoints.load(run.model, run.optimiser)
+    if found is None:
+        run.journal.event(step, "skip", "there is no checkpoint to go back to yet")
+        return
+    run.step, extra = found
+    run.guard.rewind(extra["guard"])
+    run.meter.restart(run.step)
+    run.journal.event(step, "rollback", f"from step {step} to step {run.step}")
+    run.returns[run.step] += 1
+    if run.returns[run.step] == run.guard.limit:
+        raise Ended("failed", f"step {step}: rolled back to step {run.step} {run.guard.limit} times")

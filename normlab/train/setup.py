@@ -1,0 +1,107 @@
+"""What a run is put together from, before its first step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
+from typing import Any
+
+import torch
+
+from normlab.data import Feed
+from normlab.errors import NormLabError
+from normlab.models.transformer import Transformer
+from normlab.train import optimiser as optimisers
+from normlab.train.checkpoint import Checkpoints
+from normlab.train.config import TrainConfig
+from normlab.train.distributed import Group, Precision, initialise, shard
+from normlab.train.folder import RunFolder
+from normlab.train.forecast import expectation
+from normlab.train.guard import Guard
+from normlab.train.hardware import matmul_ceiling
+from normlab.train.interrupt import Interrupt
+from normlab.train.journal import Journal
+from normlab.train.meter import Clock, Meter
+from normlab.train.tasks import Data
+from normlab.train.transfer import Transfer
+
+
+class Setup:
+    """Everything that a run holds."""
+
+    def __init__(self, config: TrainConfig, folder: RunFolder, group: Group, data: Data | None, shown: bool):
+        self.group, self.folder, self.shown, self.task = group, folder, shown, config.task_object
+        self.data: Any = data or self.task.open(config, shown=shown)
+        self.config = config = config.for_data(self.data)
+        if config.batch % (config.accumulate * group.world):
+            raise NormLabError(
+                f"batch {config.batch} cannot be shared by {group.world} processes in {config.accumulate} parts; "
+                f"make it a multiple of {group.world * config.accumulate}"
+            )
+        on_gpu = group.device.type == "cuda"
+        self.precision: Precision = config.precision if config.precision != "auto" else ("bf16" if on_gpu else "fp32")
+        self.compiles = config.compile == "yes" or (config.compile == "auto" and on_gpu)
+        self.ceiling = matmul_ceiling(group.device, torch.bfloat16 if self.precision == "bf16" else torch.float32)
+        self.model = self._build()
+        whole = self.compiles and group.world == 1
+        self.loss: Callable[..., torch.Tensor] = torch.compile(self.model.loss) if whole else self.model.loss
+        measure = self.task.measure(self.model)
+        self.measure: Callable[..., torch.Tensor] = torch.compile(measure) if whole else measure
+        self.optimiser = optimisers.build(
+            self.model, kind=config.optimiser, lr=config.lr, weight_decay=config.weight_decay, betas=config.betas,
+            eps=config.eps, transfer=self._transfer,
+        )  # fmt: skip
+        self.guard = Guard(config.trouble, spike=config.spike)
+        self.loader = self._loader()
+        self.checkpoints = Checkpoints(folder.checkpoints, config.keep, group)
+        self.journal = Journal(folder, config, group)
+        self.step, self.clock, self.meter = 0, Clock(), self._meter()
+        # On one GPU the host looks at a step while the next one runs; AdamW's kernel leaves a bad step out by itself.
+        self.lags = on_gpu and group.world == 1 and config.optimiser == "adamw"
+        self.interrupt = Interrupt(shown=shown)
+        self.returns: Counter[int] = Counter()
+        """How often the run was rolled back to a step."""
+
+    @property
+    def _transfer(self) -> Transfer | None:
+        base = self.config.base_dim
+        return None if base is None else Transfer(base, self.config.model.dim)
+
+    def _build(self) -> Transformer:
+        model = self.config.model.build(device="meta")
+        shard(
+            model, self.group, precision=self.precision, checkpointing=self.config.model.checkpointing,
+            compile=self.compiles and self.group.world > 1,
+        )  # fmt: skip
+        initialise(model, self.group, self.config.seed)
+        return model if self._transfer is None else self._transfer.init_(model)
+
+    def _loader(self) -> Feed:
+        config, group = self.config, self.group
+        part = config.batch // (config.accumulate * group.world)
+        line = self.task.line(config, self.data)
+        return Feed(line, batch=part, rank=group.rank, world=group.world, device=group.device)
+
+    def _meter(self) -> Meter:
+        config = self.config
+        flops = config.model.flops_per_token(config.sequence)
+        tokens = config.batch * config.sequence
+        name = f"{config.model.scheme} lr {config.lr:g} seed {config.seed}"
+        return Meter(name, config.steps, tokens, flops, self.ceiling * self.group.world, shown=self.shown)
+
+    def expectation(self) -> str:
+        """What the run will take, in one line, before it starts."""
+        return expectation(self.config, self.group, precision=self.precision, ceiling=self.ceiling)
+
+    def autocast(self) -> Any:
+        """The number format of products; FSDP2 casts by its own policy."""
+        if self.precision == "fp32" or self.group.world > 1:
+            return nullcontext()
+        return torch.autocast(self.group.device.type, torch.bfloat16)
+
+    def close(self) -> None:
+        """End threads and put metrics on the disk; one that fails does not keep the others open."""
+        with ExitStack() as stack:
+            for part in (self.journal, self.meter, self.loader):
+                stack.callback(part.close)

@@ -1,0 +1,36 @@
+"""The next token of a text: a decoder, judged by its loss, which is also told in bits a byte."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from normlab.models.config import DecoderConfig
+from normlab.train.metrics import LOSS
+from normlab.train.tasks.text import TextTask
+
+if TYPE_CHECKING:
+    import torch
+
+    from normlab.data import Corpus
+    from normlab.models.transformer import Transformer
+
+
+class Language(TextTask):
+    """Every token from those before it."""
+
+    name = "language"
+    about = "the next token of a text"
+    model = DecoderConfig
+    metric = LOSS
+
+    def measure(self, model: Transformer) -> Callable[..., torch.Tensor]:
+        # Which token is the likeliest is not asked: the head would work twice.
+        return model.cross_entropy
+
+    def scores(self, means: Sequence[float], data: Corpus) -> dict[str, float]:
+        (loss,) = means
+        return {"loss": loss, "bits_per_byte": data.val.bits_per_byte(loss)}
+
+    def describe(self, scores: Mapping[str, float]) -> str:
+        return f"{scores['loss']:.4f} nats a token, {scores['bits_per_byte']:.4f} bits a byte"

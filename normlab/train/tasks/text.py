@@ -1,0 +1,83 @@
+"""What tasks on text share: sources, tokenizers, windows, a budget in tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from normlab.errors import NormLabError
+from normlab.models.config import TokenConfig, TransformerConfig
+from normlab.train.tasks.base import Task
+
+if TYPE_CHECKING:
+    from normlab.data import Batch, Corpus, Masking
+    from normlab.data.feed import Line
+    from normlab.train.config import TrainConfig
+    from normlab.train.folder import RunFolder
+
+VOCABULARY_MULTIPLE = 64
+"""A vocabulary is rounded up to this: matrix products run faster, and the spare entries are never a target."""
+
+
+class TextTask(Task):
+    """Windows of a text, some or all of whose tokens are to be found."""
+
+    fields = ("tokenizer", "boundaries", "tokens", "length", "eval_tokens")
+    data = ("python",)
+    val_fraction = 0.02
+
+    def check(self, config: TrainConfig) -> None:
+        for name in ("tokens", "length", "eval_tokens"):
+            if getattr(config, name) < 1:
+                raise NormLabError(f"{name} must be at least 1, got {getattr(config, name)}")
+
+    def fitted(self, config: TrainConfig) -> TransformerConfig:
+        model = cast(TokenConfig, config.model)
+        return model if model.max_length >= config.length else dataclasses.replace(model, max_length=config.length)
+
+    def sequence(self, config: TrainConfig) -> int:
+        return config.length
+
+    def steps(self, config: TrainConfig) -> int:
+        """As many whole batches as it takes to see all tokens."""
+        return math.ceil(config.tokens / (config.batch * config.length))
+
+    def of_preset(self, size: Mapping[str, Any]) -> dict[str, Any]:
+        return {"length": size["max_length"]}
+
+    def open(self, config: TrainConfig, *, shown: bool) -> Corpus:
+        from normlab.data import prepare
+
+        options = {"tokenizer": config.tokenizer, "val_data": config.val_data, "val_fraction": config.val_fraction}
+        return prepare(config.data, **options, progress=shown)
+
+    def with_answers(self, config: TrainConfig, data: Corpus) -> TransformerConfig:
+        padded = VOCABULARY_MULTIPLE * math.ceil(self.vocabulary(data) / VOCABULARY_MULTIPLE)
+        return dataclasses.replace(config.model, vocab_size=padded)
+
+    def vocabulary(self, data: Corpus) -> int:
+        """Tokens that the model must know."""
+        return data.tokenizer.vocab_size
+
+    def masking(self, config: TrainConfig, data: Corpus, seed: int) -> Masking | None:
+        """How tokens are hidden, if they are."""
+        return None
+
+    def line(self, config: TrainConfig, data: Corpus) -> Line:
+        from normlab.data import TextLine
+
+        options = {"length": config.length, "seed": config.seed, "boundaries": config.boundaries}
+        return TextLine(data.train, **options, masking=self.masking(config, data, config.seed))
+
+    def evaluation(self, config: TrainConfig, data: Corpus, *, batch: int, **places: Any) -> Iterator[Batch]:
+        from normlab.data import evaluation_batches
+
+        # Hidden in the same way whatever the seed of the run: all runs answer the same questions.
+        masking = self.masking(config, data, seed=0)
+        options = {"length": config.length, "max_tokens": config.eval_tokens, "boundaries": config.boundaries}
+        return evaluation_batches(data.val, batch=batch, **options, masking=masking, **places)
+
+    def keep(self, data: Corpus, folder: RunFolder) -> None:
+        data.tokenizer.save(folder.tokenizer)

@@ -50,7 +50,7 @@ class CompareConfig:
     on: Where = "here"
     """Processes on this machine, or a Ray cluster whose machines share the folder and the data."""
     workers: int | None = None
-    """Runs at a time; none: one a GPU, or one a core without any."""
+    """Runs at a time; none: one a GPU, or one a core without any. Two a GPU: one compiles while the other trains."""
 
     def __post_init__(self) -> None:
         from normlab.schemes.registry import scheme

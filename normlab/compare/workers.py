@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from normlab.compare.config import CompareConfig
-from normlab.compare.execute import Job, execute, lost
+from normlab.compare.execute import Job, execute, last_step, lost
 from normlab.compare.pool import Ended
 from normlab.errors import NormLabError
 from normlab.train.folder import now
@@ -83,11 +83,21 @@ class Workers:
 
     @property
     def is_free(self) -> bool:
-        return len(self.running) < len(self._places)
+        return self._free_place() is not None
+
+    def _free_place(self) -> int | None:
+        """One without a run; on a shared GPU only once the others have begun: one compiles while another trains."""
+        busy = {i: worker.job for i, worker in self._workers.items() if worker.job is not None}
+        compiling = {self._places[i].gpu for i, job in busy.items() if last_step(job.folder) is None}
+        for i, place in enumerate(self._places):
+            if i not in busy and not (place.once and place.gpu in compiling):
+                return i
+        return None
 
     def start(self, job: Job) -> None:
-        busy = {i for i, worker in self._workers.items() if worker.job is not None}
-        free = next(i for i in range(len(self._places)) if i not in busy)
+        free = self._free_place()
+        if free is None:
+            raise NormLabError("every place is taken; wait until a run has ended")
         if free not in self._workers:
             self._workers[free] = _Worker(self._places[free])
         self._workers[free].take(job)

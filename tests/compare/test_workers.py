@@ -101,7 +101,7 @@ def test_other_text_than_at_the_beginning_is_an_error_and_no_failed_run(text: Pa
         ended += pool.wait(60.0)
     pool.close()
     assert isinstance(ended[0][1], NormLabError)
-    assert "other text than the comparison began with" in str(ended[0][1])
+    assert "other data than the comparison began with" in str(ended[0][1])
 
 
 def test_a_gpu_that_is_not_there_is_refused_before_any_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,3 +119,20 @@ def test_closing_leaves_no_process_behind(text: Path, tmp_path: Path) -> None:
     pool.close()
     # Killed, not waited for.
     assert process.exitcode == -signal.SIGKILL
+
+
+def test_runs_that_share_a_gpu_begin_one_after_the_other(text: Path, tmp_path: Path) -> None:
+    run = small.configuration(text, **small.long()).plan().due([])[0]
+    pool = Workers([Place(1, "0", once=True), Place(1, "0", once=True), Place(1, "1", once=True)])
+    try:
+        assert pool._free_place() == 0
+        pool.start(Job(run, tmp_path / "run", ""))
+        # It has made no step yet: another one would compile at the same time and leave the GPU idle.
+        assert pool._free_place() == 2
+        (tmp_path / "run").mkdir(exist_ok=True)
+        (tmp_path / "run" / "metrics.jsonl").write_text('{"kind": "step", "step": 1}\n')
+        assert pool._free_place() == 1
+    finally:
+        pool.close()
+    alone = Workers([Place(1, "0", once=True)])
+    assert alone.is_free

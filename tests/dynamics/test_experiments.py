@@ -18,7 +18,7 @@ from normlab.dynamics.experiments.result import Result, judge
 from normlab.dynamics.flow import Flow, State
 from normlab.dynamics.names import ABOUT
 from normlab.errors import NormLabError
-from normlab.models import decoder
+from normlab.models import tokens
 from normlab.models.rotary import rotary_table
 from normlab.stability.targets import resolve
 from normlab.train.trainer import train
@@ -163,7 +163,7 @@ def test_a_network_of_attention_alone_is_its_simulation(scheme, monkeypatch):
     bare = _without_mlp(target.build(seed=0))
     target.build = lambda **_: bare  # type: ignore[method-assign]
     monkeypatch.setattr(real_model, "_target", lambda _: target)
-    monkeypatch.setattr(decoder, "rotary_table", lambda at, *rest, **more: rotary_table(0 * at, *rest, **more))
+    monkeypatch.setattr(tokens, "rotary_table", lambda at, *rest, **more: rotary_table(0 * at, *rest, **more))
     found = experiments.EXPERIMENTS["real-model"].run(config)
     distances = {row[0]: row[5] for row in found.rows if row[1] == "blocks"}
     assert all(distance < 1e-4 for distance in distances.values()), distances

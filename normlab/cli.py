@@ -253,12 +253,15 @@ def generate(
 
 
 def export(
-    run: Annotated[Path, tyro.conf.Positional],
-    folder: Annotated[Path, tyro.conf.Positional],
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")],
+    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")],
     /,
     overwrite: bool = False,
 ) -> None:
     """Write a trained model as a folder that Hugging Face's transformers loads: weights, tokenizer, model card.
+
+    For instance:
+      normlab export runs/peri peri-for-transformers
 
     Args:
         run: Folder of a finished run.

@@ -1,10 +1,11 @@
-"""What a watch costs: a plain step, a step between looks and a step that is looked at, and their share at every 50th.
+"""What a watch costs: stretches of plain steps, of steps with its alarm alone, and of steps of which one is looked at.
 
     python benchmarks/probe.py                                     # a model for two cores
     python benchmarks/probe.py --size 125m --batch 32 --length 1024 --compile --out results/probe.json
 
-The three kinds of step take turns, and each turn is compared with its own plain step. On a CPU the time is that of the
-process, which others on the machine do not add to. `operations` counts what torch is asked to do outside of compiled
+A stretch is as long as from one look to the next, and runs as a loop does: nothing waits for the device inside. The
+three kinds take turns, and each turn is compared with its own plain stretch. On a CPU the time is that of the process,
+which others on the machine do not add to. `operations` counts what torch is asked to do in a step outside of compiled
 code: on a GPU, where a look's tensors are small, that is what it costs.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -40,7 +42,7 @@ class Arguments:
     batch: int = 4
     length: int = 256
     every: int = 50
-    repeats: int = 7
+    repeats: int = 5
     device: Literal["cpu", "cuda"] = "cuda" if torch.cuda.is_available() else "cpu"
     compile: bool = False
     out: Path | None = None
@@ -73,11 +75,12 @@ class Loop:
         with self.watch.step(number):
             self.step()
 
-    def seconds(self, step: Any) -> float:
+    def seconds(self, steps: Iterable[Callable[[], None]]) -> float:
         clock = time.perf_counter if self.device.type == "cuda" else time.process_time
         self._wait()
         began = clock()
-        step()
+        for step in steps:
+            step()
         self._wait()
         return clock() - began
 
@@ -100,28 +103,37 @@ class Counting(TorchDispatchMode):
 
 def main(arguments: Arguments) -> None:
     loop = Loop(arguments)
-    kinds = {"plain": loop.step, "between looks": lambda: loop.watched(1), "looked at": lambda: loop.watched(0)}
-    for step in kinds.values():
+    plain, listened, looked_at = loop.step, lambda: loop.watched(1), lambda: loop.watched(0)
+    for step in (plain, listened, looked_at) * 2:
         step()
-        step()
+    kinds = {
+        "plain": [plain] * arguments.every,
+        "alarm alone": [listened] * arguments.every,
+        "watched": [looked_at, *[listened] * (arguments.every - 1)],
+    }
     times: dict[str, list[float]] = {name: [] for name in kinds}
     for _ in range(arguments.repeats):
-        for name, step in kinds.items():
-            times[name].append(loop.seconds(step))
-    row = _row(arguments, times)
-    row["operations"] = {name: _operations(step) for name, step in kinds.items()} if not arguments.compile else None
+        for name, steps in kinds.items():
+            times[name].append(loop.seconds(steps) / arguments.every)
+    row = _row(times)
+    counted = {"plain": plain, "alarm alone": listened, "watched": looked_at}
+    row["operations"] = {name: _operations(step) for name, step in counted.items()} if not arguments.compile else None
     _show(row)
     if arguments.out is not None:
         settings = dataclasses.asdict(arguments) | {"out": str(arguments.out)}
         write_json(arguments.out, {"script": "benchmarks/probe.py", **settings, "versions": versions(), **row})
 
 
-def _row(arguments: Arguments, times: dict[str, list[float]]) -> dict[str, Any]:
+def _row(times: dict[str, list[float]]) -> dict[str, Any]:
     ratios = {name: _median_ratio(values, times["plain"]) for name, values in times.items()}
-    looks = (ratios["looked at"] - 1) / arguments.every
-    alarm = (ratios["between looks"] - 1) * (arguments.every - 1) / arguments.every
-    plain = statistics.median(times["plain"])
-    return {"plain": plain, "ratios": ratios, "of_looks": looks, "of_alarm": alarm, "share": looks + alarm}
+    share, alarm = ratios["watched"] - 1, ratios["alarm alone"] - 1
+    return {
+        "seconds_a_step": {name: statistics.median(values) for name, values in times.items()},
+        "ratios": ratios,
+        "share": share,
+        "of_alarm": alarm,
+        "of_looks": share - alarm,
+    }
 
 
 def _median_ratio(values: list[float], plain: list[float]) -> float:
@@ -137,7 +149,7 @@ def _operations(step: Any) -> int:
 def _show(row: dict[str, Any]) -> None:
     for name, ratio in row["ratios"].items():
         operations = "" if row["operations"] is None else f"  {row['operations'][name]:6d} operations"
-        print(f"{name:14s} {1e3 * ratio * row['plain']:9.2f} ms  {ratio:6.3f} x{operations}")
+        print(f"{name:12s} {1e3 * row['seconds_a_step'][name]:9.2f} ms a step  {ratio:6.4f} x{operations}")
     parts = f"looks {row['of_looks']:+.2%}, alarm {row['of_alarm']:+.2%}"
     print(f"added to a step: {row['share']:+.2%} ({parts}; limit {LIMIT:.0%})")
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from normlab.sending import Sent
 from normlab.stability.attention import in_backward
 from normlab.stability.blocks import find_stacks
 from normlab.stability.measures import extremes
@@ -61,9 +62,16 @@ class Alarm:
             self._travelling.append(_Notes(step, heard))
         self._heard = []
 
-    def arrived(self, wait: bool = False) -> Broken | None:
-        """The first of what is not finite among the notes that are there by now, or among all that were sent."""
-        while self._travelling and self._travelling[0].are_there(wait):
+    @property
+    def travelling(self) -> int:
+        """How many notes were sent and not heard yet."""
+        return len(self._travelling)
+
+    def arrived(self, wait: bool = False, most: int | None = None) -> Broken | None:
+        """The first of what is not finite among the notes that are there by now, or among all (at most `most`)."""
+        for _ in range(self.travelling if most is None else most):
+            if not (wait or self._travelling[0].sent.is_there):
+                break
             notes = self._travelling.popleft()
             if (where := notes.first_broken()) is not None:
                 return Broken(notes.step, where)
@@ -87,23 +95,10 @@ class _Notes:
 
     def __init__(self, step: int, heard: list[tuple[str, torch.Tensor]]):
         self.step, self.names = step, [name for name, _ in heard]
-        on_device = torch.stack([ends.float() for _, ends in heard])
-        self._event: torch.cuda.Event | None = None
-        if on_device.is_cuda:
-            self._there = torch.empty(on_device.shape, dtype=on_device.dtype, pin_memory=True)
-            self._there.copy_(on_device, non_blocking=True)
-            self._event = torch.cuda.Event()
-            self._event.record(torch.cuda.current_stream(on_device.device))
-        else:
-            self._there = on_device.cpu()
-
-    def are_there(self, wait: bool) -> bool:
-        if self._event is not None and wait:
-            self._event.synchronize()
-        return self._event is None or self._event.query()
+        self.sent = Sent(torch.stack([ends.float() for _, ends in heard]))
 
     def first_broken(self) -> str | None:
-        fine = self._there.isfinite().all(-1).tolist()
+        fine = self.sent.wait().isfinite().all(-1).tolist()
         return next((name for name, is_fine in zip(self.names, fine, strict=True) if not is_fine), None)
 
 

@@ -60,17 +60,25 @@ def low_share(heads: Sequence[float]) -> float:
     return entropy([x if math.isnan(x) else float(x < LOW_ENTROPY) for x in heads])
 
 
-@contextmanager
-def watch_attention(on_call: Callable[[AttentionStats], None], rows: int = ROWS) -> Iterator[None]:
-    """Calls `on_call` with the statistics of every call of attention outside of backward passes."""
+class Rows(NamedTuple):
+    """Some rows of one call of attention, (batch, heads, rows, keys)."""
 
-    def watched(original: Callable[..., torch.Tensor], look: Callable[..., AttentionStats | None]):
+    scores: torch.Tensor
+    """Mask included, in fp32 at least."""
+    visible: torch.Tensor
+
+
+@contextmanager
+def watch_attention(on_call: Callable[[Rows], None], rows: int = ROWS) -> Iterator[None]:
+    """Calls `on_call` with some rows of every call of attention outside of backward passes; see `summarise`."""
+
+    def watched(original: Callable[..., torch.Tensor], look: Callable[..., Rows | None]):
         def call(*args: Any, **kwargs: Any) -> torch.Tensor:
             output = original(*args, **kwargs)
             # Activation checkpointing calls attention once more, from inside the backward pass.
-            stats = None if in_backward() else look(rows, *args, **kwargs)
-            if stats is not None:
-                on_call(stats)
+            found = None if in_backward() else look(rows, *args, **kwargs)
+            if found is not None:
+                on_call(found)
             return output
 
         return call
@@ -116,31 +124,37 @@ def _of_fused(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> AttentionStats | None:
+) -> Rows | None:
     # Grouped queries need no flag to be recognised: there are fewer key heads than query heads.
-    return attention_stats(query, key, attn_mask, is_causal, scale, rows)
+    return attention_rows(query, key, attn_mask, is_causal, scale, rows)
 
 
 @torch.no_grad()
-def _of_softmax(rows: int, input: torch.Tensor, dim: int | None = None, *_: Any, **__: Any) -> AttentionStats | None:  # noqa: A002
+def _of_softmax(rows: int, input: torch.Tensor, dim: int | None = None, *_: Any, **__: Any) -> Rows | None:  # noqa: A002
     """Attention written out: a softmax over the keys of scores (B, H, T, S), mask included."""
     if input.ndim != 4 or dim not in (-1, 3) or 0 in input.shape or not input.is_floating_point():
         return None
     elements, positions = _sample(input.shape[0], input.shape[2], rows, input.device)
     scores = widen(_picked(input, elements, positions))
-    return _summarise(scores, _is_visible(scores, input.dtype))
+    return Rows(scores, _is_visible(scores, input.dtype))
+
+
+def attention_stats(query: torch.Tensor, key: torch.Tensor, *args: Any, **kwargs: Any) -> AttentionStats | None:
+    """Statistics of `attention_rows`, whose arguments these are."""
+    rows = attention_rows(query, key, *args, **kwargs)
+    return None if rows is None else AttentionStats(**summarise(*rows))
 
 
 @torch.no_grad()
-def attention_stats(
+def attention_rows(
     query: torch.Tensor,
     key: torch.Tensor,
     attn_mask: torch.Tensor | None = None,
     is_causal: bool = False,
     scale: float | None = None,
     rows: int = ROWS,
-) -> AttentionStats | None:
-    """Statistics of softmax(scale · q kᵀ + mask) for q (B, H, T, E) or (B, T, E); None for what has another shape."""
+) -> Rows | None:
+    """Of softmax(scale · q kᵀ + mask) for q (B, H, T, E) or (B, T, E); None for what has another shape."""
     if query.ndim not in (3, 4) or key.ndim != query.ndim or 0 in query.shape or 0 in key.shape:
         return None
     if query.ndim == 3:
@@ -159,7 +173,7 @@ def attention_stats(
         else:
             visible &= _is_visible(picked, picked.dtype)
             scores = scores + widen(picked)
-    return _summarise(scores, visible)
+    return Rows(scores, visible)
 
 
 @functools.lru_cache(maxsize=64)
@@ -198,7 +212,9 @@ def _scores(
         return (grouped @ k.transpose(-1, -2) * scale).view(b, heads, r, -1)
 
 
-def _summarise(scores: torch.Tensor, visible: torch.Tensor) -> AttentionStats:
+@torch.no_grad()
+def summarise(scores: torch.Tensor, visible: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What `AttentionStats` holds, of some rows."""
     scores = scores.masked_fill(~visible, -math.inf)
     counts = visible.sum(-1)
     counted = counts >= 2
@@ -210,12 +226,12 @@ def _summarise(scores: torch.Tensor, visible: torch.Tensor) -> AttentionStats:
     p = weights / total
     # H = log Σe^s − Σ p·s, with 0·(−∞) = 0.
     entropy = total.log().squeeze(-1) - (p * shifted.masked_fill(~visible, 0.0)).sum(-1)
-    return AttentionStats(
-        heads=_mean(entropy / counts.clamp_min(2).log(), counted, dims=(0, 2)),
-        logit_max=_largest(top, counted),
-        sink=_mean(p[..., 0], counted & visible[..., 0], dims=(0, 1, 2)),
-        theta_p=_mean(_balanced_mass(p), counted, dims=(0, 1, 2)),
-    )
+    return {
+        "heads": _mean(entropy / counts.clamp_min(2).log(), counted, dims=(0, 2)),
+        "logit_max": _largest(top, counted),
+        "sink": _mean(p[..., 0], counted & visible[..., 0], dims=(0, 1, 2)),
+        "theta_p": _mean(_balanced_mass(p), counted, dims=(0, 1, 2)),
+    }
 
 
 def _balanced_mass(p: torch.Tensor) -> torch.Tensor:

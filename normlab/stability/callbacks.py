@@ -8,8 +8,9 @@
             optimiser.step()
     watch.close()
 
-Looks are judged at once: a verdict that was not there before is logged (logger `normlab.stability`). Between looks an
-alarm listens for values that are not finite; when it goes off, the next step is looked at, too.
+A look is judged as soon as its numbers have come from the device, while the loop goes on: a verdict that was not there
+before is logged (logger `normlab.stability`). Between looks an alarm listens for values that are not finite; when it
+goes off, the next step is looked at, too.
 
 Lines of `out`, one JSON object each:
 
@@ -25,6 +26,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -61,12 +63,9 @@ class Watch:
             raise NormLabError(f"watch: every must be at least 1, got {every}")
         self.model, self.every, self.blocks = model, every, blocks
         self.out = None if out is None else Path(out)
-        self.profiles: dict[str, Profile] = {}
-        """The last look, by stack."""
-        self.verdicts: dict[str, list[Verdict]] = {}
-        """What was made of it."""
-        self.broken: Broken | None = None
-        """The first value that was not finite: step and module."""
+        self._profiles: dict[str, Profile] = {}
+        self._verdicts: dict[str, list[Verdict]] = {}
+        self._broken: Broken | None = None
         self._limits, self._unigram = thresholds, unigram
         self._idle = dist.is_available() and dist.is_initialized() and dist.get_rank() != 0
         self._alarm = Alarm(model, blocks)
@@ -75,6 +74,28 @@ class Watch:
         self._next = 0
         self._hooks: ExitStack | None = None
         self._look = Probe()
+        # Ranks take a processor a tenth of a second, in which a GPU takes steps.
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="normlab-watch")
+        self._reading: Future[dict[str, Profile]] | None = None
+        self._before_look = 0
+
+    @property
+    def profiles(self) -> dict[str, Profile]:
+        """The last look, by stack. Waits for it where its numbers are on their way."""
+        self._hear(wait=True)
+        return self._profiles
+
+    @property
+    def verdicts(self) -> dict[str, list[Verdict]]:
+        """What was made of the last look. Waits for it likewise."""
+        self._hear(wait=True)
+        return self._verdicts
+
+    @property
+    def broken(self) -> Broken | None:
+        """The first value that was not finite, step and module, as far as it is known by now; waits for nothing."""
+        self._hear()
+        return self._broken
 
     @contextmanager
     def step(self, number: int | None = None) -> Iterator[Probe]:
@@ -93,7 +114,9 @@ class Watch:
         step = self._next if number is None else number
         self._next = step + 1
         self._hooks = ExitStack()
-        alarmed = self._goes_off()
+        self._hear()
+        # What a look that is still on its way has to say came first.
+        alarmed = self._reading is None and self._goes_off()
         due = not self._idle and (alarmed or step % self.every == 0)
         self._look = self._hooks.enter_context(probe(self.model, blocks=self.blocks, step=step, active=due))
         if not due and not self._idle:
@@ -109,7 +132,7 @@ class Watch:
         self._hooks = None
         hooks.close()
         if look.active:
-            self._keep(look.profiles)
+            self._take(look)
         elif not self._idle:
             self._alarm.send(look.step)
 
@@ -123,17 +146,32 @@ class Watch:
     def close(self) -> None:
         """The loop is over: hear what is still on its way from the last steps."""
         self.abandon()
+        self._hear(wait=True)
         self._goes_off(wait=True)
 
-    def _goes_off(self, wait: bool = False) -> bool:
-        broken = self._alarm.arrived(wait)
-        if broken is None or self.broken is not None:
+    def _take(self, look: Probe) -> None:
+        self._hear(wait=True)
+        self._before_look = self._alarm.travelling
+        if look.is_there:
+            self._keep(look.profiles)
+        else:
+            self._reading = self._reader.submit(lambda: look.profiles)
+
+    def _hear(self, wait: bool = False) -> None:
+        """Judge the last look, if it was not and can be by now."""
+        if self._reading is not None and (wait or self._reading.done()):
+            reading, self._reading = self._reading, None
+            self._keep(reading.result())
+
+    def _goes_off(self, wait: bool = False, most: int | None = None) -> bool:
+        broken = self._alarm.arrived(wait, most)
+        if broken is None or self._broken is not None:
             return False
         self._report(broken)
         return True
 
     def _report(self, broken: Broken) -> None:
-        self.broken = broken
+        self._broken = broken
         detail = f"{broken.where} is the first that was not finite, at step {broken.step}"
         log.warning("normlab: %s", detail)
         self._write(
@@ -141,20 +179,20 @@ class Watch:
         )
 
     def _keep(self, profiles: dict[str, Profile]) -> None:
-        self.profiles = profiles
+        self._profiles = profiles
         # The look has waited for the device: what the steps before it noted is there, and came first.
-        self._goes_off(wait=True)
+        self._goes_off(wait=True, most=self._before_look)
         for stack, profile in profiles.items():
             self._write({"kind": "profile", "step": profile.step, "stack": stack, "profile": profile.to_dict()})
-            if profile.nan_first is not None and self.broken is None:
+            if profile.nan_first is not None and self._broken is None:
                 self._report(Broken(profile.step, profile.nan_first.rpartition(" at step ")[0]))
             self._judge(stack, profile)
 
     def _judge(self, stack: str, profile: Profile) -> None:
         first = self._first.setdefault(stack, profile)
         both = [first, profile] if first.when != profile.when and first.depth == profile.depth else [profile]
-        self.verdicts[stack] = judge(Ladder(tuple(both)), thresholds=self._limits, unigram=self._unigram)
-        for verdict in self.verdicts[stack]:
+        self._verdicts[stack] = judge(Ladder(tuple(both)), thresholds=self._limits, unigram=self._unigram)
+        for verdict in self._verdicts[stack]:
             finding = "" if verdict.level == "ok" else verdict.finding
             if finding and self._said.get((stack, verdict.name)) != finding:
                 log.warning("normlab: %s, %s: %s", stack, verdict.name, verdict.words)

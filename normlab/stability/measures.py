@@ -29,7 +29,7 @@ Like = Tensor | State
 
 
 def boundary(h: Like) -> dict[str, Tensor]:
-    """All measures of one state but its ranks (see `gram`), by their names in `Profile`."""
+    """All measures of one state that are numbers, but for its ranks, by their names in `Profile`."""
     h = State.of(h)
     apart = _apart(h)
     return {
@@ -44,6 +44,18 @@ def boundary(h: Like) -> dict[str, Tensor]:
         "dist_to_mean": _distance(*apart),
         "kurtosis": kurtosis(h),
     }
+
+
+def boundary_with_channels(h: Like) -> dict[str, Tensor]:
+    """The same with the channels that stand out."""
+    h = State.of(h)
+    return {**boundary(h), "top_channels": top_channels(h)}
+
+
+def boundary_with_ranks(h: Like) -> dict[str, Tensor]:
+    """The same with the matrices that its ranks follow from (see `gram`)."""
+    h = State.of(h)
+    return {**boundary_with_channels(h), "gram": gram(h), "rest_gram": gram(h.rest)}
 
 
 def block(h: Like, h_next: Like) -> dict[str, Tensor]:

@@ -51,8 +51,8 @@ def _boundary(row: Sequence[Boundary], weights: Sequence[int], ledger: Ledger) -
     pooled: Numbers = {name: _mean([look[name] for look in looks], weights) for name in looks[0]}
     pooled["rms"] = _root_mean_square([look["rms"] for look in looks], weights)
     pooled["max_abs"] = _largest([look["max_abs"] for look in looks])
-    pooled["erank"], pooled["stable_rank"] = _ranks(row[0].gram, ledger)
-    pooled["erank_rest"], _ = _ranks(row[0].rest_gram, ledger)
+    pooled["erank"], pooled["stable_rank"] = _ranks(row[0].values["gram"], ledger)
+    pooled["erank_rest"], _ = _ranks(row[0].values["rest_gram"], ledger)
     pooled["outlier_ratio"] = _ratio(pooled["max_abs"], pooled["rms"])
     if len(looks) > 1:
         fourth = _mean([look["kurtosis"] * _power(look["rms"], 4) for look in looks], weights)
@@ -88,7 +88,7 @@ def _heads(row: Sequence[Call], ledger: Ledger) -> list[float | None]:
 
 def _look(boundary: Boundary, ledger: Ledger) -> dict[str, float]:
     """What was measured of a sample of tokens, with the ends of all entries."""
-    look = _read(boundary.values, ledger)
+    look = {name: ledger[place] for name, place in boundary.values.items() if name in BOUNDARY}
     if boundary.extremes is not None:
         ends = [abs(x) for x in ledger.row(boundary.extremes)]
         if all(map(math.isfinite, ends)):
@@ -99,15 +99,13 @@ def _look(boundary: Boundary, ledger: Ledger) -> dict[str, float]:
     return look
 
 
-def _ranks(place: int | None, ledger: Ledger) -> tuple[float, float]:
-    if place is None:
-        return math.nan, math.nan
+def _ranks(place: int, ledger: Ledger) -> tuple[float, float]:
     products = ledger.tensor(place)
     return ranks(products.float().view(math.isqrt(len(products)), -1))
 
 
 def _channels(row: Sequence[Boundary], ledger: Ledger) -> list[int]:
-    rows = [ledger.row(boundary.channels) for boundary in row if boundary.channels is not None]
+    rows = [ledger.row(boundary.values["top_channels"]) for boundary in row if boundary.values]
     return list(dict.fromkeys(int(channel) for found in rows for channel in found if channel >= 0))
 
 

@@ -8,7 +8,8 @@
 
 The model runs as it was written: what torch.compile made of it rests meanwhile, since hooks are lost on it. Nothing
 of it is changed, no random number is drawn, and with `active=False` nothing is installed at all. Numbers are taken in
-fp32 or better whatever the model's format, and reach the host once, when the look ends.
+fp32 or better whatever the model's format, and set out for the host once, when the look ends; who reads a profile
+waits for them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch import nn
 
 from normlab.errors import NormLabError
 from normlab.norms import widen
-from normlab.stability.attention import AttentionStats, watch_attention
+from normlab.stability.attention import Rows, watch_attention
 from normlab.stability.blocks import eager, find_stacks
 from normlab.stability.culprit import ModuleWatch
 from normlab.stability.ledger import Ledger
@@ -46,6 +47,7 @@ class Probe:
     def __init__(self, *, step: int = 0, seed: int = 0):
         self.step, self.seed = step, seed
         self.active = False
+        self._over = False
         self._ledger = Ledger()
         self._stacks: list[StackWatch] = []
         self._weights: list[WeightWatch] = []
@@ -59,9 +61,16 @@ class Probe:
     @property
     def profiles(self) -> dict[str, Profile]:
         """A profile for each stack that ran, by its path, the one with most blocks first; none if not active."""
-        if self.active and self._profiles is None:
+        if self.active and not self._over:
             raise NormLabError("probe: there is no profile before the step is over; read it after the with block")
-        return self._profiles or {}
+        if self._profiles is None:
+            self._profiles = {watch.stack.name: self._profile(watch, weights) for watch, weights in self._heard()}
+        return self._profiles
+
+    @property
+    def is_there(self) -> bool:
+        """Whether all numbers of a step that is over have come from the device: `profiles` will not wait for it."""
+        return self._over and self._ledger.is_there
 
     @property
     def profile(self) -> Profile:
@@ -90,9 +99,9 @@ class Probe:
         hooks.enter_context(watch_attention(self._attend))
         self.active = True
 
-    def _attend(self, stats: AttentionStats) -> None:
+    def _attend(self, rows: Rows) -> None:
         # The innermost of the blocks that run now: any() stops at the first stack that takes it.
-        any(watch.attend(stats) for watch in self._stacks)
+        any(watch.attend(rows) for watch in self._stacks)
 
     def _on_output(self, _model: nn.Module, _args: Any, output: Any) -> None:
         loss, logits = loss_and_logits(output)
@@ -101,13 +110,15 @@ class Probe:
         self.record(logits=logits)
 
     def _finish(self) -> None:
-        for weights in self._weights:
-            weights.finish()
+        for watch in [*self._stacks, *self._weights]:
+            watch.finish()
         self._ledger.close()
-        heard = [pair for pair in zip(self._stacks, self._weights, strict=True) if pair[0].passes]
-        for watch in [watch for watch, _ in heard] or self._stacks:
+        for watch in [watch for watch, _ in self._heard()] or self._stacks:
             watch.check()
-        self._profiles = {watch.stack.name: self._profile(watch, weights) for watch, weights in heard}
+        self._over = True
+
+    def _heard(self) -> list[tuple[StackWatch, WeightWatch]]:
+        return [pair for pair in zip(self._stacks, self._weights, strict=True) if pair[0].passes]
 
     def _profile(self, watch: StackWatch, weights: WeightWatch) -> Profile:
         series = pool(watch.passes, self._ledger)

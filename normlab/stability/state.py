@@ -33,6 +33,14 @@ class State:
     def __init__(self, h: Tensor):
         self.raw = widen(h.detach())
 
+    @property
+    def shape(self) -> torch.Size:
+        return self.raw.shape
+
+    @property
+    def device(self) -> torch.device:
+        return self.raw.device
+
     @staticmethod
     def of(h: Tensor | State) -> State:
         return h if isinstance(h, State) else State(h)

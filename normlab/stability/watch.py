@@ -19,11 +19,13 @@ from torch import nn
 
 from normlab.errors import NormLabError
 from normlab.stability import measures
-from normlab.stability.attention import AttentionStats, in_backward
+from normlab.stability.attention import Rows, in_backward, summarise
 from normlab.stability.blocks import BlockStack
 from normlab.stability.ledger import Ledger
+from normlab.stability.measures import Like
 from normlab.stability.sharded import local
-from normlab.stability.state import State, sample
+from normlab.stability.state import sample
+from normlab.stability.together import Together, kept
 from normlab.stack import Stack
 
 
@@ -32,13 +34,10 @@ class Boundary:
     """Places in the ledger of what was measured at one boundary; `gradient` is empty if none came."""
 
     values: dict[str, int] = field(default_factory=dict)
+    """`gram` and `rest_gram` of the first pass alone: the matrices are the largest of all that is kept."""
     extremes: int | None = None
     """Of all entries, where the values are of a sample."""
     entries: int = 0
-    channels: int | None = None
-    gram: int | None = None
-    """Of the first pass alone: the matrices are the largest of all that is kept."""
-    rest_gram: int | None = None
     gradient: dict[str, int] = field(default_factory=dict)
 
 
@@ -77,12 +76,15 @@ class StackWatch:
         self._state: torch.Tensor | None = None
         """The raw state at the last boundary, how often it had been written to, and what of it is looked at."""
         self._version = 0
-        self._seen: State | None = None
+        self._seen: Like | None = None
         self._entering: list[tuple[torch.Tensor, int]] = []
         self._owner_began = False
         self._owner_runs = False
         self._asked: list[torch.Tensor] = []
         self._without_gradient: list[tuple[nn.Module, Boundary]] = []
+        self._firsts = Together(measures.boundary_with_ranks)
+        self._boundaries, self._blocks = Together(measures.boundary_with_channels), Together(measures.block)
+        self._attention = Together(summarise)
 
     def listen(self, hooks: ExitStack) -> None:
         """Install the hooks; `hooks` takes them off."""
@@ -94,11 +96,24 @@ class StackWatch:
             hooks.callback(block.register_forward_hook(self._after_block, with_kwargs=True).remove)
         hooks.callback(self._let_go)
 
-    def attend(self, stats: AttentionStats) -> bool:
-        """Take the statistics of an attention call, if it comes from inside one of our blocks."""
+    def attend(self, rows: Rows) -> bool:
+        """Take some rows of an attention call, if it comes from inside one of our blocks."""
         if self.running:
-            self.running[-1].attention.append(self.ledger.write_all(stats._asdict()))
+            self.running[-1].attention.append(places := {})
+            self._attention.ask(self._writer(places), *rows)
         return bool(self.running)
+
+    def finish(self) -> None:
+        """The step is over: measure what is still waiting."""
+        for calls in self._all_calls:
+            calls.finish()
+
+    @property
+    def _all_calls(self) -> tuple[Together, ...]:
+        return self._firsts, self._boundaries, self._blocks, self._attention
+
+    def _writer(self, places: dict[str, int]) -> Callable[[dict[str, torch.Tensor]], None]:
+        return lambda answer: places.update(self.ledger.write_all(answer))
 
     def _on_owner(self, _owner: nn.Module, _args: Any) -> None:
         if not in_backward():
@@ -147,8 +162,8 @@ class StackWatch:
                 now.tokens = self._hidden(after)[..., 0].numel()
             before = self._unwritten()
             call.after = self._measure(block, after)
-            if before is not None and self._seen is not None and before.raw.shape == self._seen.raw.shape:
-                call.values = self.ledger.write_all(measures.block(before, self._seen))
+            if before is not None and self._seen is not None and before.shape == self._seen.shape:
+                self._blocks.ask(self._writer(call.values), before, self._seen)
         self._state, self._version = after, _version(after)
         now.calls.append(call)
 
@@ -163,23 +178,17 @@ class StackWatch:
 
     def _measure(self, block: nn.Module, state: torch.Tensor) -> Boundary:
         hidden = local(self._hidden(state.detach()))
-        self._seen = seen = State(sample(hidden))
-        first = len(self.passes) == 1
-        boundary = Boundary(
-            values=self.ledger.write_all(measures.boundary(seen)),
-            extremes=self.ledger.write(measures.extremes(hidden)),
-            entries=hidden.numel(),
-            channels=self.ledger.write(measures.top_channels(seen)),
-            gram=self.ledger.write(measures.gram(seen)) if first else None,
-            rest_gram=self.ledger.write(measures.gram(seen.rest)) if first else None,
-        )
+        self._seen = kept(sample(hidden), hidden)
+        boundary = Boundary(extremes=self.ledger.write(measures.extremes(hidden)), entries=hidden.numel())
+        calls = self._firsts if len(self.passes) == 1 else self._boundaries
+        calls.ask(self._writer(boundary.values), self._seen)
         if state.requires_grad:
             self._await_gradient(state, boundary)
         else:
             self._without_gradient.append((block, boundary))
         return boundary
 
-    def _unwritten(self) -> State | None:
+    def _unwritten(self) -> Like | None:
         """The last state, unless the block wrote over it and left nothing to compare with."""
         return self._seen if self._state is not None and _version(self._state) == self._version else None
 

@@ -14,6 +14,7 @@ import torch
 from normlab.data import Batch
 from normlab.errors import NormLabError
 from normlab.locks import hold
+from normlab.sending import Sent
 from normlab.train import optimiser as optimisers
 from normlab.train import recovery
 from normlab.train.config import TrainConfig
@@ -25,7 +26,7 @@ from normlab.train.profile import profile
 from normlab.train.recovery import Ended
 from normlab.train.result import Result
 from normlab.train.setup import Setup
-from normlab.train.step import Taken, send
+from normlab.train.step import Taken
 from normlab.train.tasks import Data
 from normlab.train.weights import export_safetensors
 
@@ -180,9 +181,8 @@ class Trainer(Setup):
         return total, clip_grad_norm(self.model, config.clip)
 
     def _sent(self, loss: torch.Tensor, norm: torch.Tensor, parts: Sequence[Batch]) -> Taken:
-        values = torch.stack([loss.float(), norm.float()])
-        here, arrived = send(values) if self.lags else (values, lambda: None)
-        return Taken(self.step, here, arrived, parts, self.guard.threshold())
+        values = Sent(torch.stack([loss.float(), norm.float()]))
+        return Taken(self.step, values, parts, self.guard.threshold())
 
     def _update_unless_bad(self, loss: torch.Tensor, norm: torch.Tensor, threshold: float) -> None:
         """What the guard will find, found on the device: the same comparisons, in the host's double precision."""
@@ -199,8 +199,7 @@ class Trainer(Setup):
         return self.step != before
 
     def _judge(self, taken: Taken) -> None:
-        taken.arrived()
-        loss, norm = taken.values.tolist()
+        loss, norm = taken.values.wait().tolist()
         loss = self.group.all_mean(loss)
         verdict = self.guard.judge(loss, norm, threshold=taken.threshold)
         if verdict.is_fine and not self.lags:

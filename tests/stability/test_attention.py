@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from normlab.stability import attention
-from normlab.stability.attention import HEAVIEST, AttentionStats, attention_stats, watch_attention
+from normlab.stability.attention import HEAVIEST, AttentionStats, attention_stats, summarise, watch_attention
 from normlab.stability.constants import balanced_mass
 
 
@@ -41,7 +41,7 @@ def brute_force(q, k, visible, bias=None, scale=None) -> AttentionStats:
 
 def seen_by_watch(*args, **kwargs) -> tuple[list[AttentionStats], torch.Tensor]:
     calls: list[AttentionStats] = []
-    with watch_attention(calls.append):
+    with watch_attention(lambda rows: calls.append(AttentionStats(**summarise(*rows)))):
         output = F.scaled_dot_product_attention(*args, **kwargs)
     return calls, output
 
@@ -99,7 +99,7 @@ def test_attention_that_is_written_out_is_seen_at_its_softmax(name):
     q, k = draw(B, H, T, E, spread=2.0), draw(B, H, S, E)
     scores = (q @ k.mT / math.sqrt(E) + (0.0 if bias is None else bias)).masked_fill(~visible, -math.inf)
     calls: list[AttentionStats] = []
-    with watch_attention(calls.append):
+    with watch_attention(lambda rows: calls.append(AttentionStats(**summarise(*rows)))):
         F.softmax(scores, dim=-1, dtype=torch.float32)
         # Neither a router over experts nor a distribution over classes is attention.
         F.softmax(scores[0, 0], dim=-1)
@@ -204,11 +204,11 @@ def test_whoever_imported_the_function_by_name_is_seen_and_put_back(monkeypatch)
     monkeypatch.setitem(sys.modules, "elsewhere", elsewhere)
     calls: list[AttentionStats] = []
     q = draw(1, 2, T, E)
-    with watch_attention(calls.append):
+    with watch_attention(lambda rows: calls.append(AttentionStats(**summarise(*rows)))):
         elsewhere.scaled_dot_product_attention(q, q, q)
         assert F.scaled_dot_product_attention is not original
     assert len(calls) == 1
-    with pytest.raises(RuntimeError), watch_attention(calls.append):
+    with pytest.raises(RuntimeError), watch_attention(lambda rows: calls.append(AttentionStats(**summarise(*rows)))):
         elsewhere.scaled_dot_product_attention(q, q[..., :3], q)
     assert elsewhere.scaled_dot_product_attention is F.scaled_dot_product_attention is original
 
@@ -216,7 +216,7 @@ def test_whoever_imported_the_function_by_name_is_seen_and_put_back(monkeypatch)
 def test_torch_multi_head_attention_is_seen():
     layer, x = nn.MultiheadAttention(16, 4, batch_first=True), draw(2, T, 16)
     calls: list[AttentionStats] = []
-    with watch_attention(calls.append):
+    with watch_attention(lambda rows: calls.append(AttentionStats(**summarise(*rows)))):
         layer(x, x, x, need_weights=False)
     assert len(calls) == 1
 
@@ -235,6 +235,6 @@ def test_gradients_pass_unchanged_and_statistics_keep_no_graph():
 def test_attention_that_runs_again_for_a_backward_pass_counts_once(reentrant):
     q = draw(1, 2, T, E).requires_grad_()
     calls: list[AttentionStats] = []
-    with watch_attention(calls.append):
+    with watch_attention(lambda rows: calls.append(AttentionStats(**summarise(*rows)))):
         checkpoint(lambda q: F.scaled_dot_product_attention(q, q, q), q, use_reentrant=reentrant).sum().backward()
     assert len(calls) == 1

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from normlab.data import Batch
 from normlab.models.config import DecoderConfig
 from normlab.models.decoder import Decoder
+from normlab.sending import Sent
 from normlab.train import trainer as trainers
 from normlab.train.distributed import ALONE
 from normlab.train.folder import RunFolder
@@ -41,17 +42,21 @@ def lags(trainer: Trainer) -> None:
     trainer.lags = True
 
 
-def sent_late(values: torch.Tensor):
+class SentLate(Sent):
     """As from a GPU: nothing is there before somebody has waited for it."""
-    host = torch.full_like(values, math.nan)
-    return host, lambda: host.copy_(values)
+
+    def __init__(self, values: torch.Tensor):
+        self._values, self._host = values.clone(), torch.full_like(values, math.nan)
+
+    def wait(self) -> torch.Tensor:
+        return self._host.copy_(self._values)
 
 
 @pytest.fixture(params=DECISIONS)
 def disturb(request, monkeypatch):
     """Makes every trainer of the test a disturbed one; where the host lags, too."""
     late = request.param == "late"
-    monkeypatch.setattr(trainers, "send", sent_late)
+    monkeypatch.setattr(trainers, "Sent", SentLate)
     return lambda *changes: after_building(monkeypatch, *changes, *([lags] if late else []))
 
 
@@ -78,7 +83,7 @@ def weights_by_step(seen: dict[int, dict[str, torch.Tensor]]):
 
 
 def test_a_lagging_host_sees_the_same_run(text, straight, tmp_path, monkeypatch):
-    monkeypatch.setattr(trainers, "send", sent_late)
+    monkeypatch.setattr(trainers, "Sent", SentLate)
     after_building(monkeypatch, lags)
     assert train(config_of(text), tmp_path / "run", shown=False).state == "done"
     same_run(tmp_path / "run", straight)
@@ -137,7 +142,7 @@ def test_skip(disturb, text, tmp_path):
 
 
 def test_late_and_at_once_decide_alike(text, tmp_path, monkeypatch):
-    monkeypatch.setattr(trainers, "send", sent_late)
+    monkeypatch.setattr(trainers, "Sent", SentLate)
     for name, changes in (("at once", []), ("late", [lags])):
         with pytest.MonkeyPatch.context() as patch:
             after_building(patch, spoils({7, 8, 12}), *changes)

@@ -10,7 +10,7 @@ from normlab.errors import NormLabError
 from normlab.train import weights
 from normlab.train.checkpoint import Checkpoints
 from normlab.train.weights import export_safetensors, load_weights, read_metadata
-from tests.train.test_checkpoint import Run, full_disk, names, same
+from tests.train.saved import Run, full_disk, names, same
 
 
 def test_exported_weights_come_back(tmp_path):

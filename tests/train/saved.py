@@ -60,12 +60,6 @@ class Run:
         return found
 
 
-def same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    for name, tensor in expected.items():
-        assert torch.equal(found[name], tensor), name
-
-
 def names(folder: Path) -> list[str]:
     return sorted(os.listdir(folder))
 

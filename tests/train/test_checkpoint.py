@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 from normlab.errors import NormLabError
 from normlab.train import checkpoint
 from normlab.train.checkpoint import Checkpoints
-from tests.train.saved import Run, names, same
+from tests.train.runs import same_tensors
+from tests.train.saved import Run, names
 
 
 def go_on_alone(_: int, folder: str) -> None:
@@ -37,7 +38,7 @@ def test_a_new_process_goes_on_bit_for_bit(tmp_path):
     (step, extra), later = json.loads((tmp_path / "facts.json").read_text())
     assert (step, extra) == (3, {"loader": {"sequence": 12}, "best": math.inf})
     assert later == losses[3:]
-    same(load_file(tmp_path / "tensors.safetensors"), straight.tensors())
+    same_tensors(load_file(tmp_path / "tensors.safetensors"), straight.tensors())
 
 
 def test_saving_disturbs_nothing(tmp_path):
@@ -55,7 +56,7 @@ def test_before_the_first_step(tmp_path):
     run.save(tmp_path, 0)
     other = Run(seed=1)
     assert other.load(tmp_path) == (0, {})
-    same(other.tensors(), expected)
+    same_tensors(other.tensors(), expected)
 
 
 def test_without_a_checkpoint(tmp_path):
@@ -97,7 +98,7 @@ def test_large_states_go_into_several_files(tmp_path, monkeypatch):
     assert len(names(tmp_path / "step-00000001" / "tensors")) > 5
     other = Run(seed=1)
     other.load(tmp_path)
-    same(other.tensors(), run.tensors())
+    same_tensors(other.tensors(), run.tensors())
 
 
 def test_nothing_in_it_is_a_pickle(tmp_path):
@@ -157,7 +158,7 @@ def test_a_checkpoint_of_another_model_changes_nothing(tmp_path):
     before = other.tensors()
     with pytest.raises(NormLabError, match=r"holds another model: .* here; build the model from the configuration"):
         other.load(tmp_path)
-    same(other.tensors(), before)
+    same_tensors(other.tensors(), before)
 
 
 def test_a_checkpoint_of_another_optimiser_changes_nothing(tmp_path):

@@ -15,8 +15,9 @@ from safetensors.torch import load_file, save_file
 from normlab.errors import NormLabError
 from normlab.train.distributed import Group, stop, whole
 from normlab.train.weights import export_safetensors, load_weights, read_metadata
-from tests.test_sharding import free_port
-from tests.train.saved import Run, flip_a_bit, full_after_some_bytes, names, same
+from tests.ranks import free_port
+from tests.train.runs import same_tensors
+from tests.train.saved import Run, flip_a_bit, full_after_some_bytes, names
 from tests.train.test_distributed import as_torchrun
 
 
@@ -112,18 +113,18 @@ def test_two_ranks_go_on_bit_for_bit(of_two):
     facts = facts_of(of_two)
     assert facts["found"] == [3, {"loader": 5}]
     assert facts["losses"] == [losses[3:] for losses in straight]
-    same(load_file(of_two / "resumed.safetensors"), load_file(of_two / "at_the_end.safetensors"))
+    same_tensors(load_file(of_two / "resumed.safetensors"), load_file(of_two / "at_the_end.safetensors"))
 
 
 def test_from_two_ranks_to_one(of_two):
     run = Run(seed=1)
     assert run.load(of_two / "two") == (3, {"loader": 5})
-    same(run.tensors(), load_file(of_two / "at_three.safetensors"))
+    same_tensors(run.tensors(), load_file(of_two / "at_three.safetensors"))
     run.step()
 
 
 def test_from_one_rank_to_two(of_two):
-    same(load_file(of_two / "from_one.safetensors"), load_file(of_two / "one.safetensors"))
+    same_tensors(load_file(of_two / "from_one.safetensors"), load_file(of_two / "one.safetensors"))
 
 
 def test_two_ranks_export_whole_weights_and_share_them_out_again(of_two):

@@ -13,7 +13,8 @@ from normlab import files
 from normlab.errors import NormLabError
 from normlab.locks import hold
 from normlab.train import checkpoint, rng
-from tests.train.saved import Run, flip_a_bit, full_after_some_bytes, full_disk, names, same
+from tests.train.runs import same_tensors
+from tests.train.saved import Run, flip_a_bit, full_after_some_bytes, full_disk, names
 
 
 def cut_short(path: Path) -> None:
@@ -53,7 +54,7 @@ def test_a_torn_one_is_named_and_the_one_before_is_used(tmp_path, kind):
     with pytest.warns(UserWarning, match=f"torn checkpoint .*step-00000002: .*{complaint}") as warned:
         assert other.load(tmp_path) == (1, {})
     assert "\n" not in str(warned[0].message)
-    same(other.tensors(), expected)
+    same_tensors(other.tensors(), expected)
     # And the run goes on over it.
     other.save(tmp_path, 2)
     assert other.load(tmp_path) == (2, {})
@@ -96,7 +97,7 @@ def test_killed_in_the_middle_of_a_save(tmp_path):
     run = Run(seed=1)
     with hold(tmp_path / "lock"):
         assert run.load(folder) == (1, {})
-        same(run.tensors(), straight.tensors())
+        same_tensors(run.tensors(), straight.tensors())
         run.save(folder, 2)
     assert names(folder) == ["step-00000001", "step-00000002"]
 

@@ -16,7 +16,7 @@ from normlab import __version__, flags
 from normlab.compare.config import CompareConfig
 from normlab.dynamics.config import SimulateConfig
 from normlab.dynamics.experiments import EXPERIMENTS
-from normlab.errors import NormLabError
+from normlab.errors import NormLabError, unknown
 from normlab.stability.config import CheckConfig
 from normlab.train.config import DEFAULT_TASK, TrainConfig
 from normlab.train.tasks import Task, find_task
@@ -365,6 +365,8 @@ def _run(words: list[str]) -> None:
     elif words[:1] == ["simulate"]:
         named = next((EXPERIMENTS[word] for word in words if word in EXPERIMENTS), None)
         verbs = {**_VERBS, "simulate": partial(simulate, config=named.defaults)} if named else _VERBS
+    if words and not words[0].startswith("-") and words[0] not in verbs:
+        raise unknown("benchmark" if verbs is _BENCHES else "verb", words[0], verbs)
     typed = {name: _for_task(verb, task) if name in _SETTINGS else verb for name, verb in verbs.items()}
     tyro.extras.subcommand_cli_from_dict(
         typed, prog=prog, description=description, args=words, config=(tyro.conf.OmitArgPrefixes,)

@@ -63,7 +63,6 @@ def test_doctor_says_why_not():
         (("schemes", "peery"), "did you mean 'peri'"),
         (("schemes", "peri(step=3)"), "step must lie in (0, 1], got 3"),
         (("schemes", "peri(oops"), "cannot read scheme"),
-        (("schemas",), "schemes"),
         (("schemes", "--jsn"), "--json"),
     ],
     ids=" ".join,
@@ -73,6 +72,25 @@ def test_mistakes_get_exit_code_2_and_no_traceback(arguments, message):
     assert found.returncode == 2
     assert "Traceback" not in found.stderr
     assert message in found.stderr + found.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("exprt", "runs/peri", "model"), "unknown verb 'exprt'; did you mean 'export'? known: bench, check, "),
+        (("schemas",), "unknown verb 'schemas'; did you mean 'schemes'? known: bench, check, "),
+        (("Train", "--help"), "unknown verb 'Train'; did you mean 'train'? known: bench, check, "),
+        (("xyzzy",), "unknown verb 'xyzzy'; known: bench, check, "),
+        (("",), "unknown verb ''; known: bench, check, "),
+        (("bench", "kernals"), "unknown benchmark 'kernals'; did you mean 'kernels'? known: kernels, step"),
+    ],
+    ids=["export", "schemes", "capital", "nothing near", "empty", "bench"],
+)
+def test_a_mistyped_verb_is_one_line_with_the_nearest(arguments, line):
+    found = run(*arguments)
+    assert (found.returncode, found.stdout) == (2, "")
+    assert found.stderr.startswith(f"normlab: {line}")
+    assert found.stderr.count("\n") == 1
 
 
 def test_version():

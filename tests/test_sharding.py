@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import socket
-
 import pytest
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as mp
 from safetensors.torch import load_file, save_file
 from torch.distributed.fsdp import fully_shard
 
 import normlab
+from tests.ranks import free_port, join, leave
 
 SIZE = {"depth": 2, "dim": 32, "heads": 4, "kv_heads": 2, "vocab_size": 61, "hidden": 48}
 
@@ -39,9 +36,7 @@ def model_loss(model: normlab.Decoder, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def sharded(rank: int, port: int, scheme: str, results: str) -> None:
-    torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, world_size=2, is_master=rank == 0)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    store = join(rank, port)
     with torch.device("meta"):
         model = normlab.Decoder(normlab.DecoderConfig(scheme=scheme, **SIZE))
     for layer in model.stack.layers:
@@ -49,14 +44,9 @@ def sharded(rank: int, port: int, scheme: str, results: str) -> None:
     fully_shard(model)
     model.to_empty(device="cpu").init_(generator=torch.Generator().manual_seed(7))
     _, weights = train(model, rank, 2)
-    # Every collective is done. Gloo's threads are sometimes still running when Python tears its objects down, and C++
-    # then aborts the process: leave without a teardown, the one that holds the store last.
     if rank == 0:
         save_file(weights, results)
-        store.wait(["the other is done"])
-    else:
-        store.set("the other is done", "yes")
-    os._exit(0)
+    leave(rank, store)
 
 
 @pytest.mark.parametrize("scheme", ["ngpt", "geonorm", "hybrid"])
@@ -85,9 +75,3 @@ def test_every_row_or_column_has_unit_length_after_a_step():
         if role.is_matrix:
             lengths = torch.linalg.vector_norm(role.view(), dim=role.model_axis)
             assert torch.allclose(lengths, torch.ones_like(lengths), atol=1e-6), role.name
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

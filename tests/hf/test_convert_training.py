@@ -1,11 +1,7 @@
 """A converted model in other people's trainers: the library's own, and shards over two processes."""
 
-import os
-import socket
-
 import pytest
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as mp
 from safetensors.torch import load_file, save_file
 from torch.distributed.fsdp import fully_shard
@@ -14,6 +10,7 @@ from transformers import Trainer, TrainingArguments
 import normlab
 from normlab import hf
 from normlab.data import open_source
+from tests.ranks import free_port, join, leave
 
 from .test_convert_rules import translated
 from .zoo import ZOO, answer
@@ -96,31 +93,22 @@ def converted(scheme: str):
 
 
 def sharded(rank: int, port: int, scheme: str, results: str) -> None:
-    torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, world_size=2, is_master=rank == 0)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    store = join(rank, port)
     model = converted(scheme)
     for layer in model.model.layers:
         fully_shard(layer)
     weights = train(fully_shard(model), rank, 2)
-    # Leave without a teardown, which gloo's threads may outlive; the one that holds the store goes last.
     if rank == 0:
         save_file(weights, results)
-        store.wait(["the other is done"])
-    else:
-        store.set("the other is done", "yes")
-    os._exit(0)
+    leave(rank, store)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("scheme", ["geonorm", "ngpt"])
 @pytest.mark.filterwarnings("ignore::normlab.hf.conversion.FunctionChanges")
 def test_two_shards_train_as_one(scheme, tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     results = str(tmp_path / "weights.safetensors")
-    mp.spawn(sharded, (port, scheme, results), nprocs=2)
+    mp.spawn(sharded, (free_port(), scheme, results), nprocs=2)
     alone, together = train(converted(scheme)), load_file(results)
     assert alone.keys() == together.keys()
     for name, weight in alone.items():

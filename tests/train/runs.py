@@ -62,7 +62,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-def same_weights(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+def same_tensors(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         assert torch.equal(found[name], tensor), name
@@ -71,7 +71,7 @@ def same_weights(found: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
 def same_run(found: Path, expected: Path) -> None:
     """Bit for bit: every number of every record, and every weight."""
     assert numbers(found) == numbers(expected)
-    same_weights(weights(found), weights(expected))
+    same_tensors(weights(found), weights(expected))
 
 
 def left_behind(folder: Path) -> list[str]:

@@ -16,7 +16,7 @@ import normlab
 from normlab.errors import NormLabError
 from normlab.train import distributed
 from normlab.train.distributed import ALONE, Group, clip_grad_norm, initialise, reshard, shard, start, stop, whole
-from tests.test_sharding import free_port
+from tests.ranks import free_port
 
 SIZE = {"depth": 2, "dim": 32, "heads": 4, "kv_heads": 2, "vocab_size": 61, "hidden": 48}
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
-import os
-import socket
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
@@ -22,6 +19,7 @@ from normlab.train.guard import first_nonfinite
 from normlab.train.optimiser import _QUINTIC, _ROUNDS, MOMENTUM, Muon, build, orthogonalise, set_lr
 from normlab.train.profile import profile
 from normlab.train.transfer import HIDDEN, Transfer
+from tests.ranks import free_port, join, leave
 
 SIZE = {"depth": 2, "dim": 32, "heads": 4, "vocab_size": 61, "max_length": 64}
 EXPERTS = {"experts": 3, "top_k": 2, "shared_hidden": 128}
@@ -244,9 +242,7 @@ def train_a_little(model, rank, ranks):
 
 
 def sharded(rank, port, results):
-    torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, world_size=2, is_master=rank == 0)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    store = join(rank, port)
     with torch.device("meta"):
         model = Decoder(DecoderConfig(**SIZE))
     for layer in model.stack.layers:
@@ -254,20 +250,13 @@ def sharded(rank, port, results):
     fully_shard(model)
     model.to_empty(device="cpu").init_(generator=torch.Generator().manual_seed(7))
     found = train_a_little(model, rank, 2)
-    # Gloo's threads may still run when Python tears its objects down: leave without, the one with the store last.
     if rank == 0:
         save_file(found, results)
-        store.wait(["the other is done"])
-    else:
-        store.set("the other is done", "yes")
-    os._exit(0)
+    leave(rank, store)
 
 
 def test_two_processes_step_as_one(tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    mp.spawn(sharded, args=(port, str(tmp_path / "found.safetensors")), nprocs=2)
+    mp.spawn(sharded, args=(free_port(), str(tmp_path / "found.safetensors")), nprocs=2)
     found = load_file(tmp_path / "found.safetensors")
     alone = Decoder(DecoderConfig(**SIZE)).init_(generator=torch.Generator().manual_seed(7))
     expected = train_a_little(alone, 0, 1)

@@ -15,7 +15,7 @@ from normlab.errors import NormLabError
 from normlab.locks import hold
 from normlab.train.config import TrainConfig
 from normlab.train.trainer import Trainer, train
-from tests.test_sharding import free_port
+from tests.ranks import free_port
 from tests.train.runs import MARK, after_building, asks_to_stop, config_of, events, losses, numbers, spoils
 from tests.train.test_distributed import TORCHRUN
 

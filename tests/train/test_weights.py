@@ -10,7 +10,8 @@ from normlab.errors import NormLabError
 from normlab.train import weights
 from normlab.train.checkpoint import Checkpoints
 from normlab.train.weights import export_safetensors, load_weights, read_metadata
-from tests.train.test_checkpoint import Run, full_disk, names, same
+from tests.train.runs import same_tensors
+from tests.train.saved import Run, full_disk, names
 
 
 def test_exported_weights_come_back(tmp_path):
@@ -21,8 +22,8 @@ def test_exported_weights_come_back(tmp_path):
     assert names(tmp_path) == ["model.safetensors"]
     assert read_metadata(path) == config
     load_weights(path, other.model)
-    same(other.tensors(), run.tensors())
-    same(load_file(path), run.tensors())
+    same_tensors(other.tensors(), run.tensors())
+    same_tensors(load_file(path), run.tensors())
 
 
 class Tied(torch.nn.Module):
@@ -53,7 +54,7 @@ def test_weights_of_another_model_change_nothing(tmp_path):
     before = other.tensors()
     with pytest.raises(NormLabError, match="holds another model"):
         load_weights(tmp_path / "model.safetensors", other.model)
-    same(other.tensors(), before)
+    same_tensors(other.tensors(), before)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\x08\x00\x00\x00\x00\x00\x00\x00notjson!", b"\xff" * 100])

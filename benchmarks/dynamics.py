@@ -14,15 +14,11 @@ and on the CPU, as it always does; all others in float32.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import os
-import platform
 import resource
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +30,7 @@ from torch import Tensor
 from torchdiffeq import odeint
 
 import normlab
+from normlab.bench.facts import dated
 from normlab.dynamics import experiments, laws
 from normlab.dynamics.attention import Attention
 from normlab.dynamics.experiments.result import Result
@@ -41,7 +38,6 @@ from normlab.dynamics.flow import Flow, State, unit
 from normlab.dynamics.integrate import DormandPrince, Method, RungeKutta4
 from normlab.dynamics.result import Simulation
 from normlab.files import write_json
-from normlab.versions import versions
 
 
 @dataclass(frozen=True)
@@ -279,21 +275,8 @@ def main(arguments: Arguments) -> None:
     for row in apart:
         print(f"{row['what']:40s} largest difference from the CPU {row['largest_difference']:.1e}")
     if arguments.out is not None:
-        settings = dataclasses.asdict(arguments) | {"out": str(arguments.out)}
-        peers = {name: version(name) for name in ("numpy", "scipy", "torchdiffeq")}
-        machine = {"cpu": _processor(), "cores": os.cpu_count(), "gpu": _gpu(), "versions": versions() | peers}
-        figures = {"many_tokens": many, "rows": rows, "differences": apart}
-        write_json(arguments.out, {"script": "benchmarks/dynamics.py", **settings, **machine, **figures})
-
-
-def _processor() -> str:
-    """The name that Linux gives the processor."""
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
-def _gpu() -> str | None:
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+        figures = {"target": arguments.target, "many_tokens": many, "rows": rows, "differences": apart}
+        write_json(arguments.out, {**dated("numpy", "scipy", "torchdiffeq"), "threads": arguments.threads, **figures})
 
 
 def _show(row: dict[str, Any], arguments: Arguments) -> None:

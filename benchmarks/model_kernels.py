@@ -21,12 +21,12 @@ import torch
 import tyro
 from torch import Tensor
 
+from normlab.bench.facts import dated
 from normlab.bench.timing import copy_bandwidth, measure
 from normlab.errors import NormLabError
 from normlab.files import write_json
 from normlab.kernels import backends, rotary, softmax_slope, swiglu
 from normlab.models.rotary import rotary_table
-from normlab.versions import versions
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
@@ -199,7 +199,7 @@ def main(arguments: Arguments) -> None:
             flush=True,
         )
     if arguments.out is not None:
-        write_json(arguments.out, {"script": "benchmarks/model_kernels.py", "versions": versions(), "rows": rows})
+        write_json(arguments.out, {**dated(), "rows": rows})
 
 
 if __name__ == "__main__":

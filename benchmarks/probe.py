@@ -11,7 +11,6 @@ code: on a GPU, where a look's tensors are small, that is what it costs.
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -24,10 +23,10 @@ import tyro
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from normlab import Decoder, DecoderConfig
+from normlab.bench.facts import dated
 from normlab.files import write_json
 from normlab.models.config import PRESETS
 from normlab.stability.callbacks import Watch
-from normlab.versions import versions
 
 SIZES = {"small": {"depth": 8, "dim": 256, "heads": 4, "vocab_size": 2048}, **PRESETS}
 LIMIT = 0.03
@@ -120,8 +119,7 @@ def main(arguments: Arguments) -> None:
     row["operations"] = {name: _operations(step) for name, step in counted.items()} if not arguments.compile else None
     _show(row)
     if arguments.out is not None:
-        settings = dataclasses.asdict(arguments) | {"out": str(arguments.out)}
-        write_json(arguments.out, {"script": "benchmarks/probe.py", **settings, "versions": versions(), **row})
+        write_json(arguments.out, {**dated(), **row})
 
 
 def _row(times: dict[str, list[float]]) -> dict[str, Any]:

@@ -41,10 +41,36 @@ def model_kernels(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def training(rows: list[dict[str, Any]]) -> str:
+    """One line per size."""
+    head = "| size | sequences a step | tokens/s | share of the ceiling | loader's share | peak memory, GiB |"
+    lines = [head, "|" + "---|" * 6]
+    for row in rows:
+        peak = "–" if row["peak_gib"] is None else f"{row['peak_gib']:.1f}"
+        cells = [row["size"], str(row["batch"]), f"{row['tokens_per_s']:,.0f}", f"{row['share_of_ceiling']:.1%}"]
+        lines.append("| " + " | ".join([*cells, f"{row['loader_share']:.1%}", peak]) + " |")
+    return "\n".join(lines)
+
+
+def dynamics(rows: list[dict[str, Any]]) -> str:
+    """One line per case: the time of each solver over that of our adaptive one, which stands first."""
+    solvers = list(dict.fromkeys(row["solver"] for row in rows))
+    ours = "normlab dopri"
+    others = [solver for solver in solvers if solver != ours]
+    lines = [f"| case | {ours}, ms | " + " | ".join(others) + " |", "|" + "---|" * (2 + len(others))]
+    for case in dict.fromkeys(row["case"] for row in rows):
+        found = {row["solver"]: row for row in rows if row["case"] == case}
+        cells = [f"{found[solver]['over_normlab']:.2f} ×" for solver in others]
+        lines.append(f"| {case} | {1e3 * found[ours]['seconds']:.1f} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     page = HERE / "README.md"
     text = page.read_text(encoding="utf-8")
-    makers = {"kernels": kernels, "step": steps, "model-kernels": model_kernels}
+    makers = {
+        "kernels": kernels, "step": steps, "model-kernels": model_kernels, "training": training, "dynamics": dynamics
+    }  # fmt: skip
 
     def table(match: re.Match[str]) -> str:
         kind, name = match["kind"], match["name"]

@@ -8,7 +8,6 @@ which the model compiles, are left out.
 
 from __future__ import annotations
 
-import dataclasses
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +16,9 @@ from typing import Any
 import tyro
 
 import normlab
+from normlab.bench.facts import dated
 from normlab.files import write_json
 from normlab.train import TrainConfig, train
-from normlab.versions import versions
 
 _BATCHES = {"125m": 32, "350m": 32, "1.3b": 16}
 """Sequences a step."""
@@ -44,9 +43,7 @@ def main(arguments: Arguments) -> None:
         rows.append(_measure(size, arguments))
         if arguments.out is not None:
             # After each: what is stopped early keeps what it has.
-            settings = dataclasses.asdict(arguments) | {"out": str(arguments.out)}
-            record = {"script": "benchmarks/training.py", **settings, "versions": versions(), "rows": rows}
-            write_json(arguments.out, record)
+            write_json(arguments.out, {**dated(), "rows": rows})
 
 
 def _measure(size: str, arguments: Arguments) -> dict[str, Any]:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import platform
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +16,13 @@ from rich.table import Table
 
 from normlab.bench import kernels as kernel_bench
 from normlab.bench import step as step_bench
+from normlab.bench.facts import dated, facts
 from normlab.bench.plot import check_format, draw_kernels, draw_steps
 from normlab.errors import NormLabError
 from normlab.files import write_json
 from normlab.live import Live
 from normlab.models import DecoderConfig
 from normlab.schemes.registry import scheme as find_scheme
-from normlab.versions import versions
 
 
 def kernels(
@@ -170,27 +167,11 @@ def _draw(plot: Path | None, draw: Callable[[list[dict[str, Any]], Path], None],
         print(f"plot in {plot}")
 
 
-def _without_places(words: list[str]) -> list[str]:
-    """The command without the files that one machine kept its results in: they decide nothing."""
-    places = {i + k for i, word in enumerate(words) if word in ("--out", "--plot") for k in (0, 1)}
-    return [word for i, word in enumerate(words) if i not in places and not word.startswith(("--out=", "--plot="))]
-
-
-def _facts() -> dict[str, Any]:
-    """Command, hardware and versions: what it takes to repeat the figures."""
-    return {
-        "command": " ".join(["normlab", *_without_places(sys.argv[1:])]),
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor(),
-        **versions(),
-    }
-
-
 def _keep(out: Path | None, rows: list[dict[str, Any]], *, complete: bool) -> None:
     """Write the figures atomically, the incomplete ones, too: what is cut short is not lost."""
     if out is None:
         return
-    date = datetime.now(UTC).isoformat(timespec="seconds")
-    write_json(out, {"date": date, **_facts(), "complete": complete, "rows": rows})
+    write_json(out, {**dated(), "complete": complete, "rows": rows})
     if complete:
         print(f"figures in {out}")
 
@@ -201,7 +182,7 @@ def _kept(out: Path | None) -> list[dict[str, Any]]:
         return []
     try:
         before = json.loads(out.read_text())
-        same = not before["complete"] and all(before.get(name) == value for name, value in _facts().items())
+        same = not before["complete"] and all(before.get(name) == value for name, value in facts().items())
         return before["rows"] if same else []
     except (ValueError, KeyError, TypeError):
         return []  # not a file of ours, or an older one: it is measured anew

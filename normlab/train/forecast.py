@@ -10,10 +10,11 @@ _USUAL_SHARE = 0.4
 """Of the matrix-product ceiling that a run reaches, for the first guess at its time."""
 
 
-def expectation(config: TrainConfig, group: Group, *, precision: str, ceiling: float) -> str:
+def expectation(config: TrainConfig, group: Group, *, precision: str, compiles: bool, ceiling: float) -> str:
     """Memory and time in one line; `ceiling` is one device's, in FLOPs a second."""
     part = config.batch // (config.accumulate * group.world)
-    memory = config.model.memory(part, config.sequence, precision=precision).total
+    eager = config.model.memory(part, config.sequence, precision=precision)
+    memory = (eager.compiled() if compiles and group.device.type == "cuda" else eager).total
     work = config.model.flops_per_token(config.sequence) * config.steps * config.batch * config.sequence
     seconds = work / (_USUAL_SHARE * ceiling * group.world)
     return (

@@ -42,6 +42,12 @@ def describe(device: torch.device) -> str:
     return f"CPU, {threads} thread{'' if threads == 1 else 's'}"
 
 
+def forget_peak_memory(device: torch.device) -> None:
+    """What comes next counts, and not what the process did before."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
 def peak_memory(device: torch.device) -> int | None:
     """The most memory that tensors took on a GPU, in bytes; a CPU does not say."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TextColumn, TimeRemainingColumn
 
 from normlab.live import Live
+
+
+_STEPS = 16
+"""Steps that a speed is taken over."""
 
 
 class Clock:
@@ -33,12 +38,18 @@ class Clock:
 
 
 class Meter:
-    """Speed over the last stretch of steps, and a line about it."""
+    """Speed over the last steps, and a line about it.
+
+    Over several, for where the host lags it hears of a step now sooner and now later. The first step that a process
+    takes compiles the model, and stands for itself.
+    """
 
     def __init__(self, label: str, steps: int, tokens_a_step: int, flops_a_token: int, peak: float, *, shown: bool):
         self.label, self.steps, self.tokens_a_step = label, steps, tokens_a_step
         self.flops_a_token, self.peak = flops_a_token, peak
-        self._begin, self._first = time.perf_counter(), 0
+        self._laps: deque[tuple[float, int]] = deque(maxlen=_STEPS + 1)
+        self._is_compiled = False
+        self.restart(0)
         self._live = Live(*_columns(), shown=shown)
         self.say, self.close = self._live.say, self._live.close
         if self._live.bar is not None:
@@ -46,13 +57,18 @@ class Meter:
 
     def restart(self, step: int) -> None:
         """Count from here on: what came before was another process, or something else than training."""
-        self._begin, self._first = time.perf_counter(), step
+        self._laps.clear()
+        self._laps.append((time.perf_counter(), step))
 
     def speed(self, step: int) -> dict[str, float]:
-        """Tokens a second since the last call, and the share of the peak that this is."""
+        """Tokens a second over the last steps, and the share of the peak that this is."""
         now = time.perf_counter()
-        rate = (step - self._first) * self.tokens_a_step / max(now - self._begin, 1e-9)
-        self._begin, self._first = now, step
+        begin, first = self._laps[0]
+        rate = (step - first) * self.tokens_a_step / max(now - begin, 1e-9)
+        if not self._is_compiled:
+            self._laps.clear()
+            self._is_compiled = True
+        self._laps.append((now, step))
         return {"tokens_per_s": rate, "mfu": rate * self.flops_a_token / self.peak}
 
     def show(self, step: int, record: dict[str, Any]) -> None:

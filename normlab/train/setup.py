@@ -19,7 +19,7 @@ from normlab.train.distributed import Group, Precision, initialise, shard
 from normlab.train.folder import RunFolder
 from normlab.train.forecast import expectation
 from normlab.train.guard import Guard
-from normlab.train.hardware import matmul_ceiling
+from normlab.train.hardware import forget_peak_memory, matmul_ceiling
 from normlab.train.interrupt import Interrupt
 from normlab.train.journal import Journal
 from normlab.train.meter import Clock, Meter
@@ -43,6 +43,7 @@ class Setup:
         self.precision: Precision = config.precision if config.precision != "auto" else ("bf16" if on_gpu else "fp32")
         self.compiles = config.compile == "yes" or (config.compile == "auto" and on_gpu)
         self.ceiling = matmul_ceiling(group.device, torch.bfloat16 if self.precision == "bf16" else torch.float32)
+        forget_peak_memory(group.device)
         self.model = self._build()
         whole = self.compiles and group.world == 1
         self.loss: Callable[..., torch.Tensor] = torch.compile(self.model.loss) if whole else self.model.loss
@@ -92,7 +93,9 @@ class Setup:
 
     def expectation(self) -> str:
         """What the run will take, in one line, before it starts."""
-        return expectation(self.config, self.group, precision=self.precision, ceiling=self.ceiling)
+        return expectation(
+            self.config, self.group, precision=self.precision, compiles=self.compiles, ceiling=self.ceiling
+        )
 
     def autocast(self) -> Any:
         """The number format of products; FSDP2 casts by its own policy."""

@@ -192,6 +192,19 @@ def test_memory_is_estimated_without_being_taken(name, precision):
     assert "GiB" in str(estimate)
 
 
+@pytest.mark.parametrize(("size", "batch", "measured"), [("125m", 32, 11.0), ("350m", 32, 28.67), ("1.3b", 16, 41.38)])
+def test_a_compiled_model_is_estimated_as_it_was_measured(size, batch, measured):
+    """On one H200: benchmarks/results/2026-11-15-training-h200.json; 125m in docs/log.md."""
+    config = DecoderConfig.preset(size, vocab_size=50304, max_length=1024, stream="bf16")
+    assert config.memory(batch, 1024).compiled().total / 2**30 == pytest.approx(measured, rel=0.06)
+
+
+def test_a_compiled_model_recomputes_less_where_blocks_are_computed_again():
+    saving = DecoderConfig.preset("125m", checkpointing=True).memory(8, 1024)
+    assert saving.compiled().activations == saving.activations
+    assert 0 < saving.compiled().recomputed < saving.recomputed
+
+
 def test_checkpointing_is_estimated_to_save_memory():
     plain, saving = (DecoderConfig.preset("125m", checkpointing=c).memory(8, 1024) for c in (False, True))
     assert saving.activations < 0.6 * plain.activations

@@ -314,3 +314,20 @@ def test_wrong_shapes_are_refused_in_one_line():
         measures.increment(state(2, 3), state(3, 3))
     with pytest.raises(NormLabError, match="tokens, width"):
         measures.var_entry(state(3))
+
+
+def test_powers_of_two_are_those_of_the_exponent():
+    generator = torch.Generator().manual_seed(0)
+    mantissas = torch.rand(20000, generator=generator) + 1
+    below = torch.nextafter(torch.tensor(2.0), torch.tensor(1.0))
+    mantissas[:3] = torch.tensor([1.0, float(below), float(torch.nextafter(torch.tensor(1.0), torch.tensor(2.0)))])
+    for exponent in (-126, -125, -60, -1, 0, 1, 60, 103):
+        x = torch.ldexp(mantissas, torch.tensor(exponent)) * torch.where(mantissas > 1.5, 1, -1)
+        assert torch.equal(measures.power_of_two(x), torch.full_like(x, 2.0**exponent)), exponent
+    assert measures.power_of_two(torch.zeros(2)).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("scale", [2.0**-100, 2.0**-20, 1.0, 2.0**95, 2.0**110])
+def test_what_bf16_loses_does_not_depend_on_the_size_of_the_state(scale):
+    h, step = state(3, 5, 64), state(3, 5, 64, scale=0.01)
+    close(measures.absorb_bf16(h * scale, step * scale), measures.absorb_bf16(h, step))

@@ -304,6 +304,19 @@ def test_speed_is_tokens_over_seconds(monkeypatch):
     assert meter.speed(6)["tokens_per_s"] == 50.0
 
 
+def test_speed_is_steady_where_steps_are_heard_of_late(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    meter = Meter("run", steps=99, tokens_a_step=50, flops_a_token=7, peak=7000.0, shown=False)
+    now[0] = 40.0
+    # The first step compiles, which says nothing about the next ones.
+    assert meter.speed(1)["tokens_per_s"] == 1.25
+    for step in range(2, 40):
+        now[0] = 40.0 + step - 1 + (0.9 if step % 3 else 0.0)
+        rate = meter.speed(step)["tokens_per_s"]
+        assert step < 18 or rate == pytest.approx(50.0, rel=0.9 / 15)
+
+
 def test_the_clock_counts_only_while_it_runs(monkeypatch):
     now = [100.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])

@@ -18,7 +18,7 @@ from normlab.models.transformer import Transformer
 _PRECISIONS = ("fp32", "bf16")
 
 _COMPILED = 0.55
-"""Of the activations that eager code keeps: measured 0.55, 0.56 and 0.51 at 125m, 350m and 1.3b under Pre-Norm on an H200
+"""Of the activations that eager code keeps: measured 0.55, 0.56 and 0.51 at 125m, 350m and 1.3b with Pre-Norm, H200
 (benchmarks/README.md). Schemes whose plain code keeps more than their kernels do need less than this says."""
 
 

@@ -10,7 +10,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TextCol
 
 from normlab.live import Live
 
-
 _STEPS = 16
 """Steps that a speed is taken over."""
 

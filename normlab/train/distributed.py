@@ -53,6 +53,13 @@ class Group:
         """The mean of one number over the ranks, the same on each."""
         return self._reduce(value, dist.ReduceOp.SUM) / self.world
 
+    def sum(self, value: torch.Tensor) -> torch.Tensor:
+        """The sum of a tensor over the ranks, on its device: nothing waits for it."""
+        if self.world > 1:
+            value = value.clone()
+            dist.all_reduce(value)
+        return value
+
     def agree(self, flag: bool) -> bool:
         """Whether the flag is up on any rank: one that has to stop stops all."""
         return bool(self._reduce(float(flag), dist.ReduceOp.MAX))

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from normlab.data import Batch
+from normlab.data import IGNORED, Batch
 from normlab.errors import NormLabError
 from normlab.locks import hold
 from normlab.sending import Sent
@@ -173,12 +173,20 @@ class Trainer(Setup):
     def _gradient(self, parts: Sequence[Batch]) -> tuple[torch.Tensor, torch.Tensor]:
         """Loss and gradient norm of a batch, still on the device; the gradient is left in the model, clipped."""
         config, total = self.config, torch.zeros((), device=self.group.device)
-        for part in parts:
+        for part, share in zip(parts, self._shares(parts), strict=True):
             with self.autocast():
                 loss = self.loss(part.inputs, part.targets, **part.options, z_loss=config.z_loss)
-            (loss / config.accumulate).backward()
-            total += loss.detach() / config.accumulate
+            (loss * share).backward()
+            total += loss.detach() * share
         return total, clip_grad_norm(self.model, config.clip)
+
+    def _shares(self, parts: Sequence[Batch]) -> torch.Tensor:
+        """What the mean loss of each part weighs: parts and processes differ in how many targets count.
+
+        In units of a process's share, since gradients are averaged over the processes.
+        """
+        counts = torch.stack([(part.targets != IGNORED).sum() for part in parts])
+        return counts * self.group.world / self.group.sum(counts.sum()).clamp(min=1)
 
     def _sent(self, loss: torch.Tensor, norm: torch.Tensor, parts: Sequence[Batch]) -> Taken:
         values = Sent(torch.stack([loss.float(), norm.float()]))

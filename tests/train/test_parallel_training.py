@@ -18,6 +18,7 @@ from normlab.train.trainer import Trainer, train
 from tests.ranks import free_port
 from tests.train.runs import MARK, after_building, asks_to_stop, config_of, events, losses, numbers, spoils
 from tests.train.test_distributed import TORCHRUN
+from tests.train.test_tasks import config_of as config_of_task
 
 STEPS = 8
 # Losses of some units in float32 are sums in another order on two ranks: about 1e-7 of them a step. AdamW hands such a
@@ -25,7 +26,7 @@ STEPS = 8
 ROUND_OFF = 1e-5
 TWO_RANKS: dict[str, dict] = {
     "plain": {},
-    "accumulated": {"accumulate": 2},
+    "plain, accumulated": {"accumulate": 2},
     # Of 32 tokens a sequence and two sequences a rank: half a sequence is left for the second rank, or nothing.
     "short evaluation": {"eval_tokens": 80},
     "shorter evaluation": {"eval_tokens": 60},
@@ -33,12 +34,19 @@ TWO_RANKS: dict[str, dict] = {
     "experts": {"model": {"experts": 4, "hidden": 32, "balance_weight": 0.0}},
     "ngpt": {"model": {"scheme": "ngpt"}},
     "bf16": {"precision": "bf16"},
+    # Parts and processes differ in how many tokens are masked.
+    "masked": {},
+    "masked, accumulated": {"accumulate": 2},
+    "images": {},
 }
 
 
 def config_for(text: Path, name: str) -> TrainConfig:
-    others = {"rolled back": {"trouble": "rollback"}}
-    return config_of(text, **{"steps": STEPS, "evals": 2, "saves": 2, "eps": 1e-6} | (TWO_RANKS | others).get(name, {}))
+    known: dict = {"steps": STEPS, "evals": 2, "saves": 2, "eps": 1e-6}
+    others: dict[str, dict] = {"rolled back": {"trouble": "rollback"}, "images, accumulated": {"accumulate": 2}}
+    changes = known | (TWO_RANKS | others).get(name, {})
+    task = name.partition(",")[0]
+    return config_of_task(task, text, **changes) if task in ("masked", "images") else config_of(text, **changes)
 
 
 def ranks(rank: int, ports: list[int], text: str, room: str) -> None:
@@ -205,5 +213,6 @@ def test_a_process_that_breaks_does_not_leave_the_other_waiting(room):
     assert "\n" not in status["reason"]
 
 
-def test_accumulating_is_only_a_matter_of_memory(alone):
-    close(alone("accumulated"), alone("plain"))
+@pytest.mark.parametrize("name", ["plain", "masked", "images"])
+def test_accumulating_is_only_a_matter_of_memory(name, alone):
+    close(alone(f"{name}, accumulated"), alone(name))

@@ -20,6 +20,7 @@ from normlab.errors import NormLabError, unknown
 from normlab.stability.config import CheckConfig
 from normlab.train.config import DEFAULT_TASK, TrainConfig
 from normlab.train.tasks import Task, find_task
+from normlab.words import counted
 
 _DESCRIPTION = """Choose, check, train and understand how the layers of a Transformer are normalised.
 
@@ -127,7 +128,7 @@ def compare(
     comparison.compare(config, out, minutes=minutes, command=["normlab", *sys.argv[1:]])
     print(f"page: {build(out)}")
     if missing := comparison.left(config, out):
-        print(f"{missing} runs are left: the same command goes on")
+        print(f"{counted(missing, 'run')} left: the same command goes on")
         sys.exit(130)
 
 

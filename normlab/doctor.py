@@ -13,6 +13,7 @@ from rich.table import Table
 
 import normlab
 from normlab.kernels import backends
+from normlab.words import counted
 
 _OPTIONAL = ("triton", "tokenizers", "transformers", "liger-kernel", "plotly")
 
@@ -54,7 +55,7 @@ def _device() -> str:
         return f"{found.name}, {found.total_memory / 2**30:.0f} GiB, compute capability {found.major}.{found.minor}"
     if torch.backends.mps.is_available():
         return "Apple GPU (mps)"
-    return f"CPU, {torch.get_num_threads()} threads (torch sees no accelerator)"
+    return f"CPU, {counted(torch.get_num_threads(), 'thread')} (torch sees no accelerator)"
 
 
 def _native_bf16() -> bool:

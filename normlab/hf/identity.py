@@ -22,6 +22,7 @@ from normlab.schemes.parts import Add, AddNorm
 from normlab.schemes.registry import find, names
 from normlab.stability.blocks import walk
 from normlab.stack import Stack
+from normlab.words import counted
 
 _UNIFORM = 16
 """Depth at which a scheme shows whether all of its blocks are alike: with two or three many are."""
@@ -44,7 +45,7 @@ class Identity:
     """What it was known by."""
 
     def __str__(self) -> str:
-        return f"{self.scheme}, {self.topology}, {self.depth} blocks of width {self.dim}"
+        return f"{self.scheme}, {self.topology}, {counted(self.depth, 'block')} of width {self.dim}"
 
 
 def identify(
@@ -165,7 +166,7 @@ def _of_ours(model: nn.Module) -> Identity | None:
 
 def _how(found: Survey) -> tuple[str, ...]:
     stack, first = found.stack, found.anatomies[0]
-    lines = [f"{len(stack.blocks)} blocks of {type(stack.blocks[0]).__name__} in {stack.name!r}"]
+    lines = [f"{counted(len(stack.blocks), 'block')} of {type(stack.blocks[0]).__name__} in {stack.name!r}"]
     lines += dict.fromkeys(_told(one) for one in found.anatomies)
     if first.topology == "parallel":
         shared = ", behind one norm" if first.shared_read else ""

@@ -12,6 +12,7 @@ from normlab.report.markdown import escape, table
 from normlab.report.numbers import count, fixed, rate
 from normlab.report.tables import Cell, Column, Table
 from normlab.train.run import Run
+from normlab.words import counted
 
 _LOADING = """```python
 import normlab.hf  # makes the model known to transformers; pip install "normlab[hf]"
@@ -43,9 +44,10 @@ def _facts(run: Run, model: DecoderConfig) -> dict[str, str]:
     config = run.config
     result = run.status.get("result") or {}
     made_with = read_json(run.folder.path / "config.json").get("versions", {})
+    blocks, heads = counted(model.depth, "block"), counted(model.heads, "head")
     return {
         "Scheme": str(model.scheme),
-        "Size": f"{model.depth} blocks, width {model.dim}, {model.heads} heads, vocabulary {model.vocab_size}",
+        "Size": f"{blocks}, width {model.dim}, {heads}, vocabulary {model.vocab_size}",
         "Length": f"{model.max_length} tokens at most, trained on {config.length}",
         "Data": ", ".join(config.data),
         "Tokenizer": config.tokenizer,

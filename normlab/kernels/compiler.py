@@ -10,6 +10,17 @@ from __future__ import annotations
 import torch
 
 
+def remember() -> None:
+    """Let the next process take what this one compiles. The compiler keeps its results anyhow, but for graphs with
+    an `autograd.Function`, which it holds back until its makers have tried that on more models (pytorch#149751).
+    """
+    import torch._functorch.config as config
+
+    name = "autograd_cache_allow_custom_autograd_functions"
+    if hasattr(config, name):
+        setattr(config, name, True)
+
+
 def announce() -> None:
     """Call this where an operator of ours may be traced; outside a compilation it costs nothing."""
     if torch.compiler.is_compiling():

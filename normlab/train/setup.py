@@ -11,6 +11,7 @@ import torch
 
 from normlab.data import Feed
 from normlab.errors import NormLabError
+from normlab.kernels.compiler import remember
 from normlab.models.transformer import Transformer
 from normlab.train import optimiser as optimisers
 from normlab.train.checkpoint import Checkpoints
@@ -45,6 +46,8 @@ class Setup:
         self.ceiling = matmul_ceiling(group.device, torch.bfloat16 if self.precision == "bf16" else torch.float32)
         forget_peak_memory(group.device)
         self.model = self._build()
+        if self.compiles:
+            remember()
         whole = self.compiles and group.world == 1
         self.loss: Callable[..., torch.Tensor] = torch.compile(self.model.loss) if whole else self.model.loss
         measure = self.task.measure(self.model)

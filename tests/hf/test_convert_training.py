@@ -39,8 +39,12 @@ def test_the_librarys_trainer_trains_it_as_our_decoder_trains(tmp_path):
     decoder.load_state_dict(translated(model.state_dict(), decoder.state_dict().keys()))
     theirs, ours = losses_of_trainer(model, tmp_path), losses_of_loop(decoder)
     assert theirs[-1] < theirs[0] - 1.0
+    # The Trainer of transformers 5.4 divides by all labels, also by the first of a sequence, which nothing predicts.
+    scale = next(
+        scale for scale in (1.0, (LENGTH - 1) / LENGTH) if theirs[0] == pytest.approx(scale * ours[0], rel=1e-3)
+    )
     # Losses are logged with four decimals or more; AdamW divides by gradients that may be mere rounding.
-    assert theirs == pytest.approx(ours, abs=5e-3)
+    assert theirs == pytest.approx([scale * loss for loss in ours], abs=5e-3)
 
 
 def losses_of_trainer(model, folder) -> list[float]:

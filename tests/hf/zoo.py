@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 
 VOCABULARY, WIDTH, DEPTH = 61, 32, 2
 # Tokens that mean something, behind those that are used: by default many lie beyond any small vocabulary.
@@ -32,8 +34,13 @@ class Architecture:
 
     def build(self, **changes: Any) -> Any:
         torch.manual_seed(0)
-        config = getattr(transformers, self.config)(**(self.options | changes))
-        return scatter_(getattr(transformers, self.model)(config)).eval()
+        kind = getattr(transformers, self.config)
+        try:
+            kind()
+        except StrictDataclassError as error:
+            # Olmo2Config of transformers 5.4 with a huggingface-hub that is newer than both.
+            pytest.skip(f"transformers {transformers.__version__}: {self.config} refuses its own defaults: {error}")
+        return scatter_(getattr(transformers, self.model)(kind(**(self.options | changes)))).eval()
 
 
 LAYER = "norm='layer', eps=1e-05, bias=True"

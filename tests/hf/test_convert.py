@@ -15,7 +15,7 @@ from normlab.hf.foreign_norm import ModelNorm
 from normlab.norms import Norm
 from normlab.roles import Part
 
-from .zoo import WIDTH, ZOO, answer, inputs
+from .zoo import WIDTH, ZOO, answer, configuration, inputs
 
 ARCHITECTURES = ("llama", "gemma2", "gpt2", "bert", "vit")
 QUICK = {
@@ -299,7 +299,7 @@ def test_trained_weights_under_another_scheme_warn():
 
 
 def test_weights_without_gains_are_trained_if_they_come_from_a_file(tmp_path):
-    fresh = transformers.OlmoForCausalLM(transformers.OlmoConfig(**ZOO["llama"].options))
+    fresh = transformers.OlmoForCausalLM(configuration("OlmoConfig", **ZOO["llama"].options))
     hf.convert(fresh, "post")
     fresh.save_pretrained(tmp_path)
     with pytest.warns(hf.FunctionChanges):

@@ -34,13 +34,19 @@ class Architecture:
 
     def build(self, **changes: Any) -> Any:
         torch.manual_seed(0)
-        kind = getattr(transformers, self.config)
-        try:
-            kind()
-        except StrictDataclassError as error:
-            # Olmo2Config of transformers 5.4 with a huggingface-hub that is newer than both.
-            pytest.skip(f"transformers {transformers.__version__}: {self.config} refuses its own defaults: {error}")
-        return scatter_(getattr(transformers, self.model)(kind(**(self.options | changes)))).eval()
+        config = configuration(self.config, **(self.options | changes))
+        return scatter_(getattr(transformers, self.model)(config)).eval()
+
+
+def configuration(name: str, **options: Any) -> Any:
+    """One of the library's configurations."""
+    kind = getattr(transformers, name)
+    try:
+        kind()
+    except StrictDataclassError as error:
+        # Olmo's of transformers 5.4, with a huggingface-hub that is newer.
+        pytest.skip(f"transformers {transformers.__version__}: {name} refuses its own defaults: {error}")
+    return kind(**options)
 
 
 LAYER = "norm='layer', eps=1e-05, bias=True"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,9 @@ import normlab
 from normlab.stability.certificates import certify, entry_bound
 from normlab.stability.constants import slopes_by_role
 from normlab.stability.sharded import is_sharded, local, whole, whole_vectors
+from tests.ranks import free_port, join, leave
 from tests.stability.loops import decoder, text
-from tests.stability.test_probe_sharded import RANKS, free_port, loss_of
+from tests.stability.test_probe_sharded import RANKS, loss_of
 
 SCHEMES = ("pre", "peri")
 
@@ -46,17 +46,10 @@ def found_of(scheme: str) -> dict:
 
 
 def sharded(rank: int, port: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, world_size=RANKS, is_master=rank == 0)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
+    store = join(rank, port)
     found = {scheme: found_of(scheme) for scheme in SCHEMES}
     Path(folder, f"{rank}.json").write_text(json.dumps(found))
-    # Every collective is done; see tests/test_sharding.py for why nothing is torn down.
-    if rank == 0:
-        store.wait(["the other is done"])
-    else:
-        store.set("the other is done", "yes")
-    os._exit(0)
+    leave(rank, store)
 
 
 def test_a_sharded_model_gets_the_certificate_of_its_whole_weights(tmp_path):

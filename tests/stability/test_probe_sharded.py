@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.distributed.fsdp import fully_shard
 
 from normlab.stability.callbacks import Watch
 from normlab.stability.probe import probe
+from tests.ranks import free_port, join, leave
 from tests.stability.loops import decoder, text
 
 RANKS = 2
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 def loss_of(model, batch) -> torch.Tensor:
@@ -43,9 +35,7 @@ def step(model, batch, number: int = 0) -> dict:
 
 
 def sharded(rank: int, port: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, world_size=RANKS, is_master=rank == 0)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
+    store = join(rank, port)
     model = decoder()
     for layer in model.stack.layers:
         fully_shard(layer)
@@ -58,12 +48,7 @@ def sharded(rank: int, port: int, folder: str) -> None:
         with watch.step(number):
             loss_of(model, mine).backward()
     Path(folder, f"{rank}.json").write_text(json.dumps(found | {"looks": len(watch.profiles)}))
-    # Every collective is done; see tests/test_sharding.py for why nothing is torn down.
-    if rank == 0:
-        store.wait(["the other is done"])
-    else:
-        store.set("the other is done", "yes")
-    os._exit(0)
+    leave(rank, store)
 
 
 def test_each_process_measures_its_batch_and_its_shards(tmp_path):

@@ -18,6 +18,7 @@ from normlab.train.config import TrainConfig
 
 if TYPE_CHECKING:
     from normlab.compare.plan import Plan
+    from normlab.schemes.base import Scheme
 
 Where = Literal["here", "ray"]
 
@@ -40,8 +41,8 @@ class CompareConfig:
     """Runs that judge each scheme at its picked rate; seed i of all schemes sees the same data in the same order."""
     tune_seeds: int = 1
     """Runs at each rate that pick it; their seeds judge nothing."""
-    baseline: SchemeLike = "pre"
-    """The scheme that the others are measured against."""
+    baseline: SchemeLike | None = None
+    """The scheme that the others are measured against; none: pre where it is among them, else the first."""
     level: float = 0.95
     """Probability that all intervals hold together."""
 
@@ -56,11 +57,10 @@ class CompareConfig:
         from normlab.schemes.registry import scheme
 
         object.__setattr__(self, "schemes", tuple(scheme(spec) for spec in self.schemes))
-        object.__setattr__(self, "baseline", scheme(self.baseline))
         object.__setattr__(self, "lrs", tuple(float(lr) for lr in self.lrs))
         _check_list("scheme", self.names, "pre")
         _check_list("rate", self.lrs, "1e-3")
-        self._check_baseline()
+        object.__setattr__(self, "baseline", self._baseline())
         self._check_numbers()
         # A scheme that the model cannot have is better refused now than after the first hour.
         _ = self.models
@@ -96,12 +96,18 @@ class CompareConfig:
             "baseline": str(self.baseline), "level": self.level, "base": shared,
         }  # fmt: skip
 
-    def _check_baseline(self) -> None:
-        if str(self.baseline) not in self.names:
+    def _baseline(self) -> Scheme:
+        from normlab.schemes.registry import scheme
+
+        if self.baseline is None:
+            return scheme("pre" if "pre" in self.names else self.schemes[0])
+        named = scheme(self.baseline)
+        if str(named) not in self.names:
             raise NormLabError(
-                f"baseline {str(self.baseline)!r} is not among the schemes ({', '.join(self.names)}); "
+                f"baseline {str(named)!r} is not among the schemes ({', '.join(self.names)}); "
                 f"add it to them, or name one of them: --baseline {self.names[0]!r}"
             )
+        return named
 
     def _check_numbers(self) -> None:
         for lr in self.lrs:

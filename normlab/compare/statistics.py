@@ -72,6 +72,9 @@ class Standing:
     values: dict[int, float | None] = field(default_factory=dict)
     """Judge seed to result at the picked rate; None is a run that failed."""
 
+    tuned: dict[int, float | None] = field(default_factory=dict)
+    """The same for the tune seeds that picked the rate."""
+
     difference: Difference | None = None
     """To the baseline; None for the baseline itself and where no seed finished in both."""
 
@@ -139,6 +142,22 @@ def minimum_detectable(n: int, sd: float, level: float = 0.95, power: float = 0.
     return high * sd / math.sqrt(n)
 
 
+def outsiders(own: Standing, level: float = 0.999) -> list[float]:
+    """Results of tune runs at the picked rate that the judge runs there do not let one expect.
+
+    A further run of the same kind falls into mean ± t s √(1 + 1/n) with probability `level`. One that does not tells
+    that the scheme does well with some seeds and badly with others, or that the judge seeds were lucky.
+    """
+    _check_level(level)
+    n = len(own.finished)
+    spread = float(np.std(own.finished, ddof=1)) if n > 1 else 0.0
+    # Without any spread there is no measure of what is far: accuracies are counts, and counts coincide.
+    if own.mean is None or not spread:
+        return []
+    half = t_interval(level, n - 1) * spread * math.sqrt(1.0 + 1.0 / n)
+    return [value for value in _finished(own.tuned).values() if abs(value - own.mean) > half]
+
+
 def ranking(rows: Iterable[Row], baseline: str, level: float = 0.95) -> list[Standing]:
     """Every scheme's standing, best mean first, then those that cannot be placed.
 
@@ -203,7 +222,7 @@ def _judge(scheme: str, rows: Sequence[Row]) -> Standing:
     label = str(rows[0].get("label") or scheme)
     return Standing(
         scheme=scheme, label=label, verdict=verdict, lr=lr, edge=_edge(lr, tune), values=values,
-        failed_tune=failed_tune, metric=metric,
+        tuned=tune.get(lr, {}) if lr is not None else {}, failed_tune=failed_tune, metric=metric,
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,24 @@ class Metrics:
     def last(self, name: str) -> float | None:
         """The last finite value of a field of the training steps."""
         return next((value for row in reversed(self.step) if (value := number(row.get(name))) is not None), None)
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens a second of training, without the steps that began a process: those compile the model."""
+        begins = {number(event.get("step")) for event in self.event if event.get("what") == "resume"}
+        tokens = seconds = 0.0
+        for before, after in pairwise(self.step):
+            if after["step"] == before["step"] + 1 and before["step"] not in begins:
+                made, took = (_gain(before, after, name) for name in ("tokens", "seconds"))
+                if made is not None and took is not None:
+                    tokens, seconds = tokens + made, seconds + took
+        return tokens / seconds if seconds > 0.0 else None
+
+    @property
+    def mfu(self) -> float | None:
+        """The share of the device's peak that this is; its peak and the work a token takes do not change."""
+        speed, rate, share = self.tokens_per_s, self.last("tokens_per_s"), self.last("mfu")
+        return None if speed is None or not rate or share is None else share * speed / rate
 
 
 def read_metrics(path: Path) -> Metrics:
@@ -72,6 +91,11 @@ def profile_values(record: Mapping[str, Any], name: str) -> dict[int, float]:
         return {}
     pairs = zip(reversed(layers), reversed(values), strict=False)
     return {int(k): v for k, x in pairs if (v := number(x)) is not None and number(k) is not None}
+
+
+def _gain(before: Record, after: Record, name: str) -> float | None:
+    first, second = number(before.get(name)), number(after.get(name))
+    return None if first is None or second is None else second - first
 
 
 def _mean(records: Sequence[Record], name: str) -> float | None:

@@ -12,6 +12,7 @@ from normlab.compare.statistics import Standing
 from normlab.report.load import Results, Run
 from normlab.report.metrics import number
 from normlab.report.numbers import NONE, count, duration, fixed, memory, rate, signed
+from normlab.report.sharing import sharing
 from normlab.report.verdict import digits, where
 from normlab.train.metrics import TITLES, Metric
 
@@ -106,44 +107,48 @@ def _mark(verdict: str, metric: Metric) -> str:
 class Cost:
     """What a scheme's runs took, as medians over the runs that speak for it."""
 
-    speed: float | None
-    mfu: float | None
-    peak: float | None
-    seconds: float | None
+    speed: float | None = None
+    mfu: float | None = None
+    peak: float | None = None
+    seconds: float | None = None
 
 
 def cost(runs: Sequence[Run]) -> Cost:
     done = [run for run in runs if run.state == "done"] or list(runs)
     return Cost(
-        speed=_median(run.row.get("tokens_per_s") for run in done),
-        mfu=_median(run.metrics.last("mfu") for run in done),
+        speed=_median(run.metrics.tokens_per_s or run.row.get("tokens_per_s") for run in done),
+        mfu=_median(run.metrics.mfu for run in done),
         peak=_median(run.row.get("peak_bytes") for run in done),
         seconds=_median(run.row.get("seconds") for run in done),
     )
 
 
 def speed_table(results: Results) -> Table:
-    """Throughput and memory beside the baseline's."""
-    base = cost(results.chosen(results.baseline)) if results.baseline in results.schemes else Cost(*[None] * 4)
+    """Throughput and memory beside the baseline's. What runs that share a GPU leave each other says nothing of them."""
+    spoken = [run for scheme in results.schemes for run in results.chosen(scheme)]
+    together = sharing(results.runs) & {run.id for run in spoken}
+    base = cost(results.chosen(results.baseline)) if results.baseline in results.schemes else Cost()
     beside = f"against {results.label(results.baseline or '')}"
     columns = [Column("Scheme"), Column("Tokens/s", True), Column("Speed " + beside, True), Column("Of peak", True)]
     columns += [Column("Peak memory", True), Column("Memory " + beside, True), Column("Run time", True)]
-    rows = [_cost_row(results, k, scheme, base) for k, scheme in enumerate(results.schemes)]
+    rows = [_cost_row(results, k, scheme, base, alone=not together) for k, scheme in enumerate(results.schemes)]
     if results.kind == "run":
         # Nothing stands beside a single run.
         keep = [0, 1, 3, 4, 6]
         columns, rows = [columns[k] for k in keep], [[row[k] for k in keep] for row in rows]
-    return Table("Speed and memory", columns, rows)
+    note = f"{len(together)} of {len(spoken)} runs shared a GPU with another run, which took its part of the speed."
+    return Table("Speed and memory", columns, rows, note=f"{note} Ratios are left out." if together else "")
 
 
-def _cost_row(results: Results, k: int, scheme: str, base: Cost) -> list[Cell]:
+def _cost_row(results: Results, k: int, scheme: str, base: Cost, *, alone: bool) -> list[Cell]:
     own = cost(results.chosen(scheme))
-    speed, peak = _ratio(own.speed, base.speed), _ratio(own.peak, base.peak)
+    speed, peak = _ratio(own.speed, base.speed) if alone else None, _ratio(own.peak, base.peak)
+    mfu = own.mfu if alone else None
     return [
         Cell(results.label(scheme), results.label(scheme).lower(), scheme=k),
         figure(count(own.speed), own.speed),
         figure(_percent(speed), speed),
-        figure(_percent(own.mfu), own.mfu),
+        figure(_percent(mfu), mfu),
         figure(memory(own.peak), own.peak),
         figure(_percent(peak), peak),
         figure(duration(own.seconds), own.seconds),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from normlab.compare.statistics import Difference, Standing, minimum_detectable, simultaneous, winner
+from normlab.compare.statistics import Difference, Standing, minimum_detectable, outsiders, simultaneous, winner
 from normlab.report.load import Results, Run
 from normlab.report.numbers import count, decimals, fixed, listed, rate
 from normlab.train.metrics import Metric
@@ -28,7 +28,7 @@ def verdict(results: Results) -> Verdict:
     if results.problem:
         return Verdict(f"No verdict: {results.problem}.", failures, _unfinished(results))
     findings = [line for own in results.standings if (line := _finding(results, own))]
-    cautions = [*_edges(results), *_resolution(results), *_unfinished(results)]
+    cautions = [*_edges(results), *_surprises(results), *_resolution(results), *_unfinished(results)]
     return Verdict(_headline(results), findings + failures, cautions)
 
 
@@ -137,6 +137,18 @@ def _edges(results: Results) -> list[str]:
     return [
         f"The best rate of {listed(labels)} is the {edge} tried ({rate(lr)}): a better one may lie beyond it."
         for (edge, lr), labels in alike.items()
+    ]
+
+
+def _surprises(results: Results) -> list[str]:
+    """Schemes whose seeds disagree: what picked the rate tells nothing of what judges it."""
+    places = digits(results)
+    found = [(own, [fixed(value, places) for value in far]) for own in results.standings if (far := outsiders(own))]
+    return [
+        f"{own.label} ended at {listed(far)} with {'a seed' if len(far) == 1 else 'seeds'} that picked its rate, at "
+        f"{fixed(min(own.finished), places)} to {fixed(max(own.finished), places)} with those that judge it: seeds "
+        "decide how well it trains. --tune-seeds 3 makes a surer choice."
+        for own, far in found
     ]
 
 

@@ -42,6 +42,11 @@ def describe(device: torch.device) -> str:
     return f"CPU, {threads} thread{'' if threads == 1 else 's'}"
 
 
+def identity(device: torch.device) -> str | None:
+    """What tells a GPU from others of its name; a CPU has nothing of the kind."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
+
+
 def forget_peak_memory(device: torch.device) -> None:
     """What comes next counts, and not what the process did before."""
     if device.type == "cuda":

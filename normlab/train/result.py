@@ -25,6 +25,8 @@ class Result:
     tokens_per_s: float
     peak_bytes: int | None
     device: str
+    gpu: str | None = None
+    """Which of the GPUs of that name."""
 
     @property
     def loss(self) -> float | None:

@@ -21,7 +21,7 @@ from normlab.train.config import TrainConfig
 from normlab.train.distributed import Group, clip_grad_norm, reshard, start, stop
 from normlab.train.evaluate import Scores, evaluate
 from normlab.train.folder import RunFolder
-from normlab.train.hardware import describe, peak_memory
+from normlab.train.hardware import describe, identity, peak_memory
 from normlab.train.profile import profile
 from normlab.train.recovery import Ended
 from normlab.train.result import Result
@@ -264,6 +264,7 @@ class Trainer(Setup):
         result = Result(
             state=state, reason=reason, scores=self.last_eval, steps=self.step, tokens=tokens, seconds=seconds,
             tokens_per_s=tokens / seconds if seconds else 0.0, peak_bytes=peak_memory(device), device=describe(device),
+            gpu=identity(device),
         )  # fmt: skip
         if self.group.is_main:
             self.task.keep(self.data, self.folder)

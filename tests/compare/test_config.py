@@ -35,6 +35,14 @@ def test_a_run_is_the_base_but_for_scheme_rate_and_seed() -> None:
     assert run == expected
 
 
+@pytest.mark.parametrize(
+    ("schemes", "baseline"),
+    [(("post", "pre", "peri"), "pre"), (("post", "peri"), "post"), (("peri(step=0.1)", "post"), "peri(step=0.1)")],
+)
+def test_the_baseline_is_pre_or_the_first(schemes: tuple[str, ...], baseline: str) -> None:
+    assert str(configuration(schemes=schemes).baseline) == baseline
+
+
 def test_it_can_be_written_as_json() -> None:
     facts = configuration(schemes=("pre", "ngpt")).to_dict()
     assert json.loads(json.dumps(facts)) == facts
@@ -49,7 +57,7 @@ def test_it_can_be_written_as_json() -> None:
         ({"schemes": ("pre", "geonrom")}, "did you mean 'geonorm'"),
         ({"schemes": ()}, "at least one scheme"),
         ({"schemes": ("pre", "post", "pre-ln")}, "pre is named twice"),
-        ({"schemes": ("post", "peri")}, "baseline 'pre' is not among the schemes (post, peri)"),
+        ({"schemes": ("post", "peri"), "baseline": "pre"}, "baseline 'pre' is not among the schemes (post, peri)"),
         ({"baseline": "psot"}, "did you mean 'post'"),
         ({"lrs": ()}, "at least one rate"),
         ({"lrs": (1e-3, 2e-3, 0.001)}, "rate 0.001 is named twice"),

@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from normlab.compare.statistics import Standing, Values, minimum_detectable, paired, ranking, simultaneous, winner
+from normlab.compare.statistics import (
+    Standing,
+    Values,
+    minimum_detectable,
+    outsiders,
+    paired,
+    ranking,
+    simultaneous,
+    winner,
+)
 from normlab.errors import NormLabError
 from normlab.student import shifted_outside, t_interval, t_outside
 
@@ -206,6 +215,30 @@ def test_without_tune_rows_a_single_rate_is_judged_and_several_are_not() -> None
     single = runs("pre", "judge", 1e-3, A)
     assert standing(single, "pre").verdict == "baseline"
     assert standing(single + runs("pre", "judge", 2e-3, A), "pre").verdict == "not judged"
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 9])
+def test_a_tune_run_is_an_outsider_where_scipys_prediction_interval_ends(n: int) -> None:
+    judged = np.random.default_rng(n).normal(4.0, 0.01, size=n).tolist()
+    mean, spread = float(np.mean(judged)), float(np.std(judged, ddof=1))
+    half = float(stats.t.isf(0.0005, n - 1)) * spread * math.sqrt(1 + 1 / n)
+    for shift, expected in ((0.999, False), (1.001, True), (-0.999, False), (-1.001, True)):
+        own = Standing(
+            scheme="post", label="post", verdict="worse", values=dict(enumerate(judged)),
+            tuned={1000: mean + shift * half, 1001: mean, 1002: None},
+        )  # fmt: skip
+        assert outsiders(own) == ([mean + shift * half] if expected else [])
+
+
+@pytest.mark.parametrize("values", [{}, {0: 4.0}, {0: 4.0, 1: None}, {0: 4.0, 1: 4.0}])
+def test_without_a_spread_there_are_no_outsiders(values: dict[int, float | None]) -> None:
+    own = Standing(scheme="post", label="post", verdict="worse", values=values, tuned={1000: 7.0})
+    assert outsiders(own) == []
+
+
+def test_a_standing_knows_what_picked_its_rate() -> None:
+    rows = runs("pre", "tune", 1e-3, {101: 4.0, 102: 4.2}) + runs("pre", "tune", 2e-3, {101: 4.1, 102: None})
+    assert standing(rows, "pre").tuned == {101: 4.0, 102: 4.2}
 
 
 def test_a_seed_that_tuned_may_not_judge() -> None:

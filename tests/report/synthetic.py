@@ -71,8 +71,8 @@ def _row(scheme: str, label: str, lr: float, seed: int, role: str, steps: int, b
         "state": "failed" if broken else "done", "reason": "the loss is not finite <i>" if broken else None,
         "metric": "val_loss", "value": value, "loss": value, "bits_per_byte": None if value is None else value / 2.8,
         "tokens": done * 4096, "steps": done, "seconds": done * 0.2 / slow, "tokens_per_s": 20480.0 * slow,
-        "peak_bytes": int(1.5e9 / slow), "device": "Test CPU & co", "versions": VERSIONS,
-        "config": _config(scheme, lr, seed),
+        "peak_bytes": int(1.5e9 / slow), "device": "Test GPU & co", "gpu": f"{scheme} {lr} {seed}",
+        "versions": VERSIONS, "config": _config(scheme, lr, seed),
         "started": "2026-01-01T00:00:00+00:00", "finished": "2026-01-01T00:05:00+00:00",
     }  # fmt: skip
 

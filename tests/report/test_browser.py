@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from itertools import pairwise
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from normlab.compare.store import Store
 from normlab.report import build
 from tests.browser import browsing
 from tests.report import synthetic
@@ -128,6 +130,20 @@ def test_the_curves_follow_their_switches(open_page: Any, comparison: str) -> No
     assert axis(page, "y")["title"] == "Training loss (nats)"
     page.locator("#curve-rate").select_option("0.0006")
     assert {trace["meta"]["part"] for trace in traces(page)} == {"band", "mean"}
+
+
+def test_a_run_that_learnt_nothing_does_not_flatten_the_others(open_page: Any, comparison: str, tmp_path: Path) -> None:
+    assert open_page(comparison).locator("#rates-outside").is_hidden()
+    folder = synthetic.comparison(tmp_path / "c", profiles=False)
+    rows = Store(folder).rows()
+    stuck = [row | {"value": 6.96} if row["scheme"] == "post" and row["role"] == "tune" else row for row in rows]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in stuck))
+    page = open_page(build(folder).as_uri())
+    top = "document.getElementById('plot-rates').layout.yaxis.range[1]"
+    assert page.locator("#rates-outside").is_visible()
+    assert page.evaluate(top) < 4.5
+    page.locator("#plot-rates .nsewdrag").dblclick()
+    until(page, f"{top} > 6.96")
 
 
 def test_smoothing_smooths(open_page: Any, comparison: str) -> None:

@@ -178,7 +178,7 @@ def test_markdown_holds_what_a_paper_needs(folder: Path) -> None:
     peri = next(line for line in rows if line.startswith("| peri"))
     for part in ("4.128", "−0.050", "−0.058 to −0.042", "better", "1.2e-3", "| 3 |"):
         assert part in peri
-    assert lines[-1] == "492k tokens a run; device Test CPU &amp; co; normlab 0.1.0; torch 2.13.0; python 3.11.2"
+    assert lines[-1] == "492k tokens a run; device Test GPU &amp; co; normlab 0.1.0; torch 2.13.0; python 3.11.2"
 
 
 def test_markdown_escapes_user_text() -> None:

@@ -41,6 +41,18 @@ def test_a_failure_is_named_with_reason_step_and_layer(folder: Path) -> None:
         assert part in line
 
 
+def test_seeds_that_disagree_are_named(folder: Path) -> None:
+    assert not any("seeds decide" in line for line in words(folder).cautions)
+
+    def stuck(row: dict[str, Any]) -> dict[str, Any]:
+        tuned = row["scheme"] == "peri" and row["role"] == "tune"
+        return row | {"value": 6.958 if row["lr"] == 1.2e-3 else 6.96} if tuned else row
+
+    rewrite(folder, stuck)
+    (line,) = (line for line in words(folder).cautions if "seeds decide" in line)
+    assert line.startswith("peri ended at 6.958, 6.958 and 6.958 with seeds that picked its rate, at 4.1")
+
+
 def test_an_interval_that_spans_zero_names_no_winner(folder: Path) -> None:
     noise = {"pre": (0.0, 0.1, 0.2), "peri": (0.2, 0.0, 0.1), "geonorm": (0.1, 0.2, 0.0)}
 

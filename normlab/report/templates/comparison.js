@@ -151,7 +151,12 @@
 
   plot("plot-rates", () => {
     const values = known(data.rates.map((entry) => entry.value));
-    const [low, high] = range(values, "linear") || [0, 1];
+    const judged = known(data.rates.filter((entry) => entry.role === "judge").map((entry) => entry.value));
+    // A run that learnt nothing would flatten all others: the first view ends three times their spread beyond the judge runs.
+    const [bottom, top] = range(judged.length > 1 ? judged : values, "linear") || [0, 1];
+    const near = values.filter((value) => value > bottom - 3 * (top - bottom) && value < top + 3 * (top - bottom));
+    control("rates-outside").hidden = near.length === values.length;
+    const [low, high] = range(near, "linear") || [0, 1];
     const worst = data.higher ? low : high;
     const ticks = [...new Set(data.rates.map((entry) => entry.lr))].sort((a, b) => a - b);
     // Judge marks stand a little to the right of tune marks, so that both are seen.

@@ -74,7 +74,7 @@ def test_compare_json_says_what_was_compared(whole: Path, text: Path) -> None:
     assert (about["baseline"], about["metric"], about["level"]) == ("pre", "val_loss", 0.95)
     assert about["command"] == ["normlab", "compare"]
     assert about["corpus"]["train"]["documents"] + about["corpus"]["val"]["documents"] == 10
-    assert about["versions"].keys() == {"normlab", "torch", "python"}
+    assert about["versions"].keys() >= {"normlab", "torch", "python"}
 
 
 @pytest.mark.usefixtures("no_process")

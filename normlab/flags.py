@@ -31,11 +31,13 @@ def expand(words: Sequence[str], configs: Sequence[type]) -> tuple[list[str], Ta
     words = list(words)
     file = _value_of(words, "--toml")
     settings = {} if file is None else _read(Path(file))
-    task = find_task(_value_of(words, "--task") or settings.get("task", DEFAULT_TASK))
+    task = find_task(_value_of(words, "--task") or str(settings.get("task", DEFAULT_TASK)))
     if file is not None:
         _check(settings, Path(file), field_names(*configs, task.model))
+        settings = _spelled(settings, (*configs, task.model))
     _refuse_foreign(words, task, field_names(*configs) - {*TrainConfig.foreign_fields(task.name)})
     preset = _value_of(words, "--preset") or settings.pop("preset", None)
+    preset = None if preset is None else str(preset)
     return [*_count_words([*_preset_words(preset, task), *_words(settings), *words])], task
 
 
@@ -123,6 +125,16 @@ def _check(settings: Mapping[str, Any], path: Path, known: set[str]) -> None:
             raise unknown(f"setting in {path.name}", name, known)
 
 
+def _spelled(settings: Mapping[str, Any], configs: Iterable[type]) -> dict[str, Any]:
+    """Yes and no as words, where the flag takes a value: one that knows a third answer is no switch."""
+    kinds = {name: kind for config in configs for name, kind in get_type_hints(config).items()}
+    switches = {name for name in settings if kinds.get(name.replace("-", "_")) is bool}
+    return {
+        name: str(value) if isinstance(value, bool) and name not in switches else value
+        for name, value in settings.items()
+    }
+
+
 def _words(settings: Mapping[str, Any]) -> list[str]:
     words: list[str] = []
     for name, value in settings.items():
@@ -153,6 +165,6 @@ def count(text: str) -> int:
         value = float(match[1]) * _UNITS[match[2].lower()] if match else None
     except ValueError:
         value = None
-    if value is None or value != int(value):
+    if value is None or not value.is_integer():
         raise NormLabError(f"{text!r} is not a count; expected a whole number, e.g. 200000, 33M or 1.5B")
     return int(value)

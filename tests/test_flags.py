@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from normlab import NormLabError, flags
+from normlab.compare.config import CompareConfig
 from normlab.models.config import PRESETS
 from normlab.train.config import TrainConfig
 
@@ -30,7 +31,7 @@ def test_counts(text, number):
     assert expand([f"--eval-tokens={text}"]) == [f"--eval-tokens={number}"]
 
 
-@pytest.mark.parametrize("text", ["many", "1.5", "-3", "33MM", "", "1..2k", "--lr"])
+@pytest.mark.parametrize("text", ["many", "1.5", "-3", "33MM", "", "1..2k", "--lr", "1e400"])
 def test_what_is_no_count_is_refused(text):
     with pytest.raises(NormLabError, match="is not a count; expected a whole number"):
         expand(["--tokens", text])
@@ -59,7 +60,11 @@ def test_a_file_comes_between(tmp_path):
 
 def test_bad_files_and_presets_get_one_line(tmp_path):
     file = tmp_path / "run.toml"
-    for text, message in (("depht = 3", "did you mean 'depth'"), ("depth = ", "is no TOML")):
+    mistakes = {
+        "depht = 3": "did you mean 'depth'", "depth = ": "is no TOML",
+        "task = 3": "unknown task '3'", "preset = 3": "unknown preset '3'",
+    }  # fmt: skip
+    for text, message in mistakes.items():
         file.write_text(text)
         with pytest.raises(NormLabError, match=message):
             expand(["--toml", str(file)])
@@ -67,3 +72,10 @@ def test_bad_files_and_presets_get_one_line(tmp_path):
         expand(["--toml", str(tmp_path / "none.toml")])
     with pytest.raises(NormLabError, match="unknown preset '120m'; did you mean '125m'"):
         expand(["--preset", "120m"])
+
+
+def test_a_file_says_yes_and_no_to_flags_that_take_a_value(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text("tied = false\nrepeat_failed = true\nzero-outputs = false\n")
+    words, _ = flags.expand(["--toml", str(file)], [CompareConfig, TrainConfig])
+    assert words[:4] == ["--tied", "False", "--repeat-failed", "--no-zero-outputs"]

@@ -34,7 +34,8 @@ class Store:
         wrong = _fault(row)
         if wrong:
             raise NormLabError(f"cannot store the row of run {row.get('run')!r}: {wrong}")
-        line = json.dumps(dict(row), ensure_ascii=False).encode() + b"\n"
+        # In ASCII: the name of a file need not be text that UTF-8 can write.
+        line = json.dumps(dict(row)).encode() + b"\n"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with self._locked(os.O_RDWR | os.O_CREAT | os.O_APPEND, fcntl.LOCK_EX) as file:

@@ -129,6 +129,9 @@ class TrainConfig:
         for name in ("lr", "eps", "clip", "spike"):
             if not getattr(self, name) > 0:
                 raise NormLabError(f"{name} must be positive, got {getattr(self, name)}")
+        if not 0.0 <= self.z_loss < math.inf:
+            raise NormLabError(f"z_loss must be a number from 0 on, got {self.z_loss}; try 1e-4")
+        check_seed(self.seed)
         if not 0.0 <= self.warmup <= 1.0:
             raise NormLabError(f"warmup must lie in [0, 1], a share of the steps, got {self.warmup}; try 0.05")
         if self.batch % self.accumulate:
@@ -240,6 +243,12 @@ class TrainConfig:
 
 
 _DEFAULTS = {f.name: f.default for f in dataclasses.fields(TrainConfig)}
+
+
+def check_seed(seed: int) -> None:
+    """Raise for a number that torch's generators do not take."""
+    if not -(2**63) <= seed < 2**64:
+        raise NormLabError(f"seed must fit into 64 bits, got {seed}; try 0")
 
 
 def _task_of(model: TransformerConfig) -> str:

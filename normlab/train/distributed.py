@@ -111,7 +111,7 @@ def start(device: str = "auto") -> Group:
     rank, world, local_rank = (_number(name, default) for name, default in _PLACES)
     if not 0 <= rank < world:
         raise NormLabError(f"RANK={rank} and WORLD_SIZE={world} do not fit; start the processes with torchrun")
-    group = Group(rank, world, local_rank, _pick_device(device, local_rank, world))
+    group = Group(rank, world, local_rank, pick_device(device, local_rank, world))
     if group.device.type == "cuda":
         torch.cuda.set_device(group.device)
     if world > 1 and not dist.is_initialized():
@@ -138,7 +138,8 @@ def _number(name: str, default: int) -> int:
     return int(text)
 
 
-def _pick_device(wanted: str, local_rank: int, world: int) -> torch.device:
+def pick_device(wanted: str, local_rank: int = 0, world: int = 1) -> torch.device:
+    """The device that a name stands for, if it is here."""
     kind, _, index = wanted.partition(":")
     if kind not in ("auto", "cpu", "cuda"):
         raise unknown("device", wanted, ("auto", "cpu", "cuda"))

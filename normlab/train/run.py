@@ -12,7 +12,8 @@ from normlab.data import Tokenizer, load_tokenizer
 from normlab.errors import NormLabError
 from normlab.files import read_json
 from normlab.models.transformer import Transformer
-from normlab.train.config import TrainConfig
+from normlab.train.config import TrainConfig, check_seed
+from normlab.train.distributed import pick_device
 from normlab.train.folder import RunFolder
 from normlab.train.sinks import read_records
 from normlab.train.transfer import Transfer
@@ -21,7 +22,7 @@ from normlab.train.weights import load_weights, read_metadata
 
 def load_run(folder: str | Path, *, device: str = "cpu") -> Run:
     """The run in a folder that `normlab train` or `normlab compare` has made."""
-    run = Run(RunFolder(Path(folder)), torch.device(device))
+    run = Run(RunFolder(Path(folder)), pick_device(device))
     run.folder.config  # noqa: B018  # a folder that is no run says so here
     return run
 
@@ -90,6 +91,11 @@ class Run:
                 f"{self.folder.path} holds a model of the task {self.config.task}, which writes no text; "
                 f"name a run of the task language"
             )
+        if seed is not None:
+            check_seed(seed)
+        # What the command line could not decode arrives as halves of surrogate pairs.
+        if any("\ud800" <= character <= "\udfff" for character in prompt):
+            raise NormLabError("the prompt holds bytes that are not UTF-8; expected whole characters")
         end = self.tokenizer.end
         # A document starts after the end of another: that is how the model has seen it.
         ids = [end, *self.tokenizer.encode(prompt).tolist()]

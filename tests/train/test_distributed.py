@@ -277,7 +277,7 @@ def test_devices(no_torchrun):
 def test_every_process_takes_the_gpu_of_its_local_rank(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    pick = distributed._pick_device
+    pick = distributed.pick_device
     assert [pick("auto", rank, 2) for rank in range(2)] == [torch.device("cuda", 0), torch.device("cuda", 1)]
     assert pick("cuda:1", 0, 1) == torch.device("cuda", 1)
     with pytest.raises(NormLabError, match="GPU 2 does not exist, there are 2"):

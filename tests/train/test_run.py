@@ -53,6 +53,12 @@ def test_text_comes_back(text, tmp_path):
     room = run.config.model.max_length
     with pytest.raises(NormLabError, match=r"the prompt has .* tokens and the model takes"):
         run.generate("x" * room)
+    with pytest.raises(NormLabError, match="seed must fit into 64 bits"):
+        run.generate("line", seed=2**64)
+    with pytest.raises(NormLabError, match="the prompt holds bytes that are not UTF-8"):
+        run.generate("line \udcff")
+    with pytest.raises(NormLabError, match="unknown device 'gpu'"):
+        normlab.load_run(tmp_path / "run", device="gpu")
 
 
 def test_what_is_no_run_says_so(text, tmp_path):

@@ -123,6 +123,16 @@ def test_muon_and_transfer_train_them_too(task, changes, text, tmp_path):
     assert evaluate(run.model.graded, data, run.config, ALONE) == result.scores
 
 
+def test_a_text_with_nothing_to_find_is_refused_before_the_run_begins(tmp_path, monkeypatch):
+    monkeypatch.setenv("NORMLAB_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "tiny.txt").write_text("hello world")
+    config = config_of("masked", tmp_path / "tiny.txt", length=4)
+    with pytest.raises(NormLabError, match="none of the 1 validation tokens is masked"):
+        train(config, tmp_path / "run", shown=False)
+    # What did not begin can be corrected in place.
+    assert not (tmp_path / "run" / "status.json").exists()
+
+
 # -- evaluations -----------------------------------------------------------------------------------------------------
 
 

@@ -29,6 +29,18 @@ class Masked(TextTask):
         if not 0.0 < config.mask <= 1.0:
             raise NormLabError(f"mask must lie in (0, 1], a share of the tokens, got {config.mask}; try 0.15")
 
+    def open(self, config: TrainConfig, *, shown: bool) -> Corpus:
+        from normlab.data import IGNORED
+
+        data = super().open(config, shown=shown)
+        # Before a run begins: a few tokens may have none among them that is hidden.
+        if not any(bool((batch.targets != IGNORED).any()) for batch in self.evaluation(config, data, batch=1)):
+            raise NormLabError(
+                f"none of the {data.val.n_tokens:,} validation tokens is masked, so nothing can be measured; "
+                "name more data, or raise val_fraction or mask"
+            )
+        return data
+
     def vocabulary(self, data: Corpus) -> int:
         # The mask is a token of its own, after those of the tokenizer.
         return data.tokenizer.vocab_size + 1

@@ -51,6 +51,12 @@ def test_a_state_of_another_type_than_the_parts_is_refused_with_a_way_out():
         hf.identify(model.to(torch.bfloat16))
 
 
+def test_joined_tuples_of_outputs_are_what_was_not_followed():
+    config = transformers.OpenAIGPTConfig(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=16)
+    with pytest.raises(NormLabError, match=r"Block: its state was not found: a tuple of outputs is joined .* adapter"):
+        hf.identify(transformers.OpenAIGPTLMHeadModel(config))
+
+
 def test_looking_leaves_no_trace():
     model = ZOO["llama"].build().train()
     before = {name: value.clone() for name, value in model.state_dict().items()}

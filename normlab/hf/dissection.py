@@ -159,6 +159,10 @@ class _Reading:
             path = path_of(source)
             if next(part_of(self.layer, path).children(), None) is not None:
                 return _AddsInside(path)
+        if _joins_outputs(source):
+            return NormLabError(
+                f"{self.who}: its state was not found: a tuple of outputs is joined to another on the way; {ADVICE}"
+            )
         what = path_of(node) if node.op == "call_module" else node.name
         return NormLabError(
             f"{self.who}: no addition of an update to the state was found behind {what!r}; expected x + F(x), "
@@ -275,6 +279,11 @@ def _is(node: Any, *functions: Callable[..., Any]) -> bool:
 def _is_sum(node: fx.Node) -> bool:
     adds = _is(node, operator.add, operator.iadd, torch.add) or (node.op == "call_method" and node.target == "add")
     return adds and len(node.args) == 2 and not node.kwargs and all(isinstance(part, fx.Node) for part in node.args)
+
+
+def _joins_outputs(node: Any) -> bool:
+    """Whether tuples or lists are added: (state,) + outputs[1:]."""
+    return _is(node, operator.add) and any(isinstance(part, tuple | list) for part in node.args)
 
 
 def _summands(total: fx.Node) -> Sequence[Any]:

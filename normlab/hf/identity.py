@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import operator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 from normlab.choices import Topology
 from normlab.errors import NormLabError
 from normlab.hf.anatomy import Anatomy, Limb
+from normlab.hf.flow import ByMode, Program, part_of
 from normlab.hf.foreign_norm import recognise
 from normlab.hf.layer import converted_layers
 from normlab.hf.survey import Adapter, Survey, survey
@@ -177,7 +179,23 @@ def _how(found: Survey) -> tuple[str, ...]:
         lines.append(f"its norms compute {norm.norm}, eps {norm.eps:g}, gain {norm.gain}, {bias}")
     lines.append(f"{found.final!r} reads the last block" if found.final else "no norm reads the last block")
     inner = [path for path, part in walk(stack.blocks[0], "") if recognise(part) and path not in first.paths()]
-    return (*lines, *([f"inside its branches: {', '.join(inner)}"] if inner else []))
+    lines += [f"inside its branches: {', '.join(inner)}"] if inner else []
+    beside = list(dict.fromkeys(part for limb in first.limbs for part in _beside(stack.blocks[0], limb)))
+    return (*lines, *([f"its branches also hold: {', '.join(beside)}"] if beside else []))
+
+
+def _beside(layer: nn.Module, limb: Limb) -> Iterator[str]:
+    """What a branch does beside the module that it is named by: parts with parameters, products with a number."""
+    program = limb.run.resting if isinstance(limb.run, ByMode) else limb.run
+    for call in program.calls if isinstance(program, Program) else ():
+        if call.kind == "call_module" and call.target != limb.name and _has_parameters(part_of(layer, call.target)):
+            yield call.target
+        factors = [one for one in call.args if isinstance(one, float)] if call.target in (operator.mul, "mul") else []
+        yield from (f"× {factor:g}" for factor in factors)
+
+
+def _has_parameters(part: nn.Module) -> bool:
+    return next(part.parameters(), None) is not None
 
 
 def _told(anatomy: Anatomy) -> str:

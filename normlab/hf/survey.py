@@ -174,6 +174,11 @@ def _verify(name: str, anatomy: Anatomy, call: Call) -> None:
         found = anatomy.block(call.block)(state, anatomy.branches(call.block, arguments))
     if expected.is_meta:
         return
+    if found.dtype != expected.dtype:
+        raise NormLabError(
+            f"{name} turns its state into {expected.dtype} where its parts compute {found.dtype}, and our block "
+            f"keeps one type; expected a model in one: try model.to({expected.dtype})"
+        )
     allowed = 0.0 if anatomy.exact else _ROUNDINGS * torch.finfo(expected.dtype).eps * float(expected.abs().max())
     same = found.shape == expected.shape and torch.allclose(found, expected, rtol=0.0, atol=allowed, equal_nan=True)
     if not same:

@@ -29,11 +29,32 @@ def test_a_published_architecture_is_named(name):
         ("neox", ["side by side:"]),
         ("phi", ["side by side, behind one norm"]),
         ("qwen3", ["inside its branches: self_attn.q_norm, self_attn.k_norm"]),
+        ("granite", ["its branches also hold: × 0.3"]),
     ],
 )
 def test_it_says_how_it_knows(name, words):
     told = "\n".join(hf.identify(ZOO[name].build()).how)
     assert all(word in told for word in words), told
+
+
+def test_scales_of_the_branches_are_told():
+    config = transformers.Dinov2Config(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, image_size=16)
+    told = hf.identify(transformers.Dinov2Model(config)).how
+    assert "its branches also hold: layer_scale1, layer_scale2" in told
+
+
+def test_a_state_of_another_type_than_the_parts_is_refused_with_a_way_out():
+    sizes = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}
+    model = transformers.MambaForCausalLM(transformers.MambaConfig(**sizes))
+    assert str(hf.identify(model).scheme) == "pre(eps=1e-05)"
+    with pytest.raises(NormLabError, match=r"turns its state into torch\.float32 .* try model\.to\(torch\.float32\)"):
+        hf.identify(model.to(torch.bfloat16))
+
+
+def test_joined_tuples_of_outputs_are_what_was_not_followed():
+    config = transformers.OpenAIGPTConfig(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=16)
+    with pytest.raises(NormLabError, match=r"Block: its state was not found: a tuple of outputs is joined .* adapter"):
+        hf.identify(transformers.OpenAIGPTLMHeadModel(config))
 
 
 def test_looking_leaves_no_trace():

@@ -217,12 +217,18 @@ def report(folder: Annotated[Path, tyro.conf.Positional], /, out: Path | None = 
 
     Args:
         folder: Made by normlab compare or normlab train.
-        out: Where the page goes; without it report.html in the folder.
+        out: Where the page goes; without it report.html in the folder. With markdown, where the table goes.
         markdown: Print a table for a paper or a pull request instead.
     """
     from normlab import report as reports
+    from normlab.files import save
 
-    print(reports.markdown(folder) if markdown else f"page: {reports.build(folder, out=out)}")
+    if not markdown:
+        print(f"page: {reports.build(folder, out=out)}")
+    elif out is None:
+        print(reports.markdown(folder))
+    else:
+        print(f"table: {save(out, {'.md': lambda: reports.markdown(folder)})}")
 
 
 def generate(
@@ -361,7 +367,8 @@ def _run(words: list[str]) -> None:
     if words[:1] == ["bench"]:
         verbs, prog, description, words = _BENCHES, "normlab bench", bench.__doc__ or "", words[1:]
     elif words[:1] and words[0] in _SETTINGS:
-        rest, task = flags.expand(words[1:], _SETTINGS[words[0]])
+        options = [name for name in inspect.signature(_VERBS[words[0]]).parameters if name not in ("config", "toml")]
+        rest, task = flags.expand(words[1:], _SETTINGS[words[0]], options)
         words = [words[0], *rest]
     elif words[:1] == ["simulate"]:
         named = next((EXPERIMENTS[word] for word in words if word in EXPERIMENTS), None)

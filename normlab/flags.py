@@ -23,18 +23,19 @@ _COUNTS = ("--tokens", "--eval-tokens", "--images")
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9}
 
 
-def expand(words: Sequence[str], configs: Sequence[type]) -> tuple[list[str], Task]:
+def expand(words: Sequence[str], configs: Sequence[type], options: Sequence[str] = ()) -> tuple[list[str], Task]:
     """`words` after a verb, with `--preset` and `--toml` spelled out, and the task that they name.
 
-    A file may set the fields of `configs` and of the task's model.
+    A file may set the fields of `configs` and of the task's model, and the verb's own `options`.
     """
     words = list(words)
     file = _value_of(words, "--toml")
     settings = {} if file is None else _read(Path(file))
     task = find_task(_value_of(words, "--task") or str(settings.get("task", DEFAULT_TASK)))
     if file is not None:
-        _check(settings, Path(file), field_names(*configs, task.model))
+        _check(settings, Path(file), field_names(*configs, task.model) | {"preset", *options})
         settings = _spelled(settings, (*configs, task.model))
+    _refuse_single(words, settings, configs)
     _refuse_foreign(words, task, field_names(*configs) - {*TrainConfig.foreign_fields(task.name)})
     preset = _value_of(words, "--preset") or settings.pop("preset", None)
     preset = None if preset is None else str(preset)
@@ -44,6 +45,14 @@ def expand(words: Sequence[str], configs: Sequence[type]) -> tuple[list[str], Ta
 def field_names(*configs: type) -> set[str]:
     """The names of all fields of some dataclasses."""
     return {field.name for config in configs for field in dataclasses.fields(config)}
+
+
+def _refuse_single(words: Sequence[str], settings: Mapping[str, Any], configs: Sequence[type]) -> None:
+    """Raise for what is one value of a run and several of a comparison, which would otherwise go unheard."""
+    several = {name: all_ for config in configs for name, all_ in getattr(config, "several", {}).items()}
+    for name, all_ in several.items():
+        if name in settings or _value_of(words, f"--{name}") is not None:
+            raise NormLabError(f"a comparison has no {name} of its own; name --{all_}")
 
 
 def _refuse_foreign(words: Sequence[str], task: Task, of_run: set[str]) -> None:
@@ -121,7 +130,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _check(settings: Mapping[str, Any], path: Path, known: set[str]) -> None:
     for name in settings:
-        if name.replace("-", "_") not in known | {"preset"}:
+        if name.replace("-", "_") not in known:
             raise unknown(f"setting in {path.name}", name, known)
 
 

@@ -79,3 +79,23 @@ def test_a_file_says_yes_and_no_to_flags_that_take_a_value(tmp_path):
     file.write_text("tied = false\nrepeat_failed = true\nzero-outputs = false\n")
     words, _ = flags.expand(["--toml", str(file)], [CompareConfig, TrainConfig])
     assert words[:4] == ["--tied", "False", "--repeat-failed", "--no-zero-outputs"]
+
+
+def test_a_file_may_set_what_the_verb_itself_takes(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text('out = "there"\nminutes = 9\n')
+    words, _ = flags.expand(["--toml", str(file)], [CompareConfig, TrainConfig], ["out", "minutes"])
+    assert words[:4] == ["--out", "there", "--minutes", "9"]
+    with pytest.raises(NormLabError, match=r"unknown setting in run\.toml 'minutes'"):
+        flags.expand(["--toml", str(file)], [TrainConfig], ["out"])
+
+
+@pytest.mark.parametrize(("name", "several"), [("scheme", "schemes"), ("lr", "lrs"), ("seed", "seeds")])
+def test_one_of_what_a_comparison_has_several_of_is_not_ignored(tmp_path, name, several):
+    file = tmp_path / "run.toml"
+    file.write_text(f"{name} = 1\n")
+    for words in (["--toml", str(file)], [f"--{name}", "1"], [f"--{name}=1"]):
+        assert expand(words)
+        with pytest.raises(NormLabError, match=f"a comparison has no {name} of its own; name --{several}"):
+            flags.expand(words, [CompareConfig, TrainConfig])
+    assert flags.expand([f"--{several}", "1"], [CompareConfig, TrainConfig])[0] == [f"--{several}", "1"]

@@ -149,7 +149,7 @@ def _standings(config: CompareConfig, rows: Sequence[Row]) -> list[Standing]:
 def _check(minutes: float | None) -> None:
     if minutes is not None and not minutes > 0.0:
         raise NormLabError(f"minutes must be positive, got {minutes}; leave it out to go on to the end")
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if os.environ.get("WORLD_SIZE", "1") != "1":
         raise NormLabError("a comparison starts its processes itself; call it without torchrun")
 
 

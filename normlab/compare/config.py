@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from normlab.errors import NormLabError, unknown
 from normlab.models.config import SchemeLike, TransformerConfig
@@ -29,6 +29,9 @@ FIRST_TUNE_SEED = 1000
 @dataclass(frozen=True, kw_only=True)
 class CompareConfig:
     """Schemes trained alike: each tuned over the same rates, then judged at its own best one over the same seeds."""
+
+    several: ClassVar[dict[str, str]] = {"scheme": "schemes", "lr": "lrs", "seed": "seeds"}
+    """What a run has one of, and a comparison several."""
 
     base: TrainConfig
     """What all runs share. Its scheme, rate and seed are not used: the comparison sets them."""

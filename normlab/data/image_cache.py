@@ -128,7 +128,9 @@ def _resized(file: Path, raw: bytes, size: int, channels: int, pillow, arrange) 
             upright = arrange.exif_transpose(image).convert(_MODES[channels])
             square = arrange.fit(upright, (size, size), pillow.Resampling.BICUBIC)
     except Exception as error:  # the package raises whatever its many readers raise
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        # What Pillow does not know it names by the memory that it was read from, which tells nobody anything.
+        unknown = isinstance(error, pillow.UnidentifiedImageError)
+        reason = "no known format" if unknown else next(iter(str(error).splitlines()), type(error).__name__)
         raise NormLabError(f"{file}: not an image that can be read ({reason}); remove it or mend it") from None
     return np.asarray(square, np.uint8).reshape(size, size, channels).transpose(2, 0, 1).tobytes()
 

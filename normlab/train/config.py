@@ -131,6 +131,10 @@ class TrainConfig:
                 raise NormLabError(f"{name} must be positive, got {getattr(self, name)}")
         if not 0.0 <= self.z_loss < math.inf:
             raise NormLabError(f"z_loss must be a number from 0 on, got {self.z_loss}; try 1e-4")
+        if not 0.0 <= self.weight_decay < math.inf:
+            raise NormLabError(f"weight_decay must be a number from 0 on, got {self.weight_decay}; try 0.1")
+        if not all(0.0 <= beta < 1.0 for beta in self.betas):
+            raise NormLabError(f"betas must lie in [0, 1), got {self.betas}; try 0.9 0.95")
         check_seed(self.seed)
         if not 0.0 <= self.warmup <= 1.0:
             raise NormLabError(f"warmup must lie in [0, 1], a share of the steps, got {self.warmup}; try 0.05")

@@ -87,7 +87,9 @@ class Guard:
         """
         kind, detail = self._look(loss, grad_norm, self.threshold() if threshold is None else threshold)
         if kind == "fine":
-            self.losses.append(loss)
+            # Neither loss nor gradient: the step had no target, as where no token of it is masked. It is no measure.
+            if loss or grad_norm:
+                self.losses.append(loss)
             self.strikes = self.spikes = 0
             return Verdict("fine", "go")
         self.strikes += 1

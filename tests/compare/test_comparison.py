@@ -275,6 +275,7 @@ def test_what_cannot_be_is_said_in_one_line(text: Path, tmp_path: Path, monkeypa
     (tmp_path / "file").write_text("")
     with pytest.raises(NormLabError, match="cannot make"):
         compare(configuration(text), tmp_path / "file")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(NormLabError, match="without torchrun"):
-        compare(configuration(text), tmp_path)
+    for world in ("2", "x"):
+        monkeypatch.setenv("WORLD_SIZE", world)
+        with pytest.raises(NormLabError, match="without torchrun"):
+            compare(configuration(text), tmp_path)

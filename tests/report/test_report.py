@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from normlab import cli
 from normlab.errors import NormLabError
 from normlab.report import build, markdown
 from normlab.report.compose import commands
@@ -179,6 +180,20 @@ def test_markdown_holds_what_a_paper_needs(folder: Path) -> None:
     for part in ("4.128", "−0.050", "−0.058 to −0.042", "better", "1.2e-3", "| 3 |"):
         assert part in peri
     assert lines[-1] == "492k tokens a run; device Test GPU &amp; co; normlab 0.1.0; torch 2.13.0; python 3.11.2"
+
+
+def test_markdown_goes_into_a_file_that_is_named(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "table.md"
+    monkeypatch.setattr("sys.argv", ["normlab", "report", str(folder), "--markdown", "--out", str(table)])
+    cli.main()
+    assert capsys.readouterr().out == f"table: {table}\n"
+    assert table.read_text() == markdown(folder)
+    monkeypatch.setattr("sys.argv", ["normlab", "report", str(folder), "--markdown", "--out", "table.txt"])
+    with pytest.raises(SystemExit, match="2"):
+        cli.main()
+    assert "table.txt must end in .md" in capsys.readouterr().err
 
 
 def test_markdown_escapes_user_text() -> None:

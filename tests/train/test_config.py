@@ -64,6 +64,8 @@ def test_presets_take_fields_of_both():
         ({"lr": math.nan}, "lr must be positive"),
         ({"warmup": 1.5}, "warmup must lie in"),
         ({"batch": 3, "accumulate": 2}, "cannot be cut into 2 equal parts"),
+        ({"weight_decay": -0.1}, "weight_decay must be a number from 0 on"),
+        ({"betas": (0.9, 1.0)}, "betas must lie in"),
         ({"z_loss": -1.0}, "z_loss must be a number from 0 on"),
         ({"z_loss": math.nan}, "z_loss must be a number from 0 on"),
         ({"seed": 2**64}, "seed must fit into 64 bits"),

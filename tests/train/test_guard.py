@@ -71,6 +71,13 @@ def test_bad_steps_leave_no_trace_in_the_window():
     assert guard.threshold() == clean.threshold()
 
 
+def test_a_step_without_a_target_is_no_measure():
+    guard, clean = seasoned("skip"), seasoned("skip")
+    for _ in range(200):
+        assert guard.judge(0.0, 0.0).action == "go"
+    assert guard.threshold() == clean.threshold()
+
+
 def test_the_first_steps_are_judged_for_being_finite_alone():
     guard = Guard(least=4)
     losses = (5.0, 500.0, 5.0, math.nan, 5.0)

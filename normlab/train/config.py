@@ -24,6 +24,10 @@ Sink = Literal["tensorboard", "wandb", "trackio"]
 NOT_DECISIVE = ("vocab_size", "classes", "saves", "keep", "sinks")
 """Fields that the result does not depend on, or, vocabulary and classes, only through others."""
 
+ADDED_LATER: tuple[str, ...] = ()
+"""Fields that version 0.1 did not have. At its default such a field is left out of a run's hash, so that stored runs
+keep their names."""
+
 DEFAULT_TASK: TaskName = "language"
 
 NOT_EVERYWHERE = frozenset(name for task in TASKS.values() for name in task.fields)
@@ -204,6 +208,7 @@ class TrainConfig:
         # Runs had names before there were tasks to choose from.
         if known["task"] == DEFAULT_TASK:
             del known["task"]
+        known = {name: value for name, value in known.items() if name not in ADDED_LATER or value != _DEFAULTS[name]}
         known = {name: value for name, value in (known | known.pop("model")).items() if name not in NOT_DECISIVE}
         return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:8]
 

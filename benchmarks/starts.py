@@ -13,7 +13,6 @@ several processes on one GPU: one compiles while another trains.
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -32,7 +31,7 @@ from normlab.models.transformer import Transformer
 from normlab.schemes.parts import Constant
 from normlab.train import TrainConfig
 from normlab.train import optimiser as optimisers
-from normlab.train.distributed import Group, clip_grad_norm, initialise, start
+from normlab.train.distributed import clip_grad_norm, initialise, start
 from normlab.train.evaluate import evaluate
 
 HeadKind = Literal["own", "tied", "scaled"]

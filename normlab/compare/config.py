@@ -75,9 +75,8 @@ class CompareConfig:
 
     @cached_property
     def models(self) -> dict[str, TransformerConfig]:
-        """The same model with every scheme, by its name."""
-        pairs = zip(self.names, self.schemes, strict=True)
-        return {name: dataclasses.replace(self.base.model, scheme=scheme) for name, scheme in pairs}
+        """The same model under every scheme, by the scheme's name."""
+        return dict(zip(self.names, self.base.model.with_schemes(self.schemes), strict=True))
 
     def run(self, scheme: str, lr: float, seed: int) -> TrainConfig:
         """One run: the base with these three set."""

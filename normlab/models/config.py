@@ -6,7 +6,7 @@ Importing this does not import torch: the command line shows these fields in its
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
@@ -113,6 +113,10 @@ class TransformerConfig:
         """The model itself."""
         raise NotImplementedError
 
+    def with_schemes(self, schemes: Sequence[SchemeLike]) -> list[Self]:
+        """This configuration under each of several schemes, equal in everything else: models to be compared."""
+        return [dataclasses.replace(self, scheme=scheme) for scheme in schemes]
+
     @property
     def sequence(self) -> int:
         """Tokens of the longest sequence that the blocks see."""
@@ -192,12 +196,20 @@ class TokenConfig(TransformerConfig):
     """Longest sequence."""
     rope_theta: float = 10000.0
     """Base of the rotary frequencies."""
-    tied: bool | None = None
-    """Share one matrix between embedding and head; None: yes, unless the scheme needs a head of its own."""
+    tied: bool | None = False
+    """Share one matrix between embedding and head. Off: where the last state still is the embedding, a tied head starts
+    by predicting the token just read. None: on, unless the scheme needs a head of its own (version 0.1's default)."""
 
     def check(self) -> None:
         if self.tied and self.needs_own_head:
             raise NormLabError(f"{self.scheme_object.name} needs a head of its own; set tied=False or leave it out")
+
+    def with_schemes(self, schemes: Sequence[SchemeLike]) -> list[Self]:
+        """This configuration under each of several schemes, with one kind of head: own ones where any scheme needs it."""
+        models = super().with_schemes(schemes)
+        if len({model.tied_head for model in models}) == 1:
+            return models
+        return [dataclasses.replace(model, tied=False) for model in models]
 
     @property
     def tied_head(self) -> bool:

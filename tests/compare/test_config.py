@@ -88,3 +88,18 @@ def test_a_scheme_that_the_model_cannot_have_is_refused_at_once() -> None:
 def test_the_command_line_reads_the_fields_without_torch() -> None:
     code = "import sys; from normlab.compare import CompareConfig; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("tied", "schemes", "heads"),
+    [
+        (None, ("pre", "post"), {True}),
+        (None, ("pre", "ngpt"), {False}),
+        (False, ("pre", "ngpt"), {False}),
+        (True, ("pre", "post"), {True}),
+    ],
+)
+def test_all_schemes_have_the_same_kind_of_head(tied: bool | None, schemes: tuple[str, ...], heads: set[bool]) -> None:
+    base = TrainConfig(model=DecoderConfig(depth=1, dim=8, heads=1, tied=tied))
+    models = CompareConfig(base=base, schemes=schemes).models
+    assert {model.tied_head for model in models.values()} == heads  # pyright: ignore[reportAttributeAccessIssue]

@@ -16,7 +16,7 @@ from tests.hf.small import LENGTH, SIZES, VOCABULARY, close, make, tokens
 
 VARIANTS = {
     "geonorm": {}, "ngpt": {"scheme": "ngpt"}, "dual": {"scheme": "dual"}, "sphere": {"scheme": "pre(form='sphere')"},
-    "parallel": {"scheme": "peri", "topology": "parallel"}, "untied": {"tied": False},
+    "parallel": {"scheme": "peri", "topology": "parallel"}, "tied": {"tied": True},
     "gelu": {"mlp": "gelu", "bias": True},
     "experts": {"scheme": "peri", "experts": 4}, "fp32-stream": {"stream": "fp32"},
 }  # fmt: skip
@@ -61,8 +61,11 @@ def test_sizes_answer_to_the_librarys_names():
     assert (config.hidden_size, config.num_hidden_layers, config.num_attention_heads) == (32, 3, 4)
     assert (config.num_key_value_heads, config.head_dim, config.intermediate_size) == (2, 8, 128)
     assert (config.vocab_size, config.max_position_embeddings) == (VOCABULARY, 64)
-    assert config.tie_word_embeddings
-    assert not NormLabConfig(model={**SIZES, "scheme": "ngpt"}).tie_word_embeddings
+    assert not config.tie_word_embeddings
+    assert NormLabConfig(model={**SIZES, "tied": True}).tie_word_embeddings
+    # What version 0.1 exported: tied, unless the scheme needs a head of its own.
+    assert NormLabConfig(model={**SIZES, "tied": None}).tie_word_embeddings
+    assert not NormLabConfig(model={**SIZES, "tied": None, "scheme": "ngpt"}).tie_word_embeddings
     assert config.get_text_config(decoder=True) is config
 
 
@@ -295,7 +298,7 @@ def test_a_decoder_is_dressed_not_copied():
 
 
 def test_a_width_that_rates_were_carried_to_keeps_its_logits(tmp_path):
-    config = NormLabConfig(model={**SIZES, "scheme": "peri", "init_std": None}, base_dim=16)
+    config = NormLabConfig(model={**SIZES, "scheme": "peri", "init_std": None, "tied": True}, base_dim=16)
     model = NormLabForCausalLM(config).eval()
     model.save_pretrained(tmp_path)
     found = AutoModelForCausalLM.from_pretrained(tmp_path)

@@ -132,7 +132,7 @@ def test_every_parameter_of_a_decoder_stands_in_one_group(name):
 # -- sizes -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, EXPERTS, {"mlp": "gelu", "bias": True}, {"tied": False}], ids=str)
+@pytest.mark.parametrize("options", [{}, EXPERTS, {"mlp": "gelu", "bias": True}, {"tied": None}], ids=str)
 def test_counts_are_exact_and_known_beforehand(name, options):
     if name == "ngpt" and options.get("mlp") == "gelu":
         with pytest.raises(NormLabError, match="gate-scale"):
@@ -145,23 +145,25 @@ def test_counts_are_exact_and_known_beforehand(name, options):
 def test_counts_by_hand():
     d, L, V, h, kv = 32, 3, 61, 48, 16
     attention, mlp, gains = d * (d + 2 * kv) + d * d, 3 * d * h, (2 * L + 1) * d
-    assert DecoderConfig(**SIZE).num_params() == V * d + L * (attention + mlp) + gains
+    assert DecoderConfig(**SIZE).num_params() == 2 * V * d + L * (attention + mlp) + gains
+    assert DecoderConfig(**SIZE, tied=True).num_params() == V * d + L * (attention + mlp) + gains
     moe = DecoderConfig(**SIZE, experts=4, top_k=2)
-    assert moe.num_params() == V * d + L * (attention + 4 * mlp + 4 * d) + gains
-    assert moe.num_params(active=True) == V * d + L * (attention + 2 * mlp + 4 * d) + gains
+    assert moe.num_params() == 2 * V * d + L * (attention + 4 * mlp + 4 * d) + gains
+    assert moe.num_params(active=True) == 2 * V * d + L * (attention + 2 * mlp + 4 * d) + gains
 
 
 def test_flops_count_each_active_weight_six_times():
-    config = DecoderConfig.preset("125m", mlp="gelu")
+    config = DecoderConfig.preset("125m", mlp="gelu", tied=True)
     assert config.flops_per_token(1024) == 6 * config.num_params() + 12 * 12 * 768 * 1024
-    untied = DecoderConfig.preset("125m", mlp="gelu", tied=False)
+    untied = DecoderConfig.preset("125m", mlp="gelu")
     # The embedding of an untied model is looked up; its head is multiplied.
     assert untied.flops_per_token(1024) == config.flops_per_token(1024)
 
 
 @pytest.mark.parametrize(("preset", "millions"), [("125m", 124), ("350m", 354), ("1.3b", 1312)])
 def test_presets_have_the_size_they_are_named_after(preset, millions):
-    assert DecoderConfig.preset(preset, mlp="gelu").num_params() / 1e6 == pytest.approx(millions, abs=1)
+    # The names are those of models with tied heads.
+    assert DecoderConfig.preset(preset, mlp="gelu", tied=True).num_params() / 1e6 == pytest.approx(millions, abs=1)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -195,7 +197,7 @@ def test_memory_is_estimated_without_being_taken(name, precision):
 @pytest.mark.parametrize(("size", "batch", "measured"), [("125m", 32, 11.0), ("350m", 32, 28.67), ("1.3b", 16, 41.38)])
 def test_a_compiled_model_is_estimated_as_it_was_measured(size, batch, measured):
     """On one H200: benchmarks/results/2026-11-15-training-h200.json; 125m in docs/log.md."""
-    config = DecoderConfig.preset(size, vocab_size=50304, max_length=1024, stream="bf16")
+    config = DecoderConfig.preset(size, vocab_size=50304, max_length=1024, stream="bf16", tied=True)
     assert config.memory(batch, 1024).compiled().total / 2**30 == pytest.approx(measured, rel=0.06)
 
 

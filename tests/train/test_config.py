@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -78,3 +80,25 @@ def test_mistakes_get_one_line(change, message):
         TrainConfig(**change)
     with pytest.raises(NormLabError, match="unknown field of a run 'learning_rate'"):
         TrainConfig.from_dict({"learning_rate": 1.0})
+
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+
+
+def stored_rows() -> list[dict[str, Any]]:
+    files = sorted(RESULTS.glob("2026-11-1[56]-*/rows.jsonl"))
+    return [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def test_stored_runs_keep_their_names():
+    rows = [row for row in stored_rows() if row["config"]["model"].get("tied", None) is None]
+    assert len(rows) > 100
+    assert {TrainConfig.from_dict(row["config"]).name for row in rows} == {row["run"] for row in rows}
+
+
+def test_stored_runs_keep_their_heads():
+    """Version 0.1 wrote `tied: null` for a tied head, unless the scheme needs one of its own."""
+    stored = TrainConfig().model.to_dict() | {"tied": None}
+    assert TrainConfig.from_dict({"model": stored}).model.tied_head
+    assert not TrainConfig.from_dict({"model": stored | {"scheme": "ngpt"}}).model.tied_head
+    assert not TrainConfig().model.tied_head

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -65,16 +66,65 @@ def dynamics(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def heads(rows: list[dict[str, Any]]) -> str:
+    """One line per scheme: the loss under each kind of head at each rate, with the first seed."""
+    cells = [(head, lr) for head in ("own", "tied", "scaled") for lr in (6e-4, 1.2e-3)]
+    found = {(row["scheme"], row["head"], row["lr"]): row for row in reversed(rows) if row["steps"] == _SCREEN}
+    schemes = [scheme for scheme in _schemes(rows) if (scheme, "tied", 6e-4) in found]
+    titles = ["scheme", *(f"{head}, {lr:g}" for head, lr in cells), "first loss, tied", "token read, tied"]
+    lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
+    for scheme in schemes:
+        tied = found[scheme, "tied", 6e-4]
+        losses = [_loss(found.get((scheme, head, lr))) for head, lr in cells]
+        lines.append("| " + " | ".join([scheme, *losses, f"{tied['first_loss']:.2f}", f"{tied['read']:.3f}"]) + " |")
+    return "\n".join(lines)
+
+
+def starts(rows: list[dict[str, Any]]) -> str:
+    """One line per scheme with a head of its own: runs that are stuck, and the median loss of the others."""
+    lines = ["| scheme | first loss | 6e-4: loss | stuck | 1.2e-3: loss | stuck |", "|" + "---|" * 6]
+    own = [row for row in rows if row["head"] == "own" and row["steps"] == _SCREEN]
+    for scheme in _schemes(own):
+        mine = [row for row in own if row["scheme"] == scheme]
+        cells = [cell for lr in (6e-4, 1.2e-3) for cell in _group([row for row in mine if row["lr"] == lr])]
+        lines.append("| " + " | ".join([scheme, f"{mine[0]['first_loss']:.2f}", *cells]) + " |")
+    return "\n".join(lines)
+
+
+_SCREEN = 200
+"""Steps of a screen; longer runs stand in the same file."""
+
+
+def _group(rows: list[dict[str, Any]]) -> tuple[str, str]:
+    trained = [row["loss"] for row in rows if not row["stuck"]]
+    loss = f"{statistics.median(trained):.3f}" if trained else "–"
+    return loss, f"{len(rows) - len(trained)} of {len(rows)}"
+
+
+def _loss(row: dict[str, Any] | None) -> str:
+    return "–" if row is None else f"{row['loss']:.3f}" + (" stuck" if row["stuck"] else "")
+
+
+def _schemes(rows: list[dict[str, Any]]) -> list[str]:
+    return sorted({row["scheme"] for row in rows})
+
+
+def _read(file: Path) -> list[dict[str, Any]]:
+    text = file.read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()] if file.suffix == ".jsonl" else json.loads(text)["rows"]
+
+
 def main() -> None:
     page = HERE / "README.md"
     text = page.read_text(encoding="utf-8")
     makers = {
-        "kernels": kernels, "step": steps, "model-kernels": model_kernels, "training": training, "dynamics": dynamics
+        "kernels": kernels, "step": steps, "model-kernels": model_kernels, "training": training, "dynamics": dynamics,
+        "heads": heads, "starts": starts,
     }  # fmt: skip
 
     def table(match: re.Match[str]) -> str:
         kind, name = match["kind"], match["name"]
-        rows = json.loads((HERE / "results" / name).read_text(encoding="utf-8"))["rows"]
+        rows = _read(HERE / "results" / name)
         return f"<!-- {kind}: {name} -->\n{makers[kind](rows)}\n<!-- end -->"
 
     pattern = r"<!-- (?P<kind>[a-z-]+): (?P<name>\S+) -->\n.*?<!-- end -->"

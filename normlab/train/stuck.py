@@ -4,8 +4,8 @@ A run is stuck where both its mean training loss over the last 50 steps and an e
 the loss of guessing by frequency alone (`normlab/data/frequencies.py`). Runs are judged 300 steps after warm-up and at
 their end; a shorter one at its end only.
 
-Why both losses: the training loss includes auxiliary losses and, in a short run, the first steps. The evaluation is also
-high where a model has memorised its training data.
+Why both losses: the training loss includes auxiliary losses and, in a short run, the first steps. The evaluation is
+also high where a model has memorised its training data.
 """
 
 from __future__ import annotations

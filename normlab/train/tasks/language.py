@@ -35,7 +35,7 @@ class Language(TextTask):
     def echo(self, model: Transformer, batch: Batch) -> float | None:
         features = model.features(batch.inputs[:1], **{name: value[:1] for name, value in batch.options.items()})
         read = batch.inputs[:1, :_ECHO_TOKENS, None]
-        chances = model.logits(features[:, :_ECHO_TOKENS]).float().softmax(-1)
+        chances = model.logits(features[:, :_ECHO_TOKENS]).detach().float().softmax(-1)
         return float(chances.gather(-1, read).mean())
 
     def scores(self, means: Sequence[float], data: Corpus) -> dict[str, float]:

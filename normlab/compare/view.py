@@ -12,7 +12,7 @@ from rich.text import Text
 from normlab.compare.execute import Job, last_step
 from normlab.live import Live
 from normlab.train.metrics import LOSS, Metric
-from normlab.train.stuck import at_entropy
+from normlab.train.stuck import where
 
 
 class View:
@@ -51,7 +51,7 @@ class View:
     def _outcome(self, row: dict[str, Any]) -> str:
         if row["value"] is None:
             return row["reason"] if row.get("stuck") else f"failed: {row['reason']}"
-        stuck = f", {at_entropy(self._metric.guess, row['unigram_entropy'])}" if row.get("stuck") else ""
+        stuck = f", {where(self._metric.guess, row['unigram_entropy'], row['loss'])}" if row.get("stuck") else ""
         return f"{self._metric.field} {row['value']:.4f}{stuck}"
 
     def _left(self, done: float, total: float) -> str:

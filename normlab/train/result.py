@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from normlab.train.stuck import ADVICE, at_entropy
+from normlab.train.stuck import ADVICE, where
 from normlab.train.tasks import Task
 
 
@@ -59,5 +59,5 @@ def ending(result: Result, task: Task, folder: Path) -> str:
     """What `normlab train` prints at the end: scores, whether the run is stuck, folder and reason, a line each."""
     lines = [f"{result.state}: {task.describe(result.scores)}"] if result.scores else []
     if result.stuck and result.unigram_entropy is not None and not result.reason:
-        lines.append(f"{at_entropy(task.metric.guess, result.unigram_entropy)}: {ADVICE}")
+        lines.append(f"{where(task.metric.guess, result.unigram_entropy, result.scores['loss'])}: {ADVICE}")
     return "\n".join([*lines, f"run in {folder}" + (f": {result.reason}" if result.reason else "")])

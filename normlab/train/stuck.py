@@ -74,10 +74,10 @@ class StuckWatch:
     @property
     def note(self) -> str:
         """For the live line of a run that is stuck and has not come loose since."""
-        return at_entropy(self.name, self.entropy) if self.is_stuck and self.is_doubtful else ""
+        return where(self.name, self.entropy, self.loss) if self.is_stuck and self.is_doubtful else ""
 
     def __str__(self) -> str:
-        return f"{at_entropy(self.name, self.entropy)}: loss {self._loss:.2f} after {self._at} steps"
+        return f"{where(self.name, self.entropy, self._loss)}: loss {self._loss:.2f} after {self._at} steps"
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers, for a checkpoint."""
@@ -95,10 +95,12 @@ def look(run: Setup, evaluated: float) -> bool:
     found = run.watch.mark(run.step, evaluated)
     if found:
         run.journal.event(run.step, "stuck", str(run.watch))
-        run.meter.say(f"{run.watch}; {ADVICE}")
+        # At the end the result says so.
+        if run.step < run.config.steps:
+            run.meter.say(f"{run.watch}; {ADVICE}")
     return found
 
 
-def at_entropy(name: str, entropy: float) -> str:
+def where(name: str, entropy: float, loss: float) -> str:
     """Where a run is stuck, in words."""
-    return f"stuck at {name} ({entropy:.2f})"
+    return f"stuck {'at' if loss < entropy + MARGIN else 'above'} {name} ({entropy:.2f})"

@@ -64,7 +64,9 @@ def test_stopped_runs_have_ended_and_say_why(text: Path, tmp_path: Path) -> None
     assert {(row["role"], row["lr"]) for row in rows} == {("tune", 1e-9), ("tune", 2e-9)}
     for row in rows:
         assert (row["state"], row["stuck"], row["steps"], row["value"]) == ("failed", True, 6, None)
-        assert row["reason"].startswith(f"stuck at the entropy of single tokens ({row['unigram_entropy']:.2f}): loss ")
+        assert row["reason"].startswith(
+            f"stuck above the entropy of single tokens ({row['unigram_entropy']:.2f}): loss "
+        )
         assert row["loss"] > row["unigram_entropy"] - 0.1
         assert row["tokens"] == 6 * small.LENGTH * small.BATCH
     assert left(config, tmp_path) == 0
@@ -117,7 +119,7 @@ def test_the_terminal_says_so(text: Path, tmp_path: Path, capsys: pytest.Capture
     for name, of_base in (("asked", {"stop_hopeless": True}), ("not asked", {})):
         compare(hopeless(text, schemes=("pre", "post"), lrs=(1e-9,), of_base=of_base), tmp_path / name)
         row = Store(tmp_path / name).rows()[0]
-        where = f"stuck at the entropy of single tokens ({row['unigram_entropy']:.2f})"
+        where = f"stuck above the entropy of single tokens ({row['unigram_entropy']:.2f})"
         outcome = row["reason"] if of_base else f"loss {row['value']:.4f}, {where}"
         assert f"pre, rate 1e-09, seed 0 (judge): {outcome}\n" in capsys.readouterr().err
 

@@ -87,15 +87,14 @@ def train(config: TrainConfig, out: Path | None = None, preset: str | None = Non
         preset: Size of the model (tiny, 125m, 350m, 1.3b; for images digits, vit-s, vit-b); other flags change it.
         toml: File with any of these settings; flags come after it.
     """
+    from normlab.train.result import ending
     from normlab.train.trainer import train as run
 
     folder = out or Path("runs") / config.name
     result = run(config, folder)
     if os.environ.get("RANK", "0") == "0":
-        if result.scores:
-            print(f"{result.state}: {config.task_object.describe(result.scores)}")
-        print(f"run in {folder}" + (f": {result.reason}" if result.reason else ""))
-    sys.exit({"done": 0, "failed": 1, "stopped": 130}[result.state])
+        print(ending(result, config.task_object, folder))
+    sys.exit({"done": 0, "failed": 1, "stuck": 1, "stopped": 130}[result.state])
 
 
 def compare(

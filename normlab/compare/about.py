@@ -9,7 +9,7 @@ from typing import Any
 from normlab.compare.config import CompareConfig
 from normlab.errors import NormLabError
 from normlab.files import read_json, write_json
-from normlab.train.config import DEFAULT_TASK, NOT_DECISIVE
+from normlab.train.config import DEFAULT_TASK, LATER_DEFAULTS, NOT_DECISIVE
 from normlab.versions import versions
 
 
@@ -59,8 +59,8 @@ def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
 
 def _decisive(about: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that must stay as they are, flat."""
-    # Comparisons were made before there were tasks to choose from.
-    base = {"task": DEFAULT_TASK, **about["base"]}
+    # Comparisons were made before there were tasks to choose from, and before some fields.
+    base = {"task": DEFAULT_TASK, **LATER_DEFAULTS, **about["base"]}
     fields = {"baseline": about["baseline"], "level": about["level"], **base, **base["model"]}
     kept = {name: value for name, value in fields.items() if name not in (*NOT_DECISIVE, "model")}
     return kept | {"corpus": about["corpus"]["fingerprint"]}

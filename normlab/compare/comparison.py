@@ -68,7 +68,10 @@ class _Session:
         self.plan, self.folder, self.fingerprint = Plan(config), folder, fingerprint
         self.store = Store(folder)
         ended = self.store.rows()
-        self.rows = [row for row in ended if row["state"] == "done"] if config.repeat_failed else ended
+        # What was stopped because it was stuck would be stuck again.
+        self.rows = (
+            [row for row in ended if row["state"] == "done" or row.get("stuck")] if config.repeat_failed else ended
+        )
         self.shown = shown
         self.fault: NormLabError | None = None
         """What no run can go on with; those under way are saved first."""

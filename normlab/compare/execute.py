@@ -99,13 +99,16 @@ def _row(job: Job, result: Result, began: str) -> dict[str, Any]:
     state, reason, value = result.state, result.reason, result.scores.get(metric.field)
     if state == "done" and (value is None or not math.isfinite(value)):
         state, reason = "failed", f"the {metric.title} is {value}"
+    # A run that was stopped early has no result to compare: its loss is that of fewer tokens.
+    state = "failed" if state == "stuck" else state
     return {
         "run": run.name, "scheme": run.scheme, "label": run.scheme, "lr": run.config.lr, "seed": run.config.seed,
         "role": run.role, "state": state, "reason": reason, "metric": metric.name,
         "value": value if state == "done" else None, "loss": None, **result.scores,
         "tokens": result.tokens, "steps": result.steps, "seconds": result.seconds,
         "tokens_per_s": result.tokens_per_s, "peak_bytes": result.peak_bytes, "device": result.device,
-        "gpu": result.gpu,
+        "gpu": result.gpu, "first_loss": result.first_loss, "unigram_entropy": result.unigram_entropy,
+        "stuck": result.stuck,
         "versions": versions(), "config": run.config.to_dict(), "started": began, "finished": now(),
     }  # fmt: skip
 

@@ -12,6 +12,7 @@ from rich.text import Text
 from normlab.compare.execute import Job, last_step
 from normlab.live import Live
 from normlab.train.metrics import LOSS, Metric
+from normlab.train.stuck import where
 
 
 class View:
@@ -45,9 +46,13 @@ class View:
 
     def ended(self, row: dict[str, Any]) -> None:
         """A line for a run that has ended."""
-        value = row["reason"] if row["value"] is None else f"{row['value']:.4f}"
-        outcome = f"failed: {value}" if row["state"] == "failed" else f"{self._metric.field} {value}"
-        self.say(f"{row['label']}, rate {row['lr']:g}, seed {row['seed']} ({row['role']}): {outcome}")
+        self.say(f"{row['label']}, rate {row['lr']:g}, seed {row['seed']} ({row['role']}): {self._outcome(row)}")
+
+    def _outcome(self, row: dict[str, Any]) -> str:
+        if row["value"] is None:
+            return row["reason"] if row.get("stuck") else f"failed: {row['reason']}"
+        stuck = f", {where(self._metric.guess, row['unigram_entropy'], row['loss'])}" if row.get("stuck") else ""
+        return f"{self._metric.field} {row['value']:.4f}{stuck}"
 
     def _left(self, done: float, total: float) -> str:
         """From the speed since this call began: what was there before took other time."""

@@ -97,7 +97,15 @@ class Transformer(nn.Module, ABC):
 
     def forward(self, inputs: torch.Tensor, **options: Any) -> torch.Tensor:
         """Logits; `options` are those of `features`."""
-        return self.head(self.features(inputs, **options), self._head_matrix)
+        return self.logits(self.features(inputs, **options))
+
+    def logits(self, features: torch.Tensor) -> torch.Tensor:
+        """What the head makes of features."""
+        return self.head(features, self._head_matrix)
+
+    def logit_variance(self) -> torch.Tensor:
+        """Variance of the logits of unrelated features of unit RMS: width · std² of the head's matrix."""
+        return torch.linalg.vector_norm(self._head_matrix.detach().float()).square() / self.config.answers
 
     def loss(
         self,
@@ -125,7 +133,7 @@ class Transformer(nn.Module, ABC):
         """What to report of a model that names one answer: (mean cross-entropy, share of targets that it names)."""
         features = self.features(inputs, **options)
         found = self._cross_entropy(features, targets)
-        named = self.head(features, self._head_matrix).argmax(-1)
+        named = self.logits(features).argmax(-1)
         # A target that does not count is no answer; none at all is no right one.
         return torch.stack([found.loss, (named == targets).sum() / found.count.clamp(min=1)])
 

@@ -27,7 +27,7 @@ class Run:
     scheme: str
     label: str
     state: str
-    """done, failed, stopped, running, or unknown."""
+    """done, failed, stopped, stuck, running, or unknown."""
 
     lr: float | None = None
     seed: int | None = None

@@ -187,6 +187,6 @@ def _on_run(run: Run, metric: Metric) -> Verdict:
     tail = f"{metric.title} {fixed(value)} after {at} tokens" if value is not None else "no evaluation yet"
     if run.state == "failed":
         return Verdict(f"{run.label} failed: {where(run)}.", [f"Before that: {tail}."])
-    states = {"done": "finished", "running": "is running", "stopped": "was stopped"}
-    note = [] if run.state == "done" else ["The run has not ended; this shows what there is so far."]
+    states = {"done": "finished", "running": "is running", "stopped": "was stopped", "stuck": "is stuck"}
+    note = [] if run.state in ("done", "stuck") else ["The run has not ended; this shows what there is so far."]
     return Verdict(f"{run.label} {states.get(run.state, 'has no recorded state')}: {tail}.", [], note)

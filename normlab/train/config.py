@@ -24,7 +24,7 @@ Sink = Literal["tensorboard", "wandb", "trackio"]
 NOT_DECISIVE = ("vocab_size", "classes", "saves", "keep", "sinks")
 """Fields that the result does not depend on, or, vocabulary and classes, only through others."""
 
-ADDED_LATER: tuple[str, ...] = ()
+ADDED_LATER: tuple[str, ...] = ("stop_hopeless",)
 """Fields that version 0.1 did not have. At its default such a field is left out of a run's hash, so that stored runs
 keep their names."""
 
@@ -118,6 +118,8 @@ class TrainConfig:
     """What to do about a loss that is not finite or a spike: stop, skip the step, or go back to a checkpoint."""
     spike: float = 10.0
     """Robust standard deviations above the running median at which a loss is a spike."""
+    stop_hopeless: bool = False
+    """Stop a run that is stuck 300 steps after warm-up: its loss is not 0.1 below the entropy of single tokens."""
     sinks: tuple[Sink, ...] = ()
     """Where metrics go besides metrics.jsonl."""
 
@@ -189,9 +191,13 @@ class TrainConfig:
         return self.steps * self.batch * self.sequence
 
     @property
+    def warmup_steps(self) -> int:
+        """Steps over which the rate rises."""
+        return round(self.warmup * self.steps)
+
+    @property
     def _course(self) -> dict[str, Any]:
-        warmup = round(self.warmup * self.steps)
-        return {"kind": self.schedule, "warmup": warmup, "final": self.final, "decay_fraction": self.decay}
+        return {"kind": self.schedule, "warmup": self.warmup_steps, "final": self.final, "decay_fraction": self.decay}
 
     def rate(self, step: int) -> float:
         """The learning rate at `step`, as a share of the highest."""
@@ -208,7 +214,7 @@ class TrainConfig:
         # Runs had names before there were tasks to choose from.
         if known["task"] == DEFAULT_TASK:
             del known["task"]
-        known = {name: value for name, value in known.items() if name not in ADDED_LATER or value != _DEFAULTS[name]}
+        known = {name: value for name, value in known.items() if (name, value) not in LATER_DEFAULTS.items()}
         known = {name: value for name, value in (known | known.pop("model")).items() if name not in NOT_DECISIVE}
         return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:8]
 
@@ -252,6 +258,9 @@ class TrainConfig:
 
 
 _DEFAULTS = {f.name: f.default for f in dataclasses.fields(TrainConfig)}
+
+LATER_DEFAULTS = {name: _DEFAULTS[name] for name in ADDED_LATER}
+"""What a run of version 0.1 has in its fields that were added later."""
 
 
 def check_seed(seed: int) -> None:

@@ -2,7 +2,7 @@
 
 RUN/
 config.json        the configuration, versions and device
-status.json        running, done, stopped or failed, and how far
+status.json        running, done, stopped, failed or stuck, and how far
 metrics.jsonl      one record a line, each with its kind: step, eval, profile, event
 checkpoints/       the newest few, while the run goes on
 tokenizer.json     what turns text into the model's tokens, or

@@ -70,8 +70,10 @@ class Meter:
         self._laps.append((now, step))
         return {"tokens_per_s": rate, "mfu": rate * self.flops_a_token / self.peak}
 
-    def show(self, step: int, record: dict[str, Any]) -> None:
+    def show(self, step: int, record: dict[str, Any], note: str = "") -> None:
+        """Show a step, and after its numbers a note."""
         facts = f"loss {record['loss']:.4f}  {record['tokens_per_s']:,.0f} tok/s  {100 * record['mfu']:.0f} % of peak"
+        facts += f"  {note}" if note else ""
         if self._live.bar is not None:
             self._live.bar.update(self._task, completed=step, facts=facts)
         elif self._live.is_due or step == self.steps:

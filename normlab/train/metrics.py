@@ -27,6 +27,8 @@ class Metric:
     """Whether a higher value is the better one."""
     beside: tuple[str, ...] = ()
     """Other fields of the evaluation that are shown with it."""
+    guess: str = "the entropy of single tokens"
+    """The loss of a model that knows nothing but how often each answer occurs, in words."""
 
     @property
     def sign(self) -> float:
@@ -49,7 +51,9 @@ class Metric:
 
 LOSS = Metric("val_loss", "loss", "validation loss", "nats", beside=("bits_per_byte",))
 MASKED_LOSS = Metric("val_masked_loss", "loss", "validation loss of masked tokens", "nats", beside=("accuracy",))
-ACCURACY = Metric("val_accuracy", "accuracy", "validation accuracy", higher=True, beside=("loss",))
+ACCURACY = Metric(
+    "val_accuracy", "accuracy", "validation accuracy", higher=True, beside=("loss",), guess="the entropy of the classes"
+)
 
 _KNOWN = {metric.name: metric for metric in (LOSS, MASKED_LOSS, ACCURACY)}
 

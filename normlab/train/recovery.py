@@ -46,6 +46,7 @@ def _roll_back(run: Setup, step: int) -> None:
         return
     run.step, extra = found
     run.guard.rewind(extra["guard"])
+    run.watch.load_state_dict(extra.get("watch", {}))
     run.meter.restart(run.step)
     run.journal.event(step, "rollback", f"from step {step} to step {run.step}")
     run.returns[run.step] += 1

@@ -24,6 +24,7 @@ from normlab.train.hardware import forget_peak_memory, matmul_ceiling
 from normlab.train.interrupt import Interrupt
 from normlab.train.journal import Journal
 from normlab.train.meter import Clock, Meter
+from normlab.train.stuck import StuckWatch
 from normlab.train.tasks import Data
 from normlab.train.transfer import Transfer
 
@@ -57,6 +58,7 @@ class Setup:
             eps=config.eps, transfer=self._transfer,
         )  # fmt: skip
         self.guard = Guard(config.trouble, spike=config.spike)
+        self.watch = self._watch()
         self.loader = self._loader()
         self.checkpoints = Checkpoints(folder.checkpoints, config.keep, group)
         self.journal = Journal(folder, config, group)
@@ -80,6 +82,11 @@ class Setup:
         )  # fmt: skip
         initialise(model, self.group, self.config.seed)
         return model if self._transfer is None else self._transfer.init_(model)
+
+    def _watch(self) -> StuckWatch:
+        # Counted by one rank: all must judge by the same number.
+        entropy = self.group.broadcast(self.task.guess_loss(self.config, self.data) if self.group.is_main else None)
+        return StuckWatch(entropy, self.config.warmup_steps, self.task.metric.guess)
 
     def _loader(self) -> Feed:
         config, group = self.config, self.group

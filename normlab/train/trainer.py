@@ -26,9 +26,14 @@ from normlab.train.profile import profile
 from normlab.train.recovery import Ended
 from normlab.train.result import Result
 from normlab.train.setup import Setup
+from normlab.train.start import first_loss
 from normlab.train.step import Taken
+from normlab.train.stuck import look
 from normlab.train.tasks import Data
 from normlab.train.weights import export_safetensors
+
+ENDED = ("done", "stuck")
+"""States in which a run has nothing left to do: it is only read."""
 
 _PROFILED = 4
 """Samples that a per-layer profile is made from."""
@@ -49,7 +54,7 @@ def train(config: TrainConfig, folder: Path, *, data: Data | None = None, shown:
 def _train(config: TrainConfig, folder: RunFolder, group: Group, data: Data | None, shown: bool) -> Result:
     with ExitStack() as stack:
         group.together(lambda: _claim(folder, config, group, stack) if group.is_main else None)
-        if (status := group.broadcast(folder.status))["state"] == "done":
+        if (status := group.broadcast(folder.status))["state"] in ENDED:
             return Result.from_dict(status["result"])
         trainer = Trainer(config, folder, group, data, shown)
         stack.callback(trainer.close)
@@ -74,6 +79,7 @@ class Trainer(Setup):
         self.waited = 0.0
         """Seconds for which the last step's batch kept the host waiting."""
         self.last_eval: Scores = {}
+        self.first_loss: float | None = None
         self.pending: Taken | None = None
         """A step that the host has not looked at yet."""
 
@@ -95,17 +101,19 @@ class Trainer(Setup):
             raise
 
     def _course(self) -> tuple[str, str | None]:
-        """State and reason in which the run ends."""
+        """State and reason in which the run ends; one that ends before its last step is stuck."""
         try:
             with self.interrupt.heard():
                 self._loop()
-                self._evaluate()
+                if self.step == self.config.steps:
+                    self._evaluate()
+                    look(self, self.last_eval["loss"])
                 if not math.isfinite(loss := self.last_eval["loss"]):
                     return "failed", f"step {self.step}: the validation loss is {loss}"
                 export_safetensors(self.model, self.folder.weights, {"config": self.config.to_dict()}, self.group)
         except Ended as ended:
             return ended.state, ended.reason
-        return "done", None
+        return ("done", None) if self.step == self.config.steps else ("stuck", f"{self.watch}; stopped early")
 
     def _resume(self) -> None:
         found = self.checkpoints.load(self.model, self.optimiser)
@@ -116,6 +124,8 @@ class Trainer(Setup):
         self.loader.load_state_dict(extra["loader"])
         self.guard.load_state_dict(extra["guard"])
         self.clock.seconds, self.last_eval = extra["seconds"], _scores(extra["last_eval"])
+        self.watch.load_state_dict(extra.get("watch", {}))
+        self.first_loss = extra.get("first_loss")
         # Last: what cannot be taken up is left as it is.
         self.journal.forget_after(self.step)
         self.journal.event(self.step, "resume", f"from step {self.step}")
@@ -124,9 +134,10 @@ class Trainer(Setup):
     def _loop(self) -> None:
         last = self.config.steps
         evals, saves = _milestones(self.config.evals, last), _milestones(self.config.saves, last)
-        looked_at = evals | saves | {last}
+        looked_at = evals | saves | {last, self.watch.due}
         if self.step == 0:
             self._profile()
+            self.first_loss = first_loss(self, self._few_samples())
         self._clock_on()
         while self.step < last:
             before = self.step
@@ -137,8 +148,11 @@ class Trainer(Setup):
                 self.clock.stop()
                 # A step that was rolled back is not reached; the end has an evaluation of its own, and no checkpoint.
                 reached = before < self.step < last
-                if reached and self.step in evals:
+                in_doubt = self.step == self.watch.due and self.watch.is_doubtful
+                if reached and (self.step in evals or in_doubt):
                     self._evaluate()
+                if reached and in_doubt and look(self, self.last_eval["loss"]) and self.config.stop_hopeless:
+                    break
                 if stopping or (reached and self.step in saves):
                     self._save()
                 if stopping:
@@ -210,8 +224,10 @@ class Trainer(Setup):
         loss, norm = taken.values.wait().tolist()
         loss = self.group.all_mean(loss)
         verdict = self.guard.judge(loss, norm, threshold=taken.threshold)
-        if verdict.is_fine and not self.lags:
-            self._update()
+        if verdict.is_fine:
+            self.watch.take(loss)
+            if not self.lags:
+                self._update()
         self._record_step(taken.step, loss, norm)
         if not verdict.is_fine:
             recovery.handle(self, verdict, taken)
@@ -230,7 +246,7 @@ class Trainer(Setup):
             "seconds": self.clock.seconds, "waited": self.waited, "memory_bytes": peak_memory(self.group.device),
         }  # fmt: skip
         self.journal.write(record)
-        self.meter.show(step, record)
+        self.meter.show(step, record, self.watch.note)
 
     def _evaluate(self) -> None:
         with self.autocast():
@@ -241,9 +257,12 @@ class Trainer(Setup):
         self._profile()
         self.journal.flush()
 
-    def _profile(self) -> None:
+    def _few_samples(self) -> Batch:
         samples = min(_PROFILED, self.config.batch)
-        batch = next(self.task.evaluation(self.config, self.data, batch=samples, device=self.group.device))
+        return next(self.task.evaluation(self.config, self.data, batch=samples, device=self.group.device))
+
+    def _profile(self) -> None:
+        batch = self._few_samples()
         with self.autocast():
             found = profile(self.model, batch.inputs, batch.targets, **batch.options)
         reshard(self.model)
@@ -252,7 +271,7 @@ class Trainer(Setup):
     def _save(self) -> None:
         extra = {
             "loader": self.loader.state_dict(), "guard": self.guard.state_dict(), "seconds": self.clock.seconds,
-            "last_eval": self.last_eval,
+            "last_eval": self.last_eval, "first_loss": self.first_loss, "watch": self.watch.state_dict(),
         }  # fmt: skip
         self.journal.flush()
         self.checkpoints.save(self.step, model=self.model, optimiser=self.optimiser, extra=extra)
@@ -264,12 +283,13 @@ class Trainer(Setup):
         result = Result(
             state=state, reason=reason, scores=self.last_eval, steps=self.step, tokens=tokens, seconds=seconds,
             tokens_per_s=tokens / seconds if seconds else 0.0, peak_bytes=peak_memory(device), device=describe(device),
-            gpu=identity(device),
+            gpu=identity(device), first_loss=self.first_loss, unigram_entropy=self.watch.entropy,
+            stuck=True if self.watch.is_stuck else False if state == "done" else None,
         )  # fmt: skip
         if self.group.is_main:
             self.task.keep(self.data, self.folder)
             self.journal.status(state, self.step, reason, result=result.to_dict())
-            if state == "done":
+            if state in ENDED:
                 self.folder.drop_checkpoints()
         return result
 

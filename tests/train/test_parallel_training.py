@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from normlab.errors import NormLabError
 from normlab.locks import hold
+from normlab.train import stuck
 from normlab.train.config import TrainConfig
 from normlab.train.trainer import Trainer, train
 from tests.ranks import free_port
@@ -43,7 +44,12 @@ TWO_RANKS: dict[str, dict] = {
 
 def config_for(text: Path, name: str) -> TrainConfig:
     known: dict = {"steps": STEPS, "evals": 2, "saves": 2, "eps": 1e-6}
-    others: dict[str, dict] = {"rolled back": {"trouble": "rollback"}, "images, accumulated": {"accumulate": 2}}
+    others: dict[str, dict] = {
+        "rolled back": {"trouble": "rollback"},
+        "images, accumulated": {"accumulate": 2},
+        # At such a rate nothing is learnt.
+        "hopeless": {"lr": 1e-9, "stop_hopeless": True},
+    }
     changes = known | (TWO_RANKS | others).get(name, {})
     task = name.partition(",")[0]
     return config_of_task(task, text, **changes) if task in ("masked", "images") else config_of(text, **changes)
@@ -61,6 +67,7 @@ def ranks(rank: int, ports: list[int], text: str, room: str) -> None:
     runs.append(("one, then two", lambda patch: None))
     runs.append(("spoiled", lambda patch: after_building(patch, spoils({3}, rank=1))))
     runs.append(("rolled back", lambda patch: after_building(patch, spoils({7}, rank=1))))
+    runs.append(("hopeless", lambda patch: patch.setattr(stuck, "PATIENCE", 3)))
     for port, (name, disturb) in zip(ports, runs, strict=False):
         os.environ["MASTER_PORT"] = str(port)
         with pytest.MonkeyPatch.context() as patch:
@@ -108,7 +115,7 @@ def room(text, tmp_path_factory) -> Path:
         after_building(patch, asks_to_stop(5))
         train(config_for(text, "one, then two"), folder / "one, then two", shown=False)
     (folder / "locked").mkdir()
-    ports = [free_port() for _ in range(len(TWO_RANKS) + 5)]
+    ports = [free_port() for _ in range(len(TWO_RANKS) + 6)]
     with hold(folder / "locked" / "lock"):
         mp.spawn(ranks, args=(ports, str(text), str(folder)), nprocs=2)
     return folder
@@ -195,6 +202,23 @@ def test_both_ranks_roll_back(room, alone):
     # The weights of step 4 on the batch of step 8: as good as they were on that of step 5.
     assert found[7] == pytest.approx(fine[4], rel=0.02)
     assert json.loads((room / "rolled back.1.json").read_text())["state"] == "done"
+
+
+def test_both_ranks_stop_what_is_hopeless(room):
+    results = [json.loads((room / f"hopeless.{rank}.json").read_text()) for rank in (0, 1)]
+    assert [(result["state"], result["steps"], result["stuck"]) for result in results] == [("stuck", 3, True)] * 2
+    assert results[0]["reason"] == results[1]["reason"]
+    assert results[0]["unigram_entropy"] == results[1]["unigram_entropy"]
+    assert [event["step"] for event in events(room / "hopeless", "stuck")] == [3]
+
+
+def test_the_first_loss_is_that_of_one_process(room, alone):
+    for name in ("plain", "masked", "images", "ngpt"):
+        found, expected = (
+            json.loads((path / "status.json").read_text())["result"] for path in (room / name, alone(name))
+        )
+        assert found["first_loss"] == pytest.approx(expected["first_loss"], rel=ROUND_OFF)
+        assert (found["unigram_entropy"], found["stuck"]) == (expected["unigram_entropy"], expected["stuck"])
 
 
 def test_a_folder_in_use_stops_both(room):

@@ -14,6 +14,7 @@ from normlab.models.config import TransformerConfig
 from normlab.train.metrics import Metric
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
     from normlab.data.feed import Batch, Line
@@ -87,6 +88,20 @@ class Task(ABC):
     def measure(self, model: Transformer) -> Callable[..., torch.Tensor]:
         """From a batch to means over its targets, to be averaged over all of them."""
         return model.graded
+
+    @abstractmethod
+    def target_counts(self, config: TrainConfig, data: Any) -> tuple[np.ndarray, np.ndarray]:
+        """How often each answer is a target: in training, and in an evaluation."""
+
+    def guess_loss(self, config: TrainConfig, data: Any) -> float:
+        """Loss of a model that knows nothing but how often each answer occurs, in nats a target."""
+        from normlab.data.frequencies import guess_loss
+
+        return guess_loss(*self.target_counts(config, data))
+
+    def echo(self, model: Transformer, batch: Batch) -> float | None:
+        """Mean probability that the model gives to the token just read; None where that is never the answer."""
+        return None
 
     def scores(self, means: Sequence[float], data: Any) -> dict[str, float]:
         """What an evaluation says, by name, from the means of what was measured."""

@@ -14,6 +14,8 @@ from normlab.train.metrics import ACCURACY
 from normlab.train.tasks.base import Task
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from normlab.data import Batch, ImageSet
     from normlab.data.feed import Line
     from normlab.train.config import TrainConfig
@@ -66,6 +68,13 @@ class Images(Task):
         from normlab.data import image_evaluation
 
         return image_evaluation(data.val, batch=batch, **places)
+
+    def target_counts(self, config: TrainConfig, data: ImageSet) -> tuple[np.ndarray, np.ndarray]:
+        import numpy as np
+
+        classes = len(data.classes)
+        trained, asked = (np.bincount(side.labels[side.chosen], minlength=classes) for side in (data.train, data.val))
+        return trained, asked
 
     def keep(self, data: ImageSet, folder: RunFolder) -> None:
         from normlab.files import write_json

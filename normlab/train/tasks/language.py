@@ -12,8 +12,12 @@ from normlab.train.tasks.text import TextTask
 if TYPE_CHECKING:
     import torch
 
-    from normlab.data import Corpus
+    from normlab.data import Batch, Corpus
     from normlab.models.transformer import Transformer
+
+
+_ECHO_TOKENS = 256
+"""Tokens that the echo is averaged over: their logits are all there at once."""
 
 
 class Language(TextTask):
@@ -27,6 +31,12 @@ class Language(TextTask):
     def measure(self, model: Transformer) -> Callable[..., torch.Tensor]:
         # Which token is the likeliest is not asked: the head would work twice.
         return model.cross_entropy
+
+    def echo(self, model: Transformer, batch: Batch) -> float | None:
+        features = model.features(batch.inputs[:1], **{name: value[:1] for name, value in batch.options.items()})
+        read = batch.inputs[:1, :_ECHO_TOKENS, None]
+        chances = model.logits(features[:, :_ECHO_TOKENS]).detach().float().softmax(-1)
+        return float(chances.gather(-1, read).mean())
 
     def scores(self, means: Sequence[float], data: Corpus) -> dict[str, float]:
         (loss,) = means

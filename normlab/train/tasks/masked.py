@@ -11,6 +11,8 @@ from normlab.train.metrics import MASKED_LOSS
 from normlab.train.tasks.text import TextTask
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from normlab.data import Corpus, Masking
     from normlab.train.config import TrainConfig
 
@@ -50,6 +52,12 @@ class Masked(TextTask):
 
         words = data.tokenizer
         return Masking(words.vocab_size, words.end, seed, config.mask)
+
+    def target_counts(self, config: TrainConfig, data: Corpus) -> tuple[np.ndarray, np.ndarray]:
+        trained, asked = super().target_counts(config, data)
+        # Ends of documents are never masked.
+        trained[data.tokenizer.end] = 0
+        return trained, asked
 
     def describe(self, scores: Mapping[str, float]) -> str:
         return f"{scores['loss']:.4f} nats a masked token, {100 * scores['accuracy']:.2f} % of them found"

@@ -12,10 +12,15 @@ from normlab.models.config import TokenConfig, TransformerConfig
 from normlab.train.tasks.base import Task
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from normlab.data import Batch, Corpus, Masking
     from normlab.data.feed import Line
     from normlab.train.config import TrainConfig
     from normlab.train.folder import RunFolder
+
+_COUNTED_AT_A_TIME = 64
+"""Sequences of an evaluation whose targets are counted at a time."""
 
 VOCABULARY_MULTIPLE = 64
 """A vocabulary is rounded up to this: matrix products run faster, and the spare entries are never a target."""
@@ -78,6 +83,20 @@ class TextTask(Task):
         masking = self.masking(config, data, seed=0)
         options = {"length": config.length, "max_tokens": config.eval_tokens, "boundaries": config.boundaries}
         return evaluation_batches(data.val, batch=batch, **options, masking=masking, **places)
+
+    def target_counts(self, config: TrainConfig, data: Corpus) -> tuple[np.ndarray, np.ndarray]:
+        import numpy as np
+
+        from normlab.data import IGNORED
+        from normlab.data.frequencies import token_counts
+
+        size = data.tokenizer.vocab_size
+        asked = np.zeros(size, np.int64)
+        # The very targets that the model is evaluated on, and no others.
+        for batch in self.evaluation(config, data, batch=_COUNTED_AT_A_TIME):
+            targets = batch.targets[batch.targets != IGNORED].numpy()
+            asked += np.bincount(targets, minlength=size)
+        return token_counts(data.train, size), asked
 
     def keep(self, data: Corpus, folder: RunFolder) -> None:
         data.tokenizer.save(folder.tokenizer)

@@ -1,0 +1,106 @@
+"""Stuck runs: a training loss that stays at the entropy of single tokens.
+
+A run is stuck where both its mean training loss over the last 50 steps and an evaluation are above H − 0.1 nats. H is
+the loss of guessing by frequency alone (`normlab/data/frequencies.py`). Runs are judged 300 steps after warm-up and at
+their end; a shorter one at its end only.
+
+Why both losses: the training loss includes auxiliary losses and, in a short run, the first steps. The evaluation is
+also high where a model has memorised its training data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from normlab.train.setup import Setup
+
+MARGIN = 0.1
+"""Nats below the entropy that a run must reach."""
+
+PATIENCE = 300
+"""Steps after warm-up that a run has for it."""
+
+WINDOW = 50
+"""Steps that the training loss is averaged over."""
+
+ADVICE = "no more was learnt than how often each answer occurs; try another rate, a longer warm-up or more steps"
+
+
+class StuckWatch:
+    """Follows the training loss of a run, and marks the run as stuck."""
+
+    def __init__(self, entropy: float, warmup: int, name: str):
+        self.entropy, self.due, self.name = entropy, warmup + PATIENCE, name
+        self._losses: deque[float] = deque(maxlen=WINDOW)
+        self._at: int | None = None
+        self._loss = math.nan
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the run was stuck when it was looked at, be it once."""
+        return self._at is not None
+
+    @property
+    def limit(self) -> float:
+        """The loss that a run must get below."""
+        return self.entropy - MARGIN
+
+    @property
+    def loss(self) -> float:
+        """Mean training loss of the last steps; infinite before the first."""
+        return sum(self._losses) / len(self._losses) if self._losses else math.inf
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether an evaluation has to tell."""
+        return self.loss > self.limit
+
+    def take(self, loss: float) -> None:
+        """Take in the training loss of a step."""
+        self._losses.append(loss)
+
+    def mark(self, step: int, evaluated: float) -> bool:
+        """Mark the run where it is stuck at `step`, and say whether; `evaluated` is the loss of an evaluation there."""
+        # In this order an evaluation that is not finite does not count.
+        loss = min(self.loss, evaluated)
+        if loss > self.limit:
+            self._at, self._loss = step, loss
+        return loss > self.limit
+
+    @property
+    def note(self) -> str:
+        """For the live line of a run that is stuck and has not come loose since."""
+        return where(self.name, self.entropy, self.loss) if self.is_stuck and self.is_doubtful else ""
+
+    def __str__(self) -> str:
+        return f"{where(self.name, self.entropy, self._loss)}: loss {self._loss:.2f} after {self._at} steps"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers, for a checkpoint."""
+        return {"losses": list(self._losses), "at": self._at, "loss": self._loss if self.is_stuck else None}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on as after a restart. A checkpoint of version 0.1 has no such state: the window starts empty."""
+        self._losses = deque(map(float, state.get("losses", ())), maxlen=WINDOW)
+        self._at = state.get("at")
+        self._loss = math.nan if state.get("loss") is None else float(state["loss"])
+
+
+def look(run: Setup, evaluated: float) -> bool:
+    """Mark a run that is stuck, and say so; `evaluated` is its loss in an evaluation. All ranks find the same."""
+    found = run.watch.mark(run.step, evaluated)
+    if found:
+        run.journal.event(run.step, "stuck", str(run.watch))
+        # At the end the result says so.
+        if run.step < run.config.steps:
+            run.meter.say(f"{run.watch}; {ADVICE}")
+    return found
+
+
+def where(name: str, entropy: float, loss: float) -> str:
+    """Where a run is stuck, in words."""
+    return f"stuck {'at' if loss < entropy + MARGIN else 'above'} {name} ({entropy:.2f})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 
@@ -44,6 +45,33 @@ def test_the_schemes_of_the_literature_are_there():
 )
 def test_names_people_type(typed, name):
     assert normlab.scheme(typed).name == name
+
+
+@pytest.mark.parametrize(
+    ("typed", "value"),
+    [
+        ("geonorm(max_angle=pi/8)", math.pi / 8),
+        ("geonorm(max_angle='pi/8')", math.pi / 8),
+        ("geonorm(max_angle=π/8)", math.pi / 8),
+        ('geonorm(max_angle="π / 2")', math.pi / 2),
+        ("geonorm(max_angle=PI)", math.pi),
+        ("geonorm(max_angle=3*pi/8)", 3 * math.pi / 8),
+        ("geonorm(max_angle='3pi/8')", 3 * math.pi / 8),
+        ("geonorm(max_angle=0.5*pi)", 0.5 * math.pi),
+    ],
+)
+def test_angles_are_multiples_of_pi(typed, value):
+    scheme, number = normlab.scheme(typed), normlab.scheme("geonorm", max_angle=value)
+    assert scheme.max_angle == value
+    assert (scheme, hash(scheme), str(scheme)) == (number, hash(number), str(number))
+    assert normlab.scheme(str(scheme)) == scheme
+
+
+def test_the_names_of_stored_runs_stay():
+    for spec in ("geonorm", "geonorm(max_angle=pi/4)", "geonorm(max_angle='π/4', order=clamp-first)"):
+        assert str(normlab.scheme(spec)) == "geonorm"
+    assert str(normlab.scheme("geonorm(max_angle=pi/8)")) == f"geonorm(max_angle={math.pi / 8!r})"
+    assert str(normlab.scheme("geonorm(order=decay-first)")) == "geonorm(order='decay-first')"
 
 
 @pytest.mark.parametrize(
@@ -94,6 +122,11 @@ def test_options_in_text_and_in_code_are_the_same():
         (lambda: normlab.scheme("ngpt", alpha=0.0), "alpha must lie in"),
         (lambda: normlab.scheme("dual", scale=0.0), "scale must be positive"),
         (lambda: normlab.scheme("geonorm", max_angle=4.0), "max_angle must lie in"),
+        (lambda: normlab.scheme("geonorm(max_angle=2*pi)"), "max_angle must lie in"),
+        (lambda: normlab.scheme("geonorm", max_angle="pi/x"), "max_angle must be a number .*pi/8.*'pi/x'"),
+        (lambda: normlab.scheme("geonorm", max_angle="pi/0"), "max_angle must be a number"),
+        (lambda: normlab.scheme("geonorm(max_angle=1/8)"), "cannot read scheme"),
+        (lambda: normlab.scheme("geonorm(order=decay-last)"), "order must be one of 'clamp-first', 'decay-first'"),
         (lambda: normlab.scheme("geonorm", step=0.0), "step must be positive"),
         (lambda: normlab.scheme("peri", output_gain=0.0), "output_gain must be positive"),
         (lambda: normlab.scheme("peri", output_gain=0.5, gain="none"), "output_gain needs a gain"),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from normlab.errors import NormLabError, unknown
 from normlab.schemes import registry
 from normlab.schemes.base import Scheme
+from normlab.schemes.blocks import Block
 from normlab.schemes.law import Law, Motion, on_sphere
 
 
@@ -37,6 +38,11 @@ def find(spec: str | Scheme | Law, depth: int) -> Law:
         return _tried(spec)
     scheme = scheme_of(spec)
     return _tried(_ALONE[_name(str(spec))](depth) if scheme is None else scheme.law(depth))
+
+
+def learnt(scheme: Scheme, blocks: Sequence[Block]) -> Law:
+    """The law of a scheme with what the blocks of a trained network have learnt."""
+    return _tried(scheme.learnt_law(blocks))
 
 
 def scheme_of(spec: str | Scheme | Law) -> Scheme | None:

@@ -3,6 +3,8 @@
 Block k takes tokens from time k to k + 1. Cut m times (`Scheme.refine`), m blocks do, and as m grows the network must
 follow the scheme's law: this is what ties simulator, theory and training code together. A drift is added to what
 attention proposes, as in a parallel block: laws that look at the length of an update look at that of the sum.
+
+With the blocks of a trained network every parameter of theirs is taken over, vectors as they are.
 """
 
 from __future__ import annotations
@@ -19,17 +21,36 @@ from normlab.dynamics.integrate import check
 from normlab.dynamics.threads import suited
 from normlab.errors import NormLabError
 from normlab.schemes.base import Bound, Scheme
+from normlab.schemes.blocks import Block, ParallelBlock
+
+_NOTHING = {torch.float64: 1e-30, torch.float32: 1e-18}
+"""Epsilon of the norms: a larger one would be a radius that no law knows. This one keeps the norm of zero at zero, and
+its square, which nGPT adds, is still a number of that format."""
 
 
 class Network:
-    """`depth` blocks of a scheme over particle attention, every step cut `cut` times."""
+    """`depth` blocks of a scheme over particle attention, every step cut `cut` times.
+
+    learnt    blocks of a trained network, whose parameters these blocks then have
+    entered   tokens have passed the scheme's entry already
+    """
 
     def __init__(
-        self, scheme: Scheme, attention: Layers, *, depth: int, cut: int = 1, drift: Drift | None = None
+        self,
+        scheme: Scheme,
+        attention: Layers,
+        *,
+        depth: int,
+        cut: int = 1,
+        drift: Drift | None = None,
+        learnt: Sequence[Block] = (),
+        entered: bool = False,
     ) -> None:
-        # An epsilon would be a radius that no law knows; this one only keeps the norm of zero at zero.
-        self.scheme = dataclasses.replace(scheme, eps=1e-30).refine(cut)
+        if learnt and len(learnt) != depth:
+            raise NormLabError(f"a network of {depth} blocks cannot take over what {len(learnt)} have learnt")
+        self.scheme = scheme.refine(cut)
         self.attention, self.drift, self.depth, self.cut = attention, drift, depth, cut
+        self.learnt, self.entered = learnt, entered
         self.law = scheme.law(depth)
 
     def orbit(self, start: State, times: Sequence[float]) -> Iterator[State]:
@@ -37,9 +58,9 @@ class Network:
         blocks = [round(time * self.cut) for time in times]
         if any(abs(block / self.cut - time) > 1e-9 for block, time in zip(blocks, times, strict=True)):
             raise NormLabError(f"a network cut {self.cut} times has states at multiples of 1/{self.cut} alone")
-        bound = self.scheme.bind(depth=self.depth * self.cut, dim=start.theta.shape[-1])
+        bound = self._bound(start.theta)
         size, done = self.scheme.sphere(bound.dim), 0
-        state = bound.entry().to(start.theta)(size * start.radius.unsqueeze(-1) * start.theta)
+        state = self._enter(bound, size * start.radius.unsqueeze(-1) * start.theta)
         for block in blocks:
             with suited(start.theta):
                 for k in range(done, block):
@@ -47,10 +68,34 @@ class Network:
             done = max(done, block)
             yield self._seen(state, size, start, done / self.cut)
 
+    def _bound(self, theta: Tensor) -> Bound:
+        scheme = dataclasses.replace(self.scheme, eps=_NOTHING[theta.dtype])
+        depth, dim = self.depth * self.cut, theta.shape[-1]
+        if not self.learnt:
+            return scheme.bind(depth=depth, dim=dim)
+        topology = "parallel" if isinstance(self.learnt[0], ParallelBlock) else "serial"
+        return scheme.bind(depth=depth, dim=dim, topology=topology, branches=self.learnt[0].branches)
+
+    def _enter(self, bound: Bound, x: Tensor) -> Tensor:
+        # Where a state is nothing but its tokens, those that have entered are the state.
+        if self.entered and self.scheme.hidden(x) is x:
+            return x
+        return bound.entry().to(x)(x)
+
+    def _block(self, bound: Bound, k: int) -> Block:
+        block = bound.block(k)
+        if self.learnt:
+            like = self.learnt[k // self.cut]
+            if isinstance(block, ParallelBlock) and isinstance(like, ParallelBlock) and like.shares_read:
+                block.share_read()
+            # Parts of a cut block may have fewer norms than the whole: some stand in its first part alone.
+            block.load_state_dict(like.state_dict(), strict=self.cut == 1)
+        return block
+
     @torch.no_grad()
     def _step(self, bound: Bound, k: int, state: Tensor, size: float) -> Tensor:
         """One block. Its MLP proposes nothing, or what it reads, as the law says."""
-        block = bound.block(k).to(state)
+        block = self._block(bound, k).to(state)
         block.kernels = "reference"
         attention = self.attention if isinstance(self.attention, Attention) else self.attention(k // self.cut)
         mlp = torch.zeros_like if self.law.mlp == "nothing" else torch.clone
@@ -59,7 +104,7 @@ class Network:
             pull = attention(x / size)
             return size * (pull if self.drift is None else pull + self.drift(x / size))
 
-        return block(state, [branch, mlp])
+        return block(state, [branch, *[mlp] * (block.branches - 1)])
 
     def _seen(self, state: Tensor, size: float, start: State, time: float) -> State:
         hidden = self.scheme.hidden(state) / size

@@ -1,7 +1,8 @@
 """Attention's matrices as a network has them: a NormLab run, a Hugging Face model, or any module that has roles.
 
-Head by head QᵀK and V with the output matrix; the gain of the norm that attention reads from is folded into all three.
-What the particle model has no place for is left out, and said.
+Head by head QᵀK and V with the output matrix, as they are and with the gain of the norm that attention reads from
+folded into all three. Of a network of ours the blocks come along, and the law with what they have learnt. What the
+particle model has no place for is left out, and said.
 """
 
 from __future__ import annotations
@@ -15,11 +16,15 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from normlab.dynamics import laws
 from normlab.dynamics.attention import Factors
 from normlab.dynamics.weights import Given, Pair
 from normlab.errors import NormLabError
 from normlab.norms import Norm
 from normlab.roles import Role, Spec, find_roles
+from normlab.schemes.blocks import Block
+from normlab.schemes.law import Law
+from normlab.stack import Stack
 
 _PLACE = re.compile(r"^(?P<stack>.*?)\.(?P<block>\d+)\.")
 _READS = ("input_layernorm", "ln_1", "ln1", "norm1", "attention_norm", "layernorm_before", "block.steps.0.read")
@@ -31,12 +36,27 @@ class Read:
     """The attention of a network, block by block."""
 
     weights: Given
+    """With the gain of what attention reads through: for tokens on the sphere."""
+    bare: Given
+    """Without it: for blocks that have that gain themselves."""
     beta: float
     """Inverse temperature that the network's own softmax scale comes to on the unit sphere."""
     dim: int
     heads: int
     left_out: tuple[str, ...]
     """What the network has beyond this."""
+    stack: Stack | None = None
+    """The part of the network that is ours, if any."""
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The scheme's blocks, none of a foreign network."""
+        return [] if self.stack is None else [layer.block for layer in self.stack.layers]  # type: ignore[misc]
+
+    @property
+    def law(self) -> Law | None:
+        """The law of the network's scheme with what its blocks have learnt; None of a foreign network."""
+        return None if self.stack is None else laws.learnt(self.stack.scheme, self.blocks)
 
     @property
     def depth(self) -> int:
@@ -53,10 +73,18 @@ def read_model(model: nn.Module, roles: Mapping[str, Spec] | None = None) -> Rea
     """The attention of a model. `roles` names matrices whose names do not say what they are, as in `find_roles`."""
     blocks = _blocks(find_roles(model, roles))
     parts = [_Block(model, name, found) for name, found in blocks.items()]
-    size = _sphere(model, parts[0].dim)
-    pairs = [block.pair(parts[0].scale) for block in parts]
-    left_out = dict.fromkeys(note for block in parts for note in block.left_out())
-    return Read(Given(pairs), parts[0].scale * size**2, parts[0].dim, parts[0].heads, tuple(left_out))
+    first, stack = parts[0], next((module for module in model.modules() if isinstance(module, Stack)), None)
+    size = math.sqrt(first.dim) if stack is None else stack.scheme.sphere(first.dim)
+    left_out = dict.fromkeys(note for block in parts for note in block.left_out(ours=stack is not None))
+    return Read(
+        weights=Given([block.pair(first.scale) for block in parts]),
+        bare=Given([block.pair(first.scale, gain=False) for block in parts]),
+        beta=first.scale * size**2,
+        dim=first.dim,
+        heads=first.heads,
+        left_out=tuple(left_out),
+        stack=stack,
+    )
 
 
 def _load(source: str | Path) -> nn.Module:
@@ -102,19 +130,20 @@ class _Block:
         stated = (getattr(self.module, attribute, None) for attribute in ("softmax_scale", "scaling"))
         self.scale = next((float(s) for s in stated if isinstance(s, int | float)), self.width**-0.5)
 
-    def pair(self, scale: float) -> Pair:
-        """QᵀK and V of every head, with scores in units of `scale`."""
-        gain = self._gain()
-        q, k, v = (_cut(matrix * gain, self.width, self.heads) for matrix in (self.q, self.k, self.v))
+    def pair(self, scale: float, *, gain: bool = True) -> Pair:
+        """QᵀK and V of every head, with scores in units of `scale`, and with the gain of what attention reads."""
+        factor = self._gain() if gain else self.q.new_ones(self.dim)
+        q, k, v = (_cut(matrix * factor, self.width, self.heads) for matrix in (self.q, self.k, self.v))
         output = _cut(self.o.mT, self.width, self.heads)
         return Pair(Factors(q * (self.scale / scale), k), Factors(output, v))
 
-    def left_out(self) -> list[str]:
-        """What attention does here that no matrix says."""
+    def left_out(self, *, ours: bool) -> list[str]:
+        """What attention does here that no matrix says; blocks of ours bring their norms along."""
         norms = ("q_norm", "k_norm", "v_norm", "qk_after_rotary")
         biases = [name for name, bias in self.module.named_parameters() if "bias" in name and bool(bias.any())]
         return [
-            "MLPs, positions (rotary ones too), and gains of norms other than the one that attention reads from",
+            "MLPs and positions (rotary ones too)",
+            *([] if ours else ["gains of norms other than the one that attention reads from"]),
             *(["norms of queries, keys or values"] if any(getattr(self.module, n, None) for n in norms) else []),
             *(["attention's biases"] if biases else []),
         ]
@@ -155,9 +184,3 @@ def _cut(matrix: Tensor, width: int, heads: int) -> Tensor:
     """Rows as (heads, width, d); heads that share keys or values repeat them."""
     parts = matrix.unflatten(0, (-1, width))
     return parts.repeat_interleave(heads // len(parts), dim=0)
-
-
-def _sphere(model: nn.Module, dim: int) -> float:
-    """Radius of the sphere that the network's norms project on."""
-    scheme = getattr(getattr(model, "stack", None), "scheme", None)
-    return math.sqrt(dim) if scheme is None else scheme.sphere(dim)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from normlab import geometry
-from normlab.errors import NormLabError
+from normlab.errors import NormLabError, unknown
 from normlab.kernels import backends
 from normlab.norms import widen
+
+Order = Literal["clamp-first", "decay-first"]
+"""Which of the two comes first on the way from ‖v‖/‖x‖ to the angle."""
+
+ORDERS: tuple[Order, ...] = ("clamp-first", "decay-first")
 
 SMOOTH = 1e-3
 """Below this angle the learned offset b fades in: b itself would make the map jump at a zero update."""
@@ -30,18 +35,27 @@ def geodesic_step(
     a: torch.Tensor | float | None = None,
     b: torch.Tensor | float | None = None,
     second_clamp: bool = True,
+    order: Order = "clamp-first",
+    portion: float = 1.0,
     kernels: str = "auto",
 ) -> torch.Tensor:
     """x' = cos θ · x + sin θ · ‖x‖ · v/‖v‖, with v the part of g across x, on the last dimension.
 
-    θ = min(factor · (a · min(‖v‖/‖x‖, max_angle) + b), max_angle); without `a` and `b` the inner map is the identity.
+    With t = ‖v‖/‖x‖ and c = `max_angle`, the angle is, by `order`:
+
+    clamp-first   θ = min(factor · (a · min(t, c) + b), c)
+    decay-first   θ = min(a · min(factor · t, c) + b, c)
+
+    The outer clamp is there with `second_clamp`; without `a` and `b` the map a·θ + b is the identity. For small t the
+    offset is b · t/√(t² + 1e-6) in place of b. `portion` of that angle is walked: 1/m where a step is cut m times.
 
     Everything is a smooth function of t² = (‖v‖/‖x‖)² (θ = ρ·t, and x' = cos θ · x + ρ · sinc θ · v), so the gradient
     at a zero update is the tangent part of the upstream gradient: neither NaN, as ‖v‖ in a denominator gives, nor zero.
     """
+    shape = (max_angle, second_clamp, _decay_first(order), portion)
     if _fused(kernels, x, g, factor, a, b):
-        return _Step.apply(x, g, *_scalars(x, factor, a, b), max_angle, second_clamp)
-    return _reference(x, g, factor, max_angle, a, b, second_clamp)
+        return _Step.apply(x, g, *_scalars(x, factor, a, b), *shape)
+    return _reference(x, g, factor, a, b, *shape)
 
 
 def geodesic_pair(
@@ -53,19 +67,28 @@ def geodesic_pair(
     a: torch.Tensor | float | None = None,
     b: torch.Tensor | float | None = None,
     second_clamp: bool = True,
+    order: Order = "clamp-first",
+    portion: float = 1.0,
     kernels: str = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`geodesic_step` twice over: the state for the next step, and the same state for the sublayer before it.
 
     The two gradients that come back meet inside the backward kernel: nothing adds them up in memory first.
     """
+    shape = (max_angle, second_clamp, _decay_first(order), portion)
     if _fused(kernels, x, g, factor, a, b):
-        return _Pair.apply(x, g, *_scalars(x, factor, a, b), max_angle, second_clamp)
-    y = _reference(x, g, factor, max_angle, a, b, second_clamp)
+        return _Pair.apply(x, g, *_scalars(x, factor, a, b), *shape)
+    y = _reference(x, g, factor, a, b, *shape)
     return y, y
 
 
-def _reference(x, g, factor, max_angle, a, b, second_clamp) -> torch.Tensor:
+def _decay_first(order: str) -> bool:
+    if order not in ORDERS:
+        raise unknown("order of a geodesic step", order, ORDERS)
+    return order == "decay-first"
+
+
+def _reference(x, g, factor, a, b, max_angle, second_clamp, decay_first, portion) -> torch.Tensor:
     state, update = widen(x), widen(g)
     radius = geometry.norm(state)
     alive = radius > NO_STATE
@@ -74,9 +97,11 @@ def _reference(x, g, factor, max_angle, a, b, second_clamp) -> torch.Tensor:
     turn = update * inverse
     turn = turn - (direction * turn).sum(-1, keepdim=True) * direction
     square = turn.square().sum(-1, keepdim=True)
-    rate = factor * _angle_map(square, max_angle, a, b)
+    rate = angle_rate(square, factor, a, b, max_angle, decay_first)
     if second_clamp:
         rate = torch.minimum(rate, _cap(square, max_angle))
+    if portion != 1.0:
+        rate = portion * rate
     angle_square = rate.square() * square
     # x cos θ as x − x (1 − cos θ): rounding cos θ itself would pull every step of a walk the same way.
     moved = state - geometry.versine_sqrt(angle_square) * state
@@ -84,14 +109,14 @@ def _reference(x, g, factor, max_angle, a, b, second_clamp) -> torch.Tensor:
     return torch.where(alive, moved, state).to(x.dtype)
 
 
-def _angle_map(square, max_angle, a, b) -> torch.Tensor:
-    """(a · min(t, c) + b)/t as a function of t²: finite at zero."""
-    rate = _cap(square, max_angle).clamp_max(1.0)
+def angle_rate(square, factor, a, b, max_angle, decay_first) -> torch.Tensor:
+    """θ/t before the second clamp, as a function of t²: finite at zero."""
+    rate = _cap(square, max_angle).clamp_max(factor if decay_first else 1.0)
     if a is not None:
         rate = a * rate
     if b is not None:
         rate = rate + b * torch.rsqrt(square + SMOOTH**2)
-    return rate
+    return rate if decay_first else factor * rate
 
 
 def _cap(square: torch.Tensor, max_angle: float) -> torch.Tensor:
@@ -134,18 +159,21 @@ def _scalar(scalar: torch.Tensor | float, device: torch.device) -> torch.Tensor:
     return torch.full((), scalar, dtype=torch.float32, device=device)
 
 
-_STEP = "Tensor x, Tensor g, Tensor factor, Tensor? a, Tensor? b, float max_angle, bool second_clamp"
+_STEP = (
+    "Tensor x, Tensor g, Tensor factor, Tensor? a, Tensor? b, "
+    "float max_angle, bool second_clamp, bool decay_first, float portion"
+)
 
 
 @torch.library.custom_op("normlab::geodesic_forward", mutates_args=(), schema=f"({_STEP}) -> Tensor")
-def _forward_op(x, g, factor, a, b, max_angle, second_clamp):
+def _forward_op(x, g, factor, a, b, max_angle, second_clamp, decay_first, portion):
     from normlab.kernels.fused import geodesic
 
-    return geodesic.forward(x, g, factor, a, b, max_angle, second_clamp)
+    return geodesic.forward(x, g, factor, a, b, max_angle, second_clamp, decay_first, portion)
 
 
 @_forward_op.register_fake
-def _(x, g, factor, a, b, max_angle, second_clamp):
+def _(x, g, factor, a, b, max_angle, second_clamp, decay_first, portion):
     return x.new_empty(x.shape)
 
 
@@ -154,14 +182,14 @@ def _(x, g, factor, a, b, max_angle, second_clamp):
     mutates_args=(),
     schema=f"({_STEP}, Tensor? d_state, Tensor? d_input) -> (Tensor dx, Tensor dg, Tensor scalars)",
 )
-def _backward_op(x, g, factor, a, b, max_angle, second_clamp, d_state, d_input):
+def _backward_op(x, g, factor, a, b, max_angle, second_clamp, decay_first, portion, d_state, d_input):
     from normlab.kernels.fused import geodesic
 
-    return geodesic.backward(x, g, factor, a, b, max_angle, second_clamp, d_state, d_input)
+    return geodesic.backward(x, g, factor, a, b, max_angle, second_clamp, decay_first, portion, d_state, d_input)
 
 
 @_backward_op.register_fake
-def _(x, g, factor, a, b, max_angle, second_clamp, d_state, d_input):
+def _(x, g, factor, a, b, max_angle, second_clamp, decay_first, portion, d_state, d_input):
     wanted = sum(scalar is not None for scalar in (a, b))
     return x.new_empty(x.shape), g.new_empty(g.shape), x.new_empty((wanted,), dtype=torch.float32)
 
@@ -175,12 +203,12 @@ _backward_op.register_autograd(_no_second_derivative)
 
 class _Step(torch.autograd.Function):
     @staticmethod
-    def forward(x, g, factor, a, b, max_angle, second_clamp) -> Any:
-        return _forward_op(x, g, factor, a, b, max_angle, second_clamp)
+    def forward(x, g, factor, a, b, max_angle, second_clamp, decay_first, portion) -> Any:
+        return _forward_op(x, g, factor, a, b, max_angle, second_clamp, decay_first, portion)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        *tensors, ctx.max_angle, ctx.second_clamp = inputs
+        tensors, ctx.shape = inputs[:5], inputs[5:]
         # An output that nobody used then brings None, not a tensor of zeros to read.
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
@@ -189,16 +217,16 @@ class _Step(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
         d_state, d_input = grads if len(grads) == 2 else (grads[0], None)
         if d_state is None and d_input is None:
-            return None, None, None, None, None, None, None
+            return (None,) * 9
         x, g, factor, a, b = ctx.saved_tensors
-        dx, dg, scalars = _backward_op(x, g, factor, a, b, ctx.max_angle, ctx.second_clamp, d_state, d_input)
+        dx, dg, scalars = _backward_op(x, g, factor, a, b, *ctx.shape, d_state, d_input)
         rest = iter(scalars.unbind(0))
         da, db = (None if scalar is None else next(rest).to(scalar.dtype).view_as(scalar) for scalar in (a, b))
-        return dx, dg, None, da, db, None, None
+        return dx, dg, None, da, db, None, None, None, None
 
 
 class _Pair(_Step):
     @staticmethod
-    def forward(x, g, factor, a, b, max_angle, second_clamp) -> Any:
-        y = _forward_op(x, g, factor, a, b, max_angle, second_clamp)
+    def forward(x, g, factor, a, b, max_angle, second_clamp, decay_first, portion) -> Any:
+        y = _forward_op(x, g, factor, a, b, max_angle, second_clamp, decay_first, portion)
         return y, y.view_as(y)

@@ -8,6 +8,7 @@ defaults here; `sublayer` is the only method without one.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from normlab import norms
 from normlab.choices import Topology
 from normlab.errors import NormLabError, unknown
 from normlab.roles import FRONT, OUTPUTS, Role
+from normlab.schemes.angles import angle
 from normlab.schemes.blocks import Block, ParallelBlock, SerialBlock
 from normlab.schemes.law import Law
 from normlab.schemes.needs import Need
@@ -142,8 +144,13 @@ class Scheme:
         with torch.no_grad():
             return float(torch.linalg.vector_norm(norm(torch.arange(dim, dtype=torch.float64))))
 
-    def law(self, depth: int) -> Law:
-        """What theory says. A scheme without a law cannot be simulated and is checked by measurement alone."""
+    def law(self, depth: int, blocks: Sequence[Block] = ()) -> Law:
+        """What theory says. A scheme without a law cannot be simulated and is checked by measurement alone.
+
+        With the `blocks` of a trained network, what they have learnt stands in place of initial values
+        (`normlab.schemes.learnt`). The gain of the norm that attention reads through is no part of a law: it belongs to
+        attention's matrices.
+        """
         raise NormLabError(f"{self.name} states no law")
 
     def check(self) -> None:
@@ -152,12 +159,18 @@ class Scheme:
     # -- what follows from it ------------------------------------------------------------------------------------
 
     def __post_init__(self) -> None:
+        _read_angles(self)
         _check_types(self)
         if self.eps < 0:
             raise NormLabError(f"{self.name}: eps must not be negative, got {self.eps}")
         if self.cut < 1:
             raise NormLabError(f"{self.name}: cut must be at least 1, got {self.cut}")
         self.check()
+
+    def learnt_law(self, blocks: Sequence[Block]) -> Law:
+        """The law with what blocks have learnt; the initial one of a scheme whose `law` takes no blocks."""
+        takes = len(inspect.signature(self.law).parameters) > 1
+        return self.law(len(blocks), blocks) if takes else self.law(len(blocks))
 
     def bind(self, *, depth: int, dim: int, first: int = 0, topology: Topology = "serial", branches: int = 2) -> Bound:
         """The scheme in a network of `depth` blocks of width `dim`; `first`: where this part of the stack begins."""
@@ -344,6 +357,16 @@ class FlatNorm(nn.Module):
         return self.norm(x.flatten(-2)).view_as(x)
 
 
+def _read_angles(scheme: Scheme) -> None:
+    """Numbers that were given as text, "pi/8", are kept as numbers: one scheme has one text and one hash."""
+    hints = get_type_hints(type(scheme))
+    for name in scheme.options():
+        value = getattr(scheme, name)
+        turn = angle(value) if hints[name] is float and isinstance(value, str) else None
+        if turn is not None:
+            object.__setattr__(scheme, name, turn)
+
+
 def _check_types(scheme: Scheme) -> None:
     hints = get_type_hints(type(scheme))
     for name in scheme.options():
@@ -352,6 +375,6 @@ def _check_types(scheme: Scheme) -> None:
             choices = ", ".join(map(repr, get_args(hint)))
             raise NormLabError(f"{scheme.name}: {name} must be one of {choices}, got {value!r}")
         if hint is float and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise NormLabError(f"{scheme.name}: {name} must be a number, got {value!r}")
+            raise NormLabError(f"{scheme.name}: {name} must be a number (angles may be written pi/8), got {value!r}")
         if hint in (bool, int) and type(value) is not hint:
             raise NormLabError(f"{scheme.name}: {name} must be of type {hint.__name__}, got {value!r}")

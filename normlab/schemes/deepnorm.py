@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,7 +12,9 @@ from torch import nn
 from normlab.errors import NormLabError
 from normlab.roles import Role, xavier_std
 from normlab.schemes.base import Bound, Scheme, Site
-from normlab.schemes.law import Law, on_sphere
+from normlab.schemes.blocks import Block
+from normlab.schemes.law import Law, Value, on_sphere, warmth
+from normlab.schemes.learnt import main_gains
 from normlab.schemes.parts import AddNorm, Step
 
 _SCALED = ("v", "o", "gate", "up", "down")
@@ -80,10 +83,13 @@ class DeepNorm(Scheme):
         std = xavier_std(role, base) if self.init == "xavier" else base
         return std * self.branch_gain(bound.sublayers, bound.horizon) if role.role in _SCALED else std
 
-    def law(self, depth: int) -> Law:
+    def law(self, depth: int, blocks: Sequence[Block] = ()) -> Law:
+        gain = Value("gain", 1.0).learnt(main_gains(blocks))
         alpha = self.skip_weight(2.0 * depth, depth)
         return Law(
             speed=lambda m: torch.full_like(m.radius, alpha),
+            temperature=warmth(gain),
+            values=(gain,),
             rms=on_sphere,
             forward="bounded",
             backward="bounded: the skip path keeps α/√(α²+β²) a sublayer",

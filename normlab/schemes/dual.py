@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,9 @@ from torch import nn
 from normlab.errors import NormLabError
 from normlab.norms import Norm, widen
 from normlab.schemes.base import Bound, Scheme, Site
-from normlab.schemes.law import Law, on_sphere
+from normlab.schemes.blocks import Block
+from normlab.schemes.law import Law, Value, on_sphere, warmth
+from normlab.schemes.learnt import main_gains
 from normlab.schemes.parts import Step, Write, factor
 
 
@@ -57,9 +60,12 @@ class Dual(Scheme):
     def hidden(self, state: torch.Tensor) -> torch.Tensor:
         return state[..., 0, :]
 
-    def law(self, depth: int) -> Law:
+    def law(self, depth: int, blocks: Sequence[Block] = ()) -> Law:
+        gain = Value("gain", 1.0).learnt(main_gains(blocks))
         return Law(
             speed=lambda m: torch.ones_like(m.radius),
+            temperature=warmth(gain),
+            values=(gain,),
             rms=on_sphere,
             forward="bounded",
             backward="Pre-Norm's: the stream u carries the gradient past every norm",

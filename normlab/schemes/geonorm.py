@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,10 +13,12 @@ from torch import nn
 from normlab.errors import NormLabError
 from normlab.geometry import project
 from normlab.kernels import backends
-from normlab.kernels.geodesic import NO_STATE, geodesic_pair, geodesic_step
+from normlab.kernels.geodesic import NO_STATE, SMOOTH, Order, angle_rate, geodesic_pair, geodesic_step
 from normlab.norms import widen
 from normlab.schemes.base import Bound, Scheme, Site
-from normlab.schemes.law import Law, on_sphere
+from normlab.schemes.blocks import Block
+from normlab.schemes.law import Law, Motion, Value, on_sphere
+from normlab.schemes.learnt import first_steps, mean
 from normlab.schemes.parts import Constant, Step, ToSphere, Write, see
 
 
@@ -26,12 +29,18 @@ class GeoNorm(Scheme):
 
     Formula    x ← cos θ·x + sin θ·‖x‖·v/‖v‖
                v = g − (⟨x,g⟩/‖x‖²)·x the part of g = F(x) across x
-               θ = min(δ_k·(a·min(‖v‖/‖x‖, c) + b), c), c = π/4, δ_k = 1/(k+1)
+               θ = min(δ_k·(a·min(t, c) + b), c) with t = ‖v‖/‖x‖, c = π/4, δ_k = 1/(k+1)
+               order="decay-first": θ = min(a·min(δ_k·t, c) + b, c)
+               the outer clamp with second_clamp alone; b fades in: below t = 1e-3 it counts as b·t/√(t² + 1e-6)
     Placement  x ─┬─ F ─ g ─┐
                   └─────── exp ─ x'
     Init       base std; a = 1, b = 0
-    Source     arXiv 2601.22095 (2026)
-    Law        ‖x_l‖ = ‖x₀‖ to rounding; each sublayer turns by at most δ_k·c; harmonic decay: tokens merge as t^(−2)
+    Source     arXiv 2601.22095 (2026). Its equations clamp the angle and then decay it: clamp-first, the default, with
+               which the figures in this project were made. Its summary reads "project, decay, exponential map", which
+               suggests decay-first. The two differ where t > c: there a late block turns by up to δ_k·c in the first
+               and by up to c in the second, in which neither a nor b is decayed
+    Law        ‖x_l‖ = ‖x₀‖ to rounding; at a = 1, b = 0 each sublayer turns by at most δ_k·c (decay-first: c); harmonic
+               decay: tokens merge as t^(−2)
     Fails      without entry norm the embedding sets a tiny radius and saturates the clamp; sqrt decay or none gets
                stuck at high rates; with harmonic decay deep blocks are almost frozen unless a grows
     """
@@ -44,11 +53,13 @@ class GeoNorm(Scheme):
     decay: Literal["harmonic", "sqrt", "linear", "none"] = "harmonic"
     """δ_k: 1/(k+1), 1/√(k+1), (L−k)/L, or 1; both sublayers of a block share it."""
     max_angle: float = math.pi / 4
-    """Clamp c on the angle, in (0, π]."""
+    """Clamp c on the angle, in (0, π]: a number, or text such as "pi/8"."""
+    order: Order = "clamp-first"
+    """clamp-first: clamp, learned map, decay, second clamp. decay-first: decay, clamp, learned map, second clamp."""
     second_clamp: bool = True
-    """Clamp again after the learned map and the decay."""
+    """Clamp again at the end; without it a learned map may turn further than c."""
     learned: bool = True
-    """Learn the angle map θ → a·θ + b, one pair of scalars per sublayer."""
+    """Learn the angle map θ → a·θ + b, one pair of scalars per sublayer; it acts on the clamped angle."""
     entry_norm: bool = True
     """Put the embedding on the sphere of radius √d."""
     input_norm: bool = False
@@ -75,8 +86,14 @@ class GeoNorm(Scheme):
                 return self.step + 0 * time
 
     def sublayer(self, site: Site) -> Step:
-        decay = self.decay_at(site.time, site.horizon) * site.dt
-        write = Geodesic(decay, self.max_angle, learned=self.learned, second_clamp=self.second_clamp)
+        write = Geodesic(
+            self.decay_at(site.time, site.horizon),
+            self.max_angle,
+            learned=self.learned,
+            second_clamp=self.second_clamp,
+            order=self.order,
+            portion=site.dt,
+        )
         return Step(write, read=self.new_norm(site.dim) if self.input_norm else None)
 
     def entry(self, bound: Bound) -> nn.Module:
@@ -85,14 +102,30 @@ class GeoNorm(Scheme):
     def exit(self, bound: Bound) -> nn.Module:
         return self.new_norm(bound.dim) if self.final_norm else nn.Identity()
 
-    def law(self, depth: int) -> Law:
+    def law(self, depth: int, blocks: Sequence[Block] = ()) -> Law:
+        writes = [step.write for step in first_steps(blocks)] if self.learned else []
+        a = Value("a", 1.0).learnt(mean(write.a) for write in writes)
+        b = Value("b", 0.0).learnt(mean(write.b) for write in writes)
         return Law(
-            speed=lambda m: torch.clamp_min(m.tangent / self.max_angle, 1.0) / self.decay_at(m.time, depth),
+            speed=lambda m: self._divisor(m, depth, a(m.time), b(m.time)),
+            values=(a, b),
             rms=on_sphere,
             forward="bounded",
             backward="bounded: the skip path is an isometry up to the curvature of the step",
-            note="radius one, a = 1 and b = 0; below the clamp it is Post-Norm read at the time ∫δ",
+            note="radius one; below the clamp, at a = 1 and b = 0, it is Post-Norm read at the time ∫δ",
         )
+
+    def _divisor(self, m: Motion, depth: int, a: torch.Tensor | float, b: torch.Tensor | float) -> torch.Tensor:
+        """t/θ, finite at t = 0, infinite where nothing turns."""
+        over, decay = m.tangent / self.max_angle, self.decay_at(m.time, depth)
+        offset = b * torch.rsqrt(m.tangent.square() + SMOOTH**2)
+        if self.order == "decay-first":
+            found = 1 / (a * torch.minimum(decay, 1 / over) + offset)
+        else:
+            wide = over.clamp_min(1.0)
+            found = wide / decay / (a + offset * wide)
+        # A map that walks backwards is not clamped.
+        return torch.where(found > 0, torch.maximum(found, over), found) if self.second_clamp else found
 
 
 class Geodesic(Write):
@@ -100,10 +133,12 @@ class Geodesic(Write):
 
     keeps_norm = True
 
-    def __init__(self, decay: float, max_angle: float, *, learned: bool, second_clamp: bool):
+    def __init__(
+        self, decay: float, max_angle: float, *, learned: bool, second_clamp: bool, order: Order, portion: float
+    ):
         super().__init__()
         self.decay = Constant(decay)
-        self.max_angle, self.second_clamp = max_angle, second_clamp
+        self.max_angle, self.second_clamp, self.order, self.portion = max_angle, second_clamp, order, portion
         self.a = nn.Parameter(torch.empty(1, dtype=torch.float32)) if learned else None
         self.b = nn.Parameter(torch.empty(1, dtype=torch.float32)) if learned else None
         self.reset_parameters()
@@ -125,22 +160,28 @@ class Geodesic(Write):
         return (state, seen) if isinstance(read, nn.Identity) else see(state, read, kernels)
 
     def _options(self) -> dict[str, Any]:
-        a, b = (None, None) if self.a is None or self.b is None else (widen(self.a), widen(self.b))
+        a, b = self._map()
         return {
             "factor": self.decay.tensor,
             "max_angle": self.max_angle,
             "a": a,
             "b": b,
             "second_clamp": self.second_clamp,
+            "order": self.order,
+            "portion": self.portion,
         }
+
+    def _map(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        return (None, None) if self.a is None or self.b is None else (widen(self.a), widen(self.b))
 
     @torch.no_grad()
     def clamped(self, state: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
         x, v = widen(state), project(widen(state), widen(update))
-        turn = angle = v.norm(dim=-1) / x.norm(dim=-1).clamp_min(NO_STATE)
-        if self.a is not None and self.b is not None:
-            angle = widen(self.a) * angle.clamp_max(self.max_angle) + widen(self.b)
-        return (turn > self.max_angle) | (self.second_clamp & (self.decay(angle) > self.max_angle))
+        t, first = v.norm(dim=-1) / x.norm(dim=-1).clamp_min(NO_STATE), self.order == "decay-first"
+        # As the step has it: b fades in with t.
+        angle = t * angle_rate(t.square(), self.decay.tensor, *self._map(), self.max_angle, first)
+        inner = self.decay(t) if first else t
+        return (inner > self.max_angle) | (self.second_clamp & (angle > self.max_angle))
 
     def bound(self, state: float, update: float) -> float:
         return state

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +12,9 @@ from torch import nn
 from normlab.errors import NormLabError
 from normlab.roles import OUTPUTS, Role
 from normlab.schemes.base import Bound, Scheme, Site
-from normlab.schemes.law import Law
+from normlab.schemes.blocks import Block
+from normlab.schemes.law import Law, Value, warmth
+from normlab.schemes.learnt import main_gains
 from normlab.schemes.needs import Need
 from normlab.schemes.parts import Add, AddNorm, Step
 
@@ -64,9 +67,12 @@ class Hybrid(Scheme):
     def initial_std(self, role: Role, base: float, bound: Bound) -> float:
         return base / math.sqrt(bound.updates) if role.role in OUTPUTS else base
 
-    def law(self, depth: int) -> Law:
+    def law(self, depth: int, blocks: Sequence[Block] = ()) -> Law:
+        gain = Value("gain", 1.0).learnt(main_gains(blocks))
         return Law(
             speed=lambda m: torch.ones_like(m.radius),
+            temperature=warmth(gain),
+            values=(gain,),
             rms=self._rms,
             forward="bounded",
             backward="Post-Norm's, with one norm on the main path of a block",

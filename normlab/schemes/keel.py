@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,9 @@ from torch import nn
 
 from normlab.errors import NormLabError, unknown
 from normlab.schemes.base import Bound, Scheme, Site
-from normlab.schemes.law import Law
+from normlab.schemes.blocks import Block
+from normlab.schemes.law import Law, Value
+from normlab.schemes.learnt import main_gains
 from normlab.schemes.parts import Add, AddNorm, Step
 
 _RULES = ("sublayers", "blocks", "sqrt")
@@ -61,10 +64,13 @@ class Keel(Scheme):
         ends_in_norm = bound.horizon > 1
         return nn.Identity() if ends_in_norm and not self.final_norm else self.new_norm(bound.dim)
 
-    def law(self, depth: int) -> Law:
+    def law(self, depth: int, blocks: Sequence[Block] = ()) -> Law:
+        gain = Value("gain of N_out", 1.0).learnt(main_gains(blocks))
         alpha = self.skip_weight(2.0 * depth, depth)
         return Law(
-            speed=lambda m: torch.where(m.time < 1.0, m.radius, alpha),
+            # The skip is as long as the gain of the norm that made it, what a branch adds is not.
+            speed=lambda m: torch.where(m.time < 1.0, m.radius, alpha * gain(m.time)),
+            values=(gain,),
             radial=lambda m: torch.where(m.time < 1.0, m.radial, 0.0),
             switches=(1.0,),
             resets_radius=True,

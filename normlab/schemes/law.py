@@ -9,8 +9,8 @@ measures. What a scheme's parts prove without data (its certificate) is not stat
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -32,6 +32,45 @@ class Motion:
     """⟨θ_j, A_j⟩, its part along the token."""
     tangent: torch.Tensor
     """‖P A_j‖, its part across."""
+
+
+_ROUNDING = 4 * torch.finfo(torch.float32).eps
+"""A parameter this near to its initial value has not moved: 0.05 is no number of fp32."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """A constant of a law that training changes: its initial value, or block k's own from time k to k + 1."""
+
+    name: str
+    initial: float
+    blocks: tuple[float, ...] = ()
+
+    def learnt(self, found: Iterable[float]) -> Value:
+        """The constant as trained blocks have it."""
+        near = _ROUNDING * abs(self.initial)
+        return replace(self, blocks=tuple(self.initial if abs(x - self.initial) <= near else x for x in found))
+
+    @property
+    def moved(self) -> bool:
+        """Whether any block has another value than the initial one."""
+        return any(value != self.initial for value in self.blocks)
+
+    @property
+    def switches(self) -> set[float]:
+        """Times at which the value changes."""
+        return {float(k) for k in range(1, len(self.blocks)) if self.blocks[k] != self.blocks[k - 1]}
+
+    def __call__(self, time: torch.Tensor) -> torch.Tensor | float:
+        """The value at each of the times."""
+        if not self.moved:
+            return self.initial
+        return time.new_tensor(self.blocks)[time.floor().long().clamp(0, len(self.blocks) - 1)]
+
+
+def warmth(radius: Value) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Factor on β where attention reads a state of this radius: its square."""
+    return lambda time: radius(time) ** 2 * torch.ones_like(time)
 
 
 def _still(motion: Motion) -> torch.Tensor:
@@ -79,6 +118,13 @@ class Law:
 
     note: str = ""
     """What a reader of the law must know: assumptions, limits."""
+
+    values: tuple[Value, ...] = ()
+    """Constants that training changes; the law switches where one of them does."""
+
+    def __post_init__(self) -> None:
+        times = {*self.switches, *(time for value in self.values for time in value.switches)}
+        object.__setattr__(self, "switches", tuple(sorted(times)))
 
 
 def on_sphere(i: int) -> float:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from normlab.errors import NormLabError
 from normlab.schemes.base import Scheme, Site
-from normlab.schemes.law import Law
+from normlab.schemes.blocks import Block
+from normlab.schemes.law import Law, Value
+from normlab.schemes.learnt import branch_factors
 from normlab.schemes.parts import Add, Scale, Step
 
 
@@ -43,10 +46,12 @@ class LayerScale(Scheme):
         gamma = Scale(1 if self.scalar else site.dim, self.gamma)
         return Step(Add(site.dt), read=self.new_norm(site.dim), shape=gamma)
 
-    def law(self, depth: int) -> Law:
+    def law(self, depth: int, blocks: Sequence[Block] = ()) -> Law:
+        gamma = Value("γ", self.gamma).learnt(branch_factors(blocks))
         return Law(
-            speed=lambda m: m.radius / self.gamma,
-            radial=lambda m: self.gamma * m.radial,
+            speed=lambda m: m.radius / gamma(m.time),
+            radial=lambda m: gamma(m.time) * m.radial,
+            values=(gamma,),
             rms=lambda i: math.sqrt(1 + self.gamma**2 * i),
             forward="linear",
             backward="power law in depth, flat while γ is small",

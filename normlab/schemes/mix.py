@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from normlab.errors import NormLabError
 from normlab.schemes.base import Scheme, Site
-from normlab.schemes.law import Law
+from normlab.schemes.blocks import Block
+from normlab.schemes.law import Law, Value, warmth
+from normlab.schemes.learnt import main_gains
 from normlab.schemes.parts import Add, AddNorm, Step
 
 
@@ -49,11 +52,16 @@ class Mix(Scheme):
             return Step(AddNorm(norm, step=site.dt))
         return Step(Add(site.dt), read=norm)
 
-    def law(self, depth: int) -> Law:
+    def law(self, depth: int, blocks: Sequence[Block] = ()) -> Law:
+        gain = Value("gain", 1.0).learnt(main_gains(blocks))
         switch = self.switch(depth)
+        # The last norm on the main path sets the unit of the radius that Pre-Norm goes on with.
+        unit = gain.blocks[switch - 1] if switch and gain.blocks else 1.0
         return Law(
-            speed=lambda m: torch.where(m.time < switch, torch.ones_like(m.radius), m.radius),
-            radial=lambda m: torch.where(m.time < switch, torch.zeros_like(m.radius), m.radial),
+            speed=lambda m: torch.where(m.time < switch, torch.ones_like(m.radius), unit * m.radius),
+            radial=lambda m: torch.where(m.time < switch, torch.zeros_like(m.radius), m.radial / unit),
+            temperature=warmth(gain),
+            values=(gain,),
             switches=(float(switch),),
             rms=lambda i: math.sqrt(1 + max(0, i - 2 * switch)),
             forward="linear",

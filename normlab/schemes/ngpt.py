@@ -15,7 +15,9 @@ from normlab.kernels.lerp import sphere_lerp, sphere_lerp_pair, unit_rows_
 from normlab.norms import l2_norm
 from normlab.roles import Role, whole_parameters
 from normlab.schemes.base import Bound, Scheme, Site
-from normlab.schemes.law import Law, on_sphere
+from normlab.schemes.blocks import Block
+from normlab.schemes.law import Law, Value, on_sphere
+from normlab.schemes.learnt import first_steps, mean
 from normlab.schemes.needs import Need
 from normlab.schemes.parts import Chain, Constant, Scale, Step, ToSphere, Write, factor, see
 
@@ -89,9 +91,12 @@ class NGPT(Scheme):
     def sphere(self, dim: int) -> float:
         return 1.0
 
-    def law(self, depth: int) -> Law:
+    def law(self, depth: int, blocks: Sequence[Block] = ()) -> Law:
+        found = [mean(step.write.alpha.value().abs()) for step in first_steps(blocks)]
+        alpha = Value("α", self.alpha).learnt(found)
         return Law(
-            speed=lambda m: m.attention / self.alpha,
+            speed=lambda m: m.attention / alpha(m.time),
+            values=(alpha,),
             rms=on_sphere,
             forward="bounded",
             backward="bounded: each step is a contraction toward a unit vector",

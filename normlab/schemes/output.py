@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from normlab.schemes.base import Scheme, Site
-from normlab.schemes.law import Law
+from normlab.schemes.blocks import Block
+from normlab.schemes.law import Law, Value
+from normlab.schemes.learnt import branch_factors
 from normlab.schemes.parts import Add, Step
 
 
@@ -33,10 +36,12 @@ class Output(Scheme):
     def sublayer(self, site: Site) -> Step:
         return Step(Add(site.dt), shape=self.new_norm(site.dim))
 
-    def law(self, depth: int) -> Law:
+    def law(self, depth: int, blocks: Sequence[Block] = ()) -> Law:
+        gain = Value("gain", 1.0).learnt(branch_factors(blocks))
         return Law(
-            speed=lambda m: m.radius * m.attention,
-            radial=lambda m: m.radial / m.attention,
+            speed=lambda m: m.radius * m.attention / gain(m.time),
+            radial=lambda m: gain(m.time) * m.radial / m.attention,
+            values=(gain,),
             reads_state=True,
             rms=lambda i: math.sqrt(1 + i),
             forward="linear",

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+import torch
 from torch import nn
 
 from normlab.errors import NormLabError
 from normlab.schemes.base import Bound, Scheme, Site
-from normlab.schemes.law import Law
+from normlab.schemes.blocks import Block
+from normlab.schemes.law import Law, Motion, Value
+from normlab.schemes.learnt import branch_factors
 from normlab.schemes.parts import Add, Step
 
 
@@ -58,12 +62,17 @@ class Peri(Scheme):
     def entry(self, bound: Bound) -> nn.Module:
         return self.new_norm(bound.dim) if self.entry_norm else nn.Identity()
 
-    def law(self, depth: int) -> Law:
-        size = self.step * self.output_gain
+    def law(self, depth: int, blocks: Sequence[Block] = ()) -> Law:
+        gain = Value("gain of N_out", self.output_gain).learnt(branch_factors(blocks))
+
+        def size(m: Motion) -> torch.Tensor | float:
+            return self.step * gain(m.time)
+
         return Law(
-            speed=lambda m: m.radius * m.attention / size,
-            radial=lambda m: size * m.radial / m.attention,
-            rms=lambda i: math.sqrt(1 + size**2 * i),
+            speed=lambda m: m.radius * m.attention / size(m),
+            radial=lambda m: size(m) * m.radial / m.attention,
+            values=(gain,),
+            rms=lambda i: math.sqrt(1 + (self.step * self.output_gain) ** 2 * i),
             forward="linear",
             backward="power law in depth; free of the size of the output projections",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,7 +11,9 @@ from torch import nn
 
 from normlab.roles import Role, xavier_std
 from normlab.schemes.base import Bound, Scheme, Site
-from normlab.schemes.law import Law, on_sphere
+from normlab.schemes.blocks import Block
+from normlab.schemes.law import Law, Value, on_sphere, warmth
+from normlab.schemes.learnt import main_gains
 from normlab.schemes.parts import AddNorm, Step
 
 
@@ -43,9 +46,12 @@ class Post(Scheme):
     def initial_std(self, role: Role, base: float, bound: Bound) -> float:
         return base if self.init == "base" else xavier_std(role, base)
 
-    def law(self, depth: int) -> Law:
+    def law(self, depth: int, blocks: Sequence[Block] = ()) -> Law:
+        gain = Value("gain", 1.0).learnt(main_gains(blocks))
         return Law(
             speed=lambda m: torch.ones_like(m.radius),
+            temperature=warmth(gain),
+            values=(gain,),
             rms=on_sphere,
             forward="bounded",
             backward="the skip path shrinks by 1/√(1+σ²) a sublayer; vanishes once tokens have collapsed",

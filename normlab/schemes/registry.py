@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import re
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
 from normlab.errors import NormLabError, unknown
+from normlab.schemes.angles import angle
 from normlab.schemes.base import Scheme
 from normlab.schemes.deepnorm import DeepNorm
 from normlab.schemes.dual import Dual
@@ -82,7 +84,10 @@ def scheme(spec: str | Scheme, **options: Any) -> Scheme:
 
 
 def parse(spec: str) -> tuple[str, dict[str, Any]]:
-    """`"peri(step=0.1)"` → `("peri", {"step": 0.1})`; values are Python literals, nothing is evaluated."""
+    """`"peri(step=0.1)"` → `("peri", {"step": 0.1})`; nothing is evaluated.
+
+    Values are Python literals, words such as sqrt or decay-first, and multiples of pi.
+    """
     name, bracket, _ = spec.strip().partition("(")
     if not bracket:
         return name, {}
@@ -104,7 +109,13 @@ def _keyword(keyword: ast.keyword, problem: NormLabError) -> str:
 
 def _literal(node: ast.expr) -> Any:
     # A bare word is a choice: geonorm(decay=sqrt) reads as decay='sqrt'.
-    return node.id if isinstance(node, ast.Name) else ast.literal_eval(node)
+    if not isinstance(node, ast.Name | ast.BinOp):
+        return ast.literal_eval(node)
+    text = ast.unparse(node).replace(" - ", "-")
+    if re.fullmatch(r"[^\W\d]\w*(-[^\W\d]\w*)*", text):
+        return text
+    turn = angle(text)
+    return ast.literal_eval(node) if turn is None else turn
 
 
 def _known(cls: type[Scheme], options: dict[str, Any]) -> dict[str, Any]:

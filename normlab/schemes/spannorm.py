@@ -14,7 +14,8 @@ from normlab.choices import Topology
 from normlab.roles import OUTPUTS, Role
 from normlab.schemes.base import Bound, Scheme, Site
 from normlab.schemes.blocks import Block
-from normlab.schemes.law import Law, on_sphere
+from normlab.schemes.law import Law, Value, on_sphere, warmth
+from normlab.schemes.learnt import first_gains, main_gains
 from normlab.schemes.parts import AddNorm, Branch, BranchBound, Step, ToSphere, propose
 
 
@@ -72,9 +73,14 @@ class SpanNorm(Scheme):
             return base
         return base / math.sqrt(bound.horizon if self.scale_init == "blocks" else bound.updates)
 
-    def law(self, depth: int) -> Law:
+    def law(self, depth: int, blocks: Sequence[Block] = ()) -> Law:
+        inner = Value("gain of N₁", 1.0).learnt(first_gains(blocks))
+        outer = Value("gain of N₂", 1.0).learnt(main_gains(blocks))
         return Law(
-            speed=lambda m: torch.full_like(m.radius, 2.0),
+            # N₂(x + γ₁ n(x + A)) with ‖x‖ = γ₂: γ₁ of γ₂ + γ₁ parts turn.
+            speed=lambda m: (1.0 + outer(m.time) / inner(m.time)) * torch.ones_like(m.radius),
+            temperature=warmth(outer),
+            values=(inner, outer),
             mlp="identity",
             rms=on_sphere,
             forward="bounded",

@@ -19,6 +19,7 @@ BETA = torch.tensor([1.5], dtype=torch.float64)
 OPTIONS = [
     "pre(step=0.3)", "peri(step=0.3)", "peri(output_gain=0.5)", "ngpt(alpha=0.7)",
     "geonorm(max_angle=0.3)", "geonorm(decay='sqrt')", "geonorm(decay='none')", "geonorm(decay='linear')",
+    "geonorm(order='decay-first')", "geonorm(order='decay-first', max_angle=0.3, decay='sqrt')", "geonorm(step=3.0)",
     "mix(post_fraction=0.75)", "keel(alpha='sqrt')", "deepnorm(alpha=3.0)", "layerscale(gamma=0.5)",
 ]  # fmt: skip
 
@@ -94,6 +95,14 @@ def test_layers_of_a_refined_network_share_their_weights():
 
     list(Network(normlab.scheme("post"), attention, depth=2, cut=3).orbit(uniform(4, 6), [1.0, 2.0]))
     assert asked == [0, 0, 0, 1, 1, 1]
+
+
+def test_single_precision_takes_an_update_of_zero():
+    """nGPT normalises what the MLP proposes, which is nothing."""
+    begin = State(*(part.float() for part in uniform(5, 6)))
+    for name in normlab.schemes():
+        network = Network(normlab.scheme(name), layers(Drawn(matrices="identity", dim=6), beta=BETA.float()), depth=2)
+        assert next(network.orbit(begin, [2.0])).theta.isfinite().all(), name
 
 
 def test_times_between_blocks_are_refused():

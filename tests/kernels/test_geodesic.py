@@ -10,7 +10,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from normlab import NormLabError
-from normlab.kernels.geodesic import SMOOTH, geodesic_pair, geodesic_step
+from normlab.kernels.geodesic import ORDERS, SMOOTH, geodesic_pair, geodesic_step
 
 pytestmark = pytest.mark.filterwarnings(
     # Dynamo itself instantiates autograd functions.
@@ -51,14 +51,16 @@ class Case:
     factor: float = 0.5
     second_clamp: bool = True
     max_angle: float = math.pi / 4
+    order: str = "clamp-first"
+    portion: float = 1.0
 
     def leaves(self) -> list[torch.Tensor]:
         return [t for t in (self.x, self.g, self.a, self.b) if t is not None]
 
     def pair(self, kernels: str) -> tuple[torch.Tensor, torch.Tensor]:
         factor = torch.tensor(self.factor, dtype=torch.float64)
-        options = {"a": self.a, "b": self.b, "second_clamp": self.second_clamp, "kernels": kernels}
-        return geodesic_pair(self.x, self.g, factor, self.max_angle, **options)
+        options = {"a": self.a, "b": self.b, "second_clamp": self.second_clamp, "order": self.order}
+        return geodesic_pair(self.x, self.g, factor, self.max_angle, **options, portion=self.portion, kernels=kernels)
 
     def fused(self) -> tuple[torch.Tensor, ...]:
         state, seen = self.pair("triton")
@@ -88,10 +90,10 @@ def build(x, g, name: str = "plain", users: str = "both", **options) -> Case:
     return Case(x, g, *scalars, *ds, **{"factor": factor, "second_clamp": second, **options})
 
 
-def random(dim: int, name: str, dtype=F32, update=None, rows=(2, 3), users: str = "both") -> Case:
+def random(dim: int, name: str, dtype=F32, update=None, rows=(2, 3), users: str = "both", **options) -> Case:
     x = torch.randn(*rows, dim)
     g = MAPS[name][4] * torch.randn(*rows, dim) + 0.3 * x
-    return build(x.to(dtype), g.to(update or dtype), name, users)
+    return build(x.to(dtype), g.to(update or dtype), name, users, **options)
 
 
 def length(t: torch.Tensor) -> torch.Tensor:
@@ -106,7 +108,8 @@ def rates(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
     t = length(v) / length(x).clamp_min(1e-12)
     offset = (t**2 + SMOOTH**2).rsqrt()
     a, b = (default if s is None else abs(s.item()) for s, default in ((case.a, 1.0), (case.b, 0.0)))
-    return case.factor * (a * (case.max_angle / t).clamp_max(1.0) + b * offset), offset
+    inside, outside = (case.factor, 1.0) if case.order == "decay-first" else (1.0, case.factor)
+    return outside * (a * (case.max_angle / t).clamp_max(inside) + b * offset), offset
 
 
 def check(case: Case) -> None:
@@ -137,6 +140,26 @@ def check(case: Case) -> None:
 @pytest.mark.parametrize("name", MAPS)
 def test_step_and_gradients(name, users):
     check(random(100, name, users=users))
+
+
+@pytest.mark.parametrize("portion", [1.0, 0.25])
+@pytest.mark.parametrize("name", MAPS)
+def test_decay_before_the_clamp(name, portion):
+    check(random(100, name, order="decay-first", portion=portion))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_portion_of_the_step_is_that_part_of_the_angle(order):
+    """In units of the whole angle, clamps and offset included: m portions of 1/m turn as far as one step."""
+    case = random(64, "second clamp", order=order, factor=0.9)
+    x = case.x.detach().double()
+    for kernels in ("reference", "triton"):
+        turned = []
+        for portion in (1.0, 0.5):
+            y = replace(case, portion=portion).pair(kernels)[0].detach().double()
+            turned.append(2 * torch.atan2(length(x - y), length(x + y)))
+        # A state is known to some roundings of its own length, and so is the angle.
+        torch.testing.assert_close(turned[1], turned[0] / 2, rtol=0, atol=ARITHMETIC)
 
 
 @pytest.mark.parametrize("name", ["plain", "learned"])
@@ -180,15 +203,16 @@ def test_edge_rows(name, dim):
     assert not dg.any()
 
 
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("second_clamp", [True, False])
 @pytest.mark.parametrize("learned", [True, False])
 @pytest.mark.parametrize("factor", [0.5, 1.0, 2.0])
 @pytest.mark.parametrize("tangent", [0.5, math.nextafter(0.5, 0), 0.5 + 2**-20, 0.5 - 2**-20, 0.25, 1.0])
-def test_at_the_clamps(tangent, factor, learned, second_clamp):
+def test_at_the_clamps(tangent, factor, learned, second_clamp, order):
     """Where numbers are exact, so are ties: a gradient at a clamp goes the way that autograd sends it."""
     x, g = torch.zeros(64), torch.zeros(64)
     x[0], g[0], g[1] = 4.0, 3.0, 4 * tangent
-    case = build(x, g, "plain", factor=factor, second_clamp=second_clamp, max_angle=0.5)
+    case = build(x, g, "plain", factor=factor, second_clamp=second_clamp, max_angle=0.5, order=order)
     if learned:
         case = replace(case, a=torch.ones(1, requires_grad=True), b=torch.zeros(1, requires_grad=True))
     check(case)
@@ -240,12 +264,14 @@ def test_scalars_keep_their_type_and_shape():
     assert (da.dtype, da.shape, db.dtype, db.shape) == (BF16, (), F32, (1,))
 
 
+@pytest.mark.parametrize("decay_first", [False, True])
 @pytest.mark.parametrize("name", ["plain", "learned", "b alone"])
-def test_operators_are_well_formed(name):
+def test_operators_are_well_formed(name, decay_first):
     case = random(64, name, BF16)
     ops = torch.ops.normlab
     inputs = (case.x.detach(), case.g.detach(), torch.tensor(0.5, dtype=torch.float64))
     inputs = (*inputs, *(None if t is None else t.detach() for t in (case.a, case.b)), math.pi / 4, True)
+    inputs = (*inputs, decay_first, 0.5)
     tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
     torch.library.opcheck(ops.geodesic_forward.default, inputs, test_utils=tests)
     for ds in ((case.d_state, None), (None, case.d_input), (case.d_state, case.d_input)):
@@ -342,6 +368,8 @@ def test_what_the_kernel_cannot_take():
         assert geodesic_step(state, update, factor, math.pi / 4, **options).isfinite().all()
     with pytest.raises(NormLabError, match="unknown kernels"):
         geodesic_step(x, g, 0.5, math.pi / 4, kernels="trition")
+    with pytest.raises(NormLabError, match="did you mean 'decay-first'"):
+        geodesic_step(x, g, 0.5, math.pi / 4, order="decayfirst")  # type: ignore[arg-type]
 
 
 def test_no_pair_of_the_reference_is_computed_twice():

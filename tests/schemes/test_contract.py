@@ -202,6 +202,7 @@ OTHER = {
     "gamma": 0.5,
     "max_angle": 0.1,
     "norm": "layer",
+    "order": "decay-first",
     "output_gain": 0.5,
     "post_fraction": 0.5,
     "post_weight": 0.5,

@@ -181,6 +181,7 @@ def geonorm(net, x, f):
         norm=net.norm,
         clamp=s.max_angle,
         second_clamp=s.second_clamp,
+        decay_first=s.order == "decay-first",
         tau=TAU if s.learned else 0.0,
     )
 
@@ -250,6 +251,9 @@ CASES = {
     "geonorm(decay='none')": geonorm,
     "geonorm(decay='none', second_clamp=False)": geonorm,
     "geonorm(max_angle=0.3, step=0.5)": geonorm,
+    "geonorm(order='decay-first', learned=False)": geonorm,
+    "geonorm(order='decay-first', max_angle='pi/8', decay='sqrt')": geonorm,
+    "geonorm(order='decay-first', decay='none', second_clamp=False)": geonorm,
     "geonorm(entry_norm=False, final_norm=False)": geonorm,
     "geonorm(input_norm=True)": geonorm,
     "geonorm(input_norm=True, norm='layer', bias=True)": geonorm,

@@ -45,6 +45,47 @@ def test_second_clamp_on_and_off_by_hand():
     torch.testing.assert_close(off, vector(1.0806046, 1.6829420), rtol=0, atol=SEVEN)
 
 
+@pytest.mark.parametrize(
+    ("g", "decay", "angle"),
+    [
+        ((1, 1), 1, 0.5),  # below the clamp the two orders agree
+        ((1, 1), 0.5, 0.25),
+        ((0, 10), 1, QUARTER),  # and without decay
+        ((0, 10), 0.5, QUARTER),  # 2.5 is clamped, where the other order turns by half the clamp
+        ((0, 10), 0.1, 0.5),  # and here nothing is clamped
+    ],
+)
+def test_decay_first_by_hand(g, decay, angle):
+    moved = geodesic_step(X, vector(*g), decay, QUARTER, order="decay-first")
+    expected = vector(2 * math.cos(angle), 2 * math.sin(angle))
+    torch.testing.assert_close(moved, expected, rtol=0, atol=8 * EPS64)
+
+
+@pytest.mark.parametrize(
+    ("g", "a", "b", "second", "angle"),
+    [
+        ((0, 10), 0.5, 0.1, True, 0.5 * QUARTER + 0.1),  # neither a nor b is decayed
+        ((0, 1), 2.0, 0.0, True, 0.5),
+        ((0, 10), 2.0, 0.0, True, QUARTER),
+        ((0, 10), 2.0, 0.0, False, 2 * QUARTER),
+    ],
+)
+def test_the_learned_map_acts_behind_the_clamp(g, a, b, second, angle):
+    moved = geodesic_step(X, vector(*g), 0.5, QUARTER, a=a, b=b, second_clamp=second, order="decay-first")
+    # b is smaller than it says by b/(2t²)·1e-6, t = 5 here: 2e-9, at a radius of 2.
+    torch.testing.assert_close(moved, vector(2 * math.cos(angle), 2 * math.sin(angle)), rtol=0, atol=5e-9)
+
+
+@pytest.mark.parametrize("order", ["clamp-first", "decay-first"])
+@pytest.mark.parametrize("t", [1e-5, 1e-3, 0.1])
+def test_the_offset_fades_in(t, order):
+    """b·t/√(t² + 1e-6): a tenth of a percent of b at t = 1e-6, 71 % at 1e-3, all of it far above."""
+    moved = geodesic_step(X, vector(0, 2 * t), 0.5, QUARTER, a=1.0, b=0.1, order=order)
+    offset = 0.1 * t / math.sqrt(t**2 + 1e-6)
+    angle = 0.5 * (t + offset) if order == "clamp-first" else 0.5 * t + offset
+    assert math.atan2(float(moved[1]), float(moved[0])) == pytest.approx(angle, rel=1e-13)
+
+
 @pytest.mark.parametrize("g", [(0, 0), (3, 0), (-3, 0)])
 @pytest.mark.parametrize("decay", [1.0, 0.5, 1 / 12])
 @pytest.mark.parametrize("pair", [(None, None), (1.0, 0.0)])

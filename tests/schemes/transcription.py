@@ -44,13 +44,15 @@ def length(x):
 # -- 2.1 -------------------------------------------------------------------------------------------------------------
 
 
-def geo(x, g, delta=1.0, a=1.0, b=0.0, clamp=math.pi / 4, second_clamp=True, tau=0.0):
-    """Steps 1 to 6 of the operator, with no guard but that of the learned b."""
+def geo(x, g, delta=1.0, a=1.0, b=0.0, clamp=math.pi / 4, second_clamp=True, tau=0.0, decay_first=False):
+    """Steps 1 to 6 of the operator, with no guard but that of the learned b. `decay_first`: step 4 before the clamp of
+    step 2, as the paper's summary has it; the map of step 3 stays behind that clamp.
+    """
     v = g - (x * g).sum(-1, keepdim=True) / (x * x).sum(-1, keepdim=True) * x
     t = length(v) / length(x)
-    theta = torch.clamp(t, max=clamp)
+    theta = torch.clamp(delta * t if decay_first else t, max=clamp)
     theta = a * theta + (b * t / torch.sqrt(t * t + tau * tau) if tau else b)
-    theta = delta * theta
+    theta = theta if decay_first else delta * theta
     if second_clamp:
         theta = torch.clamp(theta, max=clamp)
     return torch.cos(theta) * x + torch.sin(theta) * length(x) * v / length(v)

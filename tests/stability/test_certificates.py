@@ -283,11 +283,24 @@ def test_share_of_clamped_angles():
 
 
 def test_the_second_clamp_counts():
-    model = draw_(decoder("geonorm(decay='none')", 1), 0, 1e-3)
-    for step in model.stack.layers[0].block.steps:
-        step.write.a.data.fill_(1.0)
-        step.write.b.data.fill_(2.0)
-    assert observe(model.stack, pass_of(model)).clamped == [1.0]
+    x, g = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])
+    (write, *_) = (step.write for step in normlab.scheme("geonorm").bind(depth=1, dim=2).block(0).steps)
+    write.a.data.fill_(1.0)
+    write.b.data.fill_(2.0)
+    # Far below the first clamp. The offset fades in: at t = 1e-5 it is 0.02.
+    assert [bool(write.clamped(x, t * g)) for t in (0.1, 1e-3, 1e-5, 0.0)] == [True, True, False, False]
+    write.second_clamp = False
+    assert not write.clamped(x, 0.1 * g)
+
+
+def test_which_clamp_counts_depends_on_the_order():
+    x, g = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])
+    found = {}
+    for order in ("clamp-first", "decay-first"):
+        write = normlab.scheme("geonorm", order=order).bind(depth=4, dim=2).block(3).steps[0].write
+        found[order] = [bool(write.clamped(x, t * g)) for t in (0.5, 1.0, 4.0)]
+    # A quarter of 1.0 is below π/4, and of 4.0 above it.
+    assert found == {"clamp-first": [False, True, True], "decay-first": [False, False, True]}
 
 
 @pytest.mark.parametrize("stream", ["fp32", "bf16"])

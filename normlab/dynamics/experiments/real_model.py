@@ -2,12 +2,13 @@
 
 The simulation starts from the states that enter the first block of the network and takes block k for the time from k to
 k + 1. It has what theory speaks of (attention and the scheme) and neither MLPs nor positions: the difference is theirs,
-and that of whole blocks from a continuous time, which the scheme's own blocks show apart from it.
+and that of whole blocks from a continuous time, which the scheme's own blocks show apart from it. Both have what the
+network has learnt: the blocks all of its parameters, the law one number for each of its constants and blocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from normlab.dynamics.systems import device, integrator
 from normlab.dynamics.weights import layers
 from normlab.errors import NormLabError
 from normlab.schemes.base import Scheme
+from normlab.schemes.law import Value
 from normlab.stability.blocks import BlockStack, find_stacks
 from normlab.stability.targets import Target, resolve
 from normlab.words import counted
@@ -59,7 +61,10 @@ def run(config: SimulateConfig, tell: Tell) -> Findings:
     }
     times = [float(k) for k in range(len(states))]
     return Findings(
-        figures=tuple(_figure(name, target.name, times, real, simulated) for name in wanted),
+        figures=(
+            *(_figure(name, target.name, times, real, simulated) for name in wanted),
+            *_constants(found),
+        ),
         columns=("observable", "simulation", "network, last block", "simulation, last block", "distance", "relative"),
         rows=tuple(_row(name, how, real, one) for name in wanted for how, one in simulated.items()),
         verdicts=tuple(_distance(name, how, real, one) for name in wanted for how, one in simulated.items()),
@@ -88,6 +93,7 @@ def _notes(config: SimulateConfig, target: Target, found: Read) -> Iterable[str]
     sizes = f"{counted(found.depth, 'block')}, width {found.dim}, {counted(found.heads, 'head')}, β = {found.beta:.4g}"
     yield f"{target.name}: {sizes}; law of {target.scheme or config.scheme[0]}"
     yield from target.notes
+    yield from (f"the law's {value.name} as learnt: {_range(value.blocks)}" for value in _learnt(found))
     yield from (f"not in the simulation: {what}" for what in found.left_out)
     yield "distance: mean over blocks of |network − simulation|; relative: over the mean size in the network"
 
@@ -135,15 +141,39 @@ def _state(hidden: Tensor, size: float, time: int) -> State:
 
 def _orbits(config: SimulateConfig, scheme: Scheme | None, found: Read, begin: State) -> dict[str, Iterable[State]]:
     """By its name in figures, the simulation in continuous time and that through the scheme's own blocks."""
-    beta = begin.radius.new_tensor([found.beta])
-    attention = layers(found.weights, beta=beta, causal=config.causal, kind=config.kind)
+    options = {"beta": begin.radius.new_tensor([found.beta]), "causal": config.causal, "kind": config.kind}
+    attention = layers(found.weights, **options)
     times = [float(k) for k in range(found.depth + 1)]
-    law = laws.find(scheme or config.scheme[0], found.depth)
+    law = found.law or laws.find(scheme or config.scheme[0], found.depth)
     orbits: dict[str, Iterable[State]] = {"law": integrator(config).orbit(Flow(law, attention), begin, times)}
     own = scheme or laws.scheme_of(config.scheme[0])
-    if own is not None:
+    if found.stack is not None:
+        bare = layers(found.bare, **options)
+        network = Network(found.stack.scheme, bare, depth=found.depth, learnt=found.blocks, entered=True)
+        orbits["blocks"] = network.orbit(begin, times)
+    elif own is not None:
         orbits["blocks"] = Network(own, attention, depth=found.depth).orbit(begin, times)
     return orbits
+
+
+def _learnt(found: Read) -> list[Value]:
+    """Constants of the law that training has changed."""
+    return [value for value in found.law.values if value.moved] if found.law else []
+
+
+def _constants(found: Read) -> Iterable[Figure]:
+    """One number for each block, where training has changed it."""
+    blocks = [float(k) for k in range(found.depth)]
+    for value in _learnt(found):
+        lines = (
+            curve("learnt", blocks, value.blocks, role="model"),
+            curve("initial", blocks, [value.initial] * found.depth, role="theory"),
+        )
+        yield Figure(title=f"The law's {value.name}", x_label="block", y_label=value.name, curves=lines)
+
+
+def _range(values: Sequence[float]) -> str:
+    return f"{values[0]:.4g} in the first block, {values[-1]:.4g} in the last, {min(values):.4g} to {max(values):.4g}"
 
 
 @torch.no_grad()

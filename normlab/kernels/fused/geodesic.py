@@ -63,29 +63,36 @@ def _scalar(pointer, present: tl.constexpr, default: tl.constexpr):
 
 
 @triton.jit
-def _angle_map(square, factor, a, b, max_angle, FLOOR: tl.constexpr, SMOOTH: tl.constexpr, SECOND: tl.constexpr):
+def _angle_map(
+    square, factor, a, b, max_angle, portion,
+    FLOOR: tl.constexpr, SMOOTH: tl.constexpr, SECOND: tl.constexpr, DECAY_FIRST: tl.constexpr,
+):  # fmt: skip
     """ρ, its slope in s, what `a` and `b` are multiplied by in it, and their share of the gradient at the clamp."""
     inverse = tl.rsqrt(tl.maximum(square, FLOOR))
     cap = max_angle * inverse
     cap_slope = tl.where(square >= FLOOR, -0.5 * cap * inverse * inverse, 0.0)
-    inner = tl.minimum(cap, 1.0)
+    # θ = outer·(a·min(knee·t, c) + b): the decay stands inside the clamp or around it.
+    knee = factor if DECAY_FIRST else tl.full([], 1.0, tl.float32)
+    outer = tl.full([], 1.0, tl.float32) if DECAY_FIRST else factor
+    inner = tl.minimum(cap, knee)
     offset = tl.rsqrt(square + SMOOTH * SMOOTH)
-    rate = factor * (a * inner + b * offset)
-    slope = factor * (a * tl.where(cap <= 1.0, cap_slope, 0.0) - 0.5 * b * offset * offset * offset)
+    rate = outer * (a * inner + b * offset)
+    slope = outer * (a * tl.where(cap <= knee, cap_slope, 0.0) - 0.5 * b * offset * offset * offset)
     share = tl.full(square.shape, 1.0, tl.float32)
     if SECOND:
         # At a tie autograd gives each side one half, and a = 1, b = 0, factor = 1 is a tie in every clamped row.
         share = tl.where(rate < cap, 1.0, tl.where(rate > cap, 0.0, 0.5))
         rate = tl.minimum(rate, cap)
         slope = share * slope + (1.0 - share) * cap_slope
-    return rate, slope, factor * inner, factor * offset, share
+    outer = portion * outer
+    return portion * rate, portion * slope, outer * inner, outer * offset, share
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _forward(
-    x_ptr, g_ptr, y_ptr, factor_ptr, a_ptr, b_ptr, rows, max_angle,
+    x_ptr, g_ptr, y_ptr, factor_ptr, a_ptr, b_ptr, rows, max_angle, portion,
     DIM: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
-    HAS_A: tl.constexpr, HAS_B: tl.constexpr, SECOND: tl.constexpr,
+    HAS_A: tl.constexpr, HAS_B: tl.constexpr, SECOND: tl.constexpr, DECAY_FIRST: tl.constexpr,
     NO_STATE: tl.constexpr, FLOOR: tl.constexpr, SMOOTH: tl.constexpr,
 ):  # fmt: skip
     row = tl.arange(0, ROWS)[:, None]
@@ -106,7 +113,7 @@ def _forward(
     along = tl.sum(x * g, 1) / xx
     v = g - along[:, None] * x
     square = tl.sum(v * v, 1) / xx
-    rate, _, _, _, _ = _angle_map(square, factor, a, b, max_angle, FLOOR, SMOOTH, SECOND)
+    rate, _, _, _, _ = _angle_map(square, factor, a, b, max_angle, portion, FLOOR, SMOOTH, SECOND, DECAY_FIRST)
     sinc, versine = _rotation(rate * rate * square)
     versine = tl.where(alive, versine, 0.0)
     gain = tl.where(alive, rate * sinc, 0.0)
@@ -116,10 +123,11 @@ def _forward(
 
 @triton.jit(do_not_specialize=["rows"])
 def _backward(
-    x_ptr, g_ptr, d_state_ptr, d_input_ptr, dx_ptr, dg_ptr, partial_ptr, factor_ptr, a_ptr, b_ptr, rows, max_angle,
+    x_ptr, g_ptr, d_state_ptr, d_input_ptr, dx_ptr, dg_ptr, partial_ptr,
+    factor_ptr, a_ptr, b_ptr, rows, max_angle, portion,
     DIM: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
     HAS_STATE: tl.constexpr, HAS_INPUT: tl.constexpr,
-    HAS_A: tl.constexpr, HAS_B: tl.constexpr, SECOND: tl.constexpr,
+    HAS_A: tl.constexpr, HAS_B: tl.constexpr, SECOND: tl.constexpr, DECAY_FIRST: tl.constexpr,
     NO_STATE: tl.constexpr, FLOOR: tl.constexpr, SMOOTH: tl.constexpr,
 ):  # fmt: skip
     row = tl.arange(0, ROWS)[:, None]
@@ -152,7 +160,9 @@ def _backward(
         square = tl.sum(v * v, 1) / xx
         d_turn = tl.sum(d * v, 1) * inverse
 
-        rate, slope, by_a, by_b, share = _angle_map(square, factor, a, b, max_angle, FLOOR, SMOOTH, SECOND)
+        rate, slope, by_a, by_b, share = _angle_map(
+            square, factor, a, b, max_angle, portion, FLOOR, SMOOTH, SECOND, DECAY_FIRST
+        )
         q = rate * rate * square
         sinc, versine = _rotation(q)
         cosine = 1.0 - versine
@@ -181,7 +191,9 @@ def _backward(
         tl.store(slot, tl.sum(db, 0))
 
 
-def forward(x, g, factor, a, b, max_angle: float, second_clamp: bool) -> torch.Tensor:
+def forward(
+    x, g, factor, a, b, max_angle: float, second_clamp: bool, decay_first: bool, portion: float
+) -> torch.Tensor:
     """The step; reads x and g once and writes y once."""
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     if x.numel() == 0:
@@ -191,16 +203,16 @@ def forward(x, g, factor, a, b, max_angle: float, second_clamp: bool) -> torch.T
     tile = launch.tile(dim)
     with torch.cuda.device_of(x):
         _forward[(triton.cdiv(rows, tile.rows),)](
-            flat_x, flat_g, y, factor, _pointer(a, x), _pointer(b, x), rows, max_angle,
+            flat_x, flat_g, y, factor, _pointer(a, x), _pointer(b, x), rows, max_angle, portion,
             DIM=dim, BLOCK=tile.block, ROWS=tile.rows,
-            HAS_A=a is not None, HAS_B=b is not None, SECOND=second_clamp,
+            HAS_A=a is not None, HAS_B=b is not None, SECOND=second_clamp, DECAY_FIRST=decay_first,
             NO_STATE=NO_STATE, FLOOR=FLOOR, SMOOTH=SMOOTH, num_warps=tile.warps,
         )  # fmt: skip
     return y
 
 
 def backward(
-    x, g, factor, a, b, max_angle: float, second_clamp: bool, d_state, d_input
+    x, g, factor, a, b, max_angle: float, second_clamp: bool, decay_first: bool, portion: float, d_state, d_input
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """dx, dg and the gradients of those of a and b that are there.
 
@@ -220,10 +232,10 @@ def backward(
     with torch.cuda.device_of(x):
         _backward[(programs,)](
             flat_x, flat_g, gradients[0], gradients[-1], dx, dg, partial,
-            factor, _pointer(a, x), _pointer(b, x), rows, max_angle,
+            factor, _pointer(a, x), _pointer(b, x), rows, max_angle, portion,
             DIM=dim, BLOCK=tile.block, ROWS=tile.rows, STAGES=sweep.stages,
             HAS_STATE=d_state is not None, HAS_INPUT=d_input is not None,
-            HAS_A=a is not None, HAS_B=b is not None, SECOND=second_clamp,
+            HAS_A=a is not None, HAS_B=b is not None, SECOND=second_clamp, DECAY_FIRST=decay_first,
             NO_STATE=NO_STATE, FLOOR=FLOOR, SMOOTH=SMOOTH, num_warps=tile.warps,
         )  # fmt: skip
     return dx, dg, partials.add_up(partial).flatten()

@@ -104,7 +104,7 @@ class Bracket:
 
 
 def start_rate(depth: int, width: int) -> float:
-    """The rate that a search starts from: 1e-3 · (85M / (12 · depth · width²))^0.2, before it is rounded to the grid."""
+    """The rate that a search starts from, not yet rounded to the grid: 1e-3 · (85M / (12 · depth · width²))^0.2."""
     usual_size, usual_rate, power = _USUAL
     return usual_rate * (usual_size / (12 * depth * width**2)) ** power
 

@@ -79,6 +79,6 @@ def test_ray_that_is_missing_is_named_with_its_extra(
 
 
 def test_a_machine_that_does_not_see_the_folder_says_so(text: Path, tmp_path: Path) -> None:
-    run = configuration(text).plan().tune[0]
+    run = configuration(text).plan().tune()[0]
     with pytest.raises(NormLabError, match="must share that folder"):
         _perform(Job(run, tmp_path / "nowhere" / "runs" / run.name, ""), 1)

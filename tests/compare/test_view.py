@@ -19,7 +19,7 @@ from tests.compare import small
 
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
-    run = small.configuration("text").plan().tune[0]
+    run = small.configuration("text").plan().tune()[0]
     folder = tmp_path / "run"
     folder.mkdir()
     record = {"kind": "step", "step": 6, "loss": 2.5, "tokens_per_s": 4321.0}

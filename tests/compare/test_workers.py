@@ -90,7 +90,7 @@ def test_the_newest_step_is_read_from_metrics_that_are_being_written(tmp_path: P
 
 
 def test_other_text_than_at_the_beginning_is_an_error_and_no_failed_run(text: Path, tmp_path: Path) -> None:
-    run = small.configuration(text).plan().tune[0]
+    run = small.configuration(text).plan().tune()[0]
     pool = Workers([Place(1)])
     job = Job(run, tmp_path / "run", "another fingerprint")
     pool.start(job)

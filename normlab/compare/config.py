@@ -29,7 +29,7 @@ FIRST_TUNE_SEED = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class CompareConfig:
-    """Schemes trained alike: each gets its own best learning rate, found in the same way, and the same judging seeds."""
+    """Schemes trained alike: each at its own best learning rate, found in the same way, and with the same seeds."""
 
     several: ClassVar[dict[str, str]] = {"scheme": "schemes", "lr": "lrs", "seed": "seeds"}
     """What a run has one of, and a comparison several."""
@@ -40,9 +40,9 @@ class CompareConfig:
     schemes: tuple[SchemeLike, ...] = ("pre", "post", "peri", "geonorm")
     """What is compared, each a name or a name with options: "peri(step=0.1)"."""
     lrs: Literal["auto"] | tuple[float, ...] = "auto"
-    """Learning rates tried for each scheme. auto: start at 1e-3 * (85M / (12 depth width^2))^0.2, its half and its double;
-    go on by factors of 2 until the best lies between two others or 16 times off the start; then try sqrt(2) around it.
-    With a list, those and no others; with one rate there is nothing to tune."""
+    """Learning rates tried for each scheme. auto: 1e-3 * (85M / (12 depth width^2))^0.2, its half and its double; from
+    there by factors of 2, at most 16 either way, until the best lies between two others; then sqrt(2) around the best.
+    A list: those and no others; with one rate there is nothing to tune."""
     seeds: int = 3
     """Runs that judge each scheme at its picked rate; seed i of all schemes sees the same data in the same order."""
     tune_seeds: int = 1

@@ -8,7 +8,7 @@ import os
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from normlab.compare.plan import Planned
 from normlab.errors import NormLabError
@@ -67,16 +67,19 @@ def execute(job: Job) -> dict[str, Any] | None:
         raise
     except Exception as error:
         traceback.print_exc()
-        return lost(job, _in_one_line(error), began)
+        return lost(job, "failed", _in_one_line(error), began)
     return None if result.state == "stopped" else _row(job, result, began)
 
 
-def lost(job: Job, reason: str, began: str) -> dict[str, Any]:
-    """The row of a run whose end nobody saw: failed, as far as its metrics go."""
+def lost(job: Job, state: Literal["failed", "interrupted"], reason: str, began: str) -> dict[str, Any]:
+    """The row of a run that did not come to its end, as far as its metrics go.
+
+    Interrupted: its process was killed or lost, which says nothing of the run.
+    """
     last = last_step(job.folder) or {}
     seconds, tokens = last.get("seconds") or 0.0, last.get("tokens") or 0
     result = Result(
-        state="failed", reason=reason, steps=last.get("step") or 0, tokens=tokens,
+        state=state, reason=reason, steps=last.get("step") or 0, tokens=tokens,
         seconds=seconds, tokens_per_s=tokens / seconds if seconds else 0.0, peak_bytes=last.get("memory_bytes"),
         device=_device(job.folder),
     )  # fmt: skip

@@ -28,14 +28,16 @@ class View:
         if self._bar is not None:
             self._all = self._bar.add_task("comparison", total=None, facts="", left="")
 
-    def update(self, ended: int, runs: int, running: Sequence[Job]) -> None:
-        """Show how it stands: `ended` of `runs`, and these under way."""
+    def update(self, ended: int, runs: int, running: Sequence[Job], *, at_least: bool = False) -> None:
+        """Show how it stands: `ended` of `runs`, and these under way; `at_least`: there may be more than `runs`."""
         if not self._live.shown:
             return
         last = {job: last_step(job.folder) or {} for job in running}
         done = ended * self._steps + sum(step.get("step", 0) for step in last.values())
-        facts = f"{ended} of {runs} runs"
+        bound = "at least " if at_least else ""
+        facts = f"{ended} of {bound}{runs} runs"
         left = self._left(done, runs * self._steps)
+        left = left and bound + left
         if self._bar is not None:
             self._bar.update(self._all, completed=done, total=runs * self._steps, facts=facts, left=left)
             self._show_runs(last)
@@ -45,8 +47,9 @@ class View:
 
     def ended(self, row: dict[str, Any]) -> None:
         """A line for a run that has ended."""
-        value = row["reason"] if row["value"] is None else f"{row['value']:.4f}"
-        outcome = f"failed: {value}" if row["state"] == "failed" else f"{self._metric.field} {value}"
+        outcome = f"{row['state']}: {row['reason']}"
+        if row["state"] == "done":
+            outcome = f"{self._metric.field} {row['value']:.4f}" + (" (stuck)" if row.get("stuck") else "")
         self.say(f"{row['label']}, rate {row['lr']:g}, seed {row['seed']} ({row['role']}): {outcome}")
 
     def _left(self, done: float, total: float) -> str:

@@ -40,9 +40,10 @@ class CompareConfig:
     schemes: tuple[SchemeLike, ...] = ("pre", "post", "peri", "geonorm")
     """What is compared, each a name or a name with options: "peri(step=0.1)"."""
     lrs: Literal["auto"] | tuple[float, ...] = "auto"
-    """Learning rates tried for each scheme. auto: 1e-3 * (85M / (12 depth width^2))^0.2, its half and its double; from
-    there by factors of 2, at most 16 either way, until the best lies between two others; then sqrt(2) around the best.
-    A list: those and no others; with one rate there is nothing to tune."""
+    """Learning rates tried for each scheme: auto, or a list; with one rate there is nothing to tune.
+    auto starts at 1e-3 * (85M / (12 depth width^2))^0.2, its half and its double,
+    goes on by factors of 2, at most 16 either way, until the best lies between two others,
+    and tries sqrt(2) around the best."""
     seeds: int = 3
     """Runs that judge each scheme at its picked rate; seed i of all schemes sees the same data in the same order."""
     tune_seeds: int = 1
@@ -55,8 +56,8 @@ class CompareConfig:
     repeat_failed: bool = False
     """Run again what has failed, from its last checkpoint."""
     retries: int = 2
-    """How often a run whose process was killed is started again, from its last checkpoint. After that it is marked
-    interrupted, counts neither for nor against its scheme, and is tried again by the next call."""
+    """How often a run whose process was killed is started again, from its last checkpoint.
+    After that it is interrupted: it says nothing of its scheme, and the next call tries it again."""
     on: Where = "here"
     """Processes on this machine, or a Ray cluster whose machines share the folder and the data."""
     workers: int | None = None

@@ -20,7 +20,6 @@ from normlab.errors import NormLabError, unknown
 from normlab.stability.config import CheckConfig
 from normlab.train.config import DEFAULT_TASK, TrainConfig
 from normlab.train.tasks import Task, find_task
-from normlab.words import counted
 
 _DESCRIPTION = """Choose, check, train and understand how the layers of a Transformer are normalised.
 
@@ -91,7 +90,7 @@ def train(config: TrainConfig, out: Path | None = None, preset: str | None = Non
     from normlab.train.trainer import train as run
 
     folder = out or Path("runs") / config.name
-    result = run(config, folder)
+    result = run(config, folder, command=["normlab", *sys.argv[1:]])
     if os.environ.get("RANK", "0") == "0":
         print(ending(result, config.task_object, folder))
     sys.exit({"done": 0, "failed": 1, "stuck": 1, "stopped": 130}[result.state])
@@ -106,10 +105,10 @@ def compare(
 ) -> None:
     """Train several schemes under the same conditions and say which is best, and how sure that is.
 
-    Each scheme's learning rate is picked on runs of their own; other seeds judge it. Run it again to go on.
+    Each scheme's learning rate is searched on runs of their own; other seeds judge it. Run it again to go on.
+    The exit code is 1 where runs failed or stayed interrupted, 130 where it was stopped before the end, else 0.
 
     For instance:
-      normlab compare
       normlab compare --schemes pre peri geonorm --lrs 3e-4 1e-3 3e-3 --seeds 5 --data book.txt --tokens 10M
       normlab compare --preset 125m --data "books/*.jsonl.xz" --tokens 33M --minutes 9
       normlab compare --task images --preset digits --images 60k --batch 64
@@ -121,14 +120,15 @@ def compare(
         toml: File with any of these settings; flags come after it.
         minutes: Stop after so long, to go on another time.
     """
-    from normlab.compare import comparison
-    from normlab.report import build
+    from normlab.compare.comparison import compare as run
+    from normlab.compare.outcome import outcome
+    from normlab.report import build, terminal
 
-    comparison.compare(config, out, minutes=minutes, command=["normlab", *sys.argv[1:]])
-    print(f"page: {build(out)}")
-    if missing := comparison.left(config, out):
-        print(f"{counted(missing, 'run')} left: the same command goes on")
-        sys.exit(130)
+    run(config, out, minutes=minutes, command=["normlab", *sys.argv[1:]])
+    page, ended = build(out), outcome(config, out)
+    print(*ended.lines, f"page: {page}", sep="\n")
+    terminal.show(out)
+    sys.exit(ended.exit_code)
 
 
 def check(

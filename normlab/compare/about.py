@@ -10,19 +10,30 @@ from normlab.compare.config import CompareConfig
 from normlab.errors import NormLabError
 from normlab.files import read_json, write_json
 from normlab.train.config import DEFAULT_TASK, LATER_DEFAULTS, NOT_DECISIVE
+from normlab.train.tasks import Data
 from normlab.versions import versions
 
 
-def write_about(folder: Path, config: CompareConfig, corpus: Mapping[str, Any], command: Sequence[str]) -> None:
-    """Write down what the comparison is, or make sure that it is the one that is there, perhaps grown."""
+def write_about(folder: Path, config: CompareConfig, data: Data, command: Sequence[str]) -> None:
+    """Write compare.json, or check that the one that is there is the same or what this one extends."""
     path = folder / "compare.json"
     new = config.to_dict() | {
-        "metric": config.base.task_object.metric.name, "tokens": config.base.tokens_in_all, "corpus": corpus,
-        "versions": versions(), "command": list(command),
+        "metric": config.base.task_object.metric.name, "tokens": config.base.tokens_in_all, "corpus": data.facts(),
+        "parameters": _parameters(config, data), "versions": versions(), "command": list(command),
     }  # fmt: skip
+    if config.bracket is not None:
+        new["rates"] = {"first": list(config.bracket.first), "limits": list(config.bracket.limits)}
     if path.is_file() and _has_begun(folder) and (wrong := _fault(read_json(path), new)):
         raise NormLabError(f"{folder} holds another comparison: {wrong}; choose another folder, or remove this one")
     write_json(path, new)
+
+
+def _parameters(config: CompareConfig, data: Data) -> dict[str, int]:
+    """Parameters of the model with each scheme, with the vocabulary or the classes of the data."""
+    from normlab.models.estimate import num_params
+
+    lr = config.first_rates[0]
+    return {name: num_params(config.run(name, lr, 0).for_data(data).model) for name in config.names}
 
 
 def _has_begun(folder: Path) -> bool:
@@ -39,6 +50,8 @@ def _fault(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
 
 
 def _shrunk(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
+    if "auto" in (old["lrs"], new["lrs"]) and old["lrs"] != new["lrs"]:
+        return f"its lrs is {old['lrs']!r}, not {new['lrs']!r}"
     for name in ("schemes", "lrs"):
         missing = [value for value in old[name] if value not in new[name]]
         if missing:

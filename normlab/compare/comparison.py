@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -39,7 +40,8 @@ def compare(
 
     The same call goes on where the last one was stopped or killed; with more schemes, rates or seeds it does those too.
     After `minutes` the runs under way are saved and the standings are those so far (`left` counts what is missing).
-    Ctrl-C and SIGTERM do the same and raise KeyboardInterrupt. `command` is written down for the report.
+    Ctrl-C and SIGTERM do the same and raise KeyboardInterrupt. A run whose process is killed is started again from its
+    checkpoint, `config.retries` times at most. `command` is written down for the report.
     """
     _check(minutes)
     # Processes elsewhere may stand in another folder.
@@ -47,7 +49,7 @@ def compare(
     _make(path)
     with hold(path / "lock"):
         data = config.base.task_object.open(config.base, shown=shown)
-        write_about(path, config, data.facts(), command)
+        write_about(path, config, data, command)
         session = _Session(config, path, data.fingerprint, shown=shown)
         asked = session.work(minutes)
         rows = Store(path).rows()
@@ -67,12 +69,12 @@ class _Session:
     def __init__(self, config: CompareConfig, folder: Path, fingerprint: str, *, shown: bool):
         self.plan, self.folder, self.fingerprint = Plan(config), folder, fingerprint
         self.store = Store(folder)
-        ended = self.store.rows()
-        # What was stopped because it was stuck would be stuck again.
-        self.rows = (
-            [row for row in ended if row["state"] == "done" or row.get("stuck")] if config.repeat_failed else ended
-        )
+        # What was interrupted is tried again, what failed only where the user says so.
+        taken = ("done",) if config.repeat_failed else ("done", "failed")
+        self.rows = [row for row in self.store.rows() if row["state"] in taken]
         self.shown = shown
+        self.kills: Counter[str] = Counter()
+        """How often each run's process was killed in this call."""
         self.fault: NormLabError | None = None
         """What no run can go on with; those under way are saved first."""
 
@@ -110,29 +112,47 @@ class _Session:
 
     def _start_due(self, pool: Pool) -> None:
         under_way = {job.run.name for job in pool.running}
-        waiting = [run for run in self.plan.due(self.rows) if run.name not in under_way]
+        given_up = {name for name, kills in self.kills.items() if kills > self.plan.config.retries}
+        waiting = [run for run in self.plan.due(self.rows) if run.name not in under_way | given_up]
         for run in waiting:
             if not pool.is_free:
                 return
             pool.start(self._job(run))
 
     def _take_in(self, pool: Pool, view: View) -> None:
-        size = self.plan.size(self.rows)
-        view.update(size - self.plan.left(self.rows), size, pool.running)
+        self._show(view, pool.running)
         for _, answer in pool.wait(_LOOK_SECONDS):
             if isinstance(answer, NormLabError):
                 self.fault = self.fault or answer
+            elif answer is not None and answer["state"] == "interrupted":
+                self._count_kill(answer, view)
             # A run that was stopped has no row: it is due again.
             elif answer is not None:
                 self.store.append(answer)
                 self.rows.append(answer)
                 view.ended(answer)
 
+    def _count_kill(self, row: Row, view: View) -> None:
+        """Let a run whose process was killed be due again, or give it up for this call."""
+        self.kills[row["run"]] += 1
+        kills, retries = self.kills[row["run"]], self.plan.config.retries
+        if kills > retries:
+            self.store.append(row)
+            view.ended(row)
+        else:
+            what = f"{row['label']}, rate {row['lr']:g}, seed {row['seed']} ({row['role']}): {row['reason']}"
+            view.say(f"{what}; starting again from its last checkpoint ({kills} of {retries})")
+
+    def _show(self, view: View, running: Sequence[Job]) -> tuple[int, str]:
+        """Show how it stands: returns how many runs are missing, and the sum of all in words."""
+        size, missing, is_open = self.plan.size(self.rows), self.plan.left(self.rows), self.plan.is_open(self.rows)
+        view.update(size - missing, size, running, at_least=is_open)
+        return missing, f"{size - missing} of {'at least ' if is_open else ''}{size} runs"
+
     def _say_how_it_ended(self, view: View) -> None:
-        size, missing = self.plan.size(self.rows), self.plan.left(self.rows)
-        view.update(size - missing, size, [])
+        missing, words = self._show(view, [])
         if missing:
-            view.say(f"stopped: {size - missing} of {size} runs have ended; the same command goes on from here")
+            view.say(f"stopped: {words} have ended; the same command goes on from here")
 
     def _job(self, run: Planned) -> Job:
         return Job(run, self.folder / "runs" / run.name, self.fingerprint)

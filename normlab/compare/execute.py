@@ -8,7 +8,7 @@ import os
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from normlab.compare.plan import Planned
 from normlab.errors import NormLabError
@@ -67,16 +67,19 @@ def execute(job: Job) -> dict[str, Any] | None:
         raise
     except Exception as error:
         traceback.print_exc()
-        return lost(job, _in_one_line(error), began)
+        return lost(job, "failed", _in_one_line(error), began)
     return None if result.state == "stopped" else _row(job, result, began)
 
 
-def lost(job: Job, reason: str, began: str) -> dict[str, Any]:
-    """The row of a run whose end nobody saw: failed, as far as its metrics go."""
+def lost(job: Job, state: Literal["failed", "interrupted"], reason: str, began: str) -> dict[str, Any]:
+    """The row of a run that did not come to its end, as far as its metrics go.
+
+    Interrupted: its process was killed or lost, which says nothing of the run.
+    """
     last = last_step(job.folder) or {}
     seconds, tokens = last.get("seconds") or 0.0, last.get("tokens") or 0
     result = Result(
-        state="failed", reason=reason, steps=last.get("step") or 0, tokens=tokens,
+        state=state, reason=reason, steps=last.get("step") or 0, tokens=tokens,
         seconds=seconds, tokens_per_s=tokens / seconds if seconds else 0.0, peak_bytes=last.get("memory_bytes"),
         device=_device(job.folder),
     )  # fmt: skip
@@ -97,10 +100,10 @@ def last_step(folder: Path) -> dict[str, Any] | None:
 def _row(job: Job, result: Result, began: str) -> dict[str, Any]:
     run, metric = job.run, job.run.config.task_object.metric
     state, reason, value = result.state, result.reason, result.scores.get(metric.field)
+    # One that was stopped early because it is stuck: its loss is shown and, as that of any stuck run, in no mean.
+    state = "done" if state == "stuck" else state
     if state == "done" and (value is None or not math.isfinite(value)):
         state, reason = "failed", f"the {metric.title} is {value}"
-    # A run that was stopped early has no result to compare: its loss is that of fewer tokens.
-    state = "failed" if state == "stuck" else state
     return {
         "run": run.name, "scheme": run.scheme, "label": run.scheme, "lr": run.config.lr, "seed": run.config.seed,
         "role": run.role, "state": state, "reason": reason, "metric": metric.name,

@@ -1,24 +1,30 @@
-"""The runs of a comparison: which there are, and which can start, given those that have ended."""
+"""The runs of a comparison: which there are, and which can start, given those that have ended.
+
+With listed rates all tune runs are known at the start. With `lrs="auto"` each scheme's next tune runs follow from the
+results of the ones before, so the number of runs is a lower bound until every scheme has its rate (`is_open`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+from normlab.compare.bracket import index
 from normlab.compare.config import FIRST_TUNE_SEED, CompareConfig
-from normlab.compare.statistics import ranking
+from normlab.compare.tuning import AtRate, by_rate, pick
 from normlab.train.config import TrainConfig
 
 Row = Mapping[str, Any]
+Role = Literal["tune", "judge"]
 
 
 @dataclass(frozen=True)
 class Planned:
     """A run, and what it is for: `tune` runs pick a scheme's rate, `judge` runs say what it reaches there."""
 
-    role: Literal["tune", "judge"]
+    role: Role
     scheme: str
     config: TrainConfig
 
@@ -32,23 +38,30 @@ class Planned:
 
 
 class Plan:
-    """Which runs a comparison has follows from its configuration and from the rows so far, and from nothing else."""
+    """Which runs a comparison has follows from its configuration and from the rows so far, and from nothing else.
+
+    A run that was interrupted has not ended, whatever its row says.
+    """
 
     def __init__(self, config: CompareConfig):
         self.config = config
-        self.tune = self._tune_runs()
-        self._judge: dict[tuple[str, float], list[Planned]] = {}
+        self._seeds = range(FIRST_TUNE_SEED, FIRST_TUNE_SEED + config.tune_seeds)
+        self._runs: dict[tuple[str, float, int], Planned] = {}
+
+    def tune(self, rows: Sequence[Row] = ()) -> list[Planned]:
+        """The tune runs that are certain, given these rows, those that have ended included."""
+        if not self._is_tuned:
+            return []
+        searched = self._searched(rows)
+        return [run for scheme in self.config.names for run in self._tune_runs(scheme, self._wanted(searched[scheme]))]
 
     def rates(self, rows: Sequence[Row]) -> dict[str, float | None]:
         """The rate of each scheme whose tune runs have all ended; None where all of them failed."""
-        if len(self.config.lrs) == 1:
-            return dict.fromkeys(self.config.names, self.config.lrs[0])
-        names = {run.name for run in self.tune}
-        tuned = [row for row in rows if row["run"] in names]
-        per_scheme = {name: [row for row in tuned if row["scheme"] == name] for name in self.config.names}
-        needed = len(self.config.lrs) * self.config.tune_seeds
-        # Judged against itself: all that is asked for is the rate.
-        return {name: ranking(own, name)[0].lr for name, own in per_scheme.items() if len(own) == needed}
+        if not self._is_tuned:
+            return dict.fromkeys(self.config.names, self.config.first_rates[0])
+        metric, searched = self.config.base.task_object.metric, self._searched(rows)
+        ready = [scheme for scheme, own in searched.items() if set(self._wanted(own)) == own.keys()]
+        return {scheme: pick(searched[scheme], metric) for scheme in ready}
 
     def known(self, rows: Sequence[Row]) -> list[Planned]:
         """All runs that are certain so far, in the order in which they should start.
@@ -56,37 +69,73 @@ class Plan:
         Judge runs go seed by seed, so that what is there after a stop is paired.
         """
         judged = [self.judge(scheme, lr) for scheme, lr in self.rates(rows).items() if lr is not None]
-        return self.tune + [run for of_seed in zip(*judged, strict=True) for run in of_seed]
+        return self.tune(rows) + [run for of_seed in zip(*judged, strict=True) for run in of_seed]
 
     def due(self, rows: Sequence[Row]) -> list[Planned]:
         """The runs that have not ended and that nothing else must end for."""
-        ended = {row["run"] for row in rows}
+        ended = _ended(rows)
         return [run for run in self.known(rows) if run.name not in ended]
 
     def size(self, rows: Sequence[Row]) -> int:
-        """How many runs there will be; a scheme without a rate is not judged."""
+        """How many runs there will be, or are at least (`is_open`); a scheme without a rate is not judged."""
         rates = self.rates(rows)
         judged = [scheme for scheme in self.config.names if rates.get(scheme, 0.0) is not None]
-        return len(self.tune) + len(judged) * self.config.seeds
+        return len(self.tune(rows)) + len(judged) * self.config.seeds
+
+    def is_open(self, rows: Sequence[Row]) -> bool:
+        """Whether there may be more runs than `size` says: a search for a rate has not ended."""
+        return self.config.bracket is not None and len(self.rates(rows)) < len(self.config.names)
 
     def left(self, rows: Sequence[Row]) -> int:
         """How many of them have not ended."""
-        ended = {row["run"] for row in rows}
+        ended = _ended(rows)
         return self.size(rows) - sum(run.name in ended for run in self.known(rows))
 
     def judge(self, scheme: str, lr: float) -> list[Planned]:
         """The runs that judge a scheme at a rate."""
-        if (scheme, lr) not in self._judge:
-            seeds = range(self.config.seeds)
-            self._judge[scheme, lr] = [Planned("judge", scheme, self.config.run(scheme, lr, seed)) for seed in seeds]
-        return self._judge[scheme, lr]
+        return [self._run("judge", scheme, lr, seed) for seed in range(self.config.seeds)]
 
-    def _tune_runs(self) -> list[Planned]:
-        config = self.config
-        if len(config.lrs) == 1:
-            return []
-        seeds = range(FIRST_TUNE_SEED, FIRST_TUNE_SEED + config.tune_seeds)
-        return [
-            Planned("tune", scheme, config.run(scheme, lr, seed))
-            for scheme in config.names for lr in config.lrs for seed in seeds
-        ]  # fmt: skip
+    @property
+    def _is_tuned(self) -> bool:
+        return len(self.config.first_rates) > 1
+
+    def _wanted(self, own: Mapping[float, AtRate]) -> list[float]:
+        """The rates that a scheme is tried with, given the results at those where all seeds have ended."""
+        if self.config.bracket is None:
+            return list(self.config.first_rates)
+        metric = self.config.base.task_object.metric
+        return [*own, *self.config.bracket.next({lr: at_rate.score(metric) for lr, at_rate in own.items()}).due]
+
+    def _searched(self, rows: Sequence[Row]) -> dict[str, dict[float, AtRate]]:
+        """Scheme to rate to results, the rates at which all tune runs have ended, the lowest first."""
+        own: dict[str, list[Row]] = {scheme: [] for scheme in self.config.names}
+        for row in rows:
+            if self._has_tuned(row):
+                own[row["scheme"]].append(row)
+        whole = {scheme: by_rate(tuned, "tune") for scheme, tuned in own.items()}
+        return {
+            scheme: {lr: found[lr] for lr in sorted(found) if len(found[lr].values) == self.config.tune_seeds}
+            for scheme, found in whole.items()
+        }
+
+    def _has_tuned(self, row: Row) -> bool:
+        """Whether a row is of one of this comparison's tune runs."""
+        scheme, lr, seed = row["scheme"], row["lr"], row["seed"]
+        if row["role"] != "tune" or scheme not in self.config.names or seed not in self._seeds:
+            return False
+        is_rate = lr in self.config.first_rates if self.config.bracket is None else index(lr) is not None
+        return is_rate and row["run"] == self._run("tune", scheme, lr, seed).name
+
+    def _tune_runs(self, scheme: str, rates: Iterable[float]) -> list[Planned]:
+        return [self._run("tune", scheme, lr, seed) for lr in rates for seed in self._seeds]
+
+    def _run(self, role: Role, scheme: str, lr: float, seed: int) -> Planned:
+        # Seeds tell the roles apart. Kept, because a run's name is a hash that is asked for several times a second.
+        key = (scheme, lr, seed)
+        if key not in self._runs:
+            self._runs[key] = Planned(role, scheme, self.config.run(scheme, lr, seed))
+        return self._runs[key]
+
+
+def _ended(rows: Iterable[Row]) -> set[str]:
+    return {row["run"] for row in rows if row["state"] != "interrupted"}

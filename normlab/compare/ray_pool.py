@@ -40,7 +40,8 @@ class RayPool:
         self._slots = config.workers or gpus or max(1, int(has.get("CPU", 1)))
         cores = max(1, int(has.get("CPU", 1)) // self._slots)
         needs = {"num_cpus": cores, "num_gpus": min(1.0, gpus / self._slots)}
-        # A run that failed is a result: Ray must not try it again. A fresh process a run on GPUs, as on one machine.
+        # A run that failed is a result, and the comparison itself starts lost ones again: Ray must not try. A fresh
+        # process a run on GPUs, as on one machine.
         self._remote = self._ray.remote(max_retries=0, max_calls=1 if gpus else 0, **needs)(_perform)
         self._threads = cores
         self._tasks: dict[Any, _Task] = {}
@@ -86,7 +87,8 @@ class RayPool:
         except errors.RayError as error:
             if self._stopped:
                 return task.job, None
-            return task.job, lost(task.job, f"Ray lost it: {str(error).strip().partition(chr(10))[0]}", task.began)
+            reason = f"Ray lost it: {str(error).strip().partition(chr(10))[0]}"
+            return task.job, lost(task.job, "interrupted", reason, task.began)
 
 
 def _perform(job: Job, threads: int) -> dict[str, Any] | None:

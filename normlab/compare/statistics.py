@@ -14,26 +14,27 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
+from normlab.compare.tuning import AtRate, Edge, Row, by_rate, edge, pick
 from normlab.errors import NormLabError, unknown
 from normlab.student import shifted_outside, t_interval, t_outside
 from normlab.train.metrics import LOSS, Metric, metric_named
 
 Values = Mapping[int, float | None]
-"""Result of each seed; None, NaN and infinities are runs that failed."""
+"""Result of each seed; None, NaN and infinities are runs that failed or were stuck."""
 
-Row = Mapping[str, Any]
 Verdict = Literal[
-    "baseline", "better", "worse", "no difference shown", "one seed", "unreliable", "failed", "not judged", "no pairs"
-]
+    "baseline", "better", "worse", "no difference shown", "one seed", "unreliable", "failed", "stuck", "not judged",
+    "no pairs",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """The mean of a - b over the seeds that both finished, and how sure it is.
+    """The mean of a - b over the seeds with which both trained, and how sure it is.
 
     With one pair there is a mean and nothing else: no interval, no p-value, no claim.
     """
@@ -66,30 +67,59 @@ class Standing:
     label: str
     verdict: Verdict
     lr: float | None = None
-    edge: Literal["largest", "smallest"] | None = None
+    edge: Edge | None = None
     """Whether the picked rate is at an end of the grid, so that a better one may lie beyond it."""
 
     values: dict[int, float | None] = field(default_factory=dict)
-    """Judge seed to result at the picked rate; None is a run that failed."""
+    """Judge seed to result at the picked rate; None is a run that failed or was stuck."""
 
-    tuned: dict[int, float | None] = field(default_factory=dict)
-    """The same for the tune seeds that picked the rate."""
+    stuck: dict[int, float] = field(default_factory=dict)
+    """Judge seeds whose run was stuck, and what it ended at: never part of a mean or a difference."""
+
+    tune: dict[float, AtRate] = field(default_factory=dict)
+    """Results of the tune runs, by rate."""
 
     difference: Difference | None = None
-    """To the baseline; None for the baseline itself and where no seed finished in both."""
+    """To the baseline; None for the baseline itself and where no seed trained in both."""
 
-    failed_tune: int = 0
+    interrupted: int = 0
+    """Runs whose process was killed: they say nothing of the scheme."""
     metric: Metric = LOSS
     """What the values are of."""
 
     @property
     def finished(self) -> list[float]:
+        """Results of the judge runs that trained."""
         return [value for value in self.values.values() if value is not None]
 
     @property
     def failed(self) -> int:
         """Judge runs without a result."""
+        return self.lost - len(self.stuck)
+
+    @property
+    def lost(self) -> int:
+        """Judge runs that failed or were stuck: with any, a scheme is never called better."""
         return len(self.values) - len(self.finished)
+
+    @property
+    def tuned(self) -> dict[int, float | None]:
+        """Tune seed to result at the picked rate."""
+        return self.tune[self.lr].values if self.lr in self.tune else {}
+
+    @property
+    def failed_tune(self) -> int:
+        return sum(own.lost - len(own.stuck) for own in self.tune.values())
+
+    @property
+    def stuck_tune(self) -> int:
+        return sum(len(own.stuck) for own in self.tune.values())
+
+    @property
+    def detectable(self) -> float | None:
+        """The true difference to the baseline that these seeds show four times out of five."""
+        found = self.difference
+        return None if found is None or not found.sd else minimum_detectable(found.n, found.sd, found.level)
 
     @property
     def mean(self) -> float | None:
@@ -161,8 +191,9 @@ def outsiders(own: Standing, level: float = 0.999) -> list[float]:
 def ranking(rows: Iterable[Row], baseline: str, level: float = 0.95) -> list[Standing]:
     """Every scheme's standing, best mean first, then those that cannot be placed.
 
-    The rate is picked on `tune` rows alone and judged on `judge` rows alone, which must have other seeds. A scheme
-    with a failed judge run is never called better.
+    The rate is picked on `tune` rows alone and judged on `judge` rows alone, which must have other seeds. Means and
+    differences are over the runs that trained; a scheme with a judge run that failed or was stuck is never called
+    better.
     """
     _check_level(level)
     by_scheme = _by_scheme(rows)
@@ -173,7 +204,7 @@ def ranking(rows: Iterable[Row], baseline: str, level: float = 0.95) -> list[Sta
     base = judged[baseline]
     standings = [_against(own, base, each) for own in judged.values()]
     sign = base.metric.sign
-    return sorted(standings, key=lambda own: (own.mean is None, own.failed > 0, sign * (own.mean or 0.0), own.scheme))
+    return sorted(standings, key=lambda own: (own.mean is None, own.lost > 0, sign * (own.mean or 0.0), own.scheme))
 
 
 def simultaneous(level: float, schemes: int) -> float:
@@ -184,9 +215,9 @@ def simultaneous(level: float, schemes: int) -> float:
 def winner(standings: Sequence[Standing], level: float = 0.95) -> Standing | None:
     """The scheme shown to be better than every other one, or None: nobody is named while an interval spans zero.
 
-    A scheme with a failed judge run neither wins nor stands in the way.
+    A scheme with a judge run that failed or was stuck neither wins nor stands in the way.
     """
-    placed = [own for own in standings if own.finished and not own.failed]
+    placed = [own for own in standings if own.finished and not own.lost]
     if len(placed) < 2:
         return None
     each = simultaneous(level, len(standings))
@@ -209,69 +240,35 @@ def _by_scheme(rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 def _judge(scheme: str, rows: Sequence[Row]) -> Standing:
     """A scheme before it is compared: its rate and its results at that rate."""
-    tune = _by_rate(rows, "tune")
-    judge = _by_rate(rows, "judge")
+    tune, judge = by_rate(rows, "tune"), by_rate(rows, "judge")
     _check_seeds(scheme, tune, judge)
     metric = metric_named(str(rows[0].get("metric", LOSS.name)))
-    lr = _pick(tune, metric) if tune else next(iter(judge)) if len(judge) == 1 else None
-    values = judge.get(lr, {}) if lr is not None else {}
-    failed_tune = sum(value is None for results in tune.values() for value in results.values())
+    lr = pick(tune, metric) if tune else next(iter(judge)) if len(judge) == 1 else None
+    at_rate = judge.get(lr, AtRate()) if lr is not None else AtRate()
     verdict: Verdict = "not judged"
-    if (tune and lr is None) or (values and not _finished(values)):
-        verdict = "failed"
-    label = str(rows[0].get("label") or scheme)
+    if (tune and lr is None) or (at_rate.values and not at_rate.trained):
+        verdict = "stuck" if at_rate.stuck else "failed"
     return Standing(
-        scheme=scheme, label=label, verdict=verdict, lr=lr, edge=_edge(lr, tune), values=values,
-        tuned=tune.get(lr, {}) if lr is not None else {}, failed_tune=failed_tune, metric=metric,
+        scheme=scheme, label=str(rows[0].get("label") or scheme), verdict=verdict, lr=lr, edge=edge(lr, tune),
+        values=at_rate.values, stuck=at_rate.stuck, tune=tune, metric=metric,
+        interrupted=sum(row["state"] == "interrupted" for row in rows),
     )  # fmt: skip
-
-
-def _by_rate(rows: Sequence[Row], role: str) -> dict[float, dict[int, float | None]]:
-    """Rate to seed to result; None for a run that failed, whatever number it left."""
-    grouped: dict[float, dict[int, float | None]] = {}
-    for row in rows:
-        if row["role"] == role:
-            value = row["value"] if row["state"] == "done" else None
-            usable = value is not None and math.isfinite(value)
-            grouped.setdefault(row["lr"], {})[row["seed"]] = value if usable else None
-    return grouped
-
-
-def _pick(tune: Mapping[float, Values], metric: Metric) -> float | None:
-    """The rate with the best mean among those without a failure and with as many seeds as any; ties go to the lower.
-
-    Where every rate failed somewhere, the one with the fewest failures; None where nothing finished.
-    """
-    most = max(len(values) for values in tune.values())
-    whole = {lr: values for lr, values in tune.items() if len(values) == most and _finished(values)}
-
-    def key(lr: float) -> tuple[int, float, float]:
-        results = _finished(whole[lr])
-        return most - len(results), metric.sign * sum(results.values()) / len(results), lr
-
-    return min(whole, key=key, default=None)
-
-
-def _edge(lr: float | None, tune: Mapping[float, Values]) -> Literal["largest", "smallest"] | None:
-    if lr is None or len(tune) < 2:
-        return None
-    return "largest" if lr == max(tune) else "smallest" if lr == min(tune) else None
 
 
 def _against(own: Standing, base: Standing, level: float) -> Standing:
     """The standing with its difference to the baseline and the verdict that follows."""
     if own is base:
-        return own if own.verdict == "failed" or not own.values else replace(own, verdict="baseline")
+        return replace(own, verdict="baseline") if own.finished else own
     if not own.finished:
         return own
     if not _finished(own.values).keys() & _finished(base.values).keys():
-        return replace(own, verdict="unreliable" if own.failed else "no pairs")
+        return replace(own, verdict="unreliable" if own.lost else "no pairs")
     difference = paired(own.values, base.values, level)
     return replace(own, verdict=_verdict(own, difference), difference=difference)
 
 
 def _verdict(own: Standing, difference: Difference) -> Verdict:
-    if own.failed:
+    if own.lost:
         return "unreliable"
     if difference.n == 1:
         return "one seed"
@@ -290,8 +287,8 @@ def _p_value(mean: float, error: float, df: int) -> float:
     return t_outside(abs(mean) / error, df)
 
 
-def _check_seeds(scheme: str, tune: Mapping[float, Values], judge: Mapping[float, Values]) -> None:
-    both = {s for values in tune.values() for s in values} & {s for values in judge.values() for s in values}
+def _check_seeds(scheme: str, tune: Mapping[float, AtRate], judge: Mapping[float, AtRate]) -> None:
+    both = {s for own in tune.values() for s in own.values} & {s for own in judge.values() for s in own.values}
     if both:
         raise NormLabError(
             f"{scheme}: seed {min(both)} both picked the rate and judges it; judge with seeds that tuning has not seen"

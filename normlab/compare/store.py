@@ -30,7 +30,7 @@ class Store:
         self.path = self.folder / "rows.jsonl"
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Add the row of a run that has ended, done or failed."""
+        """Add the row of a run that has ended: done, failed, or interrupted (its process was killed)."""
         wrong = _fault(row)
         if wrong:
             raise NormLabError(f"cannot store the row of run {row.get('run')!r}: {wrong}")
@@ -169,7 +169,7 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "lr": (_is_rate, "a positive number"),
     "seed": (_is_count, "a whole number"),
     "role": (lambda value: value in ("tune", "judge"), "'tune' or 'judge'"),
-    "state": (lambda value: value in ("done", "failed"), "'done' or 'failed'"),
+    "state": (lambda value: value in ("done", "failed", "interrupted"), "'done', 'failed' or 'interrupted'"),
     "reason": (_or_none(_is_text), "text or null"),
     "metric": (_is_text, "a name"),
     "value": (_or_none(_is_number), "a number or null"),

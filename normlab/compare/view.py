@@ -29,14 +29,16 @@ class View:
         if self._bar is not None:
             self._all = self._bar.add_task("comparison", total=None, facts="", left="")
 
-    def update(self, ended: int, runs: int, running: Sequence[Job]) -> None:
-        """Show how it stands: `ended` of `runs`, and these under way."""
+    def update(self, ended: int, runs: int, running: Sequence[Job], *, at_least: bool = False) -> None:
+        """Show how it stands: `ended` of `runs`, and these under way; `at_least`: there may be more than `runs`."""
         if not self._live.shown:
             return
         last = {job: last_step(job.folder) or {} for job in running}
         done = ended * self._steps + sum(step.get("step", 0) for step in last.values())
-        facts = f"{ended} of {runs} runs"
+        bound = "at least " if at_least else ""
+        facts = f"{ended} of {bound}{runs} runs"
         left = self._left(done, runs * self._steps)
+        left = left and bound + left
         if self._bar is not None:
             self._bar.update(self._all, completed=done, total=runs * self._steps, facts=facts, left=left)
             self._show_runs(last)
@@ -49,8 +51,8 @@ class View:
         self.say(f"{row['label']}, rate {row['lr']:g}, seed {row['seed']} ({row['role']}): {self._outcome(row)}")
 
     def _outcome(self, row: dict[str, Any]) -> str:
-        if row["value"] is None:
-            return row["reason"] if row.get("stuck") else f"failed: {row['reason']}"
+        if row["state"] != "done":
+            return f"{row['state']}: {row['reason']}"
         stuck = f", {where(self._metric.guess, row['unigram_entropy'], row['loss'])}" if row.get("stuck") else ""
         return f"{self._metric.field} {row['value']:.4f}{stuck}"
 

@@ -60,7 +60,7 @@ def places(config: CompareConfig) -> list[Place]:
         count = config.workers or len(named)
         return [Place(max(1, cores // count), named[i % len(named)], once=True) for i in range(count)]
     # From the plan and not from what is left of it: the number of threads moves the last digits of a result.
-    at_once = len(config.names) * max(config.seeds, len(config.lrs) * config.tune_seeds)
+    at_once = len(config.names) * max(config.seeds, len(config.first_rates) * config.tune_seeds)
     count = config.workers or min(cores, at_once)
     return [Place(max(1, cores // count))] * count
 
@@ -185,12 +185,13 @@ class _Worker:
         # Told to stop before its run had begun, or idle: nothing is lost.
         if self.job is None or self._stopped:
             return None
-        if not self._is_ready:
+        code = self._process.exitcode or 0
+        if not self._is_ready and code >= 0:
             return NormLabError(
-                f"a worker cannot start ({_cause(self._process.exitcode or 0)}); "
+                f"a worker cannot start ({_cause(code)}); "
                 "a script that calls compare must do so under if __name__ == '__main__'"
             )
-        return lost(self.job, _cause(self._process.exitcode or 0), self._began)
+        return lost(self.job, "interrupted", _cause(code), self._began)
 
 
 def _cause(code: int) -> str:

@@ -9,8 +9,9 @@ from typing import Any
 from normlab.errors import NormLabError
 from normlab.files import write_atomically
 from normlab.report import tables
-from normlab.report.load import Results, Run, find, load
-from normlab.report.numbers import NONE, count, listed, rate
+from normlab.report.header import facts
+from normlab.report.load import Results, find, load
+from normlab.report.numbers import listed, rate
 from normlab.report.page import Section, render, section
 from normlab.report.plots import plot_data
 from normlab.report.verdict import level_note, verdict
@@ -43,7 +44,7 @@ def page(results: Results, smoothing: float = 0.6) -> str:
         headline=words.headline,
         findings=words.findings,
         cautions=words.cautions,
-        facts=_facts(results),
+        facts=facts(results),
         scripts=("comparison.js",),
     )
 
@@ -66,26 +67,6 @@ def _title(results: Results) -> str:
     if results.kind == "run":
         return f"Run {results.runs[0].id}"
     return f"Comparison of {listed(names)}" if names else "Comparison"
-
-
-def _facts(results: Results) -> list[tuple[str, str]]:
-    """The line under the title: what was run, on what."""
-    tokens = sorted({t for run in results.runs if run.state == "done" and (t := run.row.get("tokens"))})
-    devices = list(dict.fromkeys(str(d) for run in results.runs if (d := run.row.get("device"))))
-    facts = _about_run(results.runs[0]) if results.kind == "run" else _about_runs(results.runs)
-    facts += [("tokens a run", " to ".join(dict.fromkeys(count(t) for t in (tokens[0], tokens[-1]))))] if tokens else []
-    facts += [("device", listed(devices))] if devices else []
-    return facts
-
-
-def _about_run(run: Run) -> list[tuple[str, str]]:
-    facts = {"scheme": run.label, "state": run.state, "rate": rate(run.lr), "seed": str(run.seed)}
-    return [(name, value) for name, value in facts.items() if value not in (NONE, "None")]
-
-
-def _about_runs(runs: list[Run]) -> list[tuple[str, str]]:
-    failed = sum(run.state == "failed" for run in runs)
-    return [("runs", f"{len(runs)}" + (f", {failed} failed" if failed else ""))]
 
 
 def _sections(results: Results, data: dict[str, Any]) -> list[Section]:

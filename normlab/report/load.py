@@ -27,7 +27,7 @@ class Run:
     scheme: str
     label: str
     state: str
-    """done, failed, stopped, stuck, running, or unknown."""
+    """done, failed, interrupted, stopped, stuck, running, or unknown."""
 
     lr: float | None = None
     seed: int | None = None
@@ -40,6 +40,16 @@ class Run:
     config: Table = field(default_factory=dict)
     versions: Table = field(default_factory=dict)
     metrics: Metrics = field(default_factory=Metrics)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether its loss never got clearly below the entropy of single tokens; rows of version 0.1 do not say."""
+        return self.state in ("done", "stuck") and bool(self.row.get("stuck"))
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it is no part of any mean."""
+        return self.state in ("failed", "interrupted") or self.is_stuck
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +84,12 @@ class Results:
         return next((own for own in self.standings if own.scheme == scheme), None)
 
     def chosen(self, scheme: str) -> list[Run]:
-        """The runs that speak for a scheme: judge runs at its rate, else tune runs there, else all it has."""
-        own = [run for run in self.runs if run.scheme == scheme]
+        """The runs that speak for a scheme: judge runs at its rate, else tune runs there, else all it has.
+
+        Those that failed or were stuck only where it has no others.
+        """
+        of_scheme = [run for run in self.runs if run.scheme == scheme]
+        own = [run for run in of_scheme if not run.is_lost] or of_scheme
         standing = self.standing(scheme)
         at_rate = [run for run in own if standing is None or standing.lr is None or run.lr == standing.lr]
         return [run for run in at_rate if run.role == "judge"] or at_rate or own
@@ -88,7 +102,9 @@ def load(folder: str | Path) -> Results:
         return _comparison(folder)
     if any((folder / name).is_file() for name in ("metrics.jsonl", "status.json", "config.json")):
         run = _run_in(folder, {})
-        return Results(folder=folder, kind="run", runs=[run], about=run.config, metric=_metric_of(run))
+        # A run's file has its versions and its command beside the configuration.
+        about = _read_table(folder / "config.json")
+        return Results(folder=folder, kind="run", runs=[run], about=about, metric=_metric_of(run))
     if not folder.is_dir():
         raise NormLabError(f"there is no folder {folder}; expected one that normlab train or normlab compare made")
     raise NormLabError(

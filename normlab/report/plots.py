@@ -68,7 +68,7 @@ def _curve(results: Results, run: Run, train_stride: int, eval_stride: int) -> d
         "lr": run.lr,
         "seed": run.seed,
         "role": run.role,
-        "failed": run.state == "failed",
+        "lost": run.is_lost,
         "train": _points(run.metrics.step, "loss", train_stride),
         "eval": _points(evaluations, results.metric.field, eval_stride),
     }
@@ -83,7 +83,7 @@ def _rates(results: Results) -> list[dict[str, Any]]:
     return [
         {
             "scheme": results.schemes.index(run.scheme), "lr": run.lr, "seed": run.seed, "role": run.role,
-            "value": run.value if run.state == "done" else None,
+            "value": run.value if run.state == "done" else None, "stuck": run.is_stuck,
         }
         for run in results.runs
         if run.role is not None and run.lr is not None and run.state in ("done", "failed")

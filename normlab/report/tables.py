@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any
 
 from normlab.compare.statistics import Standing
+from normlab.report.cautions import digits
 from normlab.report.load import Results, Run
 from normlab.report.metrics import number
 from normlab.report.numbers import NONE, count, duration, fixed, memory, rate, signed
 from normlab.report.sharing import sharing
-from normlab.report.verdict import digits, where
+from normlab.report.verdict import where
 from normlab.train.metrics import TITLES, Metric
 
-MARKS = {"no difference shown": "≈", "failed": "✕", "unreliable": "✕"}
+MARKS = {"no difference shown": "≈", "failed": "✕", "unreliable": "✕", "stuck": "✕"}
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,12 @@ class Table:
     sortable: bool = True
     note: str = ""
 
+    def filled(self) -> Table:
+        """The same without columns that say nothing, for which there is no room on a page."""
+        kept = [k for k in range(len(self.columns)) if any(row[k].text not in ("", NONE) for row in self.rows)]
+        rows = [[row[k] for k in kept] for row in self.rows]
+        return replace(self, columns=[self.columns[k] for k in kept], rows=rows) if self.rows else self
+
 
 def figure(text: str, value: Any) -> Cell:
     """A number as it is shown and as it sorts."""
@@ -60,11 +67,11 @@ def ranking_table(results: Results) -> Table:
     base = results.label(results.baseline or "")
     columns = [
         Column("Scheme"), Column(results.metric.title.capitalize(), True), Column(f"Against {base}", True),
-        Column("Interval"), Column("Verdict"), *_beside(results), Column("Rate", True), Column("Seeds", True),
+        Column("Interval"), Column("Detectable", True), Column("Verdict"), *_beside(results), Column("Rate", True),
+        Column("Seeds", True),
     ]  # fmt: skip
     places = digits(results)
-    rows = [_standing_row(results, own, places) for own in results.standings]
-    return Table("Ranking", columns, rows)
+    return Table("Ranking", columns, [_standing_row(results, own, places) for own in results.standings]).filled()
 
 
 def _beside(results: Results) -> list[Column]:
@@ -78,22 +85,29 @@ def _standing_row(results: Results, own: Standing, places: int) -> list[Cell]:
     if difference is not None and difference.low is not None:
         low = difference.low
         interval = f"{signed(low, places)} to {signed(difference.high, places)}"
-    seeds = str(len(own.values)) if not own.failed else f"{len(own.finished)} of {len(own.values)}"
     edge = f" ({own.edge})" if own.edge else ""
     mark = _mark(own.verdict, results.metric)
     judged = [run for run in results.runs if run.scheme == own.scheme and run.role == "judge" and run.lr == own.lr]
-    done = [run for run in judged if run.state == "done"]
+    done = [run for run in judged if run.state == "done" and not run.is_stuck]
     others = [_mean(run.row.get(name) for run in done) for name in results.metric.beside]
     return [
         Cell(own.label, own.label.lower(), scheme=results.schemes.index(own.scheme)),
         figure(fixed(own.mean, places), own.mean),
         figure(signed(difference.mean if difference else None, places), difference.mean if difference else None),
         Cell(interval, low, whole=True),
+        figure(fixed(own.detectable, places), own.detectable),
         Cell(f"{mark} {own.verdict}".strip(), own.verdict, tone=own.verdict.replace(" ", "-")),
         *(figure(fixed(value), value) for value in others),
         figure(rate(own.lr) + edge, own.lr),
-        figure(seeds, len(own.finished)),
+        figure(_seeds(own), len(own.finished)),
     ]
+
+
+def _seeds(own: Standing) -> str:
+    """Judge seeds that trained, and what became of the others."""
+    share = str(len(own.values)) if not own.lost else f"{len(own.finished)} of {len(own.values)}"
+    lost = ((len(own.stuck), "stuck"), (own.failed, "failed"))
+    return ", ".join([share, *(f"{number} {what}" for number, what in lost if number)])
 
 
 def _mark(verdict: str, metric: Metric) -> str:
@@ -117,7 +131,8 @@ def cost(runs: Sequence[Run]) -> Cost:
     done = [run for run in runs if run.state == "done"] or list(runs)
     return Cost(
         speed=_median(run.metrics.tokens_per_s or run.row.get("tokens_per_s") for run in done),
-        mfu=_median(run.metrics.mfu for run in done),
+        # The peak of a CPU is a guess that the size of a product moves, and small models are far from it.
+        mfu=_median(run.metrics.mfu for run in done if run.row.get("peak_bytes") is not None),
         peak=_median(run.row.get("peak_bytes") for run in done),
         seconds=_median(run.row.get("seconds") for run in done),
     )
@@ -137,7 +152,7 @@ def speed_table(results: Results) -> Table:
         keep = [0, 1, 3, 4, 6]
         columns, rows = [columns[k] for k in keep], [[row[k] for k in keep] for row in rows]
     note = f"{len(together)} of {len(spoken)} runs shared a GPU with another run, which took its part of the speed."
-    return Table("Speed and memory", columns, rows, note=f"{note} Ratios are left out." if together else "")
+    return Table("Speed and memory", columns, rows, note=f"{note} Ratios are left out." if together else "").filled()
 
 
 def _cost_row(results: Results, k: int, scheme: str, base: Cost, *, alone: bool) -> list[Cell]:
@@ -161,19 +176,20 @@ def run_table(results: Results) -> Table:
     columns += [Column("Rate", True), Column("Seed", True), Column("State")]
     columns += [Column(results.metric.title.capitalize(), True), *_beside(results)]
     columns += [Column("Tokens", True), Column("Remark")]
-    return Table("All runs", columns, [_run_row(results, run) for run in results.runs])
+    return Table("All runs", columns, [_run_row(results, run) for run in results.runs]).filled()
 
 
 def _run_row(results: Results, run: Run) -> list[Cell]:
     value = run.value if run.row.get("value") is not None else number(run.row.get(results.metric.field))
     others = [run.row.get(name) for name in results.metric.beside]
+    state = "stuck" if run.is_stuck else run.state
     return [
-        Cell(run.id, run.id, whole=len(run.id) < 32),
+        Cell(run.id, run.id),
         Cell(run.label, run.label.lower(), scheme=results.schemes.index(run.scheme)),
         Cell(run.role or NONE, run.role or ""),
         figure(rate(run.lr), run.lr),
         figure(NONE if run.seed is None else str(run.seed), run.seed),
-        Cell(run.state, run.state, tone=run.state),
+        Cell(state, state, tone=state),
         figure(fixed(value), value),
         *(figure(fixed(other), other) for other in others),
         figure(count(run.row.get("tokens")), run.row.get("tokens")),

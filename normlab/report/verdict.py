@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from normlab.compare.statistics import Difference, Standing, minimum_detectable, outsiders, simultaneous, winner
+from normlab.compare.statistics import Difference, Standing, simultaneous, winner
+from normlab.report.cautions import cautions, digits, edges_in_brief
 from normlab.report.load import Results, Run
-from normlab.report.numbers import count, decimals, fixed, listed, rate
+from normlab.report.numbers import count, fixed, listed, rate
 from normlab.train.metrics import Metric
+from normlab.words import counted
 
 
 @dataclass(frozen=True)
@@ -24,18 +26,14 @@ def verdict(results: Results) -> Verdict:
     """The verdict on a comparison or on a single run."""
     if results.kind == "run":
         return _on_run(results.runs[0], results.metric)
-    failures = [line for scheme in results.schemes if (line := _failures(results, scheme))]
+    tellers = (_failures, _stuck)
+    lost = [line for scheme in results.schemes for tell in tellers if (line := tell(results, scheme))]
     if results.problem:
-        return Verdict(f"No verdict: {results.problem}.", failures, _unfinished(results))
+        return Verdict(f"No verdict: {results.problem}.", lost, cautions(results))
     findings = [line for own in results.standings if (line := _finding(results, own))]
-    cautions = [*_edges(results), *_surprises(results), *_resolution(results), *_unfinished(results)]
-    return Verdict(_headline(results), findings + failures, cautions)
-
-
-def digits(results: Results) -> int:
-    """Decimals that suit the uncertainty of the differences in this comparison."""
-    differences = [own.difference for own in results.standings]
-    return decimals(d.high - d.low for d in differences if d is not None and d.high is not None and d.low is not None)
+    # What a claim rests on stands beside it, not below it.
+    headline = [_claim(results), _stuck_in_brief(results), edges_in_brief(results)]
+    return Verdict(" ".join(filter(None, headline)), findings + lost, cautions(results))
 
 
 def where(run: Run) -> str:
@@ -51,23 +49,23 @@ def where(run: Run) -> str:
     return f"{reason}, layer {layer}" if layer and str(layer) not in reason else reason
 
 
-def _headline(results: Results) -> str:
+def _claim(results: Results) -> str:
     best, base = winner(results.standings, results.level), results.label(results.baseline or "")
-    better_result = f"a {results.metric.comparative} {results.metric.title}"
+    better_result, budget = f"a {results.metric.comparative} {results.metric.title}", _budget(results)
     if best is not None:
         return _of_winner(results, best, base)
     if not any(own.finished for own in results.standings):
         return "No verdict: no scheme has a finished judge run at its picked rate."
     better = [own.label for own in results.standings if own.verdict == "better"]
     if len(better) > 1:
-        return f"{listed(better)} reach {better_result} than {base}; which of them is best is not shown."
+        return f"{listed(better)} reach {better_result} than {base}{budget}; which of them is best is not shown."
     if better:
-        return f"{better[0]} reaches {better_result} than {base}; that it is the best of all is not shown."
+        return f"{better[0]} reaches {better_result} than {base}{budget}; that it is the best of all is not shown."
     if not any(own.difference for own in results.standings):
         return "No verdict: there is nothing to compare yet."
     if all(own.difference.n == 1 for own in results.standings if own.difference):
         return "No winner: one seed for each scheme shows no difference."
-    return f"No winner: no scheme is shown to reach {better_result} than {base}."
+    return f"No winner: no scheme is shown to reach {better_result} than {base}{budget}."
 
 
 def _of_winner(results: Results, best: Standing, base: str) -> str:
@@ -79,15 +77,39 @@ def _of_winner(results: Results, best: Standing, base: str) -> str:
     # By how much it is better, from the least to the most.
     size, *ends = (-metric.sign * x if x is not None else None for x in (found.mean, found.low, found.high))
     least, most = sorted(ends, key=lambda end: end or 0.0)
-    sure = f"{share} interval {fixed(least, places)} to {fixed(most, places)}, {_seeds(found.n)}"
+    sure = f"{share} interval {fixed(least, places)} to {fixed(most, places)}, {counted(found.n, 'seed')}"
     side = "above" if metric.higher else "below"
-    return f"{best.label} reaches {best_result}: {fixed(size, places)} {side} {base} ({sure})."
+    rates = dict.fromkeys(rate(own.lr) for own in (best, results.standing(results.baseline or "")) if own and own.lr)
+    held = f"{_budget(results)}, rate{'s' * (len(rates) > 1)} {listed(rates)}" if rates else _budget(results)
+    return (
+        f"{best.label} reaches {best_result}: {fixed(size, places)} {side} {base} ({sure};{held.removeprefix(' at')})."
+    )
+
+
+def _budget(results: Results) -> str:
+    """What a claim holds for: another budget may show another order."""
+    tokens = [t for run in results.runs if run.state == "done" and (t := run.row.get("tokens"))]
+    return f" at {count(max(tokens))} tokens a run" if tokens else ""
+
+
+def _stuck_in_brief(results: Results) -> str:
+    """Schemes with stuck judge runs, for the headline."""
+    parts = [f"{own.label} was stuck with {_share(len(own.stuck), own)}" for own in results.standings if own.stuck]
+    return f"{listed(parts)}." if parts else ""
+
+
+def _share(number: int, own: Standing) -> str:
+    total = len(own.values)
+    return f"all {total} judging seeds" if number == total > 1 else f"{number} of {counted(total, 'judging seed')}"
 
 
 def _finding(results: Results, own: Standing) -> str | None:
     base, difference = results.label(results.baseline or ""), own.difference
     if own.verdict == "not judged":
         return f"{own.label} is not judged: it has no judge run at its picked rate."
+    if own.verdict == "stuck":
+        ends = listed(dict.fromkeys(fixed(value, 3) for value in own.stuck.values()))
+        return f"{own.label} did not train at its rate ({rate(own.lr)}): it ended at {ends}."
     if own.verdict == "no pairs":
         return f"{own.label} shares no finished seed with {base}, so it cannot be compared."
     if difference is None:
@@ -98,21 +120,28 @@ def _finding(results: Results, own: Standing) -> str | None:
     if own.verdict == "one seed":
         return f"{own.label}: {mean}, from one seed: no interval, no claim."
     if own.verdict == "unreliable":
-        failed = f"{own.failed} of {len(own.values)} judge runs failed"
-        return f"{own.label}: {mean} where both finished ({_seeds(difference.n)}), but {failed}: no claim."
+        lost = [f"{number} {what}" for number, what in ((own.failed, "failed"), (len(own.stuck), "stuck")) if number]
+        seeds = counted(difference.n, "seed")
+        return (
+            f"{own.label}: {mean} where both trained ({seeds}), but of {len(own.values)} judge runs {listed(lost)}: "
+            "no claim."
+        )
     interval = _interval_words(difference, places)
     if own.verdict == "no difference shown":
-        return f"{own.label}: no difference to {base} shown; {interval} spans zero."
+        return f"{own.label}: no difference to {base} shown; {interval} spans zero{_power(own, places)}."
     return f"{own.label} is {own.verdict}: {mean}; {interval}."
 
 
 def _interval_words(difference: Difference, places: int) -> str:
     low, high = fixed(difference.low, places), fixed(difference.high, places)
-    return f"the interval from {low} to {high} ({_seeds(difference.n)})"
+    return f"the interval from {low} to {high} ({counted(difference.n, 'seed')})"
 
 
-def _seeds(n: int) -> str:
-    return "1 seed" if n == 1 else f"{n} seeds"
+def _power(own: Standing, places: int) -> str:
+    """What so many seeds could have shown."""
+    if own.detectable is None:
+        return ""
+    return f"; a true difference of {fixed(own.detectable, places)} would be shown four times out of five"
 
 
 def _failures(results: Results, scheme: str) -> str | None:
@@ -128,46 +157,17 @@ def _failures(results: Results, scheme: str) -> str | None:
     return f"{results.label(scheme)}: {share} failed; {example}."
 
 
-def _edges(results: Results) -> list[str]:
-    """Rates at an end of the grid, schemes of the same rate in one sentence."""
-    alike: dict[tuple[str, float], list[str]] = {}
-    for own in results.standings:
-        if own.edge and own.lr is not None:
-            alike.setdefault((own.edge, own.lr), []).append(own.label)
-    return [
-        f"The best rate of {listed(labels)} is the {edge} tried ({rate(lr)}): a better one may lie beyond it."
-        for (edge, lr), labels in alike.items()
-    ]
-
-
-def _surprises(results: Results) -> list[str]:
-    """Schemes whose seeds disagree: what picked the rate tells nothing of what judges it."""
-    places = digits(results)
-    found = [(own, [fixed(value, places) for value in far]) for own in results.standings if (far := outsiders(own))]
-    return [
-        f"{own.label} ended at {listed(far)} with {'a seed' if len(far) == 1 else 'seeds'} that picked its rate, at "
-        f"{fixed(min(own.finished), places)} to {fixed(max(own.finished), places)} with those that judge it: seeds "
-        "decide how well it trains. --tune-seeds 3 makes a surer choice."
-        for own, far in found
-    ]
-
-
-def _resolution(results: Results) -> list[str]:
-    """What so many seeds could have shown, where something was not shown."""
-    open_ = [own.difference for own in results.standings if own.verdict == "no difference shown" and own.difference]
-    sizes = [minimum_detectable(d.n, d.sd, d.level) for d in open_ if d.sd]
-    if not sizes:
-        return []
-    smallest = fixed(max(sizes), digits(results))
-    return [f"With these seeds and this spread, a true difference of {smallest} is shown four times out of five."]
-
-
-def _unfinished(results: Results) -> list[str]:
-    waiting = [run for run in results.runs if run.state not in ("done", "failed")]
-    if not waiting:
-        return []
-    verb = "has" if len(waiting) == 1 else "have"
-    return [f"{len(waiting)} of {len(results.runs)} runs {verb} not ended; this shows what there is so far."]
+def _stuck(results: Results, scheme: str) -> str | None:
+    """How many runs of a scheme were stuck, at which rates."""
+    ended = [run for run in results.runs if run.scheme == scheme and run.state in ("done", "failed")]
+    stuck = [run for run in ended if run.is_stuck]
+    if not stuck:
+        return None
+    rates = listed(dict.fromkeys(rate(run.lr) for run in sorted(stuck, key=lambda run: run.lr or 0.0)))
+    return (
+        f"{results.label(scheme)}: {len(stuck)} of {len(ended)} runs stuck (rate {rates}): their loss stayed near the "
+        "entropy of single tokens. They are part of no mean."
+    )
 
 
 def level_note(results: Results) -> str:
@@ -178,7 +178,9 @@ def level_note(results: Results) -> str:
     return (
         f"{results.metric.comparative.capitalize()} is better. Paired Student intervals over seeds"
         f"{wide if others > 1 else f' at {share}'}. Seeds that "
-        "picked a rate do not judge it; 'largest' or 'smallest' marks a rate at an end of those tried."
+        "picked a rate do not judge it; 'largest' or 'smallest' marks a rate at an end of those tried. "
+        "'Detectable' is the true difference that these seeds would show four times out of five. "
+        "Runs that failed, were stuck or interrupted are part of no mean."
     )
 
 
@@ -187,6 +189,8 @@ def _on_run(run: Run, metric: Metric) -> Verdict:
     tail = f"{metric.title} {fixed(value)} after {at} tokens" if value is not None else "no evaluation yet"
     if run.state == "failed":
         return Verdict(f"{run.label} failed: {where(run)}.", [f"Before that: {tail}."])
-    states = {"done": "finished", "running": "is running", "stopped": "was stopped", "stuck": "is stuck"}
-    note = [] if run.state in ("done", "stuck") else ["The run has not ended; this shows what there is so far."]
+    if run.is_stuck:
+        return Verdict(f"{run.label} is stuck: {tail}, near {metric.guess}.")
+    states = {"done": "finished", "running": "is running", "stopped": "was stopped"}
+    note = [] if run.state == "done" else ["The run has not ended; this shows what there is so far."]
     return Verdict(f"{run.label} {states.get(run.state, 'has no recorded state')}: {tail}.", [], note)

@@ -1,7 +1,7 @@
 """A run's folder: what lies where, and what is written when.
 
 RUN/
-config.json        the configuration, versions and device
+config.json        the configuration, versions and device, and the command that began the run
 status.json        running, done, stopped, failed or stuck, and how far
 metrics.jsonl      one record a line, each with its kind: step, eval, profile, event
 checkpoints/       the newest few, while the run goes on
@@ -15,6 +15,7 @@ lock               held by the process that writes
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,8 @@ from normlab.versions import versions
 class RunFolder:
     """The paths of a run, its configuration and its status."""
 
-    def __init__(self, path: Path):
-        self.path = path
+    def __init__(self, path: Path, command: Sequence[str] = ()):
+        self.path, self._command = path, list(command)
         self.metrics, self.checkpoints = path / "metrics.jsonl", path / "checkpoints"
         self.weights, self.trouble = path / "model.safetensors", path / "trouble"
         self.tokenizer, self.classes = path / "tokenizer.json", path / "classes.json"
@@ -50,7 +51,8 @@ class RunFolder:
                     f"choose another folder with --out, or remove this one"
                 )
             return
-        write_json(self.path / "config.json", {"config": config.to_dict(), "versions": versions(), "device": device})
+        about = {"config": config.to_dict(), "versions": versions(), "device": device}
+        write_json(self.path / "config.json", about | ({"command": self._command} if self._command else {}))
 
     @property
     def config(self) -> TrainConfig:

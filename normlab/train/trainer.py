@@ -39,13 +39,16 @@ _PROFILED = 4
 """Samples that a per-layer profile is made from."""
 
 
-def train(config: TrainConfig, folder: Path, *, data: Data | None = None, shown: bool = True) -> Result:
+def train(
+    config: TrainConfig, folder: Path, *, data: Data | None = None, shown: bool = True, command: Sequence[str] = ()
+) -> Result:
     """Train, or go on with, the run in `folder`; a finished one is only read.
 
-    `shown`: say on standard error what is expected and how it goes. Under torchrun every process calls this.
+    `shown`: say on standard error what is expected and how it goes. `command` is written down for the report. Under
+    torchrun every process calls this.
     """
     group = start(config.device)
-    result = _train(config, RunFolder(folder), group, data, shown and group.is_main)
+    result = _train(config, RunFolder(folder, command), group, data, shown and group.is_main)
     # Not after an error: the others may be anywhere, and would never come to leave together.
     stop(group)
     return result

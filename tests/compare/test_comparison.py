@@ -17,10 +17,13 @@ import pytest
 
 from normlab.compare import comparison
 from normlab.compare.comparison import compare, left
+from normlab.compare.outcome import outcome
+from normlab.compare.statistics import ranking
 from normlab.compare.store import Store
 from normlab.errors import NormLabError
 from normlab.locks import hold
 from normlab.train.trainer import train
+from normlab.words import counted
 from tests.compare import small
 from tests.compare.small import configuration, has_checkpoint, in_process, losses, values, wait_until
 
@@ -94,7 +97,8 @@ def test_two_processes_give_the_numbers_of_one(whole: Path, text: Path, tmp_path
 
 def test_it_grows_by_seeds_and_schemes(copy: Path, whole: Path, text: Path) -> None:
     grown = configuration(text, seeds=3, schemes=("peri", "pre", "post"))
-    assert left(grown, copy) == 2 + 2 + 3
+    assert left(grown, copy) == outcome(grown, copy).left == 2 + 2 + 3
+    assert outcome(grown, copy).exit_code == 130
     compare(grown, copy, shown=False)
     after = values(copy)
     assert after.items() >= values(whole).items()
@@ -166,6 +170,8 @@ def test_a_failed_run_is_a_row_and_the_rest_go_on(text: Path, tmp_path: Path) ->
     assert all(row["role"] == "tune" for row in failed)
     assert {own.scheme: own.lr for own in standings}["none"] == 1e-3
     assert left(config, tmp_path) == 0
+    assert (outcome(config, tmp_path).failed, outcome(config, tmp_path).exit_code) == (len(failed), 1)
+    assert outcome(config, tmp_path).lines == [f"{counted(len(failed), 'run')} failed; --repeat-failed tries again"]
     # What has failed has ended, unless the user says otherwise.
     compare(config, tmp_path, shown=False)
     assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == len(rows)
@@ -245,20 +251,79 @@ def test_after_its_minutes_it_stops_and_a_later_call_goes_on(
     assert losses(tmp_path) == losses(long)
 
 
-def test_a_killed_worker_is_a_failed_row_and_the_rest_go_on(text: Path, tmp_path: Path, long: Path) -> None:
-    process = in_process(text, tmp_path, small.long(), shown=False)
-    wait_until(lambda: has_checkpoint(tmp_path), process)
-    lock = next(tmp_path.glob("runs/*/lock"))
+def kill_worker(folder: Path) -> str:
+    """Kill the process of the run under way, as the system does where memory runs out; returns the run's name."""
+    lock = next(folder.glob("runs/*/lock"))
     os.kill(json.loads(lock.read_text())["pid"], signal.SIGKILL)
+    return lock.parent.name
+
+
+def test_a_killed_worker_is_started_again_from_its_checkpoint(text: Path, tmp_path: Path, long: Path) -> None:
+    process = in_process(text, tmp_path, small.long())
+    wait_until(lambda: has_checkpoint(tmp_path), process)
+    name = kill_worker(tmp_path)
     _, errors = process.communicate(timeout=200)
     assert process.returncode == 0, errors
-    failed, done = Store(tmp_path).rows()
-    assert (failed["run"], failed["state"], failed["value"]) == (lock.parent.name, "failed", None)
-    assert "killed (SIGKILL)" in failed["reason"]
-    assert failed["steps"] > 0
-    assert done["value"] == values(long)[done["run"]]
-    compare(configuration(text, **small.long(repeat_failed=True)), tmp_path, shown=False)
+    assert (
+        "killed (SIGKILL), perhaps because memory ran out; starting again from its last checkpoint (1 of 2)" in errors
+    )
+    assert [row["state"] for row in Store(tmp_path).rows()] == ["done", "done"]
     assert values(tmp_path) == values(long)
+    assert losses(tmp_path) == losses(long)
+    events = map(json.loads, (tmp_path / "runs" / name / "metrics.jsonl").read_text().splitlines())
+    assert [event["what"] for event in events if event["kind"] == "event" and event["what"] == "resume"] == ["resume"]
+
+
+def test_a_run_killed_too_often_is_interrupted_and_tried_again_by_the_next_call(
+    text: Path, tmp_path: Path, long: Path
+) -> None:
+    process = in_process(text, tmp_path, small.long(retries=0), shown=False)
+    wait_until(lambda: has_checkpoint(tmp_path), process)
+    name = kill_worker(tmp_path)
+    _, errors = process.communicate(timeout=200)
+    assert process.returncode == 0, errors
+    killed, done = Store(tmp_path).rows()
+    assert (killed["run"], killed["state"], killed["value"]) == (name, "interrupted", None)
+    assert "killed (SIGKILL)" in killed["reason"]
+    assert killed["steps"] > 0
+    assert done["value"] == values(long)[done["run"]]
+    config = configuration(text, **small.long(retries=0))
+    found = outcome(config, tmp_path)
+    assert (found.due, found.left, found.failed, found.interrupted, found.exit_code) == (0, 1, 0, 1, 1)
+    # Charged to nobody: the scheme has no judge run, it has not failed.
+    (standing,) = (own for own in ranking(Store(tmp_path).rows(), "pre") if own.interrupted)
+    assert (standing.verdict, standing.failed) == ("not judged", 0)
+    compare(config, tmp_path, shown=False)
+    assert values(tmp_path) == values(long)
+    assert outcome(config, tmp_path).exit_code == 0
+
+
+def test_rates_that_are_searched_end_inside_those_tried_and_resume(text: Path, tmp_path: Path) -> None:
+    config = configuration(text, lrs="auto", seeds=1, of_base={"steps": 8, "evals": 1, "saves": 0}, schemes=("pre",))
+    compare(config, tmp_path, shown=False)
+    rows = Store(tmp_path).rows()
+    tune = {row["lr"]: row["value"] for row in rows if row["role"] == "tune"}
+    (judge,) = (row for row in rows if row["role"] == "judge")
+    assert judge["lr"] == min(tune, key=lambda lr: tune[lr])
+    assert config.bracket is not None
+    assert min(tune) < judge["lr"] < max(tune) or judge["lr"] in config.bracket.limits
+    about = json.loads((tmp_path / "compare.json").read_text())
+    assert about["lrs"] == "auto"
+    assert about["rates"]["first"] == list(config.bracket.first)
+    # From some of the rows the same runs follow.
+    lines = (tmp_path / "rows.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "rows.jsonl").write_text("".join(lines[:2]))
+    compare(config, tmp_path, shown=False)
+    assert values(tmp_path) == {row["run"]: row["value"] for row in rows}
+
+
+@pytest.mark.usefixtures("no_process")
+@pytest.mark.parametrize("lrs", ["auto", (1e-3, 1e-2)])
+def test_listed_and_searched_rates_do_not_mix(copy: Path, text: Path, lrs: Any) -> None:
+    about = json.loads((copy / "compare.json").read_text())
+    (copy / "compare.json").write_text(json.dumps(about | {"lrs": [1e-3, 1e-2] if lrs == "auto" else "auto"}))
+    with pytest.raises(NormLabError, match="its lrs is"):
+        compare(configuration(text, lrs=lrs), copy, shown=False)
 
 
 def test_a_second_process_is_refused(text: Path, tmp_path: Path) -> None:

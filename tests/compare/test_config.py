@@ -60,6 +60,9 @@ def test_it_can_be_written_as_json() -> None:
         ({"schemes": ("post", "peri"), "baseline": "pre"}, "baseline 'pre' is not among the schemes (post, peri)"),
         ({"baseline": "psot"}, "did you mean 'post'"),
         ({"lrs": ()}, "at least one rate"),
+        ({"lrs": "atuo"}, "lrs must be auto or numbers, got 'atuo'"),
+        ({"lrs": ("auto", "1e-3")}, "lrs must be auto or numbers"),
+        ({"retries": -1}, "retries must not be negative, got -1"),
         ({"lrs": (1e-3, 2e-3, 0.001)}, "rate 0.001 is named twice"),
         ({"lrs": (1e-3, 0.0)}, "positive and finite, got 0.0"),
         ({"lrs": (float("nan"),)}, "positive and finite, got nan"),
@@ -77,6 +80,12 @@ def test_what_is_wrong_is_said_in_one_line(changes: dict[str, Any], words: str) 
         configuration(**changes)
     assert words in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_rates_are_searched_unless_they_are_listed() -> None:
+    assert configuration().lrs == configuration(lrs=["auto"]).lrs == "auto"
+    assert configuration(lrs=[1e-3, 2e-3]).bracket is None
+    assert configuration(lrs=[1e-3, 2e-3]).first_rates == (1e-3, 2e-3)
 
 
 def test_a_scheme_that_the_model_cannot_have_is_refused_at_once() -> None:

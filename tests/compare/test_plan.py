@@ -24,7 +24,7 @@ def row(run: Planned, value: float | None) -> dict[str, Any]:
 
 
 def test_tune_runs_are_schemes_times_rates_times_seeds() -> None:
-    tune = plan().tune
+    tune = plan().tune()
     assert len({run.name for run in tune}) == len(tune) == 3 * 2 * 2
     assert {run.role for run in tune} == {"tune"}
     assert {run.config.seed for run in tune} == {1000, 1001}
@@ -32,9 +32,9 @@ def test_tune_runs_are_schemes_times_rates_times_seeds() -> None:
 
 def test_nothing_is_judged_before_its_rate_is_known() -> None:
     it = plan()
-    assert it.due([]) == it.tune
+    assert it.due([]) == it.tune()
     # All of post's tune runs but one, in which the lower rate is better.
-    post = [run for run in it.tune if run.scheme == "post"]
+    post = [run for run in it.tune() if run.scheme == "post"]
     rows = [row(run, run.config.lr) for run in post]
     assert {run.role for run in it.due(rows[:-1])} == {"tune"}
     judge = [run for run in it.due(rows) if run.role == "judge"]
@@ -43,7 +43,7 @@ def test_nothing_is_judged_before_its_rate_is_known() -> None:
 
 def test_seeds_that_pick_and_seeds_that_judge_are_disjoint_and_shared_by_all_schemes() -> None:
     it = plan(seeds=1000, tune_seeds=3)
-    tune = {run.config.seed for run in it.tune}
+    tune = {run.config.seed for run in it.tune()}
     judge = {scheme: {run.config.seed for run in it.judge(scheme, 1e-3)} for scheme in ("pre", "post")}
     assert not tune & judge["pre"]
     assert judge["pre"] == judge["post"]
@@ -52,7 +52,7 @@ def test_seeds_that_pick_and_seeds_that_judge_are_disjoint_and_shared_by_all_sch
 def test_each_scheme_is_judged_at_the_rate_that_the_ranking_names() -> None:
     it = plan()
     best = {"pre": 2e-3, "post": 1e-3, "peri": 2e-3}
-    rows = [row(run, 2.0 - (run.config.lr == best[run.scheme]) + run.config.seed / 1e5) for run in it.tune]
+    rows = [row(run, 2.0 - (run.config.lr == best[run.scheme]) + run.config.seed / 1e5) for run in it.tune()]
     assert it.rates(rows) == best
     rows += [row(run, 1.0) for run in it.due(rows)]
     assert {own.scheme: own.lr for own in ranking(rows, "pre")} == best
@@ -62,20 +62,20 @@ def test_each_scheme_is_judged_at_the_rate_that_the_ranking_names() -> None:
 
 def test_judge_runs_go_seed_by_seed() -> None:
     it = plan()
-    rows = [row(run, 1.0) for run in it.tune]
+    rows = [row(run, 1.0) for run in it.tune()]
     assert [run.config.seed for run in it.due(rows)] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
 def test_one_rate_needs_no_tuning() -> None:
     it = plan(lrs=(5e-3,))
-    assert it.tune == []
+    assert it.tune() == []
     assert {(run.role, run.config.lr) for run in it.due([])} == {("judge", 5e-3)}
     assert it.size([]) == it.left([]) == 9
 
 
 def test_a_scheme_whose_rates_all_fail_is_not_judged_and_does_not_hold_up_the_others() -> None:
     it = plan()
-    rows = [row(run, None if run.scheme == "post" else 1.0) for run in it.tune]
+    rows = [row(run, None if run.scheme == "post" else 1.0) for run in it.tune()]
     assert {run.scheme for run in it.due(rows)} == {"pre", "peri"}
     assert it.size(rows) == 12 + 6
     assert it.left(rows) == 6
@@ -83,13 +83,13 @@ def test_a_scheme_whose_rates_all_fail_is_not_judged_and_does_not_hold_up_the_ot
 
 def test_a_rate_that_fails_once_gives_way_to_one_that_does_not() -> None:
     it = plan()
-    rows = [row(run, None if (run.config.lr, run.config.seed) == (2e-3, 1001) else -run.config.lr) for run in it.tune]
+    rows = [row(run, None if (run.config.lr, run.config.seed) == (2e-3, 1001) else -run.config.lr) for run in it.tune()]
     assert set(it.rates(rows).values()) == {1e-3}
 
 
 def test_more_rates_can_change_the_pick() -> None:
     before, after = plan(tune_seeds=1), plan(tune_seeds=1, lrs=(1e-3, 2e-3, 4e-3))
-    rows = [row(run, -run.config.lr) for run in before.tune]
+    rows = [row(run, -run.config.lr) for run in before.tune()]
     rows += [row(run, 0.0) for run in before.due(rows)]
     assert before.left(rows) == 0
     due = after.due(rows)

@@ -57,17 +57,16 @@ def test_asked_to_stop_runs_on_ray_save(long: Path, text: Path, tmp_path: Path) 
 
 @needs_ray
 @pytest.mark.full
-def test_a_run_that_ray_loses_is_a_failed_row_and_the_rest_go_on(long: Path, text: Path, tmp_path: Path) -> None:
-    process = in_process(text, tmp_path, small.long(on="ray"), shown=False)
+def test_a_run_that_ray_loses_is_started_again_from_its_checkpoint(long: Path, text: Path, tmp_path: Path) -> None:
+    process = in_process(text, tmp_path, small.long(on="ray"))
     wait_until(lambda: has_checkpoint(tmp_path), process, seconds=400.0)
     lock = next(tmp_path.glob("runs/*/lock"))
     os.kill(json.loads(lock.read_text())["pid"], signal.SIGKILL)
     _, errors = process.communicate(timeout=400)
     assert process.returncode == 0, errors
-    failed, done = Store(tmp_path).rows()
-    assert (failed["run"], failed["state"]) == (lock.parent.name, "failed")
-    assert "Ray lost it" in failed["reason"]
-    assert done["value"] == values(long)[done["run"]]
+    assert "Ray lost it" in errors
+    assert {row["state"] for row in Store(tmp_path).rows()} == {"done"}
+    assert values(tmp_path) == values(long)
 
 
 def test_ray_that_is_missing_is_named_with_its_extra(
@@ -79,6 +78,6 @@ def test_ray_that_is_missing_is_named_with_its_extra(
 
 
 def test_a_machine_that_does_not_see_the_folder_says_so(text: Path, tmp_path: Path) -> None:
-    run = configuration(text).plan().tune[0]
+    run = configuration(text).plan().tune()[0]
     with pytest.raises(NormLabError, match="must share that folder"):
         _perform(Job(run, tmp_path / "nowhere" / "runs" / run.name, ""), 1)

@@ -19,6 +19,7 @@ from normlab.compare.statistics import (
     simultaneous,
     winner,
 )
+from normlab.compare.tuning import AtRate
 from normlab.errors import NormLabError
 from normlab.student import shifted_outside, t_interval, t_outside
 
@@ -224,15 +225,16 @@ def test_a_tune_run_is_an_outsider_where_scipys_prediction_interval_ends(n: int)
     half = float(stats.t.isf(0.0005, n - 1)) * spread * math.sqrt(1 + 1 / n)
     for shift, expected in ((0.999, False), (1.001, True), (-0.999, False), (-1.001, True)):
         own = Standing(
-            scheme="post", label="post", verdict="worse", values=dict(enumerate(judged)),
-            tuned={1000: mean + shift * half, 1001: mean, 1002: None},
+            scheme="post", label="post", verdict="worse", values=dict(enumerate(judged)), lr=1e-3,
+            tune={1e-3: AtRate({1000: mean + shift * half, 1001: mean, 1002: None})},
         )  # fmt: skip
         assert outsiders(own) == ([mean + shift * half] if expected else [])
 
 
 @pytest.mark.parametrize("values", [{}, {0: 4.0}, {0: 4.0, 1: None}, {0: 4.0, 1: 4.0}])
 def test_without_a_spread_there_are_no_outsiders(values: dict[int, float | None]) -> None:
-    own = Standing(scheme="post", label="post", verdict="worse", values=values, tuned={1000: 7.0})
+    tune = {1e-3: AtRate({1000: 7.0})}
+    own = Standing(scheme="post", label="post", verdict="worse", values=values, lr=1e-3, tune=tune)
     assert outsiders(own) == []
 
 

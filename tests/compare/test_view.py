@@ -19,7 +19,7 @@ from tests.compare import small
 
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
-    run = small.configuration("text").plan().tune[0]
+    run = small.configuration("text").plan().tune()[0]
     folder = tmp_path / "run"
     folder.mkdir()
     record = {"kind": "step", "step": 6, "loss": 2.5, "tokens_per_s": 4321.0}
@@ -46,12 +46,19 @@ def test_lines_where_there_is_no_terminal(
     shown.update(1, 4, [job])
     line = capsys.readouterr().err
     assert line == "1 of 4 runs have ended; 5 min left; pre, rate 0.001, seed 1000 (tune): step 6\n"
+    clock.now = 120.0
+    shown.update(1, 4, [job], at_least=True)
+    assert capsys.readouterr().err.startswith("1 of at least 4 runs have ended; at least 10 min left; ")
     shown.ended(row())
+    shown.ended(row(stuck=True))
     shown.ended(row(state="failed", value=None, reason="loss is nan"))
+    shown.ended(row(state="interrupted", value=None, reason="killed"))
     shown.close()
     assert capsys.readouterr().err == (
         "[red]peri, rate 0.001, seed 2 (judge): loss 1.2500\n"
+        "[red]peri, rate 0.001, seed 2 (judge): loss 1.2500 (stuck)\n"
         "[red]peri, rate 0.001, seed 2 (judge): failed: loss is nan\n"
+        "[red]peri, rate 0.001, seed 2 (judge): interrupted: killed\n"
     )
 
 

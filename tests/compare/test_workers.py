@@ -90,7 +90,7 @@ def test_the_newest_step_is_read_from_metrics_that_are_being_written(tmp_path: P
 
 
 def test_other_text_than_at_the_beginning_is_an_error_and_no_failed_run(text: Path, tmp_path: Path) -> None:
-    run = small.configuration(text).plan().tune[0]
+    run = small.configuration(text).plan().tune()[0]
     pool = Workers([Place(1)])
     job = Job(run, tmp_path / "run", "another fingerprint")
     pool.start(job)
@@ -102,6 +102,20 @@ def test_other_text_than_at_the_beginning_is_an_error_and_no_failed_run(text: Pa
     pool.close()
     assert isinstance(ended[0][1], NormLabError)
     assert "other data than the comparison began with" in str(ended[0][1])
+
+
+def test_a_process_that_is_killed_before_it_is_ready_is_interrupted(text: Path, tmp_path: Path) -> None:
+    run = small.configuration(text).plan().tune()[0]
+    pool = Workers([Place(1)])
+    pool.start(Job(run, tmp_path / "run", ""))
+    process = next(iter(pool._workers.values()))._process
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    ended = pool.wait(60.0)
+    pool.close()
+    assert isinstance(ended[0][1], dict)
+    assert ended[0][1]["state"] == "interrupted"
+    assert "killed (SIGKILL)" in ended[0][1]["reason"]
 
 
 def test_a_gpu_that_is_not_there_is_refused_before_any_run(monkeypatch: pytest.MonkeyPatch) -> None:

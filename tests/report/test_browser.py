@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from itertools import pairwise
 from pathlib import Path
@@ -142,8 +143,62 @@ def test_a_run_that_learnt_nothing_does_not_flatten_the_others(open_page: Any, c
     top = "document.getElementById('plot-rates').layout.yaxis.range[1]"
     assert page.locator("#rates-outside").is_visible()
     assert page.evaluate(top) < 4.5
-    page.locator("#plot-rates .nsewdrag").dblclick()
+    assert_nothing_cropped(page)
+    post = next(trace for trace in traces(page, "plot-rates") if trace.get("name", "").startswith("post"))
+    assert post["marker"]["symbol"].count("triangle-up") == 6
+    assert any("6.9600" in text for text in post["text"])
+    choose(page, "rates-view", "all")
     until(page, f"{top} > 6.96")
+    assert_nothing_cropped(page)
+
+
+def assert_nothing_cropped(page: Any) -> None:
+    """Every mark of the plot over rates lies inside its axes."""
+    axes = page.evaluate(
+        "(({xaxis, yaxis}) => [xaxis.range, yaxis.range])(document.getElementById('plot-rates').layout)"
+    )
+    (left, right), (bottom, top) = axes
+    marks = [trace for trace in traces(page, "plot-rates") if trace["mode"] == "markers"]
+    assert len(marks) == 4
+    assert all(left < math.log10(x) < right for trace in marks for x in trace["x"])
+    assert all(bottom <= y <= top for trace in marks for y in trace["y"])
+
+
+def test_stuck_runs_are_part_of_no_mean(open_page: Any, tmp_path: Path) -> None:
+    folder = synthetic.comparison(tmp_path / "c", hostile=False, fails=False)
+    rows = Store(folder).rows()
+    stuck = [
+        row | {"value": 6.96, "stuck": True} if row["scheme"] == "peri" and row["seed"] in (1, 101) else row
+        for row in rows
+    ]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in stuck))
+    page = open_page(build(folder).as_uri())
+    parts = [trace["meta"]["part"] for trace in traces(page) if trace["meta"]["scheme"] == 2]
+    assert sorted(parts) == ["band", "failed", "mean"]
+    mean = next(trace for trace in traces(page) if trace["meta"] == {"scheme": 2, "part": "mean"})
+    assert {seeds for _, _, seeds in mean["customdata"]} == {2}
+    line = traces(page, "plot-rates")[4]
+    assert line["mode"] == "lines"
+    assert max(line["y"]) < 4.5
+    assert "2 of 3, 1 stuck" in page.locator("#ranking tbody").inner_text()
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_no_column_is_clipped(open_page: Any, comparison: str, tmp_path: Path, width: int) -> None:
+    page = open_page(comparison, viewport={"width": width, "height": 900})
+    page.locator("#configuration summary").click()
+    # Scrolled sideways or not: every cell lies inside the frame of its table, and no text runs out of its cell.
+    wrong = page.evaluate("""() => [...document.querySelectorAll('.scroll')].flatMap((frame) => {
+        const { left, right } = frame.getBoundingClientRect();
+        return [...frame.querySelectorAll('tbody th, tbody td')].filter((cell) => {
+            const box = cell.getBoundingClientRect(), over = cell.scrollWidth > cell.clientWidth + 1;
+            return box.width && (box.left < left - 1 || box.right > right + 1 || over);
+        }).map((cell) => `${cell.dataset.label}: ${cell.textContent}`);
+    })""")
+    assert wrong == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    code = page.locator(".commands")
+    assert code.evaluate("element => element.scrollWidth <= element.clientWidth")
 
 
 def test_smoothing_smooths(open_page: Any, comparison: str) -> None:

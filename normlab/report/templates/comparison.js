@@ -109,7 +109,7 @@
     x: points.map((p) => p.x), y: points.map((p) => p.y), mode: "lines+markers", name: text(schemes[k].label),
     line: { color: colour(k), width: 1.4, dash: "dot" }, meta: { scheme: k, part: "failed" },
     marker: { color: colour(k), symbol: "x", size: points.map((_, i) => (i === points.length - 1 ? 10 : 0)) },
-    hovertemplate: "%{fullData.name}, failed: %{y:.4f}<extra></extra>",
+    hovertemplate: "%{fullData.name}, failed or stuck: %{y:.4f}<extra></extra>",
   });
   const drawCurves = plot("plot-curves", () => {
     const kind = chosen("curve-kind");
@@ -122,8 +122,8 @@
     schemes.forEach((_, k) => {
       if (!shown(k)) return;
       const runs = runsOf(k);
-      const points = together(runs.filter((run) => !run.failed), view);
-      runs.filter((run) => run.failed).forEach((run) => {
+      const points = together(runs.filter((run) => !run.lost), view);
+      runs.filter((run) => run.lost).forEach((run) => {
         const broken = together([run], view);
         if (broken.length) traces.push(brokenOf(k, broken));
       });
@@ -149,42 +149,65 @@
     };
   });
 
-  plot("plot-rates", () => {
+  // Labels that fit: the lowest rate, and from there every second, third, ... one.
+  const labelled = (rates, most) => {
+    const stride = Math.ceil(rates.length / most);
+    return rates.filter((_, i) => i % stride === 0);
+  };
+  const drawRates = plot("plot-rates", () => {
     const values = known(data.rates.map((entry) => entry.value));
-    const judged = known(data.rates.filter((entry) => entry.role === "judge").map((entry) => entry.value));
-    // A run that learnt nothing would flatten all others: the first view ends three times their spread beyond the judge runs.
+    const judged = known(data.rates.filter((entry) => entry.role === "judge" && !entry.stuck).map((entry) => entry.value));
+    // A run that learnt nothing would flatten all others: what lies more than three times the spread of the judge runs away
+    // is drawn as a triangle at the edge, until the reader wants to see all.
     const [bottom, top] = range(judged.length > 1 ? judged : values, "linear") || [0, 1];
     const near = values.filter((value) => value > bottom - 3 * (top - bottom) && value < top + 3 * (top - bottom));
     control("rates-outside").hidden = near.length === values.length;
-    const [low, high] = range(near, "linear") || [0, 1];
+    const [low, high] = range(chosen("rates-view") === "all" ? values : near, "linear") || [0, 1];
     const worst = data.higher ? low : high;
+    const place = ({ value }) => (value === null ? worst : Math.min(Math.max(value, low), high));
+    const far = ({ value }) => value !== null && (value < low || value > high);
+    const symbol = (entry, own) => {
+      if (far(entry)) return entry.value > high ? "triangle-up" : "triangle-down";
+      if (entry.value === null || entry.stuck) return "x-thin";
+      return entry.role === "judge" ? own : `${own}-open`;
+    };
+    const fate = (entry) => {
+      if (entry.value === null) return "failed";
+      return entry.value.toFixed(4) + (entry.stuck ? ", stuck" : "");
+    };
     const ticks = [...new Set(data.rates.map((entry) => entry.lr))].sort((a, b) => a - b);
+    const [least, most] = [Math.log10(ticks[0]), Math.log10(ticks[ticks.length - 1])];
+    const room = (most - least || 0.3) * 0.06;
     // Judge marks stand a little to the right of tune marks, so that both are seen.
-    const aside = (ticks[ticks.length - 1] / ticks[0]) ** 0.02;
+    const aside = 10 ** (room / 3);
     const traces = [];
     schemes.forEach((scheme, k) => {
       const own = data.rates.filter((entry) => entry.scheme === k && shown(k));
-      const tune = own.filter((entry) => entry.role === "tune" && entry.value !== null);
+      const tune = own.filter((entry) => entry.role === "tune" && entry.value !== null && !entry.stuck);
       const rates = [...new Set(tune.map((entry) => entry.lr))].sort((a, b) => a - b);
-      const hover = { name: text(scheme.label), hovertemplate: "%{fullData.name}: %{y:.4f}<br>%{text}<extra></extra>" };
-      const dots = (entries, role, symbol, size) => traces.push({
-        ...hover, x: entries.map((entry) => entry.lr * (entry.role === "judge" ? aside : 1)), y: entries.map((entry) => entry.value ?? worst), mode: "markers",
-        text: entries.map((entry) => `${role}, rate ${rate(entry.lr)}, seed ${entry.seed}`),
-        marker: { color: colour(k), symbol, size, line: { width: 1.6, color: colour(k) } },
-        ...(role === "failed" ? { hovertemplate: "%{fullData.name}: %{text}<extra></extra>" } : {}),
-      });
       traces.push({
         x: rates, y: rates.map((lr) => mean(tune.filter((entry) => entry.lr === lr).map((entry) => entry.value))),
         mode: "lines", line: { color: colour(k), width: 1.8, dash: style(k).dash }, hoverinfo: "skip",
       });
-      dots(tune, "tune", `${style(k).symbol}-open`, 7);
-      dots(own.filter((entry) => entry.role === "judge" && entry.value !== null), "judge", style(k).symbol, 10);
-      dots(own.filter((entry) => entry.value === null), "failed", "x-thin", 11);
+      traces.push({
+        x: own.map((entry) => entry.lr * (entry.role === "judge" ? aside : 1)), y: own.map(place), mode: "markers",
+        name: text(scheme.label), cliponaxis: false,
+        text: own.map((entry) => `${fate(entry)}<br>${entry.role}, rate ${rate(entry.lr)}, seed ${entry.seed}`),
+        hovertemplate: "%{fullData.name}: %{text}<extra></extra>",
+        marker: {
+          color: colour(k), symbol: own.map((entry) => symbol(entry, style(k).symbol)),
+          size: own.map((entry) => (entry.role === "judge" ? 10 : 8)), line: { width: 1.6, color: colour(k) },
+        },
+      });
     });
+    const labels = labelled(ticks, narrow() ? 4 : 12);
     return {
       traces,
       layout: {
-        xaxis: axis("Learning rate", { type: "log", tickvals: ticks, ticktext: ticks.map(rate) }),
+        uirevision: chosen("rates-view"),
+        xaxis: axis("Learning rate", {
+          type: "log", tickvals: labels, ticktext: labels.map(rate), range: [least - room, most + room],
+        }),
         yaxis: axis(data.metric, { range: [low - (high - low) * 0.04, high + (high - low) * 0.04] }),
       },
     };
@@ -236,5 +259,6 @@
   });
   onChange("#curves input, #curves select", [drawCurves]);
   onChange("#profiles input", drawProfiles);
+  onChange("#rates input", [drawRates]);
   say();
 })();

@@ -1,0 +1,54 @@
+"""How the runs of a comparison have ended: what is left, what failed, and the exit code of `normlab compare`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from normlab.compare.config import CompareConfig
+from normlab.compare.store import Store
+from normlab.words import counted
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a comparison's rows leave to be said when a call ends."""
+
+    due: int
+    """Runs that can start and have not ended."""
+    left: int
+    """Runs that have not ended, those that wait for others included."""
+    is_open: bool
+    """Whether there may be more than that: a search for a rate has not ended."""
+    failed: int
+    """Failed runs, without those by which a search for a rate has found its way."""
+    interrupted: int
+
+    @property
+    def exit_code(self) -> int:
+        """130: stopped before the end. 1: runs failed or were interrupted. 0: all is well."""
+        return 130 if self.due else 1 if self.failed or self.interrupted else 0
+
+    @property
+    def lines(self) -> list[str]:
+        """In words; nothing where all is well."""
+        bound = "at least " if self.is_open else ""
+        told = [
+            (self.failed, f"{counted(self.failed, 'run')} failed; --repeat-failed tries again"),
+            (self.interrupted, f"{counted(self.interrupted, 'run')} interrupted: killed more than --retries times"),
+            (self.left, f"{bound}{counted(self.left, 'run')} left: the same command goes on"),
+        ]
+        return [line for number, line in told if number]
+
+
+def outcome(config: CompareConfig, folder: str | os.PathLike[str]) -> Outcome:
+    """How the runs of a comparison have ended so far."""
+    plan, rows = config.plan(), Store(folder).rows()
+    of_plan = {run.name for run in plan.known(rows)}
+    own = [row for row in rows if row["run"] in of_plan]
+    interrupted = {row["run"] for row in own if row["state"] == "interrupted"}
+    # With rates that are searched, one that fails only says where to turn, unless it leaves a scheme without a rate.
+    found = {scheme for scheme, lr in plan.rates(rows).items() if lr is not None and config.bracket is not None}
+    failed = [row for row in own if row["state"] == "failed" and (row["role"] == "judge" or row["scheme"] not in found)]
+    due = sum(run.name not in interrupted for run in plan.due(rows))
+    return Outcome(due, plan.left(rows), plan.is_open(rows), len(failed), len(interrupted))

@@ -1,0 +1,84 @@
+"""Pick a scheme's learning rate from its tune runs.
+
+A run trains, fails (an error, a loss that is not finite) or is stuck: its loss never got clearly below the entropy of
+single tokens. A rate at which fewer runs failed or were stuck is better than any other, whatever the losses.
+Interrupted runs (their process was killed) say nothing of a rate and are left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from normlab.compare.bracket import Score
+from normlab.train.metrics import Metric
+
+Row = Mapping[str, Any]
+Edge = Literal["largest", "smallest"]
+
+
+@dataclass(frozen=True)
+class AtRate:
+    """The results of one scheme at one rate, by seed."""
+
+    values: dict[int, float | None] = field(default_factory=dict)
+    """None for a run that failed or was stuck, whatever number it left."""
+    stuck: dict[int, float] = field(default_factory=dict)
+    """What the runs that were stuck ended at."""
+
+    @property
+    def trained(self) -> list[float]:
+        return [value for value in self.values.values() if value is not None]
+
+    @property
+    def lost(self) -> int:
+        """Runs that failed or were stuck."""
+        return len(self.values) - len(self.trained)
+
+    def score(self, metric: Metric) -> Score:
+        """For `Bracket`: lower is better."""
+        return Score(self.lost, _mean(self.trained, metric))
+
+
+def by_rate(rows: Iterable[Row], role: str) -> dict[float, AtRate]:
+    """Runs of one scheme with a role, by rate and seed."""
+    grouped: dict[float, AtRate] = {}
+    for row in rows:
+        if row["role"] == role and row["state"] != "interrupted":
+            value = row["value"] if row["state"] == "done" else None
+            usable = value if value is not None and math.isfinite(value) else None
+            at_rate = grouped.setdefault(row["lr"], AtRate())
+            is_stuck = bool(row.get("stuck")) and usable is not None
+            at_rate.values[row["seed"]] = None if is_stuck else usable
+            if is_stuck and usable is not None:
+                at_rate.stuck[row["seed"]] = usable
+    return grouped
+
+
+def pick(tune: Mapping[float, AtRate], metric: Metric) -> float | None:
+    """The rate with the best mean among those with the fewest runs lost and as many seeds as any; ties: the lower one.
+
+    Where every run at every rate was stuck, the rate at which they came furthest; None where nothing has a result.
+    """
+    most = max(len(at_rate.values) for at_rate in tune.values())
+    whole = {lr: own for lr, own in tune.items() if len(own.values) == most and (own.trained or own.stuck)}
+
+    def key(lr: float) -> tuple[int, int, float, float]:
+        own = whole[lr]
+        failed = own.lost - len(own.stuck)
+        return own.lost, failed, _mean(own.trained or [*own.stuck.values()], metric), lr
+
+    return min(whole, key=key, default=None)
+
+
+def edge(lr: float | None, tune: Mapping[float, AtRate]) -> Edge | None:
+    """Whether a rate is an end of those tried, so that a better one may lie beyond it."""
+    if lr is None or len(tune) < 2:
+        return None
+    return "largest" if lr == max(tune) else "smallest" if lr == min(tune) else None
+
+
+def _mean(values: list[float], metric: Metric) -> float:
+    return metric.sign * sum(values) / len(values) if values else math.inf

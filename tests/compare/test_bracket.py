@@ -1,0 +1,133 @@
+"""The search for a rate, on losses that are known functions of it."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from normlab.compare.bracket import Bracket, Score, Walk, index, rate, start_rate
+
+Loss = Callable[[float], Score]
+
+
+def valley(optimum: float, lost_above: float = math.inf) -> Loss:
+    """A parabola in the logarithm of the rate; rates above a limit do not train."""
+
+    def loss(lr: float) -> Score:
+        return Score(1, math.inf) if lr > lost_above else Score(0, 3.0 + math.log(lr / optimum) ** 2)
+
+    return loss
+
+
+def walk(bracket: Bracket, loss: Loss) -> tuple[Walk, list[tuple[float, ...]]]:
+    """The search to its end, and what it asked for on the way."""
+    scores: dict[float, Score] = {}
+    asked = []
+    while (step := bracket.next(scores)).due:
+        assert not set(step.due) & scores.keys(), "a rate was asked for twice"
+        asked.append(step.due)
+        scores |= {lr: loss(lr) for lr in step.due}
+    return step, asked
+
+
+def test_the_grid_has_two_rates_in_a_factor_of_two() -> None:
+    assert [rate(k) for k in (-2, -1, 0, 1, 2, 3, 4)] == [5e-4, 7.07e-4, 1e-3, 1.41e-3, 2e-3, 2.83e-3, 4e-3]
+    assert [index(rate(k)) for k in range(-40, 40)] == list(range(-40, 40))
+    assert index(1.2e-3) is None
+
+
+@pytest.mark.parametrize(("depth", "width", "first"), [
+    (12, 768, 1e-3), (24, 1024, 1e-3), (24, 2048, 5e-4), (4, 64, 4e-3), (6, 64, 4e-3), (36, 64, 2e-3), (128, 64, 2e-3),
+])  # fmt: skip
+def test_the_start_follows_from_the_size(depth: int, width: int, first: float) -> None:
+    assert Bracket(start_rate(depth, width)).first == (first / 2, first, 2 * first)
+
+
+def test_a_best_rate_in_the_middle_takes_two_rounds() -> None:
+    end, asked = walk(Bracket(1e-3), valley(1e-3))
+    assert asked == [(5e-4, 1e-3, 2e-3), (7.07e-4, 1.41e-3)]
+    assert end == Walk(pick=1e-3, end="interior")
+
+
+@pytest.mark.parametrize("octaves", [-3.4, -2.0, -1.3, -0.6, 0.0, 0.4, 1.0, 1.9, 3.3])
+def test_the_pick_is_the_best_rate_of_the_grid_wherever_it_lies(octaves: float) -> None:
+    optimum = 1e-3 * 2.0**octaves
+    end, asked = walk(Bracket(1e-3), valley(optimum))
+    assert end.end == "interior"
+    assert end.pick is not None
+    # The nearest rate of the grid lies within a factor of 2^(1/4); names of rates have three digits.
+    assert abs(math.log2(end.pick / optimum)) <= 0.25 + 0.01
+    tried = sorted(lr for round_ in asked for lr in round_)
+    place = tried.index(end.pick)
+    assert tried[place - 1] / end.pick == pytest.approx(2**-0.5, rel=5e-3)
+    assert tried[place + 1] / end.pick == pytest.approx(2**0.5, rel=5e-3)
+
+
+@pytest.mark.parametrize(("optimum", "pick", "end"), [(1e-6, 6.25e-5, "lowest"), (10.0, 1.6e-2, "highest")])
+def test_a_best_rate_beyond_the_limits_is_said_to_be_there(optimum: float, pick: float, end: str) -> None:
+    found, asked = walk(Bracket(1e-3), valley(optimum))
+    assert (found.pick, found.end) == (pick, end)
+    assert pick in Bracket(1e-3).limits
+    assert all(6.25e-5 <= lr <= 1.6e-2 for round_ in asked for lr in round_)
+
+
+def test_a_rate_that_does_not_train_ends_the_walk_upwards() -> None:
+    found, asked = walk(Bracket(1e-3), valley(1.0, lost_above=3e-3))
+    assert found == Walk(pick=2.83e-3, end="interior")
+    assert max(lr for round_ in asked for lr in round_) == 4e-3
+
+
+def test_one_lost_seed_ranks_below_any_loss() -> None:
+    def loss(lr: float) -> Score:
+        return Score(1, 1.0) if lr >= 1e-3 else Score(0, 5.0 + math.log(lr / 2e-4) ** 2)
+
+    found, _ = walk(Bracket(1e-3), loss)
+    assert found.pick == 1.77e-4
+    assert found.end == "interior"
+
+
+def test_where_nothing_trains_both_sides_are_tried_up_to_the_limits() -> None:
+    found, asked = walk(Bracket(1e-3), lambda lr: Score(1, math.inf))
+    assert found == Walk(end="untrained")
+    assert asked[1] == (2.5e-4, 4e-3)
+    tried = sorted(lr for round_ in asked for lr in round_)
+    assert tried == [6.25e-5, 1.25e-4, 2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2]
+
+
+@pytest.mark.parametrize("lr", [6.25e-5, 1.6e-2])
+def test_a_single_rate_that_trains_is_found_at_the_end(lr: float) -> None:
+    found, asked = walk(Bracket(1e-3), lambda other: Score(0, 4.0) if other == lr else Score(1, math.inf))
+    assert found.pick == lr
+    assert found.end == ("lowest" if lr < 1e-3 else "highest")
+    assert sum(map(len, asked)) == 10
+
+
+def test_ties_go_to_the_lower_rate_and_the_walk_still_ends() -> None:
+    found, _ = walk(Bracket(1e-3), lambda lr: Score(0, 1.0))
+    assert found == Walk(pick=6.25e-5, end="lowest")
+
+
+def test_the_order_in_which_runs_end_does_not_matter() -> None:
+    loss, bracket = valley(3e-3), Bracket(1e-3)
+    scores: dict[float, Score] = {}
+    asked = []
+    # One run at a time, always the last of those that are due.
+    while due := bracket.next(scores).due:
+        asked.append(due[-1])
+        scores[due[-1]] = loss(due[-1])
+    together, rounds = walk(bracket, loss)
+    assert bracket.next(scores) == together
+    assert set(asked) == {lr for round_ in rounds for lr in round_}
+
+
+def test_rates_that_are_not_on_the_grid_change_nothing() -> None:
+    assert Bracket(1e-3).next({1.2e-3: Score(0, 0.0)}).due == (5e-4, 1e-3, 2e-3)
+
+
+def test_it_needs_no_torch() -> None:
+    code = "import sys, normlab.compare.bracket; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -84,10 +84,28 @@ def starts(rows: list[dict[str, Any]]) -> str:
     """One line per scheme with a head of its own: runs that are stuck, and the median loss of the others."""
     lines = ["| scheme | first loss | 6e-4: loss | stuck | 1.2e-3: loss | stuck |", "|" + "---|" * 6]
     own = [row for row in rows if row["head"] == "own" and row["steps"] == _SCREEN]
-    for scheme in _schemes(own):
+    for scheme in [scheme for scheme in _schemes(own) if "(" not in scheme]:
         mine = [row for row in own if row["scheme"] == scheme]
         cells = [cell for lr in (6e-4, 1.2e-3) for cell in _group([row for row in mine if row["lr"] == lr])]
         lines.append("| " + " | ".join([scheme, f"{mine[0]['first_loss']:.2f}", *cells]) + " |")
+    return "\n".join(lines)
+
+
+def warmups(rows: list[dict[str, Any]]) -> str:
+    """One line per scheme that was screened with a longer warm-up as well: stuck runs of each."""
+    lines = [
+        "| scheme | rate | stuck, 40 steps of warm-up | stuck, 100 steps | their losses after 400 steps |",
+        "|" + "---|" * 5,
+    ]
+    long = [row for row in rows if row["steps"] != _SCREEN]
+    for scheme, lr in sorted({(row["scheme"], row["lr"]) for row in long}):
+        short, own = (
+            [r for r in part if (r["scheme"], r["lr"], r["head"]) == (scheme, lr, "own")] for part in (rows, long)
+        )
+        cells = [_group([row for row in short if row["steps"] == _SCREEN])[1], _group(own)[1]]
+        lines.append(
+            f"| {scheme} | {lr:g} | " + " | ".join([*cells, ", ".join(f"{row['loss']:.3f}" for row in own)]) + " |"
+        )
     return "\n".join(lines)
 
 
@@ -119,7 +137,7 @@ def main() -> None:
     text = page.read_text(encoding="utf-8")
     makers = {
         "kernels": kernels, "step": steps, "model-kernels": model_kernels, "training": training, "dynamics": dynamics,
-        "heads": heads, "starts": starts,
+        "heads": heads, "starts": starts, "warm-ups": warmups,
     }  # fmt: skip
 
     def table(match: re.Match[str]) -> str:

@@ -32,7 +32,8 @@ class SpanNorm(Scheme):
     Source     arXiv 2601.22580 (ICML 2026)
     Law        RMS = 1 at every block; the skip path keeps (1+c/L)^(−1/2) a block, e^(−c/2) in all
     Fails      without entry norm the first branch swamps a small embedding; reported to diverge at the highest of
-               three rates that Pre-Norm bears (arXiv 2602.08064)
+               three rates that Pre-Norm bears (arXiv 2602.08064); at 125M and 1.2e-3, 3 of 4 runs stayed at the
+               entropy of single tokens with 40 steps of warm-up, 0 of 2 with 100, 0 of 4 at 6e-4
     """
 
     name = "spannorm"

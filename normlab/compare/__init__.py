@@ -1,6 +1,6 @@
 """Comparisons: grids of runs, the store of their results, and what the results show.
 
-config = CompareConfig(base=TrainConfig.preset("tiny"), schemes=("pre", "peri"), lrs=(1e-3, 2e-3), seeds=3)
+config = CompareConfig(base=TrainConfig.preset("tiny"), schemes=("pre", "peri"), seeds=3)
 standings = compare(config, "runs/first")   # stop it at any time: the same call goes on
 """
 

@@ -145,7 +145,7 @@ def test_a_run_that_learnt_nothing_does_not_flatten_the_others(open_page: Any, c
     assert page.evaluate(top) < 4.5
     assert_nothing_cropped(page)
     post = next(trace for trace in traces(page, "plot-rates") if trace.get("name", "").startswith("post"))
-    assert post["marker"]["symbol"].count("triangle-up") == 6
+    assert post["marker"]["symbol"].count("arrow-bar-up") == 6
     assert any("6.9600" in text for text in post["text"])
     choose(page, "rates-view", "all")
     until(page, f"{top} > 6.96")

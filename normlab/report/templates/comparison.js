@@ -158,7 +158,7 @@
     const values = known(data.rates.map((entry) => entry.value));
     const judged = known(data.rates.filter((entry) => entry.role === "judge" && !entry.stuck).map((entry) => entry.value));
     // A run that learnt nothing would flatten all others: what lies more than three times the spread of the judge runs away
-    // is drawn as a triangle at the edge, until the reader wants to see all.
+    // is drawn as an arrow at the edge, until the reader wants to see all.
     const [bottom, top] = range(judged.length > 1 ? judged : values, "linear") || [0, 1];
     const near = values.filter((value) => value > bottom - 3 * (top - bottom) && value < top + 3 * (top - bottom));
     control("rates-outside").hidden = near.length === values.length;
@@ -167,7 +167,7 @@
     const place = ({ value }) => (value === null ? worst : Math.min(Math.max(value, low), high));
     const far = ({ value }) => value !== null && (value < low || value > high);
     const symbol = (entry, own) => {
-      if (far(entry)) return entry.value > high ? "triangle-up" : "triangle-down";
+      if (far(entry)) return entry.value > high ? "arrow-bar-up" : "arrow-bar-down";
       if (entry.value === null || entry.stuck) return "x-thin";
       return entry.role === "judge" ? own : `${own}-open`;
     };
@@ -196,7 +196,7 @@
         hovertemplate: "%{fullData.name}: %{text}<extra></extra>",
         marker: {
           color: colour(k), symbol: own.map((entry) => symbol(entry, style(k).symbol)),
-          size: own.map((entry) => (entry.role === "judge" ? 10 : 8)), line: { width: 1.6, color: colour(k) },
+          size: own.map((entry) => (entry.role === "judge" ? 10 : 8)), opacity: 1, line: { width: 1.6, color: colour(k) },
         },
       });
     });

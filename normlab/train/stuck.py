@@ -93,11 +93,10 @@ class StuckWatch:
 def look(run: Setup, evaluated: float) -> bool:
     """Mark a run that is stuck, and say so; `evaluated` is its loss in an evaluation. All ranks find the same."""
     found = run.watch.mark(run.step, evaluated)
-    if found:
+    # At the end the result says so.
+    if found and run.step < run.config.steps:
         run.journal.event(run.step, "stuck", str(run.watch))
-        # At the end the result says so.
-        if run.step < run.config.steps:
-            run.meter.say(f"{run.watch}; {ADVICE}")
+        run.meter.say(f"{run.watch}; {ADVICE}")
     return found
 
 

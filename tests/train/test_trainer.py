@@ -57,8 +57,7 @@ def test_the_records_of_a_run(straight, text):
     # One before the first step, and one with every evaluation.
     assert [r["step"] for r in records if r["kind"] == "profile"] == [0, 5, 10, 15, 20]
     assert all(r["layers"] == [0, 1, 2] for r in records if r["kind"] == "profile")
-    # Twenty steps teach it no more than how often letters occur.
-    assert [(r["what"], r["step"]) for r in records if r["kind"] == "event"] == [("stuck", 20)]
+    assert not [r for r in records if r["kind"] == "event"]
 
 
 def test_the_first_loss_is_that_of_the_model_and_the_first_batch(text, straight):

@@ -27,6 +27,8 @@ class Result:
     device: str
     gpu: str | None = None
     """Which of the GPUs of that name."""
+    diverged: int | None = None
+    """The step at which loss or gradient stayed bad and the run was given up; None where it was not."""
 
     @property
     def loss(self) -> float | None:

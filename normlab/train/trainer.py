@@ -25,6 +25,7 @@ from normlab.train.hardware import describe, identity, peak_memory
 from normlab.train.profile import profile
 from normlab.train.recovery import Ended
 from normlab.train.result import Result
+from normlab.train.sensitivity import sensitivity
 from normlab.train.setup import Setup
 from normlab.train.step import Taken
 from normlab.train.tasks import Data
@@ -32,6 +33,9 @@ from normlab.train.weights import export_safetensors
 
 _PROFILED = 4
 """Samples that a per-layer profile is made from."""
+
+_PROFILES = 4
+"""Profiles in the course of a run, besides the one before its first step."""
 
 
 def train(config: TrainConfig, folder: Path, *, data: Data | None = None, shown: bool = True) -> Result:
@@ -76,6 +80,8 @@ class Trainer(Setup):
         self.last_eval: Scores = {}
         self.pending: Taken | None = None
         """A step that the host has not looked at yet."""
+        self.diverged: int | None = None
+        """The step at which training broke down."""
 
     # -- the run -----------------------------------------------------------------------------------------------------
 
@@ -100,10 +106,13 @@ class Trainer(Setup):
             with self.interrupt.heard():
                 self._loop()
                 self._evaluate()
+                self._profile()
                 if not math.isfinite(loss := self.last_eval["loss"]):
+                    self.diverged = self.step
                     return "failed", f"step {self.step}: the validation loss is {loss}"
                 export_safetensors(self.model, self.folder.weights, {"config": self.config.to_dict()}, self.group)
         except Ended as ended:
+            self.diverged = ended.diverged
             return ended.state, ended.reason
         return "done", None
 
@@ -124,7 +133,8 @@ class Trainer(Setup):
     def _loop(self) -> None:
         last = self.config.steps
         evals, saves = _milestones(self.config.evals, last), _milestones(self.config.saves, last)
-        looked_at = evals | saves | {last}
+        profiles = _milestones(_PROFILES, last)
+        looked_at = evals | saves | profiles | {last}
         if self.step == 0:
             self._profile()
         self._clock_on()
@@ -139,6 +149,8 @@ class Trainer(Setup):
                 reached = before < self.step < last
                 if reached and self.step in evals:
                     self._evaluate()
+                if reached and self.step in profiles:
+                    self._profile()
                 if stopping or (reached and self.step in saves):
                     self._save()
                 if stopping:
@@ -165,7 +177,10 @@ class Trainer(Setup):
         self.step += 1
         taken = self._sent(loss, norm, parts)
         if self.lags:
-            self._update_unless_bad(loss, norm, taken.threshold)
+            if self.config.trouble == "none":
+                self._update()
+            else:
+                self._update_unless_bad(loss, norm, taken.threshold)
             self.pending = taken
         else:
             self._judge(taken)
@@ -210,7 +225,7 @@ class Trainer(Setup):
         loss, norm = taken.values.wait().tolist()
         loss = self.group.all_mean(loss)
         verdict = self.guard.judge(loss, norm, threshold=taken.threshold)
-        if verdict.is_fine and not self.lags:
+        if verdict.action == "go" and not self.lags:
             self._update()
         self._record_step(taken.step, loss, norm)
         if not verdict.is_fine:
@@ -238,7 +253,6 @@ class Trainer(Setup):
         reshard(self.model)
         place = {"step": self.step, "tokens": self.journal.tokens(self.step)}
         self.journal.write({"kind": "eval", **place, **self.last_eval})
-        self._profile()
         self.journal.flush()
 
     def _profile(self) -> None:
@@ -246,8 +260,9 @@ class Trainer(Setup):
         batch = next(self.task.evaluation(self.config, self.data, batch=samples, device=self.group.device))
         with self.autocast():
             found = profile(self.model, batch.inputs, batch.targets, **batch.options)
+            moved = sensitivity(self.model, batch.inputs, **batch.options)
         reshard(self.model)
-        self.journal.write({"kind": "profile", "step": self.step, **found})
+        self.journal.write({"kind": "profile", "step": self.step, **found, "sensitivity": moved})
 
     def _save(self) -> None:
         extra = {
@@ -264,7 +279,7 @@ class Trainer(Setup):
         result = Result(
             state=state, reason=reason, scores=self.last_eval, steps=self.step, tokens=tokens, seconds=seconds,
             tokens_per_s=tokens / seconds if seconds else 0.0, peak_bytes=peak_memory(device), device=describe(device),
-            gpu=identity(device),
+            gpu=identity(device), diverged=self.diverged,
         )  # fmt: skip
         if self.group.is_main:
             self.task.keep(self.data, self.folder)

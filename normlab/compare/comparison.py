@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 from normlab.compare.about import write_about
 from normlab.compare.config import CompareConfig
@@ -34,12 +35,14 @@ def compare(
     minutes: float | None = None,
     shown: bool = True,
     command: Sequence[str] = (),
+    stamp: Mapping[str, Any] | None = None,
 ) -> list[Standing]:
     """Do the runs that `folder` does not hold yet, and say how the schemes stand.
 
     The same call goes on where the last one was stopped or killed; with more schemes, rates or seeds it does those too.
     After `minutes` the runs under way are saved and the standings are those so far (`left` counts what is missing).
-    Ctrl-C and SIGTERM do the same and raise KeyboardInterrupt. `command` is written down for the report.
+    Ctrl-C and SIGTERM do the same and raise KeyboardInterrupt. `command` is written down for the report, `stamp` (a
+    study's name and the hash of its rule) into every row.
     """
     _check(minutes)
     # Processes elsewhere may stand in another folder.
@@ -48,7 +51,7 @@ def compare(
     with hold(path / "lock"):
         data = config.base.task_object.open(config.base, shown=shown)
         write_about(path, config, data.facts(), command)
-        session = _Session(config, path, data.fingerprint, shown=shown)
+        session = _Session(config, path, data.fingerprint, shown=shown, stamp=stamp or {})
         asked = session.work(minutes)
         rows = Store(path).rows()
     if asked is not None:
@@ -64,12 +67,12 @@ def left(config: CompareConfig, folder: str | os.PathLike[str]) -> int:
 class _Session:
     """One call: the rows so far, and the runs under way."""
 
-    def __init__(self, config: CompareConfig, folder: Path, fingerprint: str, *, shown: bool):
+    def __init__(self, config: CompareConfig, folder: Path, fingerprint: str, *, shown: bool, stamp: Mapping[str, Any]):
         self.plan, self.folder, self.fingerprint = Plan(config), folder, fingerprint
         self.store = Store(folder)
         ended = self.store.rows()
         self.rows = [row for row in ended if row["state"] == "done"] if config.repeat_failed else ended
-        self.shown = shown
+        self.shown, self.stamp = shown, stamp
         self.fault: NormLabError | None = None
         """What no run can go on with; those under way are saved first."""
 
@@ -121,6 +124,7 @@ class _Session:
                 self.fault = self.fault or answer
             # A run that was stopped has no row: it is due again.
             elif answer is not None:
+                answer = {**answer, **self.stamp}
                 self.store.append(answer)
                 self.rows.append(answer)
                 view.ended(answer)

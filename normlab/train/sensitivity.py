@@ -27,8 +27,8 @@ def sensitivity(model: Transformer, inputs: torch.Tensor, **options: Any) -> flo
     """S of the formula above; None where it is not finite. Nothing of the two passes remains."""
     seen: dict[str, torch.Tensor] = {}
     hooks = [
-        model.stack.register_forward_pre_hook(lambda _stack, args: seen.update(entering=args[0])),
-        model.stack.register_forward_hook(lambda _stack, _args, output: seen.update(leaving=output)),
+        model.stack.register_forward_pre_hook(lambda _stack, args: seen.update({"entering": args[0]})),
+        model.stack.register_forward_hook(lambda _stack, _args, output: seen.update({"leaving": output})),
     ]
     try:
         with untouched(model):
@@ -39,7 +39,7 @@ def sensitivity(model: Transformer, inputs: torch.Tensor, **options: Any) -> flo
         for hook in hooks:
             hook.remove()
     sizes = torch.stack([measures.norm(x.detach()) for x in (moved, entering, leaving)])
-    return _ratio(*sizes.tolist(), entering.numel())
+    return _ratio(sizes.tolist(), entering.numel())
 
 
 def _direction(like: torch.Tensor) -> torch.Tensor:
@@ -47,6 +47,7 @@ def _direction(like: torch.Tensor) -> torch.Tensor:
     return torch.randn(like.shape, device=like.device, generator=generator).to(like.dtype)
 
 
-def _ratio(moved: float, entering: float, leaving: float, entries: int) -> float | None:
+def _ratio(sizes: list[float], entries: int) -> float | None:
+    moved, entering, leaving = sizes
     value = moved * entering / (leaving * math.sqrt(entries)) if leaving else math.nan
     return value if math.isfinite(value) else None

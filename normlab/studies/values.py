@@ -2,6 +2,7 @@
 
 Parts of a path are names, positions in a list (negative from its end), or, in a list of tables, the name, observable
 or subject of one. The last part may reduce a list: min, max, mean, or growth, the slope of log y over log k, k = 1 on.
+"A / B" is the ratio of two single numbers of the row.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ _KEYS = ("name", "observable", "scheme", "subject")
 
 def numbers(row: Mapping[str, Any], path: str) -> list[float]:
     """What stands at the path: one number, or all of a list; nothing where it is missing or not finite."""
+    if " / " in path:
+        over, under = (number(row, part) for part in path.split(" / ", 1))
+        return [] if over is None or not under else _finite([over / under])
     found: Any = row
     for part in path.split("."):
         found = _step(found, part)

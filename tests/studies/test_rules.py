@@ -243,6 +243,8 @@ def test_paths():
     assert number(made, "verdicts.other.value") is None
     assert number(made, "profiles.9.rms.1") is None
     assert numbers(made, "profiles.0.rms") == [1.0, 2.0]
+    assert number(made, "profiles.1.rms.3 / profiles.0.rms.1") == 3.0
+    assert number(made, "profiles.1.rms.3 / nothing") is None
     with pytest.raises(NormLabError, match="name a place in it"):
         number(made, "profiles.0.rms")
 

@@ -77,8 +77,14 @@ def test_five_digits(value, kept):
 # -- nothing skipped, clipped or rolled back ------------------------------------------------------------------------
 
 
-def test_none_takes_every_step(text, tmp_path, monkeypatch):
-    after_building(monkeypatch, spikes({18, 19}))
+def lags(trainer):
+    """As on one GPU: the host hears of a step while the next one runs."""
+    trainer.lags = True
+
+
+@pytest.mark.parametrize("how", [(), (lags,)], ids=["at once", "late"])
+def test_none_takes_every_step(how, text, tmp_path, monkeypatch):
+    after_building(monkeypatch, spikes({18, 19}), *how)
     config = config_of(text, trouble="none")
     result = train(config, tmp_path, shown=False)
     assert (result.state, result.steps, result.diverged) == ("done", 20, None)
@@ -91,8 +97,15 @@ def test_none_takes_every_step(text, tmp_path, monkeypatch):
     assert not (tmp_path / "trouble").exists()
 
 
-def test_a_run_that_becomes_nan_has_diverged(text, tmp_path, monkeypatch):
-    after_building(monkeypatch, spoils({7}))
+@pytest.mark.parametrize("how", [(), (lags,)], ids=["at once", "late"])
+def test_a_run_that_becomes_nan_has_diverged(how, text, tmp_path, monkeypatch):
+    after_building(monkeypatch, spoils({7}), *how)
     result = train(config_of(text, trouble="none"), tmp_path, shown=False)
     assert (result.state, result.diverged) == ("failed", 7)
     assert result.reason == "diverged at step 7: loss is nan"
+
+
+def test_gradients_are_clipped_by_default_and_not_where_nothing_is_done(text):
+    assert config_of(text).clip == 1.0
+    # The hash of stored runs knows nothing of this.
+    assert config_of(text, trouble="none").identity != config_of(text).identity

@@ -98,7 +98,7 @@ def page(found: Sequence[Line]) -> str:
 def _cells(line: Line) -> tuple[str, ...]:
     found, claim = line.finding, line.claim
     verdict = f"{MARKS[found.verdict]} {found.verdict}"
-    seeds = str(found.seeds) if found.seeds else NONE
+    seeds = f"{found.seeds} ({counted(found.runs, 'run')})" if found.seeds else NONE
     ours, power = found.ours or NONE, found.power or NONE
     return claim.claim, claim.source, claim.theirs, ours, seeds, line.budget, verdict, power
 
@@ -118,7 +118,8 @@ def _details(found: Sequence[Line]) -> str:
 def _card(line: Line) -> dict[str, Any]:
     found = line.finding
     names = ("Claim", "Source", "Theirs", "Ours", "Seeds", "Budget", "Verdict", "Power")
-    facts = [fact for fact in zip(names, _cells(line), strict=True) if fact[0] not in ("Claim", "Verdict")]
+    shown = [(n, text) for n, text in zip(names, _cells(line), strict=True) if n not in ("Claim", "Verdict")]
+    facts = [fact for fact in shown if fact[1] != NONE]
     return {
         "name": line.claim.name, "claim": line.claim.claim, "verdict": found.verdict, "mark": MARKS[found.verdict],
         "tone": _TONES[found.verdict], "facts": facts, "rule": line.claim.rule.words,

@@ -15,6 +15,7 @@ import math
 from typing import Any
 
 import torch
+from torch import nn
 
 from normlab.models.transformer import Transformer
 from normlab.stability import measures
@@ -26,10 +27,14 @@ _SEED = 2510
 def sensitivity(model: Transformer, inputs: torch.Tensor, **options: Any) -> float | None:
     """S of the formula above; None where it is not finite. Nothing of the two passes remains."""
     seen: dict[str, torch.Tensor] = {}
-    hooks = [
-        model.stack.register_forward_pre_hook(lambda _stack, args: seen.update({"entering": args[0]})),
-        model.stack.register_forward_hook(lambda _stack, _args, output: seen.update({"leaving": output})),
-    ]
+
+    def enters(_stack: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+        seen["entering"] = args[0]
+
+    def leaves(_stack: nn.Module, _args: Any, output: torch.Tensor) -> None:
+        seen["leaving"] = output
+
+    hooks = [model.stack.register_forward_pre_hook(enters), model.stack.register_forward_hook(leaves)]
     try:
         with untouched(model):
             model.features(inputs, **options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 from normlab.compare.statistics import Difference, minimum_detectable, simultaneous
 from normlab.errors import NormLabError
@@ -41,7 +42,15 @@ class Rule(ABC):
         """The rule as it was filled in, for people."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         given = {f.name: fields[f.name] for f in dataclasses.fields(self) if fields[f.name] != f.default}
-        return ", ".join(f"{name} = {value}" for name, value in given.items())
+        return ", ".join(f"{name} = {_shown(value)}" for name, value in given.items())
+
+
+def _shown(value: Any) -> str:
+    """Tiers as "a before b, c", other values as they are."""
+    if not isinstance(value, tuple):
+        return str(value)
+    nested = any(isinstance(entry, tuple) for entry in value)
+    return (" before " if nested else ", ").join(map(_shown, value))
 
 
 def each(level: float, intervals: int) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from normlab.errors import NormLabError
@@ -23,6 +23,7 @@ class Count(Rule):
               above at_most: one event refutes "never" (at_most = 0), and five runs without one reproduce it at 95 %.
     at_least: the same the other way round.
     less_than another scheme: by Fisher's exact test, one-sided.
+    Runs of one seed at several rates count as independent: what they share is the order of the data.
     """
 
     scheme: str
@@ -49,15 +50,16 @@ class Count(Rule):
         return (self.scheme,) if self.less_than is None else (self.scheme, self.less_than)
 
     def decide(self, evidence: Evidence) -> Finding:
-        counts = [self._count(evidence, scheme) for scheme in self.schemes]
-        if not all(runs for _, runs in counts):
+        rows = [self._rows(evidence, scheme) for scheme in self.schemes]
+        if not all(rows):
             return Finding(verdict="open", notes=("there are no runs to count",))
-        return self._against(*counts) if self.less_than else self._share(*counts[0])
+        counts = [(sum(map(self._happened, own)), len(own)) for own in rows]
+        found = self._against(*counts) if self.less_than else self._share(*counts[0])
+        return replace(found, seeds=min(len({row["seed"] for row in own}) for own in rows))
 
-    def _count(self, evidence: Evidence, scheme: str) -> tuple[int, int]:
+    def _rows(self, evidence: Evidence, scheme: str) -> list[Row]:
         rows = evidence.all([scheme], self.arms)
-        rows = [row for row in rows if not self.lrs or row["lr"] in self.lrs]
-        return sum(map(self._happened, rows), 0), len(rows)
+        return [row for row in rows if not self.lrs or row["lr"] in self.lrs]
 
     def _happened(self, row: Row) -> bool:
         value = number(row, VALUE)
@@ -74,7 +76,7 @@ class Count(Rule):
         return Finding(
             verdict="refuted" if against else "reproduced" if shown else "open",
             ours=f"{events} of {runs} runs; true share {low:.2f} to {high:.2f}, each end at {100 * self.level:g} %",
-            estimate=events / runs, low=low, high=high, claimed=claimed, runs=runs, seeds=runs,
+            estimate=events / runs, low=low, high=high, claimed=claimed, runs=runs,
             power=f"{runs} runs without one would bound the share by {share_bounds(0, runs, self.level)[1]:.2f}",
         )  # fmt: skip
 
@@ -84,6 +86,6 @@ class Count(Rule):
         names = f"{self.scheme} {own[0]} of {own[1]}, {self.less_than} {other[0]} of {other[1]}"
         return Finding(
             verdict="reproduced" if fewer < limit else "refuted" if more < limit else "open",
-            ours=f"{names}; p = {fewer:.3g}", runs=own[1] + other[1], seeds=min(own[1], other[1]),
+            ours=f"{names}; p = {fewer:.3g}", runs=own[1] + other[1],
             power=f"so many runs could have shown p = {least_p(other[1], own[1]):.2g} at best",
         )  # fmt: skip

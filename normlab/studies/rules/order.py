@@ -38,9 +38,9 @@ class Order(Rule):
 
     def decide(self, evidence: Evidence) -> Finding:
         arms = evidence.arms(self.arms)
-        return together([self._in(evidence, arm, each(self.level, len(arms))) for arm in arms])
+        return together([self._in(evidence, arm, each(self.level, len(arms)), len(arms) > 1) for arm in arms])
 
-    def _in(self, evidence: Evidence, arm: str, level: float) -> Finding:
+    def _in(self, evidence: Evidence, arm: str, level: float, named: bool) -> Finding:
         samples = {scheme: evidence.sample(scheme, arm, self.value) for scheme in self.schemes}
         pairs = [(i, j, a, b) for i, j in combinations(range(len(self.tiers)), 2)
                  for a, b in product(self.tiers[i], self.tiers[j])]  # fmt: skip
@@ -49,7 +49,8 @@ class Order(Rule):
         refuted = any(one.verdict == "refuted" for one in shown.values())
         verdict = "refuted" if refuted else "reproduced" if set(neighbours) == {"reproduced"} else "open"
         return Finding(
-            verdict=verdict, ours=_means(samples, self.better), runs=sum(len(s.values) for s in samples.values()),
+            verdict=verdict, ours=_means(samples, self.better) + (f" ({arm})" if named else ""),
+            runs=sum(len(s.values) for s in samples.values()),
             seeds=min(len(s.finished) for s in samples.values()), parts=tuple(shown.values()),
             power="; ".join(dict.fromkeys(one.power for one in shown.values() if one.power)),
             notes=tuple(one.ours for one in shown.values()),

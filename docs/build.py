@@ -1,5 +1,5 @@
 """Write what the documentation says of schemes from the schemes themselves: one page each, the README's table, and the
-matrix of conversions where the Hugging Face library is installed.
+matrix of conversions where the Hugging Face library is installed; and the table of claims from the rows of studies.
 
 make docs          writes the files
 build.py --check   says which are not current, and exits with 1 if any is
@@ -7,6 +7,7 @@ build.py --check   says which are not current, and exits with 1 if any is
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import normlab
 from normlab.card import Card
 from normlab.display import names_of, rows
+from normlab.studies import report as studies
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- schemes: begin (make docs) -->", "<!-- schemes: end -->"
@@ -66,6 +68,8 @@ def documents() -> dict[Path, str]:
     """Every generated file with what it should hold."""
     pages = {ROOT / "docs" / "schemes" / f"{card.scheme.name}.md": page(card) for card in cards()}
     pages[ROOT / "README.md"] = _with(ROOT / "README.md", BEGIN, table(), END)
+    with contextlib.chdir(ROOT):
+        pages[ROOT / "docs" / "claims.md"] = studies.markdown(studies.lines())
     if importlib.util.find_spec("transformers") is not None:
         import conversions
 

@@ -18,6 +18,7 @@ from normlab.dynamics.config import SimulateConfig
 from normlab.dynamics.experiments import EXPERIMENTS
 from normlab.errors import NormLabError, unknown
 from normlab.stability.config import CheckConfig
+from normlab.studies.verb import study
 from normlab.train.config import DEFAULT_TASK, TrainConfig
 from normlab.train.tasks import Task, find_task
 
@@ -32,6 +33,7 @@ Examples:
   normlab check peri                will it explode, vanish or collapse when it is deep?
   normlab simulate --scheme peri    what theory says it does to tokens through depth
   normlab report DIR                the page of a comparison or a run
+  normlab study                     published claims, and what our runs say of them
   normlab generate --run DIR        text from a trained model
   normlab export RUN DIR            a trained model as a Hugging Face folder
   normlab doctor                    what this machine can run, and why not
@@ -332,6 +334,7 @@ _VERBS: dict[str, Callable[..., None]] = {
     "compare": compare,
     "check": check,
     "simulate": simulate,
+    "study": study,
     "report": report,
     "generate": generate,
     "export": export,

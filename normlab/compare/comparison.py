@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 from normlab.compare.about import write_about
 from normlab.compare.config import CompareConfig
@@ -35,13 +36,15 @@ def compare(
     minutes: float | None = None,
     shown: bool = True,
     command: Sequence[str] = (),
+    stamp: Mapping[str, Any] | None = None,
 ) -> list[Standing]:
     """Do the runs that `folder` does not hold yet, and say how the schemes stand.
 
     The same call goes on where the last one was stopped or killed; with more schemes, rates or seeds it does those too.
     After `minutes` the runs under way are saved and the standings are those so far (`left` counts what is missing).
     Ctrl-C and SIGTERM do the same and raise KeyboardInterrupt. A run whose process is killed is started again from its
-    checkpoint, `config.retries` times at most. `command` is written down for the report.
+    checkpoint, `config.retries` times at most. `command` is written down for the report, `stamp` (a study's name and
+    the hash of its rule) into every row.
     """
     _check(minutes)
     # Processes elsewhere may stand in another folder.
@@ -50,7 +53,7 @@ def compare(
     with hold(path / "lock"):
         data = config.base.task_object.open(config.base, shown=shown)
         write_about(path, config, data, command)
-        session = _Session(config, path, data.fingerprint, shown=shown)
+        session = _Session(config, path, data.fingerprint, shown=shown, stamp=stamp or {})
         asked = session.work(minutes)
         rows = Store(path).rows()
     if asked is not None:
@@ -66,13 +69,13 @@ def left(config: CompareConfig, folder: str | os.PathLike[str]) -> int:
 class _Session:
     """One call: the rows so far, and the runs under way."""
 
-    def __init__(self, config: CompareConfig, folder: Path, fingerprint: str, *, shown: bool):
+    def __init__(self, config: CompareConfig, folder: Path, fingerprint: str, *, shown: bool, stamp: Mapping[str, Any]):
         self.plan, self.folder, self.fingerprint = Plan(config), folder, fingerprint
         self.store = Store(folder)
         # What was interrupted is tried again, what failed only where the user says so.
         taken = ("done",) if config.repeat_failed else ("done", "failed")
         self.rows = [row for row in self.store.rows() if row["state"] in taken]
-        self.shown = shown
+        self.shown, self.stamp = shown, stamp
         self.kills: Counter[str] = Counter()
         """How often each run's process was killed in this call."""
         self.fault: NormLabError | None = None
@@ -124,13 +127,17 @@ class _Session:
         for _, answer in pool.wait(_LOOK_SECONDS):
             if isinstance(answer, NormLabError):
                 self.fault = self.fault or answer
-            elif answer is not None and answer["state"] == "interrupted":
-                self._count_kill(answer, view)
             # A run that was stopped has no row: it is due again.
             elif answer is not None:
-                self.store.append(answer)
-                self.rows.append(answer)
-                view.ended(answer)
+                self._take_row({**answer, **self.stamp}, view)
+
+    def _take_row(self, row: Row, view: View) -> None:
+        if row["state"] == "interrupted":
+            self._count_kill(row, view)
+            return
+        self.store.append(row)
+        self.rows.append(row)
+        view.ended(row)
 
     def _count_kill(self, row: Row, view: View) -> None:
         """Let a run whose process was killed be due again, or give it up for this call."""

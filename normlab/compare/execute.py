@@ -13,8 +13,10 @@ from typing import Any, Literal
 from normlab.compare.plan import Planned
 from normlab.errors import NormLabError
 from normlab.locks import wait_for
-from normlab.train.folder import now
+from normlab.train.folder import RunFolder, now
 from normlab.train.result import Result
+from normlab.train.sinks import read_records
+from normlab.train.summary import summarise
 from normlab.train.tasks import Data
 from normlab.train.trainer import train
 from normlab.versions import versions
@@ -111,9 +113,16 @@ def _row(job: Job, result: Result, began: str) -> dict[str, Any]:
         "tokens": result.tokens, "steps": result.steps, "seconds": result.seconds,
         "tokens_per_s": result.tokens_per_s, "peak_bytes": result.peak_bytes, "device": result.device,
         "gpu": result.gpu, "first_loss": result.first_loss, "unigram_entropy": result.unigram_entropy,
-        "stuck": result.stuck,
+        "stuck": result.stuck, "diverged": result.diverged,
         "versions": versions(), "config": run.config.to_dict(), "started": began, "finished": now(),
+        **_measured(job),
     }  # fmt: skip
+
+
+def _measured(job: Job) -> dict[str, Any]:
+    """What the run's metrics say of its course; nothing of one that never began."""
+    path = RunFolder(job.folder).metrics
+    return summarise(read_records(path) if path.is_file() else [], job.run.config.steps)
 
 
 def _in_one_line(error: Exception) -> str:

@@ -16,6 +16,8 @@ from normlab.errors import NormLabError
 from normlab.files import sync
 
 Row = dict[str, Any]
+Fields = Mapping[str, tuple[Callable[[Any], bool], str]]
+"""Name of a field to a check of its value, and what that expects in words."""
 
 
 class Store:
@@ -25,13 +27,15 @@ class Store:
     is on the disk when `append` returns. Where a run has several rows the last one counts.
     """
 
-    def __init__(self, folder: str | os.PathLike[str]):
+    def __init__(self, folder: str | os.PathLike[str], *, fields: Fields | None = None):
+        """`fields` are those that every row must have; none: those of a training run."""
         self.folder = Path(folder)
         self.path = self.folder / "rows.jsonl"
+        self._fields = _FIELDS if fields is None else fields
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Add the row of a run that has ended: done, failed, or interrupted (its process was killed)."""
-        wrong = _fault(row)
+        wrong = _fault(row, self._fields)
         if wrong:
             raise NormLabError(f"cannot store the row of run {row.get('run')!r}: {wrong}")
         # In ASCII: the name of a file need not be text that UTF-8 can write.
@@ -81,7 +85,7 @@ class Store:
 
     def _parse(self, line: bytes, number: int) -> Row:
         row = _decode(line)
-        wrong = "not a line of JSON" if row is None else _fault(row)
+        wrong = "not a line of JSON" if row is None else _fault(row, self._fields)
         if row is None or wrong:
             raise NormLabError(f"{self.path}, line {number}: {wrong}; restore the line, or delete it and run again")
         return row
@@ -89,7 +93,7 @@ class Store:
     def _parse_torn(self, line: bytes) -> list[Row]:
         """A last line without its end: whole but for the line feed, or torn by a crash, whose run is then run again."""
         row = _decode(line)
-        if row is not None and not _fault(row):
+        if row is not None and not _fault(row, self._fields):
             return [row]
         warnings.warn(f"{self.path}: the last line is torn and is ignored; its run counts as not ended", stacklevel=3)
         return []
@@ -162,7 +166,7 @@ def _or_none(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: value is None or check(value)
 
 
-_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+_FIELDS: Fields = {
     "run": (_is_text, "a name"),
     "scheme": (_is_text, "a name"),
     "label": (_is_text, "a name"),
@@ -186,14 +190,19 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "finished": (_is_text, "a time"),
 }
 
+RESULT_FIELDS: Fields = {
+    name: _FIELDS[name] for name in ("run", "scheme", "seed", "state", "reason", "versions", "started", "finished")
+}
+"""Of a row that is no training run: a check, a simulation, a benchmark."""
 
-def _fault(row: Mapping[str, Any]) -> str | None:
+
+def _fault(row: Mapping[str, Any], fields: Fields) -> str | None:
     """What is wrong with a row, in words; None where nothing is. Fields that are not known here pass."""
-    for name, (check, expected) in _FIELDS.items():
+    for name, (check, expected) in fields.items():
         if name not in row:
             return f"{name} is missing, expected {expected}"
         if not check(row[name]):
             return f"{name} must be {expected}, got {row[name]!r}"
-    if row["state"] == "done" and (row["value"] is None or not math.isfinite(row["value"])):
+    if "value" in fields and row["state"] == "done" and (row["value"] is None or not math.isfinite(row["value"])):
         return f"a run that is done has a finite value, got {row['value']}; store it as failed"
     return None

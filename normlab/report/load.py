@@ -11,7 +11,7 @@ from typing import Any, Literal
 from normlab.compare.statistics import Standing, ranking
 from normlab.compare.store import Store
 from normlab.errors import NormLabError
-from normlab.report.metrics import Metrics, number, read_metrics
+from normlab.report.metrics import Metrics, metrics_of_row, number, read_metrics
 from normlab.train.config import DEFAULT_TASK
 from normlab.train.metrics import LOSS, TITLES, Metric, metric_named
 from normlab.train.tasks import TASKS
@@ -170,7 +170,9 @@ def _run_in(folder: Path, row: Table) -> Run:
     written = _read_table(folder / "config.json") if inside else {}
     # A run's file has its versions and device beside the configuration.
     config = row.get("config") or written.get("config") or written
-    metrics = read_metrics(folder / "metrics.jsonl") if inside else Metrics()
+    there = inside and (folder / "metrics.jsonl").is_file()
+    # Rows that are kept without their runs tell of their course by themselves.
+    metrics = read_metrics(folder / "metrics.jsonl") if there else metrics_of_row(row)
     seed = number(row.get("seed", find(config, "seed")))
     reason = row.get("reason") or find(status, "reason")
     scheme = str(row.get("scheme") or find(config, "scheme") or folder.name)

@@ -32,7 +32,10 @@ class Metrics:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Tokens a second of training, without the steps that began a process: those compile the model."""
+        """Tokens a second of training, without the steps that began a process: those compile the model.
+
+        None where steps do not follow one another, as in the coarse curve of a row: its row knows a speed.
+        """
         begins = {number(event.get("step")) for event in self.event if event.get("what") == "resume"}
         tokens = seconds = 0.0
         for before, after in pairwise(self.step):
@@ -57,6 +60,28 @@ def read_metrics(path: Path) -> Metrics:
         if kind in ("step", "eval", "profile", "event") and number(record.get("step")) is not None:
             getattr(found, kind).append(record)
     return found
+
+
+def metrics_of_row(row: Mapping[str, Any]) -> Metrics:
+    """The course of a run from its row alone, as coarse as it is kept there; nothing in the rows of version 0.1.
+
+    The seconds of a point are its share of all: the page has no other clock for a run whose folder is gone.
+    """
+    table, evals = row.get("curve"), row.get("evals")
+    steps = [] if not isinstance(table, dict) else [
+        {"kind": "step", **_place(row, min((k + 1) * table["every"], row["steps"])), "loss": mean}
+        for k, mean in enumerate(table["mean"])
+    ]  # fmt: skip
+    evaluations = [] if not isinstance(evals, dict) else [
+        {"kind": "eval", **dict(zip(evals, values, strict=True)), **_place(row, values[0])}
+        for values in zip(*evals.values(), strict=True)
+    ]  # fmt: skip
+    return Metrics(step=steps, eval=evaluations, profile=list(row.get("profiles") or []))
+
+
+def _place(row: Mapping[str, Any], step: int) -> Record:
+    share = step / row["steps"] if row["steps"] else 0.0
+    return {"step": step, "tokens": round(share * row["tokens"]), "seconds": share * row["seconds"]}
 
 
 def number(value: Any) -> float | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from normlab.report.load import Results, Run
 from normlab.report.metrics import PROFILES, Columns, Record, clock, columns, number, profile_values
+from normlab.train.summary import spread
 
 POINTS_A_CURVE = 1000
 POINTS_IN_ALL = 80_000  # about 2.5 MB of text, beside 5 MB of plotly.js
@@ -94,7 +95,7 @@ def _profiles(results: Results) -> dict[str, Any]:
     """For each scheme and step, the mean over the runs that speak for it, at every block boundary."""
     chosen = {k: results.chosen(scheme) for k, scheme in enumerate(results.schemes)}
     steps = sorted({int(p["step"]) for runs in chosen.values() for run in runs for p in run.metrics.profile})
-    shown = _spread(steps, PROFILE_STEPS)
+    shown = [steps[k] for k in spread(len(steps), PROFILE_STEPS)]
     series = [
         {"scheme": k, "step": step, **_profile(runs, step)}
         for k, runs in chosen.items()
@@ -116,13 +117,6 @@ def _profile(runs: Sequence[Run], step: int) -> dict[str, Any]:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
-
-
-def _spread(steps: Sequence[int], most: int) -> list[int]:
-    """At most so many, evenly, the first and the last among them."""
-    if len(steps) <= most:
-        return list(steps)
-    return [steps[round(k * (len(steps) - 1) / (most - 1))] for k in range(most)]
 
 
 def _rounded(table: Columns) -> Columns:

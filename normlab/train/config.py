@@ -114,8 +114,10 @@ class TrainConfig:
     """Checkpoints in the course of the run; 0: only when it is stopped."""
     keep: int = 2
     """Checkpoints that are kept."""
-    trouble: Literal["stop", "skip", "rollback"] = "skip"
-    """What to do about a loss that is not finite or a spike: stop, skip the step, or go back to a checkpoint."""
+    trouble: Literal["stop", "skip", "rollback", "none"] = "skip"
+    """What to do about a loss that is not finite or a spike: stop, skip the step, or go back to a checkpoint. none, for
+    studies of divergence: every step is taken, gradients are not clipped (clip is inf), and a run ends as diverged
+    when loss or gradient are not finite."""
     spike: float = 10.0
     """Robust standard deviations above the running median at which a loss is a spike."""
     stop_hopeless: bool = False
@@ -154,6 +156,7 @@ class TrainConfig:
         """What the task says where the user says nothing, and nothing that it does not know."""
         filled = {"model": self.model or task.model(), "data": self.data or task.data}
         filled["val_fraction"] = self.val_fraction or task.val_fraction
+        filled["clip"] = math.inf if self.trouble == "none" else self.clip
         for name, value in filled.items():
             object.__setattr__(self, name, value)
         if type(self.model) is not task.model:

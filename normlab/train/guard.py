@@ -26,7 +26,7 @@ from normlab.models.transformer import Transformer
 from normlab.train.distributed import whole
 from normlab.train.profile import untouched
 
-Policy = Literal["stop", "skip", "rollback"]
+Policy = Literal["stop", "skip", "rollback", "none"]
 Kind = Literal["fine", "spike", "nonfinite"]
 Action = Literal["go", "stop", "skip", "rollback"]
 
@@ -51,7 +51,8 @@ class Guard:
 
     `limit` bad steps in a row stop the run under any policy: then neither skipping nor rolling back has helped. But
     spikes that skipping does not end within `patience` steps are in the weights and not in the data: the losses so far
-    are then forgotten, and the run goes on from the new level.
+    are then forgotten, and the run goes on from the new level. Policy "none" names spikes in the same way, but every
+    step is taken; only a loss or gradient that is not finite ends the run.
     """
 
     def __init__(
@@ -94,11 +95,13 @@ class Guard:
             return Verdict("fine", "go")
         self.strikes += 1
         self.spikes = self.spikes + 1 if kind == "spike" else 0
-        if self.policy == "skip" and self.spikes >= self.patience:
+        if self.policy in ("skip", "none") and self.spikes >= self.patience:
             detail += f"; {self.spikes} in a row, so it is taken for the new level"
             self.losses.clear()
             self.strikes = self.spikes = 0
-            return Verdict(kind, "skip", detail)
+            return Verdict(kind, "go" if self.policy == "none" else "skip", detail)
+        if self.policy == "none":
+            return Verdict(kind, "go" if kind == "spike" else "stop", detail)
         if self.policy != "stop" and self.strikes >= self.limit:
             return Verdict(kind, "stop", f"{detail}; {self.strikes} bad steps in a row")
         return Verdict(kind, self.policy, detail)

@@ -1,7 +1,8 @@
-"""What a model looks like from block to block while it trains: hidden norm, gradient norm, angular speed.
+"""What a model looks like from block to block while it trains: size, update, angle, cosine, rank, gradient.
 
 One forward and one backward pass on a small batch, of which nothing remains: gradients and random numbers are as they
-were before. Boundary 0 is the state after the entry, boundary k the state after block k.
+were before. Boundary 0 is the state after the entry, boundary k the state after block k. The measures are those of
+`normlab.stability.measures`; they stay on the device until the last one is made, and are then fetched at once.
 """
 
 from __future__ import annotations
@@ -9,36 +10,44 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import nn
 
-from normlab import geometry
 from normlab.data import IGNORED
 from normlab.models.transformer import Transformer
-from normlab.norms import rms, widen
+from normlab.stability import measures
+from normlab.stability.ledger import Ledger
+from normlab.stability.state import State, sample
+from normlab.train.summary import spread
+
+RANKED = 17
+"""Most boundaries whose effective rank is worked out: it takes the eigenvalues of a matrix, on the host."""
+
+Places = dict[str, int]
 
 
 def profile(model: Transformer, inputs: torch.Tensor, targets: torch.Tensor, **options: Any) -> dict[str, Any]:
     """The fields of a "profile" record, one value for each boundary; None stands for what is not finite.
 
-    hidden_rms     root mean square of a token's hidden state, mean over tokens
-    grad_norm      ‖∂(sum of the tokens' losses)/∂state‖ of one token, root mean square over tokens: whatever the batch
-    angular_speed  angle in radians by which the block before the boundary turned a token, mean over tokens; None at 0
+    hidden_rms      √mean h² over tokens and entries
+    update_ms       mean (h - h_before)² of what the block before the boundary added; None at 0
+    angular_speed   angle in radians by which that block turned a token, mean over tokens; None at 0
+    token_cosine    mean cosine of two tokens of a sequence
+    effective_rank  exp(entropy of the normalised spectrum) of at most 256 tokens; None where it was not worked out
+    grad_norm       ‖∂(sum of the tokens' losses)/∂state‖ of one token, root mean square over tokens: whatever the batch
     """
     with untouched(model), states_of(model) as states:
         model.loss(inputs, targets, **options).backward()
-        count = int((targets != IGNORED).sum())
-    hidden = [widen(model.stack.hidden(state.detach())) for state in states]
-    turned = [_finite(geometry.angle(a, b).mean()) for a, b in pairwise(hidden)]
-    return {
-        "layers": list(range(len(states))),
-        "hidden_rms": [_finite(rms(h).mean()) for h in hidden],
-        "grad_norm": [_grad_norm(state, count, hidden[0].shape[:-1].numel()) for state in states],
-        "angular_speed": [None, *turned],
-    }
+    ledger = Ledger()
+    with torch.no_grad(), torch.autocast(inputs.device.type, enabled=False):
+        counted = ledger.write((targets != IGNORED).sum())
+        looks = _write(model, states, ledger)
+    ledger.close()
+    tokens = model.stack.hidden(states[0]).shape[:-1].numel()
+    # The loss is a mean over the targets that count, so a token's own gradient is that many times larger.
+    return _read(looks, ledger, ledger[counted] / math.sqrt(tokens))
 
 
 @contextmanager
@@ -80,14 +89,59 @@ def untouched(model: nn.Module) -> Iterator[None]:
             parameter.grad = grad
 
 
-def _grad_norm(state: torch.Tensor, count: int, tokens: int) -> float | None:
-    # Not every state has a gradient: the loss of no target at all has none.
-    if state.grad is None:
+def _write(model: Transformer, states: list[torch.Tensor], ledger: Ledger) -> list[Places]:
+    """Measure every boundary; a state is let go as soon as the next one was compared with it."""
+    ranked, before, looks = {*spread(len(states), RANKED)}, None, []
+    for place, state in enumerate(states):
+        hidden = State(sample(model.stack.hidden(state.detach())))
+        found = {"hidden_rms": measures.rms(hidden), "broken": measures.broken(hidden)}
+        found |= {"token_cosine": measures.token_cosine(hidden)}
+        if place in ranked:
+            found["gram"] = measures.gram(hidden)
+        if before is not None:
+            found |= {"update": measures.rms(measures.increment(before, hidden))}
+            found |= {"angular_speed": measures.ang(before, hidden)}
+        # Not every state has a gradient: the loss of no target at all has none.
+        if state.grad is not None:
+            found |= measures.gradient(state.grad)
+        looks.append(ledger.write_all(found))
+        before = hidden
+    return looks
+
+
+def _read(looks: list[Places], ledger: Ledger, of_one_token: float) -> dict[str, Any]:
+    whole = [ledger[look["broken"]] == 0.0 for look in looks]
+
+    def series(name: str, *, both: bool = False) -> list[float | None]:
+        """A measure at every boundary; `both`: of a block, which is only known where the state before it was whole."""
+        known = [whole[k] and (not both or whole[k - 1]) for k in range(len(looks))]
+        pairs = zip(looks, known, strict=True)
+        return [_finite(ledger[look[name]]) if fit and name in look else None for look, fit in pairs]
+
+    sizes = series("update", both=True)
+    return {
+        "layers": list(range(len(looks))),
+        "hidden_rms": series("hidden_rms"),
+        "update_ms": [None if size is None else size * size for size in sizes],
+        "angular_speed": series("angular_speed", both=True),
+        "token_cosine": series("token_cosine"),
+        "effective_rank": [_rank(look, ledger) if fit else None for look, fit in zip(looks, whole, strict=True)],
+        "grad_norm": [_gradient(look, ledger, of_one_token) for look in looks],
+    }
+
+
+def _rank(look: Places, ledger: Ledger) -> float | None:
+    if "gram" not in look:
         return None
-    # The loss is a mean over the targets that count, so a token's own gradient is that many times larger.
-    return _finite(torch.linalg.vector_norm(widen(state.grad)) * (count / math.sqrt(tokens)))
+    products = ledger.tensor(look["gram"])
+    return _finite(measures.ranks(products.float().view(math.isqrt(len(products)), -1))[0])
 
 
-def _finite(value: torch.Tensor) -> float | None:
-    number = float(value)
-    return number if math.isfinite(number) else None
+def _gradient(look: Places, ledger: Ledger, of_one_token: float) -> float | None:
+    if "grad_h" not in look or ledger[look["grad_broken"]]:
+        return None
+    return _finite(ledger[look["grad_h"]] * of_one_token)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -37,6 +37,8 @@ class Result:
     """Loss of guessing by frequency alone, in nats a target: the entropy of single tokens, or of the classes."""
     stuck: bool | None = None
     """Whether the loss was above that − 0.1 three hundred steps after warm-up, or at the end; None: not known."""
+    diverged: int | None = None
+    """The step at which loss or gradient stayed bad and the run was given up; None where it was not."""
 
     @property
     def loss(self) -> float | None:

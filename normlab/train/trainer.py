@@ -25,6 +25,7 @@ from normlab.train.hardware import describe, identity, peak_memory
 from normlab.train.profile import profile
 from normlab.train.recovery import Ended
 from normlab.train.result import Result
+from normlab.train.sensitivity import sensitivity
 from normlab.train.setup import Setup
 from normlab.train.start import first_loss
 from normlab.train.step import Taken
@@ -37,6 +38,9 @@ ENDED = ("done", "stuck")
 
 _PROFILED = 4
 """Samples that a per-layer profile is made from."""
+
+_PROFILES = 4
+"""Profiles in the course of a run, besides the one before its first step."""
 
 
 def train(
@@ -85,6 +89,8 @@ class Trainer(Setup):
         self.first_loss: float | None = None
         self.pending: Taken | None = None
         """A step that the host has not looked at yet."""
+        self.diverged: int | None = None
+        """The step at which training broke down."""
 
     # -- the run -----------------------------------------------------------------------------------------------------
 
@@ -111,10 +117,13 @@ class Trainer(Setup):
                 if self.step == self.config.steps:
                     self._evaluate()
                     look(self, self.last_eval["loss"])
+                self._profile()
                 if not math.isfinite(loss := self.last_eval["loss"]):
+                    self.diverged = self.step
                     return "failed", f"step {self.step}: the validation loss is {loss}"
                 export_safetensors(self.model, self.folder.weights, {"config": self.config.to_dict()}, self.group)
         except Ended as ended:
+            self.diverged = ended.diverged
             return ended.state, ended.reason
         return ("done", None) if self.step == self.config.steps else ("stuck", f"{self.watch}; stopped early")
 
@@ -137,7 +146,8 @@ class Trainer(Setup):
     def _loop(self) -> None:
         last = self.config.steps
         evals, saves = _milestones(self.config.evals, last), _milestones(self.config.saves, last)
-        looked_at = evals | saves | {last, self.watch.due}
+        profiles = _milestones(_PROFILES, last)
+        looked_at = evals | saves | profiles | {last, self.watch.due}
         if self.step == 0:
             self._profile()
             self.first_loss = first_loss(self, self._few_samples())
@@ -156,6 +166,8 @@ class Trainer(Setup):
                     self._evaluate()
                 if reached and in_doubt and look(self, self.last_eval["loss"]) and self.config.stop_hopeless:
                     break
+                if reached and self.step in profiles:
+                    self._profile()
                 if stopping or (reached and self.step in saves):
                     self._save()
                 if stopping:
@@ -182,7 +194,10 @@ class Trainer(Setup):
         self.step += 1
         taken = self._sent(loss, norm, parts)
         if self.lags:
-            self._update_unless_bad(loss, norm, taken.threshold)
+            if self.config.trouble == "none":
+                self._update()
+            else:
+                self._update_unless_bad(loss, norm, taken.threshold)
             self.pending = taken
         else:
             self._judge(taken)
@@ -229,8 +244,8 @@ class Trainer(Setup):
         verdict = self.guard.judge(loss, norm, threshold=taken.threshold)
         if verdict.is_fine:
             self.watch.take(loss)
-            if not self.lags:
-                self._update()
+        if verdict.action == "go" and not self.lags:
+            self._update()
         self._record_step(taken.step, loss, norm)
         if not verdict.is_fine:
             recovery.handle(self, verdict, taken)
@@ -257,7 +272,6 @@ class Trainer(Setup):
         reshard(self.model)
         place = {"step": self.step, "tokens": self.journal.tokens(self.step)}
         self.journal.write({"kind": "eval", **place, **self.last_eval})
-        self._profile()
         self.journal.flush()
 
     def _few_samples(self) -> Batch:
@@ -268,8 +282,9 @@ class Trainer(Setup):
         batch = self._few_samples()
         with self.autocast():
             found = profile(self.model, batch.inputs, batch.targets, **batch.options)
+            moved = sensitivity(self.model, batch.inputs, **batch.options)
         reshard(self.model)
-        self.journal.write({"kind": "profile", "step": self.step, **found})
+        self.journal.write({"kind": "profile", "step": self.step, **found, "sensitivity": moved})
 
     def _save(self) -> None:
         extra = {
@@ -287,7 +302,7 @@ class Trainer(Setup):
             state=state, reason=reason, scores=self.last_eval, steps=self.step, tokens=tokens, seconds=seconds,
             tokens_per_s=tokens / seconds if seconds else 0.0, peak_bytes=peak_memory(device), device=describe(device),
             gpu=identity(device), first_loss=self.first_loss, unigram_entropy=self.watch.entropy,
-            stuck=True if self.watch.is_stuck else False if state == "done" else None,
+            stuck=True if self.watch.is_stuck else False if state == "done" else None, diverged=self.diverged,
         )  # fmt: skip
         if self.group.is_main:
             self.task.keep(self.data, self.folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 from pathlib import Path
@@ -9,10 +10,13 @@ from pathlib import Path
 import pytest
 
 from normlab.errors import NormLabError
+from normlab.report import build
 from normlab.report.load import find, load
-from normlab.report.metrics import clock, columns, profile_values, read_metrics
+from normlab.report.metrics import Metrics, clock, columns, metrics_of_row, profile_values, read_metrics
 from normlab.report.plots import PROFILE_STEPS, plot_data
 from tests.report import synthetic
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
 def test_a_comparison_is_read_whole(tmp_path: Path) -> None:
@@ -108,3 +112,26 @@ def test_a_row_cannot_lead_out_of_its_folder(tmp_path: Path) -> None:
     (folder / "rows.jsonl").write_text(json.dumps(row) + "\n")
     found = next(run for run in load(folder).runs if run.id == "../../outside")
     assert found.metrics.step == []
+
+
+def test_a_row_without_its_run_tells_its_course(tmp_path):
+    row = {
+        "steps": 4, "tokens": 40, "seconds": 2.0, "curve": {"every": 2, "mean": [3.0, 2.0], "max": [3.5, None]},
+        "evals": {"step": [2, 4], "loss": [2.5, 2.1]}, "profiles": [{"step": 0, "layers": [0], "hidden_rms": [1.0]}],
+    }  # fmt: skip
+    found = metrics_of_row(row)
+    assert [(one["step"], one["tokens"], one["seconds"], one["loss"]) for one in found.step] == [
+        (2, 20, 1.0, 3.0), (4, 40, 2.0, 2.0)
+    ]  # fmt: skip
+    assert [(one["step"], one["loss"]) for one in found.eval] == [(2, 2.5), (4, 2.1)]
+    assert found.profile == row["profiles"]
+    # The rows of version 0.1 have none of it.
+    assert metrics_of_row({"steps": 4, "tokens": 40, "seconds": 2.0}) == Metrics()
+
+
+@pytest.mark.parametrize("folder", sorted(RESULTS.glob("*/rows.jsonl")), ids=lambda path: path.parent.name)
+def test_pages_of_stored_results_are_rebuilt(folder, tmp_path):
+    page = build(folder.parent, out=tmp_path / "report.html").read_text()
+    for row in map(json.loads, folder.read_text().splitlines()):
+        assert f"{row['value']:.4f}" in page if row["state"] == "done" else str(html.escape(row["reason"])) in page
+    assert not (folder.parent / "report.html").exists()

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 
 import normlab
 from normlab import Decoder, DecoderConfig
-from normlab.train.profile import profile
+from normlab.sending import Sent
+from normlab.train.profile import RANKED, profile
 
 SIZE = {"depth": 3, "dim": 32, "heads": 4, "vocab_size": 61, "max_length": 64}
 EXPERTS = {"experts": 4, "top_k": 2}
@@ -22,6 +23,20 @@ def batch(rows=3, length=10):
     return tokens[:, :-1], tokens[:, 1:]
 
 
+def mean_cosine(state):
+    """Over all pairs of different tokens of a sequence, one by one."""
+    units = F.normalize(state, dim=-1)
+    pairs = [row[i] @ row[j] for row in units for i in range(len(row)) for j in range(len(row)) if i != j]
+    return float(torch.stack(pairs).mean())
+
+
+def effective_rank(state):
+    """From the singular values of all tokens, not from a Gram matrix."""
+    share = torch.linalg.svdvals(state.flatten(0, 1)).square()
+    share = share / share.sum()
+    return float(torch.exp(-(share * share.log()).sum()))
+
+
 @pytest.mark.parametrize("name", normlab.schemes())
 def test_every_scheme_has_a_profile(name):
     found = profile(Decoder(DecoderConfig(scheme=name, **SIZE)), *batch())
@@ -29,6 +44,9 @@ def test_every_scheme_has_a_profile(name):
     assert all(value > 0 for key in ("hidden_rms", "grad_norm") for value in found[key])
     assert found["angular_speed"][0] is None
     assert all(0 < angle < math.pi for angle in found["angular_speed"][1:])
+    assert all(value > 0 for value in found["update_ms"][1:])
+    assert all(-1 <= value <= 1 for value in found["token_cosine"])
+    assert all(1 <= value <= 30 for value in found["effective_rank"])
 
 
 @pytest.mark.parametrize("options", [{}, {"checkpointing": True}, EXPERTS], ids=["plain", "checkpointing", "experts"])
@@ -44,9 +62,16 @@ def test_figures_are_those_of_the_states(options):
         for handle in handles:
             handle.remove()
     found = profile(model, tokens, targets)
-    rms = [float(state.detach().square().mean(-1).sqrt().mean()) for state in states]
+    states = [state.detach() for state in states]
+    rms = [float(state.square().mean().sqrt()) for state in states]
     assert found["hidden_rms"] == pytest.approx(rms, rel=1e-12)
-    cosines = [torch.cosine_similarity(a.detach(), b.detach(), dim=-1) for a, b in pairwise(states)]
+    updates = [float((b - a).square().mean()) for a, b in pairwise(states)]
+    assert found["update_ms"][0] is None
+    assert found["update_ms"][1:] == pytest.approx(updates, rel=1e-12)
+    assert found["token_cosine"] == pytest.approx([mean_cosine(state) for state in states], rel=1e-9)
+    # Eigenvalues of a Gram matrix in fp32: an error of 2^-24 of the largest, in each of at most 30.
+    assert found["effective_rank"] == pytest.approx([effective_rank(state) for state in states], rel=1e-4)
+    cosines = [torch.cosine_similarity(a, b, dim=-1) for a, b in pairwise(states)]
     # acos loses half the digits near 1.
     assert found["angular_speed"][1:] == pytest.approx([float(c.acos().mean()) for c in cosines], rel=1e-6)
 
@@ -125,6 +150,21 @@ def test_what_is_not_finite_is_none():
     assert found["hidden_rms"][2:] == [None, None]
     assert found["angular_speed"][2:] == [None, None]
     assert found["grad_norm"] == [None] * 4
+
+
+def test_numbers_come_from_the_device_once(monkeypatch):
+    sent = []
+    monkeypatch.setattr("normlab.stability.ledger.Sent", lambda values: sent.append(len(values)) or Sent(values))
+    profile(Decoder(DecoderConfig(scheme="pre", **SIZE)), *batch())
+    assert len(sent) == 1
+
+
+def test_a_deep_stack_has_ranks_at_some_boundaries():
+    found = profile(Decoder(DecoderConfig(scheme="pre", **(SIZE | {"depth": 40}))), *batch())
+    known = [place for place, rank in enumerate(found["effective_rank"]) if rank is not None]
+    assert len(known) == RANKED
+    assert known[0] == 0
+    assert known[-1] == 40
 
 
 def test_without_targets_gradients_are_zero():

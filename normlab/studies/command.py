@@ -1,0 +1,70 @@
+"""What `normlab study` prints: the list, a plan with its cost, a run with its verdicts, the report."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from normlab.files import write_atomically
+from normlab.report.numbers import count
+from normlab.studies import report
+from normlab.studies.judge import judge
+from normlab.studies.record import Record
+from normlab.studies.report import MARKS
+from normlab.studies.study import Study, find_studies, load_study
+from normlab.words import counted
+
+
+def show_list(folder: Path, results: Path) -> None:
+    """Every study with how it stands."""
+    for name in find_studies(folder):
+        study = load_study(name, folder)
+        print(f"{name:<24} {_state(study, results)}\n{'':<24} {study.title}; {study.cost}")
+
+
+def _state(study: Study, results: Path) -> str:
+    counts = Counter(finding.verdict for finding in judge(study, results).values())
+    verdicts = ", ".join(f"{n} {verdict}" for verdict in MARKS if (n := counts[verdict]))
+    about = Record(study, results / study.name).about
+    left = f"; {about['left']} of {about['runs']} runs left" if about.get("left") else ""
+    return f"{counted(len(study.claims), 'claim')}: {verdicts}{left}"
+
+
+def show_plan(study: Study, places: Mapping[str, Any]) -> None:
+    """Runs and cost, arm by arm; nothing is started."""
+    from normlab.studies.run import plan_of
+
+    sizes = plan_of(study, places)
+    for size in sizes:
+        work = f", {count(size.tokens)} tokens, {size.flops:.2g} FLOPs" if size.tokens else ""
+        print(f"{size.arm}: {size.what}: {counted(size.runs, 'run')}{work}")
+    total = f", {sum(size.flops for size in sizes):.2g} FLOPs" if any(size.flops for size in sizes) else ""
+    print(f"in all: {counted(sum(size.runs for size in sizes), 'run')}{total}; {study.cost}")
+    for claim in study.claims:
+        print(f"claim {claim.name}: {claim.claim}\n  rule: {type(claim.rule).__name__.lower()}, {claim.rule.words}")
+
+
+def run(
+    study: Study, results: Path, *, minutes: float | None, places: Mapping[str, Any], command: Sequence[str]
+) -> int:
+    """Do what is left, then say how the claims stand; returns how many runs are left."""
+    from normlab.studies.run import run_study
+
+    left = run_study(study, results, minutes=minutes, places=places, command=command)
+    for name, finding in judge(study, results).items():
+        print(f"{MARKS[finding.verdict]} {name}: {finding.verdict}" + (f"; {finding.ours}" if finding.ours else ""))
+        for note in finding.notes:
+            print(f"    {note}")
+    if left:
+        print(f"{counted(left, 'run')} left: the same command goes on")
+    return left
+
+
+def write_report(folder: Path, results: Path, docs: Path, html: Path) -> None:
+    """Write docs/claims.md and the page."""
+    found = report.lines(folder, results)
+    for path, text in ((docs, report.markdown(found)), (html, report.page(found))):
+        write_atomically(path, text.encode("utf-8", "replace"))
+        print(f"{'page' if path.suffix == '.html' else 'table'}: {path}")

@@ -1,0 +1,54 @@
+"""Rows made elsewhere (by a comparison, a ladder, a benchmark), copied into a study with the hash of its rule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from normlab.compare.store import RESULT_FIELDS, Row, Store
+from normlab.errors import NormLabError
+from normlab.files import read_json
+from normlab.studies.record import Record
+
+
+def take_in(record: Record) -> None:
+    """Add the rows that the study names and does not have yet."""
+    for name in record.study.rows:
+        for arm, rows in _arms(Path(name), record.study.name):
+            store = Store(record.folder / arm, fields=RESULT_FIELDS)
+            there = {row["run"] for row in store.rows()}
+            for row in rows:
+                if row["run"] not in there:
+                    store.append({**row, "from": name, **record.stamp})
+
+
+def of_benchmark(row: Mapping[str, Any]) -> Row:
+    """A row of `bench step`: what runs on other kernels than the fused ones says so in its name."""
+    kernels = row.get("kernels", "triton")
+    name = row["scheme"] if kernels == "triton" else f"{row['scheme']} ({kernels})"
+    return {**row, "scheme": name, "run": name, "seed": 0, "state": "done", "reason": None}
+
+
+def _arms(source: Path, study: str) -> Iterator[tuple[str, list[Row]]]:
+    """Name of an arm and its rows: one for a folder with rows, one for each such folder inside it, or a JSON file."""
+    if source.suffix == ".json" and source.is_file():
+        yield source.stem, _of_file(source)
+        return
+    found = sorted(path.parent for path in source.rglob("rows.jsonl") if "runs" not in path.parent.parts)
+    if not found:
+        raise NormLabError(f"{study} needs the rows in {source}, which has no rows.jsonl; make them first")
+    for folder in found:
+        arm = "-".join([source.name, *folder.relative_to(source).parts])
+        yield arm, Store(folder, fields=RESULT_FIELDS).rows()
+
+
+def _of_file(path: Path) -> list[Row]:
+    found = read_json(path)
+    if not isinstance(found, dict) or not isinstance(found.get("rows"), list) or "date" not in found:
+        raise NormLabError(f"{path} is no file of normlab bench step --out; expected its date and rows")
+    shared = {
+        "versions": {name: str(found.get(name)) for name in ("normlab", "torch", "python")},
+        "device": found.get("device"), "started": found["date"], "finished": found["date"],
+    }  # fmt: skip
+    return [{**of_benchmark(row), **shared} for row in found["rows"]]

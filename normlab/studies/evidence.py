@@ -1,0 +1,121 @@
+"""The rows of a study, as rules ask for them: a scheme's results at its rate, in an arm, by seed.
+
+A run that failed, diverged or was stuck has no result, and is counted wherever a rule looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from normlab.compare.statistics import Standing, ranking
+from normlab.errors import NormLabError, unknown
+from normlab.studies.values import number, numbers
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One scheme's results in one arm, by seed; None is a run without a result."""
+
+    name: str
+    """Of the scheme, with its arm where it was named with one."""
+    values: dict[int, float | None]
+    problems: list[str] = field(default_factory=list)
+    """Why no verdict can rest on it."""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def finished(self) -> dict[int, float]:
+        return {seed: value for seed, value in self.values.items() if value is not None}
+
+
+class Evidence:
+    """Rows by arm. `names` are the registry's names of schemes as a study writes them."""
+
+    def __init__(self, rows: Mapping[str, Sequence[Row]], names: Mapping[str, str] | None = None):
+        self.rows = {arm: list(own) for arm, own in rows.items()}
+        self._names = dict(names or {})
+
+    def arms(self, patterns: Sequence[str]) -> list[str]:
+        """The arms that match any of the patterns; all without one."""
+        found = [arm for arm in self.rows if not patterns or any(fnmatchcase(arm, p) for p in patterns)]
+        if not found:
+            raise NormLabError(f"no arm matches {', '.join(patterns)}; there are {', '.join(self.rows) or 'none'}")
+        return found
+
+    def of(self, scheme: str, arm: str) -> list[Row]:
+        """A scheme's rows in an arm, or in the arm that is named with it: "pre@weight_decay=0.0"."""
+        name, _, named = scheme.partition("@")
+        if named and named not in self.rows:
+            raise unknown("arm", named, self.rows)
+        return [row for row in self.rows[named or arm] if row["scheme"] == self._names.get(name, name)]
+
+    def sample(self, scheme: str, arm: str, path: str) -> Sample:
+        """A scheme's results at the rate that its tune runs picked; all of them where nothing was tuned."""
+        rows = self.of(scheme, arm)
+        if not rows:
+            return Sample(scheme, {}, [f"{scheme} has no runs"])
+        standing = _standing(rows)
+        judged = [row for row in rows if row.get("role", "judge") == "judge"]
+        chosen = judged if standing is None else [row for row in judged if row["lr"] == standing.lr]
+        values = {key: value for row in chosen for key, value in _observed(row, path)}
+        failed = [row for row in chosen if not is_sound(row)]
+        problems = [f"{scheme}: {len(failed)} of {len(chosen)} runs {_how(failed)}"] if failed else []
+        missing = sum(value is None for value in values.values()) - len(failed)
+        problems += [f"{scheme}: {missing} runs have no {path}"] if missing else []
+        return Sample(scheme, values, problems, _notes(scheme, standing))
+
+    def all(self, schemes: Sequence[str], arms: Sequence[str]) -> list[Row]:
+        """Every row of these schemes (all without one) in these arms, whatever its rate."""
+        wanted = {self._names.get(name, name) for name in schemes}
+        rows = [row for arm in self.arms(arms) for row in self.rows[arm]]
+        return [row for row in rows if not wanted or row["scheme"] in wanted]
+
+
+def is_sound(row: Row) -> bool:
+    """Whether a run has a result that may enter a mean."""
+    return row["state"] == "done" and not row.get("stuck")
+
+
+def has(row: Row, what: str) -> bool:
+    """Whether something happened to a run: failed, diverged, stuck, spiked, skipped."""
+    if what == "failed":
+        return row["state"] == "failed"
+    if what == "diverged":
+        return row.get("diverged") is not None
+    if what == "stuck":
+        return bool(row.get("stuck"))
+    return bool(row.get({"spiked": "spikes", "skipped": "skipped"}[what]))
+
+
+def _observed(row: Row, path: str) -> list[tuple[int, float | None]]:
+    """A list at the path is one observation an entry, as of a benchmark that was repeated."""
+    if not is_sound(row):
+        return [(row["seed"], None)]
+    found = numbers(row, path)
+    if len(found) > 1:
+        return [(row["seed"] * 1000 + k, value) for k, value in enumerate(found)]
+    return [(row["seed"], number(row, path))]
+
+
+def _standing(rows: Sequence[Row]) -> Standing | None:
+    """Rate and edge of a scheme; None for rows without rates (checks, simulations, benchmarks)."""
+    if any("lr" not in row for row in rows):
+        return None
+    found = ranking(rows, rows[0]["scheme"])[0]
+    return found if found.lr is not None else None
+
+
+def _notes(scheme: str, standing: Standing | None) -> list[str]:
+    if standing is None or standing.edge is None:
+        return []
+    return [f"the best rate of {scheme} is the {standing.edge} tried ({standing.lr:g}): a better one may lie beyond"]
+
+
+def _how(rows: Sequence[Row]) -> str:
+    kinds = [what for what in ("diverged", "stuck") if any(has(row, what) for row in rows)]
+    return " or ".join(kinds) if kinds else "failed"

@@ -1,0 +1,74 @@
+"""Exact statistics of counts, and intervals of correlations: what small numbers of runs can show. Free of scipy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from statistics import NormalDist
+
+from normlab.errors import NormLabError
+
+_HALVINGS = 60
+
+
+def share_bounds(events: int, runs: int, level: float) -> tuple[float, float]:
+    """Lower and upper bound of a share, each holding with probability `level` by itself (Clopper and Pearson)."""
+    if not 0 <= events <= runs or runs < 1:
+        raise NormLabError(f"a share needs 0 <= events <= runs and at least one run, got {events} of {runs}")
+    rest = 1.0 - level
+    low = 0.0 if events == 0 else _root(lambda p: at_least(events, runs, p) - rest)
+    high = 1.0 if events == runs else _root(lambda p: rest - (1.0 - at_least(events + 1, runs, p)))
+    return low, high
+
+
+def at_least(events: int, runs: int, share: float) -> float:
+    """P(X ≥ events) of a binomial X."""
+    return math.fsum(math.comb(runs, k) * share**k * (1.0 - share) ** (runs - k) for k in range(events, runs + 1))
+
+
+def fisher(more: tuple[int, int], fewer: tuple[int, int]) -> float:
+    """One-sided p-value of Fisher's exact test that the share of `more` (events, runs) is not above that of `fewer`."""
+    (a, n), (b, m) = more, fewer
+    events, total = a + b, math.comb(n + m, a + b)
+    ways = sum(math.comb(n, k) * math.comb(m, events - k) for k in range(a, min(n, events) + 1))
+    return ways / total
+
+
+def least_p(n: int, m: int) -> float:
+    """The smallest p-value that so many runs could have given: all of the first, none of the second."""
+    return fisher((n, n), (0, m))
+
+
+def pearson(x: Sequence[float], y: Sequence[float]) -> float:
+    """Correlation; 0 where one of them does not vary."""
+    mean_x, mean_y = math.fsum(x) / len(x), math.fsum(y) / len(y)
+    a, b = [value - mean_x for value in x], [value - mean_y for value in y]
+    size = math.sqrt(math.fsum(v * v for v in a) * math.fsum(v * v for v in b))
+    return math.fsum(p * q for p, q in zip(a, b, strict=True)) / size if size else 0.0
+
+
+def ranked(values: Sequence[float]) -> list[float]:
+    """Ranks from 1 on; equal values share the mean of theirs."""
+    ordered = sorted(values)
+    first = {value: ordered.index(value) for value in set(values)}
+    return [first[value] + (ordered.count(value) + 1) / 2 for value in values]
+
+
+def correlation_interval(r: float, free: float, level: float, *, of_ranks: bool = False) -> tuple[float, float]:
+    """Fisher's interval; `free` is the number of points less three and less what was fitted to them."""
+    inside = max(-1 + 1e-12, min(1 - 1e-12, r))
+    half = quantile(level) * (1.06 if of_ranks else 1.0) / math.sqrt(free)
+    return math.tanh(math.atanh(inside) - half), math.tanh(math.atanh(inside) + half)
+
+
+def quantile(level: float) -> float:
+    """z with P(|Z| ≤ z) = level for a standard normal Z."""
+    return NormalDist().inv_cdf((1.0 + level) / 2.0)
+
+
+def _root(rising: Callable[[float], float]) -> float:
+    low, high = 0.0, 1.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if rising(middle) < 0.0 else (low, middle)
+    return (low + high) / 2.0

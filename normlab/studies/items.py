@@ -1,0 +1,129 @@
+"""Work of a study that is no training (checks, simulations, benchmarks): one item after the other, each stored."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from normlab.errors import NormLabError, unknown
+from normlab.flags import field_names
+from normlab.studies.elsewhere import of_benchmark
+from normlab.studies.study import Study
+from normlab.train.folder import now
+from normlab.train.summary import digits
+from normlab.versions import versions
+
+Row = dict[str, Any]
+Settings = Mapping[str, Any]
+
+_DROPPED = ("figures", "paths", "histogram", "command", "versions")
+"""Parts of a result that are drawings, or stand in the row already."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """One call whose rows are stored together."""
+
+    name: str
+    arm: str
+    scheme: str
+    seed: int
+    call: Callable[[], list[Row]]
+    """Rows with `scheme` and whatever was measured."""
+
+
+def items(study: Study) -> list[Item]:
+    """All items of a study, arm by arm; settings that are wrong raise before the first one runs."""
+    make = {"check": _checks, "simulate": _simulations, "bench": _benches}[study.kind]
+    return [item for arm in study.arms for item in make(study, arm, study.settings_of(arm))]
+
+
+def run_item(item: Item) -> list[Row]:
+    """The rows of an item; one row that says why where it broke. What the user can mend is raised."""
+    began = now()
+    try:
+        found = item.call()
+    except NormLabError:
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        found = [{"scheme": item.scheme, "state": "failed", "reason": f"{type(error).__name__}: {error}".strip()}]
+    shared = {"seed": item.seed, "state": "done", "reason": None, "versions": versions(), "started": began}
+    ends = {"finished": now()}
+    return [{**shared, **row, **ends, "run": f"{item.name}/{row['scheme']}/{k}"} for k, row in enumerate(found)]
+
+
+def _checks(study: Study, arm: str, settings: Settings) -> Iterator[Item]:
+    from normlab.stability.config import CheckConfig
+
+    targets = settings.get("targets")
+    if not isinstance(targets, list) or not targets:
+        raise NormLabError(f"{study.name}: a study of kind check names its targets, e.g. targets = ['pre', 'peri']")
+    config = CheckConfig(**_known(study, settings, CheckConfig, {"targets"}))
+
+    def call(target: str) -> list[Row]:
+        from normlab.stability.check import check
+
+        found = check(target, config=config)
+        return [{"scheme": target, "result": plain(found.to_dict())}]
+
+    for target in map(str, targets):
+        yield Item(f"{arm}/{target}", arm, target, 0, lambda target=target: call(target))
+
+
+def _simulations(study: Study, arm: str, settings: Settings) -> Iterator[Item]:
+    from normlab.dynamics.config import SimulateConfig
+    from normlab.dynamics.experiments import EXPERIMENTS
+
+    name = settings.get("experiment")
+    if name is not None and name not in EXPERIMENTS:
+        raise unknown("experiment", str(name), EXPERIMENTS)
+    changes = _known(study, settings, SimulateConfig, {"experiment"})
+    config = EXPERIMENTS[name].defaults.replace(**changes) if name else SimulateConfig(**changes)
+
+    def call() -> list[Row]:
+        from normlab.dynamics import chosen
+
+        found = plain(chosen.run(name, config).to_dict())
+        if name is None:
+            return [{"scheme": run["scheme"], "result": run} for run in found["runs"]]
+        failed = sum(verdict["agrees"] is False for verdict in found["verdicts"])
+        return [{"scheme": name, "disagreements": failed, "result": found}]
+
+    yield Item(f"{arm}/{name or 'simulation'}", arm, name or "simulation", int(settings.get("seed", 0)), call)
+
+
+def _benches(study: Study, arm: str, settings: Settings) -> Iterator[Item]:
+    known = {"schemes": [], "preset": "125m", "batch": 32, "length": 1024, "stream": "bf16", "repeats": 5}
+    for name in settings:
+        if name not in known:
+            raise unknown(f"setting in {study.name}", name, known)
+    options = known | dict(settings)
+
+    def call() -> list[Row]:
+        from normlab.bench import run
+
+        found = run.step(options["schemes"], **{name: value for name, value in options.items() if name != "schemes"})
+        return [plain(of_benchmark(row)) for row in found]
+
+    yield Item(f"{arm}/bench", arm, "bench", 0, call)
+
+
+def _known(study: Study, settings: Settings, config: type, others: set[str]) -> dict[str, Any]:
+    """The settings that are fields of `config`, lists as tuples."""
+    known = field_names(config)
+    for name in settings:
+        if name not in known | others:
+            raise unknown(f"setting in {study.name}", name, known | others)
+    return {n: tuple(v) if isinstance(v, list) else v for n, v in settings.items() if n in known}
+
+
+def plain(value: Any) -> Any:
+    """A result with numbers of five digits and without its drawings."""
+    if isinstance(value, Mapping):
+        return {name: plain(entry) for name, entry in value.items() if name not in _DROPPED}
+    if isinstance(value, list | tuple):
+        return [plain(entry) for entry in value]
+    return digits(value) if isinstance(value, float) else value

@@ -1,0 +1,37 @@
+"""From rows to verdicts: every claim of a study, with all that keeps it open."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from normlab.errors import NormLabError
+from normlab.studies.evidence import Evidence
+from normlab.studies.finding import Finding
+from normlab.studies.record import Record
+from normlab.studies.study import RESULTS, Claim, Study
+from normlab.words import counted
+
+
+def judge(study: Study, results: Path = RESULTS) -> dict[str, Finding]:
+    """The finding on every claim, by its name, from the rows alone."""
+    record = Record(study, results / study.name)
+    try:
+        rows = record.rows()
+    except NormLabError as error:
+        return {claim.name: Finding(verdict="open", notes=(str(error),)) for claim in study.claims}
+    if not rows:
+        return {claim.name: Finding(verdict="not run") for claim in study.claims}
+    evidence = Evidence(rows, record.about.get("names"))
+    return {claim.name: _decide(claim, evidence, record) for claim in study.claims}
+
+
+def _decide(claim: Claim, evidence: Evidence, record: Record) -> Finding:
+    try:
+        found = claim.rule.decide(evidence)
+    except NormLabError as error:
+        found = Finding(verdict="open", notes=(str(error),))
+    left, runs, older = record.about.get("left"), record.about.get("runs"), record.older(evidence.rows)
+    # An interval that is looked at before all runs have ended does not have its level.
+    waiting = [] if left == 0 else [f"{left if left is not None else 'some'} of {runs or '?'} runs have not ended"]
+    notes = [f"{counted(older, 'row')} began before the rule was registered"] if older else []
+    return found.noting(notes).unless(waiting)

@@ -1,0 +1,82 @@
+"""What a study's results folder holds, and whether its rows still belong to the study's rule.
+
+RESULTS/NAME/
+study.json          the hash of the rule, when it was registered, how many runs are left
+ARM/rows.jsonl      a row for every run, each with that hash (and ARM/compare.json, ARM/runs/ of a comparison)
+
+Rows that carry another hash were made under another rule: they are kept, and refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from normlab.compare.store import RESULT_FIELDS, Row, Store
+from normlab.errors import NormLabError
+from normlab.files import file_error, read_json, write_json
+from normlab.studies.study import Study
+
+
+class VoidError(NormLabError):
+    """The rows of a study were made under another rule."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """The results of one study."""
+
+    study: Study
+    folder: Path
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """study.json; empty before the study began."""
+        path = self.folder / "study.json"
+        return read_json(path) if path.is_file() else {}
+
+    @property
+    def stamp(self) -> dict[str, str]:
+        """What every row carries."""
+        return {"study": self.study.name, "rule": self.study.rule_hash}
+
+    def begin(self, names: Mapping[str, str], now: str) -> None:
+        """Register the rule before the first row; where there are rows, make sure that they were made under it."""
+        # It asks torch for its version, which the list of studies must not wait for.
+        from normlab.versions import versions
+
+        known = self.about
+        if self.rows():
+            known["names"] = {**known.get("names", {}), **names}
+        else:
+            known = {**self.stamp, "registered": now, "names": dict(names), "versions": versions()}
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise file_error("make", error, self.folder) from error
+        write_json(self.folder / "study.json", known)
+
+    def tell(self, runs: int, left: int) -> None:
+        """Write down how far the study is."""
+        write_json(self.folder / "study.json", {**self.about, "runs": runs, "left": left})
+
+    def rows(self) -> dict[str, list[Row]]:
+        """The rows of every arm that has some, each with its arm; raises where a rule has changed since."""
+        folders = sorted(path.parent for path in self.folder.glob("*/rows.jsonl"))
+        rows = {path.name: [{**row, "arm": path.name} for row in Store(path, fields=RESULT_FIELDS).rows()]
+                for path in folders}  # fmt: skip
+        other = [row for own in rows.values() for row in own if row.get("rule") != self.study.rule_hash]
+        if other:
+            raise VoidError(
+                f"the rule of {self.study.name} has changed since {len(other)} rows in {self.folder} were made (hash "
+                f"{other[0].get('rule')}, now {self.study.rule_hash}), so they are refused; put the rule back, or move "
+                f"the folder away and run the study again"
+            )
+        return {arm: own for arm, own in rows.items() if own}
+
+    def older(self, rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> int:
+        """How many rows began before the rule was registered: they cannot confirm it, only agree with it."""
+        since = str(self.about.get("registered", ""))
+        return sum(str(row["started"]) < since for own in rows.values() for row in own)

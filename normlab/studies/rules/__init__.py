@@ -1,0 +1,48 @@
+"""Rules by which rows become verdicts: a small fixed set, chosen and filled in by a study's TOML file.
+
+difference   the paired difference of two schemes against a threshold
+order        the order of several schemes, all pairs together
+bound        a number of a scheme, or its ratio to another's, against a bound
+count        how many runs diverged, failed, were stuck or spiked
+correlation  two numbers over many runs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from normlab.errors import NormLabError, unknown
+from normlab.records import from_plain, hints
+from normlab.studies.rules.base import Rule
+from normlab.studies.rules.bound import Bound
+from normlab.studies.rules.correlation import Correlation
+from normlab.studies.rules.count import Count
+from normlab.studies.rules.difference import Difference
+from normlab.studies.rules.order import Order
+
+RULES: dict[str, type[Rule]] = {
+    "difference": Difference,
+    "order": Order,
+    "bound": Bound,
+    "count": Count,
+    "correlation": Correlation,
+}
+
+VERSION = 1
+"""Part of every rule's hash; it grows when a rule changes its meaning, which voids rows made before."""
+
+
+def read_rule(table: Any, where: str) -> Rule:
+    """The rule that a TOML table describes; `where` names it in errors."""
+    if not isinstance(table, Mapping) or "kind" not in table:
+        raise NormLabError(f"{where} has no kind; expected one of {', '.join(RULES)}")
+    kind = str(table["kind"])
+    if kind not in RULES:
+        raise unknown(f"kind of rule in {where}", kind, RULES)
+    values = {name: value for name, value in table.items() if name != "kind"}
+    known = hints(RULES[kind])
+    missing = [name for name in known if name not in values and not hasattr(RULES[kind], name)]
+    if missing:
+        raise NormLabError(f"{where}: a rule of kind {kind} needs {missing[0]!r}")
+    return from_plain(RULES[kind], values, where)

@@ -1,0 +1,97 @@
+"""Does a number (speed, memory, growth, sensitivity) stay within a bound, or its ratio to another scheme's?"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from normlab.compare.statistics import Difference as Paired
+from normlab.compare.statistics import paired
+from normlab.errors import NormLabError
+from normlab.studies.evidence import Evidence, Sample
+from normlab.studies.finding import Finding, side, together
+from normlab.studies.rules.base import VALUE, Rule, each, interval, power_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bound(Rule):
+    """The claim: `value` of `scheme`, or its ratio to that of `against`, is at most or at least so much (or both).
+
+    By the Student interval of its mean, of a ratio's logarithm paired by seed, in every arm. `exact`: by the numbers
+    themselves, every one of which must keep the bound, for what is computed and not sampled.
+    """
+
+    scheme: str
+    against: str | None = None
+    value: str = VALUE
+    at_most: float | None = None
+    at_least: float | None = None
+    exact: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.at_most is None and self.at_least is None:
+            raise NormLabError("a bound says at_most, at_least or both")
+        if self.against is not None and any(end is not None and not end > 0.0 for end in self.claimed):
+            raise NormLabError(f"the bound of a ratio is positive, got {self.claimed}")
+
+    @property
+    def claimed(self) -> tuple[float | None, float | None]:
+        return self.at_least, self.at_most
+
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        return (self.scheme,) if self.against is None else (self.scheme, self.against)
+
+    def decide(self, evidence: Evidence) -> Finding:
+        arms = evidence.arms(self.arms)
+        return together([self._in(evidence, arm, each(self.level, len(arms)), len(arms) > 1) for arm in arms])
+
+    def _in(self, evidence: Evidence, arm: str, level: float, named: bool) -> Finding:
+        samples = [evidence.sample(scheme, arm, self.value) for scheme in self.schemes]
+        problems = [problem for one in samples for problem in one.problems]
+        values = _ratios(*samples) if self.against is not None else samples[0].finished
+        if not values:
+            return Finding(verdict="open", notes=(*problems, "no number to hold against the bound"))
+        where = f" ({arm})" if named else ""
+        found = self._exactly(values, where) if self.exact else self._by_interval(values, level, where)
+        return found.noting([note for one in samples for note in one.notes]).unless(problems)
+
+    def _exactly(self, values: dict[int, float], where: str) -> Finding:
+        low, high = min(values.values()), max(values.values())
+        first, last = self.claimed
+        holds = (first is None or low >= first) and (last is None or high <= last)
+        shown = f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
+        return Finding(
+            verdict="reproduced" if holds else "refuted", ours=f"{shown}{where}, {len(values)} computed",
+            estimate=low if low == high else None, low=low, high=high, claimed=self.claimed, runs=len(values),
+            seeds=len(values), power="computed, not sampled",
+        )  # fmt: skip
+
+    def _by_interval(self, values: dict[int, float], level: float, where: str) -> Finding:
+        is_ratio = self.against is not None
+        scaled = {key: math.log(value) for key, value in values.items()} if is_ratio else values
+        found = paired(scaled, dict.fromkeys(scaled, 0.0), level)
+        mean, low, high = (_back(end, is_ratio) for end in (found.mean, found.low, found.high))
+        return Finding(
+            verdict=side(low, high, self.claimed), ours=f"{mean:.4g}{where}, {interval(found, low, high)}",
+            estimate=mean, low=low, high=high, claimed=self.claimed, runs=len(values), seeds=found.n,
+            power=_power(found, is_ratio),
+        )  # fmt: skip
+
+
+def _ratios(a: Sample, b: Sample) -> dict[int, float]:
+    """a / b by seed; one number of b serves all of a. What is not positive has no ratio."""
+    above, below = a.finished, b.finished
+    if len(below) == 1:
+        below = dict.fromkeys(above, *below.values())
+    shared = [seed for seed in above if seed in below and above[seed] > 0.0 and below[seed] > 0.0]
+    return {seed: above[seed] / below[seed] for seed in shared}
+
+
+def _back(value: float | None, is_ratio: bool) -> float | None:
+    return math.exp(value) if is_ratio and value is not None else value
+
+
+def _power(found: Paired, is_ratio: bool) -> str:
+    return power_of(found, "change of the logarithm" if is_ratio else "distance from the bound")

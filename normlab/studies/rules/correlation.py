@@ -1,0 +1,75 @@
+"""Do two numbers go together over many runs?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from normlab.studies.evidence import Evidence, Row, is_sound
+from normlab.studies.exact import correlation_interval, pearson, quantile, ranked
+from normlab.studies.finding import Finding, side
+from normlab.studies.rules.base import VALUE, Rule
+from normlab.studies.values import number
+
+_LEAST = 5
+"""Points that an interval takes, besides what was fitted to them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Correlation(Rule):
+    """The claim: `x` and `y` correlate over all finished runs, positively or negatively, by more than `at_least`.
+
+    `within` takes the mean of each scheme, arm or rate off both first, so that differences between these do not count.
+    By Fisher's interval; runs that failed or were stuck are left out and named.
+    """
+
+    x: str
+    y: str = VALUE
+    sign: Literal["positive", "negative"] = "positive"
+    at_least: float = 0.0
+    ranks: bool = False
+    within: tuple[Literal["scheme", "arm", "lr"], ...] = ()
+    only: tuple[str, ...] = ()
+    """Schemes whose runs count; none: all."""
+
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        return self.only
+
+    def decide(self, evidence: Evidence) -> Finding:
+        rows = evidence.all(self.only, self.arms)
+        pairs = {id(row): (number(row, self.x), number(row, self.y)) for row in rows if is_sound(row)}
+        known = [row for row in rows if None not in pairs.get(id(row), (None,))]
+        left_out = len(rows) - len(known)
+        notes = (f"{left_out} of {len(rows)} runs failed, were stuck or lack a number, and are left out",)
+        groups = [tuple(row.get(name) for name in self.within) for row in known]
+        free = len(known) - 2 - len(set(groups))
+        if free < _LEAST - 3:
+            return Finding(verdict="open", runs=len(known), notes=(*notes, "too few runs for a correlation"))
+        found = self._over(known, [pairs[id(row)] for row in known], groups, free)  # type: ignore[arg-type]
+        return found.noting(notes if left_out else ())
+
+    def _over(self, rows: Sequence[Row], pairs: list[tuple[float, float]], groups: list[tuple], free: int) -> Finding:
+        columns = [list(column) for column in zip(*pairs, strict=True)]
+        x, y = (_centred(ranked(column) if self.ranks else column, groups) for column in columns)
+        r = pearson(x, y)
+        low, high = correlation_interval(r, free, self.level, of_ranks=self.ranks)
+        claimed = (self.at_least, None) if self.sign == "positive" else (None, -self.at_least)
+        least = math.tanh((quantile(self.level) + quantile(0.6)) / math.sqrt(free))
+        return Finding(
+            verdict=side(low, high, claimed), estimate=r, low=low, high=high, claimed=claimed, runs=len(rows),
+            seeds=len({row["seed"] for row in rows}),
+            ours=f"r = {r:+.2f}, {100 * self.level:g} % interval {low:+.2f} to {high:+.2f}, {len(rows)} runs",
+            power=f"a true correlation of {least:.2f} would be shown four times out of five",
+        )  # fmt: skip
+
+
+def _centred(values: Sequence[float], groups: Sequence[tuple]) -> list[float]:
+    means = {group: _mean([v for v, g in zip(values, groups, strict=True) if g == group]) for group in set(groups)}
+    return [value - means[group] for value, group in zip(values, groups, strict=True)]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)

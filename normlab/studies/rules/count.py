@@ -1,0 +1,91 @@
+"""How often does something happen to a scheme's runs: diverged, failed, stuck, spiked? By exact bounds of shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from normlab.errors import NormLabError
+from normlab.studies.evidence import Evidence, Row, has
+from normlab.studies.exact import fisher, least_p, share_bounds
+from normlab.studies.finding import Finding
+from normlab.studies.rules.base import VALUE, Rule
+from normlab.studies.values import number
+
+What = Literal["diverged", "failed", "stuck", "spiked", "skipped"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Count(Rule):
+    """The claim: `what` happens to at most, or to at least, such a share of a scheme's runs, at all rates together.
+
+    at_most:  reproduced where the upper bound of the share is below at_most + margin, refuted where the lower bound is
+              above at_most: one event refutes "never" (at_most = 0), and five runs without one reproduce it at 95 %.
+    at_least: the same the other way round.
+    less_than another scheme: by Fisher's exact test, one-sided.
+    Runs of one seed at several rates count as independent: what they share is the order of the data.
+    """
+
+    scheme: str
+    what: tuple[What, ...] = ("diverged", "failed", "stuck")
+    above: float | None = None
+    """A run whose validation loss ends above this counts as well."""
+    at_most: float | None = None
+    at_least: float | None = None
+    less_than: str | None = None
+    margin: float = 0.5
+    lrs: tuple[float, ...] = ()
+    """Rates that are looked at; none: all."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given = [self.at_most, self.at_least, self.less_than]
+        if sum(one is not None for one in given) != 1:
+            raise NormLabError("a count says one of at_most, at_least and less_than")
+        if not self.what and self.above is None:
+            raise NormLabError("a count says what is counted: what, above or both")
+
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        return (self.scheme,) if self.less_than is None else (self.scheme, self.less_than)
+
+    def decide(self, evidence: Evidence) -> Finding:
+        rows = [self._rows(evidence, scheme) for scheme in self.schemes]
+        if not all(rows):
+            return Finding(verdict="open", notes=("there are no runs to count",))
+        counts = [(sum(map(self._happened, own)), len(own)) for own in rows]
+        found = self._against(*counts) if self.less_than else self._share(*counts[0])
+        return replace(found, seeds=min(len({row["seed"] for row in own}) for own in rows))
+
+    def _rows(self, evidence: Evidence, scheme: str) -> list[Row]:
+        rows = evidence.all([scheme], self.arms)
+        return [row for row in rows if not self.lrs or row["lr"] in self.lrs]
+
+    def _happened(self, row: Row) -> bool:
+        value = number(row, VALUE)
+        high = self.above is not None and value is not None and value > self.above
+        return high or any(has(row, what) for what in self.what)
+
+    def _share(self, events: int, runs: int) -> Finding:
+        low, high = share_bounds(events, runs, self.level)
+        if self.at_most is not None:
+            claimed, shown, against = (None, self.at_most), high <= self.at_most + self.margin, low > self.at_most
+        else:
+            least = self.at_least or 0.0
+            claimed, shown, against = (least, None), low >= least - self.margin, high < least
+        return Finding(
+            verdict="refuted" if against else "reproduced" if shown else "open",
+            ours=f"{events} of {runs} runs; true share {low:.2f} to {high:.2f}, each end at {100 * self.level:g} %",
+            estimate=events / runs, low=low, high=high, claimed=claimed, runs=runs,
+            power=f"{runs} runs without one would bound the share by {share_bounds(0, runs, self.level)[1]:.2f}",
+        )  # fmt: skip
+
+    def _against(self, own: tuple[int, int], other: tuple[int, int]) -> Finding:
+        fewer, more = fisher(other, own), fisher(own, other)
+        limit = 1.0 - self.level
+        names = f"{self.scheme} {own[0]} of {own[1]}, {self.less_than} {other[0]} of {other[1]}"
+        return Finding(
+            verdict="reproduced" if fewer < limit else "refuted" if more < limit else "open",
+            ours=f"{names}; p = {fewer:.3g}", runs=own[1] + other[1],
+            power=f"so many runs could have shown p = {least_p(other[1], own[1]):.2g} at best",
+        )  # fmt: skip

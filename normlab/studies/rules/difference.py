@@ -1,0 +1,57 @@
+"""Is one scheme's result below, above, or within reach of another's? Paired by seed, in every arm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from normlab.compare.statistics import paired
+from normlab.errors import NormLabError
+from normlab.studies.evidence import Evidence
+from normlab.studies.finding import Finding, side, together
+from normlab.studies.rules.base import VALUE, Rule, each, interval, power_of
+
+_WAYS = {"below": lambda by: (None, -by), "above": lambda by: (by, None), "within": lambda by: (-by, by)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference(Rule):
+    """The claim: `value` of `scheme` less that of `against` is below -`by`, above `by`, or within ±`by`.
+
+    Reproduced where the paired Student interval lies there wholly, in every arm (intervals widened for their number);
+    refuted where it lies wholly elsewhere in one; open otherwise, and wherever a run failed, diverged or was stuck.
+    """
+
+    scheme: str
+    against: str
+    direction: Literal["below", "above", "within"] = "below"
+    by: float = 0.0
+    value: str = VALUE
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.by < 0.0 or (self.direction == "within" and not self.by > 0.0):
+            raise NormLabError(f"by is a size, and positive where the direction is 'within', got {self.by}")
+
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        return self.scheme, self.against
+
+    def decide(self, evidence: Evidence) -> Finding:
+        arms = evidence.arms(self.arms)
+        return together([self._in(evidence, arm, each(self.level, len(arms)), len(arms) > 1) for arm in arms])
+
+    def _in(self, evidence: Evidence, arm: str, level: float, named: bool) -> Finding:
+        a, b = (evidence.sample(scheme, arm, self.value) for scheme in self.schemes)
+        problems, notes = [*a.problems, *b.problems], [*a.notes, *b.notes]
+        if not a.finished.keys() & b.finished.keys():
+            return Finding(verdict="open", notes=(*problems, f"{a.name} and {b.name} share no finished seed"))
+        found = paired(a.values, b.values, level)
+        claimed = _WAYS[self.direction](self.by)
+        where = f" ({arm})" if named else ""
+        return Finding(
+            verdict=side(found.low, found.high, claimed),
+            ours=f"{found.mean:+.4f}{where}, {interval(found, found.low, found.high)}",
+            estimate=found.mean, low=found.low, high=found.high, claimed=claimed,
+            runs=len(a.values) + len(b.values), seeds=found.n, power=power_of(found),
+        ).noting(notes).unless(problems)  # fmt: skip

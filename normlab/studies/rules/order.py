@@ -1,0 +1,77 @@
+"""Is the order of several schemes the claimed one? All pairs at once, so that one pair's luck names no order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations, product
+from typing import Literal
+
+from normlab.compare.statistics import paired
+from normlab.errors import NormLabError
+from normlab.studies.evidence import Evidence, Sample
+from normlab.studies.finding import Finding, together
+from normlab.studies.rules.base import VALUE, Rule, each, power_of
+
+Tier = tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order(Rule):
+    """The claim: every scheme of a tier is better than every scheme of the tiers after it.
+
+    Reproduced where every pair of neighbouring tiers is shown to be so; refuted where any pair is shown the other way
+    round; all intervals hold together. With two tiers, the first of one scheme, that one is claimed to be the best.
+    """
+
+    tiers: tuple[Tier, ...]
+    better: Literal["lower", "higher"] = "lower"
+    value: str = VALUE
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.tiers) < 2 or not all(self.tiers):
+            raise NormLabError("tiers are at least two lists of schemes, best first, none of them empty")
+
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        return tuple(scheme for tier in self.tiers for scheme in tier)
+
+    def decide(self, evidence: Evidence) -> Finding:
+        arms = evidence.arms(self.arms)
+        return together([self._in(evidence, arm, each(self.level, len(arms)), len(arms) > 1) for arm in arms])
+
+    def _in(self, evidence: Evidence, arm: str, level: float, named: bool) -> Finding:
+        samples = {scheme: evidence.sample(scheme, arm, self.value) for scheme in self.schemes}
+        pairs = [(i, j, a, b) for i, j in combinations(range(len(self.tiers)), 2)
+                 for a, b in product(self.tiers[i], self.tiers[j])]  # fmt: skip
+        shown = {(i, j, a, b): self._pair(samples[a], samples[b], each(level, len(pairs))) for i, j, a, b in pairs}
+        neighbours = [one.verdict for (i, j, _, _), one in shown.items() if j == i + 1]
+        refuted = any(one.verdict == "refuted" for one in shown.values())
+        verdict = "refuted" if refuted else "reproduced" if set(neighbours) == {"reproduced"} else "open"
+        return Finding(
+            verdict=verdict, ours=_means(samples, self.better) + (f" ({arm})" if named else ""),
+            runs=sum(len(s.values) for s in samples.values()),
+            seeds=min(len(s.finished) for s in samples.values()), parts=tuple(shown.values()),
+            power="; ".join(dict.fromkeys(one.power for one in shown.values() if one.power)),
+            notes=tuple(one.ours for one in shown.values()),
+        ).noting([note for s in samples.values() for note in s.notes]).unless(
+            [problem for s in samples.values() for problem in s.problems]
+        )  # fmt: skip
+
+    def _pair(self, a: Sample, b: Sample, level: float) -> Finding:
+        if not a.finished.keys() & b.finished.keys():
+            return Finding(verdict="open", ours=f"{a.name} and {b.name} share no finished seed")
+        found = paired(a.values, b.values, level)
+        sign = 1.0 if self.better == "lower" else -1.0
+        holds = not found.spans_zero and (sign * found.mean < 0.0)
+        verdict = "open" if found.spans_zero else "reproduced" if holds else "refuted"
+        ends = "" if found.low is None else f" ({found.low:+.4f} to {found.high:+.4f})"
+        return Finding(
+            verdict=verdict, ours=f"{a.name} less {b.name}: {found.mean:+.4f}{ends}", power=power_of(found)
+        )  # fmt: skip
+
+
+def _means(samples: dict[str, Sample], better: str) -> str:
+    means = {name: sum(s.finished.values()) / len(s.finished) for name, s in samples.items() if s.finished}
+    ordered = sorted(means, key=lambda name: means[name], reverse=better == "higher")
+    return ", ".join(f"{name} {means[name]:.4f}" for name in ordered)

@@ -1,0 +1,148 @@
+"""A study carried out: comparisons arm by arm, other work item by item, rows from elsewhere taken in.
+
+Everything can be stopped and goes on with the same call: a comparison inside a run, other work after the last item.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from normlab.compare.config import CompareConfig
+from normlab.compare.store import RESULT_FIELDS, Store
+from normlab.errors import NormLabError, unknown
+from normlab.studies.elsewhere import take_in
+from normlab.studies.items import items, run_item
+from normlab.studies.record import Record
+from normlab.studies.settings import comparison
+from normlab.studies.study import RESULTS, Study
+from normlab.train.folder import now
+
+
+@dataclass(frozen=True)
+class Size:
+    """One line of a study's plan."""
+
+    arm: str
+    what: str
+    runs: int
+    flops: float = 0.0
+    tokens: int = 0
+
+
+def run_study(
+    study: Study,
+    results: Path = RESULTS,
+    *,
+    minutes: float | None = None,
+    places: Mapping[str, Any] | None = None,
+    shown: bool = True,
+    command: Sequence[str] = (),
+) -> int:
+    """Do what is left of a study, for `minutes` at most; returns how many runs are left.
+
+    `places` are settings of where things are (data, tokenizer, workers), which a file cannot know.
+    """
+    if minutes is not None and not minutes > 0.0:
+        raise NormLabError(f"minutes must be positive, got {minutes}; leave it out to go on to the end")
+    record = Record(study, results / study.name)
+    configs = configurations(study, places)
+    _check_rules(study, configs)
+    record.begin(_names(study), now())
+    take_in(record)
+    end = time.monotonic() + 60.0 * minutes if minutes is not None else None
+    if study.kind == "train":
+        return _compare_all(record, configs, end, shown, command)
+    return _work_all(record, end) if study.kind != "rows" else _told(record, 0, 0)
+
+
+def plan_of(study: Study, places: Mapping[str, Any] | None = None) -> list[Size]:
+    """What a study will run, arm by arm; nothing is started."""
+    if study.kind == "train":
+        return [_size(arm, config) for arm, config in configurations(study, places).items()]
+    if study.kind == "rows":
+        return [Size(name, "rows that are there", 0) for name in study.rows]
+    return [Size(item.arm, f"{study.kind} {item.scheme}", 1) for item in items(study)]
+
+
+def configurations(study: Study, places: Mapping[str, Any] | None = None) -> dict[str, CompareConfig]:
+    """The comparison of every arm of a study of training runs."""
+    if study.kind != "train":
+        return {}
+    given = {name: value for name, value in (places or {}).items() if value}
+    return {arm: comparison({**study.settings_of(arm), **given}, f"{study.name}, {arm}") for arm in study.arms}
+
+
+def _size(arm: str, config: CompareConfig) -> Size:
+    base, runs = config.base, config.plan().size([])
+    flops = runs * base.tokens_in_all * base.model.flops_per_token(base.sequence)
+    rates = config.lrs if isinstance(config.lrs, str) else f"{len(config.lrs)} rates"
+    what = f"{len(config.names)} schemes, {rates}, {config.seeds} seeds"
+    return Size(arm, what, runs, float(flops), runs * base.tokens_in_all)
+
+
+def _check_rules(study: Study, configs: Mapping[str, CompareConfig]) -> None:
+    """A rule that names a scheme which is not run would stay open for ever."""
+    if not configs or study.rows:
+        return
+    run = {name for config in configs.values() for name in config.names}
+    for claim in study.claims:
+        for scheme in claim.rule.schemes:
+            if _canonical(scheme.partition("@")[0]) not in run:
+                raise unknown(f"scheme in the rule of {claim.name}, among those that run", scheme, run)
+
+
+def _names(study: Study) -> dict[str, str]:
+    """The registry's name of every scheme that a rule names, so that verdicts need no registry."""
+    written = {scheme.partition("@")[0] for claim in study.claims for scheme in claim.rule.schemes}
+    return {name: _canonical(name) for name in sorted(written)} if study.kind in ("train", "rows") else {}
+
+
+def _canonical(name: str) -> str:
+    from normlab.schemes.registry import scheme
+
+    try:
+        return str(scheme(name))
+    except NormLabError:
+        return name
+
+
+def _compare_all(
+    record: Record, configs: Mapping[str, CompareConfig], end: float | None, shown: bool, command: Sequence[str]
+) -> int:
+    from normlab.compare.comparison import compare
+
+    try:
+        for arm, config in configs.items():
+            minutes = None if end is None else (end - time.monotonic()) / 60.0
+            if minutes is not None and minutes <= 0.0:
+                break
+            folder = record.folder / arm
+            compare(config, folder, minutes=minutes, shown=shown, command=command, stamp=record.stamp)
+    finally:
+        stored = [(config.plan(), Store(record.folder / arm).rows()) for arm, config in configs.items()]
+        left = sum(plan.left(rows) for plan, rows in stored)
+        _told(record, sum(plan.size(rows) for plan, rows in stored), left)
+    return left
+
+
+def _work_all(record: Record, end: float | None) -> int:
+    work = items(record.study)
+    for item in work:
+        if end is not None and time.monotonic() > end:
+            break
+        store = Store(record.folder / item.arm, fields=RESULT_FIELDS)
+        if not any(row["run"].startswith(f"{item.name}/") for row in store.rows()):
+            for row in run_item(item):
+                store.append({**row, **record.stamp})
+    ended = {row["run"] for own in record.rows().values() for row in own}
+    left = sum(not any(run.startswith(f"{item.name}/") for run in ended) for item in work)
+    return _told(record, len(work), left)
+
+
+def _told(record: Record, runs: int, left: int) -> int:
+    record.tell(runs, left)
+    return left

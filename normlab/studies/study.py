@@ -1,0 +1,193 @@
+"""A study: a TOML file that says what is claimed by whom, what is run, and by which rule the rows decide.
+
+kind = "train"                 # or check, simulate, bench, rows
+title = "..."
+cost = "17 GPU minutes on one H200"
+rows = ["benchmarks/results/a-ladder"]   # folders whose rows are used as well; with kind "rows" nothing else is
+
+[settings]                     # those of `normlab compare` (or check, simulate, bench step)
+[vary]                         # every combination of these lists is an arm: the settings with that changed
+[arms.NAME]                    # or arms by name
+
+[[claims]]
+name = "clamp"
+claim = "..."
+source = "..."
+theirs = "..."
+[claims.rule]
+kind = "difference"            # normlab/studies/rules
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from normlab.errors import NormLabError, unknown
+from normlab.studies.rules import VERSION, read_rule
+from normlab.studies.rules.base import Rule
+
+Kind = Literal["train", "check", "simulate", "bench", "rows"]
+Table = dict[str, Any]
+
+FOLDER = Path("studies")
+"""Where studies are, from the repository's root."""
+RESULTS = Path("benchmarks/results/studies")
+"""Where their rows go."""
+
+_FIELDS = {"kind", "title", "cost", "rows", "settings", "vary", "arms", "claims"}
+_OF_CLAIM = ("name", "claim", "source", "theirs", "rule")
+_MAIN = "main"
+"""The name of the only arm."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One sentence that somebody published, and how rows decide it."""
+
+    name: str
+    claim: str
+    source: str
+    theirs: str
+    """Their number, as they state it."""
+    rule: Rule
+    raw: Mapping[str, Any]
+    """The rule as it is written."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """What a file says, checked as far as that takes no torch."""
+
+    name: str
+    kind: Kind
+    title: str
+    cost: str
+    claims: tuple[Claim, ...]
+    settings: Table
+    arms: dict[str, Table]
+    """Name of an arm to what is changed in it."""
+    rows: tuple[str, ...] = ()
+
+    @cached_property
+    def rule_hash(self) -> str:
+        """Of all its rules as they are written: who changes one voids the rows that were made before."""
+        rules = {claim.name: claim.raw for claim in self.claims}
+        text = json.dumps({"version": VERSION, "rules": rules}, sort_keys=True, ensure_ascii=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def settings_of(self, arm: str) -> Table:
+        """All settings of an arm."""
+        return {**self.settings, **self.arms[arm]}
+
+
+def find_studies(folder: Path = FOLDER) -> list[str]:
+    """The names of all studies."""
+    if not folder.is_dir():
+        raise NormLabError(f"there is no folder {folder}; call this from the root of the repository, or name --studies")
+    return sorted(path.stem for path in folder.glob("*.toml"))
+
+
+def load_study(name: str, folder: Path = FOLDER) -> Study:
+    """The study of this name, or the one in a file that is named."""
+    path = Path(name) if name.endswith(".toml") else folder / f"{name}.toml"
+    if not path.is_file():
+        if name.endswith(".toml"):
+            raise NormLabError(f"there is no file {path}; name a study of {folder}, or a TOML file")
+        raise unknown("study", name, find_studies(folder))
+    try:
+        return read_study(path.stem, tomllib.loads(path.read_text(encoding="utf-8")), path.name)
+    except OSError as error:
+        raise NormLabError(f"cannot read {path}: {error.strerror}; check the path") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise NormLabError(f"{path} is no TOML: {error}") from None
+
+
+def read_study(name: str, table: Mapping[str, Any], where: str) -> Study:
+    """A study from what its file holds; `where` names the file in errors."""
+    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", name):
+        raise NormLabError(f"{where}: a study's name is of lower-case letters, digits, dots and hyphens, got {name!r}")
+    for field in table:
+        if field not in _FIELDS:
+            raise unknown(f"field in {where}", field, _FIELDS)
+    kind = table.get("kind", "train")
+    if kind not in get_args(Kind):
+        raise unknown(f"kind in {where}", str(kind), get_args(Kind))
+    claims = tuple(_claim(entry, where) for entry in _tables(table, "claims", where))
+    names = [claim.name for claim in claims]
+    if not claims or len({*names}) < len(names):
+        raise NormLabError(f"{where}: a study has at least one [[claims]], each with a name of its own")
+    settings = {section: _table(table, section, where) for section in ("settings", "vary", "arms")}
+    return Study(
+        name=name, kind=kind, title=_text(table, "title", where), cost=_text(table, "cost", where), claims=claims,
+        settings=settings["settings"], arms=_arms(settings["arms"], settings["vary"], where),
+        rows=tuple(_strings(table.get("rows", []), f"{where}: rows")),
+    )  # fmt: skip
+
+
+def _claim(table: Mapping[str, Any], where: str) -> Claim:
+    name = _text(table, "name", f"{where}, a claim")
+    where = f"{where}, claim {name}"
+    for field in table:
+        if field not in _OF_CLAIM:
+            raise unknown(f"field in {where}", field, _OF_CLAIM)
+    texts = {field: _text(table, field, where) for field in ("claim", "source", "theirs")}
+    return Claim(name=name, **texts, rule=read_rule(table.get("rule"), f"{where}, rule"), raw=table.get("rule") or {})
+
+
+def _arms(named: Table, vary: Table, where: str) -> dict[str, Table]:
+    """Every named arm with every combination of what varies; the combination is part of its name."""
+    for name, value in vary.items():
+        if not isinstance(value, list) or not value:
+            raise NormLabError(f"{where}: vary.{name} must be a list of values, got {value!r}")
+    mixes = [dict(zip(vary, values, strict=True)) for values in itertools.product(*vary.values())]
+    arms: dict[str, Table] = {}
+    for name, changes in (named or {"": {}}).items():
+        if not isinstance(changes, dict):
+            raise NormLabError(f"{where}: arms.{name} must be a table of settings, got {changes!r}")
+        for mix in mixes:
+            parts = [name, *(f"{key}={_short(value)}" for key, value in mix.items())]
+            arms[",".join(part for part in parts if part) or _MAIN] = {**changes, **mix}
+    for name in arms:
+        if not re.fullmatch(r"[\w.,=+()-]+", name) or name.startswith("."):
+            raise NormLabError(f"{where}: arm {name!r} must be fit for a folder's name: letters, digits, .,=+-()")
+    return arms
+
+
+def _short(value: Any) -> str:
+    return "+".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _table(table: Mapping[str, Any], name: str, where: str) -> Table:
+    found = table.get(name, {})
+    if not isinstance(found, dict):
+        raise NormLabError(f"{where}: {name} must be a table, got {found!r}")
+    return found
+
+
+def _tables(table: Mapping[str, Any], name: str, where: str) -> list[Table]:
+    found = table.get(name, [])
+    if not isinstance(found, list) or not all(isinstance(entry, dict) for entry in found):
+        raise NormLabError(f"{where}: {name} must be tables, written [[{name}]], got {found!r}")
+    return found
+
+
+def _text(table: Mapping[str, Any], name: str, where: str) -> str:
+    found = table.get(name)
+    if not isinstance(found, str) or not found.strip():
+        raise NormLabError(f"{where}: {name} must be a text, got {found!r}")
+    return " ".join(found.split())
+
+
+def _strings(value: Any, where: str) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
+        raise NormLabError(f"{where} must be a list of texts, got {value!r}")
+    return value

@@ -1,0 +1,76 @@
+"""A number of a row by its path: "value", "profiles.-1.hidden_rms.max", "result.verdicts.vanishing.value".
+
+Parts of a path are names, positions in a list (negative from its end), or, in a list of tables, the name, observable
+or subject of one. The last part may reduce a list: min, max, mean, or growth, the slope of log y over log k, k = 1 on.
+"A / B" is the ratio of two single numbers of the row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from normlab.errors import NormLabError
+
+_KEYS = ("name", "observable", "scheme", "subject")
+"""What tables in a list are called by."""
+
+
+def numbers(row: Mapping[str, Any], path: str) -> list[float]:
+    """What stands at the path: one number, or all of a list; nothing where it is missing or not finite."""
+    if " / " in path:
+        over, under = (number(row, part) for part in path.split(" / ", 1))
+        return [] if over is None or not under else _finite([over / under])
+    found: Any = row
+    for part in path.split("."):
+        found = _step(found, part)
+    return _finite(found if isinstance(found, list | tuple) else [found])
+
+
+def number(row: Mapping[str, Any], path: str) -> float | None:
+    """The one number at the path; None where it is missing or not finite."""
+    found = numbers(row, path)
+    if len(found) > 1:
+        raise NormLabError(f"{path} is a list of {len(found)}; name a place in it, or end in {', '.join(_REDUCE)}")
+    return found[0] if found else None
+
+
+def _step(found: Any, part: str) -> Any:
+    if isinstance(found, Mapping):
+        return found.get(part)
+    if not isinstance(found, list | tuple):
+        return None
+    if part.lstrip("-").isdecimal():
+        place = int(part)
+        return found[place] if -len(found) <= place < len(found) else None
+    if part in _REDUCE:
+        return _REDUCE[part](_finite(found))
+    return next((entry for entry in found if isinstance(entry, Mapping) and part in _names(entry)), None)
+
+
+def _names(entry: Mapping[str, Any]) -> list[Any]:
+    return [entry.get(key) for key in _KEYS] + [f"{entry.get('subject')}: {entry.get('quantity')}"]
+
+
+def _finite(values: Sequence[Any]) -> list[float]:
+    known = [value for value in values if isinstance(value, bool | int | float)]
+    return [float(value) for value in known if math.isfinite(value)]
+
+
+def _growth(values: list[float]) -> float | None:
+    """The exponent p of y ~ k^p by least squares, from the second entry on: the first is what was there before."""
+    points = [(math.log(k), math.log(y)) for k, y in enumerate(values) if k > 0 and y > 0.0]
+    if len(points) < 2:
+        return None
+    mean_x, mean_y = (math.fsum(column) / len(points) for column in zip(*points, strict=True))
+    slope = math.fsum((x - mean_x) * (y - mean_y) for x, y in points)
+    return slope / math.fsum((x - mean_x) ** 2 for x, _ in points)
+
+
+_REDUCE: dict[str, Callable[[list[float]], float | None]] = {
+    "min": lambda values: min(values, default=None),
+    "max": lambda values: max(values, default=None),
+    "mean": lambda values: math.fsum(values) / len(values) if values else None,
+    "growth": _growth,
+}

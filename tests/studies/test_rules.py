@@ -1,0 +1,282 @@
+"""Every rule: reproduced, refuted and open by numbers worked out by hand, and no failure averaged in silence."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+
+from normlab.compare.statistics import paired
+from normlab.errors import NormLabError
+from normlab.studies.evidence import Evidence
+from normlab.studies.exact import at_least, correlation_interval, fisher, pearson, ranked, share_bounds
+from normlab.studies.finding import side
+from normlab.studies.rules import read_rule
+from normlab.studies.values import number, numbers
+from tests.studies.rows import evidence, row, rows_of
+
+BASE = [4.0, 4.1, 3.9]
+
+
+def shifted(by: float, noise=(0.001, -0.001, 0.0)) -> list[float]:
+    return [value + by + extra for value, extra in zip(BASE, noise, strict=True)]
+
+
+def rule(kind: str, **table):
+    return read_rule({"kind": kind, **table}, "a test")
+
+
+def verdict(kind: str, found: Evidence, **table) -> str:
+    return rule(kind, **table).decide(found).verdict
+
+
+# -- difference ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("by", "expected"), [(-0.1, "reproduced"), (0.1, "refuted"), (0.0, "open")])
+def test_difference(by, expected):
+    found = evidence({"a": shifted(by), "b": BASE})
+    assert verdict("difference", found, scheme="a", against="b") == expected
+    mirrored = {"reproduced": "refuted", "refuted": "reproduced", "open": "open"}[expected]
+    assert verdict("difference", found, scheme="a", against="b", direction="above") == mirrored
+
+
+def test_a_difference_is_the_paired_interval_against_the_threshold():
+    found = rule("difference", scheme="a", against="b", by=0.05).decide(evidence({"a": shifted(-0.1), "b": BASE}))
+    expected = paired(dict(enumerate(shifted(-0.1))), dict(enumerate(BASE)), 0.95)
+    assert (found.estimate, found.low, found.high) == (expected.mean, expected.low, expected.high)
+    assert found.claimed == (None, -0.05)
+    assert found.seeds == 3
+    assert "would be shown four times out of five" in found.power
+    # -0.1 ± 0.0025 is below -0.05, above -0.2, and neither side of -0.1.
+    pairs = {"a": shifted(-0.1), "b": BASE}
+    thresholds = {0.05: "reproduced", 0.2: "refuted", 0.1: "open"}
+    for by, expected in thresholds.items():
+        assert verdict("difference", evidence(pairs), scheme="a", against="b", by=by) == expected
+
+
+def test_within():
+    options = {"scheme": "a", "against": "b", "direction": "within", "by": 0.05}
+    assert verdict("difference", evidence({"a": shifted(0.01), "b": BASE}), **options) == "reproduced"
+    assert verdict("difference", evidence({"a": shifted(0.10), "b": BASE}), **options) == "refuted"
+    assert verdict("difference", evidence({"a": shifted(0.05), "b": BASE}), **options) == "open"
+
+
+@pytest.mark.parametrize("spoilt", [{"diverged": 7}, {"stuck": True}, {}])
+def test_a_failure_leaves_a_difference_open_and_is_named(spoilt):
+    rows = rows_of({"a": shifted(-0.5), "b": BASE})
+    bad = row("a", 3, 6.9 if spoilt.get("stuck") else None, **spoilt)
+    found = rule("difference", scheme="a", against="b").decide(Evidence({"main": [*rows, bad, row("b", 3, 4.0)]}))
+    assert found.verdict == "open"
+    assert any("a: 1 of 4 runs" in note for note in found.notes)
+
+
+def test_one_seed_is_open():
+    assert verdict("difference", evidence({"a": [3.0], "b": [4.0]}), scheme="a", against="b") == "open"
+
+
+def test_the_rate_is_the_one_that_was_picked():
+    tune = [row("a", 1000, value, lr=lr, role="tune") for lr, value in ((1e-3, 5.0), (2e-3, 3.0))]
+    judge = rows_of({"a": shifted(-0.1)}, lr=2e-3)
+    found = rule("difference", scheme="a", against="b").decide(Evidence({"main": tune + judge + rows_of({"b": BASE})}))
+    assert found.verdict == "reproduced"
+    assert any("largest tried" in note for note in found.notes)
+
+
+def test_every_arm_must_agree_and_intervals_are_widened():
+    arms = {"short": rows_of({"a": shifted(-0.1), "b": BASE}), "long": rows_of({"a": shifted(0.1), "b": BASE})}
+    assert verdict("difference", Evidence(arms), scheme="a", against="b") == "refuted"
+    assert verdict("difference", Evidence(arms), scheme="a", against="b", arms=["sh*"]) == "reproduced"
+    twice = Evidence({"one": arms["short"], "two": arms["short"]})
+    found = rule("difference", scheme="a", against="b").decide(twice)
+    expected = paired(dict(enumerate(shifted(-0.1))), dict(enumerate(BASE)), 0.975)
+    assert found.verdict == "reproduced"
+    assert [part.low for part in found.parts] == [expected.low] * 2
+
+
+def test_schemes_of_two_arms():
+    found = Evidence({"decay": rows_of({"a": BASE}), "none": rows_of({"a": shifted(0.5)})})
+    assert verdict("difference", found, scheme="a@none", against="a@decay", direction="above", arms=["none"]) == (
+        "reproduced"
+    )
+
+
+# -- order -----------------------------------------------------------------------------------------------------------
+
+
+def test_order():
+    found = evidence({"a": shifted(-0.4), "b": shifted(-0.2, (0.002, 0.0, -0.002)), "c": BASE})
+    assert verdict("order", found, tiers=[["a"], ["b"], ["c"]]) == "reproduced"
+    assert verdict("order", found, tiers=[["a"], ["c"], ["b"]]) == "refuted"
+    assert verdict("order", found, tiers=[["a"], ["c", "b"]]) == "reproduced"
+    assert verdict("order", found, tiers=[["c"], ["b"], ["a"]], better="higher") == "reproduced"
+
+
+def test_order_is_open_where_neighbours_are_alike():
+    found = evidence({"a": shifted(-0.4), "b": shifted(0.0, (0.01, -0.01, 0.0)), "c": BASE})
+    assert verdict("order", found, tiers=[["a"], ["b"], ["c"]]) == "open"
+    assert verdict("order", found, tiers=[["b"], ["c"], ["a"]]) == "refuted"
+
+
+# -- bound -----------------------------------------------------------------------------------------------------------
+
+
+def test_bound():
+    found = evidence({"a": [1.0, 1.1, 0.9]}, peak_bytes=5)
+    # Mean 1, deviation 0.1, t(0.95, 2) = 4.303: ± 0.248.
+    for limit, expected in ((1.25, "reproduced"), (1.2, "open"), (0.75, "refuted")):
+        assert verdict("bound", found, scheme="a", at_most=limit) == expected
+    assert verdict("bound", found, scheme="a", at_least=0.75) == "reproduced"
+    assert verdict("bound", found, scheme="a", value="peak_bytes", at_most=5.0, exact=True) == "reproduced"
+    assert verdict("bound", found, scheme="a", value="peak_bytes", at_most=4.0, exact=True) == "refuted"
+    assert verdict("bound", found, scheme="a", value="nothing", at_most=4.0) == "open"
+
+
+def test_a_ratio_is_geometric():
+    found = rule("bound", scheme="a", against="b", at_most=3.0).decide(evidence({"a": [2.0, 8.0], "b": [1.0, 2.0]}))
+    assert found.estimate == pytest.approx(math.sqrt(2.0 * 4.0))
+    found = evidence({"a": [2.0, 2.02, 1.98], "b": [1.0, 1.0, 1.0]})
+    assert verdict("bound", found, scheme="a", against="b", at_least=1.9, at_most=2.1) == "reproduced"
+
+
+def test_repeats_of_a_benchmark_are_observations():
+    made = {"seed": 0, "state": "done", "arm": "main"}
+    found = Evidence({"main": [{**made, "scheme": "a", "paired": [0.99, 0.995, 0.985, 0.991]}]})
+    assert rule("bound", scheme="a", value="paired", at_least=0.98).decide(found).seeds == 4
+    assert verdict("bound", found, scheme="a", value="paired", at_least=0.98) == "reproduced"
+
+
+# -- count -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("events", "runs"), list(product((0, 1, 3, 7), (7, 12))))
+def test_bounds_of_a_share_are_exact(events, runs):
+    low, high = share_bounds(events, runs, 0.95)
+    # Clopper and Pearson: at each end what was seen, or more extreme, has probability 1 - level.
+    assert events == 0 or at_least(events, runs, low) == pytest.approx(0.05)
+    assert events == runs or 1.0 - at_least(events + 1, runs, high) == pytest.approx(0.05)
+    assert 0.0 <= low <= events / runs <= high <= 1.0
+
+
+def test_never():
+    for runs, expected in ((3, "open"), (5, "reproduced")):
+        found = evidence({"a": [4.0] * runs})
+        assert verdict("count", found, scheme="a", at_most=0.0) == expected
+    spoilt = Evidence({"main": [*rows_of({"a": [4.0] * 9}), row("a", 9, None, diverged=3)]})
+    assert verdict("count", spoilt, scheme="a", at_most=0.0) == "refuted"
+    assert verdict("count", spoilt, scheme="a", what=["stuck"], at_most=0.0) == "reproduced"
+    assert verdict("count", spoilt, scheme="a", what=[], above=3.9, at_least=1.0) == "refuted"
+
+
+def test_counting_covers_all_rates_and_roles():
+    tune = [row("a", 1000, None, lr=lr, role="tune", diverged=2) for lr in (1e-3, 2e-3)]
+    found = rule("count", scheme="a", at_most=0.0).decide(Evidence({"main": tune + rows_of({"a": BASE})}))
+    assert found.estimate == pytest.approx(2 / 5)
+    assert verdict("count", Evidence({"main": tune}), scheme="a", lrs=[2e-3], at_least=1.0, margin=0.96) == "reproduced"
+
+
+def test_fewer_than_another_by_fishers_test():
+    # 0 of 5 against 5 of 5: 1 / C(10, 5).
+    assert fisher((5, 5), (0, 5)) == pytest.approx(1 / 252)
+    # 3 of 4 against 1 of 4, the lady who tasted tea: 17 / 70.
+    assert fisher((3, 4), (1, 4)) == pytest.approx(17 / 70)
+    rows = rows_of({"a": [4.0] * 5, "b": [None] * 5}, diverged=None)
+    assert verdict("count", Evidence({"main": rows}), scheme="a", less_than="b") == "reproduced"
+    assert verdict("count", Evidence({"main": rows}), scheme="b", less_than="a") == "refuted"
+    few = rows_of({"a": [4.0] * 2, "b": [None] * 2})
+    assert verdict("count", Evidence({"main": few}), scheme="a", less_than="b") == "open"
+
+
+# -- correlation -----------------------------------------------------------------------------------------------------
+
+
+def test_correlation():
+    made = np.random.default_rng(0)
+    x = made.normal(size=40)
+    y = 4.0 + x + 0.5 * made.normal(size=40)
+    rows = [row("a", k, float(v), spread=float(u)) for k, (u, v) in enumerate(zip(x, y, strict=True))]
+    found = rule("correlation", x="spread").decide(Evidence({"main": rows}))
+    r = np.corrcoef(x, y)[0, 1]
+    assert found.estimate == pytest.approx(r)
+    assert math.atanh(found.high) - math.atanh(r) == pytest.approx(1.959964 / math.sqrt(37), rel=1e-5)
+    assert found.verdict == "reproduced"
+    assert verdict("correlation", Evidence({"main": rows}), x="spread", sign="negative") == "refuted"
+    assert verdict("correlation", Evidence({"main": rows[:4]}), x="spread") == "open"
+    assert verdict("correlation", Evidence({"main": rows}), x="spread", ranks=True) == "reproduced"
+
+
+def test_a_correlation_between_schemes_alone_is_none_within():
+    made = np.random.default_rng(1)
+    rows = [row(name, k, level + 0.1 * float(made.normal()), spread=level + 0.1 * float(made.normal()))
+            for name, level in (("a", 1.0), ("b", 2.0)) for k in range(20)]  # fmt: skip
+    assert verdict("correlation", Evidence({"main": rows}), x="spread") == "reproduced"
+    assert verdict("correlation", Evidence({"main": rows}), x="spread", within=["scheme"]) == "open"
+
+
+def test_intervals_of_correlations_cover():
+    made, inside = np.random.default_rng(2), 0
+    for _ in range(400):
+        x = made.normal(size=12)
+        y = 0.6 * x + 0.8 * made.normal(size=12)
+        low, high = correlation_interval(pearson(x.tolist(), y.tolist()), 12 - 3, 0.9)
+        inside += low <= 0.6 <= high
+    # 360 of 400 expected; four standard deviations are 24.
+    assert abs(inside - 360) <= 24
+
+
+def test_ranks_share_ties():
+    assert ranked([3.0, 1.0, 3.0]) == [2.5, 1.0, 2.5]
+
+
+# -- values, and what is refused -------------------------------------------------------------------------------------
+
+
+def test_paths():
+    made = {"profiles": [{"rms": [1.0, 2.0]}, {"rms": [1.0, 2.0, 4.0 * math.sqrt(2.0), 6.0, None]}],
+            "verdicts": [{"name": "gain", "value": 3}, {"subject": "a", "quantity": "b", "measured": 7}]}  # fmt: skip
+    assert number(made, "profiles.-1.rms.1") == 2.0
+    assert number(made, "profiles.0.rms.max") == 2.0
+    assert number(made, "verdicts.gain.value") == 3.0
+    assert number(made, "verdicts.a: b.measured") == 7.0
+    assert number(made, "verdicts.other.value") is None
+    assert number(made, "profiles.9.rms.1") is None
+    assert numbers(made, "profiles.0.rms") == [1.0, 2.0]
+    assert number(made, "profiles.1.rms.3 / profiles.0.rms.1") == 3.0
+    assert number(made, "profiles.1.rms.3 / nothing") is None
+    with pytest.raises(NormLabError, match="name a place in it"):
+        number(made, "profiles.0.rms")
+
+
+def test_growth_is_an_exponent():
+    made = {"rms": [1.0, *(3.0 * k**1.5 for k in range(1, 20))]}
+    assert number(made, "rms.growth") == pytest.approx(1.5)
+
+
+def test_sides():
+    assert side(1.0, 2.0, (0.5, 2.5)) == "reproduced"
+    assert side(1.0, 2.0, (2.5, None)) == "refuted"
+    assert side(1.0, 2.0, (1.5, None)) == "open"
+    assert side(None, None, (1.5, None)) == "open"
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({}, "no kind"),
+        ({"kind": "diference"}, "did you mean 'difference'"),
+        ({"kind": "difference", "scheme": "a"}, "needs 'against'"),
+        ({"kind": "difference", "scheme": "a", "against": "b", "by": "x"}, "must be a number"),
+        ({"kind": "difference", "scheme": "a", "against": "b", "byy": 1.0}, "did you mean 'by'"),
+        ({"kind": "difference", "scheme": "a", "against": "b", "level": 1.5}, "level"),
+        ({"kind": "difference", "scheme": "a", "against": "b", "direction": "up"}, "one of 'below'"),
+        ({"kind": "bound", "scheme": "a"}, "at_most, at_least or both"),
+        ({"kind": "count", "scheme": "a"}, "one of at_most"),
+        ({"kind": "order", "tiers": [["a"]]}, "at least two"),
+    ],
+)
+def test_rules_that_say_nothing_are_refused_in_one_line(table, words):
+    with pytest.raises(NormLabError, match=words) as error:
+        read_rule(table, "x.toml, rule")
+    assert "\n" not in str(error.value)

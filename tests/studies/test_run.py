@@ -1,0 +1,231 @@
+"""A tiny study from its file to its verdicts: in pieces, under one rule, with a report made of rows alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from normlab.compare.store import Store
+from normlab.errors import NormLabError
+from normlab.studies import command, report
+from normlab.studies import run as running
+from normlab.studies.judge import judge
+from normlab.studies.run import run_study
+from normlab.studies.study import load_study, read_study
+from tests.compare.small import write_text
+from tests.studies.rows import TINY, row, write_study
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NORMLAB_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the tiny study, done."""
+    folder = tmp_path_factory.mktemp("root")
+    write_study(folder / "studies", data=[str(write_text(folder / "text"))])
+    study = load_study("tiny", folder / "studies")
+    assert run_study(study, folder / "results", shown=False) == 0
+    return folder
+
+
+@pytest.fixture
+def copy(root: Path, tmp_path: Path) -> Path:
+    shutil.copytree(root, tmp_path / "root")
+    return tmp_path / "root"
+
+
+def rows(root: Path) -> list[dict]:
+    return Store(root / "results" / "tiny" / "main").rows()
+
+
+def test_rows_carry_the_rule_and_what_later_questions_need(root):
+    study = load_study("tiny", root / "studies")
+    assert len(rows(root)) == 6
+    for one in rows(root):
+        assert (one["study"], one["rule"]) == ("tiny", study.rule_hash)
+        assert [profile["step"] for profile in one["profiles"]] == [0, 3, 6, 9, 12]
+        assert len(one["profiles"][-1]["effective_rank"]) == 3
+        assert len(one["curve"]["mean"]) == one["steps"] == 12
+        assert one["sensitivity"] > 0
+        assert (one["spikes"], one["skipped"], one["diverged"]) == (0, 0, None)
+
+
+def test_verdicts_follow_from_the_rows(root):
+    study = load_study("tiny", root / "studies")
+    found = judge(study, root / "results")
+    values = {(one["scheme"], one["seed"]): one["value"] for one in rows(root)}
+    mean = sum(values["pre", k] - values["post", k] for k in range(3)) / 3
+    assert found["gap"].estimate == pytest.approx(mean)
+    assert (found["gap"].verdict, found["gap"].seeds) == ("reproduced", 3)
+    # None of three: the share may be up to 1 - 0.05^(1/3) = 0.63, more than the margin of one half.
+    assert (found["never"].verdict, found["never"].estimate) == ("open", 0.0)
+    assert found["never"].high == pytest.approx(1 - 0.05 ** (1 / 3))
+
+
+def test_nothing_is_run_twice(copy):
+    before = (copy / "results/tiny/main/rows.jsonl").read_bytes()
+    assert run_study(load_study("tiny", copy / "studies"), copy / "results", shown=False) == 0
+    assert (copy / "results/tiny/main/rows.jsonl").read_bytes() == before
+
+
+def test_a_study_goes_on_where_it_was(copy):
+    path = copy / "results/tiny/main/rows.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:4]))
+    shutil.rmtree(copy / "results/tiny/main/runs")
+    study = load_study("tiny", copy / "studies")
+    about = copy / "results/tiny/study.json"
+    about.write_text(json.dumps(json.loads(about.read_text()) | {"left": 2}))
+    found = judge(study, copy / "results")["gap"]
+    assert found.verdict == "open"
+    assert "2 of 6 runs have not ended" in found.notes
+    # More seeds are no other rule.
+    file = copy / "studies/tiny.toml"
+    file.write_text(file.read_text().replace("seeds = 3", "seeds = 4"))
+    study = load_study("tiny", copy / "studies")
+    assert run_study(study, copy / "results", shown=False) == 0
+    assert path.read_text().splitlines(keepends=True)[:4] == lines[:4]
+    # Another run of the same seed gives the same result, whenever it is made.
+    again = {one["run"]: one["value"] for one in rows(copy)}
+    assert len(again) == 8
+    assert again.items() >= {one["run"]: one["value"] for one in map(json.loads, lines)}.items()
+    found = judge(study, copy / "results")["gap"]
+    assert (found.verdict, found.seeds) == ("reproduced", 4)
+
+
+def test_a_rule_changed_afterwards_voids_the_rows(copy):
+    path = copy / "studies/tiny.toml"
+    path.write_text(path.read_text().replace("by = 2.0", "by = 3.0"))
+    study, stored = load_study("tiny", copy / "studies"), (copy / "results/tiny/main/rows.jsonl").read_bytes()
+    with pytest.raises(NormLabError, match="rule of tiny has changed since 6 rows") as error:
+        run_study(study, copy / "results", shown=False)
+    assert "\n" not in str(error.value)
+    found = judge(study, copy / "results")["gap"]
+    assert found.verdict == "open"
+    assert "refused" in found.notes[0]
+    # Kept on disk, and good again once the rule is put back.
+    assert (copy / "results/tiny/main/rows.jsonl").read_bytes() == stored
+    path.write_text(path.read_text().replace("by = 3.0", "by = 2.0"))
+    assert judge(load_study("tiny", copy / "studies"), copy / "results")["gap"].verdict == "reproduced"
+
+
+def test_the_report_is_made_of_rows_alone(root, tmp_path):
+    found = report.lines(root / "studies", root / "results")
+    text = report.markdown(found)
+    assert "2 claims: 1 reproduced, 1 open." in text
+    assert "2×16 for 1.54k tokens, 6 rows, cpu" in text.lower()
+    assert text == report.markdown(report.lines(root / "studies", root / "results"))
+    page = report.page(found)
+    # Without the 5 MB that draw other pages' plots.
+    assert len(page) < 100_000
+    assert "reproduced" in page
+
+
+def test_what_a_file_says_is_text_on_the_page(tmp_path):
+    evil = TINY.replace('claim = "Pre-Norm never', 'claim = "<script>alert(1)</script> | *b* Pre-Norm never')
+    found = report.lines(write_study(tmp_path / "studies", evil), tmp_path / "results")
+    assert "<script>alert" not in report.page(found)
+    assert "<script>" not in report.markdown(found)
+    assert "\\| \\*b\\*" in report.markdown(found)
+
+
+def test_the_command_lists_plans_and_reports(root, capsys, tmp_path):
+    command.show_list(root / "studies", root / "results")
+    assert "2 claims: 1 reproduced, 1 open" in capsys.readouterr().out
+    command.show_plan(load_study("tiny", root / "studies"), {})
+    assert "in all: 6 runs" in capsys.readouterr().out
+    command.write_report(root / "studies", root / "results", tmp_path / "claims.md", tmp_path / "claims.html")
+    assert (tmp_path / "claims.md").read_text().startswith("# Claims")
+    command.show_list(root / "studies", tmp_path / "nothing")
+    assert "2 not run" in capsys.readouterr().out
+
+
+def test_time_is_shared_by_the_arms(copy, monkeypatch):
+    text = (copy / "studies/tiny.toml").read_text().replace("[[claims]]", "[vary]\nlength = [16, 32]\n[[claims]]", 1)
+    study = read_study("other", tomllib.loads(text), "other.toml")
+    monkeypatch.setattr("normlab.compare.comparison.compare", lambda *_args, **options: asked.append(options))
+    asked: list[dict] = []
+    left = run_study(study, copy / "results", minutes=5.0, shown=False)
+    assert left == 12
+    assert [4.5 < options["minutes"] <= 5.0 for options in asked] == [True, True]
+    with pytest.raises(NormLabError, match="minutes must be positive"):
+        run_study(study, copy / "results", minutes=0.0, shown=False)
+
+
+# -- other kinds of work -------------------------------------------------------------------------------------------
+
+CLAIM = """
+[[claims]]
+name = "it"
+claim = "It holds."
+source = "nobody"
+theirs = "all"
+[claims.rule]
+"""
+
+
+def other(kind: str, settings: str, rule: str, head: str = ""):
+    text = f'kind = "{kind}"\ntitle = "T"\ncost = "none"\n{head}\n[settings]\n{settings}\n{CLAIM}{rule}'
+    return read_study("other", tomllib.loads(text), "other.toml")
+
+
+def test_a_check_is_a_row(tmp_path):
+    rule = 'kind = "bound"\nscheme = "pre"\nvalue = "result.ladder.profiles.0.rms.max"\nat_most = 100.0\nexact = true'
+    settings = 'targets = ["pre", "post"]\ndepths = [2]\nsteps = 2\nlength = 8\nbatch_size = 2\nwidth = 16'
+    study = other("check", settings, rule)
+    assert run_study(study, tmp_path, shown=False) == 0
+    assert [one["scheme"] for one in running.Record(study, tmp_path / "other").rows()["main"]] == ["pre", "post"]
+    found = judge(study, tmp_path)["it"]
+    assert (found.verdict, found.power) == ("reproduced", "computed, not sampled")
+    assert (tmp_path / "other/main/rows.jsonl").stat().st_size < 200_000
+
+
+def test_a_simulation_has_a_row_for_every_scheme(tmp_path):
+    rule = 'kind = "bound"\nscheme = "peri"\nvalue = "result.bands.gamma.mean.-1"\nat_least = -1.0\nexact = true'
+    study = other("simulate", 'scheme = ["post", "peri"]\ntokens = 4\ndim = 3\ntime = 0.2', rule)
+    assert run_study(study, tmp_path, shown=False) == 0
+    stored = running.Record(study, tmp_path / "other").rows()["main"]
+    assert [one["scheme"] for one in stored] == ["post", "peri"]
+
+
+def test_rows_from_elsewhere_are_stamped_and_their_age_is_told(tmp_path):
+    source = Store(tmp_path / "ladder" / "small")
+    more = {"tokens": 1, "steps": 1, "seconds": 1.0, "tokens_per_s": 1.0, "peak_bytes": 1, "device": "x", "config": {}}
+    for scheme, value in (("pre", 4.0), ("peri", 3.0)):
+        for seed in range(3):
+            source.append(row(scheme, seed, value + 0.01 * seed, **more))
+    rule = 'kind = "difference"\nscheme = "peri"\nagainst = "pre"'
+    study = other("rows", "", rule, head=f'rows = ["{tmp_path / "ladder"}"]')
+    assert run_study(study, tmp_path / "results", shown=False) == 0
+    found = judge(study, tmp_path / "results")["it"]
+    assert found.verdict == "reproduced"
+    assert "6 rows began before the rule was registered" in found.notes
+    stored = running.Record(study, tmp_path / "results/other").rows()
+    assert list(stored) == ["ladder-small"]
+    assert {one["rule"] for one in stored["ladder-small"]} == {study.rule_hash}
+
+
+def test_a_benchmark_file_is_rows(tmp_path):
+    made = {"scheme": "geonorm", "kernels": "triton", "paired": [0.99, 0.98, 0.985], "memory_over_pre": 1.01}
+    (tmp_path / "step.json").write_text(json.dumps({"date": "2026-01-01", "rows": [made, made | {"kernels": "x"}]}))
+    rule = 'kind = "bound"\nscheme = "geonorm"\nvalue = "paired"\nat_least = 0.95'
+    study = other("rows", "", rule, head=f'rows = ["{tmp_path / "step.json"}"]')
+    assert run_study(study, tmp_path / "results", shown=False) == 0
+    found = judge(study, tmp_path / "results")["it"]
+    assert (found.verdict, found.seeds) == ("reproduced", 3)
+
+
+def test_rows_that_are_not_there_are_asked_for(tmp_path):
+    study = other("rows", "", 'kind = "count"\nscheme = "a"\nat_most = 0.0', head=f'rows = ["{tmp_path / "none"}"]')
+    with pytest.raises(NormLabError, match="make them first"):
+        run_study(study, tmp_path / "results", shown=False)

@@ -16,6 +16,7 @@ from normlab.models.cross_entropy import Loss, chunked_cross_entropy
 from normlab.models.head import Head
 from normlab.models.mlp import MLP
 from normlab.models.moe import MoE
+from normlab.poison import FromMeta, all_written
 from normlab.roles import Role, find_roles
 from normlab.schemes.needs import meet
 from normlab.stack import Stack, initialise_
@@ -43,7 +44,7 @@ def sublayers(config: TransformerConfig) -> tuple[nn.Module, nn.Module]:
     return attention, moe
 
 
-class Transformer(nn.Module, ABC):
+class Transformer(FromMeta, ABC):
     """A model: `model(inputs)` returns logits, `model.loss(inputs, targets)` what to train on.
 
     It is always laid out on the meta device first and initialised in one pass by role, so that building it there and
@@ -159,7 +160,8 @@ class Transformer(nn.Module, ABC):
     def init_(self, *, generator: torch.Generator | None = None) -> Self:
         """Initialise every parameter as config and scheme say."""
         options = {"std": self.config.init_std, "zero_outputs": self.config.zero_outputs, "generator": generator}
-        initialise_(self, self.stack.bound, self.find_roles(), **options)
+        with all_written(self, self.stack.scheme.name, self.stack.made):
+            initialise_(self, self.stack.bound, self.find_roles(), **options)
         return self
 
     def param_groups(self, *, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:

@@ -140,7 +140,7 @@ def _pool(config: CompareConfig) -> Pool:
 
 
 def _standings(config: CompareConfig, rows: Sequence[Row]) -> list[Standing]:
-    baseline = str(config.baseline)
+    baseline = config.baseline_name
     if not any(row["scheme"] == baseline for row in rows):
         return []
     return ranking(rows, baseline, config.level)

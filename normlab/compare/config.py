@@ -70,8 +70,22 @@ class CompareConfig:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The schemes as text, in the order in which they were named."""
-        return tuple(str(scheme) for scheme in self.schemes)
+        """The schemes as tables show them, in the order in which they were named."""
+        return tuple(scheme.label for scheme in self._objects)
+
+    @property
+    def _objects(self) -> tuple[Scheme, ...]:
+        return self.schemes  # type: ignore[return-value]  # text is read when the configuration is made
+
+    @property
+    def baseline_name(self) -> str:
+        """The baseline as tables show it."""
+        return self.baseline.label  # type: ignore[union-attr]  # settled when the configuration is made
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Where the schemes come from that are in files or modules of the user's, by name; their content included."""
+        return {one.label: str(one.origin().shared) for one in self._objects if one.origin()}  # type: ignore[union-attr]
 
     @cached_property
     def models(self) -> dict[str, TransformerConfig]:
@@ -96,8 +110,8 @@ class CompareConfig:
         shared = {name: value for name, value in base.items() if name not in ("lr", "seed")} | {"model": model}
         return {
             "schemes": list(self.names), "lrs": list(self.lrs), "seeds": self.seeds, "tune_seeds": self.tune_seeds,
-            "baseline": str(self.baseline), "level": self.level, "base": shared,
-        }  # fmt: skip
+            "baseline": self.baseline_name, "level": self.level, "base": shared,
+        } | ({"sources": self.sources} if self.sources else {})  # fmt: skip
 
     def _baseline(self) -> Scheme:
         from normlab.schemes.registry import scheme
@@ -105,9 +119,9 @@ class CompareConfig:
         if self.baseline is None:
             return scheme("pre" if "pre" in self.names else self.schemes[0])
         named = scheme(self.baseline)
-        if str(named) not in self.names:
+        if named.label not in self.names:
             raise NormLabError(
-                f"baseline {str(named)!r} is not among the schemes ({', '.join(self.names)}); "
+                f"baseline {named.label!r} is not among the schemes ({', '.join(self.names)}); "
                 f"add it to them, or name one of them: --baseline {self.names[0]!r}"
             )
         return named

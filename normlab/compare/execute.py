@@ -106,7 +106,7 @@ def _row(job: Job, result: Result, began: str) -> dict[str, Any]:
         "tokens": result.tokens, "steps": result.steps, "seconds": result.seconds,
         "tokens_per_s": result.tokens_per_s, "peak_bytes": result.peak_bytes, "device": result.device,
         "gpu": result.gpu,
-        "versions": versions(), "config": run.config.to_dict(), "started": began, "finished": now(),
+        "versions": versions(), "config": run.config.shared_dict(), "started": began, "finished": now(),
     }  # fmt: skip
 
 

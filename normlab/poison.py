@@ -16,6 +16,7 @@ from torch import nn
 
 from normlab.errors import NormLabError
 
+
 class FromMeta(nn.Module):
     """A module whose tensors are NaN when they leave the meta device, until something writes them."""
 
@@ -73,7 +74,9 @@ def _reason(root: nn.Module, unwritten: torch.Tensor) -> str:
     if not hasattr(owner, "reset_parameters"):
         return f"{name} is not initialised: {lost}; give {kind} a reset_parameters() method that writes it"
     if any(parameter.ndim > 1 for parameter in owner.parameters(recurse=False)):
-        return f"{name} is not initialised: {kind} holds a matrix, too, and is not reset; move it to a module of its own"
+        return (
+            f"{name} is not initialised: {kind} holds a matrix, too, and is not reset; move it to a module of its own"
+        )
     return f"{name} is not initialised: {kind}.reset_parameters() does not write it, and {lost}"
 
 

@@ -86,7 +86,10 @@ def stack_of(write: type) -> normlab.Stack:
 
 
 CASES = [
-    (Careless, r"gated: stack\.layers\.0\.block\.steps\.0\.write\.gate is not initialised: .*meta device; give Careless"),
+    (
+        Careless,
+        r"gated: stack\.layers\.0\.block\.steps\.0\.write\.gate is not initialised: .*meta device; give Careless",
+    ),
     (Forgetful, r"write\.offset is not initialised: Forgetful\.reset_parameters\(\) does not write it"),
     (Buffered, r"write\.portion is not initialised: Buffered\.reset_parameters\(\) does not write it"),
     (Mixed, r"write\.gate is not initialised: Mixed holds a matrix, too.*module of its own"),

@@ -72,9 +72,11 @@ def known(reference: Reference) -> type[Scheme] | None:
     """The class of a reference with a hash, if this process has imported it, from whatever folder: nothing is run."""
     if reference.content is None:
         return None
-    wanted = Origin(reference.where, reference.content, reference.cls).shared
-    origins = ((cls, cls.origin()) for cls in _subclasses(Scheme))
-    return next((cls for cls, origin in origins if origin and origin.shared == wanted), None)
+    wanted = Origin(reference.where, reference.content, reference.cls)
+    imported = [(cls, cls.origin()) for cls in _subclasses(Scheme)]
+    # Of the same content in several folders, that of the very folder, or the one that was named last.
+    alike = [cls for cls, origin in imported if origin and origin.shared == wanted.shared]
+    return next((cls for cls in alike if cls.origin() == wanted), alike[-1] if alike else None)
 
 
 def refuse_unknown(text: str) -> None:
@@ -219,7 +221,9 @@ def check_class(cls: Any, shown: str) -> None:
         kinds, own = get_type_hints(cls), vars(cls).get("__annotations__", {})
     options = [option for option in own if get_origin(kinds[option]) is not ClassVar and kinds[option] is not ClassVar]
     if not set(options) <= {field.name for field in dataclasses.fields(cls)}:
-        raise NormLabError(f"{shown} has options but is no dataclass; put @dataclass(frozen=True, kw_only=True) over it")
+        raise NormLabError(
+            f"{shown} has options but is no dataclass; put @dataclass(frozen=True, kw_only=True) over it"
+        )
 
 
 def _settle(cls: type[Scheme], where: str, content: str | None) -> None:

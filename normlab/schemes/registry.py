@@ -7,7 +7,7 @@ import dataclasses
 import sys
 from functools import cache
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, get_type_hints
 
 from normlab.errors import NormLabError, unknown
 from normlab.schemes import reference
@@ -123,7 +123,7 @@ def _split(spec: str) -> tuple[str, str]:
 def _made(cls: type[Scheme], options: dict[str, Any]) -> Scheme:
     """The scheme; what a class of the user's raises becomes one line."""
     try:
-        return cls(**_known(cls, options))
+        return cls(**_numbers(cls, _known(cls, options)))
     except NormLabError:
         raise
     except Exception as error:
@@ -131,6 +131,15 @@ def _made(cls: type[Scheme], options: dict[str, Any]) -> Scheme:
             raise
         first = str(error).strip().partition("\n")[0]
         raise NormLabError(f"{cls.name} cannot be made: {type(error).__name__}: {first}") from error
+
+
+def _numbers(cls: type[Scheme], options: dict[str, Any]) -> dict[str, Any]:
+    """`gate=-2` as the float that the class expects. Not in ours: stored runs are named by the text that was typed."""
+    if cls in _permanent:
+        return options
+    kinds = get_type_hints(cls)
+    whole = {name: value for name, value in options.items() if type(value) is int and kinds[name] is float}
+    return options | {name: float(value) for name, value in whole.items()}
 
 
 def _keyword(keyword: ast.keyword, problem: NormLabError) -> str:

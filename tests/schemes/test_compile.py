@@ -7,8 +7,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import normlab
-
-from .conftest import DIM, make_input, make_stack, weighted_sum
+from normlab.testing.small import DIM, make_input, make_stack, weighted_sum
 
 # Dynamo itself looks at .grad of the states between compiled layers, which are not leaves.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")

@@ -83,9 +83,10 @@ def refuse_unknown(text: str) -> None:
     """Raise for a reference that would have to be imported: what was downloaded must not choose what is run."""
     reference = read(text)
     if reference is not None and known(reference) is None:
+        shown = f"path/to/{os.path.basename(reference.where)}" if reference.is_file else reference.where
         raise NormLabError(
             f"the model's scheme is {reference}, which is not part of NormLab; "
-            f"name it first if you trust it: normlab.scheme('path/to/{os.path.basename(str(reference))}')"
+            f"name it first if you trust it: normlab.scheme('{shown}:{reference.cls}')"
         )
 
 

@@ -164,9 +164,7 @@ class Stack(FromMeta):
         self, *, std: float | None = None, zero_outputs: bool = False, generator: torch.Generator | None = None
     ) -> Stack:
         """Initialise every parameter as the scheme says: matrices by role, gains and scales by their own rule."""
-        options = {"std": std, "zero_outputs": zero_outputs, "generator": generator}
-        with all_written(self, self.scheme.name, self.made):
-            initialise_(self, self.bound, self.find_roles(), **options)
+        initialise_(self, self.bound, self.find_roles(), std=std, zero_outputs=zero_outputs, generator=generator)
         return self
 
     def param_groups(self, *, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
@@ -207,7 +205,17 @@ def _branch_count(blocks: Sequence[Sequence[nn.Module]]) -> int:
 
 
 def initialise_(module: nn.Module, bound: Bound, roles: Sequence[Role], **options: Any) -> None:
-    """Give every parameter of `module` its first value: matrices and biases by role, the rest by `reset_parameters`."""
+    """Give every parameter of `module` its first value, and raise for one that has no rule to start from.
+
+    Matrices and biases start by role, the rest by the `reset_parameters` of their modules.
+    """
+    made = [part for stack in module.modules() if isinstance(stack, Stack) for part in stack.made]
+    with all_written(module, bound.scheme.name, made):
+        fill_(module, bound, roles, **options)
+
+
+def fill_(module: nn.Module, bound: Bound, roles: Sequence[Role], **options: Any) -> None:
+    """The same, unchecked."""
     matrices = {id(role.parameter) for role in roles if role.is_matrix}
     for child in module.modules():
         own = [*child.parameters(recurse=False), *child.buffers(recurse=False)]

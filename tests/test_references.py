@@ -241,6 +241,20 @@ def test_a_run_is_resumed_and_loaded_from_another_folder(here, tmp_path, monkeyp
         train(run_config(text), folder, shown=False)
 
 
+def test_an_export_names_the_file_and_not_its_folder(here, tmp_path):
+    pytest.importorskip("transformers", reason="Hugging Face models need transformers")
+    from normlab.hf import NormLabForCausalLM, export
+
+    train(run_config(write_text(tmp_path / "text")), tmp_path / "run", shown=False)
+    folder = export(tmp_path / "run", tmp_path / "export")
+    written = (folder / "config.json").read_text() + (folder / "README.md").read_text()
+    assert str(here) not in written
+    assert "normlab.scheme('path/to/highway.py:Highway')" in written
+    loaded = NormLabForCausalLM.from_pretrained(folder).decoder
+    for name, value in normlab.load_run(tmp_path / "run").model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value), name
+
+
 def test_a_run_whose_file_is_gone_says_so(here, tmp_path):
     text = write_text(tmp_path / "text")
     folder = tmp_path / "run"

@@ -14,7 +14,9 @@ from torch.distributed.fsdp import fully_shard
 import normlab
 from normlab import NormLabError
 from normlab.models import MLP, Attention
+from normlab.roles import find_roles
 from normlab.schemes import Scheme, Step, Write
+from normlab.stack import initialise_
 from tests.ranks import free_port, join, leave
 
 SIZE = {"depth": 2, "dim": 16, "heads": 2, "vocab_size": 32, "max_length": 16}
@@ -144,6 +146,25 @@ class Learned(Attention):
 
 def own_blocks() -> list[tuple[nn.Module, nn.Module]]:
     return [(Learned(), MLP(16, 24))]
+
+
+class YourModel(nn.Module):
+    """A model of the user's around a stack, which calls `initialise_` for all of it."""
+
+    def __init__(self, write: type):
+        super().__init__()
+        self.embed_tokens, self.stack = nn.Embedding(32, 16), stack_of(write)
+
+    def init_(self):
+        initialise_(self, self.stack.bound, find_roles(self))
+
+
+def test_a_model_of_the_user_around_a_stack_refuses_the_same():
+    with torch.device("meta"):
+        careful, careless = YourModel(Careful), YourModel(Careless)
+    careful.to_empty(device="cpu").init_()
+    with pytest.raises(NormLabError, match=r"gated: stack\.layers\.0\.block\.steps\.0\.write\.gate is not initialised"):
+        careless.to_empty(device="cpu").init_()
 
 
 def test_modules_of_the_user_keep_what_they_hold():

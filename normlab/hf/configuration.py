@@ -31,7 +31,7 @@ class NormLabConfig(PreTrainedConfig):
         # All fields, not those that were given: a file must not change with our defaults.
         checked = _checked(model or {})
         # A file of the user's is named by its content alone: the folder it is in here means nothing elsewhere.
-        self.model = checked.to_dict() | {"scheme": checked.scheme_object.shared_text}
+        self.model: dict[str, Any] = checked.to_dict() | {"scheme": checked.scheme_object.shared_text}
         self.base_dim = base_dim
         """Width at which a learning rate was tuned (muP): it divides the logits of a tied head."""
         self.use_cache = use_cache

@@ -12,7 +12,7 @@ from normlab.hf.foreign_norm import ModelNorm
 from normlab.hf.layer import Conversion, check_not_lost, converted_layers
 from normlab.poison import all_written
 from normlab.roles import Role, Spec, find_roles
-from normlab.stack import initialise_
+from normlab.stack import fill_
 
 
 class Rules:
@@ -36,7 +36,7 @@ class Rules:
         options = {"std": std, "zero_outputs": zero_outputs, "generator": generator}
         made: list[nn.Module] = [layer.normlab for layer in converted_layers(self.model).values()]
         with all_written(self.model, self.bound.scheme.name, made):
-            initialise_(self.model, self.bound, self._governed(), **options)
+            fill_(self.model, self.bound, self._governed(), **options)
             for part in self.model.modules():
                 if isinstance(part, ModelNorm):
                     part.reset_parameters()

@@ -16,7 +16,7 @@ from normlab.models.cross_entropy import Loss, chunked_cross_entropy
 from normlab.models.head import Head
 from normlab.models.mlp import MLP
 from normlab.models.moe import MoE
-from normlab.poison import FromMeta, all_written
+from normlab.poison import FromMeta
 from normlab.roles import Role, find_roles
 from normlab.schemes.needs import meet
 from normlab.stack import Stack, initialise_
@@ -160,8 +160,7 @@ class Transformer(FromMeta, ABC):
     def init_(self, *, generator: torch.Generator | None = None) -> Self:
         """Initialise every parameter as config and scheme say."""
         options = {"std": self.config.init_std, "zero_outputs": self.config.zero_outputs, "generator": generator}
-        with all_written(self, self.stack.scheme.name, self.stack.made):
-            initialise_(self, self.stack.bound, self.find_roles(), **options)
+        initialise_(self, self.stack.bound, self.find_roles(), **options)
         return self
 
     def param_groups(self, *, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:

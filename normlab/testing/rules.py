@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -11,14 +11,15 @@ from normlab.errors import NormLabError
 from normlab.schemes.base import Scheme
 
 Rule = Callable[[Scheme], None]
+R = TypeVar("R", bound=Rule)
 RULES: dict[str, Rule] = {}
 """What every scheme must do, by name; a rule raises AssertionError where the scheme does not."""
 
 
-def rule(name: str) -> Callable[[Rule], Rule]:
+def rule(name: str) -> Callable[[R], R]:
     """Add a function to the rules."""
 
-    def add(check: Rule) -> Rule:
+    def add(check: R) -> R:
         RULES[name] = check
         return check
 

@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 import normlab
 from normlab.schemes import Constant, Law, Scheme, Site, Step, Write
@@ -41,11 +40,11 @@ class Blend(Write):
     def __init__(self, tau: float, dt: float):
         super().__init__()
         self.tau, self.dt = tau, Constant(dt)  # dt: 1, or 1/m in a refined scheme of m such steps; angles add up
-        self.angle = nn.Parameter(torch.empty(1))  # one dimension: FSDP2 refuses scalars
+        self.angle = torch.nn.Parameter(torch.empty(1))  # one dimension: FSDP2 refuses scalars
         self.reset_parameters()
 
     def reset_parameters(self) -> None:  # gives it its value: what __init__ writes is lost on the meta device
-        nn.init.constant_(self.angle, math.asin(self.tau))
+        torch.nn.init.constant_(self.angle, math.asin(self.tau))
 
     def forward(self, state: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
         angle = self.dt(self.angle)
@@ -57,7 +56,4 @@ class Blend(Write):
 
 
 if __name__ == "__main__":  # or: normlab compare --schemes pre "custom_scheme.py:Balanced(tau=0.3)"
-    model = normlab.Decoder(normlab.DecoderConfig.preset("tiny", scheme=Balanced(tau=0.3)))
-    loss = model.loss(*torch.randint(0, 256, (2, 4, 64)))
-    print(f"loss of an untrained decoder: {loss.item():.3f} (ln 256 = 5.545)")
-    print("certified RMS after each block:", [round(bound, 2) for bound in model.stack.certificate()])
+    print("rules that it keeps:", *normlab.testing.check_scheme(Balanced(tau=0.3)))

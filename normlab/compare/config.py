@@ -37,7 +37,7 @@ class CompareConfig:
     """What all runs share. Its scheme, rate and seed are not used: the comparison sets them."""
 
     schemes: tuple[SchemeLike, ...] = ("pre", "post", "peri", "geonorm")
-    """What is compared, each a name or a name with options: "peri(step=0.1)"."""
+    """What is compared: names, names with options ("peri(step=0.1)"), or schemes in files (highway.py:Highway)."""
     lrs: tuple[float, ...] = (1e-3, 2e-3, 4e-3)
     """Learning rates tried for each scheme; with one there is nothing to tune."""
     seeds: int = 3

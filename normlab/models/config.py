@@ -44,7 +44,8 @@ class TransformerConfig:
     """Fields that are at least one."""
 
     scheme: SchemeLike = "pre"
-    """How the layers are normalised: a scheme, its name, or its name with options. Kept as the scheme it names."""
+    """How the layers are normalised: a scheme or its name, with or without options; one of your own by its file,
+    highway.py:Highway. Kept as the scheme it names."""
     depth: int = 4
     """Blocks, each of attention and MLP."""
     dim: int = 128

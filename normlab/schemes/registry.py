@@ -71,7 +71,7 @@ def find(name: str) -> type[Scheme]:
     _load_plugins()
     owner = _owner(name)
     if owner is None:
-        raise unknown("scheme", name, _SCHEMES, _ALIASES)
+        raise NormLabError(f"{unknown('scheme', name, _SCHEMES, _ALIASES)}; one of your own: path/to/file.py:Name")
     return owner
 
 

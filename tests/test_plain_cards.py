@@ -1,4 +1,4 @@
-"""`normlab schemes` on schemes that say little of themselves: no sections, no docstring, no law, blocks of their own."""
+"""`normlab schemes` on schemes that say little: no sections, no docstring, no law, blocks of their own."""
 
 from __future__ import annotations
 

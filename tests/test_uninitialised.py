@@ -202,6 +202,16 @@ def test_weights_may_be_loaded_in_place_of_initialising():
 
 
 @pytest.mark.parametrize("name", normlab.schemes())
+@pytest.mark.parametrize("topology", ["serial", "parallel"])
+def test_the_check_before_a_run_passes_all_of_ours_and_draws_no_numbers(name, topology):
+    if topology in normlab.scheme(name).topologies:
+        model = normlab.DecoderConfig(scheme=name, topology=topology, **SIZE)
+        before = torch.get_rng_state()
+        model.check_start()
+        assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("name", normlab.schemes())
 def test_no_scheme_of_ours_leaves_anything_out(name):
     model = normlab.Decoder(normlab.DecoderConfig(scheme=name, bias=name != "ngpt", **SIZE))
     assert all(bool(tensor.isfinite().all()) for tensor in model.state_dict().values())

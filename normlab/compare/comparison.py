@@ -42,6 +42,8 @@ def compare(
     Ctrl-C and SIGTERM do the same and raise KeyboardInterrupt. `command` is written down for the report.
     """
     _check(minutes)
+    for model in config.models.values():
+        model.check_start()
     # Processes elsewhere may stand in another folder.
     path = Path(folder).absolute()
     _make(path)

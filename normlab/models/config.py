@@ -172,6 +172,17 @@ class TransformerConfig:
         """Whether the scheme cannot share the head's matrix with the embedding."""
         return any(need.name == "untied-head" for need in self.scheme_object.needs)
 
+    def check_start(self) -> None:
+        """Raise, before data is read or a folder made, where the scheme has a parameter that nothing initialises."""
+        import torch
+        from torch import nn
+
+        from normlab.stack import Stack
+
+        nothing = (nn.Identity(), nn.Identity())
+        with torch.random.fork_rng(devices=[]):
+            Stack(self.scheme_object, [nothing], self.dim, topology=self.topology, residual_only=True).init_()
+
     def _build_one_block(self) -> None:
         import torch
 

@@ -39,6 +39,7 @@ def train(config: TrainConfig, folder: Path, *, data: Data | None = None, shown:
 
     `shown`: say on standard error what is expected and how it goes. Under torchrun every process calls this.
     """
+    config.model.check_start()
     group = start(config.device)
     result = _train(config, RunFolder(folder), group, data, shown and group.is_main)
     # Not after an error: the others may be anywhere, and would never come to leave together.

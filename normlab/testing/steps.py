@@ -86,7 +86,7 @@ def check_autocast(scheme: Scheme) -> None:
 
 
 @rule("compile")
-def check_compile(scheme: Scheme) -> None:
+def check_compile(scheme: Scheme, blocks: int = 12) -> None:
     """`torch.compile` gives the same numbers in one graph, and one graph serves every depth."""
     graphs: list[Any] = []
 
@@ -95,7 +95,7 @@ def check_compile(scheme: Scheme) -> None:
         return graph.forward
 
     # More blocks than the compiler compiles a function anew for.
-    stack, x = make_stack(scheme, 12).double(), make_input(dtype=torch.float64)
+    stack, x = make_stack(scheme, blocks).double(), make_input(dtype=torch.float64)
     expected = stack(x)
     torch._dynamo.reset()
     with warnings.catch_warnings():

@@ -27,7 +27,8 @@ from normlab.testing.training import differs, fingerprint
 from .conftest import SCHEMES
 
 
-@pytest.mark.parametrize("rule", RULES)
+# test_compile.py compiles more blocks than the rule does.
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "compile"])
 def test_every_scheme_keeps_the_contract(scheme, rule):
     RULES[rule](scheme)
 

@@ -1,4 +1,4 @@
-"""A scheme of your own, outside the package. Whatever NormLab does with its own schemes, it does with this one."""
+"""A scheme of your own with a learned parameter. Whatever NormLab does with its own schemes, it does with this one."""
 
 import math
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ class Balanced(Scheme):
     """
     Balanced: a residual that keeps the variance of the stream: what a branch adds, the skip gives up.
 
-    Formula    x ← √(1−τ²)·x + τ·N_out(F(N_in(x)))
-    Placement  x ─┬─ N_in ─ F ─ N_out ─ ·τ ─┐
-                  └──────── ·√(1−τ²) ───────+─ x'
+    Formula    x ← cos φ·x + sin φ·N_out(F(N_in(x))), φ learned, sin φ = τ at initialisation
+    Placement  x ─┬─ N_in ─ F ─ N_out ─ ·sin φ ─┐
+                  └────────── ·cos φ ───────────+─ x'
     Init       base std
     Source     this file
     Law        RMS = 1 at every depth for independent branches
@@ -27,31 +27,33 @@ class Balanced(Scheme):
     zero_outputs = False  # N_out has no direction at zero
 
     tau: float = 0.5
-    """Weight of what a branch adds, in (0, 1)."""
+    """Weight of what a branch adds at initialisation, in (0, 1)."""
 
     def sublayer(self, site: Site) -> Step:
-        # site.dt is 1, and 1/m in a refined scheme, which takes m such steps: angles add up.
-        write = Blend(math.asin(self.tau) * site.dt)
-        return Step(write, read=self.new_norm(site.dim), shape=self.new_norm(site.dim))
+        return Step(Blend(self.tau, site.dt), read=self.new_norm(site.dim), shape=self.new_norm(site.dim))
 
     def law(self, depth: int) -> Law:
         return Law(speed=None, rms=lambda i: 1.0, forward="bounded", backward="the skip decays as (1−τ²)^(l/2)")
 
 
 class Blend(Write):
-    def __init__(self, angle: float):
+    def __init__(self, tau: float, dt: float):
         super().__init__()
-        self.keep, self.take = Constant(math.cos(angle)), Constant(math.sin(angle))
+        self.tau, self.dt = tau, Constant(dt)  # dt: 1, or 1/m in a refined scheme of m such steps; angles add up
+        self.angle = torch.nn.Parameter(torch.empty(1))  # one dimension: FSDP2 refuses scalars
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:  # gives it its value: what __init__ writes is lost on the meta device
+        torch.nn.init.constant_(self.angle, math.asin(self.tau))
 
     def forward(self, state: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
-        return (self.keep(state) + self.take(update)).to(state.dtype)
+        angle = self.dt(self.angle)
+        return (torch.cos(angle) * state + torch.sin(angle) * update).to(state.dtype)
 
     def bound(self, state: float, update: float) -> float:
-        return self.keep.bound(state) + self.take.bound(update)
+        angle = self.angle.item() * self.dt.value
+        return abs(math.cos(angle)) * state + abs(math.sin(angle)) * update
 
 
-if __name__ == "__main__":
-    model = normlab.Decoder(normlab.DecoderConfig.preset("tiny", scheme=Balanced(tau=0.3)))
-    tokens = torch.randint(0, 256, (4, 64))
-    print(f"loss of an untrained decoder: {model.loss(tokens[:, :-1], tokens[:, 1:]).item():.3f} (ln 256 = 5.545)")
-    print("certified RMS after each block:", [round(bound, 2) for bound in model.stack.certificate()])
+if __name__ == "__main__":  # or: normlab compare --schemes pre "custom_scheme.py:Balanced(tau=0.3)"
+    print("rules that it keeps:", *normlab.testing.check_scheme(Balanced(tau=0.3)))

@@ -9,7 +9,7 @@ from normlab.lazy import loader
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from normlab import geometry, norms, ops
+    from normlab import geometry, norms, ops, testing
     from normlab.dynamics.simulate import simulate
     from normlab.errors import NormLabError
     from normlab.models import Decoder, DecoderConfig, Encoder, EncoderConfig, VisionConfig, VisionTransformer
@@ -43,6 +43,7 @@ __all__ = [
     "scheme",
     "schemes",
     "simulate",
+    "testing",
 ]
 
 __getattr__ = loader(
@@ -68,6 +69,7 @@ __getattr__ = loader(
         "scheme": "schemes.registry",
         "schemes": "",
         "simulate": "dynamics.simulate",
+        "testing": "",
     },
 )
 

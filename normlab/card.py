@@ -7,6 +7,7 @@ from the scheme itself, so that terminal, documentation and code cannot disagree
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 import textwrap
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import numpy as np
 from normlab.docstrings import field_docs
 from normlab.errors import NormLabError
 from normlab.schemes.base import Scheme
+from normlab.schemes.law import Law
 from normlab.schemes.parts import bound_of, unbounded
 
 SECTIONS = ("Formula", "Placement", "Init", "Source", "Law", "Fails")
@@ -45,8 +47,11 @@ class Card:
     @classmethod
     def of(cls, scheme: Scheme) -> Card:
         """Read the docstring; a scheme without a proper one still gets a card, with what is there."""
-        head, _, body = inspect.cleandoc(type(scheme).__doc__ or scheme.name).partition("\n")
-        title, _, summary = head.partition(": ")
+        head, _, body = _docstring(scheme).partition("\n")
+        title, colon, summary = head.partition(": ")
+        if not colon:
+            # A plain sentence is what the scheme does, not what it is called.
+            title, summary = scheme.name, head
         return cls(scheme, title, summary, dict(_split(body)))
 
     @property
@@ -64,14 +69,21 @@ class Card:
         return ParamFormula.of(self.scheme)
 
     @property
-    def traffic(self) -> tuple[int, int]:
-        """Tensors of one token's width that a fused block must move around its sublayers, forward and backward."""
+    def traffic(self) -> tuple[int, int] | None:
+        """Tensors of one token's width that a fused block must move around its sublayers, forward and backward.
+
+        None for a block of the user's own that is not made of steps.
+        """
         middle = self.scheme.bind(depth=_DEPTH, dim=8).block(_DEPTH // 2)
+        if not hasattr(middle, "steps"):
+            return None
         moves = [step.traffic(self.scheme.streams) for step in middle.steps]  # type: ignore[operator]
         return sum(forward for forward, _ in moves), sum(backward for _, backward in moves)
 
     @property
     def cost(self) -> str:
+        if self.traffic is None:
+            return "not known: its block is not made of steps"
         forward, backward = self.traffic
         size = (forward + backward) * _DIM * 2
         return (
@@ -97,16 +109,30 @@ class Card:
             law = self.scheme.law(_DEPTH)
         except NormLabError:
             return []
-        sizes = ", ".join(f"{law.rms(i):.3g} after {i}" for i in (24, 48))
-        rows = [("Forward", f"{law.forward}; at initialisation RMS × {sizes} sublayers"), ("Backward", law.backward)]
+        rows = [("Forward", law.forward + _start(law)), ("Backward", law.backward)]
         return [*rows, ("Note", law.note)] if law.note else rows
+
+
+def _docstring(scheme: Scheme) -> str:
+    """What the class says of itself; a dataclass without a docstring is given its signature, which says nothing."""
+    text = inspect.cleandoc(type(scheme).__doc__ or "")
+    return "" if text.startswith(f"{type(scheme).__name__}(") else text
+
+
+def _start(law: Law) -> str:
+    """What the law says of the state at initialisation."""
+    if law.rms is None:
+        return ""
+    sizes = ", ".join(f"{law.rms(i):.3g} after {i}" for i in (24, 48))
+    return f"; at initialisation RMS × {sizes} sublayers"
 
 
 def _split(body: str):
     """(section, text) pairs; a section begins with its name in the first column, its text is indented."""
     pattern = re.compile(rf"^({'|'.join(SECTIONS)})\s+", re.MULTILINE)
     starts = list(pattern.finditer(body))
-    for here, following in zip(starts, [*starts[1:], None], strict=True):
+    for here, following in itertools.pairwise([*starts, None]):
+        assert here is not None
         text = body[here.end() : following.start() if following else None].rstrip()
         # The first line lost its indent to the name; the others keep theirs, which is as long.
         yield here.group(1), textwrap.dedent(" " * (here.end() - here.start()) + text)

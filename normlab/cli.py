@@ -50,7 +50,7 @@ def schemes(
     """Print the table of schemes, or the card of one.
 
     Args:
-        name: A scheme, an alias, or either with options: geonorm, sandwich, "peri(step=0.1)".
+        name: A scheme, an alias, or either with options: geonorm, sandwich, "peri(step=0.1)"; highway.py:Highway.
         json: Print JSON for other programs.
     """
     from normlab import display
@@ -151,8 +151,8 @@ def check(
     The exit code is 1 where something fails that --fail-on names, 2 where the target cannot be checked.
 
     Args:
-        target: A scheme with options, a Hugging Face id, a config.json, module:factory (a function of depth and width
-            that returns a model), or the folder of a run.
+        target: A scheme with options, one in a file (highway.py:Highway), a Hugging Face id, a config.json,
+            module:factory (a function of depth and width that returns a model), or the folder of a run.
         config: The check.
         against: Another target, to be checked in the same way and shown beside the first.
         json: Keep everything in this file.
@@ -312,7 +312,7 @@ def bench_step(
     """Time whole training steps of every scheme beside Pre-Norm, compiled, in bf16.
 
     Args:
-        schemes: Which ones; all of them if none is named.
+        schemes: Which ones, also in files (highway.py:Highway); all of ours if none is named.
         preset: Size of the model.
         batch: Sequences a step.
         length: Tokens a sequence.

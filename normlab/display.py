@@ -29,8 +29,8 @@ def schemes(*, as_json: bool = False) -> None:
     for card in cards:
         growth = dict(card.growth).get("Forward", "not stated").partition(";")[0]
         own = ", ".join(option.name for option in card.options if option.name in type(card.scheme).__annotations__)
-        moves = "{}+{}".format(*card.traffic)
-        formula = card.sections.get("Formula", "").partition("\n")[0]
+        moves = "{}+{}".format(*card.traffic) if card.traffic else "–"
+        formula = card.sections.get("Formula", card.summary).partition("\n")[0]
         table.add_row(card.scheme.name, escape(formula), growth, moves, own)
     console = Console()
     console.print(table)
@@ -46,7 +46,8 @@ def card(spec: str, *, as_json: bool = False) -> None:
         return
     console = Console()
     console.print(f"[bold]{escape(page.title)}[/bold]  {escape(page.summary)}", highlight=False)
-    console.print(f"[dim]normlab.scheme({str(page.scheme)!r}); also: {', '.join(names_of(page))}[/dim]\n")
+    others = f"; also: {', '.join(names_of(page))}" if names_of(page) else ""
+    console.print(f"[dim]{escape(f'normlab.scheme({str(page.scheme)!r}){others}')}[/dim]\n", soft_wrap=True)
     for heading, text in rows(page):
         _section(console, heading, text)
     console.print("\n[bold]Options[/bold]")

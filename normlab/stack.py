@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from normlab.choices import Kernels, Topology
 from normlab.errors import NormLabError
+from normlab.poison import FromMeta, all_written
 from normlab.roles import Role, Spec, find_roles
 from normlab.schemes.base import Bound, Scheme
 from normlab.schemes.blocks import Block, has_hooks
@@ -42,7 +43,7 @@ class Layer(nn.Module):
         return [partial(first, **to_first), *rest]
 
 
-class Stack(nn.Module):
+class Stack(FromMeta):
     """A Transformer's residual stack: `stack(x, **to_attention)` returns the hidden states after the exit.
 
     `blocks` holds one tuple of modules per block (attention, MLP, ...), each of them tensor in, update out. Keyword
@@ -99,6 +100,11 @@ class Stack(nn.Module):
     @property
     def dim(self) -> int:
         return self.bound.dim
+
+    @property
+    def made(self) -> list[nn.Module]:
+        """The scheme's own modules: all but the branches."""
+        return [self.entry, *(layer.block for layer in self.layers), self.exit]  # type: ignore[list-item]
 
     def forward(
         self,
@@ -199,10 +205,20 @@ def _branch_count(blocks: Sequence[Sequence[nn.Module]]) -> int:
 
 
 def initialise_(module: nn.Module, bound: Bound, roles: Sequence[Role], **options: Any) -> None:
-    """Give every parameter of `module` its first value: nothing keeps what the allocator left there."""
+    """Give every parameter of `module` its first value, and raise for one that has no rule to start from.
+
+    Matrices and biases start by role, the rest by the `reset_parameters` of their modules.
+    """
+    made = [part for stack in module.modules() if isinstance(stack, Stack) for part in stack.made]
+    with all_written(module, bound.scheme.name, made):
+        fill_(module, bound, roles, **options)
+
+
+def fill_(module: nn.Module, bound: Bound, roles: Sequence[Role], **options: Any) -> None:
+    """The same, unchecked."""
     matrices = {id(role.parameter) for role in roles if role.is_matrix}
     for child in module.modules():
-        own = list(child.parameters(recurse=False))
+        own = [*child.parameters(recurse=False), *child.buffers(recurse=False)]
         reset = getattr(child, "reset_parameters", None)
         if own and reset is not None and not any(id(p) in matrices for p in own):
             reset()

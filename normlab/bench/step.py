@@ -111,10 +111,8 @@ class Comparison:
 
     def __init__(self, names: list[Name], *, preset: str, batch: int, length: int, stream: str):
         shared: dict[str, Any] = {"stream": stream, "max_length": length}
-        self.configs = {
-            (scheme, kernels): DecoderConfig.preset(preset, scheme=scheme, kernels=kernels, **shared)
-            for scheme, kernels in names
-        }
+        made = [DecoderConfig.preset(preset, scheme=scheme, kernels=kernels, **shared) for scheme, kernels in names]
+        self.configs = {(config.scheme_object.label, config.kernels): config for config in made}
         self.batch, self.length = batch, length
         self.lines: dict[Name, Connection] = {}
         self.peaks: dict[Name, int] = {}

@@ -44,7 +44,7 @@ def _has_begun(folder: Path) -> bool:
 def _fault(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
     """The first thing in which `new` is not `old` or an extension of it, in words."""
     try:
-        return _shrunk(old, new) or _changed(old, new)
+        return _shrunk(old, new) or _rewritten(old, new) or _changed(old, new)
     except (KeyError, TypeError, AttributeError):
         return "its compare.json cannot be read"
 
@@ -60,6 +60,13 @@ def _shrunk(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
         if new[name] < old[name]:
             return f"its {name} is {old[name]}, not {new[name]} (it can grow, but not shrink)"
     return None
+
+
+def _rewritten(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
+    """A scheme in a file of the user's whose content is another than when its rows were made."""
+    before, after = old.get("sources", {}), new.get("sources", {})
+    name = next((name for name in old["schemes"] if before.get(name) != after.get(name)), None)
+    return name and f"its scheme {name} was {before.get(name, 'of NormLab')}, not {after.get(name, 'of NormLab')}"
 
 
 def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:

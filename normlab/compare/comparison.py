@@ -47,6 +47,8 @@ def compare(
     the hash of its rule) into every row.
     """
     _check(minutes)
+    for model in config.models.values():
+        model.check_start()
     # Processes elsewhere may stand in another folder.
     path = Path(folder).absolute()
     _make(path)
@@ -170,7 +172,7 @@ def _pool(config: CompareConfig) -> Pool:
 
 
 def _standings(config: CompareConfig, rows: Sequence[Row]) -> list[Standing]:
-    baseline = str(config.baseline)
+    baseline = config.baseline_name
     if not any(row["scheme"] == baseline for row in rows):
         return []
     return ranking(rows, baseline, config.level)

@@ -38,7 +38,7 @@ class CompareConfig:
     """What all runs share. Its scheme, rate and seed are not used: the comparison sets them."""
 
     schemes: tuple[SchemeLike, ...] = ("pre", "post", "peri", "geonorm")
-    """What is compared, each a name or a name with options: "peri(step=0.1)"."""
+    """What is compared: names, names with options ("peri(step=0.1)"), or schemes in files (highway.py:Highway)."""
     lrs: Literal["auto"] | tuple[float, ...] = "auto"
     """Learning rates tried for each scheme: auto, or a list; with one rate there is nothing to tune.
     auto starts at 1e-3 * (85M / (12 depth width^2))^0.2, its half and its double,
@@ -78,8 +78,22 @@ class CompareConfig:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The schemes as text, in the order in which they were named."""
-        return tuple(str(scheme) for scheme in self.schemes)
+        """The schemes as tables show them, in the order in which they were named."""
+        return tuple(scheme.label for scheme in self._objects)
+
+    @property
+    def _objects(self) -> tuple[Scheme, ...]:
+        return self.schemes  # type: ignore[return-value]  # text is read when the configuration is made
+
+    @property
+    def baseline_name(self) -> str:
+        """The baseline as tables show it."""
+        return self.baseline.label  # type: ignore[union-attr]  # settled when the configuration is made
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Where the schemes come from that are in files or modules of the user's, by name; their content included."""
+        return {one.label: str(one.origin().shared) for one in self._objects if one.origin()}  # type: ignore[union-attr]
 
     @cached_property
     def models(self) -> dict[str, TransformerConfig]:
@@ -115,8 +129,8 @@ class CompareConfig:
         shared = {name: value for name, value in base.items() if name not in ("lr", "seed")} | {"model": model}
         return {
             "schemes": list(self.names), "lrs": self.lrs if self.lrs == "auto" else list(self.lrs), "seeds": self.seeds,
-            "tune_seeds": self.tune_seeds, "baseline": str(self.baseline), "level": self.level, "base": shared,
-        }  # fmt: skip
+            "tune_seeds": self.tune_seeds, "baseline": self.baseline_name, "level": self.level, "base": shared,
+        } | ({"sources": self.sources} if self.sources else {})  # fmt: skip
 
     def _baseline(self) -> Scheme:
         from normlab.schemes.registry import scheme
@@ -124,9 +138,9 @@ class CompareConfig:
         if self.baseline is None:
             return scheme("pre" if "pre" in self.names else self.schemes[0])
         named = scheme(self.baseline)
-        if str(named) not in self.names:
+        if named.label not in self.names:
             raise NormLabError(
-                f"baseline {str(named)!r} is not among the schemes ({', '.join(self.names)}); "
+                f"baseline {named.label!r} is not among the schemes ({', '.join(self.names)}); "
                 f"add it to them, or name one of them: --baseline {self.names[0]!r}"
             )
         return named

@@ -83,7 +83,8 @@ class RayPool:
         except errors.TaskCancelledError:
             return task.job, None
         except errors.RayTaskError as error:
-            return task.job, NormLabError(str(error.cause).partition("\n")[0])
+            # What arguments raise when they are read, e.g. a scheme whose file is not there, comes with a prefix.
+            return task.job, NormLabError(str(error.cause).removeprefix("System error: ").partition("\n")[0])
         except errors.RayError as error:
             if self._stopped:
                 return task.job, None

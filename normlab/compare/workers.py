@@ -236,8 +236,10 @@ def _serve(jobs: Connection, place: Place) -> None:
 def _do_next(jobs: Connection) -> dict[str, Any] | NormLabError | None:
     try:
         job: Job = jobs.recv()
-    except AttributeError as error:
-        return NormLabError(f"a worker does not know the scheme ({error}); define it in a module that can be imported")
+    except (AttributeError, ImportError) as error:
+        return NormLabError(f"a worker does not know the scheme ({error}); name it by its file: path/to/file.py:Name")
+    except NormLabError as error:
+        return error
     try:
         with _output_in(job.folder):
             return execute(job)

@@ -50,7 +50,8 @@ class SimulateConfig:
     """One simulation."""
 
     scheme: _Schemes = ("peri",)
-    """Laws to follow, side by side: schemes with options, or laws that no block has, such as sqrt."""
+    """Laws to follow, side by side: schemes with options, also in files (highway.py:Highway), or laws that no block
+    has, such as sqrt."""
     tokens: int = 64
     """Tokens of a system."""
     dim: int = 3

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from normlab.errors import NormLabError, unknown
-from normlab.schemes import registry
+from normlab.schemes import reference, registry
 from normlab.schemes.base import Scheme
 from normlab.schemes.blocks import Block
 from normlab.schemes.law import Law, Motion, on_sphere
@@ -49,7 +49,7 @@ def scheme_of(spec: str | Scheme | Law) -> Scheme | None:
     """The scheme behind a name, which has a network as well as a law; None where there is a law alone."""
     if isinstance(spec, Law) or (isinstance(spec, str) and _name(spec) in _ALONE):
         return None
-    if isinstance(spec, str) and not _is_scheme(spec):
+    if isinstance(spec, str) and reference.read(spec) is None and not _is_scheme(spec):
         raise unknown("scheme or law", _name(spec), names())
     return registry.scheme(spec)
 

@@ -32,7 +32,8 @@ Tell = Callable[[str, float], None]
 
 def label(spec: Spec) -> str:
     """What a law is called in tables."""
-    return "law" if isinstance(spec, Law) else str(laws.scheme_of(spec) or spec)
+    scheme = laws.scheme_of(spec)
+    return "law" if isinstance(spec, Law) else str(spec) if scheme is None else scheme.label
 
 
 def silent(what: str, share: float) -> None:

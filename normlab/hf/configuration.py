@@ -9,6 +9,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from normlab.models.config import DecoderConfig
 from normlab.records import from_plain
+from normlab.schemes.reference import refuse_unknown
 
 
 class NormLabConfig(PreTrainedConfig):
@@ -28,7 +29,9 @@ class NormLabConfig(PreTrainedConfig):
         **kwargs: Any,
     ) -> None:
         # All fields, not those that were given: a file must not change with our defaults.
-        self.model = _checked(model or {}).to_dict()
+        checked = _checked(model or {})
+        # A file of the user's is named by its content alone: the folder it is in here means nothing elsewhere.
+        self.model: dict[str, Any] = checked.to_dict() | {"scheme": checked.scheme_object.shared_text}
         self.base_dim = base_dim
         """Width at which a learning rate was tuned (muP): it divides the logits of a tied head."""
         self.use_cache = use_cache
@@ -81,7 +84,10 @@ class NormLabConfig(PreTrainedConfig):
 
 
 def _checked(model: DecoderConfig | Mapping[str, Any]) -> DecoderConfig:
-    return model if isinstance(model, DecoderConfig) else from_plain(DecoderConfig, model, "model")
+    if isinstance(model, DecoderConfig):
+        return model
+    refuse_unknown(str(model.get("scheme", "")))
+    return from_plain(DecoderConfig, model, "model")
 
 
 AutoConfig.register(NormLabConfig.model_type, NormLabConfig, exist_ok=True)

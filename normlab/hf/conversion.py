@@ -154,7 +154,7 @@ def _record(found: Survey, conversion: Conversion) -> dict[str, Any]:
     """What `load` needs to build the model again."""
     bound = conversion.bound
     return {
-        "scheme": str(bound.scheme),
+        "scheme": bound.scheme.shared_text,
         "topology": bound.topology,
         "dim": bound.dim,
         "residual_only": conversion.residual_only,

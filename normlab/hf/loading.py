@@ -11,6 +11,7 @@ from normlab.hf.conversion import rewire
 from normlab.hf.layer import Conversion
 from normlab.hf.survey import Adapter, Survey, dissect_all, one_stack
 from normlab.roles import Part, Spec
+from normlab.schemes.reference import refuse_unknown
 from normlab.schemes.registry import scheme as find_scheme
 from normlab.stability.targets import hub
 from normlab.stability.targets.failures import in_one_line
@@ -24,6 +25,8 @@ def load(folder: str | Path, *, adapter: Adapter | None = None, **options: Any) 
     base: Any = getattr(hub.library(), made[0], None)
     if not isinstance(spec, dict) or base is None:
         raise NormLabError(f"{name} holds no converted model; load it with transformers' from_pretrained")
+
+    refuse_unknown(str(spec.get("scheme", "")))
 
     def build(self: Any, *args: Any, **kwargs: Any) -> None:
         base.__init__(self, *args, **kwargs)

@@ -11,12 +11,13 @@ from normlab.models.config import DecoderConfig
 from normlab.report.markdown import escape, table
 from normlab.report.numbers import count, fixed, rate
 from normlab.report.tables import Cell, Column, Table
+from normlab.schemes.base import Scheme
 from normlab.train.run import Run
 from normlab.words import counted
 
 _LOADING = """```python
 import normlab.hf  # makes the model known to transformers; pip install "normlab[hf]"
-from transformers import pipeline
+{scheme}from transformers import pipeline
 
 print(pipeline("text-generation", "path/to/this/folder")("The ", max_new_tokens=50))
 ```"""
@@ -35,9 +36,18 @@ def model_card(run: Run, model: DecoderConfig) -> str:
         f"{escape(about.title)}: {escape(about.summary)} Trained and exported by NormLab.",
         table(_as_table(_facts(run, model))),
         "## Use",
-        _LOADING,
+        _LOADING.replace("{scheme}", _own_file(scheme)),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _own_file(scheme: Scheme) -> str:
+    """What must be imported before the model is loaded, where NormLab does not have the scheme."""
+    origin = scheme.origin()
+    if origin is None:
+        return ""
+    where = f"path/to/{origin.shared.where}" if origin.where.endswith(".py") else origin.where
+    return f"normlab.scheme({f'{where}:{origin.cls}'!r})  # the scheme, which this folder does not hold\n"
 
 
 def _facts(run: Run, model: DecoderConfig) -> dict[str, str]:
@@ -46,7 +56,7 @@ def _facts(run: Run, model: DecoderConfig) -> dict[str, str]:
     made_with = read_json(run.folder.path / "config.json").get("versions", {})
     blocks, heads = counted(model.depth, "block"), counted(model.heads, "head")
     return {
-        "Scheme": str(model.scheme),
+        "Scheme": model.scheme_object.label,
         "Size": f"{blocks}, width {model.dim}, {heads}, vocabulary {model.vocab_size}",
         "Length": f"{model.max_length} tokens at most, trained on {config.length}",
         "Data": ", ".join(config.data),

@@ -10,8 +10,9 @@ from torch import nn
 from normlab.errors import NormLabError
 from normlab.hf.foreign_norm import ModelNorm
 from normlab.hf.layer import Conversion, check_not_lost, converted_layers
+from normlab.poison import all_written
 from normlab.roles import Role, Spec, find_roles
-from normlab.stack import initialise_
+from normlab.stack import fill_
 
 
 class Rules:
@@ -33,10 +34,12 @@ class Rules:
     ) -> Rules:
         """Initialise the model as the scheme says: matrices by role, gains and scales by their own rule."""
         options = {"std": std, "zero_outputs": zero_outputs, "generator": generator}
-        initialise_(self.model, self.bound, self._governed(), **options)
-        for part in self.model.modules():
-            if isinstance(part, ModelNorm):
-                part.reset_parameters()
+        made: list[nn.Module] = [layer.normlab for layer in converted_layers(self.model).values()]
+        with all_written(self.model, self.bound.scheme.name, made):
+            fill_(self.model, self.bound, self._governed(), **options)
+            for part in self.model.modules():
+                if isinstance(part, ModelNorm):
+                    part.reset_parameters()
         return self
 
     def param_groups(self, *, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from torch import nn
 
 from normlab.errors import NormLabError
 from normlab.models.decoder import Decoder
+from normlab.poison import poison_, refuse_unwritten
 
 
 def mark_initialised(decoder: Decoder) -> None:
@@ -23,12 +24,16 @@ def fill_lacking_(decoder: Decoder, module: nn.Module) -> None:
     lacking = {id(p) for p in module.parameters(recurse=False) if not getattr(p, "_is_hf_initialized", False)}
     if not lacking:
         return
+    for parameter in module.parameters(recurse=False):
+        if id(parameter) in lacking:
+            poison_(parameter)
     roles = [role for role in decoder.find_roles() if id(role.parameter) in lacking]
     reset = getattr(module, "reset_parameters", None)
     if reset is not None and any(role.role == "vector" for role in roles):
         reset()
     config = decoder.config
     decoder.stack.bound.init_(roles, std=config.init_std, zero_outputs=config.zero_outputs)
+    refuse_unwritten(module, decoder.stack.scheme.name, decoder, recurse=False)
 
 
 @torch.no_grad()

@@ -44,7 +44,8 @@ class TransformerConfig:
     """Fields that are at least one."""
 
     scheme: SchemeLike = "pre"
-    """How the layers are normalised: a scheme, its name, or its name with options. Kept as the scheme it names."""
+    """How the layers are normalised: a scheme or its name, with or without options; one of your own by its file,
+    highway.py:Highway. Kept as the scheme it names."""
     depth: int = 4
     """Blocks, each of attention and MLP."""
     dim: int = 128
@@ -174,6 +175,17 @@ class TransformerConfig:
     def needs_own_head(self) -> bool:
         """Whether the scheme cannot share the head's matrix with the embedding."""
         return any(need.name == "untied-head" for need in self.scheme_object.needs)
+
+    def check_start(self) -> None:
+        """Raise, before data is read or a folder made, where the scheme has a parameter that nothing initialises."""
+        import torch
+        from torch import nn
+
+        from normlab.stack import Stack
+
+        nothing = (nn.Identity(), nn.Identity())
+        with torch.random.fork_rng(devices=[]):
+            Stack(self.scheme_object, [nothing], self.dim, topology=self.topology, residual_only=True).init_()
 
     def _build_one_block(self) -> None:
         import torch

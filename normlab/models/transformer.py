@@ -16,6 +16,7 @@ from normlab.models.cross_entropy import Loss, chunked_cross_entropy
 from normlab.models.head import Head
 from normlab.models.mlp import MLP
 from normlab.models.moe import MoE
+from normlab.poison import FromMeta
 from normlab.roles import Role, find_roles
 from normlab.schemes.needs import meet
 from normlab.stack import Stack, initialise_
@@ -43,7 +44,7 @@ def sublayers(config: TransformerConfig) -> tuple[nn.Module, nn.Module]:
     return attention, moe
 
 
-class Transformer(nn.Module, ABC):
+class Transformer(FromMeta, ABC):
     """A model: `model(inputs)` returns logits, `model.loss(inputs, targets)` what to train on.
 
     It is always laid out on the meta device first and initialised in one pass by role, so that building it there and

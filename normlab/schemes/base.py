@@ -25,6 +25,7 @@ from normlab.schemes.angles import angle
 from normlab.schemes.blocks import Block, ParallelBlock, SerialBlock
 from normlab.schemes.law import Law
 from normlab.schemes.needs import Need
+from normlab.schemes.origin import Origin
 from normlab.schemes.parts import Step
 
 
@@ -66,6 +67,7 @@ class Scheme:
     """How the hidden state takes the steps that sublayers propose."""
 
     name: ClassVar[str]
+    _origin: ClassVar[Origin | None] = None
     aliases: ClassVar[tuple[str, ...]] = ()
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Names that stand for options of this scheme: `rezero` for LayerScale with a scalar that starts at zero."""
@@ -194,10 +196,37 @@ class Scheme:
         """The options that differ from their defaults."""
         return {k: getattr(self, k) for k, field in self.options().items() if getattr(self, k) != field.default}
 
+    @classmethod
+    def origin(cls) -> Origin | None:
+        """Where the class was found, if by a reference (`highway.py:Highway`); None where its name is enough."""
+        return vars(cls).get("_origin")
+
+    @property
+    def label(self) -> str:
+        """The text that tables show: `peri(step=0.1)`, and `highway(gate=-2)` wherever Highway is from."""
+        return self._with_options(self.name)
+
+    @property
+    def shared_text(self) -> str:
+        """The text that results carry: as `str`, but without the folder of a file."""
+        origin = self.origin()
+        return self._with_options(self.name if origin is None else str(origin.shared))
+
     def __str__(self) -> str:
-        """The text that `normlab.scheme` reads back: `peri(step=0.1)`."""
+        """The text that `normlab.scheme` reads back: `peri(step=0.1)`, `/home/me/highway.py@3f1c9a02b7de:Highway`."""
+        return self._with_options(str(self.origin() or self.name))
+
+    def _with_options(self, name: str) -> str:
         options = ", ".join(f"{k}={v!r}" for k, v in self.changed().items())
-        return f"{self.name}({options})" if options else self.name
+        return f"{name}({options})" if options else name
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Another process finds the class of a file by its reference: to pickle, such a file is no module."""
+        if self.origin() is None:
+            return super().__reduce_ex__(protocol)
+        from normlab.schemes.registry import scheme
+
+        return scheme, (str(self),)
 
     def _head_norm(self, heads: str):
         def build(attention: Any) -> nn.Module:

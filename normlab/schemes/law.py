@@ -106,9 +106,9 @@ class Law:
     reads_state: bool = False
     """True where attention reads the state itself, radius included, and not its direction."""
 
-    rms: Callable[[int], float]
+    rms: Callable[[int], float] | None
     """RMS of the state after i sublayers over that of the entry, at initialisation: unit-RMS entry, independent
-    branches that return the RMS they are given."""
+    branches that return the RMS they are given. None where it is not known."""
 
     forward: Growth
     """Growth of the state that training is known or proven to lead to, at worst."""

@@ -199,7 +199,7 @@ class _Session:
             depth=self.depth,
             width=target.width,
             parameters=found.bursts[depth][0].parameters if depth == self.depth else None,
-            scheme=None if target.scheme is None else str(target.scheme),
+            scheme=None if target.scheme is None else target.scheme.label,
             notes=target.notes,
             unigram=target.unigram,
         )

@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from normlab.errors import NormLabError
+from normlab.schemes.base import Bound
 from normlab.schemes.law import Law
 from normlab.stability.blame import blocks as named
 from normlab.stability.blocks import find_stacks
@@ -67,7 +68,7 @@ def _scheme_theory(model: nn.Module, stack: Stack, run: Callable[[], Any], profi
         clamped=_plain(seen.clamped),
     )
     return Theory(
-        scheme=str(stack.scheme),
+        scheme=stack.scheme.label,
         depth=len(stack.layers),
         certificate=proven.words,
         segments=proven.segments,
@@ -84,16 +85,22 @@ def _law(stack: Stack, entry: Number, segments: Sequence[Segment]) -> dict[str, 
         law = bound.law()
     except NormLabError as error:
         return {"notes": (str(error),)}
-    sizes = [law.rms(round(bound.branches * place / bound.scheme.cut)) for place in range(bound.depth + 1)]
-    growth = law.forward if law.forward == "bounded" else f"up to {law.forward} in training"
-    start = f"at initialisation RMS × {sizes[-1]:.3g} over {bound.depth} blocks"
-    start += ", if branches return the RMS they are given"
+    growth, sizes = law.forward if law.forward == "bounded" else f"up to {law.forward} in training", _sizes(bound, law)
+    start = f"at initialisation RMS × {sizes[-1]:.3g} over {bound.depth} blocks" if sizes else ""
+    start += ", if branches return the RMS they are given" if sizes else ""
     return {
         "growth": law.forward,
-        "forward": f"{growth}; {start}" + (f"; {law.note}" if law.note else ""),
+        "forward": "; ".join(part for part in (growth, start, law.note) if part),
         "backward": law.backward + (_READS_STATE if _scores_grow(stack, law) else ""),
-        "predicted": () if entry is None else _plain(_predicted(stack, sizes, entry, segments)),
+        "predicted": _plain(_predicted(stack, sizes, entry, segments)) if sizes and entry is not None else (),
     }
+
+
+def _sizes(bound: Bound, law: Law) -> list[float]:
+    """RMS at initialisation after the entry and every block; empty where the law does not say."""
+    if law.rms is None:
+        return []
+    return [law.rms(round(bound.branches * place / bound.scheme.cut)) for place in range(bound.depth + 1)]
 
 
 def _scores_grow(stack: Stack, law: Law) -> bool:

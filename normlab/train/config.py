@@ -213,7 +213,7 @@ class TrainConfig:
     @property
     def identity(self) -> str:
         """A short hash of everything that decides the result."""
-        known = self.to_dict()
+        known = self.shared_dict()
         # Runs had names before there were tasks to choose from.
         if known["task"] == DEFAULT_TASK:
             del known["task"]
@@ -224,7 +224,7 @@ class TrainConfig:
     @property
     def name(self) -> str:
         """A folder's name that says what the run is."""
-        scheme = "".join(c if c.isalnum() or c in ".-" else "-" for c in str(self.model.scheme)).strip("-")
+        scheme = "".join(c if c.isalnum() or c in ".-" else "-" for c in self.model.scheme_object.label).strip("-")
         return f"{scheme}-lr{self.lr:g}-seed{self.seed}-{self.identity}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -233,6 +233,10 @@ class TrainConfig:
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in foreign}
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
         return plain | {"model": self.model.to_dict(), "clip": None if math.isinf(self.clip) else self.clip}
+
+    def shared_dict(self) -> dict[str, Any]:
+        """The same without paths of this machine: a scheme in a file is named by its content, not by its folder."""
+        return self.to_dict() | {"model": self.model.to_dict() | {"scheme": self.model.scheme_object.shared_text}}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TrainConfig:

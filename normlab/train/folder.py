@@ -81,7 +81,7 @@ def now() -> str:
 
 def _difference(there: TrainConfig, given: TrainConfig) -> str:
     """The first field in which two configurations differ."""
-    old, new = there.to_dict(), given.to_dict()
+    old, new = there.shared_dict(), given.shared_dict()
     old, new = old | old.pop("model"), new | new.pop("model")
     name = next(name for name in new if old.get(name) != new[name] and name not in NOT_DECISIVE)
     return f"its {name} is {old.get(name)!r}, not {new[name]!r}"

@@ -98,7 +98,7 @@ class Setup:
         config = self.config
         flops = config.model.flops_per_token(config.sequence)
         tokens = config.batch * config.sequence
-        name = f"{config.model.scheme} lr {config.lr:g} seed {config.seed}"
+        name = f"{config.model.scheme_object.label} lr {config.lr:g} seed {config.seed}"
         return Meter(name, config.steps, tokens, flops, self.ceiling * self.group.world, shown=self.shown)
 
     def expectation(self) -> str:

@@ -51,6 +51,7 @@ def train(
     `shown`: say on standard error what is expected and how it goes. `command` is written down for the report. Under
     torchrun every process calls this.
     """
+    config.model.check_start()
     group = start(config.device)
     result = _train(config, RunFolder(folder, command), group, data, shown and group.is_main)
     # Not after an error: the others may be anywhere, and would never come to leave together.

@@ -43,6 +43,17 @@ def test_ray_gives_the_numbers_of_this_machine(whole: Path, text: Path, tmp_path
 
 @needs_ray
 @pytest.mark.full
+def test_ray_finds_a_scheme_in_a_file(text: Path, tmp_path: Path) -> None:
+    own = Path(__file__).parents[2] / "examples" / "custom_scheme.py"
+    config = {"on": "ray", "schemes": ["pre", f"{own}:Balanced(tau=0.3)"], "lrs": [1e-2], "seeds": 1}
+    process = in_process(text, tmp_path, config, shown=False)
+    _, errors = process.communicate(timeout=400)
+    assert process.returncode == 0, errors
+    assert {row["scheme"] for row in Store(tmp_path).rows()} == {"pre", "balanced(tau=0.3)"}
+
+
+@needs_ray
+@pytest.mark.full
 def test_asked_to_stop_runs_on_ray_save(long: Path, text: Path, tmp_path: Path) -> None:
     config = small.long(of_base={"steps": small.LONG, "saves": 0})
     process = in_process(text, tmp_path, config | {"on": "ray"}, shown=False)

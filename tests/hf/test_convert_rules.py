@@ -8,6 +8,7 @@ import torch
 import normlab
 from normlab import NormLabError, hf
 from normlab.roles import find_roles
+from tests.test_uninitialised import Careful, Careless, Gated
 
 from .zoo import DEPTH, ZOO, answer, inputs
 
@@ -27,6 +28,14 @@ def test_every_parameter_is_in_exactly_one_group(name):
     for group in groups:
         assert group["weight_decay"] == (0.1 if group["name"] == "decay" else 0.0)
         assert all((parameter.ndim >= 2) or group["name"] != "decay" for parameter in group["params"])
+
+
+def test_a_parameter_of_the_scheme_that_nobody_initialises_is_refused():
+    hf.convert(ZOO["llama"].build(), Gated(write=Careful), init=True)
+    with pytest.raises(
+        NormLabError, match=r"gated: .*write\.gate is not initialised: .*give Careless a reset_parameters"
+    ):
+        hf.convert(ZOO["llama"].build(), Gated(write=Careless), init=True)
 
 
 def flat(weights) -> torch.Tensor:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounterWithBackend
 
 import normlab
-
-from .conftest import DIM, make_input, make_stack, weighted_sum
+from normlab.testing.small import DIM, make_input, make_stack, weighted_sum
+from normlab.testing.steps import check_compile
 
 # Dynamo itself looks at .grad of the states between compiled layers, which are not leaves.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
@@ -42,15 +41,7 @@ def test_fullgraph_compile_gives_the_same_numbers(scheme):
 
 
 def test_one_graph_serves_every_depth(scheme):
-    counter = CompileCounterWithBackend("eager")
-    stack = make_stack(scheme, 48)
-    x = make_input()
-    expected = stack(x)
-    for layer in stack.layers:
-        layer.compile(fullgraph=True, backend=counter)
-    # The last layers would silently run uncompiled if the compiler had given up: fullgraph makes that an error.
-    assert torch.allclose(stack(x), expected, atol=1e-5)
-    assert 1 <= counter.frame_count <= 3
+    check_compile(scheme, blocks=48)
 
 
 @pytest.mark.full

@@ -301,7 +301,7 @@ def here(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize("spelling", ["mine:build", "mine:Holder.build"])
+@pytest.mark.parametrize("spelling", ["mine:build", "mine:Holder.build", "mine.py:build"])
 def test_a_factory_is_found_in_the_current_folder(here, spelling):
     before = list(sys.path)
     target = resolve(spelling, depth=2, **SMALL)
@@ -322,7 +322,10 @@ def test_a_factory_is_found_in_the_current_folder(here, spelling):
         ("mine:biuld", "mine has no 'biuld'"),
         ("nowhere:build", "nowhere cannot be imported .ModuleNotFoundError: No module named 'nowhere'"),
         ("torn:build", "torn cannot be imported .SyntaxError"),
-        ("mine.py:build", "names a file; expected a module, as in an import: mine:build"),
+        ("mine.py:biuld", "mine.py has no 'biuld'"),
+        ("torn.py:build", "torn.py, line 1: invalid syntax"),
+        ("nowhere.py:build", "cannot read .*nowhere.py: No such file"),
+        ("mine.py:build(depth=3)", "mine.py:build is no scheme; expected a class derived from normlab.Scheme"),
         ("mine:", "cannot read 'mine:' as module:factory"),
         (":build", "cannot read ':build' as module:factory"),
         ("a b:c", "cannot read 'a b:c' as module:factory"),

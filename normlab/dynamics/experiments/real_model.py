@@ -91,7 +91,7 @@ def _is_scheme(name: str) -> bool:
 
 def _notes(config: SimulateConfig, target: Target, found: Read) -> Iterable[str]:
     sizes = f"{counted(found.depth, 'block')}, width {found.dim}, {counted(found.heads, 'head')}, β = {found.beta:.4g}"
-    yield f"{target.name}: {sizes}; law of {target.scheme or config.scheme[0]}"
+    yield f"{target.name}: {sizes}; law of {target.scheme.label if target.scheme else config.scheme[0]}"
     yield from target.notes
     yield from (f"the law's {value.name} as learnt: {_range(value.blocks)}" for value in _learnt(found))
     yield from (f"not in the simulation: {what}" for what in found.left_out)

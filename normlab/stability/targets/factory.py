@@ -6,15 +6,14 @@ import importlib
 import inspect
 import os
 import re
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from normlab.errors import NormLabError
+from normlab.schemes.reference import looking_in
 from normlab.stability.blocks import find_stacks
 from normlab.stability.targets.base import Target
 from normlab.stability.targets.failures import in_one_line
@@ -83,7 +82,7 @@ class FactoryTarget(Target):
 
     def _call(self, size: Mapping[str, Any]) -> Made:
         shown = ", ".join(f"{what}={value}" for what, value in size.items())
-        with _current_folder(), in_one_line(f"{self.name}({shown}) failed", _FORM):
+        with looking_in(os.getcwd()), in_one_line(f"{self.name}({shown}) failed", _FORM):
             returned = _call(self._factory, size)
         parts = returned if isinstance(returned, tuple) else (returned,)
         if not 1 <= len(parts) <= 3 or not isinstance(parts[0], nn.Module):
@@ -106,9 +105,7 @@ def import_factory(spelling: str) -> Callable[..., Any]:
     if not match:
         raise NormLabError(f"cannot read {spelling!r} as module:factory; expected e.g. my_package.models:build")
     module_name, path = match["module"], match["factory"]
-    if module_name.endswith(".py"):
-        raise NormLabError(f"{spelling!r} names a file; expected a module, as in an import: {module_name[:-3]}:{path}")
-    with _current_folder(), in_one_line(f"{module_name} cannot be imported", "check the name and where you are"):
+    with looking_in(os.getcwd()), in_one_line(f"{module_name} cannot be imported", "check the name and where you are"):
         found: Any = importlib.import_module(module_name)
     for name in path.split("."):
         if not hasattr(found, name):
@@ -139,18 +136,6 @@ def _call(factory: Callable[..., Any], size: Mapping[str, Any]) -> Any:
     except (TypeError, ValueError):
         return factory(*size.values())
     return factory(**size)
-
-
-@contextmanager
-def _current_folder() -> Iterator[None]:
-    """The current folder among the places where modules are looked for."""
-    here = os.getcwd()
-    sys.path.insert(0, here)
-    try:
-        yield
-    finally:
-        if here in sys.path:
-            sys.path.remove(here)
 
 
 def _float_widths(batch: Any) -> set[int]:

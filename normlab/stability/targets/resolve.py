@@ -11,7 +11,7 @@ from torch import nn
 
 from normlab.errors import NormLabError, unknown
 from normlab.files import read_json
-from normlab.schemes import registry
+from normlab.schemes import reference, registry
 from normlab.schemes.base import Scheme
 from normlab.stability.data import token_data
 from normlab.stability.targets.base import Target
@@ -21,7 +21,7 @@ from normlab.stability.targets.module import ModuleTarget
 from normlab.stability.targets.run import RunTarget
 from normlab.stability.targets.scheme import SchemeTarget
 
-_EXPECTED = "a scheme, a Hugging Face id, a config.json, a run folder or module:factory"
+_EXPECTED = "a scheme, file.py:Scheme, a Hugging Face id, a config.json, a run folder or module:factory"
 
 
 def resolve(
@@ -101,6 +101,8 @@ def _identify_text(target: str | Path) -> tuple[str, Any]:
     path, text = Path(target).expanduser(), str(target)
     if not text.strip():
         raise NormLabError(f"no target was named; expected {_EXPECTED}")
+    if named := reference.read(text):
+        return _identify_object(named, text)
     if path.exists() and not _is_scheme(text):
         if _is_run(path):
             return "run", path if path.is_dir() else path.parent
@@ -119,6 +121,16 @@ def _identify_text(target: str | Path) -> tuple[str, Any]:
     return "hugging face", text
 
 
+def _identify_object(named: reference.Reference, text: str) -> tuple[str, Any]:
+    """A class of schemes or a factory, in a file or in a module."""
+    found = reference.load(named) if named.is_file else import_factory(str(named))
+    if reference.is_scheme(found):
+        return "scheme", registry.scheme(text)
+    if named.options or not callable(found):
+        raise NormLabError(f"{named} is no scheme; expected a class derived from normlab.Scheme, or a factory alone")
+    return "factory", found
+
+
 def _is_scheme(text: str) -> bool:
     try:
         registry.find(registry.parse(text)[0])
@@ -130,7 +142,7 @@ def _is_scheme(text: str) -> bool:
 def _alias_note(target: Any, scheme: Scheme) -> tuple[str, ...]:
     """Some models are known by the name of a scheme's alias, and the other way round."""
     typed = registry.parse(target)[0] if isinstance(target, str) else scheme.name
-    if typed in registry.names():
+    if typed in registry.names() or scheme.origin() is not None:
         return ()
     return (f"{typed} is taken as the scheme {scheme.name}; a Hugging Face model has its owner before its name",)
 

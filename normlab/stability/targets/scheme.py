@@ -73,13 +73,13 @@ class SchemeTarget(DesignTarget):
             mlp=mlp_for(scheme), vocab_size=data.vocabulary, max_length=length,
         )  # fmt: skip
         super().__init__(design, **options)
-        self.name = str(scheme)
+        self.name = scheme.label
         self.task = NextToken(data, batch_size=batch_size, length=length)
 
     def with_step(self, size: float) -> Target | None:
         other = super().with_step(size)
         if other is not None:
-            other.name = str(other.scheme)
+            other.name = other.scheme.label  # type: ignore[union-attr]
         return other
 
     def _make(self, depth: int, width: int | None, seed: int) -> nn.Module:

@@ -1,0 +1,98 @@
+"""NaN in every tensor that has memory but no value yet, and an error for what initialisation did not write.
+
+`to_empty` gives a module from the meta device memory that holds whatever was there before. A parameter that nobody
+initialises would be trained from there. `FromMeta` fills such tensors with NaN; `all_written` raises where NaN is left
+after initialisation. A checkpoint may be loaded in place of initialising: nothing is checked then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from normlab.errors import NormLabError
+
+
+class FromMeta(nn.Module):
+    """A module whose tensors are NaN when they leave the meta device, until something writes them."""
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        # Not `to_empty` itself: a module around this one, and FSDP2, reach it through `_apply` alone.
+        waiting = [(table, name) for table, name in _places(self) if table[name].is_meta]
+        super()._apply(fn, recurse)
+        for table, name in waiting:
+            poison_(table[name])
+        return self
+
+
+@torch.no_grad()
+def poison_(tensor: torch.Tensor) -> None:
+    """Fill a tensor with NaN; integers and tensors without memory stay as they are."""
+    if tensor.is_floating_point() and not tensor.is_meta:
+        tensor.detach().fill_(torch.nan)
+
+
+@contextmanager
+def all_written(module: nn.Module, who: str, made: Sequence[nn.Module]) -> Iterator[None]:
+    """Around an initialisation: raise if it leaves a parameter of `module` unwritten.
+
+    `made` are the modules of the scheme, whose tensors are poisoned first: they must have a rule of their own to start
+    from. Modules of the user's may keep what they hold. `who` names the scheme in the error.
+    """
+    for part in made:
+        for tensor in (*part.parameters(), *part.buffers()):
+            poison_(tensor)
+    yield
+    for part in (module, *made):
+        refuse_unwritten(part, who, module)
+
+
+def refuse_unwritten(part: nn.Module, who: str, root: nn.Module, *, recurse: bool = True) -> None:
+    """Raise, naming the first one, if a parameter in `part` holds NaN; of a scheme's part, a buffer as well."""
+    of_scheme = part is not root
+    tensors = [*part.parameters(recurse), *(part.buffers(recurse) if of_scheme else ())]
+    filled = [tensor for tensor in tensors if tensor.is_floating_point() and not tensor.is_meta]
+    # A sum is NaN where an entry is, and is one pass over memory; one look at all of them waits for a device once.
+    if filled and bool(torch.stack([_whole(tensor.detach().sum()).isnan() for tensor in filled]).any()):
+        unwritten = next((t for t in filled if bool(_whole(t.detach().isnan().sum()))), None)
+        if unwritten is not None:
+            raise NormLabError(f"{who}: {_reason(root, unwritten)}")
+
+
+def _whole(tensor: Any) -> torch.Tensor:
+    """A number that may be spread over ranks, gathered: a parameter of one rank's is refused by all."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def _reason(root: nn.Module, unwritten: torch.Tensor) -> str:
+    owner, name = next((owner, name) for owner, name, tensor in _named(root) if tensor is unwritten)
+    kind, lost = type(owner).__name__, "what __init__ writes is lost where models are laid out, on the meta device"
+    if not hasattr(owner, "reset_parameters"):
+        return f"{name} is not initialised: {lost}; give {kind} a reset_parameters() method that writes it"
+    if any(parameter.ndim > 1 for parameter in owner.parameters(recurse=False)):
+        return (
+            f"{name} is not initialised: {kind} holds a matrix, too, and is not reset; move it to a module of its own"
+        )
+    return f"{name} is not initialised: {kind}.reset_parameters() does not write it, and {lost}"
+
+
+def _named(root: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
+    """(owner, full name, tensor) of every parameter and buffer."""
+    for path, owner in root.named_modules():
+        for table in (owner._parameters, owner._buffers):
+            for name, tensor in table.items():
+                if tensor is not None:
+                    yield owner, f"{path}.{name}".lstrip("."), tensor
+
+
+def _places(module: nn.Module) -> Iterator[tuple[dict[str, Any], str]]:
+    """Where tensors are kept in a module, but for those below that look after their own."""
+    for table in (module._parameters, module._buffers):
+        yield from ((table, name) for name, tensor in table.items() if tensor is not None)
+    for child in module.children():
+        if not isinstance(child, FromMeta):
+            yield from _places(child)

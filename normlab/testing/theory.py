@@ -1,0 +1,82 @@
+"""Rules on what a scheme says of itself: bounds that hold, laws that answer, a card that counts right."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from normlab import display
+from normlab.card import Card
+from normlab.errors import NormLabError
+from normlab.norms import rms
+from normlab.schemes.base import Scheme
+from normlab.schemes.law import Motion
+from normlab.testing.rules import require, rule
+from normlab.testing.small import DIM, make_input, make_stack
+
+
+@rule("certificate")
+def check_certificate(scheme: Scheme) -> None:
+    """No random network has a state above the bound that its parts state."""
+    for depth, seed, size in ((1, 0, 0.01), (3, 1, 1.0), (8, 2, 30.0)):
+        check_bounds(scheme, depth, seed, size)
+
+
+@torch.no_grad()
+def check_bounds(scheme: Scheme, depth: int, seed: int, size: float) -> None:
+    """One network, with gains drawn at random."""
+    stack = make_stack(scheme, depth, seed=seed, std=0.5).double()
+    generator = torch.Generator().manual_seed(seed)
+    for role in stack.find_roles():
+        if not role.is_matrix:
+            role.parameter.mul_(torch.rand(role.parameter.shape, generator=generator) * 3 - 1)
+    x, states = make_input(dtype=torch.float64).detach() * size, []
+    stack(x, states=states)
+    for place, (state, bound) in enumerate(zip(states, stack.certificate(entry=float(rms(x).max())), strict=True)):
+        # Where nothing is proven nothing can be violated: a scheme without norms overflows float64 here.
+        if bound < math.inf:
+            found = float(rms(stack.hidden(state)).max())
+            require(found <= bound * (1 + 1e-12), f"RMS {found:.4g} after {place} blocks, above the bound {bound:.4g}")
+
+
+@rule("law")
+def check_law(scheme: Scheme) -> None:
+    """The law, where there is one, answers for tensors and depths."""
+    try:
+        law = scheme.law(12)
+    except NormLabError:
+        return
+    if law.rms is not None:
+        require(abs(law.rms(0) - 1.0) < 1e-6, f"rms(0) must be 1, got {law.rms(0)}")
+        require(all(math.isfinite(law.rms(i)) for i in range(24)), "rms is not finite")
+    if law.speed is None:
+        return
+    t = torch.linspace(0, 11, 5)
+    motion = Motion(time=t, radius=1 + t, attention=0.5 + 0 * t, radial=0.3 + 0 * t, tangent=0.4 + 0 * t)
+    require((law.speed(motion) > 0).all(), "a speed is not positive")
+    require(law.radial(motion).shape == t.shape, "radial does not return one number for each token")
+    require(law.temperature(t).shape == t.shape, "temperature does not return one number for each time")
+
+
+@rule("refinement")
+def check_refinement(scheme: Scheme) -> None:
+    """Steps that are cut cover the same time, and a refined scheme is one as well."""
+    require(scheme.refine(1) == scheme and scheme.refine(2).refine(3) == scheme.refine(6), "refine does not compose")
+    coarse, fine = scheme.bind(depth=4, dim=DIM), scheme.refine(4).bind(depth=16, dim=DIM)
+    require((fine.horizon, fine.sublayers) == (coarse.horizon, coarse.sublayers), "refined steps cover another time")
+    y = make_stack(scheme.refine(2))(make_input())
+    require(y.isfinite().all(), "the refined scheme's output is not finite")
+
+
+@rule("card")
+def check_card(scheme: Scheme) -> None:
+    """`normlab schemes` can print the scheme, and counts its parameters right."""
+    card = Card.of(scheme)
+    display.rows(card)
+    display.facts(card)
+    bound = scheme.bind(depth=10, dim=24)
+    modules = [bound.entry(), bound.exit(), *(bound.block(k) for k in range(10))]
+    counted = sum(p.numel() for module in modules for p in module.parameters())
+    stated = card.extra_params.at(10, 24)
+    require(stated == counted, f"{counted} parameters at depth 10 and width 24, but the card's formula gives {stated}")

@@ -212,7 +212,8 @@ class Trainer(Setup):
         verdict = self.guard.judge(loss, norm, threshold=taken.threshold)
         if verdict.is_fine and not self.lags:
             self._update()
-        self._record_step(taken.step, loss, norm)
+        # Neither loss nor gradient: no token of the step was masked, so nothing was measured.
+        self._record_step(taken.step, loss if loss or norm else math.nan, norm)
         if not verdict.is_fine:
             recovery.handle(self, verdict, taken)
 

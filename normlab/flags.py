@@ -67,33 +67,48 @@ def _refuse_foreign(words: Sequence[str], task: Task, of_run: set[str]) -> None:
             )
 
 
-def typed(config: type, task: Task) -> type:
+def typed(config: type, task: Task, hidden: Iterable[str] = ()) -> type:
     """A run's configuration, or one that holds it as `base`, as the command line shows it for a task.
 
-    The model's fields and the defaults are those of the task; fields that it does not have are left out of the help.
+    The model's fields and the defaults are those of the task; fields that it does not have are left out of the help, and
+    so are `hidden` ones: those of a run that a comparison has several of.
     """
     if config is not TrainConfig:
-        return _variant(config, {"base": typed(TrainConfig, task)}, {})
+        return _variant(config, {"base": typed(TrainConfig, task, getattr(config, "several", ()))}, {})
     kinds = get_type_hints(config)
-    hidden = {name: tyro.conf.Suppress[kinds[name]] for name in TrainConfig.foreign_fields(task.name)}
-    kinds = {name: kinds[name] for name in ("task", "data", "val_fraction")} | hidden | {"model": task.model}
-    values = {name: vars(TrainConfig)[name] for name in hidden}
-    values |= {"task": task.name, "data": task.data, "val_fraction": task.val_fraction}
-    return _variant(config, kinds, values | {"model": dataclasses.field(default_factory=task.model)})
+    values = {"task": task.name, "data": task.data, "val_fraction": task.val_fraction}
+    model = _with_hidden(task.model, hidden)
+    shown = {name: kinds[name] for name in values} | {"model": model}
+    return _with_hidden(
+        config, [*TrainConfig.foreign_fields(task.name), *hidden],
+        kinds=shown, values=values | {"model": dataclasses.field(default_factory=model)},
+    )  # fmt: skip
+
+
+def _with_hidden(
+    config: type,
+    names: Iterable[str],
+    kinds: Mapping[str, Any] | None = None,
+    values: Mapping[str, Any] | None = None,
+) -> type:
+    """A variant whose fields of these names, where it has them, are left out of the help and keep their defaults."""
+    known = get_type_hints(config)
+    hidden = {name: tyro.conf.Suppress[known[name]] for name in names if name in known}
+    defaults = {field.name: field.default for field in dataclasses.fields(config) if field.name in hidden}
+    return _variant(config, {**hidden, **(kinds or {})}, {**defaults, **(values or {})})
 
 
 def _variant(config: type, kinds: Mapping[str, Any], values: Mapping[str, Any]) -> type:
-    body = {"__annotations__": kinds, "__doc__": config.__doc__, **values}
+    body = {"__annotations__": kinds, "__doc__": config.__doc__, "variant_of": config, **values}
     return dataclasses.dataclass(frozen=True, kw_only=True)(type(config.__name__, (config,), body))
 
 
 def untyped(value: Any) -> Any:
     """What was parsed, as the class that the rest of the program knows: it can be sent to another process."""
-    kind = type(value).__mro__[1]
-    if not dataclasses.is_dataclass(kind):
+    kind = vars(type(value)).get("variant_of") if dataclasses.is_dataclass(value) else None
+    if kind is None:
         return value
-    fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(kind)}
-    return kind(**{name: untyped(field) if name == "base" else field for name, field in fields.items()})
+    return kind(**{field.name: untyped(getattr(value, field.name)) for field in dataclasses.fields(kind)})
 
 
 def _value_of(words: Sequence[str], flag: str) -> str | None:

@@ -154,7 +154,7 @@ class TrainConfig:
         filled["val_fraction"] = self.val_fraction or task.val_fraction
         for name, value in filled.items():
             object.__setattr__(self, name, value)
-        if type(self.model) is not task.model:
+        if not isinstance(self.model, task.model):
             raise NormLabError(
                 f"task {task.name} trains a model of a {task.model.__name__}, got a {type(self.model).__name__}; "
                 f"try task {_task_of(self.model)!r}"

@@ -131,7 +131,7 @@ def test_a_step_without_a_target_has_no_loss(text, tmp_path):
     without = [record for record in numbers(tmp_path) if record["kind"] == "step" and record["grad_norm"] == 0.0]
     assert 0 < len(without) < 40
     assert {record["loss"] for record in without} == {None}
-    assert None not in {record["loss"] for record in numbers(tmp_path) if record.get("grad_norm")}
+    assert None not in {r["loss"] for r in numbers(tmp_path) if r["kind"] == "step" and r["grad_norm"] > 0.0}
 
 
 def test_a_text_with_nothing_to_find_is_refused_before_the_run_begins(tmp_path, monkeypatch):
@@ -290,6 +290,13 @@ def test_the_help_of_a_task_shows_what_it_has():
     text = normlab_says("train", "--help").stdout
     assert "--tokenizer STR" in text
     assert "--image-size INT" not in text
+
+
+@pytest.mark.parametrize("task", ["language", "images"])
+def test_the_help_of_a_comparison_shows_no_flag_that_it_refuses(task):
+    text = normlab_says("compare", "--task", task, "--help").stdout
+    assert all(f"{flag} " in text for flag in ("--schemes", "--lrs", "--seeds", "--weight-decay", "--depth"))
+    assert not any(f"{flag} " in text for flag in ("--scheme", "--lr", "--seed"))
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -17,9 +16,11 @@ from normlab.compare.config import CompareConfig
 from normlab.dynamics.config import SimulateConfig
 from normlab.dynamics.experiments import EXPERIMENTS
 from normlab.errors import NormLabError, unknown
+from normlab.settings import blamed
 from normlab.stability.config import CheckConfig
 from normlab.train.config import DEFAULT_TASK, TrainConfig
-from normlab.train.tasks import Task, find_task
+from normlab.train.tasks import find_task
+from normlab.verbs import for_task, refuse_empty_paths, verb_kinds
 from normlab.words import counted
 
 _DESCRIPTION = """Choose, check, train and understand how the layers of a Transformer are normalised.
@@ -363,37 +364,29 @@ def main() -> None:
 
 
 def _run(words: list[str]) -> None:
+    file: str | None = None
+    given: list[str] = []
+    refuse_empty_paths(words, {**_BENCHES, **_VERBS})
     verbs, prog, description, task = _VERBS, "normlab", _DESCRIPTION, find_task(DEFAULT_TASK)
     if words[:1] == ["bench"]:
         verbs, prog, description, words = _BENCHES, "normlab bench", bench.__doc__ or "", words[1:]
     elif words[:1] and words[0] in _SETTINGS:
-        options = [name for name in inspect.signature(_VERBS[words[0]]).parameters if name not in ("config", "toml")]
-        rest, task = flags.expand(words[1:], _SETTINGS[words[0]], options)
+        file, given = flags.value_of(words, "--toml"), words[1:]
+        rest, task = flags.expand(given, _SETTINGS[words[0]], verb_kinds(_VERBS[words[0]]))
         words = [words[0], *rest]
     elif words[:1] == ["simulate"]:
         named = next((EXPERIMENTS[word] for word in words if word in EXPERIMENTS), None)
         verbs = {**_VERBS, "simulate": partial(simulate, config=named.defaults)} if named else _VERBS
     if words and not words[0].startswith("-") and words[0] not in verbs:
         raise unknown("benchmark" if verbs is _BENCHES else "verb", words[0], verbs)
-    typed = {name: _for_task(verb, task) if name in _SETTINGS else verb for name, verb in verbs.items()}
-    tyro.extras.subcommand_cli_from_dict(
-        typed, prog=prog, description=description, args=words, config=(tyro.conf.OmitArgPrefixes,)
-    )
-
-
-def _for_task(verb: Callable[..., None], task: Task) -> Callable[..., None]:
-    """The verb with the options of a task: its model's fields, and none in its help that it does not have."""
-
-    def call(config: Any, **options: Any) -> None:
-        verb(flags.untyped(config), **options)
-
-    hints, known = get_type_hints(verb, include_extras=True), inspect.signature(verb)
-    kind = flags.typed(hints["config"], task)
-    parameters = [known.parameters["config"].replace(annotation=kind), *list(known.parameters.values())[1:]]
-    call.__name__, call.__doc__ = verb.__name__, verb.__doc__
-    call.__annotations__ = {**hints, "config": kind}
-    call.__signature__ = known.replace(parameters=parameters)  # type: ignore[attr-defined]
-    return call
+    typed = {name: for_task(verb, task) if name in _SETTINGS else verb for name, verb in verbs.items()}
+    refuse_empty_paths(words, verbs)
+    with blamed(file, given):
+        act = tyro.extras.subcommand_cli_from_dict(
+            typed, prog=prog, description=description, args=words, config=(tyro.conf.OmitArgPrefixes,)
+        )
+    if act is not None:
+        act()
 
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ def test_an_early_exit_is_refused_in_one_line():
     configured = copy.deepcopy(model.generation_config)
     configured.assistant_early_exit = 1
     for options in ({"assistant_early_exit": 1}, {"generation_config": configured}):
-        with pytest.raises(NormLabError, match="has no early exit: .*; leave out assistant_early_exit") as refused:
+        with pytest.raises(NormLabError, match=r"has no early exit: .*; leave out assistant_early_exit") as refused:
             model.generate(tokens(1), **GREEDY, **options)
         assert "\n" not in str(refused.value)
 

@@ -108,8 +108,8 @@ class TrainConfig:
 
     evals: int = 10
     """Evaluations in the course of the run, the last at its end."""
-    eval_tokens: int = 200_000
-    """Tokens of an evaluation, at most."""
+    eval_tokens: int | None = None
+    """Tokens of an evaluation, at most; none: a tenth of tokens, from 10,000 to 200,000."""
     saves: int = 10
     """Checkpoints in the course of the run; 0: only when it is stopped."""
     keep: int = 2
@@ -150,9 +150,7 @@ class TrainConfig:
 
     def _settle(self, task: Task) -> None:
         """What the task says where the user says nothing, and nothing that it does not know."""
-        filled = {"model": self.model or task.model(), "data": self.data or task.data}
-        filled["val_fraction"] = self.val_fraction or task.val_fraction
-        for name, value in filled.items():
+        for name, value in task.settled(self).items():
             object.__setattr__(self, name, value)
         if not isinstance(self.model, task.model):
             raise NormLabError(

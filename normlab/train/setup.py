@@ -16,6 +16,7 @@ from normlab.models.transformer import Transformer
 from normlab.train import optimiser as optimisers
 from normlab.train.checkpoint import Checkpoints
 from normlab.train.config import TrainConfig
+from normlab.train.course import Course
 from normlab.train.distributed import Group, Precision, initialise, shard
 from normlab.train.folder import RunFolder
 from normlab.train.forecast import expectation
@@ -60,6 +61,7 @@ class Setup:
         self.loader = self._loader()
         self.checkpoints = Checkpoints(folder.checkpoints, config.keep, group)
         self.journal = Journal(folder, config, group)
+        self.course = Course.of(config, self.data)
         self.step, self.clock, self.meter = 0, Clock(), self._meter()
         # On one GPU the host looks at a step while the next one runs; AdamW's kernel leaves a bad step out by itself.
         self.lags = on_gpu and group.world == 1 and config.optimiser == "adamw"
@@ -92,12 +94,13 @@ class Setup:
         flops = config.model.flops_per_token(config.sequence)
         tokens = config.batch * config.sequence
         name = f"{config.model.scheme} lr {config.lr:g} seed {config.seed}"
-        return Meter(name, config.steps, tokens, flops, self.ceiling * self.group.world, shown=self.shown)
+        peak = self.ceiling * self.group.world
+        return Meter(name, config.steps, tokens, flops, peak, shown=self.shown, left=self.course.left)
 
     def expectation(self) -> str:
         """What the run will take, in one line, before it starts."""
         return expectation(
-            self.config, self.group, precision=self.precision, compiles=self.compiles, ceiling=self.ceiling
+            self.config, self.group, self.course, precision=self.precision, compiles=self.compiles, ceiling=self.ceiling
         )
 
     def autocast(self) -> Any:

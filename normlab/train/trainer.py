@@ -18,6 +18,7 @@ from normlab.sending import Sent
 from normlab.train import optimiser as optimisers
 from normlab.train import recovery
 from normlab.train.config import TrainConfig
+from normlab.train.course import milestones
 from normlab.train.distributed import Group, clip_grad_norm, reshard, start, stop
 from normlab.train.evaluate import Scores, evaluate
 from normlab.train.folder import RunFolder
@@ -123,7 +124,7 @@ class Trainer(Setup):
 
     def _loop(self) -> None:
         last = self.config.steps
-        evals, saves = _milestones(self.config.evals, last), _milestones(self.config.saves, last)
+        evals, saves = milestones(self.config.evals, last), milestones(self.config.saves, last)
         looked_at = evals | saves | {last}
         if self.step == 0:
             self._profile()
@@ -235,7 +236,7 @@ class Trainer(Setup):
 
     def _evaluate(self) -> None:
         with self.autocast():
-            self.last_eval = evaluate(self.measure, self.data, self.config, self.group)
+            self.last_eval = evaluate(self.measure, self.data, self.config, self.group, progress=self.meter.evaluating)
         reshard(self.model)
         place = {"step": self.step, "tokens": self.journal.tokens(self.step)}
         self.journal.write({"kind": "eval", **place, **self.last_eval})
@@ -288,11 +289,6 @@ class Trainer(Setup):
 def _scores(saved: Any) -> Scores:
     """The last evaluation in a checkpoint; before there were tasks it was a pair."""
     return dict(zip(("loss", "bits_per_byte"), saved, strict=True)) if isinstance(saved, list) else dict(saved or {})
-
-
-def _milestones(count: int, steps: int) -> set[int]:
-    """`count` steps, evenly spread, the last of all among them."""
-    return {max(1, steps * i // count) for i in range(1, count + 1)}
 
 
 def _one_line(error: BaseException) -> str:

@@ -67,6 +67,9 @@ class Images(Task):
 
         return image_evaluation(data.val, batch=batch, **places)
 
+    def evaluation_samples(self, config: TrainConfig, data: ImageSet) -> int:
+        return len(data.val)
+
     def keep(self, data: ImageSet, folder: RunFolder) -> None:
         from normlab.files import write_json
 

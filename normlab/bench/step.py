@@ -19,6 +19,7 @@ import torch
 from normlab.bench.timing import measure
 from normlab.errors import NormLabError
 from normlab.models import Decoder, DecoderConfig
+from normlab.models.room import check_room_to_train
 
 _CORES = 2
 """CPU cores that one compilation keeps busy."""
@@ -116,6 +117,9 @@ class Comparison:
             for scheme, kernels in names
         }
         self.batch, self.length = batch, length
+        for config in self.configs.values():
+            options = {"batch": batch, "length": length, "precision": "bf16", "compiled": True}
+            check_room_to_train(config, torch.device("cuda"), **options)
         self.lines: dict[Name, Connection] = {}
         self.peaks: dict[Name, int] = {}
         self.rates: dict[Name, list[float]] = {name: [] for name in self.configs}

@@ -12,6 +12,7 @@ import torch
 from normlab.data import Feed
 from normlab.errors import NormLabError
 from normlab.kernels.compiler import remember
+from normlab.models.room import check_room_to_train
 from normlab.models.transformer import Transformer
 from normlab.train import optimiser as optimisers
 from normlab.train.checkpoint import Checkpoints
@@ -45,6 +46,7 @@ class Setup:
         self.precision: Precision = config.precision if config.precision != "auto" else ("bf16" if on_gpu else "fp32")
         self.compiles = config.compile == "yes" or (config.compile == "auto" and on_gpu)
         self.ceiling = matmul_ceiling(group.device, torch.bfloat16 if self.precision == "bf16" else torch.float32)
+        self._check_room()
         forget_peak_memory(group.device)
         self.model = self._build()
         if self.compiles:
@@ -73,6 +75,13 @@ class Setup:
     def _transfer(self) -> Transfer | None:
         base = self.config.base_dim
         return None if base is None else Transfer(base, self.config.model.dim)
+
+    def _check_room(self) -> None:
+        config, group = self.config, self.group
+        check_room_to_train(
+            config.model, group.device, batch=config.batch // (config.accumulate * group.world), length=config.sequence,
+            precision=self.precision, world=group.world, compiled=self.compiles and group.device.type == "cuda",
+        )  # fmt: skip
 
     def _build(self) -> Transformer:
         model = self.config.model.build(device="meta")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -92,3 +93,9 @@ def test_mistakes_get_one_line(change, message):
         TrainConfig(**change)
     with pytest.raises(NormLabError, match="unknown field of a run 'learning_rate'"):
         TrainConfig.from_dict({"learning_rate": 1.0})
+
+
+def test_stored_runs_keep_their_names():
+    for rows in Path(__file__).parents[2].glob("benchmarks/results/*/rows.jsonl"):
+        row = json.loads(rows.read_text().partition("\n")[0])
+        assert TrainConfig.from_dict(row["config"]).name == row["run"], rows

@@ -21,7 +21,9 @@ from normlab.train.tasks import TASKS, Task, find_task
 _COUNTS = tuple(f"--{name.replace('_', '-')}" for name in COUNTS)
 
 
-def expand(words: Sequence[str], configs: Sequence[type], options: Mapping[str, Any]) -> tuple[list[str], Task]:
+def expand(
+    words: Sequence[str], configs: Sequence[type], options: Mapping[str, Any], default_task: str = DEFAULT_TASK
+) -> tuple[list[str], Task]:
     """`words` after a verb, with `--preset` and `--toml` spelled out, and the task that they name.
 
     A file may set the fields of `configs` and of the task's model, and the verb's own `options` (name → type).
@@ -30,7 +32,7 @@ def expand(words: Sequence[str], configs: Sequence[type], options: Mapping[str, 
     file = value_of(words, "--toml")
     settings = {} if file is None else read_settings(Path(file))
     with blamed(file, words):
-        task = find_task(value_of(words, "--task") or str(settings.get("task", DEFAULT_TASK)))
+        task = find_task(value_of(words, "--task") or str(settings.get("task", default_task)))
         if file is not None:
             check_settings(settings, Path(file), (*configs, task.model), {"preset": str | None, **options})
             settings = _spelled(settings, (*configs, task.model))
@@ -65,39 +67,34 @@ def _refuse_foreign(words: Sequence[str], task: Task, of_run: set[str]) -> None:
             )
 
 
-def typed(config: type, task: Task, hidden: Iterable[str] = ()) -> type:
+def typed(config: type, task: Task, hidden: Iterable[str] = (), stored: TrainConfig | None = None) -> type:
     """A run's configuration, or one that holds it as `base`, as the command line shows it for a task.
 
-    The model's fields and the defaults are those of the task; fields that it does not have are left out of the help,
-    and so are `hidden` ones: those of a run that a comparison has several of.
+    The model's fields and the defaults are those of the task, or of the run `stored`. Fields that the task does not
+    have are left out of the help, and so are `hidden` ones: those of a run that a comparison has several of.
     """
     if config is not TrainConfig:
-        return _variant(config, {"base": typed(TrainConfig, task, getattr(config, "several", ()))}, {})
-    kinds = get_type_hints(config)
-    values = {"task": task.name, "data": task.data, "val_fraction": task.val_fraction}
-    model = _with_hidden(task.model, hidden)
-    shown = {name: kinds[name] for name in values} | {"model": model}
-    return _with_hidden(
-        config, [*TrainConfig.foreign_fields(task.name), *hidden],
-        kinds=shown, values=values | {"model": dataclasses.field(default_factory=model)},
-    )  # fmt: skip
+        return _variant(config, (), {}, {"base": typed(TrainConfig, task, getattr(config, "several", ()))})
+    values = {"task": task.name, "data": task.data, "val_fraction": task.val_fraction, **_values(stored)}
+    model = _variant(task.model, hidden, _values(stored and stored.model))
+    unseen = [*TrainConfig.foreign_fields(task.name), *hidden, "continued"]
+    values["model"] = dataclasses.field(default_factory=model)
+    return _variant(config, unseen, values, {"model": model})
 
 
-def _with_hidden(
-    config: type,
-    names: Iterable[str],
-    kinds: Mapping[str, Any] | None = None,
-    values: Mapping[str, Any] | None = None,
-) -> type:
-    """A variant whose fields of these names, where it has them, are left out of the help and keep their defaults."""
-    known = get_type_hints(config)
-    hidden = {name: tyro.conf.Suppress[known[name]] for name in names if name in known}
-    defaults = {field.name: field.default for field in dataclasses.fields(config) if field.name in hidden}
-    return _variant(config, {**hidden, **(kinds or {})}, {**defaults, **(values or {})})
+def _values(config: Any) -> dict[str, Any]:
+    """The fields of a configuration as the command line knows them: flat, schemes as text."""
+    fields = [] if config is None else [field.name for field in dataclasses.fields(config) if field.name != "model"]
+    return {name: str(getattr(config, name)) if name == "scheme" else getattr(config, name) for name in fields}
 
 
-def _variant(config: type, kinds: Mapping[str, Any], values: Mapping[str, Any]) -> type:
-    body = {"__annotations__": kinds, "__doc__": config.__doc__, "variant_of": config, **values}
+def _variant(config: type, hidden: Iterable[str], values: Mapping[str, Any], kinds: Mapping[str, Any] = {}) -> type:
+    """A configuration with other defaults and types; `hidden` fields, where it has them, are left out of the help."""
+    known = {**get_type_hints(config), **kinds}
+    unseen = {name: tyro.conf.Suppress[known[name]] for name in hidden if name in known}
+    defaults = {field.name: field.default for field in dataclasses.fields(config) if field.name in unseen}
+    annotations = {name: known[name] for name in (*kinds, *values)} | unseen
+    body = {"__annotations__": annotations, "__doc__": config.__doc__, "variant_of": config, **defaults, **values}
     return dataclasses.dataclass(frozen=True, kw_only=True)(type(config.__name__, (config,), body))
 
 

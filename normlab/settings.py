@@ -16,8 +16,8 @@ COUNTS = ("tokens", "eval_tokens", "images")
 """Settings that may be written short: 33M."""
 
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9}
-_CONFIGS = ("model", "base")
-"""Fields that hold other configurations: their fields are settings, they themselves are none."""
+_NOT_SETTINGS = ("model", "base", "continued")
+"""Fields that hold other configurations, whose fields are the settings; and what a run says of itself."""
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def check_settings(
 ) -> None:
     """Raise for a key that neither `configs` nor `options` (name → type) have, and for a value of another type."""
     kinds = {name: kind for config in configs for name, kind in get_type_hints(config).items()} | dict(options)
-    known = {name: kind for name, kind in kinds.items() if name not in _CONFIGS}
+    known = {name: kind for name, kind in kinds.items() if name not in _NOT_SETTINGS}
     for name, value in settings.items():
         field = name.replace("-", "_")
         if field not in known:

@@ -10,6 +10,7 @@ from typing import Any, get_args, get_type_hints
 
 from normlab import flags
 from normlab.errors import NormLabError
+from normlab.train.config import TrainConfig
 from normlab.train.tasks import Task
 
 Verb = Callable[..., None]
@@ -30,9 +31,10 @@ def refuse_empty_paths(words: Sequence[str], verbs: Mapping[str, Verb]) -> None:
             raise NormLabError(f'--{name} is empty; expected a path; leave it out for its default, or write "."')
 
 
-def for_task(verb: Verb, task: Task) -> Callable[..., Any]:
+def for_task(verb: Verb, task: Task, stored: TrainConfig | None = None) -> Callable[..., Any]:
     """The verb with the options of a task: its model's fields, and none in its help that it does not have.
 
+    `stored` is a run whose values stand where no flag is given.
     Called, it returns the work and does not do it: an error before that is one of the settings.
     """
 
@@ -40,7 +42,7 @@ def for_task(verb: Verb, task: Task) -> Callable[..., Any]:
         return partial(verb, flags.untyped(config), **options)
 
     hints, known = get_type_hints(verb, include_extras=True), inspect.signature(verb)
-    kind = flags.typed(hints["config"], task)
+    kind = flags.typed(hints["config"], task, stored=stored)
     parameters = [known.parameters["config"].replace(annotation=kind), *list(known.parameters.values())[1:]]
     call.__name__, call.__doc__ = verb.__name__, verb.__doc__
     call.__annotations__ = {**hints, "config": kind}

@@ -24,7 +24,7 @@ Sink = Literal["tensorboard", "wandb", "trackio"]
 NOT_DECISIVE = ("vocab_size", "classes", "saves", "keep", "sinks")
 """Fields that the result does not depend on, or, vocabulary and classes, only through others."""
 
-ADDED_LATER: tuple[str, ...] = ()
+ADDED_LATER: tuple[str, ...] = ("continued",)
 """Fields that version 0.1 did not have. At its default such a field is left out of a run's hash, so that stored runs
 keep their names."""
 
@@ -111,7 +111,7 @@ class TrainConfig:
     eval_tokens: int | None = None
     """Tokens of an evaluation, at most; none: a tenth of tokens, from 10,000 to 200,000."""
     saves: int = 10
-    """Checkpoints in the course of the run; 0: only when it is stopped."""
+    """Checkpoints in the course of the run; 0: only when it is stopped, and none at its end to continue it from."""
     keep: int = 2
     """Checkpoints that are kept."""
     trouble: Literal["stop", "skip", "rollback"] = "skip"
@@ -120,6 +120,8 @@ class TrainConfig:
     """Robust standard deviations above the running median at which a loss is a spike."""
     sinks: tuple[Sink, ...] = ()
     """Where metrics go besides metrics.jsonl."""
+    continued: tuple[int, ...] = ()
+    """Steps at which the run had ended and was continued with a larger budget; `train --resume` sets it."""
 
     def __post_init__(self) -> None:
         task = self.task_object
@@ -206,7 +208,8 @@ class TrainConfig:
         # Runs had names before there were tasks to choose from.
         if known["task"] == DEFAULT_TASK:
             del known["task"]
-        known = {name: value for name, value in known.items() if name not in ADDED_LATER or value != _DEFAULTS[name]}
+        usual = [name for name in ADDED_LATER if getattr(self, name) == _DEFAULTS[name]]
+        known = {name: value for name, value in known.items() if name not in usual}
         known = {name: value for name, value in (known | known.pop("model")).items() if name not in NOT_DECISIVE}
         return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:8]
 
@@ -220,6 +223,9 @@ class TrainConfig:
         """Plain values for JSON; `TrainConfig.from_dict` reads them back."""
         foreign = self.foreign_fields(self.task)
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in foreign}
+        if not self.continued:
+            # Comparisons of version 0.1 go on: their files do not know it.
+            del fields["continued"]
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
         return plain | {"model": self.model.to_dict(), "clip": None if math.isinf(self.clip) else self.clip}
 

@@ -35,25 +35,31 @@ _PROFILED = 4
 """Samples that a per-layer profile is made from."""
 
 
-def train(config: TrainConfig, folder: Path, *, data: Data | None = None, shown: bool = True) -> Result:
+def train(
+    config: TrainConfig, folder: Path, *, data: Data | None = None, shown: bool = True, continuable: bool = False
+) -> Result:
     """Train, or go on with, the run in `folder`; a finished one is only read.
 
-    `shown`: say on standard error what is expected and how it goes. Under torchrun every process calls this.
+    `shown`: say on standard error what is expected and how it goes. `continuable`: keep the last checkpoint, from which
+    the run can be continued with a larger budget. Under torchrun every process calls this.
     """
     group = start(config.device)
-    result = _train(config, RunFolder(folder), group, data, shown and group.is_main)
+    result = _train(config, RunFolder(folder), group, data, shown and group.is_main, continuable)
     # Not after an error: the others may be anywhere, and would never come to leave together.
     stop(group)
     return result
 
 
-def _train(config: TrainConfig, folder: RunFolder, group: Group, data: Data | None, shown: bool) -> Result:
+def _train(
+    config: TrainConfig, folder: RunFolder, group: Group, data: Data | None, shown: bool, continuable: bool
+) -> Result:
     with ExitStack() as stack:
         group.together(lambda: _claim(folder, config, group, stack) if group.is_main else None)
         if (status := group.broadcast(folder.status))["state"] == "done":
             return Result.from_dict(status["result"])
         trainer = Trainer(config, folder, group, data, shown)
         stack.callback(trainer.close)
+        trainer.continuable = continuable
         return trainer.run()
 
 
@@ -77,6 +83,8 @@ class Trainer(Setup):
         self.last_eval: Scores = {}
         self.pending: Taken | None = None
         """A step that the host has not looked at yet."""
+        self.continuable = False
+        """Whether the last checkpoint stays when the run is done."""
 
     # -- the run -----------------------------------------------------------------------------------------------------
 
@@ -87,6 +95,9 @@ class Trainer(Setup):
             if self.shown:
                 self.meter.say(self.expectation())
             self.journal.status("running", self.step)
+            if self.group.is_main:
+                # Now, not at the end: a checkpoint can then be used while the run goes on.
+                self.task.keep(self.data, self.folder)
             return self._result(*self._course())
         except BaseException as error:
             # The disk may be what broke.
@@ -104,6 +115,9 @@ class Trainer(Setup):
                 if not math.isfinite(loss := self.last_eval["loss"]):
                     return "failed", f"step {self.step}: the validation loss is {loss}"
                 export_safetensors(self.model, self.folder.weights, {"config": self.config.to_dict()}, self.group)
+                if self.continuable:
+                    self.checkpoints.keep = 1
+                    self._save()
         except Ended as ended:
             return ended.state, ended.reason
         return "done", None
@@ -254,7 +268,7 @@ class Trainer(Setup):
     def _save(self) -> None:
         extra = {
             "loader": self.loader.state_dict(), "guard": self.guard.state_dict(), "seconds": self.clock.seconds,
-            "last_eval": self.last_eval,
+            "last_eval": self.last_eval, "config": self.config.to_dict(),
         }  # fmt: skip
         self.journal.flush()
         self.checkpoints.save(self.step, model=self.model, optimiser=self.optimiser, extra=extra)
@@ -269,9 +283,8 @@ class Trainer(Setup):
             gpu=identity(device),
         )  # fmt: skip
         if self.group.is_main:
-            self.task.keep(self.data, self.folder)
             self.journal.status(state, self.step, reason, result=result.to_dict())
-            if state == "done":
+            if state == "done" and not self.continuable:
                 self.folder.drop_checkpoints()
         return result
 

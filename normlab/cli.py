@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any
 
 import tyro
 
 from normlab import __version__, flags
+from normlab.bench.verbs import bench_kernels, bench_step
 from normlab.compare.config import CompareConfig
 from normlab.dynamics.config import SimulateConfig
 from normlab.dynamics.experiments import EXPERIMENTS
 from normlab.errors import NormLabError, unknown
+from normlab.settings import blamed
 from normlab.stability.config import CheckConfig
 from normlab.studies.verb import study
 from normlab.train.config import DEFAULT_TASK, TrainConfig
-from normlab.train.tasks import Task, find_task
+from normlab.train.tasks import find_task
+from normlab.verbs import for_task, refuse_empty_paths, verb_kinds
 
 _DESCRIPTION = """Choose, check, train and understand how the layers of a Transformer are normalised.
 
@@ -69,7 +71,13 @@ def doctor(json: bool = False) -> None:
     doctor.print_findings(as_json=json)
 
 
-def train(config: TrainConfig, out: Path | None = None, preset: str | None = None, toml: Path | None = None) -> None:
+def train(
+    config: TrainConfig,
+    out: Path | None = None,
+    resume: Path | None = None,
+    preset: str | None = None,
+    toml: Path | None = None,
+) -> None:
     """Train one model; run it again to go on where it was.
 
     What is learnt is the task: language (a decoder on text), masked (an encoder on text) or images (a vision
@@ -80,19 +88,27 @@ def train(config: TrainConfig, out: Path | None = None, preset: str | None = Non
       normlab train --task masked --scheme post --data book.txt
       normlab train --task images --scheme peri --data photographs/ --image-size 64 --channels 3 --patch 8
       normlab train --preset 125m --scheme peri --data "books/*.jsonl.xz" --tokenizer bpe:32768 --tokens 1B --lr 6e-4
+      normlab train --resume runs/large
+      normlab train --resume runs/large --tokens 2B
       torchrun --nproc-per-node 8 -m normlab train --preset 1.3b --toml run.toml --out runs/large
 
     Args:
         config: The run.
         out: Folder of the run; without it runs/ and a name that says what it is.
+        resume: Folder of a run to go on with; no other flag is needed. With more tokens or images, a finished run is
+            continued: its schedule is stretched over all steps.
         preset: Size of the model (tiny, 125m, 350m, 1.3b; for images digits, vit-s, vit-b); other flags change it.
         toml: File with any of these settings; flags come after it.
     """
+    from normlab.train.continuing import resumed
     from normlab.train.result import ending
     from normlab.train.trainer import train as run
 
-    folder = out or Path("runs") / config.name
-    result = run(config, folder, command=["normlab", *sys.argv[1:]])
+    if resume is not None and out is not None:
+        raise NormLabError("--resume names the folder of the run already; leave out --out")
+    folder = resume or out or Path("runs") / config.name
+    config = config if resume is None else resumed(resume, config)
+    result = run(config, folder, command=["normlab", *sys.argv[1:]], continuable=config.saves > 0)
     if os.environ.get("RANK", "0") == "0":
         print(ending(result, config.task_object, folder))
     sys.exit({"done": 0, "failed": 1, "stuck": 1, "stopped": 130}[result.state])
@@ -245,7 +261,7 @@ def generate(
     """Write text with a trained model.
 
     Args:
-        run: Folder of a finished run.
+        run: Folder of a run; of one that is not finished its newest checkpoint is used.
         prompt: How the text begins.
         tokens: How many tokens to add, at most.
         temperature: 0 always takes the likeliest token; 1 samples as the model believes.
@@ -285,49 +301,6 @@ def bench() -> None:
     """Measure speed: `bench kernels` for the fused steps, `bench step` for whole training steps."""
 
 
-def bench_kernels(only: str = "", cpu: bool = False, out: Path | None = None, plot: Path | None = None) -> None:
-    """Time every fused step: share of the copy bandwidth, ratio to eager PyTorch, torch.compile, Liger and quack.
-
-    Args:
-        only: Just the steps whose name contains this, e.g. geodesic.
-        cpu: Without a GPU: the plain reference against torch.compile.
-        out: Keep the figures in this JSON file.
-        plot: Draw them into this .svg, .png or .pdf file.
-    """
-    from normlab.bench import run
-
-    run.kernels(only=only, cpu=cpu, out=out, plot=plot)
-
-
-def bench_step(
-    schemes: tuple[str, ...] = (),
-    preset: str = "125m",
-    batch: int = 32,
-    length: int = 1024,
-    stream: Literal["fp32", "bf16"] = "bf16",
-    repeats: int = 5,
-    out: Path | None = None,
-    plot: Path | None = None,
-) -> None:
-    """Time whole training steps of every scheme beside Pre-Norm, compiled, in bf16.
-
-    Args:
-        schemes: Which ones, also in files (highway.py:Highway); all of ours if none is named.
-        preset: Size of the model.
-        batch: Sequences a step.
-        length: Tokens a sequence.
-        stream: Number format of the residual stream.
-        repeats: How often each scheme has its turn.
-        out: Keep the figures in this JSON file.
-        plot: Draw them into this .svg, .png or .pdf file.
-    """
-    from normlab import schemes as known
-    from normlab.bench import run
-
-    options = {"batch": batch, "length": length, "stream": stream, "repeats": repeats}
-    run.step(schemes or known(), preset=preset, **options, out=out, plot=plot)  # type: ignore[arg-type]
-
-
 _VERBS: dict[str, Callable[..., None]] = {
     "schemes": schemes,
     "train": train,
@@ -365,37 +338,41 @@ def main() -> None:
 
 
 def _run(words: list[str]) -> None:
+    file: str | None = None
+    stored: TrainConfig | None = None
+    given: list[str] = []
+    refuse_empty_paths(words, {**_BENCHES, **_VERBS})
     verbs, prog, description, task = _VERBS, "normlab", _DESCRIPTION, find_task(DEFAULT_TASK)
     if words[:1] == ["bench"]:
         verbs, prog, description, words = _BENCHES, "normlab bench", bench.__doc__ or "", words[1:]
     elif words[:1] and words[0] in _SETTINGS:
-        options = [name for name in inspect.signature(_VERBS[words[0]]).parameters if name not in ("config", "toml")]
-        rest, task = flags.expand(words[1:], _SETTINGS[words[0]], options)
+        file, given = flags.value_of(words, "--toml"), words[1:]
+        stored = _stored(flags.value_of(given, "--resume")) if words[0] == "train" else None
+        default_task = DEFAULT_TASK if stored is None else stored.task
+        rest, task = flags.expand(given, _SETTINGS[words[0]], verb_kinds(_VERBS[words[0]]), default_task)
         words = [words[0], *rest]
     elif words[:1] == ["simulate"]:
         named = next((EXPERIMENTS[word] for word in words if word in EXPERIMENTS), None)
         verbs = {**_VERBS, "simulate": partial(simulate, config=named.defaults)} if named else _VERBS
     if words and not words[0].startswith("-") and words[0] not in verbs:
         raise unknown("benchmark" if verbs is _BENCHES else "verb", words[0], verbs)
-    typed = {name: _for_task(verb, task) if name in _SETTINGS else verb for name, verb in verbs.items()}
-    tyro.extras.subcommand_cli_from_dict(
-        typed, prog=prog, description=description, args=words, config=(tyro.conf.OmitArgPrefixes,)
-    )
+    typed = {name: for_task(verb, task, stored) if name in _SETTINGS else verb for name, verb in verbs.items()}
+    refuse_empty_paths(words, verbs)
+    with blamed(file, given):
+        act = tyro.extras.subcommand_cli_from_dict(
+            typed, prog=prog, description=description, args=words, config=(tyro.conf.OmitArgPrefixes,)
+        )
+    if act is not None:
+        act()
 
 
-def _for_task(verb: Callable[..., None], task: Task) -> Callable[..., None]:
-    """The verb with the options of a task: its model's fields, and none in its help that it does not have."""
+def _stored(folder: str | None) -> TrainConfig | None:
+    """The configuration of the run that is to be resumed."""
+    if folder is None:
+        return None
+    from normlab.train.folder import RunFolder
 
-    def call(config: Any, **options: Any) -> None:
-        verb(flags.untyped(config), **options)
-
-    hints, known = get_type_hints(verb, include_extras=True), inspect.signature(verb)
-    kind = flags.typed(hints["config"], task)
-    parameters = [known.parameters["config"].replace(annotation=kind), *list(known.parameters.values())[1:]]
-    call.__name__, call.__doc__ = verb.__name__, verb.__doc__
-    call.__annotations__ = {**hints, "config": kind}
-    call.__signature__ = known.replace(parameters=parameters)  # type: ignore[attr-defined]
-    return call
+    return RunFolder(Path(folder)).config
 
 
 if __name__ == "__main__":

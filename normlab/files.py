@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -38,7 +39,9 @@ def replacing(path: Path) -> Iterator[Path]:
     """A temporary path to write to, which takes the place of `path` if all goes well and vanishes if not."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
+        mode = _usual_mode(part)
         yield part
+        part.chmod(mode)
         sync(part)
         os.replace(part, path)
         sync(path.parent)
@@ -57,9 +60,14 @@ def replacing_folder(path: Path) -> Iterator[Path]:
     part, aside = path.with_name(f".{path.name}.{mark}.part"), path.with_name(f".{path.name}.{mark}.old")
     try:
         part.mkdir()
+        mode = _usual_mode(part / ".mode")
+        (part / ".mode").unlink()
         yield part
-        for file in (*part.rglob("*"), part):
+        for file in part.rglob("*"):
+            if file.is_file():
+                file.chmod(mode)
             sync(file)
+        sync(part)
         if path.exists():
             os.replace(path, aside)
         try:
@@ -75,6 +83,15 @@ def replacing_folder(path: Path) -> Iterator[Path]:
     finally:
         # After the replacement there is nothing left to remove.
         shutil.rmtree(part, ignore_errors=True)
+
+
+def _usual_mode(path: Path) -> int:
+    """Make an empty file; return the permissions that the umask gives it.
+
+    Libraries that write through a private temporary file (safetensors) leave 0600, which nobody else can read.
+    """
+    path.touch()
+    return stat.S_IMODE(path.stat().st_mode)
 
 
 def write_json(path: Path, value: Any) -> None:

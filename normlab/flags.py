@@ -7,8 +7,6 @@ a preset comes first, then the file, then what the user typed, and the last one 
 from __future__ import annotations
 
 import dataclasses
-import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -16,30 +14,32 @@ from typing import Any, get_type_hints
 import tyro
 
 from normlab.errors import NormLabError, unknown
+from normlab.settings import COUNTS, blamed, check_settings, count, read_settings
 from normlab.train.config import DEFAULT_TASK, TrainConfig
 from normlab.train.tasks import TASKS, Task, find_task
 
-_COUNTS = ("--tokens", "--eval-tokens", "--images")
-_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9}
+_COUNTS = tuple(f"--{name.replace('_', '-')}" for name in COUNTS)
 
 
-def expand(words: Sequence[str], configs: Sequence[type], options: Sequence[str] = ()) -> tuple[list[str], Task]:
+def expand(
+    words: Sequence[str], configs: Sequence[type], options: Mapping[str, Any], default_task: str = DEFAULT_TASK
+) -> tuple[list[str], Task]:
     """`words` after a verb, with `--preset` and `--toml` spelled out, and the task that they name.
 
-    A file may set the fields of `configs` and of the task's model, and the verb's own `options`.
+    A file may set the fields of `configs` and of the task's model, and the verb's own `options` (name → type).
     """
     words = list(words)
-    file = _value_of(words, "--toml")
-    settings = {} if file is None else _read(Path(file))
-    task = find_task(_value_of(words, "--task") or str(settings.get("task", DEFAULT_TASK)))
-    if file is not None:
-        _check(settings, Path(file), field_names(*configs, task.model) | {"preset", *options})
-        settings = _spelled(settings, (*configs, task.model))
-    _refuse_single(words, settings, configs)
-    _refuse_foreign(words, task, field_names(*configs) - {*TrainConfig.foreign_fields(task.name)})
-    preset = _value_of(words, "--preset") or settings.pop("preset", None)
-    preset = None if preset is None else str(preset)
-    return [*_count_words([*_preset_words(preset, task), *_words(settings), *words])], task
+    file = value_of(words, "--toml")
+    settings = {} if file is None else read_settings(Path(file))
+    with blamed(file, words):
+        task = find_task(value_of(words, "--task") or str(settings.get("task", default_task)))
+        if file is not None:
+            check_settings(settings, Path(file), (*configs, task.model), {"preset": str | None, **options})
+            settings = _spelled(settings, (*configs, task.model))
+        _refuse_single(words, settings, configs)
+        _refuse_foreign(words, task, field_names(*configs) - {*TrainConfig.foreign_fields(task.name)})
+        preset = _preset_words(value_of(words, "--preset") or settings.pop("preset", None), task)
+    return [*_count_words([*preset, *_words(settings), *words])], task
 
 
 def field_names(*configs: type) -> set[str]:
@@ -51,7 +51,7 @@ def _refuse_single(words: Sequence[str], settings: Mapping[str, Any], configs: S
     """Raise for what is one value of a run and several of a comparison, which would otherwise go unheard."""
     several = {name: all_ for config in configs for name, all_ in getattr(config, "several", {}).items()}
     for name, all_ in several.items():
-        if name in settings or _value_of(words, f"--{name}") is not None:
+        if name in settings or value_of(words, f"--{name}") is not None:
             raise NormLabError(f"a comparison has no {name} of its own; name --{all_}")
 
 
@@ -67,36 +67,47 @@ def _refuse_foreign(words: Sequence[str], task: Task, of_run: set[str]) -> None:
             )
 
 
-def typed(config: type, task: Task) -> type:
+def typed(config: type, task: Task, hidden: Iterable[str] = (), stored: TrainConfig | None = None) -> type:
     """A run's configuration, or one that holds it as `base`, as the command line shows it for a task.
 
-    The model's fields and the defaults are those of the task; fields that it does not have are left out of the help.
+    The model's fields and the defaults are those of the task, or of the run `stored`. Fields that the task does not
+    have are left out of the help, and so are `hidden` ones: those of a run that a comparison has several of.
     """
     if config is not TrainConfig:
-        return _variant(config, {"base": typed(TrainConfig, task)}, {})
-    kinds = get_type_hints(config)
-    hidden = {name: tyro.conf.Suppress[kinds[name]] for name in TrainConfig.foreign_fields(task.name)}
-    kinds = {name: kinds[name] for name in ("task", "data", "val_fraction")} | hidden | {"model": task.model}
-    values = {name: vars(TrainConfig)[name] for name in hidden}
-    values |= {"task": task.name, "data": task.data, "val_fraction": task.val_fraction}
-    return _variant(config, kinds, values | {"model": dataclasses.field(default_factory=task.model)})
+        return _variant(config, (), {}, {"base": typed(TrainConfig, task, getattr(config, "several", ()))})
+    values = {"task": task.name, "data": task.data, "val_fraction": task.val_fraction, **_values(stored)}
+    model = _variant(task.model, hidden, _values(stored and stored.model))
+    unseen = [*TrainConfig.foreign_fields(task.name), *hidden, "continued"]
+    values["model"] = dataclasses.field(default_factory=model)
+    return _variant(config, unseen, values, {"model": model})
 
 
-def _variant(config: type, kinds: Mapping[str, Any], values: Mapping[str, Any]) -> type:
-    body = {"__annotations__": kinds, "__doc__": config.__doc__, **values}
+def _values(config: Any) -> dict[str, Any]:
+    """The fields of a configuration as the command line knows them: flat, schemes as text."""
+    fields = [] if config is None else [field.name for field in dataclasses.fields(config) if field.name != "model"]
+    return {name: str(getattr(config, name)) if name == "scheme" else getattr(config, name) for name in fields}
+
+
+def _variant(config: type, hidden: Iterable[str], values: Mapping[str, Any], kinds: Mapping[str, Any] = {}) -> type:
+    """A configuration with other defaults and types; `hidden` fields, where it has them, are left out of the help."""
+    known = {**get_type_hints(config), **kinds}
+    unseen = {name: tyro.conf.Suppress[known[name]] for name in hidden if name in known}
+    defaults = {field.name: field.default for field in dataclasses.fields(config) if field.name in unseen}
+    annotations = {name: known[name] for name in (*kinds, *values)} | unseen
+    body = {"__annotations__": annotations, "__doc__": config.__doc__, "variant_of": config, **defaults, **values}
     return dataclasses.dataclass(frozen=True, kw_only=True)(type(config.__name__, (config,), body))
 
 
 def untyped(value: Any) -> Any:
     """What was parsed, as the class that the rest of the program knows: it can be sent to another process."""
-    kind = type(value).__mro__[1]
-    if not dataclasses.is_dataclass(kind):
+    kind = vars(type(value)).get("variant_of") if dataclasses.is_dataclass(value) else None
+    if kind is None:
         return value
-    fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(kind)}
-    return kind(**{name: untyped(field) if name == "base" else field for name, field in fields.items()})
+    return kind(**{field.name: untyped(getattr(value, field.name)) for field in dataclasses.fields(kind)})
 
 
-def _value_of(words: Sequence[str], flag: str) -> str | None:
+def value_of(words: Sequence[str], flag: str) -> str | None:
+    """The value that a flag was given on the command line."""
     for word, following in zip(words, [*words[1:], None], strict=True):
         if word == flag:
             return following
@@ -112,26 +123,6 @@ def _preset_words(name: str | None, task: Task) -> list[str]:
     if name not in presets:
         raise unknown("preset", name, presets)
     return _words({**presets[name], **task.of_preset(presets[name])})
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise NormLabError(f"cannot read {path}: {error.strerror}; check the path") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise NormLabError(f"{path} is no TOML: {error}") from None
-    flat = {}
-    for name, value in found.items():
-        # Tables are for the reader: [model], [data]. The names are the same with and without them.
-        flat |= value if isinstance(value, dict) else {name: value}
-    return flat
-
-
-def _check(settings: Mapping[str, Any], path: Path, known: set[str]) -> None:
-    for name in settings:
-        if name.replace("-", "_") not in known:
-            raise unknown(f"setting in {path.name}", name, known)
 
 
 def _spelled(settings: Mapping[str, Any], configs: Iterable[type]) -> dict[str, Any]:
@@ -165,15 +156,3 @@ def _count_words(words: Sequence[str]) -> Iterable[str]:
         else:
             yield str(count(word)) if before in _COUNTS else word
         before = word
-
-
-def count(text: str) -> int:
-    """A number of things: 200000, 200k, 33M, 1.5B, 3e7."""
-    match = re.fullmatch(r"([\d_.]+(?:[eE]\+?\d+)?)([kmbgKMBG]?)", text)
-    try:
-        value = float(match[1]) * _UNITS[match[2].lower()] if match else None
-    except ValueError:
-        value = None
-    if value is None or not value.is_integer():
-        raise NormLabError(f"{text!r} is not a count; expected a whole number, e.g. 200000, 33M or 1.5B")
-    return int(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -91,6 +92,45 @@ def test_a_mistyped_verb_is_one_line_with_the_nearest(arguments, line):
     assert (found.returncode, found.stdout) == (2, "")
     assert found.stderr.startswith(f"normlab: {line}")
     assert found.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("train", "--out", ""), ("train", "--out="), ("compare", "--out", ""), ("check", "pre", "--json", ""),
+        ("simulate", "--html="), ("simulate", "speed-laws", "--json", ""), ("bench", "kernels", "--out", ""),
+        ("train", "--toml", ""), ("generate", "--run", ""),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_an_empty_path_is_refused(arguments, tmp_path):
+    command = [sys.executable, "-W", "error", "-m", "normlab.cli", *arguments]
+    found = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert found.returncode == 2
+    assert re.fullmatch(r"normlab: --\w+ is empty; expected a path; .*\n", found.stderr)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("depth = 0", "run.toml: depth must be at least 1, got 0"),
+        ("scheme = 'pery'", "run.toml: unknown scheme 'pery'; did you mean 'peri'?"),
+        ("out = ''", "--out is empty; expected a path"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_blamed_on_its_file(line, message, tmp_path):
+    (tmp_path / "run.toml").write_text(line)
+    found = run("train", "--toml", str(tmp_path / "run.toml"))
+    assert found.returncode == 2
+    assert found.stderr.startswith(f"normlab: {message}")
+    assert found.stderr.count("\n") == 1
+
+
+def test_a_flag_is_not_blamed_on_the_file(tmp_path):
+    (tmp_path / "run.toml").write_text("depth = 3")
+    found = run("train", "--toml", str(tmp_path / "run.toml"), "--depth", "0")
+    assert found.stderr == "normlab: depth must be at least 1, got 0\n"
 
 
 def test_version():

@@ -31,6 +31,30 @@ def test_others_may_read_as_the_umask_says(tmp_path):
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o644
 
 
+def write_privately(path) -> None:
+    """As safetensors does: a private temporary file takes the place of the one that is there."""
+    other = path.with_name("private")
+    os.close(os.open(other, os.O_CREAT | os.O_WRONLY, 0o600))
+    os.replace(other, path)
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_a_private_temporary_file_becomes_readable_as_the_umask_says(tmp_path, mask, mode):
+    before = os.umask(mask)
+    try:
+        with files.replacing(tmp_path / "weights") as part:
+            write_privately(part)
+        with files.replacing_folder(tmp_path / "model") as part:
+            (part / "inside").mkdir()
+            write_privately(part / "weights")
+            write_privately(part / "inside" / "weights")
+    finally:
+        os.umask(before)
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {path.stat().st_mode & 0o777 for path in written} == {mode}
+    assert sorted(path.name for path in written) == ["weights"] * 3
+
+
 @pytest.mark.parametrize(
     ("function", "code"), [("fsync", errno.ENOSPC), ("fsync", errno.EIO), ("replace", errno.EDQUOT)]
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from normlab import NormLabError, flags
@@ -11,7 +13,7 @@ from normlab.train.config import TrainConfig
 
 
 def expand(words: list[str]) -> list[str]:
-    return flags.expand(words, [TrainConfig])[0]
+    return flags.expand(words, [TrainConfig], {})[0]
 
 
 @pytest.mark.parametrize(
@@ -62,7 +64,23 @@ def test_bad_files_and_presets_get_one_line(tmp_path):
     file = tmp_path / "run.toml"
     mistakes = {
         "depht = 3": "did you mean 'depth'", "depth = ": "is no TOML",
-        "task = 3": "unknown task '3'", "preset = 3": "unknown preset '3'",
+        "task = 'x'": "run.toml: unknown task 'x'", "preset = 'x'": "run.toml: unknown preset 'x'",
+        "preset = 3": "run.toml: preset must be of type str, got 3",
+        "depth = 'deep'": "run.toml: depth must be of type int, got 'deep'",
+        "depth = [1, 2]": r"run.toml: depth must be of type int, got \[1, 2\]",
+        "depth = true": "run.toml: depth must be of type int, got True",
+        "[model]\nlr = 'fast'": "run.toml: lr must be a number, got 'fast'",
+        "tokens = 'many'": "run.toml: tokens: 'many' is not a count; expected a whole number",
+        "tokens = 1.5": "run.toml: tokens: '1.5' is not a count",
+        "bias = 'yes'": "run.toml: bias must be of type bool, got 'yes'",
+        "betas = [0.9]": "run.toml: betas must be a list of 2",
+        "betas = 0.9": "run.toml: betas must be a list of 2",
+        "data = 3": r"run.toml: data\[0\] must be of type str, got 3",
+        "precision = 'fp8'": "run.toml: precision must be one of 'auto', 'fp32', 'bf16', got 'fp8'",
+        "sinks = ['paper']": r"run.toml: sinks\[0\] must be one of",
+        "kv_heads = 2.5": "run.toml: kv_heads must be of type int, got 2.5",
+        "[model.depth]\nx = 1": "run.toml: depth must be of type int",
+        "model = 'x'": "unknown setting in run.toml 'model'",
     }  # fmt: skip
     for text, message in mistakes.items():
         file.write_text(text)
@@ -74,28 +92,35 @@ def test_bad_files_and_presets_get_one_line(tmp_path):
         expand(["--preset", "120m"])
 
 
+def test_a_file_may_write_values_as_the_command_line_takes_them(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text("tokens = 20_000\nlr = 1\ndepth = '3'\nclip = inf\ndata = 'a.txt'\nkv_heads = 2\nout = 'there'\n")
+    words, _ = flags.expand(["--toml", str(file)], [TrainConfig], {"out": Path | None})
+    assert words[:6] == ["--tokens", "20000", "--lr", "1", "--depth", "3"]
+
+
 def test_a_file_says_yes_and_no_to_flags_that_take_a_value(tmp_path):
     file = tmp_path / "run.toml"
     file.write_text("tied = false\nrepeat_failed = true\nzero-outputs = false\n")
-    words, _ = flags.expand(["--toml", str(file)], [CompareConfig, TrainConfig])
+    words, _ = flags.expand(["--toml", str(file)], [CompareConfig, TrainConfig], {})
     assert words[:4] == ["--tied", "False", "--repeat-failed", "--no-zero-outputs"]
 
 
 def test_a_file_may_set_what_the_verb_itself_takes(tmp_path):
     file = tmp_path / "run.toml"
     file.write_text('out = "there"\nminutes = 9\n')
-    words, _ = flags.expand(["--toml", str(file)], [CompareConfig, TrainConfig], ["out", "minutes"])
+    words, _ = flags.expand(["--toml", str(file)], [CompareConfig, TrainConfig], {"out": Path, "minutes": float})
     assert words[:4] == ["--out", "there", "--minutes", "9"]
     with pytest.raises(NormLabError, match=r"unknown setting in run\.toml 'minutes'"):
-        flags.expand(["--toml", str(file)], [TrainConfig], ["out"])
+        flags.expand(["--toml", str(file)], [TrainConfig], {"out": Path})
 
 
 @pytest.mark.parametrize(("name", "several"), [("scheme", "schemes"), ("lr", "lrs"), ("seed", "seeds")])
 def test_one_of_what_a_comparison_has_several_of_is_not_ignored(tmp_path, name, several):
     file = tmp_path / "run.toml"
-    file.write_text(f"{name} = 1\n")
+    file.write_text(f"{name} = 'pre'\n" if name == "scheme" else f"{name} = 1\n")
     for words in (["--toml", str(file)], [f"--{name}", "1"], [f"--{name}=1"]):
         assert expand(words)
         with pytest.raises(NormLabError, match=f"a comparison has no {name} of its own; name --{several}"):
-            flags.expand(words, [CompareConfig, TrainConfig])
-    assert flags.expand([f"--{several}", "1"], [CompareConfig, TrainConfig])[0] == [f"--{several}", "1"]
+            flags.expand(words, [CompareConfig, TrainConfig], {})
+    assert flags.expand([f"--{several}", "1"], [CompareConfig, TrainConfig], {})[0] == [f"--{several}", "1"]

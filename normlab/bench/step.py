@@ -19,6 +19,7 @@ import torch
 from normlab.bench.timing import measure
 from normlab.errors import NormLabError
 from normlab.models import Decoder, DecoderConfig
+from normlab.models.room import check_room_to_train
 
 _CORES = 2
 """CPU cores that one compilation keeps busy."""
@@ -114,6 +115,9 @@ class Comparison:
         made = [DecoderConfig.preset(preset, scheme=scheme, kernels=kernels, **shared) for scheme, kernels in names]
         self.configs = {(config.scheme_object.label, config.kernels): config for config in made}
         self.batch, self.length = batch, length
+        for config in self.configs.values():
+            options = {"batch": batch, "length": length, "precision": "bf16", "compiled": True}
+            check_room_to_train(config, torch.device("cuda"), **options)
         self.lines: dict[Name, Connection] = {}
         self.peaks: dict[Name, int] = {}
         self.rates: dict[Name, list[float]] = {name: [] for name in self.configs}

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from normlab import machine
 from normlab.compare.config import CompareConfig
 from normlab.compare.execute import Job, execute, last_step, lost
 from normlab.compare.pool import Ended
@@ -53,16 +54,30 @@ def places(config: CompareConfig) -> list[Place]:
     gpus = torch.cuda.device_count() if device != "cpu" else 0
     if device.startswith("cuda") and not gpus:
         raise NormLabError(f"device {device} was asked for, but there is no GPU; try cpu, or auto")
-    cores = torch.get_num_threads()
+    cores, most = _cores(), _most_threads()
     if gpus:
         # The user who names one GPU gets that one.
         named = [None] if ":" in device else _visible(gpus)
         count = config.workers or len(named)
-        return [Place(max(1, cores // count), named[i % len(named)], once=True) for i in range(count)]
+        return [Place(min(most, max(1, cores // count)), named[i % len(named)], once=True) for i in range(count)]
     # From the plan and not from what is left of it: the number of threads moves the last digits of a result.
     at_once = len(config.names) * max(config.seeds, len(config.first_rates) * config.tune_seeds)
     count = config.workers or min(cores, at_once)
-    return [Place(max(1, cores // count))] * count
+    return [Place(min(most, max(1, cores // count)))] * count
+
+
+def _cores() -> int:
+    """Cores to share out. torch's number of threads is that of the physical cores, unless the user limited it."""
+    return machine.cores() if _threads_are_limited() else torch.get_num_threads()
+
+
+def _most_threads() -> int:
+    """Threads that one process may have."""
+    return torch.get_num_threads() if _threads_are_limited() else _cores()
+
+
+def _threads_are_limited() -> bool:
+    return any(os.environ.get(name) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"))
 
 
 def _visible(gpus: int) -> list[str | None]:

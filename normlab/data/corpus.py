@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from normlab.data.cache import TokenCache, cache_root, cached_tokenizer, cached_
 from normlab.data.sources import open_sources
 from normlab.data.tokenizer import Tokenizer
 from normlab.errors import NormLabError
+from normlab.machine import cores
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def prepare(
     if not val_data and not 0.0 < val_fraction < 1.0:
         raise NormLabError(f"val_fraction must lie between 0 and 1, got {val_fraction}; try 0.02 or name val_data")
     root, source = cache_root(cache), open_sources(data)
-    options = {"workers": workers or _cores(), "progress": progress}
+    options = {"workers": workers or cores(), "progress": progress}
     apart_source = open_sources(val_data) if val_data else None
     words = cached_tokenizer(tokenizer, source, root, progress=progress)
     tokens = cached_tokens(source, words, root, **options)
@@ -171,10 +171,6 @@ def _range(cache: TokenCache, start: int, stop: int, n_bytes: int, name: str) ->
         n_bytes,
         _hash(cache.key, name, str(start), str(stop)),
     )
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _hash(*parts: str) -> str:

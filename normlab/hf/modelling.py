@@ -178,6 +178,17 @@ class NormLabForCausalLM(PreTrainedModel, GenerationMixin):
         base = self.config.base_dim
         return None if base is None else Transfer(base, self.config.hidden_size)
 
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """The library's `generate`; an early exit is refused, since a scheme's exit belongs to the last layer."""
+        config = kwargs.get("generation_config") or self.generation_config
+        if kwargs.get("assistant_early_exit", getattr(config, "assistant_early_exit", None)) is not None:
+            raise NormLabError(
+                "a NormLab model has no early exit: its head reads the last layer alone; leave out "
+                "assistant_early_exit, or pass a smaller model as assistant_model"
+            )
+        # The library describes itself as what it asks for, and does not fit.
+        return super().generate(*args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
+
     # -- what the library calls ----------------------------------------------------------------------------------
 
     def _init_weights(self, module: nn.Module) -> None:

@@ -217,7 +217,7 @@ class TokenConfig(TransformerConfig):
             raise NormLabError(f"{self.scheme_object.name} needs a head of its own; set tied=False or leave it out")
 
     def with_schemes(self, schemes: Sequence[SchemeLike]) -> list[Self]:
-        """This configuration under each of several schemes, with one kind of head: own ones where any scheme needs it."""
+        """This configuration under each of several schemes; all with heads of their own where one scheme needs that."""
         models = super().with_schemes(schemes)
         if len({model.tied_head for model in models}) == 1:
             return models

@@ -21,6 +21,8 @@ from normlab.roles import Role, find_roles
 from normlab.schemes.needs import meet
 from normlab.stack import Stack, initialise_
 
+_MANY_BLOCKS = 1000
+"""Depth from which even the modules without weights take minutes: memory is looked at first."""
 _STREAMS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -57,6 +59,11 @@ class Transformer(FromMeta, ABC):
     def __init__(self, config: TransformerConfig, *, device: torch.device | str | None = None):
         super().__init__()
         self.config = config
+        target = torch.device(device) if device is not None else torch.get_default_device()
+        if config.depth > _MANY_BLOCKS:
+            from normlab.models.room import check_room_to_build
+
+            check_room_to_build(config, target)
         with torch.device("meta"):
             self.embedding = self._new_embedding()
             self.stack = Stack(
@@ -70,7 +77,6 @@ class Transformer(FromMeta, ABC):
             self.head = self._new_head()
             scheme = self.stack.scheme
             meet([need for need in scheme.needs if need.in_head], [self.head], who=scheme.name)
-        target = torch.device(device) if device is not None else torch.get_default_device()
         if target.type != "meta":
             self.to_empty(device=target)
             self.init_()

@@ -32,8 +32,8 @@ class DeepNorm(Scheme):
     Init       Xavier normal; gain β for v, o and every MLP matrix, 1 for q and k; biases untouched
     Source     Wang et al. 2022, arXiv 2203.00555
     Law        RMS = 1 at every depth; Post-Norm's clock slowed by α
-    Fails      constants from the wrong depth; scaling all of a fused QKV matrix, or biases; short warm-up: at 125M, rates
-               6e-4 and 1.2e-3, 7 of 8 runs stayed at the entropy of single tokens with 40 steps of it, 0 of 4 with 100
+    Fails      constants from the wrong depth; scaling all of a fused QKV matrix, or biases; short warm-up: at 125M and
+               6e-4 or 1.2e-3, 7 of 8 runs stayed at the entropy of single tokens with 40 steps, 0 of 4 with 100
     """
 
     name = "deepnorm"

@@ -32,7 +32,8 @@ class Hybrid(Scheme):
     Source     Zhuo et al. 2025, arXiv 2503.04598
     Law        RMS(x_l) ≤ max|γ| + Λ_FFN: one MLP away from the sphere, at any depth
     Fails      reported to diverge at rates that Pre-Norm bears (arXiv 2602.08064); star=True guards the first block; at
-               125M and 1.2e-3 all 4 runs stayed at the entropy of single tokens with 40 steps of warm-up, 1 of 2 with 100
+               125M and 1.2e-3, 4 of 4 runs stayed at the entropy of single tokens with 40 steps of warm-up, 1 of 2
+               with 100
     """
 
     name = "hybrid"

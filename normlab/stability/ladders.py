@@ -95,6 +95,9 @@ def depth_ladder(
 ) -> DepthLadder:
     """Bursts over depths and seeds. `inspect` sees the first seed's model of the deepest rung up to `own_depth`."""
     depths = _depths(target, config)
+    # All of them now: a rung that cannot be built would waste the time of those before it.
+    for depth in depths:
+        target.check_room(depth=depth)
     climb = _Climb(target, config, tell, depths, own_depth, inspect)
     for depth in climb.budget.affordable(by_importance(depths, own_depth), climb.cost):
         climb.take(depth)
@@ -117,6 +120,8 @@ def width_ladder(target: Target, config: CheckConfig, tell: Tell, *, depth: int)
         return [], ("no width ladder: the width of this target cannot be changed",)
     asked = config.widths or (target.width // 2, target.width, 2 * target.width)
     widths = sorted({width for width in asked if width > 0})
+    for width in widths:
+        target.check_room(depth=depth, width=width)
     budget, rungs = Budget(config.max_seconds), {}
     for width in budget.affordable(by_importance(widths, target.width), float):
         tell(f"width {width}")

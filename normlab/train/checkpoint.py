@@ -100,6 +100,17 @@ class Checkpoints:
             raise NormLabError(f"no whole checkpoint in {self.folder} ({'; '.join(torn)}); remove it to start anew")
         return None
 
+    def load_weights(self, model: nn.Module) -> None:
+        """Put the weights of the newest whole checkpoint into a model, and leave all else where it is."""
+        whole = [folder for folder in reversed(self._folders()) if self._fault(folder) is None]
+        if not whole:
+            raise NormLabError(f"there is no whole checkpoint in {self.folder}; let the run go on to its next one")
+        weights = weights_of(model)
+        check_shapes(whole[0], read_json(whole[0] / "state.json")["model"], shapes_of(weights))
+        with _errors_in_one_line("read", whole[0]):
+            reader = HuggingFaceStorageReader(str(whole[0] / "tensors"))
+            load_shared(_tensors(weights, {}), storage_reader=reader, no_dist=self.group.world == 1)
+
     def latest(self) -> Path | None:
         """The folder of the newest checkpoint, not yet examined."""
         return next(reversed(self._folders()), None)

@@ -24,7 +24,7 @@ Sink = Literal["tensorboard", "wandb", "trackio"]
 NOT_DECISIVE = ("vocab_size", "classes", "saves", "keep", "sinks")
 """Fields that the result does not depend on, or, vocabulary and classes, only through others."""
 
-ADDED_LATER: tuple[str, ...] = ("stop_hopeless",)
+ADDED_LATER: tuple[str, ...] = ("stop_hopeless", "continued")
 """Fields that version 0.1 did not have. At its default such a field is left out of a run's hash, so that stored runs
 keep their names."""
 
@@ -108,10 +108,10 @@ class TrainConfig:
 
     evals: int = 10
     """Evaluations in the course of the run, the last at its end."""
-    eval_tokens: int = 200_000
-    """Tokens of an evaluation, at most."""
+    eval_tokens: int | None = None
+    """Tokens of an evaluation, at most; none: a tenth of tokens, from 10,000 to 200,000."""
     saves: int = 10
-    """Checkpoints in the course of the run; 0: only when it is stopped."""
+    """Checkpoints in the course of the run; 0: only when it is stopped, and none at its end to continue it from."""
     keep: int = 2
     """Checkpoints that are kept."""
     trouble: Literal["stop", "skip", "rollback", "none"] = "skip"
@@ -124,6 +124,8 @@ class TrainConfig:
     """Stop a run that is stuck 300 steps after warm-up: its loss is not 0.1 below the entropy of single tokens."""
     sinks: tuple[Sink, ...] = ()
     """Where metrics go besides metrics.jsonl."""
+    continued: tuple[int, ...] = ()
+    """Steps at which the run had ended and was continued with a larger budget; `train --resume` sets it."""
 
     def __post_init__(self) -> None:
         task = self.task_object
@@ -154,12 +156,11 @@ class TrainConfig:
 
     def _settle(self, task: Task) -> None:
         """What the task says where the user says nothing, and nothing that it does not know."""
-        filled = {"model": self.model or task.model(), "data": self.data or task.data}
-        filled["val_fraction"] = self.val_fraction or task.val_fraction
-        filled["clip"] = math.inf if self.trouble == "none" else self.clip
-        for name, value in filled.items():
+        for name, value in task.settled(self).items():
             object.__setattr__(self, name, value)
-        if type(self.model) is not task.model:
+        if self.trouble == "none":
+            object.__setattr__(self, "clip", math.inf)
+        if not isinstance(self.model, task.model):
             raise NormLabError(
                 f"task {task.name} trains a model of a {task.model.__name__}, got a {type(self.model).__name__}; "
                 f"try task {_task_of(self.model)!r}"
@@ -217,7 +218,8 @@ class TrainConfig:
         # Runs had names before there were tasks to choose from.
         if known["task"] == DEFAULT_TASK:
             del known["task"]
-        known = {name: value for name, value in known.items() if (name, value) not in LATER_DEFAULTS.items()}
+        usual = [name for name, value in LATER_DEFAULTS.items() if getattr(self, name) == value]
+        known = {name: value for name, value in known.items() if name not in usual}
         known = {name: value for name, value in (known | known.pop("model")).items() if name not in NOT_DECISIVE}
         return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:8]
 
@@ -231,6 +233,9 @@ class TrainConfig:
         """Plain values for JSON; `TrainConfig.from_dict` reads them back."""
         foreign = self.foreign_fields(self.task)
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in foreign}
+        if not self.continued:
+            # Comparisons of version 0.1 go on: their files do not know it.
+            del fields["continued"]
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
         return plain | {"model": self.model.to_dict(), "clip": None if math.isinf(self.clip) else self.clip}
 

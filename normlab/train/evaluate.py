@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,16 +17,29 @@ Scores = dict[str, float]
 
 
 @torch.no_grad()
-def evaluate(measure: Callable[..., torch.Tensor], data: Any, config: TrainConfig, group: Group) -> Scores:
-    """The task's scores over the validation side, or as much of it as the configuration allows."""
+def evaluate(
+    measure: Callable[..., torch.Tensor],
+    data: Any,
+    config: TrainConfig,
+    group: Group,
+    *,
+    progress: Callable[[float], None] | None = None,
+) -> Scores:
+    """The task's scores over the validation side, or as much of it as the configuration allows.
+
+    `progress` is told the share that is done.
+    """
     task, batch = config.task_object, max(1, config.batch // config.accumulate // group.world)
     places = {"rank": group.rank, "world": group.world, "device": group.device}
     sums, count = torch.zeros(1, dtype=torch.float64, device=group.device), 0.0
-    for part in task.evaluation(config, data, batch=batch, **places):
+    batches = max(1, math.ceil(task.evaluation_samples(config, data) / (batch * group.world)))
+    for done, part in enumerate(task.evaluation(config, data, batch=batch, **places), start=1):
         here = (part.targets != IGNORED).sum()
         means = torch.atleast_1d(measure(part.inputs, part.targets, **part.options)).double()
         # A rank may have nothing left to predict; its mean over nothing must not spoil the sum.
         sums = sums + torch.where(here > 0, means * here, 0.0)
         count = count + here.double()
+        if progress is not None:
+            progress(done / batches)
     total = group.all_mean(float(count))
     return task.scores([group.all_mean(value) / total for value in sums.tolist()], data)

@@ -43,16 +43,38 @@ class RunFolder:
     def begin(self, config: TrainConfig, device: str) -> None:
         """Write the configuration down, or make sure that it is the one that is there."""
         # One that never came to run left nothing that another could spoil: wrong settings are corrected in place.
-        if self.exists and self.status["state"] != "new":
-            there = self.config
+        if self.has_begun:
+            there = self.config if self.exists else self._found_elsewhere()
             if there.identity != config.identity:
                 raise NormLabError(
-                    f"{self.path} holds another run ({_difference(there, config)}); "
+                    f"{self.path} holds another run ({difference(there, config)}); "
                     f"choose another folder with --out, or remove this one"
                 )
-            return
+            if self.exists:
+                return
         about = {"config": config.to_dict(), "versions": versions(), "device": device}
         write_json(self.path / "config.json", about | ({"command": self._command} if self._command else {}))
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is something that other settings would spoil."""
+        written = self.metrics.is_file() and self.metrics.stat().st_size > 0
+        kept = self.weights.is_file() or any(self.checkpoints.glob("step-*"))
+        return self.status["state"] != "new" or written or kept
+
+    def _found_elsewhere(self) -> TrainConfig:
+        """The configuration of a run that has lost config.json, from what else it wrote."""
+        for state in sorted(self.checkpoints.glob("step-*/state.json"), reverse=True):
+            if "config" in (extra := read_json(state)["extra"]):
+                return TrainConfig.from_dict(extra["config"])
+        if self.weights.is_file():
+            from normlab.train.weights import read_metadata
+
+            return TrainConfig.from_dict(read_metadata(self.weights)["config"])
+        raise NormLabError(
+            f"{self.path} holds a run that has lost its config.json, so its settings are not known; restore the file, "
+            f"or choose another folder with --out"
+        )
 
     @property
     def config(self) -> TrainConfig:
@@ -79,9 +101,9 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _difference(there: TrainConfig, given: TrainConfig) -> str:
+def difference(there: TrainConfig, given: TrainConfig) -> str:
     """The first field in which two configurations differ."""
     old, new = there.shared_dict(), given.shared_dict()
     old, new = old | old.pop("model"), new | new.pop("model")
-    name = next(name for name in new if old.get(name) != new[name] and name not in NOT_DECISIVE)
-    return f"its {name} is {old.get(name)!r}, not {new[name]!r}"
+    name = next(name for name in {**new, **old} if old.get(name) != new.get(name) and name not in NOT_DECISIVE)
+    return f"its {name} is {old.get(name)!r}, not {new.get(name)!r}"

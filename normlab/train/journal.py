@@ -7,7 +7,7 @@ from typing import Any
 from normlab.train.config import TrainConfig
 from normlab.train.distributed import Group
 from normlab.train.folder import RunFolder
-from normlab.train.sinks import JsonLines, open_sinks
+from normlab.train.sinks import open_sinks
 
 
 class Journal:
@@ -35,8 +35,7 @@ class Journal:
     def forget_after(self, step: int) -> None:
         """Drop the records of later steps: a run that goes on from a checkpoint writes them again."""
         for sink in self._sinks:
-            if isinstance(sink, JsonLines):
-                sink.truncate_after(step)
+            sink.truncate_after(step)
 
     def status(self, state: str, step: int, reason: str | None = None, **facts: Any) -> None:
         """Write down how the run stands, for whoever looks at it from outside."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TextColumn
 
 from normlab.live import Live
+from normlab.words import duration
 
 _STEPS = 16
 """Steps that a speed is taken over."""
@@ -43,7 +45,20 @@ class Meter:
     takes compiles the model, and stands for itself.
     """
 
-    def __init__(self, label: str, steps: int, tokens_a_step: int, flops_a_token: int, peak: float, *, shown: bool):
+    def __init__(
+        self,
+        label: str,
+        steps: int,
+        tokens_a_step: int,
+        flops_a_token: int,
+        peak: float,
+        *,
+        shown: bool,
+        left: Callable[[int], float] | None = None,
+    ):
+        """`left`: the work after a step in tokens, where there is more of it than the steps' own."""
+        self._left = left or (lambda step: float((steps - step) * tokens_a_step))
+        self._step = 0
         self.label, self.steps, self.tokens_a_step = label, steps, tokens_a_step
         self.flops_a_token, self.peak = flops_a_token, peak
         self._laps: deque[tuple[float, int]] = deque(maxlen=_STEPS + 1)
@@ -52,7 +67,7 @@ class Meter:
         self._live = Live(*_columns(), shown=shown)
         self.say, self.close = self._live.say, self._live.close
         if self._live.bar is not None:
-            self._task = self._live.bar.add_task(label, total=steps, facts="")
+            self._task = self._live.bar.add_task(label, total=steps, facts="", left="")
 
     def restart(self, step: int) -> None:
         """Count from here on: what came before was another process, or something else than training."""
@@ -72,15 +87,25 @@ class Meter:
 
     def show(self, step: int, record: dict[str, Any], note: str = "") -> None:
         """Show a step, and after its numbers a note."""
+        self._step = step
+        left = f"{duration(self._left(step) / max(record['tokens_per_s'], 1e-9))} left"
         facts = f"loss {record['loss']:.4f}  {record['tokens_per_s']:,.0f} tok/s  {100 * record['mfu']:.0f} % of peak"
         facts += f"  {note}" if note else ""
         if self._live.bar is not None:
-            self._live.bar.update(self._task, completed=step, facts=facts)
+            self._live.bar.update(self._task, completed=step, facts=facts, left=left)
         elif self._live.is_due or step == self.steps:
-            left = (self.steps - step) * self.tokens_a_step / max(record["tokens_per_s"], 1e-9)
-            self.say(f"{self.label}  step {step}/{self.steps}  {facts}  {left:.0f} s left")
+            self.say(f"{self.label}  step {step}/{self.steps}  {facts}  {left}")
+
+    def evaluating(self, share: float) -> None:
+        """Show how far an evaluation is."""
+        facts = f"evaluating: {100 * share:.0f} %"
+        if self._live.bar is not None:
+            self._live.bar.update(self._task, facts=facts)
+        elif self._live.is_due:
+            self.say(f"{self.label}  step {self._step}/{self.steps}  {facts}")
 
 
 def _columns() -> tuple[ProgressColumn, ...]:
-    label, facts = (TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[facts]}"))
-    return label, BarColumn(), MofNCompleteColumn(), facts, TimeRemainingColumn()
+    texts = ("{task.description}", "{task.fields[facts]}", "{task.fields[left]}")
+    label, facts, left = (TextColumn(text, markup=False) for text in texts)
+    return label, BarColumn(), MofNCompleteColumn(), facts, left

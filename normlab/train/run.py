@@ -12,6 +12,7 @@ from normlab.data import Tokenizer, load_tokenizer
 from normlab.errors import NormLabError
 from normlab.files import read_json
 from normlab.models.transformer import Transformer
+from normlab.train.checkpoint import Checkpoints
 from normlab.train.config import TrainConfig, check_seed
 from normlab.train.distributed import pick_device
 from normlab.train.folder import RunFolder
@@ -39,10 +40,27 @@ class Run:
 
     @cached_property
     def config(self) -> TrainConfig:
-        """What the run was made of, its vocabulary included."""
+        """What the run was made of, its vocabulary included where it has got so far as to know it."""
+        if self._is_under_way:
+            extra = read_json(self._newest / "state.json")["extra"]
+            # Version 0.1 left it out.
+            return TrainConfig.from_dict(extra["config"]) if "config" in extra else self._from_data()
         if self.folder.weights.is_file():
             return TrainConfig.from_dict(read_metadata(self.folder.weights)["config"])
         return self.folder.config
+
+    @property
+    def _newest(self) -> Path:
+        return Checkpoints(self.folder.checkpoints).latest() or self.folder.path
+
+    @property
+    def _is_under_way(self) -> bool:
+        """Whether a checkpoint is newer than the weights, if there are any."""
+        return self.status["state"] != "done" and self._newest != self.folder.path
+
+    def _from_data(self) -> TrainConfig:
+        config = self.folder.config
+        return config.for_data(config.task_object.open(config, shown=False))
 
     def metrics(self, kind: str | None = None) -> list[dict[str, Any]]:
         """The records of a kind (step, eval, profile, event), or all of them."""
@@ -53,6 +71,9 @@ class Run:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """What turns text into the model's tokens."""
+        if not self.folder.tokenizer.is_file():
+            # Version 0.1 wrote it at the end of a run.
+            return self.config.task_object.open(self.config, shown=False).tokenizer
         return load_tokenizer(self.folder.tokenizer)
 
     @cached_property
@@ -62,16 +83,20 @@ class Run:
 
     @cached_property
     def model(self) -> Transformer:
-        """The model with its weights at the end of the run, ready to evaluate."""
-        if not self.folder.weights.is_file():
+        """The model with its weights at the end of the run, or at its newest checkpoint, ready to evaluate."""
+        under_way = self._is_under_way
+        if not under_way and not self.folder.weights.is_file():
             raise NormLabError(
-                f"{self.folder.path} has no weights yet (it is {self.status['state']}); "
-                f"let it finish: normlab train with the same --out goes on"
+                f"{self.folder.path} has no weights and no checkpoint yet (it is {self.status['state']}); "
+                f"let it go on: normlab train --resume {self.folder.path}"
             )
         model = self.config.model.build(device=self.device)
         if self.config.base_dim is not None:
             Transfer(self.config.base_dim, self.config.model.dim).attach_(model)
-        load_weights(self.folder.weights, model)
+        if under_way:
+            Checkpoints(self.folder.checkpoints).load_weights(model)
+        else:
+            load_weights(self.folder.weights, model)
         return model.eval()
 
     def generate(

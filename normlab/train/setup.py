@@ -12,10 +12,12 @@ import torch
 from normlab.data import Feed
 from normlab.errors import NormLabError
 from normlab.kernels.compiler import remember
+from normlab.models.room import check_room_to_train
 from normlab.models.transformer import Transformer
 from normlab.train import optimiser as optimisers
 from normlab.train.checkpoint import Checkpoints
 from normlab.train.config import TrainConfig
+from normlab.train.course import Course
 from normlab.train.distributed import Group, Precision, initialise, shard
 from normlab.train.folder import RunFolder
 from normlab.train.forecast import expectation
@@ -45,6 +47,7 @@ class Setup:
         self.precision: Precision = config.precision if config.precision != "auto" else ("bf16" if on_gpu else "fp32")
         self.compiles = config.compile == "yes" or (config.compile == "auto" and on_gpu)
         self.ceiling = matmul_ceiling(group.device, torch.bfloat16 if self.precision == "bf16" else torch.float32)
+        self._check_room()
         forget_peak_memory(group.device)
         self.model = self._build()
         if self.compiles:
@@ -62,6 +65,7 @@ class Setup:
         self.loader = self._loader()
         self.checkpoints = Checkpoints(folder.checkpoints, config.keep, group)
         self.journal = Journal(folder, config, group)
+        self.course = Course.of(config, self.data)
         self.step, self.clock, self.meter = 0, Clock(), self._meter()
         # On one GPU the host looks at a step while the next one runs; AdamW's kernel leaves a bad step out by itself.
         self.lags = on_gpu and group.world == 1 and config.optimiser == "adamw"
@@ -73,6 +77,13 @@ class Setup:
     def _transfer(self) -> Transfer | None:
         base = self.config.base_dim
         return None if base is None else Transfer(base, self.config.model.dim)
+
+    def _check_room(self) -> None:
+        config, group = self.config, self.group
+        check_room_to_train(
+            config.model, group.device, batch=config.batch // (config.accumulate * group.world), length=config.sequence,
+            precision=self.precision, world=group.world, compiled=self.compiles and group.device.type == "cuda",
+        )  # fmt: skip
 
     def _build(self) -> Transformer:
         model = self.config.model.build(device="meta")
@@ -99,12 +110,13 @@ class Setup:
         flops = config.model.flops_per_token(config.sequence)
         tokens = config.batch * config.sequence
         name = f"{config.model.scheme_object.label} lr {config.lr:g} seed {config.seed}"
-        return Meter(name, config.steps, tokens, flops, self.ceiling * self.group.world, shown=self.shown)
+        peak = self.ceiling * self.group.world
+        return Meter(name, config.steps, tokens, flops, peak, shown=self.shown, left=self.course.left)
 
     def expectation(self) -> str:
         """What the run will take, in one line, before it starts."""
         return expectation(
-            self.config, self.group, precision=self.precision, compiles=self.compiles, ceiling=self.ceiling
+            self.config, self.group, self.course, precision=self.precision, compiles=self.compiles, ceiling=self.ceiling
         )
 
     def autocast(self) -> Any:

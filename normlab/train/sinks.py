@@ -31,6 +31,10 @@ class Sink(Protocol):
 
     def flush(self) -> None: ...
 
+    def truncate_after(self, step: int) -> None:
+        """Forget the records of later steps: a run that goes on from a checkpoint writes them again."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -81,7 +85,6 @@ class JsonLines:
                     self._file.close()
 
     def truncate_after(self, step: int) -> None:
-        """Forget what came after a checkpoint's step, so that a run that continues writes what it would have."""
         self._file.close()
         self._rewrite(line for line in _lines(self.path) if json.loads(line).get("step", 0) <= step)
         self._open()
@@ -105,9 +108,24 @@ class TensorBoard:
     """Event files in RUN/tensorboard."""
 
     def __init__(self, folder: Path, config: Record):
+        self._folder = str(folder / "tensorboard")
+        self._config = "    " + json.dumps(_plain(config), indent=1).replace("\n", "\n    ")
+        self._opened: Any = None
+
+    @property
+    def _writer(self) -> Any:
+        return self._open() if self._opened is None else self._opened
+
+    def _open(self, **options: Any) -> Any:
         writer = importlib.import_module("torch.utils.tensorboard").SummaryWriter
-        self._writer = writer(log_dir=str(folder / "tensorboard"))
-        self._writer.add_text("config", "    " + json.dumps(_plain(config), indent=1).replace("\n", "\n    "))
+        self._opened = writer(log_dir=self._folder, **options)
+        self._opened.add_text("config", self._config)
+        return self._opened
+
+    def truncate_after(self, step: int) -> None:
+        """Start an event file that tells the viewer to drop what earlier files hold from the next step on."""
+        self.close()
+        self._open(purge_step=step + 1)
 
     def write(self, record: Record) -> None:
         for name, value in _numbers(record):
@@ -117,7 +135,8 @@ class TensorBoard:
         self._writer.flush()
 
     def close(self) -> None:
-        self._writer.close()
+        if self._opened is not None:
+            self._opened.close()
 
 
 class _Tracker:
@@ -135,6 +154,9 @@ class _Tracker:
 
     def flush(self) -> None:
         """They send what they have when they see fit."""
+
+    def truncate_after(self, step: int) -> None:
+        """What was sent cannot be taken back; they drop steps that they know already."""
 
     def close(self) -> None:
         self._run.finish()

@@ -18,6 +18,7 @@ from normlab.sending import Sent
 from normlab.train import optimiser as optimisers
 from normlab.train import recovery
 from normlab.train.config import TrainConfig
+from normlab.train.course import milestones
 from normlab.train.distributed import Group, clip_grad_norm, reshard, start, stop
 from normlab.train.evaluate import Scores, evaluate
 from normlab.train.folder import RunFolder
@@ -44,28 +45,38 @@ _PROFILES = 4
 
 
 def train(
-    config: TrainConfig, folder: Path, *, data: Data | None = None, shown: bool = True, command: Sequence[str] = ()
+    config: TrainConfig,
+    folder: Path,
+    *,
+    data: Data | None = None,
+    shown: bool = True,
+    command: Sequence[str] = (),
+    continuable: bool = False,
 ) -> Result:
     """Train, or go on with, the run in `folder`; a finished one is only read.
 
-    `shown`: say on standard error what is expected and how it goes. `command` is written down for the report. Under
-    torchrun every process calls this.
+    `shown`: say on standard error what is expected and how it goes. `command` is written down for the report.
+    `continuable`: keep the last checkpoint, from which the run can be continued with a larger budget. Under torchrun
+    every process calls this.
     """
     config.model.check_start()
     group = start(config.device)
-    result = _train(config, RunFolder(folder, command), group, data, shown and group.is_main)
+    result = _train(config, RunFolder(folder, command), group, data, shown and group.is_main, continuable)
     # Not after an error: the others may be anywhere, and would never come to leave together.
     stop(group)
     return result
 
 
-def _train(config: TrainConfig, folder: RunFolder, group: Group, data: Data | None, shown: bool) -> Result:
+def _train(
+    config: TrainConfig, folder: RunFolder, group: Group, data: Data | None, shown: bool, continuable: bool
+) -> Result:
     with ExitStack() as stack:
         group.together(lambda: _claim(folder, config, group, stack) if group.is_main else None)
         if (status := group.broadcast(folder.status))["state"] in ENDED:
             return Result.from_dict(status["result"])
         trainer = Trainer(config, folder, group, data, shown)
         stack.callback(trainer.close)
+        trainer.continuable = continuable
         return trainer.run()
 
 
@@ -92,6 +103,8 @@ class Trainer(Setup):
         """A step that the host has not looked at yet."""
         self.diverged: int | None = None
         """The step at which training broke down."""
+        self.continuable = False
+        """Whether the last checkpoint stays when the run is done."""
 
     # -- the run -----------------------------------------------------------------------------------------------------
 
@@ -102,6 +115,9 @@ class Trainer(Setup):
             if self.shown:
                 self.meter.say(self.expectation())
             self.journal.status("running", self.step)
+            if self.group.is_main:
+                # Now, not at the end: a checkpoint can then be used while the run goes on.
+                self.task.keep(self.data, self.folder)
             return self._result(*self._course())
         except BaseException as error:
             # The disk may be what broke.
@@ -123,6 +139,9 @@ class Trainer(Setup):
                     self.diverged = self.step
                     return "failed", f"step {self.step}: the validation loss is {loss}"
                 export_safetensors(self.model, self.folder.weights, {"config": self.config.to_dict()}, self.group)
+                if self.continuable:
+                    self.checkpoints.keep = 1
+                    self._save()
         except Ended as ended:
             self.diverged = ended.diverged
             return ended.state, ended.reason
@@ -146,8 +165,8 @@ class Trainer(Setup):
 
     def _loop(self) -> None:
         last = self.config.steps
-        evals, saves = _milestones(self.config.evals, last), _milestones(self.config.saves, last)
-        profiles = _milestones(_PROFILES, last)
+        evals, saves = milestones(self.config.evals, last), milestones(self.config.saves, last)
+        profiles = milestones(_PROFILES, last)
         looked_at = evals | saves | profiles | {last, self.watch.due}
         if self.step == 0:
             self._profile()
@@ -247,7 +266,8 @@ class Trainer(Setup):
             self.watch.take(loss)
         if verdict.action == "go" and not self.lags:
             self._update()
-        self._record_step(taken.step, loss, norm)
+        # Neither loss nor gradient: no token of the step was masked, so nothing was measured.
+        self._record_step(taken.step, loss if loss or norm else math.nan, norm)
         if not verdict.is_fine:
             recovery.handle(self, verdict, taken)
 
@@ -269,7 +289,7 @@ class Trainer(Setup):
 
     def _evaluate(self) -> None:
         with self.autocast():
-            self.last_eval = evaluate(self.measure, self.data, self.config, self.group)
+            self.last_eval = evaluate(self.measure, self.data, self.config, self.group, progress=self.meter.evaluating)
         reshard(self.model)
         place = {"step": self.step, "tokens": self.journal.tokens(self.step)}
         self.journal.write({"kind": "eval", **place, **self.last_eval})
@@ -291,6 +311,7 @@ class Trainer(Setup):
         extra = {
             "loader": self.loader.state_dict(), "guard": self.guard.state_dict(), "seconds": self.clock.seconds,
             "last_eval": self.last_eval, "first_loss": self.first_loss, "watch": self.watch.state_dict(),
+            "config": self.config.to_dict(),
         }  # fmt: skip
         self.journal.flush()
         self.checkpoints.save(self.step, model=self.model, optimiser=self.optimiser, extra=extra)
@@ -306,9 +327,8 @@ class Trainer(Setup):
             stuck=True if self.watch.is_stuck else False if state == "done" else None, diverged=self.diverged,
         )  # fmt: skip
         if self.group.is_main:
-            self.task.keep(self.data, self.folder)
             self.journal.status(state, self.step, reason, result=result.to_dict())
-            if state in ENDED:
+            if state in ENDED and not self.continuable:
                 self.folder.drop_checkpoints()
         return result
 
@@ -326,11 +346,6 @@ class Trainer(Setup):
 def _scores(saved: Any) -> Scores:
     """The last evaluation in a checkpoint; before there were tasks it was a pair."""
     return dict(zip(("loss", "bits_per_byte"), saved, strict=True)) if isinstance(saved, list) else dict(saved or {})
-
-
-def _milestones(count: int, steps: int) -> set[int]:
-    """`count` steps, evenly spread, the last of all among them."""
-    return {max(1, steps * i // count) for i in range(1, count + 1)}
 
 
 def _one_line(error: BaseException) -> str:

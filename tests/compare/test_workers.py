@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from normlab import machine
 from normlab.compare import CompareConfig
 from normlab.compare.execute import Job, last_step
 from normlab.compare.workers import Place, Workers, _cause, _output_in, places
@@ -23,7 +24,8 @@ from tests.compare import small
 def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for name in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
 
 
 def configuration(device: str = "auto", **changes: Any) -> CompareConfig:
@@ -55,6 +57,17 @@ def test_a_gpu_that_the_user_named_is_the_only_one() -> None:
 )
 def test_processes_share_the_cores(workers: int | None, count: int, threads: int) -> None:
     assert places(configuration("cpu", workers=workers)) == [Place(threads)] * count
+
+
+@pytest.mark.usefixtures("gpus")
+@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "MKL_NUM_THREADS"])
+def test_a_limit_on_threads_is_no_limit_on_processes(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "1")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    monkeypatch.setattr(machine, "cores", lambda: 8)
+    assert places(configuration("cpu")) == [Place(1)] * 4
+    assert places(configuration("cpu", workers=1)) == [Place(1)]
+    assert places(configuration()) == [Place(1, str(i), once=True) for i in range(3)]
 
 
 @pytest.mark.parametrize(

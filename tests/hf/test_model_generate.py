@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from transformers import DynamicCache, QuantizedCache, StaticCache
 
 import normlab
+from normlab import NormLabError
 from normlab.hf import NormLabForCausalLM
 from tests.hf import small
 from tests.hf.small import GREEDY, LENGTH, close, tokens
@@ -98,6 +101,16 @@ def test_backends_generate_the_same(implementation):
     reference = uncached(model)
     model.set_attn_implementation(implementation)
     assert torch.equal(model.generate(tokens(), **GREEDY), reference)
+
+
+def test_an_early_exit_is_refused_in_one_line():
+    model = make()
+    configured = copy.deepcopy(model.generation_config)
+    configured.assistant_early_exit = 1
+    for options in ({"assistant_early_exit": 1}, {"generation_config": configured}):
+        with pytest.raises(NormLabError, match=r"has no early exit: .*; leave out assistant_early_exit") as refused:
+            model.generate(tokens(1), **GREEDY, **options)
+        assert "\n" not in str(refused.value)
 
 
 def test_speculation_changes_nothing():

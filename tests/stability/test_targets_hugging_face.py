@@ -266,9 +266,15 @@ def test_a_7b_configuration_from_a_file(folder, spelling):
 
 
 def test_what_does_not_fit_is_refused(folder, monkeypatch):
-    monkeypatch.setattr("normlab.stability.targets.hugging_face._memory", lambda device: 2**34)
-    with pytest.raises(NormLabError, match=r"training 6\.\dB parameters takes 104 GB and cpu has 17; try --shrink 16"):
+    monkeypatch.setattr("normlab.machine.free_memory", lambda device: 2**34)
+    line = (
+        r"with 6\.\dB parameters needs about 9\d\.\d GiB of memory, and this machine has 16\.0 GiB free; try a larger"
+    )
+    with pytest.raises(NormLabError, match=line):
         resolve(folder)
+    target = resolve(folder, shrink=16, **TINY)
+    with pytest.raises(NormLabError, match=r"needs about .* GiB of memory"):
+        target.check_room(depth=10**6)
 
 
 @pytest.fixture

@@ -43,6 +43,20 @@ def test_identity_is_what_decides_the_result():
     assert config.for_data(text_of(257)).identity == config.identity
 
 
+@pytest.mark.parametrize(
+    ("tokens", "expected"), [(1, 10_000), (100_000, 10_000), (500_000, 50_000), (2_000_000, 200_000), (10**9, 200_000)]
+)
+@pytest.mark.parametrize("task", ["language", "masked"])
+def test_the_size_of_an_evaluation_follows_the_budget(task, tokens, expected):
+    config = TrainConfig(task=task, tokens=tokens)
+    assert config.eval_tokens == expected
+    # A number that is named or stored is kept, and with it the name of a stored run.
+    stored = TrainConfig.from_dict(config.to_dict() | {"eval_tokens": 200_000})
+    assert stored.eval_tokens == 200_000
+    assert (stored.identity == config.identity) == (expected == 200_000)
+    assert TrainConfig(task=task, tokens=tokens, eval_tokens=7).eval_tokens == 7
+
+
 def test_the_vocabulary_is_padded_and_the_length_fits():
     config = TrainConfig(model=DecoderConfig(max_length=16), length=128)
     assert config.model.max_length == 128

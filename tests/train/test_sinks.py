@@ -151,6 +151,24 @@ def test_tensorboard_reads_its_events_back(tmp_path):
     ]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard_shows_each_step_once_after_a_kill(tmp_path):
+    pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for checkpoint, last in ((-1, 7), (4, 10)):
+        lines, sink = open_sinks(["tensorboard"], tmp_path, {"scheme": "pre"})
+        lines.close()
+        sink.truncate_after(checkpoint)
+        for k in range(checkpoint + 1, last):
+            sink.write(step(k))
+        sink.close()
+    found = EventAccumulator(str(tmp_path / "tensorboard"))
+    found.Reload()
+    assert [event.step for event in found.Scalars("step/loss")] == list(range(10))
+    assert found.Tags()["tensors"] == ["config/text_summary"]
+
+
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "trackio"])
 def test_an_absent_package_names_its_extra(tmp_path, monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)

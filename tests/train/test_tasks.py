@@ -123,6 +123,17 @@ def test_muon_and_transfer_train_them_too(task, changes, text, tmp_path):
     assert evaluate(run.model.graded, data, run.config, ALONE) == result.scores
 
 
+def test_a_step_without_a_target_has_no_loss(text, tmp_path):
+    # Eight tokens a step, each masked with probability 0.05: two steps of three have no target, and 40 without one or
+    # 40 with one come once in 10⁷ runs.
+    config = config_of("masked", text, tokens=320, length=8, batch=1, mask=0.05, evals=1, saves=0)
+    train(config, tmp_path, shown=False)
+    without = [record for record in numbers(tmp_path) if record["kind"] == "step" and record["grad_norm"] == 0.0]
+    assert 0 < len(without) < 40
+    assert {record["loss"] for record in without} == {None}
+    assert None not in {r["loss"] for r in numbers(tmp_path) if r["kind"] == "step" and r["grad_norm"] > 0.0}
+
+
 def test_a_text_with_nothing_to_find_is_refused_before_the_run_begins(tmp_path, monkeypatch):
     monkeypatch.setenv("NORMLAB_CACHE", str(tmp_path / "cache"))
     (tmp_path / "tiny.txt").write_text("hello world")
@@ -279,6 +290,13 @@ def test_the_help_of_a_task_shows_what_it_has():
     text = normlab_says("train", "--help").stdout
     assert "--tokenizer STR" in text
     assert "--image-size INT" not in text
+
+
+@pytest.mark.parametrize("task", ["language", "images"])
+def test_the_help_of_a_comparison_shows_no_flag_that_it_refuses(task):
+    text = normlab_says("compare", "--task", task, "--help").stdout
+    assert all(f"{flag} " in text for flag in ("--schemes", "--lrs", "--seeds", "--weight-decay", "--depth"))
+    assert not any(f"{flag} " in text for flag in ("--scheme", "--lr", "--seed"))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
@@ -14,13 +15,14 @@ import torch.nn.functional as F
 from normlab.data import evaluation_batches, prepare
 from normlab.errors import NormLabError
 from normlab.train import hardware
+from normlab.train.course import Course, milestones
 from normlab.train.distributed import ALONE, Group
 from normlab.train.evaluate import evaluate
 from normlab.train.folder import RunFolder
-from normlab.train.forecast import duration, size
 from normlab.train.meter import Clock, Meter
 from normlab.train.sinks import read_records
-from normlab.train.trainer import Trainer, _milestones, train
+from normlab.train.trainer import Trainer, train
+from normlab.words import duration, size
 from tests.train.runs import after_building, config_of, losses, numbers, same_run, weights
 
 CPU = torch.device("cpu")
@@ -210,7 +212,7 @@ def test_few_steps_and_no_evaluations(steps, evals, saves, evaluated, text, tmp_
     ("count", "steps", "expected"), [(0, 7, set()), (3, 9, {3, 6, 9}), (5, 2, {1, 2}), (1, 1, {1})]
 )
 def test_milestones(count, steps, expected):
-    assert _milestones(count, steps) == expected
+    assert milestones(count, steps) == expected
 
 
 def test_checkpoints_change_nothing(text, straight, tmp_path):
@@ -271,8 +273,45 @@ def test_it_says_what_it_expects_and_how_it_goes(text, tmp_path, capfd):
     # No more is known on a machine of unknown speed than that both are there.
     assert "3 steps of 4 × 32 tokens on CPU" in expected
     assert "TFLOP/s in products" in expected
-    assert expected.endswith("MiB and 1 s")
+    assert expected.endswith("MiB and 1 s, of which 1 s for 3 evaluations of 512 tokens")
     assert any("step 3/3  loss" in line and "tok/s" in line and "% of peak" in line for line in said)
+
+
+def test_the_estimate_counts_evaluations_as_a_third_of_training(text):
+    config = config_of(text, steps=10, evals=4, eval_tokens=200)
+    data = prepare(config.data, val_fraction=config.val_fraction, progress=False)
+    course = Course.of(config, data)
+    # 200 tokens are 7 windows of 32, in batches of 4 windows: two batches, the last one padded.
+    assert (course.evals, course.tokens_an_eval) == ((2, 5, 7, 10), 256)
+    assert course.left(0) == pytest.approx(10 * 128 + 4 * 256 / 3)
+    assert course.left(5) == pytest.approx(5 * 128 + 2 * 256 / 3)
+    assert course.left(10) == 0.0
+    assert Course.of(dataclasses.replace(config, evals=0), data).evals == (10,)
+
+
+def test_an_evaluation_says_how_far_it_is(text):
+    config = config_of(text, batch=1)
+    data, shares = prepare(config.data, val_fraction=config.val_fraction, progress=False), []
+    evaluate(lambda inputs, targets: torch.zeros(()), data, config, ALONE, progress=shares.append)
+    assert shares == [k / 13 for k in range(1, 14)]
+
+
+def test_a_long_evaluation_shows_progress(text, tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr("normlab.live._PLAIN_SECONDS", 0.0)
+    train(config_of(text, steps=1, batch=1, evals=1), tmp_path, shown=True)
+    said = capfd.readouterr().err
+    assert "step 1/1  evaluating: 8 %" in said
+    assert "step 1/1  evaluating: 100 %" in said
+
+
+def test_the_time_left_includes_evaluations(capfd, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    work = {"left": lambda step: (10 - step) * 50 + 4500.0}
+    meter = Meter("run", steps=10, tokens_a_step=50, flops_a_token=7, peak=7000.0, shown=True, **work)
+    now[0] = 31.0
+    meter.show(5, {"loss": 1.0, "tokens_per_s": 50.0, "mfu": 0.1})
+    assert capfd.readouterr().err.endswith("2 min left\n")
 
 
 def test_it_says_nothing_when_told_so(text, tmp_path, capfd):

@@ -87,6 +87,9 @@ class Target(ABC):
         """Groups for an optimiser, by the scheme's rules where it has one; what is frozen is left out."""
         return rules.param_groups(model, lr, weight_decay)
 
+    def check_room(self, *, depth: int | None = None, width: int | None = None) -> None:  # noqa: B027
+        """Raise where a model of this size cannot be trained in the memory there is, as far as that can be known."""
+
     def try_out(self, what: str, advice: str, **size: int) -> None:
         """Build and run it once, so that a design that cannot run says so before anything is measured."""
         with in_one_line(what, advice), torch.no_grad():

@@ -7,7 +7,6 @@ No code from a repository is run, and weights are read from safetensors alone.
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,15 +14,13 @@ import torch
 from torch import nn
 
 from normlab.errors import NormLabError
+from normlab.models.room import check_room_for_parameters
 from normlab.stability.blocks import find_stacks
 from normlab.stability.data import MADE_UP, token_data
 from normlab.stability.targets import config_sizes, config_tasks, hub
 from normlab.stability.targets.base import Target
 from normlab.stability.targets.failures import in_one_line
 from normlab.stability.targets.tasks import Task
-
-_BYTES_A_PARAMETER = 16
-"""In training: the weight, its gradient and AdamW's two averages, in fp32."""
 
 
 class Purpose(NamedTuple):
@@ -81,7 +78,7 @@ class HuggingFaceTarget(Target):
             self.task = self._purpose.task(self._config, tokens, length=length, batch_size=batch_size)
         if weights and data in MADE_UP:
             self.notes += (f"trained weights on {data} tokens, which are no text; name one with --data FILE",)
-        self._check_memory(self._sized(self.depth, self.width))
+        self.check_room()
         shallow = {"depth": min(2, self._native)} if "depth" in self.resizable else {}
         self.try_out(f"{self.name}: does not run", "pass a live module with a batch, or try another size", **shallow)
 
@@ -119,9 +116,8 @@ class HuggingFaceTarget(Target):
     def _make(self, depth: int, width: int | None, seed: int) -> nn.Module:
         if self._weights is not None:
             return hub.load_weights(self._weights, self._purpose.makes, self._config)
-        config = self._sized(depth, width)
-        self._check_memory(config)
-        return self._from(config)
+        self.check_room(depth=depth, width=width)
+        return self._from(self._sized(depth, width))
 
     def _sized(self, depth: int, width: int | None) -> Any:
         config = self._config
@@ -140,15 +136,17 @@ class HuggingFaceTarget(Target):
             # A copy, since the library writes to it. In fp32, whatever format the weights were published in.
             return auto.from_config(copy.deepcopy(config), dtype=torch.float32, trust_remote_code=False)
 
-    def _check_memory(self, config: Any) -> None:
-        """Refuse what does not fit before the machine has swapped itself to a standstill."""
-        parameters = sum(parameter.numel() for parameter in self._laid_out(config).parameters())
-        needed, have = _BYTES_A_PARAMETER * parameters, _memory(self.device)
-        if needed > have:
-            raise NormLabError(
-                f"{self.name}: training {parameters / 1e9:.1f}B parameters takes {needed / 1e9:.0f} GB and "
-                f"{self.device} has {have / 1e9:.0f}; try --shrink 16, or smaller depths"
-            )
+    def check_room(self, *, depth: int | None = None, width: int | None = None) -> None:
+        blocks, width = depth or self.depth, width or self.width
+        parameters = self._parameters(min(blocks, self._native), width)
+        if blocks > self._native:
+            # From one block more than it has, not from as many as were asked for: laying out many takes long.
+            parameters += (blocks - self._native) * (self._parameters(self._native + 1, width) - parameters)
+        what = f"{self.name} with {parameters / 1e9:.1f}B parameters"
+        check_room_for_parameters(parameters, self.device, what, "a larger --shrink, or smaller --depths")
+
+    def _parameters(self, depth: int, width: int | None) -> int:
+        return sum(parameter.numel() for parameter in self._laid_out(self._sized(depth, width)).parameters())
 
 
 def purpose_of(config: Any, name: str) -> Purpose:
@@ -174,9 +172,3 @@ def _classes(purpose: Purpose, config: Any) -> tuple[type, ...]:
 
 def _told(changes: config_sizes.Changes) -> str:
     return ", ".join(f"{name} {old} -> {new:g}" for name, (old, new) in changes.items())
-
-
-def _memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -67,10 +67,13 @@ class RunTarget(DesignTarget):
     def with_step(self, size: float) -> Target | None:
         return None if self.weights else super().with_step(size)
 
+    def _at_width(self, width: int) -> TransformerConfig:
+        return resized(self._design, width)
+
     def _make(self, depth: int, width: int | None, seed: int) -> nn.Module:
         if self.weights:
             return load_run(self.folder).model
-        design = dataclasses.replace(resized(self._design, width or self._design.dim), depth=depth)
+        design = dataclasses.replace(self._at_width(width or self._design.dim), depth=depth)
         model = design.build(device="cpu")
         return model if self._base_dim is None else Transfer(self._base_dim, design.dim).init_(model)
 

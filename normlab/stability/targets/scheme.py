@@ -17,6 +17,7 @@ from torch import nn
 
 from normlab.errors import NormLabError
 from normlab.models.config import DecoderConfig, TransformerConfig
+from normlab.models.room import check_room_for_parameters, rough_params
 from normlab.models.transformer import Transformer
 from normlab.roles import Role, xavier_std
 from normlab.schemes.base import Scheme
@@ -41,6 +42,15 @@ class DesignTarget(Target):
         super().__init__(**options)
         self._design, self.scheme = design, design.scheme_object
         self.depth, self.width = design.depth, design.dim
+
+    def check_room(self, *, depth: int | None = None, width: int | None = None) -> None:
+        design = dataclasses.replace(self._at_width(width or self._design.dim), depth=depth or self.depth)
+        what = f"{self.name} at {design.depth:,} blocks of width {design.dim:,}"
+        check_room_for_parameters(rough_params(design), self.device, what, "smaller --depths or --width")
+
+    def _at_width(self, width: int) -> TransformerConfig:
+        """The design at another width."""
+        raise NotImplementedError
 
     def with_step(self, size: float) -> Target | None:
         scheme = self._design.scheme_object
@@ -82,9 +92,11 @@ class SchemeTarget(DesignTarget):
             other.name = other.scheme.label  # type: ignore[union-attr]
         return other
 
+    def _at_width(self, width: int) -> TransformerConfig:
+        return dataclasses.replace(self._design, dim=width, heads=heads_for(width))
+
     def _make(self, depth: int, width: int | None, seed: int) -> nn.Module:
-        dim = width or self._design.dim
-        design = dataclasses.replace(self._design, depth=depth, dim=dim, heads=heads_for(dim))
+        design = dataclasses.replace(self._at_width(width or self._design.dim), depth=depth)
         model = design.build(device="meta").to_empty(device="cpu")
         initialise_(model, torch.Generator().manual_seed(seed))
         return model

@@ -49,6 +49,14 @@ class Task(ABC):
     """Share of the data that is held out, unless the user names another."""
     metric: ClassVar[Metric]
 
+    def settled(self, config: TrainConfig) -> dict[str, Any]:
+        """What the task says in fields of a run where the user says nothing."""
+        return {
+            "model": config.model or self.model(),
+            "data": config.data or self.data,
+            "val_fraction": config.val_fraction or self.val_fraction,
+        }
+
     @abstractmethod
     def check(self, config: TrainConfig) -> None:
         """Raise where a run's fields cannot be trained with."""
@@ -84,6 +92,10 @@ class Task(ABC):
     @abstractmethod
     def evaluation(self, config: TrainConfig, data: Any, *, batch: int, **places: Any) -> Iterator[Batch]:
         """The samples to evaluate on, each once."""
+
+    @abstractmethod
+    def evaluation_samples(self, config: TrainConfig, data: Any) -> int:
+        """How many samples an evaluation has."""
 
     def measure(self, model: Transformer) -> Callable[..., torch.Tensor]:
         """From a batch to means over its targets, to be averaged over all of them."""

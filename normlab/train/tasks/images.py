@@ -76,6 +76,9 @@ class Images(Task):
         trained, asked = (np.bincount(side.labels[side.chosen], minlength=classes) for side in (data.train, data.val))
         return trained, asked
 
+    def evaluation_samples(self, config: TrainConfig, data: ImageSet) -> int:
+        return len(data.val)
+
     def keep(self, data: ImageSet, folder: RunFolder) -> None:
         from normlab.files import write_json
 

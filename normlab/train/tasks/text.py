@@ -26,6 +26,16 @@ VOCABULARY_MULTIPLE = 64
 """A vocabulary is rounded up to this: matrix products run faster, and the spare entries are never a target."""
 
 
+_EVAL_SHARE, _LEAST_EVAL, _MOST_EVAL = 0.1, 10_000, 200_000
+"""Tokens of an evaluation by default, as a share of the training tokens, and their limits: ten evaluations then cost a
+third of the training, and a loss keeps a standard error of a few hundredths."""
+
+
+def default_eval_tokens(tokens: int) -> int:
+    """Tokens of an evaluation of a run of so many tokens, where the user names no number."""
+    return min(_MOST_EVAL, max(_LEAST_EVAL, round(_EVAL_SHARE * tokens)))
+
+
 class TextTask(Task):
     """Windows of a text, some or all of whose tokens are to be found."""
 
@@ -37,6 +47,10 @@ class TextTask(Task):
         for name in ("tokens", "length", "eval_tokens"):
             if getattr(config, name) < 1:
                 raise NormLabError(f"{name} must be at least 1, got {getattr(config, name)}")
+
+    def settled(self, config: TrainConfig) -> dict[str, Any]:
+        named = config.eval_tokens
+        return super().settled(config) | {"eval_tokens": default_eval_tokens(config.tokens) if named is None else named}
 
     def fitted(self, config: TrainConfig) -> TransformerConfig:
         model = cast(TokenConfig, config.model)
@@ -97,6 +111,9 @@ class TextTask(Task):
             targets = batch.targets[batch.targets != IGNORED].numpy()
             asked += np.bincount(targets, minlength=size)
         return token_counts(data.train, size), asked
+
+    def evaluation_samples(self, config: TrainConfig, data: Corpus) -> int:
+        return math.ceil(min(data.val.n_tokens, config.eval_tokens or data.val.n_tokens) / config.length)
 
     def keep(self, data: Corpus, folder: RunFolder) -> None:
         data.tokenizer.save(folder.tokenizer)

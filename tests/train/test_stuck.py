@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from normlab import DecoderConfig
 from normlab.data import IGNORED, prepare
 from normlab.train import stuck
 from normlab.train.config import TrainConfig
@@ -256,5 +257,5 @@ def test_results_of_version_0_1_know_nothing_of_it():
 
 def test_the_names_of_stored_runs_stay():
     # As version 0.1 named it.
-    assert TrainConfig(stop_hopeless=False).identity == "08665875"
+    assert TrainConfig(model=DecoderConfig(tied=None), stop_hopeless=False).identity == "08665875"
     assert TrainConfig().identity != TrainConfig(stop_hopeless=True).identity

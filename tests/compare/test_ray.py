@@ -71,20 +71,20 @@ def test_a_run_that_ray_loses_is_started_again_from_its_checkpoint(long: Path, t
     assert values(tmp_path) == values(long)
 
 
-class _Lost(Exception):
+class _LostError(Exception):
     """Stands for Ray's error for a worker that died."""
 
 
-class _Other(Exception):
+class _OtherError(Exception):
     """Stands for Ray's errors that are not raised here."""
 
 
 def test_what_ray_loses_is_interrupted(text: Path, tmp_path: Path) -> None:
     def get(reference: str) -> None:
-        raise _Lost("The worker died unexpectedly.\nMore about it.")
+        raise _LostError("The worker died unexpectedly.\nMore about it.")
 
     pool = RayPool.__new__(RayPool)
-    errors = SimpleNamespace(TaskCancelledError=_Other, RayTaskError=_Other, RayError=_Lost)
+    errors = SimpleNamespace(TaskCancelledError=_OtherError, RayTaskError=_OtherError, RayError=_LostError)
     pool._ray, pool._stopped = cast(ModuleType, SimpleNamespace(exceptions=errors, get=get)), False
     run = configuration(text).plan().tune()[0]
     _, row = pool._ended("reference", _Task(Job(run, tmp_path / "run", ""), "2026-01-01T00:00:00+00:00"))

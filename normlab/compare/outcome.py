@@ -49,6 +49,8 @@ def outcome(config: CompareConfig, folder: str | os.PathLike[str]) -> Outcome:
     interrupted = {row["run"] for row in own if row["state"] == "interrupted"}
     # With rates that are searched, one that fails only says where to turn, unless it leaves a scheme without a rate.
     found = {scheme for scheme, lr in plan.rates(rows).items() if lr is not None and config.bracket is not None}
-    failed = [row for row in own if row["state"] == "failed" and (row["role"] == "judge" or row["scheme"] not in found)]
+    # One that was stopped because it was stuck did what it was asked to.
+    lost = [row for row in own if row["state"] == "failed" and not row.get("stuck")]
+    failed = [row for row in lost if row["role"] == "judge" or row["scheme"] not in found]
     due = sum(run.name not in interrupted for run in plan.due(rows))
     return Outcome(due, plan.left(rows), plan.is_open(rows), len(failed), len(interrupted))

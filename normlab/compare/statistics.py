@@ -73,8 +73,8 @@ class Standing:
     values: dict[int, float | None] = field(default_factory=dict)
     """Judge seed to result at the picked rate; None is a run that failed or was stuck."""
 
-    stuck: dict[int, float] = field(default_factory=dict)
-    """Judge seeds whose run was stuck, and what it ended at: never part of a mean or a difference."""
+    stuck: dict[int, float | None] = field(default_factory=dict)
+    """Judge seeds whose run was stuck, and what it ended at (None: stopped early): part of no mean or difference."""
 
     tune: dict[float, AtRate] = field(default_factory=dict)
     """Results of the tune runs, by rate."""

@@ -25,8 +25,8 @@ class AtRate:
 
     values: dict[int, float | None] = field(default_factory=dict)
     """None for a run that failed or was stuck, whatever number it left."""
-    stuck: dict[int, float] = field(default_factory=dict)
-    """What the runs that were stuck ended at."""
+    stuck: dict[int, float | None] = field(default_factory=dict)
+    """What the runs that were stuck ended at; None where one was stopped early for it (state failed, stuck true)."""
 
     @property
     def trained(self) -> list[float]:
@@ -50,9 +50,8 @@ def by_rate(rows: Iterable[Row], role: str) -> dict[float, AtRate]:
             value = row["value"] if row["state"] == "done" else None
             usable = value if value is not None and math.isfinite(value) else None
             at_rate = grouped.setdefault(row["lr"], AtRate())
-            is_stuck = bool(row.get("stuck")) and usable is not None
-            at_rate.values[row["seed"]] = None if is_stuck else usable
-            if is_stuck and usable is not None:
+            at_rate.values[row["seed"]] = None if row.get("stuck") else usable
+            if row.get("stuck"):
                 at_rate.stuck[row["seed"]] = usable
     return grouped
 
@@ -67,8 +66,8 @@ def pick(tune: Mapping[float, AtRate], metric: Metric) -> float | None:
 
     def key(lr: float) -> tuple[int, int, float, float]:
         own = whole[lr]
-        failed = own.lost - len(own.stuck)
-        return own.lost, failed, _mean(own.trained or [*own.stuck.values()], metric), lr
+        failed, ends = own.lost - len(own.stuck), [end for end in own.stuck.values() if end is not None]
+        return own.lost, failed, _mean(own.trained or ends, metric), lr
 
     return min(whole, key=key, default=None)
 

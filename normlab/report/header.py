@@ -21,14 +21,14 @@ def facts(results: Results) -> Facts:
 
 
 def _about_run(run: Run) -> Facts:
-    state = "done, stuck" if run.is_stuck else run.state
+    state = "stuck" if run.is_stuck else run.state
     known = {"scheme": run.label, "state": state, "rate": rate(run.lr), "seed": str(run.seed)}
     return [(name, value) for name, value in known.items() if value not in (NONE, "None")]
 
 
 def _about_runs(runs: list[Run]) -> Facts:
     counts = {
-        "failed": sum(run.state == "failed" for run in runs),
+        "failed": sum(run.has_failed for run in runs),
         "stuck": sum(run.is_stuck for run in runs),
         "interrupted": sum(run.state == "interrupted" for run in runs),
     }

@@ -44,12 +44,17 @@ class Run:
     @property
     def is_stuck(self) -> bool:
         """Whether its loss never got clearly below the entropy of single tokens; rows of version 0.1 do not say."""
-        return self.state in ("done", "stuck") and bool(self.row.get("stuck"))
+        return self.state == "stuck" or (self.state in ("done", "failed") and bool(self.row.get("stuck")))
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it broke; one that was stopped early because it was stuck did not."""
+        return self.state == "failed" and not self.is_stuck
 
     @property
     def is_lost(self) -> bool:
         """Whether it is no part of any mean."""
-        return self.state in ("failed", "interrupted") or self.is_stuck
+        return self.has_failed or self.is_stuck or self.state == "interrupted"
 
 
 @dataclass(frozen=True, kw_only=True)

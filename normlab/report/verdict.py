@@ -108,8 +108,9 @@ def _finding(results: Results, own: Standing) -> str | None:
     if own.verdict == "not judged":
         return f"{own.label} is not judged: it has no judge run at its picked rate."
     if own.verdict == "stuck":
-        ends = listed(dict.fromkeys(fixed(value, 3) for value in own.stuck.values()))
-        return f"{own.label} did not train at its rate ({rate(own.lr)}): it ended at {ends}."
+        ends = dict.fromkeys(fixed(end, 3) for end in own.stuck.values() if end is not None)
+        end = f"at {listed(ends)}" if ends else "early"
+        return f"{own.label} did not train at its rate ({rate(own.lr)}): it ended {end}."
     if own.verdict == "no pairs":
         return f"{own.label} shares no finished seed with {base}, so it cannot be compared."
     if difference is None:
@@ -146,7 +147,7 @@ def _power(own: Standing, places: int) -> str:
 
 def _failures(results: Results, scheme: str) -> str | None:
     own = [run for run in results.runs if run.scheme == scheme]
-    failed = [run for run in own if run.state == "failed"]
+    failed = [run for run in own if run.has_failed]
     if not failed:
         return None
     ended = [run for run in own if run.state in ("done", "failed")]

@@ -8,12 +8,14 @@ import os
 import signal
 import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import cast
 
 import pytest
 
 from normlab.compare import compare
 from normlab.compare.execute import Job
-from normlab.compare.ray_pool import _perform
+from normlab.compare.ray_pool import RayPool, _perform, _Task
 from normlab.compare.store import Store
 from normlab.errors import NormLabError
 from tests.compare import small
@@ -78,6 +80,27 @@ def test_a_run_that_ray_loses_is_started_again_from_its_checkpoint(long: Path, t
     assert "Ray lost it" in errors
     assert {row["state"] for row in Store(tmp_path).rows()} == {"done"}
     assert values(tmp_path) == values(long)
+
+
+class _LostError(Exception):
+    """Stands for Ray's error for a worker that died."""
+
+
+class _OtherError(Exception):
+    """Stands for Ray's errors that are not raised here."""
+
+
+def test_what_ray_loses_is_interrupted(text: Path, tmp_path: Path) -> None:
+    def get(reference: str) -> None:
+        raise _LostError("The worker died unexpectedly.\nMore about it.")
+
+    pool = RayPool.__new__(RayPool)
+    errors = SimpleNamespace(TaskCancelledError=_OtherError, RayTaskError=_OtherError, RayError=_LostError)
+    pool._ray, pool._stopped = cast(ModuleType, SimpleNamespace(exceptions=errors, get=get)), False
+    run = configuration(text).plan().tune()[0]
+    _, row = pool._ended("reference", _Task(Job(run, tmp_path / "run", ""), "2026-01-01T00:00:00+00:00"))
+    assert isinstance(row, dict)
+    assert (row["state"], row["reason"]) == ("interrupted", "Ray lost it: The worker died unexpectedly.")
 
 
 def test_ray_that_is_missing_is_named_with_its_extra(

@@ -98,6 +98,15 @@ def test_scores_of_accuracies_fall_as_they_rise() -> None:
     assert by_rate(rows, "tune")[1e-3].score(ACCURACY) == Score(1, pytest.approx(-0.6))
 
 
+def test_a_run_that_was_stopped_because_it_was_stuck_is_stuck_and_not_failed() -> None:
+    rows = judged("pre", {**PRE}) + judged("new", {**lower(), 2: None}, stuck=(2,))
+    own = standing(rows)
+    assert (own.stuck, own.failed, own.lost, own.verdict) == ({2: None}, 0, 1, "unreliable")
+    stopped = [row("new", "tune", lr, 1000, None, stuck=True) for lr in (1e-3, 2e-3)]
+    assert pick(by_rate(stopped, "tune"), LOSS) == 1e-3
+    assert by_rate(stopped, "tune")[1e-3].score(LOSS) == Score(1, math.inf)
+
+
 def test_where_every_rate_is_stuck_the_one_that_came_furthest_is_judged() -> None:
     losses = {5e-4: 6.95, 1e-3: 6.90, 2e-3: 6.97}
     rows = [row("new", "tune", lr, 1000, value, stuck=True) for lr, value in losses.items()]

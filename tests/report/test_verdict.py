@@ -160,6 +160,15 @@ def test_stuck_runs_are_counted_named_in_the_headline_and_claim_nothing(folder: 
     assert any(line.startswith("geonorm: 3 of 9 runs stuck (rate 6e-4)") for line in found.findings)
 
 
+def test_a_run_that_was_stopped_early_is_stuck_and_not_failed(folder: Path) -> None:
+    stopped = {"state": "failed", "reason": "stuck; stopped early", "value": None, "stuck": True}
+    rewrite(folder, lambda row: row | stopped if (row["scheme"], row["role"]) == ("peri", "judge") else row)
+    found = words(folder)
+    assert "peri was stuck with all 3 judging seeds." in found.headline
+    assert "peri did not train at its rate (1.2e-3): it ended early." in found.findings
+    assert not any("peri" in line and "failed" in line for line in found.findings)
+
+
 def test_a_scheme_that_never_trains_is_said_to_be_stuck(folder: Path) -> None:
     def stuck(row: dict[str, Any]) -> dict[str, Any]:
         return row | {"value": 6.97 - 10 * row["lr"], "stuck": True} if row["scheme"] == "peri" else row

@@ -172,7 +172,7 @@
       return entry.role === "judge" ? own : `${own}-open`;
     };
     const fate = (entry) => {
-      if (entry.value === null) return "failed";
+      if (entry.value === null) return entry.stuck ? "stuck, stopped early" : "failed";
       return entry.value.toFixed(4) + (entry.stuck ? ", stuck" : "");
     };
     const ticks = [...new Set(data.rates.map((entry) => entry.lr))].sort((a, b) => a - b);

@@ -24,11 +24,15 @@ from normlab.choices import Topology
 from normlab.errors import NormLabError
 from normlab.hf.flow import STATE, Signature, part_of, resolve
 from normlab.hf.foreign_norm import ModelNorm, NormOptions, recognise
+from normlab.hf.function_norm import FunctionNorm
 from normlab.schemes.blocks import Block, ParallelBlock, SerialBlock
 from normlab.schemes.parts import Add, AddNorm, Branch, Step
 
 Run = Callable[[Any, dict[str, Any], torch.Tensor], torch.Tensor]
 """(layer, the layer's arguments by name, what the branch reads) → update."""
+
+Where = str | FunctionNorm
+"""A norm of a layer: the path of a module, or functions of its forward pass."""
 
 PLACES = ("read", "shape", "write")
 
@@ -38,13 +42,13 @@ class Limb:
     """One branch of a layer, and where the norms around it are: before it, on what it returns, after the addition."""
 
     run: Run
-    read: str | None = None
-    shape: str | None = None
-    write: str | None = None
+    read: Where | None = None
+    shape: Where | None = None
+    write: Where | None = None
     name: str = "branch"
 
-    def norms(self) -> Iterator[tuple[str, str]]:
-        """(place, path) of each of its norms."""
+    def norms(self) -> Iterator[tuple[str, Where]]:
+        """(place, path or function) of each of its norms."""
         for place in PLACES:
             path = getattr(self, place)
             if path is not None:
@@ -83,8 +87,12 @@ class Anatomy:
         return [{place: model_norm(layer, path) for place, path in limb.norms()} for limb in self.limbs]
 
     def paths(self) -> set[str]:
-        """Where the norms are in the layer."""
-        return {path for limb in self.limbs for _, path in limb.norms()}
+        """Where the norms are in the layer that are modules."""
+        return {path for limb in self.limbs for _, path in limb.norms() if isinstance(path, str)}
+
+    def functions(self) -> list[FunctionNorm]:
+        """The norms that are no modules."""
+        return [norm for limb in self.limbs for _, norm in limb.norms() if isinstance(norm, FunctionNorm)]
 
     def block(self, layer: nn.Module) -> Block:
         """The layer as one of our blocks, with its own norms."""
@@ -97,10 +105,15 @@ class Anatomy:
         return block
 
 
-def model_norm(layer: nn.Module, path: str) -> ModelNorm:
+def norm_module(layer: nn.Module, where: Where) -> nn.Module:
+    """A norm of a layer as a module."""
+    return where.of(layer) if isinstance(where, FunctionNorm) else part_of(layer, where)
+
+
+def model_norm(layer: nn.Module, path: Where) -> ModelNorm:
     """The norm at a path as a part of our steps; what does not behave like one is refused."""
-    norm = part_of(layer, path)
-    options = recognise(norm)
+    norm = norm_module(layer, path)
+    options = recognise(norm, layer)
     if options is None:
         raise NormLabError(
             f"{type(layer).__name__}.{path} ({type(norm).__name__}) is no RMSNorm or LayerNorm by what it computes; "
@@ -112,7 +125,7 @@ def model_norm(layer: nn.Module, path: str) -> ModelNorm:
 def norm_options(layer: nn.Module, anatomy: Anatomy) -> NormOptions | None:
     """The kind of the layer's norms; of the first where they differ."""
     paths = [path for limb in anatomy.limbs for _, path in limb.norms()]
-    return recognise(part_of(layer, paths[0])) if paths else None
+    return recognise(norm_module(layer, paths[0]), layer) if paths else None
 
 
 def _step(norms: dict[str, ModelNorm]) -> Step:

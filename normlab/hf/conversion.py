@@ -79,12 +79,29 @@ def plan(
     roles: Mapping[str, Spec] | None = None,
 ) -> Conversion:
     """What the model would be converted to; what cannot be raises with the reason, and nothing is changed."""
+    _check_norms(model, found)
     target = as_in_model(find_scheme(scheme), found)
     if not residual_only:
         _check_needs(target, model, found)
     depth, branches = len(found.anatomies), found.branches
     bound = target.bind(depth=depth, dim=found.dim, topology=topology or found.topology, branches=branches)
+    if found.final_is_shared and _changes(bound, found):
+        raise NormLabError(
+            f"{type(model).__name__} uses {found.final!r} elsewhere, too, so its final norm cannot be changed alone; "
+            "give the other place a norm of its own"
+        )
     return Conversion(bound, residual_only, dict(roles or {}))
+
+
+def _check_norms(model: Any, found: Survey) -> None:
+    """Refuse norms that are no modules: there is nothing to take out of the model."""
+    functions = [str(norm) for anatomy in found.anatomies for norm in anatomy.functions()]
+    functions += [found.final_function] if found.final_function is not None else []
+    if functions:
+        raise NormLabError(
+            f"{type(model).__name__} computes a norm by a function ({functions[0]}), which cannot be replaced; "
+            "make it a module, or pass an adapter (docs/guides/converting.md)"
+        )
 
 
 def rewire(model: Any, found: Survey, conversion: Conversion) -> None:

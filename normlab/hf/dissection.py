@@ -8,7 +8,7 @@ opened. What lies between state and update is the branch, the norms at its two e
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from normlab.errors import NormLabError
-from normlab.hf.anatomy import Anatomy, Limb
+from normlab.hf.anatomy import Anatomy, Limb, Where, norm_module
 from normlab.hf.flow import (
     ADVICE,
     CALL,
@@ -33,8 +33,9 @@ from normlab.hf.flow import (
     trace,
 )
 from normlab.hf.foreign_norm import recognise
+from normlab.hf.function_norm import FunctionNorm, may_be_norm
 
-_VIEWS = ("view", "reshape", "contiguous", "to", "type_as", "clone")
+_VIEWS = ("view", "reshape", "contiguous", "to", "type_as", "float", "clone")
 _FACTS = ("size", "dim", "ndimension", "numel")
 
 
@@ -54,7 +55,7 @@ def dissect(layer: nn.Module, opened: set[str] | None = None) -> Anatomy:
     return Anatomy(limbs, resting.signature, resting.topology, resting.shared_read, resting.returns, resting.exact)
 
 
-def _places(limb: Limb) -> tuple[str | None, str | None, str | None]:
+def _places(limb: Limb) -> tuple[Where | None, Where | None, Where | None]:
     return limb.read, limb.shape, limb.write
 
 
@@ -77,7 +78,7 @@ class _Addition:
 
     skip: fx.Node
     updates: list[fx.Node]
-    write: str | None
+    write: Where | None
     exact: bool
 
 
@@ -90,7 +91,7 @@ class _Reading:
         self.state = next(node for node in self.nodes if node.name == STATE.name)
         self.returned = next(node for node in self.nodes if node.op == "output").args[0]
         self._states = {self.state}
-        self._norms: dict[str, bool] = {}
+        self._norms: dict[fx.Node, tuple[Where, fx.Node] | None] = {}
         self._above: dict[fx.Node, set[fx.Node]] = {}
         for node in self.nodes:
             sources = node.all_input_nodes
@@ -131,7 +132,7 @@ class _Reading:
 
     def _addition(self, node: fx.Node) -> _Addition:
         write = self._norm(node)
-        total = node if write is None else self._plain(node.args[0])
+        total = node if write is None else self._normed(node)
         if not _is_sum(total):
             raise self._not_a_sum(total)
         one, other = _summands(total)
@@ -175,14 +176,16 @@ class _Reading:
         skip, end = self._plain(addition.skip), self._plain(update)
         shape = self._norm(end)
         if shape is not None:
-            end = self._plain(end.args[0])
-        reads = [node for node in self._above[end] | {end} if self._norm(node) and self._plain(node.args[0]) is skip]
+            end = self._normed(end)
+        found = [node for node in self._above[end] | {end} if self._norm(node) and self._normed(node) is skip]
+        # Of functions that follow each other the last one is the norm: a cast behind it belongs to it.
+        reads = [node for node in found if not any(node in self._above[other] for other in found)]
         if not reads:
             return _Cut(end, addition.skip, skip, None, shape, addition.write)
         if len(reads) > 1 or skip in self._needed(end, {reads[0]}):
-            names = ", ".join(sorted(path_of(node) for node in reads))
+            names = ", ".join(sorted(str(self._norm(node)) for node in reads))
             raise NormLabError(f"{self.who}: a branch reads the state through {names} and in another way; {ADVICE}")
-        return _Cut(end, reads[0], skip, path_of(reads[0]), shape, addition.write)
+        return _Cut(end, reads[0], skip, self._norm(reads[0]), shape, addition.write)
 
     def _limbs(self, cuts: Sequence[_Cut], extras: Sequence[fx.Node]) -> tuple[Limb, ...]:
         programs = [self._program(cut, []) for cut in cuts]
@@ -242,14 +245,37 @@ class _Reading:
 
     # -- nodes ---------------------------------------------------------------------------------------------------
 
-    def _norm(self, node: Any) -> str | None:
-        """The path of the norm that a node calls."""
-        if not isinstance(node, fx.Node) or node.op != "call_module" or len(node.args) != 1 or node.kwargs:
+    def _norm(self, node: Any) -> Where | None:
+        """The norm that a node computes: the path of its module, or its functions."""
+        if not isinstance(node, fx.Node):
             return None
-        path = path_of(node)
-        if path not in self._norms:
-            self._norms[path] = recognise(part_of(self.layer, path)) is not None
-        return path if self._norms[path] else None
+        if node not in self._norms:
+            candidates = [self._module(node)] if node.op == "call_module" else self._functions(node)
+            known = (one for one in candidates if one and recognise(norm_module(self.layer, one[0]), self.layer))
+            self._norms[node] = next(known, None)
+        found = self._norms[node]
+        return None if found is None else found[0]
+
+    def _normed(self, norm: fx.Node) -> fx.Node:
+        """What the norm of a node reads."""
+        found = self._norms[norm]
+        assert found is not None
+        return self._plain(found[1])
+
+    def _module(self, node: fx.Node) -> tuple[Where, fx.Node] | None:
+        alone = len(node.args) == 1 and not node.kwargs and isinstance(node.args[0], fx.Node)
+        return (path_of(node), node.args[0]) if alone else None  # type: ignore[return-value]
+
+    def _functions(self, node: fx.Node) -> Iterator[tuple[Where, fx.Node]]:
+        """Functions that end in a node and need one tensor and parameters alone, with that tensor."""
+        core = self._plain(node) if _is_view(node) else node
+        sources = [part for part in core.args if isinstance(part, fx.Node)] if may_be_norm(core) else []
+        for source in dict.fromkeys(self._plain(part) for part in sources):
+            needed = self._needed(node, {source})
+            if not any(one.op in ("placeholder", "call_module") for one in needed):
+                calls = tuple(call_of(one) for one in self.nodes if one in needed)
+                name = core.target if isinstance(core.target, str) else core.target.__name__
+                yield FunctionNorm(name, Program((source.name,), calls, Ref(node.name))), source
 
     def _plain(self, node: Any) -> fx.Node:
         """The same tensor before it was reshaped, cast or passed through a dropout that drops nothing."""
@@ -267,9 +293,9 @@ class _Cut:
     end: fx.Node
     source: fx.Node
     skip: fx.Node
-    read: str | None
-    shape: str | None
-    write: str | None
+    read: Where | None
+    shape: Where | None
+    write: Where | None
 
 
 def _is(node: Any, *functions: Callable[..., Any]) -> bool:

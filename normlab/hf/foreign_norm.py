@@ -15,6 +15,8 @@ from normlab.norms import Gain
 _HALF = (torch.float16, torch.bfloat16)
 _AGREE = 1e-4
 """Relative difference up to which two norms are the same: both compute in fp32."""
+_ANY_WIDTH = 8
+"""Width at which a module is tried that has none of its own."""
 _TINY = 1e-3
 """Size of the input that shows the epsilon: its mean square is about that of common epsilons."""
 
@@ -74,11 +76,18 @@ class ModelNorm(nn.Module):
         return largest + (0.0 if bias is None else float(norms.rms(bias)))
 
 
-def recognise(module: nn.Module) -> NormOptions | None:
-    """What norm a module is, found by feeding a copy of it; None if it is none of width two or more."""
-    dim = _width(module)
-    if dim is None or dim < 2:
-        return None
+def recognise(module: nn.Module, beside: nn.Module | None = None) -> NormOptions | None:
+    """What norm a module is, found by feeding a copy of it; None if it is none of width two or more.
+
+    A norm without a gain may still be of one width alone: then it is one that a module `beside` it has.
+    """
+    widths = _widths(module)
+    if widths == [_ANY_WIDTH] and beside is not None:
+        widths += sorted({size for parameter in beside.parameters() for size in parameter.shape})
+    return next((found for dim in widths if dim > 1 and (found := _recognise(module, dim)) is not None), None)
+
+
+def _recognise(module: nn.Module, dim: int) -> NormOptions | None:
     # On the CPU also where a model is being made without values: the copy has some.
     with torch.device("cpu"):
         trial = _trial(module)
@@ -139,14 +148,15 @@ def _trial(module: nn.Module) -> nn.Module:
     return trial.eval()
 
 
-def _width(module: nn.Module) -> int | None:
-    """Width of a module that may be a norm: it has no parts, and at most a gain and a bias."""
+def _widths(module: nn.Module) -> list[int]:
+    """Widths to try of a module that may be a norm: it has no parts, and at most a gain and a bias."""
     own = list(module.parameters())
     if next(module.children(), None) is not None or len(own) > 2 or any(one.ndim != 1 for one in own):
-        return None
+        return []
     stated = getattr(module, "normalized_shape", None)
-    sizes = {one.numel() for one in own} or {tuple(stated)[-1] if stated else 0}
-    return sizes.pop() if len(sizes) == 1 else None
+    # Without a gain nothing says how wide it is: most such norms take any width.
+    sizes = {one.numel() for one in own} or {tuple(stated)[-1] if stated else _ANY_WIDTH}
+    return list(sizes) if len(sizes) == 1 else []
 
 
 def _parameters(norm: nn.Module) -> tuple[torch.Tensor | None, torch.Tensor | None]:

@@ -125,7 +125,7 @@ def _has_ends(bound: Bound, found: Survey) -> bool:
     entry, exit_ = bound.entry(), bound.exit()
     final_norm = isinstance(exit_, Norm)
     plain_exit = final_norm or isinstance(exit_, nn.Identity)
-    return isinstance(entry, nn.Identity) and plain_exit and final_norm == (found.final is not None)
+    return isinstance(entry, nn.Identity) and plain_exit and final_norm == found.has_final
 
 
 def _places(limb: Limb) -> Places:
@@ -177,7 +177,8 @@ def _how(found: Survey) -> tuple[str, ...]:
         norm = found.norm
         bias = "with bias" if norm.bias else "without bias"
         lines.append(f"its norms compute {norm.norm}, eps {norm.eps:g}, gain {norm.gain}, {bias}")
-    lines.append(f"{found.final!r} reads the last block" if found.final else "no norm reads the last block")
+    final = found.final or found.final_function
+    lines.append(f"{final!r} reads the last block" if final else "no norm reads the last block")
     inner = [path for path, part in walk(stack.blocks[0], "") if recognise(part) and path not in first.paths()]
     lines += [f"inside its branches: {', '.join(inner)}"] if inner else []
     beside = list(dict.fromkeys(part for limb in first.limbs for part in _beside(stack.blocks[0], limb)))

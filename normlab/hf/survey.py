@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from normlab.hf.anatomy import Anatomy, norm_options
 from normlab.hf.dissection import dissect
 from normlab.hf.flow import ADVICE, behaves_like
 from normlab.hf.foreign_norm import NormOptions, recognise
+from normlab.hf.function_norm import FinalNorm
 from normlab.hf.layer import check_not_lost
 from normlab.stability.blocks import BlockStack, find_stacks, walk
 from normlab.stability.replay import Call, at_rest, capture
@@ -44,6 +45,15 @@ class Survey:
     dim: int
     norm: NormOptions | None
     """What the norms of the blocks are; None where they have none."""
+    final_function: str | None = None
+    """The function that is the norm behind the last block, where that is no module."""
+    final_is_shared: bool = False
+    """Whether the norm behind the last block is used elsewhere, too."""
+
+    @property
+    def has_final(self) -> bool:
+        """Whether a norm reads the last block."""
+        return self.final is not None or self.final_function is not None
 
     @property
     def pattern(self) -> str:
@@ -75,10 +85,19 @@ def survey(
     with at_rest(model), torch.no_grad(), hub.quiet():
         with in_one_line(f"{type(model).__name__} does not run", "pass batch={...} with what its forward takes"):
             inputs = sample(model) if batch is None else dict(batch)
-            final, calls = _run(model, stack, norms, inputs)
+            ends, calls = _run(model, stack, norms, inputs)
         for name, anatomy, call in zip(stack.names, anatomies, calls, strict=True):
             _verify(name, anatomy, call)
-    return Survey(stack, anatomies, final, calls[0].width, norm_options(stack.blocks[0], anatomies[0]))
+    norm = norm_options(stack.blocks[0], anatomies[0])
+    return Survey(stack, anatomies, ends.path, calls[0].width, norm, ends.function, ends.is_shared)
+
+
+class _End(NamedTuple):
+    """The norm behind the last block."""
+
+    path: str | None
+    function: str | None
+    is_shared: bool
 
 
 def one_stack(model: nn.Module, blocks: str | None) -> BlockStack:
@@ -134,26 +153,32 @@ def sample(model: Any) -> dict[str, torch.Tensor]:
 
 def _run(
     model: nn.Module, stack: BlockStack, norms: Mapping[str, nn.Module], inputs: Mapping[str, Any]
-) -> tuple[str | None, list[Call]]:
+) -> tuple[_End, list[Call]]:
     """(the norm that reads what the last block returns, the call of every block) in one pass."""
     last: list[torch.Tensor] = []
     readers: list[str] = []
+    used: list[str] = []
+    function = FinalNorm(last)
     with ExitStack() as hooks:
         end = stack.blocks[-1].register_forward_hook(
             lambda _module, args, kwargs, output: last.append(first_state(output, args, kwargs)), with_kwargs=True
         )
         hooks.callback(end.remove)
         for path, norm in norms.items():
-            hooks.callback(norm.register_forward_pre_hook(_noting(path, readers, last)).remove)
+            hooks.callback(norm.register_forward_pre_hook(_noting(path, readers, used, last)).remove)
+        hooks.enter_context(function)
         calls = capture(stack, stack.blocks, lambda: model(**inputs))
     silent = [name for name, call in zip(stack.names, calls, strict=True) if call is None]
     if silent:
         raise NormLabError(f"{silent[0]} did not run; expected every block to run once in a pass")
-    return next(iter(readers), None), [call for call in calls if call is not None]
+    path = next(iter(readers), None)
+    end = _End(path, function.found if path is None else None, used.count(path or "") > 1)
+    return end, [call for call in calls if call is not None]
 
 
-def _noting(path: str, readers: list[str], last: list[torch.Tensor]) -> Callable[..., None]:
+def _noting(path: str, readers: list[str], used: list[str], last: list[torch.Tensor]) -> Callable[..., None]:
     def note(_norm: nn.Module, args: tuple[Any, ...]) -> None:
+        used.append(path)
         if last and args and _is_part_of(args[0], last[-1]):
             readers.append(path)
 

@@ -68,5 +68,5 @@ def test_what_is_no_run_says_so(text, tmp_path):
     result = train(config, tmp_path / "broken", shown=False)
     assert result.state == "failed"
     run = normlab.load_run(tmp_path / "broken")
-    with pytest.raises(NormLabError, match="has no weights yet"):
+    with pytest.raises(NormLabError, match="has no weights and no checkpoint yet"):
         _ = run.model

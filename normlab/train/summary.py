@@ -1,7 +1,7 @@
 """A run in a few thousand characters: its loss curve, profiles, spikes and skipped steps, for the row of the run.
 
 Free of torch: it is made of the records in metrics.jsonl, whoever trained, and also of a run that failed. Numbers have
-five digits. Around 10 kB for 12 blocks and 40 kB for 128, so that a hundred runs stay below 10 MB.
+five digits: about 10 kB for 12 blocks and at most 55 kB for 128, so that a hundred runs stay below 10 MB.
 """
 
 from __future__ import annotations

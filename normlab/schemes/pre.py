@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,7 +13,6 @@ from normlab.errors import NormLabError
 from normlab.norms import Norm, rms, widen
 from normlab.roles import OUTPUTS, Role
 from normlab.schemes.base import Bound, Scheme, Site
-from normlab.schemes.blocks import Block
 from normlab.schemes.law import Law
 from normlab.schemes.parts import Add, Step, Write, factor
 
@@ -66,7 +64,7 @@ class Pre(Scheme):
     def initial_std(self, role: Role, base: float, bound: Bound) -> float:
         return base / math.sqrt(bound.updates) if self.depth_init and role.role in OUTPUTS else base
 
-    def law(self, depth: int, blocks: Sequence[Block] = ()) -> Law:
+    def law(self, depth: int) -> Law:
         return Law(
             speed=lambda m: m.radius / self.step,
             radial=lambda m: self.step * m.radial,

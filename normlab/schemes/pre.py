@@ -27,8 +27,10 @@ class Pre(Scheme):
                   └───────────────+─ x'
     Init       output projections ÷ √(2L) (depth_init), the rest at the base std
     Source     Xiong et al. 2020, arXiv 2002.04745; step Δt: arXiv 2510.09904
-    Law        RMS ∝ √l at initialisation, towards ∝ l in training; gradients follow a power law in depth
-    Fails      deep blocks barely turn the grown state (dead depth); nothing bounds the state but the weights
+    Law        RMS(x_l) ≤ RMS(x₀) + Δt Σ Λ_k: ∝ √l at initialisation, ∝ l at worst with weights of one size in all
+               blocks; gradients follow a power law in depth
+    Fails      deep blocks barely turn the grown state (dead depth); nothing bounds the Λ_k: weights that grow with
+               depth make the state grow exponentially
     """
 
     name = "pre"
@@ -71,8 +73,9 @@ class Pre(Scheme):
             rms=lambda i: math.sqrt(1 + self.step**2 * i),
             forward="linear",
             backward="power law in depth",
-            note="linear with a slope that the weights set: unbounded without weight decay, and r ∝ t of the continuous"
-            " law needs tied weights (independent ones give √t)",
+            note="linear with a slope that the weights set, and faster where weights grow with depth: training may make"
+            " them do so, without bound if nothing decays them and up to e^depth if something does (arXiv 2510.09904);"
+            " r ∝ t of the continuous law needs tied weights (independent ones give √t)",
         )
 
 

@@ -85,7 +85,9 @@ def _law(stack: Stack, entry: Number, segments: Sequence[Segment]) -> dict[str, 
     except NormLabError as error:
         return {"notes": (str(error),)}
     sizes = [law.rms(round(bound.branches * place / bound.scheme.cut)) for place in range(bound.depth + 1)]
-    growth = law.forward if law.forward == "bounded" else f"up to {law.forward} in training"
+    growth = (
+        law.forward if law.forward == "bounded" else f"{law.forward} at worst, with weights of one size in all blocks"
+    )
     start = f"at initialisation RMS × {sizes[-1]:.3g} over {bound.depth} blocks"
     start += ", if branches return the RMS they are given"
     return {

@@ -99,7 +99,9 @@ class Card:
         for k in range(_DEPTH):
             size = bound.block(k).bound(size, [unbounded] * bound.branches)
         if size == float("inf"):
-            return "none without a bound on the weights"
+            return (
+                "none without a bound on the weights: if they grow with depth, the state grows faster than said above"
+            )
         return f"RMS ≤ {size:.4g} after {_DEPTH} blocks at initialisation, whatever the sublayers do"
 
     @property

@@ -34,7 +34,8 @@ def schemes(*, as_json: bool = False) -> None:
         table.add_row(card.scheme.name, escape(formula), growth, moves, own)
     console = Console()
     console.print(table)
-    console.print("grows: RMS of the state with depth, at worst. moves: vectors a token and block, forward+backward.")
+    console.print("grows: RMS of the state with depth, at worst, with weights of one size in all blocks.")
+    console.print("moves: vectors a token and block, forward+backward.")
     console.print("normlab schemes NAME prints the card of one.")
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
@@ -146,12 +146,12 @@ class Scheme:
         with torch.no_grad():
             return float(torch.linalg.vector_norm(norm(torch.arange(dim, dtype=torch.float64))))
 
-    def law(self, depth: int, blocks: Sequence[Block] = ()) -> Law:
+    def law(self, depth: int) -> Law:
         """What theory says. A scheme without a law cannot be simulated and is checked by measurement alone.
 
-        With the `blocks` of a trained network, what they have learnt stands in place of initial values
-        (`normlab.schemes.learnt`). The gain of the norm that attention reads through is no part of a law: it belongs to
-        attention's matrices.
+        A scheme whose step learns something that changes its law takes `blocks: Sequence[Block] = ()` as well, those of
+        a trained network, and reads it from them (`normlab.schemes.learnt`). The gain of the norm that attention reads
+        through is no part of a law: it belongs to attention's matrices.
         """
         raise NormLabError(f"{self.name} states no law")
 
@@ -171,8 +171,9 @@ class Scheme:
 
     def learnt_law(self, blocks: Sequence[Block]) -> Law:
         """The law with what blocks have learnt; the initial one of a scheme whose `law` takes no blocks."""
-        takes = len(inspect.signature(self.law).parameters) > 1
-        return self.law(len(blocks), blocks) if takes else self.law(len(blocks))
+        law: Callable[..., Law] = self.law
+        learns = "blocks" in inspect.signature(law).parameters
+        return law(len(blocks), blocks=blocks) if learns else law(len(blocks))
 
     def bind(self, *, depth: int, dim: int, first: int = 0, topology: Topology = "serial", branches: int = 2) -> Bound:
         """The scheme in a network of `depth` blocks of width `dim`; `first`: where this part of the stack begins."""

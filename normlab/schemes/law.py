@@ -111,7 +111,8 @@ class Law:
     branches that return the RMS they are given. None where it is not known."""
 
     forward: Growth
-    """Growth of the state that training is known or proven to lead to, at worst."""
+    """Growth of the state at worst, with weights and gains of one size in all blocks: branches that all pull the same
+    way. Weights that grow with depth make it faster where the scheme's parts have no bound (`Block.bound`)."""
 
     backward: str
     """What happens to the gradient on its way down, in a few words."""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from normlab.errors import NormLabError
 from normlab.schemes.base import Scheme, Site
-from normlab.schemes.blocks import Block
 from normlab.schemes.law import Law
 from normlab.schemes.parts import Add, Chain, Constant, Step
 
@@ -42,7 +40,7 @@ class LNS(Scheme):
         shrink = Constant(1.0 / math.sqrt(site.time + 1.0))
         return Step(Add(site.dt), read=Chain(self.new_norm(site.dim), shrink))
 
-    def law(self, depth: int, blocks: Sequence[Block] = ()) -> Law:
+    def law(self, depth: int) -> Law:
         return Law(
             speed=lambda m: m.radius * (m.time + 1.0).sqrt(),
             radial=lambda m: m.radial / (m.time + 1.0).sqrt(),

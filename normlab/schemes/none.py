@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import nn
 
 from normlab.schemes.base import Bound, Scheme, Site
-from normlab.schemes.blocks import Block
 from normlab.schemes.law import Law
 from normlab.schemes.parts import Add, Step
 
@@ -37,7 +35,7 @@ class NoNorm(Scheme):
     def exit(self, bound: Bound) -> nn.Module:
         return nn.Identity()
 
-    def law(self, depth: int, blocks: Sequence[Block] = ()) -> Law:
+    def law(self, depth: int) -> Law:
         return Law(
             speed=lambda m: m.radius,
             radial=lambda m: m.radial,

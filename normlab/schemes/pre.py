@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,7 +13,6 @@ from normlab.errors import NormLabError
 from normlab.norms import Norm, rms, widen
 from normlab.roles import OUTPUTS, Role
 from normlab.schemes.base import Bound, Scheme, Site
-from normlab.schemes.blocks import Block
 from normlab.schemes.law import Law
 from normlab.schemes.parts import Add, Step, Write, factor
 
@@ -29,8 +27,10 @@ class Pre(Scheme):
                   └───────────────+─ x'
     Init       output projections ÷ √(2L) (depth_init), the rest at the base std
     Source     Xiong et al. 2020, arXiv 2002.04745; step Δt: arXiv 2510.09904
-    Law        RMS ∝ √l at initialisation, towards ∝ l in training; gradients follow a power law in depth
-    Fails      deep blocks barely turn the grown state (dead depth); nothing bounds the state but the weights
+    Law        RMS(x_l) ≤ RMS(x₀) + Δt Σ Λ_k: ∝ √l at initialisation, ∝ l at worst with weights of one size in all
+               blocks; gradients follow a power law in depth
+    Fails      deep blocks barely turn the grown state (dead depth); nothing bounds the Λ_k: weights that grow with
+               depth make the state grow exponentially
     """
 
     name = "pre"
@@ -66,15 +66,16 @@ class Pre(Scheme):
     def initial_std(self, role: Role, base: float, bound: Bound) -> float:
         return base / math.sqrt(bound.updates) if self.depth_init and role.role in OUTPUTS else base
 
-    def law(self, depth: int, blocks: Sequence[Block] = ()) -> Law:
+    def law(self, depth: int) -> Law:
         return Law(
             speed=lambda m: m.radius / self.step,
             radial=lambda m: self.step * m.radial,
             rms=lambda i: math.sqrt(1 + self.step**2 * i),
             forward="linear",
             backward="power law in depth",
-            note="linear with a slope that the weights set: unbounded without weight decay, and r ∝ t of the continuous"
-            " law needs tied weights (independent ones give √t)",
+            note="linear with a slope that the weights set, and faster where weights grow with depth: training may make"
+            " them do so, without bound if nothing decays them and up to e^depth if something does (arXiv 2510.09904);"
+            " r ∝ t of the continuous law needs tied weights (independent ones give √t)",
         )
 
 

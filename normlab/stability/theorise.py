@@ -85,7 +85,8 @@ def _law(stack: Stack, entry: Number, segments: Sequence[Segment]) -> dict[str, 
         law = bound.law()
     except NormLabError as error:
         return {"notes": (str(error),)}
-    growth, sizes = law.forward if law.forward == "bounded" else f"up to {law.forward} in training", _sizes(bound, law)
+    growth, sizes = law.forward, _sizes(bound, law)
+    growth += "" if growth == "bounded" else " at worst, with weights of one size in all blocks"
     start = f"at initialisation RMS × {sizes[-1]:.3g} over {bound.depth} blocks" if sizes else ""
     start += ", if branches return the RMS they are given" if sizes else ""
     return {

@@ -144,7 +144,7 @@ def test_a_scheme_whose_law_knows_no_blocks_keeps_it():
         def sublayer(self, site):
             return Step(Add(site.dt), shape=Scale(site.dim, 0.5))
 
-        def law(self, depth):  # pyright: ignore[reportIncompatibleMethodOverride]
+        def law(self, depth):
             return Law(speed=lambda m: m.radius, rms=on_sphere, forward="linear", backward="", note=f"{depth}")
 
     scheme = Own()

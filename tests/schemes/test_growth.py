@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import normlab
+from normlab.card import Card
 from normlab.norms import rms
 
 DEPTH, DIM, TOKENS = 24, 2048, 16
@@ -98,3 +99,50 @@ def test_growth_at_initialisation_follows_the_stated_law(grown, spec):
 def test_growth_numbers(grown, spec, i, expected):
     assert normlab.scheme(spec).law(DEPTH).rms(i) == pytest.approx(expected, abs=0.5e-3)
     assert grown[spec][i] == pytest.approx(expected, rel=0.015)
+
+
+def sizes(name, depth, weight):
+    """RMS after each block of branches that return `weight(sublayer)` times what they read: all pull the same way."""
+    bound, dim = normlab.scheme(name).bind(depth=depth, dim=16), 16
+    x = torch.randn(3, dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    state, found = bound.entry().double()(x / rms(x)), []
+    with torch.no_grad():
+        for k in range(depth):
+            branches = [lambda x, i=2 * k + j: weight(i) * x for j in range(2)]
+            state = bound.block(k).double()(state, branches)
+            found.append(size(bound, state))
+    return found
+
+
+EXPONENTS = {"bounded": 0.0, "random walk": 0.5, "linear": 1.0}
+
+
+@pytest.mark.parametrize("name", normlab.schemes())
+def test_the_stated_growth_is_the_worst_at_weights_of_one_size(name):
+    """Equal branches that always pull along the state: RMS ∝ depth^p with the p of the class, or faster than any."""
+    stated = normlab.scheme(name).law(DEPTH).forward
+    # From 200 blocks on 1 + 10·i is a power law to a hundredth, with LayerScale's 0.1 on it, too; LN-Scaling's sum of
+    # 1/√ℓ is 2√L − 1.46, a power of 0.523 there.
+    if stated == "exponential":
+        assert sizes(name, 50, lambda i: 1.0)[-1] == pytest.approx(2.0**100, rel=1e-12)
+        return
+    shallow, deep = (sizes(name, depth, lambda i: 10.0)[-1] for depth in (200, 400))
+    assert math.log2(deep / shallow) == pytest.approx(EXPONENTS[stated], abs=0.03)
+
+
+@pytest.mark.parametrize("name", normlab.schemes())
+def test_weights_that_grow_with_depth_break_what_is_not_proven_and_nothing_else(name):
+    """Pre-Norm is no exception: x + 2^i·N(x) doubles from sublayer to sublayer, with every block a plain Pre-Norm."""
+    proven = not Card.of(normlab.scheme(name)).certificate.startswith("none")
+    found = sizes(name, 16, lambda i: 2.0**i)
+    if proven:
+        assert found[-1] <= 1 + 32  # at most what Peri-LN adds, one a sublayer
+    else:
+        assert found[-1] / found[7] > 2.0 ** (0.9 * 16)
+
+
+def test_pre_norm_grows_by_what_its_weights_add():
+    """1 + Σ Λ_i, exactly where all updates point along the state: linear for equal Λ, 2^i for Λ_i = 2^i."""
+    for weight, expected in ((lambda i: 0.3, 1 + 0.3 * 80), (lambda i: 2.0**i, 2.0**80)):
+        # 80 norms with an epsilon of 1e-6 under the root.
+        assert sizes("pre", 40, weight)[-1] == pytest.approx(expected, rel=80 * 1e-6)

@@ -135,6 +135,13 @@ class HeadlessImages(Images):
         return None
 
 
+def logits_of(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    """What a model says to token ids; one that reads and writes gets them on both sides."""
+    both = {"decoder_input_ids": ids} if getattr(model.config, "is_encoder_decoder", False) else {}
+    with hub.quiet():
+        return model(input_ids=ids, **both).logits
+
+
 def image_shape(part: Any) -> tuple[int, int, int] | None:
     size, channels = getattr(part, "image_size", None), getattr(part, "num_channels", 3)
     if isinstance(size, int):

@@ -17,8 +17,9 @@ from torch import nn
 from normlab.errors import NormLabError
 from normlab.stability.blocks import find_stacks
 from normlab.stability.data import MADE_UP, token_data
+from normlab.stability.structure.start import Fresh
 from normlab.stability.targets import config_sizes, config_tasks, hub
-from normlab.stability.targets.base import Target
+from normlab.stability.targets.base import Target, count_parameters
 from normlab.stability.targets.failures import in_one_line
 from normlab.stability.targets.tasks import Task
 
@@ -67,6 +68,7 @@ class HuggingFaceTarget(Target):
     ):
         super().__init__(**options)
         config, self.name = hub.load_config(source)
+        self._published = config
         self.blocks, self._weights = blocks, hub.weights_folder(source) if weights else None
         self._purpose = purpose_of(config, self.name)
         vocabulary = max(2, min(vocabulary, config_sizes.room_for_tokens(config) or vocabulary))
@@ -84,6 +86,14 @@ class HuggingFaceTarget(Target):
         self._check_memory(self._sized(self.depth, self.width))
         shallow = {"depth": min(2, self._native)} if "depth" in self.resizable else {}
         self.try_out(f"{self.name}: does not run", "pass a live module with a batch, or try another size", **shallow)
+
+    def fresh(self, size: str) -> list[Fresh]:
+        """The published model at its own width and vocabulary, with random weights; not where it has trained ones."""
+        if self._weights is not None or not self.task.has_head or not isinstance(self.task, config_tasks.ModelTokens):
+            return []
+        config, _ = config_sizes.without_dropout(config_sizes.without_cache(self._published))
+        name = f"its own size, width {config_sizes.width_of(config)}"
+        return [Fresh(name, lambda: self._from(config), config_tasks.logits_of, count_parameters(self._laid_out(config)))]
 
     def _prepared(self, config: Any, shrink: int | None, width: int | None, vocabulary: int, length: int) -> Any:
         """The configuration that is built from, with notes of what is different in it."""
@@ -142,7 +152,7 @@ class HuggingFaceTarget(Target):
 
     def _check_memory(self, config: Any) -> None:
         """Refuse what does not fit before the machine has swapped itself to a standstill."""
-        parameters = sum(parameter.numel() for parameter in self._laid_out(config).parameters())
+        parameters = count_parameters(self._laid_out(config))
         needed, have = _BYTES_A_PARAMETER * parameters, _memory(self.device)
         if needed > have:
             raise NormLabError(

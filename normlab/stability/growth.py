@@ -102,15 +102,16 @@ def _exponent(law: laws.ForwardLaw, limits: Thresholds) -> str:
         return f"RMS ∝ L^{law.p_rest:.2f} {limit} without the part that all tokens have in common, {together}"
     spread = f", seeds {law.spread[0]:.2f} to {law.spread[1]:.2f}" if law.p.n > 1 else ""
     if law.doubtful:
-        return f"RMS ∝ L^{law.p.exponent:.2f}{spread}, {_least(law.p, limits)} {limit}"
+        one = "" if law.p.n > 1 else "; one seed: --seeds 3 tells"
+        return f"RMS ∝ L^{law.p.exponent:.2f}{spread}, of which L^{_sure(law.p, limits):.2f} is sure {limit}{one}"
     return f"RMS ∝ L^{law.p.exponent:.2f}{_interval(law.p)}{spread} {limit}"
 
 
-def _least(fit: laws.Fit, limits: Thresholds) -> str:
+def _sure(fit: laws.Fit, limits: Thresholds) -> float:
     """What of an exponent beyond a limit is sure: the milder end of its interval."""
-    low, high = (fit.low, fit.high) if fit.low is not None else (fit.exponent - limits.p_one_seed, None)
-    milder = low if fit.exponent > 0.0 else high if high is not None else fit.exponent + limits.p_one_seed
-    return f"no more than {milder:.2f} of it sure" + ("" if fit.n > 1 else " from one seed: --seeds 3 tells")
+    if fit.exponent > 0.0:
+        return fit.exponent - limits.p_one_seed if fit.low is None else fit.low
+    return fit.exponent + limits.p_one_seed if fit.high is None else fit.high
 
 
 _HARDLY = 0.05

@@ -71,7 +71,6 @@ class Rows(NamedTuple):
 @contextmanager
 def watch_attention(on_call: Callable[[Rows], None], rows: int = ROWS) -> Iterator[None]:
     """Calls `on_call` with some rows of every call of attention outside of backward passes; see `summarise`."""
-
     inside = [False]
 
     def watched(original: Callable[..., torch.Tensor], look: Callable[..., Rows | None]):

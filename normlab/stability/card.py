@@ -16,7 +16,16 @@ from normlab.stability.profile import Number
 from normlab.stability.result import Check
 from normlab.stability.spark import sparks
 from normlab.stability.summary import (
-    MARKS, UNMEASURED, causes, caveats, headline, is_open, mark, open_words, reason, subtitle,
+    MARKS,
+    UNMEASURED,
+    causes,
+    caveats,
+    headline,
+    is_open,
+    mark,
+    open_words,
+    reason,
+    subtitle,
 )  # fmt: skip
 from normlab.stability.verdict import Level, Verdict
 

@@ -69,17 +69,19 @@ _MEANINGS = {
     ("outliers", "outliers"): "Single entries dwarf the rest of the state, which costs digits in low precision.",
     ("uneven", "uneven"): "A block behaves unlike all its neighbours: that is a fault rather than a law.",
     ("norm drift", "norm drift"): "Tokens change their length where the scheme promises to keep it.",
-    ("untrained", "untrained"): "Some parameters get no gradient: they stay as they were drawn, and what they do is noise.",
-    ("untrained", "detached"): "Some branches read a detached state: what lies below them does not learn what they need.",
+    ("untrained", "untrained"): "Some parameters get no gradient: they stay as they were drawn, and add noise.",
+    ("untrained", "detached"): "Some branches read a detached state: what lies below cannot learn what they need.",
     ("leaks", "sees the future"): "An output depends on later tokens: its loss in training is not what it will be when "
     "it writes.",
     ("leaks", "mixes samples"): "An output depends on other samples of its batch: it will answer otherwise alone.",
-    ("structure", "no norm"): "Nothing sets the size of what some branches read: their output follows the state, and the "
-    "state follows them.",
+    ("structure", "no norm"): "Nothing sets the size of what some branches read: they follow the state, and the state "
+    "follows them.",
     ("structure", "no final norm"): "The head reads a state whose size depends on depth and training: logits grow with "
     "it.",
-    ("structure", "skip gain"): "Every skip multiplies the state, so it grows or shrinks by that factor to the power of "
-    "the depth.",
+    (
+        "structure",
+        "skip gain",
+    ): "Every skip multiplies the state: it grows or shrinks by that factor to the power of the depth.",
     ("start", "echo"): "Before its first step the model is sure that the next token is the one it has just read, and "
     "has to unlearn that first.",
     ("start", "high first loss"): "Before its first step the model is surer of itself than random logits make it.",
@@ -175,7 +177,7 @@ def meanings(check: Check) -> list[str]:
 def _meaning(verdict: Verdict) -> str | None:
     """What a finding means; a milder sentence for what warns alone."""
     if verdict.level == "warn" and verdict.name == "collapse":
-        return "After the last block the tokens of a sequence point nearly the same way, though the model learns so far."
+        return "After the last block the tokens of a sequence are nearly alike, though the model learns so far."
     if verdict.level == "warn" and _key(verdict) in _BY_RATE:
         return f"{_MEANINGS[_key(verdict)]} At a quarter of the rate it does not happen."
     return _MEANINGS.get(_key(verdict))

@@ -351,6 +351,10 @@ FINDINGS = (
     *(("backward", name) for name in ("vanishing", "exploding")),
     *(("other", name) for name in ("unsteady", "collapse", "dead depth", "low entropy", "large logits", "uneven")),
     *(("other", name) for name in ("small updates", "large updates", "absorbed", "little headroom", "outliers")),
+    *(("untrained", name) for name in ("untrained", "detached")),
+    *(("leaks", name) for name in ("sees the future", "mixes samples")),
+    *(("structure", name) for name in ("no norm", "no final norm", "skip gain")),
+    *(("start", name) for name in ("echo", "high first loss")),
 )
 
 
@@ -370,6 +374,17 @@ def test_remedies_follow_the_finding():
     assert "clipping" not in words("forward", "exploding")
     assert "query-key" in words("attention logits", "large logits")
     assert remedies([Verdict(name="forward", finding="exploding", level="ok")]) == []
+
+
+def test_remedies_do_not_contradict_each_other():
+    def words(*findings: str) -> str:
+        return " ".join(r.words for r in remedies([Verdict(name="x", finding=f, level="warn") for f in findings]))
+
+    assert "learning rate" not in words("large updates", "small updates")
+    assert "learning rate" in words("large updates")
+    assert "step Δt" not in words("super-linear", "dead depth")
+    # A fault in the wiring comes first: no setting cures what follows from it.
+    assert words("no norm", "exploding", "large updates") == words("no norm")
 
 
 def test_no_remedy_is_for_a_finding_that_does_not_exist():

@@ -1,1 +1,1 @@
-"""Faults of a design that training curves hide: what is not trained, what leaks, which norm is missing, how it starts."""
+"""Faults that training curves hide: untrained parameters, leaks, missing norms, gains on skips, a wrong start."""

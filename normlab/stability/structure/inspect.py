@@ -24,6 +24,7 @@ from normlab.stability.targets.failures import reason
 from normlab.stability.targets.tasks import TokenTask
 from normlab.stability.thresholds import Thresholds
 
+
 @dataclass
 class Structure:
     """What the tests saw of one stack. What could not be run is None or empty, and `missing` says why."""
@@ -128,4 +129,4 @@ def _must_hide(target: Target, hidden: list[bool], stacks: int) -> bool | None:
     if isinstance(target.task, TokenTask):
         return True if any(hidden) else None if target.task.has_head else False
     # An encoder with a decoder behind it hides later tokens in one of the two.
-    return True if any(hidden) and stacks == 1 else False
+    return any(hidden) and stacks == 1

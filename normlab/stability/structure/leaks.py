@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from normlab.norms import widen
 from normlab.stability.attention import Rows, watch_attention
@@ -41,8 +42,8 @@ class Leak:
     share: float
     module: str
     """Path of the module that mixes."""
-    type: str = ""
-    """Its class."""
+    is_batch_norm: bool = False
+    """Whether that is torch's own batch norm, which mixes samples on purpose, in training alone."""
 
 
 Heard = tuple[str, nn.Module, list[Tensor], list[Tensor]]
@@ -86,7 +87,7 @@ def find_leak(
     again, named = (_leak(model, run, tokens, places, draw=2) for places in (ends, paths))
     if again is None or named is None:
         return None
-    return Leak(tokens.kind, min(leak.share, again.share), named.module, named.type)
+    return Leak(tokens.kind, min(leak.share, again.share), named.module, named.is_batch_norm)
 
 
 def _ends(paths: Sequence[str], stacks: Sequence[BlockStack]) -> list[str]:
@@ -157,12 +158,12 @@ def _kept(values: Any, tokens: Tokens) -> list[Tensor]:
 
 def _compared(base: list[Heard], other: list[Heard], tokens: Tokens) -> Leak:
     """The first module that mixes, and the largest move of a token that must not."""
-    guilty, largest = ("", ""), 0.0
+    guilty, largest = ("", False), 0.0
     for (path, module, given, made), (_, _, given_too, made_too) in zip(base, other, strict=True):
         move = _largest_move(made, made_too)
         largest = max(largest, move)
         if not guilty[0] and move > _ROUNDING and _largest_move(given, given_too) <= _ROUNDING:
-            guilty = path, type(module).__name__
+            guilty = path, isinstance(module, _BatchNorm)
     return Leak(tokens.kind, largest / MOVE, *guilty)
 
 

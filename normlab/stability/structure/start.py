@@ -148,7 +148,7 @@ class _Head:
 
     @staticmethod
     def found(heard: Sequence[_Reader], embedding: nn.Embedding, path: str) -> _Head:
-        """The last module that turned states into logits, or a part of it; the embedding where that was used by hand."""
+        """The last module that turned states into logits, or a part of it; the embedding where it was used by hand."""
         if not heard:
             return _Head(path, embedding.weight, None, tied=True)
         outer, _, read = heard[-1]

@@ -102,8 +102,8 @@ def leaks(found: Structure, limits: Thresholds) -> Verdict:
 
 def _leaking(leak: Leak, found: Structure, limits: Thresholds) -> Verdict:
     future = leak.kind == "future"
-    # Torch's own batch norm mixes samples in training alone, and on purpose; in a decoder it shows the future.
-    meant = not future and "BatchNorm" in leak.type and found.must_hide is not True
+    # In a decoder a batch norm shows the future.
+    meant = not future and leak.is_batch_norm and found.must_hide is not True
     unsure = future and found.must_hide is None
     layers = tuple(place for place in [_block(leak.module, found.stack)] if place is not None)
     what = "a later token" if future else "another sample of the batch"
@@ -132,9 +132,14 @@ def structure(found: Structure, limits: Thresholds) -> Verdict:
     gains = [scaling.gain for scaling in found.scalings if scaling and scaling.gain is not None]
     skip = f"skips of gain {max(gains, key=lambda gain: abs(gain - 1.0)):.3f} (1 is right)" if gains else "no bare skip"
     exponent = max(scaling.exponent for scaling in found.scalings if scaling)
-    words = f"branches grow like the state to the power {abs(exponent):.2f} ({limits.norm_exponent:g} is the limit), {skip}"
+    words = f"branches grow like the state to the power {abs(exponent):.2f} ({limits.norm_exponent:g} is the limit)"
     return Verdict(
-        name="structure", finding="fine", level="ok", value=exponent, threshold=limits.norm_exponent, words=words
+        name="structure",
+        finding="fine",
+        level="ok",
+        value=exponent,
+        threshold=limits.norm_exponent,
+        words=f"{words}, {skip}",
     )
 
 
@@ -207,9 +212,7 @@ def start_verdict(starts: Sequence[Start], missing: str, limits: Thresholds, *, 
     start = worst_start(judged, limits.start_margin)
     echo, high = echoes(start, limits.start_read), start.loss > start.limit(limits.start_margin)
     tied = next((one for one in starts if not one.judged), None)
-    would = tied is not None and (
-        echoes(tied, limits.start_read) or tied.loss > tied.limit(limits.start_margin)
-    )
+    would = tied is not None and (echoes(tied, limits.start_read) or tied.loss > tied.limit(limits.start_margin))
     finding = "echo" if echo else "high first loss" if high else "needs its own head" if would else "fine"
     more = f"; a tied head would start at {tied.loss:.2f}, {tied.read:.2g} on the token read" if tied and would else ""
     more += f"; {missing}" if missing else ""

@@ -57,8 +57,10 @@ def start_table(checks: Sequence[Check]) -> Table:
     note = (
         "Nats for targets drawn evenly. The limit is ln V, what random logits cost (half the width times the head's "
         f"variance) and {checks[0].thresholds.start_margin:g}; the token just read must have less than "
-        f"{checks[0].thresholds.start_read:g}. In brackets: what a tied head would make of the same states."
+        f"{checks[0].thresholds.start_read:g}."
     )
+    if any(not start.judged for check in checks for start in check.starts):
+        note += " In brackets: what a tied head would make of the same states."
     return owned(checks, "Before the first step", titles, rows, sortable=False, note=note)
 
 

@@ -32,7 +32,7 @@ _FAULTS = {
     ("structure", "no final norm"): "has no norm before its head",
     ("structure", "skip gain"): "multiplies its state on every skip",
     ("start", "echo"): "starts by repeating the token it has just read",
-    ("start", "high first loss"): "starts far above the loss of a guess",
+    ("start", "high first loss"): "starts above the loss of a guess",
 }
 """What a failing verdict says of the design as it stands, whatever its depth."""
 _BY_RATE = {("backward", "vanishing"), ("backward", "exploding"), ("unsteady", "unsteady")}

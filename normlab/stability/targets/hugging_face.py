@@ -93,8 +93,8 @@ class HuggingFaceTarget(Target):
             return []
         config, _ = config_sizes.without_dropout(config_sizes.without_cache(self._published))
         name = f"its own size, width {config_sizes.width_of(config)}"
-        size = count_parameters(self._laid_out(config))
-        return [Fresh(name, lambda: self._from(config), config_tasks.logits_of, size)]
+        parameters = count_parameters(self._laid_out(config))
+        return [Fresh(name, lambda: self._from(config), config_tasks.logits_of, parameters)]
 
     def _prepared(self, config: Any, shrink: int | None, width: int | None, vocabulary: int, length: int) -> Any:
         """The configuration that is built from, with notes of what is different in it."""

@@ -3,7 +3,7 @@
 For the duration of `watch_attention` every call of torch's `scaled_dot_product_attention` is seen on its way: it runs
 as it would have, and for at most 64 queries of each head the scores are recomputed from q and k in fp32. Queries are
 spread evenly over positions and over the batch. Only numbers are kept. Where attention is written out, its scores are
-seen on their way into `softmax`.
+seen on their way into `softmax`: that of `torch.nn.functional`, of `torch`, or the method of a tensor.
 
 Rows with fewer than two visible keys say nothing and are left out.
 """
@@ -71,10 +71,18 @@ class Rows(NamedTuple):
 @contextmanager
 def watch_attention(on_call: Callable[[Rows], None], rows: int = ROWS) -> Iterator[None]:
     """Calls `on_call` with some rows of every call of attention outside of backward passes; see `summarise`."""
+    inside = [False]
 
     def watched(original: Callable[..., torch.Tensor], look: Callable[..., Rows | None]):
         def call(*args: Any, **kwargs: Any) -> torch.Tensor:
-            output = original(*args, **kwargs)
+            if inside[0]:
+                # One softmax is made of another, and the fused call may be written out: the outermost counts.
+                return original(*args, **kwargs)
+            inside[0] = True
+            try:
+                output = original(*args, **kwargs)
+            finally:
+                inside[0] = False
             # Activation checkpointing calls attention once more, from inside the backward pass.
             found = None if in_backward() else look(rows, *args, **kwargs)
             if found is not None:
@@ -83,10 +91,12 @@ def watch_attention(on_call: Callable[[Rows], None], rows: int = ROWS) -> Iterat
 
         return call
 
+    fused, functional, plain = F.scaled_dot_product_attention, F.softmax, torch.softmax
     with ExitStack() as replaced:
-        for name, look in (("scaled_dot_product_attention", _of_fused), ("softmax", _of_softmax)):
-            original = getattr(F, name)
-            replaced.enter_context(_replaced(name, original, watched(original, look)))
+        replaced.enter_context(_replaced("scaled_dot_product_attention", fused, watched(fused, _of_fused)))
+        for softmax in (functional, plain):
+            replaced.enter_context(_replaced("softmax", softmax, watched(softmax, _of_softmax)))
+        replaced.enter_context(_replaced_method("softmax", watched(torch.Tensor.softmax, _of_softmax)))
         yield
 
 
@@ -103,6 +113,20 @@ def _replaced(name: str, original: Any, watched: Any) -> Iterator[None]:
         for module in holders:
             if vars_of(module).get(name) is watched:
                 setattr(module, name, original)
+
+
+@contextmanager
+def _replaced_method(name: str, watched: Any) -> Iterator[None]:
+    """Another method of that name for all tensors, whose own is inherited unless somebody else watches, too."""
+    before = vars(torch.Tensor).get(name)
+    setattr(torch.Tensor, name, watched)
+    try:
+        yield
+    finally:
+        if before is None:
+            delattr(torch.Tensor, name)
+        else:
+            setattr(torch.Tensor, name, before)
 
 
 def in_backward() -> bool:
@@ -131,8 +155,15 @@ def _of_fused(
 
 @torch.no_grad()
 def _of_softmax(rows: int, input: torch.Tensor, dim: int | None = None, *_: Any, **__: Any) -> Rows | None:  # noqa: A002
-    """Attention written out: a softmax over the keys of scores (B, H, T, S), mask included."""
-    if input.ndim != 4 or dim not in (-1, 3) or 0 in input.shape or not input.is_floating_point():
+    """Attention written out: a softmax over the keys of scores (B, H, T, S) or (B, T, T), mask included.
+
+    With three dimensions it takes as many queries as keys: a router's choice of experts has the same shape.
+    """
+    if not isinstance(input, torch.Tensor) or dim not in (-1, input.ndim - 1) or not input.is_floating_point():
+        return None
+    if input.ndim == 3 and input.shape[1] == input.shape[2]:
+        input = input.unsqueeze(1)  # noqa: A001
+    if input.ndim != 4 or 0 in input.shape:
         return None
     elements, positions = _sample(input.shape[0], input.shape[2], rows, input.device)
     scores = widen(_picked(input, elements, positions))

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -22,7 +22,7 @@ from normlab.stability.blocks import find_stacks
 from normlab.stability.isolation import fresh_model, quiet_numbers
 from normlab.stability.probe import Probe, probe
 from normlab.stability.profile import Number, Profile
-from normlab.stability.sharded import whole
+from normlab.stability.structure.gradients import GradientTrace
 from normlab.stability.targets.base import Target
 
 T = TypeVar("T")
@@ -47,6 +47,8 @@ class Burst:
     seconds: float
     """What the steps took; building the model and inspecting it not counted."""
     parameters: int
+    gradients: GradientTrace = field(default_factory=GradientTrace)
+    """Which parameters were trained."""
 
 
 def burst(
@@ -73,7 +75,10 @@ def burst(
         if after and inspect is not None:
             inspect(model, _largest(after))
         count = sum(parameter.numel() for parameter in model.parameters())
-    return Burst(before=before, after=after, losses=course.losses, lr=rate, seconds=watch.seconds, parameters=count)
+    return Burst(
+        before=before, after=after, losses=course.losses, lr=rate, seconds=watch.seconds, parameters=count,
+        gradients=course.gradients,
+    )  # fmt: skip
 
 
 def train(
@@ -107,6 +112,7 @@ class _Course:
         self.target, self.model, self.seed = target, model, seed
         self.losses: list[Number] = []
         self.broken = False
+        self.gradients = GradientTrace()
         self._optimiser = _adamw(target, model, lr)
         self._batches = target.batches(seed)
         self._batch: Any = None
@@ -132,7 +138,7 @@ class _Course:
         """The loss of the next batch; the optimiser acts on it unless it, or a gradient, is not finite."""
         self._batch = next(self._batches)
         loss = self._backward()
-        value, largest = torch.stack([loss.float(), _largest_gradient(self.model)]).tolist()
+        value, largest = float(loss), self.gradients.take(self.model)
         self.losses.append(_plain(value))
         self.broken = not (math.isfinite(value) and math.isfinite(largest))
         if not self.broken:
@@ -177,15 +183,6 @@ def _adamw(target: Target, model: nn.Module, lr: float) -> Optimizer:
         raise NormLabError(f"{target.name} has no parameter that can be trained; unfreeze some of its blocks")
     fused = all(p.device.type in ("cuda", "cpu") for group in groups for p in group["params"])
     return AdamW(groups, lr=lr, betas=BETAS, weight_decay=0.0, fused=fused)
-
-
-@torch.no_grad()
-def _largest_gradient(model: nn.Module) -> torch.Tensor:
-    """The largest entry: unlike a norm it is finite if all entries are."""
-    grads = [p.grad for p in model.parameters() if p.grad is not None]
-    if not grads:
-        return torch.zeros((), device=next(model.parameters()).device)
-    return whole(torch.nn.utils.get_total_norm(grads, math.inf)).float()
 
 
 def _largest(profiles: dict[str, Profile]) -> Profile:

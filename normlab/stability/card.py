@@ -15,7 +15,18 @@ from normlab.stability.against import Against
 from normlab.stability.profile import Number
 from normlab.stability.result import Check
 from normlab.stability.spark import sparks
-from normlab.stability.summary import MARKS, UNMEASURED, causes, caveats, headline, is_open, mark, reason, subtitle
+from normlab.stability.summary import (
+    MARKS,
+    UNMEASURED,
+    causes,
+    caveats,
+    headline,
+    is_open,
+    mark,
+    open_words,
+    reason,
+    subtitle,
+)  # fmt: skip
 from normlab.stability.verdict import Level, Verdict
 
 STYLES: dict[Level, str] = {"ok": "green", "warn": "yellow", "fail": "bold red"}
@@ -94,10 +105,10 @@ def verdict_table(verdicts: Iterable[Verdict], width: int) -> RenderableType:
     for verdict in rows:
         if not is_open(verdict):
             table.add_row(*(_wide(verdict) if width >= _NARROW else _stacked(verdict)))
-    missing = [verdict.name for verdict in verdicts if is_open(verdict)]
+    missing = [verdict for verdict in verdicts if is_open(verdict)]
     if not missing:
         return table
-    return Group(table, Text(f"· not measured: {', '.join(missing)}", style="dim"))
+    return Group(table, Text(f"· not measured: {'; '.join(map(open_words, missing))}", style="dim"))
 
 
 def profile_table(check: Check, width: int) -> RenderableType:

@@ -29,9 +29,13 @@ from normlab.stability.rates import rate_ladder, with_reference
 from normlab.stability.remedies import remedies
 from normlab.stability.result import Check, Subject
 from normlab.stability.rungs import RateLadder, Step, Width
+from normlab.stability.structure.inspect import Structure, inspect_start, inspect_structure
+from normlab.stability.structure.start import Start
+from normlab.stability.structure.verdicts import start_verdict, structural
 from normlab.stability.targets import Target, resolve
 from normlab.stability.theorise import theory
 from normlab.stability.theory import Theory
+from normlab.stability.thresholds import Thresholds
 from normlab.stability.verdict import LEVELS, Verdict, level, worst
 from normlab.stability.verdicts import judge
 from normlab.versions import versions
@@ -101,6 +105,8 @@ class _Session:
         self.target, self.config, self.tell = target, config, tell
         self.start = time.perf_counter()
         self.theory: Theory | None = None
+        self.structure: list[Structure] = []
+        self.starts: list[Start] = []
         self.depth = own_depth(target, config)
         self.notes: list[str] = []
 
@@ -108,7 +114,11 @@ class _Session:
         found = depth_ladder(self.target, self.config, self.tell, own_depth=self.depth, inspect=self._inspect)
         self.notes += found.notes
         shown, verdicts = self._judge(found)
-        verdicts = self._reconsider(found, verdicts)
+        wiring = self._structural(found)
+        if level(wiring) != "fail":
+            # A fault in the wiring is no matter of the rate.
+            verdicts = self._reconsider(found, verdicts)
+        verdicts = [*wiring, *self._start(), *verdicts]
         steps = self._steps(found)
         return Check(
             target=self._subject(found),
@@ -122,6 +132,7 @@ class _Session:
             verdicts=tuple(verdicts),
             remedies=tuple(remedy.words for remedy in remedies(verdicts)),
             notes=tuple(self.notes),
+            starts=tuple(self.starts),
             curves=found.curves,
             versions=versions(),
             command=tuple(command),
@@ -132,6 +143,9 @@ class _Session:
         self.tell(f"theory at {profile.depth} blocks")
         before = None if profile.when == "before" else self.theory
         self.theory = theory(self.target, model, profile, before=before)
+        if not self.structure:
+            self.tell("norms, skips and leaks")
+            self.structure = inspect_structure(self.target, model, Thresholds(), profile.seed)
 
     def _judge(self, found: DepthLadder) -> tuple[Ladder, list[Verdict]]:
         """The ladder to show, and the worst verdict of each kind over all stacks."""
@@ -153,6 +167,19 @@ class _Session:
         own = Ladder(tuple(p for p in ladder.profiles if p.depth <= depth) or ladder.profiles)
         whole, alone = (judge(one, target=depth, unigram=self.target.unigram) for one in (ladder, own))
         return [a if a.name in _GROWTH else b for a, b in zip(whole, alone, strict=True)]
+
+    def _structural(self, found: DepthLadder) -> list[Verdict]:
+        trace = found.bursts[self._judged_depth(found)][0].gradients
+        return structural(self.structure, trace, Thresholds(), has_head=self.target.task.has_head)
+
+    def _start(self) -> list[Verdict]:
+        """The verdict on the first loss, where there is a head to make one."""
+        if self.config.start_size == "none":
+            return []
+        self.tell("the first loss at its real width")
+        self.starts, missing, fresh = inspect_start(self.target, self.config.start_size)
+        verdict = start_verdict(self.starts, missing, Thresholds(), fresh=fresh)
+        return [] if verdict is None else [verdict]
 
     def _reconsider(self, found: DepthLadder, verdicts: list[Verdict]) -> list[Verdict]:
         """The verdicts after a second opinion, where the rate was ours and there is time for one."""

@@ -54,10 +54,20 @@ class Tokens:
         return self.alike(limits) and (rest_alike or not self.rest_measured or under(self.spread, limits.spread))
 
     def words(self, limits: Thresholds) -> str:
+        if self.alike(limits) and not self.same(limits):
+            return self._without_mean(limits)
         limit = f"({limits.cosine:g} is the limit)"
         shown = [] if self.cosine is None else [f"top token cosine {near_one(self.cosine)} {limit}"]
         shown += [] if self.rank is None else [f"effective rank {self.rank:.1f} ({limits.rank:g} is the least)"]
         return ", ".join(shown + ([self._rest(limits)] if self.alike(limits) and self.rest_measured else []))
+
+    def _without_mean(self, limits: Thresholds) -> str:
+        """Of tokens that are alike by a common part: what is left of them is what counts."""
+        rest, rank, limit = self.rest_cosine, self.rest_rank, f"({limits.cosine:g} is the limit)"
+        known = [] if rest is None else [f"top token cosine {near_one(rest)} {limit}"]
+        known += [] if rank is None else [f"effective rank {rank:.1f} ({limits.rank:g} is the least)"]
+        together = "" if self.cosine is None else f", {near_one(self.cosine)} with it"
+        return f"{', '.join(known)} without the mean of all tokens{together}"
 
     def _rest(self, limits: Thresholds) -> str:
         if self.spread is not None and self.spread < limits.spread:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, get_args
 from tyro.constructors import PrimitiveConstructorSpec
 
 from normlab.errors import NormLabError, unknown
+from normlab.models.config import PRESETS
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 
@@ -71,6 +72,10 @@ class CheckConfig:
     blocks: str | None = None
     """Which modules are the blocks, e.g. 'model.layers.*', where they are not found."""
 
+    start_size: str = "125m"
+    """Preset at which the start of a scheme is measured, which has no size of its own: tiny, 125m, 350m, 1.3b; none:
+    no start is measured, of any target."""
+
     lr_ladder: bool = False
     """Also train at eight rates from 1e-4 to 3e-1, beside a Pre-Norm twin: usable range, largest stable rate."""
     reference_loss: float | None = None
@@ -85,7 +90,9 @@ class CheckConfig:
     max_seconds: float = 60.0
     """Time for each ladder; where it is short, sizes between the smallest and the target's own are left out, and the
     result says so."""
-    fail_on: _Findings = ("exploding", "vanishing", "collapse", "certificate")
+    fail_on: _Findings = (
+        "exploding", "vanishing", "collapse", "certificate", "untrained", "leaks", "structure", "start",
+    )  # fmt: skip
     """Findings or verdicts that, where they fail, make the exit code 1; with :warn where they warn, too."""
 
     def __post_init__(self) -> None:
@@ -101,6 +108,8 @@ class CheckConfig:
             self._check_whole(name, least)
         for name in ("lr", "reference_loss", "max_seconds"):
             self._check_positive(name)
+        if self.start_size not in (*PRESETS, "none"):
+            raise unknown("start size", self.start_size, (*PRESETS, "none"))
         if self.dtype not in get_args(Dtype):
             raise unknown("number format", str(self.dtype), get_args(Dtype))
 

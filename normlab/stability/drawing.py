@@ -81,12 +81,19 @@ def _spread(rows: Sequence[Sequence[Number]]) -> list[list[Number]]:
 
 
 def _guilty(check: Check) -> dict[str, dict[str, Any]]:
-    """The blocks that a panel's verdict names, and in which stack, unless it names them all."""
+    """The blocks to blame in each panel, and in which stack: those that its own verdict names, else the gravest one.
+
+    A verdict that names all blocks, or none, marks none in its own panels.
+    """
     named = {v.name: v for v in check.trouble if 0 < len(v.layers) < depth_of(v, check)}
+    # In the stack that is shown first, if it has any.
+    gravest = next((v for v in named.values() if depth_of(v, check) == check.depth), next(iter(named.values()), None))
+    told = {verdict.name for verdict in check.trouble}
+    found = {p.name: named.get(p.verdict) if p.verdict in told else gravest for p in PANELS}
     return {
-        panel.name: {"depth": depth_of(found, check), "blocks": list(found.layers)}
-        for panel in PANELS
-        if (found := named.get(panel.verdict))
+        name: {"depth": depth_of(verdict, check), "blocks": list(verdict.layers)}
+        for name, verdict in found.items()
+        if verdict is not None
     }
 
 

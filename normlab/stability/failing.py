@@ -14,13 +14,15 @@ from normlab.stability.verdict import LEVELS, Level, Verdict
 VERDICTS = frozenset(
     {"forward", "backward", "unsteady", "collapse", "dead depth", "attention", "attention logits", "update ratio"}
     | {"bf16 absorption", "headroom", "outliers", "uneven", "certificate", "norm drift"}
+    | {"untrained", "leaks", "structure", "start"}
 )
 """What a check judges."""
 
 FINDINGS = frozenset(
     {"exploding", "super-linear", "shrinking", "vanishing", "unsteady", "collapse", "dead depth", "low entropy"}
     | {"large logits", "small updates", "large updates", "absorbed", "little headroom", "outliers", "uneven"}
-    | {"certificate violated", "norm drift"}
+    | {"certificate violated", "norm drift", "untrained", "detached", "sees the future", "mixes samples"}
+    | {"no norm", "no final norm", "skip gain", "echo", "high first loss"}
 )
 """What it can find that is not fine."""
 

@@ -18,6 +18,9 @@ LOW_ENTROPY = 0.05
 _LARGEST_TURN = 100.0
 """Where a tangent ends: beyond it nothing is left of the state that the block was given."""
 
+UNSEEN = "no softmax over keys was seen in a block"
+"""Why attention was not measured: it is written in a way that cannot be seen, or there is none."""
+
 _NAMED = 6
 """Most blocks whose heads are listed."""
 
@@ -28,6 +31,8 @@ Head = tuple[int, int]
 def low_entropy(view: View, limits: Thresholds) -> Verdict:
     """Whether attention heads look at a single key: many of a block's, or any if all other heads are far from that."""
     shares = view.mean(lambda profile: profile.attn_entropy_low_share)
+    if not any(share is not None for share in shares):
+        return unmeasured("attention", UNSEEN)
     label = "share of heads that see one key"
     verdict = upper("attention", "low entropy", label, shares, view, limits.low_entropy_heads)
     heads = _heads(view)

@@ -22,7 +22,7 @@ def forward(ladder: Ladder, limits: Thresholds) -> Verdict:
     view = View(ladder.deepest(law.when))
     bad = law.name in ("exploding", "super-linear")
     layers = to_blame([_log(x) for x in view.mean(lambda profile: profile.growth)]) if bad else ()
-    words = f"{law.name}: {_exponent(law, limits)}{_excuse(law)}{_slope(law, limits)} at step {law.step}"
+    words = f"{law.name}: {_exponent(law, limits)}{_slope(law, limits)} at step {law.step}"
     return Verdict(
         name="forward",
         finding=law.name,
@@ -92,37 +92,48 @@ def _broken(law: laws.ForwardLaw, profile: Profile) -> Verdict:
 
 
 def _exponent(law: laws.ForwardLaw, limits: Thresholds) -> str:
-    """The exponent with its interval, and its spread where seeds could change the class."""
+    """The exponent that is held against the limit, with its interval, and its spread where seeds differ."""
     if law.p is None or law.spread is None:
         return ""
-    shown = f"RMS ∝ L^{law.p.exponent:.2f}{_interval(law.p)}"
-    if law.p.n > 1:
-        shown += f", seeds {law.spread[0]:.2f} to {law.spread[1]:.2f}"
     small, large = law.depths
-    return f"{shown} from {small} to {large} blocks ({limits.p_linear:g} is the limit)"
-
-
-def _excuse(law: laws.ForwardLaw) -> str:
-    """Why an exponent beyond the limit is no finding."""
+    limit = f"from {small} to {large} blocks ({limits.p_linear:g} is the limit)"
     if law.name == "common part" and law.p_rest is not None:
-        return f" by a part that all tokens have in common, L^{law.p_rest:.2f} without it"
-    if not law.doubtful or law.p is None:
-        return ""
-    one = ", from one seed, which may be chance: --seeds 3 tells"
-    return ", more is not proven by the interval" if law.p.n > 1 else one
+        together = f"L^{law.p.exponent:.2f} with it"
+        return f"RMS ∝ L^{law.p_rest:.2f} {limit} without the part that all tokens have in common, {together}"
+    spread = f", seeds {law.spread[0]:.2f} to {law.spread[1]:.2f}" if law.p.n > 1 else ""
+    if law.doubtful:
+        one = "" if law.p.n > 1 else "; one seed: --seeds 3 tells"
+        return f"RMS ∝ L^{law.p.exponent:.2f}{spread}, of which L^{_sure(law.p, limits):.2f} is sure {limit}{one}"
+    return f"RMS ∝ L^{law.p.exponent:.2f}{_interval(law.p)}{spread} {limit}"
+
+
+def _sure(fit: laws.Fit, limits: Thresholds) -> float:
+    """What of an exponent beyond a limit is sure: the milder end of its interval."""
+    if fit.exponent > 0.0:
+        return fit.exponent - limits.p_one_seed if fit.low is None else fit.low
+    return fit.exponent + limits.p_one_seed if fit.high is None else fit.high
+
+
+_HARDLY = 0.05
+"""κL below which a stack hardly grows at all: a ratio of two such slopes is noise over noise."""
 
 
 def _slope(law: laws.ForwardLaw, limits: Thresholds) -> str:
+    """The other witnesses of an explosion, which takes them all: alone none of them has a limit to be past."""
     if law.kappa_ratio is None or law.kappa_depth is None:
         return ""
     small, large = law.depths
-    # Where the smaller stack does not grow there is no ratio to speak of.
-    value = f"{law.kappa_ratio:.2f}" if math.isfinite(law.kappa_ratio) else "none"
-    shown = f", κ({large})/κ({small}) = {value} (limit {law.kappa_ratio_limit:.2f})"
-    shown += f", κL = {law.kappa_depth:.2f} (limit {limits.kappa_depth:g})"
+    grows = law.kappa_depth > _HARDLY and 0.0 < law.kappa_ratio < math.inf
+    found: list[tuple[str, Number, Number]] = [("κL", law.kappa_depth, limits.kappa_depth)]
+    found += [(f"κ({large})/κ({small})", law.kappa_ratio, law.kappa_ratio_limit)] if grows else []
     # Worth a word where nothing else speaks against an explosion.
-    told = law.bend is not None and math.isfinite(law.bend) and law.p is not None and law.p.exponent > limits.p_linear
-    return f"{shown}, upper half over lower half {law.bend:.2f} (limit {limits.bend:g})" if told else shown
+    bent = grows and law.bend is not None and law.p is not None and law.p.exponent > limits.p_linear
+    found += [("upper half over lower half", law.bend, limits.bend)] if bent else []
+    told = [(name, value, limit) for name, value, limit in found if value is not None and limit is not None]
+    return "".join(
+        f", {name} = {value:.2f}" + (f" (limit {limit:.2f})" if law.name == "exploding" or value <= limit else "")
+        for name, value, limit in told
+    )
 
 
 def _interval(fit: laws.Fit) -> str:

@@ -14,7 +14,7 @@ from normlab.stability.blame import blocks
 from normlab.stability.drawing import plot_data
 from normlab.stability.panels import measured
 from normlab.stability.result import Check
-from normlab.stability.summary import caveats, depth_of, headline, is_open, mark, meanings, reason
+from normlab.stability.summary import caveats, depth_of, headline, is_open, mark, meanings, open_words, reason
 from normlab.stability.verdict import Verdict
 
 
@@ -81,6 +81,7 @@ def _facts(checks: Sequence[Check]) -> list[tuple[str, str]]:
 def _sections(checks: Sequence[Check], data: dict[str, Any]) -> list[Section]:
     return [
         section("verdicts", "Verdicts", "check_verdicts.html", checks=[_cards(check) for check in checks]),
+        *_start(checks),
         _profiles(checks, data),
         _ladders(checks, data),
         *_rates(checks),
@@ -99,7 +100,7 @@ def _cards(check: Check) -> dict[str, Any]:
         "name": check.target.name,
         "trouble": [_card(verdict, check) for verdict in check.trouble],
         "fine": [_card(verdict, check) for verdict in shown if verdict.level == "ok"],
-        "open": listed([verdict.name for verdict in check.verdicts if is_open(verdict)] or ["nothing"]),
+        "open": listed([open_words(verdict) for verdict in check.verdicts if is_open(verdict)] or ["nothing"]),
         "any_open": any(is_open(verdict) for verdict in check.verdicts),
         "remedies": check.remedies,
     }
@@ -113,9 +114,17 @@ def _card(verdict: Verdict, check: Check) -> dict[str, Any]:
         "name": verdict.name,
         "finding": verdict.finding,
         "reason": reason(verdict),
+        "module": verdict.module,
         "blocks": blocks(verdict.layers, depth),
         "strip": [place in guilty for place in range(depth)] if guilty else [],
     }
+
+
+def _start(checks: Sequence[Check]) -> list[Section]:
+    """First losses, where a design has a vocabulary to guess from."""
+    if not any(check.starts for check in checks):
+        return []
+    return [section("start", "Before the first step", "table.html", table=sheets.start_table(checks))]
 
 
 def _profiles(checks: Sequence[Check], data: dict[str, Any]) -> Section:

@@ -21,23 +21,32 @@ class Remedy:
     cost: Cost
     cures: frozenset[str]
     """Findings that it helps against."""
+    turns: str = ""
+    """What it makes larger or smaller: "rate up". Its opposite among the remedies found means that neither helps."""
 
 
-def _remedy(words: str, cost: Cost, *cures: str) -> Remedy:
-    return Remedy(words=words, cost=cost, cures=frozenset(cures))
+def _remedy(words: str, cost: Cost, *cures: str, turns: str = "") -> Remedy:
+    return Remedy(words=words, cost=cost, cures=frozenset(cures), turns=turns)
 
 
 _GROWTH = ("exploding", "super-linear")
 
+ROOTS = frozenset(
+    {"untrained", "detached", "sees the future", "mixes samples", "no norm", "no final norm", "skip gain"}
+)
+"""Findings in the wiring of a model: what else was found may be their effect, and no setting cures them."""
+
 MENU: tuple[Remedy, ...] = (
-    _remedy("a lower learning rate", "setting", "large updates", "unsteady"),
-    _remedy("a higher learning rate, or less weight decay", "setting", "small updates"),
+    _remedy("a lower learning rate", "setting", "large updates", "unsteady", turns="rate down"),
+    _remedy("a higher learning rate, or less weight decay", "setting", "small updates", turns="rate up"),
     _remedy("a longer warm-up", "setting", "vanishing", "collapse", "unsteady", "large updates"),
     _remedy("z-loss", "setting", "low entropy", "large logits"),
     _remedy("gradient clipping", "setting", "exploding gradient"),
-    _remedy("a smaller residual step Δt", "setting", *_GROWTH, "exploding gradient", "little headroom"),
-    _remedy("a larger residual step Δt in late blocks", "setting", "dead depth"),
-    _remedy("a larger residual step Δt", "setting", "absorbed"),
+    _remedy(
+        "a smaller residual step Δt", "setting", *_GROWTH, "exploding gradient", "little headroom", turns="step down"
+    ),
+    _remedy("a larger residual step Δt in late blocks", "setting", "dead depth", turns="step up"),
+    _remedy("a larger residual step Δt", "setting", "absorbed", turns="step up"),
     _remedy("a slower decay of the step over depth", "setting", "dead depth"),
     _remedy("the residual stream in fp32", "setting", "absorbed"),
     _remedy("bf16 in place of fp16", "setting", "little headroom"),
@@ -52,6 +61,26 @@ MENU: tuple[Remedy, ...] = (
         "unsteady",
     ),
     _remedy("a larger initial scale of embeddings or branches", "initialisation", "shrinking"),
+    _remedy("a head of its own: tied=False, tie_word_embeddings=False", "setting", "echo"),
+    _remedy("a smaller initial deviation of the head's matrix", "initialisation", "high first loss", "echo"),
+    _remedy(
+        "the module named connected to the output: no detach(), no no_grad() around it, nothing left unused; freeze or "
+        "remove what is not to be trained",
+        "architecture",
+        "untrained",
+        "detached",
+    ),
+    _remedy(
+        "a mask that hides later keys in every block, and norms over the channels of one token alone",
+        "architecture",
+        "sees the future",
+    ),
+    _remedy(
+        "norms over the channels of one token (the last dimension), not over samples", "architecture", "mixes samples"
+    ),
+    _remedy("a norm before each branch (Pre-Norm), or one after each addition", "architecture", "no norm"),
+    _remedy("a norm between the last block and the head", "architecture", "no final norm", "high first loss"),
+    _remedy("a skip that leaves the state as it is, x + f(x): gains on branches alone", "architecture", "skip gain"),
     _remedy("a norm on the output of each branch", "architecture", *_GROWTH, "exploding gradient", "absorbed"),
     _remedy("a query-key norm", "architecture", "low entropy", "large logits"),
     _remedy("a cap on the attention logits", "architecture", "low entropy", "large logits"),
@@ -70,8 +99,17 @@ MENU: tuple[Remedy, ...] = (
 def remedies(verdicts: Iterable[Verdict]) -> list[Remedy]:
     """The remedies for what was found, cheapest first, those that cure more findings before others of the same cost."""
     found = {_ailment(verdict) for verdict in verdicts if verdict.level != "ok"}
+    if found & ROOTS:
+        found &= ROOTS | {"echo"}
     chosen = [remedy for remedy in MENU if remedy.cures & found]
+    turns = {remedy.turns for remedy in chosen}
+    chosen = [remedy for remedy in chosen if _opposite(remedy.turns) not in turns]
     return sorted(chosen, key=lambda remedy: (COSTS.index(remedy.cost), -len(remedy.cures & found)))
+
+
+def _opposite(turns: str) -> str | None:
+    what, _, way = turns.rpartition(" ")
+    return f"{what} {'down' if way == 'up' else 'up'}" if turns else None
 
 
 def _ailment(verdict: Verdict) -> str:

@@ -12,6 +12,7 @@ from normlab.stability import failing
 from normlab.stability.procedure import Step as Answer
 from normlab.stability.profile import Ladder, Number, Profile, When
 from normlab.stability.rungs import Look, RateLadder, Step, Twin, Width
+from normlab.stability.structure.start import Start
 from normlab.stability.theory import Theory
 from normlab.stability.thresholds import Thresholds
 from normlab.stability.verdict import Level, Verdict, level
@@ -74,6 +75,8 @@ class Check(Kept):
     """What the verdicts were held against."""
     notes: tuple[str, ...] = ()
     """What a reader must know: rungs that were left out to stay within the time."""
+    starts: tuple[Start, ...] = ()
+    """First loss and probability of the token read, before any training, at the size that will be trained."""
     curves: dict[str, tuple[Number, ...]] = field(default_factory=dict)
     """Loss of every step of the burst, by depth; first seed."""
     seconds: float = 0.0

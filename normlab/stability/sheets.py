@@ -13,6 +13,7 @@ from normlab.stability.drawing import fitted_from
 from normlab.stability.profile import Number, Profile, When
 from normlab.stability.result import Check
 from normlab.stability.rungs import Step
+from normlab.stability.structure.start import Start
 from normlab.stability.summary import is_open, mark
 from normlab.stability.verdict import Verdict, mean
 
@@ -47,6 +48,33 @@ def owned(
         [Cell(check.target.name, check.target.name.lower(), scheme=places[id(check)]), *cells] for check, cells in rows
     ]
     return Table(caption, [Column("Design"), *titles], whose, sortable, note)
+
+
+def start_table(checks: Sequence[Check]) -> Table:
+    """First loss and probability of the token read, before any training."""
+    titles = columns("Model", "Head", "Width#", "Vocabulary#", "First loss#", "Limit#", "ln V#", "Token read#")
+    rows = [(check, _start(check, start)) for check in checks for start in check.starts]
+    note = (
+        "Nats for targets drawn evenly. The limit is ln V, what random logits cost (half the width times the head's "
+        f"variance) and {checks[0].thresholds.start_margin:g}; the token just read must have less than "
+        f"{checks[0].thresholds.start_read:g}."
+    )
+    if any(not start.judged for check in checks for start in check.starts):
+        note += " In brackets: what a tied head would make of the same states."
+    return owned(checks, "Before the first step", titles, rows, sortable=False, note=note)
+
+
+def _start(check: Check, start: Start) -> list[Cell]:
+    head = "tied" if start.tied else "its own"
+    numbers = (start.loss, start.limit(check.thresholds.start_margin), start.guess)
+    return [
+        Cell(start.name),
+        Cell(head if start.judged else f"({head})"),
+        figure(str(start.width), start.width),
+        figure(str(start.vocabulary), start.vocabulary),
+        *(figure(fixed(value, 2), value) for value in numbers),
+        number(start.read),
+    ]
 
 
 def ladder_table(checks: Sequence[Check]) -> Table:

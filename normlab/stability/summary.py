@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from normlab.report.numbers import count, listed
 from normlab.stability.blame import blocks
+from normlab.stability.remedies import ROOTS
 from normlab.stability.result import Check
 from normlab.stability.verdict import Level, Verdict
 
@@ -22,6 +23,20 @@ _FATES = {
     ("norm drift", "norm drift"): "let its tokens drift from their length",
 }
 """What a failing verdict means for the model, after "will"."""
+_FAULTS = {
+    ("untrained", "untrained"): "does not train all of its parameters",
+    ("untrained", "detached"): "passes no gradient through some of its branches",
+    ("leaks", "sees the future"): "sees the future",
+    ("leaks", "mixes samples"): "mixes the samples of a batch",
+    ("structure", "no norm"): "has branches without a norm",
+    ("structure", "no final norm"): "has no norm before its head",
+    ("structure", "skip gain"): "multiplies its state on every skip",
+    ("start", "echo"): "starts by repeating the token it has just read",
+    ("start", "high first loss"): "starts above the loss of a guess",
+}
+"""What a failing verdict says of the design as it stands, whatever its depth."""
+_BY_RATE = {("backward", "vanishing"), ("backward", "exploding"), ("unsteady", "unsteady")}
+"""Findings that warn only where a gentler rate cured them."""
 _MOST_FATES = 2
 """In a headline."""
 
@@ -54,6 +69,22 @@ _MEANINGS = {
     ("outliers", "outliers"): "Single entries dwarf the rest of the state, which costs digits in low precision.",
     ("uneven", "uneven"): "A block behaves unlike all its neighbours: that is a fault rather than a law.",
     ("norm drift", "norm drift"): "Tokens change their length where the scheme promises to keep it.",
+    ("untrained", "untrained"): "Some parameters get no gradient: they stay as they were drawn, and add noise.",
+    ("untrained", "detached"): "Some branches read a detached state: what lies below cannot learn what they need.",
+    ("leaks", "sees the future"): "An output depends on later tokens: its loss in training is not what it will be when "
+    "it writes.",
+    ("leaks", "mixes samples"): "An output depends on other samples of its batch: it will answer otherwise alone.",
+    ("structure", "no norm"): "Nothing sets the size of what some branches read: they follow the state, and the state "
+    "follows them.",
+    ("structure", "no final norm"): "The head reads a state whose size depends on depth and training: logits grow with "
+    "it.",
+    (
+        "structure",
+        "skip gain",
+    ): "Every skip multiplies the state: it grows or shrinks by that factor to the power of the depth.",
+    ("start", "echo"): "Before its first step the model is sure that the next token is the one it has just read, and "
+    "has to unlearn that first.",
+    ("start", "high first loss"): "Before its first step the model is surer of itself than random logits make it.",
     ("certificate", "certificate violated"): "The state is larger than is possible if model and bound are both right.",
 }
 """What a finding means, for somebody who has never met it."""
@@ -93,17 +124,36 @@ def headline(check: Check) -> str:
     if violated is not None:
         return f"A proven bound is violated, by a fault in the model or in the bound{_where([violated], check)}"
     if failures:
-        return f"Will {listed(fates(failures))} when deep{_where(failures, check)}"
-    warned = [verdict.finding for verdict in check.trouble]
+        return _capital(f"{listed(_faults(failures))}{_where(failures, check)}")
     growth = f"Stable at {check.depth} blocks" if is_judged(check) else f"No alarm at {check.depth} blocks"
+    by_rate = [verdict for verdict in check.trouble if _key(verdict) in _BY_RATE]
+    growth += f" after a warm-up, without which it will {listed(fates(by_rate))}" if by_rate else ""
+    warned = [verdict.finding for verdict in check.trouble if verdict not in by_rate]
     return f"{growth}, but {listed(warned)}" if warned else growth
+
+
+def _faults(failures: list[Verdict]) -> list[str]:
+    """What is wrong with a design as it stands, and then what will become of it."""
+    present = [_FAULTS[_key(verdict)] for verdict in failures if _key(verdict) in _FAULTS][:_MOST_FATES]
+    later = fates([verdict for verdict in failures if _key(verdict) not in _FAULTS])
+    return [*present, *([f"will {listed(later)} when deep"] if later else [])]
+
+
+def _key(verdict: Verdict) -> tuple[str, str]:
+    return verdict.name, verdict.finding
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def sentence(check: Check) -> str:
     """The headline with the name in front: "post will collapse its tokens into one when deep"."""
     said = headline(check)
     said = said[0].lower() + said[1:]
-    link = {"will": " ", "stable": " is "}.get(said.split()[0], ": ")
+    verbs = {"will", *(words.split()[0] for words in _FAULTS.values())}
+    first = said.split()[0]
+    link = " " if first in verbs else " is " if first == "stable" else ": "
     return f"{check.target.name}{link}{said}"
 
 
@@ -120,14 +170,28 @@ def fates(failures: list[Verdict]) -> list[str]:
 def meanings(check: Check) -> list[str]:
     """What was found, in plain sentences; of a healthy stack how state and gradient behave."""
     worst = [verdict for verdict in check.trouble if verdict.level == check.level]
-    found = [_MEANINGS[key] for v in worst if (key := (v.name, v.finding)) in _MEANINGS]
+    found = [words for verdict in worst if (words := _meaning(verdict))]
     return [*found, *causes(check)] if check.level == "fail" else [*found, *_healthy(check)]
+
+
+def _meaning(verdict: Verdict) -> str | None:
+    """What a finding means; a milder sentence for what warns alone."""
+    if verdict.level == "warn" and verdict.name == "collapse":
+        return "After the last block the tokens of a sequence are nearly alike, though the model learns so far."
+    if verdict.level == "warn" and _key(verdict) in _BY_RATE:
+        return f"{_MEANINGS[_key(verdict)]} At a quarter of the rate it does not happen."
+    return _MEANINGS.get(_key(verdict))
 
 
 def causes(check: Check) -> list[str]:
     """Which finding explains which other."""
-    found = {(verdict.name, verdict.finding) for verdict in check.trouble}
-    return [words for cause, effect, words in _CAUSES if {cause, effect} <= found]
+    found = {_key(verdict) for verdict in check.trouble}
+    explained = [words for cause, effect, words in _CAUSES if {cause, effect} <= found]
+    roots = [verdict for verdict in check.trouble if verdict.finding in ROOTS]
+    others = [verdict.finding for verdict in check.trouble if verdict not in roots and verdict.name != "start"]
+    if not roots or not others:
+        return explained
+    return [f"Mend this first and check again: {listed([*dict.fromkeys(others)])} may follow from it."]
 
 
 def _healthy(check: Check) -> list[str]:
@@ -175,6 +239,12 @@ def mark(verdict: Verdict) -> str:
 def is_open(verdict: Verdict) -> bool:
     """Whether the verdict could not be reached."""
     return verdict.finding in ("not measured", "not judged")
+
+
+def open_words(verdict: Verdict) -> str:
+    """An open verdict and why it is open: "attention (no call of it was seen)"."""
+    why = verdict.words.removeprefix("not measured").removeprefix(": ")
+    return f"{verdict.name} ({why})" if why else verdict.name
 
 
 def depth_of(verdict: Verdict, check: Check) -> int:

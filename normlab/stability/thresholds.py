@@ -73,6 +73,22 @@ class Thresholds:
     outlier_ratio: float = 100.0
     """Largest entry in units of the RMS."""
 
+    leak: float = 5e-4
+    """Largest share of a change in later tokens, or in another sample, by which an output may move: rounding."""
+    norm_exponent: float = 0.5
+    """What branches add, and logits, may grow at most like the state to this power: 0 behind a norm, 1 without."""
+    skip_gain: float = 0.02
+    """A skip is taken for one of gain 1 within this: what a branch adds along the state is part of the measure."""
+    skip_low: float = 0.1
+    """Least product of all skip gains that warns and does not fail."""
+    skip_high: float = 10.0
+    """Largest product of all skip gains that warns and does not fail."""
+
+    start_margin: float = 0.1
+    """Nats by which a first loss may exceed ln V and what random logits cost."""
+    start_read: float = 0.05
+    """Probability of the token just read, before the first step, from which a model echoes."""
+
     uneven: float = 10.0
     """Uneven where a block's increment, turn, gradient gain or one of its matrices is this many times larger, or
     smaller, than all neighbours'."""
@@ -83,6 +99,7 @@ class Thresholds:
         self._check_order("logit_warn", "logit_fail")
         self._check_order("update_low", "update_high")
         self._check_order("absorb_warn", "absorb_fail")
+        self._check_order("skip_low", "skip_high")
 
     def _check_order(self, *names: str) -> None:
         values = [getattr(self, name) for name in names]

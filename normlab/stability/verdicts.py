@@ -11,7 +11,7 @@ import math
 
 from normlab.stability.blame import blame
 from normlab.stability.collapse import collapse
-from normlab.stability.faults import low_entropy, uneven
+from normlab.stability.faults import UNSEEN, low_entropy, uneven
 from normlab.stability.growth import backward, forward, unsteady
 from normlab.stability.profile import Ladder
 from normlab.stability.thresholds import Thresholds
@@ -52,10 +52,11 @@ def dead_depth(view: View, limits: Thresholds) -> Verdict:
         return unmeasured("dead depth", "no angles, or fewer than three blocks")
     dead = last < limits.dead_angle and last < limits.dead_share * first
     layers = tuple(range(view.depth - third, view.depth)) if dead else ()
-    words = (
-        f"blocks of the last third turn a token by {last:.3g} rad ({limits.dead_angle:g} is the least), those of the "
-        f"first by {first:.3g} ({limits.dead_share:.0%} of it is the least) at step {view.step}"
-    )
+    # It takes both to be dead: what is fine says the one that it is fine by.
+    least = f" ({limits.dead_angle:g} is the least)" if dead or last >= limits.dead_angle else ""
+    share = f" ({limits.dead_share:.0%} of it is the least)" if dead or last >= limits.dead_share * first else ""
+    words = f"blocks of the last third turn a token by {last:.3g} rad{least}, those of the first by {first:.3g}{share}"
+    words += f" at step {view.step}"
     return Verdict(
         name="dead depth",
         finding="dead depth" if dead else "fine",
@@ -70,6 +71,8 @@ def dead_depth(view: View, limits: Thresholds) -> Verdict:
 def logits(view: View, limits: Thresholds) -> Verdict:
     """Whether attention scores are about to saturate the softmax."""
     scores = view.mean(lambda profile: profile.logit_max)
+    if not any(score is not None for score in scores):
+        return unmeasured("attention logits", UNSEEN)
     return upper(
         "attention logits", "large logits", "largest score", scores, view, limits.logit_warn, limits.logit_fail
     )

@@ -13,7 +13,7 @@ from normlab import cli
 from normlab.stability.against import Against
 from normlab.stability.result import Check
 
-QUICK = ["--steps", "2", "--width", "16", "--length", "8", "--batch-size", "2"]
+QUICK = ["--steps", "2", "--width", "16", "--length", "8", "--batch-size", "2", "--start-size", "tiny"]
 
 
 @pytest.fixture

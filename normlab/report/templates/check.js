@@ -122,7 +122,12 @@
       },
     };
   };
+  // The key names blocks to blame only where some are marked in the stack that is shown.
+  const markGuilty = () => document.querySelectorAll(".key .guilty").forEach((swatch) => {
+    swatch.parentElement.hidden = !checks.some((check) => Object.values(check.guilty).some((found) => found.depth === view().depth));
+  });
   const drawPanels = data.panels.map((panel) => plot(`plot-${panel.name}`, panelPlot(panel)));
+  markGuilty();
 
   // One number against depth, width or step, before and after the burst, on logarithmic axes.
   const marks = (check, when, points, words) => ({
@@ -307,7 +312,7 @@
   });
 
   document.querySelectorAll("#profiles input, #profiles select").forEach((input) => {
-    input.addEventListener("input", () => drawPanels.forEach((draw) => draw()));
+    input.addEventListener("input", () => [...drawPanels, markGuilty].forEach((draw) => draw()));
   });
   // What was drawn while it was folded away has no width yet.
   document.querySelectorAll("main details").forEach((details) => details.addEventListener("toggle", () => {

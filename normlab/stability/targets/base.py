@@ -15,9 +15,10 @@ from torch import nn
 
 from normlab.errors import NormLabError, unknown
 from normlab.schemes.base import Scheme
+from normlab.stability.structure.start import Fresh
 from normlab.stability.targets import rules
 from normlab.stability.targets.failures import in_one_line
-from normlab.stability.targets.tasks import Task
+from normlab.stability.targets.tasks import NextToken, Task, TokenTask, answer
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -73,6 +74,29 @@ class Target(ABC):
         """The same design with residual step Δt; None where it has no such step."""
         return None
 
+    def logits(self, model: nn.Module, batch: Any) -> torch.Tensor | None:
+        """What the model's own head returns; None where it has none, or it is not seen."""
+        with self._autocast():
+            return self.task.logits(model, batch)
+
+    @property
+    def is_decoder(self) -> bool | None:
+        """Whether a token must not see later ones; None where only its attention can tell."""
+        if isinstance(self.task, TokenTask) and not self.task.causal:
+            return False
+        return True if type(self.task) is NextToken else None
+
+    def fresh(self, size: str) -> list[Fresh]:
+        """Models with token inputs and a vocabulary head to measure the start of, at the width that will be trained.
+
+        `size` names the preset for a design that has no size of its own. Empty where there is no such head.
+        """
+        if not self.task.has_head:
+            return []
+        model = self.build()
+        name = f"{self.depth} blocks" + (f", width {self.width}" if self.width else "")
+        return [Fresh(name, lambda: model, said, count_parameters(model), is_fresh=self.kind != "module")]
+
     def twin(self) -> Target | None:
         """A Pre-Norm decoder of the same size on the same data, to compare with; None where the task is another."""
         from normlab.stability.targets.scheme import twin_of
@@ -112,6 +136,16 @@ class Target(ABC):
         if self.dtype == "fp32":
             return nullcontext()
         return torch.autocast(self.device.type, DTYPES[self.dtype])
+
+
+def said(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    """What a model answers to token ids alone."""
+    return answer(model(ids))
+
+
+def count_parameters(model: nn.Module) -> int:
+    """All parameters, shared ones once."""
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def moved(batch: Any, device: torch.device) -> Any:

@@ -28,6 +28,10 @@ class OwnLoss(Task):
         with hub.quiet():
             return model(**batch).loss
 
+    def logits(self, model: nn.Module, batch: Any) -> torch.Tensor | None:
+        with hub.quiet():
+            return getattr(model(**batch), "logits", None)
+
 
 class ModelTokens(TokenTask, OwnLoss):
     """Token ids that mean nothing special to a model."""
@@ -85,6 +89,8 @@ class SequenceToSequence(ModelTokens):
 class Headless(ModelTokens):
     """A model without a head reads tokens; a fixed random head predicts the next one from its states."""
 
+    has_head = False
+
     def batches(self, seed: int) -> Iterator[Batch]:
         for tokens in self.data.sequences(self.batch_size, self.length + 1, seed):
             yield {"input_ids": self._ids[tokens[:, :-1]], "targets": tokens[:, 1:]}
@@ -93,6 +99,9 @@ class Headless(ModelTokens):
         inputs = {name: value for name, value in batch.items() if name != "targets"}
         states = answer(model(**inputs))
         return cross_entropy(read_out(states, self.data.vocabulary), batch["targets"])
+
+    def logits(self, model: nn.Module, batch: Any) -> torch.Tensor | None:
+        return None
 
 
 class Images(OwnLoss):
@@ -116,9 +125,21 @@ class Images(OwnLoss):
 class HeadlessImages(Images):
     """The same for a model without a head: a fixed random one reads the mean of its states."""
 
+    has_head = False
+
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         states = answer(model(pixel_values=batch["pixel_values"]))
         return cross_entropy(read_out(states.mean(1), self.classes), batch["labels"])
+
+    def logits(self, model: nn.Module, batch: Any) -> torch.Tensor | None:
+        return None
+
+
+def logits_of(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    """What a model says to token ids; one that reads and writes gets them on both sides."""
+    both = {"decoder_input_ids": ids} if getattr(model.config, "is_encoder_decoder", False) else {}
+    with hub.quiet():
+        return model(input_ids=ids, **both).logits
 
 
 def image_shape(part: Any) -> tuple[int, int, int] | None:

@@ -17,8 +17,9 @@ from normlab.errors import NormLabError
 from normlab.models.room import check_room_for_parameters
 from normlab.stability.blocks import find_stacks
 from normlab.stability.data import MADE_UP, token_data
+from normlab.stability.structure.start import Fresh
 from normlab.stability.targets import config_sizes, config_tasks, hub
-from normlab.stability.targets.base import Target
+from normlab.stability.targets.base import Target, count_parameters
 from normlab.stability.targets.failures import in_one_line
 from normlab.stability.targets.tasks import Task
 
@@ -64,6 +65,7 @@ class HuggingFaceTarget(Target):
     ):
         super().__init__(**options)
         config, self.name = hub.load_config(source)
+        self._published = config
         self.blocks, self._weights = blocks, hub.weights_folder(source) if weights else None
         self._purpose = purpose_of(config, self.name)
         vocabulary = max(2, min(vocabulary, config_sizes.room_for_tokens(config) or vocabulary))
@@ -81,6 +83,15 @@ class HuggingFaceTarget(Target):
         self.check_room()
         shallow = {"depth": min(2, self._native)} if "depth" in self.resizable else {}
         self.try_out(f"{self.name}: does not run", "pass a live module with a batch, or try another size", **shallow)
+
+    def fresh(self, size: str) -> list[Fresh]:
+        """The published model at its own width and vocabulary, with random weights; not where it has trained ones."""
+        if self._weights is not None or not self.task.has_head or not isinstance(self.task, config_tasks.ModelTokens):
+            return []
+        config, _ = config_sizes.without_dropout(config_sizes.without_cache(self._published))
+        name = f"its own size, width {config_sizes.width_of(config)}"
+        parameters = count_parameters(self._laid_out(config))
+        return [Fresh(name, lambda: self._from(config), config_tasks.logits_of, parameters)]
 
     def _prepared(self, config: Any, shrink: int | None, width: int | None, vocabulary: int, length: int) -> Any:
         """The configuration that is built from, with notes of what is different in it."""
@@ -146,7 +157,7 @@ class HuggingFaceTarget(Target):
         check_room_for_parameters(parameters, self.device, what, "a larger --shrink, or smaller --depths")
 
     def _parameters(self, depth: int, width: int | None) -> int:
-        return sum(parameter.numel() for parameter in self._laid_out(self._sized(depth, width)).parameters())
+        return count_parameters(self._laid_out(self._sized(depth, width)))
 
 
 def purpose_of(config: Any, name: str) -> Purpose:

@@ -36,6 +36,9 @@ class MaskedTokens(TokenTask):
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         return model.loss(*batch)  # type: ignore[operator]
 
+    def logits(self, model: nn.Module, batch: Any) -> torch.Tensor | None:
+        return model(batch[0])
+
 
 class Pictures(Task):
     """Noisy copies of a few random pictures, one a class, for a vision Transformer."""
@@ -50,6 +53,9 @@ class Pictures(Task):
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         return model.loss(*batch)  # type: ignore[operator]
+
+    def logits(self, model: nn.Module, batch: Any) -> torch.Tensor | None:
+        return model(batch[0])
 
 
 def spare_tokens(model: Transformer) -> int:

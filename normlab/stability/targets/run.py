@@ -11,9 +11,10 @@ from torch import nn
 from normlab.errors import NormLabError
 from normlab.models.config import TokenConfig, TransformerConfig
 from normlab.stability.data import MADE_UP, TokenData, token_data
+from normlab.stability.structure.start import Fresh
 from normlab.stability.targets.base import Target
 from normlab.stability.targets.own_tasks import own_task, spare_tokens
-from normlab.stability.targets.scheme import DesignTarget
+from normlab.stability.targets.scheme import DesignTarget, fresh_design
 from normlab.train.run import Run, load_run
 from normlab.train.transfer import Transfer
 
@@ -39,7 +40,7 @@ class RunTarget(DesignTarget):
         run = load_run(folder)
         super().__init__(run.config.model, **options)
         self.folder, self.name, self.weights = folder, folder.resolve().name, weights
-        self._base_dim = run.config.base_dim
+        self._base_dim, self._trained = run.config.base_dim, run.config.model
         if weights:
             self.resizable = frozenset()
             run.model  # noqa: B018  # a run that has no weights yet says so here
@@ -64,6 +65,14 @@ class RunTarget(DesignTarget):
         self.notes = (f"vocab_size {design.vocab_size} -> {size}, as many as the data has",)
         return dataclasses.replace(design, vocab_size=size)
 
+    def fresh(self, size: str) -> list[Fresh]:
+        """The run's own model, before its first step."""
+        design = self._trained
+        if self.weights or not isinstance(design, TokenConfig):
+            return []
+        made = fresh_design(design, f"{design.depth} blocks, width {design.dim}")
+        return [dataclasses.replace(made, build=lambda: self._initial(design))]
+
     def with_step(self, size: float) -> Target | None:
         return None if self.weights else super().with_step(size)
 
@@ -73,7 +82,9 @@ class RunTarget(DesignTarget):
     def _make(self, depth: int, width: int | None, seed: int) -> nn.Module:
         if self.weights:
             return load_run(self.folder).model
-        design = dataclasses.replace(self._at_width(width or self._design.dim), depth=depth)
+        return self._initial(dataclasses.replace(self._at_width(width or self._design.dim), depth=depth))
+
+    def _initial(self, design: TransformerConfig) -> nn.Module:
         model = design.build(device="cpu")
         return model if self._base_dim is None else Transfer(self._base_dim, design.dim).init_(model)
 

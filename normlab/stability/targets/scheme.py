@@ -23,7 +23,8 @@ from normlab.roles import Role, xavier_std
 from normlab.schemes.base import Scheme
 from normlab.schemes.pre import Pre
 from normlab.stability.data import TokenData
-from normlab.stability.targets.base import Target
+from normlab.stability.structure.start import Fresh
+from normlab.stability.targets.base import Target, said
 from normlab.stability.targets.tasks import NextToken, TokenTask
 
 DEPTH, WIDTH, HEAD = 48, 64, 16
@@ -95,11 +96,21 @@ class SchemeTarget(DesignTarget):
     def _at_width(self, width: int) -> TransformerConfig:
         return dataclasses.replace(self._design, dim=width, heads=heads_for(width))
 
+    def fresh(self, size: str) -> list[Fresh]:
+        """As it is checked, and as a preset with a head of its own, beside which a tied head is told."""
+        preset = DecoderConfig.preset(size, scheme=self._design.scheme, tied=False)
+        return [*super().fresh(size), fresh_design(preset, size, with_tied=not preset.needs_own_head)]
+
     def _make(self, depth: int, width: int | None, seed: int) -> nn.Module:
         design = dataclasses.replace(self._at_width(width or self._design.dim), depth=depth)
         model = design.build(device="meta").to_empty(device="cpu")
         initialise_(model, torch.Generator().manual_seed(seed))
         return model
+
+
+def fresh_design(design: TransformerConfig, name: str, *, with_tied: bool = False) -> Fresh:
+    """One of our models as `normlab train` would build it."""
+    return Fresh(name, lambda: design.build(device="cpu"), said, design.num_params(), with_tied)
 
 
 def twin_of(target: Target) -> Target | None:

@@ -14,7 +14,7 @@ from torch import nn
 
 from normlab.errors import NormLabError
 from normlab.stability.data import TokenData
-from normlab.stability.probe import own_loss
+from normlab.stability.probe import loss_and_logits, own_loss
 
 _CHOSEN, _HIDDEN, _REPLACED = 0.15, 0.8, 0.1
 
@@ -24,6 +24,8 @@ class Task(ABC):
 
     unigram: float | None = None
     """Entropy of single tokens in nats, where tokens are predicted."""
+    has_head: bool = True
+    """Whether the model itself makes logits; False where a fixed random head reads its states."""
 
     @abstractmethod
     def batches(self, seed: int) -> Iterator[Any]:
@@ -32,6 +34,10 @@ class Task(ABC):
     @abstractmethod
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         """The loss of a model on a batch."""
+
+    def logits(self, model: nn.Module, batch: Any) -> torch.Tensor | None:
+        """What the model's own head returns for a batch; None where it has none, or it is not seen."""
+        return None
 
 
 class FixedBatch(Task):
@@ -45,6 +51,15 @@ class FixedBatch(Task):
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         return self._loss_fn(model, batch)
+
+    def logits(self, model: nn.Module, batch: Any) -> torch.Tensor | None:
+        heard: list[torch.Tensor | None] = []
+        hook = model.register_forward_hook(lambda _m, _a, output: heard.append(loss_and_logits(output)[1]))
+        try:
+            self.loss(model, batch)
+        finally:
+            hook.remove()
+        return next((logits for logits in reversed(heard) if logits is not None), None)
 
 
 class TokenTask(Task):
@@ -72,6 +87,9 @@ class NextToken(TokenTask):
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         return model.loss(*batch)  # type: ignore[operator]
 
+    def logits(self, model: nn.Module, batch: Any) -> torch.Tensor | None:
+        return answer(model(batch[0]))
+
 
 class Logits(NextToken):
     """The same for a model that maps token ids (B, T) to logits (B, T, V)."""
@@ -87,6 +105,8 @@ class States(Logits):
     A model that takes states (B, T, D) and not ids gets a fixed random embedding of the tokens.
     """
 
+    has_head = False
+
     def __init__(self, data: TokenData, *, embedding: int | None = None, **options: Any):
         super().__init__(data, **options)
         self._embedding = None if embedding is None else fixed(data.vocabulary, embedding)
@@ -99,6 +119,9 @@ class States(Logits):
         inputs, targets = batch
         states = answer(model(inputs))
         return cross_entropy(read_out(states, self.data.vocabulary), targets)
+
+    def logits(self, model: nn.Module, batch: Any) -> torch.Tensor | None:
+        return None
 
 
 def hide(

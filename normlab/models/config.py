@@ -114,7 +114,7 @@ class TransformerConfig:
         """The model itself."""
         raise NotImplementedError
 
-    def with_schemes(self, schemes: Sequence[SchemeLike]) -> list[Self]:
+    def with_schemes(self, schemes: Sequence[SchemeLike]) -> Sequence[Self]:
         """This configuration under each of several schemes, equal in everything else: models to be compared."""
         return [dataclasses.replace(self, scheme=scheme) for scheme in schemes]
 
@@ -216,7 +216,7 @@ class TokenConfig(TransformerConfig):
         if self.tied and self.needs_own_head:
             raise NormLabError(f"{self.scheme_object.name} needs a head of its own; set tied=False or leave it out")
 
-    def with_schemes(self, schemes: Sequence[SchemeLike]) -> list[Self]:
+    def with_schemes(self, schemes: Sequence[SchemeLike]) -> Sequence[Self]:
         """This configuration under each of several schemes; all with heads of their own where one scheme needs that."""
         models = super().with_schemes(schemes)
         if len({model.tied_head for model in models}) == 1:

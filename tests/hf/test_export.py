@@ -175,7 +175,7 @@ def test_a_run_without_weights_says_so(runs, tmp_path):
     unfinished.mkdir()
     for name in ("config.json", "tokenizer.json"):
         (unfinished / name).write_bytes((runs["bytes"] / name).read_bytes())
-    with pytest.raises(NormLabError, match="has no weights yet"):
+    with pytest.raises(NormLabError, match="has no weights and no checkpoint yet"):
         export(unfinished, tmp_path / "out")
     with pytest.raises(NormLabError, match="is no run"):
         export(tmp_path / "nowhere", tmp_path / "out")

@@ -68,7 +68,7 @@ def test_a_run_without_weights_says_so(tmp_path):
     (tmp_path / "young").mkdir()
     RunFolder(tmp_path / "young").begin(TrainConfig(), "cpu")
     assert resolve(tmp_path / "young").depth == 4
-    with pytest.raises(NormLabError, match="has no weights yet"):
+    with pytest.raises(NormLabError, match="has no weights and no checkpoint yet"):
         resolve(tmp_path / "young", weights=True)
 
 

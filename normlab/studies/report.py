@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from normlab.errors import NormLabError
 from normlab.report.numbers import NONE, count
 from normlab.report.page import render, section
 from normlab.studies.finding import Finding
@@ -47,7 +48,7 @@ def budget_of(study: Study, results: Path = RESULTS) -> str:
     """Sizes, tokens and runs, as the rows tell them."""
     try:
         rows = [row for own in Record(study, results / study.name).rows().values() for row in own]
-    except Exception:  # what is wrong with the rows, the finding says
+    except NormLabError:  # what is wrong with the rows, the finding says
         return NONE
     if not rows:
         return NONE

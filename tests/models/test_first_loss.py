@@ -78,9 +78,9 @@ def test_a_head_of_its_own_starts_as_random_logits_do(scheme):
 
 @pytest.mark.parametrize("scheme", ["post", "geonorm"])
 def test_a_tied_head_repeats_the_token_read(scheme):
-    """The negative control: what the rule above is there to catch, by nine tenths of all probability."""
+    """The negative control, far from the rule: most of the probability, and a nat or more."""
     found = start(scheme, True)
-    assert found.read > 0.8
+    assert found.read > 0.5
     assert found.excess > found.spread + 1.0
 
 
@@ -102,8 +102,9 @@ def test_which_schemes_echo_with_a_tied_head(scheme):
     found = start(scheme, True, "books")
     start.cache_clear()
     if scheme in ECHOING:
-        assert found.read > 0.8
-        assert found.excess > found.spread + 2.0
+        # Far from the rule: most of the probability, and a nat or more.
+        assert found.read > 0.5
+        assert found.excess > found.spread + 1.0
     else:
         assert found.read < 0.05
         assert found.excess < found.spread + 0.1

@@ -91,6 +91,7 @@ class Screen:
         )  # fmt: skip
         self.data: Corpus = config.task_object.open(config, shown=False)
         self.config, self.group = config.for_data(self.data), start()
+        self.entropy = config.task_object.guess_loss(config, self.data)
         self.model = self._build()
         self.loss, self.measure = torch.compile(self.model.loss), torch.compile(self.model.cross_entropy)
 
@@ -115,7 +116,7 @@ class Screen:
         losses = self._train(config)
         with self._autocast():
             final = evaluate(self.measure, self.data, config, self.group)["loss"]
-        entropy, last = unigram_entropy(self.data), float(np.mean(losses[-_WINDOW:]))
+        entropy, last = self.entropy, float(np.mean(losses[-_WINDOW:]))
         row = {
             "scheme": self.scheme, "head": self.head, "lr": config.lr, "seed": config.seed, "steps": config.steps,
             "first_loss": losses[0], "read": echo, "train_loss": last, "loss": final, "entropy": entropy,
@@ -154,14 +155,6 @@ class Screen:
 
     def _autocast(self) -> Any:
         return torch.autocast(self.group.device.type, torch.bfloat16)
-
-
-def unigram_entropy(data: Corpus) -> float:
-    """Cross-entropy of the validation tokens under the training side's frequencies, in nats."""
-    size = data.tokenizer.vocab_size
-    seen = np.bincount(np.asarray(data.train.ids), minlength=size) + 1.0
-    asked = np.bincount(np.asarray(data.val.ids), minlength=size)
-    return float(-(asked * np.log(seen / seen.sum())).sum() / asked.sum())
 
 
 def _models(arguments: Arguments) -> Iterator[tuple[str, HeadKind]]:

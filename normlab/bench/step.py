@@ -115,9 +115,6 @@ class Comparison:
         made = [DecoderConfig.preset(preset, scheme=scheme, kernels=kernels, **shared) for scheme, kernels in names]
         self.configs = {(config.scheme_object.label, config.kernels): config for config in made}
         self.batch, self.length = batch, length
-        for config in self.configs.values():
-            options = {"batch": batch, "length": length, "precision": "bf16", "compiled": True}
-            check_room_to_train(config, torch.device("cuda"), **options)
         self.lines: dict[Name, Connection] = {}
         self.peaks: dict[Name, int] = {}
         self.rates: dict[Name, list[float]] = {name: [] for name in self.configs}
@@ -125,6 +122,9 @@ class Comparison:
 
     def build(self) -> Iterator[Name]:
         """Compile all, as many at once as cores and memory allow."""
+        for config in self.configs.values():
+            options = {"batch": self.batch, "length": self.length, "precision": "bf16", "compiled": True}
+            check_room_to_train(config, torch.device("cuda"), **options)
         # Every contender's compiler would start a worker per core.
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(_CORES))
         todo, busy, most = list(self.configs), {}, self._at_once()

@@ -33,12 +33,19 @@ def write_text(folder: Path) -> Path:
     for i in range(10):
         lines = (f"The {n}th line of text {i} counts {n * i} and {n + i}.\n" for n in range(60))
         (folder / f"{i}.txt").write_text("".join(lines))
+    held_out(folder).write_text("UPON VERY HIGH DUNES, BRAZEN FOXES JUMP; QUACK, LAZY KIWI! " * 20)
     return folder
+
+
+def held_out(text: str | Path) -> Path:
+    """Text to evaluate on, of letters that training hardly has: guessing by frequency is so bad that a run of a dozen
+    steps does better, and is not stuck."""
+    return Path(text).with_name(f"{Path(text).name}-held-out.txt")
 
 
 def base(text: str | Path, steps: int = SHORT, depth: int = 2, **changes: Any) -> TrainConfig:
     known: dict[str, Any] = {
-        "model": DecoderConfig(depth=depth, dim=16, heads=2), "data": (str(text),), "val_fraction": 0.2,
+        "model": DecoderConfig(depth=depth, dim=16, heads=2), "data": (str(text),), "val_data": (str(held_out(text)),),
         "tokens": steps * LENGTH * BATCH, "length": LENGTH, "batch": BATCH, "device": "cpu",
         "evals": 2, "eval_tokens": 600, "saves": 3,
     }  # fmt: skip

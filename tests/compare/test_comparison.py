@@ -21,6 +21,7 @@ from normlab.compare.outcome import outcome
 from normlab.compare.statistics import ranking
 from normlab.compare.store import Store
 from normlab.errors import NormLabError
+from normlab.files import write_json
 from normlab.locks import hold
 from normlab.train.trainer import train
 from normlab.words import counted
@@ -76,7 +77,7 @@ def test_compare_json_says_what_was_compared(whole: Path, text: Path) -> None:
     assert about["schemes"] == ["pre", "post"]
     assert (about["baseline"], about["metric"], about["level"]) == ("pre", "val_loss", 0.95)
     assert about["command"] == ["normlab", "compare"]
-    assert about["corpus"]["train"]["documents"] + about["corpus"]["val"]["documents"] == 10
+    assert (about["corpus"]["train"]["documents"], about["corpus"]["val"]["documents"]) == (10, 1)
     assert about["versions"].keys() >= {"normlab", "torch", "python"}
 
 
@@ -181,8 +182,9 @@ def test_what_the_user_can_mend_is_no_failed_run(text: Path, tmp_path: Path) -> 
     config = configuration(text, **small.long())
     first = config.plan().due([])[0]
     # Something that is no checkpoint stands where one was.
-    torn = tmp_path / "runs" / first.name / "checkpoints" / "step-00000010"
-    torn.mkdir(parents=True)
+    run = tmp_path / "runs" / first.name
+    (run / "checkpoints" / "step-00000010").mkdir(parents=True)
+    write_json(run / "config.json", {"config": first.config.to_dict(), "versions": {}, "device": "CPU"})
     with pytest.raises(NormLabError, match="no whole checkpoint"):
         compare(config, tmp_path, shown=False)
     assert values(tmp_path) == {}

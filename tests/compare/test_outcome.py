@@ -15,13 +15,14 @@ from tests.compare.test_store import row as stored
 
 SMALL = {
     "dim": 16, "heads": 2, "tokens": 768, "length": 32, "batch": 4, "seeds": 1, "eval-tokens": 300,
-    "val-fraction": 0.2, "device": "cpu", "workers": 1, "saves": 0, "evals": 1,
+    "device": "cpu", "workers": 1, "saves": 0, "evals": 1,
 }  # fmt: skip
 
 
 def call(monkeypatch: pytest.MonkeyPatch, text: Path, out: Path, *words: str) -> int:
     flags = [word for name, value in SMALL.items() for word in (f"--{name}", str(value))]
-    monkeypatch.setattr("sys.argv", ["normlab", "compare", "--data", str(text), "--out", str(out), *flags, *words])
+    data = ["--data", str(text), "--val-data", str(small.held_out(text))]
+    monkeypatch.setattr("sys.argv", ["normlab", "compare", *data, "--out", str(out), *flags, *words])
     with pytest.raises(SystemExit) as ended:
         cli.main()
     return int(ended.value.code or 0)

@@ -29,7 +29,7 @@ def job(tmp_path: Path) -> Job:
 
 def row(**changes: Any) -> dict[str, Any]:
     known = {"label": "[red]peri", "lr": 1e-3, "seed": 2, "role": "judge", "state": "done", "value": 1.25}
-    return known | {"reason": None} | changes
+    return known | {"reason": None, "loss": 1.25, "unigram_entropy": 1.3} | changes
 
 
 def test_lines_where_there_is_no_terminal(
@@ -56,7 +56,7 @@ def test_lines_where_there_is_no_terminal(
     shown.close()
     assert capsys.readouterr().err == (
         "[red]peri, rate 0.001, seed 2 (judge): loss 1.2500\n"
-        "[red]peri, rate 0.001, seed 2 (judge): loss 1.2500 (stuck)\n"
+        "[red]peri, rate 0.001, seed 2 (judge): loss 1.2500, stuck at the entropy of single tokens (1.30)\n"
         "[red]peri, rate 0.001, seed 2 (judge): failed: loss is nan\n"
         "[red]peri, rate 0.001, seed 2 (judge): interrupted: killed\n"
     )

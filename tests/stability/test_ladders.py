@@ -28,6 +28,9 @@ class Design:
     def with_step(self, size):
         return None
 
+    def check_room(self, *, depth=None, width=None):
+        pass
+
     def build(self, *, depth=None, width=None, seed=0):
         import torch
 

@@ -22,7 +22,6 @@ heads = 2
 length = 32
 batch = 4
 tokens = 1536
-val_fraction = 0.2
 device = "cpu"
 evals = 2
 eval_tokens = 600

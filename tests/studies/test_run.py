@@ -17,7 +17,7 @@ from normlab.studies import run as running
 from normlab.studies.judge import judge
 from normlab.studies.run import run_study
 from normlab.studies.study import load_study, read_study
-from tests.compare.small import write_text
+from tests.compare.small import held_out, write_text
 from tests.studies.rows import TINY, row, write_study
 
 
@@ -32,7 +32,8 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the tiny study, done."""
     folder = tmp_path_factory.mktemp("root")
-    write_study(folder / "studies", data=[str(write_text(folder / "text"))])
+    text = write_text(folder / "text")
+    write_study(folder / "studies", data=[str(text)], val_data=[str(held_out(text))])
     study = load_study("tiny", folder / "studies")
     assert run_study(study, folder / "results", shown=False) == 0
     return folder

@@ -252,7 +252,7 @@ def test_weights_that_are_not_finite(text, tmp_path, monkeypatch):
 
 
 def test_a_last_evaluation_that_is_not_finite_is_a_failure(text, tmp_path, monkeypatch):
-    monkeypatch.setattr(trainers, "evaluate", lambda *_: {"loss": math.nan, "bits_per_byte": math.nan})
+    monkeypatch.setattr(trainers, "evaluate", lambda *_, **__: {"loss": math.nan, "bits_per_byte": math.nan})
     result = train(config_of(text), tmp_path, shown=False)
     assert (result.state, result.reason) == ("failed", "step 20: the validation loss is nan")
     assert not (tmp_path / "model.safetensors").exists()

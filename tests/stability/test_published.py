@@ -55,7 +55,9 @@ def test_a_published_design_gets_a_full_report(name):
     check = report(name)
     assert check.verdict("forward").finding != "not judged"
     unmeasured = {verdict.name for verdict in check.verdicts if verdict.finding == "not measured"}
-    assert unmeasured <= {"certificate"}
+    # A model of many billions of parameters is not built whole for its first loss, and the card says so.
+    assert unmeasured <= {"certificate", "start"}
+    assert ("start" in unmeasured) == ("parameters at its own size" in check.verdict("start").words)
     assert f"(--shrink {SHRINK[name]})" in check.target.notes[0]
     assert not check.notes
     assert check.theory is not None

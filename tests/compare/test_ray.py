@@ -73,10 +73,10 @@ def test_asked_to_stop_runs_on_ray_save(long: Path, text: Path, tmp_path: Path) 
 def test_a_run_that_ray_loses_is_started_again_from_its_checkpoint(text: Path, tmp_path: Path) -> None:
     # Few steps: Ray gives its processes a low priority, and other tests run beside this one.
     process = in_process(text, tmp_path, small.long(on="ray", schemes=["pre"], of_base={"steps": 60, "saves": 6}))
-    wait_until(lambda: has_checkpoint(tmp_path), process, seconds=400.0)
+    wait_until(lambda: has_checkpoint(tmp_path), process, seconds=900.0)
     lock = next(tmp_path.glob("runs/*/lock"))
     os.kill(json.loads(lock.read_text())["pid"], signal.SIGKILL)
-    _, errors = process.communicate(timeout=400)
+    _, errors = process.communicate(timeout=900)
     assert process.returncode == 0, errors
     assert "Ray lost it" in errors
     assert [(row["state"], row["steps"]) for row in Store(tmp_path).rows()] == [("done", 60)]

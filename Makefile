@@ -48,6 +48,7 @@ test-oldest: $(VENV)/.test $(OLD_TRANSFORMERS)
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/pyright
 
 docs: $(VENV)/.base

@@ -31,13 +31,14 @@ from torchdiffeq import odeint
 
 import normlab
 from normlab.bench.facts import dated
-from normlab.dynamics import experiments, laws
-from normlab.dynamics.attention import Attention
+from normlab.dynamics import experiments
 from normlab.dynamics.experiments.result import Result
-from normlab.dynamics.flow import Flow, State, unit
-from normlab.dynamics.integrate import DormandPrince, Method, RungeKutta4
 from normlab.dynamics.result import Simulation
-from normlab.files import write_json
+from normlab.dynamics.system import laws
+from normlab.dynamics.system.attention import Attention
+from normlab.dynamics.system.flow import Flow, State, unit
+from normlab.dynamics.system.integrators import DormandPrince, Method, RungeKutta4
+from normlab.utils.files import write_json
 
 
 @dataclass(frozen=True)

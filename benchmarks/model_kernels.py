@@ -24,9 +24,9 @@ from torch import Tensor
 from normlab.bench.facts import dated
 from normlab.bench.timing import copy_bandwidth, measure
 from normlab.errors import NormLabError
-from normlab.files import write_json
 from normlab.kernels import backends, rotary, softmax_slope, swiglu
 from normlab.models.rotary import rotary_table
+from normlab.utils.files import write_json
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")

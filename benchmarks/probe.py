@@ -24,9 +24,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from normlab import Decoder, DecoderConfig
 from normlab.bench.facts import dated
-from normlab.files import write_json
+from normlab.checks.callbacks import Watch
 from normlab.models.config import PRESETS
-from normlab.stability.callbacks import Watch
+from normlab.utils.files import write_json
 
 SIZES = {"small": {"depth": 8, "dim": 256, "heads": 4, "vocab_size": 2048}, **PRESETS}
 LIMIT = 0.03

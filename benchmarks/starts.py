@@ -28,7 +28,7 @@ from normlab.data import Corpus
 from normlab.data.feed import Feed
 from normlab.kernels.compiler import remember
 from normlab.models.transformer import Transformer
-from normlab.schemes.parts import Constant
+from normlab.schemes.contract.parts import Constant
 from normlab.train import TrainConfig
 from normlab.train import optimiser as optimisers
 from normlab.train.distributed import clip_grad_norm, initialise, start

@@ -17,8 +17,8 @@ import tyro
 
 import normlab
 from normlab.bench.facts import dated
-from normlab.files import write_json
 from normlab.train import TrainConfig, train
+from normlab.utils.files import write_json
 
 _BATCHES = {"125m": 32, "350m": 32, "1.3b": 16}
 """Sequences a step."""

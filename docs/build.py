@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 import normlab
-from normlab.card import Card
-from normlab.display import names_of, rows
+from normlab.schemes.catalog.card import Card
+from normlab.schemes.catalog.terminal import names_of, rows
 from normlab.studies import report as studies
 
 ROOT = Path(__file__).parents[1]
@@ -22,7 +22,7 @@ BEGIN, END = "<!-- schemes: begin (make docs) -->", "<!-- schemes: end -->"
 
 
 def cards() -> list[Card]:
-    return [Card.of(normlab.scheme(name)) for name in normlab.schemes()]
+    return [Card.of(normlab.scheme(name)) for name in normlab.list_schemes()]
 
 
 def page(card: Card) -> str:

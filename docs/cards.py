@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import normlab
-from normlab.stability.against import Against
-from normlab.stability.card import text
+from normlab.checks.view.card import text
+from normlab.checks.view.side_by_side import Against
 
 GUIDE = Path(__file__).parent / "guides" / "checking.md"
 

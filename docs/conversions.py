@@ -12,12 +12,12 @@ import transformers
 
 import normlab
 from normlab.errors import NormLabError
-from normlab.hf.conversion import plan
-from normlab.hf.identity import scheme_of
-from normlab.hf.survey import Survey, survey
-from normlab.stability.targets import hub
-from normlab.stability.targets.config_sizes import with_depth
-from normlab.stability.targets.hugging_face import purpose_of
+from normlab.hf.conversion.convert import plan
+from normlab.hf.conversion.identify import scheme_of
+from normlab.hf.conversion.survey import Survey, survey
+from normlab.targets import hub
+from normlab.targets.config_sizes import with_depth
+from normlab.targets.hugging_face import purpose_of
 
 BEGIN, END = "<!-- matrix: begin (make docs) -->", "<!-- matrix: end -->"
 
@@ -39,7 +39,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 def table() -> str:
     """One row per architecture, one column per scheme."""
-    names = normlab.schemes()
+    names = normlab.list_schemes()
     lines = ["| | has | " + " | ".join(f"`{name}`" for name in names) + " |", "|---" * (len(names) + 2) + "|"]
     for title, stem in ARCHITECTURES.items():
         model, found = laid_out(stem)

@@ -38,7 +38,7 @@ def growth(name: str) -> list[float]:
 def main() -> None:
     plt.rcParams.update({"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "normlab"})
     figure, axes = plt.subplots(figsize=(8, 4.2))
-    curves = {name: growth(name) for name in normlab.schemes()}
+    curves = {name: growth(name) for name in normlab.list_schemes()}
     colours = plt.get_cmap("tab20").colors  # type: ignore[attr-defined]
     # NaN is where the state left fp32: the largest of all.
     ranked = sorted(curves.items(), key=lambda item: -item[1][-1] if item[1][-1] < float("inf") else float("-inf"))

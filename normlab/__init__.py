@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from normlab.lazy import loader
+from normlab.utils.lazy import loader
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from normlab import geometry, norms, ops, testing
+    from normlab import geometry, norms, ops, schemes, testing
+    from normlab.checks.check import check
     from normlab.dynamics.simulate import simulate
     from normlab.errors import NormLabError
     from normlab.models import Decoder, DecoderConfig, Encoder, EncoderConfig, VisionConfig, VisionTransformer
-    from normlab.schemes.base import Scheme
-    from normlab.schemes.registry import names as schemes
-    from normlab.schemes.registry import register, scheme
-    from normlab.stability.check import check
-    from normlab.stability.probe import probe
+    from normlab.probes.probe import probe
+    from normlab.schemes.catalog.registry import list_schemes, register, scheme
+    from normlab.schemes.contract.scheme import Scheme
     from normlab.stack import Stack
     from normlab.train.config import TrainConfig
     from normlab.train.run import load_run
@@ -35,6 +34,7 @@ __all__ = [
     "VisionTransformer",
     "check",
     "geometry",
+    "list_schemes",
     "load_run",
     "norms",
     "ops",
@@ -54,19 +54,20 @@ __getattr__ = loader(
         "Encoder": "models",
         "EncoderConfig": "models",
         "NormLabError": "errors",
-        "Scheme": "schemes.base",
+        "Scheme": "schemes.contract.scheme",
         "Stack": "stack",
         "TrainConfig": "train",
         "VisionConfig": "models",
         "VisionTransformer": "models",
-        "check": "stability.check",
+        "check": "checks.check",
         "geometry": "",
+        "list_schemes": "schemes.catalog.registry",
         "load_run": "train",
         "norms": "",
         "ops": "",
-        "probe": "stability.probe",
-        "register": "schemes.registry",
-        "scheme": "schemes.registry",
+        "probe": "probes.probe",
+        "register": "schemes.catalog.registry",
+        "scheme": "schemes.catalog.registry",
         "schemes": "",
         "simulate": "dynamics.simulate",
         "testing": "",

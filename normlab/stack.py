@@ -12,13 +12,13 @@ from torch.utils.checkpoint import checkpoint
 
 from normlab.choices import Kernels, Topology
 from normlab.errors import NormLabError
-from normlab.poison import FromMeta, all_written
 from normlab.roles import Role, Spec, find_roles
-from normlab.schemes.base import Bound, Scheme
-from normlab.schemes.blocks import Block, has_hooks
-from normlab.schemes.needs import meet
-from normlab.schemes.parts import Branch, BranchBound, bound_of, see, unbounded
-from normlab.schemes.registry import scheme as find_scheme
+from normlab.schemes.catalog.registry import scheme as find_scheme
+from normlab.schemes.contract.blocks import Block, has_hooks
+from normlab.schemes.contract.needs import meet
+from normlab.schemes.contract.parts import Branch, BranchBound, bound_of, see, unbounded
+from normlab.schemes.contract.scheme import Bound, Scheme
+from normlab.utils.uninitialized import FromMeta, all_written
 
 
 class Layer(nn.Module):

@@ -39,7 +39,7 @@ def test_arguments_go_to_the_first_branch_and_to_single_blocks():
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-@pytest.mark.parametrize("name", normlab.schemes())
+@pytest.mark.parametrize("name", normlab.list_schemes())
 def test_any_number_of_branches(name, count):
     stack = Stack(name, blocks(count=count), 8, residual_only=True).init_()
     assert stack(torch.randn(2, 3, 8)).shape == (2, 3, 8)

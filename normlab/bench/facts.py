@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from normlab.versions import versions
+from normlab.utils.versions import versions
 
 _PLACES = ("--out", "--plot")
 

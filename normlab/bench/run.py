@@ -19,10 +19,10 @@ from normlab.bench import step as step_bench
 from normlab.bench.facts import dated, facts
 from normlab.bench.plot import check_format, draw_kernels, draw_steps
 from normlab.errors import NormLabError
-from normlab.files import write_json
-from normlab.live import Live
 from normlab.models import DecoderConfig
-from normlab.schemes.registry import scheme as find_scheme
+from normlab.schemes.catalog.registry import scheme as find_scheme
+from normlab.utils.files import write_json
+from normlab.utils.progress import Live
 
 
 def kernels(

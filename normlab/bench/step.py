@@ -19,7 +19,7 @@ import torch
 from normlab.bench.timing import measure
 from normlab.errors import NormLabError
 from normlab.models import Decoder, DecoderConfig
-from normlab.models.room import check_room_to_train
+from normlab.models.memory import check_room_to_train
 
 _CORES = 2
 """CPU cores that one compilation keeps busy."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from normlab.lazy import loader
+from normlab.utils.lazy import loader
 
 if TYPE_CHECKING:
     from normlab.compare.comparison import compare

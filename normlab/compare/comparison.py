@@ -10,20 +10,20 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-from normlab.compare.about import write_about
 from normlab.compare.config import CompareConfig
-from normlab.compare.execute import Job
+from normlab.compare.description import write_about
 from normlab.compare.plan import Plan, Planned
 from normlab.compare.pool import Pool
+from normlab.compare.progress import View
 from normlab.compare.ray_pool import RayPool
+from normlab.compare.run_one import Job
 from normlab.compare.statistics import Standing, ranking
 from normlab.compare.store import Row, Store
-from normlab.compare.view import View
 from normlab.compare.workers import Workers, places
 from normlab.errors import NormLabError
-from normlab.files import file_error
-from normlab.locks import hold
 from normlab.train.interrupt import Interrupt
+from normlab.utils.files import file_error
+from normlab.utils.locks import hold
 
 _LOOK_SECONDS = 0.25
 """Between two looks at the clock and at the runs under way."""

@@ -19,7 +19,7 @@ from normlab.train.config import TrainConfig
 
 if TYPE_CHECKING:
     from normlab.compare.plan import Plan
-    from normlab.schemes.base import Scheme
+    from normlab.schemes.contract.scheme import Scheme
 
 Where = Literal["here", "ray"]
 
@@ -64,7 +64,7 @@ class CompareConfig:
     """Runs at a time; none: one a GPU, or one a core without any. Two a GPU: one compiles while the other trains."""
 
     def __post_init__(self) -> None:
-        from normlab.schemes.registry import scheme
+        from normlab.schemes.catalog.registry import scheme
 
         object.__setattr__(self, "schemes", tuple(scheme(spec) for spec in self.schemes))
         object.__setattr__(self, "lrs", _rates(self.lrs))
@@ -133,7 +133,7 @@ class CompareConfig:
         } | ({"sources": self.sources} if self.sources else {})  # fmt: skip
 
     def _baseline(self) -> Scheme:
-        from normlab.schemes.registry import scheme
+        from normlab.schemes.catalog.registry import scheme
 
         if self.baseline is None:
             return scheme("pre" if "pre" in self.names else self.schemes[0])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from normlab.compare.config import CompareConfig
 from normlab.compare.store import Store
-from normlab.words import counted
+from normlab.utils.text import counted
 
 
 @dataclass(frozen=True)

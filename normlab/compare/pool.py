@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from normlab.compare.execute import Job
+from normlab.compare.run_one import Job
 from normlab.errors import NormLabError
 
 Ended = tuple[Job, dict[str, Any] | NormLabError | None]

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from normlab.compare.config import CompareConfig
-from normlab.compare.execute import Job, execute, lost
 from normlab.compare.pool import Ended
+from normlab.compare.run_one import Job, execute, lost
 from normlab.errors import NormLabError
-from normlab.train.folder import now
+from normlab.train.storage.folder import now
 
 
 @dataclass(frozen=True)

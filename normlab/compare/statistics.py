@@ -20,8 +20,8 @@ import numpy as np
 
 from normlab.compare.tuning import AtRate, Edge, Row, by_rate, edge, pick
 from normlab.errors import NormLabError, unknown
-from normlab.student import shifted_outside, t_interval, t_outside
 from normlab.train.metrics import LOSS, Metric, metric_named
+from normlab.utils.student_t import shifted_outside, t_interval, t_outside
 
 Values = Mapping[int, float | None]
 """Result of each seed; None, NaN and infinities are runs that failed or were stuck."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from normlab.errors import NormLabError
-from normlab.files import sync
+from normlab.utils.files import sync
 
 Row = dict[str, Any]
 Fields = Mapping[str, tuple[Callable[[Any], bool], str]]

@@ -21,12 +21,12 @@ from typing import Any
 
 import torch
 
-from normlab import machine
 from normlab.compare.config import CompareConfig
-from normlab.compare.execute import Job, execute, last_step, lost
 from normlab.compare.pool import Ended
+from normlab.compare.run_one import Job, execute, last_step, lost
 from normlab.errors import NormLabError
-from normlab.train.folder import now
+from normlab.train.storage.folder import now
+from normlab.utils import machine
 
 _READY = "ready"
 

@@ -31,8 +31,8 @@ from normlab.data.sources import Source, Stamp
 from normlab.data.tokenizer import Bytes as ByteTokenizer
 from normlab.data.tokenizer import Tokenizer, bpe_size, load_from_hub, load_tokenizer, one_thread_a_call, train_bpe
 from normlab.errors import NormLabError, unknown
-from normlab.files import sync, write_atomically
-from normlab.locks import wait_for
+from normlab.utils.files import sync, write_atomically
+from normlab.utils.locks import wait_for
 
 FORMAT = 1
 Cache = TypeVar("Cache")

@@ -15,7 +15,7 @@ from normlab.data.cache import TokenCache, cache_root, cached_tokenizer, cached_
 from normlab.data.sources import open_sources
 from normlab.data.tokenizer import Tokenizer
 from normlab.errors import NormLabError
-from normlab.machine import cores
+from normlab.utils.machine import cores
 
 
 @dataclass(frozen=True)

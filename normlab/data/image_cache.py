@@ -20,9 +20,9 @@ from pathlib import Path
 import numpy as np
 
 from normlab.data.cache import built, key_of, new_folder
-from normlab.data.optional import need
 from normlab.errors import NormLabError
-from normlab.files import write_atomically
+from normlab.utils.files import write_atomically
+from normlab.utils.optional import need
 
 FORMAT = 1
 SUFFIXES = (".png", ".jpg", ".jpeg")

@@ -19,8 +19,8 @@ import numpy as np
 from normlab.data.cache import cache_root, key_of
 from normlab.data.corpus import held_out
 from normlab.data.image_cache import ImageCache, cached_images
-from normlab.data.optional import need
 from normlab.errors import NormLabError
+from normlab.utils.optional import need
 
 _DIGITS = "digits"
 _LEVELS = 16

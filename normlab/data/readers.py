@@ -18,8 +18,8 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from normlab.data.optional import need
 from normlab.errors import NormLabError
+from normlab.utils.optional import need
 
 SUFFIXES = (".txt", ".md", ".py", ".tex", ".jsonl", ".parquet")
 COMPRESSIONS = (".gz", ".xz", ".zst")

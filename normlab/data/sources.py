@@ -18,9 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from normlab.data.optional import need
 from normlab.data.readers import COMPRESSIONS, SUFFIXES, Chunk, Document, kind, read, read_python, table_size, texts
 from normlab.errors import NormLabError
+from normlab.utils.optional import need
 
 _HIDDEN = re.compile(r"\..*")
 # In the standard library: other people's code, tests, what was compiled, settings of this one build.

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from normlab.data.optional import need
 from normlab.errors import NormLabError
-from normlab.files import write_atomically
+from normlab.utils.files import write_atomically
+from normlab.utils.optional import need
 
 END = "<|endoftext|>"
 _ENDS = (END, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<|im_end|>", "[SEP]")

@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_args
 
 from tyro.constructors import PrimitiveConstructorSpec
 
-from normlab.dynamics.names import OBSERVABLES, Clock, Dtype, Kind, Matrices, Method, Observable, Start
+from normlab.dynamics.choices import OBSERVABLES, Clock, Dtype, Kind, Matrices, Method, Observable, Start
 from normlab.errors import NormLabError, unknown
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from normlab.dynamics.fits import Rate
-from normlab.dynamics.tails import Tail
+from normlab.dynamics.measure.fits import Rate
+from normlab.dynamics.measure.tails import Tail
 from normlab.errors import unknown
-from normlab.records import Kept
+from normlab.utils.records import Kept
 
 SCHEMA = 1
 """Version of the JSON; it grows when a field changes its meaning."""
@@ -78,7 +78,7 @@ class Shown(Kept):
     made_by = "normlab simulate"
 
     def to_html(self) -> str:
-        from normlab.dynamics.page import page
+        from normlab.dynamics.view.page import page
 
         return page(self)  # type: ignore[arg-type]
 
@@ -111,6 +111,6 @@ class Simulation(Shown):
 
     def table(self) -> str:
         """First and last values and fitted laws, as plain text."""
-        from normlab.dynamics.card import simulation_text
+        from normlab.dynamics.view.card import simulation_text
 
         return simulation_text(self)

@@ -11,18 +11,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from normlab.dynamics import fits, laws, tails
-from normlab.dynamics.clusters import merges
 from normlab.dynamics.config import SimulateConfig
-from normlab.dynamics.network import renormalises
-from normlab.dynamics.progress import Progress
-from normlab.dynamics.record import Record, Spec, label, records
+from normlab.dynamics.measure import fits, tails
+from normlab.dynamics.measure.clusters import merges
+from normlab.dynamics.recording import Record, Spec, label, records
 from normlab.dynamics.result import Band, Fitted, Merge, Run, Simulation
-from normlab.dynamics.weights import Weights, check_fit
-from normlab.records import to_plain
-from normlab.schemes.base import Scheme
-from normlab.schemes.law import Law
-from normlab.versions import versions
+from normlab.dynamics.system import laws
+from normlab.dynamics.system.network import renormalises
+from normlab.dynamics.system.weights import Weights, check_fit
+from normlab.dynamics.view.progress import Progress
+from normlab.schemes.contract.law import Law
+from normlab.schemes.contract.scheme import Scheme
+from normlab.utils.records import to_plain
+from normlab.utils.versions import versions
 
 
 def simulate(
@@ -37,8 +38,9 @@ def simulate(
     """Follow one scheme or several from the same tokens.
 
     A scheme is named, or is a `Scheme` or a `Law` itself. Options are the fields of `SimulateConfig`: `tokens`, `dim`,
-    `beta`, `time`, ... `matrices` are weights of your own (`normlab.dynamics.weights.given`) or those of a network
-    (`normlab.dynamics.read.read`), for all systems. With `told` the progress is shown on standard error.
+    `beta`, `time`, ... `matrices` are weights of your own (`normlab.dynamics.system.weights.given`) or those of a
+    network (`normlab.dynamics.system.read_weights.read`), for all systems. With `told` the progress is
+    shown on standard error.
     """
     settings = (config or SimulateConfig()).replace(**options)
     specs = _specs(scheme, settings)

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from normlab.data.optional import need
-from normlab.lazy import loader
+from normlab.utils.lazy import loader
+from normlab.utils.optional import need
 
 need("transformers", "hf", "normlab.hf")
 
 # At once, not on first use: the Auto classes must know them.
-from normlab.hf.configuration import NormLabConfig  # noqa: E402
-from normlab.hf.modelling import NormLabForCausalLM  # noqa: E402
+from normlab.hf.exporting.configuration import NormLabConfig  # noqa: E402
+from normlab.hf.exporting.modelling import NormLabForCausalLM  # noqa: E402
 
 if TYPE_CHECKING:
-    from normlab.hf.anatomy import Anatomy, Limb
-    from normlab.hf.conversion import FunctionChanges, convert
-    from normlab.hf.exporting import export
-    from normlab.hf.flow import STATE
-    from normlab.hf.identity import Identity, identify
-    from normlab.hf.layer import ConvertedLayer
-    from normlab.hf.loading import load
-    from normlab.hf.scheme_rules import Rules, rules
+    from normlab.hf.conversion.anatomy import Anatomy, Limb
+    from normlab.hf.conversion.convert import FunctionChanges, convert
+    from normlab.hf.conversion.converted_layer import ConvertedLayer
+    from normlab.hf.conversion.flow import STATE
+    from normlab.hf.conversion.identify import Identity, identify
+    from normlab.hf.conversion.load import load
+    from normlab.hf.conversion.scheme_rules import Rules, rules
+    from normlab.hf.exporting.export import export
     from normlab.hf.trainer import NormLabCallback, optimizer_cls_and_kwargs
 
 __all__ = [
@@ -49,19 +49,19 @@ __getattr__ = loader(
     {
         # NormLab's models as the library's
         "NormLabCallback": "trainer",
-        "export": "exporting",
+        "export": "exporting.export",
         "optimizer_cls_and_kwargs": "trainer",
         # the library's models under our schemes
-        "STATE": "flow",
-        "Anatomy": "anatomy",
-        "ConvertedLayer": "layer",
-        "FunctionChanges": "conversion",
-        "Identity": "identity",
-        "Limb": "anatomy",
-        "Rules": "scheme_rules",
-        "convert": "conversion",
-        "identify": "identity",
-        "load": "loading",
-        "rules": "scheme_rules",
+        "STATE": "conversion.flow",
+        "Anatomy": "conversion.anatomy",
+        "ConvertedLayer": "conversion.converted_layer",
+        "FunctionChanges": "conversion.convert",
+        "Identity": "conversion.identify",
+        "Limb": "conversion.anatomy",
+        "Rules": "conversion.scheme_rules",
+        "convert": "conversion.convert",
+        "identify": "conversion.identify",
+        "load": "conversion.load",
+        "rules": "conversion.scheme_rules",
     },
 )

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 
 from normlab.errors import NormLabError
-from normlab.hf.scheme_rules import rules
+from normlab.hf.conversion.scheme_rules import rules
 
 
 class NormLabCallback(TrainerCallback):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from normlab.lazy import loader
+from normlab.utils.lazy import loader
 
 if TYPE_CHECKING:
     from normlab.models.attention import Attention

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from normlab.models.encoder import Encoder
     from normlab.models.estimate import Memory
     from normlab.models.transformer import Transformer
-    from normlab.schemes.base import Scheme
+    from normlab.schemes.contract.scheme import Scheme
 
     SchemeLike = Scheme | str
 else:
@@ -131,7 +131,7 @@ class TransformerConfig:
     @property
     def scheme_object(self) -> Scheme:
         """The scheme, for type checkers: `scheme` takes text as well."""
-        from normlab.schemes.registry import scheme
+        from normlab.schemes.catalog.registry import scheme
 
         return scheme(self.scheme)
 

@@ -19,7 +19,7 @@ from normlab.errors import NormLabError
 from normlab.kernels.softmax_slope import log_probabilities, of_targets, softmax_slope_
 from normlab.models.sublayer import product_dtype, scale_rows
 from normlab.norms import widen
-from normlab.schemes.parts import channel_factor
+from normlab.schemes.contract.parts import channel_factor
 
 CHUNK_BYTES = 2**29
 """Logits that are held at a time, in the format of the product: large enough for products to run at full speed."""

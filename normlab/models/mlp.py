@@ -17,8 +17,8 @@ from normlab.kernels import backends
 from normlab.kernels.swiglu import gated_linear
 from normlab.models.sublayer import Sublayer, check_positive, is_plain, product_dtype, project, scale_rows, through
 from normlab.roles import Part, Spec
-from normlab.schemes.blocks import has_hooks
-from normlab.schemes.parts import channel_factor
+from normlab.schemes.contract.blocks import has_hooks
+from normlab.schemes.contract.parts import channel_factor
 
 _OFFERS = {"swiglu": frozenset({"gate-scale", "up-scale"}), "gelu": frozenset({"up-scale"})}
 

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from normlab.errors import NormLabError, unknown
 from normlab.norms import widen
-from normlab.schemes.blocks import has_hooks
+from normlab.schemes.contract.blocks import has_hooks
 
 
 class Sublayer(nn.Module):

@@ -16,10 +16,10 @@ from normlab.models.cross_entropy import Loss, chunked_cross_entropy
 from normlab.models.head import Head
 from normlab.models.mlp import MLP
 from normlab.models.moe import MoE
-from normlab.poison import FromMeta
 from normlab.roles import Role, find_roles
-from normlab.schemes.needs import meet
+from normlab.schemes.contract.needs import meet
 from normlab.stack import Stack, initialise_
+from normlab.utils.uninitialized import FromMeta
 
 _MANY_BLOCKS = 1000
 """Depth from which even the modules without weights take minutes: memory is looked at first."""
@@ -61,7 +61,7 @@ class Transformer(FromMeta, ABC):
         self.config = config
         target = torch.device(device) if device is not None else torch.get_default_device()
         if config.depth > _MANY_BLOCKS:
-            from normlab.models.room import check_room_to_build
+            from normlab.models.memory import check_room_to_build
 
             check_room_to_build(config, target)
         with torch.device("meta"):

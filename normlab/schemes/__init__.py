@@ -1,20 +1,21 @@
-"""Schemes: one file each, everything there is to say about one in its file.
+"""Residual-normalisation schemes: one file each, everything there is to say about one in its file.
 
-`normlab.schemes()` lists their names: the package is callable, so that the list and the room share a name.
+`contract/` says what a scheme is and holds the parts to build one from; `catalog/` finds and shows schemes.
 """
 
 from __future__ import annotations
 
 import sys
 import types
+import warnings
 
 from normlab.choices import Topology
-from normlab.schemes.base import Bound, Scheme, Site
-from normlab.schemes.blocks import Block, ParallelBlock, SerialBlock
-from normlab.schemes.law import Law, Motion
-from normlab.schemes.needs import Need
-from normlab.schemes.parts import Add, AddNorm, Chain, Constant, Scale, Step, ToSphere, Write
-from normlab.schemes.registry import find, names, register, scheme, unregister
+from normlab.schemes.catalog.registry import find, list_schemes, register, scheme, unregister
+from normlab.schemes.contract.blocks import Block, ParallelBlock, SerialBlock
+from normlab.schemes.contract.law import Law, Motion
+from normlab.schemes.contract.needs import Need
+from normlab.schemes.contract.parts import Add, AddNorm, Chain, Constant, Scale, Step, ToSphere, Write
+from normlab.schemes.contract.scheme import Bound, Scheme, Site
 
 __all__ = [
     "Add",
@@ -36,7 +37,7 @@ __all__ = [
     "Topology",
     "Write",
     "find",
-    "names",
+    "list_schemes",
     "register",
     "scheme",
     "unregister",
@@ -44,8 +45,10 @@ __all__ = [
 
 
 class _CallablePackage(types.ModuleType):
+    # Version 0.1 listed its schemes by calling the package.
     def __call__(self) -> list[str]:
-        return names()
+        warnings.warn("normlab.schemes() is now normlab.list_schemes()", DeprecationWarning, stacklevel=2)
+        return list_schemes()
 
 
 sys.modules[__name__].__class__ = _CallablePackage

@@ -15,11 +15,11 @@ from normlab.geometry import project
 from normlab.kernels import backends
 from normlab.kernels.geodesic import NO_STATE, SMOOTH, Order, angle_rate, geodesic_pair, geodesic_step
 from normlab.norms import widen
-from normlab.schemes.base import Bound, Scheme, Site
-from normlab.schemes.blocks import Block
-from normlab.schemes.law import Law, Motion, Value, on_sphere
-from normlab.schemes.learnt import first_steps, mean
-from normlab.schemes.parts import Constant, Step, ToSphere, Write, see
+from normlab.schemes.contract.blocks import Block
+from normlab.schemes.contract.law import Law, Motion, Value, on_sphere
+from normlab.schemes.contract.learnt import first_steps, mean
+from normlab.schemes.contract.parts import Constant, Step, ToSphere, Write, see
+from normlab.schemes.contract.scheme import Bound, Scheme, Site
 
 
 @dataclass(frozen=True, kw_only=True)

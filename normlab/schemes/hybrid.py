@@ -11,12 +11,12 @@ from torch import nn
 
 from normlab.errors import NormLabError
 from normlab.roles import OUTPUTS, Role
-from normlab.schemes.base import Bound, Scheme, Site
-from normlab.schemes.blocks import Block
-from normlab.schemes.law import Law, Value, warmth
-from normlab.schemes.learnt import main_gains
-from normlab.schemes.needs import Need
-from normlab.schemes.parts import Add, AddNorm, Step
+from normlab.schemes.contract.blocks import Block
+from normlab.schemes.contract.law import Law, Value, warmth
+from normlab.schemes.contract.learnt import main_gains
+from normlab.schemes.contract.needs import Need
+from normlab.schemes.contract.parts import Add, AddNorm, Step
+from normlab.schemes.contract.scheme import Bound, Scheme, Site
 
 
 @dataclass(frozen=True, kw_only=True)

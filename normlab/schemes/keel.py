@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from normlab.errors import NormLabError, unknown
-from normlab.schemes.base import Bound, Scheme, Site
-from normlab.schemes.blocks import Block
-from normlab.schemes.law import Law, Value
-from normlab.schemes.learnt import main_gains
-from normlab.schemes.parts import Add, AddNorm, Step
+from normlab.schemes.contract.blocks import Block
+from normlab.schemes.contract.law import Law, Value
+from normlab.schemes.contract.learnt import main_gains
+from normlab.schemes.contract.parts import Add, AddNorm, Step
+from normlab.schemes.contract.scheme import Bound, Scheme, Site
 
 _RULES = ("sublayers", "blocks", "sqrt")
 

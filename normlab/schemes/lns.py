@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 
 from normlab.errors import NormLabError
-from normlab.schemes.base import Scheme, Site
-from normlab.schemes.law import Law
-from normlab.schemes.parts import Add, Chain, Constant, Step
+from normlab.schemes.contract.law import Law
+from normlab.schemes.contract.parts import Add, Chain, Constant, Step
+from normlab.schemes.contract.scheme import Scheme, Site
 
 
 @dataclass(frozen=True, kw_only=True)

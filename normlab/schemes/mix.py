@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 
 from normlab.errors import NormLabError
-from normlab.schemes.base import Scheme, Site
-from normlab.schemes.blocks import Block
-from normlab.schemes.law import Law, Value, warmth
-from normlab.schemes.learnt import main_gains
-from normlab.schemes.parts import Add, AddNorm, Step
+from normlab.schemes.contract.blocks import Block
+from normlab.schemes.contract.law import Law, Value, warmth
+from normlab.schemes.contract.learnt import main_gains
+from normlab.schemes.contract.parts import Add, AddNorm, Step
+from normlab.schemes.contract.scheme import Scheme, Site
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,12 +14,12 @@ from normlab.kernels import backends
 from normlab.kernels.lerp import sphere_lerp, sphere_lerp_pair, unit_rows_
 from normlab.norms import l2_norm
 from normlab.roles import Role, whole_parameters
-from normlab.schemes.base import Bound, Scheme, Site
-from normlab.schemes.blocks import Block
-from normlab.schemes.law import Law, Value, on_sphere
-from normlab.schemes.learnt import first_steps, mean
-from normlab.schemes.needs import Need
-from normlab.schemes.parts import Chain, Constant, Scale, Step, ToSphere, Write, factor, see
+from normlab.schemes.contract.blocks import Block
+from normlab.schemes.contract.law import Law, Value, on_sphere
+from normlab.schemes.contract.learnt import first_steps, mean
+from normlab.schemes.contract.needs import Need
+from normlab.schemes.contract.parts import Chain, Constant, Scale, Step, ToSphere, Write, factor, see
+from normlab.schemes.contract.scheme import Bound, Scheme, Site
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from normlab.schemes.base import Bound, Scheme, Site
-from normlab.schemes.law import Law
-from normlab.schemes.parts import Add, Step
+from normlab.schemes.contract.law import Law
+from normlab.schemes.contract.parts import Add, Step
+from normlab.schemes.contract.scheme import Bound, Scheme, Site
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from normlab.schemes.base import Scheme, Site
-from normlab.schemes.blocks import Block
-from normlab.schemes.law import Law, Value
-from normlab.schemes.learnt import branch_factors
-from normlab.schemes.parts import Add, Step
+from normlab.schemes.contract.blocks import Block
+from normlab.schemes.contract.law import Law, Value
+from normlab.schemes.contract.learnt import branch_factors
+from normlab.schemes.contract.parts import Add, Step
+from normlab.schemes.contract.scheme import Scheme, Site
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from normlab.errors import NormLabError
-from normlab.schemes.base import Bound, Scheme, Site
-from normlab.schemes.blocks import Block
-from normlab.schemes.law import Law, Motion, Value
-from normlab.schemes.learnt import branch_factors
-from normlab.schemes.parts import Add, Step
+from normlab.schemes.contract.blocks import Block
+from normlab.schemes.contract.law import Law, Motion, Value
+from normlab.schemes.contract.learnt import branch_factors
+from normlab.schemes.contract.parts import Add, Step
+from normlab.schemes.contract.scheme import Bound, Scheme, Site
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from normlab.roles import Role, xavier_std
-from normlab.schemes.base import Bound, Scheme, Site
-from normlab.schemes.blocks import Block
-from normlab.schemes.law import Law, Value, on_sphere, warmth
-from normlab.schemes.learnt import main_gains
-from normlab.schemes.parts import AddNorm, Step
+from normlab.schemes.contract.blocks import Block
+from normlab.schemes.contract.law import Law, Value, on_sphere, warmth
+from normlab.schemes.contract.learnt import main_gains
+from normlab.schemes.contract.parts import AddNorm, Step
+from normlab.schemes.contract.scheme import Bound, Scheme, Site
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,9 @@ from torch import nn
 from normlab.errors import NormLabError
 from normlab.norms import Norm, rms, widen
 from normlab.roles import OUTPUTS, Role
-from normlab.schemes.base import Bound, Scheme, Site
-from normlab.schemes.law import Law
-from normlab.schemes.parts import Add, Step, Write, factor
+from normlab.schemes.contract.law import Law
+from normlab.schemes.contract.parts import Add, Step, Write, factor
+from normlab.schemes.contract.scheme import Bound, Scheme, Site
 
 
 @dataclass(frozen=True, kw_only=True)

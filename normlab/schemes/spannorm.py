@@ -12,11 +12,11 @@ from torch import nn
 
 from normlab.choices import Topology
 from normlab.roles import OUTPUTS, Role
-from normlab.schemes.base import Bound, Scheme, Site
-from normlab.schemes.blocks import Block
-from normlab.schemes.law import Law, Value, on_sphere, warmth
-from normlab.schemes.learnt import first_gains, main_gains
-from normlab.schemes.parts import AddNorm, Branch, BranchBound, Step, ToSphere, propose
+from normlab.schemes.contract.blocks import Block
+from normlab.schemes.contract.law import Law, Value, on_sphere, warmth
+from normlab.schemes.contract.learnt import first_gains, main_gains
+from normlab.schemes.contract.parts import AddNorm, Branch, BranchBound, Step, ToSphere, propose
+from normlab.schemes.contract.scheme import Bound, Scheme, Site
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from normlab.files import write_atomically
-from normlab.report.numbers import count
+from normlab.pages.numbers import count
 from normlab.studies import report
 from normlab.studies.judge import judge
 from normlab.studies.record import Record
 from normlab.studies.report import MARKS
 from normlab.studies.study import Study, find_studies, load_study
-from normlab.words import counted
+from normlab.utils.files import write_atomically
+from normlab.utils.text import counted
 
 
 def show_list(folder: Path, results: Path) -> None:

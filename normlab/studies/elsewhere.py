@@ -8,8 +8,8 @@ from typing import Any
 
 from normlab.compare.store import RESULT_FIELDS, Row, Store
 from normlab.errors import NormLabError
-from normlab.files import read_json
 from normlab.studies.record import Record
+from normlab.utils.files import read_json
 
 
 def take_in(record: Record) -> None:

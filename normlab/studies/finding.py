@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from normlab.records import to_plain
+from normlab.utils.records import to_plain
 
 Verdict = Literal["reproduced", "refuted", "open", "not run"]
 

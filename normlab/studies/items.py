@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from normlab.errors import NormLabError, unknown
-from normlab.flags import field_names
 from normlab.studies.elsewhere import of_benchmark
 from normlab.studies.study import Study
-from normlab.train.folder import now
-from normlab.train.summary import digits
-from normlab.versions import versions
+from normlab.train.monitor.summary import digits
+from normlab.train.storage.folder import now
+from normlab.utils.settings import field_names
+from normlab.utils.versions import versions
 
 Row = dict[str, Any]
 Settings = Mapping[str, Any]
@@ -56,7 +56,7 @@ def run_item(item: Item) -> list[Row]:
 
 
 def _checks(study: Study, arm: str, settings: Settings) -> Iterator[Item]:
-    from normlab.stability.config import CheckConfig
+    from normlab.checks.config import CheckConfig
 
     targets = settings.get("targets")
     if not isinstance(targets, list) or not targets:
@@ -64,7 +64,7 @@ def _checks(study: Study, arm: str, settings: Settings) -> Iterator[Item]:
     config = CheckConfig(**_known(study, settings, CheckConfig, {"targets"}))
 
     def call(target: str) -> list[Row]:
-        from normlab.stability.check import check
+        from normlab.checks.check import check
 
         found = check(target, config=config)
         return [{"scheme": target, "result": plain(found.to_dict())}]
@@ -84,9 +84,9 @@ def _simulations(study: Study, arm: str, settings: Settings) -> Iterator[Item]:
     config = EXPERIMENTS[name].defaults.replace(**changes) if name else SimulateConfig(**changes)
 
     def call() -> list[Row]:
-        from normlab.dynamics import chosen
+        from normlab.dynamics import dispatch
 
-        found = plain(chosen.run(name, config).to_dict())
+        found = plain(dispatch.run(name, config).to_dict())
         if name is None:
             return [{"scheme": run["scheme"], "result": run} for run in found["runs"]]
         failed = sum(verdict["agrees"] is False for verdict in found["verdicts"])

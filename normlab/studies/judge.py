@@ -9,7 +9,7 @@ from normlab.studies.evidence import Evidence
 from normlab.studies.finding import Finding
 from normlab.studies.record import Record
 from normlab.studies.study import RESULTS, Claim, Study
-from normlab.words import counted
+from normlab.utils.text import counted
 
 
 def judge(study: Study, results: Path = RESULTS) -> dict[str, Finding]:

@@ -16,8 +16,8 @@ from typing import Any
 
 from normlab.compare.store import RESULT_FIELDS, Row, Store
 from normlab.errors import NormLabError
-from normlab.files import file_error, read_json, write_json
 from normlab.studies.study import Study
+from normlab.utils.files import file_error, read_json, write_json
 
 
 class VoidError(NormLabError):
@@ -45,7 +45,7 @@ class Record:
     def begin(self, names: Mapping[str, str], now: str) -> None:
         """Register the rule before the first row; where there are rows, make sure that they were made under it."""
         # It asks torch for its version, which the list of studies must not wait for.
-        from normlab.versions import versions
+        from normlab.utils.versions import versions
 
         known = self.about
         if self.rows():

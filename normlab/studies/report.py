@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from normlab.errors import NormLabError
-from normlab.report.numbers import NONE, count
-from normlab.report.page import render, section
+from normlab.pages.numbers import NONE, count
+from normlab.pages.page import render, section
 from normlab.studies.finding import Finding
 from normlab.studies.judge import judge
 from normlab.studies.record import Record
 from normlab.studies.study import FOLDER, RESULTS, Claim, Study, find_studies, load_study
-from normlab.words import counted
+from normlab.utils.text import counted
 
 MARKS = {"reproduced": "✓", "refuted": "✗", "open": "?", "not run": NONE}
 _TONES = {"reproduced": "ok", "refuted": "fail", "open": "warn", "not run": ""}

@@ -19,7 +19,7 @@ from normlab.studies.items import items, run_item
 from normlab.studies.record import Record
 from normlab.studies.settings import comparison
 from normlab.studies.study import RESULTS, Study
-from normlab.train.folder import now
+from normlab.train.storage.folder import now
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def _names(study: Study) -> dict[str, str]:
 
 
 def _canonical(name: str) -> str:
-    from normlab.schemes.registry import scheme
+    from normlab.schemes.catalog.registry import scheme
 
     try:
         return str(scheme(name))

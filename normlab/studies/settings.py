@@ -12,9 +12,9 @@ from typing import Any
 
 from normlab.compare.config import CompareConfig
 from normlab.errors import NormLabError, unknown
-from normlab.flags import count, field_names
 from normlab.train.config import DEFAULT_TASK, TrainConfig
 from normlab.train.tasks import find_task
+from normlab.utils.settings import count, field_names
 
 _COUNTS = ("tokens", "eval_tokens", "images")
 _KINDS: dict[type, tuple[tuple[type, ...], str]] = {

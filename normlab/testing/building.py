@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 import torch
 
-from normlab.schemes.base import Scheme
-from normlab.schemes.registry import names
-from normlab.schemes.registry import scheme as find_scheme
+from normlab.schemes.catalog.registry import list_schemes
+from normlab.schemes.catalog.registry import scheme as find_scheme
+from normlab.schemes.contract.scheme import Scheme
 from normlab.stack import Stack
 from normlab.testing.rules import require, require_finite, require_refusal, require_same, rule
 from normlab.testing.small import gradients, make_input, make_stack
@@ -65,7 +65,7 @@ def check_text(scheme: Scheme) -> None:
         raise AssertionError("options can be changed; decorate the class with @dataclass(frozen=True, kw_only=True)")
     twin = copy.deepcopy(scheme)
     require(scheme == twin and hash(scheme) == hash(twin), "a copy is not equal")
-    if scheme.name in names() or scheme.origin() is not None:
+    if scheme.name in list_schemes() or scheme.origin() is not None:
         require(find_scheme(str(scheme)) == scheme, f"{scheme} is not read back")
 
 

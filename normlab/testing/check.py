@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from normlab.errors import NormLabError, unknown
-from normlab.schemes.base import Scheme
-from normlab.schemes.reference import check_class, is_scheme
-from normlab.schemes.registry import scheme as find_scheme
+from normlab.schemes.catalog.reference import check_class, is_scheme
+from normlab.schemes.catalog.registry import scheme as find_scheme
+from normlab.schemes.contract.scheme import Scheme
 from normlab.testing.rules import RULES, Rule
 from normlab.testing.training import check_options
 

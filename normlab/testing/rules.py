@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 
 from normlab.errors import NormLabError
-from normlab.schemes.base import Scheme
+from normlab.schemes.contract.scheme import Scheme
 
 Rule = Callable[[Scheme], None]
 R = TypeVar("R", bound=Rule)

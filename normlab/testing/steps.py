@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.autograd import gradcheck
 
-from normlab.schemes.base import Scheme
+from normlab.schemes.contract.scheme import Scheme
 from normlab.testing.rules import require, require_finite, rule
 from normlab.testing.small import DIM, gradients, make_input, make_stack
 

@@ -6,12 +6,12 @@ import math
 
 import torch
 
-from normlab import display
-from normlab.card import Card
 from normlab.errors import NormLabError
 from normlab.norms import rms
-from normlab.schemes.base import Scheme
-from normlab.schemes.law import Motion
+from normlab.schemes.catalog import terminal
+from normlab.schemes.catalog.card import Card
+from normlab.schemes.contract.law import Motion
+from normlab.schemes.contract.scheme import Scheme
 from normlab.testing.rules import require, rule
 from normlab.testing.small import DIM, make_input, make_stack
 
@@ -73,8 +73,8 @@ def check_refinement(scheme: Scheme) -> None:
 def check_card(scheme: Scheme) -> None:
     """`normlab schemes` can print the scheme, and counts its parameters right."""
     card = Card.of(scheme)
-    display.rows(card)
-    display.facts(card)
+    terminal.rows(card)
+    terminal.facts(card)
     bound = scheme.bind(depth=10, dim=24)
     modules = [bound.entry(), bound.exit(), *(bound.block(k) for k in range(10))]
     counted = sum(p.numel() for module in modules for p in module.parameters())

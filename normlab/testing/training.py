@@ -10,7 +10,7 @@ import torch
 
 from normlab.errors import NormLabError
 from normlab.models import Decoder, DecoderConfig
-from normlab.schemes.base import Scheme
+from normlab.schemes.contract.scheme import Scheme
 from normlab.testing.rules import require, require_finite, require_refusal, rule
 from normlab.testing.small import gradients, make_input, make_stack
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from normlab.lazy import loader
+from normlab.utils.lazy import loader
 
 if TYPE_CHECKING:
     from normlab.train.config import TrainConfig

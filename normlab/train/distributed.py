@@ -25,8 +25,8 @@ from torch.distributed.tensor import distribute_tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from normlab.errors import NormLabError, unknown
-from normlab.files import file_error
 from normlab.models.transformer import Transformer
+from normlab.utils.files import file_error
 
 T = TypeVar("T")
 Precision = Literal["fp32", "bf16"]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from normlab.train.config import TrainConfig
-from normlab.train.course import Course
 from normlab.train.distributed import Group
 from normlab.train.hardware import describe
-from normlab.words import counted, duration, size
+from normlab.train.plan import Course
+from normlab.utils.text import counted, duration, size
 
 _USUAL_SHARE = 0.4
 """Of the matrix-product ceiling that a run reaches, for the first guess at its time."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from normlab.train.stuck import ADVICE, where
+from normlab.train.monitor.stuck import ADVICE, where
 from normlab.train.tasks import Task
 
 

@@ -10,15 +10,15 @@ import torch
 
 from normlab.data import Tokenizer, load_tokenizer
 from normlab.errors import NormLabError
-from normlab.files import read_json
 from normlab.models.transformer import Transformer
-from normlab.train.checkpoint import Checkpoints
 from normlab.train.config import TrainConfig, check_seed
 from normlab.train.distributed import pick_device
-from normlab.train.folder import RunFolder
-from normlab.train.sinks import read_records
+from normlab.train.storage.checkpoint import Checkpoints
+from normlab.train.storage.folder import RunFolder
+from normlab.train.storage.sinks import read_records
+from normlab.train.storage.weights import load_weights, read_metadata
 from normlab.train.transfer import Transfer
-from normlab.train.weights import load_weights, read_metadata
+from normlab.utils.files import read_json
 
 
 def load_run(folder: str | Path, *, device: str = "cpu") -> Run:

@@ -12,21 +12,21 @@ import torch
 from normlab.data import Feed
 from normlab.errors import NormLabError
 from normlab.kernels.compiler import remember
-from normlab.models.room import check_room_to_train
+from normlab.models.memory import check_room_to_train
 from normlab.models.transformer import Transformer
 from normlab.train import optimiser as optimisers
-from normlab.train.checkpoint import Checkpoints
 from normlab.train.config import TrainConfig
-from normlab.train.course import Course
 from normlab.train.distributed import Group, Precision, initialise, shard
-from normlab.train.folder import RunFolder
 from normlab.train.forecast import expectation
-from normlab.train.guard import Guard
 from normlab.train.hardware import forget_peak_memory, matmul_ceiling
 from normlab.train.interrupt import Interrupt
-from normlab.train.journal import Journal
-from normlab.train.meter import Clock, Meter
-from normlab.train.stuck import StuckWatch
+from normlab.train.monitor.guard import Guard
+from normlab.train.monitor.stuck import StuckWatch
+from normlab.train.plan import Course
+from normlab.train.progress import Clock, Meter
+from normlab.train.storage.checkpoint import Checkpoints
+from normlab.train.storage.folder import RunFolder
+from normlab.train.storage.journal import Journal
 from normlab.train.tasks import Data
 from normlab.train.transfer import Transfer
 

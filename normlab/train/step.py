@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from normlab.data import Batch
-from normlab.sending import Sent
+from normlab.utils.host_copy import Sent
 
 
 class Taken(NamedTuple):

@@ -13,26 +13,26 @@ import torch
 
 from normlab.data import IGNORED, Batch
 from normlab.errors import NormLabError
-from normlab.locks import hold
-from normlab.sending import Sent
 from normlab.train import optimiser as optimisers
-from normlab.train import recovery
 from normlab.train.config import TrainConfig
-from normlab.train.course import milestones
 from normlab.train.distributed import Group, clip_grad_norm, reshard, start, stop
 from normlab.train.evaluate import Scores, evaluate
-from normlab.train.folder import RunFolder
 from normlab.train.hardware import describe, identity, peak_memory
-from normlab.train.profile import profile
-from normlab.train.recovery import Ended
+from normlab.train.monitor import recovery
+from normlab.train.monitor.profile import profile
+from normlab.train.monitor.recovery import Ended
+from normlab.train.monitor.sensitivity import sensitivity
+from normlab.train.monitor.start import first_loss
+from normlab.train.monitor.stuck import look
+from normlab.train.plan import milestones
 from normlab.train.result import Result
-from normlab.train.sensitivity import sensitivity
 from normlab.train.setup import Setup
-from normlab.train.start import first_loss
 from normlab.train.step import Taken
-from normlab.train.stuck import look
+from normlab.train.storage.folder import RunFolder
+from normlab.train.storage.weights import export_safetensors
 from normlab.train.tasks import Data
-from normlab.train.weights import export_safetensors
+from normlab.utils.host_copy import Sent
+from normlab.utils.locks import hold
 
 ENDED = ("done", "stuck")
 """States in which a run has nothing left to do: it is only read."""

@@ -32,8 +32,8 @@ from normlab.errors import NormLabError
 from normlab.models.config import TransformerConfig
 from normlab.models.transformer import Transformer
 from normlab.roles import Role
-from normlab.schemes.base import Bound
-from normlab.schemes.parts import Constant, Scale
+from normlab.schemes.contract.parts import Constant, Scale
+from normlab.schemes.contract.scheme import Bound
 
 Rule = Literal["adamw", "muon"]
 """What turns a gradient into a step."""

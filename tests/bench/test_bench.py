@@ -35,8 +35,8 @@ def test_a_peer_that_differs_is_named_and_not_timed(capsys):
 
 
 def test_cases_move_what_the_cards_say():
-    from normlab.card import Card
     from normlab.schemes import scheme
+    from normlab.schemes.catalog.card import Card
 
     cases = {case.name: (case.forward, case.backward) for case in kernels.CASES}
     for name, case in (("geonorm", "geodesic step"), ("pre", "add + norm (pre)"), ("peri", "norm-add-norm (peri)")):

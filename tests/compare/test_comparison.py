@@ -21,10 +21,10 @@ from normlab.compare.outcome import outcome
 from normlab.compare.statistics import ranking
 from normlab.compare.store import Store
 from normlab.errors import NormLabError
-from normlab.files import write_json
-from normlab.locks import hold
 from normlab.train.trainer import train
-from normlab.words import counted
+from normlab.utils.files import write_json
+from normlab.utils.locks import hold
+from normlab.utils.text import counted
 from tests.compare import small
 from tests.compare.small import configuration, has_checkpoint, in_process, losses, values, wait_until
 

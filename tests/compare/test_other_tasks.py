@@ -9,9 +9,9 @@ import pytest
 
 from normlab import EncoderConfig, NormLabError, TrainConfig, VisionConfig
 from normlab.compare import CompareConfig, compare
+from normlab.compare.report import build, markdown
+from normlab.compare.report.results import load
 from normlab.compare.statistics import ranking, winner
-from normlab.report import build, markdown
-from normlab.report.load import load
 from tests.compare import small
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from normlab import cli
+from normlab.cli import main
 from normlab.compare.outcome import Outcome, outcome
 from normlab.compare.store import Store
 from tests.compare import small
@@ -24,7 +24,7 @@ def call(monkeypatch: pytest.MonkeyPatch, text: Path, out: Path, *words: str) ->
     data = ["--data", str(text), "--val-data", str(small.held_out(text))]
     monkeypatch.setattr("sys.argv", ["normlab", "compare", *data, "--out", str(out), *flags, *words])
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        main.main()
     return int(ended.value.code or 0)
 
 

@@ -14,8 +14,8 @@ from typing import cast
 import pytest
 
 from normlab.compare import compare
-from normlab.compare.execute import Job
 from normlab.compare.ray_pool import RayPool, _perform, _Task
+from normlab.compare.run_one import Job
 from normlab.compare.store import Store
 from normlab.errors import NormLabError
 from tests.compare import small

@@ -6,9 +6,8 @@ import math
 import shutil
 from pathlib import Path
 
-from normlab import report
-from normlab.compare import compare
-from normlab.report.load import load
+from normlab.compare import compare, report
+from normlab.compare.report.results import load
 from normlab.train.trainer import train
 from tests.compare import small
 from tests.compare.small import configuration

@@ -10,9 +10,9 @@ import pytest
 
 from normlab.compare import comparison
 from normlab.compare.comparison import compare, left
-from normlab.compare.execute import Job, execute
+from normlab.compare.run_one import Job, execute
 from normlab.compare.store import Row, Store
-from normlab.train import stuck
+from normlab.train.monitor import stuck
 from tests.compare import small
 from tests.compare.small import configuration, losses
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from normlab import machine
 from normlab.compare import CompareConfig
-from normlab.compare.execute import Job, last_step
+from normlab.compare.run_one import Job, last_step
 from normlab.compare.workers import Place, Workers, _cause, _output_in, places
 from normlab.errors import NormLabError
+from normlab.utils import machine
 from tests.compare import small
 
 

@@ -20,7 +20,7 @@ from normlab.data.cache import TokenCache, cache_root, cached_tokenizer, cached_
 from normlab.data.sources import Files
 from normlab.data.tokenizer import Bytes, Subwords, train_bpe
 from normlab.errors import NormLabError
-from normlab.locks import wait_for
+from normlab.utils.locks import wait_for
 from tests.data.helpers import write_lines
 
 TEXTS = [f"document {i}: " + "äbc " * (i % 17) for i in range(300)]

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from scipy.integrate import solve_ivp
 
-from normlab.dynamics import laws
-from normlab.dynamics.attention import Attention
-from normlab.dynamics.flow import Flow, State, unit
-from normlab.dynamics.integrate import DormandPrince
+from normlab.dynamics.system import laws
+from normlab.dynamics.system.attention import Attention
+from normlab.dynamics.system.flow import Flow, State, unit
+from normlab.dynamics.system.integrators import DormandPrince
 
 TABLE = ("post", "pre", "mix", "peri", "ngpt(alpha=1.0)", "sqrt")
 """The rows of the paper's table; nGPT with its own α as well, where that matters."""

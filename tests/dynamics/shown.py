@@ -6,10 +6,10 @@ import math
 from typing import Any
 
 from normlab.dynamics.experiments.result import Result, judge
-from normlab.dynamics.figures import Figure, curve, image
-from normlab.dynamics.fits import Rate
+from normlab.dynamics.measure.fits import Rate
+from normlab.dynamics.measure.tails import Tail
 from normlab.dynamics.result import Band, Fitted, Merge, Run, Simulation
-from normlab.dynamics.tails import Tail
+from normlab.dynamics.view.figures import Figure, curve, image
 
 HOSTILE = "<script>alert(1)</script>"
 LOOKS, TOKENS = 21, 5

@@ -15,11 +15,11 @@ import normlab
 from normlab import NormLabError
 from normlab.dynamics.experiments import EXPERIMENTS
 from normlab.dynamics.result import Simulation
-from normlab.schemes.law import Law, on_sphere
+from normlab.schemes.contract.law import Law, on_sphere
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-W", "error", "-m", "normlab.cli", "simulate", *arguments]
+    command = [sys.executable, "-W", "error", "-m", "normlab.cli.main", "simulate", *arguments]
     # A terminal wide enough for every cell.
     return subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"COLUMNS": "160"})
 
@@ -27,7 +27,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_help_lists_the_experiments_without_torch() -> None:
     code = (
         "import sys; sys.argv = ['normlab', 'simulate', 'causal', '--help']\n"
-        "from normlab import cli\n"
+        "from normlab.cli import main\n"
         "try: cli.main()\n"
         "except SystemExit as stop: assert stop.code in (0, None)\n"
         "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"

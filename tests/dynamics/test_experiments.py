@@ -11,16 +11,17 @@ import safetensors.torch
 import torch
 
 import normlab
-from normlab.dynamics import experiments, laws
-from normlab.dynamics.attention import Attention
+from normlab.dynamics import experiments
+from normlab.dynamics.choices import ABOUT
 from normlab.dynamics.experiments import causal, metastability, phases, random_weights, real_model
 from normlab.dynamics.experiments.result import Result, judge
-from normlab.dynamics.flow import Flow, State
-from normlab.dynamics.names import ABOUT
+from normlab.dynamics.system import laws
+from normlab.dynamics.system.attention import Attention
+from normlab.dynamics.system.flow import Flow, State
 from normlab.errors import NormLabError
 from normlab.models import tokens
 from normlab.models.rotary import rotary_table
-from normlab.stability.targets import resolve
+from normlab.targets import resolve
 from normlab.train.trainer import train
 
 TINY: dict[str, dict] = {

@@ -12,19 +12,19 @@ import pytest
 import torch
 
 import normlab
-from normlab.dynamics import laws
+from normlab.dynamics.choices import OBSERVABLES
 from normlab.dynamics.config import SimulateConfig, split
-from normlab.dynamics.equiangular import Equiangular
-from normlab.dynamics.names import OBSERVABLES
-from normlab.dynamics.read import read
-from normlab.dynamics.record import record
+from normlab.dynamics.recording import record
 from normlab.dynamics.result import Simulation
 from normlab.dynamics.simulate import simulate
-from normlab.dynamics.systems import chunks, look_times, start
-from normlab.dynamics.weights import given
+from normlab.dynamics.system import laws
+from normlab.dynamics.system.equiangular import Equiangular
+from normlab.dynamics.system.read_weights import read
+from normlab.dynamics.system.systems import chunks, look_times, start
+from normlab.dynamics.system.weights import given
 from normlab.errors import NormLabError
 from normlab.models import Decoder, DecoderConfig
-from normlab.schemes.law import Law, on_sphere
+from normlab.schemes.contract.law import Law, on_sphere
 
 SMALL = {"tokens": 12, "dim": 4, "time": 2.0, "looks": 10}
 
@@ -61,7 +61,7 @@ def test_systems_do_not_depend_on_their_company(monkeypatch):
     """Chunks, other seeds and other temperatures change nothing: only matrix products of another shape round anew."""
     config = SimulateConfig(scheme=("peri",), beta=(0.5, 4.0), seeds=3, weights="gaussian", dtype="float64", **SMALL)
     whole = record(config, "peri")
-    monkeypatch.setattr("normlab.dynamics.systems._MOST", 2)
+    monkeypatch.setattr("normlab.dynamics.system.systems._MOST", 2)
     assert len(list(chunks(config))) == 3
     parted = record(config, "peri")
     alone = record(config.replace(beta=4.0, seed=2, seeds=1), "peri")

@@ -11,7 +11,7 @@ from torch import nn
 
 import normlab
 from normlab import NormLabError, hf
-from normlab.hf.foreign_norm import ModelNorm
+from normlab.hf.conversion.foreign_norm import ModelNorm
 from normlab.norms import Norm
 from normlab.roles import Part
 
@@ -22,7 +22,7 @@ QUICK = {
     ("llama", "geonorm"), ("gpt2", "dual"), ("bert", "spannorm"), ("vit", "pre(form='sphere')"), ("gemma2", "ngpt"),
     ("llama", "mix"), ("gpt2", "hybrid"), ("bert", "geonorm"), ("vit", "post"), ("gemma2", "lns"),
 }  # fmt: skip
-SCHEMES = [*normlab.schemes(), "pre(form='sphere')"]
+SCHEMES = [*normlab.list_schemes(), "pre(form='sphere')"]
 MATRIX = [
     pytest.param(name, scheme, marks=[] if (name, scheme) in QUICK else [pytest.mark.full])
     for name in ARCHITECTURES

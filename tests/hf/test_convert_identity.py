@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from normlab import NormLabError, hf
-from normlab.schemes.blocks import Block
+from normlab.schemes.contract.blocks import Block
 
 from .zoo import DEPTH, NAMED, ZOO, answer, inputs
 

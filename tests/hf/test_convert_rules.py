@@ -8,7 +8,7 @@ import torch
 import normlab
 from normlab import NormLabError, hf
 from normlab.roles import find_roles
-from tests.test_uninitialised import Careful, Careless, Gated
+from tests.utils.test_uninitialized import Careful, Careless, Gated
 
 from .zoo import DEPTH, ZOO, answer, inputs
 

@@ -109,7 +109,7 @@ def sharded(rank: int, port: int, scheme: str, results: str) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("scheme", ["geonorm", "ngpt"])
-@pytest.mark.filterwarnings("ignore::normlab.hf.conversion.FunctionChanges")
+@pytest.mark.filterwarnings("ignore::normlab.hf.conversion.convert.FunctionChanges")
 def test_two_shards_train_as_one(scheme, tmp_path):
     results = str(tmp_path / "weights.safetensors")
     mp.spawn(sharded, (free_port(), scheme, results), nprocs=2)

@@ -12,7 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 import normlab
-from normlab import DecoderConfig, NormLabError, TrainConfig, cli
+from normlab import DecoderConfig, NormLabError, TrainConfig
+from normlab.cli import main
 from normlab.hf import export
 from normlab.train.trainer import train
 
@@ -76,7 +77,7 @@ def test_batches_are_padded_on_the_left(runs, tmp_path):
 
 def test_the_command_writes_what_a_fresh_process_loads(runs, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["normlab", "export", str(runs["ngpt"]), str(tmp_path / "out")])
-    cli.main()
+    main.main()
     assert capsys.readouterr().out == f"model: {tmp_path / 'out'}\n"
     code = (
         "import sys, normlab.hf\n"
@@ -90,7 +91,7 @@ def test_the_command_writes_what_a_fresh_process_loads(runs, tmp_path, monkeypat
     expected = normlab.load_run(runs["ngpt"]).generate("line 7", tokens=12, temperature=0)
     assert found.stdout.strip() == ascii(expected)
     with pytest.raises(SystemExit) as refused:
-        cli.main()
+        main.main()
     assert refused.value.code == 2
     advice = "add --overwrite to replace it, or choose another folder"
     assert capsys.readouterr().err == f"normlab: {tmp_path / 'out'} holds an export already; {advice}\n"
@@ -163,7 +164,7 @@ def test_a_failure_leaves_all_as_it_was(runs, tmp_path, monkeypatch, there):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("normlab.hf.exporting.write_atomically", full)
+    monkeypatch.setattr("normlab.hf.exporting.export.write_atomically", full)
     with pytest.raises(NormLabError, match="free some space"):
         export(runs["ngpt"], folder, overwrite=True)
     assert [path.name for path in tmp_path.iterdir()] == (["out"] if there else [])
@@ -186,7 +187,7 @@ def test_without_the_library_one_line_says_what_to_install(runs, tmp_path):
     code = (
         "import sys; sys.modules['transformers'] = None\n"
         "sys.argv = ['normlab', 'export', *sys.argv[1:]]\n"
-        "from normlab import cli; cli.main()"
+        "from normlab.cli import main; main.main()"
     )
     arguments = [str(runs["bytes"]), str(tmp_path / "out")]
     found = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)

@@ -7,7 +7,7 @@ from torch import nn
 
 import normlab
 from normlab import NormLabError, hf
-from normlab.hf.foreign_norm import NormOptions, recognise
+from normlab.hf.conversion.foreign_norm import NormOptions, recognise
 
 from .zoo import DEPTH, TEXT, WIDTH, ZOO
 

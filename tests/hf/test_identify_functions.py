@@ -9,9 +9,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from normlab import NormLabError, hf
-from normlab.hf.conversion import plan
-from normlab.hf.foreign_norm import NormOptions, recognise
-from normlab.hf.survey import survey
+from normlab.hf.conversion.convert import plan
+from normlab.hf.conversion.foreign_norm import NormOptions, recognise
+from normlab.hf.conversion.survey import survey
 
 from .zoo import TEXT
 

@@ -27,7 +27,7 @@ def variant(request) -> NormLabForCausalLM:
     return make(**{"scheme": "geonorm", **request.param})
 
 
-@pytest.mark.parametrize("scheme", normlab.schemes())
+@pytest.mark.parametrize("scheme", normlab.list_schemes())
 def test_it_is_the_decoder(scheme):
     model = make(scheme)
     torch.manual_seed(0)
@@ -309,7 +309,7 @@ def test_a_width_that_rates_were_carried_to_keeps_its_logits(tmp_path):
     assert rates == {0.5, 1.0}
 
 
-@pytest.mark.parametrize("scheme", normlab.schemes())
+@pytest.mark.parametrize("scheme", normlab.list_schemes())
 def test_bf16(scheme, tmp_path):
     model = make(scheme)
     model.save_pretrained(tmp_path)
@@ -332,7 +332,7 @@ def test_it_is_one_graph():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("scheme", normlab.schemes())
+@pytest.mark.parametrize("scheme", normlab.list_schemes())
 def test_it_trains_compiled(scheme):
     torch.compiler.reset()
     model = make(scheme)

@@ -27,7 +27,7 @@ def uncached(model: NormLabForCausalLM, **options) -> torch.Tensor:
     return model.generate(tokens(), **GREEDY, **options, use_cache=False)
 
 
-@pytest.mark.parametrize("scheme", normlab.schemes())
+@pytest.mark.parametrize("scheme", normlab.list_schemes())
 def test_every_cache_is_as_good_as_none(scheme):
     model = make(scheme)
     reference = uncached(model)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 DIM, DEPTH = 64, 3
 SPECS = [
-    *normlab.schemes(),
+    *normlab.list_schemes(),
     "pre(norm='layer', bias=True)",
     "pre(step=0.5)",
     "peri(gain='offset', step=0.1)",
@@ -70,7 +70,7 @@ def test_parallel_blocks_agree(spec):
     close(run(build(spec, "triton", "parallel"), x), run(build(spec, "reference", "parallel"), x), 500)
 
 
-@pytest.mark.parametrize("spec", normlab.schemes())
+@pytest.mark.parametrize("spec", normlab.list_schemes())
 def test_hooks_see_the_same_records(spec):
     x = torch.randn(2, 5, DIM)
     records = []
@@ -102,7 +102,7 @@ def test_hooks_on_all_modules_see_every_part():
     assert seen.count("RMSNorm") == 4 * DEPTH + 2
 
 
-@pytest.mark.parametrize("spec", normlab.schemes())
+@pytest.mark.parametrize("spec", normlab.list_schemes())
 def test_hooks_on_layers_alone_see_settled_states(spec):
     x = torch.randn(2, 5, DIM)
     states: dict[str, list[torch.Tensor]] = {}

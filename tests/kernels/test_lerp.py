@@ -16,8 +16,8 @@ from normlab.kernels.fused import launch
 from normlab.kernels.fused import lerp as fused
 from normlab.kernels.lerp import sphere_lerp, sphere_lerp_pair, unit_rows_
 from normlab.norms import l2_norm, widen
+from normlab.schemes.contract.parts import Scale
 from normlab.schemes.ngpt import SphereLerp
-from normlab.schemes.parts import Scale
 
 pytestmark = pytest.mark.filterwarnings(
     # Dynamo itself instantiates autograd functions.

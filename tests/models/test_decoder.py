@@ -16,7 +16,7 @@ SIZE = {"depth": 3, "dim": 32, "heads": 4, "kv_heads": 2, "vocab_size": 61, "max
 EXPERTS = {"experts": 4, "top_k": 2, "shared_hidden": 48}
 
 
-@pytest.fixture(params=normlab.schemes())
+@pytest.fixture(params=normlab.list_schemes())
 def name(request) -> str:
     return request.param
 

@@ -14,7 +14,7 @@ from normlab import Decoder, DecoderConfig, Encoder, EncoderConfig, NormLabError
 SIZE = {"depth": 3, "dim": 32, "heads": 4, "kv_heads": 2, "vocab_size": 61, "max_length": 64, "hidden": 48}
 
 
-@pytest.fixture(params=normlab.schemes())
+@pytest.fixture(params=normlab.list_schemes())
 def name(request) -> str:
     return request.param
 

@@ -23,7 +23,7 @@ BOOKS = {"depth": 12, "dim": 768, "heads": 12, "vocab_size": 32768}
 SIZES = {**PRESETS, "1.3b": {**PRESETS["1.3b"], "depth": 4}, "books": BOOKS}
 ECHOING = ("deepnorm", "dual", "geonorm", "mix", "post", "spannorm")
 # `none` has no norm at the exit: its logits are as large as its state.
-SCHEMES = [name for name in normlab.schemes() if name != "none"]
+SCHEMES = [name for name in normlab.list_schemes() if name != "none"]
 
 
 @dataclass(frozen=True)

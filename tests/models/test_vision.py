@@ -17,7 +17,7 @@ SIZE = {"depth": 2, "dim": 32, "heads": 4, "hidden": 48, "image_size": 12, "patc
 PIXELS = 3 * 4 * 4
 
 
-@pytest.fixture(params=normlab.schemes())
+@pytest.fixture(params=normlab.list_schemes())
 def name(request) -> str:
     return request.param
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from normlab import Stack
 from normlab.norms import Norm
-from normlab.schemes.parts import Scale
+from normlab.schemes.contract.parts import Scale
 
 B, T = 2, 6
 

@@ -9,7 +9,7 @@ import normlab
 EXAMPLE = Path(__file__).parents[2] / "examples" / "custom_scheme.py"
 
 SCHEMES: list[normlab.Scheme] = [
-    *(normlab.scheme(name) for name in normlab.schemes()),
+    *(normlab.scheme(name) for name in normlab.list_schemes()),
     normlab.scheme(f"{EXAMPLE}:Balanced"),
 ]
 

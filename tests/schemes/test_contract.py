@@ -18,7 +18,7 @@ from safetensors.torch import load, save
 
 import normlab
 from normlab import NormLabError
-from normlab.card import SECTIONS, Card
+from normlab.schemes.catalog.card import SECTIONS, Card
 from normlab.testing import RULES
 from normlab.testing.small import DIM, make_input, make_stack
 from normlab.testing.theory import check_bounds

@@ -282,14 +282,14 @@ def test_library_and_equations_agree(spec, depth):
 
 
 def test_every_registered_scheme_has_a_transcription():
-    assert {normlab.scheme(spec).name for spec in CASES} == set(normlab.schemes())
+    assert {normlab.scheme(spec).name for spec in CASES} == set(normlab.list_schemes())
 
 
 def test_equations_tell_schemes_apart():
     """With all gains at one and the same branches, any two schemes differ by far more than any tolerance above."""
     f, _ = branches(5)
     x = gaussian(B, T, D, seed=1)
-    plain = {name: CASES[name](Network(name, 5, spread=0.0), x, f).detach() for name in normlab.schemes()}
+    plain = {name: CASES[name](Network(name, 5, spread=0.0), x, f).detach() for name in normlab.list_schemes()}
     for (a, first), (b, second) in itertools.combinations(plain.items(), 2):
         assert float((first - second).abs().max()) > 1e-3, (a, b)
 

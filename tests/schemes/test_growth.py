@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import normlab
-from normlab.card import Card
 from normlab.norms import rms
+from normlab.schemes.catalog.card import Card
 
 DEPTH, DIM, TOKENS = 24, 2048, 16
 GROWTH = (
@@ -117,7 +117,7 @@ def sizes(name, depth, weight):
 EXPONENTS = {"bounded": 0.0, "random walk": 0.5, "linear": 1.0}
 
 
-@pytest.mark.parametrize("name", normlab.schemes())
+@pytest.mark.parametrize("name", normlab.list_schemes())
 def test_the_stated_growth_is_the_worst_at_weights_of_one_size(name):
     """Equal branches that always pull along the state: RMS ∝ depth^p with the p of the class, or faster than any."""
     stated = normlab.scheme(name).law(DEPTH).forward
@@ -130,7 +130,7 @@ def test_the_stated_growth_is_the_worst_at_weights_of_one_size(name):
     assert math.log2(deep / shallow) == pytest.approx(EXPONENTS[stated], abs=0.03)
 
 
-@pytest.mark.parametrize("name", normlab.schemes())
+@pytest.mark.parametrize("name", normlab.list_schemes())
 def test_weights_that_grow_with_depth_break_what_is_not_proven_and_nothing_else(name):
     """Pre-Norm is no exception: x + 2^i·N(x) doubles from sublayer to sublayer, with every block a plain Pre-Norm."""
     proven = not Card.of(normlab.scheme(name)).certificate.startswith("none")

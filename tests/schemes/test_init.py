@@ -191,7 +191,7 @@ def test_lns_refuses_depth_scaled_outputs():
         normlab.scheme("lns", depth_init=True)
 
 
-@pytest.mark.parametrize("spec", normlab.schemes())
+@pytest.mark.parametrize("spec", normlab.list_schemes())
 def test_biases_start_at_zero_and_gains_at_one(spec):
     # ngpt has no biases of its own, but a model may.
     model = decoder(spec, "gelu" if spec != "ngpt" else "fused", bias=True)
@@ -331,7 +331,7 @@ def test_ngpt_wants_its_own_head():
     assert not normlab.DecoderConfig(scheme="ngpt").tied_head
 
 
-@pytest.mark.parametrize("spec", [name for name in normlab.schemes() if name != "ngpt"])
+@pytest.mark.parametrize("spec", [name for name in normlab.list_schemes() if name != "ngpt"])
 def test_no_other_scheme_touches_weights_after_a_step(spec):
     model = decoder(spec, depth=1)
     before = [parameter.detach().clone() for parameter in model.parameters()]

@@ -11,9 +11,9 @@ from torch.autograd import gradcheck, gradgradcheck
 import normlab
 from normlab import norms
 from normlab.ops import geodesic_step
+from normlab.schemes.contract.parts import Add, AddNorm, Scale
 from normlab.schemes.dual import DualWrite
 from normlab.schemes.ngpt import SphereLerp
-from normlab.schemes.parts import Add, AddNorm, Scale
 from normlab.schemes.pre import SphereAdd
 
 EPS64 = torch.finfo(torch.float64).eps
@@ -64,7 +64,7 @@ def run(parts, x, pairs):
 # Schemes with norms that turn with their input; vectors of gains prefer the axes and are left out or constant.
 GAIN_FREE = {
     name: {} if name == "ngpt" else {"gain": "none"} | ({"learned": False} if name == "geonorm" else {})
-    for name in normlab.schemes()
+    for name in normlab.list_schemes()
 } | {
     "pre(form='sphere')": {"gain": "none"},
     "peri(step=0.1)": {"gain": "none"},
@@ -348,7 +348,7 @@ def test_derivatives_of_writes_with_wider_states():
     check_write(SphereAdd(0.5), torch.cat([X, X[:, :1].abs() + 0.5], dim=-1), G)
 
 
-@pytest.mark.parametrize("spec", normlab.schemes())
+@pytest.mark.parametrize("spec", normlab.list_schemes())
 def test_derivatives_of_whole_networks(spec):
     """Two blocks of every scheme, with respect to the embedding and, through a factor, to every branch."""
     _, parts = network(spec, 2, 4)

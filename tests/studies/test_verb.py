@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
-from normlab import cli
+from normlab.cli import main
 from tests.studies.rows import write_study
 
 
 def call(monkeypatch, *arguments: str) -> int:
     monkeypatch.setattr(sys, "argv", ["normlab", "study", *arguments])
     try:
-        cli.main()
+        main.main()
     except SystemExit as stop:
         return int(stop.code or 0)
     return 0
@@ -23,8 +23,8 @@ def call(monkeypatch, *arguments: str) -> int:
 def test_help_has_examples_and_needs_no_torch():
     code = (
         "import sys; sys.argv = ['normlab', 'study', '--help']\n"
-        "from normlab import cli\n"
-        "try: cli.main()\n"
+        "from normlab.cli import main\n"
+        "try: main.main()\n"
         "except SystemExit as stop: assert stop.code in (0, None)\n"
         "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     )
@@ -37,8 +37,8 @@ def test_the_list_needs_no_torch(tmp_path):
     write_study(tmp_path / "studies")
     code = (
         "import sys; sys.argv = ['normlab', 'study']\n"
-        "from normlab import cli\n"
-        "cli.main()\n"
+        "from normlab.cli import main\n"
+        "main.main()\n"
         "assert 'torch' not in sys.modules"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
-from normlab.train import checkpoint
 from normlab.train.config import TrainConfig
+from normlab.train.storage import checkpoint
 from normlab.train.trainer import Trainer, train
 
 STEP = 8

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from normlab.data import Batch, Loader
 from normlab.models.config import DecoderConfig
 from normlab.train.config import TrainConfig
-from normlab.train.sinks import read_records
+from normlab.train.storage.sinks import read_records
 from normlab.train.trainer import Trainer
 
 STEPS = 20

@@ -12,7 +12,7 @@ import torch
 import normlab
 from normlab.data import evaluation_batches, prepare
 from normlab.models.moe import MoE
-from normlab.train.folder import RunFolder
+from normlab.train.storage.folder import RunFolder
 from normlab.train.trainer import Trainer, train
 from tests.train.runs import after_building, config_of, events, losses
 
@@ -49,7 +49,7 @@ def marked(scheme: str):
     return scheme if scheme in QUICK else pytest.param(scheme, marks=pytest.mark.full)
 
 
-@pytest.mark.parametrize("scheme", [marked(name) for name in normlab.schemes() if name != "none"])
+@pytest.mark.parametrize("scheme", [marked(name) for name in normlab.list_schemes() if name != "none"])
 def test_learns(scheme, phrases, unigram, tmp_path):
     steps = 80 if scheme in QUICK else 150
     config = config_of(

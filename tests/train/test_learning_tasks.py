@@ -22,7 +22,7 @@ NOT_MASKED = ("none", "output")
 
 
 def every(quick: str, *, but: tuple[str, ...] = ()) -> list:
-    names = [name for name in normlab.schemes() if name not in but]
+    names = [name for name in normlab.list_schemes() if name not in but]
     return [name if name == quick else pytest.param(name, marks=pytest.mark.full) for name in names]
 
 

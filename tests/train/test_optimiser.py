@@ -15,9 +15,9 @@ from torch.distributed.fsdp import fully_shard
 import normlab
 from normlab import Decoder, DecoderConfig, NormLabError
 from normlab.train.distributed import whole
-from normlab.train.guard import first_nonfinite
+from normlab.train.monitor.guard import first_nonfinite
+from normlab.train.monitor.profile import profile
 from normlab.train.optimiser import _QUINTIC, _ROUNDS, MOMENTUM, Muon, build, orthogonalise, set_lr
-from normlab.train.profile import profile
 from normlab.train.transfer import HIDDEN, Transfer
 from tests.ranks import free_port, join, leave
 
@@ -39,7 +39,7 @@ def fill_gradients(model, seed=0):
 # -- groups ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", normlab.schemes())
+@pytest.mark.parametrize("name", normlab.list_schemes())
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
 @pytest.mark.parametrize("base", [None, 8])
 def test_every_parameter_stands_in_one_group_with_the_schemes_rules(name, kind, base):

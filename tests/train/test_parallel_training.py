@@ -12,10 +12,10 @@ import torch.multiprocessing as mp
 from safetensors.torch import load_file
 
 from normlab.errors import NormLabError
-from normlab.locks import hold
-from normlab.train import stuck
 from normlab.train.config import TrainConfig
+from normlab.train.monitor import stuck
 from normlab.train.trainer import Trainer, train
+from normlab.utils.locks import hold
 from tests.ranks import free_port
 from tests.train.runs import MARK, after_building, asks_to_stop, config_of, events, losses, numbers, spoils
 from tests.train.test_distributed import TORCHRUN

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from normlab import files
 from normlab.errors import NormLabError
-from normlab.train import sinks
-from normlab.train.folder import RunFolder
 from normlab.train.result import Result
-from normlab.train.sinks import read_records
+from normlab.train.storage import sinks
+from normlab.train.storage.folder import RunFolder
+from normlab.train.storage.sinks import read_records
 from normlab.train.trainer import train
+from normlab.utils import files
 from tests.train import child as child_of
 from tests.train.runs import (
     STEPS,

@@ -16,11 +16,11 @@ import torch
 import normlab
 from normlab import DecoderConfig, EncoderConfig, NormLabError, TrainConfig, VisionConfig
 from normlab.data import IGNORED
-from normlab.files import write_json
 from normlab.train.distributed import ALONE
 from normlab.train.evaluate import evaluate
 from normlab.train.result import Result
 from normlab.train.trainer import train
+from normlab.utils.files import write_json
 from tests.train import child
 from tests.train.runs import (
     MODEL,

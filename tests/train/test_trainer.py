@@ -15,14 +15,14 @@ import torch.nn.functional as F
 from normlab.data import evaluation_batches, prepare
 from normlab.errors import NormLabError
 from normlab.train import hardware
-from normlab.train.course import Course, milestones
 from normlab.train.distributed import ALONE, Group
 from normlab.train.evaluate import evaluate
-from normlab.train.folder import RunFolder
-from normlab.train.meter import Clock, Meter
-from normlab.train.sinks import read_records
+from normlab.train.plan import Course, milestones
+from normlab.train.progress import Clock, Meter
+from normlab.train.storage.folder import RunFolder
+from normlab.train.storage.sinks import read_records
 from normlab.train.trainer import Trainer, train
-from normlab.words import duration, size
+from normlab.utils.text import duration, size
 from tests.train.runs import after_building, config_of, losses, numbers, same_run, weights
 
 CPU = torch.device("cpu")
@@ -297,7 +297,7 @@ def test_an_evaluation_says_how_far_it_is(text):
 
 
 def test_a_long_evaluation_shows_progress(text, tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr("normlab.live._PLAIN_SECONDS", 0.0)
+    monkeypatch.setattr("normlab.utils.progress._PLAIN_SECONDS", 0.0)
     train(config_of(text, steps=1, batch=1, evals=1), tmp_path, shown=True)
     said = capfd.readouterr().err
     assert "step 1/1  evaluating: 8 %" in said

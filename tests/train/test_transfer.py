@@ -24,7 +24,7 @@ def made(width, scheme="pre", seed=0, **options) -> Decoder:
 # -- the identity ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", normlab.schemes())
+@pytest.mark.parametrize("name", normlab.list_schemes())
 def test_at_the_base_width_nothing_changes(name):
     plain, moved = made(64, name), made(64, name)
     transfer = Transfer(64, 64)
@@ -52,7 +52,7 @@ def test_rates_by_the_table():
             assert rate == expected
 
 
-@pytest.mark.parametrize("name", normlab.schemes())
+@pytest.mark.parametrize("name", normlab.list_schemes())
 def test_wider_and_back_again(name):
     # Rates from 64 to 256 and from 256 to 64 undo each other, whatever the scheme.
     wide, narrow = made(256, name), made(64, name)

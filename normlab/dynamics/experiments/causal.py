@@ -13,15 +13,15 @@ import math
 import numpy as np
 import torch
 
-from normlab.dynamics.clusters import labels
 from normlab.dynamics.config import SimulateConfig
 from normlab.dynamics.experiments.result import Findings, Tell, judge, part
-from normlab.dynamics.figures import Figure, curve
-from normlab.dynamics.record import orbit
-from normlab.dynamics.systems import Chunk, start
+from normlab.dynamics.measure.clusters import labels
+from normlab.dynamics.recording import orbit
+from normlab.dynamics.system.systems import Chunk, start
+from normlab.dynamics.view.figures import Figure, curve
 from normlab.errors import NormLabError
-from normlab.stability.laws import power_law
-from normlab.words import counted
+from normlab.utils.power_law import power_law
+from normlab.utils.text import counted
 
 _EXPONENT, _COUNTS = 0.1, 0.15
 """Largest errors: of the exponent, and of the counts against parking, root mean square of the relative ones."""

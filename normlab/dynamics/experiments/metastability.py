@@ -16,18 +16,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normlab.dynamics import laws
-from normlab.dynamics.attention import Attention
-from normlab.dynamics.clocks import Logarithmic
 from normlab.dynamics.config import SimulateConfig
 from normlab.dynamics.experiments.result import Findings, Tell, Verdict, judge
-from normlab.dynamics.figures import Figure, curve
-from normlab.dynamics.flow import Flow, State, Velocity
-from normlab.dynamics.integrate import DormandPrince, Walk, factor
-from normlab.dynamics.systems import start
-from normlab.dynamics.tails import collapsed
+from normlab.dynamics.measure.tails import collapsed
+from normlab.dynamics.system import laws
+from normlab.dynamics.system.attention import Attention
+from normlab.dynamics.system.clocks import Logarithmic
+from normlab.dynamics.system.flow import Flow, State, Velocity
+from normlab.dynamics.system.integrators import DormandPrince, Walk, factor
+from normlab.dynamics.system.systems import start
+from normlab.dynamics.view.figures import Figure, curve
 from normlab.errors import NormLabError
-from normlab.schemes.law import Law, Motion
+from normlab.schemes.contract.law import Law, Motion
 
 _MET = 1e-6
 """Angle at which two particles become one."""

@@ -12,14 +12,14 @@ from contextlib import suppress
 import numpy as np
 import torch
 
-from normlab.dynamics import laws
-from normlab.dynamics.clocks import Common
 from normlab.dynamics.config import SimulateConfig
 from normlab.dynamics.experiments import phases
 from normlab.dynamics.experiments.result import Findings, Tell, Verdict, judge, part
-from normlab.dynamics.record import Record, record
+from normlab.dynamics.recording import Record, record
+from normlab.dynamics.system import laws
+from normlab.dynamics.system.clocks import Common
 from normlab.errors import NormLabError
-from normlab.words import counted
+from normlab.utils.text import counted
 
 _LIMIT = 0.01
 """Largest difference of shares: a few pairs in ten thousand lie within the integrator's error of having met."""

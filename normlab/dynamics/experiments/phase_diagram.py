@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from normlab.dynamics import laws
 from normlab.dynamics.config import SimulateConfig
 from normlab.dynamics.experiments import phases
 from normlab.dynamics.experiments.result import Findings, Tell, Verdict, judge
-from normlab.dynamics.record import record
-from normlab.words import counted
+from normlab.dynamics.recording import record
+from normlab.dynamics.system import laws
+from normlab.utils.text import counted
 
 _HIGH = 64
 """Dimension from which on the curve is held against the picture."""

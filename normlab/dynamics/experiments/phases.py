@@ -8,11 +8,11 @@ import numpy as np
 import torch
 
 from normlab.dynamics.config import SimulateConfig
-from normlab.dynamics.equiangular import Equiangular
-from normlab.dynamics.figures import Curve, Figure, curve, image
-from normlab.dynamics.observables import CLOSE
-from normlab.dynamics.record import Record
-from normlab.schemes.law import Law
+from normlab.dynamics.measure.observables import CLOSE
+from normlab.dynamics.recording import Record
+from normlab.dynamics.system.equiangular import Equiangular
+from normlab.dynamics.view.figures import Curve, Figure, curve, image
+from normlab.schemes.contract.law import Law
 
 
 def look_times(config: SimulateConfig) -> list[float]:

@@ -14,17 +14,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normlab.dynamics import laws
-from normlab.dynamics.attention import Factors, Matrix
 from normlab.dynamics.config import SimulateConfig
 from normlab.dynamics.experiments.result import Findings, Tell, Verdict, judge, part
-from normlab.dynamics.figures import Figure, curve
-from normlab.dynamics.flow import at_layer
-from normlab.dynamics.record import Record, orbit, record
+from normlab.dynamics.recording import Record, orbit, record
 from normlab.dynamics.simulate import band
-from normlab.dynamics.systems import Chunk
-from normlab.schemes.law import Law, Motion
-from normlab.words import counted
+from normlab.dynamics.system import laws
+from normlab.dynamics.system.attention import Factors, Matrix
+from normlab.dynamics.system.flow import at_layer
+from normlab.dynamics.system.systems import Chunk
+from normlab.dynamics.view.figures import Figure, curve
+from normlab.schemes.contract.law import Law, Motion
+from normlab.utils.text import counted
 
 _LIMIT = 0.1
 """Of the relative error of the first speed: tokens and weights are finite in number."""

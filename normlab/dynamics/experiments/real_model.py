@@ -16,23 +16,23 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from normlab.dynamics import laws
+from normlab.dynamics.choices import ABOUT, Observable
 from normlab.dynamics.config import SimulateConfig
 from normlab.dynamics.experiments.result import Findings, Tell, Verdict, judge
-from normlab.dynamics.figures import Curve, Figure, Role, curve
-from normlab.dynamics.flow import Flow, State, unit
-from normlab.dynamics.names import ABOUT, Observable
-from normlab.dynamics.network import Network
-from normlab.dynamics.observables import View, take
-from normlab.dynamics.read import Read, read_model
-from normlab.dynamics.systems import device, integrator
-from normlab.dynamics.weights import layers
+from normlab.dynamics.measure.observables import View, take
+from normlab.dynamics.system import laws
+from normlab.dynamics.system.flow import Flow, State, unit
+from normlab.dynamics.system.network import Network
+from normlab.dynamics.system.read_weights import Read, read_model
+from normlab.dynamics.system.systems import device, integrator
+from normlab.dynamics.system.weights import layers
+from normlab.dynamics.view.figures import Curve, Figure, Role, curve
 from normlab.errors import NormLabError
-from normlab.schemes.base import Scheme
-from normlab.schemes.law import Value
-from normlab.stability.blocks import BlockStack, find_stacks
-from normlab.stability.targets import Target, resolve
-from normlab.words import counted
+from normlab.probes.blocks import BlockStack, find_stacks
+from normlab.schemes.contract.law import Value
+from normlab.schemes.contract.scheme import Scheme
+from normlab.targets import Target, resolve
+from normlab.utils.text import counted
 
 _GEOMETRY: tuple[Observable, ...] = (
     "cosine", "variance", "order", "close", "clusters", "rank", "radius", "smallest", "largest"

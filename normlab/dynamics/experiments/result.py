@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from normlab.dynamics import laws
 from normlab.dynamics.config import SimulateConfig
-from normlab.dynamics.figures import Figure
-from normlab.dynamics.progress import Progress
 from normlab.dynamics.result import SCHEMA, Shown
-from normlab.records import to_plain
-from normlab.versions import versions
+from normlab.dynamics.system import laws
+from normlab.dynamics.view.figures import Figure
+from normlab.dynamics.view.progress import Progress
+from normlab.utils.records import to_plain
+from normlab.utils.versions import versions
 
 if TYPE_CHECKING:
     from normlab.dynamics.experiments import Experiment
@@ -118,7 +118,7 @@ class Result(Shown):
 
     def table(self) -> str:
         """Table and verdicts as plain text."""
-        from normlab.dynamics.card import result_text
+        from normlab.dynamics.view.card import result_text
 
         return result_text(self)
 

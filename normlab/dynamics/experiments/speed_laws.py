@@ -12,16 +12,17 @@ import math
 import numpy as np
 import torch
 
-from normlab.dynamics import fits, laws, tails, together
 from normlab.dynamics.config import SimulateConfig
-from normlab.dynamics.equiangular import Equiangular
 from normlab.dynamics.experiments.result import Findings, Tell, Verdict, judge, part
-from normlab.dynamics.figures import Curve, Figure, curve
-from normlab.dynamics.record import Record, orbit, records
-from normlab.dynamics.systems import Chunk, look_times
-from normlab.dynamics.threads import suited
-from normlab.schemes.law import Law
-from normlab.words import counted
+from normlab.dynamics.measure import fits, tails
+from normlab.dynamics.recording import Record, orbit, records
+from normlab.dynamics.system import batching, laws
+from normlab.dynamics.system.equiangular import Equiangular
+from normlab.dynamics.system.systems import Chunk, look_times
+from normlab.dynamics.system.threads import suited
+from normlab.dynamics.view.figures import Curve, Figure, curve
+from normlab.schemes.contract.law import Law
+from normlab.utils.text import counted
 
 _TAIL_DIM = 8
 _DEPTH = 24
@@ -126,8 +127,8 @@ def _foretold(config: SimulateConfig, law: Law) -> float:
 def _symmetric(config: SimulateConfig, found: list[Law]) -> list[np.ndarray]:
     """ρ of the symmetric case at each look, of every law."""
     moments, orbits = torch.tensor(look_times(config), dtype=torch.float64), {}
-    for places in together.groups(config, found):
-        law = together.joined([found[place] for place in places])
+    for places in batching.groups(config, found):
+        law = batching.joined([found[place] for place in places])
         beta = torch.full((len(places),), config.beta[0], dtype=torch.float64)
         followed = Equiangular(law, config.tokens, beta).orbit(moments, radius=config.radius, tolerance=1e-9)
         orbits |= dict(zip(places, followed[:, 0].T.numpy(), strict=True))

@@ -10,15 +10,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from normlab.dynamics import laws
 from normlab.dynamics.config import SimulateConfig
 from normlab.dynamics.experiments.result import Findings, Tell, Verdict, judge
-from normlab.dynamics.figures import Figure, curve
-from normlab.dynamics.flow import Flow
-from normlab.dynamics.systems import device, dtype, integrator, look_times, start
-from normlab.dynamics.weights import given, layers
+from normlab.dynamics.system import laws
+from normlab.dynamics.system.flow import Flow
+from normlab.dynamics.system.systems import device, dtype, integrator, look_times, start
+from normlab.dynamics.system.weights import given, layers
+from normlab.dynamics.view.figures import Figure, curve
 from normlab.errors import NormLabError
-from normlab.schemes.law import Law
+from normlab.schemes.contract.law import Law
 
 _LIMIT = 0.02
 _DRAWN = 24

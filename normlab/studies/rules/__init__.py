@@ -13,13 +13,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from normlab.errors import NormLabError, unknown
-from normlab.records import from_plain, hints
 from normlab.studies.rules.base import Rule
 from normlab.studies.rules.bound import Bound
 from normlab.studies.rules.correlation import Correlation
 from normlab.studies.rules.count import Count
 from normlab.studies.rules.difference import Difference
 from normlab.studies.rules.order import Order
+from normlab.utils.records import from_plain, hints
 
 RULES: dict[str, type[Rule]] = {
     "difference": Difference,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from normlab.data.feed import Batch, Line
     from normlab.models.transformer import Transformer
     from normlab.train.config import TrainConfig
-    from normlab.train.folder import RunFolder
+    from normlab.train.storage.folder import RunFolder
 
 
 class Data(Protocol):

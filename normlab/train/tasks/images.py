@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from normlab.data import Batch, ImageSet
     from normlab.data.feed import Line
     from normlab.train.config import TrainConfig
-    from normlab.train.folder import RunFolder
+    from normlab.train.storage.folder import RunFolder
 
 
 class Images(Task):
@@ -80,7 +80,7 @@ class Images(Task):
         return len(data.val)
 
     def keep(self, data: ImageSet, folder: RunFolder) -> None:
-        from normlab.files import write_json
+        from normlab.utils.files import write_json
 
         write_json(folder.classes, list(data.classes))
 

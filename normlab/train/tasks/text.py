@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from normlab.data import Batch, Corpus, Masking
     from normlab.data.feed import Line
     from normlab.train.config import TrainConfig
-    from normlab.train.folder import RunFolder
+    from normlab.train.storage.folder import RunFolder
 
 _COUNTED_AT_A_TIME = 64
 """Sequences of an evaluation whose targets are counted at a time."""

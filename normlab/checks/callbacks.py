@@ -1,0 +1,215 @@
+"""A look at every so many steps of somebody else's training loop.
+
+    watch = normlab.checks.Watch(model, every=50, out="profiles.jsonl")
+    for step, batch in enumerate(batches):
+        with watch.step(step):
+            loss = model(**batch).loss
+            loss.backward()
+            optimiser.step()
+    watch.close()
+
+A look is judged as soon as its numbers have come from the device, while the loop goes on: a verdict that was not there
+before is logged (logger `normlab.checks`). Between looks an alarm listens for values that are not finite; when it
+goes off, the next step is looked at, too.
+
+Lines of `out`, one JSON object each:
+
+    {"kind": "profile", "step": 50, "stack": "model.layers", "profile": {...}}        what `Profile.from_dict` reads
+    {"kind": "verdict", "step": 50, "stack": "model.layers", "verdict": {...}}        a finding that is new
+    {"kind": "event", "step": 7, "what": "nonfinite", "layer": "model.layers.3", "detail": "..."}
+
+Of several processes the first one looks; no look waits for another process.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from normlab.checks.judge.ladder_verdicts import judge_ladder
+from normlab.checks.judge.thresholds import Thresholds
+from normlab.checks.judge.verdict import Verdict
+from normlab.checks.ladder_records import Ladder
+from normlab.errors import NormLabError
+from normlab.probes.nonfinite_alarm import Alarm, Broken
+from normlab.probes.probe import Probe, probe
+from normlab.probes.profile import Profile
+from normlab.utils.files import file_error
+
+log = logging.getLogger("normlab.checks")
+
+
+class Watch:
+    """Looks at every n-th step. Use `with watch.step():`, or `begin` and `end` where a loop has callbacks instead."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        every: int = 50,
+        out: str | Path | None = None,
+        blocks: str | None = None,
+        thresholds: Thresholds | None = None,
+        unigram: float | None = None,
+    ):
+        if every < 1:
+            raise NormLabError(f"watch: every must be at least 1, got {every}")
+        self.model, self.every, self.blocks = model, every, blocks
+        self.out = None if out is None else Path(out)
+        self._profiles: dict[str, Profile] = {}
+        self._verdicts: dict[str, list[Verdict]] = {}
+        self._broken: Broken | None = None
+        self._limits, self._unigram = thresholds, unigram
+        self._idle = dist.is_available() and dist.is_initialized() and dist.get_rank() != 0
+        self._alarm = Alarm(model, blocks)
+        self._first: dict[str, Profile] = {}
+        self._said: dict[tuple[str, str], str] = {}
+        self._next = 0
+        self._hooks: ExitStack | None = None
+        self._look = Probe()
+        # Ranks take a processor a tenth of a second, in which a GPU takes steps.
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="normlab-watch")
+        self._reading: Future[dict[str, Profile]] | None = None
+        self._before_look = 0
+
+    @property
+    def profiles(self) -> dict[str, Profile]:
+        """The last look, by stack. Waits for it where its numbers are on their way."""
+        self._hear(wait=True)
+        return self._profiles
+
+    @property
+    def verdicts(self) -> dict[str, list[Verdict]]:
+        """What was made of the last look. Waits for it likewise."""
+        self._hear(wait=True)
+        return self._verdicts
+
+    @property
+    def broken(self) -> Broken | None:
+        """The first value that was not finite, step and module, as far as it is known by now; waits for nothing."""
+        self._hear()
+        return self._broken
+
+    @contextmanager
+    def step(self, number: int | None = None) -> Iterator[Probe]:
+        """One step of the loop: forward, backward and update. `number` counts updates made before; None: one more."""
+        look = self.begin(number)
+        try:
+            yield look
+        except BaseException:
+            self.abandon()
+            raise
+        self.end()
+
+    def begin(self, number: int | None = None) -> Probe:
+        """The step begins. What is returned takes losses that the model's own output does not hold: `record(loss=)`."""
+        self.abandon()
+        step = self._next if number is None else number
+        self._next = step + 1
+        self._hooks = ExitStack()
+        self._hear()
+        # What a look that is still on its way has to say came first.
+        alarmed = self._reading is None and self._goes_off()
+        due = not self._idle and (alarmed or step % self.every == 0)
+        self._look = self._hooks.enter_context(probe(self.model, blocks=self.blocks, step=step, active=due))
+        if not due and not self._idle:
+            self._alarm.listen(self._hooks)
+            self._look.on_loss = self._alarm.tell
+        return self._look
+
+    def end(self) -> None:
+        """The step is over."""
+        hooks, look = self._hooks, self._look
+        if hooks is None:
+            return
+        self._hooks = None
+        hooks.close()
+        if look.active:
+            self._take(look)
+        elif not self._idle:
+            self._alarm.send(look.step)
+
+    def abandon(self) -> None:
+        """Take all hooks off and forget about the step, which never came to its end."""
+        hooks, self._hooks = self._hooks, None
+        if hooks is not None:
+            # As if the step had raised: a look that saw half of it has nothing to say.
+            hooks.__exit__(_Abandoned, _Abandoned(), None)
+
+    def close(self) -> None:
+        """The loop is over: hear what is still on its way from the last steps."""
+        self.abandon()
+        self._hear(wait=True)
+        self._goes_off(wait=True)
+
+    def _take(self, look: Probe) -> None:
+        self._hear(wait=True)
+        self._before_look = self._alarm.travelling
+        if look.is_there:
+            self._keep(look.profiles)
+        else:
+            self._reading = self._reader.submit(lambda: look.profiles)
+
+    def _hear(self, wait: bool = False) -> None:
+        """Judge the last look, if it was not and can be by now."""
+        if self._reading is not None and (wait or self._reading.done()):
+            reading, self._reading = self._reading, None
+            self._keep(reading.result())
+
+    def _goes_off(self, wait: bool = False, most: int | None = None) -> bool:
+        broken = self._alarm.arrived(wait, most)
+        if broken is None or self._broken is not None:
+            return False
+        self._report(broken)
+        return True
+
+    def _report(self, broken: Broken) -> None:
+        self._broken = broken
+        detail = f"{broken.where} is the first that was not finite, at step {broken.step}"
+        log.warning("normlab: %s", detail)
+        self._write(
+            {"kind": "event", "step": broken.step, "what": "nonfinite", "layer": broken.where, "detail": detail}
+        )
+
+    def _keep(self, profiles: dict[str, Profile]) -> None:
+        self._profiles = profiles
+        # The look has waited for the device: what the steps before it noted is there, and came first.
+        self._goes_off(wait=True, most=self._before_look)
+        for stack, profile in profiles.items():
+            self._write({"kind": "profile", "step": profile.step, "stack": stack, "profile": profile.to_dict()})
+            if profile.nan_first is not None and self._broken is None:
+                self._report(Broken(profile.step, profile.nan_first.rpartition(" at step ")[0]))
+            self._judge(stack, profile)
+
+    def _judge(self, stack: str, profile: Profile) -> None:
+        first = self._first.setdefault(stack, profile)
+        both = [first, profile] if first.when != profile.when and first.depth == profile.depth else [profile]
+        self._verdicts[stack] = judge_ladder(Ladder(tuple(both)), thresholds=self._limits, unigram=self._unigram)
+        for verdict in self._verdicts[stack]:
+            finding = "" if verdict.level == "ok" else verdict.finding
+            if finding and self._said.get((stack, verdict.name)) != finding:
+                log.warning("normlab: %s, %s: %s", stack, verdict.name, verdict.words)
+                record = {"kind": "verdict", "step": profile.step, "stack": stack, "verdict": verdict.to_dict()}
+                self._write(record)
+            self._said[stack, verdict.name] = finding
+
+    def _write(self, record: dict[str, Any]) -> None:
+        if self.out is None:
+            return
+        try:
+            with self.out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record, allow_nan=False) + "\n")
+        except OSError as error:
+            raise file_error("write", error, self.out) from error
+
+
+class _Abandoned(Exception):  # noqa: N818 (never raised to anybody)
+    """Stands for the error that ended a step."""

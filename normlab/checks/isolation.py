@@ -1,0 +1,75 @@
+"""What a burst leaves as it found it: somebody else's module, random numbers, threads, the treatment of denormals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+import torch
+from torch import nn
+
+from normlab.probes.probe import untouched
+from normlab.probes.sharded import reshard
+from normlab.targets.target import Target
+
+NARROW = 256
+"""Width up to which one thread does: products this small gain little from a second, and wait long for a busy one."""
+
+_DENORMAL = 1e-42
+
+
+@contextmanager
+def fresh_model(
+    target: Target, *, depth: int | None = None, width: int | None = None, seed: int = 0
+) -> Iterator[nn.Module]:
+    """The target's model in training mode; one that somebody else owns is put back to what it was."""
+    with torch.random.fork_rng(devices=_cuda()), few_threads(width or target.width):
+        torch.manual_seed(seed)
+        model = target.build(depth=depth, width=width, seed=seed)
+        with preserved(model) if target.kind == "module" else nullcontext():
+            model.train()
+            yield model
+
+
+@contextmanager
+def preserved(model: nn.Module) -> Iterator[None]:
+    """Puts parameters, gradients, buffers, random numbers and training flags back to what they were."""
+    reshard(model)
+    flags = [(module, module.training) for module in model.modules()]
+    values = [(parameter, parameter.detach().clone()) for parameter in model.parameters()]
+    try:
+        with untouched(model):
+            yield
+    finally:
+        reshard(model)
+        with torch.no_grad():
+            for parameter, value in values:
+                parameter.copy_(value)
+        for module, flag in flags:
+            module.training = flag
+
+
+@contextmanager
+def quiet_numbers() -> Iterator[None]:
+    """Denormal numbers count as zero: dead gradients would make a CPU several times slower."""
+    was_on = bool(torch.tensor(_DENORMAL) * 1.0 == 0.0)
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(was_on)
+
+
+@contextmanager
+def few_threads(width: int | None) -> Iterator[None]:
+    """One thread for a narrow model."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1 if width is not None and width <= NARROW else threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _cuda() -> list[int]:
+    return list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []

@@ -1,0 +1,1 @@
+"""Verdicts of a check: growth, collapse, faults, structure; thresholds, blame and remedies."""

@@ -1,0 +1,157 @@
+"""Verdicts on growth over depth: the state on its way up, the gradient on its way down."""
+
+from __future__ import annotations
+
+import math
+
+from normlab.checks.judge import growth_laws
+from normlab.checks.judge.blame import blame, to_blame
+from normlab.checks.judge.thresholds import Thresholds
+from normlab.checks.judge.verdict import Level, Verdict, View, plain, unmeasured
+from normlab.checks.ladder_records import Ladder
+from normlab.probes.profile import Number, Profile
+
+
+def forward(ladder: Ladder, limits: Thresholds) -> Verdict:
+    """How the RMS of the state grows with depth."""
+    law = growth_laws.classify(ladder, limits)
+    if law.broken is not None:
+        return _broken(law, law.broken)
+    if law.p is None:
+        words = f"growth not judged: it takes two depths of at least {limits.least_depth} blocks"
+        return Verdict(name="forward", finding=law.name, level="ok", words=words)
+    view = View(ladder.deepest(law.when))
+    bad = law.name in ("exploding", "super-linear")
+    layers = to_blame([_log(x) for x in view.mean(lambda profile: profile.growth)]) if bad else ()
+    words = f"{law.name}: {_exponent(law, limits)}{_slope(law, limits)} at step {law.step}"
+    return Verdict(
+        name="forward",
+        finding=law.name,
+        level=growth_level(law.name),
+        value=law.p.exponent,
+        threshold=limits.p_linear,
+        layers=layers,
+        words=words + blame(layers, view.depth),
+    )
+
+
+def growth_level(name: growth_laws.Forward) -> Level:
+    """How bad a class of the forward pass is."""
+    return "fail" if name == "exploding" else "warn" if name in ("super-linear", "shrinking") else "ok"
+
+
+def backward(ladder: Ladder, limits: Thresholds, target: int | None = None) -> Verdict:
+    """What is left of the gradient at the first block of a stack as deep as the target."""
+    law = growth_laws.classify_backward(ladder, target, limits)
+    if law.value is None:
+        words = "gradient not judged: none was measured, or one depth alone and not the target"
+        return Verdict(name="backward", finding=law.name, level="ok", words=words)
+    view = View(ladder.deepest(law.when))
+    bad = law.name != "power law"
+    layers = _gradient_to_blame(view, law.name) if bad else ()
+    how = "measured" if law.measured else "extrapolated"
+    size = f"G = {law.value:.3g}" if math.isfinite(law.value) else "a gradient is not finite"
+    power = f", G ∝ L^{law.fit.exponent:.2f}{_interval(law.fit)}" if law.fit else ", one depth: no exponent"
+    bounds = f"{limits.gradient_low:g} to {limits.gradient_high:g}"
+    words = f"{law.name}: {size} at {law.target} blocks ({how}, {bounds} is fine){power} at step {law.step}"
+    return Verdict(
+        name="backward",
+        finding=law.name,
+        level="fail" if bad else "ok",
+        value=plain(law.value),
+        threshold=limits.gradient_low if law.value < 1.0 else limits.gradient_high,
+        layers=layers,
+        words=words + blame(layers, view.depth),
+    )
+
+
+def unsteady(ladder: Ladder, limits: Thresholds) -> Verdict:
+    """Whether the gradient's gain moved during the burst."""
+    factor = growth_laws.moved(ladder)
+    if factor is None:
+        return unmeasured("unsteady", "it takes a look before and one after the burst")
+    over = factor > limits.gradient_moved
+    words = f"G changed {factor:.3g}-fold during the burst ({limits.gradient_moved:g} is the limit)"
+    return Verdict(
+        name="unsteady",
+        finding="unsteady" if over else "fine",
+        level="fail" if over else "ok",
+        value=plain(factor),
+        threshold=limits.gradient_moved,
+        words=words,
+    )
+
+
+def _broken(law: growth_laws.ForwardLaw, profile: Profile) -> Verdict:
+    place = profile.first_broken
+    layers = () if place is None else (place - 1,)
+    first = f"first in {profile.nan_first}" if profile.nan_first else f"at step {profile.step}"
+    words = f"exploding: a value is not finite with {profile.depth} blocks, {first}"
+    words += blame(layers, profile.depth)
+    p = law.p.exponent if law.p else None
+    return Verdict(name="forward", finding="exploding", level="fail", value=p, layers=layers, words=words)
+
+
+def _exponent(law: growth_laws.ForwardLaw, limits: Thresholds) -> str:
+    """The exponent that is held against the limit, with its interval, and its spread where seeds differ."""
+    if law.p is None or law.spread is None:
+        return ""
+    small, large = law.depths
+    limit = f"from {small} to {large} blocks ({limits.p_linear:g} is the limit)"
+    if law.name == "common part" and law.p_rest is not None:
+        together = f"L^{law.p.exponent:.2f} with it"
+        return f"RMS ∝ L^{law.p_rest:.2f} {limit} without the part that all tokens have in common, {together}"
+    spread = f", seeds {law.spread[0]:.2f} to {law.spread[1]:.2f}" if law.p.n > 1 else ""
+    if law.doubtful:
+        one = "" if law.p.n > 1 else "; one seed: --seeds 3 tells"
+        return f"RMS ∝ L^{law.p.exponent:.2f}{spread}, of which L^{_sure(law.p, limits):.2f} is sure {limit}{one}"
+    return f"RMS ∝ L^{law.p.exponent:.2f}{_interval(law.p)}{spread} {limit}"
+
+
+def _sure(fit: growth_laws.Fit, limits: Thresholds) -> float:
+    """What of an exponent beyond a limit is sure: the milder end of its interval."""
+    if fit.exponent > 0.0:
+        return fit.exponent - limits.p_one_seed if fit.low is None else fit.low
+    return fit.exponent + limits.p_one_seed if fit.high is None else fit.high
+
+
+_HARDLY = 0.05
+"""κL below which a stack hardly grows at all: a ratio of two such slopes is noise over noise."""
+
+
+def _slope(law: growth_laws.ForwardLaw, limits: Thresholds) -> str:
+    """The other witnesses of an explosion, which takes them all: alone none of them has a limit to be past."""
+    if law.kappa_ratio is None or law.kappa_depth is None:
+        return ""
+    small, large = law.depths
+    grows = law.kappa_depth > _HARDLY and 0.0 < law.kappa_ratio < math.inf
+    found: list[tuple[str, Number, Number]] = [("κL", law.kappa_depth, limits.kappa_depth)]
+    found += [(f"κ({large})/κ({small})", law.kappa_ratio, law.kappa_ratio_limit)] if grows else []
+    # Worth a word where nothing else speaks against an explosion.
+    bent = grows and law.bend is not None and law.p is not None and law.p.exponent > limits.p_linear
+    found += [("upper half over lower half", law.bend, limits.bend)] if bent else []
+    told = [(name, value, limit) for name, value, limit in found if value is not None and limit is not None]
+    return "".join(
+        f", {name} = {value:.2f}" + (f" (limit {limit:.2f})" if law.name == "exploding" or value <= limit else "")
+        for name, value, limit in told
+    )
+
+
+def _interval(fit: growth_laws.Fit) -> str:
+    return "" if fit.low is None or fit.high is None else f" [{fit.low:.2f}, {fit.high:.2f}]"
+
+
+def _gradient_to_blame(view: View, name: str) -> tuple[int, ...]:
+    broken = view.mean(lambda profile: profile.grad_broken)
+    unfit = {place for profile in view.profiles for place in profile.unfit.get("grad_h", [])}
+    marked = unfit | {place for place, share in enumerate(broken) if share}
+    if marked:
+        # The gradient travels down: the highest broken boundary lies right below the block that broke it.
+        return (max(marked),) if max(marked) < view.depth else ()
+    # G leaves out the first block, and so does the blame for it.
+    gains = [None, *(_log(gain) for gain in view.mean(lambda profile: profile.gain)[1:])]
+    return to_blame(gains, sign=1.0 if name == "exploding" else -1.0)
+
+
+def _log(x: Number) -> Number:
+    return math.log(x) if x else None

@@ -1,0 +1,255 @@
+"""What the structural tests mean: verdicts on gradients, leaks, norms and the start, each with its module."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from normlab.checks.judge.blame import blame
+from normlab.checks.judge.thresholds import Thresholds
+from normlab.checks.judge.verdict import Level, Verdict, unmeasured, worst
+from normlab.checks.structure.gradients import LAST_STEPS, GradientTrace
+from normlab.checks.structure.inspect import Structure
+from normlab.checks.structure.leaks import Leak
+from normlab.probes.blocks import BlockStack
+from normlab.probes.start import Start, echoes, worst_start
+
+_SHOWN = 3
+"""Most parameters that are named."""
+
+
+def structural(
+    found: Sequence[Structure], trace: GradientTrace, limits: Thresholds, *, has_head: bool
+) -> list[Verdict]:
+    """The verdicts on one live model, stack by stack, and on its burst. None where the model was not looked at."""
+    if not found:
+        return []
+    # Of equals the latest counts: the stack with most blocks comes first.
+    stacks = list(reversed(found))
+    return [
+        worst([untrained(one, trace, has_head=has_head) for one in stacks]),
+        leaks(found[0], limits),
+        worst([structure(one, limits) for one in stacks]),
+    ]
+
+
+def untrained(found: Structure, trace: GradientTrace, *, has_head: bool) -> Verdict:
+    """Whether every parameter gets a gradient, and every branch passes one on."""
+    if not trace.steps:
+        return unmeasured("untrained", "no step was taken")
+    never = _inside(trace.never, found.stack)
+    if never:
+        return _untrained(never, len(trace.last), found.stack, "fail", "never get a gradient")
+    if found.cuts:
+        return _detached(found)
+    # Without a head of the model's own, what would have fed one is idle.
+    if has_head and trace.never:
+        return _untrained(trace.never, len(trace.last), found.stack, "warn", "never get a gradient")
+    if trace.lost:
+        late = f"had no gradient in the last {LAST_STEPS} steps"
+        return _untrained(trace.lost, len(trace.last), found.stack, "warn", late)
+    words = f"0 of {len(trace.last)} parameters without a gradient in {trace.steps} steps (0 is the limit)"
+    return Verdict(name="untrained", finding="fine", level="ok", value=0.0, threshold=0.0, words=words)
+
+
+def _untrained(names: Sequence[str], total: int, stack: BlockStack, level: Level, words: str) -> Verdict:
+    layers = tuple(sorted({place for name in names if (place := _block(name, stack)) is not None}))
+    module = _module(names, stack)
+    shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+    return Verdict(
+        name="untrained",
+        finding="untrained",
+        level=level,
+        value=float(len(names)),
+        threshold=0.0,
+        layers=layers,
+        module=module,
+        words=f"{len(names)} of {total} parameters {words} (0 is the limit): {shown}{blame(layers, len(stack.blocks))}",
+    )
+
+
+def _detached(found: Structure) -> Verdict:
+    layers = tuple(found.cuts)
+    count = sum(map(len, found.cuts.values()))
+    branch = found.cuts[layers[0]][0]
+    words = f"no gradient passes {count} branches (0 is the limit), which read a detached state: {branch}"
+    return Verdict(
+        name="untrained",
+        finding="detached",
+        level="fail",
+        value=float(count),
+        threshold=0.0,
+        layers=layers,
+        module=f"{found.stack.names[layers[0]]}.{branch}",
+        words=words + blame(layers, len(found.stack.blocks)),
+    )
+
+
+def leaks(found: Structure, limits: Thresholds) -> Verdict:
+    """Whether an output moves with a later token or another sample."""
+    seen = [leak for leak in (found.future, found.batch) if leak is not None]
+    if not seen:
+        return unmeasured("leaks", found.missing.get("leaks", ""))
+    bad = next((leak for leak in seen if leak.share > limits.leak and leak.module), None)
+    if bad is not None:
+        return _leaking(bad, found, limits)
+    largest = max(seen, key=lambda leak: leak.share)
+    what = "a later token or another sample" if found.future else "another sample"
+    words = f"outputs move by {largest.share:.2g} of a change in {what} ({limits.leak:g} is the limit)"
+    return Verdict(name="leaks", finding="fine", level="ok", value=largest.share, threshold=limits.leak, words=words)
+
+
+def _leaking(leak: Leak, found: Structure, limits: Thresholds) -> Verdict:
+    future = leak.kind == "future"
+    # In a decoder a batch norm shows the future.
+    meant = not future and leak.is_batch_norm and found.must_hide is not True
+    unsure = future and found.must_hide is None
+    layers = tuple(place for place in [_block(leak.module, found.stack)] if place is not None)
+    what = "a later token" if future else "another sample of the batch"
+    words = f"outputs move by {leak.share:.2g} of a change in {what} ({limits.leak:g} is the limit), from {leak.module}"
+    words += " on: right for an encoder, wrong for a model that predicts the next token" if unsure else " on"
+    return Verdict(
+        name="leaks",
+        finding="sees the future" if future else "mixes samples",
+        level="warn" if meant or unsure else "fail",
+        value=leak.share,
+        threshold=limits.leak,
+        layers=layers,
+        module=leak.module,
+        words=words + blame(layers, len(found.stack.blocks)),
+    )
+
+
+def structure(found: Structure, limits: Thresholds) -> Verdict:
+    """Whether branches read and the head reads through a norm, and whether skips leave the state as it is."""
+    if not any(found.scalings):
+        return unmeasured("structure", found.missing.get("structure", "no block could be run by itself"))
+    for rule in (_no_norm, _skip_gain, _no_final_norm):
+        verdict = rule(found, limits)
+        if verdict is not None:
+            return verdict
+    gains = [scaling.gain for scaling in found.scalings if scaling and scaling.gain is not None]
+    skip = f"skips of gain {max(gains, key=lambda gain: abs(gain - 1.0)):.3f} (1 is right)" if gains else "no bare skip"
+    exponent = max(scaling.exponent for scaling in found.scalings if scaling)
+    words = f"branches grow like the state to the power {abs(exponent):.2f} ({limits.norm_exponent:g} is the limit)"
+    return Verdict(
+        name="structure",
+        finding="fine",
+        level="ok",
+        value=exponent,
+        threshold=limits.norm_exponent,
+        words=f"{words}, {skip}",
+    )
+
+
+def _no_norm(found: Structure, limits: Thresholds) -> Verdict | None:
+    bare = {k: one for k, one in enumerate(found.scalings) if one and not one.has_norm(limits.norm_exponent)}
+    if not bare:
+        return None
+    layers, largest = tuple(bare), max(one.exponent for one in bare.values())
+    branches = list(dict.fromkeys(name for one in bare.values() for name in one.branches))
+    named = f" ({', '.join(branches)})" if branches else ""
+    words = f"no norm between the state and a branch{named}: what it adds grows like the state to the power "
+    words += f"{largest:.2f} ({limits.norm_exponent:g} is the limit, 0 with a norm)"
+    return Verdict(
+        name="structure",
+        finding="no norm",
+        level="fail",
+        value=largest,
+        threshold=limits.norm_exponent,
+        layers=layers,
+        module=".".join([found.stack.names[layers[0]], *branches[:1]]),
+        words=words + blame(layers, len(found.stack.blocks)),
+    )
+
+
+def _skip_gain(found: Structure, limits: Thresholds) -> Verdict | None:
+    gains = {k: one.gain for k, one in enumerate(found.scalings) if one and one.gain is not None}
+    off = {k: gain for k, gain in gains.items() if abs(gain - 1.0) > limits.skip_gain}
+    if not off:
+        return None
+    total = math.prod(off.values())
+    furthest = max(off.values(), key=lambda gain: abs(math.log(abs(gain))))
+    words = f"the skip multiplies the state by {furthest:.3g} in a block (1 is right) and by {total:.3g} in all "
+    words += f"({limits.skip_low:g} to {limits.skip_high:g} is borne)"
+    return Verdict(
+        name="structure",
+        finding="skip gain",
+        level="warn" if limits.skip_low <= abs(total) <= limits.skip_high else "fail",
+        value=furthest,
+        threshold=1.0,
+        layers=tuple(off),
+        module=found.stack.names[next(iter(off))],
+        words=words + blame(tuple(off), len(found.stack.blocks)),
+    )
+
+
+def _no_final_norm(found: Structure, limits: Thresholds) -> Verdict | None:
+    exponent, last = found.logit_exponent, found.scalings[-1]
+    if exponent is None or exponent <= limits.norm_exponent:
+        return None
+    if last is None or last.bounds_state(limits.norm_exponent):
+        return None
+    words = f"no norm between the last block and the head: logits grow like the state to the power {exponent:.2f} "
+    words += f"({limits.norm_exponent:g} is the limit, 0 with a norm)"
+    return Verdict(
+        name="structure",
+        finding="no final norm",
+        level="fail",
+        value=exponent,
+        threshold=limits.norm_exponent,
+        module=found.stack.names[-1],
+        words=words,
+    )
+
+
+def start_verdict(starts: Sequence[Start], missing: str, limits: Thresholds, *, fresh: bool) -> Verdict | None:
+    """Whether a fresh model guesses; None where it has no token inputs or no vocabulary to guess from."""
+    judged = [start for start in starts if start.judged]
+    if not judged:
+        return unmeasured("start", missing) if missing else None
+    start = worst_start(judged, limits.start_margin)
+    echo, high = echoes(start, limits.start_read), start.loss > start.limit(limits.start_margin)
+    tied = next((one for one in starts if not one.judged), None)
+    would = tied is not None and (echoes(tied, limits.start_read) or tied.loss > tied.limit(limits.start_margin))
+    finding = "echo" if echo else "high first loss" if high else "needs its own head" if would else "fine"
+    more = f"; a tied head would start at {tied.loss:.2f}, {tied.read:.2g} on the token read" if tied and would else ""
+    more += f"; {missing}" if missing else ""
+    return Verdict(
+        name="start",
+        finding=finding,
+        level="ok" if not (echo or high) else "fail" if fresh else "warn",
+        value=start.read if echo else start.loss,
+        threshold=limits.start_read if echo else start.limit(limits.start_margin),
+        module=start.head if echo or high else "",
+        words=_start_words(start, limits) + more,
+    )
+
+
+def _start_words(start: Start, limits: Thresholds) -> str:
+    head = "a tied head" if start.tied else "a head of its own"
+    return (
+        f"first loss {start.loss:.2f} ({start.limit(limits.start_margin):.2f} is the limit, ln {start.vocabulary} = "
+        f"{start.guess:.2f}), {start.read:.2g} on the token read ({limits.start_read:g} is the limit) with {head}, "
+        f"{start.name}"
+    )
+
+
+def _inside(names: Sequence[str], stack: BlockStack) -> list[str]:
+    return [name for name in names if _block(name, stack) is not None]
+
+
+def _block(path: str, stack: BlockStack) -> int | None:
+    """The block that a module or parameter belongs to."""
+    return next((k for k, name in enumerate(stack.names) if path == name or path.startswith(f"{name}.")), None)
+
+
+def _module(names: Sequence[str], stack: BlockStack) -> str:
+    """The part of the model, one level below a block, that most of the parameters belong to."""
+    place = _block(names[0], stack)
+    if place is None:
+        return names[0].rpartition(".")[0]
+    prefix = stack.names[place]
+    parts = Counter(name.removeprefix(f"{prefix}.").split(".")[0] for name in names if _block(name, stack) == place)
+    return f"{prefix}.{parts.most_common(1)[0][0]}"

@@ -1,0 +1,122 @@
+"""Records of a check's ladders: profiles over depths, and the rungs over width, residual step and learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from normlab.errors import NormLabError
+from normlab.probes.profile import Number, Profile, When
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """Profiles of one design at several depths, before and after a burst, over seeds."""
+
+    profiles: tuple[Profile, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "profiles", tuple(self.profiles))
+        if not self.profiles:
+            raise NormLabError("ladder: expected at least one profile, got none")
+        keys = [(profile.depth, profile.when, profile.seed) for profile in self.profiles]
+        twice = next((key for key in keys if keys.count(key) > 1), None)
+        if twice is not None:
+            raise NormLabError(f"ladder: two profiles of depth {twice[0]}, {twice[1]} the burst, seed {twice[2]}")
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """All depths, ascending."""
+        return tuple(sorted({profile.depth for profile in self.profiles}))
+
+    @property
+    def snapshots(self) -> tuple[When, ...]:
+        """Which of before and after there are, in this order."""
+        return tuple(when for when in get_args(When) if any(profile.when == when for profile in self.profiles))
+
+    def at(self, depth: int, when: When) -> list[Profile]:
+        """The profiles of one depth and one snapshot, by seed."""
+        found = [profile for profile in self.profiles if (profile.depth, profile.when) == (depth, when)]
+        return sorted(found, key=lambda profile: profile.seed)
+
+    def deepest(self, when: When) -> list[Profile]:
+        """The profiles of the largest depth that this snapshot has."""
+        return self.at(max(profile.depth for profile in self.profiles if profile.when == when), when)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {"profiles": [profile.to_dict() for profile in self.profiles]}
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> Ladder:
+        """The ladder that `to_dict` wrote."""
+        if "profiles" not in record:
+            raise NormLabError("ladder: the record has no 'profiles'; expected what Ladder.to_dict writes")
+        return cls(tuple(Profile.from_dict(profile) for profile in record["profiles"]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Width:
+    """One rung of the width ladder."""
+
+    width: int
+    ladder: Ladder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """One look at a rung, in three numbers."""
+
+    rms: Number = None
+    """Of the last state, mean over seeds."""
+    G: Number = None
+    """‖g_1‖ / ‖g_L‖, geometric mean over seeds."""
+    loss: Number = None
+    """Nats per token, mean over seeds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One rung of the residual-step ladder: the same design with step Δt."""
+
+    step: float
+    depth: int
+    before: Look
+    after: Look
+
+
+@dataclass(frozen=True, kw_only=True)
+class Twin:
+    """The design that a lone target is measured beside."""
+
+    name: str
+    losses: tuple[Number, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RateLadder:
+    """Losses over learning rates, and what they mean against the reference."""
+
+    depth: int
+    """Blocks of the models."""
+    steps: int
+    """Steps at each rate."""
+    rates: tuple[float, ...]
+    losses: tuple[Number, ...]
+    """ℓ(η); None where the run broke or rose above 20."""
+    start: float
+    """ℓ₀."""
+    twin: Twin | None = None
+    reference: float
+    """ℓ_ref."""
+    reference_from: str
+    """Whose loss that is."""
+    usable: tuple[float, float] | None
+    """The longest range of usable rates; None where there is none."""
+    decades: float
+    """Its width."""
+    sens: float
+    """Mean over the rates of min(ℓ(η), ℓ₀) - ℓ_ref."""
+    lr_max: float | None
+    """The largest stable rate; None where no rate gave a loss below that of step 0."""

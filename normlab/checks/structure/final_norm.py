@@ -1,0 +1,47 @@
+"""Whether a norm stands between the last block and the head: the logits must not follow the size of the last state.
+
+The state is enlarged before the last block, so that a block which ends in a norm counts as one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normlab.norms import widen
+from normlab.probes.block_hooks import tensors
+from normlab.probes.blocks import BlockStack
+from normlab.probes.replay import again
+
+FACTORS = (10.0, 1000.0)
+"""What the state is multiplied by."""
+
+
+@torch.no_grad()
+def logit_exponent(stack: BlockStack, run: Callable[[], Tensor | None]) -> float | None:
+    """Slope of log logits on log size of the state: 0 behind a norm, 1 without. `run` returns the logits."""
+    small, large = (_logit_size(stack.blocks[-1], run, factor) for factor in FACTORS)
+    if small is None or large is None or not (0.0 < small < math.inf and 0.0 < large < math.inf):
+        return None
+    return math.log(large / small) / math.log(FACTORS[1] / FACTORS[0])
+
+
+def _logit_size(block: nn.Module, run: Callable[[], Tensor | None], factor: float) -> float | None:
+    """How far logits of one token lie apart with the state that `block` reads enlarged."""
+
+    def enlarge(_block: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        state = next(tensors((args, kwargs)), None)
+        if state is None:
+            return None
+        return again(args, state, factor * state), again(kwargs, state, factor * state)
+
+    hook = block.register_forward_pre_hook(enlarge, with_kwargs=True)
+    try:
+        logits = run()
+    finally:
+        hook.remove()
+    return None if logits is None else float(widen(logits).std(-1).mean())

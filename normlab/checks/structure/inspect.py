@@ -1,0 +1,132 @@
+"""The structural tests of one live model, run on a few samples of its target; the model is left as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from normlab.checks.judge.thresholds import Thresholds
+from normlab.checks.structure import batches
+from normlab.checks.structure.detached import cut_branches
+from normlab.checks.structure.final_norm import logit_exponent
+from normlab.checks.structure.leaks import Leak, Tokens, find_leak, hides_later_keys
+from normlab.checks.structure.scaling import BlockScaling, block_scaling
+from normlab.errors import NormLabError
+from normlab.probes.blocks import BlockStack, find_stacks
+from normlab.probes.probe import untouched
+from normlab.probes.replay import at_rest, capture
+from normlab.probes.sharded import is_sharded
+from normlab.probes.start import MOST_PARAMETERS, Start, measure_start
+from normlab.targets.failures import reason
+from normlab.targets.target import Target
+from normlab.targets.tasks import TokenTask
+
+
+@dataclass
+class Structure:
+    """What the tests saw of one stack. What could not be run is None or empty, and `missing` says why."""
+
+    stack: BlockStack
+    scalings: list[BlockScaling | None] = field(default_factory=list)
+    """Of each block."""
+    logit_exponent: float | None = None
+    cuts: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """By block, the branches that no gradient passes."""
+    future: Leak | None = None
+    must_hide: bool | None = None
+    """Whether tokens must not see later ones; None where nothing says so."""
+    batch: Leak | None = None
+    missing: dict[str, str] = field(default_factory=dict)
+    """Verdict to the reason why it was not reached."""
+
+
+def inspect_structure(target: Target, model: nn.Module, limits: Thresholds, seed: int = 0) -> list[Structure]:
+    """All structural tests but the start, which needs a model of its own: one record a stack, leaks in the first."""
+    stacks = find_stacks(model, target.blocks)
+    found = [Structure(stack) for stack in stacks]
+    if is_sharded(model):
+        found[0].missing = dict.fromkeys(("structure", "leaks"), "weights are shared out over processes")
+        return found
+    batch = _runnable(target, model, next(iter(target.batches(seed))))
+    for one in found:
+        _attempt(one, "structure", lambda one=one: _blocks(one, target, model, batch, limits))
+    _attempt(found[0], "leaks", lambda: _leaks(found[0], target, model, stacks, batch, limits))
+    return found
+
+
+def inspect_start(target: Target, size: str) -> tuple[list[Start], str, bool]:
+    """Starts of the models that a target offers, why one was left out, and whether their weights are fresh."""
+    found: list[Start] = []
+    offered = target.fresh(size)
+    for fresh in offered:
+        if fresh.parameters > MOST_PARAMETERS:
+            least = f"{fresh.parameters / 1e9:.1f}B parameters at {fresh.name}, {MOST_PARAMETERS / 1e9:g}B are built"
+            return found, least, fresh.is_fresh
+        try:
+            found += measure_start(fresh)
+        except (Exception, SystemExit) as error:
+            return found, f"it does not answer to token ids alone ({reason(error)})", fresh.is_fresh
+    return found, "", all(fresh.is_fresh for fresh in offered)
+
+
+def _runnable(target: Target, model: nn.Module, batch: Any) -> Any:
+    """A few samples of a batch, or all of them where the model wants as many."""
+    small = batches.cut(batch)
+    if small is batch:
+        return batch
+    try:
+        with at_rest(model):
+            target.loss(model, small)
+    except (Exception, SystemExit):
+        return batch
+    return small
+
+
+def _attempt(found: Structure, verdict: str, work: Callable[[], None]) -> None:
+    """Somebody else's model may not bear to be run in another way than its own: then the verdict stays open."""
+    try:
+        work()
+    except NormLabError as error:
+        found.missing[verdict] = str(error)
+    except (Exception, SystemExit) as error:
+        found.missing[verdict] = reason(error)
+
+
+def _blocks(found: Structure, target: Target, model: nn.Module, batch: Any, limits: Thresholds) -> None:
+    stack = found.stack
+    with at_rest(model):
+        calls = capture(stack, stack.blocks, lambda: target.loss(model, batch))
+        found.scalings = [call and block_scaling(call, limits.norm_exponent) for call in calls]
+        cuts = {place: cut_branches(call) for place, call in enumerate(calls) if call}
+        found.cuts = {place: names for place, names in cuts.items() if names}
+        found.logit_exponent = logit_exponent(stack, lambda: target.logits(model, batch))
+
+
+def _leaks(
+    found: Structure, target: Target, model: nn.Module, stacks: list[BlockStack], batch: Any, limits: Thresholds
+) -> None:
+    count, length = batches.samples(batch), batches.length(batch)
+    if count is None or count < 2:
+        found.missing["leaks"] = "a batch of two samples or more is needed, with the samples in its first dimension"
+        return
+    with untouched(model):
+        run = lambda: target.loss(model, batch)  # noqa: E731
+        found.must_hide = _must_hide(target, hides_later_keys(model, run), len(stacks))
+        found.batch = find_leak(model, stacks, run, Tokens("batch", count, length), limits.leak)
+        if found.must_hide is not False and length and length >= 4:
+            found.future = find_leak(model, stacks, run, Tokens("future", count, length), limits.leak)
+    if found.batch is None and found.future is None:
+        found.missing["leaks"] = "no module returns a state of all samples"
+
+
+def _must_hide(target: Target, hidden: list[bool], stacks: int) -> bool | None:
+    """Whether later tokens must be hidden: a decoder says so itself, or by attention that hides them somewhere."""
+    if target.is_decoder is not None:
+        return target.is_decoder
+    if isinstance(target.task, TokenTask):
+        return True if any(hidden) else None if target.task.has_head else False
+    # An encoder with a decoder behind it hides later tokens in one of the two.
+    return any(hidden) and stacks == 1

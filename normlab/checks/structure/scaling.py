@@ -1,0 +1,129 @@
+"""Skip gain and norms of a block, measured: how its output depends on the size of the state it is given.
+
+A block is run on the same state at two sizes c, far above the size of what its branches add, and its output is split
+into what is proportional to the state and the rest:
+
+    f(c·h) = a·c·h + r(c)
+
+- a is the gain of the skip: 1 for a plain residual block, 0 where a norm stands behind the sum;
+- r(c) is what the branches add. Behind a norm, before the branch or after it, it does not depend on c. Without one it
+  grows at least like c. It is taken from f(f(c·h)): a block may rely on the norm at the end of the one before it.
+
+Nothing here knows a scheme or a class of norm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normlab.norms import widen
+from normlab.probes.branches import find_branches
+from normlab.probes.replay import Call
+
+SIZES = (100.0, 1000.0)
+"""RMS of the state: large enough to drown what a normalised branch adds, small enough for fp32."""
+
+_KEPT = 2e-5
+"""Relative change of a token's length that is rounding: the block turns tokens and does no more."""
+
+_NO_SKIP = 0.01
+"""A gain below this is none: a norm behind the sum leaves 1/c of the state."""
+
+_IDLE = 1e-4
+"""A branch that adds less than this share of the state is switched off (outputs that start at zero)."""
+
+
+@dataclass(frozen=True)
+class BlockScaling:
+    """What one block does to the size of its state."""
+
+    gain: float | None
+    """a; None where a norm stands behind the sum, where the block turns tokens only, or branches follow the state."""
+    exponent: float
+    """Of r(c): 0 with a norm in every branch, 1 without one."""
+    branches: tuple[str, ...] = ()
+    """Branches whose size follows that of the state."""
+
+    def has_norm(self, limit: float) -> bool:
+        return self.exponent <= limit
+
+    def bounds_state(self, limit: float) -> bool:
+        """Whether the block sets or keeps the size of the state, so that nothing behind it needs to."""
+        return self.gain is None and self.has_norm(limit)
+
+
+@torch.no_grad()
+def block_scaling(call: Call, limit: float) -> BlockScaling | None:
+    """The scaling of the block of a recorded call; None where it cannot be told. `limit`: exponent with a norm."""
+    state = widen(call.state)
+    unit = state / state.square().mean().sqrt().clamp_min(1e-30)
+    inputs = [size * unit for size in SIZES]
+    once = [_run(call, x) for x in inputs]
+    twice = [_run(call, y) for y in once]
+    if any(y.shape != unit.shape or not y.isfinite().all() for y in (*once, *twice)):
+        return None
+    first, second = _Split(inputs[-1], once[-1]), [_Split(x, y) for x, y in zip(once, twice, strict=True)]
+    exponent = _exponent([split.rest for split in second])
+    if exponent > limit:
+        turns = _keeps_length(once[-1], inputs[-1])
+        return BlockScaling(None, 0.0) if turns else BlockScaling(None, exponent, _following(call, unit, limit))
+    # A stream whose size the block resets has no skip, whatever its direction has in common with the one before.
+    skips = [b for a, b in zip(first.gains, second[-1].gains, strict=True) if abs(a) > _NO_SKIP]
+    return BlockScaling(max(skips, key=lambda gain: abs(gain - 1.0), default=None), exponent)
+
+
+class _Split:
+    """f(x) = a·x + rest, with one gain a for every stream, and the RMS of the rest."""
+
+    def __init__(self, state: Tensor, output: Tensor):
+        x, y = _streams(state), _streams(output)
+        gains = (y * x).sum(1) / x.square().sum(1).clamp_min(1e-30)
+        self.gains: list[float] = gains.tolist()
+        self.rest = float((y - gains[:, None] * x).square().mean().sqrt())
+
+
+def _run(call: Call, state: Tensor) -> Tensor:
+    return widen(call.with_state(state.to(call.state.dtype)).repeat())
+
+
+def _streams(x: Tensor) -> Tensor:
+    """(streams, numbers) of a state (B, T, D), or (B, T, S, D) with several streams."""
+    return x.movedim(-2, 0).flatten(1) if x.ndim > 3 else x.reshape(1, -1)
+
+
+def _exponent(rests: Sequence[float]) -> float:
+    small, large = (max(rest, 1e-30) for rest in rests)
+    if large < _IDLE * SIZES[-1] and small < _IDLE * SIZES[0]:
+        return 0.0
+    return math.log(large / small) / math.log(SIZES[-1] / SIZES[0])
+
+
+def _keeps_length(output: Tensor, state: Tensor) -> bool:
+    before, after = (x.norm(dim=-1) for x in (state, output))
+    return bool(((after / before.clamp_min(1e-30) - 1.0).abs() < _KEPT).all())
+
+
+def _following(call: Call, unit: Tensor, limit: float) -> tuple[str, ...]:
+    """The branches whose last matrix returns more the larger the state is."""
+    with torch.enable_grad():
+        branches = find_branches(call)
+    sizes: dict[nn.Module, list[float]] = {end: [] for branch in branches for end in branch.ends.values()}
+
+    def keep(end: nn.Module, _args: Any, output: Any) -> None:
+        if isinstance(output, Tensor):
+            sizes[end].append(float(widen(output).square().mean().sqrt()))
+
+    with ExitStack() as hooks:
+        for end in sizes:
+            hooks.callback(end.register_forward_hook(keep).remove)
+        for size in SIZES:
+            _run(call, size * unit)
+    grows = {end for end, found in sizes.items() if len(found) == len(SIZES) and _exponent(found) > limit}
+    return tuple(branch.name for branch in branches if grows & set(branch.ends.values()))

@@ -1,0 +1,214 @@
+"""Records of what theory says of a model beside what was measured, in plain numbers, and the verdicts on it.
+
+Where the scheme is known all of it is filled in; of a foreign model the slopes that can be read from its weights, the
+scale test and the Jacobians of its branches. `theorise` fills them in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from normlab.checks.judge.blame import blame
+from normlab.checks.judge.verdict import Verdict, unmeasured
+from normlab.probes.profile import Number
+from normlab.utils.records import from_plain, to_plain
+
+Numbers = tuple[Number, ...]
+
+Kind = Literal["resets", "keeps", "adds", "multiplies", "unbounded"]
+"""What a block does to the bound of the state: forgets it, leaves it, adds to it, multiplies it, or has none."""
+
+_TRIFLE = 0.05
+"""An exponent that is no growth to speak of: 20 % over 48 blocks."""
+
+ScaleFinding = Literal["scale-free", "partly normalised", "proportional", "not measured"]
+"""How a branch's gradient follows the size of its last matrix."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """Neighbouring blocks that do the same to the bound."""
+
+    first: int
+    last: int
+    kind: Kind
+    words: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trend:
+    """Λ_k ∝ (k + 1)^exponent over the blocks, with its interval."""
+
+    exponent: float
+    low: Number = None
+    high: Number = None
+
+    @property
+    def grows(self) -> bool:
+        """Whether later blocks have larger slopes, beyond doubt and by more than a trifle."""
+        return self.low is not None and self.low > 0.0 and self.exponent > _TRIFLE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slope:
+    """Λ_k of one branch in every block: the largest RMS that it can return for a normalised input."""
+
+    branch: str
+    """Which of a block's branches."""
+    values: Numbers
+    trend: Trend | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JacobianRow:
+    """How much one branch could multiply a gradient at worst."""
+
+    block: int
+    branch: str
+    """Path of the branch's last matrix; "block" for all that a block adds, where its skip is not the identity."""
+    norm: Number
+    """‖J‖, the largest singular value of the derivative of what is added by the state it is added to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TheoryLook:
+    """Theory at one snapshot: certificates read weights and gains as they are."""
+
+    step: int
+    certificate: Numbers = ()
+    """Proven bound on the RMS at each boundary; None where there is none, empty where nothing is known."""
+    used: Numbers = ()
+    """RMS over all tokens, measured with these weights, over the bound."""
+    used_by_largest: Numbers = ()
+    """RMS of the largest token over the bound: above one the certificate is violated."""
+    slopes: tuple[Slope, ...] = ()
+    jacobians: tuple[JacobianRow, ...] = ()
+    """Of some blocks, at the states of a real pass."""
+    log_gain: Number = None
+    """Σ log χ of the gradient, measured over the blocks of `jacobians`; None where it cannot be compared."""
+    log_gain_bound: Number = None
+    """Σ log(1 + ‖J‖) of the same blocks: what Σ log χ is at most."""
+    drift: Number = None
+    """Largest relative change of a token's length, where the scheme keeps it; None elsewhere."""
+    clamped: Numbers = ()
+    """Share of tokens whose angle was clamped, for each block; empty where nothing clamps."""
+
+    @property
+    def use(self) -> Number:
+        """The share of the bound that is used after the last block."""
+        return self.used[-1] if self.used else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleRow:
+    """The scale test of one branch."""
+
+    block: int
+    branch: str
+    """Path of the last matrix, inside the block."""
+    gain: Number = None
+    """‖Jᵀv‖ / ‖v‖ of the branch alone, as it is."""
+    factors: tuple[float, ...]
+    """What the matrix was multiplied by."""
+    gains: Numbers
+    """The same at each factor, with the state enlarged where it is small."""
+    slope: Number
+    """Of log gain on log factor."""
+    finding: ScaleFinding
+
+
+@dataclass(frozen=True, kw_only=True)
+class Theory:
+    """Everything that theory says of one model."""
+
+    scheme: str | None = None
+    """The scheme with its options; None where it is not known."""
+    depth: int
+    """Blocks of the model that was looked at."""
+
+    growth: str | None = None
+    """Predicted class of the forward pass: bounded, random walk, linear or exponential in RMS."""
+    forward: str = ""
+    """The predicted forward law in words."""
+    predicted: Numbers = ()
+    """RMS that the law predicts at each boundary at initialisation; empty where no law is stated."""
+    backward: str = ""
+    """The predicted law of the gradient in words."""
+
+    certificate: str = ""
+    """What is proven of the state, in words; says so where nothing is."""
+    segments: tuple[Segment, ...] = ()
+    slack: float = 0.0
+    """Relative excess over a bound that rounding alone can make."""
+    before: TheoryLook | None = None
+    after: TheoryLook | None = None
+    slopes: str = ""
+    """What the slopes do over depth and over the burst, in words."""
+
+    jacobians: str = ""
+    """How far the gradient stays from the most that the branches could make of it, in words."""
+
+    scale_test: tuple[ScaleRow, ...] = ()
+    scale: str = ""
+    """What the scale test found, in words."""
+
+    notes: tuple[str, ...] = ()
+    """What could not be computed, and why."""
+
+    @property
+    def looks(self) -> tuple[TheoryLook, ...]:
+        return tuple(look for look in (self.before, self.after) if look is not None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return to_plain(self)
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> Theory:
+        """The theory that `to_dict` wrote."""
+        return from_plain(cls, record, "theory")
+
+    def verdicts(self) -> list[Verdict]:
+        """What fails loudly: a state above its bound, a length that drifts where the scheme keeps it."""
+        drifts = [look.drift for look in self.looks if look.drift is not None]
+        return [self._certificate_verdict(), *([self._drift_verdict(max(drifts))] if drifts else [])]
+
+    def _certificate_verdict(self) -> Verdict:
+        if not any(look.certificate for look in self.looks):
+            return unmeasured("certificate", self.certificate or "the scheme is not known")
+        worst = max(self.looks, key=lambda look: _largest(look.used_by_largest) or 0.0)
+        share = _largest(worst.used_by_largest)
+        if share is None:
+            return Verdict(name="certificate", finding="none", level="ok", words=self.certificate)
+        limit = 1.0 + self.slack
+        layers = tuple(place - 1 for place, x in enumerate(worst.used_by_largest) if x is not None and x > limit)
+        uses = [f"{look.use:.0%} of the bound at step {look.step}" for look in self.looks if look.use is not None]
+        kept = f"after the last block {', '.join(uses) or 'nothing is proven'}; {self.certificate}"
+        broken = f"the largest token is {share:.6g} times its bound at step {worst.step}, a bug in model or certificate"
+        return Verdict(
+            name="certificate",
+            finding="certificate violated" if layers else "kept",
+            level="fail" if layers else "ok",
+            value=share,
+            threshold=limit,
+            layers=layers,
+            words=f"{broken}{blame(layers, self.depth)}" if layers else kept,
+        )
+
+    def _drift_verdict(self, drift: float) -> Verdict:
+        over = drift > self.slack
+        words = f"a token's length changes by up to {drift:.2g} of itself ({self.slack:.2g} is what rounding can make)"
+        return Verdict(
+            name="norm drift",
+            finding="norm drift" if over else "fine",
+            level="fail" if over else "ok",
+            value=drift,
+            threshold=self.slack,
+            words=words,
+        )
+
+
+def _largest(values: Numbers) -> Number:
+    return max((value for value in values if value is not None), default=None)

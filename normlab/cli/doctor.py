@@ -1,0 +1,71 @@
+"""What this machine can run: device, versions, kernels, and why not."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import normlab
+from normlab.kernels import backends
+from normlab.utils.text import counted
+
+_OPTIONAL = ("triton", "tokenizers", "transformers", "liger-kernel", "plotly")
+
+
+def findings() -> dict[str, Any]:
+    """Everything as plain data."""
+    return {
+        "normlab": normlab.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(terse=True),
+        "torch": torch.__version__,
+        "device": _device(),
+        "bf16": "native" if _native_bf16() else "emulated: works, slowly",
+        "packages": {name: _version(name) for name in _OPTIONAL},
+        "kernels": backends.status(),
+        "schemes": normlab.list_schemes(),
+    }
+
+
+def print_findings(*, as_json: bool = False) -> None:
+    """The same for a person, or as JSON."""
+    found = findings()
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for name, value in found.items():
+        if isinstance(value, dict):
+            for key, detail in value.items():
+                table.add_row(f"[bold]{name}[/bold] {key}", str(detail))
+        else:
+            table.add_row(f"[bold]{name}[/bold]", ", ".join(value) if isinstance(value, list) else str(value))
+    Console().print(table, highlight=False)
+
+
+def _device() -> str:
+    if torch.cuda.is_available():
+        found = torch.cuda.get_device_properties(0)
+        return f"{found.name}, {found.total_memory / 2**30:.0f} GiB, compute capability {found.major}.{found.minor}"
+    if torch.backends.mps.is_available():
+        return "Apple GPU (mps)"
+    return f"CPU, {counted(torch.get_num_threads(), 'thread')} (torch sees no accelerator)"
+
+
+def _native_bf16() -> bool:
+    if torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,94 @@
+"""How a comparison gets on: a bar for the whole and a line for each run on a terminal, else a line now and then."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from rich.progress import BarColumn, ProgressColumn, Task, TextColumn
+from rich.text import Text
+
+from normlab.compare.run_one import Job, last_step
+from normlab.train.metrics import LOSS, Metric
+from normlab.train.monitor.stuck import where
+from normlab.utils.progress import Live
+
+
+class View:
+    """Reads how far the runs are from their metrics, wherever they run."""
+
+    def __init__(self, steps: int, *, shown: bool, metric: Metric = LOSS):
+        self._steps, self._metric = steps, metric
+        self._live = Live(*_columns(), shown=shown)
+        self._bar = self._live.bar
+        self.say, self.close = self._live.say, self._live.close
+        self._lines: dict[str, Any] = {}
+        self._began = time.perf_counter()
+        self._first: float | None = None
+        if self._bar is not None:
+            self._all = self._bar.add_task("comparison", total=None, facts="", left="")
+
+    def update(self, ended: int, runs: int, running: Sequence[Job], *, at_least: bool = False) -> None:
+        """Show how it stands: `ended` of `runs`, and these under way; `at_least`: there may be more than `runs`."""
+        if not self._live.shown:
+            return
+        last = {job: last_step(job.folder) or {} for job in running}
+        done = ended * self._steps + sum(step.get("step", 0) for step in last.values())
+        bound = "at least " if at_least else ""
+        facts = f"{ended} of {bound}{runs} runs"
+        left = self._left(done, runs * self._steps)
+        left = left and bound + left
+        if self._bar is not None:
+            self._bar.update(self._all, completed=done, total=runs * self._steps, facts=facts, left=left)
+            self._show_runs(last)
+        elif self._live.is_due:
+            shares = ", ".join(f"{job.run}: step {step.get('step', 0)}" for job, step in last.items())
+            self.say(f"{facts} have ended; {left or 'time left not known yet'}; {shares}")
+
+    def ended(self, row: dict[str, Any]) -> None:
+        """A line for a run that has ended."""
+        self.say(f"{row['label']}, rate {row['lr']:g}, seed {row['seed']} ({row['role']}): {self._outcome(row)}")
+
+    def _outcome(self, row: dict[str, Any]) -> str:
+        if row["state"] != "done":
+            return f"{row['state']}: {row['reason']}"
+        stuck = f", {where(self._metric.guess, row['unigram_entropy'], row['loss'])}" if row.get("stuck") else ""
+        return f"{self._metric.field} {row['value']:.4f}{stuck}"
+
+    def _left(self, done: float, total: float) -> str:
+        """From the speed since this call began: what was there before took other time."""
+        if self._first is None:
+            self._first = done
+        gained = done - self._first
+        if gained <= 0:
+            return ""
+        seconds = (time.perf_counter() - self._began) * (total - done) / gained
+        return f"{seconds / 60:.0f} min left" if seconds > 90 else f"{seconds:.0f} s left"
+
+    def _show_runs(self, last: dict[Job, dict[str, Any]]) -> None:
+        assert self._bar is not None
+        names = {job.run.name: job for job in last}
+        for name in [name for name in self._lines if name not in names]:
+            self._bar.remove_task(self._lines.pop(name))
+        for name, job in names.items():
+            if name not in self._lines:
+                self._lines[name] = self._bar.add_task(str(job.run), total=self._steps, facts="starting", left="")
+            if step := last[job]:
+                speed = f"{step.get('tokens_per_s') or 0.0:,.0f} tok/s"
+                facts = f"step {step['step']}  loss {_number(step.get('loss'))}  {speed}"
+                self._bar.update(self._lines[name], completed=step["step"], facts=facts)
+
+
+class _Left(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(task.fields["left"])
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4f}"
+
+
+def _columns() -> tuple[ProgressColumn, ...]:
+    names, facts = (TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[facts]}"))
+    return names, BarColumn(bar_width=24), facts, _Left()

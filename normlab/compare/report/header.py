@@ -1,0 +1,94 @@
+"""The line under a page's title: data, size of the model, budget, validation set, device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from normlab.compare.report.results import Results, Run, find
+from normlab.errors import NormLabError
+from normlab.pages.numbers import NONE, count, listed, number, rate
+
+Facts = list[tuple[str, str]]
+
+
+def facts(results: Results) -> Facts:
+    """What was run, on what, as far as it was recorded."""
+    own = _about_run(results.runs[0]) if results.kind == "run" else _about_runs(results.runs)
+    found = [*own, *_about_model(results), *_about_data(results), *_about_work(results)]
+    return [(name, text) for name, text in found if text]
+
+
+def _about_run(run: Run) -> Facts:
+    state = "stuck" if run.is_stuck else run.state
+    known = {"scheme": run.label, "state": state, "rate": rate(run.lr), "seed": str(run.seed)}
+    return [(name, value) for name, value in known.items() if value not in (NONE, "None")]
+
+
+def _about_runs(runs: list[Run]) -> Facts:
+    counts = {
+        "failed": sum(run.has_failed for run in runs),
+        "stuck": sum(run.is_stuck for run in runs),
+        "interrupted": sum(run.state == "interrupted" for run in runs),
+    }
+    return [("runs", ", ".join([f"{len(runs)}", *(f"{n} {name}" for name, n in counts.items() if n)]))]
+
+
+def _about_model(results: Results) -> Facts:
+    depth, width = (find(results.about, name) for name in ("depth", "dim"))
+    if depth is None or width is None:
+        config = next((run.config for run in results.runs if run.config), {})
+        depth, width = find(config, "depth"), find(config, "dim")
+    shape = f"{depth} × {width}" if number(depth) and number(width) else ""
+    return [("depth × width", shape), ("parameters", _parameters(results))]
+
+
+def _parameters(results: Results) -> str:
+    """Of all schemes; they differ by a few gains, which three digits do not show."""
+    recorded = results.about.get("parameters")
+    numbers = [n for n in recorded.values() if number(n)] if isinstance(recorded, Mapping) else []
+    numbers = numbers or [n for n in (_counted_anew(results),) if n]
+    return " to ".join(dict.fromkeys(count(n) for n in (min(numbers), max(numbers)))) if numbers else ""
+
+
+def _counted_anew(results: Results) -> int | None:
+    """Parameters of a model whose comparison did not record them (version 0.1), laid out from its configuration."""
+    entries = number(find(results.about.get("corpus"), "vocab_size"))
+    config = next((run.config for run in results.runs if run.config), None)
+    if config is None or entries is None:
+        return None
+    from normlab.models.estimate import num_params
+    from normlab.train.config import TrainConfig
+    from normlab.train.tasks.text import VOCABULARY_MULTIPLE
+
+    padded = VOCABULARY_MULTIPLE * -(-int(entries) // VOCABULARY_MULTIPLE)
+    try:
+        return num_params(TrainConfig.from_dict(config | {"model": config["model"] | {"vocab_size": padded}}).model)
+    except (NormLabError, KeyError, TypeError):
+        return None
+
+
+def _about_data(results: Results) -> Facts:
+    corpus = results.about.get("corpus")
+    if not isinstance(corpus, Mapping):
+        names = find(results.about, "data")
+        return [("data", ", ".join(map(str, names)) if isinstance(names, list) else "")]
+    return [("data", str(corpus.get("source") or "")), ("validation set", _validation(results, corpus))]
+
+
+def _validation(results: Results, corpus: Mapping[str, Any]) -> str:
+    """How large it is, and how much of it an evaluation reads."""
+    side = corpus.get("val")
+    if not isinstance(side, Mapping):
+        return ""
+    images, tokens, most = side.get("images"), number(side.get("tokens")), number(find(results.about, "eval_tokens"))
+    if tokens is None:
+        return f"{count(images)} images" if images else ""
+    return f"{count(most)} of {count(tokens)} tokens" if most and most < tokens else f"{count(tokens)} tokens"
+
+
+def _about_work(results: Results) -> Facts:
+    tokens = sorted({t for run in results.runs if run.state == "done" and (t := run.row.get("tokens"))})
+    devices = list(dict.fromkeys(str(d) for run in results.runs if (d := run.row.get("device"))))
+    ends = dict.fromkeys(count(t) for t in (tokens[0], tokens[-1])) if tokens else {}
+    return [("tokens a run", " to ".join(ends)), ("device", listed(devices) if devices else "")]

@@ -1,0 +1,38 @@
+"""The ranking as Markdown, for a paper or a pull request: intervals, seeds, rates, tokens, hardware and versions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from normlab.compare.report.results import Results, load
+from normlab.compare.report.tables import environment_table, ranking_table, run_table, speed_table
+from normlab.compare.report.verdict import level_note, verdict
+from normlab.pages.markdown import escape, table
+from normlab.pages.numbers import count
+
+
+def markdown(folder: str | Path) -> str:
+    """The verdict and the ranking of a comparison; of a single run, its results."""
+    results = load(folder)
+    words = verdict(results)
+    parts = [f"**{escape(words.headline)}**"]
+    if results.kind == "run":
+        parts += [table(run_table(results)), table(speed_table(results))]
+    elif results.standings:
+        parts += [table(ranking_table(results)), escape(level_note(results))]
+    lines = [*words.findings, *words.cautions]
+    parts += ["\n".join(f"- {escape(line)}" for line in lines)] if lines else []
+    return "\n\n".join([*parts, _conditions(results)]) + "\n"
+
+
+def _conditions(results: Results) -> str:
+    """One line on tokens, hardware and versions."""
+    tokens = dict.fromkeys(count(run.row.get("tokens")) for run in results.runs if run.state == "done")
+    facts = [f"{' / '.join(tokens)} tokens a run"] if tokens else []
+    facts += [f"{row[0].text} {row[1].text}" for row in environment_table(results).rows]
+    return escape("; ".join(_sentence(facts)))
+
+
+def _sentence(facts: Sequence[str]) -> Sequence[str]:
+    return facts or ["tokens, device and versions were not recorded"]

@@ -1,0 +1,223 @@
+"""A comparison's folder, or one run's, as plain data: what everything else in this room reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from normlab.compare.report.run_metrics import Metrics, metrics_of_row, read_metrics
+from normlab.compare.statistics import Standing, ranking
+from normlab.compare.store import Store
+from normlab.errors import NormLabError
+from normlab.pages.numbers import number
+from normlab.train.config import DEFAULT_TASK
+from normlab.train.metrics import LOSS, TITLES, Metric, metric_named
+from normlab.train.tasks import TASKS
+
+Table = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run, from its row in the store, its folder, or both."""
+
+    id: str
+    scheme: str
+    label: str
+    state: str
+    """done, failed, interrupted, stopped, stuck, running, or unknown."""
+
+    lr: float | None = None
+    seed: int | None = None
+    role: str | None = None
+    reason: str | None = None
+    value: float | None = None
+    row: Table = field(default_factory=dict)
+    """What was measured: the fields of a row, as far as they are known."""
+
+    config: Table = field(default_factory=dict)
+    versions: Table = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=Metrics)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether its loss never got clearly below the entropy of single tokens; rows of version 0.1 do not say."""
+        return self.state == "stuck" or (self.state in ("done", "failed") and bool(self.row.get("stuck")))
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it broke; one that was stopped early because it was stuck did not."""
+        return self.state == "failed" and not self.is_stuck
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it is no part of any mean."""
+        return self.has_failed or self.is_stuck or self.state == "interrupted"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """Everything a page or a table is made of."""
+
+    folder: Path
+    kind: Literal["comparison", "run"]
+    runs: list[Run]
+    about: Table = field(default_factory=dict)
+    """compare.json, or the run's config.json."""
+
+    baseline: str | None = None
+    metric: Metric = LOSS
+    level: float = 0.95
+    standings: list[Standing] = field(default_factory=list)
+    problem: str | None = None
+    """Why there are no standings, in one line."""
+
+    @property
+    def schemes(self) -> list[str]:
+        """In the order in which the user named them: a scheme's colour does not change with its rank."""
+        named = self.about.get("schemes")
+        first = [str(name) for name in named] if isinstance(named, list) else []
+        found = list(dict.fromkeys(run.scheme for run in self.runs))
+        return [name for name in dict.fromkeys(first) if name in found] + [n for n in found if n not in first]
+
+    def label(self, scheme: str) -> str:
+        return next((run.label for run in self.runs if run.scheme == scheme), scheme)
+
+    def standing(self, scheme: str) -> Standing | None:
+        return next((own for own in self.standings if own.scheme == scheme), None)
+
+    def chosen(self, scheme: str) -> list[Run]:
+        """The runs that speak for a scheme: judge runs at its rate, else tune runs there, else all it has.
+
+        Those that failed or were stuck only where it has no others.
+        """
+        of_scheme = [run for run in self.runs if run.scheme == scheme]
+        own = [run for run in of_scheme if not run.is_lost] or of_scheme
+        standing = self.standing(scheme)
+        at_rate = [run for run in own if standing is None or standing.lr is None or run.lr == standing.lr]
+        return [run for run in at_rate if run.role == "judge"] or at_rate or own
+
+
+def load(folder: str | Path) -> Results:
+    """Read a comparison folder (compare.json, rows.jsonl) or a run folder (metrics.jsonl, status.json)."""
+    folder = Path(folder)
+    if (folder / "compare.json").is_file() or (folder / "rows.jsonl").is_file():
+        return _comparison(folder)
+    if any((folder / name).is_file() for name in ("metrics.jsonl", "status.json", "config.json")):
+        run = _run_in(folder, {})
+        # A run's file has its versions and its command beside the configuration.
+        about = _read_table(folder / "config.json")
+        return Results(folder=folder, kind="run", runs=[run], about=about, metric=_metric_of(run))
+    if not folder.is_dir():
+        raise NormLabError(f"there is no folder {folder}; expected one that normlab train or normlab compare made")
+    raise NormLabError(
+        f"{folder} holds neither a comparison (compare.json, rows.jsonl) nor a run (metrics.jsonl); "
+        "name a folder that normlab compare or normlab train made"
+    )
+
+
+def find(table: Any, *names: str) -> Any:
+    """The first of these fields in a nested table, the outermost one first; None where there is none."""
+    level = [table]
+    while level:
+        tables = [entry for entry in level if isinstance(entry, Mapping)]
+        for name in names:
+            for entry in tables:
+                if entry.get(name) is not None:
+                    return entry[name]
+        level = [value for entry in tables for value in entry.values()]
+    return None
+
+
+def _comparison(folder: Path) -> Results:
+    about = _read_table(folder / "compare.json")
+    rows = Store(folder).rows()
+    runs = [_run_in(folder / "runs" / row["run"], row) for row in rows]
+    runs += _under_way(folder, {run.id for run in runs})
+    baseline = find(about, "baseline") or (rows[0]["scheme"] if rows else None)
+    metric = metric_named(str(find(about, "metric") or (rows[0]["metric"] if rows else LOSS.name)))
+    level = number(about.get("level")) or 0.95
+    standings, problem = _standings(rows, baseline, level)
+    return Results(
+        folder=folder, kind="comparison", runs=runs, about=about, baseline=baseline, metric=metric, level=level,
+        standings=standings, problem=problem,
+    )  # fmt: skip
+
+
+def _metric_of(run: Run) -> Metric:
+    """What the task of a run is judged by; runs were made before there were tasks to choose from."""
+    name = str(find(run.config, "task") or DEFAULT_TASK)
+    return TASKS[name].metric if name in TASKS else LOSS
+
+
+def _standings(rows: list[Table], baseline: Any, level: float) -> tuple[list[Standing], str | None]:
+    if not rows:
+        return [], "no run has ended yet"
+    try:
+        return ranking(rows, str(baseline), level), None
+    except NormLabError as error:
+        return [], str(error)
+
+
+def _under_way(folder: Path, ended: set[str]) -> list[Run]:
+    runs = folder / "runs"
+    found = sorted(path for path in runs.iterdir() if path.is_dir()) if runs.is_dir() else []
+    return [_run_in(path, {}) for path in found if path.name not in ended]
+
+
+def _run_in(folder: Path, row: Table) -> Run:
+    """A run from its folder and its row; the row has the last word, either may be missing."""
+    # A row is text from a file: its name must not lead out of the comparison.
+    inside = row.get("run", folder.name) == folder.name
+    status = _read_table(folder / "status.json") if inside else {}
+    written = _read_table(folder / "config.json") if inside else {}
+    # A run's file has its versions and device beside the configuration.
+    config = row.get("config") or written.get("config") or written
+    there = inside and (folder / "metrics.jsonl").is_file()
+    # Rows that are kept without their runs tell of their course by themselves.
+    metrics = read_metrics(folder / "metrics.jsonl") if there else metrics_of_row(row)
+    seed = number(row.get("seed", find(config, "seed")))
+    reason = row.get("reason") or find(status, "reason")
+    scheme = str(row.get("scheme") or find(config, "scheme") or folder.name)
+    return Run(
+        id=str(row.get("run", folder.name)),
+        scheme=scheme,
+        label=str(row.get("label") or find(config, "label") or scheme),
+        state=str(row.get("state") or status.get("state") or "unknown"),
+        lr=number(row.get("lr", find(config, "lr", "learning_rate"))),
+        seed=None if seed is None else int(seed),
+        role=row.get("role"),
+        reason=None if reason is None else str(reason),
+        value=number(row.get("value")),
+        row=row or _measured(status, written, metrics),
+        config=config,
+        versions=row.get("versions") or find(written, "versions") or {},
+        metrics=metrics,
+    )
+
+
+def _measured(status: Table, config: Table, metrics: Metrics) -> Table:
+    """What a row would say, from the metrics of a run that has none."""
+    evaluation = metrics.eval[-1] if metrics.eval else {}
+    memory = [m for record in metrics.step if (m := number(record.get("memory_bytes"))) is not None]
+    return {
+        **{name: evaluation.get(name) for name in TITLES if name in evaluation},
+        "tokens": status.get("tokens") or metrics.last("tokens"),
+        "steps": status.get("step") or metrics.last("step"),
+        "seconds": metrics.last("seconds"),
+        "tokens_per_s": metrics.last("tokens_per_s"),
+        "peak_bytes": max(memory, default=None),
+        "device": status.get("device") or find(config, "device"),
+    }
+
+
+def _read_table(path: Path) -> Table:
+    """A JSON table; an empty one where the file is missing or is not one."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

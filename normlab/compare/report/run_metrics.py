@@ -1,0 +1,135 @@
+"""The metrics of a run, read as they are: torn lines, missing fields and numbers that are not finite do no harm."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from normlab.pages.numbers import number
+
+Record = dict[str, Any]
+Columns = dict[str, list[float | None]]
+PROFILES = ("hidden_rms", "grad_norm", "angular_speed")
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """The records of `metrics.jsonl` by kind, each in the order of its steps."""
+
+    step: list[Record] = field(default_factory=list)
+    eval: list[Record] = field(default_factory=list)
+    profile: list[Record] = field(default_factory=list)
+    event: list[Record] = field(default_factory=list)
+
+    def last(self, name: str) -> float | None:
+        """The last finite value of a field of the training steps."""
+        return next((value for row in reversed(self.step) if (value := number(row.get(name))) is not None), None)
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens a second of training, without the steps that began a process: those compile the model.
+
+        None where steps do not follow one another, as in the coarse curve of a row: its row knows a speed.
+        """
+        begins = {number(event.get("step")) for event in self.event if event.get("what") == "resume"}
+        tokens = seconds = 0.0
+        for before, after in pairwise(self.step):
+            if after["step"] == before["step"] + 1 and before["step"] not in begins:
+                made, took = (_gain(before, after, name) for name in ("tokens", "seconds"))
+                if made is not None and took is not None:
+                    tokens, seconds = tokens + made, seconds + took
+        return tokens / seconds if seconds > 0.0 else None
+
+    @property
+    def mfu(self) -> float | None:
+        """The share of the device's peak that this is; its peak and the work a token takes do not change."""
+        speed, rate, share = self.tokens_per_s, self.last("tokens_per_s"), self.last("mfu")
+        return None if speed is None or not rate or share is None else share * speed / rate
+
+
+def read_metrics(path: Path) -> Metrics:
+    """All records of a run; nothing where there is no file yet."""
+    found = Metrics()
+    for record in _records(path):
+        kind = record.get("kind")
+        if kind in ("step", "eval", "profile", "event") and number(record.get("step")) is not None:
+            getattr(found, kind).append(record)
+    return found
+
+
+def metrics_of_row(row: Mapping[str, Any]) -> Metrics:
+    """The course of a run from its row alone, as coarse as it is kept there; nothing in the rows of version 0.1.
+
+    The seconds of a point are its share of all: the page has no other clock for a run whose folder is gone.
+    """
+    table, evals = row.get("curve"), row.get("evals")
+    steps = [] if not isinstance(table, dict) else [
+        {"kind": "step", **_place(row, min((k + 1) * table["every"], row["steps"])), "loss": mean}
+        for k, mean in enumerate(table["mean"])
+    ]  # fmt: skip
+    evaluations = [] if not isinstance(evals, dict) else [
+        {"kind": "eval", **dict(zip(evals, values, strict=True)), **_place(row, values[0])}
+        for values in zip(*evals.values(), strict=True)
+    ]  # fmt: skip
+    return Metrics(step=steps, eval=evaluations, profile=list(row.get("profiles") or []))
+
+
+def _place(row: Mapping[str, Any], step: int) -> Record:
+    share = step / row["steps"] if row["steps"] else 0.0
+    return {"step": step, "tokens": round(share * row["tokens"]), "seconds": share * row["seconds"]}
+
+
+def columns(records: Sequence[Record], names: Sequence[str], stride: int) -> Columns:
+    """One list a field, `stride` records averaged into a point; a point without a finite value is None.
+
+    Buckets are counted from the first record, so runs that log at the same steps share their points.
+    """
+    starts = range(0, len(records), stride)
+    return {name: [_mean(records[start : start + stride], name) for start in starts] for name in names}
+
+
+def clock(steps: Sequence[Record], records: Sequence[Record]) -> list[Record]:
+    """Records that do not say when they were made, with the seconds of the training steps around them."""
+    known = [(s["step"], t) for s in steps if (t := number(s.get("seconds"))) is not None]
+    if not known:
+        return list(records)
+    at, seconds = zip(*known, strict=True)
+    return [{"seconds": float(np.interp(record["step"], at, seconds)), **record} for record in records]
+
+
+def profile_values(record: Mapping[str, Any], name: str) -> dict[int, float]:
+    """Block boundary to value; a shorter list (one value a block) belongs to the boundaries at which blocks end."""
+    layers, values = record.get("layers"), record.get(name)
+    if not isinstance(layers, list) or not isinstance(values, list) or not values:
+        return {}
+    pairs = zip(reversed(layers), reversed(values), strict=False)
+    return {int(k): v for k, x in pairs if (v := number(x)) is not None and number(k) is not None}
+
+
+def _gain(before: Record, after: Record, name: str) -> float | None:
+    first, second = number(before.get(name)), number(after.get(name))
+    return None if first is None or second is None else second - first
+
+
+def _mean(records: Sequence[Record], name: str) -> float | None:
+    values = [value for record in records if (value := number(record.get(name))) is not None]
+    return sum(values) / len(values) if values else None
+
+
+def _records(path: Path) -> Iterator[Record]:
+    if not path.is_file():
+        return
+    with path.open("rb") as lines:
+        for line in lines:
+            try:
+                record = json.loads(line)
+            except ValueError:  # a line that is being written
+                continue
+            if isinstance(record, dict):
+                yield record

@@ -1,0 +1,211 @@
+"""The tables of a report, the same for the page and for Markdown: cells with what they show and what they sort by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Any
+
+from normlab.compare.report.cautions import digits
+from normlab.compare.report.gpu_sharing import sharing
+from normlab.compare.report.results import Results, Run
+from normlab.compare.report.verdict import where
+from normlab.compare.statistics import Standing
+from normlab.pages.numbers import NONE, count, duration, fixed, memory, number, rate, signed
+from normlab.pages.tables import Cell, Column, Table, figure, flatten
+from normlab.train.metrics import TITLES, Metric
+
+MARKS = {"no difference shown": "≈", "failed": "✕", "unreliable": "✕", "stuck": "✕"}
+
+
+def ranking_table(results: Results) -> Table:
+    """Every scheme's result, its difference to the baseline with its interval, and the verdict."""
+    base = results.label(results.baseline or "")
+    columns = [
+        Column("Scheme"), Column(results.metric.title.capitalize(), True), Column(f"Against {base}", True),
+        Column("Interval"), Column("Detectable", True), Column("Verdict"), *_beside(results), Column("Rate", True),
+        Column("Seeds", True),
+    ]  # fmt: skip
+    places = digits(results)
+    return Table("Ranking", columns, [_standing_row(results, own, places) for own in results.standings]).filled()
+
+
+def _beside(results: Results) -> list[Column]:
+    """Headings of what an evaluation says besides the metric."""
+    return [Column(TITLES[name], True) for name in results.metric.beside]
+
+
+def _standing_row(results: Results, own: Standing, places: int) -> list[Cell]:
+    difference = own.difference
+    interval, low = NONE, None
+    if difference is not None and difference.low is not None:
+        low = difference.low
+        interval = f"{signed(low, places)} to {signed(difference.high, places)}"
+    edge = f" ({own.edge})" if own.edge else ""
+    mark = _mark(own.verdict, results.metric)
+    judged = [run for run in results.runs if run.scheme == own.scheme and run.role == "judge" and run.lr == own.lr]
+    done = [run for run in judged if run.state == "done" and not run.is_stuck]
+    others = [_mean(run.row.get(name) for run in done) for name in results.metric.beside]
+    return [
+        Cell(own.label, own.label.lower(), scheme=results.schemes.index(own.scheme)),
+        figure(fixed(own.mean, places), own.mean),
+        figure(signed(difference.mean if difference else None, places), difference.mean if difference else None),
+        Cell(interval, low, whole=True),
+        figure(fixed(own.detectable, places), own.detectable),
+        Cell(f"{mark} {own.verdict}".strip(), own.verdict, tone=own.verdict.replace(" ", "-")),
+        *(figure(fixed(value), value) for value in others),
+        figure(rate(own.lr) + edge, own.lr),
+        figure(_seeds(own), len(own.finished)),
+    ]
+
+
+def _seeds(own: Standing) -> str:
+    """Judge seeds that trained, and what became of the others."""
+    share = str(len(own.values)) if not own.lost else f"{len(own.finished)} of {len(own.values)}"
+    lost = ((len(own.stuck), "stuck"), (own.failed, "failed"))
+    return ", ".join([share, *(f"{number} {what}" for number, what in lost if number)])
+
+
+def _mark(verdict: str, metric: Metric) -> str:
+    """An arrow the way that a scheme lies from the baseline."""
+    if verdict in ("better", "worse"):
+        return "▲" if (verdict == "better") == metric.higher else "▼"
+    return MARKS.get(verdict, "")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a scheme's runs took, as medians over the runs that speak for it."""
+
+    speed: float | None = None
+    mfu: float | None = None
+    peak: float | None = None
+    seconds: float | None = None
+
+
+def cost(runs: Sequence[Run]) -> Cost:
+    done = [run for run in runs if run.state == "done"] or list(runs)
+    return Cost(
+        speed=_median(run.metrics.tokens_per_s or run.row.get("tokens_per_s") for run in done),
+        # The peak of a CPU is a guess that the size of a product moves, and small models are far from it.
+        mfu=_median(run.metrics.mfu for run in done if run.row.get("peak_bytes") is not None),
+        peak=_median(run.row.get("peak_bytes") for run in done),
+        seconds=_median(run.row.get("seconds") for run in done),
+    )
+
+
+def speed_table(results: Results) -> Table:
+    """Throughput and memory beside the baseline's. What runs that share a GPU leave each other says nothing of them."""
+    spoken = [run for scheme in results.schemes for run in results.chosen(scheme)]
+    together = sharing(results.runs) & {run.id for run in spoken}
+    base = cost(results.chosen(results.baseline)) if results.baseline in results.schemes else Cost()
+    beside = f"against {results.label(results.baseline or '')}"
+    columns = [Column("Scheme"), Column("Tokens/s", True), Column("Speed " + beside, True), Column("Of peak", True)]
+    columns += [Column("Peak memory", True), Column("Memory " + beside, True), Column("Run time", True)]
+    rows = [_cost_row(results, k, scheme, base, alone=not together) for k, scheme in enumerate(results.schemes)]
+    if results.kind == "run":
+        # Nothing stands beside a single run.
+        keep = [0, 1, 3, 4, 6]
+        columns, rows = [columns[k] for k in keep], [[row[k] for k in keep] for row in rows]
+    note = f"{len(together)} of {len(spoken)} runs shared a GPU with another run, which took its part of the speed."
+    return Table("Speed and memory", columns, rows, note=f"{note} Ratios are left out." if together else "").filled()
+
+
+def _cost_row(results: Results, k: int, scheme: str, base: Cost, *, alone: bool) -> list[Cell]:
+    own = cost(results.chosen(scheme))
+    speed, peak = _ratio(own.speed, base.speed) if alone else None, _ratio(own.peak, base.peak)
+    mfu = own.mfu if alone else None
+    return [
+        Cell(results.label(scheme), results.label(scheme).lower(), scheme=k),
+        figure(count(own.speed), own.speed),
+        figure(_percent(speed), speed),
+        figure(_percent(mfu), mfu),
+        figure(memory(own.peak), own.peak),
+        figure(_percent(peak), peak),
+        figure(duration(own.seconds), own.seconds),
+    ]
+
+
+def run_table(results: Results) -> Table:
+    """Every run there is, those that failed or have not ended included."""
+    columns = [Column("Run"), Column("Scheme"), Column("Role")]
+    columns += [Column("Rate", True), Column("Seed", True), Column("State")]
+    columns += [Column(results.metric.title.capitalize(), True), *_beside(results)]
+    columns += [Column("Tokens", True), Column("Remark")]
+    return Table("All runs", columns, [_run_row(results, run) for run in results.runs]).filled()
+
+
+def _run_row(results: Results, run: Run) -> list[Cell]:
+    value = run.value if run.row.get("value") is not None else number(run.row.get(results.metric.field))
+    others = [run.row.get(name) for name in results.metric.beside]
+    state = "stuck" if run.is_stuck else run.state
+    return [
+        Cell(run.id, run.id),
+        Cell(run.label, run.label.lower(), scheme=results.schemes.index(run.scheme)),
+        Cell(run.role or NONE, run.role or ""),
+        figure(rate(run.lr), run.lr),
+        figure(NONE if run.seed is None else str(run.seed), run.seed),
+        Cell(state, state, tone=state),
+        figure(fixed(value), value),
+        *(figure(fixed(other), other) for other in others),
+        figure(count(run.row.get("tokens")), run.row.get("tokens")),
+        Cell(where(run) if run.state == "failed" else run.reason or "", run.reason or ""),
+    ]
+
+
+def config_table(results: Results) -> Table:
+    """What all runs share; a field in which they differ shows its values."""
+    configs = [flatten(run.config) for run in results.runs if run.config]
+    names = list(dict.fromkeys(name for config in configs for name in config if not name.startswith("versions.")))
+    rows = [[Cell(name), Cell(_values(config[name] for config in configs if name in config))] for name in names]
+    return Table("Configuration", [Column("Field"), Column("Value")], rows, sortable=False)
+
+
+def environment_table(results: Results) -> Table:
+    """Devices and versions of all runs."""
+    facts: dict[str, list[str]] = {"device": [str(d) for run in results.runs if (d := run.row.get("device"))]}
+    for run in results.runs:
+        for name, version in run.versions.items():
+            facts.setdefault(str(name), []).append(str(version))
+    rows = [[Cell(name), Cell(_values(values))] for name, values in facts.items() if values]
+    return Table("Environment", [Column("What"), Column("Version")], rows, sortable=False)
+
+
+def event_table(results: Results) -> Table:
+    """What happened on the way: spikes, values that were not finite, rollbacks, resumptions."""
+    columns = [Column("Run"), Column("Step", True), Column("What"), Column("Layer"), Column("Detail")]
+    rows = [
+        [
+            Cell(run.id, run.id), figure(str(event["step"]), event["step"]), Cell(str(event.get("what", NONE))),
+            Cell(str(event.get("layer") or NONE)), Cell(str(event.get("detail") or "")),
+        ]
+        for run in results.runs
+        for event in run.metrics.event
+        if event.get("what") != "saved"
+    ]  # fmt: skip
+    return Table("Events", columns, rows[:200], note="The first 200 are shown." if len(rows) > 200 else "")
+
+
+def _values(values: Iterable[str]) -> str:
+    distinct = list(dict.fromkeys(values))
+    shown = ", ".join(distinct[:8])
+    return f"{shown}, … ({len(distinct)} values)" if len(distinct) > 8 else shown
+
+
+def _mean(values: Iterable[Any]) -> float | None:
+    known = [found for value in values if (found := number(value)) is not None]
+    return fmean(known) if known else None
+
+
+def _median(values: Iterable[Any]) -> float | None:
+    known = [found for value in values if (found := number(value)) is not None]
+    return median(known) if known else None
+
+
+def _ratio(value: float | None, base: float | None) -> float | None:
+    return None if value is None or not base else value / base
+
+
+def _percent(share: float | None) -> str:
+    return NONE if share is None else f"{100 * share:.1f} %"

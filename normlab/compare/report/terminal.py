@@ -1,0 +1,40 @@
+"""The headline and the ranking of a comparison on the terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from normlab.compare.report.results import load
+from normlab.compare.report.tables import ranking_table
+from normlab.compare.report.verdict import verdict
+
+_PLAIN_WIDTH = 160
+"""Columns where nobody watches a terminal: a line of a file need not be broken."""
+
+
+def show(folder: str | Path, console: Console | None = None) -> None:
+    """Print what the page of a comparison begins with: the ranking, the cautions, and last the headline."""
+    results = load(folder)
+    words = verdict(results)
+    console = console or _console()
+    if results.standings:
+        source = ranking_table(results)
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for column in source.columns:
+            table.add_column(column.title, justify="right" if column.numeric else "left")
+        for row in source.rows:
+            table.add_row(*(Text(cell.text) for cell in row))
+        console.print(table)
+    for line in words.cautions:
+        console.print(Text(f"- {line}"))
+    console.print(Text(words.headline, style="bold"))
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH)

@@ -1,0 +1,197 @@
+"""What the runs show, in words: a winner only where the intervals name one, and everything that failed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from normlab.compare.report.cautions import cautions, digits, edges_in_brief
+from normlab.compare.report.results import Results, Run
+from normlab.compare.statistics import Difference, Standing, simultaneous, winner
+from normlab.pages.numbers import count, fixed, listed, rate
+from normlab.train.metrics import Metric
+from normlab.utils.text import counted
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One sentence for the head of the page, those that support it, and what to keep in mind."""
+
+    headline: str
+    findings: list[str] = field(default_factory=list)
+    cautions: list[str] = field(default_factory=list)
+
+
+def verdict(results: Results) -> Verdict:
+    """The verdict on a comparison or on a single run."""
+    if results.kind == "run":
+        return _on_run(results.runs[0], results.metric)
+    tellers = (_failures, _stuck)
+    lost = [line for scheme in results.schemes for tell in tellers if (line := tell(results, scheme))]
+    if results.problem:
+        return Verdict(f"No verdict: {results.problem}.", lost, cautions(results))
+    findings = [line for own in results.standings if (line := _finding(results, own))]
+    # What a claim rests on stands beside it, not below it.
+    headline = [_claim(results), _stuck_in_brief(results), edges_in_brief(results)]
+    return Verdict(" ".join(filter(None, headline)), findings + lost, cautions(results))
+
+
+def where(run: Run) -> str:
+    """Why a run failed, with step and layer if its events know them."""
+    reason = run.reason or "no reason recorded"
+    faults = [event for event in run.metrics.event if event.get("what") in ("nonfinite", "spike")]
+    if not faults:
+        return reason
+    last = faults[-1]
+    if f"step {last['step']}" not in reason:
+        reason += f", step {last['step']}"
+    layer = last.get("layer")
+    return f"{reason}, layer {layer}" if layer and str(layer) not in reason else reason
+
+
+def _claim(results: Results) -> str:
+    best, base = winner(results.standings, results.level), results.label(results.baseline or "")
+    better_result, budget = f"a {results.metric.comparative} {results.metric.title}", _budget(results)
+    if best is not None:
+        return _of_winner(results, best, base)
+    if not any(own.finished for own in results.standings):
+        return "No verdict: no scheme has a finished judge run at its picked rate."
+    better = [own.label for own in results.standings if own.verdict == "better"]
+    if len(better) > 1:
+        return f"{listed(better)} reach {better_result} than {base}{budget}; which of them is best is not shown."
+    if better:
+        return f"{better[0]} reaches {better_result} than {base}{budget}; that it is the best of all is not shown."
+    if not any(own.difference for own in results.standings):
+        return "No verdict: there is nothing to compare yet."
+    if all(own.difference.n == 1 for own in results.standings if own.difference):
+        return "No winner: one seed for each scheme shows no difference."
+    return f"No winner: no scheme is shown to reach {better_result} than {base}{budget}."
+
+
+def _of_winner(results: Results, best: Standing, base: str) -> str:
+    metric = results.metric
+    best_result = f"the {metric.superlative} {metric.title}"
+    if best.difference is None:
+        return f"{best.label}, the baseline, reaches {best_result}: every other scheme that finished is worse."
+    found, places, share = best.difference, digits(results), f"{100 * results.level:g} %"
+    # By how much it is better, from the least to the most.
+    size, *ends = (-metric.sign * x if x is not None else None for x in (found.mean, found.low, found.high))
+    least, most = sorted(ends, key=lambda end: end or 0.0)
+    sure = f"{share} interval {fixed(least, places)} to {fixed(most, places)}, {counted(found.n, 'seed')}"
+    side = "above" if metric.higher else "below"
+    rates = dict.fromkeys(rate(own.lr) for own in (best, results.standing(results.baseline or "")) if own and own.lr)
+    held = f"{_budget(results)}, rate{'s' * (len(rates) > 1)} {listed(rates)}" if rates else _budget(results)
+    return (
+        f"{best.label} reaches {best_result}: {fixed(size, places)} {side} {base} ({sure};{held.removeprefix(' at')})."
+    )
+
+
+def _budget(results: Results) -> str:
+    """What a claim holds for: another budget may show another order."""
+    tokens = [t for run in results.runs if run.state == "done" and (t := run.row.get("tokens"))]
+    return f" at {count(max(tokens))} tokens a run" if tokens else ""
+
+
+def _stuck_in_brief(results: Results) -> str:
+    """Schemes with stuck judge runs, for the headline."""
+    parts = [f"{own.label} was stuck with {_share(len(own.stuck), own)}" for own in results.standings if own.stuck]
+    return f"{listed(parts)}." if parts else ""
+
+
+def _share(number: int, own: Standing) -> str:
+    total = len(own.values)
+    return f"all {total} judging seeds" if number == total > 1 else f"{number} of {counted(total, 'judging seed')}"
+
+
+def _finding(results: Results, own: Standing) -> str | None:
+    base, difference = results.label(results.baseline or ""), own.difference
+    if own.verdict == "not judged":
+        return f"{own.label} is not judged: it has no judge run at its picked rate."
+    if own.verdict == "stuck":
+        ends = dict.fromkeys(fixed(end, 3) for end in own.stuck.values() if end is not None)
+        end = f"at {listed(ends)}" if ends else "early"
+        return f"{own.label} did not train at its rate ({rate(own.lr)}): it ended {end}."
+    if own.verdict == "no pairs":
+        return f"{own.label} shares no finished seed with {base}, so it cannot be compared."
+    if difference is None:
+        return None
+    size, places = abs(difference.mean), digits(results)
+    side = "below" if difference.mean < 0 else "above"
+    mean = f"{fixed(size, places)} {side} {base}"
+    if own.verdict == "one seed":
+        return f"{own.label}: {mean}, from one seed: no interval, no claim."
+    if own.verdict == "unreliable":
+        lost = [f"{number} {what}" for number, what in ((own.failed, "failed"), (len(own.stuck), "stuck")) if number]
+        seeds = counted(difference.n, "seed")
+        return (
+            f"{own.label}: {mean} where both trained ({seeds}), but of {len(own.values)} judge runs {listed(lost)}: "
+            "no claim."
+        )
+    interval = _interval_words(difference, places)
+    if own.verdict == "no difference shown":
+        return f"{own.label}: no difference to {base} shown; {interval} spans zero{_power(own, places)}."
+    return f"{own.label} is {own.verdict}: {mean}; {interval}."
+
+
+def _interval_words(difference: Difference, places: int) -> str:
+    low, high = fixed(difference.low, places), fixed(difference.high, places)
+    return f"the interval from {low} to {high} ({counted(difference.n, 'seed')})"
+
+
+def _power(own: Standing, places: int) -> str:
+    """What so many seeds could have shown."""
+    if own.detectable is None:
+        return ""
+    return f"; a true difference of {fixed(own.detectable, places)} would be shown four times out of five"
+
+
+def _failures(results: Results, scheme: str) -> str | None:
+    own = [run for run in results.runs if run.scheme == scheme]
+    failed = [run for run in own if run.has_failed]
+    if not failed:
+        return None
+    ended = [run for run in own if run.state in ("done", "failed")]
+    share = "every run" if len(failed) == len(ended) else f"{len(failed)} of {len(ended)} runs"
+    # Judge runs first, then the lowest rate: the failure that matters most.
+    worst = min(failed, key=lambda run: (run.role != "judge", run.lr or math.inf, run.seed or 0))
+    example = f"{where(worst)} (rate {rate(worst.lr)}, seed {worst.seed})"
+    return f"{results.label(scheme)}: {share} failed; {example}."
+
+
+def _stuck(results: Results, scheme: str) -> str | None:
+    """How many runs of a scheme were stuck, at which rates."""
+    ended = [run for run in results.runs if run.scheme == scheme and run.state in ("done", "failed")]
+    stuck = [run for run in ended if run.is_stuck]
+    if not stuck:
+        return None
+    rates = listed(dict.fromkeys(rate(run.lr) for run in sorted(stuck, key=lambda run: run.lr or 0.0)))
+    return (
+        f"{results.label(scheme)}: {len(stuck)} of {len(ended)} runs stuck (rate {rates}): their loss stayed near the "
+        "entropy of single tokens. They are part of no mean."
+    )
+
+
+def level_note(results: Results) -> str:
+    """What the intervals promise, for the foot of a table."""
+    share, others = f"{100 * results.level:g} %", len(results.standings) - 1
+    each = f"{100 * simultaneous(results.level, len(results.standings)):.2f} %"
+    wide = f", widened for {others} comparisons (each at {each}) so that all hold together with {share} confidence"
+    return (
+        f"{results.metric.comparative.capitalize()} is better. Paired Student intervals over seeds"
+        f"{wide if others > 1 else f' at {share}'}. Seeds that "
+        "picked a rate do not judge it; 'largest' or 'smallest' marks a rate at an end of those tried. "
+        "'Detectable' is the true difference that these seeds would show four times out of five. "
+        "Runs that failed, were stuck or interrupted are part of no mean."
+    )
+
+
+def _on_run(run: Run, metric: Metric) -> Verdict:
+    value, at = run.row.get(metric.field), count(run.row.get("tokens"))
+    tail = f"{metric.title} {fixed(value)} after {at} tokens" if value is not None else "no evaluation yet"
+    if run.state == "failed":
+        return Verdict(f"{run.label} failed: {where(run)}.", [f"Before that: {tail}."])
+    if run.is_stuck:
+        return Verdict(f"{run.label} is stuck: {tail}, near {metric.guess}.")
+    states = {"done": "finished", "running": "is running", "stopped": "was stopped"}
+    note = [] if run.state == "done" else ["The run has not ended; this shows what there is so far."]
+    return Verdict(f"{run.label} {states.get(run.state, 'has no recorded state')}: {tail}.", [], note)

@@ -1,0 +1,137 @@
+"""One run of a comparison, in whatever process it is given to: what goes wrong in it is a result like any other."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from normlab.compare.plan import Planned
+from normlab.errors import NormLabError
+from normlab.train.monitor.summary import summarise
+from normlab.train.result import Result
+from normlab.train.storage.folder import RunFolder, now
+from normlab.train.storage.sinks import read_records
+from normlab.train.tasks import Data
+from normlab.train.trainer import train
+from normlab.utils.locks import wait_for
+from normlab.utils.versions import versions
+
+_TAIL_BYTES = 2**16
+
+_opened: dict[str, Data] = {}
+"""What this process has read already, by its fingerprint."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a process must be told to do a run."""
+
+    run: Planned
+    folder: Path
+    """Of the run."""
+    fingerprint: str
+    """Of the data that all runs must see."""
+
+
+def _known_data(job: Job) -> Data:
+    """The data that the comparison began with, read once a process."""
+    if job.fingerprint in _opened:
+        return _opened[job.fingerprint]
+    config = job.run.config
+    data = config.task_object.open(config, shown=False)
+    if data.fingerprint != job.fingerprint:
+        raise NormLabError(
+            "a worker finds other data than the comparison began with; on a cluster every machine needs the same data, "
+            "and the same Python where the data is its standard library"
+        )
+    _opened[job.fingerprint] = data
+    return data
+
+
+def execute(job: Job) -> dict[str, Any] | None:
+    """Train, or go on with, a run: its row, or None where it was asked to stop.
+
+    Raises what the user can mend (a full disk, a missing package): that says nothing about the run.
+    """
+    began, data = now(), _known_data(job)
+    job.folder.mkdir(parents=True, exist_ok=True)
+    # A worker whose comparison was killed may still be saving this very run.
+    with wait_for(job.folder / "lock"):
+        pass
+    try:
+        result = train(job.run.config, job.folder, data=data, shown=False)
+    except NormLabError:
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        return lost(job, "failed", _in_one_line(error), began)
+    return None if result.state == "stopped" else _row(job, result, began)
+
+
+def lost(job: Job, state: Literal["failed", "interrupted"], reason: str, began: str) -> dict[str, Any]:
+    """The row of a run that did not come to its end, as far as its metrics go.
+
+    Interrupted: its process was killed or lost, which says nothing of the run.
+    """
+    last = last_step(job.folder) or {}
+    seconds, tokens = last.get("seconds") or 0.0, last.get("tokens") or 0
+    result = Result(
+        state=state, reason=reason, steps=last.get("step") or 0, tokens=tokens,
+        seconds=seconds, tokens_per_s=tokens / seconds if seconds else 0.0, peak_bytes=last.get("memory_bytes"),
+        device=_device(job.folder),
+    )  # fmt: skip
+    return _row(job, result, began)
+
+
+def last_step(folder: Path) -> dict[str, Any] | None:
+    """The newest step in a run's metrics, also while they are being written."""
+    try:
+        with (folder / "metrics.jsonl").open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            lines = file.read().split(b"\n")[:-1]
+    except OSError:
+        return None
+    return next((json.loads(line) for line in reversed(lines) if line.startswith(b'{"kind": "step"')), None)
+
+
+def _row(job: Job, result: Result, began: str) -> dict[str, Any]:
+    run, metric = job.run, job.run.config.task_object.metric
+    state, reason, value = result.state, result.reason, result.scores.get(metric.field)
+    # One that was stopped early because it is stuck: its loss is shown and, as that of any stuck run, in no mean.
+    state = "done" if state == "stuck" else state
+    if state == "done" and (value is None or not math.isfinite(value)):
+        state, reason = "failed", f"the {metric.title} is {value}"
+    return {
+        "run": run.name, "scheme": run.scheme, "label": run.scheme, "lr": run.config.lr, "seed": run.config.seed,
+        "role": run.role, "state": state, "reason": reason, "metric": metric.name,
+        "value": value if state == "done" else None, "loss": None, **result.scores,
+        "tokens": result.tokens, "steps": result.steps, "seconds": result.seconds,
+        "tokens_per_s": result.tokens_per_s, "peak_bytes": result.peak_bytes, "device": result.device,
+        "gpu": result.gpu, "first_loss": result.first_loss, "unigram_entropy": result.unigram_entropy,
+        "stuck": result.stuck, "diverged": result.diverged,
+        "versions": versions(), "config": run.config.shared_dict(), "started": began, "finished": now(),
+        **_measured(job),
+    }  # fmt: skip
+
+
+def _measured(job: Job) -> dict[str, Any]:
+    """What the run's metrics say of its course; nothing of one that never began."""
+    path = RunFolder(job.folder).metrics
+    return summarise(read_records(path) if path.is_file() else [], job.run.config.steps)
+
+
+def _in_one_line(error: Exception) -> str:
+    first = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {first}".rstrip(": ")
+
+
+def _device(folder: Path) -> str:
+    try:
+        return json.loads((folder / "config.json").read_bytes())["device"]
+    except (OSError, ValueError, KeyError):
+        return "unknown"

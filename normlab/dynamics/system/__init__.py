@@ -1,0 +1,1 @@
+"""The particle system: attention, velocity, integrators, speed laws, weights, and the network itself."""

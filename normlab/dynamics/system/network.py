@@ -1,0 +1,122 @@
+"""The network itself: a scheme's own blocks, the code that trains, with particle attention as their branch.
+
+Block k takes tokens from time k to k + 1. Cut m times (`Scheme.refine`), m blocks do, and as m grows the network must
+follow the scheme's law: this is what ties simulator, theory and training code together. A drift is added to what
+attention proposes, as in a parallel block: laws that look at the length of an update look at that of the sum.
+
+With the blocks of a trained network every parameter of theirs is taken over, vectors as they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from normlab.dynamics.system.attention import Attention
+from normlab.dynamics.system.flow import Drift, Layers, State, length, unit
+from normlab.dynamics.system.integrators import check
+from normlab.dynamics.system.threads import suited
+from normlab.errors import NormLabError
+from normlab.schemes.contract.blocks import Block, ParallelBlock
+from normlab.schemes.contract.scheme import Bound, Scheme
+
+_NOTHING = {torch.float64: 1e-30, torch.float32: 1e-18}
+"""Epsilon of the norms: a larger one would be a radius that no law knows. This one keeps the norm of zero at zero, and
+its square, which nGPT adds, is still a number of that format."""
+
+
+class Network:
+    """`depth` blocks of a scheme over particle attention, every step cut `cut` times.
+
+    learnt    blocks of a trained network, whose parameters these blocks then have
+    entered   tokens have passed the scheme's entry already
+    """
+
+    def __init__(
+        self,
+        scheme: Scheme,
+        attention: Layers,
+        *,
+        depth: int,
+        cut: int = 1,
+        drift: Drift | None = None,
+        learnt: Sequence[Block] = (),
+        entered: bool = False,
+    ) -> None:
+        if learnt and len(learnt) != depth:
+            raise NormLabError(f"a network of {depth} blocks cannot take over what {len(learnt)} have learnt")
+        self.scheme = scheme.refine(cut)
+        self.attention, self.drift, self.depth, self.cut = attention, drift, depth, cut
+        self.learnt, self.entered = learnt, entered
+        self.law = scheme.law(depth)
+
+    def orbit(self, start: State, times: Sequence[float]) -> Iterator[State]:
+        """The state at each of the times, which are those of blocks."""
+        blocks = [round(time * self.cut) for time in times]
+        if any(abs(block / self.cut - time) > 1e-9 for block, time in zip(blocks, times, strict=True)):
+            raise NormLabError(f"a network cut {self.cut} times has states at multiples of 1/{self.cut} alone")
+        bound = self._bound(start.theta)
+        size, done = self.scheme.sphere(bound.dim), 0
+        state = self._enter(bound, size * start.radius.unsqueeze(-1) * start.theta)
+        for block in blocks:
+            with suited(start.theta):
+                for k in range(done, block):
+                    state = self._step(bound, k, state, size)
+            done = max(done, block)
+            yield self._seen(state, size, start, done / self.cut)
+
+    def _bound(self, theta: Tensor) -> Bound:
+        scheme = dataclasses.replace(self.scheme, eps=_NOTHING[theta.dtype])
+        depth, dim = self.depth * self.cut, theta.shape[-1]
+        if not self.learnt:
+            return scheme.bind(depth=depth, dim=dim)
+        topology = "parallel" if isinstance(self.learnt[0], ParallelBlock) else "serial"
+        return scheme.bind(depth=depth, dim=dim, topology=topology, branches=self.learnt[0].branches)
+
+    def _enter(self, bound: Bound, x: Tensor) -> Tensor:
+        # Where a state is nothing but its tokens, those that have entered are the state.
+        if self.entered and self.scheme.hidden(x) is x:
+            return x
+        return bound.entry().to(x)(x)
+
+    def _block(self, bound: Bound, k: int) -> Block:
+        block = bound.block(k)
+        if self.learnt:
+            like = self.learnt[k // self.cut]
+            if isinstance(block, ParallelBlock) and isinstance(like, ParallelBlock) and like.shares_read:
+                block.share_read()
+            # Parts of a cut block may have fewer norms than the whole: some stand in its first part alone.
+            block.load_state_dict(like.state_dict(), strict=self.cut == 1)
+        return block
+
+    @torch.no_grad()
+    def _step(self, bound: Bound, k: int, state: Tensor, size: float) -> Tensor:
+        """One block. Its MLP proposes nothing, or what it reads, as the law says."""
+        block = self._block(bound, k).to(state)
+        block.kernels = "reference"
+        attention = self.attention if isinstance(self.attention, Attention) else self.attention(k // self.cut)
+        mlp = torch.zeros_like if self.law.mlp == "nothing" else torch.clone
+
+        def branch(x: Tensor) -> Tensor:
+            pull = attention(x / size)
+            return size * (pull if self.drift is None else pull + self.drift(x / size))
+
+        return block(state, [branch, *[mlp] * (block.branches - 1)])
+
+    def _seen(self, state: Tensor, size: float, start: State, time: float) -> State:
+        hidden = self.scheme.hidden(state) / size
+        seen = State(unit(hidden), length(hidden), start.time + time)
+        check(seen)
+        return seen
+
+
+def renormalises(scheme: Scheme) -> bool:
+    """Whether entry and first block, with nothing to add, put a state that is off the sphere on it."""
+    theta = unit(torch.tensor([[[1.0, -2.0, 0.5, 0.5], [0.5, 1.0, -1.0, -0.5]]], dtype=torch.float64))
+    nothing = Attention(beta=torch.zeros(1), value=torch.zeros(1, 4, 4))
+    begin = State(theta, theta.new_full((1, 2), 2.0), theta.new_zeros(1))
+    end = next(Network(scheme, nothing, depth=4).orbit(begin, [1.0]))
+    return bool((end.radius < 1.5).all())

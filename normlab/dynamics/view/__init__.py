@@ -1,0 +1,1 @@
+"""How simulations are shown: the terminal, the HTML page, figures and progress."""

@@ -1,0 +1,114 @@
+"""Simulations and experiments on the terminal."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from normlab.dynamics.result import Fitted, Run, Simulation
+from normlab.utils.text import counted
+
+if TYPE_CHECKING:
+    from normlab.dynamics.experiments.result import Result, Verdict
+
+_WIDTH = 110
+_ROWS = 30
+
+
+def show(result: Simulation | Result) -> None:
+    """Print a simulation or an experiment."""
+    _print(result, Console())
+
+
+def simulation_text(simulation: Simulation) -> str:
+    return _text(simulation)
+
+
+def result_text(result: Result) -> str:
+    return _text(result)
+
+
+def _text(result: Simulation | Result) -> str:
+    console = Console(file=io.StringIO(), width=_WIDTH, no_color=True)
+    _print(result, console)
+    assert isinstance(console.file, io.StringIO)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n"
+
+
+def _print(result: Simulation | Result, console: Console) -> None:
+    if isinstance(result, Simulation):
+        _print_simulation(result, console)
+    else:
+        _print_result(result, console)
+    for note in result.notes:
+        console.print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _print_simulation(simulation: Simulation, console: Console) -> None:
+    options = simulation.config
+    sizes = f"{options['tokens']} tokens in dimension {options['dim']}, {counted(options['seeds'], 'seed')}"
+    table = Table(title=f"{sizes}, to time {options['time']:g}", pad_edge=False)
+    for column in ("scheme", "β", "cosine", "clusters", "radius", "variance", "95 %", "theory"):
+        table.add_column(column)
+    for run in simulation.runs:
+        fitted = next((fit for fit in run.fits if fit.observable == "variance"), None)
+        changes = [_change(run, name) for name in ("cosine", "clusters", "radius")]
+        table.add_row(*map(escape, [run.scheme, f"{run.beta:g}", *changes, *_law(fitted), str(run.tail or "–")]))
+    console.print(table)
+
+
+def _change(run: Run, observable: str) -> str:
+    """First and last value."""
+    if observable not in run.bands:
+        return "–"
+    mean = run.bands[observable].mean
+    return f"{mean[0]:.3g} → {mean[-1]:.3g}"
+
+
+def _law(fitted: Fitted | None) -> tuple[str, str]:
+    """The fitted law, and how far its rate may be off."""
+    if fitted is None:
+        return "–", "–"
+    rate = fitted.rate
+    return rate.formula, "–" if math.isnan(rate.low) else f"±{(rate.high - rate.low) / 2:.2g}"
+
+
+def _print_result(result: Result, console: Console) -> None:
+    table = Table(title=f"{result.experiment}: {result.about}", pad_edge=False)
+    for column in result.columns:
+        table.add_column(escape(column))
+    for row in _thinned(result.rows):
+        table.add_row(*(escape(_cell(cell)) for cell in row))
+    console.print(table)
+    _print_verdicts(result.verdicts, console)
+
+
+def _print_verdicts(verdicts: Sequence[Verdict], console: Console) -> None:
+    wrong = [verdict for verdict in verdicts if verdict.agrees is False]
+    right = sum(verdict.agrees is True for verdict in verdicts)
+    if right or wrong:
+        console.print(f"{right} of {right + len(wrong)} predictions hold", highlight=False)
+    for line in _lines(wrong):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _lines(verdicts: Iterable[Verdict]) -> list[str]:
+    return [f"  {verdict.words}" for verdict in verdicts]
+
+
+def _thinned(rows: Sequence[tuple]) -> Sequence[tuple]:
+    """Rows for a terminal: where there are many, some of them, the last among them."""
+    every = math.ceil(len(rows) / _ROWS) or 1
+    return rows[::-every][::-1]
+
+
+def _cell(cell: float | str | None) -> str:
+    if cell is None or cell != cell:
+        return "–"
+    return cell if isinstance(cell, str) else f"{cell:.5g}"

@@ -1,0 +1,182 @@
+"""The page of a simulation (tokens that move, observables beside them, laws over them), and that of an experiment."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from normlab.dynamics.experiments.result import Result, Verdict
+from normlab.dynamics.result import Run, Simulation
+from normlab.dynamics.view import tables
+from normlab.dynamics.view.plots import figures_data, labels, panels, simulation_data
+from normlab.pages.numbers import duration, listed
+from normlab.pages.page import Section, render, section
+
+_STYLES = ("simulate.css",)
+
+
+def page(result: Simulation | Result) -> str:
+    """The page as text."""
+    return simulation_page(result) if isinstance(result, Simulation) else result_page(result)
+
+
+def simulation_page(simulation: Simulation) -> str:
+    """Of a free run."""
+    names = list(dict.fromkeys(run.scheme for run in simulation.runs))
+    data = simulation_data(simulation)
+    return render(
+        f"Simulation of {listed(names)}",
+        _simulation_sections(simulation, data),
+        data,
+        headline=headline(simulation),
+        findings=findings(simulation),
+        cautions=simulation.notes,
+        facts=_simulation_facts(simulation),
+        styles=_STYLES,
+        scripts=("simulate_stage.js", "simulate.js"),
+    )
+
+
+def result_page(result: Result) -> str:
+    """Of an experiment."""
+    return render(
+        f"{result.experiment}: {result.about}",
+        [
+            section("figures", "Figures", "simulate_figures.html", figures=result.figures),
+            section("results", "Results", "table.html", table=tables.result_table(result)),
+            *_verdicts(result),
+            *_end(result),
+        ],
+        figures_data(result.figures),
+        headline=agreement(result),
+        tone="" if not _judged(result) else "ok" if result.agrees else "fail",
+        findings=[verdict.words for verdict in result.verdicts if _is_news(verdict, result)],
+        cautions=result.notes,
+        facts=_result_facts(result),
+        styles=_STYLES,
+        scripts=("simulate_figures.js",),
+    )
+
+
+def headline(simulation: Simulation) -> str:
+    """What happened, in a sentence."""
+    named = [(label, run) for label, run in zip(labels(simulation), simulation.runs, strict=True)]
+    if not all("cosine" in run.bands for _, run in named):
+        return ""
+    horizon = f"{simulation.config.get('time', named[0][1].times[-1]):g}"
+    ranked = sorted(named, key=lambda pair: -pair[1]["cosine"].mean[-1])
+    (most, first), (least, last) = ranked[0], ranked[-1]
+    if len(ranked) == 1:
+        begin, end = first["cosine"].mean[0], first["cosine"].mean[-1]
+        return f"{most}: the mean cosine of two tokens goes from {begin:.2f} to {end:.2f} by time {horizon}."
+    ends = [f"{run['cosine'].mean[-1]:.2f}" for run in (first, last)]
+    if ends[0] == ends[1]:
+        return f"All end at a mean cosine of {ends[0]} at time {horizon}."
+    return f"By time {horizon} {most} has gathered its tokens most (mean cosine {ends[0]}), {least} least ({ends[1]})."
+
+
+def findings(simulation: Simulation) -> list[str]:
+    """For each run what its tail is, and what theory says of it."""
+    return [
+        f"{label}: {words}"
+        for label, run in zip(labels(simulation), simulation.runs, strict=True)
+        if (words := _tail_words(run))
+    ]
+
+
+def _tail_words(run: Run) -> str:
+    fitted = next((fit for fit in run.fits if fit.observable == "variance"), None)
+    theory = f"theory says {run.tail}" if run.tail else "theory says nothing"
+    if fitted is not None:
+        return f"the variance falls as {fitted.rate}; {theory}"
+    return f"no tail within this horizon; {theory} in the end" if run.tail else ""
+
+
+def agreement(result: Result) -> str:
+    """How many predictions hold, in a sentence."""
+    judged = _judged(result)
+    right = sum(verdict.agrees is True for verdict in result.verdicts)
+    if not judged:
+        return f"Measured, with nothing foretold: {len(result.verdicts)} numbers." if result.verdicts else ""
+    if right == judged:
+        return "The one prediction holds." if right == 1 else f"All {right} predictions hold."
+    return f"{right} of {judged} predictions hold."
+
+
+def commands(result: Simulation | Result) -> list[str]:
+    """What to type to get the same again."""
+    packages = [f"{name}=={result.versions[name]}" for name in ("normlab", "torch") if name in result.versions]
+    install = [f"pip install {shlex.join(packages)}"] if packages else []
+    return [*install, shlex.join(result.command)] if result.command else []
+
+
+def _is_news(verdict: Verdict, result: Result) -> bool:
+    """What disagrees; or everything, where nothing is foretold."""
+    return verdict.agrees is False or not _judged(result)
+
+
+def _judged(result: Result) -> int:
+    return sum(verdict.agrees is not None for verdict in result.verdicts)
+
+
+def _result_facts(result: Result) -> list[tuple[str, str]]:
+    options = result.config
+    facts = [(name, str(options[name])) for name in ("tokens", "seeds", "method") if name in options]
+    schemes = list(options.get("scheme", ()))
+    named = listed(schemes) if 0 < len(schemes) <= 6 else str(len(schemes))
+    return [("schemes", named), *facts, ("time", duration(result.seconds))]
+
+
+def _simulation_facts(simulation: Simulation) -> list[tuple[str, str]]:
+    options = simulation.config
+    names = ("tokens", "dim", "seeds", "weights", "method")
+    facts = [(name, str(options[name])) for name in names if name in options]
+    betas = sorted({run.beta for run in simulation.runs})
+    facts.insert(2, ("β", ", ".join(f"{beta:g}" for beta in betas)))
+    return [*facts, ("time", duration(simulation.seconds))]
+
+
+def _simulation_sections(simulation: Simulation, data: dict[str, Any]) -> list[Section]:
+    shown = {
+        place: [panel for panel in panels(simulation) if panel.place == place] for place in ("beside", "main", "more")
+    }
+    runs = simulation.runs
+    fitted = {fit.observable for run in runs for fit in run.fits}
+    return [
+        section(
+            "sphere", "On the sphere", "simulate_stage.html", names=labels(simulation), beside=shown["beside"],
+            moving=all(run.paths for run in runs), last=len(runs[0].times) - 1,
+            drawn=len(runs[0].paths[0]) if runs[0].paths else 0,
+            tokens=simulation.config.get("tokens"), dim=simulation.config.get("dim", 3), explained=simulation.explained,
+            laws="variance" in fitted, seeds=simulation.config.get("seeds", 1),
+        ),
+        section("laws", "Laws", "table.html", table=tables.law_table(simulation)),
+        section(
+            "observables", "Observables", "simulate_observables.html", main=shown["main"], more=shown["more"],
+            names=labels(simulation), histogram=all(run.histogram for run in runs), table=tables.run_table(simulation),
+            seeds=simulation.config.get("seeds", 1), laws=bool(fitted - {"variance"}),
+        ),
+        *_merges(simulation),
+        *_end(simulation),
+    ]  # fmt: skip
+
+
+def _merges(simulation: Simulation) -> list[Section]:
+    table = tables.merge_table(simulation)
+    return [section("merges", "Merge times", "simulate_merges.html", table=table)] if table.rows else []
+
+
+def _verdicts(result: Result) -> list[Section]:
+    if not result.verdicts:
+        return []
+    return [section("verdicts", "Against the prediction", "table.html", table=tables.verdict_table(result))]
+
+
+def _end(result: Simulation | Result) -> list[Section]:
+    return [
+        section(
+            "configuration", "Configuration", "configuration.html",
+            config=tables.config_table(result), environment=tables.environment_table(result),
+        ),
+        section("reproduce", "How to reproduce", "reproduce.html", commands=commands(result)),
+    ]  # fmt: skip

@@ -1,0 +1,1 @@
+"""Hugging Face models in: identify the scheme of their layers, and convert them to another."""

@@ -1,0 +1,58 @@
+"""Converted models back from a folder that `save_pretrained` wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from normlab.errors import NormLabError
+from normlab.hf.conversion.anatomy import norm_options
+from normlab.hf.conversion.convert import rewire
+from normlab.hf.conversion.converted_layer import Conversion
+from normlab.hf.conversion.survey import Adapter, Survey, dissect_all, one_stack
+from normlab.roles import Part, Spec
+from normlab.schemes.catalog.reference import refuse_unknown
+from normlab.schemes.catalog.registry import scheme as find_scheme
+from normlab.targets import hub
+from normlab.targets.failures import in_one_line
+
+
+def load(folder: str | Path, *, adapter: Adapter | None = None, **options: Any) -> Any:
+    """The converted model in a folder. `options` go to the library's own `from_pretrained` (dtype, device_map, ...)."""
+    config, name = hub.load_config(str(folder))
+    spec = getattr(config, "normlab", None)
+    made = getattr(config, "architectures", None) or [""]
+    base: Any = getattr(hub.library(), made[0], None)
+    if not isinstance(spec, dict) or base is None:
+        raise NormLabError(f"{name} holds no converted model; load it with transformers' from_pretrained")
+
+    refuse_unknown(str(spec.get("scheme", "")))
+
+    def build(self: Any, *args: Any, **kwargs: Any) -> None:
+        base.__init__(self, *args, **kwargs)
+        _rewire(self, spec, adapter)
+
+    with in_one_line(
+        f"{name}: the converted model cannot be loaded", "expected a folder of save_pretrained, unchanged"
+    ):
+        # The library makes a model empty and fills it from the file: the layers must be rewired in between.
+        model = type(base.__name__, (base,), {"__init__": build}).from_pretrained(
+            folder, use_safetensors=True, trust_remote_code=False, **options
+        )
+    model.__class__ = base
+    return model
+
+
+def _rewire(model: Any, spec: dict[str, Any], adapter: Adapter | None) -> None:
+    stack = one_stack(model, spec["blocks"])
+    anatomies = dissect_all(stack, adapter)
+    norm = norm_options(stack.blocks[0], anatomies[0])
+    found = Survey(stack, anatomies, spec["final"], spec["dim"], norm)
+    bound = find_scheme(spec["scheme"]).bind(
+        depth=len(anatomies), dim=found.dim, topology=spec["topology"], branches=found.branches
+    )
+    rewire(model, found, Conversion(bound, spec["residual_only"], _roles(spec["roles"])))
+
+
+def _roles(plain: dict[str, Any]) -> dict[str, Spec]:
+    return {name: spec if isinstance(spec, str) else [Part(*part) for part in spec] for name, spec in plain.items()}

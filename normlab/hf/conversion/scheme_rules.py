@@ -1,0 +1,78 @@
+"""What a training loop asks of a converted model: the scheme's initialisation, parameter groups and constraint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from normlab.errors import NormLabError
+from normlab.hf.conversion.converted_layer import Conversion, check_not_lost, converted_layers
+from normlab.hf.conversion.foreign_norm import ModelNorm
+from normlab.roles import Role, Spec, find_roles
+from normlab.stack import fill_
+from normlab.utils.uninitialized import all_written
+
+
+class Rules:
+    """The scheme's rules on one model. Made by `rules`.
+
+    Where only the residual part of a scheme was taken over, initialisation and constraint keep to the layers.
+    """
+
+    def __init__(self, model: nn.Module, conversion: Conversion, layers: list[str]):
+        self.model, self.conversion, self.bound = model, conversion, conversion.bound
+        self._layers = tuple(f"{path}." for path in layers)
+
+    def find_roles(self) -> list[Role]:
+        """The role of every parameter; a matrix inside the layers that nobody can name raises."""
+        return find_roles(self.model, self.conversion.roles, otherwise=self._outside)
+
+    def init_(
+        self, *, std: float | None = None, zero_outputs: bool = False, generator: torch.Generator | None = None
+    ) -> Rules:
+        """Initialise the model as the scheme says: matrices by role, gains and scales by their own rule."""
+        options = {"std": std, "zero_outputs": zero_outputs, "generator": generator}
+        made: list[nn.Module] = [layer.normlab for layer in converted_layers(self.model).values()]
+        with all_written(self.model, self.bound.scheme.name, made):
+            fill_(self.model, self.bound, self._governed(), **options)
+            for part in self.model.modules():
+                if isinstance(part, ModelNorm):
+                    part.reset_parameters()
+        return self
+
+    def param_groups(self, *, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
+        """Groups for an optimiser, every parameter in exactly one."""
+        return self.bound.param_groups(self.find_roles(), lr=lr, weight_decay=weight_decay)
+
+    def after_step(self) -> None:
+        """Re-apply the scheme's constraint; call it after every optimiser step."""
+        if self.bound.constrains:
+            self.bound.after_step(self._governed())
+
+    def _governed(self) -> list[Role]:
+        roles = self.find_roles()
+        return (
+            [role for role in roles if role.name.startswith(self._layers)] if self.conversion.residual_only else roles
+        )
+
+    def _outside(self, name: str, _parameter: nn.Parameter) -> Spec | None:
+        """Before and behind the layers there is more than embeddings and a head: patches, poolers, class tokens."""
+        if name.startswith(self._layers):
+            return None
+        owner = self.model.get_submodule(name.rpartition(".")[0])
+        if isinstance(owner, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            return "embed"
+        return "head" if isinstance(owner, nn.Linear) else "vector"
+
+
+def rules(model: Any) -> Any:
+    """The scheme's rules on a converted model, or on a model of ours, which offers them itself."""
+    if all(hasattr(model, name) for name in ("init_", "param_groups", "after_step")):
+        return model
+    layers = converted_layers(model)
+    for layer in layers.values():
+        return Rules(model, layer.normlab.conversion, list(layers))
+    check_not_lost(model)
+    raise NormLabError(f"{type(model).__name__} follows no scheme; convert it first: normlab.hf.convert(model, 'pre')")

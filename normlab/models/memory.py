@@ -1,0 +1,104 @@
+"""Whether a model fits into memory, from arithmetic, before it is built."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+
+from normlab.errors import NormLabError
+from normlab.models.config import TransformerConfig
+from normlab.models.estimate import Memory, memory, num_params
+from normlab.utils import machine
+from normlab.utils.text import size
+
+_SHALLOW = 16
+"""Depth up to which a model is laid out to be counted; deeper ones are extrapolated from here and from twice this."""
+_BYTES_A_BLOCK = 24_000
+"""Python objects of one block without weights: a million blocks took 22 GB."""
+_MARGIN = 0.05
+"""Share of the free memory that is left alone: other processes and the allocator need some of it."""
+_BYTES_IN_TRAINING = 16
+"""A parameter, its gradient and AdamW's two averages, in fp32."""
+_SMALLER = "a smaller --depth or --dim"
+
+
+def rough_params(config: TransformerConfig) -> int:
+    """Parameters, at a cost that does not grow with depth."""
+    return round(_along_depth(config, num_params))
+
+
+def rough_memory(config: TransformerConfig, batch: int, length: int, precision: str) -> Memory:
+    """Memory of a training step, at a cost that does not grow with depth."""
+
+    def part(name: str) -> int:
+        return round(_along_depth(config, lambda one: getattr(known[one.depth], name)))
+
+    depths = {config.depth} if config.depth <= 2 * _SHALLOW else {_SHALLOW, 2 * _SHALLOW}
+    known = {depth: memory(dataclasses.replace(config, depth=depth), batch, length, precision) for depth in depths}
+    return Memory(**{field.name: part(field.name) for field in dataclasses.fields(Memory)})
+
+
+def _along_depth(config: TransformerConfig, count: Callable[[TransformerConfig], int]) -> float:
+    """A count of a model that grows linearly with its depth."""
+    if config.depth <= 2 * _SHALLOW:
+        return count(config)
+    low, high = (count(dataclasses.replace(config, depth=depth)) for depth in (_SHALLOW, 2 * _SHALLOW))
+    return high + (high - low) / _SHALLOW * (config.depth - 2 * _SHALLOW)
+
+
+def check_room_to_build(config: TransformerConfig, device: torch.device) -> None:
+    """Raise where a model's weights do not fit on a device, or so many blocks not even without weights."""
+    check_room(config.depth * _BYTES_A_BLOCK, torch.device("cpu"), _model(config))
+    if device.type != "meta":
+        check_room(4 * rough_params(config), device, _model(config))
+
+
+def check_room_for_parameters(parameters: int, device: torch.device, what: str, advice: str = _SMALLER) -> None:
+    """Raise where the weights of a model, its gradients and AdamW's averages do not fit on a device."""
+    check_room(_BYTES_IN_TRAINING * parameters, device, f"training {what}", advice)
+
+
+def check_room_to_train(
+    config: TransformerConfig,
+    device: torch.device,
+    *,
+    batch: int,
+    length: int,
+    precision: str,
+    world: int = 1,
+    compiled: bool = False,
+) -> None:
+    """Raise where one process of `world` cannot train a model in batches of `batch`."""
+    what, free = _model(config), machine.free_memory(device)
+    state = _BYTES_IN_TRAINING * rough_params(config) // world
+    check_room(state, device, f"training {what}", f"{_SMALLER}, or more GPUs" if device.type == "cuda" else _SMALLER)
+    if free is None or state + _at_most(config, batch, length) < free:
+        return
+    found = rough_memory(config, batch, length, precision)
+    found = found.compiled() if compiled else found
+    kept = found.total - found.weights - found.optimiser - found.gradients
+    # On a GPU kernels keep less than the estimate says, and running out is one clear error; a CPU's system just kills.
+    kept = kept // 2 if device.type == "cuda" else kept
+    advice = "a smaller --batch or --length, --accumulate 4, or --checkpointing"
+    check_room(state + max(kept, 0), device, f"training {what} in batches of {batch} × {length} tokens", advice)
+
+
+def check_room(needed: int, device: torch.device, what: str, advice: str = _SMALLER) -> None:
+    """Raise where `needed` bytes are not free on a device."""
+    free = machine.free_memory(device)
+    if free is None or needed <= (1.0 - _MARGIN) * free:
+        return
+    name = "this machine" if device.type == "cpu" else str(device)
+    raise NormLabError(f"{what} needs about {size(needed)} of memory, and {name} has {size(free)} free; try {advice}")
+
+
+def _model(config: TransformerConfig) -> str:
+    return f"a model of {config.depth:,} blocks of width {config.dim:,}"
+
+
+def _at_most(config: TransformerConfig, batch: int, length: int) -> int:
+    """A generous bound on what a step keeps, so that small models need no closer look."""
+    block = 64 * config.dim + 16 * max(1, config.experts) * config.width_of_mlp + 4 * config.heads * length
+    return 4 * batch * length * (config.depth * block + 4 * config.answers) + 8 * config.answers * config.dim

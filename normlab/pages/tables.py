@@ -1,0 +1,63 @@
+"""Tables of pages and of Markdown: cells with the text they show and the value they sort by."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from normlab.pages.numbers import NONE, number
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Text, what it sorts by (a number, or the text itself), and how the page dresses it."""
+
+    text: str
+    sort: float | str | None = None
+    tone: str = ""
+    scheme: int | None = None
+    """Position of the scheme whose colour is shown beside the text."""
+
+    whole: bool = False
+    """Whether the text must stay on one line."""
+
+
+@dataclass(frozen=True)
+class Column:
+    title: str
+    numeric: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A caption, columns and rows; `sortable` puts a button into every heading of the page."""
+
+    caption: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Cell]]
+    sortable: bool = True
+    note: str = ""
+
+    def filled(self) -> Table:
+        """The same without columns that say nothing, for which there is no room on a page."""
+        kept = [k for k in range(len(self.columns)) if any(row[k].text not in ("", NONE) for row in self.rows)]
+        rows = [[row[k] for k in kept] for row in self.rows]
+        return replace(self, columns=[self.columns[k] for k in kept], rows=rows) if self.rows else self
+
+
+def figure(text: str, value: Any) -> Cell:
+    """A number as it is shown and as it sorts."""
+    return Cell(text, number(value))
+
+
+def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested tables as `outer.inner`, values as text."""
+    found: dict[str, str] = {}
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            found |= flatten(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value if isinstance(value, str) else json.dumps(value, default=str)
+    return found

@@ -1,0 +1,288 @@
+"""What attention looks at, without giving up fused kernels: a few rows of softmax(s·q kᵀ + mask) are computed again.
+
+For the duration of `watch_attention` every call of torch's `scaled_dot_product_attention` is seen on its way: it runs
+as it would have, and for at most 64 queries of each head the scores are recomputed from q and k in fp32. Queries are
+spread evenly over positions and over the batch. Only numbers are kept. Where attention is written out, its scores are
+seen on their way into `softmax`: that of `torch.nn.functional`, of `torch`, or the method of a tensor.
+
+Rows with fewer than two visible keys say nothing and are left out.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from normlab.norms import widen
+from normlab.probes.profile import LOW_ENTROPY
+
+ROWS = 64
+HEAVIEST = 16
+"""Keys of a row that are weighed one by one."""
+
+
+class AttentionStats(NamedTuple):
+    """One call of attention, on the call's device. NaN where no row qualifies."""
+
+    heads: torch.Tensor
+    """(heads,) row entropy ÷ log(visible keys), mean over rows."""
+    logit_max: torch.Tensor
+    """Largest score of a visible key, mask included."""
+    sink: torch.Tensor
+    """Mass on the first key, mean over the rows that see it."""
+    theta_p: torch.Tensor
+    """Balanced mass, mean over rows and heads."""
+
+    @property
+    def entropy(self) -> float:
+        return entropy(self.heads.tolist())
+
+    @property
+    def low_share(self) -> float:
+        return low_share(self.heads.tolist())
+
+
+def entropy(heads: Sequence[float]) -> float:
+    """Mean over heads; NaN where none is known."""
+    known = [x for x in heads if not math.isnan(x)]
+    return sum(known) / len(known) if known else math.nan
+
+
+def low_share(heads: Sequence[float]) -> float:
+    """Share of heads whose entropy is below LOW_ENTROPY; NaN where none is known."""
+    return entropy([x if math.isnan(x) else float(x < LOW_ENTROPY) for x in heads])
+
+
+class Rows(NamedTuple):
+    """Some rows of one call of attention, (batch, heads, rows, keys)."""
+
+    scores: torch.Tensor
+    """Mask included, in fp32 at least."""
+    visible: torch.Tensor
+
+
+@contextmanager
+def watch_attention(on_call: Callable[[Rows], None], rows: int = ROWS) -> Iterator[None]:
+    """Calls `on_call` with some rows of every call of attention outside of backward passes; see `summarise`."""
+    inside = [False]
+
+    def watched(original: Callable[..., torch.Tensor], look: Callable[..., Rows | None]):
+        def call(*args: Any, **kwargs: Any) -> torch.Tensor:
+            if inside[0]:
+                # One softmax is made of another, and the fused call may be written out: the outermost counts.
+                return original(*args, **kwargs)
+            inside[0] = True
+            try:
+                output = original(*args, **kwargs)
+            finally:
+                inside[0] = False
+            # Activation checkpointing calls attention once more, from inside the backward pass.
+            found = None if in_backward() else look(rows, *args, **kwargs)
+            if found is not None:
+                on_call(found)
+            return output
+
+        return call
+
+    fused, functional, plain = F.scaled_dot_product_attention, F.softmax, torch.softmax
+    with ExitStack() as replaced:
+        replaced.enter_context(_replaced("scaled_dot_product_attention", fused, watched(fused, _of_fused)))
+        for softmax in (functional, plain):
+            replaced.enter_context(_replaced("softmax", softmax, watched(softmax, _of_softmax)))
+        replaced.enter_context(_replaced_method("softmax", watched(torch.Tensor.softmax, _of_softmax)))
+        yield
+
+
+@contextmanager
+def _replaced(name: str, original: Any, watched: Any) -> Iterator[None]:
+    """Another function of that name for whoever holds the original: some have imported it by name."""
+    holders = [module for module in list(sys.modules.values()) if vars_of(module).get(name) is original]
+    holders = [module for module in holders if not module.__name__.startswith("torch._C")]
+    try:
+        for module in holders:
+            setattr(module, name, watched)
+        yield
+    finally:
+        for module in holders:
+            if vars_of(module).get(name) is watched:
+                setattr(module, name, original)
+
+
+@contextmanager
+def _replaced_method(name: str, watched: Any) -> Iterator[None]:
+    """Another method of that name for all tensors, whose own is inherited unless somebody else watches, too."""
+    before = vars(torch.Tensor).get(name)
+    setattr(torch.Tensor, name, watched)
+    try:
+        yield
+    finally:
+        if before is None:
+            delattr(torch.Tensor, name)
+        else:
+            setattr(torch.Tensor, name, before)
+
+
+def in_backward() -> bool:
+    """Whether autograd is running a backward pass in this thread."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def vars_of(module: Any) -> dict[str, Any]:
+    return getattr(module, "__dict__", {})
+
+
+def _of_fused(
+    rows: int,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Rows | None:
+    # Grouped queries need no flag to be recognised: there are fewer key heads than query heads.
+    return attention_rows(query, key, attn_mask, is_causal, scale, rows)
+
+
+@torch.no_grad()
+def _of_softmax(rows: int, input: torch.Tensor, dim: int | None = None, *_: Any, **__: Any) -> Rows | None:  # noqa: A002
+    """Attention written out: a softmax over the keys of scores (B, H, T, S) or (B, T, T), mask included.
+
+    With three dimensions it takes as many queries as keys: a router's choice of experts has the same shape.
+    """
+    if not isinstance(input, torch.Tensor) or dim not in (-1, input.ndim - 1) or not input.is_floating_point():
+        return None
+    if input.ndim == 3 and input.shape[1] == input.shape[2]:
+        input = input.unsqueeze(1)  # noqa: A001
+    if input.ndim != 4 or 0 in input.shape:
+        return None
+    elements, positions = _sample(input.shape[0], input.shape[2], rows, input.device)
+    scores = widen(_picked(input, elements, positions))
+    return Rows(scores, _is_visible(scores, input.dtype))
+
+
+def attention_stats(query: torch.Tensor, key: torch.Tensor, *args: Any, **kwargs: Any) -> AttentionStats | None:
+    """Statistics of `attention_rows`, whose arguments these are."""
+    rows = attention_rows(query, key, *args, **kwargs)
+    return None if rows is None else AttentionStats(**summarise(*rows))
+
+
+@torch.no_grad()
+def attention_rows(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    rows: int = ROWS,
+) -> Rows | None:
+    """Of softmax(scale · q kᵀ + mask) for q (B, H, T, E) or (B, T, E); None for what has another shape."""
+    if query.ndim not in (3, 4) or key.ndim != query.ndim or 0 in query.shape or 0 in key.shape:
+        return None
+    if query.ndim == 3:
+        query, key = query.unsqueeze(1), key.unsqueeze(1)
+        attn_mask = attn_mask.unsqueeze(1) if attn_mask is not None and attn_mask.ndim == 3 else attn_mask
+    elements, positions = _sample(query.shape[0], query.shape[2], rows, query.device)
+    scores = _scores(query, key, elements, positions, scale)
+    visible = torch.ones_like(scores, dtype=torch.bool)
+    if is_causal:
+        visible &= torch.arange(key.shape[2], device=query.device) <= positions[:, None, :, None]
+    if attn_mask is not None:
+        full = attn_mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+        picked = _picked(full, elements, positions)
+        if picked.dtype == torch.bool:
+            visible &= picked
+        else:
+            visible &= _is_visible(picked, picked.dtype)
+            scores = scores + widen(picked)
+    return Rows(scores, visible)
+
+
+@functools.lru_cache(maxsize=64)
+def _sample(batch: int, length: int, rows: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Batch elements (b,) and query positions (b, r) in them, b·r ≤ rows (or one element's share of them)."""
+    b = min(batch, rows)
+    r = min(length, rows // b)
+    elements = torch.arange(b, device=device) * batch // b
+    # Element i takes every b-th of b·r evenly spaced positions, from the i-th on; all of them where there are few.
+    spread = (2 * torch.arange(b * r, device=device) + 1) * length // (2 * b * r)
+    positions = spread.view(r, b).T if r < length else torch.arange(length, device=device).expand(b, length)
+    return elements, positions
+
+
+def _picked(full: torch.Tensor, elements: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """(b, H, r, S) of (B, H, T, S)."""
+    return full[elements[:, None], :, positions].transpose(1, 2)
+
+
+def _is_visible(scores: torch.Tensor, written_in: torch.dtype) -> torch.Tensor:
+    # Half of the most negative number there is: some write that in place of −inf.
+    return ~(scores <= torch.finfo(written_in).min / 2)
+
+
+def _scores(
+    query: torch.Tensor, key: torch.Tensor, elements: torch.Tensor, positions: torch.Tensor, scale: float | None
+) -> torch.Tensor:
+    """(b, H, r, S), in fp32 at least."""
+    scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
+    q = widen(query[elements[:, None], :, positions]).transpose(1, 2)
+    k = widen(key.expand(query.shape[0], *key.shape[1:])[elements])
+    b, heads, r, width = q.shape
+    # Query head h reads key head h // group, as in scaled_dot_product_attention.
+    grouped = q.reshape(b, k.shape[1], heads // k.shape[1] * r, width)
+    with torch.autocast(q.device.type, enabled=False):
+        return (grouped @ k.transpose(-1, -2) * scale).view(b, heads, r, -1)
+
+
+@torch.no_grad()
+def summarise(scores: torch.Tensor, visible: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What `AttentionStats` holds, of some rows."""
+    scores = scores.masked_fill(~visible, -math.inf)
+    counts = visible.sum(-1)
+    counted = counts >= 2
+    top = scores.amax(-1, keepdim=True)
+    # A row that sees nothing has no largest score; it is not counted below.
+    shifted = scores - top.masked_fill(top == -math.inf, 0.0)
+    weights = shifted.exp()
+    total = weights.sum(-1, keepdim=True)
+    p = weights / total
+    # H = log Σe^s − Σ p·s, with 0·(−∞) = 0.
+    entropy = total.log().squeeze(-1) - (p * shifted.masked_fill(~visible, 0.0)).sum(-1)
+    return {
+        "heads": _mean(entropy / counts.clamp_min(2).log(), counted, dims=(0, 2)),
+        "logit_max": _largest(top, counted),
+        "sink": _mean(p[..., 0], counted & visible[..., 0], dims=(0, 1, 2)),
+        "theta_p": _mean(_balanced_mass(p), counted, dims=(0, 1, 2)),
+    }
+
+
+def _balanced_mass(p: torch.Tensor) -> torch.Tensor:
+    """θ(p) of arXiv 2602.18849, as `constants.balanced_mass`, but key by key for the heaviest alone.
+
+    What is left evens the two sides out as far as it goes: θ is at most 1/(HEAVIEST + 1)² too large.
+    """
+    heaviest = p.topk(min(HEAVIEST, p.shape[-1])).values
+    apart = torch.zeros_like(p[..., 0])
+    for weight in heaviest.unbind(-1):
+        apart = (apart - weight).abs()
+    left = (1.0 - heaviest.sum(-1)).clamp(min=0.0)
+    return 1.0 - (apart - left).clamp(min=0.0).square()
+
+
+def _mean(values: torch.Tensor, chosen: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+    """Mean over the chosen values; NaN where there are none."""
+    return torch.where(chosen, values, 0.0).sum(dims) / chosen.sum(dims)
+
+
+def _largest(top: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
+    found = torch.where(counted, top.squeeze(-1), -math.inf).amax()
+    return torch.where(found == -math.inf, math.nan, found)

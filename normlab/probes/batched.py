@@ -1,0 +1,81 @@
+"""One function, called for many tensors at once: a GPU takes as long to be told of a small operation as to run it.
+
+On a CPU every call is made when it is asked for. On a GPU calls wait for others of the same shapes until they hold
+`ROOM` entries, or until `finish`; then each operation of the function runs once for all of them. What is to be done
+with an answer is said along with the question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from normlab.probes.hidden_state import State
+from normlab.probes.measures import Like
+
+Numbers = dict[str, Tensor]
+
+ROOM = 2**25
+"""Entries that may wait on a GPU: 64 MiB in half precision, and some ten times that for a moment when they are used."""
+
+
+class Together:
+    """Calls of `function`, which answers with tensors by name."""
+
+    def __init__(self, function: Callable[..., Numbers]):
+        self._function = function
+        self._waiting: dict[object, list[_Asked]] = {}
+
+    def ask(self, then: Callable[[Numbers], None], *inputs: Like) -> None:
+        """`then(answer)` is called now or later. What others may write to meanwhile goes through `kept` before."""
+        tensors = [x for x in inputs if isinstance(x, Tensor) and gathers(x.device)]
+        if len(tensors) < len(inputs):
+            self._tell([_Asked(inputs, then)])
+            return
+        kind = tuple((x.shape, x.dtype, x.device) for x in tensors)
+        waiting = self._waiting.setdefault(kind, [])
+        waiting.append(_Asked(inputs, then))
+        if len(waiting) * sum(x.numel() for x in tensors) >= ROOM:
+            self._tell(self._waiting.pop(kind))
+
+    def finish(self) -> None:
+        """Answer all that is still waiting."""
+        waiting, self._waiting = self._waiting, {}
+        for calls in waiting.values():
+            self._tell(calls)
+
+    def _tell(self, calls: list[_Asked]) -> None:
+        for call, answer in zip(calls, self._answer(calls), strict=True):
+            call.then(answer)
+
+    def _answer(self, calls: list[_Asked]) -> list[Numbers]:
+        with torch.no_grad(), torch.autocast(calls[0].inputs[0].device.type, enabled=False):
+            if len(calls) == 1:
+                return [self._function(*calls[0].inputs)]
+            columns = zip(*(call.inputs for call in calls), strict=True)
+            answers = torch.vmap(self._function)(*(torch.stack(column) for column in columns))
+        return [{name: rows[place] for name, rows in answers.items()} for place in range(len(calls))]
+
+
+class _Asked(NamedTuple):
+    inputs: tuple[Like, ...]
+    then: Callable[[Numbers], None]
+
+
+def kept(part: Tensor, whole: Tensor) -> Like:
+    """What to ask about: a part of a tensor that nobody writes to, or, where calls do not wait, the state of it.
+
+    A state remembers what several functions work out of it.
+    """
+    if not gathers(part.device):
+        return State(part)
+    shares = part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+    return part.clone() if shares else part
+
+
+def gathers(device: torch.device) -> bool:
+    """Whether calls wait for one another there."""
+    return device.type == "cuda"

@@ -1,0 +1,286 @@
+"""Hooks on the blocks of one stack: what enters the first, what every block returns, and the gradients of these.
+
+A pass is one forward run of the stack; gradient accumulation makes several. Every call of a block is a record of its
+own, so that a block which runs twice in a pass has two. Blocks that run once more in the backward pass (activation
+checkpointing) are not measured again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from normlab.errors import NormLabError
+from normlab.probes import measures
+from normlab.probes.attention import Rows, in_backward, summarise
+from normlab.probes.batched import Together, kept
+from normlab.probes.blocks import BlockStack
+from normlab.probes.hidden_state import sample
+from normlab.probes.ledger import Ledger
+from normlab.probes.measures import Like
+from normlab.probes.sharded import local
+from normlab.stack import Stack
+
+
+@dataclass
+class Boundary:
+    """Places in the ledger of what was measured at one boundary; `gradient` is empty if none came."""
+
+    values: dict[str, int] = field(default_factory=dict)
+    """`gram` and `rest_gram` of the first pass alone: the matrices are the largest of all that is kept."""
+    extremes: int | None = None
+    """Of all entries, where the values are of a sample."""
+    entries: int = 0
+    gradient: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class Call:
+    """One run of one block."""
+
+    block: nn.Module
+    after: Boundary | None = None
+    values: dict[str, int] = field(default_factory=dict)
+    attention: list[dict[str, int]] = field(default_factory=list)
+    """For each call of attention the places of its statistics, by name."""
+
+
+@dataclass
+class Pass:
+    """One run of the stack."""
+
+    calls: list[Call] = field(default_factory=list)
+    before: Boundary | None = None
+    tokens: int = 0
+
+
+class StackWatch:
+    """Listens to one stack and writes what it measures into a ledger.
+
+    `want_gradients` asks for the gradient of the first state even if nothing before it is trained: that state is made
+    to require one for the time being.
+    """
+
+    def __init__(self, stack: BlockStack, ledger: Ledger, *, want_gradients: bool = False):
+        self.stack, self.ledger, self.want_gradients = stack, ledger, want_gradients
+        self.passes: list[Pass] = []
+        self.running: list[Call] = []
+        self._hidden = _hidden_part(stack)
+        self._state: torch.Tensor | None = None
+        """The raw state at the last boundary, how often it had been written to, and what of it is looked at."""
+        self._version = 0
+        self._seen: Like | None = None
+        self._entering: list[tuple[torch.Tensor, int]] = []
+        self._owner_began = False
+        self._owner_runs = False
+        self._asked: list[torch.Tensor] = []
+        self._without_gradient: list[tuple[nn.Module, Boundary]] = []
+        self._firsts = Together(measures.boundary_with_ranks)
+        self._boundaries, self._blocks = Together(measures.boundary_with_channels), Together(measures.block)
+        self._attention = Together(summarise)
+
+    def listen(self, hooks: ExitStack) -> None:
+        """Install the hooks; `hooks` takes them off."""
+        owner = self.stack.owner
+        hooks.callback(owner.register_forward_pre_hook(self._on_owner).remove)
+        hooks.callback(owner.register_forward_hook(self._after_owner).remove)
+        for block in dict.fromkeys(self.stack.blocks):
+            hooks.callback(block.register_forward_pre_hook(self._on_block, with_kwargs=True).remove)
+            hooks.callback(block.register_forward_hook(self._after_block, with_kwargs=True).remove)
+        hooks.callback(self._let_go)
+
+    def attend(self, rows: Rows) -> bool:
+        """Take some rows of an attention call, if it comes from inside one of our blocks."""
+        if self.running:
+            self.running[-1].attention.append(places := {})
+            self._attention.ask(self._writer(places), *rows)
+        return bool(self.running)
+
+    def finish(self) -> None:
+        """The step is over: measure what is still waiting."""
+        for calls in self._all_calls:
+            calls.finish()
+
+    @property
+    def _all_calls(self) -> tuple[Together, ...]:
+        return self._firsts, self._boundaries, self._blocks, self._attention
+
+    def _writer(self, places: dict[str, int]) -> Callable[[dict[str, torch.Tensor]], None]:
+        return lambda answer: places.update(self.ledger.write_all(answer))
+
+    def _on_owner(self, _owner: nn.Module, _args: Any) -> None:
+        if not in_backward():
+            self._owner_began = self._owner_runs = True
+
+    def _after_owner(self, _owner: nn.Module, _args: Any, _output: Any) -> None:
+        if not in_backward():
+            self._owner_runs = False
+            # The last state would keep the whole graph alive.
+            self._state = self._seen = None
+
+    def _on_block(self, block: nn.Module, args: Any, kwargs: Any) -> None:
+        if in_backward():
+            return
+        found = list(tensors((args, kwargs)))
+        if self._starts_pass(block, found):
+            self.passes.append(Pass())
+            self._forget()
+            self._entering = [(tensor, _version(tensor)) for tensor in found]
+            # Without positional tensors any keyword may be the state; one that has a gradient already is.
+            certain = any(True for _ in tensors(args)) or not any(tensor.requires_grad for tensor in found)
+            self._ask(found[0] if found and certain else None)
+        self._owner_began = False
+        self.running.append(Call(block))
+
+    def _ask(self, state: torch.Tensor | None) -> None:
+        if self.want_gradients and state is not None and torch.is_grad_enabled() and not state.requires_grad:
+            self._asked.append(state.requires_grad_())
+
+    def _starts_pass(self, block: nn.Module, inputs: list[torch.Tensor]) -> bool:
+        if not self.passes or self._owner_began:
+            return True
+        again = any(call.block is block for call in self.passes[-1].calls)
+        goes_on = self._owner_runs or any(tensor is self._state for tensor in inputs)
+        return again and not goes_on
+
+    def _after_block(self, block: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if in_backward():
+            self._catch_up(block, output)
+            return
+        call, now = self.running.pop(), self.passes[-1]
+        after = first_state(output, args, kwargs)
+        with torch.no_grad(), torch.autocast(after.device.type, enabled=False):
+            if now.before is None:
+                now.before = self._enter(block, after)
+                now.tokens = self._hidden(after)[..., 0].numel()
+            before = self._unwritten()
+            call.after = self._measure(block, after)
+            if before is not None and self._seen is not None and before.shape == self._seen.shape:
+                self._blocks.ask(self._writer(call.values), before, self._seen)
+        self._state, self._version = after, _version(after)
+        now.calls.append(call)
+
+    def _enter(self, block: nn.Module, after: torch.Tensor) -> Boundary:
+        """The first boundary: among what the first block was given, the state is what looks like its output."""
+        given = next((one for one in self._entering if one[0].shape == after.shape), None)
+        self._entering = []
+        if given is None:
+            return Boundary()
+        self._state, self._version = given
+        return self._measure(block, self._state) if _version(self._state) == self._version else Boundary()
+
+    def _measure(self, block: nn.Module, state: torch.Tensor) -> Boundary:
+        hidden = local(self._hidden(state.detach()))
+        self._seen = kept(sample(hidden), hidden)
+        boundary = Boundary(extremes=self.ledger.write(measures.extremes(hidden)), entries=hidden.numel())
+        calls = self._firsts if len(self.passes) == 1 else self._boundaries
+        calls.ask(self._writer(boundary.values), self._seen)
+        if state.requires_grad:
+            self._await_gradient(state, boundary)
+        else:
+            self._without_gradient.append((block, boundary))
+        return boundary
+
+    def _unwritten(self) -> Like | None:
+        """The last state, unless the block wrote over it and left nothing to compare with."""
+        return self._seen if self._state is not None and _version(self._state) == self._version else None
+
+    def _await_gradient(self, state: torch.Tensor, boundary: Boundary) -> None:
+        def keep(gradient: torch.Tensor) -> None:
+            with torch.no_grad():
+                boundary.gradient = self.ledger.write_all(measures.gradient(local(self._hidden(gradient))))
+
+        state.register_hook(keep)
+
+    def _catch_up(self, block: nn.Module, output: Any) -> None:
+        """Reentrant checkpointing runs a block without a graph first: its gradient comes when it runs again."""
+        place = next((k for k in reversed(range(len(self._without_gradient))) if self._waits(k, block)), None)
+        found = next((tensor for tensor in tensors(output) if tensor.requires_grad), None)
+        if place is not None and found is not None:
+            self._await_gradient(found, self._without_gradient.pop(place)[1])
+
+    def _waits(self, place: int, block: nn.Module) -> bool:
+        waiting, boundary = self._without_gradient[place]
+        return waiting is block and all(boundary is not one.before for one in self.passes)
+
+    def _forget(self) -> None:
+        self._state = self._seen = None
+        self._entering = []
+        self.running.clear()
+
+    def _let_go(self) -> None:
+        self._forget()
+        self._without_gradient.clear()
+        for state in self._asked:
+            state.requires_grad_(False).grad = None
+        self._asked.clear()
+
+    def paths(self) -> list[str]:
+        """The path of the block of every call in a pass; a second call of one that is listed once says so."""
+        listed: dict[nn.Module, list[str]] = {}
+        for name, block in zip(self.stack.names, self.stack.blocks, strict=True):
+            listed.setdefault(block, []).append(name)
+        counts: Counter[nn.Module] = Counter()
+        paths = []
+        for call in self.passes[0].calls:
+            names, place = listed[call.block], counts[call.block]
+            paths.append(names[place] if place < len(names) else f"{names[-1]} (call {place + 1})")
+            counts[call.block] += 1
+        return paths
+
+    def check(self) -> None:
+        """Every block must have been heard, in every pass the same number of calls."""
+        heard = {call.block for one in self.passes for call in one.calls}
+        silent = [name for name, block in zip(self.stack.names, self.stack.blocks, strict=True) if block not in heard]
+        if silent:
+            raise NormLabError(
+                f"probe: {', '.join(silent[:4])}{' ...' if len(silent) > 4 else ''} did not run, or unheard; expected "
+                "every block to be called as a module in the step; run the model uncompiled, or name other blocks"
+            )
+        depths = {len(one.calls) for one in self.passes}
+        if len(depths) > 1:
+            raise NormLabError(f"probe: passes of {sorted(depths)} blocks cannot be pooled; probe a single pass")
+
+
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    """The floating-point tensors of at least two dimensions in tuples, lists, mappings and dataclasses, in order."""
+    if isinstance(value, torch.Tensor):
+        if value.is_floating_point() and value.ndim >= 2:
+            yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from tensors(part)
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from tensors(part)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for spec in dataclasses.fields(value):
+            yield from tensors(getattr(value, spec.name, None))
+
+
+def first_state(output: Any, args: Any, kwargs: Any) -> torch.Tensor:
+    """The hidden state in what a block returned: the first tensor shaped like an input, else the first of all."""
+    found = list(tensors(output))
+    if not found:
+        raise NormLabError(f"probe: a block returned {type(output).__name__} without a hidden state; expected a tensor")
+    shapes = {tensor.shape for tensor in tensors((args, kwargs))}
+    return next((tensor for tensor in found if tensor.shape in shapes), found[0])
+
+
+def _hidden_part(stack: BlockStack) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What to look at in a state: our own stacks say it, since some carry more than the hidden state."""
+    owner = stack.owner
+    if isinstance(owner, Stack) and set(stack.blocks) <= set(owner.layers):
+        return owner.hidden
+    return lambda state: state
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version

@@ -1,0 +1,307 @@
+"""What is measured at a block boundary and over a block: functions of states that answer with 0-dimensional tensors.
+
+A state is a tensor (..., T, D) or the `State` made of one. Everything stays on the device, so that whoever measures can
+stack all answers and transfer them once. What is not finite is left out, entry by entry or, where a token counts as a
+whole, token by token; `broken` says how much that was. Where nothing is left the answer is NaN.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from normlab.errors import NormLabError
+from normlab.probes.hidden_state import State, nonzero, spaced
+
+SAMPLE = 256
+"""Most tokens that a Gram matrix is made of."""
+
+OUTLIER = 6.0
+"""A channel stands out when one of its entries is larger than this many RMS."""
+
+_BF16_BITS = 8
+"""Bits of a bf16 significand, the leading one included: half a unit in the last place of h ≥ 2^e is 2^(e - 8)."""
+
+Like = Tensor | State
+
+
+def boundary(h: Like) -> dict[str, Tensor]:
+    """All measures of one state that are numbers, but for its ranks, by their names in `Profile`."""
+    h = State.of(h)
+    apart = _apart(h)
+    return {
+        "rms": rms(h),
+        "mean_abs": mean_abs(h),
+        "max_abs": max_abs(h),
+        "var_entry": var_entry(h),
+        "var_data": var_data(h),
+        "broken": broken(h),
+        "cos": _cosine(*apart),
+        "cos_rest": rest_cosine(h),
+        "dist_to_mean": _distance(*apart),
+        "kurtosis": kurtosis(h),
+    }
+
+
+def boundary_with_channels(h: Like) -> dict[str, Tensor]:
+    """The same with the channels that stand out."""
+    h = State.of(h)
+    return {**boundary(h), "top_channels": top_channels(h)}
+
+
+def boundary_with_ranks(h: Like) -> dict[str, Tensor]:
+    """The same with the matrices that its ranks follow from (see `gram`)."""
+    h = State.of(h)
+    return {**boundary_with_channels(h), "gram": gram(h), "rest_gram": gram(h.rest)}
+
+
+def block(h: Like, h_next: Like) -> dict[str, Tensor]:
+    """All measures of one block that follow from the state before and after it, by their names in `Profile`."""
+    h, h_next = State.of(h), State.of(h_next)
+    step = increment(h, h_next)
+    angles = _angles(h, h_next)
+    return {
+        "branch_rms": rms(step),
+        "align": align(h, step),
+        "ang": _mean(*angles),
+        "block_influence": _influence(*angles),
+        "absorb_bf16": absorb_bf16(h, step),
+    }
+
+
+def gradient(g: Like) -> dict[str, Tensor]:
+    """All measures of the gradient of one state, by their names in `Profile`."""
+    g = State.of(g)
+    return {"grad_h": _length(g), "grad_broken": broken(g)}
+
+
+def extremes(x: Tensor) -> Tensor:
+    """(2,) least and largest entry, both NaN if any entry is: one read of the tensor, nothing of its size is made."""
+    return torch.stack(torch.aminmax(x.detach())) if x.numel() else x.new_zeros(2)
+
+
+def broken(h: Like) -> Tensor:
+    """Share of entries that are NaN or infinite; 0 for a state without entries."""
+    h = State.of(h)
+    return h.bad.sum() / max(h.raw.numel(), 1)
+
+
+def rms(h: Like) -> Tensor:
+    """√mean h²."""
+    h = State.of(h)
+    return h.scale * (h.squares.sum() / h.count).sqrt()
+
+
+def norm(*tensors: Tensor) -> Tensor:
+    """√Σ h² over all entries of all tensors, in fp64: squares of fp32 overflow above 2·10¹⁹."""
+    if not tensors:
+        raise NormLabError("norm: expected at least one tensor, got none")
+    parts = [_length(State(tensor.reshape(1, -1))) for tensor in tensors]
+    return parts[0] if len(parts) == 1 else torch.linalg.vector_norm(torch.stack(parts))
+
+
+def mean_abs(h: Like) -> Tensor:
+    """Mean of |h|."""
+    h = State.of(h)
+    return h.scale * (h.scaled.abs().sum() / h.count)
+
+
+def max_abs(h: Like) -> Tensor:
+    """max |h|."""
+    h = State.of(h)
+    return torch.where(h.count > 0, h.scale, torch.nan)
+
+
+def var_entry(h: Like) -> Tensor:
+    """Variance over the entries of a token, mean over tokens."""
+    h = State.of(h)
+    spread = (h.scaled - h.scaled.mean(-1, keepdim=True)).square().mean(-1)
+    return _mean(spread, h.whole) * h.scale * h.scale
+
+
+def var_data(h: Like) -> Tensor:
+    """Variance of an entry over tokens, mean over entries."""
+    h = State.of(h)
+    return _mean(h.rest.raw.reshape(h.tokens.shape).square().mean(-1), h.whole) * h.scale * h.scale
+
+
+def kurtosis(h: Like) -> Tensor:
+    """mean h⁴ / (mean h²)²: 3 for a Gaussian, D for states with one channel."""
+    h = State.of(h)
+    fourth, second = h.squares.square().sum(), h.squares.sum()
+    return torch.where(h.count > 0, _ratio(fourth * h.count, second.square()), torch.nan)
+
+
+def outlier_ratio(h: Like) -> Tensor:
+    """max |h| / RMS: at most √(T D)."""
+    h = State.of(h)
+    return _ratio(max_abs(h), rms(h))
+
+
+def top_channels(h: Like, count: int = 8) -> Tensor:
+    """Indices of the at most `count` channels with the largest entries above 6 RMS, largest first, padded with -1.
+
+    A fixed size, so that it can travel with the numbers.
+    """
+    x = State.of(h).scaled
+    peaks = x.abs().amax(0) if x.numel() else x.new_zeros(x.shape[-1])
+    values, channels = peaks.topk(min(count, peaks.numel()))
+    found = torch.where(values * State.of(h).scale > OUTLIER * rms(h), channels, -1)
+    return torch.nn.functional.pad(found, (0, count - found.numel()), value=-1)
+
+
+def token_cosine(h: Like) -> Tensor:
+    """Mean cosine of two tokens of the same sequence.
+
+    Tokens without a direction do not count; NaN where no sequence has two others.
+    """
+    return _cosine(*_apart(State.of(h)))
+
+
+def rest_cosine(h: Like) -> Tensor:
+    """The same for what is left when the mean of all tokens, of all sequences, is taken off.
+
+    NaN with one sequence, whose mean is that of all: its tokens point away from one another, whatever they are.
+    """
+    apart, counts = _apart(State.of(h).rest)
+    return torch.where((counts >= 2).sum() > 1, _cosine(apart, counts), torch.nan)
+
+
+def dist_to_mean(h: Like) -> Tensor:
+    """Mean ‖θ - θ̄‖² over the unit tokens θ of a sequence; 0 when all tokens point the same way, at most 1."""
+    return _distance(*_apart(State.of(h)))
+
+
+def gram(h: Like, most: int = SAMPLE) -> Tensor:
+    """Products of at most `most` tokens, evenly spaced over all sequences, with one another, in units of max|h|².
+
+    Of channels where there are fewer of these: the two matrices' spectra differ by zeros alone.
+    """
+    h = State.of(h)
+    x = h.tokens
+    if x.numel() == 0:
+        return x.new_full((1, 1), torch.nan)
+    x = x if len(x) <= most else x[spaced(len(x), most, x.device)]
+    with torch.autocast(x.device.type, enabled=False):
+        products = x @ x.mT if x.shape[0] <= x.shape[1] else x.mT @ x
+    # Nothing left is not the same as a state of rank zero.
+    return torch.where(h.wholes > 0, products, torch.nan)
+
+
+def ranks(products: Tensor) -> tuple[float, float]:
+    """(effective rank, stable rank) of a Gram matrix; NaN for one that is not finite, which solvers refuse."""
+    if not products.isfinite().all():
+        return torch.nan, torch.nan
+    spectrum = torch.linalg.eigvalsh(products).clamp(min=0.0)
+    return float(effective_rank(spectrum)), float(stable_rank(spectrum))
+
+
+def effective_rank(spectrum: Tensor) -> Tensor:
+    """exp(-Σ p log p) of the normalised spectrum p, with 0 log 0 = 0; 0 for a zero matrix."""
+    total = spectrum.sum()
+    share = spectrum / nonzero(total)
+    return torch.where(total == 0, 0.0, torch.special.entr(share).sum().exp())
+
+
+def stable_rank(spectrum: Tensor) -> Tensor:
+    """‖H‖²_F / ‖H‖²₂: at most the rank; 0 for a zero matrix."""
+    return _ratio(spectrum.sum(), spectrum.amax())
+
+
+def increment(h: Like, h_next: Like) -> State:
+    """h_next - h, in fp32 at least."""
+    h, h_next = State.of(h), State.of(h_next)
+    if h.raw.shape != h_next.raw.shape:
+        shapes = f"{tuple(h.raw.shape)} and {tuple(h_next.raw.shape)}"
+        raise NormLabError(f"increment: states must have one shape, got {shapes}")
+    return State(h_next.raw - h.raw)
+
+
+def align(h: Like, step: Like) -> Tensor:
+    """Mean cosine of a token and its increment; 0 where either is zero."""
+    h, step = State.of(h), State.of(step)
+    return _mean((h.directions * step.directions).sum(-1), h.whole * step.whole)
+
+
+def ang(h: Like, h_next: Like) -> Tensor:
+    """Mean angle in radians between a token before and after the block; a zero token is not turned."""
+    return _mean(*_angles(State.of(h), State.of(h_next)))
+
+
+def block_influence(h: Like, h_next: Like) -> Tensor:
+    """Mean of 1 - cos of that angle."""
+    return _influence(*_angles(State.of(h), State.of(h_next)))
+
+
+def absorb_bf16(h: Like, step: Like) -> Tensor:
+    """Share of coordinates whose increment is below half a unit in the last place of a bf16 state.
+
+    Coordinates without increment count as well, for in a bf16 model that is what a lost increment looks like. Tokens
+    without any increment do not: a block that adds nothing loses nothing.
+    """
+    h, step = State.of(h), State.of(step)
+    whole = h.whole * step.whole
+    moved = whole * step.present
+    # Huge states are made smaller, which changes no digit, since what follows multiplies them with 2^23.
+    factor = torch.where(h.scale > 2.0**90, 2.0**-40, 1.0).float()
+    power = power_of_two(h.clean.float() * factor)
+    # On the increment's side 2^8 times as large, so that no threshold is too small for fp32.
+    lost = (step.clean.float().abs() * factor * 2**_BF16_BITS < power).reshape(h.scaled.shape).float().mean(-1)
+    return torch.where((moved.sum() > 0) | (whole.sum() == 0), _mean(lost, moved), 0.0)
+
+
+def power_of_two(x: Tensor) -> Tensor:
+    """2^⌊log₂|x|⌋ for |x| below 2^104 in fp32, 0 for 0, of roundings alone (Rump, Ogita and Oishi 2008).
+
+    There are faster ways, which look at an exponent's bits; but such views cannot be taken of many states at once.
+    """
+    large = (2.0**23 + 1) * x
+    return (large - (1 - 2.0**-24) * large).abs()
+
+
+def wide(x: Tensor) -> torch.dtype:
+    """The widest type of a tensor's device."""
+    return torch.float32 if x.device.type == "mps" else torch.float64
+
+
+def _length(h: State) -> Tensor:
+    return torch.where(h.count > 0, torch.linalg.vector_norm(h.clean, dtype=wide(h.clean)), torch.nan)
+
+
+def _apart(h: State) -> tuple[Tensor, Tensor]:
+    """For each sequence Σ‖θ - θ̄‖² over its unit tokens, and how many these are."""
+    units, present = h.sequences(h.directions), h.sequences(h.present)
+    counts = present.sum(-1)
+    centre = units.sum(-2, keepdim=True) / counts.clamp(min=1)[:, None, None]
+    return ((units - centre).square().sum(-1) * present).sum(-1), counts
+
+
+def _distance(apart: Tensor, counts: Tensor) -> Tensor:
+    return _mean(apart / counts.clamp(min=1), (counts >= 1).to(counts.dtype))
+
+
+def _cosine(apart: Tensor, counts: Tensor) -> Tensor:
+    """Σ‖θ - θ̄‖² = n - ‖Σθ‖²/n, and the cosines of all pairs add up to ‖Σθ‖² - n: no T x T matrix."""
+    return _mean(1 - apart / (counts - 1).clamp(min=1), (counts >= 2).to(counts.dtype))
+
+
+def _angles(h: State, h_next: State) -> tuple[Tensor, Tensor]:
+    """2 atan2(‖u - v‖, ‖u + v‖) of unit tokens u and v, exact at small angles, and which tokens count."""
+    apart, together = ((h.directions - s * h_next.directions).square().sum(-1).sqrt() for s in (1, -1))
+    turned = h.present * h_next.present
+    return 2 * torch.atan2(apart, together) * turned, h.whole * h_next.whole
+
+
+def _influence(angles: Tensor, counted: Tensor) -> Tensor:
+    # 1 - cos itself has no digits left at small angles.
+    return _mean(2 * (angles / 2).sin().square(), counted)
+
+
+def _ratio(over: Tensor, under: Tensor) -> Tensor:
+    """over / under, and 0 / 0 = 0: a state that is zero has no outliers and no rank."""
+    return torch.where((over == 0) & (under == 0), 0.0, over / under)
+
+
+def _mean(values: Tensor, counted: Tensor) -> Tensor:
+    """Mean of the finite values that count (1, not 0); NaN if none does."""
+    return (values * counted).sum() / counted.sum()

@@ -1,0 +1,153 @@
+"""One profile from the passes of a step, as if their batches had been one.
+
+Formula    rms, branch_rms   √ mean of squares          max_abs, logit_max   largest
+           grad_h            √ sum of squares           outlier_ratio, branch_ratio, kurtosis   from the pooled moments
+           all others        mean
+           passes weighed by their tokens
+
+Equal to one large batch except where a number compares the tokens of a batch with one another: var_data is the mean
+over passes, and so is cos_rest; ranks are of the first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
+
+from normlab.probes.attention import entropy, low_share
+from normlab.probes.block_hooks import Boundary, Call, Pass
+from normlab.probes.ledger import Ledger
+from normlab.probes.measures import ranks
+from normlab.probes.profile import BLOCK, BOUNDARY
+
+Numbers = dict[str, float | None]
+
+
+def pool(passes: Sequence[Pass], ledger: Ledger) -> dict[str, Any]:
+    """Series for a `Profile`, by name."""
+    weights = [one.tokens for one in passes]
+    boundaries = [_boundary(row, weights, ledger) for row in zip(*map(_boundaries, passes), strict=True)]
+    blocks = [_block(row, weights, ledger) for row in zip(*(one.calls for one in passes), strict=True)]
+    for before, block in zip(boundaries, blocks, strict=False):
+        block["branch_ratio"] = _ratio(block.get("branch_rms"), before.get("rms"))
+    series: dict[str, Any] = {name: [row.get(name) for row in boundaries] for name in BOUNDARY}
+    series |= {name: [row.get(name) for row in blocks] for name in BLOCK}
+    series["top_channels"] = [_channels(row, ledger) for row in zip(*map(_boundaries, passes), strict=True)]
+    series["attn_heads"] = [_heads(row, ledger) for row in zip(*(one.calls for one in passes), strict=True)]
+    return series
+
+
+def _boundaries(one: Pass) -> list[Boundary]:
+    found = [one.before, *(call.after for call in one.calls)]
+    return [boundary for boundary in found if boundary is not None]
+
+
+def _boundary(row: Sequence[Boundary], weights: Sequence[int], ledger: Ledger) -> Numbers:
+    if not all(boundary.values for boundary in row):
+        return {}
+    looks = [_look(boundary, ledger) for boundary in row]
+    pooled: Numbers = {name: _mean([look[name] for look in looks], weights) for name in looks[0]}
+    pooled["rms"] = _root_mean_square([look["rms"] for look in looks], weights)
+    pooled["max_abs"] = _largest([look["max_abs"] for look in looks])
+    pooled["erank"], pooled["stable_rank"] = _ranks(row[0].values["gram"], ledger)
+    pooled["erank_rest"], _ = _ranks(row[0].values["rest_gram"], ledger)
+    pooled["outlier_ratio"] = _ratio(pooled["max_abs"], pooled["rms"])
+    if len(looks) > 1:
+        fourth = _mean([look["kurtosis"] * _power(look["rms"], 4) for look in looks], weights)
+        pooled["kurtosis"] = _ratio(fourth, _power(pooled["rms"], 4))
+    gradients = [_read(boundary.gradient, ledger) for boundary in row if boundary.gradient]
+    if gradients:
+        pooled["grad_h"] = math.hypot(*(look["grad_h"] for look in gradients))
+        pooled["grad_broken"] = _mean([look["grad_broken"] for look in gradients], [1] * len(gradients))
+    return pooled
+
+
+def _block(row: Sequence[Call], weights: Sequence[int], ledger: Ledger) -> Numbers:
+    pooled: Numbers = {}
+    if all(call.values for call in row):
+        looks = [_read(call.values, ledger) for call in row]
+        pooled = {name: _mean([look[name] for look in looks], weights) for name in looks[0]}
+        pooled["branch_rms"] = _root_mean_square([look["branch_rms"] for look in looks], weights)
+    stats = [stats for call in row for stats in call.attention]
+    heads = [ledger.row(one["heads"]) for one in stats]
+    pooled["attn_entropy"] = _mean_known([entropy(one) for one in heads])
+    pooled["attn_entropy_low_share"] = _mean_known([low_share(one) for one in heads])
+    pooled |= {name: _mean_known([ledger[one[name]] for one in stats]) for name in ("sink", "theta_p")}
+    pooled["logit_max"] = max(_known([ledger[one["logit_max"]] for one in stats]), default=None)
+    return pooled
+
+
+def _heads(row: Sequence[Call], ledger: Ledger) -> list[float | None]:
+    """The entropy of each head: the least of a block's calls of attention (self and cross), mean over passes."""
+    passes = [[ledger.row(stats["heads"]) for stats in call.attention] for call in row]
+    least = [[min(_known(head), default=None) for head in zip_longest(*calls, fillvalue=math.nan)] for calls in passes]
+    return [_mean_known([x for x in head if x is not None]) for head in zip_longest(*least)]
+
+
+def _look(boundary: Boundary, ledger: Ledger) -> dict[str, float]:
+    """What was measured of a sample of tokens, with the ends of all entries."""
+    look = {name: ledger[place] for name, place in boundary.values.items() if name in BOUNDARY}
+    if boundary.extremes is not None:
+        ends = [abs(x) for x in ledger.row(boundary.extremes)]
+        if all(map(math.isfinite, ends)):
+            look["max_abs"] = max(ends) if boundary.entries else look["max_abs"]
+        else:
+            # One entry at least, even if no token of the sample holds it.
+            look["broken"] = max(look["broken"], 1.0 / boundary.entries)
+    return look
+
+
+def _ranks(place: int, ledger: Ledger) -> tuple[float, float]:
+    products = ledger.tensor(place)
+    return ranks(products.float().view(math.isqrt(len(products)), -1))
+
+
+def _channels(row: Sequence[Boundary], ledger: Ledger) -> list[int]:
+    rows = [ledger.row(boundary.values["top_channels"]) for boundary in row if boundary.values]
+    return list(dict.fromkeys(int(channel) for found in rows for channel in found if channel >= 0))
+
+
+def _known(values: Sequence[float]) -> list[float]:
+    """A call of attention without a row that says anything (one visible key) has no numbers: NaN."""
+    return [value for value in values if not math.isnan(value)]
+
+
+def _mean_known(values: Sequence[float]) -> float | None:
+    known = _known(values)
+    return sum(known) / len(known) if known else None
+
+
+def _read(places: Mapping[str, int], ledger: Ledger) -> dict[str, float]:
+    return {name: ledger[place] for name, place in places.items()}
+
+
+def _mean(values: Sequence[float], weights: Sequence[int]) -> float:
+    # Divided first: sums of huge numbers would overflow.
+    total = max(sum(weights), 1)
+    return sum(value * (weight / total) for value, weight in zip(values, weights, strict=True))
+
+
+def _root_mean_square(values: Sequence[float], weights: Sequence[int]) -> float:
+    total = max(sum(weights), 1)
+    return math.hypot(*(value * math.sqrt(weight / total) for value, weight in zip(values, weights, strict=True)))
+
+
+def _largest(values: Sequence[float]) -> float:
+    return math.nan if any(map(math.isnan, values)) else max(values)
+
+
+def _power(value: float | None, exponent: int) -> float:
+    try:
+        return math.nan if value is None else value**exponent
+    except OverflowError:
+        return math.inf
+
+
+def _ratio(over: float | None, under: float | None) -> float | None:
+    if over is None or under is None:
+        return None
+    if under == 0.0:
+        return 0.0 if over == 0.0 else math.inf
+    return over / under

@@ -1,0 +1,263 @@
+"""One look at a live model: its stacks' profiles from a forward and a backward pass that somebody else runs.
+
+    with normlab.probe(model, step=7) as look:
+        loss = model(**batch).loss
+        loss.backward()
+        optimiser.step()
+    look.profile.rms
+
+The model runs as it was written: what torch.compile made of it rests meanwhile, since hooks are lost on it. Nothing
+of it is changed, no random number is drawn, and with `active=False` nothing is installed at all. Numbers are taken in
+fp32 or better whatever the model's format, and set out for the host once, when the look ends; who reads a profile
+waits for them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from normlab.errors import NormLabError
+from normlab.norms import widen
+from normlab.probes.attention import Rows, watch_attention
+from normlab.probes.block_hooks import StackWatch
+from normlab.probes.blocks import eager, find_stacks
+from normlab.probes.first_nonfinite import ModuleWatch
+from normlab.probes.ledger import Ledger
+from normlab.probes.pooling import pool
+from normlab.probes.profile import Profile
+from normlab.probes.weight_updates import WeightWatch
+
+Batch = torch.Tensor | Mapping[str, Any] | Sequence[Any]
+LossFn = Callable[[nn.Module, Any], torch.Tensor]
+
+_TOKENS = 1024
+"""Most tokens whose output logits are looked at."""
+
+
+class Probe:
+    """A look in progress; afterwards its profiles. Made by `probe`."""
+
+    def __init__(self, *, step: int = 0, seed: int = 0):
+        self.step, self.seed = step, seed
+        self.active = False
+        self._over = False
+        self._ledger = Ledger()
+        self._stacks: list[StackWatch] = []
+        self._weights: list[WeightWatch] = []
+        self._losses: list[int] = []
+        self._told_losses: list[int] = []
+        self.on_loss: Callable[[torch.Tensor], None] | None = None
+        """Hears the losses of a step that is not looked at."""
+        self._logits: list[dict[str, int]] = []
+        self._profiles: dict[str, Profile] | None = None
+
+    @property
+    def profiles(self) -> dict[str, Profile]:
+        """A profile for each stack that ran, by its path, the one with most blocks first; none if not active."""
+        if self.active and not self._over:
+            raise NormLabError("probe: there is no profile before the step is over; read it after the with block")
+        if self._profiles is None:
+            self._profiles = {watch.stack.name: self._profile(watch, weights) for watch, weights in self._heard()}
+        return self._profiles
+
+    @property
+    def is_there(self) -> bool:
+        """Whether all numbers of a step that is over have come from the device: `profiles` will not wait for it."""
+        return self._over and self._ledger.is_there
+
+    @property
+    def profile(self) -> Profile:
+        """The profile of the stack with most blocks."""
+        if not self.profiles:
+            raise NormLabError("probe: nothing was looked at; expected a probe with active=True")
+        return next(iter(self.profiles.values()))
+
+    def record(self, *, loss: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> None:
+        """Tell the probe what it cannot hear: loss or logits where the model's own output does not hold them."""
+        if loss is not None and self.on_loss is not None:
+            self.on_loss(loss)
+        if self.active and loss is not None:
+            self._told_losses.append(self._ledger.write(loss.detach().mean()))
+        if self.active and logits is not None and logits.numel():
+            self._logits.append(self._ledger.write_all(_logit_sizes(logits.detach())))
+
+    def _attach(self, model: nn.Module, pattern: str | None, want_gradients: bool, hooks: ExitStack) -> None:
+        stacks = find_stacks(model, pattern)
+        self._modules = ModuleWatch(model, self._ledger)
+        self._stacks = [StackWatch(stack, self._ledger, want_gradients=want_gradients) for stack in stacks]
+        self._weights = [WeightWatch(stack, self._ledger) for stack in stacks]
+        for watch in [*self._stacks, *self._weights, self._modules]:
+            watch.listen(hooks)
+        hooks.callback(eager(model).register_forward_hook(self._on_output).remove)
+        hooks.enter_context(watch_attention(self._attend))
+        self.active = True
+
+    def _attend(self, rows: Rows) -> None:
+        # The innermost of the blocks that run now: any() stops at the first stack that takes it.
+        any(watch.attend(rows) for watch in self._stacks)
+
+    def _on_output(self, _model: nn.Module, _args: Any, output: Any) -> None:
+        loss, logits = loss_and_logits(output)
+        if loss is not None:
+            self._losses.append(self._ledger.write(loss.detach().mean()))
+        self.record(logits=logits)
+
+    def _finish(self) -> None:
+        for watch in [*self._stacks, *self._weights]:
+            watch.finish()
+        self._ledger.close()
+        for watch in [watch for watch, _ in self._heard()] or self._stacks:
+            watch.check()
+        self._over = True
+
+    def _heard(self) -> list[tuple[StackWatch, WeightWatch]]:
+        return [pair for pair in zip(self._stacks, self._weights, strict=True) if pair[0].passes]
+
+    def _profile(self, watch: StackWatch, weights: WeightWatch) -> Profile:
+        series = pool(watch.passes, self._ledger)
+        blocks = [call.block for call in watch.passes[0].calls]
+        series |= weights.series(blocks) | {"weight_rms": weights.sizes(blocks)}
+        profile = Profile(
+            boundaries=len(series["rms"]),
+            step=self.step,
+            seed=self.seed,
+            loss=self._average(self._told_losses or self._losses),
+            logits_rms=self._average([sizes["rms"] for sizes in self._logits]),
+            logsumexp=self._average([sizes["logsumexp"] for sizes in self._logits]),
+            **series,
+        )
+        culprit = self._culprit(profile, watch)
+        return dataclasses.replace(profile, nan_first=culprit and f"{culprit} at step {self.step}")
+
+    def _average(self, places: list[int]) -> float | None:
+        return sum(self._ledger[place] for place in places) / len(places) if places else None
+
+    def _culprit(self, profile: Profile, watch: StackWatch) -> str | None:
+        """The module to name. A module's output alone raises no alarm: some return −inf on purpose, as a mask."""
+        if profile.first_broken is not None or {"loss", "logits_rms"} & profile.unfit.keys():
+            return self._modules.first() or "the loss"
+        paths = watch.paths()
+        # The gradient goes from the last boundary to the first: the last broken one is where it began.
+        broken = [place for place, share in enumerate(profile.grad_broken) if share]
+        if broken and broken[-1] == profile.depth:
+            return f"the gradient that reaches {watch.stack.name}"
+        if broken or "grad_w" in profile.unfit:
+            return f"the gradient of {paths[broken[-1] if broken else profile.unfit['grad_w'][-1]]}"
+        return None
+
+
+@contextmanager
+def probe(
+    model: nn.Module,
+    *,
+    blocks: str | None = None,
+    step: int = 0,
+    seed: int = 0,
+    active: bool = True,
+    want_gradients: bool = False,
+) -> Iterator[Probe]:
+    """Look at one step of somebody else's loop. All passes inside count as one batch (gradient accumulation).
+
+    `blocks` names the blocks, `model.layers.*`, where they are not found. With `active=False` nothing happens: for
+    loops that look at every 50th step. `want_gradients` measures the gradient of the first state even if all before it
+    is frozen.
+    """
+    look = Probe(step=step, seed=seed)
+    with ExitStack() as hooks:
+        if active:
+            # Nothing can have been compiled before the compiler was imported, which takes a second.
+            if "torch._dynamo" in sys.modules:
+                hooks.enter_context(torch.compiler.set_stance("force_eager"))
+            look._attach(model, blocks, want_gradients, hooks)
+        yield look
+    if active:
+        look._finish()
+
+
+def measure(model: nn.Module, batch: Batch, loss_fn: LossFn | None = None, **options: Any) -> Profile:
+    """The profile of the stack with most blocks; see `measure_stacks`."""
+    return next(iter(measure_stacks(model, batch, loss_fn, **options).values()))
+
+
+def measure_stacks(
+    model: nn.Module,
+    batch: Batch,
+    loss_fn: LossFn | None = None,
+    *,
+    blocks: str | None = None,
+    step: int = 0,
+    seed: int = 0,
+    keep_grads: bool = False,
+) -> dict[str, Profile]:
+    """Run one forward and one backward pass and leave the model as it was: a profile for each stack.
+
+    `loss_fn(model, batch)` returns the loss; without it the model is called with the batch and must return its loss, as
+    published models do when they are given labels. `keep_grads` leaves the pass's gradients in the parameters.
+    """
+    with untouched(model, keep_grads), probe(model, blocks=blocks, step=step, seed=seed, want_gradients=True) as look:
+        loss = (loss_fn or own_loss)(model, batch)
+        look.record(loss=loss)
+        if loss.requires_grad:
+            loss.backward()
+    return look.profiles
+
+
+@contextmanager
+def untouched(model: nn.Module, keep_grads: bool = False) -> Iterator[None]:
+    """Puts gradients, buffers and random numbers back to what they were."""
+    grads = [(parameter, parameter.grad) for parameter in model.parameters()]
+    buffers = [
+        (module._buffers, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+    devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
+    try:
+        for parameter, _ in grads:
+            parameter.grad = None
+        with torch.random.fork_rng(devices=list(devices)), torch.enable_grad():
+            yield
+    finally:
+        for parameter, grad in [] if keep_grads else grads:
+            parameter.grad = grad
+        with torch.no_grad():
+            for holder, name, buffer, value in buffers:
+                holder[name] = buffer.copy_(value)
+
+
+def own_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+    if isinstance(batch, Mapping):
+        output = model(**batch)
+    else:
+        output = model(batch) if isinstance(batch, torch.Tensor) else model(*batch)
+    loss, _ = loss_and_logits(output)
+    if loss is None:
+        raise NormLabError(
+            f"{type(model).__name__} returned no loss; expected labels in the batch, or a loss_fn(model, batch)"
+        )
+    return loss
+
+
+def loss_and_logits(output: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """What a model's output says by name; a bare tensor is a loss if it is one number and logits otherwise."""
+    if isinstance(output, torch.Tensor):
+        return (output, None) if output.ndim == 0 else (None, output if output.ndim >= 2 else None)
+    if isinstance(output, Mapping):
+        return output.get("loss"), output.get("logits")
+    return getattr(output, "loss", None), getattr(output, "logits", None)
+
+
+@torch.no_grad()
+def _logit_sizes(logits: torch.Tensor) -> dict[str, torch.Tensor]:
+    rows = logits.reshape(-1, logits.shape[-1])
+    chosen = torch.arange(min(len(rows), _TOKENS), device=rows.device) * len(rows) // min(len(rows), _TOKENS)
+    sample = widen(rows[chosen])
+    return {"rms": sample.square().mean().sqrt(), "logsumexp": sample.logsumexp(-1).mean()}

@@ -1,0 +1,98 @@
+"""One block of a model, run again and again: its call as a real pass made it, and the model at rest meanwhile."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normlab.probes.attention import in_backward
+from normlab.probes.block_hooks import first_state, tensors
+from normlab.probes.blocks import BlockStack
+from normlab.probes.probe import untouched
+from normlab.stack import Stack
+
+
+@dataclass
+class Call:
+    """One call of a block, to be repeated."""
+
+    block: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    state: Tensor
+    """The state among the arguments."""
+    width: int
+    """Channels of the hidden state, which the state may hold with other things."""
+
+    def with_state(self, state: Tensor) -> Call:
+        """The same call with another state."""
+        args, kwargs = (again(value, self.state, state) for value in (self.args, self.kwargs))
+        return Call(self.block, args, kwargs, state, self.width)
+
+    def repeat(self) -> Tensor:
+        """The state that the block returns."""
+        args, kwargs = again(self.args), again(self.kwargs)
+        return first_state(self.block(*args, **kwargs), args, kwargs)
+
+
+def capture(stack: BlockStack, blocks: Sequence[nn.Module], run: Callable[[], Any]) -> list[Call | None]:
+    """The first call of each block in a pass."""
+    calls: dict[nn.Module, Call] = {}
+    hidden = _hidden_part(stack)
+
+    def keep(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if block not in calls and not in_backward():
+            # A copy of caches as they are now: the block is about to write into them.
+            args, kwargs = again(args), again(kwargs)
+            state = next(tensors((args, kwargs)), None)
+            if state is not None:
+                calls[block] = Call(block, args, kwargs, state, hidden(state).shape[-1])
+
+    with ExitStack() as hooks, torch.no_grad():
+        for block in blocks:
+            hooks.callback(block.register_forward_pre_hook(keep, with_kwargs=True).remove)
+        run()
+    return [calls.get(block) for block in blocks]
+
+
+def _hidden_part(stack: BlockStack) -> Callable[[Tensor], Tensor]:
+    """What is the hidden state in a state: our own stacks say it."""
+    return stack.owner.hidden if isinstance(stack.owner, Stack) else lambda state: state
+
+
+def again(value: Any, old: Tensor | None = None, new: Tensor | None = None) -> Any:
+    """The same arguments once more: tensors as they are, containers anew, all else copied; `new` in place of `old`."""
+    if isinstance(value, Tensor):
+        return new if new is not None and value is old else value
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(again(part, old, new) for part in value))
+    if isinstance(value, tuple | list):
+        return type(value)(again(part, old, new) for part in value)
+    if type(value) is dict:
+        return {name: again(part, old, new) for name, part in value.items()}
+    return copy.deepcopy(value)
+
+
+@contextmanager
+def at_rest(model: nn.Module) -> Iterator[None]:
+    """The model as written and in evaluation mode; afterwards as it was, gradients and random numbers too."""
+    modes = [(module, module.training) for module in model.modules()]
+    with ExitStack() as state:
+        state.enter_context(untouched(model))
+        # Hooks are lost on what torch.compile made; nothing can have been compiled before the compiler was imported.
+        if "torch._dynamo" in sys.modules:
+            state.enter_context(torch.compiler.set_stance("force_eager"))
+        try:
+            for module, _ in modes:
+                module.training = False
+            yield
+        finally:
+            for module, training in modes:
+                module.training = training

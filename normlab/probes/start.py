@@ -1,0 +1,194 @@
+"""How a fresh model of tokens starts: its first loss against a guess, and the probability of the token just read.
+
+Tokens are drawn evenly from the whole vocabulary of V, and the target of every position, too, so the expected loss is
+logsumexp(logits) - mean(logits), which is ln V for a model that knows nothing. Random logits alone cost a little more:
+a head whose entries have the deviation σ gives a state of width D and RMS ρ logits of variance D·σ²·ρ², and those cost
+½·D·σ²·ρ². What a model loses beyond that it loses to a belief, and a fresh model can have but one: that the token to
+come is the one just read. With a tied head a state that still is the embedding gives that token a logit of D·σ, 15 at a
+width of 768. So no test on a narrow model sees it.
+
+It holds for masked models as it does for decoders: where a token is hidden, they would answer with the mask.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normlab.norms import widen
+from normlab.probes.replay import at_rest
+
+LENGTH = 24
+"""Tokens that are read: all of one sequence, each another one."""
+
+MOST_PARAMETERS = 2_000_000_000
+"""Models with more are not built for this: 8 GB in fp32."""
+
+_LARGEST_RMS = 2.0
+"""Of what a head reads, that its cost is excused by: two streams of RMS one that point the same way."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """One model before its first step."""
+
+    name: str
+    """What was built: "125m, own head"."""
+    width: int
+    vocabulary: int
+    tied: bool
+    """Whether head and embedding share one matrix."""
+    loss: float
+    """Nats, for targets that are drawn evenly."""
+    guess: float
+    """ln V."""
+    random: float
+    """½·D·σ²·ρ², what random logits of this size cost."""
+    read: float
+    """Mean probability of the token just read."""
+    head: str = ""
+    """Path of the head, or of the embedding where that is the head."""
+    judged: bool = True
+    """False for a variant that is told beside the design itself: the same with a tied head."""
+
+    def limit(self, margin: float) -> float:
+        """The highest first loss that is fine."""
+        return self.guess + self.random + margin
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """A model to start, as a target offers it."""
+
+    name: str
+    build: Callable[[], nn.Module]
+    """The model with its initial weights, on the CPU or wherever the target computes."""
+    logits: Callable[[nn.Module, Tensor], Tensor]
+    """Of token ids (B, T)."""
+    parameters: int
+    with_tied: bool = False
+    """Whether to tell, too, what a tied head would make of the same states."""
+    is_fresh: bool = True
+    """False where the weights may have been trained: a module that somebody brought."""
+
+
+def measure_start(fresh: Fresh, seed: int = 0) -> list[Start]:
+    """The start of a model, with `with_tied` of two; nothing where it has no token inputs or no vocabulary head."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = fresh.build()
+    with at_rest(model):
+        return _measured(fresh, model, seed)
+
+
+@torch.no_grad()
+def _measured(fresh: Fresh, model: nn.Module, seed: int) -> list[Start]:
+    embedding, path = input_embedding(model)
+    if embedding is None:
+        return []
+    ids = _tokens(embedding, seed)
+    heard: list[_Reader] = []
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            keep = _keep_reads(name, heard, embedding.num_embeddings)
+            hooks.callback(module.register_forward_hook(keep).remove)
+        logits = widen(fresh.logits(model, ids))
+    if logits.shape != (*ids.shape, embedding.num_embeddings):
+        return []
+    head = _Head.found(heard, embedding, path)
+    found = [_start(fresh.name, logits, ids, head, judged=True)]
+    if fresh.with_tied and not head.tied and head.states is not None:
+        tied = _Head(path, embedding.weight, head.states, tied=True)
+        found.append(_start(fresh.name, head.states @ widen(embedding.weight).T, ids, tied, judged=False))
+    return found
+
+
+def input_embedding(model: nn.Module) -> tuple[nn.Embedding | None, str]:
+    """The table of tokens that a model names as its input, else its first, and where it is."""
+    named = getattr(model, "get_input_embeddings", lambda: None)()
+    tables = {path: module for path, module in model.named_modules() if isinstance(module, nn.Embedding)}
+    if isinstance(named, nn.Embedding):
+        return named, next((path for path, module in tables.items() if module is named), "")
+    return next(((module, path) for path, module in tables.items()), (None, ""))
+
+
+def _tokens(embedding: nn.Embedding, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randperm(embedding.num_embeddings, generator=generator)[:LENGTH]
+    return ids[None].to(embedding.weight.device)
+
+
+def _keep_reads(name: str, heard: list[_Reader], rows: int):
+    def keep(module: nn.Module, args: Any, output: Any) -> None:
+        state = next((x for x in args if isinstance(x, Tensor) and x.is_floating_point()), None)
+        if state is not None and isinstance(output, Tensor) and output.shape[-1] == rows:
+            heard.append((name, module, state.detach()))
+
+    return keep
+
+
+_Reader = tuple[str, nn.Module, Tensor]
+"""A module that reads states and returns a number for every token of the vocabulary."""
+
+
+@dataclass(frozen=True)
+class _Head:
+    """What makes logits: its matrix (V, D) and the states that it read."""
+
+    path: str
+    matrix: Tensor
+    states: Tensor | None
+    tied: bool
+
+    @staticmethod
+    def found(heard: Sequence[_Reader], embedding: nn.Embedding, path: str) -> _Head:
+        """The last module that turned states into logits, or a part of it; the embedding where it was used by hand."""
+        if not heard:
+            return _Head(path, embedding.weight, None, tied=True)
+        outer, _, read = heard[-1]
+        for name, module, states in reversed(heard):
+            shape = (embedding.num_embeddings, states.shape[-1])
+            own = next((p for p in module.parameters(recurse=False) if tuple(p.shape) == shape), None)
+            if own is not None and (name == outer or name.startswith(f"{outer}.")):
+                return _Head(name, own, widen(states), tied=own is embedding.weight)
+        return _Head(outer, embedding.weight, widen(read), tied=True)
+
+    @property
+    def random(self) -> float:
+        """½·D·σ²·ρ²."""
+        matrix = widen(self.matrix)
+        rms = 1.0 if self.states is None else float(self.states.square().mean().sqrt())
+        return 0.5 * matrix.shape[1] * float(matrix.var()) * min(rms, _LARGEST_RMS) ** 2
+
+
+def _start(name: str, logits: Tensor, ids: Tensor, head: _Head, *, judged: bool) -> Start:
+    total = logits.logsumexp(-1)
+    chosen = logits.gather(-1, ids[..., None]).squeeze(-1)
+    return Start(
+        name=name,
+        width=head.matrix.shape[1],
+        vocabulary=logits.shape[-1],
+        tied=head.tied,
+        loss=float((total - logits.mean(-1)).mean()),
+        guess=math.log(logits.shape[-1]),
+        random=head.random,
+        read=float((chosen - total).exp().mean()),
+        head=head.path,
+        judged=judged,
+    )
+
+
+def echoes(start: Start, limit: float) -> bool:
+    """Whether a model begins by saying what it has just read."""
+    return not start.read < limit
+
+
+def worst_start(starts: Sequence[Start], margin: float) -> Start:
+    """The one whose loss is furthest above its limit."""
+    return max(starts, key=lambda start: start.loss - start.limit(margin))

@@ -1,0 +1,189 @@
+"""Cards: all there is to know of a scheme on one page, from its own file.
+
+The docstring of a scheme holds what only a person can say (formula, sketch, source, failures); the rest is computed
+from the scheme itself, so that terminal, documentation and code cannot disagree.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import re
+import textwrap
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from normlab.errors import NormLabError
+from normlab.schemes.contract.law import Law
+from normlab.schemes.contract.parts import bound_of, unbounded
+from normlab.schemes.contract.scheme import Scheme
+from normlab.utils.docstrings import field_docs
+
+SECTIONS = ("Formula", "Placement", "Init", "Source", "Law", "Fails")
+_DEPTH, _DIM = 12, 768
+"""The size at which figures on a card are given: that of a 125M model."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a scheme."""
+
+    name: str
+    default: Any
+    help: str
+
+
+@dataclass(frozen=True)
+class Card:
+    """What `normlab schemes NAME` prints and `docs/schemes/NAME.md` holds."""
+
+    scheme: Scheme
+    title: str
+    summary: str
+    sections: dict[str, str]
+
+    @classmethod
+    def of(cls, scheme: Scheme) -> Card:
+        """Read the docstring; a scheme without a proper one still gets a card, with what is there."""
+        head, _, body = _docstring(scheme).partition("\n")
+        title, colon, summary = head.partition(": ")
+        if not colon:
+            # A plain sentence is what the scheme does, not what it is called.
+            title, summary = scheme.name, head
+        return cls(scheme, title, summary, dict(_split(body)))
+
+    @property
+    def options(self) -> list[Option]:
+        """The scheme's own options first, then those that all share."""
+        shared = set(Scheme.options())
+        fields = self.scheme.options().values()
+        texts = field_docs(type(self.scheme))
+        listed = [Option(f.name, f.default, texts.get(f.name, "")) for f in fields if f.name != "cut"]
+        return sorted(listed, key=lambda option: option.name in shared)
+
+    @property
+    def extra_params(self) -> ParamFormula:
+        """Parameters that the scheme adds around the sublayers."""
+        return ParamFormula.of(self.scheme)
+
+    @property
+    def traffic(self) -> tuple[int, int] | None:
+        """Tensors of one token's width that a fused block must move around its sublayers, forward and backward.
+
+        None for a block of the user's own that is not made of steps.
+        """
+        middle = self.scheme.bind(depth=_DEPTH, dim=8).block(_DEPTH // 2)
+        if not hasattr(middle, "steps"):
+            return None
+        moves = [step.traffic(self.scheme.streams) for step in middle.steps]  # type: ignore[operator]
+        return sum(forward for forward, _ in moves), sum(backward for _, backward in moves)
+
+    @property
+    def cost(self) -> str:
+        if self.traffic is None:
+            return "not known: its block is not made of steps"
+        forward, backward = self.traffic
+        size = (forward + backward) * _DIM * 2
+        return (
+            f"{forward} + {backward} vectors a token and block, forward + backward, when fused: "
+            f"{size:,} bytes at d = {_DIM} in bf16"
+        )
+
+    @property
+    def certificate(self) -> str:
+        """What is proven of the state's size at initialisation, whatever the sublayers do."""
+        bound = self.scheme.bind(depth=_DEPTH, dim=_DIM)
+        size = bound_of(bound.entry(), 1.0)
+        for k in range(_DEPTH):
+            size = bound.block(k).bound(size, [unbounded] * bound.branches)
+        if size == float("inf"):
+            return (
+                "none without a bound on the weights: if they grow with depth, the state grows faster than said above"
+            )
+        return f"RMS ≤ {size:.4g} after {_DEPTH} blocks at initialisation, whatever the sublayers do"
+
+    @property
+    def growth(self) -> list[tuple[str, str]]:
+        """The scheme's law in words, empty where it states none."""
+        try:
+            law = self.scheme.law(_DEPTH)
+        except NormLabError:
+            return []
+        rows = [("Forward", law.forward + _start(law)), ("Backward", law.backward)]
+        return [*rows, ("Note", law.note)] if law.note else rows
+
+
+def _docstring(scheme: Scheme) -> str:
+    """What the class says of itself; a dataclass without a docstring is given its signature, which says nothing."""
+    text = inspect.cleandoc(type(scheme).__doc__ or "")
+    return "" if text.startswith(f"{type(scheme).__name__}(") else text
+
+
+def _start(law: Law) -> str:
+    """What the law says of the state at initialisation."""
+    if law.rms is None:
+        return ""
+    sizes = ", ".join(f"{law.rms(i):.3g} after {i}" for i in (24, 48))
+    return f"; at initialisation RMS × {sizes} sublayers"
+
+
+def _split(body: str):
+    """(section, text) pairs; a section begins with its name in the first column, its text is indented."""
+    pattern = re.compile(rf"^({'|'.join(SECTIONS)})\s+", re.MULTILINE)
+    starts = list(pattern.finditer(body))
+    for here, following in itertools.pairwise([*starts, None]):
+        assert here is not None
+        text = body[here.end() : following.start() if following else None].rstrip()
+        # The first line lost its indent to the name; the others keep theirs, which is as long.
+        yield here.group(1), textwrap.dedent(" " * (here.end() - here.start()) + text)
+
+
+@dataclass(frozen=True)
+class ParamFormula:
+    """(a·L + b)·d + c·L + e parameters for L blocks of width d."""
+
+    a: int
+    b: int
+    c: int
+    e: int
+
+    @classmethod
+    def of(cls, scheme: Scheme) -> ParamFormula:
+        """Solved from four small instances; a single block may be an exception, so none of them is one."""
+        (a, c), (b, e) = _line([_line([_count(scheme, L, d) for d in (1, 2)]) for L in (4, 5)], start=4)
+        return cls(int(a), int(b), int(c), int(e))
+
+    def at(self, depth: int, dim: int) -> int:
+        return (self.a * depth + self.b) * dim + self.c * depth + self.e
+
+    def __str__(self) -> str:
+        widths, scalars = _polynomial(self.a, self.b), _polynomial(self.c, self.e)
+        terms = [_times(widths, "d"), scalars if scalars != "0" else ""]
+        return " + ".join(term for term in terms if term) or "none"
+
+
+def _line(values: list, start: int = 1) -> Any:
+    """(slope, intercept) through the values at `start` and `start` + 1."""
+    at_start, slope = np.asarray(values[0]), np.asarray(values[1]) - np.asarray(values[0])
+    return slope, at_start - start * slope
+
+
+def _count(scheme: Scheme, depth: int, dim: int) -> int:
+    bound = scheme.bind(depth=depth, dim=dim)
+    modules = [bound.entry(), bound.exit(), *(bound.block(k) for k in range(depth))]
+    return sum(p.numel() for module in modules for p in module.parameters())
+
+
+def _times(count: str, unit: str) -> str:
+    if count in ("0", "1"):
+        return unit if count == "1" else ""
+    return f"({count})·{unit}" if " " in count else f"{count}·{unit}"
+
+
+def _polynomial(slope: int, constant: int) -> str:
+    first = "" if slope == 0 else "L" if slope == 1 else f"{slope}L"
+    if not first:
+        return str(constant)
+    return first if constant == 0 else f"{first} {'+' if constant > 0 else '−'} {abs(constant)}"

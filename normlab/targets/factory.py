@@ -1,0 +1,146 @@
+"""A function of depth and width that returns a module: `module:factory` on the command line, itself in Python."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from normlab.errors import NormLabError
+from normlab.probes.blocks import find_stacks
+from normlab.schemes.catalog.reference import looking_in
+from normlab.targets.failures import in_one_line
+from normlab.targets.guess_batch import notes_on
+from normlab.targets.module import first_parameter, task_for, width_of
+from normlab.targets.scheme_rules import scheme_of
+from normlab.targets.target import Target
+
+SIZES = {"depth": 12, "width": 64}
+"""What is asked for where neither the user nor the factory's own defaults say."""
+
+_FORM = "expected factory(depth, width) that returns a module, or (module, batch), or (module, batch, loss_fn)"
+_NAME = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
+_SPELLING = re.compile(rf"(?P<module>{_NAME}):(?P<factory>{_NAME})")
+
+
+class Made(NamedTuple):
+    """What a factory returned."""
+
+    model: nn.Module
+    batch: Any = None
+    loss_fn: Callable[..., torch.Tensor] | None = None
+
+
+class FactoryTarget(Target):
+    """Whatever a factory returns. What it takes of `depth` and `width` is what can be changed."""
+
+    kind = "factory"
+
+    def __init__(
+        self,
+        factory: Callable[..., Any],
+        *,
+        name: str | None = None,
+        depth: int | None = None,
+        width: int | None = None,
+        batch: Any = None,
+        loss_fn: Callable[..., torch.Tensor] | None = None,
+        blocks: str | None = None,
+        device: str = "cpu",
+        dtype: str = "fp32",
+        **for_guess: Any,
+    ):
+        super().__init__(device=device, dtype=dtype)
+        self.name, self.blocks = name or getattr(factory, "__qualname__", type(factory).__name__), blocks
+        self._factory, self._defaults = factory, defaults(factory)
+        wished = {"depth": depth, "width": width}
+        size = {what: wished[what] or default or SIZES[what] for what, default in self._defaults.items()}
+        made = self._call(size)
+        self.depth = size.get("depth") or len(find_stacks(made.model, blocks)[0].blocks)
+        self.width = size.get("width") or width_of(made.model)
+        self.resizable, self.scheme = frozenset(size), scheme_of(made.model)
+        self._check_depth(made.model, self.depth)
+        brought = (made.batch, made.loss_fn or loss_fn) if batch is None else (batch, loss_fn or made.loss_fn)
+        self.task = task_for(made.model, self.name, *brought, **for_guess)
+        self.notes = notes_on(made.model, self.task)
+        if self.width in _float_widths(next(self.batches())):
+            # The batch has the width of the model in it: no other width can read it.
+            self.resizable -= {"width"}
+        self.try_out(f"{self.name}: does not run", "pass batch= and loss_fn=, or return them from the factory")
+
+    def _make(self, depth: int, width: int | None, seed: int) -> nn.Module:
+        sizes = {"depth": depth, "width": width}
+        made = self._call({what: sizes[what] for what in self._defaults})
+        self._check_depth(made.model, depth)
+        return made.model
+
+    def _call(self, size: Mapping[str, Any]) -> Made:
+        shown = ", ".join(f"{what}={value}" for what, value in size.items())
+        with looking_in(os.getcwd()), in_one_line(f"{self.name}({shown}) failed", _FORM):
+            returned = _call(self._factory, size)
+        parts = returned if isinstance(returned, tuple) else (returned,)
+        if not 1 <= len(parts) <= 3 or not isinstance(parts[0], nn.Module):
+            raise NormLabError(f"{self.name}({shown}) returned a {type(returned).__name__}; {_FORM}")
+        first_parameter(parts[0], self.name)
+        return Made(*parts)
+
+    def _check_depth(self, model: nn.Module, depth: int) -> None:
+        built = len(find_stacks(model, self.blocks)[0].blocks)
+        if built != depth:
+            raise NormLabError(
+                f"{self.name}: asked for {depth} blocks, it built {built}; expected depth to be the number of repeated "
+                f"blocks, or name them, e.g. --blocks 'layers.*'"
+            )
+
+
+def import_factory(spelling: str) -> Callable[..., Any]:
+    """The function behind `module:factory`; modules of the current folder are found, too, as by `python -m`."""
+    match = _SPELLING.fullmatch(spelling)
+    if not match:
+        raise NormLabError(f"cannot read {spelling!r} as module:factory; expected e.g. my_package.models:build")
+    module_name, path = match["module"], match["factory"]
+    with looking_in(os.getcwd()), in_one_line(f"{module_name} cannot be imported", "check the name and where you are"):
+        found: Any = importlib.import_module(module_name)
+    for name in path.split("."):
+        if not hasattr(found, name):
+            raise NormLabError(f"{module_name} has no {path!r}; expected a function there: factory(depth, width)")
+        found = getattr(found, name)
+    if not callable(found):
+        raise NormLabError(f"{spelling} is a {type(found).__name__} and cannot be called; {_FORM}")
+    return found
+
+
+def defaults(factory: Callable[..., Any]) -> dict[str, int | None]:
+    """Which of depth and width a factory takes, with its own defaults: by name, or its first two arguments."""
+    try:
+        parameters = inspect.signature(factory).parameters
+    except (TypeError, ValueError):
+        return dict.fromkeys(SIZES)
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return dict.fromkeys(SIZES)
+    named = {what: parameters[what].default for what in SIZES if what in parameters}
+    places = [p.default for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    found = named or dict(zip(SIZES, places, strict=False))
+    return {what: default if isinstance(default, int) else None for what, default in found.items()}
+
+
+def _call(factory: Callable[..., Any], size: Mapping[str, Any]) -> Any:
+    try:
+        inspect.signature(factory).bind(**size)
+    except (TypeError, ValueError):
+        return factory(*size.values())
+    return factory(**size)
+
+
+def _float_widths(batch: Any) -> set[int]:
+    """Last dimensions of the tensors in a batch that are not ids."""
+    if isinstance(batch, torch.Tensor):
+        return {batch.shape[-1]} if batch.is_floating_point() and batch.ndim else set()
+    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
+    return {width for part in parts for width in _float_widths(part)}

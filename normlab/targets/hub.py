@@ -1,0 +1,120 @@
+"""The way to the transformers library and, where there is a network, to the Hugging Face hub."""
+
+from __future__ import annotations
+
+import socket
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+import torch
+from torch import nn
+
+from normlab.errors import NormLabError
+from normlab.targets.failures import in_one_line
+from normlab.utils.files import read_json
+from normlab.utils.optional import need
+
+_ADVICE = "check the name and the network, or download its config.json and name that file"
+
+
+def library() -> Any:
+    """The transformers package."""
+    return need("transformers", "hf", "a Hugging Face model")
+
+
+def load_config(source: Any) -> tuple[Any, str]:
+    """The configuration behind an id, a folder, a file or a configuration itself, and its name for titles."""
+    if not isinstance(source, str | Path):
+        return source, getattr(source, "name_or_path", "") or source.model_type
+    path = Path(source)
+    if path.exists():
+        return _from_file(path / "config.json" if path.is_dir() else path), str(source)
+    return _from_hub(str(source)), str(source)
+
+
+def weights_folder(source: Any) -> str:
+    """What weights are loaded from: an id, or the folder of a configuration."""
+    if not isinstance(source, str | Path):
+        raise NormLabError("a configuration has no weights; name the folder or the id that has")
+    path = Path(source)
+    return str(path.parent if path.is_file() else source)
+
+
+def load_weights(folder: str, auto: str, config: Any) -> nn.Module:
+    """The published model with its weights."""
+    with (
+        quiet(),
+        in_one_line(f"{folder}: its weights cannot be loaded", "expected *.safetensors files beside config.json"),
+    ):
+        return getattr(library(), auto).from_pretrained(
+            folder, config=config, dtype=torch.float32, use_safetensors=True, trust_remote_code=False,
+            local_files_only=Path(folder).exists() or not _reachable(),
+        )  # fmt: skip
+
+
+def tokenizer_of(folder: str | None) -> str:
+    """What text is read with: the model's own tokenizer where its weights are used, else bytes."""
+    if folder is None or not Path(folder).is_dir():
+        return folder or "bytes"
+    own = Path(folder) / "tokenizer.json"
+    return str(own) if own.is_file() else "bytes"
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the library's remarks and progress bars."""
+    logging = library().utils.logging
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _from_file(path: Path) -> Any:
+    if not path.is_file():
+        raise NormLabError(f"{path.parent} has no config.json; expected a Hugging Face model or a NormLab run")
+    values = read_json(path)
+    if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
+        raise NormLabError(f"{path} names no model_type; expected the config.json of a Hugging Face model")
+    advice = "expected a model type that this version of transformers knows"
+    with quiet(), in_one_line(f"{path}: not a configuration", advice):
+        return library().AutoConfig.from_pretrained(path, trust_remote_code=False)
+
+
+def _from_hub(name: str) -> Any:
+    auto = library().AutoConfig
+    with quiet():
+        try:
+            return auto.from_pretrained(name, trust_remote_code=False, local_files_only=True)
+        except Exception as error:
+            # Asked for nothing but what is here: the library's word on the network would mislead.
+            missing = error
+        if not _reachable():
+            known = "is no scheme and no model on this machine, and the hub cannot be reached"
+            raise NormLabError(f"{name!r} {known}; {_ADVICE}") from missing
+        with in_one_line(f"{name!r} cannot be loaded", _ADVICE):
+            return auto.from_pretrained(name, trust_remote_code=False)
+
+
+def _reachable() -> bool:
+    """Whether it is worth asking the hub: the library would try for half a minute where there is no network."""
+    constants = need("huggingface_hub", "hf", "a Hugging Face model").constants
+    if constants.HF_HUB_OFFLINE:
+        return False
+    address = urlparse(constants.ENDPOINT)
+    if address.scheme in urllib.request.getproxies():
+        return True
+    try:
+        with socket.create_connection((address.hostname, address.port or 443), timeout=3.0):
+            return True
+    except OSError:
+        return False

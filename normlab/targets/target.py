@@ -1,0 +1,169 @@
+"""What can be checked: a design that models are built from, with data to run them on and a loss.
+
+Whoever measures (bursts, ladders, the scale test) asks a target and never what kind it is.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from normlab.errors import NormLabError, unknown
+from normlab.probes.start import Fresh
+from normlab.schemes.contract.scheme import Scheme
+from normlab.targets import scheme_rules
+from normlab.targets.failures import in_one_line
+from normlab.targets.tasks import NextToken, Task, TokenTask, answer
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Target(ABC):
+    """A design: `build` it at any size it allows, run it on `batches`, with `loss`."""
+
+    kind: ClassVar[str]
+    name: str
+    """What the user named, for titles."""
+    depth: int
+    """Blocks of the design itself, those of its largest stack."""
+    width: int | None
+    """Hidden width that it is built at; None where it has none that is known."""
+    notes: tuple[str, ...] = ()
+    """What was changed to make it fit, one line each."""
+    scheme: Scheme | None = None
+    """How it is normalised, where that is known."""
+    blocks: str | None = None
+    """Pattern of the blocks for the probe, where it cannot find them."""
+    resizable: frozenset[str] = frozenset()
+    """What `build` can change: "depth", "width"."""
+    task: Task
+
+    def __init__(self, *, device: str = "cpu", dtype: str = "fp32"):
+        if dtype not in DTYPES:
+            raise unknown("dtype", dtype, DTYPES)
+        self.device, self.dtype = _device(device), dtype
+
+    @property
+    def unigram(self) -> float | None:
+        """Entropy of single tokens of the data in nats: a model that learns anything of their order gets below it."""
+        return self.task.unigram
+
+    def build(self, *, depth: int | None = None, width: int | None = None, seed: int = 0) -> nn.Module:
+        """A fresh model with random weights from `seed`; no random number of the caller's is used up."""
+        blocks, wide = self._allowed("depth", depth, self.depth), self._allowed("width", width, self.width)
+        with torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))):
+            torch.manual_seed(seed)
+            # Made on the CPU, so that a seed means the same weights on every device.
+            return self._make(blocks, wide, seed).to(self.device)
+
+    def batches(self, seed: int = 0) -> Iterator[Any]:
+        """Batches without end: the same for every depth, width and learning rate."""
+        return (moved(batch, self.device) for batch in self.task.batches(seed))
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        """What to train on, in nats per token where tokens are predicted; matrix products in the target's format."""
+        with self._autocast():
+            return self.task.loss(model, batch)
+
+    def with_step(self, size: float) -> Target | None:
+        """The same design with residual step Δt; None where it has no such step."""
+        return None
+
+    def logits(self, model: nn.Module, batch: Any) -> torch.Tensor | None:
+        """What the model's own head returns; None where it has none, or it is not seen."""
+        with self._autocast():
+            return self.task.logits(model, batch)
+
+    @property
+    def is_decoder(self) -> bool | None:
+        """Whether a token must not see later ones; None where only its attention can tell."""
+        if isinstance(self.task, TokenTask) and not self.task.causal:
+            return False
+        return True if type(self.task) is NextToken else None
+
+    def fresh(self, size: str) -> list[Fresh]:
+        """Models with token inputs and a vocabulary head to measure the start of, at the width that will be trained.
+
+        `size` names the preset for a design that has no size of its own. Empty where there is no such head.
+        """
+        if not self.task.has_head:
+            return []
+        model = self.build()
+        name = f"{self.depth} blocks" + (f", width {self.width}" if self.width else "")
+        return [Fresh(name, lambda: model, said, count_parameters(model), is_fresh=self.kind != "module")]
+
+    def twin(self) -> Target | None:
+        """A Pre-Norm decoder of the same size on the same data, to compare with; None where the task is another."""
+        from normlab.targets.scheme import twin_of
+
+        return twin_of(self)
+
+    def after_step(self, model: nn.Module) -> None:
+        """Re-apply what a scheme in the model demands after every optimiser step."""
+        scheme_rules.after_step(model)
+
+    def param_groups(self, model: nn.Module, lr: float, weight_decay: float) -> list[dict[str, Any]]:
+        """Groups for an optimiser, by the scheme's rules where it has one; what is frozen is left out."""
+        return scheme_rules.param_groups(model, lr, weight_decay)
+
+    def check_room(self, *, depth: int | None = None, width: int | None = None) -> None:  # noqa: B027
+        """Raise where a model of this size cannot be trained in the memory there is, as far as that can be known."""
+
+    def try_out(self, what: str, advice: str, **size: int) -> None:
+        """Build and run it once, so that a design that cannot run says so before anything is measured."""
+        with in_one_line(what, advice), torch.no_grad():
+            self.loss(self.build(**size), next(self.batches()))
+
+    @abstractmethod
+    def _make(self, depth: int, width: int | None, seed: int) -> nn.Module:
+        """The model itself; torch's generator has been seeded."""
+
+    def _allowed(self, what: str, asked: int | None, own: Any) -> Any:
+        if asked is None or asked == own:
+            return own
+        if what not in self.resizable:
+            raise NormLabError(f"{self.name}: its {what} is {own} and cannot be changed; leave out {what} {asked}")
+        if asked < 1:
+            raise NormLabError(f"{self.name}: {what} must be at least 1, got {asked}")
+        return asked
+
+    def _autocast(self) -> AbstractContextManager:
+        if self.dtype == "fp32":
+            return nullcontext()
+        return torch.autocast(self.device.type, DTYPES[self.dtype])
+
+
+def said(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    """What a model answers to token ids alone."""
+    return answer(model(ids))
+
+
+def count_parameters(model: nn.Module) -> int:
+    """All parameters, shared ones once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def moved(batch: Any, device: torch.device) -> Any:
+    """A batch on a device, whatever it is made of."""
+    # Tensors, and batches of other libraries that must stay what they are.
+    if hasattr(batch, "to"):
+        return batch.to(device)
+    if isinstance(batch, Mapping):
+        return {name: moved(value, device) for name, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        values = [moved(value, device) for value in batch]
+        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
+    return batch
+
+
+def _device(name: str) -> torch.device:
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise NormLabError(f"device {name!r} cannot be used ({reason}); try cpu") from None

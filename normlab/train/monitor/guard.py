@@ -1,0 +1,219 @@
+"""A watch over training: is this step fine, a spike, or not finite at all, and where did it go wrong?
+
+Formula    spike if loss > median + k · scale,  scale = max(1.4826 · MAD, 1 % of |median|)
+           over the last `window` fine losses, as soon as there are `least` of them
+
+The median and the median absolute deviation (MAD; times 1.4826 it estimates a normal standard deviation) do not move
+when a few losses are wild. The floor keeps a flat stretch from making every ripple a spike. A spike never enters the
+window. Gradient norms are watched for being finite alone: large ones are what clipping is for.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import nn
+
+from normlab.errors import NormLabError, unknown
+from normlab.models.transformer import Transformer
+from normlab.train.distributed import whole
+from normlab.train.monitor.profile import untouched
+
+Policy = Literal["stop", "skip", "rollback", "none"]
+Kind = Literal["fine", "spike", "nonfinite"]
+Action = Literal["go", "stop", "skip", "rollback"]
+
+_FLOOR = 0.01
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a step was, what to do now, and why, in words for the log."""
+
+    kind: Kind
+    action: Action
+    detail: str = ""
+
+    @property
+    def is_fine(self) -> bool:
+        return self.kind == "fine"
+
+
+class Guard:
+    """Judges every step before its update is applied, by policy: stop the run, skip the step, or roll back.
+
+    `limit` bad steps in a row stop the run under any policy: then neither skipping nor rolling back has helped. But
+    spikes that skipping does not end within `patience` steps are in the weights and not in the data: the losses so far
+    are then forgotten, and the run goes on from the new level. Policy "none" names spikes in the same way, but every
+    step is taken; only a loss or gradient that is not finite ends the run.
+    """
+
+    def __init__(
+        self,
+        policy: Policy = "stop",
+        *,
+        spike: float = 10.0,
+        window: int = 128,
+        least: int = 16,
+        limit: int = 10,
+        patience: int = 3,
+    ):
+        if policy not in get_args(Policy):
+            raise unknown("policy", str(policy), get_args(Policy))
+        if not spike > 0.0:
+            raise NormLabError(f"guard: spike must be positive, got {spike}; try 10")
+        if not 1 <= least <= window:
+            raise NormLabError(f"guard: least must lie in [1, {window}], the window, got {least}")
+        if limit < 1:
+            raise NormLabError(f"guard: limit must be at least 1, got {limit}")
+        if patience < 1:
+            raise NormLabError(f"guard: patience must be at least 1, got {patience}")
+        self.policy: Policy = policy
+        self.spike, self.least, self.limit, self.patience = spike, least, limit, patience
+        self.losses: deque[float] = deque(maxlen=window)
+        self.strikes = self.spikes = 0
+        """Bad steps in a row, and how many of the last ones were spikes."""
+
+    def judge(self, loss: float, grad_norm: float, *, threshold: float | None = None) -> Verdict:
+        """The verdict on a step, from its loss and the norm of its gradient before clipping.
+
+        `threshold` is what a device judged the step by before the host heard of it; left out, it is today's.
+        """
+        kind, detail = self._look(loss, grad_norm, self.threshold() if threshold is None else threshold)
+        if kind == "fine":
+            # Neither loss nor gradient: the step had no target, as where no token of it is masked. It is no measure.
+            if loss or grad_norm:
+                self.losses.append(loss)
+            self.strikes = self.spikes = 0
+            return Verdict("fine", "go")
+        self.strikes += 1
+        self.spikes = self.spikes + 1 if kind == "spike" else 0
+        if self.policy in ("skip", "none") and self.spikes >= self.patience:
+            detail += f"; {self.spikes} in a row, so it is taken for the new level"
+            self.losses.clear()
+            self.strikes = self.spikes = 0
+            return Verdict(kind, "go" if self.policy == "none" else "skip", detail)
+        if self.policy == "none":
+            return Verdict(kind, "go" if kind == "spike" else "stop", detail)
+        if self.policy != "stop" and self.strikes >= self.limit:
+            return Verdict(kind, "stop", f"{detail}; {self.strikes} bad steps in a row")
+        return Verdict(kind, self.policy, detail)
+
+    def _look(self, loss: float, grad_norm: float, threshold: float) -> tuple[Kind, str]:
+        if not math.isfinite(loss):
+            return "nonfinite", f"loss is {loss}"
+        if not math.isfinite(grad_norm):
+            return "nonfinite", f"gradient norm is {grad_norm} at loss {loss:.4g}"
+        if loss > threshold:
+            return "spike", f"loss {loss:.4g} exceeds {threshold:.4g}; gradient norm {grad_norm:.4g}"
+        return "fine", ""
+
+    def threshold(self) -> float:
+        """The loss beyond which a step is a spike; infinite until enough is known."""
+        if len(self.losses) < self.least:
+            return math.inf
+        median = statistics.median(self.losses)
+        deviation = statistics.median(abs(loss - median) for loss in self.losses)
+        return median + self.spike * max(1.4826 * deviation, _FLOOR * abs(median))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers, for a checkpoint."""
+        return {"losses": list(self.losses), "strikes": self.strikes, "spikes": self.spikes}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue as after a restart."""
+        self.rewind(state)
+        self.strikes, self.spikes = int(state["strikes"]), int(state["spikes"])
+
+    def rewind(self, state: dict[str, Any]) -> None:
+        """Go back to the losses of a checkpoint, but remember the bad steps, lest a run roll back for ever."""
+        self.losses = deque(map(float, state["losses"]), maxlen=self.losses.maxlen)
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Where a batch goes wrong. Names are those of `model.named_modules()` and `model.named_parameters()`."""
+
+    forward: str | None
+    """The first module whose output is not finite; "loss" if only the loss is not."""
+    backward: str | None
+    """The first module, from the loss backwards, whose output's gradient is not finite; else a parameter of which."""
+    largest: str | None
+    """The layer whose parameters' gradient is largest, a non-finite one before all others."""
+    norm: float
+    """Its norm."""
+
+    @property
+    def layer(self) -> str | None:
+        """The one to name."""
+        return self.forward or self.backward or self.largest
+
+    def __str__(self) -> str:
+        if self.forward:
+            return f"{self.forward} returns values that are not finite"
+        if self.backward:
+            return f"the gradient at {self.backward} is not finite"
+        return f"the largest gradient is that of {self.largest}, norm {self.norm:.4g}"
+
+
+def first_nonfinite(model: Transformer, inputs: torch.Tensor, targets: torch.Tensor, **options: Any) -> Diagnosis:
+    """Run the batch once more, forward and backward, with an ear on every module; nothing of it remains."""
+    with untouched(model), _listening(model) as heard:
+        loss = model.loss(inputs, targets, **options)
+        loss.backward()
+        norms = _grad_norms(model)
+        broken = next((name for name, p in model.named_parameters() if _is_broken(p.grad)), None)
+    forward = heard.get("forward") or (None if bool(torch.isfinite(loss.detach())) else "loss")
+    # A NaN hides every other norm; max alone would drop it, since it compares as neither larger nor smaller.
+    largest = max(norms, key=lambda name: (not math.isfinite(norms[name]), norms[name]), default=None)
+    return Diagnosis(forward, heard.get("backward") or broken, largest, norms[largest] if largest else 0.0)
+
+
+@contextmanager
+def _listening(model: nn.Module) -> Iterator[dict[str, str]]:
+    """The first module heard to return, and the first to be given back, something that is not finite."""
+    heard: dict[str, str] = {}
+
+    def listen(name: str, output: Any) -> None:
+        if not isinstance(output, torch.Tensor) or not output.is_floating_point():
+            return
+        if _is_broken(output):
+            heard.setdefault("forward", name)
+        if output.requires_grad:
+            output.register_hook(lambda grad: heard.setdefault("backward", name) and None if _is_broken(grad) else None)
+
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            if name:
+                hook = module.register_forward_hook(lambda _module, _args, output, name=name: listen(name, output))
+                hooks.callback(hook.remove)
+        yield heard
+
+
+def _grad_norms(model: nn.Module) -> dict[str, float]:
+    """The norm of the gradient of every layer: of each block, and of what stands outside of blocks by module."""
+    squares: dict[str, float] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            layer = _layer_of(name)
+            norm = float(whole(torch.linalg.vector_norm(parameter.grad.float())))
+            squares[layer] = squares.get(layer, 0.0) + norm * norm
+    return {layer: math.sqrt(square) for layer, square in squares.items()}
+
+
+def _layer_of(name: str) -> str:
+    """`stack.layers.3` of `stack.layers.3.branches.0.qkv.weight`; the module itself elsewhere."""
+    parts = name.split(".")[:-1]
+    depth = next((i + 1 for i, part in enumerate(parts) if part.isdigit()), len(parts))
+    return ".".join(parts[:depth])
+
+
+def _is_broken(tensor: torch.Tensor | None) -> bool:
+    return tensor is not None and not bool(whole(torch.isfinite(tensor).all()))

@@ -1,0 +1,65 @@
+"""What is done about a step that went wrong: name the layer, keep the batch, then stop, skip, or go back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from normlab.train.monitor import trouble
+from normlab.train.monitor.guard import Verdict
+from normlab.train.step import Taken
+
+if TYPE_CHECKING:
+    from normlab.train.setup import Setup
+
+
+class Ended(Exception):  # noqa: N818  # not an error
+    """The run ends before its last step: somebody asked for it, or trouble did."""
+
+    def __init__(self, state: str, reason: str, *, diverged: int | None = None):
+        super().__init__(reason)
+        self.state, self.reason, self.diverged = state, reason, diverged
+
+
+def handle(run: Setup, verdict: Verdict, taken: Taken) -> None:
+    """Name the step and the layer, keep the batch, and do as the user chose."""
+    if run.guard.policy == "none":
+        _let_be(run, verdict, taken)
+        return
+    if not run.lags:
+        # Where the host lags, the gradient that is there by now is the next step's.
+        run.optimiser.zero_grad(set_to_none=True)
+    found = trouble.diagnose(run.model, taken.parts, run.group, run.autocast)
+    detail = f"step {taken.step}: {verdict.detail}; {found}"
+    run.journal.event(taken.step, verdict.kind, detail, layer=found.layer)
+    trouble.keep(taken.parts, run.folder.trouble, taken.step, run.group.rank)
+    if verdict.action == "stop":
+        is_one_spike = verdict.kind == "spike" and run.guard.policy == "stop"
+        raise Ended("failed", detail, diverged=None if is_one_spike else taken.step)
+    run.meter.say(f"{detail}; {verdict.action}")
+    if verdict.action == "rollback":
+        _roll_back(run, taken.step)
+    else:
+        run.journal.event(taken.step, "skip", "the weights stay as they were")
+
+
+def _let_be(run: Setup, verdict: Verdict, taken: Taken) -> None:
+    """Write it down and go on, or end. No diagnosis: the step may have been taken, and its weights be NaN by now."""
+    run.journal.event(taken.step, verdict.kind, f"step {taken.step}: {verdict.detail}")
+    if verdict.action == "stop":
+        raise Ended("failed", f"diverged at step {taken.step}: {verdict.detail}", diverged=taken.step)
+
+
+def _roll_back(run: Setup, step: int) -> None:
+    """Weights and optimiser from the last checkpoint; the data goes on, past the batch that did it."""
+    found = run.checkpoints.load(run.model, run.optimiser)
+    if found is None:
+        run.journal.event(step, "skip", "there is no checkpoint to go back to yet")
+        return
+    run.step, extra = found
+    run.guard.rewind(extra["guard"])
+    run.watch.load_state_dict(extra.get("watch", {}))
+    run.meter.restart(run.step)
+    run.journal.event(step, "rollback", f"from step {step} to step {run.step}")
+    run.returns[run.step] += 1
+    if run.returns[run.step] == run.guard.limit:
+        raise Ended("failed", f"step {step}: rolled back to step {run.step} {run.guard.limit} times", diverged=step)

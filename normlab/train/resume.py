@@ -1,0 +1,76 @@
+"""Resume a run from its folder alone, or continue a finished one with a larger budget.
+
+The optimiser's state at the end of a run is in its last checkpoint. A longer run takes it up from there: the schedule
+is stretched over all steps, so the learning rate jumps up to where a run of the new length would be. That is not the
+run that one would have got with the larger budget from the start, and `TrainConfig.continued` says so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from pathlib import Path
+
+from normlab.errors import NormLabError
+from normlab.train.config import TrainConfig
+from normlab.train.storage.checkpoint import Checkpoints
+from normlab.train.storage.folder import RunFolder, difference
+from normlab.utils.files import read_json, write_json
+from normlab.utils.locks import hold
+
+_BUDGETS = ("tokens", "images")
+
+
+def resumed(path: Path, config: TrainConfig) -> TrainConfig:
+    """The configuration with which to go on in the folder `path`, made of its own and of what the user changed.
+
+    A finished run whose budget was raised is made ready to be continued.
+    """
+    folder = RunFolder(path)
+    there = folder.config
+    if config.identity == there.identity:
+        return config
+    wanted = {name: getattr(config, name) for name in _BUDGETS}
+    if dataclasses.replace(there, **wanted).identity != config.identity:
+        raise NormLabError(
+            f"{path} holds another run ({difference(there, config)}); with --resume only the budget can be changed"
+        )
+    _check(folder, there, config)
+    longer = dataclasses.replace(config, continued=(*there.continued, there.steps))
+    with hold(folder.lock):
+        write_json(path / "config.json", read_json(path / "config.json") | {"config": longer.to_dict()})
+        folder.set_status("stopped", step=there.steps, of=longer.steps, reason="to be continued")
+    print(_told(path, there, longer), file=sys.stderr)
+    return longer
+
+
+def _check(folder: RunFolder, there: TrainConfig, config: TrainConfig) -> None:
+    path = folder.path
+    if (state := folder.status["state"]) != "done":
+        raise NormLabError(
+            f"{path} is {state}, and only a finished run can be continued with more; finish it first: "
+            f"normlab train --resume {path}"
+        )
+    if config.steps <= there.steps:
+        raise NormLabError(f"{path} has {there.steps:,} steps, not fewer than {config.steps:,}; name a larger budget")
+    newest = Checkpoints(folder.checkpoints).latest()
+    if newest is None or newest.name != f"step-{there.steps:08d}":
+        raise NormLabError(
+            f"{path} cannot be continued: the optimiser's state at its end was not kept (runs of normlab compare, with "
+            f"--saves 0, or of an older version do not); train anew with the larger budget"
+        )
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise NormLabError(
+            "one process continues a finished run; begin without torchrun, stop it, then resume with torchrun"
+        )
+
+
+def _told(path: Path, there: TrainConfig, longer: TrainConfig) -> str:
+    step = there.steps
+    before, after = there.lr * there.rate(step - 1), longer.lr * longer.rate(step)
+    return (
+        f"continuing {path} from step {step:,} to {longer.steps:,}: the {longer.schedule} schedule is stretched over "
+        f"all steps, so the rate goes from {before:.2g} to {after:.2g}; a run of {longer.steps:,} steps from the start "
+        f"would be another one"
+    )

@@ -1,0 +1,109 @@
+"""A run's folder: what lies where, and what is written when.
+
+RUN/
+config.json        the configuration, versions and device, and the command that began the run
+status.json        running, done, stopped, failed or stuck, and how far
+metrics.jsonl      one record a line, each with its kind: step, eval, profile, event
+checkpoints/       the newest few, while the run goes on
+tokenizer.json     what turns text into the model's tokens, or
+classes.json       the names of the classes of images
+model.safetensors  the weights at the end
+trouble/           batches at which the loss was not finite or spiked
+lock               held by the process that writes
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from normlab.errors import NormLabError
+from normlab.train.config import NOT_DECISIVE, TrainConfig
+from normlab.utils.files import read_json, write_json
+from normlab.utils.versions import versions
+
+
+class RunFolder:
+    """The paths of a run, its configuration and its status."""
+
+    def __init__(self, path: Path, command: Sequence[str] = ()):
+        self.path, self._command = path, list(command)
+        self.metrics, self.checkpoints = path / "metrics.jsonl", path / "checkpoints"
+        self.weights, self.trouble = path / "model.safetensors", path / "trouble"
+        self.tokenizer, self.classes = path / "tokenizer.json", path / "classes.json"
+        self.lock = path / "lock"
+
+    @property
+    def exists(self) -> bool:
+        return (self.path / "config.json").is_file()
+
+    def begin(self, config: TrainConfig, device: str) -> None:
+        """Write the configuration down, or make sure that it is the one that is there."""
+        # One that never came to run left nothing that another could spoil: wrong settings are corrected in place.
+        if self.has_begun:
+            there = self.config if self.exists else self._found_elsewhere()
+            if there.identity != config.identity:
+                raise NormLabError(
+                    f"{self.path} holds another run ({difference(there, config)}); "
+                    f"choose another folder with --out, or remove this one"
+                )
+            if self.exists:
+                return
+        about = {"config": config.to_dict(), "versions": versions(), "device": device}
+        write_json(self.path / "config.json", about | ({"command": self._command} if self._command else {}))
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is something that other settings would spoil."""
+        written = self.metrics.is_file() and self.metrics.stat().st_size > 0
+        kept = self.weights.is_file() or any(self.checkpoints.glob("step-*"))
+        return self.status["state"] != "new" or written or kept
+
+    def _found_elsewhere(self) -> TrainConfig:
+        """The configuration of a run that has lost config.json, from what else it wrote."""
+        for state in sorted(self.checkpoints.glob("step-*/state.json"), reverse=True):
+            if "config" in (extra := read_json(state)["extra"]):
+                return TrainConfig.from_dict(extra["config"])
+        if self.weights.is_file():
+            from normlab.train.storage.weights import read_metadata
+
+            return TrainConfig.from_dict(read_metadata(self.weights)["config"])
+        raise NormLabError(
+            f"{self.path} holds a run that has lost its config.json, so its settings are not known; restore the file, "
+            f"or choose another folder with --out"
+        )
+
+    @property
+    def config(self) -> TrainConfig:
+        """The configuration of the run."""
+        if not self.exists:
+            raise NormLabError(f"{self.path} is no run: it has no config.json; expected a folder made by normlab train")
+        return TrainConfig.from_dict(read_json(self.path / "config.json")["config"])
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """How the run stands; `{"state": "new"}` before it began."""
+        path = self.path / "status.json"
+        return read_json(path) if path.is_file() else {"state": "new"}
+
+    def set_status(self, state: str, **facts: Any) -> None:
+        write_json(self.path / "status.json", {"state": state, "at": now(), **facts})
+
+    def drop_checkpoints(self) -> None:
+        """A finished run needs them no more: its weights are exported."""
+        shutil.rmtree(self.checkpoints, ignore_errors=True)
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def difference(there: TrainConfig, given: TrainConfig) -> str:
+    """The first field in which two configurations differ."""
+    old, new = there.shared_dict(), given.shared_dict()
+    old, new = old | old.pop("model"), new | new.pop("model")
+    name = next(name for name in {**new, **old} if old.get(name) != new.get(name) and name not in NOT_DECISIVE)
+    return f"its {name} is {old.get(name)!r}, not {new.get(name)!r}"

@@ -1,0 +1,48 @@
+"""What a run writes down as it goes: records of what it saw, and how it stands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from normlab.train.config import TrainConfig
+from normlab.train.distributed import Group
+from normlab.train.storage.folder import RunFolder
+from normlab.train.storage.sinks import open_sinks
+
+
+class Journal:
+    """The records and the status of a run. The first rank writes; all others may call the same."""
+
+    def __init__(self, folder: RunFolder, config: TrainConfig, group: Group):
+        self._folder, self._config, self._writes = folder, config, group.is_main
+        self._sinks = open_sinks(config.sinks, folder.path, config.to_dict()) if group.is_main else []
+
+    def tokens(self, step: int) -> int:
+        """Tokens that were trained on by the end of a step."""
+        return step * self._config.batch * self._config.sequence
+
+    def write(self, record: dict[str, Any]) -> None:
+        for sink in self._sinks:
+            sink.write(record)
+
+    def event(self, step: int, what: str, detail: str, *, layer: str | None = None) -> None:
+        self.write({"kind": "event", "step": step, "what": what, "layer": layer, "detail": detail})
+
+    def flush(self) -> None:
+        for sink in self._sinks:
+            sink.flush()
+
+    def forget_after(self, step: int) -> None:
+        """Drop the records of later steps: a run that goes on from a checkpoint writes them again."""
+        for sink in self._sinks:
+            sink.truncate_after(step)
+
+    def status(self, state: str, step: int, reason: str | None = None, **facts: Any) -> None:
+        """Write down how the run stands, for whoever looks at it from outside."""
+        if self._writes:
+            progress = {"step": step, "of": self._config.steps, "tokens": self.tokens(step)}
+            self._folder.set_status(state, **progress, reason=reason, **facts)
+
+    def close(self) -> None:
+        for sink in self._sinks:
+            sink.close()

@@ -1,0 +1,53 @@
+"""Power laws: fit value = c · x^p by least squares in logarithms, with an interval for the exponent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from normlab.errors import NormLabError
+from normlab.utils.student_t import t_interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """value = e^intercept · depth^exponent; the interval is None where nothing is left to estimate it from."""
+
+    exponent: float
+    intercept: float
+    low: float | None
+    high: float | None
+    n: int
+    """Points, or seeds, that the fit is made of."""
+    level: float = 0.95
+
+    def at(self, depth: float) -> float:
+        """The value at a depth; 0 or infinite where a float ends."""
+        with np.errstate(over="ignore", under="ignore"):
+            return float(np.exp(self.intercept + self.exponent * math.log(depth)))
+
+
+def power_law(depths: Sequence[float], values: Sequence[float], *, level: float = 0.95) -> Fit:
+    """Least squares of log value on log depth, with Student's interval for the exponent; depths may repeat (seeds)."""
+    if len(depths) != len(values) or len(set(depths)) < 2:
+        raise NormLabError(f"power law: expected one value for each of two or more depths, got {list(depths)}")
+    if not all(math.isfinite(x) and x > 0.0 for x in (*depths, *values)):
+        raise NormLabError("power law: depths and values must be positive and finite")
+    x, y = np.log(np.asarray(depths, dtype=float)), np.log(np.asarray(values, dtype=float))
+    slope, intercept = line(x, y)
+    free = len(x) - 2
+    if free == 0:
+        return Fit(exponent=slope, intercept=intercept, low=None, high=None, n=len(x), level=level)
+    left = float(((y - slope * x - intercept) ** 2).sum()) / free
+    half = t_interval(level, free) * math.sqrt(left / float(((x - x.mean()) ** 2).sum()))
+    return Fit(exponent=slope, intercept=intercept, low=slope - half, high=slope + half, n=len(x), level=level)
+
+
+def line(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+    """Slope and intercept of least squares."""
+    apart = x - x.mean()
+    slope = float((apart * (y - y.mean())).sum() / (apart**2).sum())
+    return slope, float(y.mean() - slope * x.mean())

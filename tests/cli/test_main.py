@@ -1,0 +1,137 @@
+"""The command line as a person meets it: help at once, one line for a mistake, the card and the table."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+import normlab
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "error", "-m", "normlab.cli.main", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_help_does_not_import_torch():
+    code = (
+        "import sys; sys.argv = ['normlab', '--help']\n"
+        "from normlab.cli import main\n"
+        "try: cli.main()\n"
+        "except SystemExit as stop: assert stop.code in (0, None)\n"
+        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    assert "normlab schemes geonorm" in found.stdout
+
+
+def test_table_names_every_scheme():
+    found = run("schemes")
+    assert found.returncode == 0, found.stderr
+    assert all(name in found.stdout for name in normlab.list_schemes())
+
+
+def test_card_says_what_was_asked_for():
+    found = run("schemes", "peri(step=0.1)")
+    assert found.returncode == 0, found.stderr
+    for word in ("Peri-LN", "arXiv 2502.02732", "Certificate", "vectors a token and block", "Fails", "0.1"):
+        assert word in found.stdout
+
+
+def test_json_is_json():
+    cards = json.loads(run("schemes", "--json").stdout)
+    assert [card["name"] for card in cards] == normlab.list_schemes()
+    one = json.loads(run("schemes", "sandwich", "--json").stdout)
+    assert one == next(card for card in cards if card["name"] == "peri")
+    assert json.loads(run("doctor", "--json").stdout)["kernels"]["reference"].startswith("usable")
+
+
+def test_doctor_says_why_not():
+    found = run("doctor")
+    assert found.returncode == 0, found.stderr
+    assert "kernels triton" in found.stdout
+    assert "torch" in found.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("schemes", "peery"), "did you mean 'peri'"),
+        (("schemes", "peri(step=3)"), "step must lie in (0, 1], got 3"),
+        (("schemes", "peri(oops"), "cannot read scheme"),
+        (("schemes", "--jsn"), "--json"),
+    ],
+    ids=" ".join,
+)
+def test_mistakes_get_exit_code_2_and_no_traceback(arguments, message):
+    found = run(*arguments)
+    assert found.returncode == 2
+    assert "Traceback" not in found.stderr
+    assert message in found.stderr + found.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("exprt", "runs/peri", "model"), "unknown verb 'exprt'; did you mean 'export'? known: bench, check, "),
+        (("schemas",), "unknown verb 'schemas'; did you mean 'schemes'? known: bench, check, "),
+        (("Train", "--help"), "unknown verb 'Train'; did you mean 'train'? known: bench, check, "),
+        (("xyzzy",), "unknown verb 'xyzzy'; known: bench, check, "),
+        (("",), "unknown verb ''; known: bench, check, "),
+        (("bench", "kernals"), "unknown benchmark 'kernals'; did you mean 'kernels'? known: kernels, step"),
+    ],
+    ids=["export", "schemes", "capital", "nothing near", "empty", "bench"],
+)
+def test_a_mistyped_verb_is_one_line_with_the_nearest(arguments, line):
+    found = run(*arguments)
+    assert (found.returncode, found.stdout) == (2, "")
+    assert found.stderr.startswith(f"normlab: {line}")
+    assert found.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("train", "--out", ""), ("train", "--out="), ("compare", "--out", ""), ("check", "pre", "--json", ""),
+        ("simulate", "--html="), ("simulate", "speed-laws", "--json", ""), ("bench", "kernels", "--out", ""),
+        ("train", "--toml", ""), ("generate", "--run", ""),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_an_empty_path_is_refused(arguments, tmp_path):
+    command = [sys.executable, "-W", "error", "-m", "normlab.cli.main", *arguments]
+    found = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert found.returncode == 2
+    assert re.fullmatch(r"normlab: --\w+ is empty; expected a path; .*\n", found.stderr)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("depth = 0", "run.toml: depth must be at least 1, got 0"),
+        ("scheme = 'pery'", "run.toml: unknown scheme 'pery'; did you mean 'peri'?"),
+        ("out = ''", "--out is empty; expected a path"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_blamed_on_its_file(line, message, tmp_path):
+    (tmp_path / "run.toml").write_text(line)
+    found = run("train", "--toml", str(tmp_path / "run.toml"))
+    assert found.returncode == 2
+    assert found.stderr.startswith(f"normlab: {message}")
+    assert found.stderr.count("\n") == 1
+
+
+def test_a_flag_is_not_blamed_on_the_file(tmp_path):
+    (tmp_path / "run.toml").write_text("depth = 3")
+    found = run("train", "--toml", str(tmp_path / "run.toml"), "--depth", "0")
+    assert found.stderr == "normlab: depth must be at least 1, got 0\n"
+
+
+def test_version():
+    assert run("--version").stdout == f"normlab {normlab.__version__}\n"

@@ -1,0 +1,213 @@
+"""The guard: every bad step is seen, no fine one is, and the layer at fault is named."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+
+import pytest
+import torch
+
+from normlab import Decoder, DecoderConfig, NormLabError
+from normlab.train.monitor.guard import Guard, first_nonfinite
+
+SIZE = {"depth": 3, "dim": 32, "heads": 4, "vocab_size": 61, "max_length": 64}
+
+
+def curve(steps, seed=0):
+    """A loss as it falls in training, with noise of a few per cent."""
+    noise = random.Random(seed)
+    return [1.5 + 4.0 / math.sqrt(1 + k / 5) + noise.gauss(0.0, 0.05) for k in range(steps)]
+
+
+def seasoned(policy="stop", **options) -> Guard:
+    guard = Guard(policy, **options)
+    for loss in curve(200):
+        guard.judge(loss, 1.0)
+    return guard
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_training_as_usual_is_fine(seed):
+    guard = Guard()
+    assert all(guard.judge(loss, 1.0).is_fine for loss in curve(2000, seed))
+
+
+def test_a_flat_loss_may_ripple():
+    guard = Guard()
+    for _ in range(50):
+        guard.judge(2.0, 1.0)
+    # Median 2, deviation 0: the floor of 1 % times 10 allows a tenth.
+    assert guard.threshold() == pytest.approx(2.2)
+    assert guard.judge(2.199, 1.0).is_fine
+    assert guard.judge(2.201, 1.0).kind == "spike"
+
+
+def test_the_threshold_is_the_formula():
+    guard = Guard(spike=3.0, window=5, least=5)
+    for loss in (9.0, 1.0, 2.0, 4.0, 8.0, 16.0):
+        guard.losses.append(loss)
+    # The last five: median 4; deviations 3, 2, 0, 4, 12, median 3.
+    assert guard.threshold() == pytest.approx(4.0 + 3.0 * 1.4826 * 3.0)
+
+
+@pytest.mark.parametrize("policy", ["stop", "skip", "rollback"])
+def test_the_policy_says_what_to_do(policy):
+    guard = seasoned(policy)
+    verdict = guard.judge(50.0, 123.0)
+    assert (verdict.kind, verdict.action) == ("spike", policy)
+    assert "50" in verdict.detail
+    assert "123" in verdict.detail
+    for loss, norm in ((math.nan, 1.0), (math.inf, 1.0), (-math.inf, 1.0), (2.0, math.nan), (2.0, math.inf)):
+        assert guard.judge(loss, norm).kind == "nonfinite"
+    assert guard.judge(2.0, 1.0).action == "go"
+
+
+def test_bad_steps_leave_no_trace_in_the_window():
+    guard, clean = seasoned("skip"), seasoned("skip")
+    for bad in (math.nan, 50.0, math.inf):
+        guard.judge(bad, 1.0)
+    assert guard.threshold() == clean.threshold()
+
+
+def test_a_step_without_a_target_is_no_measure():
+    guard, clean = seasoned("skip"), seasoned("skip")
+    for _ in range(200):
+        assert guard.judge(0.0, 0.0).action == "go"
+    assert guard.threshold() == clean.threshold()
+
+
+def test_the_first_steps_are_judged_for_being_finite_alone():
+    guard = Guard(least=4)
+    losses = (5.0, 500.0, 5.0, math.nan, 5.0)
+    assert [guard.judge(loss, 1.0).kind for loss in losses] == ["fine", "fine", "fine", "nonfinite", "fine"]
+    assert guard.threshold() < math.inf
+
+
+def test_too_many_bad_steps_stop_the_run():
+    guard = seasoned("skip", limit=3)
+    assert [guard.judge(math.nan, 1.0).action for _ in range(3)] == ["skip", "skip", "stop"]
+    guard = seasoned("skip", limit=3)
+    actions = [guard.judge(loss, 1.0).action for loss in (math.nan, math.nan, 2.0, math.nan)]
+    assert actions == ["skip", "skip", "go", "skip"]
+
+
+def test_a_level_that_stays_is_no_spike():
+    guard = seasoned("skip", patience=3, limit=5)
+    verdicts = [guard.judge(50.0, 1.0) for _ in range(3)]
+    assert [verdict.action for verdict in verdicts] == ["skip"] * 3
+    assert "3 in a row, so it is taken for the new level" in verdicts[-1].detail
+    assert [guard.judge(50.0, 1.0).kind for _ in range(20)] == ["fine"] * 20
+    # What is not finite has no level, and spikes among it do not make one.
+    guard = seasoned("skip", patience=3, limit=5)
+    actions = [guard.judge(loss, 1.0).action for loss in (math.nan, 50.0, math.nan, 50.0, math.nan)]
+    assert actions == ["skip"] * 4 + ["stop"]
+    # Under the other policies every spike counts.
+    guard = seasoned("rollback", patience=3, limit=5)
+    assert [guard.judge(50.0, 1.0).action for _ in range(5)] == ["rollback"] * 4 + ["stop"]
+
+
+def test_a_restart_changes_nothing():
+    one, other = seasoned("skip"), Guard("skip")
+    one.judge(math.nan, 1.0)
+    other.load_state_dict(json.loads(json.dumps(one.state_dict())))
+    assert [one.judge(x, 1.0) for x in (2.0, 9.0, 60.0)] == [other.judge(x, 1.0) for x in (2.0, 9.0, 60.0)]
+    assert one.state_dict() == other.state_dict()
+
+
+def test_rolling_back_for_ever_is_impossible():
+    guard = seasoned("rollback", limit=3)
+    saved = guard.state_dict()
+    actions = []
+    for _ in range(3):
+        actions.append(guard.judge(math.nan, 1.0).action)
+        guard.rewind(saved)
+    assert actions == ["rollback", "rollback", "stop"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"policy": "skipp"}, "did you mean 'skip'"),
+        ({"spike": 0.0}, "spike must be positive"),
+        ({"spike": math.nan}, "spike must be positive"),
+        ({"window": 4, "least": 5}, "least must lie in"),
+        ({"limit": 0}, "limit must be at least 1"),
+        ({"patience": 0}, "patience must be at least 1"),
+    ],
+)
+def test_bad_options_are_refused(options, message):
+    with pytest.raises(NormLabError, match=message):
+        Guard(**options)
+
+
+# -- where it went wrong -----------------------------------------------------------------------------------------------
+
+
+def batch():
+    tokens = torch.randint(0, 61, (3, 11), generator=torch.Generator().manual_seed(1))
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+@pytest.mark.parametrize("scheme", ["pre", "post", "geonorm", "ngpt", "dual"])
+@pytest.mark.parametrize("module", ["stack.layers.1.branches.0.out", "stack.layers.2.branches.1.gate_up", "embedding"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_the_first_module_is_named(scheme, module, bad):
+    model = Decoder(DecoderConfig(scheme=scheme, **SIZE))
+    with torch.no_grad():
+        weight = model.get_submodule(module).weight
+        weight[batch()[0][0, 0] if module == "embedding" else 0] = bad
+    found = first_nonfinite(model, *batch())
+    assert found.forward == found.layer == module
+    assert module in str(found)
+
+
+def test_a_broken_gradient_is_named():
+    model = Decoder(DecoderConfig(scheme="pre", **SIZE))
+
+    class Poison(torch.autograd.Function):
+        @staticmethod
+        def forward(_ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(_ctx, grad):
+            return grad * torch.nan
+
+    # Whatever stands behind the attention of block 1 breaks its gradient on the way back.
+    handle = model.stack.layers[1].branches[0].register_forward_hook(lambda _m, _a, out: Poison.apply(out))
+    found = first_nonfinite(model, *batch())
+    handle.remove()
+    assert found.forward is None
+    assert found.backward in ("stack.layers.1.branches.0", "stack.layers.1.branches.0.out")
+    assert found.layer == found.backward
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_the_largest_gradient_is_named():
+    model = Decoder(DecoderConfig(scheme="pre", tied=False, **SIZE)).double()
+    with torch.no_grad():
+        model.stack.layers[2].branches[1].down.weight.mul_(1e3)
+    found = first_nonfinite(model, *batch())
+    model.loss(*batch()).backward()
+    norms = {
+        k: math.sqrt(sum(float(p.grad.square().sum()) for p in layer.parameters()))
+        for k, layer in enumerate(model.stack.layers)
+    }
+    largest = max(norms, key=norms.__getitem__)
+    assert found.largest == f"stack.layers.{largest}"
+    # Norms are taken in fp32.
+    assert found.norm == pytest.approx(norms[largest], rel=1e-5)
+    assert found.forward is found.backward is None
+
+
+def test_a_healthy_model_is_left_as_it_was():
+    model = Decoder(DecoderConfig(scheme="peri", experts=4, **SIZE))
+    model.loss(*batch()).backward()
+    grads = [p.grad.clone() for p in model.parameters()]
+    first, second = first_nonfinite(model, *batch()), first_nonfinite(model, *batch())
+    assert first == second
+    assert first.forward is first.backward is None
+    assert math.isfinite(first.norm)
+    assert all(torch.equal(p.grad, grad) for p, grad in zip(model.parameters(), grads, strict=True))

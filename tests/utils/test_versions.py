@@ -1,0 +1,56 @@
+"""What computed a result, down to the commit where there is one."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from normlab.utils.versions import commit_of, versions
+
+needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="makes a repository: needs git")
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    (tmp_path / "code.py").write_text("1")
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "-m", "one")
+    return tmp_path
+
+
+def git(folder: Path, *words: str) -> str:
+    return subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_the_packages_that_computed_it_are_known() -> None:
+    assert {"normlab", "torch", "python"} <= versions().keys()
+
+
+@needs_git
+def test_a_checkout_has_a_commit(checkout: Path) -> None:
+    assert commit_of(checkout) == git(checkout, "rev-parse", "HEAD")[:12]
+
+
+@needs_git
+def test_changes_that_are_not_committed_are_told(checkout: Path) -> None:
+    (checkout / "code.py").write_text("2")
+    assert str(commit_of(checkout)).endswith("-dirty")
+
+
+def test_a_package_that_is_installed_has_none(tmp_path: Path) -> None:
+    assert commit_of(tmp_path) is None
+
+
+def test_a_broken_repository_is_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    assert commit_of(tmp_path) is None
+
+
+@needs_git
+def test_without_git_there_is_no_telling(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert commit_of(checkout) is None

@@ -32,11 +32,11 @@ from torchdiffeq import odeint
 import normlab
 from normlab.bench.facts import dated
 from normlab.dynamics import experiments
-from normlab.dynamics.experiments.result import Result
+from normlab.dynamics.experiments.result import ExperimentResult
 from normlab.dynamics.result import Simulation
 from normlab.dynamics.system import laws
-from normlab.dynamics.system.attention import Attention
-from normlab.dynamics.system.flow import Flow, State, unit
+from normlab.dynamics.system.attention import ParticleAttention
+from normlab.dynamics.system.flow import Flow, ParticleState, unit
 from normlab.dynamics.system.integrators import DormandPrince, Method, RungeKutta4
 from normlab.utils.files import write_json
 
@@ -125,8 +125,8 @@ def by_scipy(theta: Tensor, case: Case, tolerance: float) -> Tensor:
 
 
 def ours(theta: Tensor, case: Case, method: Method) -> Tensor:
-    start = State(theta, theta.new_ones(theta.shape[:2]), theta.new_zeros(len(theta)))
-    flow = Flow(normlab.scheme("peri").law(12), Attention(beta=theta.new_full((1,), case.beta)))
+    start = ParticleState(theta, theta.new_ones(theta.shape[:2]), theta.new_zeros(len(theta)))
+    flow = Flow(normlab.scheme("peri").law(12), ParticleAttention(beta=theta.new_full((1,), case.beta)))
     return next(method.orbit(flow, start, [case.horizon])).theta
 
 
@@ -186,8 +186,8 @@ def compare(name: str, arguments: Arguments) -> list[dict[str, Any]]:
 def many_tokens(device: str) -> dict[str, Any]:
     """16384 tokens in 64 dimensions: an evaluation, a step of RK4, and memory beyond the state."""
     theta = unit(torch.randn(1, 16384, 64)).to(device)
-    start = State(theta, theta.new_ones(1, 16384), theta.new_zeros(1))
-    flow = Flow(normlab.scheme("peri").law(12), Attention(beta=theta.new_ones(1)))
+    start = ParticleState(theta, theta.new_ones(1, 16384), theta.new_zeros(1))
+    flow = Flow(normlab.scheme("peri").law(12), ParticleAttention(beta=theta.new_ones(1)))
     before, began = _peak(device), time.perf_counter()
     evaluation = _seconds(lambda: flow(start), device)
     middle = time.perf_counter()
@@ -250,7 +250,7 @@ def _seen(found: Simulation) -> list[float]:
     return [value for run in found.runs for band in run.bands.values() for value in band.mean]
 
 
-def _judged(found: Result) -> list[float]:
+def _judged(found: ExperimentResult) -> list[float]:
     return [verdict.measured for verdict in found.verdicts]
 
 

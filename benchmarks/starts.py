@@ -89,7 +89,7 @@ class Screen:
             batch=arguments.batch, tokens=arguments.steps * arguments.batch * arguments.length,
             warmup=arguments.warmup, schedule=arguments.schedule, eval_tokens=arguments.eval_tokens,
         )  # fmt: skip
-        self.data: Corpus = config.task_object.open(config, shown=False)
+        self.data: Corpus = config.task_object.open(config, progress=False)
         self.config, self.group = config.for_data(self.data), start()
         self.entropy = config.task_object.guess_loss(config, self.data)
         self.model = self._build()

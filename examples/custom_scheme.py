@@ -50,7 +50,7 @@ class Blend(Write):
         angle = self.dt(self.angle)
         return (torch.cos(angle) * state + torch.sin(angle) * update).to(state.dtype)
 
-    def bound(self, state: float, update: float) -> float:
+    def rms_bound(self, state: float, update: float) -> float:
         angle = self.angle.item() * self.dt.value
         return abs(math.cos(angle)) * state + abs(math.sin(angle)) * update
 

@@ -97,7 +97,7 @@ class Norm(nn.Module):
         """Largest RMS that `core` returns for an input of RMS at most `rms_in`."""
         raise NotImplementedError
 
-    def bound(self, rms_in: float) -> float:
+    def rms_bound(self, rms_in: float) -> float:
         """Largest RMS of the output: needs no data, only the gain and the bias as they are now."""
         gain, bound = self.scale(), self.core_bound(rms_in)
         if gain is not None:

@@ -16,8 +16,8 @@ from normlab.roles import Role, Spec, find_roles
 from normlab.schemes.catalog.registry import scheme as find_scheme
 from normlab.schemes.contract.blocks import Block, has_hooks
 from normlab.schemes.contract.needs import meet
-from normlab.schemes.contract.parts import Branch, BranchBound, bound_of, see, unbounded
-from normlab.schemes.contract.scheme import Bound, Scheme
+from normlab.schemes.contract.parts import Branch, BranchBound, rms_bound_of, see, unbounded
+from normlab.schemes.contract.scheme import BoundScheme, Scheme
 from normlab.utils.uninitialized import FromMeta, all_written
 
 
@@ -182,10 +182,10 @@ class Stack(FromMeta):
         `entry` bounds the RMS of the embedding. `branches` bounds every branch; without it nothing is assumed of them,
         and a scheme that does not normalise what they return has no finite bound.
         """
-        bounds = [bound_of(self.entry, entry)]
+        bounds = [rms_bound_of(self.entry, entry)]
         for k, layer in enumerate(self.layers):
             known = [unbounded] * len(layer.branches) if branches is None else branches[k]  # type: ignore[arg-type]
-            bounds.append(layer.block.bound(bounds[-1], known))  # type: ignore[union-attr]
+            bounds.append(layer.block.rms_bound(bounds[-1], known))  # type: ignore[union-attr]
         return bounds
 
     def _meet_needs(self, blocks: Sequence[Sequence[nn.Module]]) -> None:
@@ -204,7 +204,7 @@ def _branch_count(blocks: Sequence[Sequence[nn.Module]]) -> int:
     return counts.pop()
 
 
-def initialise_(module: nn.Module, bound: Bound, roles: Sequence[Role], **options: Any) -> None:
+def initialise_(module: nn.Module, bound: BoundScheme, roles: Sequence[Role], **options: Any) -> None:
     """Give every parameter of `module` its first value, and raise for one that has no rule to start from.
 
     Matrices and biases start by role, the rest by the `reset_parameters` of their modules.
@@ -214,7 +214,7 @@ def initialise_(module: nn.Module, bound: Bound, roles: Sequence[Role], **option
         fill_(module, bound, roles, **options)
 
 
-def fill_(module: nn.Module, bound: Bound, roles: Sequence[Role], **options: Any) -> None:
+def fill_(module: nn.Module, bound: BoundScheme, roles: Sequence[Role], **options: Any) -> None:
     """The same, unchecked."""
     matrices = {id(role.parameter) for role in roles if role.is_matrix}
     for child in module.modules():

@@ -173,4 +173,4 @@ def test_parallel_branches_may_share_one_read():
     assert torch.equal(shared(x, branches), block(x, branches))
     assert len(list(shared.parameters())) == 1
     bounds = [lambda rms: 2 * rms, lambda rms: 3 * rms]
-    assert shared.bound(1.0, bounds) == block.bound(1.0, bounds) < float("inf")
+    assert shared.rms_bound(1.0, bounds) == block.rms_bound(1.0, bounds) < float("inf")

@@ -52,7 +52,7 @@ class Gate(Write):
     def forward(self, state, update):
         return (state + self.gate * update).to(state.dtype)
 
-    def bound(self, state, update):
+    def rms_bound(self, state, update):
         return state + self.gate.abs().item() * update
 
 
@@ -107,7 +107,7 @@ class Coarse(Gate):
 
 
 class Boasts(Gate):
-    def bound(self, state, update):
+    def rms_bound(self, state, update):
         return 0.5 * state
 
 

@@ -22,7 +22,7 @@ from normlab.errors import NormLabError
 from normlab.models import DecoderConfig
 from normlab.schemes.catalog.registry import scheme as find_scheme
 from normlab.utils.files import write_json
-from normlab.utils.progress import Live
+from normlab.utils.progress import ProgressDisplay
 
 
 def kernels(
@@ -128,7 +128,7 @@ def _device(cpu: bool, offered: str) -> torch.device:
 
 def _track(rows: Iterable[Any], what: str, total: int) -> Iterator[Any]:
     """Progress on standard error, so that figures can be piped on."""
-    live = Live(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), shown=True)
+    live = ProgressDisplay(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), progress=True)
     task = live.bar.add_task(what, total=total) if live.bar is not None else None
     try:
         for done, row in enumerate(rows, 1):

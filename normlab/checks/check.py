@@ -24,7 +24,7 @@ from normlab.checks.judge.remedies import remedies
 from normlab.checks.judge.structure import start_verdict, structural
 from normlab.checks.judge.thresholds import Thresholds
 from normlab.checks.judge.verdict import LEVELS, Verdict, level, worst
-from normlab.checks.ladder_records import Ladder, RateLadder, Step, Width
+from normlab.checks.ladder_records import Ladder, RateLadder, StepRung, WidthRung
 from normlab.checks.ladders import DepthLadder, depth_ladder, step_ladder, width_ladder
 from normlab.checks.learning_rates import rate_ladder, with_reference
 from normlab.checks.result import Check, Subject
@@ -36,7 +36,7 @@ from normlab.probes.profile import Profile
 from normlab.probes.start import Start
 from normlab.schemes.contract.scheme import Scheme
 from normlab.targets import Target, resolve
-from normlab.utils.progress import Live
+from normlab.utils.progress import ProgressDisplay
 from normlab.utils.records import to_plain
 from normlab.utils.versions import versions
 
@@ -54,20 +54,20 @@ def check(
     batch: Any = None,
     loss_fn: Any = None,
     config: CheckConfig | None = None,
-    shown: bool = False,
+    progress: bool = False,
     command: Sequence[str] = (),
     **options: Any,
 ) -> Check:
     """Judge a design: a scheme, a published model or its configuration, a function of depth and width, a run folder,
     or a live module with a batch, which is left as it was.
 
-    Options are the fields of `CheckConfig`: `depths`, `steps`, `seeds`, `lr_ladder`, ... With `shown` the progress is
+    Options are the fields of `CheckConfig`: `depths`, `steps`, `seeds`, `lr_ladder`, ... With `progress` a bar is
     told on standard error.
     """
     config = config or _config(options)
     found = target if isinstance(target, Target) else prepare(target, config, batch=batch, loss_fn=loss_fn)
-    with _Progress(found.name, shown=shown) as progress:
-        return _Session(found, config, progress).run(command)
+    with _Progress(found.name, progress=progress) as display:
+        return _Session(found, config, display).run(command)
 
 
 def prepare(target: Checkable, config: CheckConfig, *, batch: Any = None, loss_fn: Any = None) -> Target:
@@ -196,7 +196,7 @@ class _Session:
         """The deepest rung up to the depth that is judged."""
         return max((depth for depth in found.bursts if depth <= self.depth), default=min(found.bursts))
 
-    def _widths(self, found: DepthLadder) -> tuple[Width, ...] | None:
+    def _widths(self, found: DepthLadder) -> tuple[WidthRung, ...] | None:
         if not self.config.wants_widths:
             return None
         rungs, notes = width_ladder(self.target, self.config, self.tell, depth=_second(found))
@@ -210,7 +210,7 @@ class _Session:
         self.notes += notes
         return ladder
 
-    def _steps(self, found: DepthLadder) -> tuple[Step, ...] | None:
+    def _steps(self, found: DepthLadder) -> tuple[StepRung, ...] | None:
         if not self.config.step_ladder:
             return None
         rungs, notes = step_ladder(self.target, self.config, self.tell, depth=_second(found, from_top=True))
@@ -235,10 +235,10 @@ class _Session:
 class _Progress:
     """What is being done, on a terminal with the time it has taken so far."""
 
-    def __init__(self, name: str, *, shown: bool):
+    def __init__(self, name: str, *, progress: bool):
         self._name = name
         text = TextColumn("{task.description}", markup=False)
-        self._live = Live(SpinnerColumn(), text, TimeElapsedColumn(), shown=shown)
+        self._live = ProgressDisplay(SpinnerColumn(), text, TimeElapsedColumn(), progress=progress)
         self._task = None if self._live.bar is None else self._live.bar.add_task(name, total=None)
 
     def __call__(self, what: str) -> None:

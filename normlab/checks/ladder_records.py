@@ -57,7 +57,7 @@ class Ladder:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Width:
+class WidthRung:
     """One rung of the width ladder."""
 
     width: int
@@ -77,7 +77,7 @@ class Look:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class StepRung:
     """One rung of the residual-step ladder: the same design with step Δt."""
 
     step: float

@@ -18,8 +18,8 @@ from normlab.checks.config import CheckConfig
 from normlab.checks.isolation import fresh_model
 from normlab.checks.judge.growth_laws import LEAST_STEP, classify, gradient_gain
 from normlab.checks.judge.thresholds import Thresholds
-from normlab.checks.judge.verdict import View
-from normlab.checks.ladder_records import Ladder, Look, Step, Width
+from normlab.checks.judge.verdict import Snapshot
+from normlab.checks.ladder_records import Ladder, Look, StepRung, WidthRung
 from normlab.errors import NormLabError
 from normlab.probes.profile import Number, Profile
 from normlab.targets.target import Target
@@ -114,7 +114,9 @@ def by_importance(rungs: Iterable[int], own: int) -> list[int]:
     return list(dict.fromkeys([*ordered[:1], *nearest, *reversed(ordered)]))
 
 
-def width_ladder(target: Target, config: CheckConfig, tell: Tell, *, depth: int) -> tuple[list[Width], tuple[str, ...]]:
+def width_ladder(
+    target: Target, config: CheckConfig, tell: Tell, *, depth: int
+) -> tuple[list[WidthRung], tuple[str, ...]]:
     """Bursts at one depth over widths, the target's own among them."""
     if "width" not in target.resizable or target.width is None:
         return [], ("no width ladder: the width of this target cannot be changed",)
@@ -127,12 +129,14 @@ def width_ladder(target: Target, config: CheckConfig, tell: Tell, *, depth: int)
         tell(f"width {width}")
         found = [burst(target, depth=depth, width=width, **options) for options in _seeds(config)]
         budget.paid(width, sum(run.seconds for run in found))
-        rungs[width] = Width(width=width, ladder=_main(found))
+        rungs[width] = WidthRung(width=width, ladder=_main(found))
     cut = _note_cut("width", [width for width in widths if width not in rungs], config)
     return [rungs[width] for width in sorted(rungs)], cut
 
 
-def step_ladder(target: Target, config: CheckConfig, tell: Tell, *, depth: int) -> tuple[list[Step], tuple[str, ...]]:
+def step_ladder(
+    target: Target, config: CheckConfig, tell: Tell, *, depth: int
+) -> tuple[list[StepRung], tuple[str, ...]]:
     """Bursts at one depth over residual steps Δt."""
     variants = {size: variant for size in RESIDUAL_STEPS if (variant := target.with_step(size)) is not None}
     if not variants:
@@ -247,13 +251,13 @@ def _first(look: dict[str, Profile]) -> Profile:
     return next(iter(look.values()))
 
 
-def _step(size: float, depth: int, ladder: Ladder) -> Step:
+def _step(size: float, depth: int, ladder: Ladder) -> StepRung:
     looks = {when: _look(ladder.at(ladder.depths[-1], when)) for when in ladder.snapshots}
-    return Step(step=size, depth=depth, before=looks["before"], after=looks.get("after", Look()))
+    return StepRung(step=size, depth=depth, before=looks["before"], after=looks.get("after", Look()))
 
 
 def _look(profiles: Sequence[Profile]) -> Look:
-    view, gain = View(profiles), gradient_gain(profiles)
+    view, gain = Snapshot(profiles), gradient_gain(profiles)
     return Look(
         rms=view.number(lambda profile: profile.rms[-1]),
         G=gain if gain is not None and math.isfinite(gain) else None,

@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from normlab.checks.judge.fail_on import fired
-from normlab.checks.judge.procedure import Step as Answer
+from normlab.checks.judge.procedure import ProcedureStep
 from normlab.checks.judge.thresholds import Thresholds
 from normlab.checks.judge.verdict import Level, Verdict, level
-from normlab.checks.ladder_records import Ladder, Look, RateLadder, Step, Twin, Width
+from normlab.checks.ladder_records import Ladder, Look, RateLadder, StepRung, Twin, WidthRung
 from normlab.checks.theory.records import Theory
 from normlab.errors import unknown
 from normlab.probes.profile import Number, Profile, When
 from normlab.probes.start import Start
 from normlab.utils.records import Kept
 
-__all__ = ["SCHEMA", "Check", "Look", "RateLadder", "Step", "Subject", "Twin", "Width"]
+__all__ = ["SCHEMA", "Check", "Look", "RateLadder", "StepRung", "Subject", "Twin", "WidthRung"]
 
 SCHEMA = 1
 """Version of the JSON; it grows when a field changes its meaning."""
@@ -57,15 +57,15 @@ class Check(Kept):
     """The options it ran with."""
     ladder: Ladder
     """Profiles over depths, before and after the burst."""
-    widths: tuple[Width, ...] | None = None
+    widths: tuple[WidthRung, ...] | None = None
     """The width ladder, where asked for."""
     rates: RateLadder | None = None
     """The learning-rate ladder, where asked for."""
-    steps: tuple[Step, ...] | None = None
+    steps: tuple[StepRung, ...] | None = None
     """The residual-step ladder, where asked for."""
     theory: Theory | None = None
     """Predictions and bounds beside the measurement."""
-    procedure: tuple[Answer, ...] = ()
+    procedure: tuple[ProcedureStep, ...] = ()
     """The questions to a new architecture, answered."""
     verdicts: tuple[Verdict, ...]
     """One for each way in which a stack can fail."""

@@ -183,7 +183,7 @@ def check(
 
     kept = [writable(path, suffix) for path, suffix in ((json, ".json"), (html, ".html")) if path is not None]
     targets = [prepare(name, config) for name in (target, against) if name is not None]
-    results = [run(one, config=config, shown=True, command=["normlab", *sys.argv[1:]]) for one in targets]
+    results = [run(one, config=config, progress=True, command=["normlab", *sys.argv[1:]]) for one in targets]
     shown = results[0] if against is None else pair.Against(*share_reference(*results))
     card.show(shown)
     for path in kept:

@@ -44,7 +44,7 @@ class Score(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Walk:
+class RateSearch:
     """Where the search for one scheme's rate stands."""
 
     due: tuple[float, ...] = ()
@@ -71,17 +71,17 @@ class Bracket:
         """The lowest and the highest rate that are tried."""
         return rate(self._start - _REACH), rate(self._start + _REACH)
 
-    def next(self, scores: Mapping[float, Score]) -> Walk:
+    def next(self, scores: Mapping[float, Score]) -> RateSearch:
         """What to do, given the rates tried so far; rates that are not on the grid are not looked at."""
         seen = {k: score for lr, score in scores.items() if (k := index(lr)) is not None}
         due = self._due(seen)
         if due:
-            return Walk(due=tuple(rate(k) for k in due))
+            return RateSearch(due=tuple(rate(k) for k in due))
         if _is_lost(seen):
-            return Walk(end="untrained")
+            return RateSearch(end="untrained")
         best = _best(seen)
         ends: dict[int, End] = {min(seen): "lowest", max(seen): "highest"}
-        return Walk(pick=rate(best), end=ends.get(best, "interior"))
+        return RateSearch(pick=rate(best), end=ends.get(best, "interior"))
 
     @property
     def _start(self) -> int:

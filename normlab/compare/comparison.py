@@ -14,7 +14,7 @@ from normlab.compare.config import CompareConfig
 from normlab.compare.description import write_about
 from normlab.compare.plan import Plan, Planned
 from normlab.compare.pool import Pool
-from normlab.compare.progress import View
+from normlab.compare.progress import ComparisonProgress
 from normlab.compare.ray_pool import RayPool
 from normlab.compare.run_one import Job
 from normlab.compare.statistics import Standing, ranking
@@ -34,7 +34,7 @@ def compare(
     folder: str | os.PathLike[str],
     *,
     minutes: float | None = None,
-    shown: bool = True,
+    progress: bool = True,
     command: Sequence[str] = (),
     stamp: Mapping[str, Any] | None = None,
 ) -> list[Standing]:
@@ -53,9 +53,9 @@ def compare(
     path = Path(folder).absolute()
     _make(path)
     with hold(path / "lock"):
-        data = config.base.task_object.open(config.base, shown=shown)
+        data = config.base.task_object.open(config.base, progress=progress)
         write_about(path, config, data, command)
-        session = _Session(config, path, data.fingerprint, shown=shown, stamp=stamp or {})
+        session = _Session(config, path, data.fingerprint, progress=progress, stamp=stamp or {})
         asked = session.work(minutes)
         rows = Store(path).rows()
     if asked is not None:
@@ -71,13 +71,15 @@ def left(config: CompareConfig, folder: str | os.PathLike[str]) -> int:
 class _Session:
     """One call: the rows so far, and the runs under way."""
 
-    def __init__(self, config: CompareConfig, folder: Path, fingerprint: str, *, shown: bool, stamp: Mapping[str, Any]):
+    def __init__(
+        self, config: CompareConfig, folder: Path, fingerprint: str, *, progress: bool, stamp: Mapping[str, Any]
+    ):
         self.plan, self.folder, self.fingerprint = Plan(config), folder, fingerprint
         self.store = Store(folder)
         # What was interrupted is tried again, what failed only where the user says so.
         taken = ("done",) if config.repeat_failed else ("done", "failed")
         self.rows = [row for row in self.store.rows() if row["state"] in taken]
-        self.shown, self.stamp = shown, stamp
+        self.progress, self.stamp = progress, stamp
         self.kills: Counter[str] = Counter()
         """How often each run's process was killed in this call."""
         self.fault: NormLabError | None = None
@@ -88,20 +90,22 @@ class _Session:
         if not self.plan.due(self.rows):
             return None
         end = time.monotonic() + 60.0 * minutes if minutes is not None else float("inf")
-        interrupt = Interrupt(shown=False)
+        interrupt = Interrupt(progress=False)
         with ExitStack() as stack:
             pool = stack.enter_context(closing(_pool(self.plan.config)))
             # After the pool is there: Ray would put handlers of its own in the place of these.
             stack.enter_context(interrupt.heard())
             base = self.plan.config.base
-            view = stack.enter_context(closing(View(base.steps, shown=self.shown, metric=base.task_object.metric)))
+            view = stack.enter_context(
+                closing(ComparisonProgress(base.steps, progress=self.progress, metric=base.task_object.metric))
+            )
             self._loop(pool, view, lambda: interrupt.reason is not None or time.monotonic() > end)
             self._say_how_it_ended(view)
         if self.fault is not None:
             raise self.fault
         return interrupt.reason
 
-    def _loop(self, pool: Pool, view: View, must_stop: Callable[[], bool]) -> None:
+    def _loop(self, pool: Pool, view: ComparisonProgress, must_stop: Callable[[], bool]) -> None:
         stopping = False
         while True:
             if self.fault or must_stop():
@@ -124,7 +128,7 @@ class _Session:
                 return
             pool.start(self._job(run))
 
-    def _take_in(self, pool: Pool, view: View) -> None:
+    def _take_in(self, pool: Pool, view: ComparisonProgress) -> None:
         self._show(view, pool.running)
         for _, answer in pool.wait(_LOOK_SECONDS):
             if isinstance(answer, NormLabError):
@@ -133,7 +137,7 @@ class _Session:
             elif answer is not None:
                 self._take_row({**answer, **self.stamp}, view)
 
-    def _take_row(self, row: Row, view: View) -> None:
+    def _take_row(self, row: Row, view: ComparisonProgress) -> None:
         if row["state"] == "interrupted":
             self._count_kill(row, view)
             return
@@ -141,7 +145,7 @@ class _Session:
         self.rows.append(row)
         view.ended(row)
 
-    def _count_kill(self, row: Row, view: View) -> None:
+    def _count_kill(self, row: Row, view: ComparisonProgress) -> None:
         """Let a run whose process was killed be due again, or give it up for this call."""
         self.kills[row["run"]] += 1
         kills, retries = self.kills[row["run"]], self.plan.config.retries
@@ -152,13 +156,13 @@ class _Session:
             what = f"{row['label']}, rate {row['lr']:g}, seed {row['seed']} ({row['role']}): {row['reason']}"
             view.say(f"{what}; starting again from its last checkpoint ({kills} of {retries})")
 
-    def _show(self, view: View, running: Sequence[Job]) -> tuple[int, str]:
+    def _show(self, view: ComparisonProgress, running: Sequence[Job]) -> tuple[int, str]:
         """Show how it stands: returns how many runs are missing, and the sum of all in words."""
         size, missing, is_open = self.plan.size(self.rows), self.plan.left(self.rows), self.plan.is_open(self.rows)
         view.update(size - missing, size, running, at_least=is_open)
         return missing, f"{size - missing} of {'at least ' if is_open else ''}{size} runs"
 
-    def _say_how_it_ended(self, view: View) -> None:
+    def _say_how_it_ended(self, view: ComparisonProgress) -> None:
         missing, words = self._show(view, [])
         if missing:
             view.say(f"stopped: {words} have ended; the same command goes on from here")

@@ -12,15 +12,15 @@ from rich.text import Text
 from normlab.compare.run_one import Job, last_step
 from normlab.train.metrics import LOSS, Metric
 from normlab.train.monitor.stuck import where
-from normlab.utils.progress import Live
+from normlab.utils.progress import ProgressDisplay
 
 
-class View:
+class ComparisonProgress:
     """Reads how far the runs are from their metrics, wherever they run."""
 
-    def __init__(self, steps: int, *, shown: bool, metric: Metric = LOSS):
+    def __init__(self, steps: int, *, progress: bool, metric: Metric = LOSS):
         self._steps, self._metric = steps, metric
-        self._live = Live(*_columns(), shown=shown)
+        self._live = ProgressDisplay(*_columns(), progress=progress)
         self._bar = self._live.bar
         self.say, self.close = self._live.say, self._live.close
         self._lines: dict[str, Any] = {}
@@ -31,7 +31,7 @@ class View:
 
     def update(self, ended: int, runs: int, running: Sequence[Job], *, at_least: bool = False) -> None:
         """Show how it stands: `ended` of `runs`, and these under way; `at_least`: there may be more than `runs`."""
-        if not self._live.shown:
+        if not self._live.progress:
             return
         last = {job: last_step(job.folder) or {} for job in running}
         done = ended * self._steps + sum(step.get("step", 0) for step in last.values())

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from normlab.compare.plan import Planned
 from normlab.errors import NormLabError
 from normlab.train.monitor.summary import summarise
-from normlab.train.result import Result
+from normlab.train.result import TrainResult
 from normlab.train.storage.folder import RunFolder, now
 from normlab.train.storage.sinks import read_records
 from normlab.train.tasks import Data
@@ -43,7 +43,7 @@ def _known_data(job: Job) -> Data:
     if job.fingerprint in _opened:
         return _opened[job.fingerprint]
     config = job.run.config
-    data = config.task_object.open(config, shown=False)
+    data = config.task_object.open(config, progress=False)
     if data.fingerprint != job.fingerprint:
         raise NormLabError(
             "a worker finds other data than the comparison began with; on a cluster every machine needs the same data, "
@@ -64,7 +64,7 @@ def execute(job: Job) -> dict[str, Any] | None:
     with wait_for(job.folder / "lock"):
         pass
     try:
-        result = train(job.run.config, job.folder, data=data, shown=False)
+        result = train(job.run.config, job.folder, data=data, progress=False)
     except NormLabError:
         raise
     except Exception as error:
@@ -80,7 +80,7 @@ def lost(job: Job, state: Literal["failed", "interrupted"], reason: str, began: 
     """
     last = last_step(job.folder) or {}
     seconds, tokens = last.get("seconds") or 0.0, last.get("tokens") or 0
-    result = Result(
+    result = TrainResult(
         state=state, reason=reason, steps=last.get("step") or 0, tokens=tokens,
         seconds=seconds, tokens_per_s=tokens / seconds if seconds else 0.0, peak_bytes=last.get("memory_bytes"),
         device=_device(job.folder),
@@ -99,7 +99,7 @@ def last_step(folder: Path) -> dict[str, Any] | None:
     return next((json.loads(line) for line in reversed(lines) if line.startswith(b'{"kind": "step"')), None)
 
 
-def _row(job: Job, result: Result, began: str) -> dict[str, Any]:
+def _row(job: Job, result: TrainResult, began: str) -> dict[str, Any]:
     run, metric = job.run, job.run.config.task_object.metric
     state, reason, value = result.state, result.reason, result.scores.get(metric.field)
     # One that was stopped early because it is stuck: its loss is shown and, as that of any stuck run, in no mean.

@@ -19,7 +19,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from normlab.data.readers import Chunk
+from normlab.data.readers import TextChunk
 from normlab.data.sources import Source
 from normlab.data.tokenizer import Tokenizer
 
@@ -62,9 +62,9 @@ def _count(found: Encoded, meter: _Meter) -> Encoded:
     return found
 
 
-def _batches(source: Source) -> Iterator[list[Chunk]]:
+def _batches(source: Source) -> Iterator[list[TextChunk]]:
     """Small files travel together: a batch is worth handing to a thread."""
-    batch: list[Chunk] = []
+    batch: list[TextChunk] = []
     for chunk in source.chunks():
         batch.append(chunk)
         if sum(chunk.size for chunk in batch) >= _BATCH_BYTES or len(batch) == 64:
@@ -74,7 +74,7 @@ def _batches(source: Source) -> Iterator[list[Chunk]]:
         yield batch
 
 
-def _encode(chunks: list[Chunk], tokenizer: Tokenizer) -> Encoded:
+def _encode(chunks: list[TextChunk], tokenizer: Tokenizer) -> Encoded:
     ids, lengths, sizes, digests = [], [], [], []
     for document in (document for chunk in chunks for document in chunk.parse()):
         raw = document.text.encode("utf-8")

@@ -33,7 +33,7 @@ class Batch(NamedTuple):
         return {} if self.documents is None else {"documents": self.documents}
 
 
-class Line(Protocol):
+class SampleLine(Protocol):
     """The samples of all epochs, numbered in the order in which training sees them."""
 
     per_epoch: int
@@ -61,7 +61,7 @@ class Feed:
 
     def __init__(
         self,
-        line: Line,
+        line: SampleLine,
         *,
         batch: int,
         rank: int = 0,
@@ -130,7 +130,7 @@ class Feed:
         return batches(self._line, first, self._batch, self._world, pinned=self._device.type == "cuda")
 
 
-def batches(line: Line, first: int, batch: int, world: int, *, pinned: bool) -> Iterator[Batch]:
+def batches(line: SampleLine, first: int, batch: int, world: int, *, pinned: bool) -> Iterator[Batch]:
     """The batches of one rank, from sample `first` on."""
     while True:
         made = line.read(first, batch)

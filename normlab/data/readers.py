@@ -42,7 +42,7 @@ class Document(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Chunk:
+class TextChunk:
     """Some documents of a file, still to be parsed."""
 
     size: int
@@ -61,7 +61,7 @@ def kind(path: Path) -> str | None:
     return stem.suffix if stem.suffix in SUFFIXES and not compressed_table else None
 
 
-def read(path: Path, name: str, field: str) -> Iterator[Chunk]:
+def read(path: Path, name: str, field: str) -> Iterator[TextChunk]:
     """The chunks of a file, in order; `name` is what errors and documents call it."""
     suffix = kind(path)
     with _readable(path, name):
@@ -73,7 +73,7 @@ def read(path: Path, name: str, field: str) -> Iterator[Chunk]:
             yield from _text(path, name)
 
 
-def read_python(path: Path, name: str) -> Iterator[Chunk]:
+def read_python(path: Path, name: str) -> Iterator[TextChunk]:
     """A Python source in the encoding that it declares; one that cannot be decoded is left out."""
 
     def parse() -> Iterator[Document]:
@@ -85,7 +85,7 @@ def read_python(path: Path, name: str) -> Iterator[Chunk]:
 
     with _readable(path, name):
         size = path.stat().st_size
-    yield Chunk(size, size, parse)
+    yield TextChunk(size, size, parse)
 
 
 @contextmanager
@@ -174,16 +174,16 @@ def _after_text(block: bytes) -> int:
     return _after_line(block) or block.rfind(b" ") + 1 or next(starts, len(block))
 
 
-def _text(path: Path, name: str) -> Iterator[Chunk]:
+def _text(path: Path, name: str) -> Iterator[TextChunk]:
     blocks, held, line = _blocks(path, _after_text), [], 1
     while sum(len(block) for block, _ in held) <= WHOLE_BYTES:
         if (more := next(blocks, None)) is None:
             whole, taken = b"".join(block for block, _ in held), sum(taken for _, taken in held)
-            yield Chunk(len(whole), taken, partial(_section, whole, name, name, 1))
+            yield TextChunk(len(whole), taken, partial(_section, whole, name, name, 1))
             return
         held.append(more)
     for block, taken in chain(held, blocks):
-        yield Chunk(len(block), taken, partial(_section, block, f"{name}:{line}", name, line))
+        yield TextChunk(len(block), taken, partial(_section, block, f"{name}:{line}", name, line))
         line += block.count(b"\n")
 
 
@@ -191,10 +191,10 @@ def _section(block: bytes, id_: str, name: str, line: int) -> Iterator[Document]
     return _document(id_, _decode(block, name, line))
 
 
-def _lines(path: Path, name: str, field: str) -> Iterator[Chunk]:
+def _lines(path: Path, name: str, field: str) -> Iterator[TextChunk]:
     line = 1
     for block, taken in _blocks(path, _after_line):
-        yield Chunk(len(block), taken, partial(_records, block, name, line, field))
+        yield TextChunk(len(block), taken, partial(_records, block, name, line, field))
         line += block.count(b"\n")
 
 
@@ -239,7 +239,7 @@ def _decode(raw: bytes, name: str, line: int) -> str:
     return text[1:] if line == 1 and raw.startswith(_BOM) else text
 
 
-def _table(path: Path, name: str, field: str) -> Iterator[Chunk]:
+def _table(path: Path, name: str, field: str) -> Iterator[TextChunk]:
     parquet = need("pyarrow.parquet", "parquet", f"reading {name}")
     arrow = need("pyarrow", "parquet", f"reading {name}")
     try:
@@ -252,7 +252,7 @@ def _table(path: Path, name: str, field: str) -> Iterator[Chunk]:
             for batch in file.iter_batches(batch_size=64, columns=[field]):
                 values = batch.column(0).to_pylist()
                 rows = [(f"{name}:{row + i}", value) for i, value in enumerate(values)]
-                yield Chunk(table_size(values), round(share * len(rows)), partial(texts, rows, field))
+                yield TextChunk(table_size(values), round(share * len(rows)), partial(texts, rows, field))
                 row += len(rows)
     except arrow.ArrowException as error:
         raise NormLabError(f"{name}: not a parquet table ({str(error).splitlines()[0]})") from None

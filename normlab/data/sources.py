@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from normlab.data.readers import COMPRESSIONS, SUFFIXES, Chunk, Document, kind, read, read_python, table_size, texts
+from normlab.data.readers import COMPRESSIONS, SUFFIXES, Document, TextChunk, kind, read, read_python, table_size, texts
 from normlab.errors import NormLabError
 from normlab.utils.optional import need
 
@@ -38,7 +38,7 @@ class Source(ABC):
     files: Sequence[Path] = ()
 
     @abstractmethod
-    def chunks(self) -> Iterator[Chunk]:
+    def chunks(self) -> Iterator[TextChunk]:
         """The documents as pieces of work."""
 
     @abstractmethod
@@ -73,7 +73,7 @@ class Files(Source):
         named = sorted((path.relative_to(root).as_posix(), path) for path in files)
         self.names, self.files = [name for name, _ in named], [path for _, path in named]
 
-    def chunks(self) -> Iterator[Chunk]:
+    def chunks(self) -> Iterator[TextChunk]:
         for name, path in zip(self.names, self.files, strict=True):
             yield from read_python(path, name) if self._python else read(path, self._shown(name), self.field)
 
@@ -98,12 +98,12 @@ class Hub(Source):
     def __init__(self, spec: str, rows: Any, field: str):
         self.spec, self.rows, self.field = spec, rows, field
 
-    def chunks(self) -> Iterator[Chunk]:
+    def chunks(self) -> Iterator[TextChunk]:
         row = 0
         for batch in self.rows.iter(batch_size=64):
             values = batch[self.field]
             pairs = [(f"{self.spec}:{row + i}", value) for i, value in enumerate(values)]
-            yield Chunk(table_size(values), 0, partial(texts, pairs, self.field))
+            yield TextChunk(table_size(values), 0, partial(texts, pairs, self.field))
             row += len(pairs)
 
     def fingerprint(self) -> str:
@@ -125,7 +125,7 @@ class Several(Source):
         self.sources = sources
         self.files = [path for source in sources for path in source.files]
 
-    def chunks(self) -> Iterator[Chunk]:
+    def chunks(self) -> Iterator[TextChunk]:
         for source in self.sources:
             yield from source.chunks()
 

@@ -10,13 +10,13 @@ import torch
 
 from normlab.dynamics.choices import Observable
 from normlab.dynamics.config import SimulateConfig
-from normlab.dynamics.measure.observables import View, take
+from normlab.dynamics.measure.observables import StateView, take
 from normlab.dynamics.measure.pairs import histogram
 from normlab.dynamics.system import batching, laws
-from normlab.dynamics.system.drift import MLP
-from normlab.dynamics.system.flow import Flow, Layers, State
+from normlab.dynamics.system.drift import RandomMLP
+from normlab.dynamics.system.flow import Flow, Layers, ParticleState
 from normlab.dynamics.system.network import Network
-from normlab.dynamics.system.systems import Chunk, chunks, device, dtype, integrator, look_times, start
+from normlab.dynamics.system.systems import SystemChunk, chunks, device, dtype, integrator, look_times, start
 from normlab.dynamics.system.threads import suited
 from normlab.dynamics.system.weights import Drawn, Weights, layers
 from normlab.errors import NormLabError
@@ -41,7 +41,7 @@ def silent(what: str, share: float) -> None:
 
 
 @dataclass
-class Record:
+class Recording:
     """What is left of the orbits of all systems."""
 
     times: np.ndarray
@@ -60,7 +60,7 @@ def record(
     observables: Iterable[Observable] | None = None,
     times: list[float] | None = None,
     tell: Tell = silent,
-) -> Record:
+) -> Recording:
     """Follow a law from time zero; `times` are those of the looks where they are not spread evenly."""
     return records(config, [spec], observables=observables, times=times, tell=tell)[0]
 
@@ -73,7 +73,7 @@ def records(
     times: list[float] | None = None,
     matrices: Weights | None = None,
     tell: Tell = silent,
-) -> list[Record]:
+) -> list[Recording]:
     """Follow several laws from the same tokens; where systems are small and few, those of all laws in one batch.
 
     `matrices` are the weights of all systems, in place of those that the configuration draws.
@@ -94,7 +94,9 @@ def records(
     return [book.record() for book in books]
 
 
-def orbit(config: SimulateConfig, spec: Spec, chunk: Chunk, times: list[float]) -> Iterator[tuple[State, Flow]]:
+def orbit(
+    config: SimulateConfig, spec: Spec, chunk: SystemChunk, times: list[float]
+) -> Iterator[tuple[ParticleState, Flow]]:
     """The states of some systems at each of the times, with the flow that moves them."""
     return (states[0] for states in orbits(config, [spec], chunk, times))
 
@@ -102,21 +104,21 @@ def orbit(config: SimulateConfig, spec: Spec, chunk: Chunk, times: list[float]) 
 def orbits(
     config: SimulateConfig,
     specs: Sequence[Spec],
-    chunk: Chunk,
+    chunk: SystemChunk,
     times: list[float],
     matrices: Weights | None = None,
-) -> Iterator[list[tuple[State, Flow]]]:
+) -> Iterator[list[tuple[ParticleState, Flow]]]:
     """At each of the times the states of some systems under each law, with the flow that moves them."""
     found = [laws.find(spec, config.layers) for spec in specs]
-    every = Chunk(chunk.betas * len(specs), chunk.seeds * len(specs))
+    every = SystemChunk(chunk.betas * len(specs), chunk.seeds * len(specs))
     flow, begin = Flow(batching.joined(found), *_forces(config, every, matrices)), start(config, every.seeds)
     flows = [flow] if len(specs) == 1 else [Flow(law, *_forces(config, chunk, matrices)) for law in found]
     for state in _states(config, specs, flow, begin, times):
         parts = zip(*(part.chunk(len(specs)) for part in state), strict=True)
-        yield [(State(*part), own) for part, own in zip(parts, flows, strict=True)]
+        yield [(ParticleState(*part), own) for part, own in zip(parts, flows, strict=True)]
 
 
-def _forces(config: SimulateConfig, chunk: Chunk, matrices: Weights | None) -> tuple[Layers, MLP | None]:
+def _forces(config: SimulateConfig, chunk: SystemChunk, matrices: Weights | None) -> tuple[Layers, RandomMLP | None]:
     """Attention, and the MLP where there is one."""
     place = {"dtype": dtype(config), "device": device(config)}
     weights = matrices or Drawn(
@@ -124,12 +126,12 @@ def _forces(config: SimulateConfig, chunk: Chunk, matrices: Weights | None) -> t
     )
     beta = torch.tensor(chunk.betas, **place)
     attention = layers(weights, beta=beta, causal=config.causal, kind=config.kind)
-    return attention, MLP(dim=config.dim, hidden=config.mlp, seeds=chunk.seeds) if config.mlp else None
+    return attention, RandomMLP(dim=config.dim, hidden=config.mlp, seeds=chunk.seeds) if config.mlp else None
 
 
 def _states(
-    config: SimulateConfig, specs: Sequence[Spec], flow: Flow, begin: State, times: list[float]
-) -> Iterator[State]:
+    config: SimulateConfig, specs: Sequence[Spec], flow: Flow, begin: ParticleState, times: list[float]
+) -> Iterator[ParticleState]:
     """By the law, or by the blocks of the one scheme that there is."""
     if config.method != "network":
         return integrator(config).orbit(flow, begin, times)
@@ -153,10 +155,10 @@ class _Book:
         self.paths = np.zeros((looks, len(config.beta), drawn, config.dim), dtype=np.float32)
 
     @torch.no_grad()
-    def write(self, look: int, first: int, state: State, flow: Flow) -> None:
+    def write(self, look: int, first: int, state: ParticleState, flow: Flow) -> None:
         """What is asked for of one state of the systems from `first` on."""
         with suited(state.theta):
-            found = take(View(state, flow, self.config.angle), self.names)
+            found = take(StateView(state, flow, self.config.angle), self.names)
         for row, name in zip(self.values, self.names, strict=True):
             row[look, first : first + len(state.time)] = found[name].cpu().numpy()
         places = [divmod(first + k, self.config.seeds) for k in range(len(state.time))]
@@ -168,9 +170,9 @@ class _Book:
             kept = state.theta[drawn, : self.config.shown].float().cpu().numpy()
             self.paths[look, [places[k][0] for k in drawn]] = kept
 
-    def record(self) -> Record:
+    def record(self) -> Recording:
         shape = (len(self.times), len(self.config.beta), self.config.seeds)
-        return Record(
+        return Recording(
             times=np.asarray(self.times),
             values={name: row.reshape(shape) for name, row in zip(self.names, self.values, strict=True)},
             histogram=self.bars if self.config.bins else None,

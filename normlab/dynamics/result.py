@@ -48,7 +48,7 @@ class Fitted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class SchemeRun:
     """One scheme at one β."""
 
     scheme: str
@@ -91,7 +91,7 @@ class Simulation(Shown):
 
     config: dict[str, Any]
     """The options it ran with."""
-    runs: tuple[Run, ...]
+    runs: tuple[SchemeRun, ...]
     """Every scheme at every β."""
     explained: float | None = None
     """Share of the tokens' square length that the three axes of the paths hold."""
@@ -102,7 +102,7 @@ class Simulation(Shown):
     command: tuple[str, ...] = ()
     schema: Literal[1] = SCHEMA
 
-    def run(self, scheme: str | None = None, beta: float | None = None) -> Run:
+    def run(self, scheme: str | None = None, beta: float | None = None) -> SchemeRun:
         """The run of a scheme at a β; the first where they are left out."""
         for run in self.runs:
             if scheme in (None, run.scheme) and beta in (None, run.beta):

@@ -14,8 +14,8 @@ import numpy as np
 from normlab.dynamics.config import SimulateConfig
 from normlab.dynamics.measure import fits, tails
 from normlab.dynamics.measure.clusters import merges
-from normlab.dynamics.recording import Record, Spec, label, records
-from normlab.dynamics.result import Band, Fitted, Merge, Run, Simulation
+from normlab.dynamics.recording import Recording, Spec, label, records
+from normlab.dynamics.result import Band, Fitted, Merge, SchemeRun, Simulation
 from normlab.dynamics.system import laws
 from normlab.dynamics.system.network import renormalises
 from normlab.dynamics.system.weights import Weights, check_fit
@@ -31,7 +31,7 @@ def simulate(
     *,
     config: SimulateConfig | None = None,
     matrices: Weights | None = None,
-    told: bool = False,
+    progress: bool = False,
     command: Sequence[str] = (),
     **options: object,
 ) -> Simulation:
@@ -39,7 +39,7 @@ def simulate(
 
     A scheme is named, or is a `Scheme` or a `Law` itself. Options are the fields of `SimulateConfig`: `tokens`, `dim`,
     `beta`, `time`, ... `matrices` are weights of your own (`normlab.dynamics.system.weights.given`) or those of a
-    network (`normlab.dynamics.system.read_weights.read`), for all systems. With `told` the progress is
+    network (`normlab.dynamics.system.read_weights.read`), for all systems. With `progress` a bar is
     shown on standard error.
     """
     settings = (config or SimulateConfig()).replace(**options)
@@ -48,8 +48,8 @@ def simulate(
         check_fit(matrices, settings.dim)
     settings = settings.replace(scheme=tuple(label(spec) for spec in specs))
     begin = time.perf_counter()
-    with Progress(shown=told) as progress:
-        followed = records(settings, specs, matrices=matrices, tell=progress)
+    with Progress(progress=progress) as display:
+        followed = records(settings, specs, matrices=matrices, tell=display)
     drawn, explained = _drawn([found.paths for found in followed])
     runs = [
         _run(settings, spec, found, place, paths, None if matrices else _tail(settings, spec))
@@ -76,12 +76,12 @@ def _specs(scheme: Spec | Sequence[Spec] | None, config: SimulateConfig) -> list
 
 
 def _run(
-    config: SimulateConfig, spec: Spec, found: Record, place: int, paths: np.ndarray | None, tail: tails.Tail | None
-) -> Run:
+    config: SimulateConfig, spec: Spec, found: Recording, place: int, paths: np.ndarray | None, tail: tails.Tail | None
+) -> SchemeRun:
     times = found.times.tolist()
     values = {name: series[:, place] for name, series in found.values.items()}
     counts = values["clusters"][:, 0].tolist() if "clusters" in values else []
-    return Run(
+    return SchemeRun(
         scheme=label(spec),
         beta=config.beta[place],
         times=tuple(times),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from normlab.hf.conversion.convert import FunctionChanges, convert
     from normlab.hf.conversion.converted_layer import ConvertedLayer
     from normlab.hf.conversion.flow import STATE
-    from normlab.hf.conversion.identify import Identity, identify
+    from normlab.hf.conversion.identify import SchemeIdentity, identify
     from normlab.hf.conversion.load import load
     from normlab.hf.conversion.scheme_rules import Rules, rules
     from normlab.hf.exporting.export import export
@@ -29,12 +29,12 @@ __all__ = [
     "Anatomy",
     "ConvertedLayer",
     "FunctionChanges",
-    "Identity",
     "Limb",
     "NormLabCallback",
     "NormLabConfig",
     "NormLabForCausalLM",
     "Rules",
+    "SchemeIdentity",
     "convert",
     "export",
     "identify",
@@ -56,7 +56,7 @@ __getattr__ = loader(
         "Anatomy": "conversion.anatomy",
         "ConvertedLayer": "conversion.converted_layer",
         "FunctionChanges": "conversion.convert",
-        "Identity": "conversion.identify",
+        "SchemeIdentity": "conversion.identify",
         "Limb": "conversion.anatomy",
         "Rules": "conversion.scheme_rules",
         "convert": "conversion.convert",

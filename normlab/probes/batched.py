@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from normlab.probes.hidden_state import State
+from normlab.probes.hidden_state import HiddenState
 from normlab.probes.measures import Like
 
 Numbers = dict[str, Tensor]
@@ -71,7 +71,7 @@ def kept(part: Tensor, whole: Tensor) -> Like:
     A state remembers what several functions work out of it.
     """
     if not gathers(part.device):
-        return State(part)
+        return HiddenState(part)
     shares = part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
     return part.clone() if shares else part
 

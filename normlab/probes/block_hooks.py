@@ -42,7 +42,7 @@ class Boundary:
 
 
 @dataclass
-class Call:
+class BlockCall:
     """One run of one block."""
 
     block: nn.Module
@@ -56,7 +56,7 @@ class Call:
 class Pass:
     """One run of the stack."""
 
-    calls: list[Call] = field(default_factory=list)
+    calls: list[BlockCall] = field(default_factory=list)
     before: Boundary | None = None
     tokens: int = 0
 
@@ -71,7 +71,7 @@ class StackWatch:
     def __init__(self, stack: BlockStack, ledger: Ledger, *, want_gradients: bool = False):
         self.stack, self.ledger, self.want_gradients = stack, ledger, want_gradients
         self.passes: list[Pass] = []
-        self.running: list[Call] = []
+        self.running: list[BlockCall] = []
         self._hidden = _hidden_part(stack)
         self._state: torch.Tensor | None = None
         """The raw state at the last boundary, how often it had been written to, and what of it is looked at."""
@@ -137,7 +137,7 @@ class StackWatch:
             certain = any(True for _ in tensors(args)) or not any(tensor.requires_grad for tensor in found)
             self._ask(found[0] if found and certain else None)
         self._owner_began = False
-        self.running.append(Call(block))
+        self.running.append(BlockCall(block))
 
     def _ask(self, state: torch.Tensor | None) -> None:
         if self.want_gradients and state is not None and torch.is_grad_enabled() and not state.requires_grad:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from normlab.probes.block_hooks import tensors
 from normlab.probes.blocks import walk
-from normlab.probes.replay import Call
+from normlab.probes.replay import RecordedCall
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Branch:
         return [Branch(path, {path: end}) for path, end in self.ends.items()]
 
 
-def find_branches(call: Call) -> list[Branch]:
+def find_branches(call: RecordedCall) -> list[Branch]:
     """The branches of a block, in the order in which it lists them."""
     matrices = {path: module for path, module in walk(call.block, "") if _is_matrix(module)}
     outputs: dict[nn.Module, list[Tensor]] = {module: [] for module in matrices.values()}
@@ -58,7 +58,7 @@ def find_branches(call: Call) -> list[Branch]:
     return [branch for group in grouped for branch in (group.split() if _one_after_another(call, group) else [group])]
 
 
-def _one_after_another(call: Call, group: Branch) -> bool:
+def _one_after_another(call: RecordedCall, group: Branch) -> bool:
     """Whether one of a group's matrices reads what another has written: then they are branches of their own."""
     read: list[Tensor] = []
     written: list[Tensor] = []

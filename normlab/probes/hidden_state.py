@@ -27,7 +27,7 @@ _PER_SEQUENCE = 64
 """Least tokens of a sequence that are kept, for measures that compare the tokens of one."""
 
 
-class State:
+class HiddenState:
     """One tensor of tokens."""
 
     def __init__(self, h: Tensor):
@@ -42,8 +42,8 @@ class State:
         return self.raw.device
 
     @staticmethod
-    def of(h: Tensor | State) -> State:
-        return h if isinstance(h, State) else State(h)
+    def of(h: Tensor | HiddenState) -> HiddenState:
+        return h if isinstance(h, HiddenState) else HiddenState(h)
 
     @cached_property
     def clean(self) -> Tensor:
@@ -106,10 +106,10 @@ class State:
         return self.scaled * (self.present / nonzero(self.lengths))[:, None]
 
     @cached_property
-    def rest(self) -> State:
+    def rest(self) -> HiddenState:
         """What is left of the tokens, in units of max|h|, when the mean of all is taken off; zero where not whole."""
         apart = self.tokens - self.tokens.sum(0) / nonzero(self.wholes)
-        return State((apart * self.whole[:, None]).view(self.raw.shape))
+        return HiddenState((apart * self.whole[:, None]).view(self.raw.shape))
 
     def sequences(self, x: Tensor) -> Tensor:
         """(sequences, T, ...) of what is (tokens, ...)."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from normlab.probes.measures import wide
-from normlab.utils.host_copy import Sent
+from normlab.utils.host_copy import HostCopy
 
 
 class Ledger:
@@ -52,7 +52,7 @@ class Ledger:
         format = wide(self._written[places[0]])  # noqa: A001 (number format: its name everywhere)
         parts = [torch.cat([self._written[place] for place in group]).to(format) for group in by_dtype.values()]
         lengths = [len(self._written[place]) for place in ordered]
-        self._sent.append(_Parcel(Sent(torch.cat(parts)), ordered, lengths))
+        self._sent.append(_Parcel(HostCopy(torch.cat(parts)), ordered, lengths))
 
     @property
     def _rows(self) -> list[torch.Tensor]:
@@ -75,6 +75,6 @@ class Ledger:
 
 
 class _Parcel(NamedTuple):
-    sent: Sent
+    sent: HostCopy
     places: list[int]
     lengths: list[int]

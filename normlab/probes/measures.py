@@ -1,8 +1,8 @@
 """What is measured at a block boundary and over a block: functions of states that answer with 0-dimensional tensors.
 
-A state is a tensor (..., T, D) or the `State` made of one. Everything stays on the device, so that whoever measures can
-stack all answers and transfer them once. What is not finite is left out, entry by entry or, where a token counts as a
-whole, token by token; `broken` says how much that was. Where nothing is left the answer is NaN.
+A state is a tensor (..., T, D) or the `HiddenState` made of one. Everything stays on the device, so that whoever
+measures can stack all answers and transfer them once. What is not finite is left out, entry by entry or, where a token
+counts as a whole, token by token; `broken` says how much that was. Where nothing is left the answer is NaN.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from normlab.errors import NormLabError
-from normlab.probes.hidden_state import State, nonzero, spaced
+from normlab.probes.hidden_state import HiddenState, nonzero, spaced
 
 SAMPLE = 256
 """Most tokens that a Gram matrix is made of."""
@@ -22,12 +22,12 @@ OUTLIER = 6.0
 _BF16_BITS = 8
 """Bits of a bf16 significand, the leading one included: half a unit in the last place of h ≥ 2^e is 2^(e - 8)."""
 
-Like = Tensor | State
+Like = Tensor | HiddenState
 
 
 def boundary(h: Like) -> dict[str, Tensor]:
     """All measures of one state that are numbers, but for its ranks, by their names in `Profile`."""
-    h = State.of(h)
+    h = HiddenState.of(h)
     apart = _apart(h)
     return {
         "rms": rms(h),
@@ -45,19 +45,19 @@ def boundary(h: Like) -> dict[str, Tensor]:
 
 def boundary_with_channels(h: Like) -> dict[str, Tensor]:
     """The same with the channels that stand out."""
-    h = State.of(h)
+    h = HiddenState.of(h)
     return {**boundary(h), "top_channels": top_channels(h)}
 
 
 def boundary_with_ranks(h: Like) -> dict[str, Tensor]:
     """The same with the matrices that its ranks follow from (see `gram`)."""
-    h = State.of(h)
+    h = HiddenState.of(h)
     return {**boundary_with_channels(h), "gram": gram(h), "rest_gram": gram(h.rest)}
 
 
 def block(h: Like, h_next: Like) -> dict[str, Tensor]:
     """All measures of one block that follow from the state before and after it, by their names in `Profile`."""
-    h, h_next = State.of(h), State.of(h_next)
+    h, h_next = HiddenState.of(h), HiddenState.of(h_next)
     step = increment(h, h_next)
     angles = _angles(h, h_next)
     return {
@@ -71,7 +71,7 @@ def block(h: Like, h_next: Like) -> dict[str, Tensor]:
 
 def gradient(g: Like) -> dict[str, Tensor]:
     """All measures of the gradient of one state, by their names in `Profile`."""
-    g = State.of(g)
+    g = HiddenState.of(g)
     return {"grad_h": _length(g), "grad_broken": broken(g)}
 
 
@@ -82,13 +82,13 @@ def extremes(x: Tensor) -> Tensor:
 
 def broken(h: Like) -> Tensor:
     """Share of entries that are NaN or infinite; 0 for a state without entries."""
-    h = State.of(h)
+    h = HiddenState.of(h)
     return h.bad.sum() / max(h.raw.numel(), 1)
 
 
 def rms(h: Like) -> Tensor:
     """√mean h²."""
-    h = State.of(h)
+    h = HiddenState.of(h)
     return h.scale * (h.squares.sum() / h.count).sqrt()
 
 
@@ -96,45 +96,45 @@ def norm(*tensors: Tensor) -> Tensor:
     """√Σ h² over all entries of all tensors, in fp64: squares of fp32 overflow above 2·10¹⁹."""
     if not tensors:
         raise NormLabError("norm: expected at least one tensor, got none")
-    parts = [_length(State(tensor.reshape(1, -1))) for tensor in tensors]
+    parts = [_length(HiddenState(tensor.reshape(1, -1))) for tensor in tensors]
     return parts[0] if len(parts) == 1 else torch.linalg.vector_norm(torch.stack(parts))
 
 
 def mean_abs(h: Like) -> Tensor:
     """Mean of |h|."""
-    h = State.of(h)
+    h = HiddenState.of(h)
     return h.scale * (h.scaled.abs().sum() / h.count)
 
 
 def max_abs(h: Like) -> Tensor:
     """max |h|."""
-    h = State.of(h)
+    h = HiddenState.of(h)
     return torch.where(h.count > 0, h.scale, torch.nan)
 
 
 def var_entry(h: Like) -> Tensor:
     """Variance over the entries of a token, mean over tokens."""
-    h = State.of(h)
+    h = HiddenState.of(h)
     spread = (h.scaled - h.scaled.mean(-1, keepdim=True)).square().mean(-1)
     return _mean(spread, h.whole) * h.scale * h.scale
 
 
 def var_data(h: Like) -> Tensor:
     """Variance of an entry over tokens, mean over entries."""
-    h = State.of(h)
+    h = HiddenState.of(h)
     return _mean(h.rest.raw.reshape(h.tokens.shape).square().mean(-1), h.whole) * h.scale * h.scale
 
 
 def kurtosis(h: Like) -> Tensor:
     """mean h⁴ / (mean h²)²: 3 for a Gaussian, D for states with one channel."""
-    h = State.of(h)
+    h = HiddenState.of(h)
     fourth, second = h.squares.square().sum(), h.squares.sum()
     return torch.where(h.count > 0, _ratio(fourth * h.count, second.square()), torch.nan)
 
 
 def outlier_ratio(h: Like) -> Tensor:
     """max |h| / RMS: at most √(T D)."""
-    h = State.of(h)
+    h = HiddenState.of(h)
     return _ratio(max_abs(h), rms(h))
 
 
@@ -143,10 +143,10 @@ def top_channels(h: Like, count: int = 8) -> Tensor:
 
     A fixed size, so that it can travel with the numbers.
     """
-    x = State.of(h).scaled
+    x = HiddenState.of(h).scaled
     peaks = x.abs().amax(0) if x.numel() else x.new_zeros(x.shape[-1])
     values, channels = peaks.topk(min(count, peaks.numel()))
-    found = torch.where(values * State.of(h).scale > OUTLIER * rms(h), channels, -1)
+    found = torch.where(values * HiddenState.of(h).scale > OUTLIER * rms(h), channels, -1)
     return torch.nn.functional.pad(found, (0, count - found.numel()), value=-1)
 
 
@@ -155,7 +155,7 @@ def token_cosine(h: Like) -> Tensor:
 
     Tokens without a direction do not count; NaN where no sequence has two others.
     """
-    return _cosine(*_apart(State.of(h)))
+    return _cosine(*_apart(HiddenState.of(h)))
 
 
 def rest_cosine(h: Like) -> Tensor:
@@ -163,13 +163,13 @@ def rest_cosine(h: Like) -> Tensor:
 
     NaN with one sequence, whose mean is that of all: its tokens point away from one another, whatever they are.
     """
-    apart, counts = _apart(State.of(h).rest)
+    apart, counts = _apart(HiddenState.of(h).rest)
     return torch.where((counts >= 2).sum() > 1, _cosine(apart, counts), torch.nan)
 
 
 def dist_to_mean(h: Like) -> Tensor:
     """Mean ‖θ - θ̄‖² over the unit tokens θ of a sequence; 0 when all tokens point the same way, at most 1."""
-    return _distance(*_apart(State.of(h)))
+    return _distance(*_apart(HiddenState.of(h)))
 
 
 def gram(h: Like, most: int = SAMPLE) -> Tensor:
@@ -177,7 +177,7 @@ def gram(h: Like, most: int = SAMPLE) -> Tensor:
 
     Of channels where there are fewer of these: the two matrices' spectra differ by zeros alone.
     """
-    h = State.of(h)
+    h = HiddenState.of(h)
     x = h.tokens
     if x.numel() == 0:
         return x.new_full((1, 1), torch.nan)
@@ -208,29 +208,29 @@ def stable_rank(spectrum: Tensor) -> Tensor:
     return _ratio(spectrum.sum(), spectrum.amax())
 
 
-def increment(h: Like, h_next: Like) -> State:
+def increment(h: Like, h_next: Like) -> HiddenState:
     """h_next - h, in fp32 at least."""
-    h, h_next = State.of(h), State.of(h_next)
+    h, h_next = HiddenState.of(h), HiddenState.of(h_next)
     if h.raw.shape != h_next.raw.shape:
         shapes = f"{tuple(h.raw.shape)} and {tuple(h_next.raw.shape)}"
         raise NormLabError(f"increment: states must have one shape, got {shapes}")
-    return State(h_next.raw - h.raw)
+    return HiddenState(h_next.raw - h.raw)
 
 
 def align(h: Like, step: Like) -> Tensor:
     """Mean cosine of a token and its increment; 0 where either is zero."""
-    h, step = State.of(h), State.of(step)
+    h, step = HiddenState.of(h), HiddenState.of(step)
     return _mean((h.directions * step.directions).sum(-1), h.whole * step.whole)
 
 
 def ang(h: Like, h_next: Like) -> Tensor:
     """Mean angle in radians between a token before and after the block; a zero token is not turned."""
-    return _mean(*_angles(State.of(h), State.of(h_next)))
+    return _mean(*_angles(HiddenState.of(h), HiddenState.of(h_next)))
 
 
 def block_influence(h: Like, h_next: Like) -> Tensor:
     """Mean of 1 - cos of that angle."""
-    return _influence(*_angles(State.of(h), State.of(h_next)))
+    return _influence(*_angles(HiddenState.of(h), HiddenState.of(h_next)))
 
 
 def absorb_bf16(h: Like, step: Like) -> Tensor:
@@ -239,7 +239,7 @@ def absorb_bf16(h: Like, step: Like) -> Tensor:
     Coordinates without increment count as well, for in a bf16 model that is what a lost increment looks like. Tokens
     without any increment do not: a block that adds nothing loses nothing.
     """
-    h, step = State.of(h), State.of(step)
+    h, step = HiddenState.of(h), HiddenState.of(step)
     whole = h.whole * step.whole
     moved = whole * step.present
     # Huge states are made smaller, which changes no digit, since what follows multiplies them with 2^23.
@@ -264,11 +264,11 @@ def wide(x: Tensor) -> torch.dtype:
     return torch.float32 if x.device.type == "mps" else torch.float64
 
 
-def _length(h: State) -> Tensor:
+def _length(h: HiddenState) -> Tensor:
     return torch.where(h.count > 0, torch.linalg.vector_norm(h.clean, dtype=wide(h.clean)), torch.nan)
 
 
-def _apart(h: State) -> tuple[Tensor, Tensor]:
+def _apart(h: HiddenState) -> tuple[Tensor, Tensor]:
     """For each sequence Σ‖θ - θ̄‖² over its unit tokens, and how many these are."""
     units, present = h.sequences(h.directions), h.sequences(h.present)
     counts = present.sum(-1)
@@ -285,7 +285,7 @@ def _cosine(apart: Tensor, counts: Tensor) -> Tensor:
     return _mean(1 - apart / (counts - 1).clamp(min=1), (counts >= 2).to(counts.dtype))
 
 
-def _angles(h: State, h_next: State) -> tuple[Tensor, Tensor]:
+def _angles(h: HiddenState, h_next: HiddenState) -> tuple[Tensor, Tensor]:
     """2 atan2(‖u - v‖, ‖u + v‖) of unit tokens u and v, exact at small angles, and which tokens count."""
     apart, together = ((h.directions - s * h_next.directions).square().sum(-1).sqrt() for s in (1, -1))
     turned = h.present * h_next.present

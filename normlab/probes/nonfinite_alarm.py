@@ -20,7 +20,7 @@ from normlab.probes.blocks import find_stacks
 from normlab.probes.measures import extremes
 from normlab.probes.probe import loss_and_logits
 from normlab.probes.sharded import local
-from normlab.utils.host_copy import Sent
+from normlab.utils.host_copy import HostCopy
 
 _LOSS = "the loss"
 
@@ -95,7 +95,7 @@ class _Notes:
 
     def __init__(self, step: int, heard: list[tuple[str, torch.Tensor]]):
         self.step, self.names = step, [name for name, _ in heard]
-        self.sent = Sent(torch.stack([ends.float() for _, ends in heard]))
+        self.sent = HostCopy(torch.stack([ends.float() for _, ends in heard]))
 
     def first_broken(self) -> str | None:
         fine = self.sent.wait().isfinite().all(-1).tolist()

@@ -17,7 +17,7 @@ from itertools import zip_longest
 from typing import Any
 
 from normlab.probes.attention import entropy, low_share
-from normlab.probes.block_hooks import Boundary, Call, Pass
+from normlab.probes.block_hooks import BlockCall, Boundary, Pass
 from normlab.probes.ledger import Ledger
 from normlab.probes.measures import ranks
 from normlab.probes.profile import BLOCK, BOUNDARY
@@ -64,7 +64,7 @@ def _boundary(row: Sequence[Boundary], weights: Sequence[int], ledger: Ledger) -
     return pooled
 
 
-def _block(row: Sequence[Call], weights: Sequence[int], ledger: Ledger) -> Numbers:
+def _block(row: Sequence[BlockCall], weights: Sequence[int], ledger: Ledger) -> Numbers:
     pooled: Numbers = {}
     if all(call.values for call in row):
         looks = [_read(call.values, ledger) for call in row]
@@ -79,7 +79,7 @@ def _block(row: Sequence[Call], weights: Sequence[int], ledger: Ledger) -> Numbe
     return pooled
 
 
-def _heads(row: Sequence[Call], ledger: Ledger) -> list[float | None]:
+def _heads(row: Sequence[BlockCall], ledger: Ledger) -> list[float | None]:
     """The entropy of each head: the least of a block's calls of attention (self and cross), mean over passes."""
     passes = [[ledger.row(stats["heads"]) for stats in call.attention] for call in row]
     least = [[min(_known(head), default=None) for head in zip_longest(*calls, fillvalue=math.nan)] for calls in passes]

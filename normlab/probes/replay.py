@@ -20,7 +20,7 @@ from normlab.stack import Stack
 
 
 @dataclass
-class Call:
+class RecordedCall:
     """One call of a block, to be repeated."""
 
     block: nn.Module
@@ -31,10 +31,10 @@ class Call:
     width: int
     """Channels of the hidden state, which the state may hold with other things."""
 
-    def with_state(self, state: Tensor) -> Call:
+    def with_state(self, state: Tensor) -> RecordedCall:
         """The same call with another state."""
         args, kwargs = (again(value, self.state, state) for value in (self.args, self.kwargs))
-        return Call(self.block, args, kwargs, state, self.width)
+        return RecordedCall(self.block, args, kwargs, state, self.width)
 
     def repeat(self) -> Tensor:
         """The state that the block returns."""
@@ -42,9 +42,9 @@ class Call:
         return first_state(self.block(*args, **kwargs), args, kwargs)
 
 
-def capture(stack: BlockStack, blocks: Sequence[nn.Module], run: Callable[[], Any]) -> list[Call | None]:
+def capture(stack: BlockStack, blocks: Sequence[nn.Module], run: Callable[[], Any]) -> list[RecordedCall | None]:
     """The first call of each block in a pass."""
-    calls: dict[nn.Module, Call] = {}
+    calls: dict[nn.Module, RecordedCall] = {}
     hidden = _hidden_part(stack)
 
     def keep(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -53,7 +53,7 @@ def capture(stack: BlockStack, blocks: Sequence[nn.Module], run: Callable[[], An
             args, kwargs = again(args), again(kwargs)
             state = next(tensors((args, kwargs)), None)
             if state is not None:
-                calls[block] = Call(block, args, kwargs, state, hidden(state).shape[-1])
+                calls[block] = RecordedCall(block, args, kwargs, state, hidden(state).shape[-1])
 
     with ExitStack() as hooks, torch.no_grad():
         for block in blocks:

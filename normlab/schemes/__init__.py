@@ -15,13 +15,13 @@ from normlab.schemes.contract.blocks import Block, ParallelBlock, SerialBlock
 from normlab.schemes.contract.law import Law, Motion
 from normlab.schemes.contract.needs import Need
 from normlab.schemes.contract.parts import Add, AddNorm, Chain, Constant, Scale, Step, ToSphere, Write
-from normlab.schemes.contract.scheme import Bound, Scheme, Site
+from normlab.schemes.contract.scheme import BoundScheme, Scheme, Site
 
 __all__ = [
     "Add",
     "AddNorm",
     "Block",
-    "Bound",
+    "BoundScheme",
     "Chain",
     "Constant",
     "Law",

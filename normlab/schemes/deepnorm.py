@@ -15,7 +15,7 @@ from normlab.schemes.contract.blocks import Block
 from normlab.schemes.contract.law import Law, Value, on_sphere, warmth
 from normlab.schemes.contract.learnt import main_gains
 from normlab.schemes.contract.parts import AddNorm, Step
-from normlab.schemes.contract.scheme import Bound, Scheme, Site
+from normlab.schemes.contract.scheme import BoundScheme, Scheme, Site
 
 _SCALED = ("v", "o", "gate", "up", "down")
 
@@ -77,10 +77,10 @@ class DeepNorm(Scheme):
         keep = self.skip_weight(site.sublayers, site.horizon)
         return Step(AddNorm(self.new_norm(site.dim), keep=keep, step=site.dt))
 
-    def exit(self, bound: Bound) -> nn.Module:
+    def exit(self, bound: BoundScheme) -> nn.Module:
         return nn.Identity()
 
-    def initial_std(self, role: Role, base: float, bound: Bound) -> float:
+    def initial_std(self, role: Role, base: float, bound: BoundScheme) -> float:
         std = xavier_std(role, base) if self.init == "xavier" else base
         return std * self.branch_gain(bound.sublayers, bound.horizon) if role.role in _SCALED else std
 

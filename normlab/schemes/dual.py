@@ -14,7 +14,7 @@ from normlab.schemes.contract.blocks import Block
 from normlab.schemes.contract.law import Law, Value, on_sphere, warmth
 from normlab.schemes.contract.learnt import main_gains
 from normlab.schemes.contract.parts import Step, Write, factor
-from normlab.schemes.contract.scheme import Bound, Scheme, Site
+from normlab.schemes.contract.scheme import BoundScheme, Scheme, Site
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,10 +53,10 @@ class Dual(Scheme):
     def sublayer(self, site: Site) -> Step:
         return Step(DualWrite(self.new_norm(site.dim), self.scale, site.dt), read=FirstStream())
 
-    def entry(self, bound: Bound) -> nn.Module:
+    def entry(self, bound: BoundScheme) -> nn.Module:
         return DualEntry(self.scale)
 
-    def exit(self, bound: Bound) -> nn.Module:
+    def exit(self, bound: BoundScheme) -> nn.Module:
         return DualExit(self.new_norm(bound.dim, eps=self.final_eps), self.post_weight)
 
     def hidden(self, state: torch.Tensor) -> torch.Tensor:
@@ -81,7 +81,7 @@ class FirstStream(nn.Module):
     def forward(self, state: torch.Tensor) -> torch.Tensor:
         return state[..., 0, :]
 
-    def bound(self, rms_in: float) -> float:
+    def rms_bound(self, rms_in: float) -> float:
         return rms_in
 
 
@@ -95,7 +95,7 @@ class DualEntry(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.stack([x, self.scale(x)], dim=-2)
 
-    def bound(self, rms_in: float) -> float:
+    def rms_bound(self, rms_in: float) -> float:
         return rms_in
 
 
@@ -111,8 +111,8 @@ class DualWrite(Write):
         update = self.dt(widen(update))
         return torch.stack([self.norm(post + update), collected + self.scale(update)], dim=-2).to(state.dtype)
 
-    def bound(self, state: float, update: float) -> float:
-        return self.norm.bound(state + update)
+    def rms_bound(self, state: float, update: float) -> float:
+        return self.norm.rms_bound(state + update)
 
 
 class DualExit(nn.Module):

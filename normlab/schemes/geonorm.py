@@ -19,7 +19,7 @@ from normlab.schemes.contract.blocks import Block
 from normlab.schemes.contract.law import Law, Motion, Value, on_sphere
 from normlab.schemes.contract.learnt import first_steps, mean
 from normlab.schemes.contract.parts import Constant, Step, ToSphere, Write, see
-from normlab.schemes.contract.scheme import Bound, Scheme, Site
+from normlab.schemes.contract.scheme import BoundScheme, Scheme, Site
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,10 +96,10 @@ class GeoNorm(Scheme):
         )
         return Step(write, read=self.new_norm(site.dim) if self.input_norm else None)
 
-    def entry(self, bound: Bound) -> nn.Module:
+    def entry(self, bound: BoundScheme) -> nn.Module:
         return ToSphere(bound.dim) if self.entry_norm else nn.Identity()
 
-    def exit(self, bound: Bound) -> nn.Module:
+    def exit(self, bound: BoundScheme) -> nn.Module:
         return self.new_norm(bound.dim) if self.final_norm else nn.Identity()
 
     def law(self, depth: int, blocks: Sequence[Block] = ()) -> Law:
@@ -183,5 +183,5 @@ class Geodesic(Write):
         inner = self.decay(t) if first else t
         return (inner > self.max_angle) | (self.second_clamp & (angle > self.max_angle))
 
-    def bound(self, state: float, update: float) -> float:
+    def rms_bound(self, state: float, update: float) -> float:
         return state

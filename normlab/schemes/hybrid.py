@@ -16,7 +16,7 @@ from normlab.schemes.contract.law import Law, Value, warmth
 from normlab.schemes.contract.learnt import main_gains
 from normlab.schemes.contract.needs import Need
 from normlab.schemes.contract.parts import Add, AddNorm, Step
-from normlab.schemes.contract.scheme import Bound, Scheme, Site
+from normlab.schemes.contract.scheme import BoundScheme, Scheme, Site
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class Hybrid(Scheme):
     def base_std(self, dim: int) -> float:
         return 0.014
 
-    def initial_std(self, role: Role, base: float, bound: Bound) -> float:
+    def initial_std(self, role: Role, base: float, bound: BoundScheme) -> float:
         return base / math.sqrt(bound.updates) if role.role in OUTPUTS else base
 
     def law(self, depth: int, blocks: Sequence[Block] = ()) -> Law:

@@ -14,7 +14,7 @@ from normlab.schemes.contract.blocks import Block
 from normlab.schemes.contract.law import Law, Value
 from normlab.schemes.contract.learnt import main_gains
 from normlab.schemes.contract.parts import Add, AddNorm, Step
-from normlab.schemes.contract.scheme import Bound, Scheme, Site
+from normlab.schemes.contract.scheme import BoundScheme, Scheme, Site
 
 _RULES = ("sublayers", "blocks", "sqrt")
 
@@ -60,7 +60,7 @@ class Keel(Scheme):
         keep = self.skip_weight(site.sublayers, site.horizon)
         return Step(AddNorm(self.new_norm(site.dim), keep=keep, step=site.dt), read=self.new_norm(site.dim))
 
-    def exit(self, bound: Bound) -> nn.Module:
+    def exit(self, bound: BoundScheme) -> nn.Module:
         ends_in_norm = bound.horizon > 1
         return nn.Identity() if ends_in_norm and not self.final_norm else self.new_norm(bound.dim)
 

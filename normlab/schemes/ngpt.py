@@ -19,7 +19,7 @@ from normlab.schemes.contract.law import Law, Value, on_sphere
 from normlab.schemes.contract.learnt import first_steps, mean
 from normlab.schemes.contract.needs import Need
 from normlab.schemes.contract.parts import Chain, Constant, Scale, Step, ToSphere, Write, factor, see
-from normlab.schemes.contract.scheme import Bound, Scheme, Site
+from normlab.schemes.contract.scheme import BoundScheme, Scheme, Site
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,10 +59,10 @@ class NGPT(Scheme):
         scaling = self.alpha_scaling or 1.0 / math.sqrt(site.dim)
         return Step(SphereLerp(Scale(site.dim, self.alpha, scaling), self.eps, site.dt))
 
-    def entry(self, bound: Bound) -> nn.Module:
+    def entry(self, bound: BoundScheme) -> nn.Module:
         return ToSphere(bound.dim, radius=1.0)
 
-    def exit(self, bound: Bound) -> nn.Module:
+    def exit(self, bound: BoundScheme) -> nn.Module:
         return nn.Identity()
 
     @property
@@ -127,7 +127,7 @@ class SphereLerp(Write):
         state, seen = sphere_lerp_pair(state, update, self.step_size(), self.eps, kernels=kernels)
         return (state, seen) if isinstance(read, nn.Identity) else see(state, read, kernels)
 
-    def bound(self, state: float, update: float) -> float:
+    def rms_bound(self, state: float, update: float) -> float:
         return 1.0 / math.sqrt(self.alpha.weight.shape[-1])
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from normlab.schemes.contract.law import Law
 from normlab.schemes.contract.parts import Add, Step
-from normlab.schemes.contract.scheme import Bound, Scheme, Site
+from normlab.schemes.contract.scheme import BoundScheme, Scheme, Site
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class NoNorm(Scheme):
     def sublayer(self, site: Site) -> Step:
         return Step(Add(site.dt))
 
-    def exit(self, bound: Bound) -> nn.Module:
+    def exit(self, bound: BoundScheme) -> nn.Module:
         return nn.Identity()
 
     def law(self, depth: int) -> Law:

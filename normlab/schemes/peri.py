@@ -15,7 +15,7 @@ from normlab.schemes.contract.blocks import Block
 from normlab.schemes.contract.law import Law, Motion, Value
 from normlab.schemes.contract.learnt import branch_factors
 from normlab.schemes.contract.parts import Add, Step
-from normlab.schemes.contract.scheme import Bound, Scheme, Site
+from normlab.schemes.contract.scheme import BoundScheme, Scheme, Site
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class Peri(Scheme):
             shape=self.new_norm(site.dim, init=self.output_gain),
         )
 
-    def entry(self, bound: Bound) -> nn.Module:
+    def entry(self, bound: BoundScheme) -> nn.Module:
         return self.new_norm(bound.dim) if self.entry_norm else nn.Identity()
 
     def law(self, depth: int, blocks: Sequence[Block] = ()) -> Law:

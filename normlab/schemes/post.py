@@ -14,7 +14,7 @@ from normlab.schemes.contract.blocks import Block
 from normlab.schemes.contract.law import Law, Value, on_sphere, warmth
 from normlab.schemes.contract.learnt import main_gains
 from normlab.schemes.contract.parts import AddNorm, Step
-from normlab.schemes.contract.scheme import Bound, Scheme, Site
+from normlab.schemes.contract.scheme import BoundScheme, Scheme, Site
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +40,10 @@ class Post(Scheme):
     def sublayer(self, site: Site) -> Step:
         return Step(AddNorm(self.new_norm(site.dim), step=site.dt))
 
-    def exit(self, bound: Bound) -> nn.Module:
+    def exit(self, bound: BoundScheme) -> nn.Module:
         return nn.Identity()
 
-    def initial_std(self, role: Role, base: float, bound: Bound) -> float:
+    def initial_std(self, role: Role, base: float, bound: BoundScheme) -> float:
         return base if self.init == "base" else xavier_std(role, base)
 
     def law(self, depth: int, blocks: Sequence[Block] = ()) -> Law:

@@ -14,7 +14,7 @@ from normlab.norms import Norm, rms, widen
 from normlab.roles import OUTPUTS, Role
 from normlab.schemes.contract.law import Law
 from normlab.schemes.contract.parts import Add, Step, Write, factor
-from normlab.schemes.contract.scheme import Bound, Scheme, Site
+from normlab.schemes.contract.scheme import BoundScheme, Scheme, Site
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,17 +53,17 @@ class Pre(Scheme):
             return Step(SphereAdd(step), read=SphereNorm(self.new_norm(site.dim)))
         return Step(Add(step), read=self.new_norm(site.dim))
 
-    def entry(self, bound: Bound) -> nn.Module:
+    def entry(self, bound: BoundScheme) -> nn.Module:
         return SphereEntry() if self.form == "sphere" else nn.Identity()
 
-    def exit(self, bound: Bound) -> nn.Module:
+    def exit(self, bound: BoundScheme) -> nn.Module:
         norm = self.new_norm(bound.dim)
         return SphereNorm(norm) if self.form == "sphere" else norm
 
     def hidden(self, state: torch.Tensor) -> torch.Tensor:
         return state[..., :-1] if self.form == "sphere" else state
 
-    def initial_std(self, role: Role, base: float, bound: Bound) -> float:
+    def initial_std(self, role: Role, base: float, bound: BoundScheme) -> float:
         return base / math.sqrt(bound.updates) if self.depth_init and role.role in OUTPUTS else base
 
     def law(self, depth: int) -> Law:
@@ -89,7 +89,7 @@ class SphereEntry(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return _join(x, torch.ones_like(x[..., :1]))
 
-    def bound(self, rms_in: float) -> float:
+    def rms_bound(self, rms_in: float) -> float:
         return 1.0
 
 
@@ -104,8 +104,8 @@ class SphereNorm(nn.Module):
         wide = widen(state)
         return self.norm(wide[..., :-1] * wide[..., -1:]).to(state.dtype)
 
-    def bound(self, rms_in: float) -> float:
-        return self.norm.bound(math.inf)
+    def rms_bound(self, rms_in: float) -> float:
+        return self.norm.rms_bound(math.inf)
 
 
 class SphereAdd(Write):
@@ -120,7 +120,7 @@ class SphereAdd(Write):
         y, radius = wide[..., :-1], wide[..., -1:]
         return _join(y + self.step(widen(update)) / radius, radius).to(state.dtype)
 
-    def bound(self, state: float, update: float) -> float:
+    def rms_bound(self, state: float, update: float) -> float:
         return 1.0
 
 

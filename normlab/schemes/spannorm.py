@@ -16,7 +16,7 @@ from normlab.schemes.contract.blocks import Block
 from normlab.schemes.contract.law import Law, Value, on_sphere, warmth
 from normlab.schemes.contract.learnt import first_gains, main_gains
 from normlab.schemes.contract.parts import AddNorm, Branch, BranchBound, Step, ToSphere, propose
-from normlab.schemes.contract.scheme import Bound, Scheme, Site
+from normlab.schemes.contract.scheme import BoundScheme, Scheme, Site
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,13 +62,13 @@ class SpanNorm(Scheme):
     def block(self, sites: Sequence[Site], topology: Topology) -> Block:
         return SpanBlock([self.sublayer(site) for site in sites])
 
-    def entry(self, bound: Bound) -> nn.Module:
+    def entry(self, bound: BoundScheme) -> nn.Module:
         return ToSphere(bound.dim) if self.entry_norm else nn.Identity()
 
-    def exit(self, bound: Bound) -> nn.Module:
+    def exit(self, bound: BoundScheme) -> nn.Module:
         return self.new_norm(bound.dim) if self.final_norm else nn.Identity()
 
-    def initial_std(self, role: Role, base: float, bound: Bound) -> float:
+    def initial_std(self, role: Role, base: float, bound: BoundScheme) -> float:
         scaled = OUTPUTS + (("v", "up", "gate") if self.scale_inputs else ())
         if self.scale_init == "none" or role.role not in scaled:
             return base
@@ -102,8 +102,8 @@ class SpanBlock(Block):
             written, seen = step.write.settle(state, propose(branch, seen), step.shape, read, kernels)
         return written, seen
 
-    def bound(self, state: float, branches: Sequence[BranchBound]) -> float:
+    def rms_bound(self, state: float, branches: Sequence[BranchBound]) -> float:
         seen = state
         for step, branch in self.pairs(branches):
-            seen = step.write.bound(state, step.update_bound(seen, branch))
+            seen = step.write.rms_bound(state, step.update_bound(seen, branch))
         return seen

@@ -10,7 +10,7 @@ from typing import Any
 from normlab.pages.numbers import count
 from normlab.studies import report
 from normlab.studies.judge import judge
-from normlab.studies.record import Record
+from normlab.studies.record import StudyRecord
 from normlab.studies.report import MARKS
 from normlab.studies.study import Study, find_studies, load_study
 from normlab.utils.files import write_atomically
@@ -27,7 +27,7 @@ def show_list(folder: Path, results: Path) -> None:
 def _state(study: Study, results: Path) -> str:
     counts = Counter(finding.verdict for finding in judge(study, results).values())
     verdicts = ", ".join(f"{n} {verdict}" for verdict in MARKS if (n := counts[verdict]))
-    about = Record(study, results / study.name).about
+    about = StudyRecord(study, results / study.name).about
     left = f"; {about['left']} of {about['runs']} runs left" if about.get("left") else ""
     return f"{counted(len(study.claims), 'claim')}: {verdicts}{left}"
 

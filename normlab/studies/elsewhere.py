@@ -8,11 +8,11 @@ from typing import Any
 
 from normlab.compare.store import RESULT_FIELDS, Row, Store
 from normlab.errors import NormLabError
-from normlab.studies.record import Record
+from normlab.studies.record import StudyRecord
 from normlab.utils.files import read_json
 
 
-def take_in(record: Record) -> None:
+def take_in(record: StudyRecord) -> None:
     """Add the rows that the study names and does not have yet."""
     for name in record.study.rows:
         for arm, rows in _arms(Path(name), record.study.name):

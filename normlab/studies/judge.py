@@ -7,14 +7,14 @@ from pathlib import Path
 from normlab.errors import NormLabError
 from normlab.studies.evidence import Evidence
 from normlab.studies.finding import Finding
-from normlab.studies.record import Record
+from normlab.studies.record import StudyRecord
 from normlab.studies.study import RESULTS, Claim, Study
 from normlab.utils.text import counted
 
 
 def judge(study: Study, results: Path = RESULTS) -> dict[str, Finding]:
     """The finding on every claim, by its name, from the rows alone."""
-    record = Record(study, results / study.name)
+    record = StudyRecord(study, results / study.name)
     try:
         rows = record.rows()
     except NormLabError as error:
@@ -25,7 +25,7 @@ def judge(study: Study, results: Path = RESULTS) -> dict[str, Finding]:
     return {claim.name: _decide(claim, evidence, record) for claim in study.claims}
 
 
-def _decide(claim: Claim, evidence: Evidence, record: Record) -> Finding:
+def _decide(claim: Claim, evidence: Evidence, record: StudyRecord) -> Finding:
     try:
         found = claim.rule.decide(evidence)
     except NormLabError as error:

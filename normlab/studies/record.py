@@ -25,7 +25,7 @@ class VoidError(NormLabError):
 
 
 @dataclass(frozen=True)
-class Record:
+class StudyRecord:
     """The results of one study."""
 
     study: Study

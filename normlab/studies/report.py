@@ -14,7 +14,7 @@ from normlab.pages.numbers import NONE, count
 from normlab.pages.page import render, section
 from normlab.studies.finding import Finding
 from normlab.studies.judge import judge
-from normlab.studies.record import Record
+from normlab.studies.record import StudyRecord
 from normlab.studies.study import FOLDER, RESULTS, Claim, Study, find_studies, load_study
 from normlab.utils.text import counted
 
@@ -26,7 +26,7 @@ together at the rule's level. **Open** names what leaves a claim undecided; **no
 
 
 @dataclass(frozen=True)
-class Line:
+class ClaimLine:
     """A claim, what is found of it, and what it cost."""
 
     study: Study
@@ -35,19 +35,19 @@ class Line:
     budget: str
 
 
-def lines(folder: Path = FOLDER, results: Path = RESULTS) -> list[Line]:
+def lines(folder: Path = FOLDER, results: Path = RESULTS) -> list[ClaimLine]:
     """Every claim of every study, by study."""
     found = []
     for study in (load_study(name, folder) for name in find_studies(folder)):
         findings, budget = judge(study, results), budget_of(study, results)
-        found += [Line(study, claim, findings[claim.name], budget) for claim in study.claims]
+        found += [ClaimLine(study, claim, findings[claim.name], budget) for claim in study.claims]
     return found
 
 
 def budget_of(study: Study, results: Path = RESULTS) -> str:
     """Sizes, tokens and runs, as the rows tell them."""
     try:
-        rows = [row for own in Record(study, results / study.name).rows().values() for row in own]
+        rows = [row for own in StudyRecord(study, results / study.name).rows().values() for row in own]
     except NormLabError:  # what is wrong with the rows, the finding says
         return NONE
     if not rows:
@@ -65,7 +65,7 @@ def _size(row: Mapping[str, Any]) -> str:
     return f"{model.get('depth')}×{model.get('dim')} for {count(config.get('tokens') or tokens)} tokens"
 
 
-def markdown(found: Sequence[Line]) -> str:
+def markdown(found: Sequence[ClaimLine]) -> str:
     """The table of all claims, then what stands behind each."""
     heads = ("Claim", "Source", "Theirs", "Ours", "Seeds", "Budget", "Verdict", "Power")
     table = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
@@ -76,14 +76,14 @@ def markdown(found: Sequence[Line]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def headline(found: Sequence[Line]) -> str:
+def headline(found: Sequence[ClaimLine]) -> str:
     """How many claims ended how."""
     counts = Counter(line.finding.verdict for line in found)
     verdicts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in MARKS if counts[verdict])
     return f"{counted(len(found), 'claim')}: {verdicts}." if found else "There are no studies yet."
 
 
-def page(found: Sequence[Line]) -> str:
+def page(found: Sequence[ClaimLine]) -> str:
     """The same as one HTML file."""
     studies = {line.study.name: line.study for line in found}
     sections = [
@@ -96,7 +96,7 @@ def page(found: Sequence[Line]) -> str:
     return render("Claims", sections, {}, headline=headline(found), styles=("claims.css",), plots=False)
 
 
-def _cells(line: Line) -> tuple[str, ...]:
+def _cells(line: ClaimLine) -> tuple[str, ...]:
     found, claim = line.finding, line.claim
     verdict = f"{MARKS[found.verdict]} {found.verdict}"
     seeds = f"{found.seeds} ({counted(found.runs, 'run')})" if found.seeds else NONE
@@ -104,7 +104,7 @@ def _cells(line: Line) -> tuple[str, ...]:
     return claim.claim, claim.source, claim.theirs, ours, seeds, line.budget, verdict, power
 
 
-def _details(found: Sequence[Line]) -> str:
+def _details(found: Sequence[ClaimLine]) -> str:
     study = found[0].study
     about = f"`normlab study {study.name}` · {study.cost} · rule `{study.rule_hash}`"
     points = []
@@ -116,7 +116,7 @@ def _details(found: Sequence[Line]) -> str:
     return "\n".join([f"## {_text(study.title)}\n", about, "", *points])
 
 
-def _card(line: Line) -> dict[str, Any]:
+def _card(line: ClaimLine) -> dict[str, Any]:
     found = line.finding
     names = ("Claim", "Source", "Theirs", "Ours", "Seeds", "Budget", "Verdict", "Power")
     shown = [(n, text) for n, text in zip(names, _cells(line), strict=True) if n not in ("Claim", "Verdict")]

@@ -16,7 +16,7 @@ from normlab.compare.store import RESULT_FIELDS, Store
 from normlab.errors import NormLabError, unknown
 from normlab.studies.elsewhere import take_in
 from normlab.studies.items import items, run_item
-from normlab.studies.record import Record
+from normlab.studies.record import StudyRecord
 from normlab.studies.settings import comparison
 from normlab.studies.study import RESULTS, Study
 from normlab.train.storage.folder import now
@@ -39,7 +39,7 @@ def run_study(
     *,
     minutes: float | None = None,
     places: Mapping[str, Any] | None = None,
-    shown: bool = True,
+    progress: bool = True,
     command: Sequence[str] = (),
 ) -> int:
     """Do what is left of a study, for `minutes` at most; returns how many runs are left.
@@ -48,14 +48,14 @@ def run_study(
     """
     if minutes is not None and not minutes > 0.0:
         raise NormLabError(f"minutes must be positive, got {minutes}; leave it out to go on to the end")
-    record = Record(study, results / study.name)
+    record = StudyRecord(study, results / study.name)
     configs = configurations(study, places)
     _check_rules(study, configs)
     record.begin(_names(study), now())
     take_in(record)
     end = time.monotonic() + 60.0 * minutes if minutes is not None else None
     if study.kind == "train":
-        return _compare_all(record, configs, end, shown, command)
+        return _compare_all(record, configs, end, progress, command)
     return _work_all(record, end) if study.kind != "rows" else _told(record, 0, 0)
 
 
@@ -111,7 +111,7 @@ def _canonical(name: str) -> str:
 
 
 def _compare_all(
-    record: Record, configs: Mapping[str, CompareConfig], end: float | None, shown: bool, command: Sequence[str]
+    record: StudyRecord, configs: Mapping[str, CompareConfig], end: float | None, progress: bool, command: Sequence[str]
 ) -> int:
     from normlab.compare.comparison import compare
 
@@ -121,7 +121,7 @@ def _compare_all(
             if minutes is not None and minutes <= 0.0:
                 break
             folder = record.folder / arm
-            compare(config, folder, minutes=minutes, shown=shown, command=command, stamp=record.stamp)
+            compare(config, folder, minutes=minutes, progress=progress, command=command, stamp=record.stamp)
     finally:
         stored = [(config.plan(), Store(record.folder / arm).rows()) for arm, config in configs.items()]
         left = sum(plan.left(rows) for plan, rows in stored)
@@ -129,7 +129,7 @@ def _compare_all(
     return left
 
 
-def _work_all(record: Record, end: float | None) -> int:
+def _work_all(record: StudyRecord, end: float | None) -> int:
     work = items(record.study)
     for item in work:
         if end is not None and time.monotonic() > end:
@@ -143,6 +143,6 @@ def _work_all(record: Record, end: float | None) -> int:
     return _told(record, len(work), left)
 
 
-def _told(record: Record, runs: int, left: int) -> int:
+def _told(record: StudyRecord, runs: int, left: int) -> int:
     record.tell(runs, left)
     return left

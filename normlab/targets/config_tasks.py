@@ -16,12 +16,12 @@ from normlab.errors import NormLabError
 from normlab.targets import hub
 from normlab.targets.config_sizes import parts, special_tokens
 from normlab.targets.data import TokenData
-from normlab.targets.tasks import Task, TokenTask, answer, cross_entropy, fixed, hide, noisy_copies, read_out
+from normlab.targets.tasks import TokenTask, Workload, answer, cross_entropy, fixed, hide, noisy_copies, read_out
 
 Batch = dict[str, torch.Tensor]
 
 
-class OwnLoss(Task):
+class OwnLoss(Workload):
     """The model is called with the batch and returns its loss."""
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
@@ -61,7 +61,7 @@ class Causal(ModelTokens):
             yield {"input_ids": tokens, "labels": tokens}
 
 
-class Masked(ModelTokens):
+class MaskedWorkload(ModelTokens):
     """Predict some tokens, most of them hidden behind one that never occurs, as such models are published."""
 
     causal = False
@@ -104,7 +104,7 @@ class Headless(ModelTokens):
         return None
 
 
-class Images(OwnLoss):
+class ImageWorkload(OwnLoss):
     """Tell apart noisy copies of a few random pictures, one a class."""
 
     def __init__(self, config: Any, data: TokenData, *, batch_size: int, length: int):
@@ -122,7 +122,7 @@ class Images(OwnLoss):
             yield {"pixel_values": pixels, "labels": labels}
 
 
-class HeadlessImages(Images):
+class HeadlessImages(ImageWorkload):
     """The same for a model without a head: a fixed random one reads the mean of its states."""
 
     has_head = False
@@ -149,7 +149,7 @@ def image_shape(part: Any) -> tuple[int, int, int] | None:
     return (channels, *size) if isinstance(size, list | tuple) and len(size) == 2 else None
 
 
-def headless(config: Any, data: TokenData, **options: Any) -> Task:
+def headless(config: Any, data: TokenData, **options: Any) -> Workload:
     """The task of a model without a head: images where the configuration has them and no vocabulary, else tokens."""
     text = config.get_text_config()
     return (Headless if isinstance(getattr(text, "vocab_size", None), int) else HeadlessImages)(config, data, **options)

@@ -11,12 +11,12 @@ from normlab.probes.probe import untouched
 from normlab.targets.data import TokenData, token_data
 from normlab.targets.failures import in_one_line
 from normlab.targets.own_tasks import own_task, spare_tokens
-from normlab.targets.tasks import Logits, States, Task, TokenTask, answer
+from normlab.targets.tasks import Logits, States, TokenTask, Workload, answer
 
 _ASK = "pass batch= and loss_fn=, or have the factory return (module, batch, loss_fn)"
 
 
-def guess_task(model: nn.Module, name: str, *, data: str, vocabulary: int, length: int, batch_size: int) -> Task:
+def guess_task(model: nn.Module, name: str, *, data: str, vocabulary: int, length: int, batch_size: int) -> Workload:
     """Tokens for a module with an embedding, embedded ones for a module that begins with a norm or a linear layer."""
     options = {"length": length, "batch_size": batch_size}
     rows = embedding_rows(model)
@@ -38,7 +38,7 @@ def embedding_rows(model: nn.Module) -> int | None:
     return next((module.num_embeddings for module in found if isinstance(module, nn.Embedding)), None)
 
 
-def notes_on(model: nn.Module, task: Task) -> tuple[str, ...]:
+def notes_on(model: nn.Module, task: Workload) -> tuple[str, ...]:
     """A warning where most of a module's tokens never occur."""
     rows = embedding_rows(model)
     if not isinstance(task, TokenTask) or rows is None or rows < 4 * task.data.vocabulary:

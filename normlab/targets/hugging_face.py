@@ -21,7 +21,7 @@ from normlab.targets import config_sizes, config_tasks, hub
 from normlab.targets.data import MADE_UP, token_data
 from normlab.targets.failures import in_one_line
 from normlab.targets.target import Target, count_parameters
-from normlab.targets.tasks import Task
+from normlab.targets.tasks import Workload
 
 
 class Purpose(NamedTuple):
@@ -29,15 +29,15 @@ class Purpose(NamedTuple):
 
     listed: str
     makes: str
-    task: Callable[..., Task]
+    task: Callable[..., Workload]
 
 
 PURPOSES = (
     Purpose("MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING", "AutoModelForSeq2SeqLM", config_tasks.SequenceToSequence),
-    Purpose("MODEL_FOR_MASKED_LM_MAPPING", "AutoModelForMaskedLM", config_tasks.Masked),
+    Purpose("MODEL_FOR_MASKED_LM_MAPPING", "AutoModelForMaskedLM", config_tasks.MaskedWorkload),
     Purpose("MODEL_FOR_CAUSAL_LM_MAPPING", "AutoModelForCausalLM", config_tasks.Causal),
     Purpose("MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING", "AutoModelForImageTextToText", config_tasks.Causal),
-    Purpose("MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING", "AutoModelForImageClassification", config_tasks.Images),
+    Purpose("MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING", "AutoModelForImageClassification", config_tasks.ImageWorkload),
     Purpose("MODEL_MAPPING", "AutoModel", config_tasks.headless),
 )
 """In the order of preference where a configuration names no class: an encoder can be listed as a causal model, too."""

@@ -12,7 +12,7 @@ from normlab.probes.probe import LossFn
 from normlab.targets.guess_batch import guess_task, notes_on
 from normlab.targets.scheme_rules import scheme_of
 from normlab.targets.target import Target
-from normlab.targets.tasks import FixedBatch, Task
+from normlab.targets.tasks import FixedBatch, Workload
 
 
 class ModuleTarget(Target):
@@ -45,7 +45,7 @@ class ModuleTarget(Target):
         return self.model
 
 
-def task_for(model: nn.Module, name: str, batch: Any, loss_fn: LossFn | None, **sizes: Any) -> Task:
+def task_for(model: nn.Module, name: str, batch: Any, loss_fn: LossFn | None, **sizes: Any) -> Workload:
     """The user's batch and loss where they gave them; what can be guessed where not."""
     if batch is not None:
         return FixedBatch(batch, loss_fn)

@@ -13,7 +13,7 @@ from normlab.models.tokens import TokenModel
 from normlab.models.transformer import Transformer
 from normlab.models.vision import VisionTransformer
 from normlab.targets.data import TokenData
-from normlab.targets.tasks import NextToken, Task, TokenTask, fixed, hide, noisy_copies
+from normlab.targets.tasks import NextToken, TokenTask, Workload, fixed, hide, noisy_copies
 
 _CLASSES = 16
 """Pictures that are told apart, at most."""
@@ -40,7 +40,7 @@ class MaskedTokens(TokenTask):
         return model(batch[0])
 
 
-class Pictures(Task):
+class Pictures(Workload):
     """Noisy copies of a few random pictures, one a class, for a vision Transformer."""
 
     def __init__(self, model: VisionTransformer, *, batch_size: int):
@@ -63,7 +63,9 @@ def spare_tokens(model: Transformer) -> int:
     return int(isinstance(model, TokenModel) and not model.causal)
 
 
-def own_task(model: Transformer, data: TokenData, *, length: int, batch_size: int, spare: int | None = None) -> Task:
+def own_task(
+    model: Transformer, data: TokenData, *, length: int, batch_size: int, spare: int | None = None
+) -> Workload:
     """The task of one of our models; `spare` is the token that hides others, the last of the vocabulary if left out."""
     if isinstance(model, VisionTransformer):
         return Pictures(model, batch_size=batch_size)

@@ -18,7 +18,7 @@ from normlab.probes.start import Fresh
 from normlab.schemes.contract.scheme import Scheme
 from normlab.targets import scheme_rules
 from normlab.targets.failures import in_one_line
-from normlab.targets.tasks import NextToken, Task, TokenTask, answer
+from normlab.targets.tasks import NextToken, TokenTask, Workload, answer
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -41,7 +41,7 @@ class Target(ABC):
     """Pattern of the blocks for the probe, where it cannot find them."""
     resizable: frozenset[str] = frozenset()
     """What `build` can change: "depth", "width"."""
-    task: Task
+    task: Workload
 
     def __init__(self, *, device: str = "cpu", dtype: str = "fp32"):
         if dtype not in DTYPES:

@@ -19,7 +19,7 @@ from normlab.targets.data import TokenData
 _CHOSEN, _HIDDEN, _REPLACED = 0.15, 0.8, 0.1
 
 
-class Task(ABC):
+class Workload(ABC):
     """Batches without end, and a loss."""
 
     unigram: float | None = None
@@ -40,7 +40,7 @@ class Task(ABC):
         return None
 
 
-class FixedBatch(Task):
+class FixedBatch(Workload):
     """A batch that the user brought, again and again, with their loss or the model's own."""
 
     def __init__(self, batch: Any, loss_fn: Callable[[nn.Module, Any], torch.Tensor] | None = None):
@@ -62,7 +62,7 @@ class FixedBatch(Task):
         return next((logits for logits in reversed(heard) if logits is not None), None)
 
 
-class TokenTask(Task):
+class TokenTask(Workload):
     """A task made of token sequences."""
 
     causal = True

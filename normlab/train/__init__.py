@@ -14,10 +14,10 @@ from normlab.utils.lazy import loader
 if TYPE_CHECKING:
     from normlab.train.config import TrainConfig
     from normlab.train.run import Run, load_run
-    from normlab.train.trainer import Result, train
+    from normlab.train.trainer import TrainResult, train
 
-__all__ = ["Result", "Run", "TrainConfig", "load_run", "train"]
+__all__ = ["Run", "TrainConfig", "TrainResult", "load_run", "train"]
 
 __getattr__ = loader(
-    __name__, {"Result": "trainer", "Run": "run", "TrainConfig": "config", "load_run": "run", "train": "trainer"}
+    __name__, {"TrainResult": "trainer", "Run": "run", "TrainConfig": "config", "load_run": "run", "train": "trainer"}
 )

@@ -15,9 +15,9 @@ _STDERR = 2
 class Interrupt:
     """Whether this process was asked to stop, and by what."""
 
-    def __init__(self, *, shown: bool):
+    def __init__(self, *, progress: bool):
         self.reason: str | None = None
-        self._shown = shown
+        self._progress = progress
 
     @contextmanager
     def heard(self) -> Iterator[None]:
@@ -36,6 +36,6 @@ class Interrupt:
         if self.reason is not None:
             raise KeyboardInterrupt
         self.reason = f"{signal.Signals(number).name} received"
-        if self._shown:
+        if self._progress:
             # Not print: the signal may have come in the middle of one, and a buffer must not be entered twice.
             os.write(_STDERR, b"stopping after this step; once more to stop at once\n")

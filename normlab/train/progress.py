@@ -9,14 +9,14 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TextColumn
 
-from normlab.utils.progress import Live
+from normlab.utils.progress import ProgressDisplay
 from normlab.utils.text import duration
 
 _STEPS = 16
 """Steps that a speed is taken over."""
 
 
-class Clock:
+class StepClock:
     """Seconds of training, over all sessions of a run."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Meter:
         flops_a_token: int,
         peak: float,
         *,
-        shown: bool,
+        progress: bool,
         left: Callable[[int], float] | None = None,
     ):
         """`left`: the work after a step in tokens, where there is more of it than the steps' own."""
@@ -64,7 +64,7 @@ class Meter:
         self._laps: deque[tuple[float, int]] = deque(maxlen=_STEPS + 1)
         self._is_compiled = False
         self.restart(0)
-        self._live = Live(*_columns(), shown=shown)
+        self._live = ProgressDisplay(*_columns(), progress=progress)
         self.say, self.close = self._live.say, self._live.close
         if self._live.bar is not None:
             self._task = self._live.bar.add_task(label, total=steps, facts="", left="")

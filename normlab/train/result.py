@@ -13,7 +13,7 @@ from normlab.train.tasks import Task
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class TrainResult:
     """How a run ended."""
 
     state: str
@@ -51,13 +51,13 @@ class Result:
         return plain | {"loss": None, **plain.pop("scores")}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Result:
+    def from_dict(cls, values: Mapping[str, Any]) -> TrainResult:
         own = {f.name for f in dataclasses.fields(cls)}
         scores = {name: value for name, value in values.items() if name not in own and value is not None}
         return cls(**{name: value for name, value in values.items() if name in own}, scores=scores)
 
 
-def ending(result: Result, task: Task, folder: Path) -> str:
+def ending(result: TrainResult, task: Task, folder: Path) -> str:
     """What `normlab train` prints at the end: scores, whether the run is stuck, folder and reason, a line each."""
     lines = [f"{result.state}: {task.describe(result.scores)}"] if result.scores else []
     if result.stuck and result.unigram_entropy is not None and not result.reason:

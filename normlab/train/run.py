@@ -60,7 +60,7 @@ class Run:
 
     def _from_data(self) -> TrainConfig:
         config = self.folder.config
-        return config.for_data(config.task_object.open(config, shown=False))
+        return config.for_data(config.task_object.open(config, progress=False))
 
     def metrics(self, kind: str | None = None) -> list[dict[str, Any]]:
         """The records of a kind (step, eval, profile, event), or all of them."""
@@ -73,7 +73,7 @@ class Run:
         """What turns text into the model's tokens."""
         if not self.folder.tokenizer.is_file():
             # Version 0.1 wrote it at the end of a run.
-            return self.config.task_object.open(self.config, shown=False).tokenizer
+            return self.config.task_object.open(self.config, progress=False).tokenizer
         return load_tokenizer(self.folder.tokenizer)
 
     @cached_property
@@ -136,5 +136,5 @@ class Run:
             top_p=top_p, stop=end, generator=generator,
         )  # fmt: skip
         made = found[0, 1:].tolist()
-        # The vocabulary is padded: what no text has is not shown.
+        # The vocabulary is padded: what no text has is not progress.
         return self.tokenizer.decode([token for token in made if token != end and token < self.tokenizer.vocab_size])

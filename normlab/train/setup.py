@@ -23,7 +23,7 @@ from normlab.train.interrupt import Interrupt
 from normlab.train.monitor.guard import Guard
 from normlab.train.monitor.stuck import StuckWatch
 from normlab.train.plan import Course
-from normlab.train.progress import Clock, Meter
+from normlab.train.progress import Meter, StepClock
 from normlab.train.storage.checkpoint import Checkpoints
 from normlab.train.storage.folder import RunFolder
 from normlab.train.storage.journal import Journal
@@ -34,9 +34,9 @@ from normlab.train.transfer import Transfer
 class Setup:
     """Everything that a run holds."""
 
-    def __init__(self, config: TrainConfig, folder: RunFolder, group: Group, data: Data | None, shown: bool):
-        self.group, self.folder, self.shown, self.task = group, folder, shown, config.task_object
-        self.data: Any = data or self.task.open(config, shown=shown)
+    def __init__(self, config: TrainConfig, folder: RunFolder, group: Group, data: Data | None, progress: bool):
+        self.group, self.folder, self.progress, self.task = group, folder, progress, config.task_object
+        self.data: Any = data or self.task.open(config, progress=progress)
         self.config = config = config.for_data(self.data)
         if config.batch % (config.accumulate * group.world):
             raise NormLabError(
@@ -66,10 +66,10 @@ class Setup:
         self.checkpoints = Checkpoints(folder.checkpoints, config.keep, group)
         self.journal = Journal(folder, config, group)
         self.course = Course.of(config, self.data)
-        self.step, self.clock, self.meter = 0, Clock(), self._meter()
+        self.step, self.clock, self.meter = 0, StepClock(), self._meter()
         # On one GPU the host looks at a step while the next one runs; AdamW's kernel leaves a bad step out by itself.
         self.lags = on_gpu and group.world == 1 and config.optimiser == "adamw"
-        self.interrupt = Interrupt(shown=shown)
+        self.interrupt = Interrupt(progress=progress)
         self.returns: Counter[int] = Counter()
         """How often the run was rolled back to a step."""
 
@@ -111,7 +111,7 @@ class Setup:
         tokens = config.batch * config.sequence
         name = f"{config.model.scheme_object.label} lr {config.lr:g} seed {config.seed}"
         peak = self.ceiling * self.group.world
-        return Meter(name, config.steps, tokens, flops, peak, shown=self.shown, left=self.course.left)
+        return Meter(name, config.steps, tokens, flops, peak, progress=self.progress, left=self.course.left)
 
     def expectation(self) -> str:
         """What the run will take, in one line, before it starts."""

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from normlab.data import Batch
-from normlab.utils.host_copy import Sent
+from normlab.utils.host_copy import HostCopy
 
 
 class Taken(NamedTuple):
     """A step that was taken, to be judged once its numbers are there."""
 
     step: int
-    values: Sent
+    values: HostCopy
     """Loss and gradient norm."""
     parts: Sequence[Batch]
     threshold: float

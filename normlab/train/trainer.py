@@ -25,13 +25,13 @@ from normlab.train.monitor.sensitivity import sensitivity
 from normlab.train.monitor.start import first_loss
 from normlab.train.monitor.stuck import look
 from normlab.train.plan import milestones
-from normlab.train.result import Result
+from normlab.train.result import TrainResult
 from normlab.train.setup import Setup
 from normlab.train.step import Taken
 from normlab.train.storage.folder import RunFolder
 from normlab.train.storage.weights import export_safetensors
 from normlab.train.tasks import Data
-from normlab.utils.host_copy import Sent
+from normlab.utils.host_copy import HostCopy
 from normlab.utils.locks import hold
 
 ENDED = ("done", "stuck")
@@ -49,32 +49,32 @@ def train(
     folder: Path,
     *,
     data: Data | None = None,
-    shown: bool = True,
+    progress: bool = True,
     command: Sequence[str] = (),
     continuable: bool = False,
-) -> Result:
+) -> TrainResult:
     """Train, or go on with, the run in `folder`; a finished one is only read.
 
-    `shown`: say on standard error what is expected and how it goes. `command` is written down for the report.
+    `progress`: say on standard error what is expected and how it goes. `command` is written down for the report.
     `continuable`: keep the last checkpoint, from which the run can be continued with a larger budget. Under torchrun
     every process calls this.
     """
     config.model.check_start()
     group = start(config.device)
-    result = _train(config, RunFolder(folder, command), group, data, shown and group.is_main, continuable)
+    result = _train(config, RunFolder(folder, command), group, data, progress and group.is_main, continuable)
     # Not after an error: the others may be anywhere, and would never come to leave together.
     stop(group)
     return result
 
 
 def _train(
-    config: TrainConfig, folder: RunFolder, group: Group, data: Data | None, shown: bool, continuable: bool
-) -> Result:
+    config: TrainConfig, folder: RunFolder, group: Group, data: Data | None, progress: bool, continuable: bool
+) -> TrainResult:
     with ExitStack() as stack:
         group.together(lambda: _claim(folder, config, group, stack) if group.is_main else None)
         if (status := group.broadcast(folder.status))["state"] in ENDED:
-            return Result.from_dict(status["result"])
-        trainer = Trainer(config, folder, group, data, shown)
+            return TrainResult.from_dict(status["result"])
+        trainer = Trainer(config, folder, group, data, progress)
         stack.callback(trainer.close)
         trainer.continuable = continuable
         return trainer.run()
@@ -93,8 +93,8 @@ def _claim(folder: RunFolder, config: TrainConfig, group: Group, stack: ExitStac
 class Trainer(Setup):
     """A run under way."""
 
-    def __init__(self, config: TrainConfig, folder: RunFolder, group: Group, data: Data | None, shown: bool):
-        super().__init__(config, folder, group, data, shown)
+    def __init__(self, config: TrainConfig, folder: RunFolder, group: Group, data: Data | None, progress: bool):
+        super().__init__(config, folder, group, data, progress)
         self.waited = 0.0
         """Seconds for which the last step's batch kept the host waiting."""
         self.last_eval: Scores = {}
@@ -108,11 +108,11 @@ class Trainer(Setup):
 
     # -- the run -----------------------------------------------------------------------------------------------------
 
-    def run(self) -> Result:
+    def run(self) -> TrainResult:
         """From where the newest checkpoint stands to the end; whatever happens, status.json says how it ended."""
         try:
             self._resume()
-            if self.shown:
+            if self.progress:
                 self.meter.say(self.expectation())
             self.journal.status("running", self.step)
             if self.group.is_main:
@@ -241,7 +241,7 @@ class Trainer(Setup):
         return counts * self.group.world / self.group.sum(counts.sum()).clamp(min=1)
 
     def _sent(self, loss: torch.Tensor, norm: torch.Tensor, parts: Sequence[Batch]) -> Taken:
-        values = Sent(torch.stack([loss.float(), norm.float()]))
+        values = HostCopy(torch.stack([loss.float(), norm.float()]))
         return Taken(self.step, values, parts, self.guard.threshold())
 
     def _update_unless_bad(self, loss: torch.Tensor, norm: torch.Tensor, threshold: float) -> None:
@@ -317,10 +317,10 @@ class Trainer(Setup):
         self.checkpoints.save(self.step, model=self.model, optimiser=self.optimiser, extra=extra)
         self.journal.status("running", self.step)
 
-    def _result(self, state: str, reason: str | None) -> Result:
+    def _result(self, state: str, reason: str | None) -> TrainResult:
         """Write down how the run ended; what only a run that goes on needs is removed last."""
         tokens, seconds, device = self.journal.tokens(self.step), self.clock.seconds, self.group.device
-        result = Result(
+        result = TrainResult(
             state=state, reason=reason, scores=self.last_eval, steps=self.step, tokens=tokens, seconds=seconds,
             tokens_per_s=tokens / seconds if seconds else 0.0, peak_bytes=peak_memory(device), device=describe(device),
             gpu=identity(device), first_loss=self.first_loss, unigram_entropy=self.watch.entropy,

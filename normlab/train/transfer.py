@@ -33,7 +33,7 @@ from normlab.models.config import TransformerConfig
 from normlab.models.transformer import Transformer
 from normlab.roles import Role
 from normlab.schemes.contract.parts import Constant, Scale
-from normlab.schemes.contract.scheme import Bound
+from normlab.schemes.contract.scheme import BoundScheme
 
 Rule = Literal["adamw", "muon"]
 """What turns a gradient into a step."""
@@ -151,7 +151,7 @@ def _own_std(role: Role, model: Transformer) -> float:
     return bound.initial_std(role, bound.scheme.base_std(bound.dim) if given is None else given)
 
 
-def _is_pinned(role: Role, bound: Bound) -> bool:
+def _is_pinned(role: Role, bound: BoundScheme) -> bool:
     """Whether the scheme's constraint undoes a change of a matrix's size: tried on a small one."""
     if not bound.constrains:
         return False

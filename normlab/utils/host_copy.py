@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 
-class Sent:
+class HostCopy:
     """A copy on the host. On a GPU's side it is queued behind all that was queued before; elsewhere it is there."""
 
     def __init__(self, values: torch.Tensor):

@@ -17,7 +17,7 @@ from normlab.checks.judge.ladder_verdicts import judge_ladder
 from normlab.checks.judge.remedies import MENU
 from normlab.checks.judge.verdict import Verdict
 from normlab.checks.result import Check, RateLadder, Twin
-from normlab.checks.theory.records import ScaleRow, Slope, Theory, TheoryLook, Trend
+from normlab.checks.theory.records import GradientSlope, ScaleRow, Theory, TheoryLook, Trend
 from normlab.errors import NormLabError
 from normlab.utils.files import writable
 from normlab.utils.records import from_plain, to_plain
@@ -26,7 +26,7 @@ from tests.checks import finished
 THEORY = Theory(
     scheme="peri", depth=24, growth="linear", forward="linear at worst", predicted=(1.0, None), certificate="a bound",
     before=TheoryLook(step=0, certificate=(1.0, 3.0), used=(1.0, 0.5), slopes=(
-        Slope(branch="mlp.down", values=(1.0, 2.0), trend=Trend(exponent=1.0, low=0.5, high=1.5)),)),
+        GradientSlope(branch="mlp.down", values=(1.0, 2.0), trend=Trend(exponent=1.0, low=0.5, high=1.5)),)),
     scale_test=(ScaleRow(block=0, branch="mlp.down", factors=(0.5, 1.0), gains=(1.0, 1.0), slope=0.0,
                          finding="scale-free"),),
 )  # fmt: skip

@@ -27,7 +27,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def whole(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two schemes, two rates, two seeds: eight short runs."""
     folder = tmp_path_factory.mktemp("whole")
-    compare(small.configuration(text), folder, shown=False, command=["normlab", "compare"])
+    compare(small.configuration(text), folder, progress=False, command=["normlab", "compare"])
     return folder
 
 
@@ -35,5 +35,5 @@ def whole(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def long(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two long runs."""
     folder = tmp_path_factory.mktemp("long")
-    compare(small.configuration(text, **small.long()), folder, shown=False)
+    compare(small.configuration(text, **small.long()), folder, progress=False)
     return folder

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from normlab.compare.bracket import Bracket, Score, Walk, index, rate, start_rate
+from normlab.compare.bracket import Bracket, RateSearch, Score, index, rate, start_rate
 
 Loss = Callable[[float], Score]
 
@@ -23,7 +23,7 @@ def valley(optimum: float, lost_above: float = math.inf) -> Loss:
     return loss
 
 
-def walk(bracket: Bracket, loss: Loss) -> tuple[Walk, list[tuple[float, ...]]]:
+def walk(bracket: Bracket, loss: Loss) -> tuple[RateSearch, list[tuple[float, ...]]]:
     """The search to its end, and what it asked for on the way."""
     scores: dict[float, Score] = {}
     asked = []
@@ -50,7 +50,7 @@ def test_the_start_follows_from_the_size(depth: int, width: int, first: float) -
 def test_a_best_rate_in_the_middle_takes_two_rounds() -> None:
     end, asked = walk(Bracket(1e-3), valley(1e-3))
     assert asked == [(5e-4, 1e-3, 2e-3), (7.07e-4, 1.41e-3)]
-    assert end == Walk(pick=1e-3, end="interior")
+    assert end == RateSearch(pick=1e-3, end="interior")
 
 
 @pytest.mark.parametrize("octaves", [-3.4, -2.0, -1.3, -0.6, 0.0, 0.4, 1.0, 1.9, 3.3])
@@ -77,7 +77,7 @@ def test_a_best_rate_beyond_the_limits_is_said_to_be_there(optimum: float, pick:
 
 def test_a_rate_that_does_not_train_ends_the_walk_upwards() -> None:
     found, asked = walk(Bracket(1e-3), valley(1.0, lost_above=3e-3))
-    assert found == Walk(pick=2.83e-3, end="interior")
+    assert found == RateSearch(pick=2.83e-3, end="interior")
     assert max(lr for round_ in asked for lr in round_) == 4e-3
 
 
@@ -92,7 +92,7 @@ def test_one_lost_seed_ranks_below_any_loss() -> None:
 
 def test_where_nothing_trains_both_sides_are_tried_up_to_the_limits() -> None:
     found, asked = walk(Bracket(1e-3), lambda lr: Score(1, math.inf))
-    assert found == Walk(end="untrained")
+    assert found == RateSearch(end="untrained")
     assert asked[1] == (2.5e-4, 4e-3)
     tried = sorted(lr for round_ in asked for lr in round_)
     assert tried == [6.25e-5, 1.25e-4, 2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2]
@@ -108,7 +108,7 @@ def test_a_single_rate_that_trains_is_found_at_the_end(lr: float) -> None:
 
 def test_ties_go_to_the_lower_rate_and_the_walk_still_ends() -> None:
     found, _ = walk(Bracket(1e-3), lambda lr: Score(0, 1.0))
-    assert found == Walk(pick=6.25e-5, end="lowest")
+    assert found == RateSearch(pick=6.25e-5, end="lowest")
 
 
 def test_the_order_in_which_runs_end_does_not_matter() -> None:

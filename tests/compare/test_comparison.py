@@ -58,7 +58,7 @@ def test_every_run_is_a_row(whole: Path, text: Path) -> None:
 
 def test_a_row_holds_what_the_same_run_gives_alone(whole: Path, text: Path, tmp_path: Path) -> None:
     row = next(row for row in Store(whole).rows() if (row["scheme"], row["role"], row["seed"]) == ("post", "judge", 1))
-    alone = train(configuration(text).run("post", row["lr"], 1), tmp_path / "run", shown=False)
+    alone = train(configuration(text).run("post", row["lr"], 1), tmp_path / "run", progress=False)
     assert row["value"] == alone.loss
     assert row["bits_per_byte"] == alone.scores["bits_per_byte"]
     assert row["tokens"] == alone.tokens
@@ -84,14 +84,14 @@ def test_compare_json_says_what_was_compared(whole: Path, text: Path) -> None:
 @pytest.mark.usefixtures("no_process")
 def test_what_is_finished_is_only_read(copy: Path, text: Path) -> None:
     before = (copy / "rows.jsonl").read_bytes()
-    standings = compare(configuration(text), copy, shown=False)
+    standings = compare(configuration(text), copy, progress=False)
     assert (copy / "rows.jsonl").read_bytes() == before
     assert {own.scheme for own in standings} == {"pre", "post"}
     assert all(len(own.finished) == 2 for own in standings)
 
 
 def test_two_processes_give_the_numbers_of_one(whole: Path, text: Path, tmp_path: Path) -> None:
-    compare(configuration(text, workers=2), tmp_path, shown=False)
+    compare(configuration(text, workers=2), tmp_path, progress=False)
     assert values(tmp_path) == values(whole)
     assert losses(tmp_path) == losses(whole)
 
@@ -100,7 +100,7 @@ def test_it_grows_by_seeds_and_schemes(copy: Path, whole: Path, text: Path) -> N
     grown = configuration(text, seeds=3, schemes=("peri", "pre", "post"))
     assert left(grown, copy) == outcome(grown, copy).left == 2 + 2 + 3
     assert outcome(grown, copy).exit_code == 130
-    compare(grown, copy, shown=False)
+    compare(grown, copy, progress=False)
     after = values(copy)
     assert after.items() >= values(whole).items()
     assert len(after) == 8 + 7
@@ -126,7 +126,7 @@ def test_another_comparison_in_the_same_folder_is_refused(
 ) -> None:
     about = (copy / "compare.json").read_bytes()
     with pytest.raises(NormLabError) as error:
-        compare(configuration(text, **changes), copy, shown=False)
+        compare(configuration(text, **changes), copy, progress=False)
     assert words in str(error.value)
     assert "\n" not in str(error.value)
     assert (copy / "compare.json").read_bytes() == about
@@ -134,27 +134,27 @@ def test_another_comparison_in_the_same_folder_is_refused(
 
 @pytest.mark.usefixtures("no_process")
 def test_what_decides_no_result_may_change(copy: Path, text: Path) -> None:
-    compare(configuration(text, of_base={"saves": 0, "keep": 1}, workers=3, repeat_failed=True), copy, shown=False)
+    compare(configuration(text, of_base={"saves": 0, "keep": 1}, workers=3, repeat_failed=True), copy, progress=False)
 
 
 def test_changed_text_is_refused_once_a_run_has_begun(tmp_path: Path) -> None:
     text, folder = small.write_text(tmp_path / "text"), tmp_path / "out"
     config = configuration(text)
-    compare(config, folder, shown=False, minutes=1e-9)
+    compare(config, folder, progress=False, minutes=1e-9)
     (text / "0.txt").write_text("something else")
-    compare(config, folder, shown=False, minutes=1e-9)
+    compare(config, folder, progress=False, minutes=1e-9)
     run = folder / "runs" / "begun"
     run.mkdir(parents=True)
     (run / "metrics.jsonl").touch()
     (text / "0.txt").write_text("something else again")
     with pytest.raises(NormLabError, match="its data has changed"):
-        compare(config, folder, shown=False, minutes=1e-9)
+        compare(config, folder, progress=False, minutes=1e-9)
 
 
 def test_a_broken_compare_json_is_named(copy: Path, text: Path) -> None:
     (copy / "compare.json").write_text("{}")
     with pytest.raises(NormLabError, match=r"compare\.json cannot be read"):
-        compare(configuration(text), copy, shown=False)
+        compare(configuration(text), copy, progress=False)
 
 
 def test_a_failed_run_is_a_row_and_the_rest_go_on(text: Path, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_failed_run_is_a_row_and_the_rest_go_on(text: Path, tmp_path: Path) ->
         text, schemes=("none", "pre"), lrs=(1e-3, 100.0), seeds=1,
         of_base={"depth": 12, "trouble": "stop", "clip": math.inf, "warmup": 0.0},
     )  # fmt: skip
-    standings = compare(config, tmp_path, shown=False)
+    standings = compare(config, tmp_path, progress=False)
     rows = Store(tmp_path).rows()
     failed = [row for row in rows if row["state"] == "failed"]
     assert ("none", 100.0) in {(row["scheme"], row["lr"]) for row in failed}
@@ -174,7 +174,7 @@ def test_a_failed_run_is_a_row_and_the_rest_go_on(text: Path, tmp_path: Path) ->
     assert (outcome(config, tmp_path).failed, outcome(config, tmp_path).exit_code) == (len(failed), 1)
     assert outcome(config, tmp_path).lines == [f"{counted(len(failed), 'run')} failed; --repeat-failed tries again"]
     # What has failed has ended, unless the user says otherwise.
-    compare(config, tmp_path, shown=False)
+    compare(config, tmp_path, progress=False)
     assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == len(rows)
 
 
@@ -186,7 +186,7 @@ def test_what_the_user_can_mend_is_no_failed_run(text: Path, tmp_path: Path) -> 
     (run / "checkpoints" / "step-00000010").mkdir(parents=True)
     write_json(run / "config.json", {"config": first.config.to_dict(), "versions": {}, "device": "CPU"})
     with pytest.raises(NormLabError, match="no whole checkpoint"):
-        compare(config, tmp_path, shown=False)
+        compare(config, tmp_path, progress=False)
     assert values(tmp_path) == {}
 
 
@@ -195,7 +195,7 @@ def test_a_script_that_forgets_to_guard_its_call_is_told_so(text: Path, tmp_path
     script = tmp_path / "script.py"
     script.write_text(
         "from normlab.compare import compare\nfrom tests.compare.small import configuration\n"
-        f"compare(configuration({str(text)!r}), {str(tmp_path / 'out')!r}, shown=False)\n"
+        f"compare(configuration({str(text)!r}), {str(tmp_path / 'out')!r}, progress=False)\n"
     )
     environment = os.environ | {"PYTHONPATH": str(small.ROOT)}
     done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=120)
@@ -207,12 +207,12 @@ def test_a_script_that_forgets_to_guard_its_call_is_told_so(text: Path, tmp_path
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_killed_as_a_whole_it_goes_on_to_the_same_numbers(text: Path, tmp_path: Path, long: Path, workers: int) -> None:
     config = small.long(workers=workers)
-    process = in_process(text, tmp_path, config, shown=False)
+    process = in_process(text, tmp_path, config, progress=False)
     wait_until(lambda: has_checkpoint(tmp_path), process)
     process.kill()
     process.communicate()
     assert len(values(tmp_path)) < 2
-    compare(configuration(text, **config), tmp_path, shown=False)
+    compare(configuration(text, **config), tmp_path, progress=False)
     assert values(tmp_path) == values(long)
     assert losses(tmp_path) == losses(long)
 
@@ -232,7 +232,7 @@ def test_asked_to_stop_it_saves_and_goes_on_to_the_same_numbers(
     assert values(tmp_path) == {}
     # Nothing but the request has made it save.
     assert has_checkpoint(tmp_path)
-    compare(configuration(text, **config), tmp_path, shown=False)
+    compare(configuration(text, **config), tmp_path, progress=False)
     assert list(values(tmp_path).values()) == list(values(long).values())
 
 
@@ -279,7 +279,7 @@ def test_a_killed_worker_is_started_again_from_its_checkpoint(text: Path, tmp_pa
 def test_a_run_killed_too_often_is_interrupted_and_tried_again_by_the_next_call(
     text: Path, tmp_path: Path, long: Path
 ) -> None:
-    process = in_process(text, tmp_path, small.long(retries=0), shown=False)
+    process = in_process(text, tmp_path, small.long(retries=0), progress=False)
     wait_until(lambda: has_checkpoint(tmp_path), process)
     name = kill_worker(tmp_path)
     _, errors = process.communicate(timeout=200)
@@ -295,14 +295,14 @@ def test_a_run_killed_too_often_is_interrupted_and_tried_again_by_the_next_call(
     # Charged to nobody: the scheme has no judge run, it has not failed.
     (standing,) = (own for own in ranking(Store(tmp_path).rows(), "pre") if own.interrupted)
     assert (standing.verdict, standing.failed) == ("not judged", 0)
-    compare(config, tmp_path, shown=False)
+    compare(config, tmp_path, progress=False)
     assert values(tmp_path) == values(long)
     assert outcome(config, tmp_path).exit_code == 0
 
 
 def test_rates_that_are_searched_end_inside_those_tried_and_resume(text: Path, tmp_path: Path) -> None:
     config = configuration(text, lrs="auto", seeds=1, of_base={"steps": 8, "evals": 1, "saves": 0}, schemes=("pre",))
-    compare(config, tmp_path, shown=False)
+    compare(config, tmp_path, progress=False)
     rows = Store(tmp_path).rows()
     tune = {row["lr"]: row["value"] for row in rows if row["role"] == "tune"}
     (judge,) = (row for row in rows if row["role"] == "judge")
@@ -315,7 +315,7 @@ def test_rates_that_are_searched_end_inside_those_tried_and_resume(text: Path, t
     # From some of the rows the same runs follow.
     lines = (tmp_path / "rows.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "rows.jsonl").write_text("".join(lines[:2]))
-    compare(config, tmp_path, shown=False)
+    compare(config, tmp_path, progress=False)
     assert values(tmp_path) == {row["run"]: row["value"] for row in rows}
 
 
@@ -325,12 +325,12 @@ def test_listed_and_searched_rates_do_not_mix(copy: Path, text: Path, lrs: Any) 
     about = json.loads((copy / "compare.json").read_text())
     (copy / "compare.json").write_text(json.dumps(about | {"lrs": [1e-3, 1e-2] if lrs == "auto" else "auto"}))
     with pytest.raises(NormLabError, match="its lrs is"):
-        compare(configuration(text, lrs=lrs), copy, shown=False)
+        compare(configuration(text, lrs=lrs), copy, progress=False)
 
 
 def test_a_second_process_is_refused(text: Path, tmp_path: Path) -> None:
     with hold(tmp_path / "lock"):
-        process = in_process(text, tmp_path, small.long(), shown=False)
+        process = in_process(text, tmp_path, small.long(), progress=False)
         _, errors = process.communicate(timeout=200)
     assert f"{tmp_path} is in use by process {os.getpid()}" in errors
     assert not (tmp_path / "compare.json").exists()

@@ -37,7 +37,7 @@ def config_of(task: str, text: Path) -> CompareConfig:
 )
 def test_a_comparison_of_another_task(task, metric, field, beside, text, tmp_path):
     config = config_of(task, text)
-    standings = compare(config, tmp_path, shown=False)
+    standings = compare(config, tmp_path, progress=False)
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert len(rows) == 8
     assert {row["metric"] for row in rows} == {metric}
@@ -49,7 +49,7 @@ def test_a_comparison_of_another_task(task, metric, field, beside, text, tmp_pat
         best = max if task == "images" else min
         assert tuned[own.lr] == best(tuned.values())
     # Nothing is left to do, and the page is there.
-    assert compare(config, tmp_path, shown=False) == standings
+    assert compare(config, tmp_path, progress=False) == standings
     text_of_page = build(tmp_path).read_text(encoding="utf-8")
     table = markdown(tmp_path)
     for found in (text_of_page, table):
@@ -59,19 +59,19 @@ def test_a_comparison_of_another_task(task, metric, field, beside, text, tmp_pat
 
 
 def test_another_task_is_another_comparison(text, tmp_path):
-    compare(config_of("masked", text), tmp_path, shown=False)
+    compare(config_of("masked", text), tmp_path, progress=False)
     with pytest.raises(NormLabError, match="holds another comparison: its"):
-        compare(config_of("images", text), tmp_path, shown=False)
+        compare(config_of("images", text), tmp_path, progress=False)
 
 
 def test_comparisons_that_were_made_before_there_were_tasks(text, tmp_path):
     config = small.configuration(text, lrs=(1e-2,), seeds=1)
-    compare(config, tmp_path, shown=False)
+    compare(config, tmp_path, progress=False)
     before = (tmp_path / "rows.jsonl").read_text()
     about = json.loads((tmp_path / "compare.json").read_text())
     del about["base"]["task"]
     (tmp_path / "compare.json").write_text(json.dumps(about))
-    assert len(compare(config, tmp_path, shown=False)) == 2
+    assert len(compare(config, tmp_path, progress=False)) == 2
     assert (tmp_path / "rows.jsonl").read_text() == before
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from normlab.compare import progress as comparison_progress
-from normlab.compare.progress import View
+from normlab.compare.progress import ComparisonProgress
 from normlab.compare.run_one import Job
 from normlab.utils import progress
 from tests.compare import small
@@ -38,7 +38,7 @@ def test_lines_where_there_is_no_terminal(
     clock = SimpleNamespace(now=0.0)
     for module in (comparison_progress, progress):
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock.now))
-    shown = View(12, shown=True)
+    shown = ComparisonProgress(12, progress=True)
     shown.update(1, 4, [])
     assert capsys.readouterr().err == ""
     clock.now = 60.0
@@ -67,7 +67,7 @@ def test_bars_on_a_terminal(job: Job, capsys: pytest.CaptureFixture[str], monkey
     monkeypatch.setenv("COLUMNS", "140")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", "1")
-    shown = View(12, shown=True)
+    shown = ComparisonProgress(12, progress=True)
     shown.update(1, 4, [job])
     shown.ended(row())
     shown.close()
@@ -83,14 +83,14 @@ def test_a_loss_that_is_not_finite_is_no_reason_to_fail(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "140")
     (job.folder / "metrics.jsonl").write_text('{"kind": "step", "step": 6, "loss": null, "tokens_per_s": null}\n')
-    shown = View(12, shown=True)
+    shown = ComparisonProgress(12, progress=True)
     shown.update(0, 4, [job])
     shown.close()
     assert "not finite" in capsys.readouterr().err
 
 
 def test_nothing_if_so_asked(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = View(12, shown=False)
+    shown = ComparisonProgress(12, progress=False)
     shown.update(1, 4, [job])
     shown.ended(row())
     shown.close()

@@ -36,7 +36,7 @@ needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="
 @needs_ray
 @pytest.mark.full
 def test_ray_gives_the_numbers_of_this_machine(whole: Path, text: Path, tmp_path: Path) -> None:
-    process = in_process(text, tmp_path, {"on": "ray", "workers": 2}, shown=False)
+    process = in_process(text, tmp_path, {"on": "ray", "workers": 2}, progress=False)
     _, errors = process.communicate(timeout=400)
     assert process.returncode == 0, errors
     assert values(tmp_path) == values(whole)
@@ -48,7 +48,7 @@ def test_ray_gives_the_numbers_of_this_machine(whole: Path, text: Path, tmp_path
 def test_ray_finds_a_scheme_in_a_file(text: Path, tmp_path: Path) -> None:
     own = Path(__file__).parents[2] / "examples" / "custom_scheme.py"
     config = {"on": "ray", "schemes": ["pre", f"{own}:Balanced(tau=0.3)"], "lrs": [1e-2], "seeds": 1}
-    process = in_process(text, tmp_path, config, shown=False)
+    process = in_process(text, tmp_path, config, progress=False)
     _, errors = process.communicate(timeout=400)
     assert process.returncode == 0, errors
     assert {row["scheme"] for row in Store(tmp_path).rows()} == {"pre", "balanced(tau=0.3)"}
@@ -58,13 +58,13 @@ def test_ray_finds_a_scheme_in_a_file(text: Path, tmp_path: Path) -> None:
 @pytest.mark.full
 def test_asked_to_stop_runs_on_ray_save(long: Path, text: Path, tmp_path: Path) -> None:
     config = small.long(of_base={"steps": small.LONG, "saves": 0})
-    process = in_process(text, tmp_path, config | {"on": "ray"}, shown=False)
+    process = in_process(text, tmp_path, config | {"on": "ray"}, progress=False)
     wait_until(lambda: any(losses(tmp_path).values()), process, seconds=400.0)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=400)
     assert values(tmp_path) == {}
     assert has_checkpoint(tmp_path)
-    compare(configuration(text, **config), tmp_path, shown=False)
+    compare(configuration(text, **config), tmp_path, progress=False)
     assert values(tmp_path) == values(long)
 
 
@@ -112,7 +112,7 @@ def test_ray_that_is_missing_is_named_with_its_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(NormLabError, match=r'pip install "normlab\[cluster\]"'):
-        compare(configuration(text, on="ray"), tmp_path, shown=False)
+        compare(configuration(text, on="ray"), tmp_path, progress=False)
 
 
 def test_a_machine_that_does_not_see_the_folder_says_so(text: Path, tmp_path: Path) -> None:

@@ -42,12 +42,12 @@ def test_a_run_under_way_is_read_like_one_that_has_ended(whole: Path, tmp_path: 
 def test_the_reason_of_a_failed_run_is_read(text: Path, tmp_path: Path) -> None:
     wild = {"depth": 12, "trouble": "stop", "clip": math.inf, "warmup": 0.0}
     config = configuration(text, schemes=("none",), baseline="none", of_base=wild)
-    result = train(config.run("none", 100.0, 0), tmp_path / "run", shown=False)
+    result = train(config.run("none", 100.0, 0), tmp_path / "run", progress=False)
     assert result.state == "failed"
     run = load(tmp_path / "run").runs[0]
     assert (run.state, run.reason) == ("failed", result.reason)
 
 
 def test_a_comparison_that_has_not_begun_has_a_page(text: Path, tmp_path: Path) -> None:
-    assert compare(configuration(text), tmp_path, shown=False, minutes=1e-9) == []
+    assert compare(configuration(text), tmp_path, progress=False, minutes=1e-9) == []
     assert "no run has ended yet" in report.build(tmp_path).read_text()

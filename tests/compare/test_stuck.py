@@ -52,7 +52,7 @@ def hopeless(text: Path, **changes: Any) -> Any:
 
 
 def rows_of(config: Any, folder: Path) -> list[Row]:
-    compare(config, folder, shown=False)
+    compare(config, folder, progress=False)
     return Store(folder).rows()
 
 
@@ -71,9 +71,9 @@ def test_stopped_runs_have_ended_and_say_why(text: Path, tmp_path: Path) -> None
         assert row["tokens"] == 6 * small.LENGTH * small.BATCH
     assert left(config, tmp_path) == 0
     before = (tmp_path / "rows.jsonl").read_bytes()
-    compare(config, tmp_path, shown=False)
+    compare(config, tmp_path, progress=False)
     # They have not failed: they would be stuck again.
-    compare(hopeless(text, repeat_failed=True), tmp_path, shown=False)
+    compare(hopeless(text, repeat_failed=True), tmp_path, progress=False)
     assert (tmp_path / "rows.jsonl").read_bytes() == before
     assert all(len(steps) == 6 for steps in losses(tmp_path).values())
 
@@ -110,7 +110,7 @@ def test_a_comparison_of_version_0_1_goes_on(text: Path, tmp_path: Path) -> None
     path.write_text(json.dumps(about))
     kept = [{name: value for name, value in row.items() if name != "stuck"} for row in Store(tmp_path).rows()]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
-    compare(config, tmp_path, shown=False)
+    compare(config, tmp_path, progress=False)
     assert Store(tmp_path).rows() == kept
 
 

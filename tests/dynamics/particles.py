@@ -10,40 +10,42 @@ import torch
 from scipy.integrate import solve_ivp
 
 from normlab.dynamics.system import laws
-from normlab.dynamics.system.attention import Attention
-from normlab.dynamics.system.flow import Flow, State, unit
+from normlab.dynamics.system.attention import ParticleAttention
+from normlab.dynamics.system.flow import Flow, ParticleState, unit
 from normlab.dynamics.system.integrators import DormandPrince
 
 TABLE = ("post", "pre", "mix", "peri", "ngpt(alpha=1.0)", "sqrt")
 """The rows of the paper's table; nGPT with its own α as well, where that matters."""
 
 
-def start(tokens: Any, radius: float = 1.0) -> State:
+def start(tokens: Any, radius: float = 1.0) -> ParticleState:
     """Tokens (n, d) or (S, n, d) at time zero."""
     theta = unit(torch.as_tensor(tokens))
     theta = theta.unsqueeze(0) if theta.ndim == 2 else theta
-    return State(theta, theta.new_full(theta.shape[:2], radius), theta.new_zeros(len(theta)))
+    return ParticleState(theta, theta.new_full(theta.shape[:2], radius), theta.new_zeros(len(theta)))
 
 
-def uniform(n: int, d: int, *, systems: int = 1, seed: int = 0, radius: float = 1.0) -> State:
+def uniform(n: int, d: int, *, systems: int = 1, seed: int = 0, radius: float = 1.0) -> ParticleState:
     draw = torch.Generator(device="cpu").manual_seed(seed)
     return start(torch.randn(systems, n, d, generator=draw, dtype=torch.float64, device="cpu"), radius)
 
 
-def clustered(n: int, d: int, spread: float = 0.1, *, radius: float = 1.0) -> State:
+def clustered(n: int, d: int, spread: float = 0.1, *, radius: float = 1.0) -> ParticleState:
     noise = uniform(n, d, seed=1).theta
     return start(torch.eye(d, dtype=torch.float64)[0] + spread * noise, radius)
 
 
 def flow(spec: Any, beta: float = 1.0, *, depth: int = 4, **attention: Any) -> Flow:
-    return Flow(laws.find(spec, depth), Attention(beta=torch.tensor([beta], dtype=torch.float64), **attention))
+    return Flow(laws.find(spec, depth), ParticleAttention(beta=torch.tensor([beta], dtype=torch.float64), **attention))
 
 
-def follow(system: Flow, begin: State, *times: float, tolerance: float = 1e-11, **options: Any) -> list[State]:
+def follow(
+    system: Flow, begin: ParticleState, *times: float, tolerance: float = 1e-11, **options: Any
+) -> list[ParticleState]:
     return list(DormandPrince(tolerance=tolerance, **options).orbit(system, begin, times))
 
 
-def variance(state: State) -> float:
+def variance(state: ParticleState) -> float:
     """Mean ‖θ − θ̄‖² of the first system."""
     return float((state.theta[0] - state.theta[0].mean(0)).square().sum(-1).mean())
 
@@ -64,7 +66,7 @@ ORACLES: dict[str, Divisor] = {
 
 
 def by_scipy(
-    oracle: Divisor, begin: State, beta: float, time: float, *, pauses: Sequence[float] = ()
+    oracle: Divisor, begin: ParticleState, beta: float, time: float, *, pauses: Sequence[float] = ()
 ) -> tuple[np.ndarray, np.ndarray]:
     """(θ, r) of the first system at a time, in the ambient space and with numpy alone."""
     theta, radius = begin.theta[0].numpy(), begin.radius[0].numpy()

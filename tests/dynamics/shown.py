@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from normlab.dynamics.experiments.result import Result, judge
+from normlab.dynamics.experiments.result import ExperimentResult, judge
 from normlab.dynamics.measure.fits import Rate
 from normlab.dynamics.measure.tails import Tail
-from normlab.dynamics.result import Band, Fitted, Merge, Run, Simulation
+from normlab.dynamics.result import Band, Fitted, Merge, SchemeRun, Simulation
 from normlab.dynamics.view.figures import Figure, curve, image
 
 HOSTILE = "<script>alert(1)</script>"
@@ -20,7 +20,7 @@ def band(values: tuple[float, ...]) -> Band:
     return Band(mean=values, low=tuple(0.9 * v for v in values), high=tuple(1.1 * v for v in values))
 
 
-def run(scheme: str = "post", *, beta: float = 1.0, rate: float = 2.0, **changes: Any) -> Run:
+def run(scheme: str = "post", *, beta: float = 1.0, rate: float = 2.0, **changes: Any) -> SchemeRun:
     """Tokens that come down the sphere to its pole, and a variance that falls as e^{−rate t}."""
     fall = tuple(math.exp(-rate * time) for time in TIMES)
     rise = tuple(1 - value for value in fall)
@@ -37,10 +37,10 @@ def run(scheme: str = "post", *, beta: float = 1.0, rate: float = 2.0, **changes
         "tail": Tail(form="exponential", rate=-2.0, growth=0.0),
         "paths": tuple(tuple((math.sin(a), math.cos(a), 0.0) for a in look) for look in angles),
     }  # fmt: skip
-    return Run(scheme=scheme, beta=beta, **found | changes)
+    return SchemeRun(scheme=scheme, beta=beta, **found | changes)
 
 
-def simulation(*runs: Run, **changes: Any) -> Simulation:
+def simulation(*runs: SchemeRun, **changes: Any) -> Simulation:
     config = {"tokens": TOKENS, "dim": 3, "seeds": 1, "time": 10.0, "clock": "plain", "method": "rk4"}
     found: dict[str, Any] = {
         "config": config | changes.pop("config", {}),
@@ -52,7 +52,7 @@ def simulation(*runs: Run, **changes: Any) -> Simulation:
     return Simulation(**found | changes)
 
 
-def result(**changes: Any) -> Result:
+def result(**changes: Any) -> ExperimentResult:
     x = (1.0, 2.0, 3.0)
     figures = (
         Figure(
@@ -74,4 +74,4 @@ def result(**changes: Any) -> Result:
         "verdicts": verdicts,
         "notes": ("a note",), "command": ("normlab", "simulate", "speed-laws"), "versions": {"normlab": "0.1.0"},
     }  # fmt: skip
-    return Result(**found | changes)
+    return ExperimentResult(**found | changes)

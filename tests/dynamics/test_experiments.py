@@ -14,10 +14,10 @@ import normlab
 from normlab.dynamics import experiments
 from normlab.dynamics.choices import ABOUT
 from normlab.dynamics.experiments import causal, metastability, phases, random_weights, real_model
-from normlab.dynamics.experiments.result import Result, judge
+from normlab.dynamics.experiments.result import ExperimentResult, judge
 from normlab.dynamics.system import laws
-from normlab.dynamics.system.attention import Attention
-from normlab.dynamics.system.flow import Flow, State
+from normlab.dynamics.system.attention import ParticleAttention
+from normlab.dynamics.system.flow import Flow, ParticleState
 from normlab.errors import NormLabError
 from normlab.models import tokens
 from normlab.models.rotary import rotary_table
@@ -46,7 +46,7 @@ def test_an_experiment_ends_in_figures_a_table_and_verdicts(name, tmp_path):
     assert all(len(row) == len(found.columns) for row in found.rows)
     assert name in found.table()
     path = found.save(tmp_path / "result.json")
-    assert Result.from_json(path.read_text()).to_json() == found.to_json()
+    assert ExperimentResult.from_json(path.read_text()).to_json() == found.to_json()
     for figure in found.figures:
         for curve in figure.curves:
             assert len(curve.x) == len(curve.y)
@@ -99,11 +99,13 @@ def test_the_circle_is_the_plane_of_the_full_flow(name):
     """Particles with weights against as many tokens at the same places."""
     angles = torch.tensor([0.1, 0.5, 2.0, 4.0], dtype=torch.float64)
     masses, law = torch.tensor([1.0, 3.0, 2.0, 1.0], dtype=torch.float64), laws.find(name, 8)
-    attention = Attention(beta=torch.tensor([3.0], dtype=torch.float64))
+    attention = ParticleAttention(beta=torch.tensor([3.0], dtype=torch.float64))
 
-    def state(around: torch.Tensor) -> State:
+    def state(around: torch.Tensor) -> ParticleState:
         theta = torch.stack([around.cos(), around.sin()], -1).unsqueeze(0)
-        return State(theta, torch.full(theta.shape[:2], 1.5, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
+        return ParticleState(
+            theta, torch.full(theta.shape[:2], 1.5, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+        )
 
     heavy = metastability.Circle(law, attention, mass=masses)(state(angles))
     many = angles.repeat_interleave(masses.long())
@@ -117,8 +119,8 @@ def test_tiny_pulls_keep_their_digits():
     """Two clusters a radian apart at β = 100: the pull, 10⁻²⁰ of the token, would vanish in A − ⟨θ, A⟩ θ."""
     angles = torch.tensor([0.0, 1.0], dtype=torch.float64)
     theta = torch.stack([angles.cos(), angles.sin()], -1).unsqueeze(0)
-    state = State(theta, torch.ones(1, 2, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
-    attention = Attention(beta=torch.tensor([100.0], dtype=torch.float64))
+    state = ParticleState(theta, torch.ones(1, 2, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
+    attention = ParticleAttention(beta=torch.tensor([100.0], dtype=torch.float64))
     speeds = metastability.Circle(laws.find("post", 1), attention, mass=torch.ones(2).double()).speeds(state)
     pull = math.exp(-100 * (1 - math.cos(1.0)))
     assert speeds[0].tolist() == pytest.approx([math.sin(1.0) * pull] * 2, rel=1e-12, abs=0.0)
@@ -219,7 +221,7 @@ def _trained(root, monkeypatch):
     model = normlab.DecoderConfig(scheme="pre", depth=2, dim=32, heads=4)
     data = {"data": (str(root / "text.txt"),), "length": 32, "batch": 4, "tokens": 1024}
     config = normlab.TrainConfig(model=model, evals=1, saves=0, base_dim=16, **data)
-    assert train(config, root / "run", shown=False).state == "done"
+    assert train(config, root / "run", progress=False).state == "done"
     return root / "run"
 
 

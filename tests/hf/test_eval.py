@@ -64,7 +64,7 @@ def test_the_harness_scores_as_the_run_does(tmp_path, monkeypatch):
         model=DecoderConfig(depth=2, dim=64, heads=2, scheme="geonorm"), data=(str(tmp_path / "text.txt"),), length=64,
         batch=8, tokens=100_000, lr=5e-3, evals=1, saves=0,
     )  # fmt: skip
-    assert train(config, tmp_path / "run", shown=False).state == "done"
+    assert train(config, tmp_path / "run", progress=False).state == "done"
     folder = export(tmp_path / "run", tmp_path / "out")
     environment = {**os.environ, "HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     done = subprocess.run(

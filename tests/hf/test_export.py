@@ -38,7 +38,7 @@ def runs(tmp_path_factory) -> dict[str, Path]:
                 model=model, data=(str(folder / "text.txt"),), length=32, batch=4, tokens=8192, lr=1e-2, evals=1,
                 saves=0, **rest,
             )  # fmt: skip
-            assert train(config, folder / name, shown=False).state == "done"
+            assert train(config, folder / name, progress=False).state == "done"
     return {name: folder / name for name in KINDS}
 
 

@@ -18,7 +18,7 @@ def test_its_programs_run(tmp_path, monkeypatch, capsys):
     Path("text.txt").write_text(TEXT)
     model = DecoderConfig(depth=1, dim=32, heads=2)
     config = TrainConfig(model=model, data=("text.txt",), length=32, batch=4, tokens=4096, evals=1, saves=0)
-    train(config, Path("runs/fox"), shown=False)
+    train(config, Path("runs/fox"), progress=False)
     programs = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
     assert len(programs) == 4
     names: dict[str, object] = {}

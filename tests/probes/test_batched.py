@@ -14,7 +14,7 @@ from normlab.probes.attention import summarise
 from normlab.probes.batched import Together
 from normlab.probes.measures import block, boundary_with_channels, boundary_with_ranks
 from normlab.probes.probe import measure_stacks
-from normlab.utils.host_copy import Sent
+from normlab.utils.host_copy import HostCopy
 from tests.probes.loops import decoder, same, text
 from tests.targets.tiny import batch_for, hugging_face
 
@@ -117,7 +117,7 @@ def gate(monkeypatch):
     """Numbers come from the device when the gate is opened."""
     gate = threading.Event()
 
-    class Slow(Sent):
+    class Slow(HostCopy):
         @property
         def is_there(self) -> bool:
             return gate.is_set()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from normlab.errors import NormLabError
 from normlab.probes import measures
-from normlab.probes.hidden_state import TOKENS, State, sample
+from normlab.probes.hidden_state import TOKENS, HiddenState, sample
 from normlab.probes.profile import BLOCK, BOUNDARY
 
 # One fp32 operation; a sum of n terms of one sign costs log2(n) of them, and the measures do a handful more.
@@ -105,7 +105,7 @@ def test_without_the_mean_of_all_tokens_the_rest_is_measured():
     # Thirty times larger than what is left of it, the mean has taken as many digits away.
     close(measures.rest_cosine(h), pairwise_cosine(rest), operations=300)
     close(measures.token_cosine(h), 1.0, operations=1e5)
-    found, _ = measures.ranks(measures.gram(State(h).rest))
+    found, _ = measures.ranks(measures.gram(HiddenState(h).rest))
     wanted, _ = measures.ranks(measures.gram(rest.float()))
     assert found == pytest.approx(wanted, rel=1e5 * EPS)
     assert measures.ranks(measures.gram(h))[0] < 2.0 < 5.0 < found

@@ -226,26 +226,26 @@ def run_config(text: Path, spec: str = SPEC, **changes) -> TrainConfig:
 def test_a_run_is_resumed_and_loaded_from_another_folder(here, tmp_path, monkeypatch):
     text = write_text(tmp_path / "text")
     folder = tmp_path / "run"
-    assert train(run_config(text), folder, shown=False).state == "done"
+    assert train(run_config(text), folder, progress=False).state == "done"
     assert run_config(text).name.startswith("highway-gate--2.0-")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "highway.py").write_text(HIGHWAY)
     monkeypatch.chdir(elsewhere)
     # The same content in another folder is the same run.
-    assert train(run_config(text), folder, shown=False).state == "done"
+    assert train(run_config(text), folder, progress=False).state == "done"
     code = "import sys, normlab; print(normlab.load_run(sys.argv[1]).model.stack.layers[0].block.steps[0].write.start)"
     assert in_a_process(code, elsewhere, str(folder)) == "-2.0"
     (elsewhere / "highway.py").write_text(HIGHWAY + "\n# another scheme")
     with pytest.raises(NormLabError, match=r"its scheme is 'highway.py@\w+:Highway\(gate=-2.0\)', not 'highway.py@"):
-        train(run_config(text), folder, shown=False)
+        train(run_config(text), folder, progress=False)
 
 
 def test_an_export_names_the_file_and_not_its_folder(here, tmp_path):
     pytest.importorskip("transformers", reason="Hugging Face models need transformers")
     from normlab.hf import NormLabForCausalLM, export
 
-    train(run_config(write_text(tmp_path / "text")), tmp_path / "run", shown=False)
+    train(run_config(write_text(tmp_path / "text")), tmp_path / "run", progress=False)
     folder = export(tmp_path / "run", tmp_path / "export")
     written = (folder / "config.json").read_text() + (folder / "README.md").read_text()
     assert str(here) not in written
@@ -258,7 +258,7 @@ def test_an_export_names_the_file_and_not_its_folder(here, tmp_path):
 def test_a_run_whose_file_is_gone_says_so(here, tmp_path):
     text = write_text(tmp_path / "text")
     folder = tmp_path / "run"
-    train(run_config(text, "highway.py:Highway(gate=-4)"), folder, shown=False)
+    train(run_config(text, "highway.py:Highway(gate=-4)"), folder, progress=False)
     (here / "highway.py").unlink()
     code = "import sys, normlab\ntry: normlab.load_run(sys.argv[1])\nexcept normlab.NormLabError as error: print(error)"
     told = in_a_process(code, tmp_path, str(folder))
@@ -271,7 +271,7 @@ def small(text: Path, *schemes: str, **changes) -> CompareConfig:
 
 def test_workers_of_a_comparison_find_it(here, tmp_path, monkeypatch):
     text, folder = write_text(tmp_path / "text"), tmp_path / "comparison"
-    standings = compare(small(text, "pre", SPEC), folder, shown=False)
+    standings = compare(small(text, "pre", SPEC), folder, progress=False)
     assert {standing.label for standing in standings} == {"pre", "highway(gate=-2.0)"}
     rows = Store(folder).rows()
     assert {row["scheme"] for row in rows} == {"pre", "highway(gate=-2.0)"}
@@ -285,19 +285,19 @@ def test_workers_of_a_comparison_find_it(here, tmp_path, monkeypatch):
     with pytest.raises(
         NormLabError, match=r"its scheme highway\(gate=-2.0\) was highway.py@\w+:Highway, not highway.py@"
     ):
-        compare(small(text, "pre", SPEC), folder, shown=False)
+        compare(small(text, "pre", SPEC), folder, progress=False)
     (here / "highway.py").write_text(HIGHWAY)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    assert len(compare(small(text, "pre", f"{here}/{SPEC}"), folder, shown=False)) == 2
+    assert len(compare(small(text, "pre", f"{here}/{SPEC}"), folder, progress=False)) == 2
 
 
 @pytest.mark.parametrize(
     "start",
     [
-        lambda text, folder: train(run_config(text, "careless.py:Highway"), folder, shown=False),
-        lambda text, folder: compare(small(text, "careless.py:Highway"), folder, shown=False),
+        lambda text, folder: train(run_config(text, "careless.py:Highway"), folder, progress=False),
+        lambda text, folder: compare(small(text, "careless.py:Highway"), folder, progress=False),
     ],
     ids=["train", "compare"],
 )

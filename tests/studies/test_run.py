@@ -35,7 +35,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = write_text(folder / "text")
     write_study(folder / "studies", data=[str(text)], val_data=[str(held_out(text))])
     study = load_study("tiny", folder / "studies")
-    assert run_study(study, folder / "results", shown=False) == 0
+    assert run_study(study, folder / "results", progress=False) == 0
     return folder
 
 
@@ -75,7 +75,7 @@ def test_verdicts_follow_from_the_rows(root):
 
 def test_nothing_is_run_twice(copy):
     before = (copy / "results/tiny/main/rows.jsonl").read_bytes()
-    assert run_study(load_study("tiny", copy / "studies"), copy / "results", shown=False) == 0
+    assert run_study(load_study("tiny", copy / "studies"), copy / "results", progress=False) == 0
     assert (copy / "results/tiny/main/rows.jsonl").read_bytes() == before
 
 
@@ -94,7 +94,7 @@ def test_a_study_goes_on_where_it_was(copy):
     file = copy / "studies/tiny.toml"
     file.write_text(file.read_text().replace("seeds = 3", "seeds = 4"))
     study = load_study("tiny", copy / "studies")
-    assert run_study(study, copy / "results", shown=False) == 0
+    assert run_study(study, copy / "results", progress=False) == 0
     assert path.read_text().splitlines(keepends=True)[:4] == lines[:4]
     # Another run of the same seed gives the same result, whenever it is made.
     again = {one["run"]: one["value"] for one in rows(copy)}
@@ -109,7 +109,7 @@ def test_a_rule_changed_afterwards_voids_the_rows(copy):
     path.write_text(path.read_text().replace("by = 2.0", "by = 3.0"))
     study, stored = load_study("tiny", copy / "studies"), (copy / "results/tiny/main/rows.jsonl").read_bytes()
     with pytest.raises(NormLabError, match="rule of tiny has changed since 6 rows") as error:
-        run_study(study, copy / "results", shown=False)
+        run_study(study, copy / "results", progress=False)
     assert "\n" not in str(error.value)
     found = judge(study, copy / "results")["gap"]
     assert found.verdict == "open"
@@ -156,11 +156,11 @@ def test_time_is_shared_by_the_arms(copy, monkeypatch):
     study = read_study("other", tomllib.loads(text), "other.toml")
     monkeypatch.setattr("normlab.compare.comparison.compare", lambda *_args, **options: asked.append(options))
     asked: list[dict] = []
-    left = run_study(study, copy / "results", minutes=5.0, shown=False)
+    left = run_study(study, copy / "results", minutes=5.0, progress=False)
     assert left == 12
     assert [4.5 < options["minutes"] <= 5.0 for options in asked] == [True, True]
     with pytest.raises(NormLabError, match="minutes must be positive"):
-        run_study(study, copy / "results", minutes=0.0, shown=False)
+        run_study(study, copy / "results", minutes=0.0, progress=False)
 
 
 # -- other kinds of work -------------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ def test_a_check_is_a_row(tmp_path):
     rule = 'kind = "bound"\nscheme = "pre"\nvalue = "result.ladder.profiles.0.rms.max"\nat_most = 100.0\nexact = true'
     settings = 'targets = ["pre", "post"]\ndepths = [2]\nsteps = 2\nlength = 8\nbatch_size = 2\nwidth = 16'
     study = other("check", settings, rule)
-    assert run_study(study, tmp_path, shown=False) == 0
+    assert run_study(study, tmp_path, progress=False) == 0
     assert [one["scheme"] for one in running.Record(study, tmp_path / "other").rows()["main"]] == ["pre", "post"]
     found = judge(study, tmp_path)["it"]
     assert (found.verdict, found.power) == ("reproduced", "computed, not sampled")
@@ -194,7 +194,7 @@ def test_a_check_is_a_row(tmp_path):
 def test_a_simulation_has_a_row_for_every_scheme(tmp_path):
     rule = 'kind = "bound"\nscheme = "peri"\nvalue = "result.bands.gamma.mean.-1"\nat_least = -1.0\nexact = true'
     study = other("simulate", 'scheme = ["post", "peri"]\ntokens = 4\ndim = 3\ntime = 0.2', rule)
-    assert run_study(study, tmp_path, shown=False) == 0
+    assert run_study(study, tmp_path, progress=False) == 0
     stored = running.Record(study, tmp_path / "other").rows()["main"]
     assert [one["scheme"] for one in stored] == ["post", "peri"]
 
@@ -207,7 +207,7 @@ def test_rows_from_elsewhere_are_stamped_and_their_age_is_told(tmp_path):
             source.append(row(scheme, seed, value + 0.01 * seed, **more))
     rule = 'kind = "difference"\nscheme = "peri"\nagainst = "pre"'
     study = other("rows", "", rule, head=f'rows = ["{tmp_path / "ladder"}"]')
-    assert run_study(study, tmp_path / "results", shown=False) == 0
+    assert run_study(study, tmp_path / "results", progress=False) == 0
     found = judge(study, tmp_path / "results")["it"]
     assert found.verdict == "reproduced"
     assert "6 rows began before the rule was registered" in found.notes
@@ -221,7 +221,7 @@ def test_a_benchmark_file_is_rows(tmp_path):
     (tmp_path / "step.json").write_text(json.dumps({"date": "2026-01-01", "rows": [made, made | {"kernels": "x"}]}))
     rule = 'kind = "bound"\nscheme = "geonorm"\nvalue = "paired"\nat_least = 0.95'
     study = other("rows", "", rule, head=f'rows = ["{tmp_path / "step.json"}"]')
-    assert run_study(study, tmp_path / "results", shown=False) == 0
+    assert run_study(study, tmp_path / "results", progress=False) == 0
     found = judge(study, tmp_path / "results")["it"]
     assert (found.verdict, found.seeds) == ("reproduced", 3)
 
@@ -229,4 +229,4 @@ def test_a_benchmark_file_is_rows(tmp_path):
 def test_rows_that_are_not_there_are_asked_for(tmp_path):
     study = other("rows", "", 'kind = "count"\nscheme = "a"\nat_most = 0.0', head=f'rows = ["{tmp_path / "none"}"]')
     with pytest.raises(NormLabError, match="make them first"):
-        run_study(study, tmp_path / "results", shown=False)
+        run_study(study, tmp_path / "results", progress=False)

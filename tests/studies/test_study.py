@@ -89,7 +89,7 @@ def test_settings_and_rules_that_do_not_fit_are_refused_before_anything_runs(old
     from normlab.studies.run import run_study
 
     with pytest.raises(NormLabError, match=words):
-        run_study(study(TINY.replace(old, new, 1)), tmp_path, shown=False)
+        run_study(study(TINY.replace(old, new, 1)), tmp_path, progress=False)
     assert not list(tmp_path.iterdir())
 
 

@@ -25,7 +25,7 @@ def folder(tmp_path_factory):
         config = TrainConfig(
             model=model, data=(str(root / "text.txt"),), length=32, batch=4, tokens=1024, evals=1, saves=0, base_dim=16
         )
-        assert train(config, root / "peri", shown=False).state == "done"
+        assert train(config, root / "peri", progress=False).state == "done"
         yield root / "peri"
 
 
@@ -89,7 +89,7 @@ def others(folder):
     masked = TrainConfig(task="masked", model=EncoderConfig(**shape), data=text, length=32, tokens=512, **run)
     images = TrainConfig(task="images", model=VisionConfig(**shape), images=16, **run)
     for config in (masked, images):
-        assert train(config, folder.parent / config.task, shown=False).state == "done"
+        assert train(config, folder.parent / config.task, progress=False).state == "done"
     return folder.parent
 
 

@@ -23,5 +23,5 @@ def text(tmp_path_factory) -> Iterator[Path]:
 def straight(text, tmp_path_factory) -> Path:
     """The folder of a run that went from its first step to its last."""
     folder = tmp_path_factory.mktemp("straight") / "run"
-    assert train(config_of(text), folder, shown=False).state == "done"
+    assert train(config_of(text), folder, progress=False).state == "done"
     return folder

@@ -55,7 +55,7 @@ def test_learns(scheme, phrases, unigram, tmp_path):
     config = config_of(
         phrases, steps=steps, model={"scheme": scheme, "depth": 4, "dim": 64, "hidden": None}, **LEARNING
     )
-    result = train(config, tmp_path, shown=False)
+    result = train(config, tmp_path, progress=False)
     assert result.state == "done"
     assert result.loss is not None
     assert result.loss < unigram - MARGIN
@@ -68,7 +68,7 @@ def deep(phrases: Path, scheme: str, **changes):
 
 
 def test_without_a_scheme_depth_is_fatal(phrases, tmp_path):
-    result = train(deep(phrases, "none", steps=40), tmp_path, shown=False)
+    result = train(deep(phrases, "none", steps=40), tmp_path, progress=False)
     assert (result.state, result.loss) == ("failed", None)
     assert result.reason is not None
     assert "10 bad steps in a row; stack.layers." in result.reason
@@ -79,7 +79,7 @@ def test_without_a_scheme_depth_is_fatal(phrases, tmp_path):
 
 @pytest.mark.full
 def test_with_one_it_is_not(phrases, unigram, tmp_path):
-    result = train(deep(phrases, "pre", steps=80, lr=2e-3), tmp_path, shown=False)
+    result = train(deep(phrases, "pre", steps=80, lr=2e-3), tmp_path, progress=False)
     assert result.state == "done"
     assert result.loss is not None
     assert result.loss < unigram - MARGIN
@@ -104,7 +104,7 @@ def loads_after(config, folder: Path) -> list[torch.Tensor]:
 
     with pytest.MonkeyPatch.context() as patch:
         after_building(patch, change)
-        assert train(config, folder, shown=False).state == "done"
+        assert train(config, folder, progress=False).state == "done"
     return found
 
 

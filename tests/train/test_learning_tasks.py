@@ -36,7 +36,7 @@ def digits(scheme: str, **changes) -> TrainConfig:
 
 @pytest.mark.parametrize("scheme", every("peri"))
 def test_digits_are_told_apart(scheme, tmp_path):
-    result = train(digits(scheme), tmp_path, shown=False)
+    result = train(digits(scheme), tmp_path, progress=False)
     assert result.state == "done"
     assert result.scores["accuracy"] > 0.9
 
@@ -46,14 +46,14 @@ def test_digits_are_told_apart(scheme, tmp_path):
 @pytest.mark.parametrize(("scheme", "lr"), [("pre", 1e-3), ("peri(entry_norm=False)", 1e-3), ("geonorm", 4e-3)])
 def test_deep_and_pooled_models_learn_too(scheme, lr, tmp_path):
     model = {"depth": 36, "pooling": "mean"}
-    result = train(digits(scheme, model=model, lr=lr), tmp_path, shown=False)
+    result = train(digits(scheme, model=model, lr=lr), tmp_path, progress=False)
     assert result.scores["accuracy"] > 0.8
 
 
 def best_guess(config: TrainConfig) -> tuple[float, float]:
     """Nats and share right of the best answer that is the same everywhere, from how often each masked token occurs."""
     kind = config.task_object
-    data = kind.open(config, shown=False)
+    data = kind.open(config, progress=False)
     targets = torch.cat([batch.targets.flatten() for batch in kind.evaluation(config, data, batch=16)])
     counts = torch.bincount(targets[targets != IGNORED]).double()
     shares = counts / counts.sum()
@@ -67,7 +67,7 @@ def test_masked_letters_are_found(scheme, text: Path, tmp_path):
         task="masked", model=model, data=(str(text),), tokens=600 * 16 * 32, length=32, batch=16,
         lr=5e-3, evals=1, eval_tokens=4000, saves=0, val_fraction=0.1, device="cpu",
     )  # fmt: skip
-    result = train(config, tmp_path, shown=False)
+    result = train(config, tmp_path, progress=False)
     nats, right = best_guess(config)
     assert result.scores["loss"] < nats
     assert result.scores["accuracy"] > right

@@ -72,11 +72,11 @@ def ranks(rank: int, ports: list[int], text: str, room: str) -> None:
         os.environ["MASTER_PORT"] = str(port)
         with pytest.MonkeyPatch.context() as patch:
             disturb(patch)
-            result = train(config_for(Path(text), name), folder / name, shown=False)
+            result = train(config_for(Path(text), name), folder / name, progress=False)
         (folder / f"{name}.{rank}.json").write_text(json.dumps(result.to_dict()))
     os.environ["MASTER_PORT"] = str(ports[-1])
     try:
-        train(config_for(Path(text), "locked"), folder / "locked", shown=False)
+        train(config_for(Path(text), "locked"), folder / "locked", progress=False)
     except NormLabError as error:
         (folder / f"locked.{rank}.txt").write_text(str(error))
     breaks(rank, Path(text), folder)
@@ -89,7 +89,7 @@ def breaks(rank: int, text: Path, folder: Path) -> None:
         if rank == 1:
             after_building(patch, fails_at(3))
         with pytest.raises(RuntimeError) as caught:
-            train(config_for(text, "broken"), folder / "broken", shown=False)
+            train(config_for(text, "broken"), folder / "broken", progress=False)
     (folder / f"broken.{rank}.txt").write_text(str(caught.value))
 
 
@@ -113,7 +113,7 @@ def room(text, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("ranks")
     with pytest.MonkeyPatch.context() as patch:
         after_building(patch, asks_to_stop(5))
-        train(config_for(text, "one, then two"), folder / "one, then two", shown=False)
+        train(config_for(text, "one, then two"), folder / "one, then two", progress=False)
     (folder / "locked").mkdir()
     ports = [free_port() for _ in range(len(TWO_RANKS) + 6)]
     with hold(folder / "locked" / "lock"):
@@ -128,7 +128,7 @@ def alone(text, tmp_path_factory):
 
     def run(name: str) -> Path:
         if not (folder / name).exists():
-            assert train(config_for(text, name), folder / name, shown=False).state == "done"
+            assert train(config_for(text, name), folder / name, progress=False).state == "done"
         return folder / name
 
     return run
@@ -173,7 +173,7 @@ def test_two_ranks_stop_when_one_is_asked_to_and_one_goes_on(room, alone, text):
     for rank, reason in ((0, "another process was asked to stop"), (1, "asked by a test")):
         result = json.loads((room / f"two, then one.{rank}.json").read_text())
         assert (result["state"], result["steps"], result["reason"]) == ("stopped", 5, reason)
-    assert train(config_for(text, ""), room / "two, then one", shown=False).state == "done"
+    assert train(config_for(text, ""), room / "two, then one", progress=False).state == "done"
     close(room / "two, then one", alone("plain"))
 
 

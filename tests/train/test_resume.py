@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from normlab.errors import NormLabError
-from normlab.train.result import Result
+from normlab.train.result import TrainResult
 from normlab.train.storage import sinks
 from normlab.train.storage.folder import RunFolder
 from normlab.train.storage.sinks import read_records
@@ -88,7 +88,7 @@ def test_killed_in_the_middle(child, text, straight):
     process, path = child
     # While it lives, nobody else may write to its run.
     with pytest.raises(NormLabError, match=f"is in use by process {process.pid} on .*; wait until") as refused:
-        train(config_of(text), path, shown=False)
+        train(config_of(text), path, progress=False)
     assert "\n" not in str(refused.value)
     process.kill()
     process.join()
@@ -96,7 +96,7 @@ def test_killed_in_the_middle(child, text, straight):
     assert status(path)["state"] == "running"
     assert names(path / "checkpoints") == ["step-00000004"]
     assert numbers(path)[-1]["step"] == 7
-    assert train(config_of(text), path, shown=False).state == "done"
+    assert train(config_of(text), path, progress=False).state == "done"
     assert [(event["what"], event["step"]) for event in events(path)] == [("resume", 4)]
     same_run(path, straight)
 
@@ -107,7 +107,7 @@ def test_killed_in_the_middle_of_a_save(child, text, straight):
     process.kill()
     process.join()
     assert names(path / "checkpoints") == [".step-00000008.partial", "step-00000004"]
-    assert train(config_of(text), path, shown=False).state == "done"
+    assert train(config_of(text), path, progress=False).state == "done"
     same_run(path, straight)
     assert left_behind(path) == []
 
@@ -124,7 +124,7 @@ def test_a_signal_saves_and_stops(child, number, text, straight):
     assert (found["state"], found["step"], found["tokens"]) == ("stopped", 8, 8 * 4 * 32)
     assert found["reason"] == f"{number.name} received"
     assert names(path / "checkpoints") == ["step-00000004", "step-00000008"]
-    assert train(config_of(text), path, shown=False).state == "done"
+    assert train(config_of(text), path, progress=False).state == "done"
     assert [event["what"] for event in events(path)] == ["saved", "resume"]
     same_run(path, straight)
 
@@ -140,17 +140,17 @@ def test_a_second_signal_stops_at_once(child, text, straight):
     assert "KeyboardInterrupt" in path.with_suffix(".err").read_text()
     assert (status(path)["state"], status(path)["reason"]) == ("stopped", "KeyboardInterrupt")
     assert names(path / "checkpoints") == ["step-00000004"]
-    assert train(config_of(text), path, shown=False).state == "done"
+    assert train(config_of(text), path, progress=False).state == "done"
     same_run(path, straight)
 
 
 # -- torn and full disks -------------------------------------------------------------------------------------------
 
 
-def stopped_at(step: int, text: Path, path: Path, **changes) -> Result:
+def stopped_at(step: int, text: Path, path: Path, **changes) -> TrainResult:
     with pytest.MonkeyPatch.context() as patch:
         after_building(patch, asks_to_stop(step))
-        result = train(config_of(text, **changes), path, shown=False)
+        result = train(config_of(text, **changes), path, progress=False)
     assert (result.state, result.steps, result.reason) == ("stopped", step, "asked by a test")
     return result
 
@@ -159,7 +159,7 @@ def stopped_at(step: int, text: Path, path: Path, **changes) -> Result:
 def test_stopped_at_any_step(step, text, straight, tmp_path):
     """The first step, one with an evaluation, one with a checkpoint, the last but one, the last."""
     stopped_at(step, text, tmp_path / "run")
-    assert train(config_of(text), tmp_path / "run", shown=False).state == "done"
+    assert train(config_of(text), tmp_path / "run", progress=False).state == "done"
     same_run(tmp_path / "run", straight)
 
 
@@ -169,7 +169,7 @@ def test_stopped_at_every_step(text, straight, tmp_path):
         result = stopped_at(step, text, tmp_path)
         # The evaluation at the very end is still to come.
         assert result.loss == evaluated.get(min(step, STEPS - 1) // 5 * 5)
-    result = train(config_of(text), tmp_path, shown=False)
+    result = train(config_of(text), tmp_path, progress=False)
     same_run(tmp_path, straight)
     # The clock goes on where it was, from session to session.
     seconds = [record["seconds"] for record in read_records(tmp_path / "metrics.jsonl") if record["kind"] == "step"]
@@ -184,7 +184,7 @@ def test_a_torn_checkpoint(text, straight, tmp_path):
     file = next((newest / "tensors").iterdir())
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.warns(UserWarning, match="torn checkpoint .*step-00000009: .* bytes instead of"):
-        assert train(config_of(text), tmp_path / "run", shown=False).state == "done"
+        assert train(config_of(text), tmp_path / "run", progress=False).state == "done"
     assert events(tmp_path / "run", "resume")[0]["step"] == 8
     same_run(tmp_path / "run", straight)
 
@@ -196,7 +196,7 @@ def test_all_checkpoints_torn(text, tmp_path):
         pytest.warns(UserWarning, match="torn"),
         pytest.raises(NormLabError, match=r"no whole checkpoint in .*; remove it to start anew"),
     ):
-        train(config_of(text), tmp_path / "run", shown=False)
+        train(config_of(text), tmp_path / "run", progress=False)
     assert status(tmp_path / "run")["state"] == "failed"
     assert "no whole checkpoint" in status(tmp_path / "run")["reason"]
 
@@ -208,7 +208,7 @@ def test_other_data_is_refused_and_nothing_is_lost(text, tmp_path):
     before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
     copy.write_text(text.read_text() + " and more")
     with pytest.raises(NormLabError, match="cannot resume on another corpus"):
-        train(config_of(copy), tmp_path / "run", shown=False)
+        train(config_of(copy), tmp_path / "run", progress=False)
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
     assert status(tmp_path / "run")["state"] == "failed"
 
@@ -220,7 +220,7 @@ def test_the_guard_remembers(text, tmp_path):
             after_building(patch, spikes({18}))
             for step in steps:
                 stopped_at(step, text, tmp_path / name)
-            assert train(config_of(text), tmp_path / name, shown=False).state == "done"
+            assert train(config_of(text), tmp_path / name, progress=False).state == "done"
         assert [event["step"] for event in events(tmp_path / name, "spike")] == [18]
     same_run(tmp_path / "run", tmp_path / "straight")
 
@@ -306,7 +306,7 @@ def test_a_full_disk(where, text, straight, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         FULL[where](patch)
         with pytest.raises(NormLabError, match="No space left on device; free some space") as caught:
-            train(config_of(text), tmp_path / "run", shown=False)
+            train(config_of(text), tmp_path / "run", progress=False)
     assert "\n" not in str(caught.value)
     assert left_behind(tmp_path / "run") == []
     assert not (tmp_path / "run" / "model.safetensors").exists()
@@ -314,7 +314,7 @@ def test_a_full_disk(where, text, straight, tmp_path):
     found = status(tmp_path / "run")
     assert found["state"] == ("running" if where == "status" else "failed")
     assert where == "status" or "No space left" in found["reason"]
-    assert train(config_of(text), tmp_path / "run", shown=False).state == "done"
+    assert train(config_of(text), tmp_path / "run", progress=False).state == "done"
     same_run(tmp_path / "run", straight)
 
 
@@ -335,7 +335,7 @@ def test_a_full_disk(where, text, straight, tmp_path):
     ids=lambda changes: ", ".join(changes),
 )
 def test_every_kind_of_run_goes_on_bit_for_bit(changes, text, tmp_path):
-    assert train(config_of(text, steps=6, **changes), tmp_path / "straight", shown=False).state == "done"
+    assert train(config_of(text, steps=6, **changes), tmp_path / "straight", progress=False).state == "done"
     stopped_at(3, text, tmp_path / "run", steps=6, **changes)
-    assert train(config_of(text, steps=6, **changes), tmp_path / "run", shown=False).state == "done"
+    assert train(config_of(text, steps=6, **changes), tmp_path / "run", progress=False).state == "done"
     same_run(tmp_path / "run", tmp_path / "straight")

@@ -35,7 +35,7 @@ def stopped(text, tmp_path):
     """The folder of a run that was stopped after step 9."""
     with pytest.MonkeyPatch.context() as patch:
         after_building(patch, asks_to_stop(9))
-        train(config_of(text), tmp_path / "run", shown=False)
+        train(config_of(text), tmp_path / "run", progress=False)
     return tmp_path / "run"
 
 
@@ -43,7 +43,7 @@ def stopped(text, tmp_path):
 def done(text, tmp_path_factory):
     """The folder of a finished run that can be continued."""
     folder = tmp_path_factory.mktemp("done") / "run"
-    assert train(config_of(text), folder, shown=False, continuable=True).state == "done"
+    assert train(config_of(text), folder, progress=False, continuable=True).state == "done"
     return folder
 
 
@@ -66,7 +66,7 @@ def test_resuming_another_task_needs_no_other_flag(text, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         after_building(patch, asks_to_stop(2))
-        train(config_of_task("masked", text, steps=4, evals=1), tmp_path / "run", shown=False)
+        train(config_of_task("masked", text, steps=4, evals=1), tmp_path / "run", progress=False)
     assert normlab_train(monkeypatch, "--resume", str(tmp_path / "run")) == 0
     assert RunFolder(tmp_path / "run").status["state"] == "done"
 
@@ -118,16 +118,16 @@ def test_a_finished_run_is_continued_with_more_tokens(finished, straight, text, 
     # It is not the run that 30 steps from the start would have been, and does not pass for it.
     assert config.identity != longer.identity
     with pytest.raises(NormLabError, match=r"holds another run \(its continued is"):
-        train(longer, finished, shown=False)
+        train(longer, finished, progress=False)
 
 
 def test_a_continued_run_is_the_same_when_it_is_stopped_on_the_way(finished, done, tmp_path, monkeypatch):
     longer = dataclasses.replace(RunFolder(finished).config, tokens=30 * BATCH)
     other = shutil.copytree(done, tmp_path / "other")
-    train(resumed(other, longer), other, shown=False)
+    train(resumed(other, longer), other, progress=False)
     with monkeypatch.context() as patch:
         after_building(patch, asks_to_stop(24))
-        assert train(resumed(finished, longer), finished, shown=False).state == "stopped"
+        assert train(resumed(finished, longer), finished, progress=False).state == "stopped"
     assert normlab_train(monkeypatch, "--resume", str(finished)) == 0
     same_run(finished, other)
 
@@ -148,10 +148,10 @@ def test_what_cannot_be_continued_says_why(straight, tmp_path, steps, line):
 def test_a_lost_configuration_is_not_replaced_by_another(stopped, straight, text):
     (stopped / "config.json").unlink()
     with pytest.raises(NormLabError, match=r"holds another run \(its lr is 0.003, not 0.001\)"):
-        train(config_of(text, lr=1e-3), stopped, shown=False)
+        train(config_of(text, lr=1e-3), stopped, progress=False)
     assert not (stopped / "config.json").exists()
     # The same settings are the same run.
-    assert train(config_of(text), stopped, shown=False).state == "done"
+    assert train(config_of(text), stopped, progress=False).state == "done"
     assert RunFolder(stopped).config.identity == config_of(text).identity
     same_run(stopped, straight)
 
@@ -160,8 +160,8 @@ def test_the_weights_know_the_configuration_as_well(straight, text, tmp_path):
     folder = shutil.copytree(straight, tmp_path / "run")
     (folder / "config.json").unlink()
     with pytest.raises(NormLabError, match="holds another run"):
-        train(config_of(text, seed=3), folder, shown=False)
-    train(config_of(text), folder, shown=False)
+        train(config_of(text, seed=3), folder, progress=False)
+    train(config_of(text), folder, progress=False)
     assert RunFolder(folder).config.identity == config_of(text).identity
 
 
@@ -172,13 +172,13 @@ def test_a_configuration_that_nothing_tells_of_is_asked_for(stopped, text):
         del known["extra"]["config"]
         write_json(state, known)
     with pytest.raises(NormLabError, match=r"has lost its config\.json, so its settings are not known; restore"):
-        train(config_of(text), stopped, shown=False)
+        train(config_of(text), stopped, progress=False)
 
 
 def test_a_lost_status_does_not_let_other_settings_in(stopped, text):
     (stopped / "status.json").unlink()
     with pytest.raises(NormLabError, match="holds another run"):
-        train(config_of(text, seed=3), stopped, shown=False)
+        train(config_of(text, seed=3), stopped, progress=False)
 
 
 # -- used before its end -------------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ def test_a_checkpoint_writes_text(stopped, straight, monkeypatch, capsys):
 def test_the_weights_are_those_of_the_newest_checkpoint(stopped, text, tmp_path):
     found = normlab.load_run(stopped).model.state_dict()
     # A run that goes on from there changes them.
-    train(config_of(text), stopped, shown=False)
+    train(config_of(text), stopped, progress=False)
     after = weights(stopped)
     assert any((found[name] != after[name]).any() for name in after)
 

@@ -31,7 +31,7 @@ def small(text: str, **changes) -> TrainConfig:
 @pytest.mark.parametrize("changes", [{}, {"base_dim": 16}, {"model": {"scheme": "ngpt"}}], ids=str)
 def test_the_model_is_the_one_that_was_evaluated(text, tmp_path, changes):
     config = small(text, **changes)
-    result = train(config, tmp_path / "run", shown=False)
+    result = train(config, tmp_path / "run", progress=False)
     run = normlab.load_run(tmp_path / "run")
     assert result.state == run.status["state"] == "done"
     corpus = prepare(config.data, progress=False)
@@ -44,7 +44,7 @@ def test_the_model_is_the_one_that_was_evaluated(text, tmp_path, changes):
 
 
 def test_text_comes_back(text, tmp_path):
-    train(small(text), tmp_path / "run", shown=False)
+    train(small(text), tmp_path / "run", progress=False)
     run = normlab.load_run(tmp_path / "run")
     first = run.generate("line", tokens=10, seed=3)
     assert first.startswith("line")
@@ -65,7 +65,7 @@ def test_what_is_no_run_says_so(text, tmp_path):
     with pytest.raises(NormLabError, match=r"is no run: it has no config\.json"):
         normlab.load_run(tmp_path / "nothing")
     config = small(text, trouble="stop", lr=1e30, clip=float("inf"))
-    result = train(config, tmp_path / "broken", shown=False)
+    result = train(config, tmp_path / "broken", progress=False)
     assert result.state == "failed"
     run = normlab.load_run(tmp_path / "broken")
     with pytest.raises(NormLabError, match="has no weights and no checkpoint yet"):

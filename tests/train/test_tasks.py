@@ -18,7 +18,7 @@ from normlab import DecoderConfig, EncoderConfig, NormLabError, TrainConfig, Vis
 from normlab.data import IGNORED
 from normlab.train.distributed import ALONE
 from normlab.train.evaluate import evaluate
-from normlab.train.result import Result
+from normlab.train.result import TrainResult
 from normlab.train.trainer import train
 from normlab.utils.files import write_json
 from tests.train import child
@@ -57,7 +57,7 @@ def straight(text, tmp_path_factory) -> dict[str, Path]:
     found = {}
     for task in TASKS:
         found[task] = tmp_path_factory.mktemp("straight") / task
-        assert train(config_of(task, text), found[task], shown=False).state == "done"
+        assert train(config_of(task, text), found[task], progress=False).state == "done"
     return found
 
 
@@ -68,8 +68,8 @@ def straight(text, tmp_path_factory) -> dict[str, Path]:
 def test_stopped_and_resumed_it_is_the_same_run(task, text, straight, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         after_building(patch, asks_to_stop(7))
-        assert train(config_of(task, text), tmp_path / "run", shown=False).state == "stopped"
-    assert train(config_of(task, text), tmp_path / "run", shown=False).state == "done"
+        assert train(config_of(task, text), tmp_path / "run", progress=False).state == "stopped"
+    assert train(config_of(task, text), tmp_path / "run", progress=False).state == "done"
     assert [event["what"] for event in events(tmp_path / "run")] == ["saved", "resume"]
     same_run(tmp_path / "run", straight[task])
 
@@ -90,7 +90,7 @@ def test_killed_and_resumed_it_is_the_same_run(text, straight, tmp_path):
             time.sleep(0.01)
         process.kill()
         process.join()
-        assert train(config_of(task, text), tmp_path / task, shown=False).state == "done"
+        assert train(config_of(task, text), tmp_path / task, progress=False).state == "done"
         assert [(event["what"], event["step"]) for event in events(tmp_path / task)] == [("resume", 4)]
         same_run(tmp_path / task, straight[task])
 
@@ -98,7 +98,7 @@ def test_killed_and_resumed_it_is_the_same_run(text, straight, tmp_path):
 @pytest.mark.parametrize("task", TASKS)
 def test_a_value_that_is_not_finite_is_found_and_skipped(task, text, tmp_path, monkeypatch):
     after_building(monkeypatch, spoils({5}))
-    assert train(config_of(task, text), tmp_path, shown=False).state == "done"
+    assert train(config_of(task, text), tmp_path, progress=False).state == "done"
     found = events(tmp_path, "nonfinite")
     assert [(event["step"], event["layer"]) for event in found] == [(5, "stack.layers.1")]
     assert (tmp_path / "trouble" / "step-00000005.safetensors").is_file()
@@ -108,7 +108,7 @@ def test_a_value_that_is_not_finite_is_found_and_skipped(task, text, tmp_path, m
 @pytest.mark.parametrize("task", TASKS)
 def test_accumulated_parts_are_one_batch(task, text, straight, tmp_path):
     # Masked batches differ in how many targets their parts have, so only images are cut without a difference.
-    train(config_of(task, text, accumulate=2, evals=1, saves=0), tmp_path, shown=False)
+    train(config_of(task, text, accumulate=2, evals=1, saves=0), tmp_path, progress=False)
     mine, theirs = losses(tmp_path)[0], losses(straight[task])[0]
     assert mine == pytest.approx(theirs, rel=1e-5 if task == "images" else 0.1)
 
@@ -116,10 +116,10 @@ def test_accumulated_parts_are_one_batch(task, text, straight, tmp_path):
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("changes", [{"optimiser": "muon"}, {"base_dim": 16}], ids=str)
 def test_muon_and_transfer_train_them_too(task, changes, text, tmp_path):
-    result = train(config_of(task, text, steps=3, evals=1, saves=0, **changes), tmp_path, shown=False)
+    result = train(config_of(task, text, steps=3, evals=1, saves=0, **changes), tmp_path, progress=False)
     assert result.state == "done"
     run = normlab.load_run(tmp_path)
-    data = run.config.task_object.open(run.config, shown=False)
+    data = run.config.task_object.open(run.config, progress=False)
     assert evaluate(run.model.graded, data, run.config, ALONE) == result.scores
 
 
@@ -127,7 +127,7 @@ def test_a_step_without_a_target_has_no_loss(text, tmp_path):
     # Eight tokens a step, each masked with probability 0.05: two steps of three have no target, and 40 without one or
     # 40 with one come once in 10⁷ runs.
     config = config_of("masked", text, tokens=320, length=8, batch=1, mask=0.05, evals=1, saves=0)
-    train(config, tmp_path, shown=False)
+    train(config, tmp_path, progress=False)
     without = [record for record in numbers(tmp_path) if record["kind"] == "step" and record["grad_norm"] == 0.0]
     assert 0 < len(without) < 40
     assert {record["loss"] for record in without} == {None}
@@ -139,7 +139,7 @@ def test_a_text_with_nothing_to_find_is_refused_before_the_run_begins(tmp_path, 
     (tmp_path / "tiny.txt").write_text("hello world")
     config = config_of("masked", tmp_path / "tiny.txt", length=4)
     with pytest.raises(NormLabError, match="none of the 1 validation tokens is masked"):
-        train(config, tmp_path / "run", shown=False)
+        train(config, tmp_path / "run", progress=False)
     # What did not begin can be corrected in place.
     assert not (tmp_path / "run" / "status.json").exists()
 
@@ -151,7 +151,7 @@ def test_a_text_with_nothing_to_find_is_refused_before_the_run_begins(tmp_path, 
 def test_an_evaluation_is_the_mean_over_all_targets(task, straight):
     run = normlab.load_run(straight[task])
     config, kind = run.config, run.config.task_object
-    data = kind.open(config, shown=False)
+    data = kind.open(config, progress=False)
     scores = evaluate(kind.measure(run.model), data, config, ALONE)
     assert scores == {name: run.metrics("eval")[-1][name] for name in ("loss", "accuracy")}
     assert scores.items() <= run.status["result"].items()
@@ -171,7 +171,7 @@ def test_an_evaluation_is_the_mean_over_all_targets(task, straight):
 def test_all_seeds_answer_the_same_questions(text, straight):
     one = normlab.load_run(straight["masked"]).config
     kind = one.task_object
-    data = kind.open(one, shown=False)
+    data = kind.open(one, progress=False)
     batches = [next(kind.evaluation(dataclasses.replace(one, seed=seed), data, batch=4)) for seed in (0, 1)]
     assert torch.equal(batches[0].inputs, batches[1].inputs)
     lines = [kind.line(dataclasses.replace(one, seed=seed), data).read(0, 4) for seed in (0, 1)]
@@ -200,14 +200,14 @@ def test_classes_have_their_names_and_the_mask_its_token(straight):
     # 256 bytes, an end, a mask, rounded up.
     assert run.config.model.vocab_size == 320
     kind = run.config.task_object
-    batch = kind.line(run.config, kind.open(run.config, shown=False)).read(0, 64)
+    batch = kind.line(run.config, kind.open(run.config, progress=False)).read(0, 64)
     assert batch.inputs.max() == 257
     assert batch.targets.max() < 256
 
 
 def test_documents_can_be_kept_apart(text, tmp_path):
     config = config_of("masked", text, steps=2, evals=1, saves=0, boundaries="respected")
-    assert train(config, tmp_path, shown=False).state == "done"
+    assert train(config, tmp_path, progress=False).state == "done"
 
 
 # -- configuration ---------------------------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ def test_runs_that_were_made_before_there_were_tasks(tmp_path):
         "state": "done", "reason": None, "loss": 1.5, "bits_per_byte": 2.0, "steps": 3, "tokens": 4, "seconds": 1.0,
         "tokens_per_s": 4.0, "peak_bytes": None, "device": "CPU",
     }  # fmt: skip
-    result = Result.from_dict(old)
+    result = TrainResult.from_dict(old)
     assert (result.loss, dict(result.scores)) == (1.5, {"loss": 1.5, "bits_per_byte": 2.0})
     later = ("gpu", "first_loss", "unigram_entropy", "stuck", "diverged")
     assert result.to_dict() == old | dict.fromkeys(later)

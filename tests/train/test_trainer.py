@@ -18,7 +18,7 @@ from normlab.train import hardware
 from normlab.train.distributed import ALONE, Group
 from normlab.train.evaluate import evaluate
 from normlab.train.plan import Course, milestones
-from normlab.train.progress import Clock, Meter
+from normlab.train.progress import Meter, StepClock
 from normlab.train.storage.folder import RunFolder
 from normlab.train.storage.sinks import read_records
 from normlab.train.trainer import Trainer, train
@@ -75,7 +75,7 @@ def test_the_first_loss_is_that_of_the_model_and_the_first_batch(text, straight)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("normlab.train.trainer.Trainer", Plain)
         with pytest.raises(KeyboardInterrupt):
-            train(config_of(text), straight.parent / "plain", shown=False)
+            train(config_of(text), straight.parent / "plain", progress=False)
     # Another order of summation over 128 tokens.
     assert losses(straight)[0] == pytest.approx(seen[0], rel=1e-6)
 
@@ -88,7 +88,7 @@ def test_the_rate_that_is_recorded_is_the_one_that_was_used(text, tmp_path, monk
         trainer._update = lambda: (used.append(trainer.optimiser.param_groups[0]["lr"]), update())
 
     after_building(monkeypatch, change)
-    train(config_of(text), tmp_path, shown=False)
+    train(config_of(text), tmp_path, progress=False)
     assert used == [record["lr"] for record in numbers(tmp_path) if record["kind"] == "step"]
 
 
@@ -114,7 +114,7 @@ def test_an_evaluation_is_the_mean_over_all_tokens(text):
 def test_a_finished_run_is_only_read(straight, text, monkeypatch):
     before = {path: path.stat().st_mtime_ns for path in straight.iterdir() if path.name != "lock"}
     monkeypatch.setattr(Trainer, "__init__", None)
-    result = train(config_of(text), straight, shown=False)
+    result = train(config_of(text), straight, progress=False)
     assert result.to_dict() == RunFolder(straight).status["result"]
     assert (result.state, result.steps, result.tokens) == ("done", 20, 20 * 4 * 32)
     assert {path: path.stat().st_mtime_ns for path in before} == before
@@ -132,28 +132,28 @@ def test_a_finished_run_is_only_read(straight, text, monkeypatch):
 )
 def test_another_configuration_is_refused(straight, text, changes, named):
     with pytest.raises(NormLabError) as refused:
-        train(config_of(text, **changes), straight, shown=False)
+        train(config_of(text, **changes), straight, progress=False)
     assert named in str(refused.value)
     assert "choose another folder with --out, or remove this one" in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 def test_what_does_not_decide_the_result_may_change(straight, text):
-    assert train(config_of(text, saves=1, keep=5), straight, shown=False).state == "done"
+    assert train(config_of(text, saves=1, keep=5), straight, progress=False).state == "done"
 
 
 def test_a_run_that_never_began_may_be_corrected(text, tmp_path):
     with pytest.raises(NormLabError, match="absent"):
-        train(config_of(tmp_path / "absent.txt"), tmp_path / "run", shown=False)
+        train(config_of(tmp_path / "absent.txt"), tmp_path / "run", progress=False)
     assert RunFolder(tmp_path / "run").status == {"state": "new"}
-    assert train(config_of(text, steps=2), tmp_path / "run", shown=False).state == "done"
+    assert train(config_of(text, steps=2), tmp_path / "run", progress=False).state == "done"
     assert RunFolder(tmp_path / "run").config.data == (str(text),)
 
 
 def test_a_file_in_the_way(text, tmp_path):
     (tmp_path / "run").write_text("")
     with pytest.raises(NormLabError, match=r"cannot make .*run: File exists; choose another folder with --out"):
-        train(config_of(text), tmp_path / "run", shown=False)
+        train(config_of(text), tmp_path / "run", progress=False)
 
 
 def test_a_batch_that_processes_cannot_share(text, tmp_path):
@@ -172,11 +172,11 @@ def test_what_nobody_foresaw_leaves_a_reason(text, straight, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         after_building(patch, fail)
         with pytest.raises(RuntimeError, match="out of\nmemory"):
-            train(config_of(text), tmp_path / "run", shown=False)
+            train(config_of(text), tmp_path / "run", progress=False)
     status = RunFolder(tmp_path / "run").status
     assert (status["state"], status["reason"], status["step"]) == ("failed", "RuntimeError: out of memory", 7)
     # The lock is free again and the run goes on.
-    assert train(config_of(text), tmp_path / "run", shown=False).state == "done"
+    assert train(config_of(text), tmp_path / "run", progress=False).state == "done"
     same_run(tmp_path / "run", straight)
 
 
@@ -190,7 +190,7 @@ def test_one_part_that_does_not_close_keeps_no_other_open(text, tmp_path, monkey
 
     after_building(monkeypatch, change)
     with pytest.raises(ZeroDivisionError):
-        train(config_of(text, steps=1), tmp_path, shown=False)
+        train(config_of(text, steps=1), tmp_path, progress=False)
     assert closed == ["loader", "meter"]
 
 
@@ -202,7 +202,7 @@ def test_one_part_that_does_not_close_keeps_no_other_open(text, tmp_path, monkey
     [(1, 10, 10, [1]), (3, 10, 10, [1, 2, 3]), (4, 0, 0, [4]), (5, 1, 1, [5]), (5, 2, 0, [2, 5])],
 )
 def test_few_steps_and_no_evaluations(steps, evals, saves, evaluated, text, tmp_path):
-    result = train(config_of(text, steps=steps, evals=evals, saves=saves), tmp_path, shown=False)
+    result = train(config_of(text, steps=steps, evals=evals, saves=saves), tmp_path, progress=False)
     assert (result.state, result.steps) == ("done", steps)
     assert [record["step"] for record in numbers(tmp_path) if record["kind"] == "eval"] == evaluated
     assert result.loss == losses(tmp_path, "eval")[-1]
@@ -216,20 +216,20 @@ def test_milestones(count, steps, expected):
 
 
 def test_checkpoints_change_nothing(text, straight, tmp_path):
-    train(config_of(text, saves=0), tmp_path / "none", shown=False)
-    train(config_of(text, saves=20, keep=1), tmp_path / "all", shown=False)
+    train(config_of(text, saves=0), tmp_path / "none", progress=False)
+    train(config_of(text, saves=20, keep=1), tmp_path / "all", progress=False)
     for name in ("none", "all"):
         same_run(tmp_path / name, straight)
 
 
 def test_activation_checkpointing_changes_nothing(text, straight, tmp_path):
-    train(config_of(text, model={"checkpointing": True}), tmp_path, shown=False)
+    train(config_of(text, model={"checkpointing": True}), tmp_path, progress=False)
     # The same kernels on the same numbers, only twice.
     same_run(tmp_path, straight)
 
 
 def test_bf16_is_near_fp32(text, straight, tmp_path):
-    train(config_of(text, precision="bf16"), tmp_path, shown=False)
+    train(config_of(text, precision="bf16"), tmp_path, progress=False)
     found, expected = losses(tmp_path), losses(straight)
     assert found != expected
     # Products are rounded to 8 bits; the loss is a mean over many of them.
@@ -245,10 +245,10 @@ def test_in_a_thread(text, straight, tmp_path):
 
 
 def test_width_transfer(text, straight, tmp_path):
-    train(config_of(text, base_dim=32), tmp_path / "same", shown=False)
+    train(config_of(text, base_dim=32), tmp_path / "same", progress=False)
     assert losses(tmp_path / "same") == pytest.approx(losses(straight), rel=1e-5)
     wide = config_of(text, base_dim=32, model={"dim": 128})
-    assert train(wide, tmp_path / "wide", shown=False).state == "done"
+    assert train(wide, tmp_path / "wide", progress=False).state == "done"
     found = losses(tmp_path / "wide")
     assert found[-1] < found[0] - 1.0
 
@@ -256,7 +256,7 @@ def test_width_transfer(text, straight, tmp_path):
 @pytest.mark.full
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_compiled(accumulate, text, straight, tmp_path):
-    result = train(config_of(text, compile="yes", accumulate=accumulate), tmp_path, shown=False)
+    result = train(config_of(text, compile="yes", accumulate=accumulate), tmp_path, progress=False)
     assert result.state == "done"
     # Fused kernels round in another order.
     assert losses(tmp_path) == pytest.approx(losses(straight), rel=1e-4)
@@ -267,7 +267,7 @@ def test_compiled(accumulate, text, straight, tmp_path):
 
 
 def test_it_says_what_it_expects_and_how_it_goes(text, tmp_path, capfd):
-    train(config_of(text, steps=3), tmp_path, shown=True)
+    train(config_of(text, steps=3), tmp_path, progress=True)
     said = capfd.readouterr().err.splitlines()
     expected = next(line for line in said if "expect about" in line)
     # No more is known on a machine of unknown speed than that both are there.
@@ -298,7 +298,7 @@ def test_an_evaluation_says_how_far_it_is(text):
 
 def test_a_long_evaluation_shows_progress(text, tmp_path, capfd, monkeypatch):
     monkeypatch.setattr("normlab.utils.progress._PLAIN_SECONDS", 0.0)
-    train(config_of(text, steps=1, batch=1, evals=1), tmp_path, shown=True)
+    train(config_of(text, steps=1, batch=1, evals=1), tmp_path, progress=True)
     said = capfd.readouterr().err
     assert "step 1/1  evaluating: 8 %" in said
     assert "step 1/1  evaluating: 100 %" in said
@@ -308,14 +308,14 @@ def test_the_time_left_includes_evaluations(capfd, monkeypatch):
     now = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     work = {"left": lambda step: (10 - step) * 50 + 4500.0}
-    meter = Meter("run", steps=10, tokens_a_step=50, flops_a_token=7, peak=7000.0, shown=True, **work)
+    meter = Meter("run", steps=10, tokens_a_step=50, flops_a_token=7, peak=7000.0, progress=True, **work)
     now[0] = 31.0
     meter.show(5, {"loss": 1.0, "tokens_per_s": 50.0, "mfu": 0.1})
     assert capfd.readouterr().err.endswith("2 min left\n")
 
 
 def test_it_says_nothing_when_told_so(text, tmp_path, capfd):
-    train(config_of(text, steps=1), tmp_path, shown=False)
+    train(config_of(text, steps=1), tmp_path, progress=False)
     assert capfd.readouterr() == ("", "")
 
 
@@ -334,7 +334,7 @@ def test_sizes(count, said):
 def test_speed_is_tokens_over_seconds(monkeypatch):
     now = [100.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
-    meter = Meter("run", steps=10, tokens_a_step=50, flops_a_token=7, peak=7000.0, shown=False)
+    meter = Meter("run", steps=10, tokens_a_step=50, flops_a_token=7, peak=7000.0, progress=False)
     meter.restart(3)
     now[0] += 2.0
     # Two steps of 50 tokens in two seconds, of 1000 tokens a second at best.
@@ -346,7 +346,7 @@ def test_speed_is_tokens_over_seconds(monkeypatch):
 def test_speed_is_steady_where_steps_are_heard_of_late(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
-    meter = Meter("run", steps=99, tokens_a_step=50, flops_a_token=7, peak=7000.0, shown=False)
+    meter = Meter("run", steps=99, tokens_a_step=50, flops_a_token=7, peak=7000.0, progress=False)
     now[0] = 40.0
     # The first step compiles, which says nothing about the next ones.
     assert meter.speed(1)["tokens_per_s"] == 1.25
@@ -359,7 +359,7 @@ def test_speed_is_steady_where_steps_are_heard_of_late(monkeypatch):
 def test_the_clock_counts_only_while_it_runs(monkeypatch):
     now = [100.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
-    clock = Clock()
+    clock = StepClock()
     assert clock.seconds == 0.0
     clock.seconds = 5.0
     clock.start()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from normlab.checks.judge.blame import blame, upwards
 from normlab.checks.judge.thresholds import Thresholds
-from normlab.checks.judge.verdict import Verdict, View, over, unmeasured, worst
+from normlab.checks.judge.verdict import Snapshot, Verdict, over, unmeasured, worst
 from normlab.probes.profile import Number
 
 _CLEARLY = 0.98
@@ -28,7 +28,7 @@ _NEARER = 0.5
 
 
 @dataclass(frozen=True)
-class Tokens:
+class TokenSpread:
     """How alike the tokens of a sequence are at one boundary, and what is left of them without the mean of all."""
 
     cosine: Number
@@ -77,7 +77,7 @@ class Tokens:
         return f"{' and '.join(cosine + rank)} without the mean of all tokens"
 
 
-def collapse(views: Sequence[View], limits: Thresholds, unigram: float | None = None) -> Verdict:
+def collapse(views: Sequence[Snapshot], limits: Thresholds, unigram: float | None = None) -> Verdict:
     """Whether the tokens of a sequence have become one: a failure after the burst, unless the model learns regardless.
 
     At step 0, and where the loss shows that the model tells tokens apart, it is a warning.
@@ -87,7 +87,7 @@ def collapse(views: Sequence[View], limits: Thresholds, unigram: float | None = 
     return worst([*([stuck] if stuck else []), *(_judged(view, limits, learns) for view in views)])
 
 
-def _judged(view: View, limits: Thresholds, learns: bool) -> Verdict:
+def _judged(view: Snapshot, limits: Thresholds, learns: bool) -> Verdict:
     tokens = _boundaries(view)
     top = tokens[-1]
     if not top.measured:
@@ -107,7 +107,7 @@ def _judged(view: View, limits: Thresholds, learns: bool) -> Verdict:
     )
 
 
-def _boundaries(view: View) -> list[Tokens]:
+def _boundaries(view: Snapshot) -> list[TokenSpread]:
     series = (
         view.mean(lambda profile: profile.cos),
         view.mean(lambda profile: profile.erank),
@@ -115,10 +115,10 @@ def _boundaries(view: View) -> list[Tokens]:
         view.mean(lambda profile: profile.erank_rest),
         view.mean(lambda profile: profile.spread),
     )
-    return [Tokens(*numbers) for numbers in zip(*series, strict=True)]
+    return [TokenSpread(*numbers) for numbers in zip(*series, strict=True)]
 
 
-def _learns(views: Sequence[View], unigram: float | None) -> bool:
+def _learns(views: Sequence[Snapshot], unigram: float | None) -> bool:
     """Whether the loss at the last look takes more than to know how often each token occurs."""
     first, last = (view.number(lambda profile: profile.loss) for view in (views[0], views[-1]))
     if first is None or last is None:
@@ -126,7 +126,7 @@ def _learns(views: Sequence[View], unigram: float | None) -> bool:
     return last < (_HALF * first if unigram is None else _CLEARLY * unigram)
 
 
-def _stuck(views: Sequence[View], unigram: float | None) -> Verdict | None:
+def _stuck(views: Sequence[Snapshot], unigram: float | None) -> Verdict | None:
     """Collapse by its effect: tokens came together, and the loss is no better than without any context."""
     if len(views) < 2 or unigram is None or views[0].depth != views[1].depth:
         return None
@@ -144,7 +144,7 @@ def _stuck(views: Sequence[View], unigram: float | None) -> Verdict | None:
     return Verdict(name="collapse", finding="collapse", level="fail", value=loss, threshold=unigram, words=words)
 
 
-def _cosine(view: View) -> Number:
+def _cosine(view: Snapshot) -> Number:
     """At the top, without the mean of all tokens where that was measured."""
     top = _boundaries(view)[-1]
     return top.rest_cosine if top.rest_measured else top.cosine

@@ -9,7 +9,7 @@ from itertools import groupby
 
 from normlab.checks.judge.blame import beside, blame
 from normlab.checks.judge.thresholds import Thresholds
-from normlab.checks.judge.verdict import Verdict, View, over, plain, unmeasured, upper
+from normlab.checks.judge.verdict import Snapshot, Verdict, over, plain, unmeasured, upper
 from normlab.probes.profile import LOW_ENTROPY, Number, Series
 
 _LARGEST_TURN = 100.0
@@ -25,7 +25,7 @@ Head = tuple[int, int]
 """Block and head."""
 
 
-def low_entropy(view: View, limits: Thresholds) -> Verdict:
+def low_entropy(view: Snapshot, limits: Thresholds) -> Verdict:
     """Whether attention heads look at a single key: many of a block's, or any if all other heads are far from that."""
     shares = view.mean(lambda profile: profile.attn_entropy_low_share)
     if not any(share is not None for share in shares):
@@ -41,7 +41,7 @@ def low_entropy(view: View, limits: Thresholds) -> Verdict:
     return dataclasses.replace(verdict, words=verdict.words + _listed(blamed)) if blamed else verdict
 
 
-def uneven(view: View, limits: Thresholds) -> Verdict:
+def uneven(view: Snapshot, limits: Thresholds) -> Verdict:
     """Whether one block adds, turns, passes back or weighs far more, or less, than those around it.
 
     What the first block does counts by its weights alone: the rest depends on the size of the embeddings.
@@ -69,7 +69,7 @@ def uneven(view: View, limits: Thresholds) -> Verdict:
     )
 
 
-def _heads(view: View) -> dict[Head, float]:
+def _heads(view: Snapshot) -> dict[Head, float]:
     """The entropy of every head, mean over seeds."""
     found: dict[Head, list[float]] = {}
     for profile in view.profiles:
@@ -79,7 +79,7 @@ def _heads(view: View) -> dict[Head, float]:
     return {head: sum(values) / len(values) for head, values in found.items() if values}
 
 
-def _apart(low: Sequence[Head], heads: Mapping[Head, float], rest: float, view: View) -> Verdict:
+def _apart(low: Sequence[Head], heads: Mapping[Head, float], rest: float, view: Snapshot) -> Verdict:
     layers = tuple(dict.fromkeys(block for block, _ in low))
     least = min(heads[head] for head in low)
     counted = "1 head sees" if len(low) == 1 else f"{len(low)} heads see"
@@ -102,7 +102,7 @@ def _listed(heads: Sequence[Head]) -> str:
     return f" ({'; '.join(named)}{'; ...' if len(groups) > _NAMED else ''})"
 
 
-def _functions(view: View) -> dict[str, Series]:
+def _functions(view: Snapshot) -> dict[str, Series]:
     """How much what a block does differs from what its neighbours do, the first block left out."""
     kinds = {
         "increment": view.mean(lambda profile: profile.branch_rms),
@@ -119,7 +119,7 @@ def _tangent(angle: Number) -> Number:
     return math.tan(angle) if angle < math.atan(_LARGEST_TURN) else _LARGEST_TURN
 
 
-def _matrices(view: View) -> dict[str, Series]:
+def _matrices(view: Snapshot) -> dict[str, Series]:
     """The RMS of every matrix of a block, from block to block."""
     paths = view.profiles[0].weight_rms
     missing: Series = [None] * view.depth

@@ -7,7 +7,7 @@ import math
 from normlab.checks.judge import growth_laws
 from normlab.checks.judge.blame import blame, to_blame
 from normlab.checks.judge.thresholds import Thresholds
-from normlab.checks.judge.verdict import Level, Verdict, View, plain, unmeasured
+from normlab.checks.judge.verdict import Level, Snapshot, Verdict, plain, unmeasured
 from normlab.checks.ladder_records import Ladder
 from normlab.probes.profile import Number, Profile
 
@@ -20,7 +20,7 @@ def forward(ladder: Ladder, limits: Thresholds) -> Verdict:
     if law.p is None:
         words = f"growth not judged: it takes two depths of at least {limits.least_depth} blocks"
         return Verdict(name="forward", finding=law.name, level="ok", words=words)
-    view = View(ladder.deepest(law.when))
+    view = Snapshot(ladder.deepest(law.when))
     bad = law.name in ("exploding", "super-linear")
     layers = to_blame([_log(x) for x in view.mean(lambda profile: profile.growth)]) if bad else ()
     words = f"{law.name}: {_exponent(law, limits)}{_slope(law, limits)} at step {law.step}"
@@ -46,7 +46,7 @@ def backward(ladder: Ladder, limits: Thresholds, target: int | None = None) -> V
     if law.value is None:
         words = "gradient not judged: none was measured, or one depth alone and not the target"
         return Verdict(name="backward", finding=law.name, level="ok", words=words)
-    view = View(ladder.deepest(law.when))
+    view = Snapshot(ladder.deepest(law.when))
     bad = law.name != "power law"
     layers = _gradient_to_blame(view, law.name) if bad else ()
     how = "measured" if law.measured else "extrapolated"
@@ -141,7 +141,7 @@ def _interval(fit: growth_laws.Fit) -> str:
     return "" if fit.low is None or fit.high is None else f" [{fit.low:.2f}, {fit.high:.2f}]"
 
 
-def _gradient_to_blame(view: View, name: str) -> tuple[int, ...]:
+def _gradient_to_blame(view: Snapshot, name: str) -> tuple[int, ...]:
     broken = view.mean(lambda profile: profile.grad_broken)
     unfit = {place for profile in view.profiles for place in profile.unfit.get("grad_h", [])}
     marked = unfit | {place for place, share in enumerate(broken) if share}

@@ -14,10 +14,10 @@ from normlab.checks.judge.collapse import collapse
 from normlab.checks.judge.faults import UNSEEN, low_entropy, uneven
 from normlab.checks.judge.growth import backward, forward, unsteady
 from normlab.checks.judge.thresholds import Thresholds
-from normlab.checks.judge.verdict import Level, Verdict, View, level, mean, unmeasured, upper, worst
+from normlab.checks.judge.verdict import Level, Snapshot, Verdict, level, mean, unmeasured, upper, worst
 from normlab.checks.ladder_records import Ladder
 
-__all__ = ["Level", "Thresholds", "Verdict", "View", "judge_ladder", "level"]
+__all__ = ["Level", "Snapshot", "Thresholds", "Verdict", "judge_ladder", "level"]
 
 
 def judge_ladder(
@@ -31,7 +31,7 @@ def judge_ladder(
     entropy of the data's single tokens in nats: a loss that does not beat it has learnt nothing of the context.
     """
     limits = thresholds or Thresholds()
-    views = [View(ladder.deepest(when)) for when in ladder.snapshots]
+    views = [Snapshot(ladder.deepest(when)) for when in ladder.snapshots]
     return [
         forward(ladder, limits),
         backward(ladder, limits, target),
@@ -44,7 +44,7 @@ def judge_ladder(
     ]
 
 
-def dead_depth(view: View, limits: Thresholds) -> Verdict:
+def dead_depth(view: Snapshot, limits: Thresholds) -> Verdict:
     """Whether the last third of the blocks still turns the tokens."""
     angles, third = view.mean(lambda profile: profile.ang), view.depth // 3
     first, last = mean(angles[:third]), mean(angles[view.depth - third :])
@@ -68,7 +68,7 @@ def dead_depth(view: View, limits: Thresholds) -> Verdict:
     )
 
 
-def logits(view: View, limits: Thresholds) -> Verdict:
+def logits(view: Snapshot, limits: Thresholds) -> Verdict:
     """Whether attention scores are about to saturate the softmax."""
     scores = view.mean(lambda profile: profile.logit_max)
     if not any(score is not None for score in scores):
@@ -78,7 +78,7 @@ def logits(view: View, limits: Thresholds) -> Verdict:
     )
 
 
-def updates(view: View, limits: Thresholds) -> Verdict:
+def updates(view: Snapshot, limits: Thresholds) -> Verdict:
     """Whether an optimiser step changes every block's weights by a sensible share."""
     shares, low, high = view.mean(lambda profile: profile.upd_ratio), limits.update_low, limits.update_high
     known = {place: share for place, share in enumerate(shares) if share is not None}
@@ -100,13 +100,13 @@ def updates(view: View, limits: Thresholds) -> Verdict:
     )
 
 
-def absorption(view: View, limits: Thresholds) -> Verdict:
+def absorption(view: Snapshot, limits: Thresholds) -> Verdict:
     """Whether a bf16 state swallows what the blocks add."""
     shares, warn, fail = view.mean(lambda profile: profile.absorb_bf16), limits.absorb_warn, limits.absorb_fail
     return upper("bf16 absorption", "absorbed", "share of increments lost in bf16", shares, view, warn, fail)
 
 
-def headroom(view: View, limits: Thresholds) -> Verdict:
+def headroom(view: Snapshot, limits: Thresholds) -> Verdict:
     """Whether the state is about to overflow fp16."""
     bits = view.mean(lambda profile: profile.headroom("fp16"))
     needed = [None if x is None or math.isinf(x) else -x for x in bits]
@@ -118,7 +118,7 @@ def headroom(view: View, limits: Thresholds) -> Verdict:
     return dataclasses.replace(verdict, value=-verdict.value, threshold=limits.headroom_bits, words=words + where)
 
 
-def outliers(view: View, limits: Thresholds) -> Verdict:
+def outliers(view: Snapshot, limits: Thresholds) -> Verdict:
     """Whether single entries dwarf the rest."""
     ratios = view.mean(lambda profile: profile.outlier_ratio)
     return upper("outliers", "outliers", "largest entry over RMS", ratios, view, limits.outlier_ratio, first=-1)

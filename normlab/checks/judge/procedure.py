@@ -15,14 +15,13 @@ from normlab.checks.judge import growth_laws
 from normlab.checks.judge.growth import growth_level
 from normlab.checks.judge.thresholds import Thresholds
 from normlab.checks.judge.verdict import Level, Verdict, level, plain
-from normlab.checks.ladder_records import Ladder
-from normlab.checks.ladder_records import Step as Rung
+from normlab.checks.ladder_records import Ladder, StepRung
 from normlab.checks.theory.records import Theory
 from normlab.probes.profile import Number, When
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class ProcedureStep:
     """One question to an architecture, answered."""
 
     name: str
@@ -41,10 +40,10 @@ def procedure(
     ladder: Ladder,
     theory: Theory | None,
     verdicts: Sequence[Verdict],
-    steps: Sequence[Rung] | None = None,
+    steps: Sequence[StepRung] | None = None,
     thresholds: Thresholds | None = None,
     target: int | None = None,
-) -> tuple[Step, ...]:
+) -> tuple[ProcedureStep, ...]:
     """The five steps. `target` is the depth that the gradient is judged at (none: the largest measured)."""
     limits = thresholds or Thresholds()
     return (
@@ -56,9 +55,9 @@ def procedure(
     )
 
 
-def _forward(ladder: Ladder, theory: Theory | None, limits: Thresholds) -> Step:
+def _forward(ladder: Ladder, theory: Theory | None, limits: Thresholds) -> ProcedureStep:
     law = growth_laws.forward_law(ladder, ladder.snapshots[0], limits)
-    return Step(
+    return ProcedureStep(
         name="forward moments over depth",
         question="How does the size of the hidden state depend on depth before training?",
         done=f"{_rungs(ladder, law.when)}; RMS of the last state fitted as a power of the depth",
@@ -69,9 +68,9 @@ def _forward(ladder: Ladder, theory: Theory | None, limits: Thresholds) -> Step:
     )
 
 
-def _backward(ladder: Ladder, theory: Theory | None, target: int | None, limits: Thresholds) -> Step:
+def _backward(ladder: Ladder, theory: Theory | None, target: int | None, limits: Thresholds) -> ProcedureStep:
     law = growth_laws.backward_law(ladder, ladder.snapshots[0], target, limits)
-    return Step(
+    return ProcedureStep(
         name="backward gains over depth",
         question="What is left of the gradient when it arrives at the first block?",
         done=f"{_rungs(ladder, law.when)}; G = ‖g₁‖/‖g_L‖ fitted as a power of the depth",
@@ -82,10 +81,10 @@ def _backward(ladder: Ladder, theory: Theory | None, target: int | None, limits:
     )
 
 
-def _scale(theory: Theory | None) -> Step:
+def _scale(theory: Theory | None) -> ProcedureStep:
     slopes = [row.slope for row in theory.scale_test if row.slope is not None] if theory else []
     tested = len({(row.block, row.branch) for row in theory.scale_test}) if theory else 0
-    return Step(
+    return ProcedureStep(
         name="scale test",
         question="Does a branch's gradient follow the size of its weights?",
         done=f"the last matrix of {tested} branches multiplied by four factors, one at a time" if tested else "not run",
@@ -95,11 +94,11 @@ def _scale(theory: Theory | None) -> Step:
     )
 
 
-def _training(ladder: Ladder, verdicts: Sequence[Verdict], target: int | None, limits: Thresholds) -> Step:
+def _training(ladder: Ladder, verdicts: Sequence[Verdict], target: int | None, limits: Thresholds) -> ProcedureStep:
     question = "Do both hold once the model is trained?"
     if "after" not in ladder.snapshots:
         answer = "not answered: no burst was run, or the model broke in its first step; use --steps 30"
-        return Step(name="both after training", question=question, done="not run", answer=answer)
+        return ProcedureStep(name="both after training", question=question, done="not run", answer=answer)
     forward, back = (
         growth_laws.forward_law(ladder, "after", limits),
         growth_laws.backward_law(ladder, "after", target, limits),
@@ -108,7 +107,7 @@ def _training(ladder: Ladder, verdicts: Sequence[Verdict], target: int | None, l
     moved = "" if factor is None else f"; G moved {factor:.3g}-fold ({limits.gradient_moved:g} is the limit)"
     judged = [verdict for verdict in verdicts if verdict.name in ("unsteady", "collapse")]
     trouble = [verdict.finding for verdict in judged if verdict.level == "fail"]
-    return Step(
+    return ProcedureStep(
         name="both after training",
         question=question,
         done=f"{_rungs(ladder, 'after')} after {forward.step} optimiser steps",
@@ -119,14 +118,14 @@ def _training(ladder: Ladder, verdicts: Sequence[Verdict], target: int | None, l
     )
 
 
-def _residual_step(rungs: Sequence[Rung] | None) -> Step:
+def _residual_step(rungs: Sequence[StepRung] | None) -> ProcedureStep:
     question = "Which residual step Δt suits it?"
     if not rungs:
         answer = "not answered: use --step-ladder, for designs that have a residual step"
-        return Step(name="residual step", question=question, done="not run", answer=answer)
+        return ProcedureStep(name="residual step", question=question, done="not run", answer=answer)
     ended = [rung for rung in rungs if rung.after.loss is not None]
     best = min(ended, key=_loss, default=None)
-    return Step(
+    return ProcedureStep(
         name="residual step",
         question=question,
         done=f"Δt of {', '.join(f'{rung.step:g}' for rung in rungs)} at {rungs[0].depth} blocks, trained alike",
@@ -137,7 +136,7 @@ def _residual_step(rungs: Sequence[Rung] | None) -> Step:
     )
 
 
-def _by_loss(ended: Sequence[Rung], best: Rung) -> str:
+def _by_loss(ended: Sequence[StepRung], best: StepRung) -> str:
     others = [_rung_words(rung) for rung in ended if rung is not best]
     words = f"lowest loss with {_rung_words(best)}"
     if best.step == min(rung.step for rung in ended) and others:
@@ -145,8 +144,8 @@ def _by_loss(ended: Sequence[Rung], best: Rung) -> str:
     return f"{words}; {'; '.join(others)}" if others else words
 
 
-def _rung_words(rung: Rung) -> str:
-    read: list[tuple[str, Callable[[Rung], Number]]] = [
+def _rung_words(rung: StepRung) -> str:
+    read: list[tuple[str, Callable[[StepRung], Number]]] = [
         ("loss", lambda one: one.after.loss),
         ("RMS", lambda one: one.after.rms),
         ("G", lambda one: one.after.G),
@@ -155,7 +154,7 @@ def _rung_words(rung: Rung) -> str:
     return f"Δt = {rung.step:g} ({', '.join(numbers)})"
 
 
-def _loss(rung: Rung) -> float:
+def _loss(rung: StepRung) -> float:
     return math.inf if rung.after.loss is None else rung.after.loss
 
 

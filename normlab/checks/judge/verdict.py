@@ -43,7 +43,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class View:
+class Snapshot:
     """The deepest stack at one snapshot: profiles over seeds."""
 
     profiles: Sequence[Profile]
@@ -92,7 +92,7 @@ def upper(
     finding: str,
     label: str,
     series: Series,
-    view: View,
+    view: Snapshot,
     warn: float,
     fail: float = math.inf,
     *,

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from normlab.probes.branches import find_branches
-from normlab.probes.replay import Call
+from normlab.probes.replay import RecordedCall
 
 _MOVE = 1e-2
 """Relative change of the state."""
 
 
-def cut_branches(call: Call) -> tuple[str, ...]:
+def cut_branches(call: RecordedCall) -> tuple[str, ...]:
     """The branches of a block that no gradient passes."""
     branches = find_branches(call)
     ends = [end for branch in branches for end in branch.ends.values()]
@@ -35,7 +35,7 @@ def cut_branches(call: Call) -> tuple[str, ...]:
     return tuple(branch.name for branch in branches if set(branch.ends.values()) <= cut)
 
 
-def _outputs(call: Call, ends: list[nn.Module]) -> dict[nn.Module, Tensor]:
+def _outputs(call: RecordedCall, ends: list[nn.Module]) -> dict[nn.Module, Tensor]:
     """What each module returned last."""
     found: dict[nn.Module, Tensor] = {}
 

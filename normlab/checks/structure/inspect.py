@@ -12,7 +12,7 @@ from normlab.checks.judge.thresholds import Thresholds
 from normlab.checks.structure import batches
 from normlab.checks.structure.detached import cut_branches
 from normlab.checks.structure.final_norm import logit_exponent
-from normlab.checks.structure.leaks import Leak, Tokens, find_leak, hides_later_keys
+from normlab.checks.structure.leaks import Leak, TokenSlices, find_leak, hides_later_keys
 from normlab.checks.structure.scaling import BlockScaling, block_scaling
 from normlab.errors import NormLabError
 from normlab.probes.blocks import BlockStack, find_stacks
@@ -115,9 +115,9 @@ def _leaks(
     with untouched(model):
         run = lambda: target.loss(model, batch)  # noqa: E731
         found.must_hide = _must_hide(target, hides_later_keys(model, run), len(stacks))
-        found.batch = find_leak(model, stacks, run, Tokens("batch", count, length), limits.leak)
+        found.batch = find_leak(model, stacks, run, TokenSlices("batch", count, length), limits.leak)
         if found.must_hide is not False and length and length >= 4:
-            found.future = find_leak(model, stacks, run, Tokens("future", count, length), limits.leak)
+            found.future = find_leak(model, stacks, run, TokenSlices("future", count, length), limits.leak)
     if found.batch is None and found.future is None:
         found.missing["leaks"] = "no module returns a state of all samples"
 

@@ -51,7 +51,7 @@ Heard = tuple[str, nn.Module, list[Tensor], list[Tensor]]
 
 
 @dataclass(frozen=True)
-class Tokens:
+class TokenSlices:
     """Which part of a tensor (B, T, ...) is moved, and which is watched."""
 
     kind: Kind
@@ -72,7 +72,7 @@ class Tokens:
 
 @torch.no_grad()
 def find_leak(
-    model: nn.Module, stacks: Sequence[BlockStack], run: Callable[[], Any], tokens: Tokens, limit: float
+    model: nn.Module, stacks: Sequence[BlockStack], run: Callable[[], Any], tokens: TokenSlices, limit: float
 ) -> Leak | None:
     """The leak of one kind in the pass that `run` makes; one of share 0 where there is none, None if nothing is seen.
 
@@ -98,7 +98,7 @@ def _ends(paths: Sequence[str], stacks: Sequence[BlockStack]) -> list[str]:
 
 
 def _leak(
-    model: nn.Module, run: Callable[[], Any], tokens: Tokens, places: Collection[str], *, draw: int
+    model: nn.Module, run: Callable[[], Any], tokens: TokenSlices, places: Collection[str], *, draw: int
 ) -> Leak | None:
     base, other = (_recorded(model, run, tokens, set(places), number) for number in (0, draw))
     return _compared(base, other, tokens) if base and len(base) == len(other) else None
@@ -119,7 +119,7 @@ def hides_later_keys(model: nn.Module, run: Callable[[], Any]) -> list[bool]:
 
 
 def _recorded(
-    model: nn.Module, run: Callable[[], Any], tokens: Tokens, places: Collection[str], draw: int
+    model: nn.Module, run: Callable[[], Any], tokens: TokenSlices, places: Collection[str], draw: int
 ) -> list[Heard]:
     """The calls of the modules at `places` in a pass with the first state moved by noise number `draw`; 0: as it is."""
     calls: list[Heard] = []
@@ -145,18 +145,18 @@ def _recorded(
     return calls
 
 
-def _move(x: Tensor, tokens: Tokens, draw: int) -> Tensor:
+def _move(x: Tensor, tokens: TokenSlices, draw: int) -> Tensor:
     noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(draw)).to(x)
     changed = x.clone()
     tokens.moved(changed).add_(MOVE * x.float().square().mean().sqrt().to(x) * tokens.moved(noise))
     return changed
 
 
-def _kept(values: Any, tokens: Tokens) -> list[Tensor]:
+def _kept(values: Any, tokens: TokenSlices) -> list[Tensor]:
     return [tokens.watched(x).detach().clone() for x in tensors(values) if tokens.fits(x)]
 
 
-def _compared(base: list[Heard], other: list[Heard], tokens: Tokens) -> Leak:
+def _compared(base: list[Heard], other: list[Heard], tokens: TokenSlices) -> Leak:
     """The first module that mixes, and the largest move of a token that must not."""
     guilty, largest = ("", False), 0.0
     for (path, module, given, made), (_, _, given_too, made_too) in zip(base, other, strict=True):

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from normlab.norms import widen
 from normlab.probes.branches import find_branches
-from normlab.probes.replay import Call
+from normlab.probes.replay import RecordedCall
 
 SIZES = (100.0, 1000.0)
 """RMS of the state: large enough to drown what a normalised branch adds, small enough for fp32."""
@@ -60,7 +60,7 @@ class BlockScaling:
 
 
 @torch.no_grad()
-def block_scaling(call: Call, limit: float) -> BlockScaling | None:
+def block_scaling(call: RecordedCall, limit: float) -> BlockScaling | None:
     """The scaling of the block of a recorded call; None where it cannot be told. `limit`: exponent with a norm."""
     state = widen(call.state)
     unit = state / state.square().mean().sqrt().clamp_min(1e-30)
@@ -89,7 +89,7 @@ class _Split:
         self.rest = float((y - gains[:, None] * x).square().mean().sqrt())
 
 
-def _run(call: Call, state: Tensor) -> Tensor:
+def _run(call: RecordedCall, state: Tensor) -> Tensor:
     return widen(call.with_state(state.to(call.state.dtype)).repeat())
 
 
@@ -110,7 +110,7 @@ def _keeps_length(output: Tensor, state: Tensor) -> bool:
     return bool(((after / before.clamp_min(1e-30) - 1.0).abs() < _KEPT).all())
 
 
-def _following(call: Call, unit: Tensor, limit: float) -> tuple[str, ...]:
+def _following(call: RecordedCall, unit: Tensor, limit: float) -> tuple[str, ...]:
     """The branches whose last matrix returns more the larger the state is."""
     with torch.enable_grad():
         branches = find_branches(call)

@@ -16,7 +16,16 @@ from normlab.checks.judge.blame import blocks as named
 from normlab.checks.theory.branch_bounds import slopes_by_role
 from normlab.checks.theory.certificates import certify, entry_bound, find_stack, keeps_norm, observe
 from normlab.checks.theory.jacobians import jacobian_rows
-from normlab.checks.theory.records import JacobianRow, Numbers, ScaleRow, Segment, Slope, Theory, TheoryLook, Trend
+from normlab.checks.theory.records import (
+    GradientSlope,
+    JacobianRow,
+    Numbers,
+    ScaleRow,
+    Segment,
+    Theory,
+    TheoryLook,
+    Trend,
+)
 from normlab.checks.theory.scale_test import scale_test, summary
 from normlab.errors import NormLabError
 from normlab.probes.blocks import find_stacks
@@ -24,7 +33,7 @@ from normlab.probes.profile import Number, Profile
 from normlab.probes.replay import at_rest
 from normlab.probes.sharded import is_sharded
 from normlab.schemes.contract.law import Law
-from normlab.schemes.contract.scheme import Bound
+from normlab.schemes.contract.scheme import BoundScheme
 from normlab.stack import Stack
 from normlab.targets.target import Target
 from normlab.utils.power_law import power_law
@@ -97,7 +106,7 @@ def _law(stack: Stack, entry: Number, segments: Sequence[Segment]) -> dict[str, 
     }
 
 
-def _sizes(bound: Bound, law: Law) -> list[float]:
+def _sizes(bound: BoundScheme, law: Law) -> list[float]:
     """RMS at initialisation after the entry and every block; empty where the law does not say."""
     if law.rms is None:
         return []
@@ -194,8 +203,10 @@ def _one_look(look: TheoryLook, depth: int) -> str:
     return f"{shown} over {count} of {depth} blocks, {words}"
 
 
-def _slopes(found: Mapping[str, Sequence[float]]) -> tuple[Slope, ...]:
-    return tuple(Slope(branch=name, values=_plain(values), trend=_trend(values)) for name, values in found.items())
+def _slopes(found: Mapping[str, Sequence[float]]) -> tuple[GradientSlope, ...]:
+    return tuple(
+        GradientSlope(branch=name, values=_plain(values), trend=_trend(values)) for name, values in found.items()
+    )
 
 
 def _trend(values: Sequence[float]) -> Trend | None:
@@ -212,7 +223,7 @@ def _slope_words(found: Theory) -> str:
     return "; ".join(_one_slope(slope, first.get(slope.branch)) for slope in latest.slopes) if latest else ""
 
 
-def _one_slope(slope: Slope, first: Slope | None) -> str:
+def _one_slope(slope: GradientSlope, first: GradientSlope | None) -> str:
     middle = _mean(slope.values)
     words = f"{slope.branch}: Λ {middle:.3g} on average" if middle is not None else f"{slope.branch}: no Λ"
     if slope.trend is not None:

@@ -9,7 +9,7 @@ With spectral norms ‖·‖, an input whose tokens have length n = √d · RMS,
                 and g∞, u∞ their largest entries, bounded by the longest row
     experts     the largest bound of an expert, since their weights sum to at most one; plus that of the shared one
 
-Λ is this for a normalised input. A module may state its own bound: `bound(rms_in) -> float`.
+Λ is this for a normalised input. A module may state its own bound: `rms_bound(rms_in) -> float`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from normlab.models.mlp import MLP
 from normlab.models.moe import MoE
 from normlab.probes.sharded import whole
 from normlab.roles import Role, find_roles
-from normlab.schemes.contract.parts import BranchBound, bound_of, unbounded
+from normlab.schemes.contract.parts import BranchBound, rms_bound_of, unbounded
 
 
 def branch_bound(module: nn.Module) -> BranchBound:
     """RMS in, largest RMS out, with the weights as they are now; infinite for a module that nothing is known of."""
-    if callable(getattr(module, "bound", None)):
-        return partial(bound_of, module)
+    if callable(getattr(module, "rms_bound", None)):
+        return partial(rms_bound_of, module)
     found = next((make for kind, make in _KNOWN.items() if isinstance(module, kind)), None)
     return found(module) if found else unbounded
 
@@ -107,7 +107,7 @@ class AttentionBound:
 
     def __call__(self, rms_in: float) -> float:
         n, width = math.sqrt(self.dim) * rms_in, math.sqrt(self.head_dim)
-        heads = [width * bound_of(self.norm, (norm * n + bias) / width) for norm, bias in self.values]
+        heads = [width * rms_bound_of(self.norm, (norm * n + bias) / width) for norm, bias in self.values]
         return self.out.length(math.sqrt(self.group) * math.hypot(*heads)) / math.sqrt(self.dim)
 
 
@@ -136,7 +136,7 @@ class FeedForwardBound:
         if scale is None:
             return matrix.length(n), matrix.largest(n)
         width = math.sqrt(self.hidden)
-        length = width * bound_of(scale, matrix.length(n) / width)
+        length = width * rms_bound_of(scale, matrix.length(n) / width)
         return length, length
 
 

@@ -1,6 +1,6 @@
 """Certificates: how large the state can become, proven from weights and gains as they are and held against a real pass.
 
-A scheme's parts know their bounds (`Block.bound`), branches have theirs from spectral norms (`constants`), and the
+A scheme's parts know their bounds (`Block.rms_bound`), branches have theirs from spectral norms (`constants`), and the
 composition bounds the RMS of every token at every block boundary, whatever the tokens are. A measured state above its
 bound is a bug in the model or in the certificate.
 """
@@ -25,7 +25,7 @@ from normlab.models.tokens import TokenModel
 from normlab.norms import rms
 from normlab.probes.blocks import eager
 from normlab.probes.sharded import whole, whole_vectors
-from normlab.schemes.contract.parts import BranchBound, bound_of
+from normlab.schemes.contract.parts import BranchBound, rms_bound_of
 from normlab.stack import Stack
 
 _ROUNDINGS = 16
@@ -175,7 +175,7 @@ def _slack(stack: Stack, stream: torch.dtype, branch: torch.dtype) -> float:
 
 def _segments(stack: Stack, curve: Sequence[float], branches: Sequence[Sequence[BranchBound]]) -> tuple[Segment, ...]:
     kinds: list[Kind] = [
-        _kind(partial(layer.block.bound, branches=bounds))  # type: ignore[union-attr]
+        _kind(partial(layer.block.rms_bound, branches=bounds))  # type: ignore[union-attr]
         for layer, bounds in zip(stack.layers, branches, strict=True)
     ]
     segments = []
@@ -245,7 +245,7 @@ def _slopes(stack: Stack, branches: Sequence[Sequence[BranchBound]]) -> dict[str
     names = _names([eager(branch) for branch in layers[0].branches])
     for layer, bounds in zip(layers, branches, strict=True):
         for name, step, bound in zip(names, layer.block.steps, bounds, strict=True):
-            seen = _known(bound_of(step.read, math.inf))
+            seen = _known(rms_bound_of(step.read, math.inf))
             slopes.setdefault(name, []).append(_known(bound(seen if math.isfinite(seen) else 1.0)))
     return {name: values for name, values in slopes.items() if any(map(math.isfinite, values))}
 

@@ -23,7 +23,7 @@ from normlab.checks.judge.verdict import plain
 from normlab.checks.theory.records import JacobianRow
 from normlab.probes.blocks import BlockStack
 from normlab.probes.branches import detached, find_branches, vjp
-from normlab.probes.replay import Call, at_rest, capture
+from normlab.probes.replay import RecordedCall, at_rest, capture
 
 Product = Callable[[Tensor], Tensor]
 
@@ -111,7 +111,7 @@ def _without(v: Tensor, basis: Sequence[Tensor]) -> Tensor:
     return v
 
 
-def _rows(place: int, call: Call) -> Iterator[JacobianRow]:
+def _rows(place: int, call: RecordedCall) -> Iterator[JacobianRow]:
     branches = find_branches(call)
     ends = [end for branch in branches for end in branch.ends.values()]
     if not _same_shape(call):
@@ -124,18 +124,18 @@ def _rows(place: int, call: Call) -> Iterator[JacobianRow]:
         yield JacobianRow(block=place, branch=branch.name, norm=plain(_norm(call, others)))
 
 
-def _norm(call: Call, held: Sequence[nn.Module]) -> float:
+def _norm(call: RecordedCall, held: Sequence[nn.Module]) -> float:
     """‖J‖ of what the block adds to its input, with what some of its modules return held as it is."""
     with _holding(held):
         return largest_singular_value(lambda state: call.with_state(state).repeat() - state, call.state)
 
 
-def _same_shape(call: Call) -> bool:
+def _same_shape(call: RecordedCall) -> bool:
     with torch.no_grad():
         return call.repeat().shape == call.state.shape
 
 
-def _skip_is_identity(call: Call, ends: Sequence[nn.Module]) -> bool:
+def _skip_is_identity(call: RecordedCall, ends: Sequence[nn.Module]) -> bool:
     """Whether nothing but the identity is left of a block when all that its branches return is held."""
     state = call.state.detach().requires_grad_()
     with _holding(ends), torch.enable_grad():

@@ -52,7 +52,7 @@ class Trend:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slope:
+class GradientSlope:
     """Λ_k of one branch in every block: the largest RMS that it can return for a normalised input."""
 
     branch: str
@@ -83,7 +83,7 @@ class TheoryLook:
     """RMS over all tokens, measured with these weights, over the bound."""
     used_by_largest: Numbers = ()
     """RMS of the largest token over the bound: above one the certificate is violated."""
-    slopes: tuple[Slope, ...] = ()
+    slopes: tuple[GradientSlope, ...] = ()
     jacobians: tuple[JacobianRow, ...] = ()
     """Of some blocks, at the states of a real pass."""
     log_gain: Number = None

@@ -29,7 +29,7 @@ from normlab.probes import measures
 from normlab.probes.block_hooks import tensors
 from normlab.probes.blocks import BlockStack
 from normlab.probes.branches import Branch, detached, find_branches, vjp
-from normlab.probes.replay import Call, again, at_rest, capture
+from normlab.probes.replay import RecordedCall, again, at_rest, capture
 
 FACTORS = (0.5, 1.0, 2.0, 4.0)
 
@@ -87,7 +87,7 @@ def _group_words(rows: Sequence[ScaleRow], count: int) -> str:
     return f"{who} {finding} ({span}): {_MEANINGS[finding]}"
 
 
-def _rows(place: int, call: Call) -> Iterator[ScaleRow]:
+def _rows(place: int, call: RecordedCall) -> Iterator[ScaleRow]:
     branches = find_branches(call)
     for branch in branches:
         others = [end for other in branches if other is not branch for end in other.ends.values()]
@@ -125,7 +125,7 @@ class _Cut:
         return (output - bias) * self.factor + bias
 
 
-def _row(place: int, branch: Branch, others: Sequence[nn.Module], call: Call) -> ScaleRow:
+def _row(place: int, branch: Branch, others: Sequence[nn.Module], call: RecordedCall) -> ScaleRow:
     gain, _ = branch_gain(call, branch, others, 1.0)
     call = call.with_state(call.state * _lift(float(measures.rms(call.state)), _LEAST_STATE))
     _, size = branch_gain(call, branch, others, 1.0)
@@ -149,7 +149,7 @@ def _lift(size: float, least: float) -> float:
     return 2.0 ** max(0, math.ceil(math.log2(least / size))) if 0.0 < size < math.inf else 1.0
 
 
-def branch_gain(call: Call, branch: Branch, others: Sequence[nn.Module], factor: float) -> tuple[float, float]:
+def branch_gain(call: RecordedCall, branch: Branch, others: Sequence[nn.Module], factor: float) -> tuple[float, float]:
     """(‖Jᵀv‖ / ‖v‖ of the branch alone with its last matrices scaled, RMS of what it returns unscaled)."""
     cut = _Cut(factor)
     with ExitStack() as hooks, torch.enable_grad():

@@ -10,10 +10,10 @@ import numpy as np
 
 from normlab.checks.judge import growth_laws
 from normlab.checks.judge.verdict import mean
-from normlab.checks.ladder_records import Ladder, Step
+from normlab.checks.ladder_records import Ladder, StepRung
 from normlab.checks.result import Check
 from normlab.checks.theory.records import TheoryLook
-from normlab.checks.view.panels import PANELS, Panel, measured
+from normlab.checks.view.panels import PANELS, ProfilePanel, measured
 from normlab.checks.view.summary import depth_of
 from normlab.probes.profile import Number, Profile, When
 from normlab.utils.records import to_plain
@@ -34,7 +34,7 @@ def plot_data(checks: Sequence[Check]) -> dict[str, Any]:
     }
 
 
-def _panel(panel: Panel, check: Check) -> dict[str, Any]:
+def _panel(panel: ProfilePanel, check: Check) -> dict[str, Any]:
     shown = {"name": panel.name, "title": panel.title, "log": panel.log, "span": panel.span}
     return shown | {"limits": panel.lines(check.thresholds), "boundary": panel.at_boundaries}
 
@@ -172,7 +172,7 @@ def _widths(check: Check) -> list[dict[str, Any]]:
     return found
 
 
-def _step(rung: Step) -> dict[str, Any]:
+def _step(rung: StepRung) -> dict[str, Any]:
     looks = {when: {name: one(getattr(look, name)) for name in ("rms", "G", "loss")}
              for when, look in (("before", rung.before), ("after", rung.after))}  # fmt: skip
     return {"step": rung.step, **looks}

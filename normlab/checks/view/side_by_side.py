@@ -18,7 +18,7 @@ Better = Literal["first", "second", "neither", "unknown"]
 
 
 @dataclass(frozen=True)
-class Difference:
+class VerdictChange:
     """One verdict on both designs; None where only the other check has it."""
 
     name: str
@@ -74,11 +74,11 @@ class Against(Kept):
         return "Both" + fate.replace(" is ", " are ", 1).replace(" its ", " their ")
 
     @property
-    def differences(self) -> list[Difference]:
+    def differences(self) -> list[VerdictChange]:
         """Verdict by verdict, those that differ first."""
         names = dict.fromkeys(verdict.name for check in self.checks for verdict in check.verdicts)
         found = [[next((v for v in check.verdicts if v.name == name), None) for check in self.checks] for name in names]
-        differences = [Difference(name, *verdicts) for name, verdicts in zip(names, found, strict=True)]
+        differences = [VerdictChange(name, *verdicts) for name, verdicts in zip(names, found, strict=True)]
         return sorted(differences, key=lambda difference: difference.is_alike)
 
     @property

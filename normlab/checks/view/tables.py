@@ -7,7 +7,7 @@ from typing import get_args
 
 from normlab.checks.judge import growth_laws
 from normlab.checks.judge.verdict import Verdict, mean
-from normlab.checks.ladder_records import Step
+from normlab.checks.ladder_records import StepRung
 from normlab.checks.result import Check
 from normlab.checks.view.plots import fitted_from
 from normlab.checks.view.side_by_side import Against
@@ -161,7 +161,7 @@ def step_table(checks: Sequence[Check]) -> Table:
     return owned(checks, "Residual-step ladder", columns("Δt#", "Blocks#", *numbers), rows)
 
 
-def _step(rung: Step) -> list[Cell]:
+def _step(rung: StepRung) -> list[Cell]:
     values = [getattr(look, name) for name in ("rms", "G", "loss") for look in (rung.before, rung.after)]
     return [number(rung.step), figure(str(rung.depth), rung.depth), *map(number, values)]
 

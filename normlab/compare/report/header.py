@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from normlab.compare.report.results import Results, Run, find
+from normlab.compare.report.results import ReportedRun, Results, find
 from normlab.errors import NormLabError
 from normlab.pages.numbers import NONE, count, listed, number, rate
 
@@ -19,13 +19,13 @@ def facts(results: Results) -> Facts:
     return [(name, text) for name, text in found if text]
 
 
-def _about_run(run: Run) -> Facts:
+def _about_run(run: ReportedRun) -> Facts:
     state = "stuck" if run.is_stuck else run.state
     known = {"scheme": run.label, "state": state, "rate": rate(run.lr), "seed": str(run.seed)}
     return [(name, value) for name, value in known.items() if value not in (NONE, "None")]
 
 
-def _about_runs(runs: list[Run]) -> Facts:
+def _about_runs(runs: list[ReportedRun]) -> Facts:
     counts = {
         "failed": sum(run.has_failed for run in runs),
         "stuck": sum(run.is_stuck for run in runs),

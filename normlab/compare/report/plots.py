@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from normlab.compare.report.results import Results, Run
+from normlab.compare.report.results import ReportedRun, Results
 from normlab.compare.report.run_metrics import PROFILES, Columns, Record, clock, columns, profile_values
 from normlab.pages.numbers import number
 from normlab.train.monitor.summary import spread
@@ -63,7 +63,7 @@ def _stride(lengths: Sequence[int], limit: int) -> int:
     return max(1, math.ceil(max(lengths, default=0) / limit))
 
 
-def _curve(results: Results, run: Run, train_stride: int, eval_stride: int) -> dict[str, Any]:
+def _curve(results: Results, run: ReportedRun, train_stride: int, eval_stride: int) -> dict[str, Any]:
     evaluations = clock(run.metrics.step, run.metrics.eval)
     return {
         "scheme": results.schemes.index(run.scheme),
@@ -106,7 +106,7 @@ def _profiles(results: Results) -> dict[str, Any]:
     return {"steps": shown, "series": series}
 
 
-def _profile(runs: Sequence[Run], step: int) -> dict[str, Any]:
+def _profile(runs: Sequence[ReportedRun], step: int) -> dict[str, Any]:
     records = [record for run in runs for record in run.metrics.profile if record["step"] == step]
     found: dict[str, Any] = {}
     for name in PROFILES:

@@ -21,7 +21,7 @@ Table = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class ReportedRun:
     """One run, from its row in the store, its folder, or both."""
 
     id: str
@@ -64,7 +64,7 @@ class Results:
 
     folder: Path
     kind: Literal["comparison", "run"]
-    runs: list[Run]
+    runs: list[ReportedRun]
     about: Table = field(default_factory=dict)
     """compare.json, or the run's config.json."""
 
@@ -89,7 +89,7 @@ class Results:
     def standing(self, scheme: str) -> Standing | None:
         return next((own for own in self.standings if own.scheme == scheme), None)
 
-    def chosen(self, scheme: str) -> list[Run]:
+    def chosen(self, scheme: str) -> list[ReportedRun]:
         """The runs that speak for a scheme: judge runs at its rate, else tune runs there, else all it has.
 
         Those that failed or were stuck only where it has no others.
@@ -147,7 +147,7 @@ def _comparison(folder: Path) -> Results:
     )  # fmt: skip
 
 
-def _metric_of(run: Run) -> Metric:
+def _metric_of(run: ReportedRun) -> Metric:
     """What the task of a run is judged by; runs were made before there were tasks to choose from."""
     name = str(find(run.config, "task") or DEFAULT_TASK)
     return TASKS[name].metric if name in TASKS else LOSS
@@ -162,13 +162,13 @@ def _standings(rows: list[Table], baseline: Any, level: float) -> tuple[list[Sta
         return [], str(error)
 
 
-def _under_way(folder: Path, ended: set[str]) -> list[Run]:
+def _under_way(folder: Path, ended: set[str]) -> list[ReportedRun]:
     runs = folder / "runs"
     found = sorted(path for path in runs.iterdir() if path.is_dir()) if runs.is_dir() else []
     return [_run_in(path, {}) for path in found if path.name not in ended]
 
 
-def _run_in(folder: Path, row: Table) -> Run:
+def _run_in(folder: Path, row: Table) -> ReportedRun:
     """A run from its folder and its row; the row has the last word, either may be missing."""
     # A row is text from a file: its name must not lead out of the comparison.
     inside = row.get("run", folder.name) == folder.name
@@ -182,7 +182,7 @@ def _run_in(folder: Path, row: Table) -> Run:
     seed = number(row.get("seed", find(config, "seed")))
     reason = row.get("reason") or find(status, "reason")
     scheme = str(row.get("scheme") or find(config, "scheme") or folder.name)
-    return Run(
+    return ReportedRun(
         id=str(row.get("run", folder.name)),
         scheme=scheme,
         label=str(row.get("label") or find(config, "label") or scheme),

@@ -9,7 +9,7 @@ from typing import Any
 
 from normlab.compare.report.cautions import digits
 from normlab.compare.report.gpu_sharing import sharing
-from normlab.compare.report.results import Results, Run
+from normlab.compare.report.results import ReportedRun, Results
 from normlab.compare.report.verdict import where
 from normlab.compare.statistics import Standing
 from normlab.pages.numbers import NONE, count, duration, fixed, memory, number, rate, signed
@@ -84,7 +84,7 @@ class Cost:
     seconds: float | None = None
 
 
-def cost(runs: Sequence[Run]) -> Cost:
+def cost(runs: Sequence[ReportedRun]) -> Cost:
     done = [run for run in runs if run.state == "done"] or list(runs)
     return Cost(
         speed=_median(run.metrics.tokens_per_s or run.row.get("tokens_per_s") for run in done),
@@ -136,7 +136,7 @@ def run_table(results: Results) -> Table:
     return Table("All runs", columns, [_run_row(results, run) for run in results.runs]).filled()
 
 
-def _run_row(results: Results, run: Run) -> list[Cell]:
+def _run_row(results: Results, run: ReportedRun) -> list[Cell]:
     value = run.value if run.row.get("value") is not None else number(run.row.get(results.metric.field))
     others = [run.row.get(name) for name in results.metric.beside]
     state = "stuck" if run.is_stuck else run.state

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from normlab.compare.report.cautions import cautions, digits, edges_in_brief
-from normlab.compare.report.results import Results, Run
+from normlab.compare.report.results import ReportedRun, Results
 from normlab.compare.statistics import Difference, Standing, simultaneous, winner
 from normlab.pages.numbers import count, fixed, listed, rate
 from normlab.train.metrics import Metric
@@ -14,7 +14,7 @@ from normlab.utils.text import counted
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Conclusion:
     """One sentence for the head of the page, those that support it, and what to keep in mind."""
 
     headline: str
@@ -22,21 +22,21 @@ class Verdict:
     cautions: list[str] = field(default_factory=list)
 
 
-def verdict(results: Results) -> Verdict:
+def verdict(results: Results) -> Conclusion:
     """The verdict on a comparison or on a single run."""
     if results.kind == "run":
         return _on_run(results.runs[0], results.metric)
     tellers = (_failures, _stuck)
     lost = [line for scheme in results.schemes for tell in tellers if (line := tell(results, scheme))]
     if results.problem:
-        return Verdict(f"No verdict: {results.problem}.", lost, cautions(results))
+        return Conclusion(f"No verdict: {results.problem}.", lost, cautions(results))
     findings = [line for own in results.standings if (line := _finding(results, own))]
     # What a claim rests on stands beside it, not below it.
     headline = [_claim(results), _stuck_in_brief(results), edges_in_brief(results)]
-    return Verdict(" ".join(filter(None, headline)), findings + lost, cautions(results))
+    return Conclusion(" ".join(filter(None, headline)), findings + lost, cautions(results))
 
 
-def where(run: Run) -> str:
+def where(run: ReportedRun) -> str:
     """Why a run failed, with step and layer if its events know them."""
     reason = run.reason or "no reason recorded"
     faults = [event for event in run.metrics.event if event.get("what") in ("nonfinite", "spike")]
@@ -185,13 +185,13 @@ def level_note(results: Results) -> str:
     )
 
 
-def _on_run(run: Run, metric: Metric) -> Verdict:
+def _on_run(run: ReportedRun, metric: Metric) -> Conclusion:
     value, at = run.row.get(metric.field), count(run.row.get("tokens"))
     tail = f"{metric.title} {fixed(value)} after {at} tokens" if value is not None else "no evaluation yet"
     if run.state == "failed":
-        return Verdict(f"{run.label} failed: {where(run)}.", [f"Before that: {tail}."])
+        return Conclusion(f"{run.label} failed: {where(run)}.", [f"Before that: {tail}."])
     if run.is_stuck:
-        return Verdict(f"{run.label} is stuck: {tail}, near {metric.guess}.")
+        return Conclusion(f"{run.label} is stuck: {tail}, near {metric.guess}.")
     states = {"done": "finished", "running": "is running", "stopped": "was stopped"}
     note = [] if run.state == "done" else ["The run has not ended; this shows what there is so far."]
-    return Verdict(f"{run.label} {states.get(run.state, 'has no recorded state')}: {tail}.", [], note)
+    return Conclusion(f"{run.label} {states.get(run.state, 'has no recorded state')}: {tail}.", [], note)

@@ -17,7 +17,7 @@ from normlab.dynamics.config import SimulateConfig
 from normlab.errors import unknown
 
 if TYPE_CHECKING:
-    from normlab.dynamics.experiments.result import Result
+    from normlab.dynamics.experiments.result import ExperimentResult
 
 PAPER = ("post", "pre", "mix", "peri", "ngpt(alpha=1.0)", "sqrt")
 """The laws of arXiv 2510.22026."""
@@ -34,12 +34,14 @@ class Experiment:
     beta: Callable[[SimulateConfig], float] | None = None
     """The inverse temperature that goes with other options, where it is left as it is by default."""
 
-    def run(self, config: SimulateConfig | None = None, *, told: bool = False, command: Sequence[str] = ()) -> Result:
+    def run(
+        self, config: SimulateConfig | None = None, *, progress: bool = False, command: Sequence[str] = ()
+    ) -> ExperimentResult:
         """Do it and judge it."""
         from normlab.dynamics.experiments.result import finish
 
         home = importlib.import_module(f"{__name__}.{self.name.replace('-', '_')}")
-        return finish(self, self._tempered(config or self.defaults), home.run, told=told, command=command)
+        return finish(self, self._tempered(config or self.defaults), home.run, progress=progress, command=command)
 
     def _tempered(self, config: SimulateConfig) -> SimulateConfig:
         if self.beta is None or config.beta != self.defaults.beta:
@@ -122,7 +124,7 @@ def experiment(name: str) -> Experiment:
     return EXPERIMENTS[name]
 
 
-def run(name: str, *, told: bool = False, **options: Any) -> Result:
+def run(name: str, *, progress: bool = False, **options: Any) -> ExperimentResult:
     """Do an experiment; options are fields of `SimulateConfig` in place of its defaults."""
     found = experiment(name)
-    return found.run(found.defaults.replace(**options), told=told)
+    return found.run(found.defaults.replace(**options), progress=progress)

@@ -17,7 +17,7 @@ from normlab.dynamics.config import SimulateConfig
 from normlab.dynamics.experiments.result import Findings, Tell, judge, part
 from normlab.dynamics.measure.clusters import labels
 from normlab.dynamics.recording import orbit
-from normlab.dynamics.system.systems import Chunk, start
+from normlab.dynamics.system.systems import SystemChunk, start
 from normlab.dynamics.view.figures import Figure, curve
 from normlab.errors import NormLabError
 from normlab.utils.power_law import power_law
@@ -78,7 +78,7 @@ def run(config: SimulateConfig, tell: Tell) -> Findings:
 
 def _leaders(config: SimulateConfig, spec: str, beta: float, seed: int) -> int:
     """Clusters of two tokens at least: one that is still on its way between leaders is none."""
-    *_, (state, _) = orbit(config, spec, Chunk((beta,), (seed,)), [config.time])
+    *_, (state, _) = orbit(config, spec, SystemChunk((beta,), (seed,)), [config.time])
     found = labels(state.theta, min(_NEAR / math.sqrt(max(beta, 1e-9)), 3.0))[0]
     return int((torch.bincount(found) >= 2).sum())
 

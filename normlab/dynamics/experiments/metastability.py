@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from normlab.dynamics.config import SimulateConfig
-from normlab.dynamics.experiments.result import Findings, Tell, Verdict, judge
+from normlab.dynamics.experiments.result import Findings, PredictionVerdict, Tell, judge
 from normlab.dynamics.measure.tails import collapsed
 from normlab.dynamics.system import laws
-from normlab.dynamics.system.attention import Attention
+from normlab.dynamics.system.attention import ParticleAttention
 from normlab.dynamics.system.clocks import Logarithmic
-from normlab.dynamics.system.flow import Flow, State, Velocity
-from normlab.dynamics.system.integrators import DormandPrince, Walk, factor
+from normlab.dynamics.system.flow import Flow, ParticleState, Velocity
+from normlab.dynamics.system.integrators import ClockedFlow, DormandPrince, factor
 from normlab.dynamics.system.systems import start
 from normlab.dynamics.view.figures import Figure, curve
 from normlab.errors import NormLabError
@@ -43,8 +43,8 @@ class Circle(Flow):
 
     mass: Tensor = field(kw_only=True)
 
-    def __call__(self, state: State) -> Velocity:
-        assert isinstance(self.attention, Attention)
+    def __call__(self, state: ParticleState) -> Velocity:
+        assert isinstance(self.attention, ParticleAttention)
         assert self.law.speed is not None
         angle = torch.atan2(state.theta[..., 1], state.theta[..., 0])
         gaps = angle.unsqueeze(-2) - angle.unsqueeze(-1)
@@ -116,14 +116,14 @@ def _stands(config: SimulateConfig, law: Law, tell: Tell) -> Iterator[Stand]:
     state = start(config.replace(dtype="float64", device="cpu"), (config.seed,))
     order = torch.atan2(state.theta[0, :, 1], state.theta[0, :, 0]).argsort()
     state = state._replace(theta=state.theta[:, order])
-    attention = Attention(beta=torch.tensor([config.beta[0]], dtype=torch.float64))
+    attention = ParticleAttention(beta=torch.tensor([config.beta[0]], dtype=torch.float64))
     flow = Circle(law, attention, mass=torch.ones(config.tokens, dtype=torch.float64))
     method = DormandPrince(tolerance=config.tolerance, clock=Logarithmic())
     end, tau = method.clock.tau(config.time), torch.zeros(1, dtype=torch.float64)
     step = torch.full_like(tau, 1e-3)
     yield _stand(state, flow)
     while float(tau) < end and len(flow.mass) > 1:
-        walk = Walk(flow, method.clock, torch.float64)
+        walk = ClockedFlow(flow, method.clock, torch.float64)
         taken = step.clamp_max(end - float(tau))
         ahead, _, error = method.attempt(walk, state, tau, taken, walk.velocity(state, tau))
         step = taken * factor(error)
@@ -137,7 +137,7 @@ def _stands(config: SimulateConfig, law: Law, tell: Tell) -> Iterator[Stand]:
             yield _stand(state, flow)
 
 
-def _merged(state: State, flow: Circle) -> tuple[State, Circle] | None:
+def _merged(state: ParticleState, flow: Circle) -> tuple[ParticleState, Circle] | None:
     """Neighbours that have met made one, at the centre of their weight; None where none have."""
     following = state.theta.roll(-1, 1)
     apart = torch.linalg.vector_norm(following - state.theta, dim=-1)[0]
@@ -157,7 +157,7 @@ def _merged(state: State, flow: Circle) -> tuple[State, Circle] | None:
     return moved, Circle(flow.law, flow.attention, mass=total)
 
 
-def _stand(state: State, flow: Circle) -> Stand:
+def _stand(state: ParticleState, flow: Circle) -> Stand:
     angles = torch.atan2(state.theta[0, :, 1], state.theta[0, :, 0]).numpy()
     return Stand(time=float(state.time), angles=angles.copy(), masses=flow.mass.numpy().copy())
 
@@ -187,7 +187,7 @@ def _pair_time(gap: float, first: float, second: float, beta: float) -> float:
     return float(np.sum((x[:-1] - x[1:]) * (slowness[:-1] + slowness[1:]) / 2))
 
 
-def _judge(spec: str, law: Law, stands: list[Stand], beta: float) -> list[Verdict]:
+def _judge(spec: str, law: Law, stands: list[Stand], beta: float) -> list[PredictionVerdict]:
     """Late merges against the pair law, where Post-Norm's time is the scheme's own."""
     assert law.speed is not None
     moments = torch.tensor([0.0, 10.0, 1e6], dtype=torch.float64)

@@ -14,8 +14,8 @@ import torch
 
 from normlab.dynamics.config import SimulateConfig
 from normlab.dynamics.experiments import phases
-from normlab.dynamics.experiments.result import Findings, Tell, Verdict, judge, part
-from normlab.dynamics.recording import Record, record
+from normlab.dynamics.experiments.result import Findings, PredictionVerdict, Tell, judge, part
+from normlab.dynamics.recording import Recording, record
 from normlab.dynamics.system import laws
 from normlab.dynamics.system.clocks import Common
 from normlab.errors import NormLabError
@@ -63,7 +63,7 @@ def _times(config: SimulateConfig) -> dict[str, list[float]]:
     return chosen
 
 
-def _judge(config: SimulateConfig, found: dict[str, Record]) -> list[Verdict]:
+def _judge(config: SimulateConfig, found: dict[str, Recording]) -> list[PredictionVerdict]:
     """Schemes with a common divisor against the first of them, look by look."""
     common, verdicts = list(_clocks(config)), []
     for spec in common[1:]:

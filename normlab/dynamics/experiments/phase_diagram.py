@@ -10,7 +10,7 @@ import numpy as np
 
 from normlab.dynamics.config import SimulateConfig
 from normlab.dynamics.experiments import phases
-from normlab.dynamics.experiments.result import Findings, Tell, Verdict, judge
+from normlab.dynamics.experiments.result import Findings, PredictionVerdict, Tell, judge
 from normlab.dynamics.recording import record
 from normlab.dynamics.system import laws
 from normlab.utils.text import counted
@@ -39,7 +39,7 @@ def run(config: SimulateConfig, tell: Tell) -> Findings:
     )
 
 
-def _judge(spec: str, config: SimulateConfig, half: np.ndarray, foretold: np.ndarray) -> list[Verdict]:
+def _judge(spec: str, config: SimulateConfig, half: np.ndarray, foretold: np.ndarray) -> list[PredictionVerdict]:
     both = np.isfinite(half) & np.isfinite(foretold)
     if not both.any():
         return []

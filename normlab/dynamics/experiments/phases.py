@@ -9,7 +9,7 @@ import torch
 
 from normlab.dynamics.config import SimulateConfig
 from normlab.dynamics.measure.observables import CLOSE
-from normlab.dynamics.recording import Record
+from normlab.dynamics.recording import Recording
 from normlab.dynamics.system.equiangular import Equiangular
 from normlab.dynamics.view.figures import Curve, Figure, curve, image
 from normlab.schemes.contract.law import Law
@@ -21,7 +21,7 @@ def look_times(config: SimulateConfig) -> list[float]:
     return [float(time) for time in config.time * (0.1 * steps + 0.9 * steps**2)]
 
 
-def diagram(spec: str, config: SimulateConfig, found: Record, curves: tuple[Curve, ...]) -> Figure:
+def diagram(spec: str, config: SimulateConfig, found: Recording, curves: tuple[Curve, ...]) -> Figure:
     """The image, with curves on it."""
     shares = found.values["close"].mean(-1)
     return Figure(
@@ -33,7 +33,7 @@ def diagram(spec: str, config: SimulateConfig, found: Record, curves: tuple[Curv
     )
 
 
-def half_times(found: Record) -> np.ndarray:
+def half_times(found: Recording) -> np.ndarray:
     """For each β the time at which half of the pairs have met; NaN where they have not."""
     shares = found.values["close"].mean(-1)
     return np.array([crossing(found.times, shares[:, place], 0.5) for place in range(shares.shape[1])])

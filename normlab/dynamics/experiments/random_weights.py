@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from normlab.dynamics.config import SimulateConfig
-from normlab.dynamics.experiments.result import Findings, Tell, Verdict, judge, part
-from normlab.dynamics.recording import Record, orbit, record
+from normlab.dynamics.experiments.result import Findings, PredictionVerdict, Tell, judge, part
+from normlab.dynamics.recording import Recording, orbit, record
 from normlab.dynamics.simulate import band
 from normlab.dynamics.system import laws
 from normlab.dynamics.system.attention import Factors, Matrix
 from normlab.dynamics.system.flow import at_layer
-from normlab.dynamics.system.systems import Chunk
+from normlab.dynamics.system.systems import SystemChunk
 from normlab.dynamics.view.figures import Figure, curve
 from normlab.schemes.contract.law import Law, Motion
 from normlab.utils.text import counted
@@ -59,7 +59,7 @@ def run(config: SimulateConfig, tell: Tell) -> Findings:
     )
 
 
-def _curve(spec: str, found: Record):
+def _curve(spec: str, found: Recording):
     cosine = band(found.values["cosine"][:, 0])
     return curve(spec, found.times, cosine.mean, low=cosine.low, high=cosine.high)
 
@@ -68,7 +68,7 @@ def _attention_length(config: SimulateConfig) -> float:
     """‖A‖ at time zero, by theory, mean over seeds."""
     lengths = []
     for seed in range(config.seed, config.seed + config.seeds):
-        state, flow = next(orbit(config, config.scheme[0], Chunk(config.beta, (seed,)), [0.0]))
+        state, flow = next(orbit(config, config.scheme[0], SystemChunk(config.beta, (seed,)), [0.0]))
         attention = at_layer(flow.attention, state.time)
         spread = config.beta[0] ** 2 * _square(attention.score, config.dim) / config.dim
         square = _mixing(math.sqrt(spread), config.tokens) ** 2 + spread / config.dim
@@ -91,7 +91,7 @@ def _square(matrix: Matrix | None, dim: int) -> float:
     return float(whole.double().square().sum()) / dim
 
 
-def _judge_speed(spec: str, law: Law, found: Record, length: float, config: SimulateConfig) -> Verdict:
+def _judge_speed(spec: str, law: Law, found: Recording, length: float, config: SimulateConfig) -> PredictionVerdict:
     """Mean speed of a token at time zero. Attention's output is almost all tangent there."""
     assert law.speed is not None
     measured = float(found.values["speed"][0].mean())

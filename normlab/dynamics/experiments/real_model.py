@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from normlab.dynamics.choices import ABOUT, Observable
 from normlab.dynamics.config import SimulateConfig
-from normlab.dynamics.experiments.result import Findings, Tell, Verdict, judge
-from normlab.dynamics.measure.observables import View, take
+from normlab.dynamics.experiments.result import Findings, PredictionVerdict, Tell, judge
+from normlab.dynamics.measure.observables import StateView, take
 from normlab.dynamics.system import laws
-from normlab.dynamics.system.flow import Flow, State, unit
+from normlab.dynamics.system.flow import Flow, ParticleState, unit
 from normlab.dynamics.system.network import Network
 from normlab.dynamics.system.read_weights import Read, read_model
 from normlab.dynamics.system.systems import device, integrator
@@ -133,19 +133,21 @@ def _same(state: Tensor) -> Tensor:
     return state
 
 
-def _state(hidden: Tensor, size: float, time: int) -> State:
+def _state(hidden: Tensor, size: float, time: int) -> ParticleState:
     """Hidden states as tokens; radii in units of the sphere that norms project on."""
     radius = torch.linalg.vector_norm(hidden, dim=-1)
-    return State(unit(hidden), radius / size, hidden.new_full((len(hidden),), float(time)))
+    return ParticleState(unit(hidden), radius / size, hidden.new_full((len(hidden),), float(time)))
 
 
-def _orbits(config: SimulateConfig, scheme: Scheme | None, found: Read, begin: State) -> dict[str, Iterable[State]]:
+def _orbits(
+    config: SimulateConfig, scheme: Scheme | None, found: Read, begin: ParticleState
+) -> dict[str, Iterable[ParticleState]]:
     """By its name in figures, the simulation in continuous time and that through the scheme's own blocks."""
     options = {"beta": begin.radius.new_tensor([found.beta]), "causal": config.causal, "kind": config.kind}
     attention = layers(found.weights, **options)
     times = [float(k) for k in range(found.depth + 1)]
     law = found.law or laws.find(scheme or config.scheme[0], found.depth)
-    orbits: dict[str, Iterable[State]] = {"law": integrator(config).orbit(Flow(law, attention), begin, times)}
+    orbits: dict[str, Iterable[ParticleState]] = {"law": integrator(config).orbit(Flow(law, attention), begin, times)}
     own = scheme or laws.scheme_of(config.scheme[0])
     if found.stack is not None:
         bare = layers(found.bare, **options)
@@ -177,9 +179,9 @@ def _range(values: Sequence[float]) -> str:
 
 
 @torch.no_grad()
-def _series(states: Iterable[State], wanted: list[Observable], config: SimulateConfig) -> Series:
+def _series(states: Iterable[ParticleState], wanted: list[Observable], config: SimulateConfig) -> Series:
     """Each observable at every boundary, mean over sequences."""
-    looks = [take(View(state, angle=config.angle), wanted) for state in states]
+    looks = [take(StateView(state, angle=config.angle), wanted) for state in states]
     return {name: np.array([float(look[name].mean()) for look in looks]) for name in wanted}
 
 
@@ -203,7 +205,7 @@ def _row(name: str, how: str, real: Series, one: Series) -> tuple:
     return (name, how, float(real[name][-1]), float(one[name][-1]), apart, apart / size if size else None)
 
 
-def _distance(name: str, how: str, real: Series, one: Series) -> Verdict:
+def _distance(name: str, how: str, real: Series, one: Series) -> PredictionVerdict:
     """A number to report: theory does not say how much MLPs and positions do."""
     return judge(how, f"distance of {name} from the network's", _apart(name, real, one)[0], None, 0.0)
 

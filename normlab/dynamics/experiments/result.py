@@ -24,7 +24,7 @@ Cell = float | str | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class PredictionVerdict:
     """A number against its prediction."""
 
     subject: str
@@ -59,14 +59,16 @@ def judge(
     *,
     relative: bool = False,
     interval: tuple[float, float] | None = None,
-) -> Verdict:
+) -> PredictionVerdict:
     """A verdict: agreement within a tolerance, absolute or relative to the prediction."""
     low, high = interval or (None, None)
     if predicted is None:
-        return Verdict(subject=subject, quantity=quantity, measured=measured, predicted=None, low=low, high=high)
+        return PredictionVerdict(
+            subject=subject, quantity=quantity, measured=measured, predicted=None, low=low, high=high
+        )
     scale = abs(predicted) if relative and predicted else 1.0
     error = abs(measured - predicted) / scale
-    return Verdict(
+    return PredictionVerdict(
         subject=subject,
         quantity=quantity,
         measured=measured,
@@ -86,12 +88,12 @@ class Findings:
     figures: tuple[Figure, ...]
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[PredictionVerdict, ...]
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result(Shown):
+class ExperimentResult(Shown):
     """A finished experiment."""
 
     what = "result"
@@ -103,7 +105,7 @@ class Result(Shown):
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     """The table."""
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[PredictionVerdict, ...]
     notes: tuple[str, ...] = ()
     """What a reader must know: assumptions, and choices that sources leave open."""
     seconds: float = 0.0
@@ -128,15 +130,15 @@ def finish(
     config: SimulateConfig,
     work: Callable[[SimulateConfig, Tell], Findings],
     *,
-    told: bool,
+    progress: bool,
     command: Sequence[str],
-) -> Result:
+) -> ExperimentResult:
     """Do the work and keep it with what it was made by."""
     config = config.replace(scheme=schemes(config))
     begin = time.perf_counter()
-    with Progress(shown=told) as progress:
-        found = work(config, progress)
-    return Result(
+    with Progress(progress=progress) as display:
+        found = work(config, display)
+    return ExperimentResult(
         experiment=experiment.name,
         about=experiment.about,
         config=to_plain(config),

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 
 from normlab.dynamics.config import SimulateConfig
-from normlab.dynamics.experiments.result import Findings, Tell, Verdict, judge, part
+from normlab.dynamics.experiments.result import Findings, PredictionVerdict, Tell, judge, part
 from normlab.dynamics.measure import fits, tails
-from normlab.dynamics.recording import Record, orbit, records
+from normlab.dynamics.recording import Recording, orbit, records
 from normlab.dynamics.system import batching, laws
 from normlab.dynamics.system.equiangular import Equiangular
-from normlab.dynamics.system.systems import Chunk, look_times
+from normlab.dynamics.system.systems import SystemChunk, look_times
 from normlab.dynamics.system.threads import suited
 from normlab.dynamics.view.figures import Curve, Figure, curve
 from normlab.schemes.contract.law import Law
@@ -34,7 +34,7 @@ _FOLDS = 45.0
 """How far ln Var falls: down to what double precision holds."""
 _STEP = 0.1
 """In units of the tail's own scale: the rate is then right to (2 · 0.1)⁴/120."""
-Judged = tuple[list[Verdict], list[Curve]]
+Judged = tuple[list[PredictionVerdict], list[Curve]]
 """What a scheme's numbers come to, and its curves."""
 _LIMITS = {"start": 1e-4, "tail": 1e-3, "symmetric": 1e-6}
 
@@ -79,7 +79,7 @@ def run(config: SimulateConfig, tell: Tell) -> Findings:
     )
 
 
-def _row(spec: str, theory: tails.Tail | None, start: list[Verdict], tail: list[Verdict]) -> tuple:
+def _row(spec: str, theory: tails.Tail | None, start: list[PredictionVerdict], tail: list[PredictionVerdict]) -> tuple:
     first, apart = start[0], start[1].measured
     found = tail[0] if tail else None
     interval = None if found is None or found.low is None else f"{found.low:.4f} to {found.high:.4f}"
@@ -111,7 +111,7 @@ def _start(config: SimulateConfig, spec: str, law: Law, cosine: np.ndarray, rho:
 
 def _initial_velocity(config: SimulateConfig, spec: str) -> float:
     """d/dt of the mean cosine at time zero: 2⟨Σθ̇, Σθ⟩ / n(n − 1)."""
-    chunk = Chunk(config.beta, (config.seed,))
+    chunk = SystemChunk(config.beta, (config.seed,))
     state, flow = next(orbit(config, spec, chunk, [0.0]))
     with suited(state.theta):
         velocity = flow(state).theta.sum(1)
@@ -150,7 +150,7 @@ def _ends(config: SimulateConfig, found: list[Law], theories: list[tails.Tail | 
     return [ends[place] for place in range(len(found))]
 
 
-def _end(spec: str, theory: tails.Tail | None, found: Record) -> Judged:
+def _end(spec: str, theory: tails.Tail | None, found: Recording) -> Judged:
     times, values = found.times.tolist(), found.values["variance"][:, 0, 0].tolist()
     late = fits.tail(times, values, floor=fits.floor_of("float64"), share=0.25)
     if late.stop == late.start:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from normlab.dynamics.config import SimulateConfig
-from normlab.dynamics.experiments.result import Findings, Tell, Verdict, judge
+from normlab.dynamics.experiments.result import Findings, PredictionVerdict, Tell, judge
 from normlab.dynamics.system import laws
 from normlab.dynamics.system.flow import Flow
 from normlab.dynamics.system.systems import device, dtype, integrator, look_times, start
@@ -83,7 +83,7 @@ def _orbit(config: SimulateConfig, law: Law, spectrum: Tensor, axes: Tensor, top
     return torch.stack(heights), found
 
 
-def _judge(name: str, rescaled: Tensor) -> Verdict:
+def _judge(name: str, rescaled: Tensor) -> PredictionVerdict:
     """At a corner of the polytope a token's own product is the largest of all its products."""
     products = rescaled @ rescaled.mT
     largest = products.amax(-1)

@@ -1,6 +1,6 @@
 """Observables: numbers that describe a state of many systems, taken as an orbit passes and kept in its place.
 
-Each is a function of a `View`, one number for each system; what several of them need is worked out once.
+Each is a function of a `StateView`, one number for each system; what several of them need is worked out once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from normlab.dynamics.choices import OBSERVABLES, Observable
 from normlab.dynamics.measure.clusters import clusters
 from normlab.dynamics.measure.pairs import close_share, log_mean_exp
 from normlab.dynamics.system.attention import heads, queries_and_keys
-from normlab.dynamics.system.flow import Flow, State, at_layer
+from normlab.dynamics.system.flow import Flow, ParticleState, at_layer
 from normlab.errors import NormLabError, unknown
 from normlab.probes import measures
 from normlab.probes.hidden_state import spaced
@@ -26,10 +26,10 @@ CLOSE = 0.999
 
 
 @dataclass
-class View:
+class StateView:
     """One state, as it is looked at."""
 
-    state: State
+    state: ParticleState
     flow: Flow | None = None
     """For what needs velocities or β; a state alone has geometry only."""
     angle: float = 0.1
@@ -57,7 +57,7 @@ class View:
         return self.flow
 
 
-def take(view: View, names: Iterable[Observable]) -> dict[str, Tensor]:
+def take(view: StateView, names: Iterable[Observable]) -> dict[str, Tensor]:
     """(S,) for each of the observables, in double precision."""
     found = {}
     for name in names:
@@ -67,13 +67,13 @@ def take(view: View, names: Iterable[Observable]) -> dict[str, Tensor]:
     return found
 
 
-def cosine(view: View) -> Tensor:
+def cosine(view: StateView) -> Tensor:
     """Mean cosine of two tokens: the cosines of all pairs add up to ‖Σθ‖² − n, and Σ‖θ − θ̄‖² = n − ‖Σθ‖²/n."""
     tokens = view.state.theta.shape[1]
     return 1 - view.variance * (tokens / (tokens - 1))
 
 
-def energy(view: View) -> Tensor:
+def energy(view: StateView) -> Tensor:
     """−(1/β) log of the mean of e^{β⟨Qθ_j, Kθ_k⟩} over all pairs, mean over heads; −⟨Qθ̄, Kθ̄⟩ at β = 0.
 
     It never rises where V = QᵀK is symmetric and β is the same at all times, whatever the scheme.
@@ -90,7 +90,7 @@ def _energy(queries: Tensor, keys: Tensor, beta: Tensor) -> Tensor:
     return -torch.where(warm, log_mean_exp(queries, keys, beta) / torch.where(warm, beta, 1.0), at_zero)
 
 
-def rank(view: View) -> Tensor:
+def rank(view: StateView) -> Tensor:
     """Effective rank of at most 256 tokens: the exponential of the entropy of their Gram matrix's spectrum."""
     theta, most = view.state.theta, measures.SAMPLE
     if theta.shape[1] > most:
@@ -99,7 +99,7 @@ def rank(view: View) -> Tensor:
     return torch.vmap(measures.effective_rank)(torch.linalg.eigvalsh(gram).clamp_min(0.0))
 
 
-_FUNCTIONS: dict[Observable, Callable[[View], Tensor]] = {
+_FUNCTIONS: dict[Observable, Callable[[StateView], Tensor]] = {
     "cosine": cosine,
     "variance": lambda view: view.variance,
     "order": lambda view: torch.linalg.vector_norm(view.mean, dim=-1),

@@ -45,7 +45,7 @@ Matrix = Tensor | Factors
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attention:
+class ParticleAttention:
     """Weights and shape of one layer's attention. Without matrices tokens are queries, keys and values themselves."""
 
     beta: Tensor

@@ -15,7 +15,7 @@ from normlab.errors import NormLabError
 
 
 @dataclass(frozen=True, kw_only=True)
-class MLP:
+class RandomMLP:
     """x ↦ scale · W₂ gelu(√d W₁ x), with entries of variance 1/d and 2/hidden: a unit vector comes out about as long.
 
     √d is the size of the tokens that a network's norm hands to its MLP; on unit vectors a wide one would be linear.

@@ -14,21 +14,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from normlab.dynamics.system.attention import Attention
+from normlab.dynamics.system.attention import ParticleAttention
 from normlab.errors import NormLabError
 from normlab.schemes.contract.law import Law, Motion
 
 Drift = Callable[[Tensor], Tensor]
 """What an MLP adds to attention's output, from the tokens that it reads."""
 
-Layers = Attention | Callable[[int], Attention]
+Layers = ParticleAttention | Callable[[int], ParticleAttention]
 """One attention for all time, or that of each layer."""
 
 _SHORT = 8
 """Width up to which a sum over the last dimension is faster as a product on a CPU."""
 
 
-class State(NamedTuple):
+class ParticleState(NamedTuple):
     """Tokens x = r θ at a time, system by system."""
 
     theta: Tensor
@@ -38,9 +38,9 @@ class State(NamedTuple):
     time: Tensor
     """(S,)."""
 
-    def moved(self, theta: Tensor, radius: Tensor, time: Tensor) -> State:
+    def moved(self, theta: Tensor, radius: Tensor, time: Tensor) -> ParticleState:
         """A state like this one; tokens are put back on the sphere, in place."""
-        return State(theta.mul_(length(theta).reciprocal().unsqueeze(-1)), radius, time)
+        return ParticleState(theta.mul_(length(theta).reciprocal().unsqueeze(-1)), radius, time)
 
 
 class Velocity(NamedTuple):
@@ -62,7 +62,7 @@ class Flow:
         if self.law.speed is None:
             raise NormLabError("this scheme states no speed; a flow needs one (its network can still be run)")
 
-    def __call__(self, state: State) -> Velocity:
+    def __call__(self, state: ParticleState) -> Velocity:
         pull = self.pull(state)
         radial = dot(pull, state.theta)
         tangent = torch.addcmul(pull, radial.unsqueeze(-1), state.theta, value=-1)
@@ -76,7 +76,7 @@ class Flow:
         )
         return Velocity(self._turn(tangent, motion), _still(self.law.radial(motion), motion))
 
-    def pull(self, state: State) -> Tensor:
+    def pull(self, state: ParticleState) -> Tensor:
         """A_j: what attention, and the MLP if there is one, propose."""
         read = state.theta * state.radius.unsqueeze(-1) if self.law.reads_state else state.theta
         pull = at_layer(self.attention, state.time)(read, self.law.temperature(state.time))
@@ -84,10 +84,10 @@ class Flow:
 
     def switches(self, begin: float, end: float) -> list[float]:
         """Times at which something changes at once; an integrator stops there."""
-        whole = [] if isinstance(self.attention, Attention) else range(math.floor(begin) + 1, math.ceil(end))
+        whole = [] if isinstance(self.attention, ParticleAttention) else range(math.floor(begin) + 1, math.ceil(end))
         return sorted({float(time) for time in (*self.law.switches, *whole) if begin < time < end})
 
-    def speeds(self, state: State) -> Tensor:
+    def speeds(self, state: ParticleState) -> Tensor:
         """‖θ̇_j‖."""
         return length(self(state).theta)
 
@@ -97,9 +97,9 @@ class Flow:
         return tangent.mul_(divisor.masked_fill(motion.tangent == 0, 1.0).reciprocal().unsqueeze(-1))
 
 
-def at_layer(attention: Layers, time: Tensor) -> Attention:
+def at_layer(attention: Layers, time: Tensor) -> ParticleAttention:
     """The attention that holds at a time; all systems of a batch are in the same layer."""
-    return attention if isinstance(attention, Attention) else attention(math.floor(float(time.min())))
+    return attention if isinstance(attention, ParticleAttention) else attention(math.floor(float(time.min())))
 
 
 def dot(x: Tensor, y: Tensor) -> Tensor:

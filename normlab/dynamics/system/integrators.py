@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from normlab.dynamics.system.clocks import Clock, Plain
-from normlab.dynamics.system.flow import Flow, State, Velocity, dot, length
+from normlab.dynamics.system.flow import Flow, ParticleState, Velocity, dot, length
 from normlab.dynamics.system.threads import suited
 from normlab.errors import NormLabError
 
@@ -35,9 +35,9 @@ class Method(ABC):
 
     clock: Clock
 
-    def orbit(self, flow: Flow, start: State, times: Sequence[float]) -> Iterator[State]:
+    def orbit(self, flow: Flow, start: ParticleState, times: Sequence[float]) -> Iterator[ParticleState]:
         """The state at each of the times, which rise."""
-        state, walk = start, Walk(flow, self.clock, start.time.dtype)
+        state, walk = start, ClockedFlow(flow, self.clock, start.time.dtype)
         for time in times:
             for goal in walk.stops(float(state.time[0]), time):
                 with suited(state.theta):
@@ -48,12 +48,12 @@ class Method(ABC):
             yield state
 
     @abstractmethod
-    def reach(self, walk: Walk, state: State, goal: float) -> State:
+    def reach(self, walk: ClockedFlow, state: ParticleState, goal: float) -> ParticleState:
         """The state at the time `goal`, with no switch of the law on the way."""
 
 
 @dataclass
-class Walk:
+class ClockedFlow:
     """A flow in the time of a clock, between two switches of its law."""
 
     flow: Flow
@@ -75,13 +75,13 @@ class Walk:
             yield stop
             begin = stop
 
-    def velocity(self, state: State, tau: Tensor) -> Velocity:
+    def velocity(self, state: ParticleState, tau: Tensor) -> Velocity:
         """The velocity in the clock's time."""
         velocity = self.flow(state._replace(time=state.time.clamp(self.begin, self.below)))
         rate = self.clock.rate(tau)
         return Velocity(velocity.theta.mul_(rate.reshape(-1, 1, 1)), velocity.radius * rate.unsqueeze(-1))
 
-    def ahead(self, state: State, tau: Tensor, step: Tensor, velocity: Velocity) -> State:
+    def ahead(self, state: ParticleState, tau: Tensor, step: Tensor, velocity: Velocity) -> ParticleState:
         """Where a velocity leads."""
         theta = torch.addcmul(state.theta, step.reshape(-1, 1, 1), velocity.theta)
         radius = torch.addcmul(state.radius, step.unsqueeze(-1), velocity.radius)
@@ -99,7 +99,7 @@ class RungeKutta4(Method):
         if not self.step > 0:
             raise NormLabError(f"a step is positive, got {self.step}; try 0.05")
 
-    def reach(self, walk: Walk, state: State, goal: float) -> State:
+    def reach(self, walk: ClockedFlow, state: ParticleState, goal: float) -> ParticleState:
         begin, end = self.clock.tau(float(state.time[0])), self.clock.tau(goal)
         count = math.ceil((end - begin) / self.step - 1e-9)
         step = torch.full_like(state.time, (end - begin) / max(count, 1))
@@ -107,7 +107,7 @@ class RungeKutta4(Method):
             state = self._advance(walk, state, begin + k * step, step)
         return state._replace(time=torch.full_like(state.time, goal))
 
-    def _advance(self, walk: Walk, state: State, tau: Tensor, step: Tensor) -> State:
+    def _advance(self, walk: ClockedFlow, state: ParticleState, tau: Tensor, step: Tensor) -> ParticleState:
         half = step / 2
         first = walk.velocity(state, tau)
         second = walk.velocity(walk.ahead(state, tau, half, first), tau + half)
@@ -118,7 +118,7 @@ class RungeKutta4(Method):
         return walk.ahead(state, tau, step, mean)
 
 
-def _check_steady(step: Tensor, state: State, first: Velocity, second: Velocity, third: Velocity) -> None:
+def _check_steady(step: Tensor, state: ParticleState, first: Velocity, second: Velocity, third: Velocity) -> None:
     """How far apart the stages lie says what a step makes of a deviation: beyond a limit tokens shake for ever."""
     off, bent = ((b.theta - a.theta).flatten(1) for a, b in ((first, second), (second, third)))
     decay, turned = -2 * dot(bent, off), step * length(second.theta).amax(-1)
@@ -155,7 +155,7 @@ class DormandPrince(Method):
         if not self.tolerance > 0:
             raise NormLabError(f"a tolerance is positive, got {self.tolerance}; try 1e-8")
 
-    def reach(self, walk: Walk, state: State, goal: float) -> State:
+    def reach(self, walk: ClockedFlow, state: ParticleState, goal: float) -> ParticleState:
         """Steps until every system stands at the goal; those that are there wait with a step of zero."""
         tau = torch.full_like(state.time, self.clock.tau(float(state.time[0])))
         end = self.clock.tau(goal)
@@ -171,7 +171,7 @@ class DormandPrince(Method):
             taken = torch.where(arrives, left, step)
             ahead, ahead_slope, error = self.attempt(walk, state, tau, taken, slope)
             good = error <= 1.0
-            state, slope = State(*_choose(good, ahead, state)), Velocity(*_choose(good, ahead_slope, slope))
+            state, slope = ParticleState(*_choose(good, ahead, state)), Velocity(*_choose(good, ahead_slope, slope))
             tau = torch.where(good, torch.where(arrives, end, tau + taken), tau)
             # A step that was cut short to arrive says nothing against the longer one.
             grown = taken * factor(error)
@@ -182,7 +182,7 @@ class DormandPrince(Method):
         """A step whose fifth power of turning is about the tolerance."""
         return 0.1 * self.tolerance**0.2 / length(slope.theta).amax(-1).clamp_min(1e-3)
 
-    def _check_step(self, step: Tensor, state: State, end: float) -> None:
+    def _check_step(self, step: Tensor, state: ParticleState, end: float) -> None:
         if bool((step < _SMALLEST * max(end, 1.0)).any()):
             raise NormLabError(
                 f"the step shrank to nothing at time {float(state.time.min()):g}; "
@@ -190,8 +190,8 @@ class DormandPrince(Method):
             )
 
     def attempt(
-        self, walk: Walk, state: State, tau: Tensor, step: Tensor, slope: Velocity
-    ) -> tuple[State, Velocity, Tensor]:
+        self, walk: ClockedFlow, state: ParticleState, tau: Tensor, step: Tensor, slope: Velocity
+    ) -> tuple[ParticleState, Velocity, Tensor]:
         """One step of each system, the slope at its end, and its error in units of the tolerance."""
         slopes, ahead = [slope], state
         for node, row in zip(NODES, STAGES, strict=True):
@@ -223,7 +223,7 @@ def _choose(good: Tensor, new: Sequence[Tensor], old: Sequence[Tensor]) -> list[
     return [torch.where(good.reshape(-1, *[1] * (a.ndim - 1)), a, b) for a, b in zip(new, old, strict=True)]
 
 
-def check(state: State) -> None:
+def check(state: ParticleState) -> None:
     """Radii are positive and numbers are numbers, or the run ends and says so."""
     if not bool(state.theta.isfinite().all() and state.radius.isfinite().all()):
         raise NormLabError(f"the flow is not finite at time {float(state.time.max()):g}; does the law divide by zero?")

@@ -15,13 +15,13 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from normlab.dynamics.system.attention import Attention
-from normlab.dynamics.system.flow import Drift, Layers, State, length, unit
+from normlab.dynamics.system.attention import ParticleAttention
+from normlab.dynamics.system.flow import Drift, Layers, ParticleState, length, unit
 from normlab.dynamics.system.integrators import check
 from normlab.dynamics.system.threads import suited
 from normlab.errors import NormLabError
 from normlab.schemes.contract.blocks import Block, ParallelBlock
-from normlab.schemes.contract.scheme import Bound, Scheme
+from normlab.schemes.contract.scheme import BoundScheme, Scheme
 
 _NOTHING = {torch.float64: 1e-30, torch.float32: 1e-18}
 """Epsilon of the norms: a larger one would be a radius that no law knows. This one keeps the norm of zero at zero, and
@@ -53,7 +53,7 @@ class Network:
         self.learnt, self.entered = learnt, entered
         self.law = scheme.law(depth)
 
-    def orbit(self, start: State, times: Sequence[float]) -> Iterator[State]:
+    def orbit(self, start: ParticleState, times: Sequence[float]) -> Iterator[ParticleState]:
         """The state at each of the times, which are those of blocks."""
         blocks = [round(time * self.cut) for time in times]
         if any(abs(block / self.cut - time) > 1e-9 for block, time in zip(blocks, times, strict=True)):
@@ -68,7 +68,7 @@ class Network:
             done = max(done, block)
             yield self._seen(state, size, start, done / self.cut)
 
-    def _bound(self, theta: Tensor) -> Bound:
+    def _bound(self, theta: Tensor) -> BoundScheme:
         scheme = dataclasses.replace(self.scheme, eps=_NOTHING[theta.dtype])
         depth, dim = self.depth * self.cut, theta.shape[-1]
         if not self.learnt:
@@ -76,13 +76,13 @@ class Network:
         topology = "parallel" if isinstance(self.learnt[0], ParallelBlock) else "serial"
         return scheme.bind(depth=depth, dim=dim, topology=topology, branches=self.learnt[0].branches)
 
-    def _enter(self, bound: Bound, x: Tensor) -> Tensor:
+    def _enter(self, bound: BoundScheme, x: Tensor) -> Tensor:
         # Where a state is nothing but its tokens, those that have entered are the state.
         if self.entered and self.scheme.hidden(x) is x:
             return x
         return bound.entry().to(x)(x)
 
-    def _block(self, bound: Bound, k: int) -> Block:
+    def _block(self, bound: BoundScheme, k: int) -> Block:
         block = bound.block(k)
         if self.learnt:
             like = self.learnt[k // self.cut]
@@ -93,11 +93,11 @@ class Network:
         return block
 
     @torch.no_grad()
-    def _step(self, bound: Bound, k: int, state: Tensor, size: float) -> Tensor:
+    def _step(self, bound: BoundScheme, k: int, state: Tensor, size: float) -> Tensor:
         """One block. Its MLP proposes nothing, or what it reads, as the law says."""
         block = self._block(bound, k).to(state)
         block.kernels = "reference"
-        attention = self.attention if isinstance(self.attention, Attention) else self.attention(k // self.cut)
+        attention = self.attention if isinstance(self.attention, ParticleAttention) else self.attention(k // self.cut)
         mlp = torch.zeros_like if self.law.mlp == "nothing" else torch.clone
 
         def branch(x: Tensor) -> Tensor:
@@ -106,9 +106,9 @@ class Network:
 
         return block(state, [branch, *[mlp] * (block.branches - 1)])
 
-    def _seen(self, state: Tensor, size: float, start: State, time: float) -> State:
+    def _seen(self, state: Tensor, size: float, start: ParticleState, time: float) -> ParticleState:
         hidden = self.scheme.hidden(state) / size
-        seen = State(unit(hidden), length(hidden), start.time + time)
+        seen = ParticleState(unit(hidden), length(hidden), start.time + time)
         check(seen)
         return seen
 
@@ -116,7 +116,7 @@ class Network:
 def renormalises(scheme: Scheme) -> bool:
     """Whether entry and first block, with nothing to add, put a state that is off the sphere on it."""
     theta = unit(torch.tensor([[[1.0, -2.0, 0.5, 0.5], [0.5, 1.0, -1.0, -0.5]]], dtype=torch.float64))
-    nothing = Attention(beta=torch.zeros(1), value=torch.zeros(1, 4, 4))
-    begin = State(theta, theta.new_full((1, 2), 2.0), theta.new_zeros(1))
+    nothing = ParticleAttention(beta=torch.zeros(1), value=torch.zeros(1, 4, 4))
+    begin = ParticleState(theta, theta.new_full((1, 2), 2.0), theta.new_zeros(1))
     end = next(Network(scheme, nothing, depth=4).orbit(begin, [1.0]))
     return bool((end.radius < 1.5).all())

@@ -11,7 +11,7 @@ from torch import Tensor
 from normlab.dynamics import choices
 from normlab.dynamics.config import SimulateConfig
 from normlab.dynamics.system.clocks import Clock, Logarithmic, Plain
-from normlab.dynamics.system.flow import State, unit
+from normlab.dynamics.system.flow import ParticleState, unit
 from normlab.dynamics.system.integrators import DormandPrince, Method, RungeKutta4
 from normlab.errors import NormLabError
 
@@ -24,7 +24,7 @@ _SPREAD = 0.1
 
 
 @dataclass(frozen=True)
-class Chunk:
+class SystemChunk:
     """Some systems: β and seed of each."""
 
     betas: tuple[float, ...]
@@ -34,21 +34,21 @@ class Chunk:
         return len(self.seeds)
 
 
-def chunks(config: SimulateConfig) -> Iterator[Chunk]:
+def chunks(config: SimulateConfig) -> Iterator[SystemChunk]:
     """All systems in order: every seed of the first β, then those of the next."""
     pairs = [(beta, config.seed + k) for beta in config.beta for k in range(config.seeds)]
     size = max(1, min(_MOST, _SCORES // (config.tokens * max(config.tokens, config.dim))))
     for first in range(0, len(pairs), size):
         betas, seeds = zip(*pairs[first : first + size], strict=True)
-        yield Chunk(betas, seeds)
+        yield SystemChunk(betas, seeds)
 
 
-def start(config: SimulateConfig, seeds: Sequence[int]) -> State:
+def start(config: SimulateConfig, seeds: Sequence[int]) -> ParticleState:
     """Tokens at time zero, the same for a seed whatever the device, the number format and the other systems."""
     kinds = {seed: _tokens(config.start, config.tokens, config.dim, seed) for seed in sorted(set(seeds))}
     theta = torch.stack([kinds[seed] for seed in seeds]).to(device(config), dtype(config))
     radius = theta.new_full(theta.shape[:2], config.radius)
-    return State(theta, radius, theta.new_zeros(len(seeds)))
+    return ParticleState(theta, radius, theta.new_zeros(len(seeds)))
 
 
 def device(config: SimulateConfig) -> torch.device:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from normlab.dynamics.choices import Kind, Matrices
-from normlab.dynamics.system.attention import Attention, Factors, Matrix, heads
+from normlab.dynamics.system.attention import Factors, Matrix, ParticleAttention, heads
 from normlab.dynamics.system.flow import Layers
 from normlab.errors import NormLabError, unknown
 
@@ -46,9 +46,9 @@ class Weights(Protocol):
 def layers(weights: Weights, *, beta: Tensor, causal: bool = False, kind: Kind = "softmax") -> Layers:
     """Attention with these weights, for a flow and for a network alike."""
 
-    def attention(k: int) -> Attention:
+    def attention(k: int) -> ParticleAttention:
         score, value = weights.layer(k)
-        return Attention(beta=beta, score=score, value=value, causal=causal, kind=kind)
+        return ParticleAttention(beta=beta, score=score, value=value, causal=causal, kind=kind)
 
     return _Latest(attention) if weights.per_layer else attention(0)
 
@@ -59,7 +59,7 @@ class _Latest:
     def __init__(self, attention) -> None:
         self.attention, self.kept = attention, None
 
-    def __call__(self, k: int) -> Attention:
+    def __call__(self, k: int) -> ParticleAttention:
         if self.kept is None or self.kept[0] != k:
             self.kept = (k, self.attention(k))
         return self.kept[1]

@@ -11,17 +11,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from normlab.dynamics.result import Fitted, Run, Simulation
+from normlab.dynamics.result import Fitted, SchemeRun, Simulation
 from normlab.utils.text import counted
 
 if TYPE_CHECKING:
-    from normlab.dynamics.experiments.result import Result, Verdict
+    from normlab.dynamics.experiments.result import ExperimentResult, PredictionVerdict
 
 _WIDTH = 110
 _ROWS = 30
 
 
-def show(result: Simulation | Result) -> None:
+def show(result: Simulation | ExperimentResult) -> None:
     """Print a simulation or an experiment."""
     _print(result, Console())
 
@@ -30,18 +30,18 @@ def simulation_text(simulation: Simulation) -> str:
     return _text(simulation)
 
 
-def result_text(result: Result) -> str:
+def result_text(result: ExperimentResult) -> str:
     return _text(result)
 
 
-def _text(result: Simulation | Result) -> str:
+def _text(result: Simulation | ExperimentResult) -> str:
     console = Console(file=io.StringIO(), width=_WIDTH, no_color=True)
     _print(result, console)
     assert isinstance(console.file, io.StringIO)
     return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n"
 
 
-def _print(result: Simulation | Result, console: Console) -> None:
+def _print(result: Simulation | ExperimentResult, console: Console) -> None:
     if isinstance(result, Simulation):
         _print_simulation(result, console)
     else:
@@ -63,7 +63,7 @@ def _print_simulation(simulation: Simulation, console: Console) -> None:
     console.print(table)
 
 
-def _change(run: Run, observable: str) -> str:
+def _change(run: SchemeRun, observable: str) -> str:
     """First and last value."""
     if observable not in run.bands:
         return "–"
@@ -79,7 +79,7 @@ def _law(fitted: Fitted | None) -> tuple[str, str]:
     return rate.formula, "–" if math.isnan(rate.low) else f"±{(rate.high - rate.low) / 2:.2g}"
 
 
-def _print_result(result: Result, console: Console) -> None:
+def _print_result(result: ExperimentResult, console: Console) -> None:
     table = Table(title=f"{result.experiment}: {result.about}", pad_edge=False)
     for column in result.columns:
         table.add_column(escape(column))
@@ -89,7 +89,7 @@ def _print_result(result: Result, console: Console) -> None:
     _print_verdicts(result.verdicts, console)
 
 
-def _print_verdicts(verdicts: Sequence[Verdict], console: Console) -> None:
+def _print_verdicts(verdicts: Sequence[PredictionVerdict], console: Console) -> None:
     wrong = [verdict for verdict in verdicts if verdict.agrees is False]
     right = sum(verdict.agrees is True for verdict in verdicts)
     if right or wrong:
@@ -98,7 +98,7 @@ def _print_verdicts(verdicts: Sequence[Verdict], console: Console) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _lines(verdicts: Iterable[Verdict]) -> list[str]:
+def _lines(verdicts: Iterable[PredictionVerdict]) -> list[str]:
     return [f"  {verdict.words}" for verdict in verdicts]
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from normlab.dynamics.experiments.result import Result, Verdict
-from normlab.dynamics.result import Run, Simulation
+from normlab.dynamics.experiments.result import ExperimentResult, PredictionVerdict
+from normlab.dynamics.result import SchemeRun, Simulation
 from normlab.dynamics.view import tables
 from normlab.dynamics.view.plots import figures_data, labels, panels, simulation_data
 from normlab.pages.numbers import duration, listed
@@ -15,7 +15,7 @@ from normlab.pages.page import Section, render, section
 _STYLES = ("simulate.css",)
 
 
-def page(result: Simulation | Result) -> str:
+def page(result: Simulation | ExperimentResult) -> str:
     """The page as text."""
     return simulation_page(result) if isinstance(result, Simulation) else result_page(result)
 
@@ -37,7 +37,7 @@ def simulation_page(simulation: Simulation) -> str:
     )
 
 
-def result_page(result: Result) -> str:
+def result_page(result: ExperimentResult) -> str:
     """Of an experiment."""
     return render(
         f"{result.experiment}: {result.about}",
@@ -84,7 +84,7 @@ def findings(simulation: Simulation) -> list[str]:
     ]
 
 
-def _tail_words(run: Run) -> str:
+def _tail_words(run: SchemeRun) -> str:
     fitted = next((fit for fit in run.fits if fit.observable == "variance"), None)
     theory = f"theory says {run.tail}" if run.tail else "theory says nothing"
     if fitted is not None:
@@ -92,7 +92,7 @@ def _tail_words(run: Run) -> str:
     return f"no tail within this horizon; {theory} in the end" if run.tail else ""
 
 
-def agreement(result: Result) -> str:
+def agreement(result: ExperimentResult) -> str:
     """How many predictions hold, in a sentence."""
     judged = _judged(result)
     right = sum(verdict.agrees is True for verdict in result.verdicts)
@@ -103,23 +103,23 @@ def agreement(result: Result) -> str:
     return f"{right} of {judged} predictions hold."
 
 
-def commands(result: Simulation | Result) -> list[str]:
+def commands(result: Simulation | ExperimentResult) -> list[str]:
     """What to type to get the same again."""
     packages = [f"{name}=={result.versions[name]}" for name in ("normlab", "torch") if name in result.versions]
     install = [f"pip install {shlex.join(packages)}"] if packages else []
     return [*install, shlex.join(result.command)] if result.command else []
 
 
-def _is_news(verdict: Verdict, result: Result) -> bool:
+def _is_news(verdict: PredictionVerdict, result: ExperimentResult) -> bool:
     """What disagrees; or everything, where nothing is foretold."""
     return verdict.agrees is False or not _judged(result)
 
 
-def _judged(result: Result) -> int:
+def _judged(result: ExperimentResult) -> int:
     return sum(verdict.agrees is not None for verdict in result.verdicts)
 
 
-def _result_facts(result: Result) -> list[tuple[str, str]]:
+def _result_facts(result: ExperimentResult) -> list[tuple[str, str]]:
     options = result.config
     facts = [(name, str(options[name])) for name in ("tokens", "seeds", "method") if name in options]
     schemes = list(options.get("scheme", ()))
@@ -166,13 +166,13 @@ def _merges(simulation: Simulation) -> list[Section]:
     return [section("merges", "Merge times", "simulate_merges.html", table=table)] if table.rows else []
 
 
-def _verdicts(result: Result) -> list[Section]:
+def _verdicts(result: ExperimentResult) -> list[Section]:
     if not result.verdicts:
         return []
     return [section("verdicts", "Against the prediction", "table.html", table=tables.verdict_table(result))]
 
 
-def _end(result: Simulation | Result) -> list[Section]:
+def _end(result: Simulation | ExperimentResult) -> list[Section]:
     return [
         section(
             "configuration", "Configuration", "configuration.html",

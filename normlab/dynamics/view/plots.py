@@ -9,7 +9,7 @@ from typing import Any
 
 from normlab.dynamics.choices import ABOUT, OBSERVABLES, Observable
 from normlab.dynamics.measure.fits import Rate
-from normlab.dynamics.result import Band, Fitted, Run, Simulation
+from normlab.dynamics.result import Band, Fitted, SchemeRun, Simulation
 from normlab.dynamics.view.figures import Curve, Figure
 
 FINE = 1000
@@ -22,7 +22,7 @@ _MORE: tuple[Observable, ...] = ("close", "fastest", "smallest", "largest")
 
 
 @dataclass(frozen=True)
-class Panel:
+class ObservablePanel:
     """A plot of one observable."""
 
     name: Observable
@@ -32,11 +32,15 @@ class Panel:
     """beside the spheres, below them, or among the rest."""
 
 
-def panels(simulation: Simulation) -> list[Panel]:
+def panels(simulation: Simulation) -> list[ObservablePanel]:
     """A plot for everything that was looked at."""
     seen = set(simulation.runs[0].bands)
     place = dict.fromkeys(_BESIDE, "beside") | dict.fromkeys(_MORE, "more")
-    return [Panel(name, ABOUT[name], name in _LOG, place.get(name, "main")) for name in OBSERVABLES if name in seen]
+    return [
+        ObservablePanel(name, ABOUT[name], name in _LOG, place.get(name, "main"))
+        for name in OBSERVABLES
+        if name in seen
+    ]
 
 
 def labels(simulation: Simulation) -> list[str]:
@@ -57,7 +61,7 @@ def simulation_data(simulation: Simulation) -> dict[str, Any]:
     }
 
 
-def _run(run: Run, *, several: bool) -> dict[str, Any]:
+def _run(run: SchemeRun, *, several: bool) -> dict[str, Any]:
     return {
         "times": rounded(run.times, 8),
         "bands": {name: _band(band, several) for name, band in run.bands.items()},

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from normlab.utils.progress import Live
+from normlab.utils.progress import ProgressDisplay
 
 
 class Progress:
     """A bar. Calling it tells what is being done, and the share of all work that is done."""
 
-    def __init__(self, *, shown: bool):
+    def __init__(self, *, progress: bool):
         text = TextColumn("{task.description}", markup=False)
-        self._live = Live(text, BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), shown=shown)
+        self._live = ProgressDisplay(text, BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), progress=progress)
         self._bar = None if self._live.bar is None else self._live.bar.add_task("simulate", total=1.0)
 
     def __call__(self, what: str, share: float) -> None:

@@ -6,9 +6,9 @@ import math
 from itertools import pairwise
 
 from normlab.dynamics.experiments.result import Cell as Value
-from normlab.dynamics.experiments.result import Result, Verdict
+from normlab.dynamics.experiments.result import ExperimentResult, PredictionVerdict
 from normlab.dynamics.measure.fits import FORMULAS
-from normlab.dynamics.result import Fitted, Run, Simulation
+from normlab.dynamics.result import Fitted, SchemeRun, Simulation
 from normlab.dynamics.view.plots import labels
 from normlab.pages.numbers import NONE, duration
 from normlab.pages.tables import Cell, Column, Table, figure, flatten
@@ -35,7 +35,7 @@ def run_table(simulation: Simulation) -> Table:
     return Table("First and last values", _columns("Scheme", *(f"{name}#" for name in names)), rows)
 
 
-def _change(run: Run, name: str) -> Cell:
+def _change(run: SchemeRun, name: str) -> Cell:
     first, last = (f"{run[name].mean[place]:.3g}".replace("-", "−") for place in (0, -1))
     return figure(f"{first} → {last}", run[name].mean[-1])
 
@@ -55,7 +55,7 @@ def law_table(simulation: Simulation) -> Table:
     return Table("Laws", titles, rows, note=note)
 
 
-def _law_cells(run: Run, name: str, fitted: Fitted | None) -> list[Cell]:
+def _law_cells(run: SchemeRun, name: str, fitted: Fitted | None) -> list[Cell]:
     tail = run.tail if name == "variance" else None
     if fitted is None:
         law = FORMULAS[tail.form] if tail else NONE
@@ -78,13 +78,13 @@ def merge_table(simulation: Simulation) -> Table:
     return Table("Merge times", _columns("Scheme", "Time#", "Clusters left#", "They stand for#"), rows)
 
 
-def _standing(run: Run) -> list[float]:
+def _standing(run: SchemeRun) -> list[float]:
     """How long the clusters after each merge stood."""
     moments = [*(merge.time for merge in run.merges), run.times[-1]]
     return [after - before for before, after in pairwise(moments)]
 
 
-def verdict_table(result: Result) -> Table:
+def verdict_table(result: ExperimentResult) -> Table:
     """Every number against its prediction; what disagrees comes first."""
     order = {False: 0, None: 1, True: 2}
     rows = [_verdict_row(verdict) for verdict in sorted(result.verdicts, key=lambda v: order[v.agrees])]
@@ -92,7 +92,7 @@ def verdict_table(result: Result) -> Table:
     return Table("Against the prediction", titles, rows)
 
 
-def _verdict_row(verdict: Verdict) -> list[Cell]:
+def _verdict_row(verdict: PredictionVerdict) -> list[Cell]:
     words, tone = {
         True: ("✓ as foretold", "better"), False: ("✗ not as foretold", "worse"),
         None: ("nothing foretold", "not-judged"),
@@ -106,7 +106,7 @@ def _verdict_row(verdict: Verdict) -> list[Cell]:
     ]  # fmt: skip
 
 
-def result_table(result: Result) -> Table:
+def result_table(result: ExperimentResult) -> Table:
     """The experiment's own table."""
     numeric = [
         all(cell is None or isinstance(cell, float) for cell in column) for column in zip(*result.rows, strict=True)
@@ -119,12 +119,12 @@ def _cell(value: Value) -> Cell:
     return Cell(value, value) if isinstance(value, str) else number(value, 5)
 
 
-def config_table(result: Simulation | Result) -> Table:
+def config_table(result: Simulation | ExperimentResult) -> Table:
     rows = [[Cell(name), Cell(value)] for name, value in flatten(result.config).items()]
     return Table("Configuration", _columns("Option", "Value"), rows, sortable=False)
 
 
-def environment_table(result: Simulation | Result) -> Table:
+def environment_table(result: Simulation | ExperimentResult) -> Table:
     rows = [[Cell(name), Cell(value)] for name, value in result.versions.items()]
     rows.append([Cell("time"), Cell(duration(result.seconds))])
     return Table("Environment", _columns("What", "Value"), rows, sortable=False)

@@ -22,7 +22,7 @@ from normlab.roles import Part, Spec
 from normlab.schemes.catalog.registry import scheme as find_scheme
 from normlab.schemes.contract.blocks import ParallelBlock
 from normlab.schemes.contract.needs import meet, offers
-from normlab.schemes.contract.scheme import Bound, Scheme
+from normlab.schemes.contract.scheme import BoundScheme, Scheme
 
 
 class FunctionChanges(UserWarning):
@@ -204,7 +204,7 @@ def _is_tied(model: Any) -> bool:
     return head is not None and getattr(model.get_input_embeddings(), "weight", None) is head.weight
 
 
-def _changes(bound: Bound, found: Survey) -> bool:
+def _changes(bound: BoundScheme, found: Survey) -> bool:
     return bound.scheme != scheme_of(found) or bound.topology != found.topology
 
 

@@ -17,14 +17,14 @@ from normlab.errors import NormLabError
 from normlab.hf.conversion.anatomy import Anatomy
 from normlab.roles import Spec
 from normlab.schemes.contract.blocks import Block
-from normlab.schemes.contract.scheme import Bound
+from normlab.schemes.contract.scheme import BoundScheme
 
 
 @dataclass(frozen=True)
 class Conversion:
     """What a model was converted to."""
 
-    bound: Bound
+    bound: BoundScheme
     residual_only: bool = False
     """Whether what the scheme needs inside the sublayers was left out."""
     roles: Mapping[str, Spec] = field(default_factory=dict)

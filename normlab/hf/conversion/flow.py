@@ -72,7 +72,7 @@ STATE = Ref("state")
 
 
 @dataclass(frozen=True)
-class Call:
+class TracedCall:
     """One call in a forward pass: of a module or a parameter by its path, of a function, of a tensor's method."""
 
     name: str
@@ -98,7 +98,7 @@ class Program:
 
     inputs: tuple[str, ...]
     """Values that are given: what the branch reads, under each of its names."""
-    calls: tuple[Call, ...]
+    calls: tuple[TracedCall, ...]
     output: Ref
     keeps: tuple[str, ...] = ()
     """Values that the layer returns beside its state; they are left among the arguments of the call."""
@@ -154,11 +154,11 @@ def part_of(layer: nn.Module, path: str) -> Any:
     return found
 
 
-def call_of(node: fx.Node) -> Call:
+def call_of(node: fx.Node) -> TracedCall:
     """One node of a traced pass as a record that can be compared, copied and stored."""
     target = path_of(node) if node.op in ("call_module", "get_attr") else node.target
     kwargs = tuple((name, refer(value)) for name, value in node.kwargs.items())
-    return Call(node.name, node.op, target, refer(node.args), kwargs)
+    return TracedCall(node.name, node.op, target, refer(node.args), kwargs)
 
 
 def path_of(node: fx.Node) -> str:

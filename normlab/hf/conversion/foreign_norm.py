@@ -69,7 +69,7 @@ class ModelNorm(nn.Module):
         return gain is None or gain.is_meta or bool((gain == (0.0 if self.options.gain == "offset" else 1.0)).all())
 
     @torch.no_grad()
-    def bound(self, rms_in: float) -> float:
+    def rms_bound(self, rms_in: float) -> float:
         """Largest RMS of what it returns."""
         gain, bias = _parameters(self.norm)
         largest = 1.0 if gain is None else float((gain.float() + (self.options.gain == "offset")).abs().max())

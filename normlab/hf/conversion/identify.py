@@ -22,7 +22,7 @@ from normlab.probes.blocks import walk
 from normlab.schemes.catalog.registry import find, list_schemes
 from normlab.schemes.contract.blocks import Block, ParallelBlock, SerialBlock
 from normlab.schemes.contract.parts import Add, AddNorm
-from normlab.schemes.contract.scheme import Bound, Scheme
+from normlab.schemes.contract.scheme import BoundScheme, Scheme
 from normlab.stack import Stack
 from normlab.utils.text import counted
 
@@ -36,7 +36,7 @@ Places = tuple[bool, bool, bool]
 
 
 @dataclass(frozen=True)
-class Identity:
+class SchemeIdentity:
     """The scheme of a model."""
 
     scheme: Scheme
@@ -56,7 +56,7 @@ def identify(
     batch: Mapping[str, Any] | None = None,
     blocks: str | None = None,
     adapter: Adapter | None = None,
-) -> Identity:
+) -> SchemeIdentity:
     """Name the scheme of a model by what its blocks do.
 
     `batch` is what the model is run on where it takes more than tokens or images; `blocks` names one of several stacks
@@ -69,7 +69,7 @@ def identify(
     scheme = scheme_of(found)
     if scheme is None:
         raise NormLabError(f"no scheme here places norms as {type(model).__name__} does: {'; '.join(_how(found))}")
-    return Identity(scheme, found.topology, len(found.anatomies), found.dim, _how(found))
+    return SchemeIdentity(scheme, found.topology, len(found.anatomies), found.dim, _how(found))
 
 
 def scheme_of(found: Survey) -> Scheme | None:
@@ -121,7 +121,7 @@ def _places_norms(scheme: Scheme, found: Survey) -> bool:
     return any(isinstance(part, Norm) for part in parts.modules())
 
 
-def _has_ends(bound: Bound, found: Survey) -> bool:
+def _has_ends(bound: BoundScheme, found: Survey) -> bool:
     entry, exit_ = bound.entry(), bound.exit()
     final_norm = isinstance(exit_, Norm)
     plain_exit = final_norm or isinstance(exit_, nn.Identity)
@@ -154,7 +154,7 @@ def _adds_plainly(write: Any) -> bool:
     return isinstance(write.step, nn.Identity) and isinstance(getattr(write, "keep", write.step), nn.Identity)
 
 
-def _of_ours(model: nn.Module) -> Identity | None:
+def _of_ours(model: nn.Module) -> SchemeIdentity | None:
     """A converted model and a model of ours say it themselves."""
     layers = converted_layers(model)
     for bound in (
@@ -162,7 +162,7 @@ def _of_ours(model: nn.Module) -> Identity | None:
         *(part.bound for part in model.modules() if isinstance(part, Stack)),
     ):
         how = (f"{len(layers)} converted layers" if layers else "a NormLab stack",)
-        return Identity(bound.scheme, bound.topology, bound.depth, bound.dim, how)
+        return SchemeIdentity(bound.scheme, bound.topology, bound.depth, bound.dim, how)
     return None
 
 

@@ -20,7 +20,7 @@ from normlab.hf.conversion.foreign_norm import NormOptions, recognise
 from normlab.hf.conversion.function_norm import FinalNorm
 from normlab.probes.block_hooks import first_state
 from normlab.probes.blocks import BlockStack, find_stacks, walk
-from normlab.probes.replay import Call, at_rest, capture
+from normlab.probes.replay import RecordedCall, at_rest, capture
 from normlab.targets import hub
 from normlab.targets.config_sizes import parts, special_tokens
 from normlab.targets.config_tasks import image_shape
@@ -153,7 +153,7 @@ def sample(model: Any) -> dict[str, torch.Tensor]:
 
 def _run(
     model: nn.Module, stack: BlockStack, norms: Mapping[str, nn.Module], inputs: Mapping[str, Any]
-) -> tuple[_End, list[Call]]:
+) -> tuple[_End, list[RecordedCall]]:
     """(the norm that reads what the last block returns, the call of every block) in one pass."""
     last: list[torch.Tensor] = []
     readers: list[str] = []
@@ -191,7 +191,7 @@ def _is_part_of(x: Any, state: torch.Tensor) -> bool:
     return x is state or (len(storages) == 2 and storages[0] == storages[1] != 0)
 
 
-def _verify(name: str, anatomy: Anatomy, call: Call) -> None:
+def _verify(name: str, anatomy: Anatomy, call: RecordedCall) -> None:
     """Our block on the model's own parts must return what the layer does, to the last bit where it adds as we do."""
     expected = call.repeat()
     state, arguments = anatomy.signature.bind(call.args, call.kwargs)

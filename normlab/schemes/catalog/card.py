@@ -17,7 +17,7 @@ import numpy as np
 
 from normlab.errors import NormLabError
 from normlab.schemes.contract.law import Law
-from normlab.schemes.contract.parts import bound_of, unbounded
+from normlab.schemes.contract.parts import rms_bound_of, unbounded
 from normlab.schemes.contract.scheme import Scheme
 from normlab.utils.docstrings import field_docs
 
@@ -95,9 +95,9 @@ class Card:
     def certificate(self) -> str:
         """What is proven of the state's size at initialisation, whatever the sublayers do."""
         bound = self.scheme.bind(depth=_DEPTH, dim=_DIM)
-        size = bound_of(bound.entry(), 1.0)
+        size = rms_bound_of(bound.entry(), 1.0)
         for k in range(_DEPTH):
-            size = bound.block(k).bound(size, [unbounded] * bound.branches)
+            size = bound.block(k).rms_bound(size, [unbounded] * bound.branches)
         if size == float("inf"):
             return (
                 "none without a bound on the weights: if they grow with depth, the state grows faster than said above"

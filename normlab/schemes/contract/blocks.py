@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from normlab.errors import NormLabError
-from normlab.schemes.contract.parts import Branch, BranchBound, Step, Write, bound_of, propose, see
+from normlab.schemes.contract.parts import Branch, BranchBound, Step, Write, propose, rms_bound_of, see
 
 
 class Block(nn.Module):
@@ -53,7 +53,7 @@ class Block(nn.Module):
         """From (state, the first branch's input) to (next state, what `after` makes of it)."""
         raise NotImplementedError
 
-    def bound(self, state: float, branches: Sequence[BranchBound]) -> float:
+    def rms_bound(self, state: float, branches: Sequence[BranchBound]) -> float:
         """Largest RMS of the block's output, given the largest of its input and a bound for each branch."""
         return math.inf
 
@@ -92,9 +92,9 @@ class SerialBlock(Block):
             state, seen = step.write.settle(state, propose(branch, seen), step.shape, read, kernels)
         return state, seen
 
-    def bound(self, state: float, branches: Sequence[BranchBound]) -> float:
+    def rms_bound(self, state: float, branches: Sequence[BranchBound]) -> float:
         for step, branch in self.pairs(branches):
-            state = step.bound(state, branch)
+            state = step.rms_bound(state, branch)
         return state
 
 
@@ -128,10 +128,10 @@ class ParallelBlock(Block):
         total = sum(updates[1:], start=updates[0])
         return self.steps[0].write.settle(state, total, nn.Identity(), after, self.usable_kernels())  # type: ignore
 
-    def bound(self, state: float, branches: Sequence[BranchBound]) -> float:
+    def rms_bound(self, state: float, branches: Sequence[BranchBound]) -> float:
         if self.shares_read:
-            read = bound_of(self.first_read, state)
-            update = sum(bound_of(step.shape, branch(read)) for step, branch in self.pairs(branches))
+            read = rms_bound_of(self.first_read, state)
+            update = sum(rms_bound_of(step.shape, branch(read)) for step, branch in self.pairs(branches))
         else:
             update = sum(step.update_bound(state, branch) for step, branch in self.pairs(branches))
-        return self.steps[0].write.bound(state, update)  # type: ignore[union-attr]
+        return self.steps[0].write.rms_bound(state, update)  # type: ignore[union-attr]

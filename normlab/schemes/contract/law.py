@@ -4,7 +4,7 @@ Two theories meet here. Attention dynamics (arXiv 2510.22026) sees tokens as par
 placement is the same angular flow with its own speed divisor s_j, plus a law for the radius. Growth theory (arXiv
 2510.09904 and the moment computation at initialisation) says how the size of the state and of its gradient depends on
 depth. A scheme states both; the simulator integrates the first, the stability check draws the second over what it
-measures. What a scheme's parts prove without data (its certificate) is not stated but computed: see `Block.bound`.
+measures. What a scheme's parts prove without data (its certificate) is not stated but computed: see `Block.rms_bound`.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Law:
 
     forward: Growth
     """Growth of the state at worst, with weights and gains of one size in all blocks: branches that all pull the same
-    way. Weights that grow with depth make it faster where the scheme's parts have no bound (`Block.bound`)."""
+    way. Weights that grow with depth make it faster where the scheme's parts have no bound (`Block.rms_bound`)."""
 
     backward: str
     """What happens to the gradient on its way down, in a few words."""

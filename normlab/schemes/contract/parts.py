@@ -6,8 +6,8 @@ output on its own) and `write` (how the state takes the update). A scheme fills 
     state ──┬── read ── branch ── shape ──┐
             └──────────────────────────write── next state
 
-Every part also knows its `bound`: the largest RMS it can return. A certificate for a whole network is the composition
-of its parts' bounds, so no scheme has to derive its own.
+Every part also knows its `rms_bound`: the largest RMS it can return. A certificate for a whole network is the
+composition of its parts' bounds, so no scheme has to derive its own.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def unbounded(rms_in: float) -> float:
     return math.inf
 
 
-def bound_of(part: nn.Module, rms_in: float) -> float:
+def rms_bound_of(part: nn.Module, rms_in: float) -> float:
     """The bound of a part; a part that states none has none."""
     if isinstance(part, nn.Identity):
         return rms_in
-    bound = getattr(part, "bound", unbounded)
+    bound = getattr(part, "rms_bound", unbounded)
     return bound(rms_in)
 
 
@@ -72,7 +72,7 @@ class Constant(nn.Module):
         """The number as compiled code may see it."""
         return self._tensor
 
-    def bound(self, rms_in: float) -> float:
+    def rms_bound(self, rms_in: float) -> float:
         return abs(self.value) * rms_in
 
     def extra_repr(self) -> str:
@@ -113,7 +113,7 @@ class Scale(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return (widen(x) * self.value()).to(x.dtype)
 
-    def bound(self, rms_in: float) -> float:
+    def rms_bound(self, rms_in: float) -> float:
         return float(self.value().detach().abs().max()) * rms_in
 
     def extra_repr(self) -> str:
@@ -123,9 +123,9 @@ class Scale(nn.Module):
 class Chain(nn.Sequential):
     """Parts one after the other, bounded one after the other."""
 
-    def bound(self, rms_in: float) -> float:
+    def rms_bound(self, rms_in: float) -> float:
         for part in self:
-            rms_in = bound_of(part, rms_in)
+            rms_in = rms_bound_of(part, rms_in)
         return rms_in
 
 
@@ -153,7 +153,7 @@ class ToSphere(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return (geometry.unit(widen(x)) * self.radius).to(x.dtype)
 
-    def bound(self, rms_in: float) -> float:
+    def rms_bound(self, rms_in: float) -> float:
         return self.radius / math.sqrt(self.dim)
 
 
@@ -186,7 +186,7 @@ class Write(nn.Module):
         state = self(state, shape(update))
         return state, read(state)
 
-    def bound(self, state: float, update: float) -> float:
+    def rms_bound(self, state: float, update: float) -> float:
         """Largest RMS of the next state, given the largest RMS of state and update."""
         return math.inf
 
@@ -264,8 +264,8 @@ class Add(_Residual):
     def forward(self, state: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
         return (widen(state) + self.step(widen(update))).to(state.dtype)
 
-    def bound(self, state: float, update: float) -> float:
-        return state + bound_of(self.step, update)
+    def rms_bound(self, state: float, update: float) -> float:
+        return state + rms_bound_of(self.step, update)
 
 
 class AddNorm(_Residual):
@@ -282,8 +282,8 @@ class AddNorm(_Residual):
     def forward(self, state: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
         return self.norm(self.keep(widen(state)) + self.step(widen(update))).to(state.dtype)
 
-    def bound(self, state: float, update: float) -> float:
-        return self.norm.bound(bound_of(self.keep, state) + bound_of(self.step, update))
+    def rms_bound(self, state: float, update: float) -> float:
+        return self.norm.rms_bound(rms_bound_of(self.keep, state) + rms_bound_of(self.step, update))
 
 
 def propose(branch: Branch, x: torch.Tensor) -> torch.Tensor:
@@ -321,10 +321,10 @@ class Step(nn.Module):
         return self.write(state, self.update(state, branch))
 
     def update_bound(self, state: float, branch: BranchBound) -> float:
-        return bound_of(self.shape, branch(bound_of(self.read, state)))
+        return rms_bound_of(self.shape, branch(rms_bound_of(self.read, state)))
 
-    def bound(self, state: float, branch: BranchBound) -> float:
-        return self.write.bound(state, self.update_bound(state, branch))
+    def rms_bound(self, state: float, branch: BranchBound) -> float:
+        return self.write.rms_bound(state, self.update_bound(state, branch))
 
     def traffic(self, streams: int = 1) -> tuple[int, int]:
         """Tensors of one token's width that a fused step has to move, forward and backward.

@@ -1,7 +1,7 @@
 """The contract: what a scheme is, and what it becomes once depth and width are known.
 
-A `Scheme` is a frozen record of options. `bind` ties it to a network, and the `Bound` scheme, sole owner of the number
-of layers, makes the modules and applies the rules. To write a scheme, subclass `Scheme` and say what differs from the
+A `Scheme` is a frozen record of options. `bind` ties it to a network, and the `BoundScheme`, sole owner of the
+number of layers, makes the modules and applies the rules. To write a scheme, subclass `Scheme` and say what differs from the
 defaults here; `sublayer` is the only method without one.
 """
 
@@ -102,11 +102,11 @@ class Scheme:
         kind = SerialBlock if topology == "serial" else ParallelBlock
         return kind([self.sublayer(site) for site in sites])
 
-    def entry(self, bound: Bound) -> nn.Module:
+    def entry(self, bound: BoundScheme) -> nn.Module:
         """From the embedding to the first state."""
         return nn.Identity()
 
-    def exit(self, bound: Bound) -> nn.Module:
+    def exit(self, bound: BoundScheme) -> nn.Module:
         """From the last state to what the head reads."""
         return self.new_norm(bound.dim)
 
@@ -125,7 +125,7 @@ class Scheme:
         """Standard deviation of matrices at initialisation, unless the user names another."""
         return 0.02
 
-    def initial_std(self, role: Role, base: float, bound: Bound) -> float:
+    def initial_std(self, role: Role, base: float, bound: BoundScheme) -> float:
         """The same for one matrix, given the base."""
         return base
 
@@ -175,9 +175,11 @@ class Scheme:
         learns = "blocks" in inspect.signature(law).parameters
         return law(len(blocks), blocks=blocks) if learns else law(len(blocks))
 
-    def bind(self, *, depth: int, dim: int, first: int = 0, topology: Topology = "serial", branches: int = 2) -> Bound:
+    def bind(
+        self, *, depth: int, dim: int, first: int = 0, topology: Topology = "serial", branches: int = 2
+    ) -> BoundScheme:
         """The scheme in a network of `depth` blocks of width `dim`; `first`: where this part of the stack begins."""
-        return Bound(scheme=self, depth=depth, dim=dim, first=first, topology=topology, branches=branches)
+        return BoundScheme(scheme=self, depth=depth, dim=dim, first=first, topology=topology, branches=branches)
 
     def refine(self, m: int) -> Scheme:
         """The same scheme with every step cut m times: bind it to m times the depth to cover the same time."""
@@ -239,7 +241,7 @@ class Scheme:
 
 
 @dataclass(frozen=True)
-class Bound:
+class BoundScheme:
     """A scheme in a network of known depth and width: makes its modules, applies its rules."""
 
     scheme: Scheme

@@ -14,19 +14,19 @@ from typing import Any
 
 from normlab.errors import NormLabError, unknown
 from normlab.studies.rules.base import Rule
-from normlab.studies.rules.bound import Bound
-from normlab.studies.rules.correlation import Correlation
-from normlab.studies.rules.count import Count
-from normlab.studies.rules.difference import Difference
-from normlab.studies.rules.order import Order
+from normlab.studies.rules.bound import BoundRule
+from normlab.studies.rules.correlation import CorrelationRule
+from normlab.studies.rules.count import CountRule
+from normlab.studies.rules.difference import DifferenceRule
+from normlab.studies.rules.order import OrderRule
 from normlab.utils.records import from_plain, hints
 
 RULES: dict[str, type[Rule]] = {
-    "difference": Difference,
-    "order": Order,
-    "bound": Bound,
-    "count": Count,
-    "correlation": Correlation,
+    "difference": DifferenceRule,
+    "order": OrderRule,
+    "bound": BoundRule,
+    "count": CountRule,
+    "correlation": CorrelationRule,
 }
 
 VERSION = 1

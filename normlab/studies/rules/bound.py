@@ -14,7 +14,7 @@ from normlab.studies.rules.base import VALUE, Rule, each, interval, power_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bound(Rule):
+class BoundRule(Rule):
     """The claim: `value` of `scheme`, or its ratio to that of `against`, is at most or at least so much (or both).
 
     By the Student interval of its mean, of a ratio's logarithm paired by seed, in every arm. `exact`: by the numbers

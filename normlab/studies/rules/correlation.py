@@ -18,7 +18,7 @@ _LEAST = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Correlation(Rule):
+class CorrelationRule(Rule):
     """The claim: `x` and `y` correlate over all finished runs, positively or negatively, by more than `at_least`.
 
     `within` takes the mean of each scheme, arm or rate off both first, so that differences between these do not count.

@@ -16,7 +16,7 @@ What = Literal["diverged", "failed", "stuck", "spiked", "skipped"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Count(Rule):
+class CountRule(Rule):
     """The claim: `what` happens to at most, or to at least, such a share of a scheme's runs, at all rates together.
 
     at_most:  reproduced where the upper bound of the share is below at_most + margin, refuted where the lower bound is

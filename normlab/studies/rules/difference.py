@@ -15,7 +15,7 @@ _WAYS = {"below": lambda by: (None, -by), "above": lambda by: (by, None), "withi
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference(Rule):
+class DifferenceRule(Rule):
     """The claim: `value` of `scheme` less that of `against` is below -`by`, above `by`, or within ±`by`.
 
     Reproduced where the paired Student interval lies there wholly, in every arm (intervals widened for their number);

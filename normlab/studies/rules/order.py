@@ -16,7 +16,7 @@ Tier = tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order(Rule):
+class OrderRule(Rule):
     """The claim: every scheme of a tier is better than every scheme of the tiers after it.
 
     Reproduced where every pair of neighbouring tiers is shown to be so; refuted where any pair is shown the other way

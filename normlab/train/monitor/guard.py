@@ -34,7 +34,7 @@ _FLOOR = 0.01
 
 
 @dataclass(frozen=True)
-class Verdict:
+class StepVerdict:
     """What a step was, what to do now, and why, in words for the log."""
 
     kind: Kind
@@ -81,7 +81,7 @@ class Guard:
         self.strikes = self.spikes = 0
         """Bad steps in a row, and how many of the last ones were spikes."""
 
-    def judge(self, loss: float, grad_norm: float, *, threshold: float | None = None) -> Verdict:
+    def judge(self, loss: float, grad_norm: float, *, threshold: float | None = None) -> StepVerdict:
         """The verdict on a step, from its loss and the norm of its gradient before clipping.
 
         `threshold` is what a device judged the step by before the host heard of it; left out, it is today's.
@@ -92,19 +92,19 @@ class Guard:
             if loss or grad_norm:
                 self.losses.append(loss)
             self.strikes = self.spikes = 0
-            return Verdict("fine", "go")
+            return StepVerdict("fine", "go")
         self.strikes += 1
         self.spikes = self.spikes + 1 if kind == "spike" else 0
         if self.policy in ("skip", "none") and self.spikes >= self.patience:
             detail += f"; {self.spikes} in a row, so it is taken for the new level"
             self.losses.clear()
             self.strikes = self.spikes = 0
-            return Verdict(kind, "go" if self.policy == "none" else "skip", detail)
+            return StepVerdict(kind, "go" if self.policy == "none" else "skip", detail)
         if self.policy == "none":
-            return Verdict(kind, "go" if kind == "spike" else "stop", detail)
+            return StepVerdict(kind, "go" if kind == "spike" else "stop", detail)
         if self.policy != "stop" and self.strikes >= self.limit:
-            return Verdict(kind, "stop", f"{detail}; {self.strikes} bad steps in a row")
-        return Verdict(kind, self.policy, detail)
+            return StepVerdict(kind, "stop", f"{detail}; {self.strikes} bad steps in a row")
+        return StepVerdict(kind, self.policy, detail)
 
     def _look(self, loss: float, grad_norm: float, threshold: float) -> tuple[Kind, str]:
         if not math.isfinite(loss):

@@ -18,7 +18,7 @@ from torch import nn
 from normlab.data import IGNORED
 from normlab.models.transformer import Transformer
 from normlab.probes import measures
-from normlab.probes.hidden_state import State, sample
+from normlab.probes.hidden_state import HiddenState, sample
 from normlab.probes.ledger import Ledger
 from normlab.train.monitor.summary import spread
 
@@ -93,7 +93,7 @@ def _write(model: Transformer, states: list[torch.Tensor], ledger: Ledger) -> li
     """Measure every boundary; a state is let go as soon as the next one was compared with it."""
     ranked, before, looks = {*spread(len(states), RANKED)}, None, []
     for place, state in enumerate(states):
-        hidden = State(sample(model.stack.hidden(state.detach())))
+        hidden = HiddenState(sample(model.stack.hidden(state.detach())))
         found = {"hidden_rms": measures.rms(hidden), "broken": measures.broken(hidden)}
         found |= {"token_cosine": measures.token_cosine(hidden)}
         if place in ranked:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from normlab.train.monitor import trouble
-from normlab.train.monitor.guard import Verdict
+from normlab.train.monitor.guard import StepVerdict
 from normlab.train.step import Taken
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ class Ended(Exception):  # noqa: N818  # not an error
         self.state, self.reason, self.diverged = state, reason, diverged
 
 
-def handle(run: Setup, verdict: Verdict, taken: Taken) -> None:
+def handle(run: Setup, verdict: StepVerdict, taken: Taken) -> None:
     """Name the step and the layer, keep the batch, and do as the user chose."""
     if run.guard.policy == "none":
         _let_be(run, verdict, taken)
@@ -42,7 +42,7 @@ def handle(run: Setup, verdict: Verdict, taken: Taken) -> None:
         run.journal.event(taken.step, "skip", "the weights stay as they were")
 
 
-def _let_be(run: Setup, verdict: Verdict, taken: Taken) -> None:
+def _let_be(run: Setup, verdict: StepVerdict, taken: Taken) -> None:
     """Write it down and go on, or end. No diagnosis: the step may have been taken, and its weights be NaN by now."""
     run.journal.event(taken.step, verdict.kind, f"step {taken.step}: {verdict.detail}")
     if verdict.action == "stop":

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from normlab.data.feed import Batch, Line
+    from normlab.data.feed import Batch, SampleLine
     from normlab.models.transformer import Transformer
     from normlab.train.config import TrainConfig
     from normlab.train.storage.folder import RunFolder
@@ -78,7 +78,7 @@ class Task(ABC):
         return {}
 
     @abstractmethod
-    def open(self, config: TrainConfig, *, shown: bool) -> Any:
+    def open(self, config: TrainConfig, *, progress: bool) -> Any:
         """The data of a run, made ready."""
 
     @abstractmethod
@@ -86,7 +86,7 @@ class Task(ABC):
         """The model with as many answers as the data asks for."""
 
     @abstractmethod
-    def line(self, config: TrainConfig, data: Any) -> Line:
+    def line(self, config: TrainConfig, data: Any) -> SampleLine:
         """The samples to train on, in their order."""
 
     @abstractmethod

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     import numpy as np
 
     from normlab.data import Batch, ImageSet
-    from normlab.data.feed import Line
+    from normlab.data.feed import SampleLine
     from normlab.train.config import TrainConfig
     from normlab.train.storage.folder import RunFolder
 
 
-class Images(Task):
+class ImagesTask(Task):
     """Images one by one; their size is the model's."""
 
     name = "images"
@@ -49,17 +49,17 @@ class Images(Task):
     def steps(self, config: TrainConfig) -> int:
         return math.ceil(config.images / config.batch)
 
-    def open(self, config: TrainConfig, *, shown: bool) -> ImageSet:
+    def open(self, config: TrainConfig, *, progress: bool) -> ImageSet:
         from normlab.data import prepare_images
 
         model = cast(VisionConfig, config.model)
-        options = {"val_data": config.val_data, "val_fraction": config.val_fraction, "progress": shown}
+        options = {"val_data": config.val_data, "val_fraction": config.val_fraction, "progress": progress}
         return prepare_images(config.data, size=model.image_size, channels=model.channels, **options)
 
     def with_answers(self, config: TrainConfig, data: ImageSet) -> TransformerConfig:
         return dataclasses.replace(config.model, classes=len(data.classes))
 
-    def line(self, config: TrainConfig, data: ImageSet) -> Line:
+    def line(self, config: TrainConfig, data: ImageSet) -> SampleLine:
         from normlab.data import ImageLine
 
         return ImageLine(data.train, seed=config.seed, shift=config.shift, flip=config.flip)

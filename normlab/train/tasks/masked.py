@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from normlab.train.config import TrainConfig
 
 
-class Masked(TextTask):
+class MaskedTask(TextTask):
     """Tokens that were hidden, from all that stand around them."""
 
     name = "masked"
@@ -31,10 +31,10 @@ class Masked(TextTask):
         if not 0.0 < config.mask <= 1.0:
             raise NormLabError(f"mask must lie in (0, 1], a share of the tokens, got {config.mask}; try 0.15")
 
-    def open(self, config: TrainConfig, *, shown: bool) -> Corpus:
+    def open(self, config: TrainConfig, *, progress: bool) -> Corpus:
         from normlab.data import IGNORED
 
-        data = super().open(config, shown=shown)
+        data = super().open(config, progress=progress)
         # Before a run begins: a few tokens may have none among them that is hidden.
         if not any(bool((batch.targets != IGNORED).any()) for batch in self.evaluation(config, data, batch=1)):
             raise NormLabError(

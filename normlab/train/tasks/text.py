@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from normlab.data import Batch, Corpus, Masking
-    from normlab.data.feed import Line
+    from normlab.data.feed import SampleLine
     from normlab.train.config import TrainConfig
     from normlab.train.storage.folder import RunFolder
 
@@ -66,11 +66,11 @@ class TextTask(Task):
     def of_preset(self, size: Mapping[str, Any]) -> dict[str, Any]:
         return {"length": size["max_length"]}
 
-    def open(self, config: TrainConfig, *, shown: bool) -> Corpus:
+    def open(self, config: TrainConfig, *, progress: bool) -> Corpus:
         from normlab.data import prepare
 
         options = {"tokenizer": config.tokenizer, "val_data": config.val_data, "val_fraction": config.val_fraction}
-        return prepare(config.data, **options, progress=shown)
+        return prepare(config.data, **options, progress=progress)
 
     def with_answers(self, config: TrainConfig, data: Corpus) -> TransformerConfig:
         padded = VOCABULARY_MULTIPLE * math.ceil(self.vocabulary(data) / VOCABULARY_MULTIPLE)
@@ -84,7 +84,7 @@ class TextTask(Task):
         """How tokens are hidden, if they are."""
         return None
 
-    def line(self, config: TrainConfig, data: Corpus) -> Line:
+    def line(self, config: TrainConfig, data: Corpus) -> SampleLine:
         from normlab.data import TextLine
 
         options = {"length": config.length, "seed": config.seed, "boundaries": config.boundaries}

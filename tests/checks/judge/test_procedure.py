@@ -8,22 +8,21 @@ import math
 import pytest
 
 from normlab.checks.judge.ladder_verdicts import judge_ladder
-from normlab.checks.judge.procedure import Step, procedure
-from normlab.checks.ladder_records import Look
-from normlab.checks.ladder_records import Step as Rung
+from normlab.checks.judge.procedure import ProcedureStep, procedure
+from normlab.checks.ladder_records import Look, StepRung
 from normlab.checks.theory.records import ScaleRow, Theory
 from normlab.utils.records import from_plain, to_plain
 from tests.checks.synthetic import ladder
 
 
-def answers(found, **options) -> dict[str, Step]:
+def answers(found, **options) -> dict[str, ProcedureStep]:
     options.setdefault("theory", None)
     steps = procedure(ladder=found, verdicts=judge_ladder(found), **options)
     return {step.name: step for step in steps}
 
 
-def rung(step: float, loss: float | None, rms: float = 2.0) -> Rung:
-    return Rung(step=step, depth=24, before=Look(rms=1.0, G=1.0, loss=4.3), after=Look(rms=rms, G=2.0, loss=loss))
+def rung(step: float, loss: float | None, rms: float = 2.0) -> StepRung:
+    return StepRung(step=step, depth=24, before=Look(rms=1.0, G=1.0, loss=4.3), after=Look(rms=rms, G=2.0, loss=loss))
 
 
 def test_a_healthy_design():
@@ -123,4 +122,4 @@ def test_what_is_not_finite_is_still_a_record():
     found = answers(ladder(lambda k: math.inf if k > 20 else 1.0, gain=lambda depth: 0.0))
     assert found["forward moments over depth"].answer == "exploding: a value is not finite"
     for step in found.values():
-        assert from_plain(Step, json.loads(json.dumps(to_plain(step), allow_nan=False)), "step") == step
+        assert from_plain(ProcedureStep, json.loads(json.dumps(to_plain(step), allow_nan=False)), "step") == step

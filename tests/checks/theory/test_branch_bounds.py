@@ -155,7 +155,7 @@ def test_bounds_of_mlps_are_reached():
 
 def test_a_module_may_state_its_own_bound_and_strangers_have_none():
     class Halving(nn.Module):
-        def bound(self, rms_in: float) -> float:
+        def rms_bound(self, rms_in: float) -> float:
             return rms_in / 2
 
     assert branch_bound(Halving())(3.0) == 1.5

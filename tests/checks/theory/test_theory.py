@@ -14,7 +14,7 @@ from torch import nn
 
 import normlab
 from normlab.checks.theory.analysis import theory
-from normlab.checks.theory.records import Slope, Theory, TheoryLook
+from normlab.checks.theory.records import GradientSlope, Theory, TheoryLook
 from normlab.errors import NormLabError
 from normlab.probes.probe import measure
 from normlab.probes.profile import Profile
@@ -287,7 +287,7 @@ def test_an_empty_theory_has_a_verdict_and_a_record():
     assert [verdict.finding for verdict in empty.verdicts()] == ["not measured"]
     assert Theory.from_dict(empty.to_dict()) == empty
     assert TheoryLook(step=0).use is None
-    assert Slope(branch="mlp", values=(1.0, None)).trend is None
+    assert GradientSlope(branch="mlp", values=(1.0, None)).trend is None
 
 
 def test_the_profile_need_not_know_the_entry():

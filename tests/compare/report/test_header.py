@@ -50,7 +50,7 @@ def test_what_was_not_recorded_is_left_out(tmp_path: Path) -> None:
 def test_a_run_shows_the_command_that_made_it(tmp_path: Path) -> None:
     text = small.write_text(tmp_path / "text")
     command = ["normlab", "train", "--data", "a text"]
-    train(small.base(text, steps=2, evals=1), tmp_path / "run", shown=False, command=command)
+    train(small.base(text, steps=2, evals=1), tmp_path / "run", progress=False, command=command)
     _, line, report = commands(load(tmp_path / "run"))
     assert line == "normlab train --data 'a text'"
     assert report == "normlab report run"

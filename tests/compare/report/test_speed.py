@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from normlab.compare.report.gpu_sharing import sharing
-from normlab.compare.report.results import Run, load
+from normlab.compare.report.results import ReportedRun, load
 from normlab.compare.report.run_metrics import Metrics
 from normlab.compare.report.tables import cost, speed_table
 from tests.compare.report import synthetic
@@ -46,10 +46,10 @@ def test_a_run_without_metrics_has_the_speed_of_its_row() -> None:
     assert cost([run("a", "00:00", "00:05", tokens_per_s=7.0)]).speed == 7.0
 
 
-def run(name: str, begin: str, end: str, gpu: str | None = "G", device: str = "H200", **row: Any) -> Run:
+def run(name: str, begin: str, end: str, gpu: str | None = "G", device: str = "H200", **row: Any) -> ReportedRun:
     times = {"started": f"2026-01-01T{begin}:00+00:00", "finished": f"2026-01-01T{end}:00+00:00"}
     known = {"gpu": gpu, "device": device, "peak_bytes": 5, **times, **row}
-    return Run(id=name, scheme="pre", label="pre", state="done", row=known)
+    return ReportedRun(id=name, scheme="pre", label="pre", state="done", row=known)
 
 
 def test_runs_share_a_gpu_while_both_are_under_way() -> None:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from normlab.compare.report.results import load
-from normlab.compare.report.verdict import Verdict, level_note, verdict
+from normlab.compare.report.verdict import Conclusion, level_note, verdict
 from normlab.compare.store import Store
 from tests.compare.report import synthetic
 
 
-def words(folder: Path) -> Verdict:
+def words(folder: Path) -> Conclusion:
     return verdict(load(folder))
 
 

@@ -13,9 +13,9 @@ from scipy.special import logsumexp
 from normlab.dynamics.choices import ABOUT, OBSERVABLES
 from normlab.dynamics.measure import pairs
 from normlab.dynamics.measure.clusters import clusters, labels, merges
-from normlab.dynamics.measure.observables import View, take
-from normlab.dynamics.system.attention import Attention
-from normlab.dynamics.system.flow import Flow, State, unit
+from normlab.dynamics.measure.observables import StateView, take
+from normlab.dynamics.system.attention import ParticleAttention
+from normlab.dynamics.system.flow import Flow, ParticleState, unit
 from normlab.dynamics.system.integrators import RungeKutta4
 from normlab.errors import NormLabError
 from normlab.probes import measures
@@ -24,20 +24,22 @@ from normlab.schemes.catalog.registry import scheme
 EPS = torch.finfo(torch.float64).eps
 
 
-def tokens(systems: int = 3, count: int = 17, dim: int = 4, dtype: torch.dtype = torch.float64) -> State:
+def tokens(systems: int = 3, count: int = 17, dim: int = 4, dtype: torch.dtype = torch.float64) -> ParticleState:
     theta = unit(torch.randn(systems, count, dim, dtype=dtype))
-    return State(theta, 1 + torch.rand(systems, count, dtype=dtype), torch.zeros(systems, dtype=dtype))
+    return ParticleState(theta, 1 + torch.rand(systems, count, dtype=dtype), torch.zeros(systems, dtype=dtype))
 
 
 def flow(beta: float | list[float] = 2.0, name: str = "post", score: torch.Tensor | None = None) -> Flow:
-    return Flow(scheme(name).law(8), Attention(beta=torch.tensor(beta, dtype=torch.float64).reshape(-1), score=score))
+    return Flow(
+        scheme(name).law(8), ParticleAttention(beta=torch.tensor(beta, dtype=torch.float64).reshape(-1), score=score)
+    )
 
 
-def see(state: State, *names, **options) -> dict[str, torch.Tensor]:
-    return take(View(state, options.pop("moved_by", flow()), **options), names or OBSERVABLES)
+def see(state: ParticleState, *names, **options) -> dict[str, torch.Tensor]:
+    return take(StateView(state, options.pop("moved_by", flow()), **options), names or OBSERVABLES)
 
 
-def cosines(state: State) -> np.ndarray:
+def cosines(state: ParticleState) -> np.ndarray:
     """(S, pairs) of all j ≠ k."""
     theta = state.theta.double().numpy()
     products = theta @ theta.transpose(0, 2, 1)
@@ -63,7 +65,7 @@ def test_cosine_variance_and_order_follow_from_all_pairs():
 def test_variance_keeps_its_digits_where_cosines_have_none():
     apart = 1e-12
     theta = torch.tensor([[[1.0, apart], [1.0, -apart]]], dtype=torch.float64)
-    state = State(unit(theta), torch.ones(1, 2, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
+    state = ParticleState(unit(theta), torch.ones(1, 2, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
     assert see(state, "variance")["variance"].item() == pytest.approx(apart**2, rel=1e-9)
     assert see(state, "cosine")["cosine"].item() == 1.0
 
@@ -168,9 +170,9 @@ def test_merges_are_the_looks_with_fewer_clusters_than_ever():
 
 def test_float32_and_float64_agree():
     state = tokens()
-    single = State(*(part.float() for part in state))
+    single = ParticleState(*(part.float() for part in state))
     moved_by, wide = flow(2.0), see(state)
-    moved_by32 = Flow(moved_by.law, Attention(beta=torch.tensor([2.0])))
+    moved_by32 = Flow(moved_by.law, ParticleAttention(beta=torch.tensor([2.0])))
     for name, value in see(single, moved_by=moved_by32).items():
         assert value.numpy() == pytest.approx(wide[name].numpy(), rel=1e-4, abs=1e-5), name
 
@@ -178,8 +180,8 @@ def test_float32_and_float64_agree():
 def test_bad_input_is_one_line():
     state = tokens()
     with pytest.raises(NormLabError, match="unknown observable 'cosin'; did you mean 'cosine'"):
-        take(View(state), ["cosin"])  # type: ignore[list-item]
+        take(StateView(state), ["cosin"])  # type: ignore[list-item]
     with pytest.raises(NormLabError, match="need a flow"):
-        take(View(state), ["speed"])
+        take(StateView(state), ["speed"])
     with pytest.raises(NormLabError, match=r"lies in \(0, π\)"):
         clusters(state.theta, 0.0)

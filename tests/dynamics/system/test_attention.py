@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from normlab.dynamics.system import attention as module
-from normlab.dynamics.system.attention import Attention, Factors
+from normlab.dynamics.system.attention import Factors, ParticleAttention
 from normlab.errors import NormLabError
 
 
@@ -36,9 +36,9 @@ def transcription(x, beta, scores, values, causal=False, kind="softmax"):
 def test_equals_its_transcription(d, causal, kind):
     x, beta = tokens(3, 7, d), torch.tensor([0.0, 1.0, 4.0], dtype=torch.float64)
     score, value = torch.randn(2, 2, d, d, dtype=torch.float64)
-    found = Attention(beta=beta, score=score, value=value, causal=causal, kind=kind)(x)
+    found = ParticleAttention(beta=beta, score=score, value=value, causal=causal, kind=kind)(x)
     torch.testing.assert_close(found, transcription(x, beta, score, value, causal, kind), rtol=1e-12, atol=1e-12)
-    plain = Attention(beta=beta, causal=causal, kind=kind)(x)
+    plain = ParticleAttention(beta=beta, causal=causal, kind=kind)(x)
     eye = torch.eye(d, dtype=torch.float64).unsqueeze(0)
     torch.testing.assert_close(plain, transcription(x, beta, eye, eye, causal, kind), rtol=1e-12, atol=1e-12)
 
@@ -46,16 +46,16 @@ def test_equals_its_transcription(d, causal, kind):
 def test_factors_are_their_product():
     x, beta = tokens(2, 6, 8), torch.tensor([2.0], dtype=torch.float64)
     q, k, v, o = torch.randn(4, 3, 4, 8, dtype=torch.float64)
-    whole = Attention(beta=beta, score=q.mT @ k, value=o.mT @ v)(x)
-    torch.testing.assert_close(Attention(beta=beta, score=Factors(q, k), value=Factors(o, v))(x), whole)
+    whole = ParticleAttention(beta=beta, score=q.mT @ k, value=o.mT @ v)(x)
+    torch.testing.assert_close(ParticleAttention(beta=beta, score=Factors(q, k), value=Factors(o, v))(x), whole)
 
 
 def test_every_system_has_its_own_weights_and_temperature():
     x, beta = tokens(3, 5, 4), torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
     score, value = torch.randn(2, 3, 2, 4, 4, dtype=torch.float64)
-    together = Attention(beta=beta, score=score, value=value)(x)
+    together = ParticleAttention(beta=beta, score=score, value=value)(x)
     for s in range(3):
-        alone = Attention(beta=beta[s], score=score[s], value=value[s])(x[s : s + 1])
+        alone = ParticleAttention(beta=beta[s], score=score[s], value=value[s])(x[s : s + 1])
         torch.testing.assert_close(together[s : s + 1], alone)
 
 
@@ -65,7 +65,7 @@ def test_every_system_has_its_own_weights_and_temperature():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_pieces_and_fused_attention_change_nothing(monkeypatch, d, causal, kind, dtype):
     x = tokens(5, 13, d, dtype)
-    attend = Attention(beta=torch.tensor([3.0]), causal=causal, kind=kind)
+    attend = ParticleAttention(beta=torch.tensor([3.0]), causal=causal, kind=kind)
     monkeypatch.setattr(module, "_FUSED_FROM", 10**9)
     whole = attend(x)
     # Weights sum to one and tokens have length one: each of 13 products is off by eps at most, twice over.
@@ -95,26 +95,26 @@ class _Largest(TorchDispatchMode):
 def test_all_scores_never_exist_at_once(options):
     n, d = 3000, 4
     with _Largest() as largest:
-        Attention(beta=torch.tensor([1.0]), **options)(tokens(1, n, d, torch.float32))
+        ParticleAttention(beta=torch.tensor([1.0]), **options)(tokens(1, n, d, torch.float32))
     assert largest.numbers <= max(module._SCORES, n * d)
     assert n * n > module._SCORES
 
 
 def test_without_temperature_attention_is_the_mean():
     x = tokens(2, 9, 5)
-    found = Attention(beta=torch.tensor([0.0], dtype=torch.float64))(x)
+    found = ParticleAttention(beta=torch.tensor([0.0], dtype=torch.float64))(x)
     torch.testing.assert_close(found, x.mean(1, keepdim=True).expand_as(x))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_at_a_huge_beta_tokens_see_themselves(dtype):
     x = tokens(2, 9, 3, dtype)
-    assert torch.equal(Attention(beta=torch.tensor([1e6], dtype=dtype))(x), x)
+    assert torch.equal(ParticleAttention(beta=torch.tensor([1e6], dtype=dtype))(x), x)
 
 
 def test_the_first_token_of_a_causal_system_sees_itself_alone():
     x = tokens(1, 6, 3)
-    attend = Attention(beta=torch.tensor([2.0], dtype=torch.float64), causal=True)
+    attend = ParticleAttention(beta=torch.tensor([2.0], dtype=torch.float64), causal=True)
     changed = torch.cat([x[:, :1], tokens(1, 5, 3)], dim=1)
     assert torch.equal(attend(x)[:, 0], x[:, 0])
     assert torch.equal(attend(changed)[:, 0], x[:, 0])
@@ -132,5 +132,5 @@ def test_the_first_token_of_a_causal_system_sees_itself_alone():
 )
 def test_bad_input_is_told_in_one_line(options, said):
     with pytest.raises(NormLabError, match=said) as caught:
-        Attention(**options)
+        ParticleAttention(**options)
     assert "\n" not in str(caught.value)

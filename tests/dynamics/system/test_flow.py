@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import normlab
 from normlab.dynamics.system import laws
-from normlab.dynamics.system.attention import Attention
+from normlab.dynamics.system.attention import ParticleAttention
 from normlab.dynamics.system.clocks import Logarithmic, Plain
-from normlab.dynamics.system.flow import Flow, State, dot, length, unit
+from normlab.dynamics.system.flow import Flow, ParticleState, dot, length, unit
 from normlab.dynamics.system.integrators import RungeKutta4
 from normlab.dynamics.system.weights import Drawn, layers
 from normlab.errors import NormLabError
@@ -25,7 +25,7 @@ GRADIENTS = [name for name in EVERY if name not in ("lns", "none", "output")]
 """Laws that climb one energy; the β of the others follows the time or the radii."""
 
 
-def turning(system: Flow, state: State) -> torch.Tensor:
+def turning(system: Flow, state: ParticleState) -> torch.Tensor:
     """d/dt ⟨θ_j, θ_k⟩ of the first system."""
     half = system(state).theta[0] @ state.theta[0].mT
     return half + half.mT
@@ -92,7 +92,7 @@ def test_rotation_and_order_do_not_matter(spec):
     system, begin = flow(spec, 2.0), uniform(6, 4, radius=1.5)
     turn = torch.linalg.qr(torch.randn(4, 4, dtype=torch.float64)).Q
     order = torch.randperm(6)
-    moved = State(begin.theta[:, order] @ turn, begin.radius[:, order], begin.time)
+    moved = ParticleState(begin.theta[:, order] @ turn, begin.radius[:, order], begin.time)
     method = RungeKutta4(step=0.1)
     plain = next(method.orbit(system, begin, [1.5]))
     other = next(method.orbit(system, moved, [1.5]))
@@ -237,7 +237,7 @@ def test_layers_have_weights_of_their_own():
     state = uniform(5, 3)
     for time in (0.0, 0.9, 1.0, 2.5):
         score, value = weights.layer(int(time))
-        alone = Attention(beta=beta, score=score, value=value)
+        alone = ParticleAttention(beta=beta, score=score, value=value)
         assert torch.equal(system.pull(state._replace(time=state.time + time)), alone(state.theta))
 
 
@@ -250,4 +250,4 @@ def test_the_mlp_adds_to_the_pull():
 def test_a_law_without_speed_has_no_flow():
     law = Law(speed=None, rms=on_sphere, forward="bounded", backward="")
     with pytest.raises(NormLabError, match="states no speed"):
-        Flow(law, Attention(beta=torch.tensor(1.0)))
+        Flow(law, ParticleAttention(beta=torch.tensor(1.0)))

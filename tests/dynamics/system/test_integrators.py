@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import normlab
-from normlab.dynamics.system.attention import Attention
+from normlab.dynamics.system.attention import ParticleAttention
 from normlab.dynamics.system.clocks import Logarithmic
-from normlab.dynamics.system.flow import Flow, State, length
+from normlab.dynamics.system.flow import Flow, ParticleState, length
 from normlab.dynamics.system.integrators import DormandPrince, RungeKutta4
 from normlab.dynamics.system.weights import Drawn, layers
 from normlab.errors import NormLabError
@@ -34,7 +34,7 @@ def test_the_full_system_is_what_scipy_says(spec):
         torch.testing.assert_close(end.radius[0], torch.from_numpy(radius), rtol=0, atol=2e-9)
 
 
-def _orders(method, system: Flow, begin: State, time: float, sizes: list[float]) -> list[float]:
+def _orders(method, system: Flow, begin: ParticleState, time: float, sizes: list[float]) -> list[float]:
     exact = follow(system, begin, time, tolerance=1e-13)[0]
     errors = [
         float((next(method(size).orbit(system, begin, [time])).theta - exact.theta).abs().max()) for size in sizes
@@ -72,8 +72,8 @@ def test_the_tolerance_is_kept():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_tokens_stay_on_the_sphere(dtype):
-    begin = State(*(part.to(dtype) for part in uniform(10, 5)))
-    attend = Attention(beta=torch.tensor([3.0], dtype=dtype))
+    begin = ParticleState(*(part.to(dtype) for part in uniform(10, 5)))
+    attend = ParticleAttention(beta=torch.tensor([3.0], dtype=dtype))
     for method in (RungeKutta4(step=0.5), DormandPrince(tolerance=1e-4)):
         for state in method.orbit(Flow(normlab.scheme("peri").law(8), attend), begin, [1.0, 20.0]):
             assert state.theta.dtype == state.radius.dtype == state.time.dtype == dtype
@@ -86,10 +86,10 @@ def test_a_batch_takes_steps_of_each_systems_own(spec):
     """Hot and cold systems together, as each of them alone."""
     begin, betas = uniform(6, 3, systems=4), torch.tensor([0.1, 1.0, 5.0, 40.0], dtype=torch.float64)
     law, times = normlab.scheme(spec).law(4), [0.7, 5.0]
-    together = follow(Flow(law, Attention(beta=betas)), begin, *times, tolerance=1e-9)
+    together = follow(Flow(law, ParticleAttention(beta=betas)), begin, *times, tolerance=1e-9)
     for s in range(4):
-        one = State(begin.theta[s : s + 1], begin.radius[s : s + 1], begin.time[s : s + 1])
-        alone = follow(Flow(law, Attention(beta=betas[s : s + 1])), one, *times, tolerance=1e-9)
+        one = ParticleState(begin.theta[s : s + 1], begin.radius[s : s + 1], begin.time[s : s + 1])
+        alone = follow(Flow(law, ParticleAttention(beta=betas[s : s + 1])), one, *times, tolerance=1e-9)
         for state, other in zip(together, alone, strict=True):
             # The same steps, of which products in a batch round otherwise.
             torch.testing.assert_close(state.theta[s], other.theta[0], rtol=0, atol=1e-10)
@@ -98,7 +98,7 @@ def test_a_batch_takes_steps_of_each_systems_own(spec):
 
 def test_a_system_at_rest_does_not_hold_the_others_up():
     antipodal = start(torch.tensor([[1.0, 0.0], [-1.0, 0.0]], dtype=torch.float64))
-    begin = State(*(torch.cat(parts) for parts in zip(antipodal, uniform(2, 2), strict=True)))
+    begin = ParticleState(*(torch.cat(parts) for parts in zip(antipodal, uniform(2, 2), strict=True)))
     end = follow(flow("peri", 0.0), begin, 3.0)[0]
     assert torch.equal(end.theta[0], antipodal.theta[0])
     assert not torch.equal(end.theta[1], begin.theta[1])
@@ -115,11 +115,11 @@ def test_looks_on_the_way_change_nothing():
 def test_at_a_switch_the_limit_from_below_holds(dtype):
     """Pre-Norm's radius must not move before the switch, in any precision."""
     law = normlab.scheme("mix", post_fraction=0.5).law(6)
-    begin = State(*(part.to(dtype) for part in uniform(5, 3, radius=2.0)))
+    begin = ParticleState(*(part.to(dtype) for part in uniform(5, 3, radius=2.0)))
     for method in (RungeKutta4(step=0.25), DormandPrince(tolerance=1e-5)):
         for clock in (method.clock, Logarithmic()):
             orbit = dataclasses.replace(method, clock=clock).orbit(
-                Flow(law, Attention(beta=torch.ones(1, dtype=dtype))), begin, [3.0, 4.0]
+                Flow(law, ParticleAttention(beta=torch.ones(1, dtype=dtype))), begin, [3.0, 4.0]
             )
             before, after = orbit
             assert torch.equal(before.radius, begin.radius)
@@ -161,8 +161,8 @@ def test_tails_of_the_variance(spec, span, rate):
 def test_float32_follows_float64():
     begin = uniform(16, 8)
     fine = follow(flow("peri", 2.0), begin, 3.0)[0]
-    coarse = State(*(part.float() for part in begin))
-    system = Flow(normlab.scheme("peri").law(4), Attention(beta=torch.tensor([2.0])))
+    coarse = ParticleState(*(part.float() for part in begin))
+    system = Flow(normlab.scheme("peri").law(4), ParticleAttention(beta=torch.tensor([2.0])))
     end = next(RungeKutta4(step=0.05).orbit(system, coarse, [3.0]))
     # 60 steps of five roundings each, and what the flow makes of them.
     torch.testing.assert_close(end.theta.double(), fine.theta, rtol=0, atol=60 * 5 * 10 * 6e-8)
@@ -185,7 +185,7 @@ def test_bad_options_are_told_in_one_line(make, said):
 def test_a_law_that_turns_to_nan_ends_the_run(method):
     law = Law(speed=lambda m: (0.5 - m.time).sqrt(), rms=on_sphere, forward="bounded", backward="")
     with pytest.raises(NormLabError, match=r"not finite at time|shrank to nothing") as caught:
-        list(method.orbit(Flow(law, Attention(beta=torch.ones(1, dtype=torch.float64))), uniform(4, 3), [2.0]))
+        list(method.orbit(Flow(law, ParticleAttention(beta=torch.ones(1, dtype=torch.float64))), uniform(4, 3), [2.0]))
     assert "\n" not in str(caught.value)
 
 

@@ -12,7 +12,7 @@ import normlab
 from normlab.dynamics import experiments
 from normlab.dynamics.experiments import real_model
 from normlab.dynamics.system import laws
-from normlab.dynamics.system.flow import Flow, State
+from normlab.dynamics.system.flow import Flow, ParticleState
 from normlab.dynamics.system.network import Network
 from normlab.dynamics.system.read_weights import read_model
 from normlab.dynamics.system.weights import Drawn, layers
@@ -63,7 +63,7 @@ LEARNT = {
 QUICK = ("post", "mix(post_fraction=0.5)", "keel", "spannorm", "peri", "layerscale", "ngpt", "geonorm")
 
 
-def _turn_error(scheme, blocks, exact: State, begin: State, cut: int, time: float) -> float:
+def _turn_error(scheme, blocks, exact: ParticleState, begin: ParticleState, cut: int, time: float) -> float:
     """Of directions: a law carries the radius of its start on where a norm stands on the main path."""
     network = Network(scheme, _attention(), depth=DEPTH, cut=cut, learnt=blocks)
     return float((next(network.orbit(begin, [time])).theta - exact.theta).abs().max())
@@ -88,7 +88,7 @@ def test_first_order_toward_the_law_of_what_was_learnt(spec):
 def test_initial_values_change_nothing(spec, dtype):
     """Bit for bit, whatever fp32 makes of 0.05."""
     scheme, blocks = normlab.scheme(spec), _blocks(spec)
-    begin = State(*(part.to(dtype) for part in uniform(5, DIM)))
+    begin = ParticleState(*(part.to(dtype) for part in uniform(5, DIM)))
     time = 1.0 if scheme.law(DEPTH).reads_state else TIME
     for one, other in (
         [follow(Flow(law, _attention()), begin, time, tolerance=1e-5)[0] for law in _laws(scheme, blocks)],

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import normlab
-from normlab.dynamics.system.drift import MLP
-from normlab.dynamics.system.flow import Flow, State
+from normlab.dynamics.system.drift import RandomMLP
+from normlab.dynamics.system.flow import Flow, ParticleState
 from normlab.dynamics.system.network import Network, renormalises
 from normlab.dynamics.system.weights import Drawn, layers
 from normlab.errors import NormLabError
@@ -24,7 +24,9 @@ OPTIONS = [
 ]  # fmt: skip
 
 
-def _error(scheme, attention, exact: State, begin: State, *, depth: int, time: float, cut: int, drift=None) -> float:
+def _error(
+    scheme, attention, exact: ParticleState, begin: ParticleState, *, depth: int, time: float, cut: int, drift=None
+) -> float:
     network = Network(scheme, attention, depth=depth, cut=cut, drift=drift)
     end = list(network.orbit(begin, [time]))[-1]
     return float(torch.maximum((end.theta - exact.theta).abs().max(), (end.radius - exact.radius).abs().max()))
@@ -61,7 +63,7 @@ def test_first_order_with_other_weights_in_every_layer(spec):
 @pytest.mark.parametrize("spec", ["post", "pre", PERI])
 def test_first_order_with_an_mlp(spec):
     weights = Drawn(matrices="identity", dim=6)
-    assert _order(spec, weights, radius=RADII[spec], drift=MLP(dim=6, hidden=24)) == pytest.approx(1.0, abs=0.1)
+    assert _order(spec, weights, radius=RADII[spec], drift=RandomMLP(dim=6, hidden=24)) == pytest.approx(1.0, abs=0.1)
 
 
 def test_the_sphere_form_of_pre_norm_turns_alike():
@@ -99,7 +101,7 @@ def test_layers_of_a_refined_network_share_their_weights():
 
 def test_single_precision_takes_an_update_of_zero():
     """nGPT normalises what the MLP proposes, which is nothing."""
-    begin = State(*(part.float() for part in uniform(5, 6)))
+    begin = ParticleState(*(part.float() for part in uniform(5, 6)))
     for name in normlab.list_schemes():
         network = Network(normlab.scheme(name), layers(Drawn(matrices="identity", dim=6), beta=BETA.float()), depth=2)
         assert next(network.orbit(begin, [2.0])).theta.isfinite().all(), name

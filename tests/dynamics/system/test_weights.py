@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from normlab import Decoder, DecoderConfig
-from normlab.dynamics.system.attention import Attention, Factors
-from normlab.dynamics.system.drift import MLP
+from normlab.dynamics.system.attention import Factors, ParticleAttention
+from normlab.dynamics.system.drift import RandomMLP
 from normlab.dynamics.system.read_weights import read
 from normlab.dynamics.system.weights import Drawn, Given, Pair, given, layers
 from normlab.errors import NormLabError
@@ -66,7 +66,7 @@ def test_identity_heads_mix_their_own_coordinates():
     found = layers(Drawn(matrices="identity", dim=6, heads=3, dtype=torch.float64), beta=ONE.double())(x)
     for h in range(3):
         part = x[..., 2 * h : 2 * h + 2]
-        torch.testing.assert_close(found[..., 2 * h : 2 * h + 2], Attention(beta=ONE.double())(part))
+        torch.testing.assert_close(found[..., 2 * h : 2 * h + 2], ParticleAttention(beta=ONE.double())(part))
 
 
 @pytest.mark.parametrize("heads", [1, 2])
@@ -120,7 +120,7 @@ def test_given_layers_end_with_the_last():
         (lambda: given(query=torch.ones(3, 4)), r"expected finite matrices .* got \(3, 4\)"),
         (lambda: given(value=torch.full((2, 2), math.nan)), "expected finite matrices"),
         (lambda: given(query=torch.ones(2, 3, 3), value=torch.ones(3, 3, 3)), "2 heads of queries and 3 of values"),
-        (lambda: MLP(dim=3, hidden=0), "positive widths, got 3 and 0"),
+        (lambda: RandomMLP(dim=3, hidden=0), "positive widths, got 3 and 0"),
         (lambda: read(nn.Sequential(nn.Linear(3, 3))), "no role for"),
         (lambda: read(nn.LayerNorm(3)), "no block with query"),
     ],
@@ -133,11 +133,11 @@ def test_bad_input_is_told_in_one_line(make, said):
 
 def test_an_mlp_returns_about_what_it_is_given_and_is_not_linear():
     x = uniform(64, 32, systems=2).theta
-    drift = MLP(dim=32, hidden=256, seeds=(1, 2))
+    drift = RandomMLP(dim=32, hidden=256, seeds=(1, 2))
     assert float(drift(x).norm(dim=-1).mean()) == pytest.approx(1.0, abs=0.2)
     assert float((drift(x) + drift(-x)).norm(dim=-1).mean()) > 0.3
-    torch.testing.assert_close(drift(x)[1:], MLP(dim=32, hidden=256, seeds=2)(x[1:]))
-    torch.testing.assert_close(MLP(dim=32, hidden=256, scale=0.5)(x), MLP(dim=32, hidden=256)(x) / 2)
+    torch.testing.assert_close(drift(x)[1:], RandomMLP(dim=32, hidden=256, seeds=2)(x[1:]))
+    torch.testing.assert_close(RandomMLP(dim=32, hidden=256, scale=0.5)(x), RandomMLP(dim=32, hidden=256)(x) / 2)
 
 
 # -- networks -------------------------------------------------------------------------------------------------------

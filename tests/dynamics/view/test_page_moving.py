@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from normlab.dynamics.experiments.result import Result
+from normlab.dynamics.experiments.result import ExperimentResult
 from normlab.dynamics.result import Band, Simulation
 from tests.browser import browsing
 from tests.dynamics.shown import HOSTILE, LOOKS, result, run, simulation
@@ -19,7 +19,7 @@ from tests.dynamics.shown import HOSTILE, LOOKS, result, run, simulation
 def visit(open_page: Any, tmp_path: Path) -> Any:
     """Open the page of a result."""
 
-    def visit(shown: Simulation | Result, **options: Any) -> Any:
+    def visit(shown: Simulation | ExperimentResult, **options: Any) -> Any:
         return open_page(shown.save(tmp_path / "page.html").as_uri(), **options)
 
     return visit

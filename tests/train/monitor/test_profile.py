@@ -12,7 +12,7 @@ import torch.nn.functional as F
 import normlab
 from normlab import Decoder, DecoderConfig
 from normlab.train.monitor.profile import RANKED, profile
-from normlab.utils.host_copy import Sent
+from normlab.utils.host_copy import HostCopy
 
 SIZE = {"depth": 3, "dim": 32, "heads": 4, "vocab_size": 61, "max_length": 64}
 EXPERTS = {"experts": 4, "top_k": 2}
@@ -154,7 +154,7 @@ def test_what_is_not_finite_is_none():
 
 def test_numbers_come_from_the_device_once(monkeypatch):
     sent = []
-    monkeypatch.setattr("normlab.probes.ledger.Sent", lambda values: sent.append(len(values)) or Sent(values))
+    monkeypatch.setattr("normlab.probes.ledger.Sent", lambda values: sent.append(len(values)) or HostCopy(values))
     profile(Decoder(DecoderConfig(scheme="pre", **SIZE)), *batch())
     assert len(sent) == 1
 

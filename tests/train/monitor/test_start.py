@@ -72,7 +72,7 @@ def test_nothing_of_it_remains():
 
 
 def test_it_says_what_to_try_in_one_line(text, tmp_path, capfd):
-    result = train(config_of(text, steps=1, model=ECHO), tmp_path, shown=True)
+    result = train(config_of(text, steps=1, model=ECHO), tmp_path, progress=True)
     (event,) = events(tmp_path, "start")
     said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("the first loss")]
     assert said == [event["detail"]]
@@ -82,7 +82,7 @@ def test_it_says_what_to_try_in_one_line(text, tmp_path, capfd):
 
 
 def test_a_head_of_its_own_starts_as_chance_does(text, tmp_path):
-    result = train(config_of(text, steps=1, model={**ECHO, "tied": False}), tmp_path, shown=False)
+    result = train(config_of(text, steps=1, model={**ECHO, "tied": False}), tmp_path, progress=False)
     assert events(tmp_path, "start") == []
     assert result.first_loss < math.log(VOCABULARY) + SIZE["dim"] * 0.5**2 / 2 + 0.5
 
@@ -110,6 +110,6 @@ def test_the_threshold(loss, far):
 
 def test_a_first_loss_that_is_not_finite_is_not_known(text, tmp_path, monkeypatch):
     monkeypatch.setattr("normlab.train.monitor.start.measure_start", lambda *_: Start(math.inf, 320, 0.1, None, False))
-    result = train(config_of(text, steps=1), tmp_path, shown=False)
+    result = train(config_of(text, steps=1), tmp_path, progress=False)
     assert result.first_loss is None
     assert len(events(tmp_path, "start")) == 1

@@ -15,7 +15,7 @@ from normlab.data import IGNORED, prepare
 from normlab.train.config import TrainConfig
 from normlab.train.monitor import stuck
 from normlab.train.monitor.stuck import StuckWatch
-from normlab.train.result import Result, ending
+from normlab.train.result import TrainResult, ending
 from normlab.train.storage.folder import RunFolder
 from normlab.train.tasks import find_task
 from normlab.train.trainer import train
@@ -94,7 +94,7 @@ def test_the_entropy_is_that_of_the_targets_of_an_evaluation(text):
 def test_masked_tokens_are_never_ends(text):
     config = TrainConfig(task="masked", data=(str(text),), val_fraction=0.05, length=32, tokens=1000)
     task = find_task("masked")
-    data = task.open(config, shown=False)
+    data = task.open(config, progress=False)
     trained, asked = task.target_counts(config, data)
     assert trained[data.tokenizer.end] == asked[data.tokenizer.end] == 0
     targets = [batch.targets[batch.targets != IGNORED] for batch in task.evaluation(config, data, batch=8)]
@@ -104,7 +104,7 @@ def test_masked_tokens_are_never_ends(text):
 def test_images_are_guessed_by_their_classes():
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
     config = TrainConfig(task="images", images=64)
-    data = config.task_object.open(config, shown=False)
+    data = config.task_object.open(config, progress=False)
     # Ten digits, nearly as often each.
     assert config.task_object.guess_loss(config, data) == pytest.approx(math.log(10), abs=0.01)
 
@@ -115,7 +115,7 @@ def test_images_are_guessed_by_their_classes():
 def test_what_has_nothing_to_learn_is_stuck_at_the_entropy(dice, tmp_path, monkeypatch):
     """A run that has learnt all that there is, and no more: letters drawn one by one."""
     monkeypatch.setattr(stuck, "PATIENCE", 150)
-    result = train(config_of(dice, steps=200, lr=1e-2), tmp_path, shown=False)
+    result = train(config_of(dice, steps=200, lr=1e-2), tmp_path, progress=False)
     assert (result.state, result.stuck) == ("done", True)
     # Letters of 1/2, 1/4, 1/8 and 1/8; among 1,000 for validation their shares stray by 0.016.
     assert result.unigram_entropy == pytest.approx(1.75 * math.log(2), abs=0.05)
@@ -127,7 +127,7 @@ def test_what_has_nothing_to_learn_is_stuck_at_the_entropy(dice, tmp_path, monke
 
 def test_what_learns_is_not(text, tmp_path, monkeypatch):
     monkeypatch.setattr(stuck, "PATIENCE", 180)
-    result = train(config_of(text, steps=200, lr=1e-2, evals=1), tmp_path, shown=False)
+    result = train(config_of(text, steps=200, lr=1e-2, evals=1), tmp_path, progress=False)
     assert (result.state, result.stuck) == ("done", False)
     assert result.loss < result.unigram_entropy - 0.1
     assert events(tmp_path, "stuck") == []
@@ -137,7 +137,7 @@ def test_what_learns_is_not(text, tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("soon")
 def test_without_being_asked_it_goes_on(text, tmp_path):
-    result = train(config_of(text, **NEVER), tmp_path, shown=False)
+    result = train(config_of(text, **NEVER), tmp_path, progress=False)
     assert (result.state, result.steps, result.stuck, result.reason) == ("done", 20, True, None)
     # Warm-up takes one step.
     assert [event["step"] for event in events(tmp_path, "stuck")] == [7]
@@ -148,7 +148,7 @@ def test_without_being_asked_it_goes_on(text, tmp_path):
 def test_a_hopeless_run_is_stopped_and_only_read_afterwards(lags, text, tmp_path, monkeypatch):
     after_building(monkeypatch, lambda trainer: setattr(trainer, "lags", lags))
     config = config_of(text, **NEVER, stop_hopeless=True)
-    result = train(config, tmp_path, shown=False)
+    result = train(config, tmp_path, progress=False)
     assert (result.state, result.steps, result.stuck) == ("stuck", 7, True)
     assert result.reason.startswith(f"stuck above the entropy of single tokens ({result.unigram_entropy:.2f}): loss ")
     assert result.reason.endswith(" after 7 steps; stopped early")
@@ -158,15 +158,15 @@ def test_a_hopeless_run_is_stopped_and_only_read_afterwards(lags, text, tmp_path
     assert (tmp_path / "model.safetensors").is_file()
     assert not (tmp_path / "checkpoints").exists()
     before = (tmp_path / "metrics.jsonl").read_bytes()
-    assert train(config, tmp_path, shown=False).to_dict() == result.to_dict()
+    assert train(config, tmp_path, progress=False).to_dict() == result.to_dict()
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
 
 
 @pytest.mark.usefixtures("soon")
 def test_asking_changes_nothing_for_a_run_that_learns(text, tmp_path, monkeypatch):
     monkeypatch.setattr(stuck, "MARGIN", -10.0)
-    train(config_of(text), tmp_path / "plain", shown=False)
-    result = train(config_of(text, stop_hopeless=True), tmp_path / "asked", shown=False)
+    train(config_of(text), tmp_path / "plain", progress=False)
+    result = train(config_of(text, stop_hopeless=True), tmp_path / "asked", progress=False)
     assert (result.state, result.stuck) == ("done", False)
     same_run(tmp_path / "asked", tmp_path / "plain")
 
@@ -175,15 +175,15 @@ def test_asking_changes_nothing_for_a_run_that_learns(text, tmp_path, monkeypatc
 @pytest.mark.parametrize("stop", [5, 7, 9])
 def test_the_window_is_kept_in_checkpoints(stop, text, tmp_path, monkeypatch):
     """Spikes are left out, and three steps before the stop are remembered after it."""
-    straight = train(config_of(text, **NEVER), tmp_path / "straight", shown=False)
+    straight = train(config_of(text, **NEVER), tmp_path / "straight", progress=False)
     with monkeypatch.context() as patch:
         after_building(patch, asks_to_stop(stop))
-        stopped = train(config_of(text, **NEVER), tmp_path / "run", shown=False)
+        stopped = train(config_of(text, **NEVER), tmp_path / "run", progress=False)
     assert stopped.stuck is (True if stop >= 7 else None)
     kept: list[dict] = []
     with monkeypatch.context() as patch:
         after_building(patch, lambda trainer: kept.append(trainer.watch))
-        result = train(config_of(text, **NEVER), tmp_path / "run", shown=False)
+        result = train(config_of(text, **NEVER), tmp_path / "run", progress=False)
     assert (result.stuck, result.first_loss) == (straight.stuck, straight.first_loss)
     assert list(kept[0]._losses) == losses(tmp_path / "straight")[-3:]
     same_run(tmp_path / "run", tmp_path / "straight")
@@ -210,7 +210,7 @@ def test_the_state_goes_through_json():
 def test_spikes_do_not_count(text, tmp_path, monkeypatch):
     watches: list[StuckWatch] = []
     after_building(monkeypatch, spikes({19}), lambda trainer: watches.append(trainer.watch))
-    train(config_of(text, steps=20), tmp_path, shown=False)
+    train(config_of(text, steps=20), tmp_path, progress=False)
     fine = losses(tmp_path)
     assert list(watches[0]._losses) == [fine[16], fine[17], fine[19]]
 
@@ -220,7 +220,7 @@ def test_spikes_do_not_count(text, tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("soon")
 def test_it_says_so_in_one_line(text, tmp_path, capfd):
-    result = train(config_of(text, steps=10, **NEVER), tmp_path, shown=True)
+    result = train(config_of(text, steps=10, **NEVER), tmp_path, progress=True)
     where = f"stuck above the entropy of single tokens ({result.unigram_entropy:.2f})"
     said = capfd.readouterr().err.splitlines()
     (line,) = (line for line in said if line.startswith(where))
@@ -233,15 +233,15 @@ def test_the_last_lines_of_a_run(tmp_path):
     known = {"steps": 1, "tokens": 1, "seconds": 1.0, "tokens_per_s": 1.0, "peak_bytes": None, "device": "CPU"}
     scores = {"loss": 6.97, "bits_per_byte": 2.5}
     language = find_task("language")
-    done = Result(state="done", reason=None, scores=scores, unigram_entropy=6.96, stuck=True, **known)
+    done = TrainResult(state="done", reason=None, scores=scores, unigram_entropy=6.96, stuck=True, **known)
     assert ending(done, language, Path("runs/a")) == (
         "done: 6.9700 nats a token, 2.5000 bits a byte\n"
         f"stuck at the entropy of single tokens (6.96): {stuck.ADVICE}\n"
         "run in runs/a"
     )
-    early = Result(state="stuck", reason="stuck at X", scores=scores, unigram_entropy=6.96, stuck=True, **known)
+    early = TrainResult(state="stuck", reason="stuck at X", scores=scores, unigram_entropy=6.96, stuck=True, **known)
     assert ending(early, language, Path("runs/a")).splitlines()[1:] == ["run in runs/a: stuck at X"]
-    failed = Result(state="failed", reason="nan", **known)
+    failed = TrainResult(state="failed", reason="nan", **known)
     assert ending(failed, find_task("images"), Path("runs/a")) == "run in runs/a: nan"
 
 
@@ -250,7 +250,7 @@ def test_results_of_version_0_1_know_nothing_of_it():
         "state": "done", "reason": None, "steps": 1, "tokens": 1, "seconds": 1.0, "tokens_per_s": 1.0,
         "peak_bytes": None, "device": "CPU", "gpu": None, "loss": 2.0, "bits_per_byte": 1.0,
     }  # fmt: skip
-    found = Result.from_dict(old)
+    found = TrainResult.from_dict(old)
     assert (found.stuck, found.first_loss, found.unigram_entropy) == (None, None, None)
     assert found.scores == {"loss": 2.0, "bits_per_byte": 1.0}
 

@@ -86,7 +86,7 @@ def lags(trainer):
 def test_none_takes_every_step(how, text, tmp_path, monkeypatch):
     after_building(monkeypatch, spikes({18, 19}), *how)
     config = config_of(text, trouble="none")
-    result = train(config, tmp_path, shown=False)
+    result = train(config, tmp_path, progress=False)
     assert (result.state, result.steps, result.diverged) == ("done", 20, None)
     assert config.clip == math.inf
     found = summarise(map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines()), config.steps)
@@ -100,7 +100,7 @@ def test_none_takes_every_step(how, text, tmp_path, monkeypatch):
 @pytest.mark.parametrize("how", [(), (lags,)], ids=["at once", "late"])
 def test_a_run_that_becomes_nan_has_diverged(how, text, tmp_path, monkeypatch):
     after_building(monkeypatch, spoils({7}), *how)
-    result = train(config_of(text, trouble="none"), tmp_path, shown=False)
+    result = train(config_of(text, trouble="none"), tmp_path, progress=False)
     assert (result.state, result.diverged) == ("failed", 7)
     assert result.reason == "diverged at step 7: loss is nan"
 

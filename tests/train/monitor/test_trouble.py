@@ -17,7 +17,7 @@ from normlab.train.monitor.trouble import diagnose, keep
 from normlab.train.storage.folder import RunFolder
 from normlab.train.storage.sinks import read_records
 from normlab.train.trainer import Trainer, train
-from normlab.utils.host_copy import Sent
+from normlab.utils.host_copy import HostCopy
 from tests.train.runs import (
     MARK,
     MODEL,
@@ -42,7 +42,7 @@ def lags(trainer: Trainer) -> None:
     trainer.lags = True
 
 
-class SentLate(Sent):
+class SentLate(HostCopy):
     """As from a GPU: nothing is there before somebody has waited for it."""
 
     def __init__(self, values: torch.Tensor):
@@ -85,13 +85,13 @@ def weights_by_step(seen: dict[int, dict[str, torch.Tensor]]):
 def test_a_lagging_host_sees_the_same_run(text, straight, tmp_path, monkeypatch):
     monkeypatch.setattr(trainers, "Sent", SentLate)
     after_building(monkeypatch, lags)
-    assert train(config_of(text), tmp_path / "run", shown=False).state == "done"
+    assert train(config_of(text), tmp_path / "run", progress=False).state == "done"
     same_run(tmp_path / "run", straight)
 
 
 def test_the_last_step_is_judged_too(disturb, text, tmp_path):
     disturb()
-    train(config_of(text, steps=6, evals=0, saves=0), tmp_path, shown=False)
+    train(config_of(text, steps=6, evals=0, saves=0), tmp_path, progress=False)
     assert [record["step"] for record in numbers(tmp_path) if record["kind"] == "step"] == [1, 2, 3, 4, 5, 6]
 
 
@@ -101,7 +101,7 @@ def test_the_last_step_is_judged_too(disturb, text, tmp_path):
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_stop(disturb, value, text, tmp_path):
     disturb(spoils({7}, value=value))
-    result = train(config_of(text, trouble="stop"), tmp_path, shown=False)
+    result = train(config_of(text, trouble="stop"), tmp_path, progress=False)
     assert (result.state, result.steps) == ("failed", 7)
     assert result.reason is not None
     assert result.reason.startswith("step 7: loss is nan")
@@ -116,7 +116,7 @@ def test_stop(disturb, value, text, tmp_path):
 
 def test_the_batch_is_kept(disturb, text, tmp_path):
     disturb(spoils({7}))
-    train(config_of(text, trouble="stop", boundaries="respected", accumulate=2), tmp_path, shown=False)
+    train(config_of(text, trouble="stop", boundaries="respected", accumulate=2), tmp_path, progress=False)
     batch = load_file(tmp_path / "trouble" / "step-00000007.safetensors")
     assert {name: tuple(tensor.shape) for name, tensor in batch.items()} == {
         "inputs": (4, 32), "targets": (4, 32), "documents": (4, 32)
@@ -128,7 +128,7 @@ def test_the_batch_is_kept(disturb, text, tmp_path):
 def test_skip(disturb, text, tmp_path):
     seen: dict[int, dict[str, torch.Tensor]] = {}
     disturb(spoils({7, 12}), weights_by_step(seen))
-    result = train(config_of(text, trouble="skip"), tmp_path, shown=False)
+    result = train(config_of(text, trouble="skip"), tmp_path, progress=False)
     assert (result.state, result.steps) == ("done", 20)
     assert kinds(tmp_path) == [("nonfinite", 7), ("skip", 7), ("nonfinite", 12), ("skip", 12)]
     assert {event["layer"] for event in events(tmp_path, "nonfinite")} == {LAYER}
@@ -146,7 +146,7 @@ def test_late_and_at_once_decide_alike(text, tmp_path, monkeypatch):
     for name, changes in (("at once", []), ("late", [lags])):
         with pytest.MonkeyPatch.context() as patch:
             after_building(patch, spoils({7, 8, 12}), *changes)
-            train(config_of(text, trouble="skip"), tmp_path / name, shown=False)
+            train(config_of(text, trouble="skip"), tmp_path / name, progress=False)
     same_run(tmp_path / "late", tmp_path / "at once")
     assert events(tmp_path / "late") == events(tmp_path / "at once")
 
@@ -154,7 +154,7 @@ def test_late_and_at_once_decide_alike(text, tmp_path, monkeypatch):
 def test_roll_back(disturb, text, straight, tmp_path):
     seen: dict[int, dict[str, torch.Tensor]] = {}
     disturb(spoils({7}), weights_by_step(seen))
-    result = train(config_of(text, trouble="rollback"), tmp_path, shown=False)
+    result = train(config_of(text, trouble="rollback"), tmp_path, progress=False)
     assert (result.state, result.steps) == ("done", 20)
     assert kinds(tmp_path) == [("nonfinite", 7), ("rollback", 7)]
     assert events(tmp_path, "rollback")[0]["detail"] == "from step 7 to step 4"
@@ -175,9 +175,9 @@ def test_rolled_back_weights_are_those_of_the_checkpoint(disturb, text, tmp_path
     seen: dict[int, dict[str, torch.Tensor]] = {}
     with pytest.MonkeyPatch.context() as patch:
         after_building(patch, weights_by_step(first))
-        train(config_of(text), tmp_path / "fine", shown=False)
+        train(config_of(text), tmp_path / "fine", progress=False)
     disturb(spoils({7}), weights_by_step(seen))
-    train(config_of(text, trouble="rollback"), tmp_path / "run", shown=False)
+    train(config_of(text, trouble="rollback"), tmp_path / "run", progress=False)
     # `seen` holds the last time that a step was taken.
     same_tensors(seen[5], first[5])
     assert any(not torch.equal(seen[6][name], first[6][name]) for name in seen[6])
@@ -187,9 +187,9 @@ def test_roll_back_to_where_the_run_was_stopped(disturb, text, tmp_path):
     config = config_of(text, trouble="rollback")
     with pytest.MonkeyPatch.context() as patch:
         after_building(patch, asks_to_stop(6))
-        train(config, tmp_path, shown=False)
+        train(config, tmp_path, progress=False)
     disturb(spoils({7}))
-    assert train(config, tmp_path, shown=False).state == "done"
+    assert train(config, tmp_path, progress=False).state == "done"
     assert kinds(tmp_path) == [("saved", 6), ("resume", 6), ("nonfinite", 7), ("rollback", 7)]
     records = read_records(tmp_path / "metrics.jsonl")
     assert all(record["tokens_per_s"] > 0 for record in records if record["kind"] == "step")
@@ -197,7 +197,7 @@ def test_roll_back_to_where_the_run_was_stopped(disturb, text, tmp_path):
 
 def test_roll_back_at_the_last_step(disturb, text, tmp_path):
     disturb(spoils({20}))
-    result = train(config_of(text, trouble="rollback"), tmp_path, shown=False)
+    result = train(config_of(text, trouble="rollback"), tmp_path, progress=False)
     assert (result.state, result.steps) == ("done", 20)
     assert kinds(tmp_path) == [("nonfinite", 20), ("rollback", 20)]
     assert numbers(tmp_path)[-1]["step"] == 20
@@ -205,14 +205,14 @@ def test_roll_back_at_the_last_step(disturb, text, tmp_path):
 
 def test_roll_back_before_the_first_checkpoint(disturb, text, tmp_path):
     disturb(spoils({2}))
-    assert train(config_of(text, trouble="rollback"), tmp_path, shown=False).state == "done"
+    assert train(config_of(text, trouble="rollback"), tmp_path, progress=False).state == "done"
     assert kinds(tmp_path) == [("nonfinite", 2), ("skip", 2)]
     assert events(tmp_path)[1]["detail"] == "there is no checkpoint to go back to yet"
 
 
 def test_bad_steps_in_a_row_end_the_run(disturb, text, tmp_path):
     disturb(spoils(set(range(5, 100))))
-    result = train(config_of(text, trouble="skip"), tmp_path, shown=False)
+    result = train(config_of(text, trouble="skip"), tmp_path, progress=False)
     assert (result.state, result.steps) == ("failed", 14)
     assert result.reason is not None
     assert "10 bad steps in a row" in result.reason
@@ -224,7 +224,7 @@ def test_bad_steps_in_a_row_end_the_run(disturb, text, tmp_path):
 def test_a_run_does_not_roll_back_for_ever(disturb, text, tmp_path):
     """Every third batch is bad, so that fine steps come in between but no new checkpoint."""
     disturb(spoils(set(range(7, 1000, 3))))
-    result = train(config_of(text, trouble="rollback"), tmp_path, shown=False)
+    result = train(config_of(text, trouble="rollback"), tmp_path, progress=False)
     assert result.state == "failed"
     assert result.reason is not None
     assert "rolled back to step 4 10 times" in result.reason
@@ -234,10 +234,10 @@ def test_a_run_does_not_roll_back_for_ever(disturb, text, tmp_path):
 def test_a_failed_run_can_be_tried_again(text, straight, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         after_building(patch, spoils({7}))
-        assert train(config_of(text), tmp_path / "first", shown=False).state == "done"
-        assert train(config_of(text, trouble="stop"), tmp_path / "run", shown=False).state == "failed"
+        assert train(config_of(text), tmp_path / "first", progress=False).state == "done"
+        assert train(config_of(text, trouble="stop"), tmp_path / "run", progress=False).state == "failed"
     # Without what spoiled it: nothing of the first attempt is left but the checkpoint before.
-    assert train(config_of(text, trouble="stop"), tmp_path / "run", shown=False).state == "done"
+    assert train(config_of(text, trouble="stop"), tmp_path / "run", progress=False).state == "done"
     same_run(tmp_path / "run", straight)
 
 
@@ -246,14 +246,14 @@ def test_weights_that_are_not_finite(text, tmp_path, monkeypatch):
         trainer.model.stack.layers[0].branches[1].down.weight.data[3, 5] = math.nan
 
     after_building(monkeypatch, spoil)
-    result = train(config_of(text), tmp_path, shown=False)
+    result = train(config_of(text), tmp_path, progress=False)
     assert (result.state, result.steps) == ("failed", 10)
     assert {event["layer"] for event in events(tmp_path, "nonfinite")} == {"stack.layers.0.branches.1.down"}
 
 
 def test_a_last_evaluation_that_is_not_finite_is_a_failure(text, tmp_path, monkeypatch):
     monkeypatch.setattr(trainers, "evaluate", lambda *_, **__: {"loss": math.nan, "bits_per_byte": math.nan})
-    result = train(config_of(text), tmp_path, shown=False)
+    result = train(config_of(text), tmp_path, progress=False)
     assert (result.state, result.reason) == ("failed", "step 20: the validation loss is nan")
     assert not (tmp_path / "model.safetensors").exists()
 
@@ -264,7 +264,7 @@ def test_a_last_evaluation_that_is_not_finite_is_a_failure(text, tmp_path, monke
 @pytest.mark.parametrize("policy", ["stop", "skip", "rollback"])
 def test_a_spike(disturb, policy, text, tmp_path):
     disturb(spikes({18}))
-    result = train(config_of(text, trouble=policy, steps=24), tmp_path, shown=False)
+    result = train(config_of(text, trouble=policy, steps=24), tmp_path, progress=False)
     event = events(tmp_path, "spike")[0]
     assert (event["step"], event["layer"]) == (18, event["layer"])
     assert " exceeds " in event["detail"]
@@ -288,7 +288,7 @@ def test_the_device_compares_as_the_host_does(threshold, text, tmp_path, monkeyp
             updates.append((bool(trainer.optimiser.found_inf), loss.item() > threshold))  # type: ignore[attr-defined]
 
     after_building(monkeypatch, one_step)
-    train(config_of(text, steps=1), tmp_path, shown=False)
+    train(config_of(text, steps=1), tmp_path, progress=False)
     assert [device for device, _ in updates] == [host for _, host in updates]
     assert {host for _, host in updates} == {True, False}
 

@@ -1,8 +1,8 @@
 """The contract: what a scheme is, and what it becomes once depth and width are known.
 
 A `Scheme` is a frozen record of options. `bind` ties it to a network, and the `BoundScheme`, sole owner of the
-number of layers, makes the modules and applies the rules. To write a scheme, subclass `Scheme` and say what differs from the
-defaults here; `sublayer` is the only method without one.
+number of layers, makes the modules and applies the rules. To write a scheme, subclass `Scheme` and say what differs
+from the defaults here; `sublayer` is the only method without one.
 """
 
 from __future__ import annotations

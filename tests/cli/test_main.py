@@ -21,7 +21,7 @@ def test_help_does_not_import_torch():
     code = (
         "import sys; sys.argv = ['normlab', '--help']\n"
         "from normlab.cli import main\n"
-        "try: cli.main()\n"
+        "try: main.main()\n"
         "except SystemExit as stop: assert stop.code in (0, None)\n"
         "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     )

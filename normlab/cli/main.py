@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
+from typing import Any
 
 import tyro
 
 from normlab import __version__
-from normlab.cli import flags
 from normlab.cli.bench import bench, bench_kernels, bench_step
 from normlab.cli.check import check
 from normlab.cli.compare import compare, report
+from normlab.cli.defaults import Defaults, refuse_empty_paths
 from normlab.cli.doctor import doctor
 from normlab.cli.schemes import schemes
 from normlab.cli.simulate import simulate
 from normlab.cli.study import study
-from normlab.cli.subcommands import for_task, refuse_empty_paths, verb_kinds
 from normlab.cli.train import export, generate, train
-from normlab.compare.config import CompareConfig
 from normlab.dynamics.experiments import EXPERIMENTS
 from normlab.errors import NormLabError, unknown
-from normlab.train.config import DEFAULT_TASK, TrainConfig
-from normlab.train.tasks import find_task
-from normlab.utils.settings import blamed
 
 _DESCRIPTION = """Choose, check, train and understand how the layers of a Transformer are normalised.
 
@@ -47,22 +44,21 @@ Examples:
 """
 
 
-_VERBS: dict[str, Callable[..., None]] = {
-    "schemes": schemes,
-    "train": train,
-    "compare": compare,
-    "check": check,
-    "simulate": simulate,
-    "study": study,
-    "report": report,
-    "generate": generate,
-    "export": export,
-    "doctor": doctor,
-    "bench": bench,
+def _deferred(verb: Callable[..., None]) -> Callable[..., Callable[[], None]]:
+    """The verb as a function that returns the work and does not do it: errors up to there are errors of the input."""
+
+    @functools.wraps(verb)
+    def call(*arguments: Any, **options: Any) -> Callable[[], None]:
+        return partial(verb, *arguments, **options)
+
+    return call
+
+
+_VERBS = {
+    verb.__name__: _deferred(verb)
+    for verb in (schemes, train, compare, check, simulate, study, report, generate, export, doctor, bench)
 }
-_BENCHES: dict[str, Callable[..., None]] = {"kernels": bench_kernels, "step": bench_step}
-# What a TOML file may set for a verb, besides the fields of the task's model.
-_SETTINGS: dict[str, tuple[type, ...]] = {"train": (TrainConfig,), "compare": (CompareConfig, TrainConfig)}
+_BENCHES = {"kernels": _deferred(bench_kernels), "step": _deferred(bench_step)}
 
 
 def main() -> None:
@@ -72,7 +68,7 @@ def main() -> None:
         print(f"normlab {__version__}")
         return
     try:
-        _run(words)
+        run(words)
     except NormLabError as error:
         print(f"normlab: {error}", file=sys.stderr)
         sys.exit(2)
@@ -83,42 +79,27 @@ def main() -> None:
         sys.exit(0)
 
 
-def _run(words: list[str]) -> None:
-    file: str | None = None
-    stored: TrainConfig | None = None
-    given: list[str] = []
-    refuse_empty_paths(words, {**_BENCHES, **_VERBS})
-    verbs, prog, description, task = _VERBS, "normlab", _DESCRIPTION, find_task(DEFAULT_TASK)
+def run(words: list[str]) -> None:
+    """Parse the words after `normlab` and do what they ask for."""
+    verbs, prog, description = _VERBS, "normlab", _DESCRIPTION
     if words[:1] == ["bench"]:
         verbs, prog, description, words = _BENCHES, "normlab bench", bench.__doc__ or "", words[1:]
-    elif words[:1] and words[0] in _SETTINGS:
-        file, given = flags.value_of(words, "--toml"), words[1:]
-        stored = _stored(flags.value_of(given, "--resume")) if words[0] == "train" else None
-        default_task = DEFAULT_TASK if stored is None else stored.task
-        rest, task = flags.expand(given, _SETTINGS[words[0]], verb_kinds(_VERBS[words[0]]), default_task)
-        words = [words[0], *rest]
-    elif words[:1] == ["simulate"]:
-        named = next((EXPERIMENTS[word] for word in words if word in EXPERIMENTS), None)
-        verbs = {**_VERBS, "simulate": partial(simulate, config=named.defaults)} if named else _VERBS
-    if words and not words[0].startswith("-") and words[0] not in verbs:
-        raise unknown("benchmark" if verbs is _BENCHES else "verb", words[0], verbs)
-    typed = {name: for_task(verb, task, stored) if name in _SETTINGS else verb for name, verb in verbs.items()}
-    refuse_empty_paths(words, verbs)
-    with blamed(file, given):
-        act = tyro.extras.subcommand_cli_from_dict(
-            typed, prog=prog, description=description, args=words, config=(tyro.conf.OmitArgPrefixes,)
-        )
-    if act is not None:
-        act()
-
-
-def _stored(folder: str | None) -> TrainConfig | None:
-    """The configuration of the run that is to be resumed."""
-    if folder is None:
-        return None
-    from normlab.train.storage.folder import RunFolder
-
-    return RunFolder(Path(folder)).config
+    name = next(iter(words), "-")
+    if not name.startswith("-") and name not in verbs:
+        raise unknown("benchmark" if verbs is _BENCHES else "verb", name, verbs)
+    if name in verbs:
+        refuse_empty_paths(verbs[name], words)
+    options: dict[str, Any] = {"prog": prog, "description": description, "args": words}
+    with ExitStack() as errors:
+        if name in ("train", "compare"):
+            defaults = Defaults(verbs[name], words[1:])
+            errors.enter_context(defaults.blamed())
+            verbs, options["registry"] = {**verbs, name: defaults.verb()}, defaults.registry()
+        elif name == "simulate":
+            named = next((EXPERIMENTS[word] for word in words if word in EXPERIMENTS), None)
+            verbs = {**verbs, name: partial(verbs[name], config=named.defaults)} if named else verbs
+        work = tyro.extras.subcommand_cli_from_dict(verbs, **options, config=(tyro.conf.OmitArgPrefixes,))
+    work()
 
 
 if __name__ == "__main__":

@@ -89,7 +89,8 @@ def test_a_preset_comes_before_what_was_typed(parse):
 def test_a_file_comes_between(tmp_path, parse):
     file = tmp_path / "run.toml"
     file.write_text(
-        'preset = "125m"\nlr = 3e-4\n[model]\nbias = true\ndepth = 3\n[data]\ntokens = "20k"\ndata = ["a.txt", "b.txt"]\n'
+        'preset = "125m"\nlr = 3e-4\n[model]\nbias = true\ndepth = 3\n'
+        '[data]\ntokens = "20k"\ndata = ["a.txt", "b.txt"]\n'
     )
     config = parse("train", "--lr", "1e-3", "--toml", str(file)).config
     assert (config.lr, config.data, config.tokens) == (1e-3, ("a.txt", "b.txt"), 20_000)

@@ -15,10 +15,11 @@ from normlab.errors import NormLabError
 from normlab.roles import Role, Spec, find_roles
 from normlab.schemes.catalog.registry import scheme as find_scheme
 from normlab.schemes.contract.blocks import Block, has_hooks
-from normlab.schemes.contract.needs import meet
-from normlab.schemes.contract.parts import Branch, BranchBound, rms_bound_of, see, unbounded
-from normlab.schemes.contract.scheme import BoundScheme, Scheme
-from normlab.utils.uninitialized import FromMeta, all_written
+from normlab.schemes.contract.bound_scheme import BoundScheme
+from normlab.schemes.contract.needs import meet_needs
+from normlab.schemes.contract.parts import Branch, BranchBound, read_state, rms_bound_of, unbounded
+from normlab.schemes.contract.scheme import Scheme
+from normlab.utils.uninitialized import NaNUntilInitialised, require_initialised
 
 
 class Layer(nn.Module):
@@ -43,7 +44,7 @@ class Layer(nn.Module):
         return [partial(first, **to_first), *rest]
 
 
-class Stack(FromMeta):
+class Stack(NaNUntilInitialised):
     """A Transformer's residual stack: `stack(x, **to_attention)` returns the hidden states after the exit.
 
     `blocks` holds one tuple of modules per block (attention, MLP, ...), each of them tensor in, update out. Keyword
@@ -142,7 +143,7 @@ class Stack(FromMeta):
     def _run_on(self, state: torch.Tensor, extras: Sequence[Mapping[str, Any]]) -> torch.Tensor:
         blocks = [layer.block for layer in self.layers]
         afters = [*(block.first_read for block in blocks[1:]), self.exit]  # type: ignore[union-attr]
-        state, seen = see(state, blocks[0].first_read, self.kernels)  # type: ignore[arg-type, union-attr]
+        state, seen = read_state(state, blocks[0].first_read, self.kernels)  # type: ignore[arg-type, union-attr]
         for layer, after, extra in zip(self.layers, afters, extras, strict=True):
             state, seen = layer.run(state, seen, after, **extra)  # type: ignore[operator]
         return seen
@@ -191,7 +192,7 @@ class Stack(FromMeta):
     def _meet_needs(self, blocks: Sequence[Sequence[nn.Module]]) -> None:
         inside = [need for need in self.scheme.needs if not need.in_head]
         for modules in blocks:
-            meet(inside, modules, who=self.scheme.name)
+            meet_needs(inside, modules, who=self.scheme.name)
 
 
 def _branch_count(blocks: Sequence[Sequence[nn.Module]]) -> int:
@@ -210,7 +211,7 @@ def initialise_(module: nn.Module, bound: BoundScheme, roles: Sequence[Role], **
     Matrices and biases start by role, the rest by the `reset_parameters` of their modules.
     """
     made = [part for stack in module.modules() if isinstance(stack, Stack) for part in stack.made]
-    with all_written(module, bound.scheme.name, made):
+    with require_initialised(module, bound.scheme.name, made):
         fill_(module, bound, roles, **options)
 
 

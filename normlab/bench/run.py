@@ -82,7 +82,7 @@ def step(
         raise NormLabError("no GPU here: bench step needs one; try normlab bench kernels --cpu")
     _check_out(out)
     _check_plot(plot)
-    names = [step_bench.YARDSTICK, ("pre", "reference"), *((s, "triton") for s in schemes if s != "pre")]
+    names = [step_bench.BASELINE, ("pre", "reference"), *((s, "triton") for s in schemes if s != "pre")]
     bench = step_bench.Comparison(names, preset=preset, batch=batch, length=length, stream=stream)
     for _ in _track(bench.build(), "compiling", len(names)):
         pass

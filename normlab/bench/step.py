@@ -19,7 +19,7 @@ import torch
 from normlab.bench.timing import measure
 from normlab.errors import NormLabError
 from normlab.models import Decoder, DecoderConfig
-from normlab.models.memory import check_room_to_train
+from normlab.models.memory_check import check_memory_to_train
 
 _CORES = 2
 """CPU cores that one compilation keeps busy."""
@@ -34,7 +34,7 @@ _CONTEXT = 2**29
 Name = tuple[str, str]
 """A scheme and its kind of kernels."""
 
-YARDSTICK: Name = ("pre", "triton")
+BASELINE: Name = ("pre", "triton")
 """Has its turn before and after everybody else's."""
 
 
@@ -124,7 +124,7 @@ class Comparison:
         """Compile all, as many at once as cores and memory allow."""
         for config in self.configs.values():
             options = {"batch": self.batch, "length": self.length, "precision": "bf16", "compiled": True}
-            check_room_to_train(config, torch.device("cuda"), **options)
+            check_memory_to_train(config, torch.device("cuda"), **options)
         # Every contender's compiler would start a worker per core.
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(_CORES))
         todo, busy, most = list(self.configs), {}, self._at_once()
@@ -140,25 +140,25 @@ class Comparison:
     def time(self, repeats: int) -> Iterator[int]:
         """Turns of all, as often as told; gives the number of the repeat whenever all have had theirs."""
         for repeat in range(1, repeats + 1):
-            before = self._rate(YARDSTICK)
+            before = self._rate(BASELINE)
             for name in self.others:
-                rate, after = self._rate(name), self._rate(YARDSTICK)
+                rate, after = self._rate(name), self._rate(BASELINE)
                 self.rates[name].append(rate)
                 self.beside[name].append((before + after) / 2)
-                self.rates[YARDSTICK].append(after)
+                self.rates[BASELINE].append(after)
                 before = after
             yield repeat
 
     def rows(self) -> list[StepRow]:
         """The yardstick first, beside itself."""
-        self.beside[YARDSTICK] = self.rates[YARDSTICK]
+        self.beside[BASELINE] = self.rates[BASELINE]
         return [
-            StepRow(*name, self.rates[name], self.beside[name], self.peaks[name]) for name in (YARDSTICK, *self.others)
+            StepRow(*name, self.rates[name], self.beside[name], self.peaks[name]) for name in (BASELINE, *self.others)
         ]
 
     @property
     def others(self) -> list[Name]:
-        return [name for name in self.configs if name != YARDSTICK]
+        return [name for name in self.configs if name != BASELINE]
 
     def _rate(self, name: Name) -> float:
         self.lines[name].send(True)

@@ -24,7 +24,7 @@ _AT_A_TIME = 2**22
 """Tokens that are counted at a time: numpy widens them to eight bytes each."""
 
 
-def guess_loss(trained: np.ndarray, asked: np.ndarray) -> float:
+def unigram_cross_entropy(trained: np.ndarray, asked: np.ndarray) -> float:
     """Cross-entropy in nats of targets counted in `asked` under the add-one smoothed frequencies of `trained`."""
     guesses = (trained + 1.0) / (trained.sum() + len(trained))
     return float(-(asked * np.log(guesses)).sum() / asked.sum())

@@ -22,7 +22,7 @@ import numpy as np
 from normlab.data.cache import built, key_of, new_folder
 from normlab.errors import NormLabError
 from normlab.utils.files import write_atomically
-from normlab.utils.optional import need
+from normlab.utils.lazy import import_optional
 
 FORMAT = 1
 SUFFIXES = (".png", ".jpg", ".jpeg")
@@ -103,7 +103,7 @@ def _build(files: Sequence[tuple[str, Path]], digests: Sequence[bytes], size: in
 def _write_pixels(
     files: Sequence[tuple[str, Path]], digests: Sequence[bytes], size: int, channels: int, path: Path
 ) -> None:
-    pillow, arrange = (need(name, "vision", "reading images") for name in ("PIL.Image", "PIL.ImageOps"))
+    pillow, arrange = (import_optional(name, "vision", "reading images") for name in ("PIL.Image", "PIL.ImageOps"))
 
     def pixels(number: int) -> bytes:
         _, file = files[number]

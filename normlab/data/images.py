@@ -1,7 +1,7 @@
 """Labelled images made ready for training: handwritten digits that come with scikit-learn, or folders of files.
 
 images = prepare_images(["digits"], size=8, channels=1)      # or folders with one folder for every class
-with Feed(ImageLine(images.train, seed=0), batch=64) as feed:
+with BatchLoader(ImageSamples(images.train, seed=0), batch=64) as feed:
     for batch in feed:                                       # without end: batch.inputs, batch.targets
         ...
 """
@@ -20,7 +20,7 @@ from normlab.data.cache import cache_root, key_of
 from normlab.data.corpus import held_out
 from normlab.data.image_cache import ImageCache, cached_images
 from normlab.errors import NormLabError
-from normlab.utils.optional import need
+from normlab.utils.lazy import import_optional
 
 _DIGITS = "digits"
 _LEVELS = 16
@@ -121,7 +121,7 @@ def _open(data: Sequence[str], size: int, channels: int, root: Path, progress: b
 
 
 def _digits(size: int, channels: int) -> ImageCache:
-    found = need("sklearn.datasets", "vision", "data 'digits'").load_digits()
+    found = import_optional("sklearn.datasets", "vision", "data 'digits'").load_digits()
     ink = found.images.astype(np.uint8)
     if (size, channels) != (ink.shape[1], 1):
         raise NormLabError(

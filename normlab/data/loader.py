@@ -9,16 +9,16 @@ import numpy as np
 import torch
 
 from normlab.choices import Boundaries
+from normlab.data.batch_loader import IGNORED, Batch, BatchLoader, check_places, to_device
 from normlab.data.corpus import Tokens
-from normlab.data.feed import IGNORED, Batch, Feed, check_places, moved
 from normlab.data.masking import Masking
 from normlab.data.windows import Stream, Window, Windows
 from normlab.errors import NormLabError, unknown
 
-__all__ = ["IGNORED", "Batch", "Loader", "TextLine", "evaluation_batches"]
+__all__ = ["IGNORED", "Batch", "Loader", "TextSamples", "evaluation_batches"]
 
 
-class TextLine:
+class TextSamples:
     """The windows of all epochs, a function of the corpus, `length` and `seed` alone (`windows.py`).
 
     `boundaries="respected"` adds the document of every token for attention that stays within documents; the tokens are
@@ -51,8 +51,8 @@ class TextLine:
         return _batch(rows, self._respected)
 
 
-class Loader(Feed):
-    """Batches of text, without end: a `Feed` of the windows of some tokens."""
+class Loader(BatchLoader):
+    """Batches of text, without end: a `BatchLoader` of the windows of some tokens."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Loader(Feed):
         masking: Masking | None = None,
         **places: Any,
     ):
-        line = TextLine(tokens, length=length, seed=seed, boundaries=boundaries, masking=masking)
+        line = TextSamples(tokens, length=length, seed=seed, boundaries=boundaries, masking=masking)
         super().__init__(line, batch=batch, **places)
 
 
@@ -97,7 +97,7 @@ def evaluation_batches(
         rows = _padded(stream, number * length, length, batch, total)
         if masking is not None:
             rows = masking.hide(rows, np.arange(number, number + batch))
-        yield moved(_batch(rows, boundaries == "respected"), torch.device(device))
+        yield to_device(_batch(rows, boundaries == "respected"), torch.device(device))
 
 
 def _padded(stream: Stream, begin: int, length: int, batch: int, total: int) -> Window:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from normlab.data.feed import IGNORED
-from normlab.data.windows import Window, mixed
+from normlab.data.batch_loader import IGNORED
+from normlab.data.windows import Window, mix_hash
 from normlab.errors import NormLabError
 
 _MASKED, _RANDOM = 0.8, 0.9
@@ -52,7 +52,7 @@ class Masking:
 
     def _chances(self, numbers: np.ndarray, length: int) -> list[np.ndarray]:
         """Three numbers in [0, 1) for every token."""
-        key = mixed("masking", self.seed)
-        windows = mixed(key, numbers.astype(np.uint64))[:, None]
-        tokens = mixed(windows, np.arange(length, dtype=np.uint64)[None])
-        return [(mixed(tokens, np.uint64(k)) >> np.uint64(11)) * 2.0**-53 for k in range(3)]
+        key = mix_hash("masking", self.seed)
+        windows = mix_hash(key, numbers.astype(np.uint64))[:, None]
+        tokens = mix_hash(windows, np.arange(length, dtype=np.uint64)[None])
+        return [(mix_hash(tokens, np.uint64(k)) >> np.uint64(11)) * 2.0**-53 for k in range(3)]

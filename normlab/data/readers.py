@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from normlab.errors import NormLabError
-from normlab.utils.optional import need
+from normlab.utils.lazy import import_optional
 
 SUFFIXES = (".txt", ".md", ".py", ".tex", ".jsonl", ".parquet")
 COMPRESSIONS = (".gz", ".xz", ".zst")
@@ -122,7 +122,7 @@ def _document(id_: str, text: str) -> Iterator[Document]:
 def _parts(file: IO[bytes], path: Path) -> Iterator[bytes]:
     """What the file holds, decompressed, piece by piece."""
     if path.suffix == ".zst":
-        return _zstd_parts(file, need("zstandard", "zstd", f"reading {path.name}"))
+        return _zstd_parts(file, import_optional("zstandard", "zstd", f"reading {path.name}"))
     opened = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, lambda plain: plain)(file)
     return iter(lambda: opened.read(CHUNK_BYTES), b"")
 
@@ -240,8 +240,8 @@ def _decode(raw: bytes, name: str, line: int) -> str:
 
 
 def _table(path: Path, name: str, field: str) -> Iterator[TextChunk]:
-    parquet = need("pyarrow.parquet", "parquet", f"reading {name}")
-    arrow = need("pyarrow", "parquet", f"reading {name}")
+    parquet = import_optional("pyarrow.parquet", "parquet", f"reading {name}")
+    arrow = import_optional("pyarrow", "parquet", f"reading {name}")
     try:
         with parquet.ParquetFile(path) as file:
             columns = file.schema_arrow.names

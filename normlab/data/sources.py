@@ -20,7 +20,7 @@ from typing import Any
 
 from normlab.data.readers import COMPRESSIONS, SUFFIXES, Document, TextChunk, kind, read, read_python, table_size, texts
 from normlab.errors import NormLabError
-from normlab.utils.optional import need
+from normlab.utils.lazy import import_optional
 
 _HIDDEN = re.compile(r"\..*")
 # In the standard library: other people's code, tests, what was compiled, settings of this one build.
@@ -211,7 +211,7 @@ def _hub(spec: str) -> Source:
             f"{spec!r} is no dataset; expected hf:NAME[:CONFIG][@SPLIT][#FIELD], e.g. hf:roneneldan/TinyStories"
         )
     name, config, split, field = match.group("name", "config", "split", "field")
-    datasets = need("datasets", "hf", spec)
+    datasets = import_optional("datasets", "hf", spec)
     try:
         rows = datasets.load_dataset(name, config, split=split or "train")
     except Exception as error:  # the package raises whatever its many parts raise

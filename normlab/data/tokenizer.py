@@ -19,7 +19,7 @@ import numpy as np
 
 from normlab.errors import NormLabError
 from normlab.utils.files import write_atomically
-from normlab.utils.optional import need
+from normlab.utils.lazy import import_optional
 
 END = "<|endoftext|>"
 _ENDS = (END, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<|im_end|>", "[SEP]")
@@ -233,4 +233,4 @@ def _byte_characters() -> list[str]:
 
 
 def _tokenizers(what: str) -> Any:
-    return need("tokenizers", "bpe", f"tokenizer {what}")
+    return import_optional("tokenizers", "bpe", f"tokenizer {what}")

@@ -87,10 +87,10 @@ def shuffled(count: int, seed: int, epoch: int, what: str) -> np.ndarray:
 
     Our own and not numpy's generator, whose stream may change between versions: a run must resume on another machine.
     """
-    return np.argsort(mixed(what, seed, epoch, np.arange(count, dtype=np.uint64)), kind="stable")
+    return np.argsort(mix_hash(what, seed, epoch, np.arange(count, dtype=np.uint64)), kind="stable")
 
 
-def mixed(*parts: str | int | np.ndarray | np.uint64) -> np.ndarray:
+def mix_hash(*parts: str | int | np.ndarray | np.uint64) -> np.ndarray:
     """A hash of what it is for and of some numbers, arrays among them: equal parts give equal bits on every machine."""
     key = np.zeros(1, np.uint64)
     for part in parts:

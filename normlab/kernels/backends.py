@@ -10,7 +10,7 @@ import torch
 
 from normlab.choices import Kernels
 from normlab.errors import NormLabError, unknown
-from normlab.kernels.compiler import announce
+from normlab.kernels.compiler import register_fallbacks
 
 MAX_DIM = 16384
 """Widest row that one Triton program holds in registers."""
@@ -23,7 +23,7 @@ def choose(requested: str, tensor: torch.Tensor) -> Literal["reference", "triton
     """The backend for a step on `tensor`."""
     chosen = _choose(requested, tensor)
     if chosen == "triton":
-        announce()
+        register_fallbacks()
     return chosen
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 
-def remember() -> None:
+def cache_autograd_functions() -> None:
     """Let the next process take what this one compiles. The compiler keeps its results anyhow, but for graphs with
     an `autograd.Function`, which it holds back until its makers have tried that on more models (pytorch#149751).
     """
@@ -21,13 +21,13 @@ def remember() -> None:
         setattr(config, name, True)
 
 
-def announce() -> None:
+def register_fallbacks() -> None:
     """Call this where an operator of ours may be traced; outside a compilation it costs nothing."""
     if torch.compiler.is_compiling():
-        _announce()
+        _register_fallbacks()
 
 
-def _announce() -> bool:
+def _register_fallbacks() -> bool:
     from torch._inductor.lowering import lowerings, make_fallback, tag_to_layout_constraint
     from torch._library.utils import get_layout_constraint_tag
 
@@ -41,7 +41,7 @@ def _announce() -> bool:
 
 # Dynamo runs such a function while it traces, and forgets it. This is all that `torch.compiler.assume_constant_result`
 # does, but that imports the compiler, which takes as long as torch itself.
-_announce._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_register_fallbacks._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _operators() -> list[torch._ops.OpOverload]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from normlab.models.decoder import Decoder
     from normlab.models.encoder import Encoder
-    from normlab.models.estimate import Memory
+    from normlab.models.estimate import MemoryEstimate
     from normlab.models.transformer import Transformer
     from normlab.schemes.contract.scheme import Scheme
 
@@ -161,11 +161,11 @@ class TransformerConfig:
 
         return flops_per_token(self, length or self.sequence)
 
-    def memory(self, batch: int, length: int | None = None, *, precision: str = "bf16") -> Memory:
+    def memory(self, batch: int, length: int | None = None, *, precision: str = "bf16") -> MemoryEstimate:
         """Memory for one training step with AdamW, in bytes by what it is spent on."""
-        from normlab.models.estimate import memory
+        from normlab.models.estimate import training_memory
 
-        return memory(self, batch, length or self.sequence, precision)
+        return training_memory(self, batch, length or self.sequence, precision)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, the scheme as its text; the class reads them back as arguments."""

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from normlab.errors import NormLabError
-from normlab.kernels.softmax_slope import log_probabilities, of_targets, softmax_slope_
+from normlab.kernels.cross_entropy_gradient import cross_entropy_gradient_, log_probabilities, of_targets
 from normlab.models.sublayer import product_dtype, scale_rows
 from normlab.norms import widen
 from normlab.schemes.contract.parts import channel_factor
@@ -95,7 +95,7 @@ class _Chunked(torch.autograd.Function):
         for h, target in _chunks(hidden, targets, rows):
             h = h.to(dtype)
             options = {"z_loss": z_loss, "ignore_index": ignore, "kernels": kernels}
-            slope, normaliser, log_p = softmax_slope_(h @ matrix.T, target, **options)
+            slope, normaliser, log_p = cross_entropy_gradient_(h @ matrix.T, target, **options)
             sums.append(_sums(normaliser, log_p, target, ignore))
             for_hidden.append((slope @ matrix).to(hidden.dtype))
             _add_product_(for_weight, slope, h)

@@ -47,7 +47,7 @@ def flops_per_token(config: TransformerConfig, length: int) -> int:
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryEstimate:
     """Bytes that one training step takes, by what they are spent on."""
 
     weights: int
@@ -65,7 +65,7 @@ class Memory:
         """The fullest moment. The loss is done with before other weights have gradients, so the two do not add up."""
         return self.weights + self.optimiser + self.activations + max(self.gradients + self.recomputed, self.loss)
 
-    def compiled(self) -> Memory:
+    def compiled(self) -> MemoryEstimate:
         """The same where the model is compiled and its kernels are Triton's: what is kept is about half."""
         if self.recomputed:
             # What checkpoints keep are inputs of blocks, of which the compiler sees no other half.
@@ -77,7 +77,7 @@ class Memory:
         return f"{self.total / 2**30:.2f} GiB at most ({parts})"
 
 
-def memory(config: TransformerConfig, batch: int, length: int, precision: str) -> Memory:
+def training_memory(config: TransformerConfig, batch: int, length: int, precision: str) -> MemoryEstimate:
     """fp32 weights, gradients and two moments, and what autograd keeps in eager PyTorch; compiled it keeps less."""
     if precision not in _PRECISIONS:
         raise unknown("precision", precision, _PRECISIONS)
@@ -86,7 +86,7 @@ def memory(config: TransformerConfig, batch: int, length: int, precision: str) -
     if config.checkpointing:
         plain = _kept_activations(dataclasses.replace(config, checkpointing=False), batch, length, precision)
         recomputed = (plain - kept) // config.depth
-    return Memory(
+    return MemoryEstimate(
         weights=weights,
         optimiser=2 * weights,
         activations=kept,

@@ -10,7 +10,6 @@ from torch import nn
 
 from normlab.errors import NormLabError
 from normlab.models.config import TokenConfig
-from normlab.models.documents import document_mask, document_positions
 from normlab.models.head import Head
 from normlab.models.rotary import rotary_table
 from normlab.models.transformer import Transformer
@@ -79,3 +78,21 @@ class TokenModel(Transformer):
 
 def _table_dtype(state: torch.Tensor) -> torch.dtype:
     return torch.float64 if state.dtype == torch.float64 else torch.float32
+
+
+def document_positions(documents: torch.Tensor) -> torch.Tensor:
+    """Positions that start again at zero with every document; `documents` (B, T) holds one number per document."""
+    index = torch.arange(documents.shape[-1], device=documents.device).expand_as(documents)
+    begins = torch.ones_like(documents, dtype=torch.bool)
+    begins[..., 1:] = documents[..., 1:] != documents[..., :-1]
+    start = torch.where(begins, index, torch.zeros_like(index)).cummax(-1).values
+    return index - start
+
+
+def document_mask(documents: torch.Tensor, *, causal: bool = True) -> torch.Tensor:
+    """(B, 1, T, T), True where a query may look: at its own document, and no further than itself where it is causal."""
+    T = documents.shape[-1]
+    same = documents.unsqueeze(-1) == documents.unsqueeze(-2)
+    if causal:
+        same = same & torch.ones(T, T, dtype=torch.bool, device=documents.device).tril()
+    return same.unsqueeze(-3)

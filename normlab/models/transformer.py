@@ -17,9 +17,9 @@ from normlab.models.head import Head
 from normlab.models.mlp import MLP
 from normlab.models.moe import MoE
 from normlab.roles import Role, find_roles
-from normlab.schemes.contract.needs import meet
+from normlab.schemes.contract.needs import meet_needs
 from normlab.stack import Stack, initialise_
-from normlab.utils.uninitialized import FromMeta
+from normlab.utils.uninitialized import NaNUntilInitialised
 
 _MANY_BLOCKS = 1000
 """Depth from which even the modules without weights take minutes: memory is looked at first."""
@@ -46,7 +46,7 @@ def sublayers(config: TransformerConfig) -> tuple[nn.Module, nn.Module]:
     return attention, moe
 
 
-class Transformer(FromMeta, ABC):
+class Transformer(NaNUntilInitialised, ABC):
     """A model: `model(inputs)` returns logits, `model.loss(inputs, targets)` what to train on.
 
     It is always laid out on the meta device first and initialised in one pass by role, so that building it there and
@@ -61,9 +61,9 @@ class Transformer(FromMeta, ABC):
         self.config = config
         target = torch.device(device) if device is not None else torch.get_default_device()
         if config.depth > _MANY_BLOCKS:
-            from normlab.models.memory import check_room_to_build
+            from normlab.models.memory_check import check_memory_to_build
 
-            check_room_to_build(config, target)
+            check_memory_to_build(config, target)
         with torch.device("meta"):
             self.embedding = self._new_embedding()
             self.stack = Stack(
@@ -76,7 +76,7 @@ class Transformer(FromMeta, ABC):
             )
             self.head = self._new_head()
             scheme = self.stack.scheme
-            meet([need for need in scheme.needs if need.in_head], [self.head], who=scheme.name)
+            meet_needs([need for need in scheme.needs if need.in_head], [self.head], who=scheme.name)
         if target.type != "meta":
             self.to_empty(device=target)
             self.init_()
@@ -136,7 +136,7 @@ class Transformer(FromMeta, ABC):
         """What to report: the mean cross-entropy alone."""
         return self._cross_entropy(self.features(inputs, **options), targets).loss
 
-    def graded(self, inputs: torch.Tensor, targets: torch.Tensor, **options: Any) -> torch.Tensor:
+    def loss_and_accuracy(self, inputs: torch.Tensor, targets: torch.Tensor, **options: Any) -> torch.Tensor:
         """What to report of a model that names one answer: (mean cross-entropy, share of targets that it names)."""
         features = self.features(inputs, **options)
         found = self._cross_entropy(features, targets)

@@ -12,10 +12,12 @@ from torch import nn
 from normlab.errors import NormLabError
 from normlab.roles import Role, xavier_std
 from normlab.schemes.contract.blocks import Block
-from normlab.schemes.contract.law import Law, Value, on_sphere, warmth
+from normlab.schemes.contract.bound_scheme import BoundScheme
+from normlab.schemes.contract.law import Law, Value, on_sphere, squared_radius
 from normlab.schemes.contract.learnt import main_gains
 from normlab.schemes.contract.parts import AddNorm, Step
-from normlab.schemes.contract.scheme import BoundScheme, Scheme, Site
+from normlab.schemes.contract.scheme import Scheme
+from normlab.schemes.contract.site import Site
 
 _SCALED = ("v", "o", "gate", "up", "down")
 
@@ -89,7 +91,7 @@ class DeepNorm(Scheme):
         alpha = self.skip_weight(2.0 * depth, depth)
         return Law(
             speed=lambda m: torch.full_like(m.radius, alpha),
-            temperature=warmth(gain),
+            temperature=squared_radius(gain),
             values=(gain,),
             rms=on_sphere,
             forward="bounded",

@@ -16,10 +16,12 @@ from normlab.kernels import backends
 from normlab.kernels.geodesic import NO_STATE, SMOOTH, Order, angle_rate, geodesic_pair, geodesic_step
 from normlab.norms import widen
 from normlab.schemes.contract.blocks import Block
+from normlab.schemes.contract.bound_scheme import BoundScheme
 from normlab.schemes.contract.law import Law, Motion, Value, on_sphere
 from normlab.schemes.contract.learnt import first_steps, mean
-from normlab.schemes.contract.parts import Constant, Step, ToSphere, Write, see
-from normlab.schemes.contract.scheme import BoundScheme, Scheme, Site
+from normlab.schemes.contract.parts import ConstantScale, Step, ToSphere, Write, read_state
+from normlab.schemes.contract.scheme import Scheme
+from normlab.schemes.contract.site import Site
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +139,7 @@ class Geodesic(Write):
         self, decay: float, max_angle: float, *, learned: bool, second_clamp: bool, order: Order, portion: float
     ):
         super().__init__()
-        self.decay = Constant(decay)
+        self.decay = ConstantScale(decay)
         self.max_angle, self.second_clamp, self.order, self.portion = max_angle, second_clamp, order, portion
         self.a = nn.Parameter(torch.empty(1, dtype=torch.float32)) if learned else None
         self.b = nn.Parameter(torch.empty(1, dtype=torch.float32)) if learned else None
@@ -151,13 +153,13 @@ class Geodesic(Write):
     def forward(self, state: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
         return geodesic_step(state, update, **self._options(), kernels="reference")
 
-    def settle(
+    def write_and_read(
         self, state: torch.Tensor, update: torch.Tensor, shape: nn.Module, read: nn.Module, kernels: str
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if backends.choose(kernels, state) != "triton" or not isinstance(shape, nn.Identity):
-            return super().settle(state, update, shape, read, kernels)
+            return super().write_and_read(state, update, shape, read, kernels)
         state, seen = geodesic_pair(state, update, **self._options(), kernels=kernels)
-        return (state, seen) if isinstance(read, nn.Identity) else see(state, read, kernels)
+        return (state, seen) if isinstance(read, nn.Identity) else read_state(state, read, kernels)
 
     def _options(self) -> dict[str, Any]:
         a, b = self._map()

@@ -12,11 +12,13 @@ from torch import nn
 from normlab.errors import NormLabError
 from normlab.roles import OUTPUTS, Role
 from normlab.schemes.contract.blocks import Block
-from normlab.schemes.contract.law import Law, Value, warmth
+from normlab.schemes.contract.bound_scheme import BoundScheme
+from normlab.schemes.contract.law import Law, Value, squared_radius
 from normlab.schemes.contract.learnt import main_gains
 from normlab.schemes.contract.needs import Need
 from normlab.schemes.contract.parts import Add, AddNorm, Step
-from normlab.schemes.contract.scheme import BoundScheme, Scheme, Site
+from normlab.schemes.contract.scheme import Scheme
+from normlab.schemes.contract.site import Site
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +75,7 @@ class Hybrid(Scheme):
         gain = Value("gain", 1.0).learnt(main_gains(blocks))
         return Law(
             speed=lambda m: torch.ones_like(m.radius),
-            temperature=warmth(gain),
+            temperature=squared_radius(gain),
             values=(gain,),
             rms=self._rms,
             forward="bounded",

@@ -11,10 +11,12 @@ from torch import nn
 
 from normlab.errors import NormLabError, unknown
 from normlab.schemes.contract.blocks import Block
+from normlab.schemes.contract.bound_scheme import BoundScheme
 from normlab.schemes.contract.law import Law, Value
 from normlab.schemes.contract.learnt import main_gains
 from normlab.schemes.contract.parts import Add, AddNorm, Step
-from normlab.schemes.contract.scheme import BoundScheme, Scheme, Site
+from normlab.schemes.contract.scheme import Scheme
+from normlab.schemes.contract.site import Site
 
 _RULES = ("sublayers", "blocks", "sqrt")
 

@@ -11,8 +11,9 @@ from normlab.errors import NormLabError
 from normlab.schemes.contract.blocks import Block
 from normlab.schemes.contract.law import Law, Value
 from normlab.schemes.contract.learnt import branch_factors
-from normlab.schemes.contract.parts import Add, Scale, Step
-from normlab.schemes.contract.scheme import Scheme, Site
+from normlab.schemes.contract.parts import Add, LearnedScale, Step
+from normlab.schemes.contract.scheme import Scheme
+from normlab.schemes.contract.site import Site
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +44,7 @@ class LayerScale(Scheme):
             raise NormLabError(f"layerscale: gamma must be finite, got {self.gamma}; try 0.1")
 
     def sublayer(self, site: Site) -> Step:
-        gamma = Scale(1 if self.scalar else site.dim, self.gamma)
+        gamma = LearnedScale(1 if self.scalar else site.dim, self.gamma)
         return Step(Add(site.dt), read=self.new_norm(site.dim), shape=gamma)
 
     def law(self, depth: int, blocks: Sequence[Block] = ()) -> Law:

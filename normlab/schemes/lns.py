@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from normlab.errors import NormLabError
 from normlab.schemes.contract.law import Law
-from normlab.schemes.contract.parts import Add, Chain, Constant, Step
-from normlab.schemes.contract.scheme import Scheme, Site
+from normlab.schemes.contract.parts import Add, BoundedSequential, ConstantScale, Step
+from normlab.schemes.contract.scheme import Scheme
+from normlab.schemes.contract.site import Site
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +38,8 @@ class LNS(Scheme):
             raise NormLabError("lns scales by depth already; its authors warn against depth_init, leave it off")
 
     def sublayer(self, site: Site) -> Step:
-        shrink = Constant(1.0 / math.sqrt(site.time + 1.0))
-        return Step(Add(site.dt), read=Chain(self.new_norm(site.dim), shrink))
+        shrink = ConstantScale(1.0 / math.sqrt(site.time + 1.0))
+        return Step(Add(site.dt), read=BoundedSequential(self.new_norm(site.dim), shrink))
 
     def law(self, depth: int) -> Law:
         return Law(

@@ -10,10 +10,11 @@ import torch
 
 from normlab.errors import NormLabError
 from normlab.schemes.contract.blocks import Block
-from normlab.schemes.contract.law import Law, Value, warmth
+from normlab.schemes.contract.law import Law, Value, squared_radius
 from normlab.schemes.contract.learnt import main_gains
 from normlab.schemes.contract.parts import Add, AddNorm, Step
-from normlab.schemes.contract.scheme import Scheme, Site
+from normlab.schemes.contract.scheme import Scheme
+from normlab.schemes.contract.site import Site
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +61,7 @@ class Mix(Scheme):
         return Law(
             speed=lambda m: torch.where(m.time < switch, torch.ones_like(m.radius), unit * m.radius),
             radial=lambda m: torch.where(m.time < switch, torch.zeros_like(m.radius), m.radial / unit),
-            temperature=warmth(gain),
+            temperature=squared_radius(gain),
             values=(gain,),
             switches=(float(switch),),
             rms=lambda i: math.sqrt(1 + max(0, i - 2 * switch)),

@@ -11,7 +11,8 @@ from normlab.schemes.contract.blocks import Block
 from normlab.schemes.contract.law import Law, Value
 from normlab.schemes.contract.learnt import branch_factors
 from normlab.schemes.contract.parts import Add, Step
-from normlab.schemes.contract.scheme import Scheme, Site
+from normlab.schemes.contract.scheme import Scheme
+from normlab.schemes.contract.site import Site
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,10 +12,12 @@ from torch import nn
 
 from normlab.errors import NormLabError
 from normlab.schemes.contract.blocks import Block
+from normlab.schemes.contract.bound_scheme import BoundScheme
 from normlab.schemes.contract.law import Law, Motion, Value
 from normlab.schemes.contract.learnt import branch_factors
 from normlab.schemes.contract.parts import Add, Step
-from normlab.schemes.contract.scheme import BoundScheme, Scheme, Site
+from normlab.schemes.contract.scheme import Scheme
+from normlab.schemes.contract.site import Site
 
 
 @dataclass(frozen=True, kw_only=True)

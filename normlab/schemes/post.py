@@ -11,10 +11,12 @@ from torch import nn
 
 from normlab.roles import Role, xavier_std
 from normlab.schemes.contract.blocks import Block
-from normlab.schemes.contract.law import Law, Value, on_sphere, warmth
+from normlab.schemes.contract.bound_scheme import BoundScheme
+from normlab.schemes.contract.law import Law, Value, on_sphere, squared_radius
 from normlab.schemes.contract.learnt import main_gains
 from normlab.schemes.contract.parts import AddNorm, Step
-from normlab.schemes.contract.scheme import BoundScheme, Scheme, Site
+from normlab.schemes.contract.scheme import Scheme
+from normlab.schemes.contract.site import Site
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +52,7 @@ class Post(Scheme):
         gain = Value("gain", 1.0).learnt(main_gains(blocks))
         return Law(
             speed=lambda m: torch.ones_like(m.radius),
-            temperature=warmth(gain),
+            temperature=squared_radius(gain),
             values=(gain,),
             rms=on_sphere,
             forward="bounded",

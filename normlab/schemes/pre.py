@@ -12,9 +12,11 @@ from torch import nn
 from normlab.errors import NormLabError
 from normlab.norms import Norm, rms, widen
 from normlab.roles import OUTPUTS, Role
+from normlab.schemes.contract.bound_scheme import BoundScheme
 from normlab.schemes.contract.law import Law
 from normlab.schemes.contract.parts import Add, Step, Write, factor
-from normlab.schemes.contract.scheme import BoundScheme, Scheme, Site
+from normlab.schemes.contract.scheme import Scheme
+from normlab.schemes.contract.site import Site
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,10 +13,12 @@ from torch import nn
 from normlab.choices import Topology
 from normlab.roles import OUTPUTS, Role
 from normlab.schemes.contract.blocks import Block
-from normlab.schemes.contract.law import Law, Value, on_sphere, warmth
+from normlab.schemes.contract.bound_scheme import BoundScheme
+from normlab.schemes.contract.law import Law, Value, on_sphere, squared_radius
 from normlab.schemes.contract.learnt import first_gains, main_gains
-from normlab.schemes.contract.parts import AddNorm, Branch, BranchBound, Step, ToSphere, propose
-from normlab.schemes.contract.scheme import BoundScheme, Scheme, Site
+from normlab.schemes.contract.parts import AddNorm, Branch, BranchBound, Step, ToSphere, call_branch
+from normlab.schemes.contract.scheme import Scheme
+from normlab.schemes.contract.site import Site
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +82,7 @@ class SpanNorm(Scheme):
         return Law(
             # N₂(x + γ₁ n(x + A)) with ‖x‖ = γ₂: γ₁ of γ₂ + γ₁ parts turn.
             speed=lambda m: (1.0 + outer(m.time) / inner(m.time)) * torch.ones_like(m.radius),
-            temperature=warmth(outer),
+            temperature=squared_radius(outer),
             values=(inner, outer),
             mlp="identity",
             rms=on_sphere,
@@ -99,7 +101,7 @@ class SpanBlock(Block):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         kernels, written = self.usable_kernels(), state
         for (step, branch), read in zip(self.pairs(branches), self.reads(after), strict=True):
-            written, seen = step.write.settle(state, propose(branch, seen), step.shape, read, kernels)
+            written, seen = step.write.write_and_read(state, call_branch(branch, seen), step.shape, read, kernels)
         return written, seen
 
     def rms_bound(self, state: float, branches: Sequence[BranchBound]) -> float:

@@ -107,4 +107,4 @@ def check_compile(scheme: Scheme, blocks: int = 12) -> None:
     torch._dynamo.reset()
     # The same operations in another order: some hundred roundings.
     require(torch.allclose(found, expected, rtol=1e-10, atol=1e-10), "compiled blocks compute another function")
-    require(len(graphs) <= 3, "every block is compiled anew: keep depth constants in normlab.schemes.Constant")
+    require(len(graphs) <= 3, "every block is compiled anew: keep depth constants in normlab.schemes.ConstantScale")

@@ -21,7 +21,7 @@ from normlab.utils.files import save
 T = TypeVar("T")
 
 
-class Kept:
+class StoredResult:
     """A result that is written to a file and read back: a dataclass with a field `schema`, its version."""
 
     what: ClassVar[str]

@@ -1,8 +1,8 @@
-"""NaN in every tensor that has memory but no value yet, and an error for what initialisation did not write.
+"""Detect parameters that initialisation did not write, by filling uninitialised memory with NaN.
 
 `to_empty` gives a module from the meta device memory that holds whatever was there before. A parameter that nobody
-initialises would be trained from there. `FromMeta` fills such tensors with NaN; `all_written` raises where NaN is left
-after initialisation. A checkpoint may be loaded in place of initialising: nothing is checked then.
+initialises would be trained from there. `NaNUntilInitialised` fills such tensors with NaN; `require_initialised` raises
+where NaN is left after initialisation. Loading a checkpoint in place of initialising checks nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import nn
 from normlab.errors import NormLabError
 
 
-class FromMeta(nn.Module):
+class NaNUntilInitialised(nn.Module):
     """A module whose tensors are NaN when they leave the meta device, until something writes them."""
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
@@ -37,7 +37,7 @@ def poison_(tensor: torch.Tensor) -> None:
 
 
 @contextmanager
-def all_written(module: nn.Module, who: str, made: Sequence[nn.Module]) -> Iterator[None]:
+def require_initialised(module: nn.Module, who: str, made: Sequence[nn.Module]) -> Iterator[None]:
     """Around an initialisation: raise if it leaves a parameter of `module` unwritten.
 
     `made` are the modules of the scheme, whose tensors are poisoned first: they must have a rule of their own to start
@@ -48,10 +48,10 @@ def all_written(module: nn.Module, who: str, made: Sequence[nn.Module]) -> Itera
             poison_(tensor)
     yield
     for part in (module, *made):
-        refuse_unwritten(part, who, module)
+        refuse_uninitialised(part, who, module)
 
 
-def refuse_unwritten(part: nn.Module, who: str, root: nn.Module, *, recurse: bool = True) -> None:
+def refuse_uninitialised(part: nn.Module, who: str, root: nn.Module, *, recurse: bool = True) -> None:
     """Raise, naming the first one, if a parameter in `part` holds NaN; of a scheme's part, a buffer as well."""
     of_scheme = part is not root
     tensors = [*part.parameters(recurse), *(part.buffers(recurse) if of_scheme else ())]
@@ -94,5 +94,5 @@ def _places(module: nn.Module) -> Iterator[tuple[dict[str, Any], str]]:
     for table in (module._parameters, module._buffers):
         yield from ((table, name) for name, tensor in table.items() if tensor is not None)
     for child in module.children():
-        if not isinstance(child, FromMeta):
+        if not isinstance(child, NaNUntilInitialised):
             yield from _places(child)

@@ -21,8 +21,9 @@ from normlab.norms import Norm
 from normlab.probes.blocks import walk
 from normlab.schemes.catalog.registry import find, list_schemes
 from normlab.schemes.contract.blocks import Block, ParallelBlock, SerialBlock
+from normlab.schemes.contract.bound_scheme import BoundScheme
 from normlab.schemes.contract.parts import Add, AddNorm
-from normlab.schemes.contract.scheme import BoundScheme, Scheme
+from normlab.schemes.contract.scheme import Scheme
 from normlab.stack import Stack
 from normlab.utils.text import counted
 

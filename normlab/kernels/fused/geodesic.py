@@ -238,7 +238,7 @@ def backward(
             HAS_A=a is not None, HAS_B=b is not None, SECOND=second_clamp, DECAY_FIRST=decay_first,
             NO_STATE=NO_STATE, FLOOR=FLOOR, SMOOTH=SMOOTH, num_warps=tile.warps,
         )  # fmt: skip
-    return dx, dg, partials.add_up(partial).flatten()
+    return dx, dg, partials.sum_partials(partial).flatten()
 
 
 def _pointer(scalar: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:

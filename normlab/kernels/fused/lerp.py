@@ -87,7 +87,7 @@ def lerp_backward(
             sweep.stages,
             num_warps=plan.warps,
         )
-    return dh, dg, partials.add_up(partial[None])[0].to(alpha.dtype)
+    return dh, dg, partials.sum_partials(partial[None])[0].to(alpha.dtype)
 
 
 def unit_rows_(weight: torch.Tensor, axis: int) -> None:

@@ -27,7 +27,7 @@ def _sum(partial_ptr, total_ptr, programs, dim, ROWS: tl.constexpr, COLUMNS: tl.
     tl.store(total_ptr + part * dim + column, tl.sum(values, axis=0), mask=column < dim)
 
 
-def add_up(partials: torch.Tensor) -> torch.Tensor:
+def sum_partials(partials: torch.Tensor) -> torch.Tensor:
     """(parts, programs, D) fp32 to (parts, D), in one launch: torch's own sum takes twice as long for so few."""
     parts, programs, dim = partials.shape
     total = torch.empty(parts, dim, dtype=torch.float32, device=partials.device)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from normlab.kernels.backends import interpreting
 from normlab.kernels.fused.launch import Sweep, as_rows, sweep, visit
-from normlab.kernels.fused.partials import add_up
+from normlab.kernels.fused.partials import sum_partials
 
 # Kinds of a place: 0 nothing, 1 RMSNorm, 2 LayerNorm, 3 a scale.
 
@@ -374,4 +374,4 @@ def backward(
             ROWS=walk.tile.rows, BLOCK=walk.tile.block, STAGES=walk.stages, PAIRED=not interpreting(), CHAINED=chained,
             num_warps=walk.tile.warps,
         )  # fmt: skip
-    return dx, dg, add_up(sums)
+    return dx, dg, sum_partials(sums)

@@ -23,8 +23,7 @@ from types import CodeType, ModuleType
 from typing import Any, ClassVar, get_origin, get_type_hints
 
 from normlab.errors import NormLabError, unknown
-from normlab.schemes.catalog.origin import Origin
-from normlab.schemes.contract.scheme import Scheme
+from normlab.schemes.contract.scheme import Origin, Scheme
 
 _NAME = r"[^\W\d]\w*"
 _MODULE = rf"{_NAME}(?:\.{_NAME})*"
@@ -64,7 +63,7 @@ def find(reference: Reference) -> type[Scheme]:
     if found is None:
         module, content = _import_file(reference) if reference.is_file else _import_module(reference)
         found = _scheme_in(module, reference)
-        _settle(found, _place(reference), content)
+        _record_origin(found, _place(reference), content)
     return found
 
 
@@ -227,7 +226,7 @@ def check_class(cls: Any, shown: str) -> None:
         )
 
 
-def _settle(cls: type[Scheme], where: str, content: str | None) -> None:
+def _record_origin(cls: type[Scheme], where: str, content: str | None) -> None:
     """Remember where a class comes from, unless it is found by its name alone."""
     from normlab.schemes.catalog.registry import permanent_owner
 

@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 
 from normlab.errors import NormLabError, unknown
 from normlab.schemes.catalog import reference
-from normlab.schemes.contract.angles import angle
+from normlab.schemes.contract.options import angle
 from normlab.schemes.contract.scheme import Scheme
 from normlab.schemes.deepnorm import DeepNorm
 from normlab.schemes.dual import Dual
@@ -66,7 +66,7 @@ def list_schemes() -> list[str]:
     return sorted(_SCHEMES)
 
 
-def find(name: str) -> type[Scheme]:
+def find_class(name: str) -> type[Scheme]:
     """The class behind a name, an alias, or a reference such as `highway.py:Highway`, whose file is then imported."""
     if named := reference.read(name):
         return reference.find(named)
@@ -94,7 +94,7 @@ def scheme(spec: str | Scheme, **options: Any) -> Scheme:
     if not isinstance(spec, str):
         raise NormLabError(f"expected a scheme or its name, got {type(spec).__name__}; try 'pre'")
     name, written = parse(spec)
-    cls = find(name)
+    cls = find_class(name)
     meant = next((v for variant, v in cls.variants.items() if _plain(variant) == _plain(name)), {})
     return _made(cls, {**meant, **written, **options})
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from normlab.errors import NormLabError
-from normlab.schemes.contract.parts import Branch, BranchBound, Step, Write, propose, rms_bound_of, see
+from normlab.schemes.contract.parts import Branch, BranchBound, Step, Write, call_branch, read_state, rms_bound_of
 
 
 class Block(nn.Module):
@@ -44,7 +44,7 @@ class Block(nn.Module):
         return zip(self.steps, branches, strict=True)
 
     def forward(self, state: torch.Tensor, branches: Sequence[Branch]) -> torch.Tensor:
-        state, seen = see(state, self.first_read, self.usable_kernels())
+        state, seen = read_state(state, self.first_read, self.usable_kernels())
         return self.run(state, seen, branches, nn.Identity())[0]
 
     def run(
@@ -89,7 +89,7 @@ class SerialBlock(Block):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         kernels = self.usable_kernels()
         for (step, branch), read in zip(self.pairs(branches), self.reads(after), strict=True):
-            state, seen = step.write.settle(state, propose(branch, seen), step.shape, read, kernels)
+            state, seen = step.write.write_and_read(state, call_branch(branch, seen), step.shape, read, kernels)
         return state, seen
 
     def rms_bound(self, state: float, branches: Sequence[BranchBound]) -> float:
@@ -122,11 +122,11 @@ class ParallelBlock(Block):
         self, state: torch.Tensor, seen: torch.Tensor, branches: Sequence[Branch], after: nn.Module
     ) -> tuple[torch.Tensor, torch.Tensor]:
         updates = [
-            step.shape(propose(branch, seen if step is self.steps[0] or self.shares_read else step.read(state)))
+            step.shape(call_branch(branch, seen if step is self.steps[0] or self.shares_read else step.read(state)))
             for step, branch in self.pairs(branches)
         ]
         total = sum(updates[1:], start=updates[0])
-        return self.steps[0].write.settle(state, total, nn.Identity(), after, self.usable_kernels())  # type: ignore
+        return self.steps[0].write.write_and_read(state, total, nn.Identity(), after, self.usable_kernels())  # type: ignore
 
     def rms_bound(self, state: float, branches: Sequence[BranchBound]) -> float:
         if self.shares_read:

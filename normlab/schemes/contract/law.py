@@ -68,7 +68,7 @@ class Value:
         return time.new_tensor(self.blocks)[time.floor().long().clamp(0, len(self.blocks) - 1)]
 
 
-def warmth(radius: Value) -> Callable[[torch.Tensor], torch.Tensor]:
+def squared_radius(radius: Value) -> Callable[[torch.Tensor], torch.Tensor]:
     """Factor on β where attention reads a state of this radius: its square."""
     return lambda time: radius(time) ** 2 * torch.ones_like(time)
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from normlab.norms import Norm
 from normlab.schemes.contract.blocks import Block
-from normlab.schemes.contract.parts import Scale
+from normlab.schemes.contract.parts import LearnedScale
 
 
 def first_steps(blocks: Iterable[Block]) -> list[Any]:
@@ -51,5 +51,5 @@ def _gain(writes: Sequence[nn.Module]) -> float:
 
 def _factor(part: nn.Module) -> torch.Tensor:
     """What a part multiplies channels by, apart from normalising."""
-    factor = part.value() if isinstance(part, Scale) else part.scale() if isinstance(part, Norm) else None
+    factor = part.value() if isinstance(part, LearnedScale) else part.scale() if isinstance(part, Norm) else None
     return torch.ones(1) if factor is None else factor.detach().double()

@@ -55,7 +55,7 @@ class Need:
         return f"{self.name} ({PLACES[self.name]})"
 
 
-def meet(needs: Sequence[Need], modules: Iterable[nn.Module], who: str) -> None:
+def meet_needs(needs: Sequence[Need], modules: Iterable[nn.Module], who: str) -> None:
     """Give every need to the modules that offer it; one that nobody offers is an error."""
     modules = list(modules)
     unmet = [need for need in needs if not any(need.name in offers(module) for module in modules)]

@@ -44,7 +44,7 @@ def rms_bound_of(part: nn.Module, rms_in: float) -> float:
     return bound(rms_in)
 
 
-class Constant(nn.Module):
+class ConstantScale(nn.Module):
     """Multiplies by a number that depends on depth.
 
     The number is a Python float, so it is right after a build on the meta device, and never part of a state dict.
@@ -87,10 +87,10 @@ def _scalar(value: float, device: torch.device) -> torch.Tensor:
 
 def factor(value: float) -> nn.Module:
     """Multiplication by `value`; nothing at all where it is one."""
-    return nn.Identity() if value == 1.0 else Constant(value)
+    return nn.Identity() if value == 1.0 else ConstantScale(value)
 
 
-class Scale(nn.Module):
+class LearnedScale(nn.Module):
     """Multiplies by a learned vector: `raw` holds `scaling`, the product is `init` (nGPT's parameter trick).
 
     An optimiser that takes steps of a fixed size moves the product by a relative `1/scaling` a step, so `scaling` sets
@@ -120,7 +120,7 @@ class Scale(nn.Module):
         return f"{tuple(self.weight.shape)}, init={self.init:.4g}, scaling={self.scaling:.4g}"
 
 
-class Chain(nn.Sequential):
+class BoundedSequential(nn.Sequential):
     """Parts one after the other, bounded one after the other."""
 
     def rms_bound(self, rms_in: float) -> float:
@@ -134,11 +134,11 @@ def channel_factor(part: nn.Module | None) -> torch.Tensor | None:
 
     It may as well multiply the rows of the matrix before it, of which there are far fewer than of activations.
     """
-    if isinstance(part, Scale):
+    if isinstance(part, LearnedScale):
         return part.value()
-    if isinstance(part, Constant):
+    if isinstance(part, ConstantScale):
         return part.tensor
-    factors = [channel_factor(link) for link in part] if isinstance(part, Chain) else []
+    factors = [channel_factor(link) for link in part] if isinstance(part, BoundedSequential) else []
     known = [factor for factor in factors if factor is not None]
     return torch.stack(torch.broadcast_tensors(*known)).prod(0) if known and len(known) == len(factors) else None
 
@@ -176,7 +176,7 @@ class Write(nn.Module):
         """For each token whether the step was cut short by a clamp; None where nothing clamps."""
         return None
 
-    def settle(
+    def write_and_read(
         self, state: torch.Tensor, update: torch.Tensor, shape: nn.Module, read: nn.Module, kernels: str
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(next state, what `read` makes of it), for an update as the branch returned it.
@@ -198,13 +198,13 @@ class _Residual(Write):
         """(factor on the state, factor on the update, norm of the sum)."""
         raise NotImplementedError
 
-    def settle(
+    def write_and_read(
         self, state: torch.Tensor, update: torch.Tensor, shape: nn.Module, read: nn.Module, kernels: str
     ) -> tuple[torch.Tensor, torch.Tensor]:
         keep, step, norm = self.terms()
         before, at, behind = _affine(shape), _affine(norm), _affine(read)
         if backends.choose(kernels, state) != "triton" or before is None or at is None or behind is None:
-            return super().settle(state, update, shape, read, kernels)
+            return super().write_and_read(state, update, shape, read, kernels)
         return residual_step(
             state,
             update,
@@ -219,7 +219,7 @@ class _Residual(Write):
 
 
 def _tensor(constant: nn.Module) -> torch.Tensor | None:
-    return constant.tensor if isinstance(constant, Constant) else None
+    return constant.tensor if isinstance(constant, ConstantScale) else None
 
 
 def _affine(part: nn.Module | None) -> tuple[Affine | None, torch.Tensor | None] | None:
@@ -228,11 +228,11 @@ def _affine(part: nn.Module | None) -> tuple[Affine | None, torch.Tensor | None]
         return None, None
     if isinstance(part, Norm) and type(part) in _NORM_KINDS:
         return Affine(_NORM_KINDS[type(part)], part.weight, part.bias, part.eps, part.offset), None
-    if isinstance(part, Scale) and part.weight.numel() > 1:
+    if isinstance(part, LearnedScale) and part.weight.numel() > 1:
         return Affine("scale", part.value()), None
-    if isinstance(part, Chain) and len(part) == 2:
+    if isinstance(part, BoundedSequential) and len(part) == 2:
         norm, constant = _affine(part[0]), part[1]
-        if norm is not None and norm[0] is not None and isinstance(constant, Constant):
+        if norm is not None and norm[0] is not None and isinstance(constant, ConstantScale):
             return norm[0], constant.tensor
     return None
 
@@ -240,7 +240,7 @@ def _affine(part: nn.Module | None) -> tuple[Affine | None, torch.Tensor | None]
 _NORM_KINDS: dict[type, str] = {RMSNorm: "rms", LayerNorm: "layer"}
 
 
-def see(state: torch.Tensor, read: nn.Module, kernels: str) -> tuple[torch.Tensor, torch.Tensor]:
+def read_state(state: torch.Tensor, read: nn.Module, kernels: str) -> tuple[torch.Tensor, torch.Tensor]:
     """(state, what `read` makes of it): a norm on its own, whose backward takes in both gradients."""
     found = _affine(read)
     if backends.choose(kernels, state) != "triton" or found is None or found[0] is None:
@@ -286,7 +286,7 @@ class AddNorm(_Residual):
         return self.norm.rms_bound(rms_bound_of(self.keep, state) + rms_bound_of(self.step, update))
 
 
-def propose(branch: Branch, x: torch.Tensor) -> torch.Tensor:
+def call_branch(branch: Branch, x: torch.Tensor) -> torch.Tensor:
     """The branch's update, refused in one line if it is not one."""
     update = branch(x)
     if not isinstance(update, torch.Tensor):
@@ -315,7 +315,7 @@ class Step(nn.Module):
 
     def update(self, state: torch.Tensor, branch: Branch) -> torch.Tensor:
         """What the branch proposes at this state, ready to be written."""
-        return self.shape(propose(branch, self.read(state)))
+        return self.shape(call_branch(branch, self.read(state)))
 
     def forward(self, state: torch.Tensor, branch: Branch) -> torch.Tensor:
         return self.write(state, self.update(state, branch))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from normlab.data.feed import Batch, SampleLine
+    from normlab.data.batch_loader import Batch, SampleSequence
     from normlab.models.transformer import Transformer
     from normlab.train.config import TrainConfig
     from normlab.train.storage.folder import RunFolder
@@ -86,7 +86,7 @@ class Task(ABC):
         """The model with as many answers as the data asks for."""
 
     @abstractmethod
-    def line(self, config: TrainConfig, data: Any) -> SampleLine:
+    def line(self, config: TrainConfig, data: Any) -> SampleSequence:
         """The samples to train on, in their order."""
 
     @abstractmethod
@@ -99,7 +99,7 @@ class Task(ABC):
 
     def measure(self, model: Transformer) -> Callable[..., torch.Tensor]:
         """From a batch to means over its targets, to be averaged over all of them."""
-        return model.graded
+        return model.loss_and_accuracy
 
     @abstractmethod
     def target_counts(self, config: TrainConfig, data: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -107,9 +107,9 @@ class Task(ABC):
 
     def guess_loss(self, config: TrainConfig, data: Any) -> float:
         """Loss of a model that knows nothing but how often each answer occurs, in nats a target."""
-        from normlab.data.frequencies import guess_loss
+        from normlab.data.frequencies import unigram_cross_entropy
 
-        return guess_loss(*self.target_counts(config, data))
+        return unigram_cross_entropy(*self.target_counts(config, data))
 
     def echo(self, model: Transformer, batch: Batch) -> float | None:
         """Mean probability that the model gives to the token just read; None where that is never the answer."""

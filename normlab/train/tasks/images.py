@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from normlab.data import Batch, ImageSet
-    from normlab.data.feed import SampleLine
+    from normlab.data.batch_loader import SampleSequence
     from normlab.train.config import TrainConfig
     from normlab.train.storage.folder import RunFolder
 
@@ -59,10 +59,10 @@ class ImagesTask(Task):
     def with_answers(self, config: TrainConfig, data: ImageSet) -> TransformerConfig:
         return dataclasses.replace(config.model, classes=len(data.classes))
 
-    def line(self, config: TrainConfig, data: ImageSet) -> SampleLine:
-        from normlab.data import ImageLine
+    def line(self, config: TrainConfig, data: ImageSet) -> SampleSequence:
+        from normlab.data import ImageSamples
 
-        return ImageLine(data.train, seed=config.seed, shift=config.shift, flip=config.flip)
+        return ImageSamples(data.train, seed=config.seed, shift=config.shift, flip=config.flip)
 
     def evaluation(self, config: TrainConfig, data: ImageSet, *, batch: int, **places: Any) -> Iterator[Batch]:
         from normlab.data import image_evaluation

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from normlab.data import Batch, Corpus, Masking
-    from normlab.data.feed import SampleLine
+    from normlab.data.batch_loader import SampleSequence
     from normlab.train.config import TrainConfig
     from normlab.train.storage.folder import RunFolder
 
@@ -84,11 +84,11 @@ class TextTask(Task):
         """How tokens are hidden, if they are."""
         return None
 
-    def line(self, config: TrainConfig, data: Corpus) -> SampleLine:
-        from normlab.data import TextLine
+    def line(self, config: TrainConfig, data: Corpus) -> SampleSequence:
+        from normlab.data import TextSamples
 
         options = {"length": config.length, "seed": config.seed, "boundaries": config.boundaries}
-        return TextLine(data.train, **options, masking=self.masking(config, data, config.seed))
+        return TextSamples(data.train, **options, masking=self.masking(config, data, config.seed))
 
     def evaluation(self, config: TrainConfig, data: Corpus, *, batch: int, **places: Any) -> Iterator[Batch]:
         from normlab.data import evaluation_batches

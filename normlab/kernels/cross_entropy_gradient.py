@@ -28,7 +28,7 @@ class Slope(NamedTuple):
     """(N,) the target's log-probability, likewise."""
 
 
-def softmax_slope_(
+def cross_entropy_gradient_(
     logits: Tensor, targets: Tensor, *, z_loss: float = 0.0, ignore_index: int = -100, kernels: str = "auto"
 ) -> Slope:
     """The slope of logits (N, V) for targets (N); what becomes of the logits is not said: take the slope.
@@ -74,20 +74,20 @@ def _fused(kernels: str, logits: Tensor) -> bool:
         return False
     if kernels == "triton" and logits.stride(-1) != 1:
         raise NormLabError(
-            "softmax_slope_: kernels='triton' needs rows without gaps; use kernels='auto' or 'reference'"
+            "cross_entropy_gradient_: kernels='triton' needs rows without gaps; use kernels='auto' or 'reference'"
         )
     return logits.stride(-1) == 1
 
 
 @torch.library.custom_op(
-    "normlab::softmax_slope_",
+    "normlab::cross_entropy_gradient_",
     mutates_args=("logits",),
     schema="(Tensor(a!) logits, Tensor targets, float z_loss, int ignore_index) -> Tensor",
 )
 def _slope_op(logits, targets, z_loss, ignore_index):
-    from normlab.kernels.fused import softmax_slope
+    from normlab.kernels.fused import cross_entropy_gradient
 
-    return softmax_slope.slope_(logits, targets, z_loss, ignore_index)
+    return cross_entropy_gradient.slope_(logits, targets, z_loss, ignore_index)
 
 
 @_slope_op.register_fake

@@ -9,7 +9,7 @@ import torch
 
 from normlab.errors import NormLabError
 from normlab.models.config import TransformerConfig
-from normlab.models.estimate import Memory, memory, num_params
+from normlab.models.estimate import MemoryEstimate, num_params, training_memory
 from normlab.utils import machine
 from normlab.utils.text import size
 
@@ -24,20 +24,22 @@ _BYTES_IN_TRAINING = 16
 _SMALLER = "a smaller --depth or --dim"
 
 
-def rough_params(config: TransformerConfig) -> int:
+def estimate_params(config: TransformerConfig) -> int:
     """Parameters, at a cost that does not grow with depth."""
     return round(_along_depth(config, num_params))
 
 
-def rough_memory(config: TransformerConfig, batch: int, length: int, precision: str) -> Memory:
+def estimate_memory(config: TransformerConfig, batch: int, length: int, precision: str) -> MemoryEstimate:
     """Memory of a training step, at a cost that does not grow with depth."""
 
     def part(name: str) -> int:
         return round(_along_depth(config, lambda one: getattr(known[one.depth], name)))
 
     depths = {config.depth} if config.depth <= 2 * _SHALLOW else {_SHALLOW, 2 * _SHALLOW}
-    known = {depth: memory(dataclasses.replace(config, depth=depth), batch, length, precision) for depth in depths}
-    return Memory(**{field.name: part(field.name) for field in dataclasses.fields(Memory)})
+    known = {
+        depth: training_memory(dataclasses.replace(config, depth=depth), batch, length, precision) for depth in depths
+    }
+    return MemoryEstimate(**{field.name: part(field.name) for field in dataclasses.fields(MemoryEstimate)})
 
 
 def _along_depth(config: TransformerConfig, count: Callable[[TransformerConfig], int]) -> float:
@@ -48,19 +50,19 @@ def _along_depth(config: TransformerConfig, count: Callable[[TransformerConfig],
     return high + (high - low) / _SHALLOW * (config.depth - 2 * _SHALLOW)
 
 
-def check_room_to_build(config: TransformerConfig, device: torch.device) -> None:
+def check_memory_to_build(config: TransformerConfig, device: torch.device) -> None:
     """Raise where a model's weights do not fit on a device, or so many blocks not even without weights."""
-    check_room(config.depth * _BYTES_A_BLOCK, torch.device("cpu"), _model(config))
+    check_memory(config.depth * _BYTES_A_BLOCK, torch.device("cpu"), _model(config))
     if device.type != "meta":
-        check_room(4 * rough_params(config), device, _model(config))
+        check_memory(4 * estimate_params(config), device, _model(config))
 
 
-def check_room_for_parameters(parameters: int, device: torch.device, what: str, advice: str = _SMALLER) -> None:
+def check_memory_for_parameters(parameters: int, device: torch.device, what: str, advice: str = _SMALLER) -> None:
     """Raise where the weights of a model, its gradients and AdamW's averages do not fit on a device."""
-    check_room(_BYTES_IN_TRAINING * parameters, device, f"training {what}", advice)
+    check_memory(_BYTES_IN_TRAINING * parameters, device, f"training {what}", advice)
 
 
-def check_room_to_train(
+def check_memory_to_train(
     config: TransformerConfig,
     device: torch.device,
     *,
@@ -72,20 +74,20 @@ def check_room_to_train(
 ) -> None:
     """Raise where one process of `world` cannot train a model in batches of `batch`."""
     what, free = _model(config), machine.free_memory(device)
-    state = _BYTES_IN_TRAINING * rough_params(config) // world
-    check_room(state, device, f"training {what}", f"{_SMALLER}, or more GPUs" if device.type == "cuda" else _SMALLER)
+    state = _BYTES_IN_TRAINING * estimate_params(config) // world
+    check_memory(state, device, f"training {what}", f"{_SMALLER}, or more GPUs" if device.type == "cuda" else _SMALLER)
     if free is None or state + _at_most(config, batch, length) < free:
         return
-    found = rough_memory(config, batch, length, precision)
+    found = estimate_memory(config, batch, length, precision)
     found = found.compiled() if compiled else found
     kept = found.total - found.weights - found.optimiser - found.gradients
     # On a GPU kernels keep less than the estimate says, and running out is one clear error; a CPU's system just kills.
     kept = kept // 2 if device.type == "cuda" else kept
     advice = "a smaller --batch or --length, --accumulate 4, or --checkpointing"
-    check_room(state + max(kept, 0), device, f"training {what} in batches of {batch} × {length} tokens", advice)
+    check_memory(state + max(kept, 0), device, f"training {what} in batches of {batch} × {length} tokens", advice)
 
 
-def check_room(needed: int, device: torch.device, what: str, advice: str = _SMALLER) -> None:
+def check_memory(needed: int, device: torch.device, what: str, advice: str = _SMALLER) -> None:
     """Raise where `needed` bytes are not free on a device."""
     free = machine.free_memory(device)
     if free is None or needed <= (1.0 - _MARGIN) * free:

@@ -33,7 +33,7 @@ class Batch(NamedTuple):
         return {} if self.documents is None else {"documents": self.documents}
 
 
-class SampleLine(Protocol):
+class SampleSequence(Protocol):
     """The samples of all epochs, numbered in the order in which training sees them."""
 
     per_epoch: int
@@ -48,7 +48,7 @@ class SampleLine(Protocol):
         ...
 
 
-class Feed:
+class BatchLoader:
     """Batches of `batch` samples of a line for one of `world` ranks.
 
     Each step takes the next `world · batch` samples, rank 0 the first `batch`: two ranks with 4 see in a step what one
@@ -61,7 +61,7 @@ class Feed:
 
     def __init__(
         self,
-        line: SampleLine,
+        line: SampleSequence,
         *,
         batch: int,
         rank: int = 0,
@@ -96,7 +96,7 @@ class Feed:
             self._ahead = Prefetch(made, self._prefetch) if self._prefetch else made
         batch = next(self._ahead)
         self._sequence += self._batch * self._world
-        return moved(batch, self._device)
+        return to_device(batch, self._device)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the batches handed out end: the same on every rank."""
@@ -130,7 +130,7 @@ class Feed:
         return batches(self._line, first, self._batch, self._world, pinned=self._device.type == "cuda")
 
 
-def batches(line: SampleLine, first: int, batch: int, world: int, *, pinned: bool) -> Iterator[Batch]:
+def batches(line: SampleSequence, first: int, batch: int, world: int, *, pinned: bool) -> Iterator[Batch]:
     """The batches of one rank, from sample `first` on."""
     while True:
         made = line.read(first, batch)
@@ -138,7 +138,7 @@ def batches(line: SampleLine, first: int, batch: int, world: int, *, pinned: boo
         first += batch * world
 
 
-def moved(batch: Batch, device: torch.device) -> Batch:
+def to_device(batch: Batch, device: torch.device) -> Batch:
     """The batch on a device."""
     if device.type == "cpu":
         return batch

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from normlab.data.feed import IGNORED, Batch, check_places, moved
+from normlab.data.batch_loader import IGNORED, Batch, check_places, to_device
 from normlab.data.images import Images
-from normlab.data.windows import mixed, shuffled
+from normlab.data.windows import mix_hash, shuffled
 
 
-class ImageLine:
+class ImageSamples:
     """The images of all epochs, in an order that follows from `seed` alone.
 
     `shift` moves an image by up to so many pixels each way and `flip` mirrors every other one: how, follows from the
@@ -42,7 +42,7 @@ class ImageLine:
         return int(self._order[index])
 
     def _changed(self, pixels: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        chance = mixed("augment", self._seed, numbers.astype(np.uint64))
+        chance = mix_hash("augment", self._seed, numbers.astype(np.uint64))
         if self._flip:
             mirrored = (chance & np.uint64(1)).astype(bool)
             pixels = np.where(mirrored[:, None, None, None], pixels[..., ::-1], pixels)
@@ -73,7 +73,7 @@ def image_evaluation(
         real = which < len(images)
         pixels, labels = images.read(np.where(real, which, 0))
         pixels = np.where(real[:, None, None, None], pixels, 0)
-        yield moved(_batch(pixels, np.where(real, labels, IGNORED)), torch.device(device))
+        yield to_device(_batch(pixels, np.where(real, labels, IGNORED)), torch.device(device))
 
 
 def _batch(pixels: np.ndarray, labels: np.ndarray) -> Batch:

@@ -1,4 +1,4 @@
-"""Which kernels can run here, and which one is taken."""
+"""Choice of the kernel backend: the PyTorch reference or Triton."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def choose(requested: str, tensor: torch.Tensor) -> Literal["reference", "triton"]:
-    """The backend for a step on `tensor`."""
+    """The backend for an operation on `tensor`; `requested` is auto, reference or triton."""
     chosen = _choose(requested, tensor)
     if chosen == "triton":
         register_fallbacks()
@@ -58,7 +58,7 @@ def interpreting() -> bool:
 
 
 def status() -> dict[str, str]:
-    """What `normlab doctor` prints: every backend, whether it can run and what `auto` takes."""
+    """For `normlab doctor`: every backend, whether it can run here, and when `auto` uses it."""
     if not _HAS_TRITON:
         triton = "no: triton is not installed (it comes with accelerator builds of torch)"
     elif torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""DeepNorm: Post-Norm with a heavier skip and a lighter init."""
+"""DeepNorm: Post-Norm with a scaled-up skip connection and a scaled-down initialisation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SCALED = ("v", "o", "gate", "up", "down")
 @dataclass(frozen=True, kw_only=True)
 class DeepNorm(Scheme):
     """
-    DeepNorm: Post-Norm whose skip is weighted by α > 1 and whose branches start smaller by β.
+    DeepNorm: Post-Norm with a factor α > 1 on the skip connection and a factor β < 1 on the initial branch weights.
 
     Formula    x ← N(α·x + F(x))
                α = (2L)^(1/4), β = (8L)^(−1/4)
@@ -33,20 +33,20 @@ class DeepNorm(Scheme):
                   └── ·α ────+─ N ─ x'
     Init       Xavier normal; gain β for v, o and every MLP matrix, 1 for q and k; biases untouched
     Source     Wang et al. 2022, arXiv 2203.00555
-    Law        RMS = 1 at every depth; Post-Norm's clock slowed by α
+    Law        RMS = 1 at every depth; Post-Norm's flow, slowed by the factor α
     Fails      constants from the wrong depth; scaling all of a fused QKV matrix, or biases; short warm-up: at 125M and
-               6e-4 or 1.2e-3, 7 of 8 runs stayed at the entropy of single tokens with 40 steps, 0 of 4 with 100
+               6e-4 or 1.2e-3, 7 of 8 runs stayed at the unigram entropy with 40 steps of warm-up, 0 of 4 with 100
     """
 
     name = "deepnorm"
     aliases = ("deep-norm", "deepnet")
 
     alpha: float | None = None
-    """Weight of the skip; None: from the depth."""
+    """Factor α on the skip connection; None: computed from the depth."""
     beta: float | None = None
-    """Gain of the scaled matrices; None: from the depth."""
+    """Gain β of the scaled matrices; None: computed from the depth."""
     init: Literal["xavier", "base"] = "xavier"
-    """What β multiplies: Xavier's standard deviation or the base."""
+    """The standard deviation that β multiplies: Xavier's or the base."""
     decoder_depth: int = 0
     """Only for the encoder of an encoder-decoder: the decoder's depth M. (A decoder with cross-attention binds with
     branches=3 and needs no option.)"""
@@ -60,7 +60,7 @@ class DeepNorm(Scheme):
             raise NormLabError(f"deepnorm: decoder_depth must not be negative, got {self.decoder_depth}")
 
     def skip_weight(self, sublayers: float, horizon: float) -> float:
-        """α."""
+        """The factor α on the skip connection."""
         if self.alpha is not None:
             return self.alpha
         if self.decoder_depth:
@@ -68,7 +68,7 @@ class DeepNorm(Scheme):
         return sublayers**0.25
 
     def branch_gain(self, sublayers: float, horizon: float) -> float:
-        """β."""
+        """The gain β of the scaled matrices at initialisation."""
         if self.beta is not None:
             return self.beta
         if self.decoder_depth:

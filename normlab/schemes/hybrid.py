@@ -1,10 +1,11 @@
-"""HybridNorm: norms on q, k and v in attention, Post-Norm around the MLP."""
+"""HybridNorm: norms on q, k and v inside attention, Post-Norm for the MLP."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,18 +25,18 @@ from normlab.schemes.contract.site import Site
 @dataclass(frozen=True, kw_only=True)
 class Hybrid(Scheme):
     """
-    HybridNorm: attention normalises q, k and v in place of its input; the MLP's skip starts behind a norm.
+    HybridNorm: attention normalises q, k and v instead of its input; the MLP's skip connection starts after a norm.
 
     Formula    z = N(x + Attn_qkv(x)); x' = z + FFN(z)
     Placement  x ─┬─ Attn(N q, N k, N v) ─┐           ┌─ FFN ─┐
                   └───────────────────────+─ y ─ N ─┬─┘       │
                                                     └─────────+─ x'
-    Init       std 0.014, cut at 3σ; output projections ÷ √(2L)
+    Init       std 0.014, truncated at 3σ; output projections ÷ √(2L)
     Source     Zhuo et al. 2025, arXiv 2503.04598
     Law        RMS(x_l) ≤ max|γ| + Λ_FFN: one MLP away from the sphere, at any depth
-    Fails      reported to diverge at rates that Pre-Norm bears (arXiv 2602.08064); star=True guards the first block; at
-               125M and 1.2e-3, 4 of 4 runs stayed at the entropy of single tokens with 40 steps of warm-up, 1 of 2
-               with 100
+    Fails      reported to diverge at learning rates at which Pre-Norm is stable (arXiv 2602.08064); star=True makes the
+               first block Pre-Norm; at 125M and 1.2e-3, 4 of 4 runs stayed at the unigram entropy with 40 steps of
+               warm-up, 1 of 2 with 100
     """
 
     name = "hybrid"
@@ -54,13 +55,13 @@ class Hybrid(Scheme):
         if self.star and site.block == 0:
             return Step(Add(site.dt), read=self.new_norm(site.dim))
         if site.branch == 0:
-            # z = N(y) is all that anyone reads of y: the norm belongs to the write.
+            # Everything after reads z = N(y) and not y, so the norm is part of the write.
             return Step(AddNorm(self.new_norm(site.dim), step=site.dt))
         return Step(Add(site.dt))
 
     @property
     def needs(self) -> tuple[Need, ...]:
-        def per_head(attention) -> nn.Module:
+        def per_head(attention: Any) -> nn.Module:
             return self.new_norm(attention.head_dim)
 
         return Need("q-norm", per_head), Need("k-norm", per_head), Need("v-norm", per_head)

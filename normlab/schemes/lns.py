@@ -1,4 +1,4 @@
-"""LayerNorm scaling."""
+"""LayerNorm scaling: Pre-Norm with the norm's output divided by √layer."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from normlab.schemes.contract.site import Site
 @dataclass(frozen=True, kw_only=True)
 class LNS(Scheme):
     """
-    LN-Scaling: Pre-Norm whose norm output shrinks with depth.
+    LN-Scaling: Pre-Norm with the norm's output divided by the square root of the block's index.
 
     Formula    x ← x + F(N(x)/√ℓ)
                ℓ = 1 … L, the block
     Placement  x ─┬─ N ─ ÷√ℓ ─ F ─┐
                   └───────────────+─ x'
-    Init       base std, never scaled by depth
+    Init       base std, not scaled by depth
     Source     Sun et al. 2025, arXiv 2502.05795
     Law        variance 1 + 2·H_L at initialisation (RMS 2.68 at 12 blocks): logarithmic in depth
-    Fails      combined with depth-scaled output init it shrinks branches twice (refused); the final norm is unscaled
+    Fails      with depth-scaled output initialisation branches are scaled down twice (refused); the final norm is not
+               scaled
     """
 
     name = "lns"
     aliases = ("ln-scaling", "lnscaling", "layernorm-scaling")
 
     depth_init: bool = False
-    """Refused: stands here to say why."""
+    """Not supported; exists to explain why in an error message."""
 
     def check(self) -> None:
         if self.depth_init:

@@ -1,4 +1,7 @@
-"""nGPT: everything on the unit sphere."""
+"""nGPT: normalised Transformer with states and weights on the unit sphere."""
+
+# torch annotates some tensor functions only in part.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ from normlab.schemes.contract.site import Site
 @dataclass(frozen=True, kw_only=True)
 class NGPT(Scheme):
     """
-    nGPT: state, weights, queries and keys live on the unit sphere; a step is an interpolation.
+    nGPT: states, weights, queries and keys are unit vectors; a residual step is an interpolation.
 
     Formula    h ← n(h + |α| ⊙ (n(F(h)) − h))
                n(v) = v/‖v‖
@@ -47,7 +50,8 @@ class NGPT(Scheme):
     Init       std 1/√d, then unit length along the model dimension, again after every optimiser step
     Source     Loshchilov et al. 2024, arXiv 2410.01131
     Law        ‖h‖ = 1 at every depth; tokens merge at the rate e^(−2∫α)
-    Fails      zero branches have no direction (zero init is refused); a tied head; weight decay; rate not width-stable
+    Fails      output projections that start at zero (no direction; refused); a tied head; weight decay; the best
+               learning rate depends on the width
     """
 
     name = "ngpt"
@@ -55,9 +59,9 @@ class NGPT(Scheme):
     zero_outputs = False
 
     alpha: float = 0.05
-    """Initial step α of the interpolation."""
+    """Initial step size α of the interpolation."""
     alpha_scaling: float | None = None
-    """Raw size of α's parameter, which sets its effective learning rate; None: 1/√d."""
+    """Initial value of α's parameter, which sets its effective learning rate; None: 1/√d."""
 
     def check(self) -> None:
         if not 0.0 < self.alpha <= 1.0:
@@ -82,9 +86,7 @@ class NGPT(Scheme):
         return (
             Need("qk-after-rotary", lambda attention: UnitHeads(attention, self.eps)),
             Need("softmax-scale", lambda attention: math.sqrt(attention.head_dim)),
-            Need(
-                "gate-scale", lambda mlp: BoundedSequential(LearnedScale(mlp.hidden), ConstantScale(math.sqrt(mlp.dim)))
-            ),
+            Need("gate-scale", _gate_scale),
             Need("up-scale", lambda mlp: LearnedScale(mlp.hidden)),
             Need("logit-scale", lambda head: LearnedScale(head.vocab_size, 1.0, 1.0 / math.sqrt(head.dim))),
             Need("untied-head", lambda head: 1.0),
@@ -98,7 +100,7 @@ class NGPT(Scheme):
 
     def constrain_(self, roles: Sequence[Role]) -> None:
         for role in whole_parameters(roles):
-            # A router is not part of the published model: its logits keep their own scale.
+            # The published model has no router; a router's matrix is not normalised.
             if role.is_matrix and role.role != "router":
                 unit_rows_(role.view(), role.model_axis)
 
@@ -132,7 +134,7 @@ class SphereLerp(Write):
         self.alpha, self.eps, self.dt = alpha, eps, factor(dt)
 
     def step_size(self) -> torch.Tensor:
-        """|α|, cut in refined schemes."""
+        """|α|, times the fraction of a step in refined schemes."""
         return self.dt(self.alpha.value().abs())
 
     def forward(self, state: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
@@ -156,7 +158,7 @@ class UnitHeads(nn.Module):
     With grouped queries there is one entry per key head, shared by the query heads that read it.
     """
 
-    def __init__(self, attention, eps: float):
+    def __init__(self, attention: Any, eps: float):
         super().__init__()
         self.eps = eps
         shape = (attention.kv_heads, 1, attention.head_dim)

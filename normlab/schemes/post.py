@@ -1,4 +1,4 @@
-"""Post-Norm, the original Transformer."""
+"""Post-Norm, as in the original Transformer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from normlab.schemes.contract.site import Site
 @dataclass(frozen=True, kw_only=True)
 class Post(Scheme):
     """
-    Post-Norm: add, then normalise the sum.
+    Post-Norm: add the branch output, then normalise the sum.
 
     Formula    x ← N(x + F(x))
     Placement  x ─┬─ F ─┐
@@ -30,7 +30,8 @@ class Post(Scheme):
     Init       base std, or Xavier (init)
     Source     Vaswani et al. 2017, arXiv 1706.03762
     Law        RMS = 1 at every depth; tokens merge at the exponential rate e^(−2t)
-    Fails      needs warm-up and a low rate; in deep stacks tokens collapse and gradients vanish early in training
+    Fails      needs warm-up and a low learning rate; in deep stacks tokens collapse and gradients vanish early in
+               training
     """
 
     name = "post"

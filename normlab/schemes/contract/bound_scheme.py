@@ -23,14 +23,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BoundScheme:
-    """A scheme in a network of known depth and width: makes its modules, applies its rules."""
+    """A scheme bound to a network: builds entry, blocks and exit, initialises parameters, makes optimiser groups."""
 
     scheme: Scheme
     depth: int
+    """Blocks in the whole network."""
     dim: int
+    """Width of the residual stream."""
     first: int
+    """Index of the first block of this part of the network (pipeline stages); 0 for the whole."""
     topology: Topology
     branches: int
+    """Branches in a block: 2 for attention and MLP."""
 
     def __post_init__(self) -> None:
         who = self.scheme.name
@@ -47,37 +51,39 @@ class BoundScheme:
 
     @property
     def horizon(self) -> float:
-        """Depth in whole blocks; differs from `depth` only for refined schemes."""
+        """Depth in whole blocks, L in the equations; differs from `depth` only for refined schemes."""
         return self.depth / self.scheme.cut
 
     @property
     def steps(self) -> int:
-        """Steps in a block: one per branch, or one for all of them when they run in parallel."""
+        """Steps in a block: one per branch, or one for all of them if they run in parallel."""
         return self.branches if self.topology == "serial" else 1
 
     @property
     def sublayers(self) -> float:
-        """Steps in the whole network; the 2L of the depth constants."""
+        """Steps in the whole network: 2L in constants that depend on depth."""
         return self.steps * self.horizon
 
     @property
     def updates(self) -> float:
-        """Updates that the state takes in on its way: the 2L of the initialisation rules."""
+        """Updates added to the state in the whole network: 2L in initialisation rules."""
         return self.branches * self.horizon
 
     @property
     def constrains(self) -> bool:
-        """Whether anything has to be done after an optimiser step."""
+        """Whether `after_step` must be called after every optimiser step."""
         return self.scheme.constrains
 
     def entry(self) -> nn.Module:
+        """A new module that turns the embedding into the first state."""
         return self.scheme.entry(self)
 
     def exit(self) -> nn.Module:
+        """A new module that turns the last state into the head's input."""
         return self.scheme.exit(self)
 
     def block(self, k: int) -> Block:
-        """Block k of this part of the stack; its place in the whole network is first + k."""
+        """A new module for block k of this part of the network, which is block first + k of the whole."""
         return self.scheme.block(self._sites(k), self.topology)
 
     def _sites(self, k: int) -> list[Site]:
@@ -90,9 +96,11 @@ class BoundScheme:
         return [Site(self.first + k, i, *place) for i in range(self.branches)]
 
     def hidden(self, state: torch.Tensor) -> torch.Tensor:
+        """The (..., D) hidden state in a state of the scheme, which may hold several streams."""
         return self.scheme.hidden(state)
 
     def law(self) -> Law:
+        """The scheme's theoretical law at this depth."""
         return self.scheme.law(math.ceil(self.horizon))
 
     def init_(
@@ -103,7 +111,10 @@ class BoundScheme:
         zero_outputs: bool = False,
         generator: torch.Generator | None = None,
     ) -> None:
-        """Initialise matrices by role and set biases to zero; then apply the after-step constraint once."""
+        """Initialise matrices by role and set biases to zero; then apply the scheme's constraint once.
+
+        `std` replaces the scheme's base standard deviation. With `zero_outputs` output projections start at zero.
+        """
         if zero_outputs and not self.scheme.zero_outputs:
             raise NormLabError(
                 f"{self.scheme.name} normalises what a branch returns, so output projections must not start at zero; "
@@ -119,9 +130,10 @@ class BoundScheme:
         self.after_step(roles)
 
     def initial_std(self, role: Role, base: float) -> float:
-        """Standard deviation of a matrix at initialisation: the scheme's, but for what stands in front of the stack."""
-        # Unit patches at unit places, whatever the scheme: from small ones the first block alone would set the state,
-        # and without a causal mask it says the same to every token. Small places drown in the patches.
+        """Initial standard deviation of a matrix: the scheme's, or 1 for patch and position embeddings."""
+        # Unit patches and unit positions under every scheme: with small ones the first block alone would determine the
+        # state, and without a causal mask its output is the same for every token. Small positions would be negligible
+        # beside the patches.
         return 1.0 if role.role in FRONT else self.scheme.initial_std(role, base, self)
 
     def _normal_(self, role: Role, std: float, generator: torch.Generator | None) -> None:
@@ -135,7 +147,7 @@ class BoundScheme:
                 nn.init.trunc_normal_(weight, 0.0, std, -cut * std, cut * std, generator=generator)
 
     def param_groups(self, roles: Sequence[Role], *, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
-        """Optimiser groups in which every parameter stands exactly once."""
+        """Parameter groups for an optimiser, with learning rate and weight decay; every parameter is in exactly one."""
         rules: dict[int, tuple[nn.Parameter, bool, float]] = {}
         for role in roles:
             rule = (role.parameter, self.scheme.decays(role), self.scheme.lr_scale(role))
@@ -144,7 +156,7 @@ class BoundScheme:
                 raise NormLabError(f"{role.name}: parts of one parameter ask for different optimiser rules; split it")
         groups: dict[tuple[bool, float], dict[str, Any]] = {}
         for parameter, decay, scale in rules.values():
-            empty = {
+            empty: dict[str, Any] = {
                 "name": ("decay" if decay else "no-decay") + ("" if scale == 1.0 else f" lr×{scale:g}"),
                 "params": [],
                 "lr": lr * scale,
@@ -155,5 +167,5 @@ class BoundScheme:
 
     @torch.no_grad()
     def after_step(self, roles: Sequence[Role]) -> None:
-        """Re-apply the scheme's constraint; call it after every optimiser step."""
+        """Apply the scheme's constraint to the parameters; call it after every optimiser step."""
         self.scheme.constrain_(roles)

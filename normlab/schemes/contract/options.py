@@ -15,7 +15,7 @@ _ANGLE = re.compile(r"(?:(?P<times>\d+(?:\.\d+)?)\s*\*?\s*)?(?:pi|π)\s*(?:/\s*(
 
 
 def angle(text: str) -> float | None:
-    """The number that a multiple of π stands for, None for any other text."""
+    """The value of a multiple of π given as text; None for any other text."""
     found = _ANGLE.fullmatch(text.strip())
     if found is None or (found["over"] and float(found["over"]) == 0.0):
         return None
@@ -23,7 +23,7 @@ def angle(text: str) -> float | None:
 
 
 def read_angles(scheme: Scheme) -> None:
-    """Numbers that were given as text, "pi/8", are kept as numbers: one scheme has one text and one hash."""
+    """Replace angles given as text ("pi/8") by numbers, so that equal schemes have one text and one hash."""
     hints = get_type_hints(type(scheme))
     for name in scheme.options():
         value = getattr(scheme, name)
@@ -33,6 +33,7 @@ def read_angles(scheme: Scheme) -> None:
 
 
 def check_types(scheme: Scheme) -> None:
+    """Raise for an option whose value is of the wrong type or not among its choices."""
     hints = get_type_hints(type(scheme))
     for name in scheme.options():
         value, hint = getattr(scheme, name), hints[name]

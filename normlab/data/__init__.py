@@ -1,8 +1,8 @@
-"""Text in, tokens out: sources, tokenizers, a memory-mapped cache, a loader that resumes at the exact token. Or images.
+"""Training data: text sources, tokenizers, a memory-mapped token cache, resumable data loaders; images, too.
 
 corpus = prepare(["python"])                             # or files, folders, globs, hf:NAME
 with Loader(corpus.train, length=512, batch=32, seed=0) as loader:
-    for batch in loader:                                 # without end: batch.inputs, batch.targets
+    for batch in loader:                                 # endless: batch.inputs, batch.targets
         ...
 corpus.val.bits_per_byte(mean_loss_in_nats)
 """

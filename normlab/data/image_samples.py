@@ -1,4 +1,4 @@
-"""Batches of images: for training in an order that follows from a seed, for evaluation each image once."""
+"""Image samples: shuffled and augmented for training, every image once for evaluation."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from normlab.data.windows import mix_hash, shuffled
 
 
 class ImageSamples:
-    """The images of all epochs, in an order that follows from `seed` alone.
+    """The training images of all epochs, in an order determined by `seed` alone.
 
-    `shift` moves an image by up to so many pixels each way and `flip` mirrors every other one: how, follows from the
-    seed and from the image's number in the line.
+    Augmentation: `shift` moves an image by up to so many pixels in each direction, `flip` mirrors it with probability
+    1/2. Both depend only on the seed and the sample's number.
     """
 
     def __init__(self, images: Images, *, seed: int, shift: int = 0, flip: bool = False):
@@ -54,7 +54,7 @@ class ImageSamples:
 
 
 def _shifted(pixels: np.ndarray, down: np.ndarray, right: np.ndarray, most: int) -> np.ndarray:
-    """Each image cut out of a black frame of `most` pixels, from its own corner on."""
+    """Crop each image, padded with `most` black pixels, at its own offset."""
     size = pixels.shape[-1]
     framed = np.pad(pixels, ((0, 0), (0, 0), (most, most), (most, most)))
     cuts = [image[:, y : y + size, x : x + size] for image, y, x in zip(framed, down, right, strict=True)]
@@ -64,8 +64,9 @@ def _shifted(pixels: np.ndarray, down: np.ndarray, right: np.ndarray, most: int)
 def image_evaluation(
     images: Images, *, batch: int, rank: int = 0, world: int = 1, device: str | torch.device = "cpu"
 ) -> Iterator[Batch]:
-    """Every image exactly once. All batches have one shape and all ranks the same number of them; beyond the last image
-    there is nothing to say of a black one.
+    """Evaluation batches: every image exactly once. All batches have the same shape and all ranks the same number.
+
+    The last batch is padded with black images whose target is `IGNORED`.
     """
     check_places(batch, rank, world)
     for first in range(0, len(images), batch * world):
@@ -77,6 +78,6 @@ def image_evaluation(
 
 
 def _batch(pixels: np.ndarray, labels: np.ndarray) -> Batch:
-    """Pixels from −1 to 1, as vision Transformers are used to them."""
+    """Scale pixels to [−1, 1], as is usual for vision Transformers."""
     scaled = np.ascontiguousarray(pixels).astype(np.float32) / 127.5 - 1.0
     return Batch(torch.from_numpy(scaled), torch.from_numpy(np.ascontiguousarray(labels)))

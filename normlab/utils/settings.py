@@ -1,4 +1,4 @@
-"""TOML files of settings: read, and checked so that a mistake names the file and the key."""
+"""Read and check TOML configuration files; errors name the file and the key."""
 
 from __future__ import annotations
 

@@ -25,6 +25,19 @@ from torch import Tensor
 
 from normlab.errors import NormLabError
 
+__all__ = [
+    "angle",
+    "distance",
+    "exp",
+    "log",
+    "norm",
+    "project",
+    "sinc_sqrt",
+    "transport",
+    "unit",
+    "versine_sqrt",
+]
+
 P = ParamSpec("P")
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

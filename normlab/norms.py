@@ -17,7 +17,26 @@ from torch import nn
 
 from normlab.errors import NormLabError, unknown
 
+__all__ = [
+    "NORMS",
+    "Derf",
+    "DyT",
+    "Gain",
+    "Identity",
+    "L2Norm",
+    "LayerNorm",
+    "Norm",
+    "RMSNorm",
+    "l2_norm",
+    "layer_norm",
+    "norm",
+    "rms",
+    "rms_norm",
+    "widen",
+]
+
 Gain = Literal["plain", "offset", "none"]
+"""How a gain is stored: as it is, as an offset from 1, or not at all."""
 
 
 def widen(x: torch.Tensor) -> torch.Tensor:

@@ -95,6 +95,6 @@ class DeepNorm(Scheme):
             values=(gain,),
             rms=on_sphere,
             forward="bounded",
-            backward="bounded: the skip path keeps α/√(α²+β²) a sublayer",
-            note="α for two sublayers a block",
+            backward="bounded: the skip path keeps α/√(α²+β²) per sublayer",
+            note="α for two sublayers per block",
         )

@@ -72,7 +72,7 @@ class Dual(Scheme):
             values=(gain,),
             rms=on_sphere,
             forward="bounded",
-            backward="Pre-Norm's: the stream u carries the gradient past every norm",
+            backward="as Pre-Norm: the gradient in the stream u passes no norm",
             note="the law of the stream p, which the branches read",
         )
 

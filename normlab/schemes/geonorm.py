@@ -117,7 +117,7 @@ class GeoNorm(Scheme):
             rms=on_sphere,
             forward="bounded",
             backward="bounded: the skip path is an isometry up to the curvature of the step",
-            note="radius one; below the clamp, at a = 1 and b = 0, it is Post-Norm read at the time ∫δ",
+            note="radius 1; below the clamp, at a = 1 and b = 0, it is Post-Norm with the time ∫δ",
         )
 
     def _divisor(self, m: Motion, depth: int, a: torch.Tensor | float, b: torch.Tensor | float) -> torch.Tensor:

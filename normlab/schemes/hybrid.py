@@ -80,8 +80,8 @@ class Hybrid(Scheme):
             values=(gain,),
             rms=self._rms,
             forward="bounded",
-            backward="Post-Norm's, with one norm on the main path of a block",
-            note="the law of attention alone, seen behind the norm; q and k norms do nothing to unit tokens",
+            backward="as Post-Norm, with one norm per block on the main path",
+            note="the law of attention alone, with the state after the norm; q and k norms do not change unit tokens",
         )
 
     def _rms(self, i: int) -> float:

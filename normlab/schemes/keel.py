@@ -78,6 +78,6 @@ class Keel(Scheme):
             resets_radius=True,
             rms=lambda i: math.sqrt(1 + i) if i <= 2 else 1.0,
             forward="bounded",
-            backward="bounded: the skip path keeps 1 − O(1/α²) a sublayer",
-            note="two sublayers a block; the first block is Pre-Norm",
+            backward="bounded: the skip path keeps 1 − O(1/α²) per sublayer",
+            note="two sublayers per block; the first block is Pre-Norm",
         )

@@ -66,5 +66,5 @@ class Mix(Scheme):
             switches=(float(switch),),
             rms=lambda i: math.sqrt(1 + max(0, i - 2 * switch)),
             forward="linear",
-            backward="power law above the switch, Post-Norm's below it",
+            backward="power law after the switch, as Post-Norm before it",
         )

@@ -46,5 +46,5 @@ class Output(Scheme):
             reads_state=True,
             rms=lambda i: math.sqrt(1 + i),
             forward="linear",
-            backward="power law in depth; free of the size of the output projections",
+            backward="power law in depth, independent of the size of the output projections",
         )

@@ -76,5 +76,5 @@ class Peri(Scheme):
             values=(gain,),
             rms=lambda i: math.sqrt(1 + (self.step * self.output_gain) ** 2 * i),
             forward="linear",
-            backward="power law in depth; free of the size of the output projections",
+            backward="power law in depth, independent of the size of the output projections",
         )

@@ -57,5 +57,5 @@ class Post(Scheme):
             values=(gain,),
             rms=on_sphere,
             forward="bounded",
-            backward="the skip path shrinks by 1/√(1+σ²) a sublayer; vanishes once tokens have collapsed",
+            backward="the skip path shrinks by 1/√(1+σ²) per sublayer; vanishes once tokens have collapsed",
         )

@@ -80,16 +80,16 @@ class SpanNorm(Scheme):
         inner = Value("gain of N₁", 1.0).learnt(first_gains(blocks))
         outer = Value("gain of N₂", 1.0).learnt(main_gains(blocks))
         return Law(
-            # N₂(x + γ₁ n(x + A)) with ‖x‖ = γ₂: γ₁ of γ₂ + γ₁ parts turn.
+            # N₂(x + γ₁ n(x + A)) with ‖x‖ = γ₂: the fraction γ₁ / (γ₂ + γ₁) rotates.
             speed=lambda m: (1.0 + outer(m.time) / inner(m.time)) * torch.ones_like(m.radius),
             temperature=squared_radius(outer),
             values=(inner, outer),
             mlp="identity",
             rms=on_sphere,
             forward="bounded",
-            backward="the skip path shrinks by 1/√(1+σ_f²) a block; ScaleInit makes the product e^(−c/2)",
-            note="with the identity in place of the MLP, n(x + n(x + A)): half of Post-Norm's turn; without an MLP"
-            " tokens never move",
+            backward="the skip path shrinks by 1/√(1+σ_f²) per block; ScaleInit makes the product e^(−c/2)",
+            note="with the identity in place of the MLP, n(x + n(x + A)): half of Post-Norm's rotation; without an MLP"
+            " tokens do not move",
         )
 
 

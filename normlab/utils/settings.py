@@ -14,15 +14,15 @@ from normlab.errors import NormLabError, unknown
 from normlab.utils.records import from_plain, is_union
 
 COUNTS = ("tokens", "eval_tokens", "images")
-"""Settings that may be written short: 33M."""
+"""Settings that accept short counts: 33M."""
 
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9}
 _NOT_SETTINGS = ("model", "base", "continued")
-"""Fields that hold other configurations, whose fields are the settings; and what a run says of itself."""
+"""Fields that are not settings: nested configurations, and what a run records about itself."""
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """The settings of a file; tables are for the reader, names are the same with and without them."""
+    """Read the settings of a TOML file; tables are flattened, so a setting has the same name in any table."""
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -38,7 +38,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 def check_settings(
     settings: Mapping[str, Any], path: Path, configs: Iterable[type], options: Mapping[str, Any]
 ) -> None:
-    """Raise for a key that neither `configs` nor `options` (name → type) have, and for a value of another type."""
+    """Raise for a key that is neither a field of `configs` nor in `options` (name → type), and for a wrong type."""
     kinds = {name: kind for config in configs for name, kind in get_type_hints(config).items()} | dict(options)
     known = {name: kind for name, kind in kinds.items() if name not in _NOT_SETTINGS}
     for name, value in settings.items():
@@ -49,7 +49,7 @@ def check_settings(
 
 
 def field_names(*configs: type) -> set[str]:
-    """The names of all fields of some dataclasses."""
+    """Names of all fields of some dataclasses."""
     return {field.name for config in configs for field in dataclasses.fields(config)}
 
 
@@ -60,12 +60,12 @@ def _check_value(kind: Any, field: str, value: Any, where: str) -> None:
     elif isinstance(value, list) or get_origin(kind) is not tuple:
         from_plain(kind, _as_typed(kind, value), where)
     else:
-        # One value where several may stand.
+        # One value where a list is allowed.
         from_plain(kind, [_as_typed(get_args(kind)[0], value)], where)
 
 
 def _as_typed(kind: Any, value: Any) -> Any:
-    """Text that stands for a number or a path, as the command line would read it."""
+    """Convert text to a number or a path, as the command line does."""
     kinds = get_args(kind) if is_union(kind) else (kind,)
     if not isinstance(value, str):
         return value
@@ -80,7 +80,7 @@ def _as_typed(kind: Any, value: Any) -> Any:
 
 @contextmanager
 def _placed(where: str) -> Iterator[None]:
-    """Errors with the place that they came from."""
+    """Context manager that prefixes errors with `where`."""
     try:
         yield
     except NormLabError as error:
@@ -89,7 +89,7 @@ def _placed(where: str) -> Iterator[None]:
 
 @contextmanager
 def blamed(file: str | None, typed: Sequence[str]) -> Iterator[None]:
-    """Errors that speak of a setting of the file `file` name it, unless the setting was `typed` as a flag as well."""
+    """Context manager: errors about a setting name the file `file`, unless the setting was `typed` as a flag, too."""
     try:
         yield
     except NormLabError as error:
@@ -102,7 +102,7 @@ def blamed(file: str | None, typed: Sequence[str]) -> Iterator[None]:
 
 
 def count(text: str) -> int:
-    """A number of things: 200000, 200k, 33M, 1.5B, 3e7."""
+    """Parse a count: 200000, 200k, 33M, 1.5B, 3e7."""
     match = re.fullmatch(r"([\d_.]+(?:[eE]\+?\d+)?)([kmbgKMBG]?)", text)
     try:
         value = float(match[1]) * _UNITS[match[2].lower()] if match else None

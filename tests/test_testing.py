@@ -181,7 +181,7 @@ class Squares(Gate):
         self.shape = (dim * dim,)
         super().__init__(0.1)
 
-    forward, bound = Write.forward, Write.bound
+    forward, rms_bound = Write.forward, Write.rms_bound
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from normlab.checks.theory.records import Theory
 from normlab.errors import unknown
 from normlab.probes.profile import Number, Profile, When
 from normlab.probes.start import Start
-from normlab.utils.records import Kept
+from normlab.utils.records import StoredResult
 
 __all__ = ["SCHEMA", "Check", "Look", "RateLadder", "StepRung", "Subject", "Twin", "WidthRung"]
 
@@ -46,7 +46,7 @@ class Subject:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check(Kept):
+class Check(StoredResult):
     """A finished check."""
 
     what = "check"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from normlab.utils.lazy import loader
-from normlab.utils.optional import need
+from normlab.utils.lazy import import_optional, loader
 
-need("transformers", "hf", "normlab.hf")
+import_optional("transformers", "hf", "normlab.hf")
 
 # At once, not on first use: the Auto classes must know them.
 from normlab.hf.exporting.configuration import NormLabConfig  # noqa: E402
@@ -64,4 +63,5 @@ __getattr__ = loader(
         "load": "conversion.load",
         "rules": "conversion.scheme_rules",
     },
+    renamed={"Identity": "normlab.hf.SchemeIdentity"},
 )

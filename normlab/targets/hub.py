@@ -16,14 +16,14 @@ from torch import nn
 from normlab.errors import NormLabError
 from normlab.targets.failures import in_one_line
 from normlab.utils.files import read_json
-from normlab.utils.optional import need
+from normlab.utils.lazy import import_optional
 
 _ADVICE = "check the name and the network, or download its config.json and name that file"
 
 
 def library() -> Any:
     """The transformers package."""
-    return need("transformers", "hf", "a Hugging Face model")
+    return import_optional("transformers", "hf", "a Hugging Face model")
 
 
 def load_config(source: Any) -> tuple[Any, str]:
@@ -107,7 +107,7 @@ def _from_hub(name: str) -> Any:
 
 def _reachable() -> bool:
     """Whether it is worth asking the hub: the library would try for half a minute where there is no network."""
-    constants = need("huggingface_hub", "hf", "a Hugging Face model").constants
+    constants = import_optional("huggingface_hub", "hf", "a Hugging Face model").constants
     if constants.HF_HUB_OFFLINE:
         return False
     address = urlparse(constants.ENDPOINT)

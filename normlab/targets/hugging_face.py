@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from normlab.errors import NormLabError
-from normlab.models.memory import check_room_for_parameters
+from normlab.models.memory_check import check_memory_for_parameters
 from normlab.probes.blocks import find_stacks
 from normlab.probes.start import Fresh
 from normlab.targets import config_sizes, config_tasks, hub
@@ -154,7 +154,7 @@ class HuggingFaceTarget(Target):
             # From one block more than it has, not from as many as were asked for: laying out many takes long.
             parameters += (blocks - self._native) * (self._parameters(self._native + 1, width) - parameters)
         what = f"{self.name} with {parameters / 1e9:.1f}B parameters"
-        check_room_for_parameters(parameters, self.device, what, "a larger --shrink, or smaller --depths")
+        check_memory_for_parameters(parameters, self.device, what, "a larger --shrink, or smaller --depths")
 
     def _parameters(self, depth: int, width: int | None) -> int:
         return count_parameters(self._laid_out(self._sized(depth, width)))

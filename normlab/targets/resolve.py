@@ -133,7 +133,7 @@ def _identify_object(named: reference.Reference, text: str) -> tuple[str, Any]:
 
 def _is_scheme(text: str) -> bool:
     try:
-        registry.find(registry.parse(text)[0])
+        registry.find_class(registry.parse(text)[0])
     except NormLabError:
         return False
     return True

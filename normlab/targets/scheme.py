@@ -17,7 +17,7 @@ from torch import nn
 
 from normlab.errors import NormLabError
 from normlab.models.config import DecoderConfig, TransformerConfig
-from normlab.models.memory import check_room_for_parameters, rough_params
+from normlab.models.memory_check import check_memory_for_parameters, estimate_params
 from normlab.models.transformer import Transformer
 from normlab.probes.start import Fresh
 from normlab.roles import Role, xavier_std
@@ -47,7 +47,7 @@ class DesignTarget(Target):
     def check_room(self, *, depth: int | None = None, width: int | None = None) -> None:
         design = dataclasses.replace(self._at_width(width or self._design.dim), depth=depth or self.depth)
         what = f"{self.name} at {design.depth:,} blocks of width {design.dim:,}"
-        check_room_for_parameters(rough_params(design), self.device, what, "smaller --depths or --width")
+        check_memory_for_parameters(estimate_params(design), self.device, what, "smaller --depths or --width")
 
     def _at_width(self, width: int) -> TransformerConfig:
         """The design at another width."""

@@ -19,5 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Run", "TrainConfig", "TrainResult", "load_run", "train"]
 
 __getattr__ = loader(
-    __name__, {"TrainResult": "trainer", "Run": "run", "TrainConfig": "config", "load_run": "run", "train": "trainer"}
+    __name__,
+    {"TrainResult": "trainer", "Run": "run", "TrainConfig": "config", "load_run": "run", "train": "trainer"},
+    renamed={"Result": "normlab.train.TrainResult"},
 )

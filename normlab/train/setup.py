@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from normlab.data import Feed
+from normlab.data import BatchLoader
 from normlab.errors import NormLabError
-from normlab.kernels.compiler import remember
-from normlab.models.memory import check_room_to_train
+from normlab.kernels.compiler import cache_autograd_functions
+from normlab.models.memory_check import check_memory_to_train
 from normlab.models.transformer import Transformer
 from normlab.train import optimiser as optimisers
 from normlab.train.config import TrainConfig
@@ -39,7 +39,7 @@ def open_data(config: TrainConfig, group: Group, data: Data | None, *, progress:
             f"batch {config.batch} cannot be shared by {group.world} processes in {config.accumulate} parts; "
             f"make it a multiple of {group.world * config.accumulate}"
         )
-    check_room_to_train(
+    check_memory_to_train(
         config.for_data(opened).model, group.device, batch=config.batch // (config.accumulate * group.world),
         length=config.sequence, precision=_precision(config, group), world=group.world,
         compiled=_compiles(config, group) and group.device.type == "cuda",
@@ -69,7 +69,7 @@ class Setup:
         forget_peak_memory(group.device)
         self.model = self._build()
         if self.compiles:
-            remember()
+            cache_autograd_functions()
         whole = self.compiles and group.world == 1
         self.loss: Callable[..., torch.Tensor] = torch.compile(self.model.loss) if whole else self.model.loss
         measure = self.task.measure(self.model)
@@ -110,11 +110,11 @@ class Setup:
         entropy = self.group.broadcast(self.task.guess_loss(self.config, self.data) if self.group.is_main else None)
         return StuckWatch(entropy, self.config.warmup_steps, self.task.metric.guess)
 
-    def _loader(self) -> Feed:
+    def _loader(self) -> BatchLoader:
         config, group = self.config, self.group
         part = config.batch // (config.accumulate * group.world)
         line = self.task.line(config, self.data)
-        return Feed(line, batch=part, rank=group.rank, world=group.world, device=group.device)
+        return BatchLoader(line, batch=part, rank=group.rank, world=group.world, device=group.device)
 
     def _meter(self) -> Meter:
         config = self.config

@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from normlab.data import IGNORED, Batch, Loader, evaluation_batches
-from normlab.data.feed import batches
-from normlab.data.loader import TextLine
+from normlab.data.batch_loader import batches
+from normlab.data.loader import TextSamples
 from normlab.data.windows import Stream, Windows, shuffled
 from normlab.errors import NormLabError
-from normlab.models.documents import document_mask
+from normlab.models.tokens import document_mask
 from tests.data.helpers import END, tokens_of
 
 LENGTHS = [5, 1, 40, 2, 17, 9, 1, 33, 12]
@@ -303,7 +303,7 @@ def test_batches_reach_another_device(boundaries):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="pinned memory needs a GPU")
 def test_batches_on_a_gpu():
-    line = TextLine(tokens_of(LENGTHS), length=8, seed=3)
+    line = TextSamples(tokens_of(LENGTHS), length=8, seed=3)
     assert next(batches(line, 0, 2, 1, pinned=True)).inputs.is_pinned()
     with _loader(device="cuda", boundaries="respected", prefetch=4) as loader:
         found = _take(loader, 50)

@@ -16,7 +16,7 @@ from normlab.kernels.fused import launch
 from normlab.kernels.fused import lerp as fused
 from normlab.kernels.lerp import sphere_lerp, sphere_lerp_pair, unit_rows_
 from normlab.norms import l2_norm, widen
-from normlab.schemes.contract.parts import Scale
+from normlab.schemes.contract.parts import LearnedScale
 from normlab.schemes.ngpt import SphereLerp
 
 pytestmark = pytest.mark.filterwarnings(
@@ -106,7 +106,7 @@ def test_step_and_every_gradient(h_dtype, g_dtype, width, use):
 
 
 def test_reference_is_what_the_scheme_computes():
-    scale, dt = Scale(64, 0.05, 0.125), 0.5
+    scale, dt = LearnedScale(64, 0.05, 0.125), 0.5
     with torch.no_grad():
         scale.weight.copy_(torch.randn(64))
     h, g, _ = make((7, 64), BF16)

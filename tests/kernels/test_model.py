@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from normlab import Decoder, DecoderConfig
-from normlab.kernels import rotary, softmax_slope, swiglu
+from normlab.kernels import cross_entropy_gradient, rotary, swiglu
 
 VOCABULARY = 211
 
@@ -75,13 +75,13 @@ def test_packed_documents():
 
 def test_every_kernel_is_called(monkeypatch):
     called = []
-    for module, name in ((rotary, "_backward_op"), (softmax_slope, "_slope_op"), (swiglu, "_backward_op")):
+    for module, name in ((rotary, "_backward_op"), (cross_entropy_gradient, "_slope_op"), (swiglu, "_backward_op")):
         op = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *a, op=op: called.append(op._name) or op(*a))
     run(build("triton"), *batch())
     # 51 rows of logits, 20 at a time; then the blocks from the last to the first.
     blocks = ["swiglu_backward", "rotary_backward"] * 2
-    assert called == ["softmax_slope_"] * 3 + blocks
+    assert called == ["cross_entropy_gradient_"] * 3 + blocks
     called.clear()
     run(build("reference"), *batch())
     assert called == []

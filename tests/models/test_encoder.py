@@ -71,7 +71,7 @@ def test_only_masked_places_are_scored():
     assert torch.allclose(model.loss(tokens(), targets), expected, rtol=1e-12)
     best = targets.clone()
     best[0, 3] = logits[0, 3].argmax()
-    assert model.graded(tokens(), best)[1] == 0.5
+    assert model.loss_and_accuracy(tokens(), best)[1] == 0.5
 
 
 @pytest.mark.parametrize("depth", [3, pytest.param(36, marks=pytest.mark.full)])

@@ -203,12 +203,12 @@ def test_the_loss_is_the_cross_entropy_of_the_logits():
     logits = model(pictures)
     expected = F.cross_entropy(logits, targets)
     assert torch.allclose(model.loss(pictures, targets), expected, rtol=1e-12)
-    loss, accuracy = model.graded(pictures, targets)
+    loss, accuracy = model.loss_and_accuracy(pictures, targets)
     assert torch.allclose(loss, expected, rtol=1e-12)
     assert accuracy == (logits.argmax(-1) == targets).sum() / 4
     z = torch.logsumexp(logits, -1)[targets != -100].square().mean()
     assert torch.allclose(model.loss(pictures, targets, z_loss=0.1), expected + 0.1 * z, rtol=1e-12)
-    assert model.graded(pictures, torch.full_like(targets, -100)).tolist() == [0.0, 0.0]
+    assert model.loss_and_accuracy(pictures, torch.full_like(targets, -100)).tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("pooling", ["class", "mean"])

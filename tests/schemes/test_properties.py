@@ -11,7 +11,7 @@ from torch.autograd import gradcheck, gradgradcheck
 import normlab
 from normlab import norms
 from normlab.ops import geodesic_step
-from normlab.schemes.contract.parts import Add, AddNorm, Scale
+from normlab.schemes.contract.parts import Add, AddNorm, LearnedScale
 from normlab.schemes.dual import DualWrite
 from normlab.schemes.ngpt import SphereLerp
 from normlab.schemes.pre import SphereAdd
@@ -322,7 +322,7 @@ WRITES = {
     "add-step": lambda: Add(0.3),
     "add-norm": lambda: AddNorm(norms.RMSNorm(4)),
     "add-norm-weights": lambda: AddNorm(norms.LayerNorm(4, bias=True), keep=2.2, step=0.7),
-    "sphere-lerp": lambda: SphereLerp(Scale(4, 0.3, 0.5), 1e-6, 1.0),
+    "sphere-lerp": lambda: SphereLerp(LearnedScale(4, 0.3, 0.5), 1e-6, 1.0),
 }
 
 

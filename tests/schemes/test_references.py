@@ -139,7 +139,7 @@ def test_a_file_that_registers_itself_is_found_by_its_file(here):
         (here / "self_made.py").write_text((here / "self_made.py").read_text().replace("-1.0", "-3.0"))
         assert normlab.scheme("self_made.py:Highway").gate == -3.0
     finally:
-        registry.unregister(registry.find("highway"))
+        registry.unregister(registry.find_class("highway"))
 
 
 def test_a_change_of_the_file_is_seen_at_once_and_by_stored_text(here):

@@ -120,7 +120,7 @@ def test_muon_and_transfer_train_them_too(task, changes, text, tmp_path):
     assert result.state == "done"
     run = normlab.load_run(tmp_path)
     data = run.config.task_object.open(run.config, progress=False)
-    assert evaluate(run.model.graded, data, run.config, ALONE) == result.scores
+    assert evaluate(run.model.loss_and_accuracy, data, run.config, ALONE) == result.scores
 
 
 def test_a_step_without_a_target_has_no_loss(text, tmp_path):

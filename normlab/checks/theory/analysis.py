@@ -32,8 +32,8 @@ from normlab.probes.blocks import find_stacks
 from normlab.probes.profile import Number, Profile
 from normlab.probes.replay import at_rest
 from normlab.probes.sharded import is_sharded
+from normlab.schemes.contract.bound_scheme import BoundScheme
 from normlab.schemes.contract.law import Law
-from normlab.schemes.contract.scheme import BoundScheme
 from normlab.stack import Stack
 from normlab.targets.target import Target
 from normlab.utils.power_law import power_law

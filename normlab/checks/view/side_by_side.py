@@ -11,7 +11,7 @@ from normlab.checks.judge.verdict import LEVELS, Level, Verdict, mean
 from normlab.checks.result import SCHEMA, Check
 from normlab.checks.view.summary import is_open, sentence
 from normlab.probes.profile import Number
-from normlab.utils.records import Kept
+from normlab.utils.records import StoredResult
 
 Better = Literal["first", "second", "neither", "unknown"]
 """Which of two designs a verdict speaks for."""
@@ -45,7 +45,7 @@ class VerdictChange:
 
 
 @dataclass(frozen=True)
-class Against(Kept):
+class Against(StoredResult):
     """Two finished checks: the design that was asked about, and the one it is held against."""
 
     what = "pair of checks"

@@ -21,7 +21,8 @@ from normlab.dynamics.system.integrators import check
 from normlab.dynamics.system.threads import suited
 from normlab.errors import NormLabError
 from normlab.schemes.contract.blocks import Block, ParallelBlock
-from normlab.schemes.contract.scheme import BoundScheme, Scheme
+from normlab.schemes.contract.bound_scheme import BoundScheme
+from normlab.schemes.contract.scheme import Scheme
 
 _NOTHING = {torch.float64: 1e-30, torch.float32: 1e-18}
 """Epsilon of the norms: a larger one would be a radius that no law knows. This one keeps the norm of zero at zero, and

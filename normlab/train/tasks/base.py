@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from normlab.data.feed import Batch, SampleLine
+    from normlab.data.batch_loader import Batch, SampleSequence
     from normlab.models.transformer import Transformer
     from normlab.train.storage.folder import RunFolder
 
@@ -56,7 +56,7 @@ class Task(ABC):
         """The model with the vocabulary size or the number of classes of the data."""
 
     @abstractmethod
-    def line(self, config: Any, data: Any) -> SampleLine:
+    def line(self, config: Any, data: Any) -> SampleSequence:
         """The training samples in their order."""
 
     @abstractmethod
@@ -69,7 +69,7 @@ class Task(ABC):
 
     def measure(self, model: Transformer) -> Callable[..., torch.Tensor]:
         """A function from a batch to the means of the measures over its targets."""
-        return model.graded
+        return model.loss_and_accuracy
 
     @abstractmethod
     def target_counts(self, config: Any, data: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -77,9 +77,9 @@ class Task(ABC):
 
     def guess_loss(self, config: Any, data: Any) -> float:
         """Loss of a model that only knows how often each target occurs (unigram entropy), in nats per target."""
-        from normlab.data.frequencies import guess_loss
+        from normlab.data.frequencies import unigram_cross_entropy
 
-        return guess_loss(*self.target_counts(config, data))
+        return unigram_cross_entropy(*self.target_counts(config, data))
 
     def echo(self, model: Transformer, batch: Batch) -> float | None:
         """Mean probability that the model gives to the input token itself; None where that is never the target."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from normlab.data import Batch, ImageSet
-    from normlab.data.feed import SampleLine
+    from normlab.data.batch_loader import SampleSequence
     from normlab.train.storage.folder import RunFolder
 
 
@@ -74,10 +74,10 @@ class ImagesTask(Task):
     def with_answers(self, config: ImageTrainConfig, data: ImageSet) -> VisionConfig:
         return dataclasses.replace(config.model, classes=len(data.classes))
 
-    def line(self, config: ImageTrainConfig, data: ImageSet) -> SampleLine:
-        from normlab.data import ImageLine
+    def line(self, config: ImageTrainConfig, data: ImageSet) -> SampleSequence:
+        from normlab.data import ImageSamples
 
-        return ImageLine(data.train, seed=config.seed, shift=config.shift, flip=config.flip)
+        return ImageSamples(data.train, seed=config.seed, shift=config.shift, flip=config.flip)
 
     def evaluation(self, config: ImageTrainConfig, data: ImageSet, *, batch: int, **places: Any) -> Iterator[Batch]:
         from normlab.data import image_evaluation

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from normlab.data import Batch, Corpus, Masking
-    from normlab.data.feed import SampleLine
+    from normlab.data.batch_loader import SampleSequence
     from normlab.train.storage.folder import RunFolder
 
 _COUNTED_AT_A_TIME = 64
@@ -111,11 +111,11 @@ class TextTask(Task):
         """How input tokens are masked; None: not at all."""
         return None
 
-    def line(self, config: TextTrainConfig, data: Corpus) -> SampleLine:
-        from normlab.data import TextLine
+    def line(self, config: TextTrainConfig, data: Corpus) -> SampleSequence:
+        from normlab.data import TextSamples
 
         options = {"length": config.length, "seed": config.seed, "boundaries": config.boundaries}
-        return TextLine(data.train, **options, masking=self.masking(config, data, config.seed))
+        return TextSamples(data.train, **options, masking=self.masking(config, data, config.seed))
 
     def evaluation(self, config: TextTrainConfig, data: Corpus, *, batch: int, **places: Any) -> Iterator[Batch]:
         from normlab.data import evaluation_batches

@@ -20,7 +20,7 @@ from normlab.errors import NormLabError
 from normlab.models import tokens
 from normlab.models.rotary import rotary_table
 from normlab.schemes.contract.law import Law, Value, on_sphere
-from normlab.schemes.contract.parts import Add, Scale, Step
+from normlab.schemes.contract.parts import Add, LearnedScale, Step
 from normlab.targets import resolve
 from tests.dynamics.particles import follow, uniform
 
@@ -143,7 +143,7 @@ def test_a_scheme_whose_law_knows_no_blocks_keeps_it():
         name = "own-law"
 
         def sublayer(self, site):
-            return Step(Add(site.dt), shape=Scale(site.dim, 0.5))
+            return Step(Add(site.dt), shape=LearnedScale(site.dim, 0.5))
 
         def law(self, depth):
             return Law(speed=lambda m: m.radius, rms=on_sphere, forward="linear", backward="", note=f"{depth}")

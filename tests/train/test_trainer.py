@@ -238,7 +238,7 @@ def test_bf16_is_near_fp32(text, straight, tmp_path):
 
 def test_in_a_thread(text, straight, tmp_path):
     """Signals are for the main thread; a run elsewhere does without."""
-    thread = threading.Thread(target=train, args=(config_of(text), tmp_path), kwargs={"shown": False})
+    thread = threading.Thread(target=train, args=(config_of(text), tmp_path), kwargs={"progress": False})
     thread.start()
     thread.join()
     same_run(tmp_path, straight)

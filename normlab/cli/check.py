@@ -1,4 +1,4 @@
-"""The verb `normlab check`. Importing it imports neither torch nor numpy."""
+"""The command `normlab check`. Importing this does not import torch."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ def check(
     json: Path | None = None,
     html: Path | None = None,
 ) -> None:
-    """Say whether a design will explode, vanish or collapse when it is deep, which layers are to blame, what to change.
+    """Check whether activations or gradients of a deep model explode, vanish or collapse, in which layers, and why.
 
-    For instance:
+    For example:
       normlab check "peri(step=0.1)" --against post
       normlab check path/to/config.json --shrink 16 --html page.html
       normlab check package.module:factory --depths 12,24,48 --fail-on exploding,unsteady
 
-    The exit code is 1 where something fails that --fail-on names, 2 where the target cannot be checked.
+    Exit code: 1 if a verdict named by --fail-on is found, 2 if the target cannot be checked.
 
     Args:
         target: A scheme with options, one in a file (highway.py:Highway), a Hugging Face id, a config.json,
             module:factory (a function of depth and width that returns a model), or the folder of a run.
-        config: The check.
-        against: Another target, to be checked in the same way and shown beside the first.
-        json: Keep everything in this file.
-        html: Write a page with the curves into this file.
+        config: Configuration of the check.
+        against: A second target, checked in the same way and shown next to the first.
+        json: Write the full result to this JSON file.
+        html: Write a page with plots to this HTML file.
     """
     from normlab.checks.check import check as run
     from normlab.checks.check import prepare, share_reference

@@ -1,4 +1,4 @@
-"""The verbs on many runs: `normlab compare` and `report`. Importing them imports neither torch nor numpy."""
+"""The commands for many runs: `normlab compare` and `report`. Importing this does not import torch."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ def compare(
     toml: Path | None = None,
     minutes: float | None = None,
 ) -> None:
-    """Train several schemes under the same conditions and say which is best, and how sure that is.
+    """Train several schemes under the same conditions; report differences with confidence intervals.
 
-    Each scheme's learning rate is searched on runs of their own; other seeds judge it. Run it again to go on.
-    The exit code is 1 where runs failed or stayed interrupted, 130 where it was stopped before the end, else 0.
+    The learning rate of each scheme is tuned first, with seeds that the final runs do not use.
+    The same command again resumes an interrupted comparison.
+    Exit code: 0 on success, 1 if runs failed or stayed interrupted, 130 if it was stopped before the end.
 
-    For instance:
+    For example:
       normlab compare --schemes pre peri geonorm --lrs 3e-4 1e-3 3e-3 --seeds 5 --data book.txt --tokens 10M
       normlab compare --preset 125m --data "books/*.jsonl.xz" --tokens 33M --minutes 9
       normlab compare --task images --preset digits --images 60k --batch 64
 
     Args:
-        config: The comparison.
+        config: Configuration of the comparison.
         out: Folder of the comparison.
-        preset: Size of the models (tiny, 125m, 350m, 1.3b; for images digits, vit-s, vit-b); other flags change it.
-        toml: File with any of these settings; flags come after it.
-        minutes: Stop after so long, to go on another time.
+        preset: Model size: tiny, 125m, 350m, 1.3b; for images digits, vit-s, vit-b. Other flags override it.
+        toml: TOML file with any of these options; flags override it.
+        minutes: Time limit; the same command resumes later.
     """
     from normlab.compare.comparison import compare as run
     from normlab.compare.outcome import outcome
@@ -47,12 +48,16 @@ def compare(
 
 
 def report(folder: Annotated[Path, tyro.conf.Positional], /, out: Path | None = None, markdown: bool = False) -> None:
-    """Make the page of a comparison or of a single run.
+    """Write the HTML report of a comparison or of a single run.
+
+    For example:
+      normlab report comparison
+      normlab report runs/peri --markdown
 
     Args:
-        folder: Made by normlab compare or normlab train.
-        out: Where the page goes; without it report.html in the folder. With markdown, where the table goes.
-        markdown: Print a table for a paper or a pull request instead.
+        folder: Folder made by normlab compare or normlab train.
+        out: File to write; none: report.html in the folder, or with --markdown standard output.
+        markdown: Write a Markdown table instead, for a paper or a pull request.
     """
     from normlab.compare import report as reports
     from normlab.utils.files import save

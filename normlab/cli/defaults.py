@@ -29,7 +29,7 @@ _NOT_SETTINGS = ("model", "base", "continued")
 
 
 class Defaults:
-    """Where the defaults of a verb with a field `config` come from, given the words typed after it."""
+    """The sources of the defaults of a command with a parameter `config`, found in the words typed after it."""
 
     def __init__(self, verb: Verb, words: Sequence[str]):
         self._verb, self._words = verb, list(words)
@@ -40,13 +40,13 @@ class Defaults:
 
     @contextmanager
     def blamed(self) -> Iterator[None]:
-        """Errors that mention a setting of the TOML file, and not a flag, name the file."""
+        """Add the name of the TOML file to errors about its settings, unless a flag overrides the setting."""
         typed = {_field(word) for word in self._words}
         with blame(self._file, [name for name in self._settings if name.replace("-", "_") not in typed]):
             yield
 
     def verb(self) -> Verb:
-        """The verb with its defaults."""
+        """The command with its defaults."""
         hints = get_type_hints(self._verb)
         options = {name: kind for name, kind in hints.items() if name not in ("config", "toml", "return")}
         task = self._task()
@@ -59,7 +59,7 @@ class Defaults:
         return partial(self._verb, config=self._config(task, values), **given)
 
     def registry(self) -> ConstructorRegistry:
-        """Rules for tyro: in a comparison, a run's scheme, learning rate and seed are no options."""
+        """Rules for tyro: a comparison has no options for a run's scheme, learning rate and seed."""
         return _without(CompareConfig.several if self._compares else ())
 
     @property
@@ -71,7 +71,7 @@ class Defaults:
         return find_task(value_of(self._words, "--task") or str(self._settings.get("task", stored)))
 
     def _refuse_foreign(self, task: Task, known: Collection[str]) -> None:
-        """Raise for a setting that only other tasks have, and for a run's that a comparison has several of."""
+        """Raise for an option that only other tasks have, and for one that a comparison replaces by a list."""
         flags = [word for word in self._words if word.startswith("--")]
         for name in [*map(_field, flags), *(name.replace("-", "_") for name in self._settings)]:
             if self._compares and name in CompareConfig.several:
@@ -108,9 +108,12 @@ def refuse_empty_paths(verb: Verb, words: Sequence[str]) -> None:
 
 def value_of(words: Sequence[str], flag: str) -> str | None:
     """The value of a flag among words that are not parsed yet; the last one, where it is given twice."""
-    values = [following for word, following in zip(words, [*words[1:], None], strict=True) if word == flag]
-    joined = [word.partition("=")[2] for word in words if word.startswith(f"{flag}=")]
-    return [None, *joined, *values][-1]
+    value = None
+    for word, following in zip(words, [*words[1:], None], strict=True):
+        name, joined, text = word.partition("=")
+        if name == flag:
+            value = text if joined else following
+    return value
 
 
 def _stored(folder: str | None) -> TrainConfig | None:

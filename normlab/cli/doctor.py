@@ -1,4 +1,4 @@
-"""The verb `normlab doctor`: device, versions, and which kernels can run. Importing it does not import torch."""
+"""The command `normlab doctor`: device, versions, available kernels. Importing this does not import torch."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _OPTIONAL = ("triton", "tokenizers", "transformers", "liger-kernel", "plotly")
 
 
 def doctor(json: bool = False) -> None:
-    """Print device, versions, and which kernels can run or why they cannot.
+    """Show device, versions, and which kernels can run on this machine or why they cannot.
 
     Args:
-        json: Print JSON for other programs.
+        json: Print JSON.
     """
     print_findings(as_json=json)
 
 
 def findings() -> dict[str, Any]:
-    """What was found out about this machine, as plain values."""
+    """Facts about this machine as plain values."""
     import torch
 
     from normlab.kernels import backends

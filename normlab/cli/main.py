@@ -1,4 +1,4 @@
-"""The command line: parse, call, print. Nothing here imports torch before a command runs."""
+"""Entry point of the `normlab` command: choose the command, parse its options, run it. Free of torch until then."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from normlab.cli.train import export, generate, train
 from normlab.dynamics.experiments import EXPERIMENTS
 from normlab.errors import NormLabError, unknown
 
-_DESCRIPTION = """Choose, check, train and understand how the layers of a Transformer are normalised.
+_DESCRIPTION = """Train, compare, stress-test and simulate normalisation schemes of Transformers.
 
 Examples:
-  normlab schemes                   the table of all schemes
-  normlab schemes geonorm           everything about one
+  normlab schemes                   list all schemes
+  normlab schemes geonorm           show one scheme in detail
   normlab schemes "peri(step=0.1)"  the same, with options
-  normlab train --scheme peri       one run on the built-in text, resumable
-  normlab compare                   pre, post, peri and geonorm side by side, ending in a page
-  normlab check peri                will it explode, vanish or collapse when it is deep?
-  normlab simulate --scheme peri    what theory says it does to tokens through depth
-  normlab report DIR                the page of a comparison or a run
-  normlab study                     published claims, and what our runs say of them
-  normlab generate --run DIR        text from a trained model
-  normlab export RUN DIR            a trained model as a Hugging Face folder
-  normlab doctor                    what this machine can run, and why not
-  normlab bench kernels             fused steps against the memory's speed
-  normlab bench step                training steps of every scheme beside Pre-Norm's
+  normlab train --scheme peri       train on the built-in text; resumable
+  normlab compare                   compare pre, post, peri and geonorm, with an HTML report
+  normlab check peri                check a deep model for exploding, vanishing or collapsing activations
+  normlab simulate --scheme peri    simulate tokens through depth and compare with theory
+  normlab report DIR                HTML report of a comparison or a run
+  normlab study                     published claims and our reproductions
+  normlab generate --run DIR        generate text with a trained model
+  normlab export RUN DIR            export a trained model to Hugging Face transformers
+  normlab doctor                    what this machine can run
+  normlab bench kernels             benchmark fused kernels
+  normlab bench step                benchmark training steps of every scheme
 """
 
 
 def _deferred(verb: Callable[..., None]) -> Callable[..., Callable[[], None]]:
-    """The verb as a function that returns the work and does not do it: errors up to there are errors of the input."""
+    """The command as a function that returns the call without making it: errors while parsing are input errors."""
 
     @functools.wraps(verb)
     def call(*arguments: Any, **options: Any) -> Callable[[], None]:
@@ -62,7 +62,7 @@ _BENCHES = {"kernels": _deferred(bench_kernels), "step": _deferred(bench_step)}
 
 
 def main() -> None:
-    """Entry point of the `normlab` command. Bad input: one line, exit code 2."""
+    """Run the command line in `sys.argv`. Input errors print one line and exit with code 2."""
     words = sys.argv[1:]
     if words in (["--version"], ["-V"]):
         print(f"normlab {__version__}")

@@ -1,4 +1,4 @@
-"""The verb `normlab schemes`. Importing it imports neither torch nor numpy."""
+"""The command `normlab schemes`. Importing this does not import torch."""
 
 from __future__ import annotations
 
@@ -12,11 +12,16 @@ def schemes(
     /,
     json: bool = False,
 ) -> None:
-    """Print the table of schemes, or the card of one.
+    """List the schemes, or show one in detail: equation, placement, source, cost, known failures.
+
+    For example:
+      normlab schemes
+      normlab schemes "peri(step=0.1)"
 
     Args:
-        name: A scheme, an alias, or either with options: geonorm, sandwich, "peri(step=0.1)"; highway.py:Highway.
-        json: Print JSON for other programs.
+        name: A scheme or an alias, with or without options: geonorm, sandwich, "peri(step=0.1)"; or one in a file:
+            highway.py:Highway.
+        json: Print JSON.
     """
     from normlab.schemes.catalog import terminal
 

@@ -1,4 +1,4 @@
-"""The verb `normlab simulate`. Importing it imports neither torch nor numpy."""
+"""The command `normlab simulate`. Importing this does not import torch."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ def simulate(
     json: Path | None = None,
     html: Path | None = None,
 ) -> None:
-    """Follow tokens through depth as particles on a sphere, and hold what they do against theory.
+    """Simulate tokens through depth as interacting particles on a sphere, and compare the result with theory.
 
-    For instance:
+    For example:
       normlab simulate --scheme post,pre,peri --html page.html
       normlab simulate --scheme peri --tokens 256 --dim 512 --beta 5
       normlab simulate speed-laws
       normlab simulate real-model --model runs/peri-1 --html page.html
 
-    Experiments have defaults of their own, which flags change:
+    Experiments have their own defaults; flags override them:
       {experiments}
 
     Args:
-        experiment: One of those above; without it a free run.
-        config: The simulation.
-        json: Keep everything in this file.
-        html: Write a page with the moving tokens and the curves into this file.
+        experiment: An experiment from the list above; none: a free simulation.
+        config: Configuration of the simulation.
+        json: Write the full result to this JSON file.
+        html: Write a page with animated tokens and plots to this HTML file.
     """
     from normlab.dynamics import dispatch
     from normlab.dynamics.view import card

@@ -1,4 +1,4 @@
-"""The verbs on one run: `normlab train`, `generate` and `export`. Importing them imports neither torch nor numpy."""
+"""The commands for one run: `normlab train`, `generate` and `export`. Importing this does not import torch."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def train(
     preset: str | None = None,
     toml: Path | None = None,
 ) -> None:
-    """Train one model; run it again to go on where it was.
+    """Train one model. The same command again resumes an interrupted run.
 
-    What is learnt is the task: language (a decoder on text), masked (an encoder on text) or images (a vision
-    Transformer). Options below are those of the task: --task images --help shows the others.
+    --task is language (a decoder on text), masked (an encoder on text) or images (a vision Transformer).
+    The options below are those of one task: see also --task masked --help and --task images --help.
 
-    For instance:
+    For example:
       normlab train --scheme geonorm --data book.txt --tokens 5M
       normlab train --task masked --scheme post --data book.txt
       normlab train --task images --scheme peri --data photographs/ --image-size 64 --channels 3 --patch 8
@@ -35,12 +35,12 @@ def train(
       torchrun --nproc-per-node 8 -m normlab train --preset 1.3b --toml run.toml --out runs/large
 
     Args:
-        config: The run.
-        out: Folder of the run; without it runs/ and a name that says what it is.
-        resume: Folder of a run to go on with; no other flag is needed. With more tokens or images, a finished run is
-            continued: its schedule is stretched over all steps.
-        preset: Size of the model (tiny, 125m, 350m, 1.3b; for images digits, vit-s, vit-b); other flags change it.
-        toml: File with any of these settings; flags come after it.
+        config: Configuration of the run.
+        out: Folder of the run; none: runs/SCHEME-lrLR-seedSEED-HASH.
+        resume: Folder of a run to resume; its settings are read from there. With larger --tokens or --images,
+            continue a finished run, with its learning-rate schedule stretched over all steps.
+        preset: Model size: tiny, 125m, 350m, 1.3b; for images digits, vit-s, vit-b. Other flags override it.
+        toml: TOML file with any of these options; flags override it.
     """
     from normlab.train.result import ending
     from normlab.train.resume import resumed
@@ -66,17 +66,20 @@ def generate(
     seed: int | None = None,
     device: str = "cpu",
 ) -> None:
-    """Write text with a trained model.
+    """Generate text with a trained language model.
+
+    For example:
+      normlab generate --run runs/peri --prompt "def " --tokens 100 --temperature 0.5
 
     Args:
-        run: Folder of a run; of one that is not finished its newest checkpoint is used.
-        prompt: How the text begins.
-        tokens: How many tokens to add, at most.
-        temperature: 0 always takes the likeliest token; 1 samples as the model believes.
-        top_k: Choose among so many likeliest tokens.
-        top_p: Choose among the likeliest tokens that make up this probability.
-        seed: For the same text again.
-        device: Where to compute: cpu, cuda.
+        run: Folder of a run; the newest checkpoint of one that is not finished.
+        prompt: Beginning of the text.
+        tokens: Tokens to generate, at most.
+        temperature: Sampling temperature; 0: always the most likely token.
+        top_k: Sample from the K most likely tokens.
+        top_p: Nucleus sampling: sample from the most likely tokens with this total probability.
+        seed: Random seed of the sampling.
+        device: Device: cpu, cuda.
     """
     from normlab.train.run import load_run
 
@@ -90,15 +93,15 @@ def export(
     /,
     overwrite: bool = False,
 ) -> None:
-    """Write a trained model as a folder that Hugging Face's transformers loads: weights, tokenizer, model card.
+    """Export a trained model as a Hugging Face transformers folder: weights, tokenizer, model card.
 
-    For instance:
+    For example:
       normlab export runs/peri peri-for-transformers
 
     Args:
         run: Folder of a finished run.
-        folder: Where the model goes.
-        overwrite: Replace an earlier export.
+        folder: Folder to write.
+        overwrite: Replace an existing export.
     """
     from normlab.hf import export
 

@@ -242,7 +242,7 @@ class TrainConfig:
         """Plain values for JSON; `TrainConfig.from_dict` reads them back."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         if not self.continued:
-            # Comparisons of version 0.1 go on: their files do not know it.
+            # Files of version 0.1 do not have it, and their comparisons can be resumed.
             del fields["continued"]
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
         return plain | {"model": self.model.to_dict(), "clip": None if math.isinf(self.clip) else self.clip}

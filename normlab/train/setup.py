@@ -17,12 +17,11 @@ from normlab.models.transformer import Transformer
 from normlab.train import optimiser as optimisers
 from normlab.train.config import TrainConfig
 from normlab.train.distributed import Group, Precision, initialise, shard
-from normlab.train.forecast import expectation
 from normlab.train.hardware import forget_peak_memory, matmul_ceiling
 from normlab.train.interrupt import Interrupt
 from normlab.train.monitor.guard import Guard
 from normlab.train.monitor.stuck import StuckWatch
-from normlab.train.plan import Course
+from normlab.train.plan import Workload, expectation
 from normlab.train.progress import Meter, StepClock
 from normlab.train.storage.checkpoint import Checkpoints
 from normlab.train.storage.folder import RunFolder
@@ -83,7 +82,7 @@ class Setup:
         self.loader = self._loader()
         self.checkpoints = Checkpoints(folder.checkpoints, config.keep, group)
         self.journal = Journal(folder, config, group)
-        self.course = Course.of(config, self.data)
+        self.workload = Workload.of(config, self.data)
         self.step, self.clock, self.meter = 0, StepClock(), self._meter()
         # On one GPU the host checks a step while the next one runs; AdamW's kernel skips a bad step by itself.
         self.lags = on_gpu and group.world == 1 and config.optimiser == "adamw"
@@ -123,13 +122,18 @@ class Setup:
         name = f"{config.model.scheme_object.label} lr {config.lr:g} seed {config.seed}"
         return Meter(
             name, config.steps, tokens, flops, peak=self.ceiling * self.group.world, progress=self.progress,
-            left=self.course.left, shows_peak=self.group.device.type == "cuda",
+            left=self.workload.left, shows_peak=self.group.device.type == "cuda",
         )  # fmt: skip
 
     def expectation(self) -> str:
         """Expected memory and time in one line."""
         return expectation(
-            self.config, self.group, self.course, precision=self.precision, compiles=self.compiles, ceiling=self.ceiling
+            self.config,
+            self.group,
+            self.workload,
+            precision=self.precision,
+            compiles=self.compiles,
+            ceiling=self.ceiling,
         )
 
     def autocast(self) -> Any:

@@ -1,4 +1,4 @@
-"""A step whose numbers may still be on their way from the device."""
+"""A training step whose loss and gradient norm may still be in an asynchronous copy from the device."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from normlab.utils.host_copy import HostCopy
 
 
 class Taken(NamedTuple):
-    """A step that was taken, to be judged once its numbers are there."""
+    """A training step that was taken and is not judged yet."""
 
     step: int
     values: HostCopy
     """Loss and gradient norm."""
     parts: Sequence[Batch]
     threshold: float
-    """The loss beyond which it is a spike."""
+    """Loss above which the step is a spike."""

@@ -36,10 +36,10 @@ from normlab.schemes.contract.bound_scheme import BoundScheme
 from normlab.schemes.contract.parts import ConstantScale, LearnedScale
 
 Rule = Literal["adamw", "muon"]
-"""What turns a gradient into a step."""
+"""The update rule of a parameter."""
 
 HIDDEN = ("q", "k", "v", "o", "gate", "up", "down")
-"""Matrices both of whose sides grow with the width."""
+"""Roles of matrices both of whose dimensions grow with the width."""
 
 _READOUT = ("head", "router")
 
@@ -66,7 +66,7 @@ class Transfer:
 
     @torch.no_grad()
     def init_(self, model: Transformer) -> Transformer:
-        """Resize the matrices that `model.init_()` has just filled, and attach the factor on tied logits."""
+        """Rescale the matrices that `model.init_()` has initialised, and attach the factor on tied logits."""
         self.attach_(model)
         if self.is_identity:
             return model
@@ -117,7 +117,7 @@ class Transfer:
         return 1.0 / self.growth if role.role in _READOUT else 1.0
 
     def _base_model(self, model: Transformer) -> Transformer:
-        """The same model at the base width, laid out but not filled."""
+        """The same model at the base width, on the meta device."""
         return self._base_config(model.config).build(device="meta")
 
     def _base_config(self, config: TransformerConfig) -> TransformerConfig:
@@ -163,6 +163,6 @@ def _is_pinned(role: Role, bound: BoundScheme) -> bool:
 
 
 def _raw_size(model: Transformer, role: Role) -> float:
-    """The size at which a scheme keeps a learned scale, which sets what a step of the optimiser means to it."""
+    """The raw magnitude at which a scheme stores a learned scale, relative to which an optimiser step acts."""
     owner = model.get_submodule(role.name.rpartition(".")[0])
     return abs(owner.scaling) if isinstance(owner, LearnedScale) else 1.0

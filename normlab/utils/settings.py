@@ -72,7 +72,7 @@ def _typed(kind: Any, value: Any, where: str) -> Any:
 
 
 def _parsed(kind: Any, value: Any) -> Any:
-    """Text that stands for a number or a path, as the command line would read it; any other value as it is."""
+    """Text converted to a number or a path, as the command line would; any other value unchanged."""
     if not isinstance(value, str):
         return value
     for one in get_args(kind) if is_union(kind) else (kind,):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import pickle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from normlab import DecoderConfig, EncoderConfig, NormLabError, TrainConfig, VisionConfig
+from normlab.train import ImageTrainConfig, LanguageTrainConfig, MaskedTrainConfig
 
 
 def text_of(tokens: int) -> SimpleNamespace:
@@ -173,3 +175,20 @@ def test_in_python_the_names_are_the_same():
         given["model"] = models[fields["task"]](**fields.get("model", {}))
         given["clip"] = math.inf if "clip" in fields else 1.0
         assert TrainConfig(**given).name == name
+
+
+def test_a_configuration_is_of_the_class_of_its_task():
+    assert [type(TrainConfig.from_dict({"task": task})) for task in OF_TASK] == [
+        LanguageTrainConfig, MaskedTrainConfig, ImageTrainConfig,
+    ]  # fmt: skip
+    assert TrainConfig(task="images", shift=1) == ImageTrainConfig(shift=1)
+    assert TrainConfig() == LanguageTrainConfig()
+    assert MaskedTrainConfig.preset("125m") == TrainConfig.preset("125m", task="masked")
+    images = ImageTrainConfig(flip=True)
+    assert pickle.loads(pickle.dumps(images)) == dataclasses.replace(images) == images
+    with pytest.raises(NormLabError, match="ImageTrainConfig has the task 'images', got 'masked'"):
+        ImageTrainConfig(task="masked")
+    with pytest.raises(NormLabError, match="task images has no tokens; leave it out, or try task language or masked"):
+        dataclasses.replace(images, tokens=5)
+    with pytest.raises(TypeError, match="learning_rate"):
+        TrainConfig(learning_rate=1.0)

@@ -17,7 +17,7 @@ from normlab.errors import NormLabError
 from normlab.train import hardware
 from normlab.train.distributed import ALONE, Group
 from normlab.train.evaluate import evaluate
-from normlab.train.plan import Course, milestones
+from normlab.train.plan import Workload, milestones
 from normlab.train.progress import Meter, StepClock
 from normlab.train.storage.folder import RunFolder
 from normlab.train.storage.sinks import read_records
@@ -282,13 +282,13 @@ def test_it_says_what_it_expects_and_how_it_goes(text, tmp_path, capfd):
 def test_the_estimate_counts_evaluations_as_a_third_of_training(text):
     config = config_of(text, steps=10, evals=4, eval_tokens=200)
     data = prepare(config.data, val_fraction=config.val_fraction, progress=False)
-    course = Course.of(config, data)
+    work = Workload.of(config, data)
     # 200 tokens are 7 windows of 32, in batches of 4 windows: two batches, the last one padded.
-    assert (course.evals, course.tokens_an_eval) == ((2, 5, 7, 10), 256)
-    assert course.left(0) == pytest.approx(10 * 128 + 4 * 256 / 3)
-    assert course.left(5) == pytest.approx(5 * 128 + 2 * 256 / 3)
-    assert course.left(10) == 0.0
-    assert Course.of(dataclasses.replace(config, evals=0), data).evals == (10,)
+    assert (work.evals, work.tokens_an_eval) == ((2, 5, 7, 10), 256)
+    assert work.left(0) == pytest.approx(10 * 128 + 4 * 256 / 3)
+    assert work.left(5) == pytest.approx(5 * 128 + 2 * 256 / 3)
+    assert work.left(10) == 0.0
+    assert Workload.of(dataclasses.replace(config, evals=0), data).evals == (10,)
 
 
 def test_an_evaluation_says_how_far_it_is(text):

@@ -39,7 +39,7 @@ from normlab.checks.judge.thresholds import Thresholds
 from normlab.checks.judge.verdict import Verdict
 from normlab.checks.ladder_records import Ladder
 from normlab.errors import NormLabError
-from normlab.probes.nonfinite_alarm import Alarm, Broken
+from normlab.probes.first_nonfinite import Nonfinite, NonfiniteAlarm
 from normlab.probes.probe import Probe, probe
 from normlab.probes.profile import Profile
 from normlab.utils.files import file_error
@@ -66,10 +66,10 @@ class Watch:
         self.out = None if out is None else Path(out)
         self._profiles: dict[str, Profile] = {}
         self._verdicts: dict[str, list[Verdict]] = {}
-        self._broken: Broken | None = None
+        self._broken: Nonfinite | None = None
         self._limits, self._unigram = thresholds, unigram
         self._idle = dist.is_available() and dist.is_initialized() and dist.get_rank() != 0
-        self._alarm = Alarm(model, blocks)
+        self._alarm = NonfiniteAlarm(model, blocks)
         self._first: dict[str, Profile] = {}
         self._said: dict[tuple[str, str], str] = {}
         self._next = 0
@@ -93,7 +93,7 @@ class Watch:
         return self._verdicts
 
     @property
-    def broken(self) -> Broken | None:
+    def broken(self) -> Nonfinite | None:
         """The first value that was not finite, step and module, as far as it is known by now; waits for nothing."""
         self._hear()
         return self._broken
@@ -152,7 +152,7 @@ class Watch:
 
     def _take(self, look: Probe) -> None:
         self._hear(wait=True)
-        self._before_look = self._alarm.travelling
+        self._before_look = self._alarm.pending
         if look.is_there:
             self._keep(look.profiles)
         else:
@@ -165,13 +165,13 @@ class Watch:
             self._keep(reading.result())
 
     def _goes_off(self, wait: bool = False, most: int | None = None) -> bool:
-        broken = self._alarm.arrived(wait, most)
+        broken = self._alarm.poll(wait, most)
         if broken is None or self._broken is not None:
             return False
         self._report(broken)
         return True
 
-    def _report(self, broken: Broken) -> None:
+    def _report(self, broken: Nonfinite) -> None:
         self._broken = broken
         detail = f"{broken.where} is the first that was not finite, at step {broken.step}"
         log.warning("normlab: %s", detail)
@@ -186,7 +186,7 @@ class Watch:
         for stack, profile in profiles.items():
             self._write({"kind": "profile", "step": profile.step, "stack": stack, "profile": profile.to_dict()})
             if profile.nan_first is not None and self._broken is None:
-                self._report(Broken(profile.step, profile.nan_first.rpartition(" at step ")[0]))
+                self._report(Nonfinite(profile.step, profile.nan_first.rpartition(" at step ")[0]))
             self._judge(stack, profile)
 
     def _judge(self, stack: str, profile: Profile) -> None:

@@ -8,8 +8,8 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import nn
 
-from normlab.probes.probe import untouched
 from normlab.probes.sharded import reshard
+from normlab.probes.untouched import untouched
 from normlab.targets.target import Target
 
 NARROW = 256

@@ -7,9 +7,8 @@ checkpointing) are not measured again.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,9 +23,9 @@ from normlab.probes.batched import Together, kept
 from normlab.probes.blocks import BlockStack
 from normlab.probes.hidden_state import sample
 from normlab.probes.ledger import Ledger
-from normlab.probes.measures import Like
+from normlab.probes.measures import Like, MeasureSet
+from normlab.probes.outputs import first_state, tensors
 from normlab.probes.sharded import local
-from normlab.stack import Stack
 
 
 @dataclass
@@ -62,17 +61,25 @@ class Pass:
 
 
 class StackWatch:
-    """Listens to one stack and writes what it measures into a ledger.
+    """Hooks on the blocks of one stack that write measures into a ledger.
 
-    `want_gradients` asks for the gradient of the first state even if nothing before it is trained: that state is made
-    to require one for the time being.
+    `want_gradients` asks for the gradient of the first state even if nothing before it is trained: that state requires
+    a gradient until the hooks are removed. `ranked` are the boundaries whose ranks are measured; None: all.
     """
 
-    def __init__(self, stack: BlockStack, ledger: Ledger, *, want_gradients: bool = False):
+    def __init__(
+        self,
+        stack: BlockStack,
+        ledger: Ledger,
+        *,
+        want_gradients: bool = False,
+        measured: MeasureSet = measures.FULL,
+        ranked: Collection[int] | None = None,
+    ):
         self.stack, self.ledger, self.want_gradients = stack, ledger, want_gradients
+        self.measured, self.ranked = measured, ranked
         self.passes: list[Pass] = []
         self.running: list[BlockCall] = []
-        self._hidden = _hidden_part(stack)
         self._state: torch.Tensor | None = None
         """The raw state at the last boundary, how often it had been written to, and what of it is looked at."""
         self._version = 0
@@ -82,8 +89,8 @@ class StackWatch:
         self._owner_runs = False
         self._asked: list[torch.Tensor] = []
         self._without_gradient: list[tuple[nn.Module, Boundary]] = []
-        self._firsts = Together(measures.boundary_with_ranks)
-        self._boundaries, self._blocks = Together(measures.boundary_with_channels), Together(measures.block)
+        self._ranked = Together(measured.ranked_boundary)
+        self._boundaries, self._blocks = Together(measured.boundary), Together(measured.block)
         self._attention = Together(summarise)
 
     def listen(self, hooks: ExitStack) -> None:
@@ -110,7 +117,7 @@ class StackWatch:
 
     @property
     def _all_calls(self) -> tuple[Together, ...]:
-        return self._firsts, self._boundaries, self._blocks, self._attention
+        return self._ranked, self._boundaries, self._blocks, self._attention
 
     def _writer(self, places: dict[str, int]) -> Callable[[dict[str, torch.Tensor]], None]:
         return lambda answer: places.update(self.ledger.write_all(answer))
@@ -159,9 +166,9 @@ class StackWatch:
         with torch.no_grad(), torch.autocast(after.device.type, enabled=False):
             if now.before is None:
                 now.before = self._enter(block, after)
-                now.tokens = self._hidden(after)[..., 0].numel()
+                now.tokens = self.stack.hidden(after)[..., 0].numel()
             before = self._unwritten()
-            call.after = self._measure(block, after)
+            call.after = self._measure(block, after, len(now.calls) + 1)
             if before is not None and self._seen is not None and before.shape == self._seen.shape:
                 self._blocks.ask(self._writer(call.values), before, self._seen)
         self._state, self._version = after, _version(after)
@@ -174,13 +181,16 @@ class StackWatch:
         if given is None:
             return Boundary()
         self._state, self._version = given
-        return self._measure(block, self._state) if _version(self._state) == self._version else Boundary()
+        return self._measure(block, self._state, 0) if _version(self._state) == self._version else Boundary()
 
-    def _measure(self, block: nn.Module, state: torch.Tensor) -> Boundary:
-        hidden = local(self._hidden(state.detach()))
+    def _measure(self, block: nn.Module, state: torch.Tensor, place: int) -> Boundary:
+        hidden = local(self.stack.hidden(state.detach()))
         self._seen = kept(sample(hidden), hidden)
-        boundary = Boundary(extremes=self.ledger.write(measures.extremes(hidden)), entries=hidden.numel())
-        calls = self._firsts if len(self.passes) == 1 else self._boundaries
+        boundary = Boundary(entries=hidden.numel())
+        if self.measured.all_entries:
+            boundary.extremes = self.ledger.write(measures.extremes(hidden))
+        ranked = len(self.passes) == 1 and (self.ranked is None or place in self.ranked)
+        calls = self._ranked if ranked else self._boundaries
         calls.ask(self._writer(boundary.values), self._seen)
         if state.requires_grad:
             self._await_gradient(state, boundary)
@@ -195,7 +205,8 @@ class StackWatch:
     def _await_gradient(self, state: torch.Tensor, boundary: Boundary) -> None:
         def keep(gradient: torch.Tensor) -> None:
             with torch.no_grad():
-                boundary.gradient = self.ledger.write_all(measures.gradient(local(self._hidden(gradient))))
+                seen = gradient if self.measured.state_gradient else self.stack.hidden(gradient)
+                boundary.gradient = self.ledger.write_all(measures.gradient(local(seen)))
 
         state.register_hook(keep)
 
@@ -247,39 +258,6 @@ class StackWatch:
         depths = {len(one.calls) for one in self.passes}
         if len(depths) > 1:
             raise NormLabError(f"probe: passes of {sorted(depths)} blocks cannot be pooled; probe a single pass")
-
-
-def tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The floating-point tensors of at least two dimensions in tuples, lists, mappings and dataclasses, in order."""
-    if isinstance(value, torch.Tensor):
-        if value.is_floating_point() and value.ndim >= 2:
-            yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from tensors(part)
-    elif isinstance(value, tuple | list):
-        for part in value:
-            yield from tensors(part)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for spec in dataclasses.fields(value):
-            yield from tensors(getattr(value, spec.name, None))
-
-
-def first_state(output: Any, args: Any, kwargs: Any) -> torch.Tensor:
-    """The hidden state in what a block returned: the first tensor shaped like an input, else the first of all."""
-    found = list(tensors(output))
-    if not found:
-        raise NormLabError(f"probe: a block returned {type(output).__name__} without a hidden state; expected a tensor")
-    shapes = {tensor.shape for tensor in tensors((args, kwargs))}
-    return next((tensor for tensor in found if tensor.shape in shapes), found[0])
-
-
-def _hidden_part(stack: BlockStack) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What to look at in a state: our own stacks say it, since some carry more than the hidden state."""
-    owner = stack.owner
-    if isinstance(owner, Stack) and set(stack.blocks) <= set(owner.layers):
-        return owner.hidden
-    return lambda state: state
 
 
 def _version(tensor: torch.Tensor) -> int:

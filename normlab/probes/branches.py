@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normlab.probes.block_hooks import tensors
 from normlab.probes.blocks import walk
+from normlab.probes.outputs import tensors
 from normlab.probes.replay import RecordedCall
 
 

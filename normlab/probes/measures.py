@@ -7,6 +7,9 @@ counts as a whole, token by token; `broken` says how much that was. Where nothin
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -69,10 +72,49 @@ def block(h: Like, h_next: Like) -> dict[str, Tensor]:
     }
 
 
+def size_and_cosine(h: Like) -> dict[str, Tensor]:
+    """The cheap measures of one state: training profiles record no others."""
+    h = HiddenState.of(h)
+    return {"rms": rms(h), "broken": broken(h), "cos": token_cosine(h)}
+
+
+def size_and_cosine_with_rank(h: Like) -> dict[str, Tensor]:
+    """The same with the matrix that its ranks follow from."""
+    h = HiddenState.of(h)
+    return {**size_and_cosine(h), "gram": gram(h)}
+
+
+def size_and_angle(h: Like, h_next: Like) -> dict[str, Tensor]:
+    """The cheap measures of one block."""
+    return {"branch_rms": rms(increment(h, h_next)), "ang": ang(h, h_next)}
+
+
+class MeasureSet(NamedTuple):
+    """Which measures a stack of blocks is observed with."""
+
+    boundary: Callable[[Like], dict[str, Tensor]]
+    """Of the state at a block boundary."""
+    ranked_boundary: Callable[[Like], dict[str, Tensor]]
+    """The same where ranks are wanted, too."""
+    block: Callable[[Like, Like], dict[str, Tensor]]
+    """Of the states before and after a block."""
+    all_entries: bool
+    """Whether the extremes of all entries are recorded beside the measures, which are of a sample of tokens."""
+    state_gradient: bool
+    """Whether the gradient is that of the whole state, where a scheme's state holds more than the hidden state."""
+
+
 def gradient(g: Like) -> dict[str, Tensor]:
     """All measures of the gradient of one state, by their names in `Profile`."""
     g = HiddenState.of(g)
     return {"grad_h": _length(g), "grad_broken": broken(g)}
+
+
+FULL = MeasureSet(boundary_with_channels, boundary_with_ranks, block, all_entries=True, state_gradient=False)
+"""Every measure: probes and checks."""
+
+CHEAP = MeasureSet(size_and_cosine, size_and_cosine_with_rank, size_and_angle, all_entries=False, state_gradient=True)
+"""A few measures: the profiles of a training run."""
 
 
 def extremes(x: Tensor) -> Tensor:

@@ -15,8 +15,7 @@ waits for them.
 from __future__ import annotations
 
 import dataclasses
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -28,14 +27,13 @@ from normlab.norms import widen
 from normlab.probes.attention import Rows, watch_attention
 from normlab.probes.block_hooks import StackWatch
 from normlab.probes.blocks import eager, find_stacks
-from normlab.probes.first_nonfinite import ModuleWatch
+from normlab.probes.first_nonfinite import OutputWatch, module_names
 from normlab.probes.ledger import Ledger
+from normlab.probes.outputs import Batch, LossFn, loss_and_logits, own_loss
 from normlab.probes.pooling import pool
 from normlab.probes.profile import Profile
+from normlab.probes.untouched import eager_mode, untouched
 from normlab.probes.weight_updates import WeightWatch
-
-Batch = torch.Tensor | Mapping[str, Any] | Sequence[Any]
-LossFn = Callable[[nn.Module, Any], torch.Tensor]
 
 _TOKENS = 1024
 """Most tokens whose output logits are looked at."""
@@ -90,7 +88,8 @@ class Probe:
 
     def _attach(self, model: nn.Module, pattern: str | None, want_gradients: bool, hooks: ExitStack) -> None:
         stacks = find_stacks(model, pattern)
-        self._modules = ModuleWatch(model, self._ledger)
+        names = module_names(model)
+        self._modules = OutputWatch({**names, eager(model): type(eager(model)).__name__}, self._ledger)
         self._stacks = [StackWatch(stack, self._ledger, want_gradients=want_gradients) for stack in stacks]
         self._weights = [WeightWatch(stack, self._ledger) for stack in stacks]
         for watch in [*self._stacks, *self._weights, self._modules]:
@@ -142,7 +141,7 @@ class Probe:
     def _culprit(self, profile: Profile, watch: StackWatch) -> str | None:
         """The module to name. A module's output alone raises no alarm: some return −inf on purpose, as a mask."""
         if profile.first_broken is not None or {"loss", "logits_rms"} & profile.unfit.keys():
-            return self._modules.first() or "the loss"
+            return self._modules.first(with_call=True) or "the loss"
         paths = watch.paths()
         # The gradient goes from the last boundary to the first: the last broken one is where it began.
         broken = [place for place, share in enumerate(profile.grad_broken) if share]
@@ -172,9 +171,7 @@ def probe(
     look = Probe(step=step, seed=seed)
     with ExitStack() as hooks:
         if active:
-            # Nothing can have been compiled before the compiler was imported, which takes a second.
-            if "torch._dynamo" in sys.modules:
-                hooks.enter_context(torch.compiler.set_stance("force_eager"))
+            hooks.enter_context(eager_mode())
             look._attach(model, blocks, want_gradients, hooks)
         yield look
     if active:
@@ -207,52 +204,6 @@ def measure_stacks(
         if loss.requires_grad:
             loss.backward()
     return look.profiles
-
-
-@contextmanager
-def untouched(model: nn.Module, keep_grads: bool = False) -> Iterator[None]:
-    """Puts gradients, buffers and random numbers back to what they were."""
-    grads = [(parameter, parameter.grad) for parameter in model.parameters()]
-    buffers = [
-        (module._buffers, name, buffer, buffer.clone())
-        for module in model.modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    ]
-    devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
-    try:
-        for parameter, _ in grads:
-            parameter.grad = None
-        with torch.random.fork_rng(devices=list(devices)), torch.enable_grad():
-            yield
-    finally:
-        for parameter, grad in [] if keep_grads else grads:
-            parameter.grad = grad
-        with torch.no_grad():
-            for holder, name, buffer, value in buffers:
-                holder[name] = buffer.copy_(value)
-
-
-def own_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
-    if isinstance(batch, Mapping):
-        output = model(**batch)
-    else:
-        output = model(batch) if isinstance(batch, torch.Tensor) else model(*batch)
-    loss, _ = loss_and_logits(output)
-    if loss is None:
-        raise NormLabError(
-            f"{type(model).__name__} returned no loss; expected labels in the batch, or a loss_fn(model, batch)"
-        )
-    return loss
-
-
-def loss_and_logits(output: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """What a model's output says by name; a bare tensor is a loss if it is one number and logits otherwise."""
-    if isinstance(output, torch.Tensor):
-        return (output, None) if output.ndim == 0 else (None, output if output.ndim >= 2 else None)
-    if isinstance(output, Mapping):
-        return output.get("loss"), output.get("logits")
-    return getattr(output, "loss", None), getattr(output, "logits", None)
 
 
 @torch.no_grad()

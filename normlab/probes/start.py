@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from normlab.norms import widen
-from normlab.probes.replay import at_rest
+from normlab.probes.untouched import at_rest
 
 LENGTH = 24
 """Tokens that are read: all of one sequence, each another one."""

@@ -7,7 +7,7 @@ from torch import nn
 
 from normlab.errors import NormLabError
 from normlab.models.transformer import Transformer
-from normlab.probes.probe import untouched
+from normlab.probes.untouched import untouched
 from normlab.targets.data import TokenData, token_data
 from normlab.targets.failures import in_one_line
 from normlab.targets.own_tasks import own_task, spare_tokens

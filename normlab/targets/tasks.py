@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from normlab.errors import NormLabError
-from normlab.probes.probe import loss_and_logits, own_loss
+from normlab.probes.outputs import loss_and_logits, own_loss
 from normlab.targets.data import TokenData
 
 _CHOSEN, _HIDDEN, _REPLACED = 0.15, 0.8, 0.1

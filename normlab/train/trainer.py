@@ -13,6 +13,7 @@ import torch
 
 from normlab.data import IGNORED, Batch
 from normlab.errors import NormLabError
+from normlab.probes.sensitivity import sensitivity
 from normlab.train import optimiser as optimisers
 from normlab.train.config import TrainConfig
 from normlab.train.distributed import Group, clip_grad_norm, reshard, start, stop
@@ -21,7 +22,6 @@ from normlab.train.hardware import describe, identity, peak_memory
 from normlab.train.monitor import recovery
 from normlab.train.monitor.profile import profile
 from normlab.train.monitor.recovery import Ended
-from normlab.train.monitor.sensitivity import sensitivity
 from normlab.train.monitor.start import first_loss
 from normlab.train.monitor.stuck import look
 from normlab.train.plan import milestones

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from normlab.norms import widen
-from normlab.probes.block_hooks import tensors
 from normlab.probes.blocks import BlockStack
+from normlab.probes.outputs import tensors
 from normlab.probes.replay import again
 
 FACTORS = (10.0, 1000.0)

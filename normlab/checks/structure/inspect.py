@@ -16,10 +16,10 @@ from normlab.checks.structure.leaks import Leak, TokenSlices, find_leak, hides_l
 from normlab.checks.structure.scaling import BlockScaling, block_scaling
 from normlab.errors import NormLabError
 from normlab.probes.blocks import BlockStack, find_stacks
-from normlab.probes.probe import untouched
-from normlab.probes.replay import at_rest, capture
+from normlab.probes.replay import capture
 from normlab.probes.sharded import is_sharded
 from normlab.probes.start import MOST_PARAMETERS, Start, measure_start
+from normlab.probes.untouched import at_rest, untouched
 from normlab.targets.failures import reason
 from normlab.targets.target import Target
 from normlab.targets.tasks import TokenTask

@@ -22,8 +22,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from normlab.norms import widen
 from normlab.probes.attention import Rows, watch_attention
-from normlab.probes.block_hooks import tensors
 from normlab.probes.blocks import BlockStack, eager, walk
+from normlab.probes.outputs import tensors
 
 Kind = Literal["future", "batch"]
 

@@ -30,8 +30,8 @@ from normlab.checks.theory.scale_test import scale_test, summary
 from normlab.errors import NormLabError
 from normlab.probes.blocks import find_stacks
 from normlab.probes.profile import Number, Profile
-from normlab.probes.replay import at_rest
 from normlab.probes.sharded import is_sharded
+from normlab.probes.untouched import at_rest
 from normlab.schemes.contract.law import Law
 from normlab.schemes.contract.scheme import BoundScheme
 from normlab.stack import Stack

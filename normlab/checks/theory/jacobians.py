@@ -23,7 +23,9 @@ from normlab.checks.judge.verdict import plain
 from normlab.checks.theory.records import JacobianRow
 from normlab.probes.blocks import BlockStack
 from normlab.probes.branches import detached, find_branches, vjp
-from normlab.probes.replay import RecordedCall, at_rest, capture
+from normlab.probes.replay import RecordedCall, capture
+from normlab.probes.untouched import at_rest
+from normlab.utils.spaced import evenly_spaced
 
 Product = Callable[[Tensor], Tensor]
 
@@ -43,18 +45,11 @@ _SEED = 2510
 
 def jacobian_rows(model: nn.Module, stack: BlockStack, run: Callable[[], object]) -> list[JacobianRow]:
     """‖J‖ of the branches of some blocks in the pass that `run` makes; the model is left as it was."""
-    places = spread(len(stack.blocks))
+    places = evenly_spaced(len(stack.blocks), MOST_BLOCKS)
     # Fused attention has no second derivative, and the transpose of a transpose takes one.
     with at_rest(model), sdpa_kernel(SDPBackend.MATH):
         calls = capture(stack, [stack.blocks[place] for place in places], run)
         return [row for place, call in zip(places, calls, strict=True) if call for row in _rows(place, call)]
-
-
-def spread(depth: int) -> list[int]:
-    """The blocks of a stack that are looked at."""
-    if depth <= MOST_BLOCKS:
-        return list(range(depth))
-    return [round(place * (depth - 1) / (MOST_BLOCKS - 1)) for place in range(MOST_BLOCKS)]
 
 
 def largest_singular_value(f: Callable[[Tensor], Tensor], x: Tensor) -> float:

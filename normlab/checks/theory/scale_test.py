@@ -26,10 +26,11 @@ from normlab.checks.judge.blame import blocks as named
 from normlab.checks.judge.verdict import plain
 from normlab.checks.theory.records import ScaleFinding, ScaleRow
 from normlab.probes import measures
-from normlab.probes.block_hooks import tensors
 from normlab.probes.blocks import BlockStack
 from normlab.probes.branches import Branch, detached, find_branches, vjp
-from normlab.probes.replay import RecordedCall, again, at_rest, capture
+from normlab.probes.outputs import tensors
+from normlab.probes.replay import RecordedCall, again, capture
+from normlab.probes.untouched import at_rest
 
 FACTORS = (0.5, 1.0, 2.0, 4.0)
 

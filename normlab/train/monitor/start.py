@@ -18,8 +18,8 @@ import torch
 
 from normlab.data import Batch
 from normlab.models.transformer import Transformer
+from normlab.probes.untouched import eager_mode, untouched
 from normlab.train.distributed import reshard, whole
-from normlab.train.monitor.profile import untouched
 from normlab.train.tasks import Task
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def first_loss(run: Setup, batch: Batch) -> float | None:
 
 def measure_start(model: Transformer, task: Task, batch: Batch) -> Start:
     """Measure how a model starts on a batch. All ranks call it; nothing of it remains."""
-    with untouched(model), torch.no_grad():
+    with untouched(model), eager_mode(), torch.no_grad():
         measured = task.measure(model)(batch.inputs, batch.targets, **batch.options)
         found = Start(
             loss=float(torch.atleast_1d(measured)[0]),

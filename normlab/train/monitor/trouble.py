@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 
 from normlab.data import Batch
 from normlab.models.transformer import Transformer
+from normlab.probes.first_nonfinite import Diagnosis, first_nonfinite
 from normlab.train.distributed import Group, reshard
-from normlab.train.monitor.guard import Diagnosis, first_nonfinite
 from normlab.utils.files import file_error, replacing
 
 

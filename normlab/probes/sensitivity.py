@@ -19,7 +19,7 @@ from torch import nn
 
 from normlab.models.transformer import Transformer
 from normlab.probes import measures
-from normlab.train.monitor.profile import untouched
+from normlab.probes.untouched import eager_mode, untouched
 
 _SEED = 2510
 
@@ -36,7 +36,7 @@ def sensitivity(model: Transformer, inputs: torch.Tensor, **options: Any) -> flo
 
     hooks = [model.stack.register_forward_pre_hook(enters), model.stack.register_forward_hook(leaves)]
     try:
-        with untouched(model):
+        with untouched(model), eager_mode():
             model.features(inputs, **options)
             entering, leaving = seen["entering"], seen["leaving"]
             (moved,) = torch.autograd.grad(leaving, entering, _direction(leaving))

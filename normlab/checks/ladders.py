@@ -101,7 +101,7 @@ def depth_ladder(
     climb = _Climb(target, config, tell, depths, own_depth, inspect)
     for depth in climb.budget.affordable(by_importance(depths, own_depth), climb.cost):
         climb.take(depth)
-    climb.settle()
+    climb.finish()
     bursts = dict(sorted(climb.bursts.items()))
     cut = _note_cut("depth", [depth for depth in depths if depth not in bursts], config)
     return DepthLadder(_by_stack(bursts), bursts, (*cut, *climb.notes))
@@ -186,7 +186,7 @@ class _Climb:
         self.inspected = depth if looks else self.inspected
         self.budget.paid(depth, sum(run.seconds for run in self.bursts[depth]))
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """What is open after the last rung: a close call that takes more seeds, a model to inspect."""
         self._add_seeds()
         wanted = max((depth for depth in self.bursts if depth <= self.own_depth), default=min(self.bursts))

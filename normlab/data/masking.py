@@ -1,8 +1,9 @@
-"""Masked tokens (BERT, arXiv 1810.04805): some are hidden, and what stood there is to be found.
+"""BERT's masking (arXiv 1810.04805): inputs in which some tokens are masked, and the masked tokens as targets.
 
-Of the tokens that are chosen, eight in ten become the mask, one in ten any token, one in ten stay as they are. Which,
-follows from the seed and from the number of the window alone, so that a run that was stopped goes on to the same bits
-and no number of machines changes anything. Ends of documents stand for no text and are never chosen.
+Of the tokens that are chosen, eight in ten become the mask, one in ten a random token, one in ten stay as they are.
+`mask_tokens` is that rule. `Masking` applies it to the windows of a text: its random numbers depend on the seed and the
+number of the window alone, so that a resumed run and any number of processes see the same bits. Ends of documents are
+never chosen.
 """
 
 from __future__ import annotations
@@ -15,19 +16,34 @@ from normlab.data.feed import IGNORED
 from normlab.data.windows import Window, mixed
 from normlab.errors import NormLabError
 
+SHARE = 0.15
+"""Of the tokens that are chosen."""
+
 _MASKED, _RANDOM = 0.8, 0.9
 """Below the first a chosen token is masked, below the second it is replaced by a random one."""
 
 
+def mask_tokens(
+    tokens: np.ndarray, chosen: np.ndarray, draws: np.ndarray, others: np.ndarray, mask: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and targets of a masked batch; all arrays have the shape of `tokens`.
+
+    `chosen` says which tokens are to be predicted: targets are `IGNORED` elsewhere. `draws` are uniform numbers in
+    [0, 1) that decide what becomes of a chosen token; `others` are the random tokens that may replace it.
+    """
+    replaced = np.where(draws < _MASKED, mask, np.where(draws < _RANDOM, others, tokens))
+    return np.where(chosen, replaced, tokens), np.where(chosen, tokens, IGNORED)
+
+
 @dataclass(frozen=True)
 class Masking:
-    """How the tokens of a vocabulary are hidden; the mask is the first number that the tokenizer does not use."""
+    """Masking of the windows of a text; the mask is the first number that the tokenizer does not use."""
 
     vocabulary: int
     end: int
     seed: int
-    share: float = 0.15
-    """Of the tokens that are to be found."""
+    share: float = SHARE
+    """Of the tokens that are chosen."""
 
     def __post_init__(self) -> None:
         if not 0.0 < self.share <= 1.0:
@@ -38,17 +54,13 @@ class Masking:
         return self.vocabulary
 
     def hide(self, rows: Window, numbers: np.ndarray) -> Window:
-        """Windows with these numbers in the line: what is left of their tokens, and those that are to be found.
-
-        The tokens are the windows' targets: every token of the corpus stands there once.
-        """
+        """The windows with these numbers, masked. Their tokens are their targets: each token of the corpus once."""
         tokens, real = rows.targets, rows.targets != IGNORED
         chances = self._chances(numbers, tokens.shape[1])
         chosen = real & (tokens != self.end) & (chances[0] < self.share)
-        hidden = np.where(chances[1] < _MASKED, self.mask, (chances[2] * self.vocabulary).astype(np.int64))
-        hidden = np.where(chances[1] < _RANDOM, hidden, tokens)
-        inputs = np.where(chosen, hidden, np.where(real, tokens, 0))
-        return Window(inputs, np.where(chosen, tokens, IGNORED), rows.documents)
+        others = (chances[2] * self.vocabulary).astype(np.int64)
+        inputs, targets = mask_tokens(np.where(real, tokens, 0), chosen, chances[1], others, self.mask)
+        return Window(inputs, targets, rows.documents)
 
     def _chances(self, numbers: np.ndarray, length: int) -> list[np.ndarray]:
         """Three numbers in [0, 1) for every token."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from normlab.errors import NormLabError
+from normlab.errors import NormLabError, in_one_line
 from normlab.models.transformer import Transformer
 from normlab.probes.untouched import untouched
 from normlab.targets.data import TokenData, token_data
-from normlab.targets.failures import in_one_line
 from normlab.targets.own_tasks import own_task, spare_tokens
 from normlab.targets.tasks import Logits, States, TokenTask, Workload, answer
 

@@ -13,8 +13,7 @@ from urllib.parse import urlparse
 import torch
 from torch import nn
 
-from normlab.errors import NormLabError
-from normlab.targets.failures import in_one_line
+from normlab.errors import NormLabError, in_one_line
 from normlab.utils.files import read_json
 from normlab.utils.optional import need
 

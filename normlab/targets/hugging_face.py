@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from normlab.errors import NormLabError
+from normlab.errors import NormLabError, in_one_line
 from normlab.models.memory import check_room_for_parameters
 from normlab.probes.blocks import find_stacks
 from normlab.probes.start import Fresh
 from normlab.targets import config_sizes, config_tasks, hub
 from normlab.targets.data import MADE_UP, token_data
-from normlab.targets.failures import in_one_line
 from normlab.targets.target import Target, count_parameters
 from normlab.targets.tasks import Workload
 

@@ -13,11 +13,10 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from normlab.errors import NormLabError, unknown
+from normlab.errors import NormLabError, in_one_line, unknown
 from normlab.probes.start import Fresh
 from normlab.schemes.contract.scheme import Scheme
 from normlab.targets import scheme_rules
-from normlab.targets.failures import in_one_line
 from normlab.targets.tasks import NextToken, TokenTask, Workload, answer
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

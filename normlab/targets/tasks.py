@@ -12,11 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from normlab.data import masking
 from normlab.errors import NormLabError
 from normlab.probes.outputs import loss_and_logits, own_loss
 from normlab.targets.data import TokenData
-
-_CHOSEN, _HIDDEN, _REPLACED = 0.15, 0.8, 0.1
 
 
 class Workload(ABC):
@@ -127,19 +126,18 @@ class States(Logits):
 def hide(
     tokens: torch.Tensor, ids: torch.Tensor, spare: int, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens of which some are hidden behind `spare`, one that never occurs, and those as labels.
+    """A masked batch with `spare`, a token that never occurs, as the mask, and its labels; `ids` may replace a token.
 
-    A tenth is replaced by another of `ids` and a tenth left as it is. With all of them hidden nothing asks a model to
-    keep what it was given, and for hundreds of steps even a sound one learns no more than how often each token occurs.
+    BERT's rule and not masks alone: with these nothing asks a model to keep what it was given, and for hundreds of
+    steps even a sound one learns no more than how often each token occurs.
     """
-    chosen = torch.rand(tokens.shape, generator=generator) < _CHOSEN
+    chosen = torch.rand(tokens.shape, generator=generator) < masking.SHARE
     # A batch without a label has no loss.
     chosen[:, 0] = True
     others = ids[torch.randint(len(ids), tokens.shape, generator=generator)]
-    fate = torch.rand(tokens.shape, generator=generator)
-    seen = torch.where(chosen & (fate < _HIDDEN + _REPLACED), others, tokens)
-    seen = seen.masked_fill(chosen & (fate < _HIDDEN), spare)
-    return seen, tokens.masked_fill(~chosen, -100)
+    draws = torch.rand(tokens.shape, generator=generator)
+    inputs, labels = masking.mask_tokens(tokens.numpy(), chosen.numpy(), draws.numpy(), others.numpy(), spare)
+    return torch.from_numpy(inputs), torch.from_numpy(labels)
 
 
 def noisy_copies(pictures: torch.Tensor, count: int, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

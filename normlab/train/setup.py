@@ -17,12 +17,11 @@ from normlab.models.transformer import Transformer
 from normlab.train import optimiser as optimisers
 from normlab.train.config import TrainConfig
 from normlab.train.distributed import Group, Precision, initialise, shard
-from normlab.train.forecast import expectation
 from normlab.train.hardware import forget_peak_memory, matmul_ceiling
 from normlab.train.interrupt import Interrupt
 from normlab.train.monitor.guard import Guard
 from normlab.train.monitor.stuck import StuckWatch
-from normlab.train.plan import Course
+from normlab.train.plan import Course, expectation
 from normlab.train.progress import Meter, StepClock
 from normlab.train.storage.checkpoint import Checkpoints
 from normlab.train.storage.folder import RunFolder

@@ -14,20 +14,20 @@ import torch
 from normlab.data import IGNORED, Batch
 from normlab.errors import NormLabError
 from normlab.probes.sensitivity import sensitivity
+from normlab.probes.sharded import reshard
 from normlab.train import optimiser as optimisers
 from normlab.train.config import TrainConfig
-from normlab.train.distributed import Group, clip_grad_norm, reshard, start, stop
+from normlab.train.distributed import Group, clip_grad_norm, start, stop
 from normlab.train.evaluate import Scores, evaluate
 from normlab.train.hardware import describe, identity, peak_memory
 from normlab.train.monitor import recovery
 from normlab.train.monitor.profile import profile
-from normlab.train.monitor.recovery import Ended
+from normlab.train.monitor.recovery import Ended, Taken
 from normlab.train.monitor.start import first_loss
 from normlab.train.monitor.stuck import look
 from normlab.train.plan import milestones
 from normlab.train.result import TrainResult
 from normlab.train.setup import Setup
-from normlab.train.step import Taken
 from normlab.train.storage.folder import RunFolder
 from normlab.train.storage.weights import export_safetensors
 from normlab.train.tasks import Data
@@ -177,7 +177,7 @@ class Trainer(Setup):
             self._train_step()
             stopping = self._must_stop()
             if stopping or self.step in looked_at:
-                self._settle()
+                self._judge_pending()
                 self.clock.stop()
                 # A step that was rolled back is not reached; the end has an evaluation of its own, and no checkpoint.
                 reached = before < self.step < last
@@ -207,7 +207,7 @@ class Trainer(Setup):
         self.waited = time.perf_counter() - begin
         optimisers.set_lr(self.optimiser, self.config.rate(self.step))
         loss, norm = self._gradient(parts)
-        if self._settle():
+        if self._judge_pending():
             # The weights that this gradient belongs to were rolled back.
             self.optimiser.zero_grad(set_to_none=True)
             return
@@ -250,7 +250,7 @@ class Trainer(Setup):
         self.optimiser.found_inf = bad.float()  # type: ignore[attr-defined]  # what GradScaler sets, too
         self._update()
 
-    def _settle(self) -> bool:
+    def _judge_pending(self) -> bool:
         """Judge the step that is still on its way, if there is one: has it set the run back?"""
         before = self.step
         if self.pending is not None:

@@ -14,13 +14,12 @@ from normlab.checks.structure.detached import cut_branches
 from normlab.checks.structure.final_norm import logit_exponent
 from normlab.checks.structure.leaks import Leak, TokenSlices, find_leak, hides_later_keys
 from normlab.checks.structure.scaling import BlockScaling, block_scaling
-from normlab.errors import NormLabError
+from normlab.errors import NormLabError, reason
 from normlab.probes.blocks import BlockStack, find_stacks
 from normlab.probes.replay import capture
 from normlab.probes.sharded import is_sharded
 from normlab.probes.start import MOST_PARAMETERS, Start, measure_start
 from normlab.probes.untouched import at_rest, untouched
-from normlab.targets.failures import reason
 from normlab.targets.target import Target
 from normlab.targets.tasks import TokenTask
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from normlab.choices import Topology
-from normlab.errors import NormLabError
+from normlab.errors import NormLabError, in_one_line
 from normlab.hf.conversion.anatomy import Anatomy, norm_options
 from normlab.hf.conversion.converted_layer import check_not_lost
 from normlab.hf.conversion.dissection import dissect
@@ -25,7 +25,6 @@ from normlab.probes.untouched import at_rest
 from normlab.targets import hub
 from normlab.targets.config_sizes import parts, special_tokens
 from normlab.targets.config_tasks import image_shape
-from normlab.targets.failures import in_one_line
 
 Adapter = Callable[[Any], Anatomy]
 """From a layer to what it is made of."""

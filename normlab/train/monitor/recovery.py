@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
+from normlab.data import Batch
 from normlab.train.monitor import trouble
 from normlab.train.monitor.guard import StepVerdict
-from normlab.train.step import Taken
+from normlab.utils.host_copy import HostCopy
 
 if TYPE_CHECKING:
     from normlab.train.setup import Setup
+
+
+class Taken(NamedTuple):
+    """A training step whose loss and gradient norm may still be on their way from the device."""
+
+    step: int
+    values: HostCopy
+    """Loss and gradient norm."""
+    parts: Sequence[Batch]
+    threshold: float
+    """The loss above which it is a spike."""
 
 
 class Ended(Exception):  # noqa: N818  # not an error

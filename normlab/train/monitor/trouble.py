@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 from normlab.data import Batch
 from normlab.models.transformer import Transformer
 from normlab.probes.first_nonfinite import Diagnosis, first_nonfinite
-from normlab.train.distributed import Group, reshard
+from normlab.probes.sharded import reshard
+from normlab.train.distributed import Group
 from normlab.utils.files import file_error, replacing
 
 

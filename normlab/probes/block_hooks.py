@@ -1,4 +1,4 @@
-"""Hooks on the blocks of one stack: what enters the first, what every block returns, and the gradients of these.
+"""Hooks on the blocks of one stack: measure the state at every block boundary, and its gradient.
 
 A pass is one forward run of the stack; gradient accumulation makes several. Every call of a block is a record of its
 own, so that a block which runs twice in a pass has two. Blocks that run once more in the backward pass (activation
@@ -30,7 +30,7 @@ from normlab.probes.sharded import local
 
 @dataclass
 class Boundary:
-    """Places in the ledger of what was measured at one boundary; `gradient` is empty if none came."""
+    """Ledger places of what was measured at one boundary; `gradient` is empty if there was none."""
 
     values: dict[str, int] = field(default_factory=dict)
     """`gram` and `rest_gram` of the first pass alone: the matrices are the largest of all that is kept."""
@@ -81,7 +81,7 @@ class StackWatch:
         self.passes: list[Pass] = []
         self.running: list[BlockCall] = []
         self._state: torch.Tensor | None = None
-        """The raw state at the last boundary, how often it had been written to, and what of it is looked at."""
+        """The raw state at the last boundary, its version counter, and the part of it that is measured."""
         self._version = 0
         self._seen: Like | None = None
         self._entering: list[tuple[torch.Tensor, int]] = []
@@ -94,7 +94,7 @@ class StackWatch:
         self._attention = Together(summarise)
 
     def listen(self, hooks: ExitStack) -> None:
-        """Install the hooks; `hooks` takes them off."""
+        """Install the hooks; closing `hooks` removes them."""
         owner = self.stack.owner
         hooks.callback(owner.register_forward_pre_hook(self._on_owner).remove)
         hooks.callback(owner.register_forward_hook(self._after_owner).remove)
@@ -104,14 +104,14 @@ class StackWatch:
         hooks.callback(self._let_go)
 
     def attend(self, rows: Rows) -> bool:
-        """Take some rows of an attention call, if it comes from inside one of our blocks."""
+        """Measure some rows of an attention call, if it comes from inside one of the blocks; return whether it did."""
         if self.running:
             self.running[-1].attention.append(places := {})
             self._attention.ask(self._writer(places), *rows)
         return bool(self.running)
 
     def finish(self) -> None:
-        """The step is over: measure what is still waiting."""
+        """Run the measurements that are still waiting."""
         for calls in self._all_calls:
             calls.finish()
 
@@ -175,7 +175,7 @@ class StackWatch:
         now.calls.append(call)
 
     def _enter(self, block: nn.Module, after: torch.Tensor) -> Boundary:
-        """The first boundary: among what the first block was given, the state is what looks like its output."""
+        """Measure the first boundary: the state is the input of the first block that has the shape of its output."""
         given = next((one for one in self._entering if one[0].shape == after.shape), None)
         self._entering = []
         if given is None:
@@ -199,7 +199,7 @@ class StackWatch:
         return boundary
 
     def _unwritten(self) -> Like | None:
-        """The last state, unless the block wrote over it and left nothing to compare with."""
+        """The last state, unless the block changed it in place."""
         return self._seen if self._state is not None and _version(self._state) == self._version else None
 
     def _await_gradient(self, state: torch.Tensor, boundary: Boundary) -> None:
@@ -211,7 +211,7 @@ class StackWatch:
         state.register_hook(keep)
 
     def _catch_up(self, block: nn.Module, output: Any) -> None:
-        """Reentrant checkpointing runs a block without a graph first: its gradient comes when it runs again."""
+        """Reentrant checkpointing first runs a block without a graph: hook the gradient when it runs again."""
         place = next((k for k in reversed(range(len(self._without_gradient))) if self._waits(k, block)), None)
         found = next((tensor for tensor in tensors(output) if tensor.requires_grad), None)
         if place is not None and found is not None:
@@ -234,7 +234,7 @@ class StackWatch:
         self._asked.clear()
 
     def paths(self) -> list[str]:
-        """The path of the block of every call in a pass; a second call of one that is listed once says so."""
+        """The path of the block of every call in a pass; "(call 2)" marks a second call of one listed block."""
         listed: dict[nn.Module, list[str]] = {}
         for name, block in zip(self.stack.names, self.stack.blocks, strict=True):
             listed.setdefault(block, []).append(name)
@@ -247,7 +247,7 @@ class StackWatch:
         return paths
 
     def check(self) -> None:
-        """Every block must have been heard, in every pass the same number of calls."""
+        """Raise unless every block has run, with the same number of calls in every pass."""
         heard = {call.block for one in self.passes for call in one.calls}
         silent = [name for name, block in zip(self.stack.names, self.stack.blocks, strict=True) if block not in heard]
         if silent:

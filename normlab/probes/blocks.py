@@ -1,4 +1,4 @@
-"""Where a model's stacks of repeated blocks are, found in the tree of its modules: nothing is run, nothing rewritten.
+"""Find the stacks of repeated blocks in any model, from its module tree alone.
 
 A stack is a `ModuleList` or `Sequential` of at least two modules of one class that have parameters. Lists inside the
 blocks of another stack (experts, the parts of a block) are not stacks, and neither are lists of bare layers where there
@@ -60,7 +60,7 @@ def find_stacks(model: nn.Module, pattern: str | None = None) -> list[BlockStack
 
 
 def own_stack(stack: Stack, name: str = "stack") -> BlockStack:
-    """The blocks of one of NormLab's own stacks, be it a single one; `name` is the path of the stack in its model."""
+    """The blocks of one of NormLab's own stacks, of any depth; `name` is the path of the stack in its model."""
     blocks = [eager(block) for block in stack.layers]
     return BlockStack(f"{name}.layers", blocks, [f"{name}.layers.{k}" for k in range(len(blocks))], stack)
 

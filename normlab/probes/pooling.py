@@ -1,9 +1,9 @@
-"""One profile from the passes of a step, as if their batches had been one.
+"""Pool the passes of one step (gradient accumulation) into one profile, as if their batches had been one.
 
 Formula    rms, branch_rms   √ mean of squares          max_abs, logit_max   largest
            grad_h            √ sum of squares           outlier_ratio, branch_ratio, kurtosis   from the pooled moments
            all others        mean
-           passes weighed by their tokens
+           passes are weighted by their tokens
 
 Equal to one large batch except where a number compares the tokens of a batch with one another: var_data is the mean
 over passes, and so is cos_rest; ranks are of the first.
@@ -88,7 +88,7 @@ def _heads(row: Sequence[BlockCall], ledger: Ledger) -> list[float | None]:
 
 
 def _look(boundary: Boundary, ledger: Ledger) -> dict[str, float]:
-    """What was measured of a sample of tokens, with the ends of all entries."""
+    """The measures of a sample of tokens, corrected by the extremes of all entries."""
     look = {name: ledger[place] for name, place in boundary.values.items() if name in BOUNDARY}
     if boundary.extremes is not None:
         ends = [abs(x) for x in ledger.row(boundary.extremes)]

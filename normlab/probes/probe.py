@@ -1,4 +1,4 @@
-"""One look at a live model: its stacks' profiles from a forward and a backward pass that somebody else runs.
+"""`normlab.probe`: profile a live model during one training step of the caller's own loop.
 
     with normlab.probe(model, step=7) as look:
         loss = model(**batch).loss
@@ -6,10 +6,9 @@
         optimiser.step()
     look.profile.rms
 
-The model runs as it was written: what torch.compile made of it rests meanwhile, since hooks are lost on it. Nothing
-of it is changed, no random number is drawn, and with `active=False` nothing is installed at all. Numbers are taken in
-fp32 or better whatever the model's format, and set out for the host once, when the look ends; who reads a profile
-waits for them.
+The model runs eagerly meanwhile, since torch.compile drops hooks. It is not changed, no random number is drawn, and
+with `active=False` no hook is installed. Measures are computed in fp32 or better whatever the model's format. They are
+copied to the host once, when the step ends; reading a profile waits for the copy.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ from normlab.probes.untouched import eager_mode, untouched
 from normlab.probes.weight_updates import WeightWatch
 
 _TOKENS = 1024
-"""Most tokens whose output logits are looked at."""
+"""Most tokens whose output logits are measured."""
 
 
 class Probe:
-    """A look in progress; afterwards its profiles. Made by `probe`."""
+    """A measurement in progress; afterwards its profiles. Made by `probe`."""
 
     def __init__(self, *, step: int = 0, seed: int = 0):
         self.step, self.seed = step, seed
@@ -52,7 +51,7 @@ class Probe:
         self._losses: list[int] = []
         self._told_losses: list[int] = []
         self.on_loss: Callable[[torch.Tensor], None] | None = None
-        """Hears the losses of a step that is not looked at."""
+        """Called with the losses of a step that is not profiled."""
         self._logits: list[dict[str, int]] = []
         self._profiles: dict[str, Profile] | None = None
 
@@ -67,7 +66,7 @@ class Probe:
 
     @property
     def is_there(self) -> bool:
-        """Whether all numbers of a step that is over have come from the device: `profiles` will not wait for it."""
+        """Whether the step is over and its numbers have reached the host: `profiles` will not wait."""
         return self._over and self._ledger.is_there
 
     @property
@@ -78,7 +77,7 @@ class Probe:
         return next(iter(self.profiles.values()))
 
     def record(self, *, loss: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> None:
-        """Tell the probe what it cannot hear: loss or logits where the model's own output does not hold them."""
+        """Record a loss or logits that the model's own output does not hold."""
         if loss is not None and self.on_loss is not None:
             self.on_loss(loss)
         if self.active and loss is not None:
@@ -162,10 +161,10 @@ def probe(
     active: bool = True,
     want_gradients: bool = False,
 ) -> Iterator[Probe]:
-    """Look at one step of somebody else's loop. All passes inside count as one batch (gradient accumulation).
+    """Profile one step of a training loop. All passes inside count as one batch (gradient accumulation).
 
-    `blocks` names the blocks, `model.layers.*`, where they are not found. With `active=False` nothing happens: for
-    loops that look at every 50th step. `want_gradients` measures the gradient of the first state even if all before it
+    `blocks` is a pattern of the blocks, `model.layers.*`, where they are not found. `active=False` does nothing: for
+    loops that profile every 50th step. `want_gradients` measures the gradient of the first state even if all before it
     is frozen.
     """
     look = Probe(step=step, seed=seed)
@@ -193,7 +192,7 @@ def measure_stacks(
     seed: int = 0,
     keep_grads: bool = False,
 ) -> dict[str, Profile]:
-    """Run one forward and one backward pass and leave the model as it was: a profile for each stack.
+    """Run one forward and one backward pass; return a profile for each stack. The model is restored afterwards.
 
     `loss_fn(model, batch)` returns the loss; without it the model is called with the batch and must return its loss, as
     published models do when they are given labels. `keep_grads` leaves the pass's gradients in the parameters.

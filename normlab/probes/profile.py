@@ -19,7 +19,7 @@ from normlab.errors import NormLabError, unknown
 Number = float | None
 Series = list[Number]
 When = Literal["before", "after"]
-"""The two looks at a model: before its training burst and after it."""
+"""The two snapshots of a model: before its training burst and after it."""
 
 Format = Literal["fp16", "bf16", "e4m3", "e5m2"]
 LARGEST: dict[Format, float] = {

@@ -1,4 +1,4 @@
-"""One block of a model, run again and again: its call as a real pass made it, and the model at rest meanwhile."""
+"""Record the calls of blocks in a real forward pass, and repeat them with the same or another state."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def capture(stack: BlockStack, blocks: Sequence[nn.Module], run: Callable[[], An
 
 
 def again(value: Any, old: Tensor | None = None, new: Tensor | None = None) -> Any:
-    """The same arguments once more: tensors as they are, containers anew, all else copied; `new` in place of `old`."""
+    """A copy of arguments: tensors shared, containers new, all else deep-copied; `new` replaces `old`."""
     if isinstance(value, Tensor):
         return new if new is not None and value is old else value
     if isinstance(value, tuple) and hasattr(value, "_fields"):

@@ -1,4 +1,4 @@
-"""How much the output of a model moves when its input is moved a little.
+"""Input sensitivity of a model: relative change of its output per relative change of its input.
 
 Formula    S² = E‖f(e + δ) - f(e)‖² / ‖f(e)‖²  ÷  E‖δ‖² / ‖e‖²,   δ Gaussian and small
              = ‖J‖²_F ‖e‖² / (n ‖f(e)‖²),   J = ∂f/∂e,  n entries in e
@@ -25,7 +25,7 @@ _SEED = 2510
 
 
 def sensitivity(model: Transformer, inputs: torch.Tensor, **options: Any) -> float | None:
-    """S of the formula above; None where it is not finite. Nothing of the two passes remains."""
+    """S of the formula above; None where it is not finite. The model is restored afterwards."""
     seen: dict[str, torch.Tensor] = {}
 
     def enters(_stack: nn.Module, args: tuple[torch.Tensor, ...]) -> None:

@@ -1,4 +1,4 @@
-"""A function of depth and width that returns a module: `module:factory` on the command line, itself in Python."""
+"""A factory as a target: a function of depth and width that returns a module; `module:factory` on the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to run a module on that came without a batch: found from what it is made of and from what it returns."""
+"""Guess the inputs of a module that came without a batch, from its layers and its output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The way to the transformers library and, where there is a network, to the Hugging Face hub."""
+"""Load configurations, weights and tokenizers with transformers, from disk or from the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def tokenizer_of(folder: str | None) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without the library's remarks and progress bars."""
+    """Silence the library's warnings and progress bars."""
     logging = library().utils.logging
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()

@@ -1,4 +1,4 @@
-"""Other people's models: a Hugging Face id, a folder or a config.json, built with random weights or loaded.
+"""Hugging Face models as targets: from an id, a folder or a config.json, with random or published weights.
 
 Nothing here knows an architecture: the library's own tables say which class a configuration makes and what it is for.
 No code from a repository is run, and weights are read from safetensors alone.
@@ -136,7 +136,7 @@ class HuggingFaceTarget(Target):
         return config_sizes.with_depth(config, depth, self._native)
 
     def _laid_out(self, config: Any) -> nn.Module:
-        """The model without weights: it costs next to nothing, whatever its size."""
+        """The model on the meta device: no memory, whatever its size."""
         with torch.device("meta"):
             return self._from(config)
 

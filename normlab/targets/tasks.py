@@ -1,4 +1,4 @@
-"""What a model is run on: batches, and the loss that is made of its answer."""
+"""`Workload`: endless batches and a loss; next-token, logits and headless tasks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Workload(ABC):
 
 
 class FixedBatch(Workload):
-    """A batch that the user brought, again and again, with their loss or the model's own."""
+    """The user's batch, repeated, with their loss or the model's own."""
 
     def __init__(self, batch: Any, loss_fn: Callable[[nn.Module, Any], torch.Tensor] | None = None):
         self.batch, self._loss_fn = batch, loss_fn or own_loss
@@ -150,7 +150,7 @@ def noisy_copies(pictures: torch.Tensor, count: int, seed: int) -> Iterator[tupl
 
 
 def answer(output: Any) -> torch.Tensor:
-    """What a model says: its logits if it names them, else its last states, else its first tensor."""
+    """The output of a model: its logits if it names them, else its last hidden states, else its first tensor."""
     for name in ("logits", "last_hidden_state"):
         found = output.get(name) if isinstance(output, dict) else getattr(output, name, None)
         if isinstance(found, torch.Tensor):

@@ -1,4 +1,4 @@
-"""What the structural tests mean: verdicts on gradients, leaks, norms and the start, each with its module."""
+"""Verdicts on the structural tests: untrained parameters, leaks, missing norms, skip gains and the first loss."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHOWN = 3
 def structural(
     found: Sequence[Structure], trace: GradientTrace, limits: Thresholds, *, has_head: bool
 ) -> list[Verdict]:
-    """The verdicts on one live model, stack by stack, and on its burst. None where the model was not looked at."""
+    """The verdicts on one live model, stack by stack, and on its burst; empty if the model was not inspected."""
     if not found:
         return []
     # Of equals the latest counts: the stack with most blocks comes first.
@@ -101,7 +101,7 @@ def _leaking(leak: Leak, found: Structure, limits: Thresholds) -> Verdict:
 
 
 def structure(found: Structure, limits: Thresholds) -> Verdict:
-    """Whether branches read and the head reads through a norm, and whether skips leave the state as it is."""
+    """Whether branches and head read through a norm, and whether skips have gain one."""
     if not any(found.scalings):
         return unmeasured("structure", found.missing.get("structure", "no block could be run by itself"))
     for rule in (_no_norm, _skip_gain, _no_final_norm):
@@ -164,7 +164,7 @@ def _no_final_norm(found: Structure, limits: Thresholds) -> Verdict | None:
 
 
 def start_verdict(starts: Sequence[Start], missing: str, limits: Thresholds, *, fresh: bool) -> Verdict | None:
-    """Whether a fresh model guesses; None where it has no token inputs or no vocabulary to guess from."""
+    """Whether an untrained model starts near the loss of a guess; None without token inputs or a vocabulary."""
     judged = [start for start in starts if start.judged]
     if not judged:
         return unmeasured("start", missing) if missing else None

@@ -1,4 +1,4 @@
-"""The card of a check on a terminal: the verdict first, then what it rests on, then what to change."""
+"""The card of a check on a terminal: headline, verdicts, profiles as sparklines, remedies."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def headline_text(words: str, level: Level) -> Text:
 
 
 def verdict_table(verdicts: Iterable[Verdict], width: int) -> RenderableType:
-    """One row for each verdict that was reached, trouble first; the others in one line."""
+    """One row for each verdict that was reached, failures first; the others in one line."""
     verdicts = list(verdicts)
     rows = [verdict for level in ("fail", "warn", "ok") for verdict in verdicts if verdict.level == level]
     table = Table.grid(padding=(0, 1), collapse_padding=True)

@@ -1,4 +1,4 @@
-"""A watch over training: is this step fine, a spike, or not finite at all, and where did it go wrong?
+"""Loss-spike and NaN detection: judge every training step, and stop, skip or roll back.
 
 Formula    spike if loss > median + k · scale,  scale = max(1.4826 · MAD, 1 % of |median|)
            over the last `window` fine losses, as soon as there are `least` of them
@@ -76,7 +76,7 @@ class Guard:
     def judge(self, loss: float, grad_norm: float, *, threshold: float | None = None) -> StepVerdict:
         """The verdict on a step, from its loss and the norm of its gradient before clipping.
 
-        `threshold` is what a device judged the step by before the host heard of it; left out, it is today's.
+        `threshold` is the one that the device has judged the step by; the current one if left out.
         """
         kind, detail = self._look(loss, grad_norm, self.threshold() if threshold is None else threshold)
         if kind == "fine":
@@ -108,7 +108,7 @@ class Guard:
         return "fine", ""
 
     def threshold(self) -> float:
-        """The loss beyond which a step is a spike; infinite until enough is known."""
+        """The loss above which a step is a spike; infinite before `least` losses are known."""
         if len(self.losses) < self.least:
             return math.inf
         median = statistics.median(self.losses)
@@ -120,7 +120,7 @@ class Guard:
         return {"losses": list(self.losses), "strikes": self.strikes, "spikes": self.spikes}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue as after a restart."""
+        """Restore the state of a checkpoint."""
         self.rewind(state)
         self.strikes, self.spikes = int(state["strikes"]), int(state["spikes"])
 

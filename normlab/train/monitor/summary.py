@@ -1,4 +1,4 @@
-"""A run in a few thousand characters: its loss curve, profiles, spikes and skipped steps, for the row of the run.
+"""Summary of a run for its row in a comparison: binned loss curve, profiles, spikes and skipped steps.
 
 Free of torch: it is made of the records in metrics.jsonl, whoever trained, and also of a run that failed. Numbers have
 five digits: about 10 kB for 12 blocks and at most 55 kB for 128, so that a hundred runs stay below 10 MB.

@@ -20,8 +20,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from normlab import NormLabError
+from normlab.probes.sharded import whole
 from normlab.roles import Role
-from normlab.train.distributed import whole
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"

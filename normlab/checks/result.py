@@ -1,4 +1,4 @@
-"""The result of a check: what was measured, what it means, and what to change, in plain numbers."""
+"""`Check`, the result of a check: measurements, verdicts and remedies in plain numbers, stored as JSON."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Check(StoredResult):
     def profile(self, when: When | None = None) -> Profile:
         """The stack that is judged, first seed, by default after the burst where there was one.
 
-        A stack that broke at once has no look after the burst; the deepest one that has stands for it.
+        A stack that broke at once has no profile after the burst; the deepest one that has replaces it.
         """
         when = when or self.ladder.snapshots[-1]
         depths = [depth for depth in self.ladder.depths if self.ladder.at(depth, when)]

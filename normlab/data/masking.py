@@ -1,8 +1,9 @@
-"""Masking for masked-language modelling (BERT, arXiv 1810.04805).
+"""BERT's masking (arXiv 1810.04805): inputs in which some tokens are masked, and the masked tokens as targets.
 
-Of the chosen tokens, 80 % are replaced by the mask token, 10 % by a random token, and 10 % stay unchanged. The choice
-depends on seed and position alone, so that a resumed run continues with the same bits, on any number of processes. End
-tokens are never chosen.
+Of the tokens that are chosen, eight in ten become the mask, one in ten a random token, one in ten stay as they are.
+`mask_tokens` is that rule. `Masking` applies it to the windows of a text: its random numbers depend on the seed and the
+number of the window alone, so that a resumed run and any number of processes see the same bits. Ends of documents are
+never chosen.
 """
 
 from __future__ import annotations
@@ -15,8 +16,23 @@ from normlab.data.batch_loader import IGNORED
 from normlab.data.windows import Window, mix_hash
 from normlab.errors import NormLabError
 
+SHARE = 0.15
+"""Of the tokens that are chosen."""
+
 _MASKED, _RANDOM = 0.8, 0.9
 """A chosen token is masked if its random number is below the first, replaced by a random token below the second."""
+
+
+def mask_tokens(
+    tokens: np.ndarray, chosen: np.ndarray, draws: np.ndarray, others: np.ndarray, mask: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and targets of a masked batch; all arrays have the shape of `tokens`.
+
+    `chosen` says which tokens are to be predicted: targets are `IGNORED` elsewhere. `draws` are uniform numbers in
+    [0, 1) that decide what becomes of a chosen token; `others` are the random tokens that may replace it.
+    """
+    replaced = np.where(draws < _MASKED, mask, np.where(draws < _RANDOM, others, tokens))
+    return np.where(chosen, replaced, tokens), np.where(chosen, tokens, IGNORED)
 
 
 @dataclass(frozen=True)
@@ -26,7 +42,7 @@ class Masking:
     vocabulary: int
     end: int
     seed: int
-    share: float = 0.15
+    share: float = SHARE
     """Fraction of the tokens that are chosen."""
 
     def __post_init__(self) -> None:
@@ -47,10 +63,9 @@ class Masking:
         tokens, real = rows.targets, rows.targets != IGNORED
         chances = self._chances(numbers, tokens.shape[1])
         chosen = real & (tokens != self.end) & (chances[0] < self.share)
-        hidden = np.where(chances[1] < _MASKED, self.mask, (chances[2] * self.vocabulary).astype(np.int64))
-        hidden = np.where(chances[1] < _RANDOM, hidden, tokens)
-        inputs = np.where(chosen, hidden, np.where(real, tokens, 0))
-        return Window(inputs, np.where(chosen, tokens, IGNORED), rows.documents)
+        others = (chances[2] * self.vocabulary).astype(np.int64)
+        inputs, targets = mask_tokens(np.where(real, tokens, 0), chosen, chances[1], others, self.mask)
+        return Window(inputs, targets, rows.documents)
 
     def _chances(self, numbers: np.ndarray, length: int) -> list[np.ndarray]:
         """Three random numbers in [0, 1) for every token."""

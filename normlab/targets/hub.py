@@ -1,4 +1,4 @@
-"""The way to the transformers library and, where there is a network, to the Hugging Face hub."""
+"""Load configurations, weights and tokenizers with transformers, from disk or from the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from urllib.parse import urlparse
 import torch
 from torch import nn
 
-from normlab.errors import NormLabError
-from normlab.targets.failures import in_one_line
+from normlab.errors import NormLabError, in_one_line
 from normlab.utils.files import read_json
 from normlab.utils.lazy import import_optional
 
@@ -66,7 +65,7 @@ def tokenizer_of(folder: str | None) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without the library's remarks and progress bars."""
+    """Silence the library's warnings and progress bars."""
     logging = library().utils.logging
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()

@@ -1,4 +1,4 @@
-"""A scheme by itself: NormLab's decoder in one small set-up that is the same for all of them.
+"""A scheme as a target: NormLab's decoder in one small set-up, the same for all schemes.
 
 Matrices start as Xavier says and embeddings near unit RMS, over which the scheme's own rules (smaller outputs, unit
 rows, a depth's constants) act as they always do. What a check says of a design depends on how it starts: from small,
@@ -97,7 +97,7 @@ class SchemeTarget(DesignTarget):
         return dataclasses.replace(self._design, dim=width, heads=heads_for(width))
 
     def fresh(self, size: str) -> list[Fresh]:
-        """As it is checked, and as a preset with a head of its own, beside which a tied head is told."""
+        """The design as checked, and as a preset with a head of its own, with a tied head reported beside it."""
         preset = DecoderConfig.preset(size, scheme=self._design.scheme, tied=False)
         return [*super().fresh(size), fresh_design(preset, size, with_tied=not preset.needs_own_head)]
 

@@ -20,12 +20,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import distribute_tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from normlab.errors import NormLabError, unknown
 from normlab.models.transformer import Transformer
+from normlab.probes.sharded import whole
 from normlab.utils.files import file_error
 
 T = TypeVar("T")
@@ -200,22 +201,11 @@ def initialise(model: Transformer, group: Group, seed: int) -> Transformer:
     return model.init_(generator=torch.Generator(group.device).manual_seed(seed))
 
 
-def reshard(model: nn.Module) -> None:
-    """Free the weights that a forward pass without backward pass has gathered: call it after an evaluation."""
-    if isinstance(model, FSDPModule):
-        model.reshard()
-
-
 def _policy(precision: Precision) -> MixedPrecisionPolicy:
     if precision == "fp32":
         return MixedPrecisionPolicy()
     # Inputs stay what they are: the rotary table and an fp32 residual stream must not be rounded at every layer.
     return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
-
-
-def whole(tensor: Any) -> torch.Tensor:
-    """The full tensor of one that may be sharded (a DTensor). All ranks call it."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def shared_like(full: torch.Tensor, target: Any) -> torch.Tensor:

@@ -17,8 +17,9 @@ from torch.optim import AdamW, Optimizer
 
 from normlab.errors import NormLabError, unknown
 from normlab.models.transformer import Transformer
+from normlab.probes.sharded import whole
 from normlab.roles import Role
-from normlab.train.distributed import shared_like, whole
+from normlab.train.distributed import shared_like
 from normlab.train.transfer import HIDDEN, Rule, Transfer
 
 Kind = Literal["adamw", "muon"]

@@ -64,8 +64,6 @@ class Run:
 
     def metrics(self, kind: str | None = None) -> list[dict[str, Any]]:
         """The records of a kind (step, eval, profile, event), or all of them."""
-        if not self.folder.metrics.is_file():
-            return []
         return [record for record in read_records(self.folder.metrics) if kind in (None, record["kind"])]
 
     @cached_property

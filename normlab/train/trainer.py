@@ -13,21 +13,21 @@ import torch
 
 from normlab.data import IGNORED, Batch
 from normlab.errors import NormLabError
+from normlab.probes.sensitivity import sensitivity
+from normlab.probes.sharded import reshard
 from normlab.train import optimiser as optimisers
 from normlab.train.config import TrainConfig
-from normlab.train.distributed import Group, clip_grad_norm, reshard, start, stop
+from normlab.train.distributed import Group, clip_grad_norm, start, stop
 from normlab.train.evaluate import Scores, evaluate
 from normlab.train.hardware import describe, identity, peak_memory
 from normlab.train.monitor import recovery
 from normlab.train.monitor.profile import profile
-from normlab.train.monitor.recovery import Ended
-from normlab.train.monitor.sensitivity import sensitivity
+from normlab.train.monitor.recovery import Ended, Taken
 from normlab.train.monitor.start import first_loss
 from normlab.train.monitor.stuck import look
 from normlab.train.plan import milestones
 from normlab.train.result import TrainResult
 from normlab.train.setup import Setup, open_data
-from normlab.train.step import Taken
 from normlab.train.storage.folder import RunFolder
 from normlab.train.storage.weights import export_safetensors
 from normlab.train.tasks import Data

@@ -15,7 +15,8 @@ from normlab.checks.structure.gradients import LAST_STEPS, GradientTrace
 from normlab.checks.structure.inspect import Structure, inspect_structure
 from normlab.checks.structure.scaling import block_scaling
 from normlab.probes.blocks import find_stacks
-from normlab.probes.replay import at_rest, capture
+from normlab.probes.replay import capture
+from normlab.probes.untouched import at_rest
 from normlab.targets import resolve
 from tests.checks import broken
 from tests.targets.tiny import MODELS, batch_for, hugging_face

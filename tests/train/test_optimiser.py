@@ -14,8 +14,8 @@ from torch.distributed.fsdp import fully_shard
 
 import normlab
 from normlab import Decoder, DecoderConfig, NormLabError
-from normlab.train.distributed import whole
-from normlab.train.monitor.guard import first_nonfinite
+from normlab.probes.first_nonfinite import first_nonfinite
+from normlab.probes.sharded import whole
 from normlab.train.monitor.profile import profile
 from normlab.train.optimiser import _QUINTIC, _ROUNDS, MOMENTUM, Muon, build, orthogonalise, set_lr
 from normlab.train.transfer import HIDDEN, Transfer

@@ -1,4 +1,4 @@
-"""Two checks side by side: the card, the JSON and the page show both, verdict by verdict and curve by curve."""
+"""Two checks side by side: one record for the card, the JSON and the page, verdict by verdict."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class VerdictChange:
 
 @dataclass(frozen=True)
 class Against(StoredResult):
-    """Two finished checks: the design that was asked about, and the one it is held against."""
+    """Two finished checks: the design in question, and the one it is compared with."""
 
     what = "pair of checks"
     made_by = "normlab check --against"
@@ -83,7 +83,7 @@ class Against(StoredResult):
 
     @property
     def figures(self) -> dict[str, tuple[Number, Number]]:
-        """The numbers that people compare, of the judged stack at its last look."""
+        """The numbers that people compare, of the judged stack at its last snapshot."""
         first, second = (figures(check) for check in self.checks)
         return {name: (first[name], second[name]) for name in first}
 
@@ -105,7 +105,7 @@ class Against(StoredResult):
 
 
 def figures(check: Check) -> dict[str, Number]:
-    """Size, gradient, likeness of the tokens and loss of the judged stack at its last look, means over seeds."""
+    """Size, gradient, likeness of the tokens and loss of the judged stack at its last snapshot, means over seeds."""
     profiles = check.ladder.at(check.depth, check.ladder.snapshots[-1])
     ladder = growth_laws.p_depth(check.ladder, check.ladder.snapshots[-1])
     return {

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from normlab.errors import NormLabError
-from normlab.targets.failures import in_one_line
+from normlab.errors import NormLabError, in_one_line
 
 CALL, REST = "call", "**"
 """Names of a layer's arguments beside the state, and among them of all that the signature does not name."""

@@ -58,7 +58,7 @@ class JsonLines:
     def __init__(self, path: Path):
         self.path = path
         if path.is_file() and not _ends_whole(path):
-            self._rewrite(_lines(path))
+            self._rewrite(line for line, _ in _whole_lines(path))
         self._open()
 
     def write(self, record: Record) -> None:
@@ -86,7 +86,7 @@ class JsonLines:
 
     def truncate_after(self, step: int) -> None:
         self._file.close()
-        self._rewrite(line for line in _lines(self.path) if json.loads(line).get("step", 0) <= step)
+        self._rewrite(line for line, record in _whole_lines(self.path) if record.get("step", 0) <= step)
         self._open()
 
     def _rewrite(self, lines: Iterable[str]) -> None:
@@ -100,8 +100,11 @@ class JsonLines:
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """The records of a JSON-lines file, also while it is being written: an incomplete last line is left out."""
-    return [json.loads(line) for line in _lines(path)]
+    """The records of a metrics.jsonl file; none if there is no file.
+
+    The file may still be written to: lines that are torn, or no JSON object, are left out.
+    """
+    return [record for _, record in _whole_lines(path)] if path.is_file() else []
 
 
 class TensorBoard:
@@ -200,15 +203,15 @@ def _plain(value: Any) -> Any:
 
 
 def _ends_whole(path: Path) -> bool:
-    whole = list(_lines(path))
-    return sum(len(line.encode()) for line in whole) == path.stat().st_size
+    return sum(len(line.encode()) for line, _ in _whole_lines(path)) == path.stat().st_size
 
 
-def _lines(path: Path) -> Iterator[str]:
-    """The valid lines of a file; zeros and partial lines, as a power cut leaves them, are skipped."""
+def _whole_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The lines of a file that hold a record, and the record. A power cut leaves zeros and halves of lines: skipped."""
     for raw in path.read_bytes().splitlines(keepends=True):
         try:
-            if raw.endswith(b"\n") and isinstance(json.loads(raw), dict):
-                yield raw.decode()
+            record = json.loads(raw)
         except ValueError:
             continue
+        if raw.endswith(b"\n") and isinstance(record, dict):
+            yield raw.decode(), record

@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from normlab.errors import NormLabError
-from normlab.train.distributed import ALONE, Group, reshard, shared_like, whole
+from normlab.probes.sharded import reshard, whole
+from normlab.train.distributed import ALONE, Group, shared_like
 from normlab.utils.files import file_error, replacing
 
 

@@ -43,10 +43,10 @@ class Language(TextTask):
         return model.cross_entropy
 
     def echo(self, model: Transformer, batch: Batch) -> float | None:
+        from normlab.probes.start import read_probability
+
         features = model.features(batch.inputs[:1], **{name: value[:1] for name, value in batch.options.items()})
-        read = batch.inputs[:1, :_ECHO_TOKENS, None]
-        chances = model.logits(features[:, :_ECHO_TOKENS]).detach().float().softmax(-1)
-        return float(chances.gather(-1, read).mean())
+        return read_probability(model.logits(features[:, :_ECHO_TOKENS]), batch.inputs[:1, :_ECHO_TOKENS])
 
     def scores(self, means: Sequence[float], data: Corpus) -> dict[str, float]:
         (loss,) = means

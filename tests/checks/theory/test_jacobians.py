@@ -13,10 +13,11 @@ from torch.autograd.function import once_differentiable
 
 import normlab
 from normlab.checks.theory.analysis import theory
-from normlab.checks.theory.jacobians import MOST_BLOCKS, WHOLE, jacobian_rows, largest_singular_value, spread
+from normlab.checks.theory.jacobians import MOST_BLOCKS, WHOLE, jacobian_rows, largest_singular_value
 from normlab.probes.blocks import find_stacks
 from normlab.probes.probe import measure
 from normlab.probes.replay import capture
+from normlab.utils.spaced import evenly_spaced
 from tests.targets.tiny import MODELS, batch_for, hugging_face
 
 TOKENS = torch.randint(16, (2, 6), generator=torch.Generator().manual_seed(0))
@@ -136,11 +137,11 @@ def test_published_models(name):
 
 
 def test_deep_stacks_are_sampled_and_their_ends_kept():
-    assert spread(4) == [0, 1, 2, 3]
-    assert spread(MOST_BLOCKS) == list(range(MOST_BLOCKS))
-    assert spread(48)[0] == 0
-    assert spread(48)[-1] == 47
-    assert len(set(spread(MOST_BLOCKS + 1))) == len(spread(48)) == MOST_BLOCKS
+    assert evenly_spaced(4, MOST_BLOCKS) == [0, 1, 2, 3]
+    assert evenly_spaced(MOST_BLOCKS, MOST_BLOCKS) == list(range(MOST_BLOCKS))
+    assert evenly_spaced(48, MOST_BLOCKS)[0] == 0
+    assert evenly_spaced(48, MOST_BLOCKS)[-1] == 47
+    assert len(set(evenly_spaced(MOST_BLOCKS + 1, MOST_BLOCKS))) == len(evenly_spaced(48, MOST_BLOCKS)) == MOST_BLOCKS
 
 
 def test_the_model_is_left_as_it_was():

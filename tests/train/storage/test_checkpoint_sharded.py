@@ -13,7 +13,8 @@ import torch.multiprocessing as mp
 from safetensors.torch import load_file, save_file
 
 from normlab.errors import NormLabError
-from normlab.train.distributed import Group, stop, whole
+from normlab.probes.sharded import whole
+from normlab.train.distributed import Group, stop
 from normlab.train.storage.weights import export_safetensors, load_weights, read_metadata
 from tests.ranks import free_port
 from tests.train.runs import same_tensors

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import normlab
 
 ROOT = Path(__file__).parents[1]
@@ -18,6 +20,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.full
 def test_pages_are_what_the_schemes_say():
     found = run("docs/build.py", "--check")
     assert found.returncode == 0, found.stdout + found.stderr

@@ -1,6 +1,6 @@
 """Published designs at their own depth, built offline from the library's configurations and shrunk: no false alarms.
 
-The quick tests take the two that are done in seconds; `full` takes all nine.
+`make test` takes the one that is done in seconds; `full` takes all nine.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import transformers
 
 import normlab
 from normlab.checks.result import Check
+from tests.matrix import parametrize
 
 SHRINK = {
     "GPT2": 8,
@@ -26,8 +27,7 @@ SHRINK = {
 }
 """How many times narrower each is made, so that its check takes half a minute of one core."""
 
-QUICK = ("GPT2", "ViT")
-ALL = [name if name in QUICK else pytest.param(name, marks=pytest.mark.full) for name in SHRINK]
+published = parametrize("name", SHRINK, quick=["ViT"])
 
 NO_VOCABULARY = {"ViT"}
 """It predicts no token, so there is no first loss of a guess to hold it against."""
@@ -42,7 +42,7 @@ def report(name: str, lr: float | str = "auto") -> Check:
     return normlab.check(config, shrink=SHRINK[name], lr=lr, max_seconds=900.0)
 
 
-@pytest.mark.parametrize("name", ALL)
+@published
 def test_a_published_design_is_sound_at_its_own_depth(name):
     check = report(name)
     assert check.depth == check.target.depth == getattr(transformers, f"{name}Config")().num_hidden_layers
@@ -53,7 +53,7 @@ def test_a_published_design_is_sound_at_its_own_depth(name):
     assert check.verdict("forward").finding in ("bounded", "random walk", "linear", "common part")
 
 
-@pytest.mark.parametrize("name", ALL)
+@published
 def test_a_published_design_gets_a_full_report(name):
     check = report(name)
     assert check.verdict("forward").finding != "not judged"

@@ -16,6 +16,7 @@ from normlab import NormLabError
 from normlab.dynamics.experiments import EXPERIMENTS
 from normlab.dynamics.result import Simulation
 from normlab.schemes.contract.law import Law, on_sphere
+from tests.matrix import parametrize
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -68,7 +69,7 @@ def test_an_experiment_has_its_own_defaults_and_flags_change_them(tmp_path: Path
     assert config["scheme"] == list(defaults.scheme)
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("arguments", "message"),
     [
         (("--tokens", "1"), "tokens must be a whole number from 2 on, got 1"),
@@ -83,6 +84,7 @@ def test_an_experiment_has_its_own_defaults_and_flags_change_them(tmp_path: Path
         (("--device", "cuda:77"), "cannot compute on 'cuda:77'"),
         (("metastability", "--dim", "3"), "metastability is for the circle"),
     ],
+    quick=[("--tokens", "1"), ("--html", "page.txt"), ("sped-laws",)],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_mistakes_are_one_line_and_exit_code_2(arguments: tuple[str, ...], message: str) -> None:
@@ -104,6 +106,7 @@ def test_flags_that_cannot_be_read_are_named(arguments: tuple[str, ...], message
     assert message in found.stderr + found.stdout
 
 
+@pytest.mark.full
 def test_progress_stays_off_standard_output() -> None:
     found = run("--tokens", "4", "--time", "1", "--looks", "4")
     assert found.returncode == 0

@@ -44,6 +44,7 @@ def special_points(dtype=torch.float64):
     return x, y, u
 
 
+@pytest.mark.full
 def test_compiles_to_one_graph_with_the_same_values_and_gradients():
     def run(function):
         arguments = [v.requires_grad_() for v in special_points()]

@@ -75,6 +75,7 @@ def test_batches_are_padded_on_the_left(runs, tmp_path):
     assert together == alone
 
 
+@pytest.mark.full
 def test_the_command_writes_what_a_fresh_process_loads(runs, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["normlab", "export", str(runs["ngpt"]), str(tmp_path / "out")])
     main.main()

@@ -20,6 +20,7 @@ from normlab import NormLabError
 from normlab.data import open_source
 from normlab.data.tokenizer import Bytes
 from normlab.hf import NormLabCallback, NormLabConfig, NormLabForCausalLM, optimizer_cls_and_kwargs
+from tests.matrix import parametrize
 
 LENGTH, STEPS = 64, 30
 SIZES = {"depth": 2, "dim": 32, "heads": 2, "vocab_size": 320, "max_length": LENGTH}
@@ -76,7 +77,7 @@ class Norms(TrainerCallback):
         self.errors.append(max(float((size - 1).abs().max()) for size in sizes))
 
 
-@pytest.mark.parametrize("scheme", ["geonorm", "ngpt"])
+@parametrize("scheme", ["geonorm", "ngpt"], quick=["ngpt"])
 def test_it_learns(scheme, rows, tmp_path):
     trainer = trainer_of(model_of(scheme), rows, tmp_path)
     trainer.train()

@@ -102,6 +102,7 @@ def test_stored_text_is_absolute_and_shared_text_is_not(here):
     assert scheme.shared_text == str(scheme).removeprefix(f"{here}/")
 
 
+@pytest.mark.full
 def test_another_process_in_another_folder_finds_it(here, tmp_path):
     code = "import sys, normlab; print(normlab.scheme(sys.argv[1]).label)"
     assert in_a_process(code, tmp_path, str(normlab.scheme(SPEC))) == "highway(gate=-2.0)"
@@ -205,6 +206,7 @@ def test_check_and_simulate_take_it(here):
         resolve("highway.py:Higway")
 
 
+@pytest.mark.full
 def test_check_works_on_a_law_without_rms(here):
     found = normlab.check(SPEC, depths=(2, 3), width=16)
     assert found.theory.growth == "bounded"
@@ -255,6 +257,7 @@ def test_an_export_names_the_file_and_not_its_folder(here, tmp_path):
         assert torch.equal(loaded.state_dict()[name], value), name
 
 
+@pytest.mark.full
 def test_a_run_whose_file_is_gone_says_so(here, tmp_path):
     text = write_text(tmp_path / "text")
     folder = tmp_path / "run"
@@ -269,6 +272,7 @@ def small(text: Path, *schemes: str, **changes) -> CompareConfig:
     return CompareConfig(base=base(text), schemes=schemes, lrs=(1e-2,), seeds=1, workers=1, **changes)
 
 
+@pytest.mark.full
 def test_workers_of_a_comparison_find_it(here, tmp_path, monkeypatch):
     text, folder = write_text(tmp_path / "text"), tmp_path / "comparison"
     standings = compare(small(text, "pre", SPEC), folder, progress=False)
@@ -316,6 +320,7 @@ def test_two_files_must_not_share_a_name(here, tmp_path):
         small(tmp_path, "highway.py:Highway", "other.py:Highway")
 
 
+@pytest.mark.full
 def test_the_command_line_takes_it(here, tmp_path):
     command = [sys.executable, "-m", "normlab", "schemes", SPEC]
     found = subprocess.run(command, capture_output=True, text=True, check=False)

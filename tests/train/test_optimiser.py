@@ -255,6 +255,7 @@ def sharded(rank, port, results):
     leave(rank, store)
 
 
+@pytest.mark.full
 def test_two_processes_step_as_one(tmp_path):
     mp.spawn(sharded, args=(free_port(), str(tmp_path / "found.safetensors")), nprocs=2)
     found = load_file(tmp_path / "found.safetensors")

@@ -21,6 +21,7 @@ from normlab.train.evaluate import evaluate
 from normlab.train.result import TrainResult
 from normlab.train.trainer import train
 from normlab.utils.files import write_json
+from tests.matrix import parametrize
 from tests.train import child
 from tests.train.runs import (
     MODEL,
@@ -74,6 +75,7 @@ def test_stopped_and_resumed_it_is_the_same_run(task, text, straight, tmp_path, 
     same_run(tmp_path / "run", straight[task])
 
 
+@pytest.mark.full
 def test_killed_and_resumed_it_is_the_same_run(text, straight, tmp_path):
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.train.child"])
@@ -114,7 +116,7 @@ def test_accumulated_parts_are_one_batch(task, text, straight, tmp_path):
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("changes", [{"optimiser": "muon"}, {"base_dim": 16}], ids=str)
+@parametrize("changes", [{"optimiser": "muon"}, {"base_dim": 16}], quick=[{"optimiser": "muon"}], ids=str)
 def test_muon_and_transfer_train_them_too(task, changes, text, tmp_path):
     result = train(config_of(task, text, steps=3, evals=1, saves=0, **changes), tmp_path, progress=False)
     assert result.state == "done"
@@ -318,6 +320,7 @@ def test_options_of_other_tasks_get_one_line(words, message):
     assert len(found.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.full
 def test_train_from_the_command_line(tmp_path):
     sizes = ("--depth", "1", "--dim", "16", "--heads", "2", "--evals", "1", "--saves", "0", "--device", "cpu")
     found = normlab_says("train", "--task", "images", "--images", "64", "--out", str(tmp_path / "i"), *sizes)

@@ -34,7 +34,7 @@ from tests.train.runs import (
 )
 
 LAYER = "stack.layers.1"
-DECISIONS = ["at once", "late"]
+DECISIONS = ["at once", pytest.param("late", marks=pytest.mark.full)]
 
 
 def lags(trainer: Trainer) -> None:
@@ -221,6 +221,7 @@ def test_bad_steps_in_a_row_end_the_run(disturb, text, tmp_path):
     assert not (tmp_path / "model.safetensors").exists()
 
 
+@pytest.mark.full
 def test_a_run_does_not_roll_back_for_ever(disturb, text, tmp_path):
     """Every third batch is bad, so that fine steps come in between but no new checkpoint."""
     disturb(spoils(set(range(7, 1000, 3))))

@@ -91,13 +91,13 @@ def test_it_takes_under_60_lines(script):
     assert len((EXAMPLES / script).read_text().splitlines()) < 60
 
 
-@parametrize(
+@pytest.mark.full
+@pytest.mark.parametrize(
     ("script", "package", "advice"),
     [
         ("fabric_loop.py", "lightning_fabric", "pip install lightning-fabric"),
         ("hugging_face_trainer.py", "transformers", 'pip install "normlab[hf]"'),
     ],
-    quick=("fabric_loop.py",),
 )
 def test_a_missing_package_is_one_line(script, package, advice):
     without = f"import runpy, sys; sys.modules[{package!r}] = None; sys.path.insert(0, 'examples')"

@@ -18,6 +18,7 @@ from normlab.probes.blocks import find_stacks
 from normlab.probes.replay import at_rest, capture
 from normlab.targets import resolve
 from tests.checks import broken
+from tests.matrix import parametrize
 from tests.targets.tiny import MODELS, batch_for, hugging_face
 
 LIMITS = Thresholds()
@@ -47,7 +48,7 @@ def test_none_has_no_norm():
     assert structure(found, LIMITS).finding == "no norm"
 
 
-@pytest.mark.parametrize("name", MODELS)
+@parametrize("name", MODELS, quick=["gpt2", "bert", "vit", "t5", "gemma2"])
 def test_published_models_have_norms_skips_and_no_leaks(name):
     model, batch = hugging_face(name), batch_for(name, batch=4)
     target = resolve(model, batch=batch)

@@ -10,12 +10,7 @@ import sys
 import pytest
 
 import normlab
-from tests.matrix import parametrize
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-W", "error", "-m", "normlab.cli.main", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+from tests.command import normlab as run
 
 
 def test_help_does_not_import_torch():
@@ -44,7 +39,6 @@ def test_card_says_what_was_asked_for():
         assert word in found.stdout
 
 
-@pytest.mark.full
 def test_json_is_json():
     cards = json.loads(run("schemes", "--json").stdout)
     assert [card["name"] for card in cards] == normlab.list_schemes()
@@ -60,7 +54,7 @@ def test_doctor_says_why_not():
     assert "torch" in found.stdout
 
 
-@parametrize(
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("schemes", "peery"), "did you mean 'peri'"),
@@ -68,7 +62,6 @@ def test_doctor_says_why_not():
         (("schemes", "peri(oops"), "cannot read scheme"),
         (("schemes", "--jsn"), "--json"),
     ],
-    quick=[("schemes", "peery"), ("schemes", "--jsn")],
     ids=" ".join,
 )
 def test_mistakes_get_exit_code_2_and_no_traceback(arguments, message):
@@ -114,14 +107,13 @@ def test_an_empty_path_is_refused(arguments, tmp_path):
     assert not any(tmp_path.iterdir())
 
 
-@parametrize(
+@pytest.mark.parametrize(
     ("line", "message"),
     [
         ("depth = 0", "run.toml: depth must be at least 1, got 0"),
         ("scheme = 'pery'", "run.toml: unknown scheme 'pery'; did you mean 'peri'?"),
         ("out = ''", "--out is empty; expected a path"),
     ],
-    quick=("depth = 0", "out = ''"),
 )
 def test_a_setting_that_cannot_be_is_blamed_on_its_file(line, message, tmp_path):
     (tmp_path / "run.toml").write_text(line)
@@ -131,7 +123,6 @@ def test_a_setting_that_cannot_be_is_blamed_on_its_file(line, message, tmp_path)
     assert found.stderr.count("\n") == 1
 
 
-@pytest.mark.full
 def test_a_flag_is_not_blamed_on_the_file(tmp_path):
     (tmp_path / "run.toml").write_text("depth = 3")
     found = run("train", "--toml", str(tmp_path / "run.toml"), "--depth", "0")

@@ -336,6 +336,7 @@ def test_listed_and_searched_rates_do_not_mix(copy: Path, text: Path, lrs: Any) 
         compare(configuration(text, lrs=lrs), copy, progress=False)
 
 
+@pytest.mark.full
 def test_a_second_process_is_refused(text: Path, tmp_path: Path) -> None:
     with hold(tmp_path / "lock"):
         process = in_process(text, tmp_path, small.long(), progress=False)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,13 +16,9 @@ from normlab import NormLabError
 from normlab.dynamics.experiments import EXPERIMENTS
 from normlab.dynamics.result import Simulation
 from normlab.schemes.contract.law import Law, on_sphere
-from tests.matrix import parametrize
+from tests import command
 
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-W", "error", "-m", "normlab.cli.main", "simulate", *arguments]
-    # A terminal wide enough for every cell.
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"COLUMNS": "160"})
+run = partial(command.normlab, "simulate")
 
 
 def test_help_lists_the_experiments_without_torch() -> None:
@@ -69,7 +65,7 @@ def test_an_experiment_has_its_own_defaults_and_flags_change_them(tmp_path: Path
     assert config["scheme"] == list(defaults.scheme)
 
 
-@parametrize(
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("--tokens", "1"), "tokens must be a whole number from 2 on, got 1"),
@@ -84,7 +80,6 @@ def test_an_experiment_has_its_own_defaults_and_flags_change_them(tmp_path: Path
         (("--device", "cuda:77"), "cannot compute on 'cuda:77'"),
         (("metastability", "--dim", "3"), "metastability is for the circle"),
     ],
-    quick=[("--tokens", "1"), ("--html", "page.txt"), ("sped-laws",)],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_mistakes_are_one_line_and_exit_code_2(arguments: tuple[str, ...], message: str) -> None:
@@ -106,7 +101,6 @@ def test_flags_that_cannot_be_read_are_named(arguments: tuple[str, ...], message
     assert message in found.stderr + found.stdout
 
 
-@pytest.mark.full
 def test_progress_stays_off_standard_output() -> None:
     found = run("--tokens", "4", "--time", "1", "--looks", "4")
     assert found.returncode == 0

@@ -48,7 +48,7 @@ def same(ours, theirs) -> None:
 
 
 @DTYPES
-@parametrize("name", EXACT, quick=[name for name in EXACT if name in NAMED])
+@parametrize("name", EXACT, quick=("llama", "gpt2", "gemma3", "falcon", "phi", "bert", "vit"))
 def test_logits_and_gradients_are_equal_to_the_last_bit(name, dtype):
     model, converted, names = pair(name, dtype)
     for padding in ("none", "left", "right"):
@@ -57,7 +57,7 @@ def test_logits_and_gradients_are_equal_to_the_last_bit(name, dtype):
 
 
 @parametrize("dtype", [torch.float32, torch.bfloat16], quick=[torch.float32], ids=str)
-@pytest.mark.parametrize("name", TEXT)
+@parametrize("name", TEXT, quick=WRITERS)
 def test_with_a_cache(name, dtype):
     model, converted, _ = pair(name, dtype)
     batch = inputs(model, "left")

@@ -184,6 +184,7 @@ def test_a_run_without_weights_says_so(runs, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.full
 def test_without_the_library_one_line_says_what_to_install(runs, tmp_path):
     code = (
         "import sys; sys.modules['transformers'] = None\n"

@@ -148,9 +148,10 @@ def test_it_is_saved_and_resumed(rows, tmp_path):
     assert torch.equal(loaded.eval()(x).logits, straight.model.eval()(x).logits)
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "changes",
     [{"gradient_checkpointing": True}, {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4}],
+    quick=[{"gradient_checkpointing": True}],
     ids=["checkpointing", "accumulated"],
 )
 def test_the_same_steps_in_less_memory(changes, rows, tmp_path):

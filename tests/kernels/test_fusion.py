@@ -118,7 +118,8 @@ def test_hooks_on_layers_alone_see_settled_states(spec):
         assert torch.allclose(one, two, rtol=1e-4, atol=1e-5)
 
 
-@parametrize("spec", ["pre", "peri", "post", "spannorm"], quick=["peri"])
+@pytest.mark.full
+@pytest.mark.parametrize("spec", ["pre", "peri", "post", "spannorm"])
 def test_fused_stacks_compile_whole_and_checkpoint(spec, request):
     torch._dynamo.reset()
     x = torch.randn(2, 5, DIM)

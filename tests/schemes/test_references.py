@@ -333,6 +333,7 @@ def test_the_command_line_takes_it(here, tmp_path):
     assert not (here / "comparison").exists()
 
 
+@pytest.mark.full
 def test_a_downloaded_model_does_not_choose_what_is_run(here, tmp_path):
     pytest.importorskip("transformers", reason="Hugging Face models need transformers")
     from normlab.hf.exporting.configuration import NormLabConfig

@@ -11,7 +11,6 @@ import normlab
 from normlab import EncoderConfig, TrainConfig, VisionConfig
 from normlab.data import IGNORED
 from normlab.train.trainer import train
-from tests.matrix import parametrize
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
@@ -30,7 +29,8 @@ def digits(scheme: str, **changes) -> TrainConfig:
     return TrainConfig(task="images", model=model, **known | changes)
 
 
-@parametrize("scheme", normlab.list_schemes(), quick=["peri"])
+@pytest.mark.full
+@pytest.mark.parametrize("scheme", normlab.list_schemes())
 def test_digits_are_told_apart(scheme, tmp_path):
     result = train(digits(scheme), tmp_path, progress=False)
     assert result.state == "done"

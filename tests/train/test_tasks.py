@@ -65,7 +65,7 @@ def straight(text, tmp_path_factory) -> dict[str, Path]:
 # -- stopped, killed, spoilt -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("task", TASKS)
+@parametrize("task", TASKS, quick=["masked"])
 def test_stopped_and_resumed_it_is_the_same_run(task, text, straight, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         after_building(patch, asks_to_stop(7))
@@ -97,7 +97,7 @@ def test_killed_and_resumed_it_is_the_same_run(text, straight, tmp_path):
         same_run(tmp_path / task, straight[task])
 
 
-@pytest.mark.parametrize("task", TASKS)
+@parametrize("task", TASKS, quick=["masked"])
 def test_a_value_that_is_not_finite_is_found_and_skipped(task, text, tmp_path, monkeypatch):
     after_building(monkeypatch, spoils({5}))
     assert train(config_of(task, text), tmp_path, progress=False).state == "done"

@@ -162,7 +162,7 @@ def test_norm_drift_and_clamped_angles():
 # -- failing loudly ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scheme", ["post", "peri", "geonorm", "ngpt"])
+@parametrize("scheme", ["post", "peri", "geonorm", "ngpt"], quick=["post", "geonorm"])
 def test_a_violated_certificate_fails_and_names_the_block(scheme):
     model = ours(scheme)
     model.stack.layers[2].register_forward_hook(lambda _layer, _args, state: state * 100.0)

@@ -83,7 +83,7 @@ def test_first_order_toward_the_law_of_what_was_learnt(spec):
 
 
 @pytest.mark.parametrize("spec", [*normlab.list_schemes(), "peri(output_gain=0.3)", "geonorm(order='decay-first')"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@parametrize("dtype", [torch.float64, torch.float32], quick=[torch.float32])
 def test_initial_values_change_nothing(spec, dtype):
     """Bit for bit, whatever fp32 makes of 0.05."""
     scheme, blocks = normlab.scheme(spec), _blocks(spec)

@@ -113,6 +113,7 @@ def test_images_are_guessed_by_their_classes():
 # -- runs ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_what_has_nothing_to_learn_is_stuck_at_the_entropy(dice, tmp_path, monkeypatch):
     """A run that has learnt all that there is, and no more: letters drawn one by one."""
     monkeypatch.setattr(stuck, "PATIENCE", 150)

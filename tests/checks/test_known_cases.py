@@ -1,7 +1,7 @@
 """Designs whose fate is known get the verdict that is known.
 
-`make test` takes one design, that which is only caught after the burst, at one seed and 12 and 24 blocks; `full` takes
-the others and repeats all over three seeds at 48 and 96 blocks.
+`make test` takes one design at one seed and 12 and 24 blocks; `full` takes the others and repeats all over three seeds
+at 48 and 96 blocks.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ def test_none_explodes(depths, seeds):
     assert check.failed(check.config["fail_on"])
 
 
+@pytest.mark.full
 @quick_and_full
 def test_post_looks_healthy_at_the_start_and_is_caught_after_the_burst(depths, seeds):
     check = report("post", depths, seeds)
@@ -78,7 +79,6 @@ def test_pre_grows_between_square_root_and_linear_and_slows_down(scheme, depths,
     assert not check.failed(check.config["fail_on"])
 
 
-@pytest.mark.full
 @quick_and_full
 def test_peri_stays_within_its_certificate(depths, seeds):
     check = report("peri", depths, seeds)

@@ -1,7 +1,4 @@
-"""Published designs at their own depth, built offline from the library's configurations and shrunk: no false alarms.
-
-`make test` takes the one that is done in seconds; `full` takes all nine.
-"""
+"""Published designs at their own depth, built offline from the library's configurations and shrunk: no false alarms."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ import transformers
 
 import normlab
 from normlab.checks.result import Check
-from tests.matrix import parametrize
 
 SHRINK = {
     "GPT2": 8,
@@ -27,7 +23,9 @@ SHRINK = {
 }
 """How many times narrower each is made, so that its check takes half a minute of one core."""
 
-published = parametrize("name", SHRINK, quick=["ViT"])
+# Half a minute each: none of them is in the quick suite.
+pytestmark = pytest.mark.full
+published = pytest.mark.parametrize("name", SHRINK)
 
 NO_VOCABULARY = {"ViT"}
 """It predicts no token, so there is no first loss of a guess to hold it against."""
@@ -70,7 +68,6 @@ def test_a_published_design_gets_a_full_report(name):
     assert Check.from_json(check.to_json()) == check
 
 
-@pytest.mark.full
 def test_a_norm_after_every_addition_is_sound_at_the_rate_it_was_published_with():
     check = report("Bert", 1e-4)
     assert {verdict.name for verdict in check.verdicts if verdict.level == "fail"} == set()

@@ -159,6 +159,7 @@ def test_a_broken_compare_json_is_named(copy: Path, text: Path) -> None:
         compare(configuration(text), copy, progress=False)
 
 
+@pytest.mark.full
 def test_a_failed_run_is_a_row_and_the_rest_go_on(text: Path, tmp_path: Path) -> None:
     # Without norms the state of a deep stack grows without bound at a large rate.
     config = configuration(

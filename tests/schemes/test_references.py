@@ -24,6 +24,7 @@ from normlab.schemes.catalog import registry, terminal
 from normlab.targets.resolve import resolve
 from normlab.train.config import TrainConfig
 from normlab.train.trainer import train
+from tests import command
 from tests.compare.small import base, write_text
 
 HIGHWAY = """
@@ -320,14 +321,11 @@ def test_two_files_must_not_share_a_name(here, tmp_path):
         small(tmp_path, "highway.py:Highway", "other.py:Highway")
 
 
-@pytest.mark.full
 def test_the_command_line_takes_it(here, tmp_path):
-    command = [sys.executable, "-m", "normlab", "schemes", SPEC]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = command.normlab("schemes", SPEC)
     assert found.returncode == 0, found.stderr
     assert "A gate between the state and the update." in found.stdout
-    command = [sys.executable, "-m", "normlab", "compare", "--schemes", "pre", "highway.py:Higway"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = command.normlab("compare", "--schemes", "pre", "highway.py:Higway")
     assert (found.returncode, found.stdout) == (2, "")
     assert found.stderr == "normlab: unknown scheme of highway.py 'Higway'; did you mean 'Highway'? known: Highway\n"
     assert not (here / "comparison").exists()

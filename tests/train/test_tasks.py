@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import multiprocessing
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from normlab.train.evaluate import evaluate
 from normlab.train.result import TrainResult
 from normlab.train.trainer import train
 from normlab.utils.files import write_json
+from tests.command import normlab as normlab_says
 from tests.matrix import parametrize
 from tests.train import child
 from tests.train.runs import (
@@ -281,11 +280,6 @@ def test_a_model_of_another_task_gets_one_line():
 # -- the command line ------------------------------------------------------------------------------------------------
 
 
-def normlab_says(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-W", "error", "-m", "normlab", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
 def test_the_help_of_a_task_shows_what_it_has():
     text = normlab_says("train", "--task", "images", "--help").stdout
     assert all(flag in text for flag in ("--image-size", "--shift", "--images", "--pooling", "--scheme"))
@@ -320,7 +314,6 @@ def test_options_of_other_tasks_get_one_line(words, message):
     assert len(found.stderr.strip().splitlines()) == 1
 
 
-@pytest.mark.full
 def test_train_from_the_command_line(tmp_path):
     sizes = ("--depth", "1", "--dim", "16", "--heads", "2", "--evals", "1", "--saves", "0", "--device", "cpu")
     found = normlab_says("train", "--task", "images", "--images", "64", "--out", str(tmp_path / "i"), *sizes)

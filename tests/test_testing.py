@@ -227,6 +227,7 @@ def test_bad_input_gets_one_line():
         check_scheme(Gate)  # type: ignore[arg-type]
 
 
+@pytest.mark.full
 def test_it_runs_as_a_plain_script_and_leaves_random_numbers_alone():
     code = (
         "import sys, torch, normlab\n"

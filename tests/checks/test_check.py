@@ -94,6 +94,7 @@ def test_all_ladders(report):
     assert found.widths[0].ladder.depths == (12,)
 
 
+@pytest.mark.full
 def test_the_rates_of_two_checks_share_the_lower_reference(monkeypatch):
     monkeypatch.setattr(learning_rates, "STEPS", 3)
     first, second = (normlab.check(name, depths=(2, 3), lr_ladder=True, **QUICK) for name in ("peri", "pre"))

@@ -10,11 +10,7 @@ import sys
 import pytest
 
 import normlab
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-W", "error", "-m", "normlab.cli.main", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+from tests.command import normlab as run
 
 
 def test_help_does_not_import_torch():

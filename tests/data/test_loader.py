@@ -21,6 +21,7 @@ from normlab.data.windows import Stream, Windows, shuffled
 from normlab.errors import NormLabError
 from normlab.models.tokens import document_mask
 from tests.data.helpers import END, tokens_of
+from tests.matrix import parametrize
 
 LENGTHS = [5, 1, 40, 2, 17, 9, 1, 33, 12]
 LENGTH_LISTS = st.lists(st.integers(1, 30), min_size=1, max_size=12)
@@ -144,8 +145,8 @@ def test_ranks_share_one_line(world, batch):
     assert _rows([ranks[rank][step] for step in range(12) for rank in range(world)]) == expected
 
 
-@pytest.mark.parametrize("prefetch", [0, 1, 4])
-@pytest.mark.parametrize("steps", [0, 1, 7, 30])
+@parametrize("prefetch", [0, 1, 4], quick=[0, 4])
+@parametrize("steps", [0, 1, 7, 30], quick=[0, 1, 30])
 @pytest.mark.parametrize(("world", "batch"), [(1, 4), (2, 2), (1, 2), (2, 1), (1, 3)])
 @pytest.mark.parametrize("before", [1, 2])
 def test_resume_at_the_exact_token(prefetch, steps, world, batch, before):

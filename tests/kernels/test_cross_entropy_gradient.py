@@ -13,6 +13,7 @@ from normlab.kernels import cross_entropy_gradient
 from normlab.kernels.cross_entropy_gradient import cross_entropy_gradient_
 from normlab.kernels.fused import cross_entropy_gradient as fused
 from normlab.models.cross_entropy import chunked_cross_entropy
+from tests.matrix import parametrize
 
 # NumPy, in which the interpreter computes, warns where a GPU would quietly say NaN.
 pytestmark = pytest.mark.filterwarnings(
@@ -230,7 +231,7 @@ def test_half_precision_is_no_worse_than_the_reference():
     assert errors["triton"] <= errors["reference"] + 2.0**-8
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.full)])
+@parametrize("backend", ["aot_eager", "inductor"], quick=["aot_eager"])
 def test_the_compiled_loss_is_one_graph(backend, request):
     torch._dynamo.reset()
     hidden, weight, targets = loss_problem()

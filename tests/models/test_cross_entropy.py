@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from normlab import Decoder, DecoderConfig, NormLabError
 from normlab.models.cross_entropy import CHUNK_BYTES, chunk_rows, chunked_cross_entropy
 from normlab.schemes.contract.parts import ConstantScale, LearnedScale
+from tests.matrix import parametrize
 
 N, D, V = 37, 8, 53
 
@@ -222,20 +223,15 @@ def test_a_models_loss_and_gradients(scheme):
 
 # torch's compiler makes an instance of every autograd.Function, which torch deprecates.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-@pytest.mark.parametrize(
-    ("scheme", "backend"),
-    [
-        ("pre", "aot_eager"),
-        pytest.param("ngpt", "aot_eager", marks=pytest.mark.full),
-        *(pytest.param(s, "inductor", marks=pytest.mark.full) for s in ("pre", "ngpt")),
-    ],
-)
+@parametrize("backend", ["aot_eager", "inductor"], quick=["aot_eager"])
+@parametrize("scheme", ["pre", "ngpt"], quick=["pre"])
 def test_a_models_loss_compiles_in_one_graph(scheme, backend):
     loss = Loss(scheme)
     tokens = torch.randint(0, 300, (4, 24))
     check_compiled(loss, torch.compile(loss, fullgraph=True, backend=backend), list(loss.parameters()), tokens, tokens)
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_compiled_code_has_the_same_gradients():
     hidden, weight, targets = problem(64, 16, 99, torch.float32)

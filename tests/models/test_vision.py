@@ -12,6 +12,7 @@ import torch.nn.functional as F
 import normlab
 from normlab import NormLabError, VisionConfig, VisionTransformer
 from normlab.models.patches import cut
+from tests.matrix import parametrize
 
 SIZE = {"depth": 2, "dim": 32, "heads": 4, "hidden": 48, "image_size": 12, "patch": 4, "channels": 3, "classes": 7}
 PIXELS = 3 * 4 * 4
@@ -134,7 +135,7 @@ def test_meta_build_equals_direct_build(name):
     assert torch.equal(direct(images()), late(images()))
 
 
-@pytest.mark.parametrize("depth", [2, *(pytest.param(depth, marks=pytest.mark.full) for depth in (36, 64))])
+@parametrize("depth", [2, 36, 64], quick=[2])
 def test_any_depth_has_finite_gradients(name, depth):
     model = VisionTransformer(VisionConfig(**SIZE | {"scheme": name, "depth": depth}))
     model.loss(images(), labels()).backward()

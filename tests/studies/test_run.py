@@ -79,6 +79,7 @@ def test_nothing_is_run_twice(copy):
     assert (copy / "results/tiny/main/rows.jsonl").read_bytes() == before
 
 
+@pytest.mark.full
 def test_a_study_goes_on_where_it_was(copy):
     path = copy / "results/tiny/main/rows.jsonl"
     lines = path.read_text().splitlines(keepends=True)

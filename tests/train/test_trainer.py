@@ -215,6 +215,7 @@ def test_milestones(count, steps, expected):
     assert milestones(count, steps) == expected
 
 
+@pytest.mark.full
 def test_checkpoints_change_nothing(text, straight, tmp_path):
     train(config_of(text, saves=0), tmp_path / "none", progress=False)
     train(config_of(text, saves=20, keep=1), tmp_path / "all", progress=False)

@@ -31,8 +31,8 @@ from normlab.errors import NormLabError
 from normlab.probes.blocks import find_stacks
 from normlab.probes.profile import Number, Profile
 from normlab.probes.sharded import is_sharded
-from normlab.schemes.contract.bound_scheme import BoundScheme
 from normlab.probes.untouched import at_rest
+from normlab.schemes.contract.bound_scheme import BoundScheme
 from normlab.schemes.contract.law import Law
 from normlab.stack import Stack
 from normlab.targets.target import Target

@@ -21,6 +21,9 @@ from tests.train.runs import same_tensors
 from tests.train.storage.saved import Run, flip_a_bit, full_after_some_bytes, names
 from tests.train.test_distributed import as_torchrun
 
+# Each test looks at what four pairs of processes have left.
+pytestmark = pytest.mark.full
+
 
 def first_half(rank: int, port: int, folder: str) -> None:
     group = as_torchrun(rank, port)

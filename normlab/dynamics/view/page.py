@@ -12,7 +12,7 @@ from normlab.dynamics.view.plots import figures_data, observable_panels, run_lab
 from normlab.pages.numbers import duration, listed
 from normlab.pages.page import Section, render, section
 
-_STYLES = ("simulate.css",)
+_STYLES = ("simulate/simulate.css",)
 
 
 def render_result(result: Simulation | ExperimentResult) -> str:
@@ -33,7 +33,7 @@ def simulation_page(simulation: Simulation) -> str:
         cautions=simulation.notes,
         facts=_simulation_facts(simulation),
         styles=_STYLES,
-        scripts=("simulate_stage.js", "simulate.js"),
+        scripts=("simulate/stage.js", "simulate/simulate.js"),
     )
 
 
@@ -42,7 +42,7 @@ def result_page(result: ExperimentResult) -> str:
     return render(
         f"{result.experiment}: {result.about}",
         [
-            section("figures", "Figures", "simulate_figures.html", figures=result.figures),
+            section("figures", "Figures", "simulate/figures.html", figures=result.figures),
             section("results", "Results", "table.html", table=tables.result_table(result)),
             *_verdicts(result),
             *_end(result),
@@ -54,7 +54,7 @@ def result_page(result: ExperimentResult) -> str:
         cautions=result.notes,
         facts=_result_facts(result),
         styles=_STYLES,
-        scripts=("simulate_figures.js",),
+        scripts=("simulate/figures.js",),
     )
 
 
@@ -145,7 +145,7 @@ def _simulation_sections(simulation: Simulation, data: dict[str, Any]) -> list[S
     fitted = {fit.observable for run in runs for fit in run.fits}
     return [
         section(
-            "sphere", "On the sphere", "simulate_stage.html", names=run_labels(simulation), beside=shown["beside"],
+            "sphere", "On the sphere", "simulate/stage.html", names=run_labels(simulation), beside=shown["beside"],
             moving=all(run.paths for run in runs), last=len(runs[0].times) - 1,
             drawn=len(runs[0].paths[0]) if runs[0].paths else 0,
             tokens=simulation.config.get("tokens"), dim=simulation.config.get("dim", 3), explained=simulation.explained,
@@ -153,7 +153,7 @@ def _simulation_sections(simulation: Simulation, data: dict[str, Any]) -> list[S
         ),
         section("laws", "Laws", "table.html", table=tables.law_table(simulation)),
         section(
-            "observables", "Observables", "simulate_observables.html", main=shown["main"], more=shown["more"],
+            "observables", "Observables", "simulate/observables.html", main=shown["main"], more=shown["more"],
             names=run_labels(simulation), histogram=all(run.histogram for run in runs),
             table=tables.run_table(simulation), seeds=simulation.config.get("seeds", 1),
             laws=bool(fitted - {"variance"}),
@@ -165,7 +165,7 @@ def _simulation_sections(simulation: Simulation, data: dict[str, Any]) -> list[S
 
 def _merges(simulation: Simulation) -> list[Section]:
     table = tables.merge_table(simulation)
-    return [section("merges", "Merge times", "simulate_merges.html", table=table)] if table.rows else []
+    return [section("merges", "Merge times", "simulate/merges.html", table=table)] if table.rows else []
 
 
 def _verdicts(result: ExperimentResult) -> list[Section]:

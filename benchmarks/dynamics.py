@@ -37,7 +37,7 @@ from normlab.dynamics.result import Simulation
 from normlab.dynamics.system import laws
 from normlab.dynamics.system.attention import ParticleAttention
 from normlab.dynamics.system.flow import Flow, ParticleState, unit
-from normlab.dynamics.system.integrators import DormandPrince, Method, RungeKutta4
+from normlab.dynamics.system.integrators import DormandPrince, Integrator, RungeKutta4
 from normlab.utils.files import write_json
 
 
@@ -124,7 +124,7 @@ def by_scipy(theta: Tensor, case: Case, tolerance: float) -> Tensor:
 # -- ours -----------------------------------------------------------------------------------------------------------
 
 
-def ours(theta: Tensor, case: Case, method: Method) -> Tensor:
+def ours(theta: Tensor, case: Case, method: Integrator) -> Tensor:
     start = ParticleState(theta, theta.new_ones(theta.shape[:2]), theta.new_zeros(len(theta)))
     flow = Flow(normlab.scheme("peri").law(12), ParticleAttention(beta=theta.new_full((1,), case.beta)))
     return next(method.orbit(flow, start, [case.horizon])).theta
@@ -212,7 +212,7 @@ def _peak(device: str) -> float:
 
 RUNS: dict[str, dict[str, Any]] = {
     "post, pre, peri, mix": {"scheme": ("post", "pre", "peri", "mix"), "beta": (1.0, 4.0), "seeds": 4},
-    "every law, short": {"scheme": tuple(laws.names()), "time": 2.0, "looks": 10},
+    "every law, short": {"scheme": tuple(laws.law_names()), "time": 2.0, "looks": 10},
     "causal, random weights": {
         "scheme": ("peri", "keel"), "dim": 16, "heads": 2, "weights": "gaussian", "redraw": True, "causal": True,
         "radius": 3.0,

@@ -12,9 +12,9 @@ import transformers
 
 import normlab
 from normlab.errors import NormLabError
-from normlab.hf.conversion.convert import plan
-from normlab.hf.conversion.identify import scheme_of
-from normlab.hf.conversion.survey import Survey, survey
+from normlab.hf.conversion.convert import plan_conversion
+from normlab.hf.conversion.identify import match_scheme
+from normlab.hf.conversion.model_structure import ModelStructure, analyse_model
 from normlab.targets import hub
 from normlab.targets.config_sizes import with_depth
 from normlab.targets.hugging_face import purpose_of
@@ -43,27 +43,27 @@ def table() -> str:
     lines = ["| | has | " + " | ".join(f"`{name}`" for name in names) + " |", "|---" * (len(names) + 2) + "|"]
     for title, stem in ARCHITECTURES.items():
         model, found = laid_out(stem)
-        own = scheme_of(found)
+        own = match_scheme(found)
         has = f"`{own.name if own else '?'}`{', parallel' if found.topology == 'parallel' else ''}"
         lines.append(f"| {title} | {has} | " + " | ".join(cell(model, found, name) for name in names) + " |")
     return "\n".join(lines)
 
 
-def laid_out(stem: str) -> tuple[Any, Survey]:
+def laid_out(stem: str) -> tuple[Any, ModelStructure]:
     """A model of an architecture, and what it is made of."""
     config = getattr(transformers, f"{stem}Config")()
     shallow = with_depth(config, 2, config.num_hidden_layers)
     with torch.device("meta"), hub.quiet():
         # In bf16: the library's experts have no other product on a device without values.
         made = getattr(transformers, purpose_of(config, stem).makes).from_config(shallow, dtype=torch.bfloat16)
-        return made, survey(made)
+        return made, analyse_model(made)
 
 
-def cell(model: Any, found: Survey, scheme: str) -> str:
+def cell(model: Any, found: ModelStructure, scheme: str) -> str:
     """How a scheme can be had."""
     for mark, options in WAYS.items():
         try:
-            plan(model, found, scheme, **options)
+            plan_conversion(model, found, scheme, **options)
         except NormLabError:
             continue
         return mark

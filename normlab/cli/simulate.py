@@ -36,12 +36,13 @@ def simulate(
         json: Write the full result to this JSON file.
         html: Write a page with animated tokens and plots to this HTML file.
     """
-    from normlab.dynamics import dispatch
+    from normlab.dynamics.command import run_command
     from normlab.dynamics.view import card
+    from normlab.utils.files import writable
 
-    kept = [dispatch.writable(path, suffix) for path, suffix in ((json, ".json"), (html, ".html")) if path is not None]
-    result = dispatch.run(experiment, config, command=["normlab", *sys.argv[1:]])
-    card.show(result)
+    kept = [writable(path, suffix) for path, suffix in ((json, ".json"), (html, ".html")) if path is not None]
+    result = run_command(experiment, config, command=["normlab", *sys.argv[1:]])
+    card.print_result(result)
     for path in kept:
         print(f"{path.suffix[1:]}: {result.save(path)}")
 

@@ -1,4 +1,6 @@
-"""Dynamics: what a scheme does to tokens through depth, as particles that attract each other on a sphere.
+"""Attention dynamics: simulate token representations through depth as interacting particles on a sphere.
 
-attention -> flow (a scheme's law makes it a velocity) -> integrators -> observables -> experiments
+Attention and a scheme's speed law give the velocity of each token (`system/`). An integrator solves the ODE, and
+observables such as mean cosine, clusters and effective rank are measured along the trajectory (`measure/`).
+`experiments/` compares them with published predictions; `view/` prints tables and writes HTML pages.
 """

@@ -1,6 +1,6 @@
-"""What a simulation does: its systems, its weights, how it is integrated and what is looked at.
+"""SimulateConfig: the options of a simulation, their allowed values and the names of the observables.
 
-Importing this does not import torch: the command line shows these fields in its help.
+Does not import torch, because the command line shows these fields in its help.
 """
 
 from __future__ import annotations
@@ -9,16 +9,44 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from tyro.constructors import PrimitiveConstructorSpec
 
-from normlab.dynamics.choices import OBSERVABLES, Clock, Dtype, Kind, Matrices, Method, Observable, Start
 from normlab.errors import NormLabError, unknown
 
+Observable = Literal[
+    "cosine", "variance", "order", "energy", "close", "clusters", "rank", "speed", "fastest", "radius", "smallest",
+    "largest",
+]  # fmt: skip
+OBSERVABLES: tuple[Observable, ...] = get_args(Observable)
+OBSERVABLE_LABELS: dict[Observable, str] = {
+    "cosine": "mean cosine of two tokens",
+    "variance": "mean ‖θ − θ̄‖²",
+    "order": "length of the mean token ‖θ̄‖",
+    "energy": "−log mean e^{β⟨θ_j, θ_k⟩} / β",
+    "close": "share of pairs with cosine above 0.999",
+    "clusters": "clusters of tokens",
+    "rank": "effective rank of the tokens",
+    "speed": "mean speed ‖θ̇‖",
+    "fastest": "largest speed ‖θ̇‖",
+    "radius": "mean radius r",
+    "smallest": "smallest radius",
+    "largest": "largest radius",
+}
+"""Description of each observable, for axis titles and tables."""
 
-def split(text: str) -> list[str]:
-    """Parts between commas, where a comma inside brackets belongs to a part: 'pre,peri(step=0.1,norm=layer)'."""
+StartName = Literal["uniform", "orthonormal", "clustered"]
+"""Initial tokens: independent uniform points on the sphere, pairwise orthogonal, or close together."""
+MethodName = Literal["rk4", "dopri", "network"]
+ClockName = Literal["plain", "log"]
+AttentionKind = Literal["softmax", "unnormalised"]
+WeightsName = Literal["identity", "gaussian", "kaiming", "orthogonal", "symmetric"]
+DtypeName = Literal["float32", "float64"]
+
+
+def split_commas(text: str) -> list[str]:
+    """Split at commas outside brackets: 'pre,peri(step=0.1,norm=layer)' has two parts."""
     parts, depth = [""], 0
     for sign in text:
         depth += (sign == "(") - (sign == ")")
@@ -30,11 +58,11 @@ def split(text: str) -> list[str]:
 
 
 def _listed(of: Callable[[str], Any], example: str) -> PrimitiveConstructorSpec[tuple[Any, ...]]:
-    """One word with commas on the command line, so that a list does not swallow what follows it."""
+    """Parse one comma-separated command-line argument as a tuple, so that it does not consume later arguments."""
     return PrimitiveConstructorSpec(
         nargs=1,
         metavar=example,
-        instance_from_str=lambda words: tuple(of(part) for part in split(words[0])),
+        instance_from_str=lambda words: tuple(of(part) for part in split_commas(words[0])),
         is_instance=lambda value: isinstance(value, tuple),
         str_from_instance=lambda value: [",".join(map(str, value))],
     )
@@ -47,73 +75,74 @@ _Names = Annotated[tuple[Observable, ...], _listed(str, "NAME,NAME")]
 
 @dataclass(frozen=True, kw_only=True)
 class SimulateConfig:
-    """One simulation."""
+    """Options of one simulation."""
 
     scheme: _Schemes = ("peri",)
-    """Laws to follow, side by side: schemes with options, also in files (highway.py:Highway), or laws that no block
-    has, such as sqrt."""
+    """Schemes to simulate side by side, with options if any; also schemes in files (highway.py:Highway) and laws
+    without a block, such as sqrt."""
     tokens: int = 64
-    """Tokens of a system."""
+    """Number of tokens."""
     dim: int = 3
     """Dimension of a token."""
     beta: _Numbers = (1.0,)
-    """Inverse temperatures; several are simulated at once."""
+    """Inverse temperatures β of the softmax; several are simulated at once."""
     seeds: int = 1
-    """Systems of each kind, each with tokens and weights of its own."""
+    """Number of seeds. Each seed has its own initial tokens and weights."""
     seed: int = 0
-    """The first of the seeds."""
-    start: Start = "uniform"
-    """Tokens at time zero: independent on the sphere, pairwise orthogonal, or close together."""
+    """First seed."""
+    start: StartName = "uniform"
+    """Initial tokens: independent uniform points on the sphere, pairwise orthogonal, or close together."""
     radius: float = 1.0
-    """Of every token at time zero, in units of the sphere that the norms project on."""
+    """Initial radius of every token, in units of the radius that the norms project to."""
 
     time: float = 10.0
-    """Horizon, in layers."""
+    """End time. One unit of time is one layer."""
     depth: int | None = None
-    """Blocks of the network whose law it is, where the law depends on it; none: those that the horizon takes."""
-    method: Method = "rk4"
-    """Runge-Kutta of fixed step, Dormand-Prince of controlled step, or the scheme's own blocks."""
+    """Number of blocks, for laws that depend on depth; without it the end time, rounded up."""
+    method: MethodName = "rk4"
+    """Integrator: rk4 with a fixed step, dopri (Dormand-Prince) with an adaptive step, or network, which runs the
+    scheme's own blocks."""
     step: float = 0.05
-    """Step of rk4, in the clock's time."""
+    """Step size of rk4, in the time of the clock."""
     tolerance: float = 1e-8
-    """Largest error of a step of dopri."""
+    """Error tolerance of one step of dopri."""
     cut: int = 1
-    """Blocks of the network that make up a layer."""
-    clock: Clock = "plain"
-    """Time to take steps in; log for horizons beyond a hundred."""
+    """Blocks per layer, for the method network: every step is divided into so many."""
+    clock: ClockName = "plain"
+    """Time variable of the integrator: plain, or log for end times above 100."""
 
-    weights: Matrices = "identity"
-    """Query, key and value matrices."""
+    weights: WeightsName = "identity"
+    """How query, key and value matrices are drawn."""
     heads: int = 1
-    """Heads of attention."""
+    """Number of attention heads."""
     redraw: bool = False
-    """Draw the weights anew in every layer."""
+    """Draw new weights for every layer."""
     causal: bool = False
-    """Tokens see those before them and themselves alone."""
-    kind: Kind = "softmax"
-    """Attention with or without the softmax's sum."""
+    """Causal mask: a token attends to itself and to earlier tokens."""
+    kind: AttentionKind = "softmax"
+    """Softmax attention, or exponential weights without the softmax normalisation."""
     mlp: int = 0
-    """Hidden width of a random MLP that is added to attention; 0 for none."""
+    """Hidden width of a random MLP whose output is added to that of attention; 0 for none."""
 
     looks: int = 100
-    """States that are looked at, evenly in the clock's time."""
+    """Number of recorded states, evenly spaced in the time of the clock."""
     observables: _Names = OBSERVABLES
-    """What is kept of each look."""
+    """Observables to record."""
     bins: int = 40
-    """Bins of the histogram of pairwise cosines; 0 for none."""
+    """Bins of the histogram of pairwise cosines; 0 for no histogram."""
     angle: float = 0.1
-    """Largest angle between neighbours in a cluster, in radians."""
+    """Largest angle between neighbouring tokens of one cluster, in radians."""
     shown: int = 96
-    """Most tokens whose paths are kept for the page; 0 for none."""
+    """Largest number of tokens whose paths are recorded for the page; 0 for none."""
 
-    dtype: Dtype = "float32"
-    """Number format."""
+    dtype: DtypeName = "float32"
+    """Floating-point type."""
     device: str = "auto"
-    """Where to compute: cpu, cuda; auto: a GPU where there is one."""
+    """Device: cpu, cuda, or auto, which takes a GPU if there is one."""
     model: str | None = None
-    """A run folder, a Hugging Face id or a config.json, for experiments that look at a network."""
+    """Model for the experiment real-model: a run folder, a Hugging Face id or a config.json."""
     data: str = "bigram"
-    """What such a network reads: random tokens, a bigram language, or a text file."""
+    """Input of that model: random tokens, a bigram language, or a text file."""
 
     def __post_init__(self) -> None:
         for name, one in (("scheme", str), ("beta", int | float), ("observables", str)):
@@ -153,11 +182,11 @@ class SimulateConfig:
 
     @property
     def layers(self) -> int:
-        """Depth of the network whose law it is."""
+        """Number of blocks that depth-dependent laws are evaluated for."""
         return self.depth or max(1, math.ceil(self.time))
 
     def replace(self, **changes: Any) -> SimulateConfig:
-        """The same with some fields changed; unknown names raise."""
+        """Return a copy with some fields changed; unknown names raise."""
         known = {spec.name for spec in dataclasses.fields(self)}
         for name in changes:
             if name not in known:
@@ -170,6 +199,6 @@ _LEAST = {
     "shown": 0,
 }  # fmt: skip
 _CHOICES: dict[str, tuple[str, ...]] = {
-    "start": get_args(Start), "method": get_args(Method), "clock": get_args(Clock), "weights": get_args(Matrices),
-    "kind": get_args(Kind), "dtype": get_args(Dtype),
+    "start": get_args(StartName), "method": get_args(MethodName), "clock": get_args(ClockName),
+    "weights": get_args(WeightsName), "kind": get_args(AttentionKind), "dtype": get_args(DtypeName),
 }  # fmt: skip

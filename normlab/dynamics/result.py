@@ -1,4 +1,4 @@
-"""The result of a simulation: observables over time, the laws fitted to them, and paths to draw, in plain numbers."""
+"""Result of a simulation: observables over time, fitted laws, cluster merges and token paths; saved as JSON or HTML."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from normlab.errors import unknown
 from normlab.utils.records import StoredResult
 
 SCHEMA = 1
-"""Version of the JSON; it grows when a field changes its meaning."""
+"""Version of the JSON format; increased when the meaning of a field changes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Band:
-    """An observable over time: its mean over seeds and the middle 90 % of them."""
+    """An observable over time: mean, 5 % and 95 % quantiles over seeds."""
 
     mean: tuple[float, ...]
     low: tuple[float, ...]
@@ -25,46 +25,46 @@ class Band:
 
 @dataclass(frozen=True, kw_only=True)
 class Merge:
-    """A look at which there were fewer clusters than before."""
+    """A recorded time at which there were fewer clusters than before."""
 
     time: float
     clusters: int
-    """That are left."""
+    """Number of clusters after the merge."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fitted:
-    """The law of an observable, fitted and foretold."""
+class FittedLaw:
+    """A decay or growth law fitted to an observable, with the predicted rate."""
 
     observable: str
     rate: Rate
     predicted: float | None = None
-    """What theory says of the rate; None where it says nothing."""
+    """Rate predicted by theory; None if there is no prediction."""
 
     @property
     def error(self) -> float | None:
-        """Fitted rate less the predicted one."""
+        """Fitted rate minus predicted rate."""
         return None if self.predicted is None else self.rate.value - self.predicted
 
 
 @dataclass(frozen=True, kw_only=True)
 class SchemeRun:
-    """One scheme at one β."""
+    """Result of one scheme at one β."""
 
     scheme: str
     beta: float
     times: tuple[float, ...]
     bands: dict[str, Band]
-    """By observable."""
+    """Observable → band over time."""
     histogram: tuple[tuple[float, ...], ...] = ()
-    """For every look the share of pairs in each part of [−1, 1] that their cosine can lie in, mean over seeds."""
+    """For every recorded time the share of token pairs in each bin of the cosine, mean over seeds."""
     merges: tuple[Merge, ...] = ()
-    """Of the first seed."""
-    fits: tuple[Fitted, ...] = ()
+    """Cluster merges of the first seed."""
+    fits: tuple[FittedLaw, ...] = ()
     tail: Tail | None = None
-    """How tokens collapse in the end, by theory; None where it says nothing."""
+    """Predicted decay of the variance at late times; None if there is no prediction."""
     paths: tuple[tuple[tuple[float, float, float], ...], ...] = ()
-    """For every look the places of some tokens of the first seed on the axes that all runs share."""
+    """For every recorded time the 3-D positions of some tokens of the first seed, on axes common to all runs."""
 
     def __getitem__(self, observable: str) -> Band:
         if observable not in self.bands:
@@ -72,45 +72,45 @@ class SchemeRun:
         return self.bands[observable]
 
 
-class Shown(StoredResult):
-    """What `normlab simulate` ends in."""
+class SimulateResult(StoredResult):
+    """Base class of what `normlab simulate` returns."""
 
     made_by = "normlab simulate"
 
     def to_html(self) -> str:
-        from normlab.dynamics.view.page import page
+        from normlab.dynamics.view.page import render_result
 
-        return page(self)  # type: ignore[arg-type]
+        return render_result(self)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Simulation(Shown):
+class Simulation(SimulateResult):
     """A finished simulation."""
 
     what = "simulation"
 
     config: dict[str, Any]
-    """The options it ran with."""
+    """Options of the simulation."""
     runs: tuple[SchemeRun, ...]
-    """Every scheme at every β."""
+    """One result for every scheme and β."""
     explained: float | None = None
-    """Share of the tokens' square length that the three axes of the paths hold."""
+    """Explained variance of the three principal axes that the paths are drawn on."""
     notes: tuple[str, ...] = ()
-    """What a reader must know."""
+    """Assumptions and remarks shown with the result."""
     seconds: float = 0.0
     versions: dict[str, str] = field(default_factory=dict)
     command: tuple[str, ...] = ()
     schema: Literal[1] = SCHEMA
 
     def run(self, scheme: str | None = None, beta: float | None = None) -> SchemeRun:
-        """The run of a scheme at a β; the first where they are left out."""
+        """Result of a scheme at a β; the first one if they are left out."""
         for run in self.runs:
             if scheme in (None, run.scheme) and beta in (None, run.beta):
                 return run
         raise unknown("run", f"{scheme} at β {beta}", [f"{run.scheme} at β {run.beta:g}" for run in self.runs])
 
     def table(self) -> str:
-        """First and last values and fitted laws, as plain text."""
+        """Table of first and last values and fitted laws, as plain text."""
         from normlab.dynamics.view.card import simulation_text
 
         return simulation_text(self)

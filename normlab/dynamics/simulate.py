@@ -1,4 +1,4 @@
-"""Simulation: what a scheme does to tokens through depth.
+"""`normlab.simulate`: simulate tokens through depth under one or several schemes, and fit decay laws to the result.
 
 run = normlab.simulate("peri", tokens=256, dim=512, beta=5)
 run.table(), run.run()["cosine"].mean, run.save("peri.json")
@@ -13,13 +13,13 @@ import numpy as np
 
 from normlab.dynamics.config import SimulateConfig
 from normlab.dynamics.measure import fits, tails
-from normlab.dynamics.measure.clusters import merges
-from normlab.dynamics.recording import Recording, Spec, label, records
-from normlab.dynamics.result import Band, Fitted, Merge, SchemeRun, Simulation
+from normlab.dynamics.measure.clusters import cluster_merges
+from normlab.dynamics.progress import ProgressBar
+from normlab.dynamics.recording import LawSpec, Recording, law_label, record_laws
+from normlab.dynamics.result import Band, FittedLaw, Merge, SchemeRun, Simulation
 from normlab.dynamics.system import laws
 from normlab.dynamics.system.network import renormalises
-from normlab.dynamics.system.weights import Weights, check_fit
-from normlab.dynamics.view.progress import Progress
+from normlab.dynamics.system.weights import Weights, check_weights
 from normlab.schemes.contract.law import Law
 from normlab.schemes.contract.scheme import Scheme
 from normlab.utils.records import to_plain
@@ -27,7 +27,7 @@ from normlab.utils.versions import versions
 
 
 def simulate(
-    scheme: Spec | Sequence[Spec] | None = None,
+    scheme: LawSpec | Sequence[LawSpec] | None = None,
     *,
     config: SimulateConfig | None = None,
     matrices: Weights | None = None,
@@ -35,22 +35,22 @@ def simulate(
     command: Sequence[str] = (),
     **options: object,
 ) -> Simulation:
-    """Follow one scheme or several from the same tokens.
+    """Simulate one scheme or several from the same initial tokens.
 
-    A scheme is named, or is a `Scheme` or a `Law` itself. Options are the fields of `SimulateConfig`: `tokens`, `dim`,
-    `beta`, `time`, ... `matrices` are weights of your own (`normlab.dynamics.system.weights.given`) or those of a
-    network (`normlab.dynamics.system.read_weights.read`), for all systems. With `progress` a bar is
-    shown on standard error.
+    A scheme is given by name, or as a `Scheme` or `Law` object. Options are the fields of `SimulateConfig`: `tokens`,
+    `dim`, `beta`, `time`, ... `matrices` are your own weights (`normlab.dynamics.system.weights.fixed_weights`) or
+    those of a network (`normlab.dynamics.system.read_weights.read_attention`), used for all systems. With `progress`
+    a progress bar is shown on standard error.
     """
     settings = (config or SimulateConfig()).replace(**options)
     specs = _specs(scheme, settings)
     if matrices is not None:
-        check_fit(matrices, settings.dim)
-    settings = settings.replace(scheme=tuple(label(spec) for spec in specs))
+        check_weights(matrices, settings.dim)
+    settings = settings.replace(scheme=tuple(law_label(spec) for spec in specs))
     begin = time.perf_counter()
-    with Progress(progress=progress) as display:
-        followed = records(settings, specs, matrices=matrices, tell=display)
-    drawn, explained = _drawn([found.paths for found in followed])
+    with ProgressBar(progress=progress) as display:
+        followed = record_laws(settings, specs, matrices=matrices, tell=display)
+    drawn, explained = _project_paths([found.paths for found in followed])
     runs = [
         _run(settings, spec, found, place, paths, None if matrices else _tail(settings, spec))
         for spec, found, paths in zip(specs, followed, drawn, strict=True)
@@ -67,80 +67,89 @@ def simulate(
     )
 
 
-def _specs(scheme: Spec | Sequence[Spec] | None, config: SimulateConfig) -> list[Spec]:
-    """What to simulate; what does not exist is refused before anything runs."""
+def _specs(scheme: LawSpec | Sequence[LawSpec] | None, config: SimulateConfig) -> list[LawSpec]:
+    """Schemes to simulate; unknown ones raise before anything runs."""
     named = config.scheme if scheme is None else [scheme] if isinstance(scheme, str | Scheme | Law) else scheme
     for spec in named:
-        laws.find(spec, config.layers)
+        laws.find_law(spec, config.layers)
     return list(named)
 
 
 def _run(
-    config: SimulateConfig, spec: Spec, found: Recording, place: int, paths: np.ndarray | None, tail: tails.Tail | None
+    config: SimulateConfig,
+    spec: LawSpec,
+    found: Recording,
+    place: int,
+    paths: np.ndarray | None,
+    tail: tails.Tail | None,
 ) -> SchemeRun:
     times = found.times.tolist()
     values = {name: series[:, place] for name, series in found.values.items()}
     counts = values["clusters"][:, 0].tolist() if "clusters" in values else []
     return SchemeRun(
-        scheme=label(spec),
+        scheme=law_label(spec),
         beta=config.beta[place],
         times=tuple(times),
-        bands={name: band(series) for name, series in values.items()},
+        bands={name: quantile_band(series) for name, series in values.items()},
         histogram=() if found.histogram is None else _rounded(found.histogram[:, place]),
-        merges=tuple(Merge(time=when, clusters=left) for when, left in (merges(times, counts) if counts else [])),
+        merges=tuple(
+            Merge(time=when, clusters=left) for when, left in (cluster_merges(times, counts) if counts else [])
+        ),
         fits=tuple(_fits(config, times, values, tail)),
         tail=tail,
         paths=() if paths is None else _rounded(paths[:, place]),
     )
 
 
-def band(series: np.ndarray) -> Band:
-    """Mean and middle 90 % over seeds of (looks, seeds)."""
+def quantile_band(series: np.ndarray) -> Band:
+    """Mean, 5 % and 95 % quantiles over seeds of an array (times, seeds)."""
     low, high = np.quantile(series, [0.05, 0.95], axis=1)
     return Band(mean=tuple(series.mean(1).tolist()), low=tuple(low.tolist()), high=tuple(high.tolist()))
 
 
-def _tail(config: SimulateConfig, spec: Spec) -> tails.Tail | None:
-    """Theory speaks of softmax attention with V = 1 and no MLP; a causal mask changes the rates."""
+def _tail(config: SimulateConfig, spec: LawSpec) -> tails.Tail | None:
+    """Predicted tail of the variance. The theory covers one softmax head with V = 1, no mask and no MLP."""
     plain = config.weights == "identity" and config.kind == "softmax" and not config.mlp and not config.causal
-    return tails.predict(laws.find(spec, config.layers)) if plain and config.heads == 1 else None
+    return tails.predict_tail(laws.find_law(spec, config.layers)) if plain and config.heads == 1 else None
 
 
 def _fits(
     config: SimulateConfig, times: Sequence[float], values: dict[str, np.ndarray], tail: tails.Tail | None
-) -> list[Fitted]:
+) -> list[FittedLaw]:
     found = []
     if "variance" in values:
-        floor = fits.floor_of(config.dtype)
+        floor = fits.variance_floor(config.dtype)
         rates = [_tail_rate(times, one.tolist(), floor, tail) for one in values["variance"].T]
         rates = [rate for rate in rates if rate is not None]
         alike = [rate for rate in rates if rate.form == rates[0].form]
         if alike:
             predicted = tail.rate if tail and tail.form == alike[0].form else None
-            found.append(Fitted(observable="variance", rate=fits.pooled(alike), predicted=predicted))
+            found.append(FittedLaw(observable="variance", rate=fits.pool_rates(alike), predicted=predicted))
     if "radius" in values and values["radius"][-1].mean() > 2 * config.radius:
-        late = fits.tail(times, values["radius"].mean(1).tolist(), floor=0.0)
+        late = fits.tail_slice(times, values["radius"].mean(1).tolist(), floor=0.0)
         if late.stop > late.start:
-            rates = [fits.fit(times[late], one[late].tolist(), "power") for one in values["radius"].T]
-            found.append(Fitted(observable="radius", rate=fits.pooled(rates), predicted=tail.growth if tail else None))
+            rates = [fits.fit_rate(times[late], one[late].tolist(), "power") for one in values["radius"].T]
+            found.append(
+                FittedLaw(observable="radius", rate=fits.pool_rates(rates), predicted=tail.growth if tail else None)
+            )
     return found
 
 
 def _tail_rate(times: Sequence[float], values: Sequence[float], floor: float, tail: tails.Tail | None):
-    """The rate of one orbit's tail, in the form that theory names, or in the one that fits best."""
-    # Tokens that have not begun to meet have no tail yet.
+    """Decay rate of the tail of one trajectory, in the predicted functional form, or else in the best fitting one."""
+    # Before the variance has fallen to a tenth there is no tail to fit.
     met = next((place for place, value in enumerate(values) if value < 0.1 * values[0]), len(values))
     times, values = times[met:], values[met:]
-    late = fits.tail(times, values, floor=floor)
+    late = fits.tail_slice(times, values, floor=floor)
     if late.stop == late.start:
         return None
     if tail is None:
-        return fits.best(times[late], values[late])
-    return fits.fit(times[late], values[late], tail.form)
+        return fits.fit_best_form(times[late], values[late])
+    return fits.fit_rate(times[late], values[late], tail.form)
 
 
-def _drawn(paths: Sequence[np.ndarray | None]) -> tuple[list[np.ndarray | None], float | None]:
-    """Paths of all runs on the three axes that hold most of them, and the share that they hold."""
+def _project_paths(paths: Sequence[np.ndarray | None]) -> tuple[list[np.ndarray | None], float | None]:
+    """Project the paths of all runs on their three principal axes; also return the explained variance."""
     given = [path for path in paths if path is not None]
     if not given:
         return list(paths), None
@@ -153,7 +162,7 @@ def _drawn(paths: Sequence[np.ndarray | None]) -> tuple[list[np.ndarray | None],
 
 
 def _rounded(values: np.ndarray) -> tuple:
-    """Nested tuples of numbers with four decimals: for drawing."""
+    """Nested tuples of numbers rounded to four decimals."""
     return _nested(np.round(values.astype(float), 4).tolist())
 
 
@@ -161,13 +170,13 @@ def _nested(value):
     return tuple(_nested(entry) for entry in value) if isinstance(value, list) else value
 
 
-def _notes(config: SimulateConfig, specs: Sequence[Spec]) -> list[str]:
+def _notes(config: SimulateConfig, specs: Sequence[LawSpec]) -> list[str]:
     notes = []
     for spec in specs:
-        scheme, note = laws.scheme_of(spec), laws.find(spec, config.layers).note
+        scheme, note = laws.scheme_of(spec), laws.find_law(spec, config.layers).note
         if note:
-            notes.append(f"{label(spec)}: {note}")
+            notes.append(f"{law_label(spec)}: {note}")
         if config.radius != 1.0 and config.method != "network" and scheme is not None and renormalises(scheme):
             radius = f"the law carries the radius {config.radius:g} on"
-            notes.append(f"{label(spec)}: {radius}; its network puts tokens on the unit sphere at once")
+            notes.append(f"{law_label(spec)}: {radius}; its network puts tokens on the unit sphere at once")
     return notes

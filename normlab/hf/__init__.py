@@ -1,8 +1,12 @@
-"""NormLab in the Hugging Face stack. Importing it makes NormLab's models known to the library's Auto classes."""
+"""Hugging Face integration: NormLab models as `transformers` models, and `transformers` models under any scheme.
+
+Importing this package registers NormLab's models with the Auto classes.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import warnings
+from typing import TYPE_CHECKING, Any
 
 from normlab.utils.lazy import import_optional, loader
 
@@ -13,25 +17,25 @@ from normlab.hf.exporting.configuration import NormLabConfig  # noqa: E402
 from normlab.hf.exporting.modelling import NormLabForCausalLM  # noqa: E402
 
 if TYPE_CHECKING:
-    from normlab.hf.conversion.anatomy import Anatomy, Limb
     from normlab.hf.conversion.convert import FunctionChanges, convert
     from normlab.hf.conversion.converted_layer import ConvertedLayer
-    from normlab.hf.conversion.flow import STATE
     from normlab.hf.conversion.identify import SchemeIdentity, identify
+    from normlab.hf.conversion.layer_structure import LayerStructure, ResidualBranch
     from normlab.hf.conversion.load import load
     from normlab.hf.conversion.scheme_rules import Rules, rules
+    from normlab.hf.conversion.trace import HIDDEN_STATE
     from normlab.hf.exporting.export import export
     from normlab.hf.trainer import NormLabCallback, optimizer_cls_and_kwargs
 
 __all__ = [
-    "STATE",
-    "Anatomy",
+    "HIDDEN_STATE",
     "ConvertedLayer",
     "FunctionChanges",
-    "Limb",
+    "LayerStructure",
     "NormLabCallback",
     "NormLabConfig",
     "NormLabForCausalLM",
+    "ResidualBranch",
     "Rules",
     "SchemeIdentity",
     "convert",
@@ -42,21 +46,21 @@ __all__ = [
     "rules",
 ]
 
-# No name here may be that of a module of this package: whoever imports the module would replace it.
-__getattr__ = loader(
+# No name here may be that of a module of this package: importing the module would replace it.
+_names = loader(
     __name__,
     {
-        # NormLab's models as the library's
+        # NormLab models as transformers models
         "NormLabCallback": "trainer",
         "export": "exporting.export",
         "optimizer_cls_and_kwargs": "trainer",
-        # the library's models under our schemes
-        "STATE": "conversion.flow",
-        "Anatomy": "conversion.anatomy",
+        # transformers models under NormLab's schemes
+        "HIDDEN_STATE": "conversion.trace",
+        "LayerStructure": "conversion.layer_structure",
         "ConvertedLayer": "conversion.converted_layer",
         "FunctionChanges": "conversion.convert",
         "SchemeIdentity": "conversion.identify",
-        "Limb": "conversion.anatomy",
+        "ResidualBranch": "conversion.layer_structure",
         "Rules": "conversion.scheme_rules",
         "convert": "conversion.convert",
         "identify": "conversion.identify",
@@ -65,3 +69,11 @@ __getattr__ = loader(
     },
     renamed={"Identity": "normlab.hf.SchemeIdentity"},
 )
+_OLD_NAMES = {"STATE": "HIDDEN_STATE", "Anatomy": "LayerStructure", "Limb": "ResidualBranch"}
+"""Names of version 0.1, which still work with a warning."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _OLD_NAMES:
+        warnings.warn(f"{__name__}.{name} is now {__name__}.{_OLD_NAMES[name]}", DeprecationWarning, stacklevel=2)
+    return _names(_OLD_NAMES.get(name, name))

@@ -1,4 +1,4 @@
-"""The scheme's rules in Hugging Face's Trainer: its parameter groups, and its constraint after every optimiser step.
+"""Hugging Face Trainer support: the scheme's parameter groups, and its constraint after every optimiser step.
 
 Trainer(model, args, ..., callbacks=[NormLabCallback()], optimizer_cls_and_kwargs=optimizer_cls_and_kwargs(model, args))
 """
@@ -14,14 +14,14 @@ from normlab.hf.conversion.scheme_rules import rules
 
 
 class NormLabCallback(TrainerCallback):
-    """Re-applies the scheme's constraint after every optimiser step; without one there is nothing to do."""
+    """Trainer callback that re-applies the scheme's constraint, if it has one, after every optimiser step."""
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, *, model: Any = None, **kwargs: Any) -> None:
         rules(model).after_step()
 
 
 def optimizer_cls_and_kwargs(model: PreTrainedModel, args: TrainingArguments) -> tuple[Any, dict[str, Any]]:
-    """For the Trainer's argument of that name: the optimiser that `args` names, with the scheme's parameter groups."""
+    """Value of the Trainer argument of that name: the optimiser of `args` with the scheme's parameter groups."""
     kind, options = Trainer.get_optimizer_cls_and_kwargs(args, model)
     taken = next((name for name in ("params", "model", "optimizer_dict") if name in options), None)
     if taken is not None or not isinstance(kind, type):

@@ -84,9 +84,9 @@ def _simulations(study: Study, arm: str, settings: Settings) -> Iterator[Item]:
     config = EXPERIMENTS[name].defaults.replace(**changes) if name else SimulateConfig(**changes)
 
     def call() -> list[Row]:
-        from normlab.dynamics import dispatch
+        from normlab.dynamics.command import run_command
 
-        found = plain(dispatch.run(name, config).to_dict())
+        found = plain(run_command(name, config).to_dict())
         if name is None:
             return [{"scheme": run["scheme"], "result": run} for run in found["runs"]]
         failed = sum(verdict["agrees"] is False for verdict in found["verdicts"])

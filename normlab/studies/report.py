@@ -88,12 +88,12 @@ def page(found: Sequence[ClaimLine]) -> str:
     studies = {line.study.name: line.study for line in found}
     sections = [
         section(
-            name, study.title, "claims.html", study=study,
+            name, study.title, "study/claims.html", study=study,
             cards=[_card(line) for line in found if line.study.name == name],
         )
         for name, study in studies.items()
     ]  # fmt: skip
-    return render("Claims", sections, {}, headline=headline(found), styles=("claims.css",), plots=False)
+    return render("Claims", sections, {}, headline=headline(found), styles=("study/claims.css",), plots=False)
 
 
 def _cells(line: ClaimLine) -> tuple[str, ...]:

@@ -36,7 +36,9 @@ def clustered(n: int, d: int, spread: float = 0.1, *, radius: float = 1.0) -> Pa
 
 
 def flow(spec: Any, beta: float = 1.0, *, depth: int = 4, **attention: Any) -> Flow:
-    return Flow(laws.find(spec, depth), ParticleAttention(beta=torch.tensor([beta], dtype=torch.float64), **attention))
+    return Flow(
+        laws.find_law(spec, depth), ParticleAttention(beta=torch.tensor([beta], dtype=torch.float64), **attention)
+    )
 
 
 def follow(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from normlab.dynamics.experiments.result import ExperimentResult, judge
+from normlab.dynamics.experiments.result import ExperimentResult, judge_prediction
 from normlab.dynamics.measure.fits import Rate
 from normlab.dynamics.measure.tails import Tail
-from normlab.dynamics.result import Band, Fitted, Merge, SchemeRun, Simulation
-from normlab.dynamics.view.figures import Figure, curve, image
+from normlab.dynamics.result import Band, FittedLaw, Merge, SchemeRun, Simulation
+from normlab.dynamics.view.figures import Figure, make_curve, make_image
 
 HOSTILE = "<script>alert(1)</script>"
 LOOKS, TOKENS = 21, 5
@@ -33,7 +33,7 @@ def run(scheme: str = "post", *, beta: float = 1.0, rate: float = 2.0, **changes
         "bands": {name: band(values) for name, values in bands.items()},
         "histogram": tuple((0.25, 0.25, 0.25, 0.25) for _ in TIMES),
         "merges": (Merge(time=1.5, clusters=4), Merge(time=3.0, clusters=3)),
-        "fits": (Fitted(observable="variance", rate=fitted, predicted=-2.0),),
+        "fits": (FittedLaw(observable="variance", rate=fitted, predicted=-2.0),),
         "tail": Tail(form="exponential", rate=-2.0, growth=0.0),
         "paths": tuple(tuple((math.sin(a), math.cos(a), 0.0) for a in look) for look in angles),
     }  # fmt: skip
@@ -58,16 +58,19 @@ def result(**changes: Any) -> ExperimentResult:
         Figure(
             title="Curves", x_label="time", y_label="value", y_log=True,
             curves=(
-                curve("post", x, (1, 2, 4), low=(0.5, 1, 2), high=(2, 4, 8)),
-                curve("post, fitted", x, (1, 2, 4), role="theory"),
-                curve("peri", x, (1, 3, 9), marks=True), curve("a net", x, (2, 2, 2), role="model"),
+                make_curve("post", x, (1, 2, 4), low=(0.5, 1, 2), high=(2, 4, 8)),
+                make_curve("post, fitted", x, (1, 2, 4), role="theory"),
+                make_curve("peri", x, (1, 3, 9), marks=True), make_curve("a net", x, (2, 2, 2), role="model"),
             ),
         ),
         Figure(title="Image", x_label="time", y_label="β",
-               curves=(curve("edge", (1.0, 2.0), (1.0, 2.0), role="theory"),),
-               image=image(x, (1.0, 2.0), ((0, 0.5, 1), (0, 0, math.nan)), "share")),
+               curves=(make_curve("edge", (1.0, 2.0), (1.0, 2.0), role="theory"),),
+               image=make_image(x, (1.0, 2.0), ((0, 0.5, 1), (0, 0, math.nan)), "share")),
     )  # fmt: skip
-    verdicts = (judge("post", "rate", -2.00001, -2.0, 1e-3), judge("peri", "rate", -1.5, -2.0, 1e-3))
+    verdicts = (
+        judge_prediction("post", "rate", -2.00001, -2.0, 1e-3),
+        judge_prediction("peri", "rate", -1.5, -2.0, 1e-3),
+    )
     found: dict[str, Any] = {
         "experiment": "speed-laws", "about": "how fast", "config": {"scheme": ["post", "peri"], "seed": 0},
         "figures": figures, "columns": ("scheme", "rate"), "rows": (("post", -2.0), ("peri", math.nan)),

@@ -12,9 +12,9 @@ import torch
 
 import normlab
 from normlab.dynamics import experiments
-from normlab.dynamics.choices import ABOUT
+from normlab.dynamics.config import OBSERVABLE_LABELS
 from normlab.dynamics.experiments import causal, metastability, phases, random_weights, real_model
-from normlab.dynamics.experiments.result import ExperimentResult, judge
+from normlab.dynamics.experiments.result import ExperimentResult, judge_prediction
 from normlab.dynamics.system import laws
 from normlab.dynamics.system.attention import ParticleAttention
 from normlab.dynamics.system.flow import Flow, ParticleState
@@ -39,7 +39,7 @@ TINY: dict[str, dict] = {
 @pytest.mark.parametrize("name", experiments.EXPERIMENTS)
 def test_an_experiment_ends_in_figures_a_table_and_verdicts(name, tmp_path):
     found = experiments.run(name, **TINY[name])
-    assert found.agrees, [verdict.words for verdict in found.verdicts if verdict.agrees is False]
+    assert found.agrees, [verdict.sentence for verdict in found.verdicts if verdict.agrees is False]
     assert found.experiment == name
     assert found.figures
     assert found.verdicts
@@ -68,12 +68,12 @@ def test_an_unknown_experiment_or_option_is_one_line():
 
 
 def test_a_verdict_can_fail():
-    good, bad = judge("x", "rate", -2.0001, -2.0, 1e-3), judge("x", "rate", -1.9, -2.0, 1e-3)
+    good, bad = judge_prediction("x", "rate", -2.0001, -2.0, 1e-3), judge_prediction("x", "rate", -1.9, -2.0, 1e-3)
     assert (good.agrees, bad.agrees) == (True, False)
-    assert judge("x", "rate", math.nan, -2.0, 1.0).agrees is False
-    assert judge("x", "rate", 1.0, None, 1.0).agrees is None
-    assert "not as foretold" in bad.words
-    assert judge("x", "rate", -1.9, -2.0, 0.06, relative=True).agrees
+    assert judge_prediction("x", "rate", math.nan, -2.0, 1.0).agrees is False
+    assert judge_prediction("x", "rate", 1.0, None, 1.0).agrees is None
+    assert "not as predicted" in bad.sentence
+    assert judge_prediction("x", "rate", -1.9, -2.0, 0.06, relative=True).agrees
 
 
 @pytest.mark.full
@@ -81,7 +81,7 @@ def test_speed_laws_know_the_closed_forms_of_the_table():
     """ρ̇(0) = 2/(e^β + n − 1) for Post, Pre, Mix, √; with √(e^{2β} + n − 1) for Peri, nGPT; over r₀ for Pre, Peri."""
     n, beta = 8, 1.0
     slow, fast = 2 / (math.exp(beta) + n - 1), 2 / math.sqrt(math.exp(2 * beta) + n - 1)
-    names = experiments.PAPER
+    names = experiments.PAPER_LAWS
     expected = dict(zip(names, (slow, slow / 2, slow, fast / 2, fast, slow), strict=True))
     tails = dict(zip(names, (-2, -2, -2, -2, -2, -4), strict=True))
     found = experiments.run("speed-laws", scheme=names, tokens=n, dim=n, beta=beta, radius=2.0, looks=10)
@@ -99,7 +99,7 @@ def test_speed_laws_know_the_closed_forms_of_the_table():
 def test_the_circle_is_the_plane_of_the_full_flow(name):
     """Particles with weights against as many tokens at the same places."""
     angles = torch.tensor([0.1, 0.5, 2.0, 4.0], dtype=torch.float64)
-    masses, law = torch.tensor([1.0, 3.0, 2.0, 1.0], dtype=torch.float64), laws.find(name, 8)
+    masses, law = torch.tensor([1.0, 3.0, 2.0, 1.0], dtype=torch.float64), laws.find_law(name, 8)
     attention = ParticleAttention(beta=torch.tensor([3.0], dtype=torch.float64))
 
     def state(around: torch.Tensor) -> ParticleState:
@@ -108,7 +108,7 @@ def test_the_circle_is_the_plane_of_the_full_flow(name):
             theta, torch.full(theta.shape[:2], 1.5, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
         )
 
-    heavy = metastability.Circle(law, attention, mass=masses)(state(angles))
+    heavy = metastability.CircleFlow(law, attention, mass=masses)(state(angles))
     many = angles.repeat_interleave(masses.long())
     full = Flow(law, attention)(state(many))
     first = torch.tensor([0, 1, 4, 6])
@@ -122,14 +122,14 @@ def test_tiny_pulls_keep_their_digits():
     theta = torch.stack([angles.cos(), angles.sin()], -1).unsqueeze(0)
     state = ParticleState(theta, torch.ones(1, 2, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
     attention = ParticleAttention(beta=torch.tensor([100.0], dtype=torch.float64))
-    speeds = metastability.Circle(laws.find("post", 1), attention, mass=torch.ones(2).double()).speeds(state)
+    speeds = metastability.CircleFlow(laws.find_law("post", 1), attention, mass=torch.ones(2).double()).speeds(state)
     pull = math.exp(-100 * (1 - math.cos(1.0)))
     assert speeds[0].tolist() == pytest.approx([math.sin(1.0) * pull] * 2, rel=1e-12, abs=0.0)
 
 
 def test_the_staircase_goes_down_to_one_and_keeps_all_weight():
     config = experiments.EXPERIMENTS["metastability"].defaults.replace(tokens=9, beta=20.0, time=1e30)
-    stands = list(metastability._stands(config, laws.find("post", 1), lambda *_: None))
+    stands = list(metastability._snapshots(config, laws.find_law("post", 1), lambda *_: None))
     counts = [stand.count for stand in stands]
     assert counts == sorted(counts, reverse=True)
     assert counts[-1] == 1
@@ -146,9 +146,9 @@ def test_parking_is_greedy():
 
 def test_crossings_are_between_looks():
     times = np.array([0.0, 1.0, 2.0])
-    assert phases.crossing(times, np.array([0.0, 0.2, 0.8]), 0.5) == pytest.approx(1.5)
-    assert phases.crossing(times, np.array([0.6, 0.7, 0.8]), 0.5) == 0.0
-    assert math.isnan(phases.crossing(times, np.zeros(3), 0.5))
+    assert phases.crossing_time(times, np.array([0.0, 0.2, 0.8]), 0.5) == pytest.approx(1.5)
+    assert phases.crossing_time(times, np.array([0.6, 0.7, 0.8]), 0.5) == 0.0
+    assert math.isnan(phases.crossing_time(times, np.zeros(3), 0.5))
 
 
 def test_the_mixing_of_a_softmax():
@@ -191,7 +191,7 @@ def test_trained_weights_are_those_of_the_folder(kind, tmp_path, monkeypatch):
     folder = (_trained if kind == "a run" else _published)(tmp_path, monkeypatch)
     found = experiments.run("real-model", model=str(folder), scheme="pre", tokens=12, seeds=2)
     assert f"2 blocks, width 32, 4 heads, β = {32 / math.sqrt(8):.4g}" in found.notes[0]
-    figure = next(figure for figure in found.figures if figure.title == ABOUT["cosine"])
+    figure = next(figure for figure in found.figures if figure.title == OBSERVABLE_LABELS["cosine"])
     names = [curve.name for curve in figure.curves]
     assert names[1:] == ["simulation: law", "simulation: blocks"]
     assert [len(curve.x) for curve in figure.curves] == [3, 3, 3]
@@ -200,7 +200,7 @@ def test_trained_weights_are_those_of_the_folder(kind, tmp_path, monkeypatch):
     assert [curve.y[0] for curve in figure.curves] == pytest.approx([first] * 3, abs=1e-12)
     _silence(folder / "model.safetensors")
     still = experiments.run("real-model", model=str(folder), scheme="pre", tokens=12, seeds=2)
-    curves = next(figure for figure in still.figures if figure.title == ABOUT["cosine"]).curves
+    curves = next(figure for figure in still.figures if figure.title == OBSERVABLE_LABELS["cosine"]).curves
     assert all(curve.y == pytest.approx([first] * 3, abs=1e-6) for curve in curves)
     relative = {row[0]: row[5] for row in found.rows if row[1] == "blocks"}
     assert all(distance is not None and 0 <= distance < 1.0 for distance in relative.values()), relative

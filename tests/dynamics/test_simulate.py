@@ -12,16 +12,15 @@ import pytest
 import torch
 
 import normlab
-from normlab.dynamics.choices import OBSERVABLES
-from normlab.dynamics.config import SimulateConfig, split
-from normlab.dynamics.recording import record
+from normlab.dynamics.config import OBSERVABLES, SimulateConfig, split_commas
+from normlab.dynamics.recording import record_law
 from normlab.dynamics.result import Simulation
 from normlab.dynamics.simulate import simulate
 from normlab.dynamics.system import laws
 from normlab.dynamics.system.equiangular import Equiangular
-from normlab.dynamics.system.read_weights import read
-from normlab.dynamics.system.systems import chunks, look_times, start
-from normlab.dynamics.system.weights import given
+from normlab.dynamics.system.read_weights import read_attention
+from normlab.dynamics.system.systems import initial_state, sample_times, system_chunks
+from normlab.dynamics.system.weights import fixed_weights
 from normlab.errors import NormLabError
 from normlab.models import Decoder, DecoderConfig
 from normlab.schemes.contract.law import Law, on_sphere
@@ -61,11 +60,11 @@ def test_a_simulation_is_the_same_after_json(tmp_path):
 def test_systems_do_not_depend_on_their_company(monkeypatch):
     """Chunks, other seeds and other temperatures change nothing: only matrix products of another shape round anew."""
     config = SimulateConfig(scheme=("peri",), beta=(0.5, 4.0), seeds=3, weights="gaussian", dtype="float64", **SMALL)
-    whole = record(config, "peri")
+    whole = record_law(config, "peri")
     monkeypatch.setattr("normlab.dynamics.system.systems._MOST", 2)
-    assert len(list(chunks(config))) == 3
-    parted = record(config, "peri")
-    alone = record(config.replace(beta=4.0, seed=2, seeds=1), "peri")
+    assert len(list(system_chunks(config))) == 3
+    parted = record_law(config, "peri")
+    alone = record_law(config.replace(beta=4.0, seed=2, seeds=1), "peri")
     for name in OBSERVABLES:
         assert parted.values[name] == pytest.approx(whole.values[name], abs=1e-11), name
         assert alone.values[name][:, 0, 0] == pytest.approx(whole.values[name][:, 1, 2], abs=1e-11), name
@@ -77,7 +76,7 @@ def test_systems_do_not_depend_on_their_company(monkeypatch):
 
 def test_bands_are_means_and_quantiles_over_seeds():
     config = SimulateConfig(seeds=9, **SMALL)
-    values = record(config, "post").values["cosine"][:, 0]
+    values = record_law(config, "post").values["cosine"][:, 0]
     band = simulate("post", config=config).run()["cosine"]
     assert band.mean == pytest.approx(values.mean(1))
     assert band.low == pytest.approx(np.quantile(values, 0.05, axis=1))
@@ -90,9 +89,9 @@ def test_bands_are_means_and_quantiles_over_seeds():
 def test_orthonormal_tokens_follow_the_symmetric_equations(scheme, method, clock):
     options = {"method": method, "clock": clock, "dtype": "float64", "start": "orthonormal", "time": 8.0}
     config = SimulateConfig(tokens=8, dim=8, beta=1.5, looks=16, **options)
-    found = record(config, scheme)
-    law = laws.find(scheme, config.layers)
-    rho, radius = Equiangular(law, 8, 1.5).orbit(torch.tensor(look_times(config), dtype=torch.float64)).T.numpy()
+    found = record_law(config, scheme)
+    law = laws.find_law(scheme, config.layers)
+    rho, radius = Equiangular(law, 8, 1.5).orbit(torch.tensor(sample_times(config), dtype=torch.float64)).T.numpy()
     # RK4 at 0.05: the error of a step, (speed 0.05)⁵/120, over 160 of them; Peri's speed begins at 3.
     assert found.values["cosine"][:, 0, 0] == pytest.approx(rho, abs=2e-6)
     assert found.values["radius"][:, 0, 0] == pytest.approx(radius, rel=2e-6)
@@ -109,7 +108,7 @@ def test_the_network_comes_close_as_it_is_cut():
     assert errors[1] / errors[2] == pytest.approx(2, rel=0.15)
 
 
-def test_fitted_tails_are_those_foretold():
+def test_fitted_tails_are_those_predicted():
     options = {"tokens": 16, "dim": 4, "start": "clustered", "dtype": "float64", "seeds": 3}
     post = simulate("post", time=20.0, **options).run()
     assert post.tail is not None
@@ -172,16 +171,16 @@ def test_matrices_of_ones_own_are_followed():
     """V = 1/2 is the identity at half the pace; the identity given is the identity."""
     options = {**SMALL, "dtype": "float64", "seeds": 2}
     one = torch.eye(4, dtype=torch.float64)
-    slow = simulate("post", matrices=given(value=one / 2), **options | {"time": 4.0})
+    slow = simulate("post", matrices=fixed_weights(value=one / 2), **options | {"time": 4.0})
     plain = simulate(["post", "peri"], **options)
     assert slow.run()["cosine"].mean == pytest.approx(plain.run("post")["cosine"].mean, abs=1e-8)
     assert (slow.run().tail, slow.config["weights"]) == (None, "given")
-    same = simulate(["post", "peri"], matrices=given(query=one, key=one, value=one), **options)
+    same = simulate(["post", "peri"], matrices=fixed_weights(query=one, key=one, value=one), **options)
     assert same.run("peri")["cosine"].mean == pytest.approx(plain.run("peri")["cosine"].mean, abs=1e-12)
 
 
 def test_a_networks_attention_moves_tokens_of_a_free_run():
-    found = read(Decoder(DecoderConfig(depth=3, dim=16, heads=4, vocab_size=11, scheme="peri")))
+    found = read_attention(Decoder(DecoderConfig(depth=3, dim=16, heads=4, vocab_size=11, scheme="peri")))
     options = {"tokens": 8, "dim": 16, "beta": found.beta, "causal": True, "looks": 3}
     run = simulate("peri", matrices=found.weights, time=3.0, **options).run()
     assert np.isfinite(run["cosine"].mean).all()
@@ -199,13 +198,13 @@ def test_a_networks_attention_moves_tokens_of_a_free_run():
 )
 def test_matrices_that_do_not_fit_are_one_line(shape, says):
     with pytest.raises(NormLabError, match=says):
-        simulate("post", matrices=given(value=torch.zeros(shape)), **SMALL)
+        simulate("post", matrices=fixed_weights(value=torch.zeros(shape)), **SMALL)
 
 
 @pytest.mark.parametrize("start_name", ["uniform", "orthonormal", "clustered"])
 def test_starts_are_unit_tokens_that_a_seed_repeats(start_name):
     config = SimulateConfig(tokens=5, dim=6, start=start_name, dtype="float64", radius=2.0)
-    first, again = start(config, (3, 4)), start(config, (4,))
+    first, again = initial_state(config, (3, 4)), initial_state(config, (4,))
     assert torch.linalg.vector_norm(first.theta, dim=-1).numpy() == pytest.approx(np.ones((2, 5)), abs=1e-15)
     assert torch.equal(first.theta[1:], again.theta)
     assert (first.radius == 2.0).all()
@@ -267,7 +266,7 @@ def test_bad_laws_are_one_line():
 
 
 def test_lists_on_the_command_line_keep_options_together():
-    assert split("pre, peri(step=0.1,norm=layer),,post") == ["pre", "peri(step=0.1,norm=layer)", "post"]
+    assert split_commas("pre, peri(step=0.1,norm=layer),,post") == ["pre", "peri(step=0.1,norm=layer)", "post"]
 
 
 def test_the_configuration_needs_no_torch():

@@ -100,7 +100,7 @@ def gradients(run, model, batch) -> list[torch.Tensor]:
 
 def test_layers_that_are_alike_share_what_was_read_from_them():
     layers = converted("llama", "pre").model.layers
-    assert layers[0].normlab.anatomy is layers[1].normlab.anatomy
+    assert layers[0].normlab.structure is layers[1].normlab.structure
 
 
 # -- norms -----------------------------------------------------------------------------------------------------------
@@ -216,8 +216,8 @@ def test_a_module_of_your_own_is_sent_elsewhere():
 
 def test_arguments_that_a_layer_does_not_take_are_refused():
     layer = converted("falcon-40b", "pre", init=False).transformer.h[0]
-    layer.normlab.anatomy.signature.bind((torch.zeros(1, 2, WIDTH), None, None), {"anything": 1})
-    strict = hf.Anatomy.of(Strict()).signature
+    layer.normlab.structure.signature.bind((torch.zeros(1, 2, WIDTH), None, None), {"anything": 1})
+    strict = hf.LayerStructure.of(Strict()).signature
     for args, kwargs in (((1, 2, 3), {}), ((1,), {"anything": 1})):
         with pytest.raises(TypeError, match="expected the arguments hidden, mask"):
             strict.bind(args, kwargs)
@@ -259,15 +259,17 @@ def test_a_model_that_takes_more_than_tokens_needs_a_batch():
     assert not isinstance(found.decoder.layers[0], hf.ConvertedLayer)
 
 
-def bart_encoder(layer) -> hf.Anatomy:
+def bart_encoder(layer) -> hf.LayerStructure:
     def attention(layer, call, x):
         return layer.self_attn(x, attention_mask=call["attention_mask"], **call["**"])[0]
 
     def mlp(layer, call, x):
         return layer.fc2(layer.activation_fn(layer.fc1(x)))
 
-    return hf.Anatomy.of(
-        layer, hf.Limb(attention, write="self_attn_layer_norm"), hf.Limb(mlp, write="final_layer_norm")
+    return hf.LayerStructure.of(
+        layer,
+        hf.ResidualBranch(attention, write="self_attn_layer_norm"),
+        hf.ResidualBranch(mlp, write="final_layer_norm"),
     )
 
 

@@ -62,12 +62,12 @@ class OddModel(PreTrainedModel):
         return type("Output", (), {"logits": self.head(self.final(hidden))})
 
 
-def adapter(layer: OddLayer) -> hf.Anatomy:
-    return hf.Anatomy.of(
+def adapter(layer: OddLayer) -> hf.LayerStructure:
+    return hf.LayerStructure.of(
         layer,
-        hf.Limb(lambda layer, call, x: layer.mixed(x, call["factor"]), read="before_mix"),
-        hf.Limb(lambda layer, call, x: layer.feed(x).relu(), read="before_feed"),
-        returns=(hf.STATE, None),
+        hf.ResidualBranch(lambda layer, call, x: layer.mixed(x, call["factor"]), read="before_mix"),
+        hf.ResidualBranch(lambda layer, call, x: layer.feed(x).relu(), read="before_feed"),
+        returns=(hf.HIDDEN_STATE, None),
     )
 
 
@@ -101,7 +101,7 @@ def test_with_one_the_model_is_named_and_converted(model):
 def test_an_adapter_that_is_wrong_is_found_out(model):
     def swapped(layer):
         found = adapter(layer)
-        return hf.Anatomy.of(layer, *reversed(found.limbs), returns=found.returns)
+        return hf.LayerStructure.of(layer, *reversed(found.branches), returns=found.returns)
 
     with pytest.raises(NormLabError, match=r"tower\.0 does more than its branches"):
         hf.convert(model, "geonorm", adapter=swapped)
@@ -115,7 +115,7 @@ def test_an_adapter_that_fails_says_where(model, wrong):
 
 def test_a_norm_that_is_none_is_refused(model):
     def no_norm(layer):
-        return hf.Anatomy.of(layer, hf.Limb(lambda layer, call, x: x, read="feed"))
+        return hf.LayerStructure.of(layer, hf.ResidualBranch(lambda layer, call, x: x, read="feed"))
 
     with pytest.raises(NormLabError, match=r"OddLayer\.feed \(Linear\) is no RMSNorm or LayerNorm"):
         hf.convert(model, "geonorm", adapter=no_norm)

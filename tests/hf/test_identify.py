@@ -7,7 +7,7 @@ from torch import nn
 
 import normlab
 from normlab import NormLabError, hf
-from normlab.hf.conversion.foreign_norm import NormOptions, recognise
+from normlab.hf.conversion.foreign_norm import NormOptions, recognise_norm
 
 from .zoo import DEPTH, TEXT, WIDTH, ZOO
 
@@ -172,9 +172,9 @@ NORMS = {
 @pytest.mark.parametrize("name", NORMS)
 def test_norms_are_known_by_what_they_compute(name):
     module, expected = NORMS[name]
-    assert recognise(module) == expected
+    assert recognise_norm(module) == expected
 
 
 def test_a_gain_that_is_an_offset_is_seen():
     norm = ZOO["gemma2"].build().model.norm
-    assert recognise(norm) == NormOptions("rms", 1e-6, "offset", False)
+    assert recognise_norm(norm) == NormOptions("rms", 1e-6, "offset", False)

@@ -9,9 +9,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from normlab import NormLabError, hf
-from normlab.hf.conversion.convert import plan
-from normlab.hf.conversion.foreign_norm import NormOptions, recognise
-from normlab.hf.conversion.survey import survey
+from normlab.hf.conversion.convert import plan_conversion
+from normlab.hf.conversion.foreign_norm import NormOptions, recognise_norm
+from normlab.hf.conversion.model_structure import analyse_model
 
 from .zoo import TEXT
 
@@ -115,7 +115,7 @@ def test_functions_are_norms(norm, layer, final, scheme):
 def test_modules_without_gains_are_norms(norm):
     module = Plain(norm)
     kind = "layer" if norm is torch_layer else "rms"
-    assert recognise(Plain(rms)) == NormOptions("rms", EPS, "none", False)
+    assert recognise_norm(Plain(rms)) == NormOptions("rms", EPS, "none", False)
     found = named(Model(Pre, module, module))
     assert (found.scheme.name, found.scheme.gain, found.scheme.norm) == ("pre", "none", kind)
 
@@ -144,14 +144,16 @@ def test_functions_may_have_parameters():
 
 def test_products_that_are_no_norms_are_none():
     assert named(Model(Bare, None, None)).scheme.name == "none"
-    assert all(recognise(part) is None for part in (nn.Identity(), nn.Dropout(), nn.GELU(), nn.Softmax(-1), nn.Tanh()))
+    assert all(
+        recognise_norm(part) is None for part in (nn.Identity(), nn.Dropout(), nn.GELU(), nn.Softmax(-1), nn.Tanh())
+    )
 
 
 def test_a_function_cannot_be_replaced():
     model = Model(Pre, rms, rms)
-    found = survey(model, batch={"x": torch.randn(2, 3, WIDTH)}, blocks="layers.*")
+    found = analyse_model(model, batch={"x": torch.randn(2, 3, WIDTH)}, blocks="layers.*")
     with pytest.raises(NormLabError, match=r"computes a norm by a function \(mul\), which cannot be replaced"):
-        plan(model, found, "peri")
+        plan_conversion(model, found, "peri")
 
 
 # -- nanochat --------------------------------------------------------------------------------------------------------

@@ -51,8 +51,8 @@ def compose(checks: Sequence[Check], *, title: str, first: Sequence[Section] = (
         [*first, *_sections(checks, data)],
         data,
         facts=_facts(checks),
-        styles=("check.css",),
-        scripts=("check.js",),
+        styles=("check/check.css",),
+        scripts=("check/check.js",),
         **words,
     )
 
@@ -80,7 +80,7 @@ def _facts(checks: Sequence[Check]) -> list[tuple[str, str]]:
 
 def _sections(checks: Sequence[Check], data: dict[str, Any]) -> list[Section]:
     return [
-        section("verdicts", "Verdicts", "check_verdicts.html", checks=[_cards(check) for check in checks]),
+        section("verdicts", "Verdicts", "check/verdicts.html", checks=[_cards(check) for check in checks]),
         *_start(checks),
         _profiles(checks, data),
         _ladders(checks, data),
@@ -131,7 +131,7 @@ def _profiles(checks: Sequence[Check], data: dict[str, Any]) -> Section:
     profiles = [profile for check in checks for profile in check.ladder.profiles]
     panels = measured(profiles)
     return section(
-        "profiles", "Through the depth", "check_profiles.html",
+        "profiles", "Through the depth", "check/profiles.html",
         main=[panel for panel in panels if panel.main], more=[panel for panel in panels if not panel.main],
         depths=sorted({profile.depth for profile in profiles}), depth=max(check.depth for check in checks),
         several=len(checks) > 1,
@@ -149,7 +149,7 @@ def _has_bound(theory: dict[str, Any] | None) -> bool:
 
 def _ladders(checks: Sequence[Check], data: dict[str, Any]) -> Section:
     return section(
-        "ladders", "Over depths", "check_ladders.html",
+        "ladders", "Over depths", "check/ladders.html",
         many=max(len(check.ladder.depths) for check in checks) > 1,
         laws=tables.law_table(checks), rungs=tables.ladder_table(checks),
         widths=tables.width_table(checks), steps=tables.step_table(checks),
@@ -160,7 +160,7 @@ def _ladders(checks: Sequence[Check], data: dict[str, Any]) -> Section:
 def _rates(checks: Sequence[Check]) -> list[Section]:
     if not any(check.rates for check in checks):
         return []
-    return [section("rates", "Learning rate", "check_rates.html", table=tables.rate_table(checks))]
+    return [section("rates", "Learning rate", "check/rates.html", table=tables.rate_table(checks))]
 
 
 def _theory(checks: Sequence[Check], data: dict[str, Any]) -> list[Section]:
@@ -171,7 +171,7 @@ def _theory(checks: Sequence[Check], data: dict[str, Any]) -> list[Section]:
     notes = list(dict.fromkeys(note for theory in known for note in theory.notes))
     return [
         section(
-            "theory", "Theory", "check_theory.html", table=theory_tables.theory_table(checks),
+            "theory", "Theory", "check/theory.html", table=theory_tables.theory_table(checks),
             scale=theory_tables.scale_table(checks), jacobians=theory_tables.jacobian_table(checks), slopes=slopes,
             notes=notes,
         )
@@ -180,4 +180,4 @@ def _theory(checks: Sequence[Check], data: dict[str, Any]) -> list[Section]:
 
 def _procedure(checks: Sequence[Check]) -> list[Section]:
     found = [(check.target.name, check.procedure) for check in checks if check.procedure]
-    return [section("procedure", "Procedure", "check_procedure.html", found=found)] if found else []
+    return [section("procedure", "Procedure", "check/procedure.html", found=found)] if found else []

@@ -45,7 +45,7 @@ def page(results: Results, smoothing: float = 0.6) -> str:
         findings=words.findings,
         cautions=words.cautions,
         facts=facts(results),
-        scripts=("comparison.js",),
+        scripts=("compare/comparison.js",),
     )
 
 
@@ -72,11 +72,11 @@ def _title(results: Results) -> str:
 def _sections(results: Results, data: dict[str, Any]) -> list[Section]:
     lrs = [(lr, rate(lr)) for lr in sorted({curve["lr"] for curve in data["curves"] if curve["lr"] is not None})]
     sections = [
-        section("curves", "Training curves", "curves.html", curves=data["curves"], lrs=lrs, data=data,
+        section("curves", "Training curves", "compare/curves.html", curves=data["curves"], lrs=lrs, data=data,
                 metric=results.metric),
-        section("profiles", "Through the depth", "profiles.html", profiles=data["profiles"]),
+        section("profiles", "Through the depth", "compare/profiles.html", profiles=data["profiles"]),
         section("speed", "Speed and memory", "table.html", table=tables.speed_table(results)),
-        section("runs", "Runs", "runs.html", runs=tables.run_table(results), events=tables.event_table(results)),
+        section("runs", "Runs", "compare/runs.html", runs=tables.run_table(results), events=tables.event_table(results)),
         section("configuration", "Configuration and environment", "configuration.html",
                 config=tables.config_table(results), environment=tables.environment_table(results)),
         section("reproduce", "How to reproduce", "reproduce.html", commands=commands(results)),
@@ -87,7 +87,7 @@ def _sections(results: Results, data: dict[str, Any]) -> list[Section]:
     return [
         _ranking(results, data),
         curves,
-        section("rates", "Learning rate", "rates.html", rates=data["rates"], higher=results.metric.higher),
+        section("rates", "Learning rate", "compare/rates.html", rates=data["rates"], higher=results.metric.higher),
         *rest,
     ]
 
@@ -96,6 +96,6 @@ def _ranking(results: Results, data: dict[str, Any]) -> Section:
     intervals = any(entry["low"] is not None for entry in data["ranking"])
     table, note = tables.ranking_table(results), level_note(results)
     return section(
-        "ranking", "Ranking", "ranking.html", problem=results.problem, table=table, note=note, intervals=intervals,
+        "ranking", "Ranking", "compare/ranking.html", problem=results.problem, table=table, note=note, intervals=intervals,
         higher=results.metric.higher,
     )  # fmt: skip

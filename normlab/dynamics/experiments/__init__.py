@@ -1,9 +1,9 @@
-"""Experiments by name: what they are and what they do by default. Importing this does not import torch.
+"""Experiments of `normlab simulate`: their names, descriptions and default options. Does not import torch.
 
     result = normlab.dynamics.experiments.run("speed-laws")
     result.table(), result.verdicts, result.figures, result.save("speed.json")
 
-One file for each, with a function `run(config, tell) -> Findings`.
+Each experiment is one module with a function `run(config, tell) -> Findings`; `tell` reports progress.
 """
 
 from __future__ import annotations
@@ -19,31 +19,33 @@ from normlab.errors import unknown
 if TYPE_CHECKING:
     from normlab.dynamics.experiments.result import ExperimentResult
 
-PAPER = ("post", "pre", "mix", "peri", "ngpt(alpha=1.0)", "sqrt")
+PAPER_LAWS = ("post", "pre", "mix", "peri", "ngpt(alpha=1.0)", "sqrt")
 """The laws of arXiv 2510.22026."""
 _BETAS = tuple(round(0.1 * k, 1) for k in range(1, 91))
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """What an experiment asks, and its defaults."""
+    """Name, description and default options of an experiment."""
 
     name: str
     about: str
     defaults: SimulateConfig
     beta: Callable[[SimulateConfig], float] | None = None
-    """The inverse temperature that goes with other options, where it is left as it is by default."""
+    """Computes β from the other options if β was left at its default."""
 
     def run(
         self, config: SimulateConfig | None = None, *, progress: bool = False, command: Sequence[str] = ()
     ) -> ExperimentResult:
-        """Do it and judge it."""
-        from normlab.dynamics.experiments.result import finish
+        """Run the experiment and compare the measurements with their predictions."""
+        from normlab.dynamics.experiments.result import run_experiment
 
         home = importlib.import_module(f"{__name__}.{self.name.replace('-', '_')}")
-        return finish(self, self._tempered(config or self.defaults), home.run, progress=progress, command=command)
+        return run_experiment(
+            self, self._with_beta(config or self.defaults), home.run, progress=progress, command=command
+        )
 
-    def _tempered(self, config: SimulateConfig) -> SimulateConfig:
+    def _with_beta(self, config: SimulateConfig) -> SimulateConfig:
         if self.beta is None or config.beta != self.defaults.beta:
             return config
         return config.replace(beta=self.beta(config))
@@ -59,7 +61,7 @@ _ALL = (
         "random-weights",
         "mean cosine against depth with random weights, over seeds",
         SimulateConfig(
-            scheme=PAPER, tokens=256, dim=512, beta=(512**0.5,), seeds=20, time=10.0, step=0.5, looks=20,
+            scheme=PAPER_LAWS, tokens=256, dim=512, beta=(512**0.5,), seeds=20, time=10.0, step=0.5, looks=20,
             weights="kaiming", observables=("cosine", "speed", "radius"), shown=0, bins=0,
         ),
         # As in the paper: logits then have the same spread in every dimension.
@@ -77,7 +79,7 @@ _ALL = (
         "phase-by-scheme",
         "the same diagram for every scheme",
         SimulateConfig(
-            scheme=PAPER, tokens=32, dim=8, beta=_BETAS, seeds=32, time=100.0, step=0.5, looks=60,
+            scheme=PAPER_LAWS, tokens=32, dim=8, beta=_BETAS, seeds=32, time=100.0, step=0.5, looks=60,
             observables=("close",), shown=0, bins=0,
         ),
     ),
@@ -117,14 +119,14 @@ _ALL = (
 EXPERIMENTS: dict[str, Experiment] = {experiment.name: experiment for experiment in _ALL}
 
 
-def experiment(name: str) -> Experiment:
-    """The experiment of that name."""
+def find_experiment(name: str) -> Experiment:
+    """Return the experiment of a name; unknown names raise."""
     if name not in EXPERIMENTS:
         raise unknown("experiment", name, EXPERIMENTS)
     return EXPERIMENTS[name]
 
 
 def run(name: str, *, progress: bool = False, **options: Any) -> ExperimentResult:
-    """Do an experiment; options are fields of `SimulateConfig` in place of its defaults."""
-    found = experiment(name)
+    """Run an experiment; `options` are fields of `SimulateConfig` that replace its defaults."""
+    found = find_experiment(name)
     return found.run(found.defaults.replace(**options), progress=progress)

@@ -1,9 +1,8 @@
-"""Causal attention: tokens gather at leaders, and there are about √β of these (arXiv 2411.04990).
+"""Experiment causal: under a causal mask tokens cluster around about √β leader tokens (arXiv 2411.04990).
 
-A token that finds none of its predecessors within a distance of order 1/√β hardly feels them and becomes a leader;
-later ones nearby join it. Choosing leaders so is Rényi's parking: cars of length c/√β park one after the other where
-there is room. The exponent of the count in β is 1/2 whatever c; with one c for all β, parking on the same tokens gives
-the counts.
+A token with no earlier token within a distance of order 1/√β hardly moves and becomes a leader; later tokens nearby
+join it. Selecting leaders in this way is Rényi's parking problem with cars of length c/√β. The number of leaders
+grows as β^(1/2) for any c; with one c for all β, parking on the same initial tokens predicts the counts.
 """
 
 from __future__ import annotations
@@ -14,29 +13,30 @@ import numpy as np
 import torch
 
 from normlab.dynamics.config import SimulateConfig
-from normlab.dynamics.experiments.result import Findings, Tell, judge, part
-from normlab.dynamics.measure.clusters import labels
-from normlab.dynamics.recording import orbit
-from normlab.dynamics.system.systems import SystemChunk, start
-from normlab.dynamics.view.figures import Figure, curve
+from normlab.dynamics.experiments.result import Findings, judge_prediction
+from normlab.dynamics.measure.clusters import cluster_labels
+from normlab.dynamics.progress import ProgressCallback, subtask
+from normlab.dynamics.recording import trajectory
+from normlab.dynamics.system.systems import SystemChunk, initial_state
+from normlab.dynamics.view.figures import Figure, make_curve
 from normlab.errors import NormLabError
 from normlab.utils.power_law import power_law
 from normlab.utils.text import counted
 
 _EXPONENT, _COUNTS = 0.1, 0.15
-"""Largest errors: of the exponent, and of the counts against parking, root mean square of the relative ones."""
+"""Tolerances: of the exponent, and of the relative difference of the counts from parking (root mean square)."""
 _NEAR = 0.3
-"""Neighbours in a cluster are at most so many 1/√β apart."""
+"""Largest distance between neighbours of one cluster, in units of 1/√β."""
 
 
-def run(config: SimulateConfig, tell: Tell) -> Findings:
-    """Leaders of the configuration's first scheme at each β."""
+def run(config: SimulateConfig, tell: ProgressCallback) -> Findings:
+    """Count the leaders of the configuration's first scheme at each β."""
     if not config.causal or len(set(config.beta)) < 3:
         raise NormLabError("causal needs the mask and three different β at least; try --causal --beta 30,120,500")
     spec, seeds = config.scheme[0], range(config.seed, config.seed + config.seeds)
     found, parked = [], []
     for place, beta in enumerate(config.beta):
-        each = part(tell, place, len(config.beta))
+        each = subtask(tell, place, len(config.beta))
         found.append([_leaders(config, spec, beta, seed) for seed in seeds])
         each(f"β = {beta:g}", 1.0)
     counts = np.array(found, dtype=float)
@@ -54,8 +54,8 @@ def run(config: SimulateConfig, tell: Tell) -> Findings:
                 x_log=True,
                 y_log=True,
                 curves=(
-                    curve(spec, config.beta, counts.mean(1), low=counts.min(1), high=counts.max(1), marks=True),
-                    curve(f"Rényi's parking, {length:.2f}/√β", config.beta, parked, role="theory"),
+                    make_curve(spec, config.beta, counts.mean(1), low=counts.min(1), high=counts.max(1), marks=True),
+                    make_curve(f"Rényi's parking, {length:.2f}/√β", config.beta, parked, role="theory"),
                 ),
             ),
         ),
@@ -65,8 +65,8 @@ def run(config: SimulateConfig, tell: Tell) -> Findings:
             for beta, count, cars in zip(config.beta, counts.mean(1), parked, strict=True)
         ),
         verdicts=(
-            judge(spec, "exponent of the leaders in β", fit.exponent, 0.5, _EXPONENT, interval=interval),
-            judge(spec, "relative distance from parking", apart, 0.0, _COUNTS),
+            judge_prediction(spec, "exponent of the leaders in β", fit.exponent, 0.5, _EXPONENT, interval=interval),
+            judge_prediction(spec, "relative distance from parking", apart, 0.0, _COUNTS),
         ),
         notes=(
             f"{config.tokens} tokens in dimension {config.dim} at time {config.time:g}, "
@@ -77,20 +77,20 @@ def run(config: SimulateConfig, tell: Tell) -> Findings:
 
 
 def _leaders(config: SimulateConfig, spec: str, beta: float, seed: int) -> int:
-    """Clusters of two tokens at least: one that is still on its way between leaders is none."""
-    *_, (state, _) = orbit(config, spec, SystemChunk((beta,), (seed,)), [config.time])
-    found = labels(state.theta, min(_NEAR / math.sqrt(max(beta, 1e-9)), 3.0))[0]
+    """Number of clusters of at least two tokens; a single token is still moving between leaders."""
+    *_, (state, _) = trajectory(config, spec, SystemChunk((beta,), (seed,)), [config.time])
+    found = cluster_labels(state.theta, min(_NEAR / math.sqrt(max(beta, 1e-9)), 3.0))[0]
     return int((torch.bincount(found) >= 2).sum())
 
 
 def _angles(config: SimulateConfig, seed: int) -> np.ndarray:
-    """Cosines of all pairs at the start, as angles."""
-    theta = start(config, (seed,)).theta[0].double()
+    """Angles between all pairs of initial tokens."""
+    theta = initial_state(config, (seed,)).theta[0].double()
     return torch.arccos((theta @ theta.mT).clamp(-1, 1)).cpu().numpy()
 
 
 def _best_length(angles: list[np.ndarray], betas: tuple[float, ...], counts: np.ndarray) -> tuple[float, np.ndarray]:
-    """The c of c/√β with which parking comes closest to the counts, and what it counts."""
+    """The length c of c/√β for which parking fits the counts best, and its counts."""
     lengths = np.linspace(0.5, 5.0, 46)
     tried = np.array([[np.mean([_parked(one, c / math.sqrt(b)) for one in angles]) for b in betas] for c in lengths])
     misses = ((np.log(tried) - np.log(counts.mean(1))) ** 2).sum(1)
@@ -99,7 +99,7 @@ def _best_length(angles: list[np.ndarray], betas: tuple[float, ...], counts: np.
 
 
 def _parked(angles: np.ndarray, length: float) -> int:
-    """How many tokens, taken in order, are farther than `length` from all that were taken before."""
+    """Number of tokens that, taken in order, are farther than `length` from all tokens taken before."""
     free, count = np.ones(len(angles), dtype=bool), 0
     for place in range(len(angles)):
         if free[place]:

@@ -1,8 +1,8 @@
-"""The phase diagram for every scheme, from the same tokens.
+"""Experiment phase-by-scheme: the phase diagram (share of merged pairs over time and β) of every scheme.
 
-Schemes whose divisor s is common to all tokens run through Post-Norm's orbit on a clock of their own, τ = ∫dt/s: their
-diagrams must be Post-Norm's with the time axis redrawn. Those that divide by a length that tokens have of their own
-(Pre, Peri, nGPT, Mix) have diagrams of their own, of which nothing is published.
+Schemes whose speed divisor s is the same for all tokens have Post-Norm's trajectories in the time τ = ∫dt/s, so their
+diagrams must equal Post-Norm's with a rescaled time axis. Schemes with a divisor that differs between tokens (Pre,
+Peri, nGPT, Mix) have diagrams of their own, for which no prediction is published.
 """
 
 from __future__ import annotations
@@ -14,28 +14,29 @@ import torch
 
 from normlab.dynamics.config import SimulateConfig
 from normlab.dynamics.experiments import phases
-from normlab.dynamics.experiments.result import Findings, PredictionVerdict, Tell, judge, part
-from normlab.dynamics.recording import Recording, record
+from normlab.dynamics.experiments.result import Findings, PredictionVerdict, judge_prediction
+from normlab.dynamics.progress import ProgressCallback, subtask
+from normlab.dynamics.recording import Recording, record_law
 from normlab.dynamics.system import laws
-from normlab.dynamics.system.clocks import Common
+from normlab.dynamics.system.clocks import CommonSpeedClock
 from normlab.errors import NormLabError
 from normlab.utils.text import counted
 
 _LIMIT = 0.01
-"""Largest difference of shares: a few pairs in ten thousand lie within the integrator's error of having met."""
+"""Tolerance of the shares: a few pairs in ten thousand are within the integrator's error of the limit."""
 
 
-def run(config: SimulateConfig, tell: Tell) -> Findings:
-    """A diagram for each scheme."""
+def run(config: SimulateConfig, tell: ProgressCallback) -> Findings:
+    """Simulate every scheme over β and compare those with a common divisor."""
     found = {}
     for place, (spec, times) in enumerate(_times(config).items()):
-        each = part(tell, place, len(config.scheme))
-        found[spec] = record(config, spec, observables=("close",), times=times, tell=each)
+        each = subtask(tell, place, len(config.scheme))
+        found[spec] = record_law(config, spec, observables=("close",), times=times, tell=each)
     halves = {spec: phases.half_times(one) for spec, one in found.items()}
     shown = np.linspace(0, len(config.beta) - 1, min(9, len(config.beta))).round().astype(int)
     return Findings(
         figures=tuple(
-            phases.diagram(spec, config, one, (phases.line("half of the pairs", config, halves[spec]),))
+            phases.phase_figure(spec, config, one, (phases.phase_curve("half of the pairs", config, halves[spec]),))
             for spec, one in found.items()
         ),
         columns=("scheme", *(f"β = {config.beta[k]:g}" for k in shown)),
@@ -50,8 +51,8 @@ def run(config: SimulateConfig, tell: Tell) -> Findings:
 
 
 def _times(config: SimulateConfig) -> dict[str, list[float]]:
-    """Looks of each scheme: where it shares the first scheme's orbits, at the same places on them."""
-    times, clocks = phases.look_times(config), _clocks(config)
+    """Recorded times of each scheme; schemes with a common divisor are recorded at equal τ."""
+    times, clocks = phases.phase_times(config), _clocks(config)
     chosen = dict.fromkeys(config.scheme, times)
     if not clocks:
         return chosen
@@ -64,22 +65,22 @@ def _times(config: SimulateConfig) -> dict[str, list[float]]:
 
 
 def _judge(config: SimulateConfig, found: dict[str, Recording]) -> list[PredictionVerdict]:
-    """Schemes with a common divisor against the first of them, look by look."""
+    """Compare schemes with a common divisor with the first of them, time by time."""
     common, verdicts = list(_clocks(config)), []
     for spec in common[1:]:
-        # The last look is at the horizon, where the two clocks part.
+        # The last recorded time is the end time, where τ differs between the two.
         shares = found[spec].values["close"].mean(-1)[:-1]
         first = found[common[0]].values["close"].mean(-1)[: len(shares)]
         quantity = f"largest difference of shares from {common[0]} on its clock"
-        verdicts.append(judge(spec, quantity, float(abs(shares - first).max()), 0.0, _LIMIT))
+        verdicts.append(judge_prediction(spec, quantity, float(abs(shares - first).max()), 0.0, _LIMIT))
     return verdicts
 
 
-def _clocks(config: SimulateConfig) -> dict[str, Common]:
-    """The clock of every scheme whose divisor is common to all tokens."""
+def _clocks(config: SimulateConfig) -> dict[str, CommonSpeedClock]:
+    """The time change τ = ∫dt/s of every scheme whose divisor is the same for all tokens."""
     clocks = {}
     for spec in config.scheme:
-        law = laws.find(spec, config.layers)
+        law = laws.find_law(spec, config.layers)
         with suppress(NormLabError):
-            clocks[spec] = Common(law, config.time)
+            clocks[spec] = CommonSpeedClock(law, config.time)
     return clocks

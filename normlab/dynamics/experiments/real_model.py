@@ -1,9 +1,9 @@
-"""A network beside the simulation whose attention is read from it: the same observables, block by block.
+"""Experiment real-model: observables of a real network, block by block, beside a simulation with its attention weights.
 
-The simulation starts from the states that enter the first block of the network and takes block k for the time from k to
-k + 1. It has what theory speaks of (attention and the scheme) and neither MLPs nor positions: the difference is theirs,
-and that of whole blocks from a continuous time, which the scheme's own blocks show apart from it. Both have what the
-network has learnt: the blocks all of its parameters, the law one number for each of its constants and blocks.
+The simulation starts from the hidden states that enter the first block; block k covers the time from k to k + 1. It
+contains attention and the scheme, but no MLPs and no positions. It is run twice: as the continuous law, with one
+learnt number per constant and block, and through the scheme's own blocks, with all of their learnt parameters. The
+difference between the two is the discretisation; the rest is due to MLPs and positions.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from normlab.dynamics.choices import ABOUT, Observable
-from normlab.dynamics.config import SimulateConfig
-from normlab.dynamics.experiments.result import Findings, PredictionVerdict, Tell, judge
-from normlab.dynamics.measure.observables import StateView, take
+from normlab.dynamics.config import OBSERVABLE_LABELS, Observable, SimulateConfig
+from normlab.dynamics.experiments.result import Findings, PredictionVerdict, judge_prediction
+from normlab.dynamics.measure.observables import StateView, measure_observables
+from normlab.dynamics.progress import ProgressCallback
 from normlab.dynamics.system import laws
 from normlab.dynamics.system.flow import Flow, ParticleState, unit
-from normlab.dynamics.system.network import Network
-from normlab.dynamics.system.read_weights import Read, read_model
-from normlab.dynamics.system.systems import device, integrator
-from normlab.dynamics.system.weights import layers
-from normlab.dynamics.view.figures import Curve, Figure, Role, curve
+from normlab.dynamics.system.network import ParticleNetwork
+from normlab.dynamics.system.read_weights import AttentionWeights, read_model_attention
+from normlab.dynamics.system.systems import make_integrator, resolve_device
+from normlab.dynamics.system.weights import make_attention
+from normlab.dynamics.view.figures import Curve, Figure, Role, make_curve
 from normlab.errors import NormLabError
 from normlab.probes.blocks import BlockStack, find_stacks
 from normlab.schemes.contract.law import Value
@@ -37,13 +37,13 @@ from normlab.utils.text import counted
 _GEOMETRY: tuple[Observable, ...] = (
     "cosine", "variance", "order", "close", "clusters", "rank", "radius", "smallest", "largest"
 )  # fmt: skip
-"""Observables of a state alone: what a network has, too."""
+"""Observables that need hidden states alone, so that they can be measured in a real network."""
 
 Series = dict[str, np.ndarray]
 
 
-def run(config: SimulateConfig, tell: Tell) -> Findings:
-    """The network that the configuration names, or one of its first scheme at initialisation."""
+def run(config: SimulateConfig, tell: ProgressCallback) -> Findings:
+    """Compare the network `config.model`, or a freshly initialised one of the first scheme, with its simulation."""
     wanted: list[Observable] = [name for name in _GEOMETRY if name in config.observables]
     if not wanted:
         raise NormLabError(f"real-model needs observables of states alone; try {','.join(_GEOMETRY[:3])}")
@@ -51,7 +51,7 @@ def run(config: SimulateConfig, tell: Tell) -> Findings:
     tell(f"{target.name}: the network", 0.1)
     model = target.build(seed=config.seed).eval()
     states = _states(target, model, config)
-    found = read_model(model)
+    found = read_model_attention(model)
     size = target.scheme.sphere(found.dim) if target.scheme else found.dim**0.5
     real = _series((_state(hidden, size, k) for k, hidden in enumerate(states)), wanted, config)
     tell(f"{target.name}: the simulation", 0.5)
@@ -73,10 +73,10 @@ def run(config: SimulateConfig, tell: Tell) -> Findings:
 
 
 def _target(config: SimulateConfig) -> Target:
-    """Trained weights where there are some: a run's folder or a published model; else fresh ones."""
+    """The network as a target, with trained weights if it is a run folder or a published model."""
     named = config.model or config.scheme[0]
     trained = config.model is not None and not named.endswith(".json") and not _is_scheme(named)
-    where = str(device(config))
+    where = str(resolve_device(config))
     return resolve(
         named, weights=trained, data=config.data, length=config.tokens, batch_size=config.seeds, device=where
     )
@@ -89,7 +89,7 @@ def _is_scheme(name: str) -> bool:
         return False
 
 
-def _notes(config: SimulateConfig, target: Target, found: Read) -> Iterable[str]:
+def _notes(config: SimulateConfig, target: Target, found: AttentionWeights) -> Iterable[str]:
     sizes = f"{counted(found.depth, 'block')}, width {found.dim}, {counted(found.heads, 'head')}, β = {found.beta:.4g}"
     yield f"{target.name}: {sizes}; law of {target.scheme.label if target.scheme else config.scheme[0]}"
     yield from target.notes
@@ -100,7 +100,7 @@ def _notes(config: SimulateConfig, target: Target, found: Read) -> Iterable[str]
 
 @torch.no_grad()
 def _states(target: Target, model: nn.Module, config: SimulateConfig) -> list[Tensor]:
-    """What enters the first block and what leaves each, (sequences, tokens, d)."""
+    """Hidden states before the first block and after every block, each (sequences, tokens, d)."""
     stack, seen = find_stacks(model, target.blocks)[0], []
     with ExitStack() as hooks:
         _listen(stack, seen, hooks)
@@ -122,7 +122,7 @@ def _listen(stack: BlockStack, seen: list[Tensor], hooks: ExitStack) -> None:
 
 
 def _tensor(value: object) -> Tensor:
-    """The state among what a block takes or returns: the first tensor."""
+    """The hidden state among a block's arguments or outputs: the first tensor."""
     found = value if isinstance(value, Tensor) else next((x for x in value if isinstance(x, Tensor)), None)  # type: ignore[attr-defined]
     if found is None:
         raise NormLabError("the blocks of this network return no tensor; expected hidden states first")
@@ -134,42 +134,44 @@ def _same(state: Tensor) -> Tensor:
 
 
 def _state(hidden: Tensor, size: float, time: int) -> ParticleState:
-    """Hidden states as tokens; radii in units of the sphere that norms project on."""
+    """Hidden states as a particle state; radii in units of the radius that norms project to."""
     radius = torch.linalg.vector_norm(hidden, dim=-1)
     return ParticleState(unit(hidden), radius / size, hidden.new_full((len(hidden),), float(time)))
 
 
 def _orbits(
-    config: SimulateConfig, scheme: Scheme | None, found: Read, begin: ParticleState
+    config: SimulateConfig, scheme: Scheme | None, found: AttentionWeights, begin: ParticleState
 ) -> dict[str, Iterable[ParticleState]]:
-    """By its name in figures, the simulation in continuous time and that through the scheme's own blocks."""
+    """Name in figures → states: the law in continuous time, and the scheme's own blocks."""
     options = {"beta": begin.radius.new_tensor([found.beta]), "causal": config.causal, "kind": config.kind}
-    attention = layers(found.weights, **options)
+    attention = make_attention(found.weights, **options)
     times = [float(k) for k in range(found.depth + 1)]
-    law = found.law or laws.find(scheme or config.scheme[0], found.depth)
-    orbits: dict[str, Iterable[ParticleState]] = {"law": integrator(config).orbit(Flow(law, attention), begin, times)}
+    law = found.law or laws.find_law(scheme or config.scheme[0], found.depth)
+    orbits: dict[str, Iterable[ParticleState]] = {
+        "law": make_integrator(config).orbit(Flow(law, attention), begin, times)
+    }
     own = scheme or laws.scheme_of(config.scheme[0])
     if found.stack is not None:
-        bare = layers(found.bare, **options)
-        network = Network(found.stack.scheme, bare, depth=found.depth, learnt=found.blocks, entered=True)
+        bare = make_attention(found.bare, **options)
+        network = ParticleNetwork(found.stack.scheme, bare, depth=found.depth, learnt=found.blocks, entered=True)
         orbits["blocks"] = network.orbit(begin, times)
     elif own is not None:
-        orbits["blocks"] = Network(own, attention, depth=found.depth).orbit(begin, times)
+        orbits["blocks"] = ParticleNetwork(own, attention, depth=found.depth).orbit(begin, times)
     return orbits
 
 
-def _learnt(found: Read) -> list[Value]:
-    """Constants of the law that training has changed."""
+def _learnt(found: AttentionWeights) -> list[Value]:
+    """Constants of the law that training changed."""
     return [value for value in found.law.values if value.moved] if found.law else []
 
 
-def _constants(found: Read) -> Iterable[Figure]:
-    """One number for each block, where training has changed it."""
+def _constants(found: AttentionWeights) -> Iterable[Figure]:
+    """Figures of the law's constants over blocks, for those that training changed."""
     blocks = [float(k) for k in range(found.depth)]
     for value in _learnt(found):
         lines = (
-            curve("learnt", blocks, value.blocks, role="model"),
-            curve("initial", blocks, [value.initial] * found.depth, role="theory"),
+            make_curve("learnt", blocks, value.blocks, role="model"),
+            make_curve("initial", blocks, [value.initial] * found.depth, role="theory"),
         )
         yield Figure(title=f"The law's {value.name}", x_label="block", y_label=value.name, curves=lines)
 
@@ -180,19 +182,19 @@ def _range(values: Sequence[float]) -> str:
 
 @torch.no_grad()
 def _series(states: Iterable[ParticleState], wanted: list[Observable], config: SimulateConfig) -> Series:
-    """Each observable at every boundary, mean over sequences."""
-    looks = [take(StateView(state, angle=config.angle), wanted) for state in states]
+    """Each observable before the first and after every block, mean over sequences."""
+    looks = [measure_observables(StateView(state, angle=config.angle), wanted) for state in states]
     return {name: np.array([float(look[name].mean()) for look in looks]) for name in wanted}
 
 
 def _figure(name: Observable, model: str, times: list[float], real: Series, simulated: dict[str, Series]) -> Figure:
     def line(label: str, values: Series, role: Role) -> Curve:
-        return curve(label, times, values[name], role=role)
+        return make_curve(label, times, values[name], role=role)
 
     return Figure(
-        title=ABOUT[name],
+        title=OBSERVABLE_LABELS[name],
         x_label="block",
-        y_label=ABOUT[name],
+        y_label=OBSERVABLE_LABELS[name],
         curves=(
             line(model, real, "model"),
             *(line(f"simulation: {how}", one, "data") for how, one in simulated.items()),
@@ -206,10 +208,10 @@ def _row(name: str, how: str, real: Series, one: Series) -> tuple:
 
 
 def _distance(name: str, how: str, real: Series, one: Series) -> PredictionVerdict:
-    """A number to report: theory does not say how much MLPs and positions do."""
-    return judge(how, f"distance of {name} from the network's", _apart(name, real, one)[0], None, 0.0)
+    """Report a distance without a prediction: theory does not cover MLPs and positions."""
+    return judge_prediction(how, f"distance of {name} from the network's", _apart(name, real, one)[0], None, 0.0)
 
 
 def _apart(name: str, real: Series, one: Series) -> tuple[float, float]:
-    """Mean distance over blocks, and the mean size in the network."""
+    """Mean absolute difference over blocks, and mean absolute value in the network."""
     return float(abs(real[name] - one[name]).mean()), float(abs(real[name]).mean())

@@ -1,4 +1,4 @@
-"""The result of an experiment: figures, a table, and verdicts against what was foretold, in plain numbers."""
+"""Result of an experiment: figures, a table, and measurements compared with predictions; saved as JSON or HTML."""
 
 from __future__ import annotations
 
@@ -9,48 +9,47 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from normlab.dynamics.config import SimulateConfig
-from normlab.dynamics.result import SCHEMA, Shown
+from normlab.dynamics.progress import ProgressBar, ProgressCallback
+from normlab.dynamics.result import SCHEMA, SimulateResult
 from normlab.dynamics.system import laws
 from normlab.dynamics.view.figures import Figure
-from normlab.dynamics.view.progress import Progress
 from normlab.utils.records import to_plain
 from normlab.utils.versions import versions
 
 if TYPE_CHECKING:
     from normlab.dynamics.experiments import Experiment
 
-Tell = Callable[[str, float], None]
-Cell = float | str | None
+TableValue = float | str | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionVerdict:
-    """A number against its prediction."""
+    """A measured number compared with its prediction."""
 
     subject: str
-    """Of which scheme, or of what."""
+    """Scheme, or other object, that was measured."""
     quantity: str
     measured: float
     predicted: float | None
-    """None where nothing is foretold."""
+    """None if there is no prediction."""
     error: float | None = None
-    """How far apart they are, in the measure that `tolerance` is in."""
+    """Absolute or relative difference, in the same unit as `tolerance`."""
     tolerance: float | None = None
     agrees: bool | None = None
-    """None where there is nothing to agree with."""
+    """Whether the error is within the tolerance; None without a prediction."""
     low: float | None = None
     high: float | None = None
-    """95 % interval of what was measured, where there is one."""
+    """95 % interval of the measurement, if there is one."""
 
     @property
-    def words(self) -> str:
+    def sentence(self) -> str:
         if self.predicted is None:
-            return f"{self.subject}: {self.quantity} {self.measured:.4g}, nothing foretold"
-        says = "as foretold" if self.agrees else "not as foretold"
+            return f"{self.subject}: {self.quantity} {self.measured:.4g}, no prediction"
+        says = "as predicted" if self.agrees else "not as predicted"
         return f"{self.subject}: {self.quantity} {self.measured:.6g}, {says} ({self.predicted:.6g})"
 
 
-def judge(
+def judge_prediction(
     subject: str,
     quantity: str,
     measured: float,
@@ -60,7 +59,7 @@ def judge(
     relative: bool = False,
     interval: tuple[float, float] | None = None,
 ) -> PredictionVerdict:
-    """A verdict: agreement within a tolerance, absolute or relative to the prediction."""
+    """Compare a measurement with its prediction, within an absolute or relative tolerance."""
     low, high = interval or (None, None)
     if predicted is None:
         return PredictionVerdict(
@@ -83,17 +82,17 @@ def judge(
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """What an experiment's own code hands over."""
+    """What the `run` function of an experiment returns."""
 
     figures: tuple[Figure, ...]
     columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[tuple[TableValue, ...], ...]
     verdicts: tuple[PredictionVerdict, ...]
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExperimentResult(Shown):
+class ExperimentResult(SimulateResult):
     """A finished experiment."""
 
     what = "result"
@@ -103,11 +102,11 @@ class ExperimentResult(Shown):
     config: dict[str, Any]
     figures: tuple[Figure, ...]
     columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    """The table."""
+    rows: tuple[tuple[TableValue, ...], ...]
+    """Rows of the table."""
     verdicts: tuple[PredictionVerdict, ...]
     notes: tuple[str, ...] = ()
-    """What a reader must know: assumptions, and choices that sources leave open."""
+    """Assumptions, and choices that the sources leave open."""
     seconds: float = 0.0
     versions: dict[str, str] = field(default_factory=dict)
     command: tuple[str, ...] = ()
@@ -115,7 +114,7 @@ class ExperimentResult(Shown):
 
     @property
     def agrees(self) -> bool:
-        """Whether everything that was foretold came out so."""
+        """Whether every prediction holds."""
         return all(verdict.agrees is not False for verdict in self.verdicts)
 
     def table(self) -> str:
@@ -125,18 +124,18 @@ class ExperimentResult(Shown):
         return result_text(self)
 
 
-def finish(
+def run_experiment(
     experiment: Experiment,
     config: SimulateConfig,
-    work: Callable[[SimulateConfig, Tell], Findings],
+    work: Callable[[SimulateConfig, ProgressCallback], Findings],
     *,
     progress: bool,
     command: Sequence[str],
 ) -> ExperimentResult:
-    """Do the work and keep it with what it was made by."""
-    config = config.replace(scheme=schemes(config))
+    """Run `work` and return its findings with configuration, versions, duration and command."""
+    config = config.replace(scheme=expand_schemes(config))
     begin = time.perf_counter()
-    with Progress(progress=progress) as display:
+    with ProgressBar(progress=progress) as display:
         found = work(config, display)
     return ExperimentResult(
         experiment=experiment.name,
@@ -153,16 +152,11 @@ def finish(
     )
 
 
-def _cell(value: Cell) -> Cell:
-    """Whole numbers as numbers like any other, so that a table read back is the same."""
+def _cell(value: TableValue) -> TableValue:
+    """Convert integers to floats, so that a table is the same after a JSON round trip."""
     return float(value) if isinstance(value, int) else value
 
 
-def schemes(config: SimulateConfig) -> tuple[str, ...]:
-    """The schemes of a configuration, where "all" stands for every law there is."""
-    return tuple(name for spec in config.scheme for name in (laws.names() if spec == "all" else [spec]))
-
-
-def part(tell: Tell, place: int, count: int) -> Tell:
-    """Tells of one of several equal parts."""
-    return lambda what, share: tell(what, (place + share) / count)
+def expand_schemes(config: SimulateConfig) -> tuple[str, ...]:
+    """The schemes of a configuration; "all" is replaced by the names of all laws."""
+    return tuple(name for spec in config.scheme for name in (laws.law_names() if spec == "all" else [spec]))

@@ -1,8 +1,8 @@
-"""The spectrum of V decides what tokens converge to where nothing is normalised (arXiv 2305.05465).
+"""Experiment value-spectrum: limits of the tokens by the eigenvalues of V, without normalisation (arXiv 2305.05465).
 
-Tokens grow like e^{tV}; rescaled, z = e^{−tV} x, they come to rest. Attention between tokens that grow is a hard
-maximum in the end, so with V = 1 they come to rest at corners of a polytope; with a simple largest eigenvalue on at
-most three parallel hyperplanes; with one of higher multiplicity at corners of a polytope in its eigenspace.
+Tokens grow like e^{tV}; the rescaled tokens z = e^{−tV} x converge. As tokens grow, softmax attention approaches a
+hard maximum. With V = 1 the limits are vertices of a polytope; with a simple largest eigenvalue they lie on at most
+three parallel hyperplanes; with a multiple one they are vertices of a polytope in its eigenspace.
 """
 
 from __future__ import annotations
@@ -11,26 +11,27 @@ import torch
 from torch import Tensor
 
 from normlab.dynamics.config import SimulateConfig
-from normlab.dynamics.experiments.result import Findings, PredictionVerdict, Tell, judge
+from normlab.dynamics.experiments.result import Findings, PredictionVerdict, judge_prediction
+from normlab.dynamics.progress import ProgressCallback
 from normlab.dynamics.system import laws
 from normlab.dynamics.system.flow import Flow
-from normlab.dynamics.system.systems import device, dtype, integrator, look_times, start
-from normlab.dynamics.system.weights import given, layers
-from normlab.dynamics.view.figures import Figure, curve
+from normlab.dynamics.system.systems import initial_state, make_integrator, resolve_device, sample_times, torch_dtype
+from normlab.dynamics.system.weights import fixed_weights, make_attention
+from normlab.dynamics.view.figures import Figure, make_curve
 from normlab.errors import NormLabError
 from normlab.schemes.contract.law import Law
 
 _LIMIT = 0.02
 _DRAWN = 24
-"""Tokens whose coordinate is drawn."""
+"""Number of tokens in the figure."""
 _MULTIPLICITY = {"identity": None, "simple": 1, "double": 2}
-"""Of the largest eigenvalue; None: all are equal."""
+"""Multiplicity of the largest eigenvalue; None: all are equal."""
 
 
-def run(config: SimulateConfig, tell: Tell) -> Findings:
-    """Three spectra from the same tokens."""
+def run(config: SimulateConfig, tell: ProgressCallback) -> Findings:
+    """Simulate three spectra of V from the same tokens."""
     spec = config.scheme[0]
-    law = laws.find(spec, config.layers)
+    law = laws.find_law(spec, config.layers)
     if not law.reads_state:
         raise NormLabError(f"value-spectrum is about tokens that nothing normalises; {spec} does; try none")
     figures, rows, verdicts = [], [], []
@@ -42,7 +43,7 @@ def run(config: SimulateConfig, tell: Tell) -> Findings:
         verdict = _judge(name, last)
         verdicts.append(verdict)
         rows.append((name, multiplicity or config.dim, _distinct(last), verdict.measured))
-        figures.append(_figure(name, look_times(config), heights))
+        figures.append(_figure(name, sample_times(config), heights))
     return Findings(
         figures=tuple(figures),
         columns=("spectrum of V", "multiplicity of its largest", "places where tokens rest", "distance from corners"),
@@ -68,15 +69,15 @@ def _spectrum(config: SimulateConfig, multiplicity: int | None) -> tuple[Tensor,
 
 
 def _orbit(config: SimulateConfig, law: Law, spectrum: Tensor, axes: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
-    """First coordinates of the rescaled tokens at every look; all of them, in the top space, at the last."""
-    begin = start(config, (config.seed,))
+    """First coordinate of the rescaled tokens at all recorded times, and their top eigenspace part at the last."""
+    begin = initial_state(config, (config.seed,))
     value = (axes * spectrum) @ axes.mT
-    beta = torch.tensor([config.beta[0]], dtype=dtype(config), device=device(config))
-    attention = layers(given(value=value.to(beta)), beta=beta, causal=config.causal, kind=config.kind)
+    beta = torch.tensor([config.beta[0]], dtype=torch_dtype(config), device=resolve_device(config))
+    attention = make_attention(fixed_weights(value=value.to(beta)), beta=beta, causal=config.causal, kind=config.kind)
     heights, found = [], None
-    for state in integrator(config).orbit(Flow(law, attention), begin, look_times(config)):
+    for state in make_integrator(config).orbit(Flow(law, attention), begin, sample_times(config)):
         tokens = (state.radius.unsqueeze(-1) * state.theta)[0].double().cpu()
-        # In the top space e^{−tV} is one number.
+        # In the top eigenspace e^{−tV} is a scalar.
         found = (tokens @ top) * torch.exp(-state.time[0].double().cpu())
         heights.append(found[:, 0])
     assert found is not None
@@ -84,16 +85,16 @@ def _orbit(config: SimulateConfig, law: Law, spectrum: Tensor, axes: Tensor, top
 
 
 def _judge(name: str, rescaled: Tensor) -> PredictionVerdict:
-    """At a corner of the polytope a token's own product is the largest of all its products."""
+    """At a vertex of the polytope ⟨z_j, z_j⟩ is the largest of all ⟨z_j, z_k⟩."""
     products = rescaled @ rescaled.mT
     largest = products.amax(-1)
     moving = largest > 1e-3 * largest.amax()
     gap = ((largest - products.diagonal()) / largest)[moving]
-    return judge(name, "distance from corners", float(gap.max()), 0.0, _LIMIT)
+    return judge_prediction(name, "distance from corners", float(gap.max()), 0.0, _LIMIT)
 
 
 def _distinct(rescaled: Tensor) -> float:
-    """Places that are farther apart than a hundredth of the largest token."""
+    """Number of limit points, where points closer than a hundredth of the largest token count as one."""
     left, count = rescaled, 0
     near = 0.01 * torch.linalg.vector_norm(rescaled, dim=-1).amax()
     while len(left):
@@ -107,5 +108,7 @@ def _figure(name: str, times: list[float], heights: Tensor) -> Figure:
         title=f"{name}: first coordinate of the rescaled tokens",
         x_label="time",
         y_label="coordinate",
-        curves=tuple(curve(f"token {k}", times, heights[:, k].tolist()) for k in range(min(_DRAWN, heights.shape[1]))),
+        curves=tuple(
+            make_curve(f"token {k}", times, heights[:, k].tolist()) for k in range(min(_DRAWN, heights.shape[1]))
+        ),
     )

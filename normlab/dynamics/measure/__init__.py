@@ -1,1 +1,1 @@
-"""Observables of a particle system: cosines, clusters, ranks, and the rates fitted to them."""
+"""Measurements on a particle system: observables, clusters, fitted decay rates, and predicted tails."""

@@ -1,7 +1,7 @@
-"""Clusters of tokens: connected by chains of neighbours that are at most an angle apart, found by union-find.
+"""Count clusters of tokens: connected components of the graph of tokens within an angle of each other (union-find).
 
-All systems of a batch at once: every tree of tokens hooks its root to the least root that any of its tokens sees, and
-paths are cut short; of the trees of a cluster at least half vanish in a round.
+Batched over systems: in each round every tree attaches its root to the smallest root among the neighbours of its
+tokens, followed by path compression; at least half of the trees of a cluster disappear per round.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from normlab.dynamics.measure.pairs import by_rows
+from normlab.dynamics.measure.pairs import reduce_rows
 from normlab.errors import NormLabError
 
 
-def clusters(theta: Tensor, angle: float) -> Tensor:
-    """(S,) how many clusters the unit tokens (S, n, d) form."""
-    found = labels(theta, angle)
+def count_clusters(theta: Tensor, angle: float) -> Tensor:
+    """Number of clusters of unit tokens (S, n, d), as (S,)."""
+    found = cluster_labels(theta, angle)
     return (found == torch.arange(found.shape[1], device=found.device)).sum(-1)
 
 
-def labels(theta: Tensor, angle: float) -> Tensor:
-    """(S, n) for each token the first token of its cluster."""
+def cluster_labels(theta: Tensor, angle: float) -> Tensor:
+    """Cluster label of each token, the index of the first token of its cluster: (S, n)."""
     if not 0.0 < angle < math.pi:
         raise NormLabError(f"an angle between neighbours lies in (0, π), got {angle:g}; try 0.1")
     roots = torch.arange(theta.shape[1], device=theta.device).repeat(theta.shape[0], 1)
@@ -36,8 +36,8 @@ def labels(theta: Tensor, angle: float) -> Tensor:
             return roots
 
 
-def merges(times: Sequence[float], counts: Sequence[float]) -> list[tuple[float, int]]:
-    """(time, clusters left) of every look at which there were fewer than ever before."""
+def cluster_merges(times: Sequence[float], counts: Sequence[float]) -> list[tuple[float, int]]:
+    """(time, clusters left) of every recorded time with fewer clusters than ever before."""
     found, least = [], math.inf
     for time, count in zip(times, counts, strict=True):
         if count < least and math.isfinite(least):
@@ -47,11 +47,11 @@ def merges(times: Sequence[float], counts: Sequence[float]) -> list[tuple[float,
 
 
 def _least_seen(theta: Tensor, roots: Tensor, near: float) -> Tensor:
-    """The least root among the neighbours of each token."""
-    # Small whole numbers are exact in float32 and cost half of what 64 bits do.
+    """The smallest root among the neighbours of each token."""
+    # Small integers are exact in float32 and cost half of what 64 bits do.
     numbers, none = roots.float().unsqueeze(1), float(roots.shape[1])
-    least = by_rows(theta, None, lambda cosines: torch.where(cosines >= near, numbers, none).amin(-1))
-    # A token's own cosine may be rounded below the limit; it always sees itself.
+    least = reduce_rows(theta, None, lambda cosines: torch.where(cosines >= near, numbers, none).amin(-1))
+    # The cosine of a token with itself may be rounded below the limit.
     return torch.minimum(least.long(), roots)
 
 

@@ -1,8 +1,8 @@
-"""Rates of decay and growth fitted to an orbit, with intervals.
+"""Fit decay and growth rates (exponential, stretched exponential, power law) to a trajectory, with 95 % intervals.
 
 A quantity that decays like e^{−a t^q} (exponential for q = 1, stretched for q = 1/2) or like t^{−a} is a straight line
-in its own clock. Points of one orbit are no independent draws, so the scatter about the line says nothing: the interval
-is that of the slopes of several stretches of the orbit, or of several orbits.
+in a suitable time variable. Points of one trajectory are not independent, so the residuals do not give an interval:
+it is computed from the slopes of several segments of the trajectory, or of several trajectories.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ import numpy as np
 from normlab.errors import NormLabError
 from normlab.utils.student_t import t_interval
 
-Form = Literal["exponential", "stretched", "power"]
-FORMS: tuple[Form, ...] = ("exponential", "stretched", "power")
-FORMULAS: dict[Form, str] = {"exponential": "e^(a t)", "stretched": "e^(a √t)", "power": "t^a"}
+RateForm = Literal["exponential", "stretched", "power"]
+FORMS: tuple[RateForm, ...] = ("exponential", "stretched", "power")
+FORMULAS: dict[RateForm, str] = {"exponential": "e^(a t)", "stretched": "e^(a √t)", "power": "t^a"}
 
 _STRETCHES = 5
-"""Pieces of an orbit whose slopes give the interval."""
+"""Number of segments of a trajectory whose slopes give the interval."""
 _LEAST = 2 * _STRETCHES
-"""Looks that a fit takes."""
+"""Smallest number of points of a fit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:
     """A fitted law: value ≈ C e^{a x(t)} with x = t, √(t + 1) or log t."""
 
-    form: Form
+    form: RateForm
     value: float
-    """a."""
+    """The rate a."""
     low: float
     high: float
     """95 % interval of a."""
     begin: float
     end: float
-    """Times of the first and the last look that were fitted."""
+    """First and last time of the fit."""
     intercept: float
     """log C."""
 
     def at(self, time: float) -> float:
-        """The fitted value."""
+        """The fitted value at a time."""
         return math.exp(self.intercept + self.value * float(_clock(self.form, np.asarray(time))))
 
     @property
@@ -56,12 +56,12 @@ class Rate:
         return f"{self.formula} (95 %: {self.low:.4f} to {self.high:.4f})"
 
 
-def fit(times: Sequence[float], values: Sequence[float], form: Form) -> Rate:
-    """The rate over all given looks."""
+def fit_rate(times: Sequence[float], values: Sequence[float], form: RateForm) -> Rate:
+    """Fit a rate of the given form to all points."""
     t, y = _points(times, values)
     x = _clock(form, t)
     slope, intercept = _line(x, y)
-    # Stretches of equal length in the clock of the form, so that none is a mere point.
+    # Segments of equal length in the time variable of the form, so that none is a single point.
     edges = np.linspace(x[0], x[-1], _STRETCHES + 1)
     pieces = [(x >= low) & (x <= high) for low, high in pairwise(edges)]
     slopes = [_line(x[piece], y[piece])[0] for piece in pieces if piece.sum() >= 2]
@@ -69,14 +69,14 @@ def fit(times: Sequence[float], values: Sequence[float], form: Form) -> Rate:
     return Rate(form=form, value=slope, low=low, high=high, begin=float(t[0]), end=float(t[-1]), intercept=intercept)
 
 
-def best(times: Sequence[float], values: Sequence[float]) -> Rate:
-    """The form whose slope changes least along the orbit."""
-    found = [fit(times, values, form) for form in FORMS]
+def fit_best_form(times: Sequence[float], values: Sequence[float]) -> Rate:
+    """Fit the form whose slope changes least along the trajectory."""
+    found = [fit_rate(times, values, form) for form in FORMS]
     return min(found, key=lambda rate: (rate.high - rate.low) / max(abs(rate.value), 1e-12))
 
 
-def pooled(rates: Sequence[Rate]) -> Rate:
-    """One rate of several orbits, with the interval that they give together."""
+def pool_rates(rates: Sequence[Rate]) -> Rate:
+    """Mean rate of several trajectories, with the interval from their spread."""
     if len(rates) == 1:
         return rates[0]
     mean = float(np.mean([rate.value for rate in rates]))
@@ -93,17 +93,17 @@ def pooled(rates: Sequence[Rate]) -> Rate:
     )
 
 
-def tail(times: Sequence[float], values: Sequence[float], *, floor: float, share: float = 0.5) -> slice:
-    """The looks of the tail: the last `share` of those whose value is above the floor that precision sets."""
+def tail_slice(times: Sequence[float], values: Sequence[float], *, floor: float, share: float = 0.5) -> slice:
+    """Points of the tail, as a slice: the last `share` of those above the numerical floor."""
     begin = next((place for place, time in enumerate(times) if time > 0), len(times))
-    # Once below the floor, a value that rises above it again is noise.
+    # Values above the floor after the first one below it are noise.
     end = next((place for place in range(begin, len(values)) if not values[place] > floor), len(values))
     first = begin + int((end - begin) * (1 - share))
     return slice(first, end) if end - first >= _LEAST else slice(0, 0)
 
 
-def floor_of(dtype: str) -> float:
-    """Var below which rounding speaks: that of directions rounded to the format, with a margin."""
+def variance_floor(dtype: str) -> float:
+    """Variance below which rounding errors of a dtype dominate, with a margin."""
     return 1e6 * float(np.finfo(dtype).eps) ** 2
 
 
@@ -116,7 +116,7 @@ def _points(times: Sequence[float], values: Sequence[float]) -> tuple[np.ndarray
     return t, np.log(y)
 
 
-def _clock(form: Form, t: np.ndarray) -> np.ndarray:
+def _clock(form: RateForm, t: np.ndarray) -> np.ndarray:
     return {"exponential": t, "stretched": np.sqrt(t + 1), "power": np.log(np.maximum(t, 1e-300))}[form]
 
 

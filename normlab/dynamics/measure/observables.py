@@ -1,6 +1,6 @@
-"""Observables: numbers that describe a state of many systems, taken as an orbit passes and kept in its place.
+"""Observables of a state: mean cosine, variance, energy, clusters, effective rank, speed, radius, ...
 
-Each is a function of a `StateView`, one number for each system; what several of them need is worked out once.
+Each is a function of a `StateView` and returns one number per system; shared intermediate results are cached.
 """
 
 from __future__ import annotations
@@ -12,53 +12,53 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from normlab.dynamics.choices import OBSERVABLES, Observable
-from normlab.dynamics.measure.clusters import clusters
+from normlab.dynamics.config import OBSERVABLES, Observable
+from normlab.dynamics.measure.clusters import count_clusters
 from normlab.dynamics.measure.pairs import close_share, log_mean_exp
-from normlab.dynamics.system.attention import heads, queries_and_keys
-from normlab.dynamics.system.flow import Flow, ParticleState, at_layer
+from normlab.dynamics.system.attention import num_heads, queries_and_keys
+from normlab.dynamics.system.flow import Flow, ParticleState, attention_at
 from normlab.errors import NormLabError, unknown
 from normlab.probes import measures
 from normlab.probes.hidden_state import spaced
 
-CLOSE = 0.999
-"""Cosine above which two tokens count as one in phase diagrams."""
+CLOSE_COSINE = 0.999
+"""Cosine above which two tokens count as merged."""
 
 
 @dataclass
 class StateView:
-    """One state, as it is looked at."""
+    """A state with cached intermediate results for observables."""
 
     state: ParticleState
     flow: Flow | None = None
-    """For what needs velocities or β; a state alone has geometry only."""
+    """Needed for speed and energy; without it only geometric observables are available."""
     angle: float = 0.1
-    """Largest angle between neighbours in a cluster."""
+    """Largest angle between neighbours of one cluster."""
 
     @cached_property
     def mean(self) -> Tensor:
-        """(S, d) the mean token θ̄."""
+        """Mean token θ̄, (S, d)."""
         return self.state.theta.mean(1)
 
     @cached_property
     def variance(self) -> Tensor:
-        """mean ‖θ − θ̄‖², which keeps its digits where 1 − cos has none left."""
+        """mean ‖θ − θ̄‖², (S,); precise also where 1 − cos is lost to rounding."""
         return (self.state.theta - self.mean.unsqueeze(1)).square().sum(-1).mean(-1)
 
     @cached_property
     def speeds(self) -> Tensor:
-        """(S, n) ‖θ̇_j‖."""
-        return self.moved_by.speeds(self.state)
+        """Speeds ‖θ̇_j‖, (S, n)."""
+        return self.required_flow.speeds(self.state)
 
     @cached_property
-    def moved_by(self) -> Flow:
+    def required_flow(self) -> Flow:
         if self.flow is None:
             raise NormLabError("speed and energy need a flow; a state alone has none")
         return self.flow
 
 
-def take(view: StateView, names: Iterable[Observable]) -> dict[str, Tensor]:
-    """(S,) for each of the observables, in double precision."""
+def measure_observables(view: StateView, names: Iterable[Observable]) -> dict[str, Tensor]:
+    """Observable → values (S,) in double precision."""
     found = {}
     for name in names:
         if name not in OBSERVABLES:
@@ -68,7 +68,7 @@ def take(view: StateView, names: Iterable[Observable]) -> dict[str, Tensor]:
 
 
 def cosine(view: StateView) -> Tensor:
-    """Mean cosine of two tokens: the cosines of all pairs add up to ‖Σθ‖² − n, and Σ‖θ − θ̄‖² = n − ‖Σθ‖²/n."""
+    """Mean cosine over pairs of tokens, from the variance: Σ_{j≠k} cos = ‖Σθ‖² − n and Σ‖θ − θ̄‖² = n − ‖Σθ‖²/n."""
     tokens = view.state.theta.shape[1]
     return 1 - view.variance * (tokens / (tokens - 1))
 
@@ -76,11 +76,11 @@ def cosine(view: StateView) -> Tensor:
 def energy(view: StateView) -> Tensor:
     """−(1/β) log of the mean of e^{β⟨Qθ_j, Kθ_k⟩} over all pairs, mean over heads; −⟨Qθ̄, Kθ̄⟩ at β = 0.
 
-    It never rises where V = QᵀK is symmetric and β is the same at all times, whatever the scheme.
+    It never increases if V = QᵀK is symmetric and β is constant, for any scheme.
     """
-    attention, theta = at_layer(view.moved_by.attention, view.state.time), view.state.theta
+    attention, theta = attention_at(view.required_flow.attention, view.state.time), view.state.theta
     beta = attention.beta.to(theta).expand(theta.shape[0])
-    pairs = [queries_and_keys(attention.score, head, theta) for head in range(heads(attention.score))]
+    pairs = [queries_and_keys(attention.score, head, theta) for head in range(num_heads(attention.score))]
     return torch.stack([_energy(queries, keys, beta) for queries, keys in pairs]).mean(0)
 
 
@@ -91,7 +91,7 @@ def _energy(queries: Tensor, keys: Tensor, beta: Tensor) -> Tensor:
 
 
 def rank(view: StateView) -> Tensor:
-    """Effective rank of at most 256 tokens: the exponential of the entropy of their Gram matrix's spectrum."""
+    """Effective rank of at most 256 tokens: exponential of the spectral entropy of their Gram matrix."""
     theta, most = view.state.theta, measures.SAMPLE
     if theta.shape[1] > most:
         theta = theta[:, spaced(theta.shape[1], most, theta.device)]
@@ -104,8 +104,8 @@ _FUNCTIONS: dict[Observable, Callable[[StateView], Tensor]] = {
     "variance": lambda view: view.variance,
     "order": lambda view: torch.linalg.vector_norm(view.mean, dim=-1),
     "energy": energy,
-    "close": lambda view: close_share(view.state.theta, CLOSE),
-    "clusters": lambda view: clusters(view.state.theta, view.angle),
+    "close": lambda view: close_share(view.state.theta, CLOSE_COSINE),
+    "clusters": lambda view: count_clusters(view.state.theta, view.angle),
     "rank": rank,
     "speed": lambda view: view.speeds.mean(-1),
     "fastest": lambda view: view.speeds.amax(-1),

@@ -1,8 +1,8 @@
-"""How tokens collapse in the end, read off a law: what theory says before anything is simulated.
+"""Predict the late-time decay of the variance (the tail) from a scheme's law, without a simulation.
 
-With V = 1 and tokens that have almost met, A_j = θ_j + O(distance) and the tangent part pulls every token to the mean:
-d ln Var/dt = −2/s, where s and ṙ are the law's in the collapsed state. A scalar equation for the radius thus gives the
-tail of any law: exponential where s stays, a power of t where s grows like t, a stretched exponential in between.
+With V = 1 and tokens close together, A_j = θ_j + O(distance), and its tangential part pulls every token to the mean:
+d ln Var/dt = −2/s, where s and ṙ are the law's in the collapsed state. A scalar ODE for the radius thus gives the tail
+of any law: exponential if s is constant, a power of t if s grows like t, a stretched exponential in between.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from normlab.dynamics.measure.fits import FORMULAS, Form
+from normlab.dynamics.measure.fits import FORMULAS, RateForm
 from normlab.schemes.contract.law import Law, Motion
 
 _FAR = 9.0
-"""Decades of time after which a law is taken to have reached its limit."""
+"""Decades of time after which a law is assumed to have reached its limit."""
 _STEP = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tail:
-    """Var → C e^{−a t}, C e^{−a t^q} or C t^{−a}."""
+    """Predicted tail: Var → C e^{−a t}, C e^{−a t^q} or C t^{−a}."""
 
-    form: Form
+    form: RateForm
     rate: float
-    """−a, as `Rate.value` has it."""
+    """−a, with the sign of `Rate.value`."""
     growth: float
-    """p in r ∝ t^p."""
+    """Exponent p of the radius, r ∝ t^p."""
 
     def __str__(self) -> str:
         return FORMULAS[self.form].replace("a", f"{self.rate:g}")
 
 
-def predict(law: Law) -> Tail | None:
-    """The tail of a law; None where none is known: attention that reads radii is never uniform among tokens that
-    meet as fast as their radii grow, and a law that comes to rest has no tail, nor has one of another power.
+def predict_tail(law: Law) -> Tail | None:
+    """Return the tail of a law, or None if there is no prediction: for laws whose attention reads radii (its weights
+    do not become uniform), laws that come to rest, and other powers of t.
     """
     if law.reads_state or law.speed is None:
         return None
@@ -58,27 +58,27 @@ def predict(law: Law) -> Tail | None:
     return None
 
 
-def collapsed(law: Law, time: Tensor, radius: Tensor) -> Motion:
-    """What a law looks at once all tokens are one."""
+def collapsed_motion(law: Law, time: Tensor, radius: Tensor) -> Motion:
+    """Inputs of a law when all tokens have collapsed to one point."""
     ones = torch.ones_like(radius)
     return Motion(time=time, radius=radius, attention=ones, radial=ones, tangent=torch.zeros_like(radius))
 
 
 def _radii(law: Law) -> list[tuple[float, float, float]]:
-    """(t, s, r) of collapsed tokens, by the midpoint rule in logarithmic time."""
+    """(t, s, r) of collapsed tokens over time, by the midpoint rule in logarithmic time."""
     assert law.speed is not None
     radius, found = torch.ones((), dtype=torch.float64), []
     taus = torch.arange(0.0, _FAR * math.log(10), _STEP, dtype=torch.float64)
     for tau in taus:
         before, middle, after = tau.expm1(), (tau + _STEP / 2).expm1(), (tau + _STEP).expm1()
-        half = radius + (middle - before) * law.radial(collapsed(law, before, radius))
-        radius = radius + (after - before) * law.radial(collapsed(law, middle, half))
-        found.append((float(after), float(law.speed(collapsed(law, after, radius))), float(radius)))
+        half = radius + (middle - before) * law.radial(collapsed_motion(law, before, radius))
+        radius = radius + (after - before) * law.radial(collapsed_motion(law, middle, half))
+        found.append((float(after), float(law.speed(collapsed_motion(law, after, radius))), float(radius)))
     return found
 
 
-def settles(law: Law, tail: Tail, within: float) -> float:
-    """The time from which on a power law's exponent is as close to its limit as asked."""
+def settling_time(law: Law, tail: Tail, within: float) -> float:
+    """Time after which the local exponent of a power-law tail is within a relative error of its limit."""
     path = _radii(law)
     off = [time for time, s, _ in path if abs(2 * time / s + tail.rate) > within * abs(tail.rate)]
     return off[-1] if off else path[0][0]

@@ -1,1 +1,1 @@
-"""The particle system: attention, velocity, integrators, speed laws, weights, and the network itself."""
+"""The particle system: attention among tokens, velocity, ODE integrators, speed laws, weights, the real network."""

@@ -1,7 +1,7 @@
-"""Attention among particles: A_j = Σ_k softmax_k(β ⟨Q x_j, K x_k⟩) V x_k, for many systems of tokens at once.
+"""Particle attention: A_j = Σ_k softmax_k(β ⟨Q x_j, K x_k⟩) V x_k, for a batch of systems.
 
-Systems stand in the first dimension: tokens are (S, n, d). Scores of a few megabytes exist at a time, so that the
-number of tokens is limited by time and not by memory.
+Tokens are (S, n, d), with S systems. Attention scores are computed in tiles of a few megabytes, so that memory does
+not limit the number of tokens.
 """
 
 from __future__ import annotations
@@ -15,66 +15,66 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from normlab.dynamics.choices import Kind
+from normlab.dynamics.config import AttentionKind
 from normlab.errors import NormLabError, unknown
 
 _SCORES = 2**20
-"""Scores that exist at a time: 4 MiB in float32. Larger pieces leave the caches of a CPU, smaller ones cost calls."""
+"""Scores per tile: 4 MiB in float32. Larger tiles exceed the caches of a CPU, smaller ones cost more calls."""
 
 _SCORES_ON_GPU = 2**24
-"""The same on a GPU, which wants more work at once."""
+"""Scores per tile on a GPU, which needs more work per kernel."""
 
 _FUSED_FROM = 1024
-"""Tokens from which a CPU is faster with torch's own attention, which never holds all scores. On a GPU its kernels
-know neither float64 nor every width, and where they do not, all scores are held."""
+"""Number of tokens from which `scaled_dot_product_attention` is faster on a CPU; it never stores all scores. On a GPU
+its kernels support neither float64 nor every width, and the fallback stores all scores."""
 
 _NARROW = 16
-"""Width up to which the product of weights and values is faster from the other side."""
+"""Width up to which the transposed product of weights and values is faster."""
 
 
-class Factors(NamedTuple):
-    """A matrix leftᵀ right of low rank e: QᵀK of a head, or its value matrix, with `left` the output's transpose."""
+class LowRank(NamedTuple):
+    """A matrix leftᵀ right of rank e, in factors: QᵀK of a head, or OV, where `left` is Oᵀ and `right` is V."""
 
     left: Tensor
-    """(H, e, d), or (S, H, e, d) for every system its own."""
+    """(H, e, d), or (S, H, e, d) with different matrices for each system."""
     right: Tensor
 
 
-Matrix = Tensor | Factors
-"""(H, d, d) or (S, H, d, d), whole or in factors."""
+Matrix = Tensor | LowRank
+"""(H, d, d) or (S, H, d, d), as a whole or in factors."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParticleAttention:
-    """Weights and shape of one layer's attention. Without matrices tokens are queries, keys and values themselves."""
+    """Attention of one layer. Without matrices, Q = K = V = 1."""
 
     beta: Tensor
-    """(S,) or a single number: inverse temperature of each system."""
+    """Inverse temperature of each system: (S,), or a single number."""
     score: Matrix | None = None
     """QᵀK; None for the identity."""
     value: Matrix | None = None
     """V, summed over heads; None for the identity."""
     causal: bool = False
-    """Token j sees tokens 1 to j alone."""
-    kind: Kind = "softmax"
-    """`unnormalised` divides by the number of tokens that are seen in place of the softmax's sum."""
+    """Token j attends to tokens 1 to j."""
+    kind: AttentionKind = "softmax"
+    """`unnormalised` divides the exponentials by the number of visible tokens instead of their sum."""
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
-            raise unknown("kind of attention", self.kind, get_args(Kind))
-        # What is not finite does not compare, and is refused with the rest.
+        if self.kind not in get_args(AttentionKind):
+            raise unknown("kind of attention", self.kind, get_args(AttentionKind))
+        # Comparisons with NaN are false, so NaN is refused as well.
         if not bool(((self.beta >= 0) & self.beta.isfinite()).all()):
             worst = float(self.beta.nan_to_num(-math.inf, -math.inf).min())
             raise NormLabError(f"β must be finite and not negative, got {worst:g}; try 1")
-        if self.score is not None and self.value is not None and heads(self.score) != heads(self.value):
-            counts = f"{heads(self.score)} heads of scores and {heads(self.value)} of values"
+        if self.score is not None and self.value is not None and num_heads(self.score) != num_heads(self.value):
+            counts = f"{num_heads(self.score)} heads of scores and {num_heads(self.value)} of values"
             raise NormLabError(f"{counts}; expected as many of each")
 
     def __call__(self, x: Tensor, warmth: Tensor | float = 1.0) -> Tensor:
-        """A for tokens x (S, n, d); `warmth` is a factor on β."""
+        """Return A for tokens x (S, n, d); β is multiplied by `warmth`."""
         beta = (self.beta * warmth).to(x.dtype).reshape(-1, 1, 1)
         total: Tensor | None = None
-        for head in range(max(heads(self.score), heads(self.value))):
+        for head in range(max(num_heads(self.score), num_heads(self.value))):
             queries, keys = queries_and_keys(self.score, head, x)
             part = self._head(beta * queries, keys, x, head)
             total = part if total is None else total + part
@@ -82,7 +82,7 @@ class ParticleAttention:
         return total
 
     def _head(self, queries: Tensor, keys: Tensor, x: Tensor, head: int) -> Tensor:
-        if not isinstance(self.value, Factors):
+        if not isinstance(self.value, LowRank):
             value = None if self.value is None else _one(self.value, head, x)
             return self._mix(queries, keys, x if value is None else x @ value.mT)
         narrow = self._mix(queries, keys, x @ _one(self.value.right, head, x).mT)
@@ -97,8 +97,8 @@ class ParticleAttention:
         return parts[0] if len(parts) == 1 else _joined(parts, values)
 
     def _piece(self, queries: Tensor, keys: Tensor, values: Tensor, systems: slice, rows: slice) -> Tensor:
-        """What some tokens of some systems see."""
-        # Tokens after the last of these are seen by none of them.
+        """Attention output of one tile: some rows of some systems."""
+        # With a causal mask, later tokens are invisible to all rows of the tile.
         seen = slice(rows.stop) if self.causal else slice(None)
         queries, keys, values = queries[systems, rows], keys[systems, seen], values[systems, seen]
         hidden = _hidden(rows, keys) if self.causal else None
@@ -111,17 +111,18 @@ class ParticleAttention:
         return weights.masked_fill_(hidden, 0.0) @ values / (~hidden).sum(-1, keepdim=True)
 
 
-def heads(matrix: Matrix | None) -> int:
-    """How many heads a matrix is for."""
+def num_heads(matrix: Matrix | None) -> int:
+    """Number of heads of a matrix; 1 for the identity."""
     if matrix is None:
         return 1
-    return (matrix.left if isinstance(matrix, Factors) else matrix).shape[-3]
+    return (matrix.left if isinstance(matrix, LowRank) else matrix).shape[-3]
 
 
 def queries_and_keys(score: Matrix | None, head: int, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries and keys of one head for tokens x (S, n, d)."""
     if score is None:
         return x, x
-    if isinstance(score, Factors):
+    if isinstance(score, LowRank):
         return x @ _one(score.left, head, x).mT, x @ _one(score.right, head, x).mT
     return x @ _one(score, head, x), x
 
@@ -131,7 +132,7 @@ def _one(matrix: Tensor, head: int, x: Tensor) -> Tensor:
 
 
 def _pieces(systems: int, tokens: int, scores: int) -> Iterator[tuple[slice, slice]]:
-    """Systems, and rows where one system is too large, whose scores may exist at a time."""
+    """Tiles (systems, rows) of at most `scores` scores; systems are divided by rows if one alone is too large."""
     rows = max(1, min(tokens, scores // tokens))
     many = max(1, scores // (tokens * tokens))
     for first in range(0, systems, many):
@@ -140,9 +141,9 @@ def _pieces(systems: int, tokens: int, scores: int) -> Iterator[tuple[slice, sli
 
 
 def _joined(parts: list[Tensor], values: Tensor) -> Tensor:
-    """Pieces in the order of `_pieces`, as one."""
+    """Concatenate tiles in the order of `_pieces`."""
     systems, tokens, width = values.shape
-    # Either every piece holds whole systems, or every piece is a part of one.
+    # Either every tile holds whole systems, or every tile is part of one system.
     whole = parts[0].shape[1] == tokens
     return torch.cat(parts) if whole else torch.cat([part[0] for part in parts]).view(systems, tokens, width)
 
@@ -155,13 +156,13 @@ def _mix_wide(queries: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | No
 
 
 def _mix_narrow(queries: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None) -> Tensor:
-    """The same with tokens in columns: a product that returns a few long rows is several times faster on a CPU."""
+    """`_mix_wide` transposed: a product with few long rows is several times faster on a CPU."""
     scores = keys @ queries.mT
     if hidden is not None:
         scores = scores.masked_fill_(hidden.mT, -math.inf)
     if scores.dtype != torch.float64:
         return (values.mT @ scores.softmax(-2)).mT.contiguous()
-    # torch's softmax of short rows in float64 takes thrice as long as its parts.
+    # torch's softmax of short rows in float64 takes three times as long as its parts.
     weights = scores.sub_(scores.amax(-2, keepdim=True)).exp_()
     return ((values.mT @ weights) / weights.sum(-2, keepdim=True)).mT.contiguous()
 
@@ -172,6 +173,6 @@ def _fused(queries: Tensor, keys: Tensor, values: Tensor, causal: bool) -> Tenso
 
 
 def _hidden(rows: slice, keys: Tensor) -> Tensor:
-    """Which keys each of the rows may not see: (rows, keys)."""
+    """Causal mask, True where a row may not attend to a key: (rows, keys)."""
     places = torch.arange(rows.stop, device=keys.device)
     return places > places[rows].unsqueeze(-1)

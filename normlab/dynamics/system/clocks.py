@@ -1,8 +1,8 @@
-"""Clocks: other times in which the same orbit is integrated, so that long horizons cost few steps.
+"""Clocks: changes of the time variable of an integrator, so that late end times take few steps.
 
-If t = t(τ), velocities are multiplied by t′(τ). In logarithmic time a tail t^−2 is an exponential, and a horizon of 10⁶
-costs as many steps as one of 14. Where the divisor s is common to all tokens, the orbit is Post-Norm's in the time
-∫ dt/s: see `Common`.
+With t = t(τ), velocities are multiplied by t′(τ). In logarithmic time a tail t^−2 becomes an exponential, and an end
+time of 10⁶ takes as many steps as 14. If the divisor s is the same for all tokens, the trajectory is Post-Norm's in
+the time ∫ dt/s: see `CommonSpeedClock`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from normlab.schemes.contract.law import Law, Motion
 
 
 class Clock(Protocol):
-    """A change of time."""
+    """A change of the time variable, t = t(τ)."""
 
     def time(self, tau: Tensor) -> Tensor:
         """t(τ)."""
@@ -37,7 +37,7 @@ class Clock(Protocol):
 
 
 @dataclass(frozen=True)
-class Plain:
+class PlainClock:
     """t = τ."""
 
     def time(self, tau: Tensor) -> Tensor:
@@ -51,8 +51,8 @@ class Plain:
 
 
 @dataclass(frozen=True)
-class Logarithmic:
-    """t = unit · (e^τ − 1): plain near zero, logarithmic beyond `unit`."""
+class LogClock:
+    """t = unit · (e^τ − 1): linear near zero, logarithmic beyond `unit`."""
 
     unit: float = 1.0
 
@@ -71,16 +71,16 @@ class Logarithmic:
 
 
 _KNOTS = 4096
-"""Of the table of t(τ); the interpolation's error falls with their fourth power."""
+"""Knots of the table of t(τ); the interpolation error falls with the fourth power of their number."""
 
 
 @dataclass(frozen=True)
-class Common:
-    """τ = ∫ dt/s(t), for a law whose s is the same for all tokens: in this time it is Post-Norm's."""
+class CommonSpeedClock:
+    """τ = ∫ dt/s(t), for a law whose s is the same for all tokens: in this time it equals Post-Norm."""
 
     law: Law
     horizon: float
-    """Latest t that is asked for."""
+    """Largest t of the table."""
 
     def __post_init__(self) -> None:
         if not self.horizon > 0:
@@ -104,7 +104,7 @@ class Common:
         return float(self._until(torch.tensor([float(time)], dtype=torch.float64)))
 
     def _is_common(self) -> bool:
-        """Whether s is the same for two tokens that have nothing but the time in common, and β does not change."""
+        """Whether s depends on time alone and β is constant, tried with two different tokens."""
         times = torch.expm1(torch.linspace(0.0, math.log1p(self.horizon), 64, dtype=torch.float64)[:-1])
         one, another = (self._speed(times, *looks) for looks in ((1.0, 0.2, 0.1, 0.17), (3.0, 1.0, 0.01, 0.99)))
         return torch.equal(one, another) and torch.equal(self.law.temperature(times), torch.ones_like(times))
@@ -122,7 +122,7 @@ class Common:
         return times, self._until(times)
 
     def _until(self, times: Tensor) -> Tensor:
-        """∫₀ᵗ du/s(u), by Gauss and Legendre in log(1 + u)."""
+        """∫₀ᵗ du/s(u), by Gauss-Legendre quadrature in log(1 + u)."""
         nodes, weights = (torch.from_numpy(array) for array in np.polynomial.legendre.leggauss(48))
         half = times.log1p().unsqueeze(-1) / 2
         u = torch.expm1(half * (1 + nodes))
@@ -130,7 +130,7 @@ class Common:
 
 
 def _hermite(tau: Tensor, tau0: Tensor, tau1: Tensor, t0: Tensor, t1: Tensor, slope) -> Tensor:
-    """The cubic that has the values t and the slopes t′ = s(t) of both ends."""
+    """Cubic Hermite interpolation with the values t and the slopes t′ = s(t) at both ends."""
     width = tau1 - tau0
     x = (tau - tau0) / width
     ends = (1 + 2 * x) * (1 - x) ** 2 * t0 + x**2 * (3 - 2 * x) * t1

@@ -1,4 +1,4 @@
-"""What an MLP adds to attention: a random network of two layers, the same for every token."""
+"""Random MLP: a two-layer network with random weights whose output is added to that of attention."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from normlab.dynamics.system.weights import seeded
+from normlab.dynamics.system.weights import seeded_generator
 from normlab.errors import NormLabError
 
 
 @dataclass(frozen=True, kw_only=True)
 class RandomMLP:
-    """x ↦ scale · W₂ gelu(√d W₁ x), with entries of variance 1/d and 2/hidden: a unit vector comes out about as long.
+    """x ↦ scale · W₂ gelu(√d W₁ x), with entries of variance 1/d and 2/hidden, which keeps the length of unit vectors.
 
-    √d is the size of the tokens that a network's norm hands to its MLP; on unit vectors a wide one would be linear.
+    √d is the norm of the tokens that an MLP receives after a norm layer; on unit vectors GELU would be almost linear.
     """
 
     dim: int
@@ -44,15 +44,15 @@ class RandomMLP:
 
     @cached_property
     def _matrices(self) -> tuple[Tensor, Tensor]:
-        """(d, hidden) and (hidden, d), of each system where seeds are many."""
+        """Matrices (d, hidden) and (hidden, d), stacked over systems if there are several seeds."""
         if isinstance(self.seeds, int):
             return self._drawn(self.seeds)
         ups, downs = zip(*(self._drawn(seed) for seed in self.seeds), strict=True)
         return torch.stack(ups), torch.stack(downs)
 
     def _drawn(self, seed: int) -> tuple[Tensor, Tensor]:
-        # Apart from the streams of the weights, which count layers.
-        generator = seeded(seed, 0, 1)
+        # A stream of its own: the attention weights use (seed, layer).
+        generator = seeded_generator(seed, 0, 1)
         up = torch.randn(self.dim, self.hidden, generator=generator, device="cpu")
         down = torch.randn(self.hidden, self.dim, generator=generator, device="cpu")
         # x has unit length: √d W₁ x has entries of variance one.

@@ -1,14 +1,13 @@
-"""The symmetric case: all pairs of tokens have the same cosine ρ and the same radius, with Q = K = V = 1.
+"""Symmetric (equiangular) case: all pairs of tokens have the same cosine ρ and radius r, with Q = K = V = 1.
 
-Two scalar equations then hold the whole orbit of any law, and are the oracle that the full system is held against:
+Two scalar ODEs then describe any law; the full system is tested against them:
 
     ρ̇ = 2 e^{βρ} (1 − ρ)(1 + (n − 1)ρ) / (s Z),   Z = e^β + (n − 1) e^{βρ},   ṙ by the law
     ⟨θ,A⟩ = (e^β + (n − 1) ρ e^{βρ}) / Z
     ‖A‖²  = (e^{2β} + 2(n − 1) ρ e^{β(1+ρ)} + (n − 1)(1 + (n − 2)ρ) e^{2βρ}) / Z²
 
-Unnormalised attention has Z = n. A law that reads the state has r²β for β and r A for A. What is integrated is
-log(1 − ρ), so that a tail keeps its digits to the end, in the time log(1 + t), so that it costs no more than an
-exponential.
+Unnormalised attention has Z = n. For a law that reads the state, β is replaced by r²β and A by r A. The integrated
+variable is log(1 − ρ), which keeps the precision of the tail, in the time log(1 + t), in which late times cost little.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from normlab.dynamics.choices import Kind
+from normlab.dynamics.config import AttentionKind
 from normlab.dynamics.system.integrators import ERROR, NODES, STAGES
 from normlab.errors import NormLabError
 from normlab.schemes.contract.law import Law, Motion
@@ -29,8 +28,8 @@ from normlab.schemes.contract.law import Law, Motion
 _MOST_STEPS = 100_000
 
 
-class Symmetric(NamedTuple):
-    """Where the symmetric system is."""
+class EquiangularState(NamedTuple):
+    """State of the symmetric system."""
 
     gap: Tensor
     """log(1 − ρ)."""
@@ -39,12 +38,12 @@ class Symmetric(NamedTuple):
 
 @dataclass(frozen=True)
 class Equiangular:
-    """n tokens under one law, at one inverse temperature β or at several, each on its own."""
+    """The symmetric system of n tokens under one law, at one inverse temperature β or a batch of them."""
 
     law: Law
     tokens: int
     beta: float | Tensor
-    kind: Kind = "softmax"
+    kind: AttentionKind = "softmax"
 
     def __post_init__(self) -> None:
         if self.tokens < 2:
@@ -53,7 +52,7 @@ class Equiangular:
             raise NormLabError("this scheme states no speed; the symmetric case needs one")
 
     def motion(self, time: Tensor, rho: Tensor, radius: Tensor) -> Motion:
-        """What a law looks at, in the symmetric state."""
+        """Inputs of the law (time, radius, ‖A‖, radial and tangential parts) in the symmetric state."""
         return self._motion(time, rho, radius, *self._weights(time, rho, radius))
 
     def _motion(self, time: Tensor, rho: Tensor, radius: Tensor, own: Tensor, weight: Tensor, total: Tensor) -> Motion:
@@ -70,21 +69,21 @@ class Equiangular:
         )
 
     def __call__(self, time: Tensor, rho: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
-        """(ρ̇, ṙ)."""
-        slope = self._slope(time, Symmetric(torch.log1p(-rho), radius))
+        """Return (ρ̇, ṙ)."""
+        slope = self._slope(time, EquiangularState(torch.log1p(-rho), radius))
         return -(1 - rho) * slope.gap, slope.radius
 
     def orbit(self, times: Tensor, *, rho: float = 0.0, radius: float = 1.0, tolerance: float = 1e-11) -> Tensor:
-        """(time, 2), or (time, 2, β) for several: ρ and r at each time."""
+        """ρ and r at each time: (time, 2), or (time, 2, β) for several β."""
         path = self.path(times, rho=rho, radius=radius, tolerance=tolerance)
         return torch.stack([torch.stack([-state.gap.expm1(), state.radius]) for state in path])
 
     def path(
         self, times: Tensor, *, rho: float = 0.0, radius: float = 1.0, tolerance: float = 1e-11
-    ) -> Iterator[Symmetric]:
-        """The state at each time, which rise from zero on."""
+    ) -> Iterator[EquiangularState]:
+        """Yield the state at each time; times are increasing and start from zero."""
         beta = torch.as_tensor(self.beta, dtype=torch.float64)
-        state = Symmetric(torch.full_like(beta, math.log1p(-rho)), torch.full_like(beta, radius))
+        state = EquiangularState(torch.full_like(beta, math.log1p(-rho)), torch.full_like(beta, radius))
         now, step = 0.0, 0.01
         for time in times.tolist():
             for stop in [*(switch for switch in self.law.switches if now < switch < time), time]:
@@ -95,14 +94,14 @@ class Equiangular:
             yield state
 
     def _reach(
-        self, state: Symmetric, begin: float, end: float, step: float, tolerance: float
-    ) -> tuple[Symmetric, float]:
-        """The state at `end`, and the step to go on with."""
+        self, state: EquiangularState, begin: float, end: float, step: float, tolerance: float
+    ) -> tuple[EquiangularState, float]:
+        """Return the state at `end` and the next step size."""
         tau, last, below = math.log1p(begin), math.log1p(end), math.nextafter(end, begin)
 
-        def slope(tau: float, state: Symmetric) -> Symmetric:
+        def slope(tau: float, state: EquiangularState) -> EquiangularState:
             time = torch.full_like(state.gap, min(max(math.expm1(tau), begin), below))
-            return Symmetric(*((1 + time) * part for part in self._slope(time, state)))
+            return EquiangularState(*((1 + time) * part for part in self._slope(time, state)))
 
         for _ in range(_MOST_STEPS):
             if tau >= last:
@@ -117,42 +116,42 @@ class Equiangular:
             step = grown
         raise NormLabError(f"the symmetric case did not reach time {end:g}; is the law smooth?")
 
-    def _slope(self, time: Tensor, state: Symmetric) -> Symmetric:
+    def _slope(self, time: Tensor, state: EquiangularState) -> EquiangularState:
         rho = -state.gap.expm1()
         own, weight, total = self._weights(time, rho, state.radius)
         motion = self._motion(time, rho, state.radius, own, weight, total)
         assert self.law.speed is not None
         turn = 2 * weight * (1 + (self.tokens - 1) * rho) / total
-        return Symmetric(-turn / self.law.speed(motion), self.law.radial(motion))
+        return EquiangularState(-turn / self.law.speed(motion), self.law.radial(motion))
 
     def _weights(self, time: Tensor, rho: Tensor, radius: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """A token's weight on itself, on another, and what they are divided by."""
+        """Unnormalised weight of a token on itself, on another token, and their normalisation."""
         beta = torch.as_tensor(self.beta, dtype=rho.dtype) * self.law.temperature(time)
         size = radius if self.law.reads_state else torch.ones_like(radius)
         beta = beta * size**2
         if self.kind == "unnormalised":
             return beta.exp(), torch.exp(beta * rho), self.tokens / size
-        # Relative to e^β, which cancels.
+        # A common factor e^β cancels.
         weight = torch.exp(beta * (rho - 1))
         return torch.ones_like(weight), weight, (1 + (self.tokens - 1) * weight) / size
 
 
 def _advance(
-    slope: Callable[[float, Symmetric], Symmetric], tau: float, state: Symmetric, step: float
-) -> tuple[Symmetric, float]:
-    """A step of Dormand and Prince, and its error."""
+    slope: Callable[[float, EquiangularState], EquiangularState], tau: float, state: EquiangularState, step: float
+) -> tuple[EquiangularState, float]:
+    """One Dormand-Prince step; return the new state and the error estimate."""
     slopes, ahead = [slope(tau, state)], state
     for node, row in zip(NODES, STAGES, strict=True):
         moved = _combined(row, slopes)
-        ahead = Symmetric(state.gap + step * moved.gap, state.radius + step * moved.radius)
+        ahead = EquiangularState(state.gap + step * moved.gap, state.radius + step * moved.radius)
         slopes.append(slope(tau + node * step, ahead))
     wrong = _combined(ERROR, slopes)
     error = step * float(torch.maximum(wrong.gap.abs(), (wrong.radius / ahead.radius).abs()).max())
     return ahead, error if math.isfinite(error) else math.inf
 
 
-def _combined(weights: Sequence[float], slopes: Sequence[Symmetric]) -> Symmetric:
+def _combined(weights: Sequence[float], slopes: Sequence[EquiangularState]) -> EquiangularState:
     """Σ_i w_i slope_i."""
-    return Symmetric(
+    return EquiangularState(
         *(sum(w * part for w, part in zip(weights, parts, strict=True)) for parts in zip(*slopes, strict=True))  # type: ignore[arg-type]
     )

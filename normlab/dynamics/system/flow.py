@@ -1,7 +1,7 @@
-"""The velocity of all tokens: θ̇_j = P A_j / s_j and ṙ_j, with s and ṙ from a scheme's law.
+"""Flow: the velocity of all tokens, θ̇_j = P A_j / s_j and ṙ_j, with s and ṙ from a scheme's law.
 
-P is the projection on the tangent space at θ_j. A token on which nothing pulls stands still, whatever it is divided by.
-A layer takes one unit of time: with weights of its own in every layer the flow changes at whole times.
+P is the projection on the tangent space at θ_j. A token with P A_j = 0 does not move, whatever s is. One layer is one
+unit of time: with different weights in every layer the flow changes at integer times.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from normlab.errors import NormLabError
 from normlab.schemes.contract.law import Law, Motion
 
 Drift = Callable[[Tensor], Tensor]
-"""What an MLP adds to attention's output, from the tokens that it reads."""
+"""An MLP that is added to attention's output: a function of the tokens."""
 
-Layers = ParticleAttention | Callable[[int], ParticleAttention]
-"""One attention for all time, or that of each layer."""
+LayerAttention = ParticleAttention | Callable[[int], ParticleAttention]
+"""One attention for all layers, or a function from a layer's index to its attention."""
 
 _SHORT = 8
-"""Width up to which a sum over the last dimension is faster as a product on a CPU."""
+"""Width up to which a sum over the last dimension is faster as a matrix product on a CPU."""
 
 
 class ParticleState(NamedTuple):
-    """Tokens x = r θ at a time, system by system."""
+    """Tokens x = r θ of a batch of systems, and their time."""
 
     theta: Tensor
-    """(S, n, d), unit vectors."""
+    """Directions, unit vectors (S, n, d)."""
     radius: Tensor
-    """(S, n)."""
+    """Radii (S, n)."""
     time: Tensor
-    """(S,)."""
+    """Times (S,)."""
 
     def moved(self, theta: Tensor, radius: Tensor, time: Tensor) -> ParticleState:
-        """A state like this one; tokens are put back on the sphere, in place."""
+        """A new state; `theta` is normalised to the unit sphere in place."""
         return ParticleState(theta.mul_(length(theta).reciprocal().unsqueeze(-1)), radius, time)
 
 
 class Velocity(NamedTuple):
-    """How a state changes."""
+    """Time derivative of a state."""
 
     theta: Tensor
     radius: Tensor
@@ -52,10 +52,10 @@ class Velocity(NamedTuple):
 
 @dataclass(frozen=True)
 class Flow:
-    """The continuous-time network of one scheme."""
+    """The ODE of one scheme: calling it with a state returns the velocity."""
 
     law: Law
-    attention: Layers
+    attention: LayerAttention
     drift: Drift | None = None
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class Flow:
             raise NormLabError("this scheme states no speed; a flow needs one (its network can still be run)")
 
     def __call__(self, state: ParticleState) -> Velocity:
-        pull = self.pull(state)
+        pull = self.branch_output(state)
         radial = dot(pull, state.theta)
         tangent = torch.addcmul(pull, radial.unsqueeze(-1), state.theta, value=-1)
         across = length(tangent)
@@ -76,14 +76,14 @@ class Flow:
         )
         return Velocity(self._turn(tangent, motion), _still(self.law.radial(motion), motion))
 
-    def pull(self, state: ParticleState) -> Tensor:
-        """A_j: what attention, and the MLP if there is one, propose."""
+    def branch_output(self, state: ParticleState) -> Tensor:
+        """A_j: output of attention, plus that of the MLP if there is one."""
         read = state.theta * state.radius.unsqueeze(-1) if self.law.reads_state else state.theta
-        pull = at_layer(self.attention, state.time)(read, self.law.temperature(state.time))
+        pull = attention_at(self.attention, state.time)(read, self.law.temperature(state.time))
         return pull if self.drift is None else pull + self.drift(read)
 
     def switches(self, begin: float, end: float) -> list[float]:
-        """Times at which something changes at once; an integrator stops there."""
+        """Times between `begin` and `end` at which the flow is discontinuous; an integrator stops there."""
         whole = [] if isinstance(self.attention, ParticleAttention) else range(math.floor(begin) + 1, math.ceil(end))
         return sorted({float(time) for time in (*self.law.switches, *whole) if begin < time < end})
 
@@ -97,8 +97,8 @@ class Flow:
         return tangent.mul_(divisor.masked_fill(motion.tangent == 0, 1.0).reciprocal().unsqueeze(-1))
 
 
-def at_layer(attention: Layers, time: Tensor) -> ParticleAttention:
-    """The attention that holds at a time; all systems of a batch are in the same layer."""
+def attention_at(attention: LayerAttention, time: Tensor) -> ParticleAttention:
+    """The attention of the layer at a time; all systems of a batch are in the same layer."""
     return attention if isinstance(attention, ParticleAttention) else attention(math.floor(float(time.min())))
 
 
@@ -114,10 +114,10 @@ def length(x: Tensor) -> Tensor:
 
 
 def unit(x: Tensor) -> Tensor:
-    """x on the unit sphere."""
+    """x / ‖x‖ along the last dimension."""
     return x / length(x).unsqueeze(-1)
 
 
 def _still(change: Tensor, motion: Motion) -> Tensor:
-    """No pull, no change: laws that divide by ‖A‖ say 0/0 there."""
+    """Zero change where A = 0: laws that divide by ‖A‖ return 0/0 there."""
     return change.masked_fill(motion.attention == 0, 0.0)

@@ -1,8 +1,8 @@
-"""Integrators that stay on the sphere: Runge-Kutta with every stage projected, of fixed or of controlled step.
+"""ODE integrators on the sphere: Runge-Kutta 4 with a fixed step, Dormand-Prince with an adaptive step.
 
-A field that looks at directions alone extends to all of space, and the exact orbit of the extension never leaves the
-sphere: projecting the stages therefore costs no order. Steps are taken in the time of a clock; systems of a batch have
-steps of their own where the step is controlled.
+Every stage is projected to the sphere. This does not reduce the order: the velocity field depends on directions alone,
+so it extends to all of space, and exact solutions of the extension stay on the sphere. Steps are taken in the time of
+a clock. With an adaptive step every system of a batch has its own step size.
 """
 
 from __future__ import annotations
@@ -15,91 +15,91 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from normlab.dynamics.system.clocks import Clock, Plain
+from normlab.dynamics.system.clocks import Clock, PlainClock
 from normlab.dynamics.system.flow import Flow, ParticleState, Velocity, dot, length
-from normlab.dynamics.system.threads import suited
+from normlab.dynamics.system.small_systems import limit_threads
 from normlab.errors import NormLabError
 
 _SMALLEST = 1e-12
-"""Step, in units of the horizon, at which a controlled integration gives up."""
+"""Smallest adaptive step, relative to the end time; below it the integration fails."""
 
 
 _STEADY = 2.785
-"""Step times rate of decay up to which the classical Runge-Kutta method is stable."""
+"""Stability limit of classical Runge-Kutta: largest product of step and decay rate."""
 _SHAKEN = 0.01
-"""Turn of a token in a step, in radians, below which nothing is said: what is nearly at rest is nearly all rounding."""
+"""Rotation of a token in one step, in radians, below which stability is not checked: it is mostly rounding error."""
 
 
-class Method(ABC):
-    """A way to follow a flow."""
+class Integrator(ABC):
+    """Base class of integrators."""
 
     clock: Clock
 
     def orbit(self, flow: Flow, start: ParticleState, times: Sequence[float]) -> Iterator[ParticleState]:
-        """The state at each of the times, which rise."""
+        """Yield the state at each of the times, in increasing order."""
         state, walk = start, ClockedFlow(flow, self.clock, start.time.dtype)
         for time in times:
             for goal in walk.stops(float(state.time[0]), time):
-                with suited(state.theta):
-                    state = self.reach(walk, state, goal)
-                check(state)
+                with limit_threads(state.theta):
+                    state = self.integrate_to(walk, state, goal)
+                check_state(state)
                 if goal in flow.law.switches and flow.law.resets_radius:
                     state = state._replace(radius=torch.ones_like(state.radius))
             yield state
 
     @abstractmethod
-    def reach(self, walk: ClockedFlow, state: ParticleState, goal: float) -> ParticleState:
-        """The state at the time `goal`, with no switch of the law on the way."""
+    def integrate_to(self, walk: ClockedFlow, state: ParticleState, goal: float) -> ParticleState:
+        """Return the state at the time `goal`; the flow is continuous until then."""
 
 
 @dataclass
 class ClockedFlow:
-    """A flow in the time of a clock, between two switches of its law."""
+    """A flow in the time of a clock, between two discontinuities."""
 
     flow: Flow
     clock: Clock
     dtype: torch.dtype
-    """Of times."""
+    """Type of time tensors."""
     begin: float = -math.inf
     below: float = math.inf
-    """Where the flow holds; what is asked for at its end is the limit from below."""
+    """Interval of continuity; at its end the limit from below is taken."""
     step: Tensor | None = None
-    """The step that each system would take next, where it is controlled."""
+    """Next step size of each system, for adaptive integrators."""
 
     def stops(self, begin: float, end: float) -> Iterator[float]:
-        """Where to stop on the way from `begin` to `end`: at every switch, and at the end."""
+        """Yield the times at which to stop between `begin` and `end`: every discontinuity, and the end."""
         for stop in (*self.flow.switches(begin, end), end):
-            # In the state's own precision: rounded up, it would be the next layer's.
+            # In the precision of the state: rounded up, the time would belong to the next layer.
             last, first = (torch.tensor(time, dtype=self.dtype) for time in (stop, begin))
             self.begin, self.below = begin, float(torch.nextafter(last, first))
             yield stop
             begin = stop
 
     def velocity(self, state: ParticleState, tau: Tensor) -> Velocity:
-        """The velocity in the clock's time."""
+        """Velocity with respect to the time of the clock."""
         velocity = self.flow(state._replace(time=state.time.clamp(self.begin, self.below)))
         rate = self.clock.rate(tau)
         return Velocity(velocity.theta.mul_(rate.reshape(-1, 1, 1)), velocity.radius * rate.unsqueeze(-1))
 
-    def ahead(self, state: ParticleState, tau: Tensor, step: Tensor, velocity: Velocity) -> ParticleState:
-        """Where a velocity leads."""
+    def advance(self, state: ParticleState, tau: Tensor, step: Tensor, velocity: Velocity) -> ParticleState:
+        """Explicit Euler step along a velocity."""
         theta = torch.addcmul(state.theta, step.reshape(-1, 1, 1), velocity.theta)
         radius = torch.addcmul(state.radius, step.unsqueeze(-1), velocity.radius)
         return state.moved(theta, radius, self.clock.time(tau + step))
 
 
 @dataclass(frozen=True, kw_only=True)
-class RungeKutta4(Method):
-    """The classical method, of fourth order."""
+class RungeKutta4(Integrator):
+    """Classical Runge-Kutta method of order four with a fixed step."""
 
     step: float = 0.05
-    clock: Clock = field(default_factory=Plain)
+    clock: Clock = field(default_factory=PlainClock)
 
     def __post_init__(self) -> None:
         if not self.step > 0:
             raise NormLabError(f"a step is positive, got {self.step}; try 0.05")
 
-    def reach(self, walk: ClockedFlow, state: ParticleState, goal: float) -> ParticleState:
+    def integrate_to(self, walk: ClockedFlow, state: ParticleState, goal: float) -> ParticleState:
         begin, end = self.clock.tau(float(state.time[0])), self.clock.tau(goal)
         count = math.ceil((end - begin) / self.step - 1e-9)
         step = torch.full_like(state.time, (end - begin) / max(count, 1))
@@ -110,16 +110,16 @@ class RungeKutta4(Method):
     def _advance(self, walk: ClockedFlow, state: ParticleState, tau: Tensor, step: Tensor) -> ParticleState:
         half = step / 2
         first = walk.velocity(state, tau)
-        second = walk.velocity(walk.ahead(state, tau, half, first), tau + half)
-        third = walk.velocity(walk.ahead(state, tau, half, second), tau + half)
-        fourth = walk.velocity(walk.ahead(state, tau, step, third), tau + step)
-        _check_steady(step, state, first, second, third)
+        second = walk.velocity(walk.advance(state, tau, half, first), tau + half)
+        third = walk.velocity(walk.advance(state, tau, half, second), tau + half)
+        fourth = walk.velocity(walk.advance(state, tau, step, third), tau + step)
+        _check_stability(step, state, first, second, third)
         mean = _combine((1 / 6, 1 / 3, 1 / 3, 1 / 6), (first, second, third, fourth))
-        return walk.ahead(state, tau, step, mean)
+        return walk.advance(state, tau, step, mean)
 
 
-def _check_steady(step: Tensor, state: ParticleState, first: Velocity, second: Velocity, third: Velocity) -> None:
-    """How far apart the stages lie says what a step makes of a deviation: beyond a limit tokens shake for ever."""
+def _check_stability(step: Tensor, state: ParticleState, first: Velocity, second: Velocity, third: Velocity) -> None:
+    """Raise if the step is beyond the stability limit, estimated from the differences of the stages."""
     off, bent = ((b.theta - a.theta).flatten(1) for a, b in ((first, second), (second, third)))
     decay, turned = -2 * dot(bent, off), step * length(second.theta).amax(-1)
     if bool(((decay > _STEADY * dot(off, off)) & (turned > _SHAKEN)).any()):
@@ -129,7 +129,7 @@ def _check_steady(step: Tensor, state: ParticleState, first: Velocity, second: V
         )
 
 
-# Dormand and Prince's fifth-order pair: the rows of the stages, and the error as a combination of all seven.
+# Butcher tableau of Dormand-Prince 5(4): nodes, rows of the stages, and error weights of all seven stages.
 NODES = (1 / 5, 3 / 10, 4 / 5, 8 / 9, 1.0, 1.0)
 STAGES = (
     (1 / 5,),
@@ -143,20 +143,20 @@ ERROR = (71 / 57600, 0.0, -71 / 16695, 71 / 1920, -17253 / 339200, 22 / 525, -1 
 
 
 @dataclass(frozen=True, kw_only=True)
-class DormandPrince(Method):
-    """Fifth order with an error estimate: each system of a batch takes steps of its own size."""
+class DormandPrince(Integrator):
+    """Dormand-Prince 5(4) with an adaptive step; each system of a batch has its own step size."""
 
     tolerance: float = 1e-8
-    """Largest error of a token's direction, and of its radius relative to it, in one step."""
-    clock: Clock = field(default_factory=Plain)
+    """Error tolerance of one step: of a token's direction, and of its radius relative to the radius."""
+    clock: Clock = field(default_factory=PlainClock)
     most_steps: int = 1_000_000
 
     def __post_init__(self) -> None:
         if not self.tolerance > 0:
             raise NormLabError(f"a tolerance is positive, got {self.tolerance}; try 1e-8")
 
-    def reach(self, walk: ClockedFlow, state: ParticleState, goal: float) -> ParticleState:
-        """Steps until every system stands at the goal; those that are there wait with a step of zero."""
+    def integrate_to(self, walk: ClockedFlow, state: ParticleState, goal: float) -> ParticleState:
+        """Step until every system reaches the goal; systems that arrived take steps of size zero."""
         tau = torch.full_like(state.time, self.clock.tau(float(state.time[0])))
         end = self.clock.tau(goal)
         slope = walk.velocity(state, tau)
@@ -169,17 +169,17 @@ class DormandPrince(Method):
             self._check_step(step[left > 0], state, end)
             arrives = step >= left
             taken = torch.where(arrives, left, step)
-            ahead, ahead_slope, error = self.attempt(walk, state, tau, taken, slope)
+            ahead, ahead_slope, error = self.try_step(walk, state, tau, taken, slope)
             good = error <= 1.0
             state, slope = ParticleState(*_choose(good, ahead, state)), Velocity(*_choose(good, ahead_slope, slope))
             tau = torch.where(good, torch.where(arrives, end, tau + taken), tau)
-            # A step that was cut short to arrive says nothing against the longer one.
-            grown = taken * factor(error)
+            # A step shortened to arrive at the goal does not reduce the next one.
+            grown = taken * step_factor(error)
             step = torch.where(arrives & good, torch.maximum(step, grown), grown)
         raise NormLabError(f"{self.most_steps} steps did not reach the horizon; a shorter one, or a larger tolerance?")
 
     def _first_step(self, slope: Velocity) -> Tensor:
-        """A step whose fifth power of turning is about the tolerance."""
+        """Initial step size: fifth power of the rotation about equal to the tolerance."""
         return 0.1 * self.tolerance**0.2 / length(slope.theta).amax(-1).clamp_min(1e-3)
 
     def _check_step(self, step: Tensor, state: ParticleState, end: float) -> None:
@@ -189,24 +189,24 @@ class DormandPrince(Method):
                 "the law is not smooth there, or the tolerance is below what this precision can hold"
             )
 
-    def attempt(
+    def try_step(
         self, walk: ClockedFlow, state: ParticleState, tau: Tensor, step: Tensor, slope: Velocity
     ) -> tuple[ParticleState, Velocity, Tensor]:
-        """One step of each system, the slope at its end, and its error in units of the tolerance."""
+        """Return the state after one step of each system, the velocity there, and the error over the tolerance."""
         slopes, ahead = [slope], state
         for node, row in zip(NODES, STAGES, strict=True):
-            ahead = walk.ahead(state, tau, node * step, _combine([weight / node for weight in row], slopes))
+            ahead = walk.advance(state, tau, node * step, _combine([weight / node for weight in row], slopes))
             slopes.append(walk.velocity(ahead, tau + node * step))
         wrong = _combine(ERROR, slopes)
         turned = length(wrong.theta).amax(-1)
         grown = (wrong.radius / ahead.radius.abs().clamp_min(torch.finfo(tau.dtype).tiny)).abs().amax(-1)
         error = step * torch.maximum(turned, grown) / self.tolerance
-        # What is not finite is no step to take, however it compares.
+        # A step with an error that is not finite is rejected.
         return ahead, slopes[-1], torch.where(error.isfinite(), error, torch.full_like(error, 1e30))
 
 
-def factor(error: Tensor) -> Tensor:
-    """By how much the next step may differ from this one."""
+def step_factor(error: Tensor) -> Tensor:
+    """Factor from this step size to the next, by the error over the tolerance."""
     return (0.9 * error.clamp_min(1e-10).pow(-0.2)).clamp(0.2, 5.0)
 
 
@@ -219,12 +219,12 @@ def _combine(weights: Sequence[float], slopes: Sequence[Velocity]) -> Velocity:
 
 
 def _choose(good: Tensor, new: Sequence[Tensor], old: Sequence[Tensor]) -> list[Tensor]:
-    """System by system the new or the old."""
+    """Per system: `new` where `good`, else `old`."""
     return [torch.where(good.reshape(-1, *[1] * (a.ndim - 1)), a, b) for a, b in zip(new, old, strict=True)]
 
 
-def check(state: ParticleState) -> None:
-    """Radii are positive and numbers are numbers, or the run ends and says so."""
+def check_state(state: ParticleState) -> None:
+    """Raise if the state is not finite or a radius is not positive."""
     if not bool(state.theta.isfinite().all() and state.radius.isfinite().all()):
         raise NormLabError(f"the flow is not finite at time {float(state.time.max()):g}; does the law divide by zero?")
     if not bool((state.radius > 0).all()):

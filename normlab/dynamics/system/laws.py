@@ -1,4 +1,4 @@
-"""Laws by name: those of schemes, those that no block of ours has, and a user's own."""
+"""Find the law (speed and radial growth) of a scheme by name; also laws without a scheme, and user-defined ones."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ def _sqrt(depth: int) -> Law:
 
 
 _ALONE: dict[str, Callable[[int], Law]] = {"sqrt": _sqrt}
-"""Laws without a block: depth → law."""
+"""Laws without a scheme: name → function of depth."""
 
 
-def names() -> list[str]:
-    """Every name that has a law, sorted."""
+def law_names() -> list[str]:
+    """Names of all laws, sorted."""
     return sorted([*registry.list_schemes(), *_ALONE])
 
 
-def find(spec: str | Scheme | Law, depth: int) -> Law:
-    """The law of a scheme at a depth, by its name or as an object; a stand-alone law; or a user's own, tried out."""
+def find_law(spec: str | Scheme | Law, depth: int) -> Law:
+    """Return the law of a scheme (name or object) at a depth, of a stand-alone name, or a given `Law`; checks it."""
     if isinstance(spec, Law):
-        return _tried(spec)
+        return _check_law(spec)
     scheme = scheme_of(spec)
-    return _tried(_ALONE[_name(str(spec))](depth) if scheme is None else scheme.law(depth))
+    return _check_law(_ALONE[_name(str(spec))](depth) if scheme is None else scheme.law(depth))
 
 
-def learnt(scheme: Scheme, blocks: Sequence[Block]) -> Law:
-    """The law of a scheme with what the blocks of a trained network have learnt."""
-    return _tried(scheme.learnt_law(blocks))
+def learnt_law(scheme: Scheme, blocks: Sequence[Block]) -> Law:
+    """The law of a scheme with the learnt parameters of a trained network's blocks."""
+    return _check_law(scheme.learnt_law(blocks))
 
 
 def scheme_of(spec: str | Scheme | Law) -> Scheme | None:
-    """The scheme behind a name, which has a network as well as a law; None where there is a law alone."""
+    """The scheme of a name; None for a law without a scheme, which has no network."""
     if isinstance(spec, Law) or (isinstance(spec, str) and _name(spec) in _ALONE):
         return None
     if isinstance(spec, str) and reference.read(spec) is None and not _is_scheme(spec):
-        raise unknown("scheme or law", _name(spec), names())
+        raise unknown("scheme or law", _name(spec), law_names())
     return registry.scheme(spec)
 
 
@@ -66,8 +66,8 @@ def _is_scheme(spec: str) -> bool:
     return True
 
 
-def _tried(law: Law) -> Law:
-    """The law, if what it returns for a system of tokens looks like tokens' speeds."""
+def _check_law(law: Law) -> Law:
+    """Return the law if its functions return one finite number per token; else raise."""
     if law.speed is None:
         raise NormLabError("this scheme states no speed, so there is no flow to follow; try its network")
     ones = torch.ones(2, 3)

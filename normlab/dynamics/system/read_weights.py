@@ -1,8 +1,8 @@
-"""Attention's matrices as a network has them: a NormLab run, a Hugging Face model, or any module that has roles.
+"""Read attention weights from a network: a NormLab run, a Hugging Face model, or any module whose roles are known.
 
-Head by head QᵀK and V with the output matrix, as they are and with the gain of the norm that attention reads from
-folded into all three. Of a network of ours the blocks come along, and the law with what they have learnt. What the
-particle model has no place for is left out, and said.
+Returns QᵀK and OV of every head, with and without the gain of the preceding norm folded in. For a NormLab network the
+scheme's blocks and the law with their learnt parameters are returned as well. What the particle model cannot represent
+(MLPs, positions, biases) is left out and listed.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from normlab.dynamics.system import laws
-from normlab.dynamics.system.attention import Factors
-from normlab.dynamics.system.weights import Given, Pair
+from normlab.dynamics.system.attention import LowRank
+from normlab.dynamics.system.weights import FixedWeights, LayerWeights
 from normlab.errors import NormLabError
 from normlab.norms import Norm
 from normlab.roles import Role, Spec, find_roles
@@ -28,57 +28,57 @@ from normlab.stack import Stack
 
 _PLACE = re.compile(r"^(?P<stack>.*?)\.(?P<block>\d+)\.")
 _READS = ("input_layernorm", "ln_1", "ln1", "norm1", "attention_norm", "layernorm_before", "block.steps.0.read")
-"""Norms, by their place in a block, that stand between the state and attention alone."""
+"""Names of the norm before attention in common block implementations."""
 
 
 @dataclass(frozen=True)
-class Read:
-    """The attention of a network, block by block."""
+class AttentionWeights:
+    """Attention weights of a network, block by block."""
 
-    weights: Given
-    """With the gain of what attention reads through: for tokens on the sphere."""
-    bare: Given
-    """Without it: for blocks that have that gain themselves."""
+    weights: FixedWeights
+    """With the gain of the norm before attention folded in: for tokens on the sphere."""
+    bare: FixedWeights
+    """Without that gain: for blocks that contain the norm."""
     beta: float
-    """Inverse temperature that the network's own softmax scale comes to on the unit sphere."""
+    """Inverse temperature on the unit sphere that corresponds to the network's softmax scale."""
     dim: int
     heads: int
     left_out: tuple[str, ...]
-    """What the network has beyond this."""
+    """Parts of the network that are not represented."""
     stack: Stack | None = None
-    """The part of the network that is ours, if any."""
+    """The NormLab stack of the network, if it has one."""
 
     @property
     def blocks(self) -> list[Block]:
-        """The scheme's blocks, none of a foreign network."""
+        """The scheme's blocks; empty for other networks."""
         return [] if self.stack is None else [layer.block for layer in self.stack.layers]  # type: ignore[misc]
 
     @property
     def law(self) -> Law | None:
-        """The law of the network's scheme with what its blocks have learnt; None of a foreign network."""
-        return None if self.stack is None else laws.learnt(self.stack.scheme, self.blocks)
+        """The law of the scheme with the learnt parameters of its blocks; None for other networks."""
+        return None if self.stack is None else laws.learnt_law(self.stack.scheme, self.blocks)
 
     @property
     def depth(self) -> int:
         return len(self.weights.pairs)
 
 
-def read(source: nn.Module | str | Path, roles: Mapping[str, Spec] | None = None) -> Read:
-    """The attention of a model, of a run's folder, or of a Hugging Face id or folder."""
-    return read_model(source if isinstance(source, nn.Module) else _load(source), roles)
+def read_attention(source: nn.Module | str | Path, roles: Mapping[str, Spec] | None = None) -> AttentionWeights:
+    """Read the attention weights of a model, a run folder, or a Hugging Face id or folder."""
+    return read_model_attention(source if isinstance(source, nn.Module) else _load(source), roles)
 
 
 @torch.no_grad()
-def read_model(model: nn.Module, roles: Mapping[str, Spec] | None = None) -> Read:
-    """The attention of a model. `roles` names matrices whose names do not say what they are, as in `find_roles`."""
+def read_model_attention(model: nn.Module, roles: Mapping[str, Spec] | None = None) -> AttentionWeights:
+    """Read the attention weights of a model; `roles` gives roles that names do not reveal, as in `find_roles`."""
     blocks = _blocks(find_roles(model, roles))
     parts = [_Block(model, name, found) for name, found in blocks.items()]
     first, stack = parts[0], next((module for module in model.modules() if isinstance(module, Stack)), None)
     size = math.sqrt(first.dim) if stack is None else stack.scheme.sphere(first.dim)
     left_out = dict.fromkeys(note for block in parts for note in block.left_out(ours=stack is not None))
-    return Read(
-        weights=Given([block.pair(first.scale) for block in parts]),
-        bare=Given([block.pair(first.scale, gain=False) for block in parts]),
+    return AttentionWeights(
+        weights=FixedWeights([block.pair(first.scale) for block in parts]),
+        bare=FixedWeights([block.pair(first.scale, gain=False) for block in parts]),
         beta=first.scale * size**2,
         dim=first.dim,
         heads=first.heads,
@@ -99,7 +99,7 @@ def _load(source: str | Path) -> nn.Module:
 
 
 def _blocks(roles: Sequence[Role]) -> dict[str, dict[str, Role]]:
-    """q, k, v and o of each block that has all four, in order."""
+    """Roles q, k, v and o of each block that has all four, in order."""
     found: dict[str, dict[str, Role]] = {}
     for role in roles:
         place = _PLACE.match(role.name)
@@ -115,7 +115,7 @@ def _blocks(roles: Sequence[Role]) -> dict[str, dict[str, Role]]:
 
 
 class _Block:
-    """One block's attention: its matrices (out, in), its heads and its scale."""
+    """Attention of one block: its matrices (out, in), number of heads and softmax scale."""
 
     def __init__(self, model: nn.Module, name: str, roles: Mapping[str, Role]):
         self.block = model.get_submodule(name.rstrip("."))
@@ -130,15 +130,15 @@ class _Block:
         stated = (getattr(self.module, attribute, None) for attribute in ("softmax_scale", "scaling"))
         self.scale = next((float(s) for s in stated if isinstance(s, int | float)), self.width**-0.5)
 
-    def pair(self, scale: float, *, gain: bool = True) -> Pair:
-        """QᵀK and V of every head, with scores in units of `scale`, and with the gain of what attention reads."""
+    def pair(self, scale: float, *, gain: bool = True) -> LayerWeights:
+        """QᵀK and OV of every head, with scores in units of `scale`; with `gain` the gain of the norm is folded in."""
         factor = self._gain() if gain else self.q.new_ones(self.dim)
         q, k, v = (_cut(matrix * factor, self.width, self.heads) for matrix in (self.q, self.k, self.v))
         output = _cut(self.o.mT, self.width, self.heads)
-        return Pair(Factors(q * (self.scale / scale), k), Factors(output, v))
+        return LayerWeights(LowRank(q * (self.scale / scale), k), LowRank(output, v))
 
     def left_out(self, *, ours: bool) -> list[str]:
-        """What attention does here that no matrix says; blocks of ours bring their norms along."""
+        """Parts of the block that matrices do not represent; NormLab blocks keep their norms."""
         norms = ("q_norm", "k_norm", "v_norm", "qk_after_rotary")
         biases = [name for name, bias in self.module.named_parameters() if "bias" in name and bool(bias.any())]
         return [
@@ -149,7 +149,7 @@ class _Block:
         ]
 
     def _gain(self) -> Tensor:
-        """γ of the norm that attention reads from, by trying it: gains may be stored as they are or as an offset."""
+        """Gain γ of the norm before attention, measured: it may be stored as it is or as an offset from 1."""
         for name in _READS:
             try:
                 norm = _norm_in(self.block.get_submodule(name))
@@ -157,7 +157,7 @@ class _Block:
                 continue
             if norm is None:
                 break
-            # Mean zero and no entry zero: neither centring nor division hides anything.
+            # Mean zero and no zero entries, so that centring and division lose nothing.
             probe = self.q.new_ones(self.dim)
             probe[1::2] = -1.0
             if self.dim % 2:
@@ -168,19 +168,19 @@ class _Block:
 
 
 def _norm_in(read: nn.Module) -> nn.Module | None:
-    """The norm in what attention reads through. Reads of ours may also divide by a constant, which their law states."""
+    """The norm inside the read of a NormLab block, which may also divide by a constant that its law knows."""
     if not type(read).__module__.startswith("normlab."):
         return read
     return next((part for part in read.modules() if isinstance(part, Norm)), None)
 
 
 def _matrix(role: Role) -> Tensor:
-    """The matrix as (out, in)."""
+    """The matrix of a role as (out, in)."""
     view = role.view().float()
     return view if role.input_axis == -1 else view.mT
 
 
 def _cut(matrix: Tensor, width: int, heads: int) -> Tensor:
-    """Rows as (heads, width, d); heads that share keys or values repeat them."""
+    """Reshape rows to (heads, width, d); shared keys and values are repeated."""
     parts = matrix.unflatten(0, (-1, width))
     return parts.repeat_interleave(heads // len(parts), dim=0)

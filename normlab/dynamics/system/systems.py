@@ -1,4 +1,4 @@
-"""Systems of a simulation: every β with every seed, in chunks that fit the caches, with their tokens at time zero."""
+"""From a SimulateConfig to systems (every β with every seed), initial tokens, device, integrator and recorded times."""
 
 from __future__ import annotations
 
@@ -8,24 +8,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from normlab.dynamics import choices
-from normlab.dynamics.config import SimulateConfig
-from normlab.dynamics.system.clocks import Clock, Logarithmic, Plain
+from normlab.dynamics.config import SimulateConfig, StartName
+from normlab.dynamics.system.clocks import Clock, LogClock, PlainClock
 from normlab.dynamics.system.flow import ParticleState, unit
-from normlab.dynamics.system.integrators import DormandPrince, Method, RungeKutta4
+from normlab.dynamics.system.integrators import DormandPrince, Integrator, RungeKutta4
 from normlab.errors import NormLabError
 
 _MOST = 256
-"""Systems in a chunk; more of them leave the caches."""
+"""Largest number of systems in a chunk; more exceed the caches."""
 _SCORES = 2**22
-"""Numbers of the largest tensor of a chunk, scores or tokens."""
+"""Largest number of elements of a tensor of a chunk (scores or tokens)."""
 _SPREAD = 0.1
-"""Distance of a token from the centre of a clustered start."""
+"""Distance of the tokens of a clustered start from their centre."""
 
 
 @dataclass(frozen=True)
 class SystemChunk:
-    """Some systems: β and seed of each."""
+    """A batch of systems: β and seed of each."""
 
     betas: tuple[float, ...]
     seeds: tuple[int, ...]
@@ -34,8 +33,8 @@ class SystemChunk:
         return len(self.seeds)
 
 
-def chunks(config: SimulateConfig) -> Iterator[SystemChunk]:
-    """All systems in order: every seed of the first β, then those of the next."""
+def system_chunks(config: SimulateConfig) -> Iterator[SystemChunk]:
+    """Yield all systems in chunks: every seed of the first β, then of the next."""
     pairs = [(beta, config.seed + k) for beta in config.beta for k in range(config.seeds)]
     size = max(1, min(_MOST, _SCORES // (config.tokens * max(config.tokens, config.dim))))
     for first in range(0, len(pairs), size):
@@ -43,16 +42,16 @@ def chunks(config: SimulateConfig) -> Iterator[SystemChunk]:
         yield SystemChunk(betas, seeds)
 
 
-def start(config: SimulateConfig, seeds: Sequence[int]) -> ParticleState:
-    """Tokens at time zero, the same for a seed whatever the device, the number format and the other systems."""
+def initial_state(config: SimulateConfig, seeds: Sequence[int]) -> ParticleState:
+    """Initial tokens; they depend on the seed alone, not on device, dtype or the other systems."""
     kinds = {seed: _tokens(config.start, config.tokens, config.dim, seed) for seed in sorted(set(seeds))}
-    theta = torch.stack([kinds[seed] for seed in seeds]).to(device(config), dtype(config))
+    theta = torch.stack([kinds[seed] for seed in seeds]).to(resolve_device(config), torch_dtype(config))
     radius = theta.new_full(theta.shape[:2], config.radius)
     return ParticleState(theta, radius, theta.new_zeros(len(seeds)))
 
 
-def device(config: SimulateConfig) -> torch.device:
-    """Where to compute."""
+def resolve_device(config: SimulateConfig) -> torch.device:
+    """The device of the configuration; `auto` takes a GPU if there is one."""
     if config.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -64,24 +63,26 @@ def device(config: SimulateConfig) -> torch.device:
     return found
 
 
-def dtype(config: SimulateConfig) -> torch.dtype:
+def torch_dtype(config: SimulateConfig) -> torch.dtype:
+    """The dtype of the configuration."""
     return {"float32": torch.float32, "float64": torch.float64}[config.dtype]
 
 
-def clock(config: SimulateConfig) -> Clock:
-    return {"plain": Plain(), "log": Logarithmic()}[config.clock]
+def make_clock(config: SimulateConfig) -> Clock:
+    """The clock of the configuration."""
+    return {"plain": PlainClock(), "log": LogClock()}[config.clock]
 
 
-def integrator(config: SimulateConfig) -> Method:
-    """The method that follows a law."""
+def make_integrator(config: SimulateConfig) -> Integrator:
+    """The integrator of the configuration."""
     if config.method == "dopri":
-        return DormandPrince(tolerance=config.tolerance, clock=clock(config))
-    return RungeKutta4(step=config.step, clock=clock(config))
+        return DormandPrince(tolerance=config.tolerance, clock=make_clock(config))
+    return RungeKutta4(step=config.step, clock=make_clock(config))
 
 
-def look_times(config: SimulateConfig) -> list[float]:
-    """Zero, and as many times as there are looks up to the horizon; a network has states at its blocks alone."""
-    ticker = clock(config)
+def sample_times(config: SimulateConfig) -> list[float]:
+    """Recorded times: zero and `looks` more up to the end time; for the method network rounded to blocks."""
+    ticker = make_clock(config)
     taus = torch.linspace(0.0, ticker.tau(config.time), config.looks + 1, dtype=torch.float64)
     times = [float(time) for time in ticker.time(taus)]
     if config.method != "network":
@@ -89,7 +90,7 @@ def look_times(config: SimulateConfig) -> list[float]:
     return sorted({round(time * config.cut) / config.cut for time in times})
 
 
-def _tokens(kind: choices.Start, count: int, dim: int, seed: int) -> Tensor:
+def _tokens(kind: StartName, count: int, dim: int, seed: int) -> Tensor:
     draw = torch.Generator().manual_seed(seed)
     noise = torch.randn(count, dim, generator=draw, dtype=torch.float64)
     if kind == "uniform":

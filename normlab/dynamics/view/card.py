@@ -1,4 +1,4 @@
-"""Simulations and experiments on the terminal."""
+"""Terminal output of `normlab simulate`: tables of simulations and experiments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from normlab.dynamics.result import Fitted, SchemeRun, Simulation
+from normlab.dynamics.result import FittedLaw, SchemeRun, Simulation
 from normlab.utils.text import counted
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ _WIDTH = 110
 _ROWS = 30
 
 
-def show(result: Simulation | ExperimentResult) -> None:
+def print_result(result: Simulation | ExperimentResult) -> None:
     """Print a simulation or an experiment."""
     _print(result, Console())
 
@@ -64,15 +64,15 @@ def _print_simulation(simulation: Simulation, console: Console) -> None:
 
 
 def _change(run: SchemeRun, observable: str) -> str:
-    """First and last value."""
+    """First and last value, as text."""
     if observable not in run.bands:
         return "–"
     mean = run.bands[observable].mean
     return f"{mean[0]:.3g} → {mean[-1]:.3g}"
 
 
-def _law(fitted: Fitted | None) -> tuple[str, str]:
-    """The fitted law, and how far its rate may be off."""
+def _law(fitted: FittedLaw | None) -> tuple[str, str]:
+    """The fitted law and the half width of the interval of its rate, as text."""
     if fitted is None:
         return "–", "–"
     rate = fitted.rate
@@ -99,11 +99,11 @@ def _print_verdicts(verdicts: Sequence[PredictionVerdict], console: Console) -> 
 
 
 def _lines(verdicts: Iterable[PredictionVerdict]) -> list[str]:
-    return [f"  {verdict.words}" for verdict in verdicts]
+    return [f"  {verdict.sentence}" for verdict in verdicts]
 
 
 def _thinned(rows: Sequence[tuple]) -> Sequence[tuple]:
-    """Rows for a terminal: where there are many, some of them, the last among them."""
+    """At most about `_ROWS` rows, evenly thinned; the last row is kept."""
     every = math.ceil(len(rows) / _ROWS) or 1
     return rows[::-every][::-1]
 

@@ -1,4 +1,4 @@
-"""Figures as plain data: curves with bands, and images; whoever draws them needs to know no more."""
+"""Figures as plain data: curves with bands, and heat maps; independent of the plotting library."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from dataclasses import dataclass
 from typing import Literal
 
 Role = Literal["data", "theory", "model"]
-"""Measured in a simulation, foretold, or measured in a network."""
+"""Measured in a simulation, predicted by theory, or measured in a network."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """A line, or points where `marks` is set."""
+    """A line, or points if `marks` is set."""
 
     name: str
     x: tuple[float, ...]
     y: tuple[float, ...]
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
-    """A band about it, where there is one."""
+    """Band around the curve; empty for none."""
     role: Role = "data"
     marks: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """A quantity over a grid: one row for each y."""
+    """A heat map: values on a grid, one row for each y."""
 
     x: tuple[float, ...]
     y: tuple[float, ...]
@@ -47,7 +47,7 @@ class Figure:
     image: Image | None = None
 
 
-def curve(
+def make_curve(
     name: str,
     x: Iterable[float],
     y: Iterable[float],
@@ -57,12 +57,12 @@ def curve(
     role: Role = "data",
     marks: bool = False,
 ) -> Curve:
-    """A curve from any sequences of numbers."""
+    """Build a curve from any sequences of numbers."""
     x, y, low, high = (tuple(float(value) for value in values) for values in (x, y, low, high))
     return Curve(name=name, x=x, y=y, low=low, high=high, role=role, marks=marks)
 
 
-def image(x: Iterable[float], y: Iterable[float], values: Iterable[Iterable[float]], label: str) -> Image:
-    """An image from any sequences of numbers."""
+def make_image(x: Iterable[float], y: Iterable[float], values: Iterable[Iterable[float]], label: str) -> Image:
+    """Build a heat map from any sequences of numbers."""
     rows = tuple(tuple(float(value) for value in row) for row in values)
     return Image(x=tuple(map(float, x)), y=tuple(map(float, y)), values=rows, label=label)

@@ -1,4 +1,4 @@
-"""The page of a simulation (tokens that move, observables beside them, laws over them), and that of an experiment."""
+"""HTML page of a simulation (animated tokens, observables, fitted laws) or of an experiment."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 from normlab.dynamics.experiments.result import ExperimentResult, PredictionVerdict
 from normlab.dynamics.result import SchemeRun, Simulation
 from normlab.dynamics.view import tables
-from normlab.dynamics.view.plots import figures_data, labels, panels, simulation_data
+from normlab.dynamics.view.plots import figures_data, observable_panels, run_labels, simulation_data
 from normlab.pages.numbers import duration, listed
 from normlab.pages.page import Section, render, section
 
-_STYLES = ("simulate.css",)
+_STYLES = ("simulate/simulate.css",)
 
 
-def page(result: Simulation | ExperimentResult) -> str:
-    """The page as text."""
+def render_result(result: Simulation | ExperimentResult) -> str:
+    """The HTML page of a simulation or experiment."""
     return simulation_page(result) if isinstance(result, Simulation) else result_page(result)
 
 
 def simulation_page(simulation: Simulation) -> str:
-    """Of a free run."""
+    """The HTML page of a simulation."""
     names = list(dict.fromkeys(run.scheme for run in simulation.runs))
     data = simulation_data(simulation)
     return render(
@@ -29,38 +29,38 @@ def simulation_page(simulation: Simulation) -> str:
         _simulation_sections(simulation, data),
         data,
         headline=headline(simulation),
-        findings=findings(simulation),
+        findings=tail_findings(simulation),
         cautions=simulation.notes,
         facts=_simulation_facts(simulation),
         styles=_STYLES,
-        scripts=("simulate_stage.js", "simulate.js"),
+        scripts=("simulate/stage.js", "simulate/simulate.js"),
     )
 
 
 def result_page(result: ExperimentResult) -> str:
-    """Of an experiment."""
+    """The HTML page of an experiment."""
     return render(
         f"{result.experiment}: {result.about}",
         [
-            section("figures", "Figures", "simulate_figures.html", figures=result.figures),
+            section("figures", "Figures", "simulate/figures.html", figures=result.figures),
             section("results", "Results", "table.html", table=tables.result_table(result)),
             *_verdicts(result),
             *_end(result),
         ],
         figures_data(result.figures),
-        headline=agreement(result),
+        headline=agreement_sentence(result),
         tone="" if not _judged(result) else "ok" if result.agrees else "fail",
-        findings=[verdict.words for verdict in result.verdicts if _is_news(verdict, result)],
+        findings=[verdict.sentence for verdict in result.verdicts if _is_news(verdict, result)],
         cautions=result.notes,
         facts=_result_facts(result),
         styles=_STYLES,
-        scripts=("simulate_figures.js",),
+        scripts=("simulate/figures.js",),
     )
 
 
 def headline(simulation: Simulation) -> str:
-    """What happened, in a sentence."""
-    named = [(label, run) for label, run in zip(labels(simulation), simulation.runs, strict=True)]
+    """One sentence that summarises the simulation."""
+    named = [(label, run) for label, run in zip(run_labels(simulation), simulation.runs, strict=True)]
     if not all("cosine" in run.bands for _, run in named):
         return ""
     horizon = f"{simulation.config.get('time', named[0][1].times[-1]):g}"
@@ -75,43 +75,43 @@ def headline(simulation: Simulation) -> str:
     return f"By time {horizon} {most} has gathered its tokens most (mean cosine {ends[0]}), {least} least ({ends[1]})."
 
 
-def findings(simulation: Simulation) -> list[str]:
-    """For each run what its tail is, and what theory says of it."""
+def tail_findings(simulation: Simulation) -> list[str]:
+    """For each run a sentence on the fitted and the predicted tail."""
     return [
         f"{label}: {words}"
-        for label, run in zip(labels(simulation), simulation.runs, strict=True)
+        for label, run in zip(run_labels(simulation), simulation.runs, strict=True)
         if (words := _tail_words(run))
     ]
 
 
 def _tail_words(run: SchemeRun) -> str:
     fitted = next((fit for fit in run.fits if fit.observable == "variance"), None)
-    theory = f"theory says {run.tail}" if run.tail else "theory says nothing"
+    theory = f"theory predicts {run.tail}" if run.tail else "theory predicts nothing"
     if fitted is not None:
         return f"the variance falls as {fitted.rate}; {theory}"
-    return f"no tail within this horizon; {theory} in the end" if run.tail else ""
+    return f"no tail up to this time; {theory} later" if run.tail else ""
 
 
-def agreement(result: ExperimentResult) -> str:
-    """How many predictions hold, in a sentence."""
+def agreement_sentence(result: ExperimentResult) -> str:
+    """One sentence on how many predictions hold."""
     judged = _judged(result)
     right = sum(verdict.agrees is True for verdict in result.verdicts)
     if not judged:
-        return f"Measured, with nothing foretold: {len(result.verdicts)} numbers." if result.verdicts else ""
+        return f"Measured, without a prediction: {len(result.verdicts)} numbers." if result.verdicts else ""
     if right == judged:
         return "The one prediction holds." if right == 1 else f"All {right} predictions hold."
     return f"{right} of {judged} predictions hold."
 
 
-def commands(result: Simulation | ExperimentResult) -> list[str]:
-    """What to type to get the same again."""
+def reproduce_commands(result: Simulation | ExperimentResult) -> list[str]:
+    """Commands that reproduce the result."""
     packages = [f"{name}=={result.versions[name]}" for name in ("normlab", "torch") if name in result.versions]
     install = [f"pip install {shlex.join(packages)}"] if packages else []
     return [*install, shlex.join(result.command)] if result.command else []
 
 
 def _is_news(verdict: PredictionVerdict, result: ExperimentResult) -> bool:
-    """What disagrees; or everything, where nothing is foretold."""
+    """Whether a verdict disagrees; without any prediction every verdict is shown."""
     return verdict.agrees is False or not _judged(result)
 
 
@@ -138,13 +138,14 @@ def _simulation_facts(simulation: Simulation) -> list[tuple[str, str]]:
 
 def _simulation_sections(simulation: Simulation, data: dict[str, Any]) -> list[Section]:
     shown = {
-        place: [panel for panel in panels(simulation) if panel.place == place] for place in ("beside", "main", "more")
+        place: [panel for panel in observable_panels(simulation) if panel.place == place]
+        for place in ("beside", "main", "more")
     }
     runs = simulation.runs
     fitted = {fit.observable for run in runs for fit in run.fits}
     return [
         section(
-            "sphere", "On the sphere", "simulate_stage.html", names=labels(simulation), beside=shown["beside"],
+            "sphere", "On the sphere", "simulate/stage.html", names=run_labels(simulation), beside=shown["beside"],
             moving=all(run.paths for run in runs), last=len(runs[0].times) - 1,
             drawn=len(runs[0].paths[0]) if runs[0].paths else 0,
             tokens=simulation.config.get("tokens"), dim=simulation.config.get("dim", 3), explained=simulation.explained,
@@ -152,9 +153,10 @@ def _simulation_sections(simulation: Simulation, data: dict[str, Any]) -> list[S
         ),
         section("laws", "Laws", "table.html", table=tables.law_table(simulation)),
         section(
-            "observables", "Observables", "simulate_observables.html", main=shown["main"], more=shown["more"],
-            names=labels(simulation), histogram=all(run.histogram for run in runs), table=tables.run_table(simulation),
-            seeds=simulation.config.get("seeds", 1), laws=bool(fitted - {"variance"}),
+            "observables", "Observables", "simulate/observables.html", main=shown["main"], more=shown["more"],
+            names=run_labels(simulation), histogram=all(run.histogram for run in runs),
+            table=tables.run_table(simulation), seeds=simulation.config.get("seeds", 1),
+            laws=bool(fitted - {"variance"}),
         ),
         *_merges(simulation),
         *_end(simulation),
@@ -163,7 +165,7 @@ def _simulation_sections(simulation: Simulation, data: dict[str, Any]) -> list[S
 
 def _merges(simulation: Simulation) -> list[Section]:
     table = tables.merge_table(simulation)
-    return [section("merges", "Merge times", "simulate_merges.html", table=table)] if table.rows else []
+    return [section("merges", "Merge times", "simulate/merges.html", table=table)] if table.rows else []
 
 
 def _verdicts(result: ExperimentResult) -> list[Section]:
@@ -178,5 +180,5 @@ def _end(result: Simulation | ExperimentResult) -> list[Section]:
             "configuration", "Configuration", "configuration.html",
             config=tables.config_table(result), environment=tables.environment_table(result),
         ),
-        section("reproduce", "How to reproduce", "reproduce.html", commands=commands(result)),
+        section("reproduce", "How to reproduce", "reproduce.html", commands=reproduce_commands(result)),
     ]  # fmt: skip

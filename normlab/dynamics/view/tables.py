@@ -1,36 +1,36 @@
-"""The tables of a simulation's page, and of an experiment's."""
+"""Tables of the HTML pages of simulations and experiments."""
 
 from __future__ import annotations
 
 import math
 from itertools import pairwise
 
-from normlab.dynamics.experiments.result import Cell as Value
 from normlab.dynamics.experiments.result import ExperimentResult, PredictionVerdict
+from normlab.dynamics.experiments.result import TableValue as Value
 from normlab.dynamics.measure.fits import FORMULAS
-from normlab.dynamics.result import Fitted, SchemeRun, Simulation
-from normlab.dynamics.view.plots import labels
+from normlab.dynamics.result import FittedLaw, SchemeRun, Simulation
+from normlab.dynamics.view.plots import run_labels
 from normlab.pages.numbers import NONE, duration
 from normlab.pages.tables import Cell, Column, Table, figure, flatten
 
 
-def number(value: float | None, digits: int = 4) -> Cell:
-    """So many digits, as they are shown and as they sort."""
+def number_cell(value: float | None, digits: int = 4) -> Cell:
+    """A table cell with a number of significant digits that sorts by value; a dash for None."""
     known = value is not None and math.isfinite(value)
     return figure(f"{value:.{digits}g}".replace("-", "−") if known else NONE, value)
 
 
 def _columns(*titles: str) -> list[Column]:
-    """Columns; a title that ends in # heads numbers."""
+    """Columns from titles; a title that ends in # marks a numeric column."""
     return [Column(title.removesuffix("#"), title.endswith("#")) for title in titles]
 
 
 def run_table(simulation: Simulation) -> Table:
-    """First and last value of every observable."""
+    """Table of the first and last value of every observable."""
     names = list(simulation.runs[0].bands)
     rows = [
         [Cell(label, label, scheme=place), *(_change(run, name) for name in names)]
-        for place, (label, run) in enumerate(zip(labels(simulation), simulation.runs, strict=True))
+        for place, (label, run) in enumerate(zip(run_labels(simulation), simulation.runs, strict=True))
     ]
     return Table("First and last values", _columns("Scheme", *(f"{name}#" for name in names)), rows)
 
@@ -41,73 +41,85 @@ def _change(run: SchemeRun, name: str) -> Cell:
 
 
 def law_table(simulation: Simulation) -> Table:
-    """Fitted laws against the foretold ones; what theory says where this run shows no tail."""
+    """Table of fitted and predicted laws; the prediction is shown also for runs without a tail."""
     rows = []
-    for place, (label, run) in enumerate(zip(labels(simulation), simulation.runs, strict=True)):
+    for place, (label, run) in enumerate(zip(run_labels(simulation), simulation.runs, strict=True)):
         fits = {fitted.observable: fitted for fitted in run.fits}
         names = dict.fromkeys(["variance", *fits])
         rows += [[Cell(label, label, scheme=place), *_law_cells(run, name, fits.get(name))] for name in names]
-    titles = _columns("Scheme", "Observable", "Law", "Measured a#", "95 % interval", "Foretold a#", "Apart#")
+    titles = _columns("Scheme", "Observable", "Law", "Measured a#", "95 % interval", "Predicted a#", "Difference#")
     note = (
-        "The variance is fitted once it has begun to collapse (below a tenth of its first value) and above "
-        "what rounding hides, over the second half of those looks; a dash is a run that did not get so far."
+        "The variance is fitted where it is below a tenth of its first value and above rounding error, "
+        "over the second half of those times; a dash marks a run that did not get so far."
     )
     return Table("Laws", titles, rows, note=note)
 
 
-def _law_cells(run: SchemeRun, name: str, fitted: Fitted | None) -> list[Cell]:
+def _law_cells(run: SchemeRun, name: str, fitted: FittedLaw | None) -> list[Cell]:
     tail = run.tail if name == "variance" else None
     if fitted is None:
         law = FORMULAS[tail.form] if tail else NONE
-        return [Cell(name), Cell(law), number(None), Cell(NONE), number(tail.rate if tail else None), number(None)]
+        return [
+            Cell(name),
+            Cell(law),
+            number_cell(None),
+            Cell(NONE),
+            number_cell(tail.rate if tail else None),
+            number_cell(None),
+        ]
     rate = fitted.rate
     interval = f"{rate.low:.4f} to {rate.high:.4f}".replace("-", "−") if rate.low == rate.low else NONE
     return [
-        Cell(name), Cell(FORMULAS[rate.form]), number(rate.value, 5), Cell(interval, whole=True),
-        number(fitted.predicted, 5), number(fitted.error, 2),
+        Cell(name), Cell(FORMULAS[rate.form]), number_cell(rate.value, 5), Cell(interval, whole=True),
+        number_cell(fitted.predicted, 5), number_cell(fitted.error, 2),
     ]  # fmt: skip
 
 
 def merge_table(simulation: Simulation) -> Table:
-    """When clusters merged: one row for every look at which fewer were left."""
+    """Table of cluster merges: one row for every recorded time with fewer clusters than before."""
     rows = [
-        [Cell(label, label, scheme=place), number(merge.time, 5), number(merge.clusters, 5), number(stood)]
-        for place, (label, run) in enumerate(zip(labels(simulation), simulation.runs, strict=True))
+        [
+            Cell(label, label, scheme=place),
+            number_cell(merge.time, 5),
+            number_cell(merge.clusters, 5),
+            number_cell(stood),
+        ]
+        for place, (label, run) in enumerate(zip(run_labels(simulation), simulation.runs, strict=True))
         for merge, stood in zip(run.merges, _standing(run), strict=True)
     ]
     return Table("Merge times", _columns("Scheme", "Time#", "Clusters left#", "They stand for#"), rows)
 
 
 def _standing(run: SchemeRun) -> list[float]:
-    """How long the clusters after each merge stood."""
+    """How long the clusters persisted after each merge."""
     moments = [*(merge.time for merge in run.merges), run.times[-1]]
     return [after - before for before, after in pairwise(moments)]
 
 
 def verdict_table(result: ExperimentResult) -> Table:
-    """Every number against its prediction; what disagrees comes first."""
+    """Table of measurements and predictions; those that disagree come first."""
     order = {False: 0, None: 1, True: 2}
     rows = [_verdict_row(verdict) for verdict in sorted(result.verdicts, key=lambda v: order[v.agrees])]
-    titles = _columns("Of", "Quantity", "Verdict", "Measured#", "Foretold#", "Apart#", "Limit#", "95 % interval")
+    titles = _columns("Of", "Quantity", "Verdict", "Measured#", "Predicted#", "Difference#", "Limit#", "95 % interval")
     return Table("Against the prediction", titles, rows)
 
 
 def _verdict_row(verdict: PredictionVerdict) -> list[Cell]:
     words, tone = {
-        True: ("✓ as foretold", "better"), False: ("✗ not as foretold", "worse"),
-        None: ("nothing foretold", "not-judged"),
+        True: ("✓ as predicted", "better"), False: ("✗ not as predicted", "worse"),
+        None: ("no prediction", "not-judged"),
     }[verdict.agrees]  # fmt: skip
     known = verdict.low is not None and verdict.high is not None and verdict.low == verdict.low
     interval = f"{verdict.low:.4g} to {verdict.high:.4g}".replace("-", "−") if known else NONE
     return [
         Cell(verdict.subject, verdict.subject), Cell(verdict.quantity, verdict.quantity), Cell(words, words, tone=tone),
-        number(verdict.measured, 6), number(verdict.predicted, 6), number(verdict.error, 2),
-        number(verdict.tolerance, 2), Cell(interval, whole=True),
+        number_cell(verdict.measured, 6), number_cell(verdict.predicted, 6), number_cell(verdict.error, 2),
+        number_cell(verdict.tolerance, 2), Cell(interval, whole=True),
     ]  # fmt: skip
 
 
 def result_table(result: ExperimentResult) -> Table:
-    """The experiment's own table."""
+    """The result table of an experiment."""
     numeric = [
         all(cell is None or isinstance(cell, float) for cell in column) for column in zip(*result.rows, strict=True)
     ]
@@ -116,7 +128,7 @@ def result_table(result: ExperimentResult) -> Table:
 
 
 def _cell(value: Value) -> Cell:
-    return Cell(value, value) if isinstance(value, str) else number(value, 5)
+    return Cell(value, value) if isinstance(value, str) else number_cell(value, 5)
 
 
 def config_table(result: Simulation | ExperimentResult) -> Table:

@@ -1,1 +1,1 @@
-"""Hugging Face models in: identify the scheme of their layers, and convert them to another."""
+"""Identify the normalisation scheme of a Hugging Face model, and convert its layers to another scheme."""

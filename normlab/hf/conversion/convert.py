@@ -1,4 +1,4 @@
-"""Any model of the library's under any scheme: its layers rewired, everything else as it was."""
+"""Convert a Hugging Face model to another normalisation scheme: its layers are rewired, everything else is kept."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import nn
 
 from normlab.choices import Topology
 from normlab.errors import NormLabError
-from normlab.hf.conversion.anatomy import Anatomy, model_norm
-from normlab.hf.conversion.converted_layer import Conversion, Wiring, adopt, converted_layers
+from normlab.hf.conversion.converted_layer import Conversion, SchemeWiring, convert_layer, converted_layers
 from normlab.hf.conversion.foreign_norm import ModelNorm
-from normlab.hf.conversion.identify import as_in_model, scheme_of
+from normlab.hf.conversion.identify import match_scheme, with_model_options
+from normlab.hf.conversion.layer_structure import LayerStructure, model_norm
+from normlab.hf.conversion.model_structure import Adapter, ModelStructure, analyse_model
 from normlab.hf.conversion.scheme_rules import Rules, rules
-from normlab.hf.conversion.survey import Adapter, Survey, survey
 from normlab.norms import Norm
 from normlab.roles import Part, Spec
 from normlab.schemes.catalog.registry import scheme as find_scheme
@@ -27,7 +27,7 @@ from normlab.schemes.contract.scheme import Scheme
 
 
 class FunctionChanges(UserWarning):
-    """A trained model was converted to another scheme: it does not compute what it was trained for."""
+    """Warning: a trained model was converted to another scheme, so it no longer computes the trained function."""
 
 
 def convert(
@@ -43,48 +43,49 @@ def convert(
     batch: Mapping[str, Any] | None = None,
     blocks: str | None = None,
 ) -> Any:
-    """The model under a scheme, as a copy or in place (`copy=False`), with its own weights unless `init` is set.
+    """Return the model under another scheme, as a copy or in place (`copy=False`).
 
-    Attention, MLP, cache, mask and head stay the model's own. A norm of the model's stays where the scheme wants one
-    like it; others are made new, of the model's kind unless the scheme's options name another. `residual_only` leaves
-    out what the scheme needs inside the sublayers; `topology` rewires serial blocks as parallel ones or back. For
-    `adapter`, `batch` and `blocks` see `identify`; for `roles` see `normlab.roles`.
+    Weights are kept unless `init` is set. Attention, MLP, cache, mask and head are not changed. A norm of the model is
+    kept where the scheme has the same kind of norm; others are new, of the model's kind unless the scheme's options
+    name another. `residual_only` leaves out what the scheme changes inside the sublayers; `topology` rewires serial
+    blocks as parallel ones or back. For `adapter`, `batch` and `blocks` see `identify`; for `roles` see
+    `normlab.roles`.
     """
     if not hasattr(model, "config"):
         raise NormLabError(f"{type(model).__name__} is no model of transformers; for your own see normlab.Stack")
     if converted_layers(model):
         raise NormLabError("the model is converted already; convert the original, or a new one from its configuration")
-    found = survey(model, batch=batch, blocks=blocks, adapter=adapter)
-    conversion = plan(model, found, scheme, topology=topology, residual_only=residual_only, roles=roles)
+    found = analyse_model(model, batch=batch, blocks=blocks, adapter=adapter)
+    conversion = plan_conversion(model, found, scheme, topology=topology, residual_only=residual_only, roles=roles)
     if init:
-        # Before anything is changed: a matrix without a role raises.
+        # A matrix without a role raises, before anything is changed.
         Rules(model, conversion, found.stack.names).find_roles()
     elif _changes(conversion.bound, found) and _is_trained(model, found):
         name = conversion.bound.scheme.name
         text = f"{type(model).__name__} has trained weights: under {name} it computes another function until trained"
         warnings.warn(text, FunctionChanges, stacklevel=2)
     converted = copies.deepcopy(model) if copy else model
-    rewire(converted, found, conversion)
+    rewire_model(converted, found, conversion)
     if init:
         rules(converted).init_()
     return converted
 
 
-def plan(
+def plan_conversion(
     model: Any,
-    found: Survey,
+    found: ModelStructure,
     scheme: str | Scheme,
     *,
     topology: Topology | None = None,
     residual_only: bool = False,
     roles: Mapping[str, Spec] | None = None,
 ) -> Conversion:
-    """What the model would be converted to; what cannot be raises with the reason, and nothing is changed."""
+    """Check that the model can be converted and return the conversion; raises otherwise. Nothing is changed."""
     _check_norms(model, found)
-    target = as_in_model(find_scheme(scheme), found)
+    target = with_model_options(find_scheme(scheme), found)
     if not residual_only:
         _check_needs(target, model, found)
-    depth, branches = len(found.anatomies), found.branches
+    depth, branches = len(found.layers), found.branches
     bound = target.bind(depth=depth, dim=found.dim, topology=topology or found.topology, branches=branches)
     if found.final_is_shared and _changes(bound, found):
         raise NormLabError(
@@ -94,9 +95,9 @@ def plan(
     return Conversion(bound, residual_only, dict(roles or {}))
 
 
-def _check_norms(model: Any, found: Survey) -> None:
-    """Refuse norms that are no modules: there is nothing to take out of the model."""
-    functions = [str(norm) for anatomy in found.anatomies for norm in anatomy.functions()]
+def _check_norms(model: Any, found: ModelStructure) -> None:
+    """Raise if the model computes norms by functions, which cannot be replaced."""
+    functions = [str(norm) for structure in found.layers for norm in structure.function_norms()]
     functions += [found.final_function] if found.final_function is not None else []
     if functions:
         raise NormLabError(
@@ -105,71 +106,71 @@ def _check_norms(model: Any, found: Survey) -> None:
         )
 
 
-def rewire(model: Any, found: Survey, conversion: Conversion) -> None:
-    """Give the layers of a model their new steps, in place, and let its configuration say so."""
+def rewire_model(model: Any, found: ModelStructure, conversion: Conversion) -> None:
+    """Rewire the layers of a model in place, and record the conversion in its configuration."""
     layers = [model.get_submodule(name) for name in found.stack.names]
     wirings = [
-        _wiring(k, layer, anatomy, conversion)
-        for k, (layer, anatomy) in enumerate(zip(layers, found.anatomies, strict=True))
+        _wiring(k, layer, structure, conversion)
+        for k, (layer, structure) in enumerate(zip(layers, found.layers, strict=True))
     ]
-    wirings[0].entry = _beside(conversion.bound.entry(), layers[0])
+    wirings[0].entry = _to_device_of(conversion.bound.entry(), layers[0])
     _place_exit(model, found, wirings[-1], layers[-1])
     for layer, wiring in zip(layers, wirings, strict=True):
-        adopt(layer, wiring)
-    _tell(model, type(layers[0]).__name__)
+        convert_layer(layer, wiring)
+    _keep_layers_whole(model, type(layers[0]).__name__)
     model.config.normlab = _record(found, conversion)
 
 
-def _wiring(k: int, layer: nn.Module, anatomy: Anatomy, conversion: Conversion) -> Wiring:
+def _wiring(k: int, layer: nn.Module, structure: LayerStructure, conversion: Conversion) -> SchemeWiring:
     scheme = conversion.bound.scheme
     if not conversion.residual_only:
         meet_needs(scheme.needs, [part for part in layer.modules() if offers(part)], who=scheme.name)
     block = conversion.bound.block(k)
-    for step, own in zip(block.steps, anatomy.norms(layer), strict=True):
+    for step, own in zip(block.steps, structure.norms(layer), strict=True):
         for place, norm in own.items():
-            use_own(step, place, norm)
-    if anatomy.shared_read and isinstance(block, ParallelBlock):
+            reuse_norm(step, place, norm)
+    if structure.shared_read and isinstance(block, ParallelBlock):
         block.share_read()
-    return Wiring(conversion, anatomy, _beside(block, layer))
+    return SchemeWiring(conversion, structure, _to_device_of(block, layer))
 
 
-def use_own(parent: nn.Module, name: str, own: ModelNorm) -> None:
-    """Put a norm of the model's in the place of the one that the scheme made there, if that is of its kind."""
+def reuse_norm(parent: nn.Module, name: str, own: ModelNorm) -> None:
+    """Replace a new norm of the scheme by the model's own norm if both are of the same kind."""
     made = getattr(parent, name)
     if isinstance(made, Norm):
         if own.options.matches(made):
             setattr(parent, name, own)
         return
     for below, _ in made.named_children():
-        use_own(made, below, own)
+        reuse_norm(made, below, own)
 
 
-def _place_exit(model: nn.Module, found: Survey, last: Wiring, layer: nn.Module) -> None:
-    """The scheme's exit where the model has its final norm; in the last layer where it has none."""
+def _place_exit(model: nn.Module, found: ModelStructure, last: SchemeWiring, layer: nn.Module) -> None:
+    """Put the scheme's exit in the place of the model's final norm, or in the last layer if it has none."""
     exit_ = nn.ModuleDict({"exit": last.conversion.bound.exit()})
     if found.final is None:
-        last.exit = _beside(exit_["exit"], layer)
+        last.exit = _to_device_of(exit_["exit"], layer)
         return
-    use_own(exit_, "exit", model_norm(model, found.final))
+    reuse_norm(exit_, "exit", model_norm(model, found.final))
     owner, _, name = found.final.rpartition(".")
-    setattr(model.get_submodule(owner), name, _beside(exit_["exit"], layer))
+    setattr(model.get_submodule(owner), name, _to_device_of(exit_["exit"], layer))
 
 
-def _beside(part: Any, layer: nn.Module) -> Any:
-    """A new part on the layer's device; its gains stay in fp32 whatever the layer's type."""
+def _to_device_of(part: Any, layer: nn.Module) -> Any:
+    """Move a new module to the layer's device; its gains stay in fp32."""
     return part.to(next(layer.parameters()).device)
 
 
-def _tell(model: nn.Module, name: str) -> None:
-    """Whoever keeps layers whole (device maps, sharding) knows them by the names of their classes."""
+def _keep_layers_whole(model: nn.Module, name: str) -> None:
+    """Add the class name of converted layers to `_no_split_modules`, for device maps and sharding."""
     for part in model.modules():
         kept = getattr(part, "_no_split_modules", None)
         if kept is not None:
             part._no_split_modules = {*kept, name}  # type: ignore[assignment]
 
 
-def _record(found: Survey, conversion: Conversion) -> dict[str, Any]:
-    """What `load` needs to build the model again."""
+def _record(found: ModelStructure, conversion: Conversion) -> dict[str, Any]:
+    """Configuration entry from which `load` rebuilds the model."""
     bound = conversion.bound
     return {
         "scheme": bound.scheme.shared_text,
@@ -186,8 +187,8 @@ def _parts(spec: Part | Sequence[Part]) -> list[list[Any]]:
     return [list(part) for part in ([spec] if isinstance(spec, Part) else spec)]
 
 
-def _check_needs(scheme: Scheme, model: Any, found: Survey) -> None:
-    """Refuse a scheme that must change what is inside other people's attention, MLP or head."""
+def _check_needs(scheme: Scheme, model: Any, found: ModelStructure) -> None:
+    """Raise if the scheme needs changes inside attention, MLP or head that the model does not support."""
     layer = found.stack.blocks[0]
     offered = frozenset[str]().union(*map(offers, layer.modules()))
     unmet = [need for need in scheme.needs if need.in_head or need.name not in offered]
@@ -205,19 +206,19 @@ def _is_tied(model: Any) -> bool:
     return head is not None and getattr(model.get_input_embeddings(), "weight", None) is head.weight
 
 
-def _changes(bound: BoundScheme, found: Survey) -> bool:
-    return bound.scheme != scheme_of(found) or bound.topology != found.topology
+def _changes(bound: BoundScheme, found: ModelStructure) -> bool:
+    return bound.scheme != match_scheme(found) or bound.topology != found.topology
 
 
-def _is_trained(model: Any, found: Survey) -> bool:
-    """Training moves the norms' gains; where they have none, weights from a file have a name."""
+def _is_trained(model: Any, found: ModelStructure) -> bool:
+    """Whether the model is trained: its norm gains differ from their initial values, or it was loaded by name."""
     norms = [norm for norm in _norms(model, found) if norm.options.gain != "none"]
     return not all(norm.is_fresh for norm in norms) if norms else bool(getattr(model.config, "name_or_path", ""))
 
 
-def _norms(model: nn.Module, found: Survey) -> Iterator[ModelNorm]:
-    for layer, anatomy in zip(found.stack.blocks, found.anatomies, strict=True):
-        for own in anatomy.norms(layer):
+def _norms(model: nn.Module, found: ModelStructure) -> Iterator[ModelNorm]:
+    for layer, structure in zip(found.stack.blocks, found.layers, strict=True):
+        for own in structure.norms(layer):
             yield from own.values()
     if found.final is not None:
         yield model_norm(model, found.final)

@@ -1,7 +1,7 @@
-"""A layer of the library's whose step is ours: its own parts as branches of a scheme's block.
+"""Converted layer: a transformers layer whose forward pass runs a scheme's block on the layer's own submodules.
 
-The layer stays the object it was, with its attributes, hooks and name; its class becomes a subclass of its own class.
-So it is checkpointed, sharded, recorded and called as before, and only what `forward` does is different.
+The layer object keeps its attributes, hooks and name; its class is replaced by a subclass of its class. It is
+checkpointed, sharded and called as before, and only `forward` differs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from normlab.errors import NormLabError
-from normlab.hf.conversion.anatomy import Anatomy
+from normlab.hf.conversion.layer_structure import LayerStructure
 from normlab.roles import Spec
 from normlab.schemes.contract.blocks import Block
 from normlab.schemes.contract.bound_scheme import BoundScheme
@@ -26,43 +26,43 @@ class Conversion:
 
     bound: BoundScheme
     residual_only: bool = False
-    """Whether what the scheme needs inside the sublayers was left out."""
+    """Whether the scheme's changes inside the sublayers were left out."""
     roles: Mapping[str, Spec] = field(default_factory=dict)
-    """What the user said of matrices that cannot be named."""
+    """User-defined roles of parameters."""
 
 
-class Wiring(nn.Module):
-    """The scheme's part of a layer: its block, and its entry or exit at the ends of the stack."""
+class SchemeWiring(nn.Module):
+    """The scheme's modules of a layer: its block, and entry or exit in the first or last layer."""
 
-    def __init__(self, conversion: Conversion, anatomy: Anatomy, block: Block):
+    def __init__(self, conversion: Conversion, structure: LayerStructure, block: Block):
         super().__init__()
-        self.conversion, self.anatomy = conversion, anatomy
+        self.conversion, self.structure = conversion, structure
         self.entry: nn.Module = nn.Identity()
         self.block = block
         self.exit: nn.Module = nn.Identity()
 
     def forward(self, layer: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        state, call = self.anatomy.signature.bind(args, kwargs)
-        state = self.block(self.entry(state), self.anatomy.branches(layer, call))
-        return self.anatomy.output(self.exit(state), call)
+        state, call = self.structure.signature.bind(args, kwargs)
+        state = self.block(self.entry(state), self.structure.bind_branches(layer, call))
+        return self.structure.output(self.exit(state), call)
 
 
 class ConvertedLayer(nn.Module):
-    """What a converted layer is beside the class that it was."""
+    """Mixin of converted layers, whose class also inherits from the original class."""
 
-    normlab: Wiring
+    normlab: SchemeWiring
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.normlab(self, args, kwargs)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        # The class was made here and has no place in a module where pickle could find it.
+        # The class is created dynamically, so pickle cannot import it.
         return _empty, (type(self).__mro__[2],), self.__dict__
 
 
-def adopt(layer: nn.Module, wiring: Wiring) -> None:
-    """Make a layer one of ours, in place; its norms have moved into the wiring or have no use any more."""
-    for path in wiring.anatomy.paths():
+def convert_layer(layer: nn.Module, wiring: SchemeWiring) -> None:
+    """Convert a layer in place; its old norms are removed (those in use have moved into the wiring)."""
+    for path in wiring.structure.norm_paths():
         parent, _, name = path.rpartition(".")
         delattr(layer.get_submodule(parent), name)
     layer.__class__ = _converted(type(layer))
@@ -70,12 +70,12 @@ def adopt(layer: nn.Module, wiring: Wiring) -> None:
 
 
 def converted_layers(model: nn.Module) -> dict[str, Any]:
-    """The converted layers of a model, by path."""
+    """Path → converted layer of a model."""
     return {path: part for path, part in model.named_modules() if isinstance(part, ConvertedLayer)}
 
 
-def check_not_lost(model: Any) -> None:
-    """A converted model that the library loaded by itself has lost its scheme and some of its weights."""
+def check_scheme_loaded(model: Any) -> None:
+    """Raise for a converted model that `from_pretrained` loaded without its scheme and some of its weights."""
     spec = getattr(getattr(model, "config", None), "normlab", None)
     if isinstance(spec, dict) and not converted_layers(model):
         raise NormLabError(

@@ -1,4 +1,4 @@
-"""The norms of other people's models: recognised by what they do, used in our steps as they are."""
+"""Recognise norm layers (RMSNorm, LayerNorm) of any implementation by what they compute, and use them in blocks."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from normlab.norms import Gain
 
 _HALF = (torch.float16, torch.bfloat16)
 _AGREE = 1e-4
-"""Relative difference up to which two norms are the same: both compute in fp32."""
+"""Relative tolerance for equal norms; both compute in fp32."""
 _ANY_WIDTH = 8
-"""Width at which a module is tried that has none of its own."""
+"""Width at which modules without parameters are tried."""
 _TINY = 1e-3
-"""Size of the input that shows the epsilon: its mean square is about that of common epsilons."""
+"""Scale of the input that reveals epsilon: its mean square is similar to common epsilons."""
 
 
 @dataclass(frozen=True)
 class NormOptions:
-    """A norm in the words of a scheme's options."""
+    """Kind, epsilon, gain and bias of a norm, as options of a scheme."""
 
     norm: Literal["rms", "layer"]
     eps: float
@@ -31,7 +31,7 @@ class NormOptions:
     bias: bool
 
     def matches(self, norm: norms.Norm) -> bool:
-        """Whether a norm that a scheme made is of this kind."""
+        """Whether a NormLab norm has these options and initial gain 1."""
         gain = "none" if norm.weight is None else "offset" if norm.offset else "plain"
         made = (type(norm), norm.eps, gain, norm.bias is not None, norm.init)
         return made == (norms.NORMS[self.norm], self.eps, self.gain, self.bias, 1.0)
@@ -41,9 +41,9 @@ class NormOptions:
 
 
 class ModelNorm(nn.Module):
-    """A norm of the model's own, with its parameters and its arithmetic, at a place of our step.
+    """Wrapper of a model's own norm for use in a NormLab block.
 
-    Our writes add in fp32 and norm the sum before they round it; the model rounded it first, and so does this.
+    NormLab adds in fp32 and normalises the sum before rounding; the original model rounds first, and so does this.
     """
 
     def __init__(self, norm: nn.Module, options: NormOptions):
@@ -64,22 +64,22 @@ class ModelNorm(nn.Module):
 
     @property
     def is_fresh(self) -> bool:
-        """Whether its gain is what it was made with."""
+        """Whether the gain has its initial value."""
         gain, _ = _parameters(self.norm)
         return gain is None or gain.is_meta or bool((gain == (0.0 if self.options.gain == "offset" else 1.0)).all())
 
     @torch.no_grad()
     def rms_bound(self, rms_in: float) -> float:
-        """Largest RMS of what it returns."""
+        """Largest RMS of the output."""
         gain, bias = _parameters(self.norm)
         largest = 1.0 if gain is None else float((gain.float() + (self.options.gain == "offset")).abs().max())
         return largest + (0.0 if bias is None else float(norms.rms(bias)))
 
 
-def recognise(module: nn.Module, beside: nn.Module | None = None) -> NormOptions | None:
-    """What norm a module is, found by feeding a copy of it; None if it is none of width two or more.
+def recognise_norm(module: nn.Module, beside: nn.Module | None = None) -> NormOptions | None:
+    """Return the options of a norm module, found by running a copy of it; None if it is no norm of width ≥ 2.
 
-    A norm without a gain may still be of one width alone: then it is one that a module `beside` it has.
+    A norm without a gain may still work at one width only: sizes of parameters of `beside` are tried.
     """
     widths = _widths(module)
     if widths == [_ANY_WIDTH] and beside is not None:
@@ -88,7 +88,7 @@ def recognise(module: nn.Module, beside: nn.Module | None = None) -> NormOptions
 
 
 def _recognise(module: nn.Module, dim: int) -> NormOptions | None:
-    # On the CPU also where a model is being made without values: the copy has some.
+    # On the CPU even if the model is on the meta device: the copy has values.
     with torch.device("cpu"):
         trial = _trial(module)
         gain, bias = _parameters(trial)
@@ -117,7 +117,7 @@ def _behaves(
 
 
 def _epsilon(trial: nn.Module, likeness: norms.Norm, x: torch.Tensor) -> float:
-    """The number of the module's own that explains how it shrinks a tiny input; else what that shrinkage says."""
+    """Epsilon, estimated from the output for a tiny input, or the float attribute of the module nearest to it."""
     with torch.no_grad():
         shift = torch.zeros_like(x) if likeness.bias is None else likeness.bias
         centred = _TINY * (x - x.mean(-1, keepdim=True) if isinstance(likeness, norms.LayerNorm) else x)
@@ -134,13 +134,13 @@ def _output(trial: nn.Module, x: torch.Tensor) -> torch.Tensor | None:
     try:
         found: Any = trial(x)
     except Exception:
-        # Other people's modules take what they like; one that does not take a tensor is no norm.
+        # A module that does not accept a single tensor is no norm.
         return None
     return found.float() if isinstance(found, torch.Tensor) and found.shape == x.shape else None
 
 
 def _trial(module: nn.Module) -> nn.Module:
-    """A copy with gains of its own in fp32, also of a module that has no values yet."""
+    """A copy in fp32 with distinct parameter values, also of a module on the meta device."""
     trial = copy.deepcopy(module).to_empty(device="cpu").float()
     with torch.no_grad():
         for place, parameter in enumerate(trial.parameters()):
@@ -149,12 +149,12 @@ def _trial(module: nn.Module) -> nn.Module:
 
 
 def _widths(module: nn.Module) -> list[int]:
-    """Widths to try of a module that may be a norm: it has no parts, and at most a gain and a bias."""
+    """Widths to try; empty unless the module has no children and at most a gain and a bias."""
     own = list(module.parameters())
     if next(module.children(), None) is not None or len(own) > 2 or any(one.ndim != 1 for one in own):
         return []
     stated = getattr(module, "normalized_shape", None)
-    # Without a gain nothing says how wide it is: most such norms take any width.
+    # Without a gain the width is unknown; most such norms accept any width.
     sizes = {one.numel() for one in own} or {tuple(stated)[-1] if stated else _ANY_WIDTH}
     return list(sizes) if len(sizes) == 1 else []
 

@@ -1,4 +1,4 @@
-"""Norms that a layer computes by functions instead of calling a module: F.rms_norm(x), x * rsqrt(mean(x²) + eps)."""
+"""Norms computed by functions instead of modules: F.rms_norm(x), x * rsqrt(mean(x²) + eps)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from normlab.hf.conversion.flow import Program, part_of
+from normlab.hf.conversion.trace import BranchProgram, get_part
 
 NORM_FUNCTIONS = (F.rms_norm, F.layer_norm, torch.rms_norm, torch.layer_norm)
 _PRODUCTS = (operator.mul, operator.truediv, torch.mul, torch.div)
@@ -20,25 +20,25 @@ _AGREE = 1e-4
 
 @dataclass(frozen=True)
 class FunctionNorm:
-    """Part of a layer's forward pass that may be a norm, by the name of its last function."""
+    """Part of a traced forward pass that may be a norm, named by its last function."""
 
     name: str
-    program: Program
+    program: BranchProgram
 
     def __str__(self) -> str:
         return self.name
 
     def of(self, layer: nn.Module) -> nn.Module:
-        """The same as a module that holds the parameters it uses."""
+        """The norm as a module that holds the parameters it uses."""
         return _AsModule(self.program, layer)
 
 
 class _AsModule(nn.Module):
-    def __init__(self, program: Program, layer: nn.Module):
+    def __init__(self, program: BranchProgram, layer: nn.Module):
         super().__init__()
         used = {call.target for call in program.calls if call.kind == "get_attr"}
         for path in used:
-            setattr(self, _flat(path), part_of(layer, path))
+            setattr(self, _flat(path), get_part(layer, path))
         calls = [dataclasses.replace(c, target=_flat(c.target)) if c.target in used else c for c in program.calls]
         self._program = dataclasses.replace(program, calls=tuple(calls))
 
@@ -51,13 +51,13 @@ def _flat(path: str) -> str:
 
 
 def may_be_norm(node: fx.Node) -> bool:
-    """Whether a node is the last step of what may be a norm: a norm's function, a product or a quotient."""
+    """Whether a node can be the last operation of a norm: a norm function, a product or a quotient."""
     by_method = node.op == "call_method" and node.target in ("mul", "div")
     return by_method or (node.op == "call_function" and node.target in (*NORM_FUNCTIONS, *_PRODUCTS))
 
 
 class FinalNorm(TorchFunctionMode):
-    """Notes the first function that normalises what the last block returned."""
+    """Torch function mode that records the first function that normalises the output of the last block."""
 
     def __init__(self, last: list[Tensor]):
         super().__init__()

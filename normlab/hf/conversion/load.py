@@ -1,4 +1,4 @@
-"""Converted models back from a folder that `save_pretrained` wrote."""
+"""Load a converted model from a folder written by `save_pretrained`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from normlab.errors import NormLabError, in_one_line
-from normlab.hf.conversion.anatomy import norm_options
-from normlab.hf.conversion.convert import rewire
+from normlab.hf.conversion.convert import rewire_model
 from normlab.hf.conversion.converted_layer import Conversion
-from normlab.hf.conversion.survey import Adapter, Survey, dissect_all, one_stack
+from normlab.hf.conversion.layer_structure import norm_options
+from normlab.hf.conversion.model_structure import Adapter, ModelStructure, analyse_layers, find_one_stack
 from normlab.roles import Part, Spec
 from normlab.schemes.catalog.reference import refuse_unknown
 from normlab.schemes.catalog.registry import scheme as find_scheme
@@ -17,7 +17,7 @@ from normlab.targets import hub
 
 
 def load(folder: str | Path, *, adapter: Adapter | None = None, **options: Any) -> Any:
-    """The converted model in a folder. `options` go to the library's own `from_pretrained` (dtype, device_map, ...)."""
+    """Load the converted model in a folder; `options` are passed to `from_pretrained` (dtype, device_map, ...)."""
     config, name = hub.load_config(str(folder))
     spec = getattr(config, "normlab", None)
     made = getattr(config, "architectures", None) or [""]
@@ -34,7 +34,7 @@ def load(folder: str | Path, *, adapter: Adapter | None = None, **options: Any) 
     with in_one_line(
         f"{name}: the converted model cannot be loaded", "expected a folder of save_pretrained, unchanged"
     ):
-        # The library makes a model empty and fills it from the file: the layers must be rewired in between.
+        # transformers builds the model and then loads the weights: the layers must be rewired in between.
         model = type(base.__name__, (base,), {"__init__": build}).from_pretrained(
             folder, use_safetensors=True, trust_remote_code=False, **options
         )
@@ -43,14 +43,14 @@ def load(folder: str | Path, *, adapter: Adapter | None = None, **options: Any) 
 
 
 def _rewire(model: Any, spec: dict[str, Any], adapter: Adapter | None) -> None:
-    stack = one_stack(model, spec["blocks"])
-    anatomies = dissect_all(stack, adapter)
-    norm = norm_options(stack.blocks[0], anatomies[0])
-    found = Survey(stack, anatomies, spec["final"], spec["dim"], norm)
+    stack = find_one_stack(model, spec["blocks"])
+    structures = analyse_layers(stack, adapter)
+    norm = norm_options(stack.blocks[0], structures[0])
+    found = ModelStructure(stack, structures, spec["final"], spec["dim"], norm)
     bound = find_scheme(spec["scheme"]).bind(
-        depth=len(anatomies), dim=found.dim, topology=spec["topology"], branches=found.branches
+        depth=len(structures), dim=found.dim, topology=spec["topology"], branches=found.branches
     )
-    rewire(model, found, Conversion(bound, spec["residual_only"], _roles(spec["roles"])))
+    rewire_model(model, found, Conversion(bound, spec["residual_only"], _roles(spec["roles"])))
 
 
 def _roles(plain: dict[str, Any]) -> dict[str, Spec]:

@@ -1,4 +1,4 @@
-"""What a training loop asks of a converted model: the scheme's initialisation, parameter groups and constraint."""
+"""Scheme rules for training a converted model: initialisation, parameter groups, constraint after each step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from normlab.errors import NormLabError
-from normlab.hf.conversion.converted_layer import Conversion, check_not_lost, converted_layers
+from normlab.hf.conversion.converted_layer import Conversion, check_scheme_loaded, converted_layers
 from normlab.hf.conversion.foreign_norm import ModelNorm
 from normlab.roles import Role, Spec, find_roles
 from normlab.stack import fill_
@@ -16,9 +16,9 @@ from normlab.utils.uninitialized import require_initialised
 
 
 class Rules:
-    """The scheme's rules on one model. Made by `rules`.
+    """The scheme's rules for one model; returned by `rules`.
 
-    Where only the residual part of a scheme was taken over, initialisation and constraint keep to the layers.
+    After a conversion with `residual_only`, initialisation and constraint apply to the layers only.
     """
 
     def __init__(self, model: nn.Module, conversion: Conversion, layers: list[str]):
@@ -26,13 +26,13 @@ class Rules:
         self._layers = tuple(f"{path}." for path in layers)
 
     def find_roles(self) -> list[Role]:
-        """The role of every parameter; a matrix inside the layers that nobody can name raises."""
+        """The role of every parameter; a matrix inside the layers without a known role raises."""
         return find_roles(self.model, self.conversion.roles, otherwise=self._outside)
 
     def init_(
         self, *, std: float | None = None, zero_outputs: bool = False, generator: torch.Generator | None = None
     ) -> Rules:
-        """Initialise the model as the scheme says: matrices by role, gains and scales by their own rule."""
+        """Initialise the model by the scheme's rules: matrices by role, gains and scales by `reset_parameters`."""
         options = {"std": std, "zero_outputs": zero_outputs, "generator": generator}
         made: list[nn.Module] = [layer.normlab for layer in converted_layers(self.model).values()]
         with require_initialised(self.model, self.bound.scheme.name, made):
@@ -43,7 +43,7 @@ class Rules:
         return self
 
     def param_groups(self, *, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
-        """Groups for an optimiser, every parameter in exactly one."""
+        """Parameter groups for an optimiser; every parameter is in exactly one."""
         return self.bound.param_groups(self.find_roles(), lr=lr, weight_decay=weight_decay)
 
     def after_step(self) -> None:
@@ -58,7 +58,7 @@ class Rules:
         )
 
     def _outside(self, name: str, _parameter: nn.Parameter) -> Spec | None:
-        """Before and behind the layers there is more than embeddings and a head: patches, poolers, class tokens."""
+        """Role of a parameter outside the layers: convolutions are embeddings, linear layers heads, others vectors."""
         if name.startswith(self._layers):
             return None
         owner = self.model.get_submodule(name.rpartition(".")[0])
@@ -68,11 +68,11 @@ class Rules:
 
 
 def rules(model: Any) -> Any:
-    """The scheme's rules on a converted model, or on a model of ours, which offers them itself."""
+    """Return the scheme's rules for a converted model; a NormLab model has these methods itself and is returned."""
     if all(hasattr(model, name) for name in ("init_", "param_groups", "after_step")):
         return model
     layers = converted_layers(model)
     for layer in layers.values():
         return Rules(model, layer.normlab.conversion, list(layers))
-    check_not_lost(model)
+    check_scheme_loaded(model)
     raise NormLabError(f"{type(model).__name__} follows no scheme; convert it first: normlab.hf.convert(model, 'pre')")

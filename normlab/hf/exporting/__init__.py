@@ -1,1 +1,1 @@
-"""NormLab models out: as Hugging Face models with caches, tokenizer, weights and a model card."""
+"""Export NormLab models as Hugging Face models, with caches, tokenizer, weights and a model card."""

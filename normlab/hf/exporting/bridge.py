@@ -1,6 +1,6 @@
-"""What stands between our attention and the library: its caches and its attention backends, in our layout.
+"""Adapters for transformers' caches and attention backends.
 
-Ours lays heads out as (B, T, heads, head_dim), the library as (B, heads, T, head_dim).
+NormLab's attention uses the layout (B, T, heads, head_dim), transformers (B, heads, T, head_dim).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from normlab.errors import NormLabError
 from normlab.hf.exporting.configuration import NormLabConfig
 
 
-class LayerOfCache:
-    """One layer of any of the library's caches."""
+class LayerCache:
+    """One layer of a transformers cache, in NormLab's layout."""
 
     def __init__(self, cache: Cache, layer: int) -> None:
         self._cache, self._layer = cache, layer
@@ -27,8 +27,8 @@ class LayerOfCache:
         return keys.transpose(1, 2), values.transpose(1, 2)
 
 
-class Backend:
-    """The attention that `attn_implementation` names, for one layer; backends look for the public attributes."""
+class AttentionBackend:
+    """The attention function named by `attn_implementation`, for one layer; backends read the public attributes."""
 
     is_causal = True
 
@@ -36,7 +36,7 @@ class Backend:
         self.config, self.layer_idx, self.training = config, layer, training
         self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
         self.weights: torch.Tensor | None = None
-        """What each query gave each key, where that is to be kept."""
+        """Attention weights, kept for `output_attentions`."""
         self._keep, self._options = keep, options
 
     def __call__(

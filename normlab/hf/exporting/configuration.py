@@ -1,4 +1,4 @@
-"""A decoder's configuration as the library keeps it: `config.json` with model type `normlab`."""
+"""NormLabConfig: a decoder's configuration as a transformers config (`config.json`, model type `normlab`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from normlab.utils.records import from_plain
 class NormLabConfig(PreTrainedConfig):
     """`NormLabConfig(model=DecoderConfig(scheme="geonorm", ...))`; every value is written to `config.json`.
 
-    The library asks for sizes by names of its own (`hidden_size`, `num_hidden_layers`, ...); `model` answers.
+    The names that transformers uses for sizes (`hidden_size`, `num_hidden_layers`, ...) are read from `model`.
     """
 
     model_type = "normlab"
@@ -28,18 +28,18 @@ class NormLabConfig(PreTrainedConfig):
         use_cache: bool = True,
         **kwargs: Any,
     ) -> None:
-        # All fields, not those that were given: a file must not change with our defaults.
+        # All fields, not only those given: a file must not change its meaning with our defaults.
         checked = _checked(model or {})
-        # A file of the user's is named by its content alone: the folder it is in here means nothing elsewhere.
+        # A scheme in a user's file is identified by its content: its local folder means nothing elsewhere.
         self.model: dict[str, Any] = checked.to_dict() | {"scheme": checked.scheme_object.shared_text}
         self.base_dim = base_dim
-        """Width at which a learning rate was tuned (muP): it divides the logits of a tied head."""
+        """Base width of muP, at which the learning rate was tuned; it scales the logits of a tied head."""
         self.use_cache = use_cache
         super().__init__(**kwargs)
 
     @property
     def decoder_config(self) -> DecoderConfig:
-        """What `normlab.Decoder` is built from."""
+        """The configuration that `normlab.Decoder` is built from."""
         return _checked(self.model)
 
     @property

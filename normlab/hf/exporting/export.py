@@ -1,7 +1,7 @@
-"""A run as a Hugging Face folder: `normlab export RUN DIR`.
+"""Export a run as a Hugging Face model folder: `normlab export RUN DIR`.
 
 DIR/
-config.json, generation_config.json      what the model is made of, how it ends a text
+config.json, generation_config.json      model configuration, end-of-text token
 model.safetensors                        its weights
 tokenizer.json, tokenizer_config.json    the run's tokenizer
 README.md                                the model card
@@ -15,14 +15,14 @@ from pathlib import Path
 from normlab.errors import NormLabError
 from normlab.hf.exporting.model_card import model_card
 from normlab.hf.exporting.modelling import NormLabForCausalLM
-from normlab.hf.exporting.tokenizer import library_tokenizer
+from normlab.hf.exporting.tokenizer import to_fast_tokenizer
 from normlab.models.decoder import Decoder
 from normlab.train.run import Run, load_run
 from normlab.utils.files import replacing_folder, write_atomically
 
 
 def export(run: str | Path | Run, folder: str | Path, *, overwrite: bool = False) -> Path:
-    """Write a finished run to `folder`, whole or not at all; an earlier export there gives way to `overwrite` alone."""
+    """Write a finished run to `folder` atomically; an earlier export there is replaced only with `overwrite`."""
     found = run if isinstance(run, Run) else load_run(run)
     folder = Path(folder)
     _check_target(folder, overwrite)
@@ -32,7 +32,7 @@ def export(run: str | Path | Run, folder: str | Path, *, overwrite: bool = False
             f"{found.folder.path} holds a model of the task {found.config.task}, and only decoders can be exported; "
             f"name a run of the task language"
         )
-    tokenizer = library_tokenizer(found.tokenizer, decoder.config.max_length)
+    tokenizer = to_fast_tokenizer(found.tokenizer, decoder.config.max_length)
     end = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), found.tokenizer.end)
     model = NormLabForCausalLM.from_decoder(decoder, base_dim=found.config.base_dim, **end)
     with replacing_folder(folder) as part:

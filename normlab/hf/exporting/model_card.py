@@ -1,4 +1,4 @@
-"""The model card of an exported run: what it is, what it was trained on, how good it is, how to load it."""
+"""Model card (README.md) of an exported run: scheme, training data, losses, how to load it."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ print(pipeline("text-generation", "path/to/this/folder")("The ", max_new_tokens=
 
 
 def model_card(run: Run, model: DecoderConfig) -> str:
-    """README.md of the export, in Markdown with the metadata that the hub reads."""
+    """The README.md of the export, in Markdown with the metadata of the Hugging Face Hub."""
     scheme = model.scheme_object
     about = Card.of(scheme)
     metadata = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["normlab", scheme.name]}
-    # JSON is YAML: names with colons or quotes in them stay strings.
+    # JSON is valid YAML: names with colons or quotes stay strings.
     header = "\n".join(f"{name}: {json.dumps(value)}" for name, value in metadata.items())
     parts = [
         f"---\n{header}\n---",
@@ -44,7 +44,7 @@ def model_card(run: Run, model: DecoderConfig) -> str:
 
 
 def _own_file(scheme: Scheme) -> str:
-    """What must be imported before the model is loaded, where NormLab does not have the scheme."""
+    """Line that imports the scheme before the model is loaded, if it is not one of NormLab's."""
     origin = scheme.origin()
     if origin is None:
         return ""

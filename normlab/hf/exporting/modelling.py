@@ -1,7 +1,7 @@
-"""Our decoder as one of the library's causal language models.
+"""NormLabForCausalLM: NormLab's decoder as a transformers causal language model.
 
-The decoder computes. This class speaks the library's language: outputs, caches, masks, attention backends, loading and
-generation.
+The computation is that of `normlab.Decoder`; this class adds transformers' outputs, caches, masks, attention backends,
+loading and generation.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
 from normlab.errors import NormLabError
-from normlab.hf.exporting.bridge import Backend, LayerOfCache
+from normlab.hf.exporting.bridge import AttentionBackend, LayerCache
 from normlab.hf.exporting.configuration import NormLabConfig
-from normlab.hf.exporting.weights import fill_lacking_, mark_initialised, resize_vocabulary_
+from normlab.hf.exporting.weights import init_missing_, mark_initialised, resize_vocabulary_
 from normlab.models.decoder import Decoder
 from normlab.stack import Layer
 from normlab.train.optimiser import parameter_groups
@@ -53,7 +53,7 @@ class NormLabForCausalLM(PreTrainedModel, GenerationMixin):
 
     @classmethod
     def from_decoder(cls, decoder: Decoder, **options: Any) -> NormLabForCausalLM:
-        """The same decoder, not a copy, in the library's clothes; options are those of `NormLabConfig`."""
+        """Wrap a decoder without copying it; options are those of `NormLabConfig`."""
         with torch.device("meta"):
             model = cls(NormLabConfig(model=decoder.config, **options))
         model.decoder = decoder
@@ -77,15 +77,15 @@ class NormLabForCausalLM(PreTrainedModel, GenerationMixin):
         output_attentions: bool | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """Logits, and the loss where there are labels: those of the tokens themselves, −100 for none.
+        """Return logits, and the loss if `labels` are given: token ids, not shifted, −100 for positions to ignore.
 
-        Other keyword arguments go to the attention backend and to the loss, as in the library's own models.
+        Other keyword arguments are passed to the attention backend and to the loss, as in transformers' models.
         """
         config = self.config
         embedded = self._embed(input_ids, inputs_embeds)
         cache = self._find_cache(past_key_values, config.use_cache if use_cache is None else use_cache)
         keep = bool(config.output_attentions if output_attentions is None else output_attentions)
-        backends = [Backend(config, k, self.training, keep, kwargs) for k in range(config.num_hidden_layers)]
+        backends = [AttentionBackend(config, k, self.training, keep, kwargs) for k in range(config.num_hidden_layers)]
         states = [] if (config.output_hidden_states if output_hidden_states is None else output_hidden_states) else None
         hidden = self._features(embedded, attention_mask, position_ids, cache, backends, states)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
@@ -106,8 +106,8 @@ class NormLabForCausalLM(PreTrainedModel, GenerationMixin):
         return self.decoder.embedding(input_ids) if inputs_embeds is None else inputs_embeds
 
     def _check_weights(self, given: torch.Tensor | None) -> None:
-        # Offloaded weights come and go with the call of the module that owns them; tied heads and steps read those of
-        # others, and would compute with what happens to be in memory.
+        # Offloaded weights are loaded only during the call of the module that owns them; tied heads and steps read
+        # weights of other modules and would compute with uninitialised memory.
         compiling = torch.compiler.is_compiling()
         if not compiling and not (given is None or given.is_meta) and any(p.is_meta for p in self.parameters()):
             raise NormLabError(
@@ -118,7 +118,7 @@ class NormLabForCausalLM(PreTrainedModel, GenerationMixin):
     def _find_cache(self, given: Cache | None, wanted: bool) -> Cache | None:
         if not (self.decoder.stack.checkpointing and torch.is_grad_enabled()):
             return DynamicCache(config=self.config) if wanted and given is None else given
-        # A layer that is computed again would append its keys again.
+        # A recomputed layer would append its keys again.
         if given is not None:
             raise NormLabError("a cache and gradient checkpointing exclude each other; leave out past_key_values")
         return None
@@ -129,7 +129,7 @@ class NormLabForCausalLM(PreTrainedModel, GenerationMixin):
         attention_mask: torch.Tensor | None,
         position_ids: torch.Tensor | None,
         cache: Cache | None,
-        backends: Sequence[Backend],
+        backends: Sequence[AttentionBackend],
         states: list[torch.Tensor] | None,
     ) -> torch.Tensor:
         if position_ids is None:
@@ -142,12 +142,12 @@ class NormLabForCausalLM(PreTrainedModel, GenerationMixin):
             past_key_values=cache,
             position_ids=position_ids,
         )
-        stores = [None if cache is None else LayerOfCache(cache, k) for k in range(len(backends))]
+        stores = [None if cache is None else LayerCache(cache, k) for k in range(len(backends))]
         per_block = [{"mixer": mixer, "cache": store} for mixer, store in zip(backends, stores, strict=True)]
         return self.decoder.transform(embedded, position_ids, mask=mask, per_block=per_block, states=states)
 
     def _hidden_states(self, states: Sequence[torch.Tensor], last: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """What enters the first layer and what every layer returns; the last one after the exit, as is the custom."""
+        """Hidden states before the first and after every layer; the last one after the final norm, as usual."""
         return (*(self.decoder.stack.hidden(state) for state in states[:-1]), last)
 
     def _loss(self, logits: torch.Tensor, labels: torch.Tensor, options: dict[str, Any]) -> torch.Tensor:
@@ -157,14 +157,14 @@ class NormLabForCausalLM(PreTrainedModel, GenerationMixin):
     # -- the scheme's rules --------------------------------------------------------------------------------------
 
     def init_(self) -> NormLabForCausalLM:
-        """Initialise every parameter as configuration and scheme say."""
+        """Initialise every parameter by configuration and scheme."""
         self.decoder.init_()
         if self._transfer is not None:
             self._transfer.init_(self.decoder)
         return self
 
     def param_groups(self, *, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
-        """Groups for an optimiser, every parameter in exactly one."""
+        """Parameter groups for an optimiser; every parameter is in exactly one."""
         if self._transfer is None:
             return self.decoder.param_groups(lr=lr, weight_decay=weight_decay)
         return parameter_groups(self.decoder, lr=lr, weight_decay=weight_decay, transfer=self._transfer)
@@ -179,20 +179,20 @@ class NormLabForCausalLM(PreTrainedModel, GenerationMixin):
         return None if base is None else Transfer(base, self.config.hidden_size)
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """The library's `generate`; an early exit is refused, since a scheme's exit belongs to the last layer."""
+        """transformers' `generate`; early exit raises, since a scheme's exit belongs to the last layer."""
         config = kwargs.get("generation_config") or self.generation_config
         if kwargs.get("assistant_early_exit", getattr(config, "assistant_early_exit", None)) is not None:
             raise NormLabError(
                 "a NormLab model has no early exit: its head reads the last layer alone; leave out "
                 "assistant_early_exit, or pass a smaller model as assistant_model"
             )
-        # The library describes itself as what it asks for, and does not fit.
+        # The type annotations of transformers do not match their own call.
         return super().generate(*args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
 
     # -- what the library calls ----------------------------------------------------------------------------------
 
     def _init_weights(self, module: nn.Module) -> None:
-        fill_lacking_(self.decoder, module)
+        init_missing_(self.decoder, module)
 
     def _set_gradient_checkpointing(
         self,
@@ -217,7 +217,7 @@ class NormLabForCausalLM(PreTrainedModel, GenerationMixin):
         self.decoder.embedding = value  # type: ignore[assignment]
 
     def get_output_embeddings(self) -> nn.Module:
-        """The module whose `weight` makes the logits: with a tied head that is the embedding."""
+        """The module whose `weight` gives the logits: the embedding if the head is tied."""
         return self.decoder.embedding if self.decoder.head.weight is None else self.decoder.head
 
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
@@ -226,7 +226,7 @@ class NormLabForCausalLM(PreTrainedModel, GenerationMixin):
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Embedding:
-        """Another number of tokens: rows of the embedding, of a head of its own, and of what scales the logits."""
+        """Resize the vocabulary: rows of the embedding, of an untied head, and of logit scales."""
         size = self.config.vocab_size if new_num_tokens is None else new_num_tokens
         multiple = pad_to_multiple_of or 1
         size = multiple * -(-size // multiple)

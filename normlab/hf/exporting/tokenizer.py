@@ -1,4 +1,4 @@
-"""A run's tokenizer as the library's: the same numbers for the same text."""
+"""Convert a run's tokenizer to a transformers tokenizer with the same token ids."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from normlab.data.tokenizer import Tokenizer
 from normlab.utils.lazy import import_optional
 
 
-def library_tokenizer(tokenizer: Tokenizer, max_length: int) -> PreTrainedTokenizerFast:
-    """One that begins every text with the end of another, as the model has seen it in training."""
+def to_fast_tokenizer(tokenizer: Tokenizer, max_length: int) -> PreTrainedTokenizerFast:
+    """Return a fast tokenizer that starts every text with the end-of-text token, as in training."""
     inner = tokenizer.as_package()
     end = inner.id_to_token(tokenizer.end)
     inner.post_processor = _begins_with(end, tokenizer.end)
@@ -23,7 +23,7 @@ def library_tokenizer(tokenizer: Tokenizer, max_length: int) -> PreTrainedTokeni
         model_max_length=max_length,
         padding_side="left",
         clean_up_tokenization_spaces=False,
-        # A text that spells the end out does not end there; training read it so, too.
+        # A text that contains the end-of-text string does not end there, as in training.
         split_special_tokens=True,
     )
 

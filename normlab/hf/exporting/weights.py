@@ -1,4 +1,4 @@
-"""Weights that a checkpoint does not bring: those it lacks, and the rows of a vocabulary that grows."""
+"""Initialise weights that a checkpoint does not contain: missing parameters, and new rows of a resized vocabulary."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from normlab.utils.uninitialized import poison_, refuse_uninitialised
 
 
 def mark_initialised(decoder: Decoder) -> None:
-    """Tell the library that the decoder has filled its own weights; on the meta device it has not."""
+    """Mark the decoder's weights as initialised for transformers, except on the meta device."""
     for parameter in decoder.parameters():
         parameter._is_hf_initialized = not parameter.is_meta  # type: ignore[attr-defined]
 
 
 @torch.no_grad()
-def fill_lacking_(decoder: Decoder, module: nn.Module) -> None:
-    """Give the module's own parameters that are not marked their first values, by the scheme's rules."""
+def init_missing_(decoder: Decoder, module: nn.Module) -> None:
+    """Initialise those of the module's own parameters that are not marked, by the scheme's rules."""
     lacking = {id(p) for p in module.parameters(recurse=False) if not getattr(p, "_is_hf_initialized", False)}
     if not lacking:
         return
@@ -38,11 +38,11 @@ def fill_lacking_(decoder: Decoder, module: nn.Module) -> None:
 
 @torch.no_grad()
 def resize_vocabulary_(decoder: Decoder, size: int, *, mean: bool = True) -> None:
-    """Keep the first `size` entries; new ones are the mean of the old, or drawn as the scheme draws them."""
+    """Resize to `size` entries; new ones are the mean of the old ones, or drawn by the scheme's rule."""
     if size < 1:
         raise NormLabError(f"a vocabulary needs at least 1 entry, got {size}")
     config = dataclasses.replace(decoder.config, vocab_size=size)
-    # What has another shape in the layout of the new size has one entry for each token.
+    # Parameters with another shape at the new size have one entry per token.
     layout = dict(Decoder(config, device="meta").named_parameters())
     changed = {name: p for name, p in decoder.named_parameters() if p.shape != layout[name].shape}
     decoder.config, decoder.embedding.num_embeddings, decoder.head.vocab_size = config, size, size
@@ -50,10 +50,10 @@ def resize_vocabulary_(decoder: Decoder, size: int, *, mean: bool = True) -> Non
         place, _, attribute = name.rpartition(".")
         owner, new = decoder.get_submodule(place), nn.Parameter(old.new_empty(layout[name].shape), old.requires_grad)
         setattr(owner, attribute, new)
-        fill_lacking_(decoder, owner)
+        init_missing_(decoder, owner)
         if mean:
             new.copy_(old.mean(0))
         new[: len(old)] = old[:size]
     mark_initialised(decoder)
-    # A mean of unit vectors is shorter than they are.
+    # A mean of unit vectors is shorter than one: re-apply the constraint.
     decoder.after_step()

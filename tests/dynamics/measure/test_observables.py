@@ -10,10 +10,10 @@ import torch
 from scipy.sparse.csgraph import connected_components
 from scipy.special import logsumexp
 
-from normlab.dynamics.choices import ABOUT, OBSERVABLES
+from normlab.dynamics.config import OBSERVABLE_LABELS, OBSERVABLES
 from normlab.dynamics.measure import pairs
-from normlab.dynamics.measure.clusters import clusters, labels, merges
-from normlab.dynamics.measure.observables import StateView, take
+from normlab.dynamics.measure.clusters import cluster_labels, cluster_merges, count_clusters
+from normlab.dynamics.measure.observables import StateView, measure_observables
 from normlab.dynamics.system.attention import ParticleAttention
 from normlab.dynamics.system.flow import Flow, ParticleState, unit
 from normlab.dynamics.system.integrators import RungeKutta4
@@ -36,7 +36,7 @@ def flow(beta: float | list[float] = 2.0, name: str = "post", score: torch.Tenso
 
 
 def see(state: ParticleState, *names, **options) -> dict[str, torch.Tensor]:
-    return take(StateView(state, options.pop("moved_by", flow()), **options), names or OBSERVABLES)
+    return measure_observables(StateView(state, options.pop("moved_by", flow()), **options), names or OBSERVABLES)
 
 
 def cosines(state: ParticleState) -> np.ndarray:
@@ -49,7 +49,7 @@ def cosines(state: ParticleState) -> np.ndarray:
 def test_every_observable_is_one_number_for_each_system_and_has_a_name():
     state = tokens()
     found = see(state)
-    assert list(found) == list(OBSERVABLES) == list(ABOUT)
+    assert list(found) == list(OBSERVABLES) == list(OBSERVABLE_LABELS)
     assert all(value.shape == (3,) and value.dtype == torch.float64 for value in found.values())
 
 
@@ -120,7 +120,7 @@ def test_shares_and_histogram_count_pairs():
     state = tokens(count=40, dim=2)
     expected = (cosines(state) > 0.999).mean(-1)
     assert see(state, "close")["close"].numpy() == pytest.approx(expected, abs=1e-15)
-    bars = pairs.histogram(state.theta, 20)
+    bars = pairs.cosine_histogram(state.theta, 20)
     for system, all_pairs in enumerate(cosines(state)):
         counts, _ = np.histogram(np.clip(all_pairs, -1, 1), bins=20, range=(-1, 1))
         assert bars[system].numpy() == pytest.approx(counts / counts.sum(), abs=1e-15)
@@ -128,16 +128,16 @@ def test_shares_and_histogram_count_pairs():
 
 def test_pairs_in_tiles_are_the_same(monkeypatch):
     state = tokens(count=33)
-    whole = {**see(state), "bars": pairs.histogram(state.theta, 10)}
+    whole = {**see(state), "bars": pairs.cosine_histogram(state.theta, 10)}
     monkeypatch.setattr(pairs, "_PAIRS", 100)
-    tiled = {**see(state), "bars": pairs.histogram(state.theta, 10)}
+    tiled = {**see(state), "bars": pairs.cosine_histogram(state.theta, 10)}
     for name, value in whole.items():
         assert tiled[name].numpy() == pytest.approx(value.numpy(), abs=1e-12), name
 
 
 def test_no_tile_holds_all_pairs_of_many_tokens():
     theta = tokens(systems=1, count=5000, dtype=torch.float32).theta
-    sizes = [(rows, products.numel()) for rows, products in pairs.tiles(theta)]
+    sizes = [(rows, products.numel()) for rows, products in pairs.pair_tiles(theta)]
     assert max(size for _, size in sizes) <= 2**22 < 5000**2
     assert [k for rows, _ in sizes for k in range(5000)[rows]] == list(range(5000))
 
@@ -146,11 +146,11 @@ def test_no_tile_holds_all_pairs_of_many_tokens():
 @pytest.mark.parametrize("dim", [2, 3])
 def test_clusters_are_connected_components(angle, dim):
     state = tokens(systems=4, count=120, dim=dim)
-    found = labels(state.theta, angle)
+    found = cluster_labels(state.theta, angle)
     for system, theta in enumerate(state.theta.numpy()):
         near = theta @ theta.T >= math.cos(angle)
         count, groups = connected_components(near | np.eye(120, dtype=bool))
-        assert clusters(state.theta, angle)[system] == count
+        assert count_clusters(state.theta, angle)[system] == count
         # The same partition: each of ours lies in one of theirs, and there are as many.
         assert len(set(zip(found[system].tolist(), groups.tolist(), strict=True))) == count
 
@@ -159,13 +159,13 @@ def test_a_chain_is_one_cluster_whatever_the_order():
     """The worst case for propagating labels: a thousand links, in random order."""
     around = torch.linspace(0, 3.0, 1000, dtype=torch.float64)[torch.randperm(1000)]
     theta = torch.stack([around.cos(), around.sin()], -1).unsqueeze(0)
-    assert clusters(theta, 0.0031).item() == 1
-    assert clusters(theta, 0.0029).item() == 1000
+    assert count_clusters(theta, 0.0031).item() == 1
+    assert count_clusters(theta, 0.0029).item() == 1000
 
 
 def test_merges_are_the_looks_with_fewer_clusters_than_ever():
-    assert merges([0.0, 1.0, 2.0, 3.0, 4.0], [5, 5, 3, 4, 1]) == [(2.0, 3), (4.0, 1)]
-    assert merges([0.0], [5]) == []
+    assert cluster_merges([0.0, 1.0, 2.0, 3.0, 4.0], [5, 5, 3, 4, 1]) == [(2.0, 3), (4.0, 1)]
+    assert cluster_merges([0.0], [5]) == []
 
 
 def test_float32_and_float64_agree():
@@ -180,8 +180,8 @@ def test_float32_and_float64_agree():
 def test_bad_input_is_one_line():
     state = tokens()
     with pytest.raises(NormLabError, match="unknown observable 'cosin'; did you mean 'cosine'"):
-        take(StateView(state), ["cosin"])  # type: ignore[list-item]
+        measure_observables(StateView(state), ["cosin"])  # type: ignore[list-item]
     with pytest.raises(NormLabError, match="need a flow"):
-        take(StateView(state), ["speed"])
+        measure_observables(StateView(state), ["speed"])
     with pytest.raises(NormLabError, match=r"lies in \(0, π\)"):
-        clusters(state.theta, 0.0)
+        count_clusters(state.theta, 0.0)

@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from normlab.dynamics.system import attention as module
-from normlab.dynamics.system.attention import Factors, ParticleAttention
+from normlab.dynamics.system.attention import LowRank, ParticleAttention
 from normlab.errors import NormLabError
 
 
@@ -47,7 +47,7 @@ def test_factors_are_their_product():
     x, beta = tokens(2, 6, 8), torch.tensor([2.0], dtype=torch.float64)
     q, k, v, o = torch.randn(4, 3, 4, 8, dtype=torch.float64)
     whole = ParticleAttention(beta=beta, score=q.mT @ k, value=o.mT @ v)(x)
-    torch.testing.assert_close(ParticleAttention(beta=beta, score=Factors(q, k), value=Factors(o, v))(x), whole)
+    torch.testing.assert_close(ParticleAttention(beta=beta, score=LowRank(q, k), value=LowRank(o, v))(x), whole)
 
 
 def test_every_system_has_its_own_weights_and_temperature():

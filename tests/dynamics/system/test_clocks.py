@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from normlab.dynamics.system import laws
-from normlab.dynamics.system.clocks import Common, Logarithmic, Plain
+from normlab.dynamics.system.clocks import CommonSpeedClock, LogClock, PlainClock
 from normlab.dynamics.system.integrators import DormandPrince, RungeKutta4
 from normlab.errors import NormLabError
 from normlab.schemes.contract.law import Law, on_sphere
@@ -19,11 +19,11 @@ COMMON = ["post", "sqrt", "deepnorm", "spannorm", "dual", "hybrid", "geonorm(max
 
 
 def _clocks():
-    yield Plain()
-    yield Logarithmic()
-    yield Logarithmic(unit=0.1)
+    yield PlainClock()
+    yield LogClock()
+    yield LogClock(unit=0.1)
     for spec in COMMON:
-        yield Common(laws.find(spec, 4), 1e4)
+        yield CommonSpeedClock(laws.find_law(spec, 4), 1e4)
 
 
 @pytest.mark.parametrize("clock", list(_clocks()), ids=lambda clock: type(clock).__name__)
@@ -38,7 +38,7 @@ def test_time_and_tau_are_inverse_and_the_rate_is_the_slope(clock):
 
 
 def test_the_clock_of_sqrt_is_its_closed_form():
-    clock = Common(laws.find("sqrt", 4), 1e6)
+    clock = CommonSpeedClock(laws.find_law("sqrt", 4), 1e6)
     for time in (0.5, 1e3, 1e6):
         assert clock.tau(time) == pytest.approx(2 * (math.sqrt(time + 1) - 1), rel=1e-12)
 
@@ -49,14 +49,14 @@ def test_the_clock_of_sqrt_is_its_closed_form():
 def test_a_common_speed_is_post_norm_on_another_clock(spec):
     """The orbits coincide: at time t this law is where Post-Norm is at τ(t)."""
     begin, times = uniform(8, 3), [0.5, 3.0, 9.0]
-    clock = Common(laws.find(spec, 4), 9.0)
+    clock = CommonSpeedClock(laws.find_law(spec, 4), 9.0)
     here = follow(flow(spec, 2.0), begin, *times)
     there = follow(flow("post", 2.0), begin, *(clock.tau(time) for time in times))
     for state, other in zip(here, there, strict=True):
         torch.testing.assert_close(state.theta, other.theta, rtol=0, atol=1e-8)
 
 
-@pytest.mark.parametrize("clock", [Logarithmic(), Logarithmic(unit=5.0), Common(laws.find("sqrt", 4), 9.0)])
+@pytest.mark.parametrize("clock", [LogClock(), LogClock(unit=5.0), CommonSpeedClock(laws.find_law("sqrt", 4), 9.0)])
 @parametrize("spec", ["sqrt", "pre", "mix"], quick=["pre"])
 def test_the_orbit_is_the_same_in_every_clock(spec, clock):
     begin, system = uniform(8, 3), flow(spec, 2.0)
@@ -68,14 +68,14 @@ def test_the_orbit_is_the_same_in_every_clock(spec, clock):
 
 def test_far_horizons_cost_few_steps():
     begin, system = uniform(4, 3), flow("pre", 1.4)
-    end = next(RungeKutta4(step=0.1, clock=Logarithmic()).orbit(system, begin, [1e6]))
+    end = next(RungeKutta4(step=0.1, clock=LogClock()).orbit(system, begin, [1e6]))
     assert float((end.radius / 1e6 - 1).abs().max()) < 1e-3
 
 
 @pytest.mark.parametrize("spec", ["pre", "peri", "ngpt", "geonorm", "output", "lns", "mix"])
 def test_speeds_of_tokens_own_have_no_common_clock(spec):
     with pytest.raises(NormLabError, match="no change of time makes it Post-Norm"):
-        Common(laws.find(spec, 4), 10.0)
+        CommonSpeedClock(laws.find_law(spec, 4), 10.0)
 
 
 def test_bad_clocks_are_told_in_one_line():
@@ -83,7 +83,11 @@ def test_bad_clocks_are_told_in_one_line():
         speed=lambda m: torch.ones_like(m.radius), temperature=lambda t: 1 / (1 + t), rms=on_sphere, forward="bounded",
         backward="",
     )  # fmt: skip
-    for make in (lambda: Common(cooling, 10.0), lambda: Common(laws.find("post", 4), -1.0), lambda: Logarithmic(0.0)):
+    for make in (
+        lambda: CommonSpeedClock(cooling, 10.0),
+        lambda: CommonSpeedClock(laws.find_law("post", 4), -1.0),
+        lambda: LogClock(0.0),
+    ):
         with pytest.raises(NormLabError) as caught:
             make()
         assert "\n" not in str(caught.value)

@@ -16,7 +16,7 @@ from normlab.errors import NormLabError
 from tests.dynamics.particles import flow, follow, start
 from tests.matrix import parametrize
 
-EVERY = laws.names()
+EVERY = laws.law_names()
 
 
 def _times(*times: float) -> torch.Tensor:
@@ -28,9 +28,9 @@ def _times(*times: float) -> torch.Tensor:
 def test_the_full_system_stays_symmetric_and_follows_it(spec, kind):
     n, beta, radius = 6, 1.5, 1.2
     # Unnormalised attention that reads the state explodes in finite time: at 0.117 without a norm.
-    times = [0.05, 0.1] if laws.find(spec, 4).reads_state else [1.0, 2.5]
+    times = [0.05, 0.1] if laws.find_law(spec, 4).reads_state else [1.0, 2.5]
     states = follow(flow(spec, beta, kind=kind), start(torch.eye(n, n + 2, dtype=torch.float64), radius), *times)
-    expected = Equiangular(laws.find(spec, 4), n, beta, kind).orbit(_times(*times), radius=radius)
+    expected = Equiangular(laws.find_law(spec, 4), n, beta, kind).orbit(_times(*times), radius=radius)
     for state, (rho, r) in zip(states, expected, strict=True):
         cosines = (state.theta[0] @ state.theta[0].mT)[~torch.eye(n, dtype=torch.bool)]
         torch.testing.assert_close(cosines, rho.expand_as(cosines), rtol=0, atol=1e-8)
@@ -43,7 +43,7 @@ def test_a_law_sees_the_same_in_both(spec):
     n, rho = 5, 0.3
     gram = (1 - rho) * torch.eye(n, dtype=torch.float64) + rho
     seen: dict = {}
-    law = laws.find(spec, 4)
+    law = laws.find_law(spec, 4)
 
     def keep(motion):
         seen["motion"] = motion
@@ -81,7 +81,7 @@ def test_scipy_on_the_printed_equations(n, beta):
 
     for spec, slope in (("peri", peri), ("pre", pre)):
         expected = solve_ivp(slope, (0, 20.0), [0.0, 1.5], method="DOP853", rtol=1e-12, atol=1e-13).y[:, -1]
-        found = Equiangular(laws.find(spec, 4), n, beta).orbit(_times(20.0), radius=1.5)[0]
+        found = Equiangular(laws.find_law(spec, 4), n, beta).orbit(_times(20.0), radius=1.5)[0]
         torch.testing.assert_close(found, torch.from_numpy(expected), rtol=1e-9, atol=1e-9)
 
 
@@ -115,36 +115,36 @@ def _root(t: float) -> float:
     ],
 )
 def test_tails(spec, clock, rate, end):
-    one, two = Equiangular(laws.find(spec, 4), 16, 1.0).path(_times(end / 2, end), tolerance=1e-9)
+    one, two = Equiangular(laws.find_law(spec, 4), 16, 1.0).path(_times(end / 2, end), tolerance=1e-9)
     assert float(two.gap - one.gap) / (clock(end) - clock(end / 2)) == pytest.approx(rate, abs=1e-4)
 
 
 def test_radii_of_the_tail():
     for spec in ("pre", "peri"):
-        last = list(Equiangular(laws.find(spec, 4), 16, 1.0).path(_times(1e7), tolerance=1e-9))[-1]
+        last = list(Equiangular(laws.find_law(spec, 4), 16, 1.0).path(_times(1e7), tolerance=1e-9))[-1]
         assert float(last.radius) / 1e7 == pytest.approx(1.0, abs=1e-4)
 
 
 def test_a_cold_tail_keeps_its_digits():
-    gap = list(Equiangular(laws.find("post", 4), 4, 1.0).path(_times(200.0, 300.0)))
+    gap = list(Equiangular(laws.find_law("post", 4), 4, 1.0).path(_times(200.0, 300.0)))
     assert float(gap[1].gap - gap[0].gap) == pytest.approx(-200.0, rel=1e-9)
 
 
 def test_many_temperatures_are_each_on_their_own():
     betas, times = torch.tensor([0.1, 1.0, 9.0], dtype=torch.float64), _times(0.5, 7.0)
-    together = Equiangular(laws.find("peri", 4), 12, betas).orbit(times)
+    together = Equiangular(laws.find_law("peri", 4), 12, betas).orbit(times)
     assert together.shape == (2, 2, 3)
     for k, beta in enumerate(betas.tolist()):
-        alone = Equiangular(laws.find("peri", 4), 12, beta).orbit(times)
+        alone = Equiangular(laws.find_law("peri", 4), 12, beta).orbit(times)
         torch.testing.assert_close(together[..., k], alone, rtol=0, atol=1e-9)
 
 
 def test_looks_on_the_way_change_nothing():
-    system = Equiangular(laws.find("mix", 4), 12, 2.0)
+    system = Equiangular(laws.find_law("mix", 4), 12, 2.0)
     one = system.orbit(torch.tensor([5.0]))[-1]
     torch.testing.assert_close(system.orbit(torch.linspace(0.0, 5.0, 200))[-1], one, rtol=0, atol=1e-9)
 
 
 def test_bad_input_is_told_in_one_line():
     with pytest.raises(NormLabError, match="two tokens to have an angle, got 1"):
-        Equiangular(laws.find("post", 4), 1, 1.0)
+        Equiangular(laws.find_law("post", 4), 1, 1.0)

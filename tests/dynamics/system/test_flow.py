@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 import normlab
 from normlab.dynamics.system import laws
 from normlab.dynamics.system.attention import ParticleAttention
-from normlab.dynamics.system.clocks import Logarithmic, Plain
+from normlab.dynamics.system.clocks import LogClock, PlainClock
 from normlab.dynamics.system.flow import Flow, ParticleState, dot, length, unit
 from normlab.dynamics.system.integrators import RungeKutta4
-from normlab.dynamics.system.weights import Drawn, layers
+from normlab.dynamics.system.weights import RandomWeights, make_attention
 from normlab.errors import NormLabError
 from normlab.schemes.contract.law import Law, on_sphere
 from tests.dynamics.particles import clustered, flow, follow, start, uniform, variance
 from tests.matrix import parametrize
 
-EVERY = laws.names()
+EVERY = laws.law_names()
 GRADIENTS = [name for name in EVERY if name not in ("lns", "none", "output")]
 """Laws that climb one energy; the β of the others follows the time or the radii."""
 
@@ -115,11 +115,11 @@ def test_velocities_are_tangent_and_identical_tokens_stay_so(spec):
 @pytest.mark.parametrize("weights", ["identity", "symmetric"])
 def test_energy_never_rises(spec, weights):
     """−Σ e^{β⟨θ_j, D θ_k⟩}, for QᵀK = V = D symmetric."""
-    law = laws.find(spec, 4)
-    drawn = Drawn(matrices=weights, dim=3, dtype=torch.float64)
+    law = laws.find_law(spec, 4)
+    drawn = RandomWeights(matrices=weights, dim=3, dtype=torch.float64)
     matrix = drawn.layer(0).score
     matrix = torch.eye(3, dtype=torch.float64) if matrix is None else matrix[0]
-    system = Flow(law, layers(drawn, beta=torch.tensor([2.0], dtype=torch.float64)))
+    system = Flow(law, make_attention(drawn, beta=torch.tensor([2.0], dtype=torch.float64)))
     times = torch.linspace(0.1, 6.0, 60).tolist()
     # A symmetric matrix may pull tokens inwards; radii this large last.
     orbit = RungeKutta4(step=0.05).orbit(system, uniform(7, 3, radius=8.0), times)
@@ -132,7 +132,7 @@ def test_energy_climbs_at_the_rate_of_the_pull():
     beta, state, system = 2.0, uniform(6, 3, radius=2.0), flow("pre", 2.0)
     theta = state.theta[0]
     weights = torch.exp(beta * theta @ theta.mT)
-    pull = system.pull(state)[0]
+    pull = system.branch_output(state)[0]
     across = pull - dot(pull, theta).unsqueeze(-1) * theta
     expected = 2 * beta * (weights.sum(-1) * across.square().sum(-1) / 2.0).sum()
     found = (weights * beta * turning(system, state)).sum()
@@ -187,7 +187,7 @@ def test_few_tokens_are_never_pulled_inwards(n, d, extra, seed):
     # Half of the tests: all others opposite the first one, the worst there is.
     theta[1:] = -theta[0] if seed % 2 else theta[1:]
     begin = start(theta)
-    radial = dot(flow("pre", beta).pull(begin), begin.theta)
+    radial = dot(flow("pre", beta).branch_output(begin), begin.theta)
     bound = (math.exp(beta) - (n - 1)) / (n * math.exp(beta))
     assert float(radial.min()) >= bound * (1 - 1e-12)
     assert bound > 0
@@ -197,7 +197,7 @@ def test_few_tokens_are_never_pulled_inwards(n, d, extra, seed):
 @pytest.mark.parametrize("spec", ["pre", "peri", "mix", "post", "sqrt", "ngpt(alpha=1.0)"])
 def test_few_tokens_meet_at_one_point(spec, seed):
     grows = spec in ("pre", "peri", "mix")
-    time, clock = (1e6, Logarithmic()) if grows else (60.0, Plain())
+    time, clock = (1e6, LogClock()) if grows else (60.0, PlainClock())
     end = follow(flow(spec, 1.4), uniform(4, 3, seed=seed), time, tolerance=1e-7, clock=clock)[0]
     assert math.exp(1.4) >= 4
     assert variance(end) < 1e-8
@@ -207,7 +207,7 @@ def test_attention_starts_small_so_that_dividing_by_it_starts_fast():
     """Uniform tokens: ‖A‖ = O(√(log n/n) + log n/d), hence speeds of order one where it is divided by."""
     n, d = 256, 128
     begin = uniform(n, d)
-    size = length(flow("post", 1.0).pull(begin)).max()
+    size = length(flow("post", 1.0).branch_output(begin)).max()
     assert float(size) < 2 * (math.sqrt(math.log(n) / n) + math.log(n) / d)
     assert float(flow("peri", 1.0).speeds(begin).mean()) > 0.9
     assert float(flow("post", 1.0).speeds(begin).mean()) < 0.1
@@ -218,34 +218,36 @@ def test_radii_grow_linearly_with_tied_weights_and_like_a_walk_with_independent_
     method, times = RungeKutta4(step=0.5), [16.0, 64.0]
     beta = torch.tensor([1.0], dtype=torch.float64)
 
-    def exponent(weights: Drawn) -> float:
-        one, two = (float(s.radius.mean()) for s in method.orbit(Flow(law, layers(weights, beta=beta)), begin, times))
+    def exponent(weights: RandomWeights) -> float:
+        one, two = (
+            float(s.radius.mean()) for s in method.orbit(Flow(law, make_attention(weights, beta=beta)), begin, times)
+        )
         return math.log(two / one) / math.log(4)
 
     seeds = tuple(range(48))
-    assert exponent(Drawn(matrices="identity", dim=16)) == pytest.approx(1.0, abs=0.1)
-    walk = exponent(Drawn(matrices="gaussian", dim=16, redraw=True, seeds=seeds, dtype=torch.float64))
+    assert exponent(RandomWeights(matrices="identity", dim=16)) == pytest.approx(1.0, abs=0.1)
+    walk = exponent(RandomWeights(matrices="gaussian", dim=16, redraw=True, seeds=seeds, dtype=torch.float64))
     # Gaussian steps in 16 dimensions: 192 tokens of 48 systems leave a few hundredths of noise.
     assert walk == pytest.approx(0.5, abs=0.08)
 
 
 def test_layers_have_weights_of_their_own():
-    weights = Drawn(matrices="gaussian", dim=3, redraw=True, dtype=torch.float64)
+    weights = RandomWeights(matrices="gaussian", dim=3, redraw=True, dtype=torch.float64)
     beta = torch.tensor([1.0], dtype=torch.float64)
-    system = Flow(normlab.scheme("post").law(4), layers(weights, beta=beta))
+    system = Flow(normlab.scheme("post").law(4), make_attention(weights, beta=beta))
     assert system.switches(0.0, 3.0) == [1.0, 2.0]
     assert system.switches(0.5, 1.0) == []
     state = uniform(5, 3)
     for time in (0.0, 0.9, 1.0, 2.5):
         score, value = weights.layer(int(time))
         alone = ParticleAttention(beta=beta, score=score, value=value)
-        assert torch.equal(system.pull(state._replace(time=state.time + time)), alone(state.theta))
+        assert torch.equal(system.branch_output(state._replace(time=state.time + time)), alone(state.theta))
 
 
 def test_the_mlp_adds_to_the_pull():
     system, state = flow("post"), uniform(5, 3)
     drifting = Flow(system.law, system.attention, drift=lambda x: 2 * x.roll(1, -1))
-    torch.testing.assert_close(drifting.pull(state), system.pull(state) + 2 * state.theta.roll(1, -1))
+    torch.testing.assert_close(drifting.branch_output(state), system.branch_output(state) + 2 * state.theta.roll(1, -1))
 
 
 def test_a_law_without_speed_has_no_flow():

@@ -11,10 +11,10 @@ import torch
 
 import normlab
 from normlab.dynamics.system.attention import ParticleAttention
-from normlab.dynamics.system.clocks import Logarithmic
+from normlab.dynamics.system.clocks import LogClock
 from normlab.dynamics.system.flow import Flow, ParticleState, length
 from normlab.dynamics.system.integrators import DormandPrince, RungeKutta4
-from normlab.dynamics.system.weights import Drawn, layers
+from normlab.dynamics.system.weights import RandomWeights, make_attention
 from normlab.errors import NormLabError
 from normlab.schemes.contract.law import Law, on_sphere
 from tests.dynamics.particles import ORACLES, by_scipy, clustered, flow, follow, start, uniform, variance
@@ -28,7 +28,7 @@ def test_the_full_system_is_what_scipy_says(spec):
     for method in (
         DormandPrince(tolerance=1e-11),
         RungeKutta4(step=0.005),
-        DormandPrince(tolerance=1e-11, clock=Logarithmic()),
+        DormandPrince(tolerance=1e-11, clock=LogClock()),
     ):
         end = next(method.orbit(flow(spec, beta), begin, [time]))
         torch.testing.assert_close(end.theta[0], torch.from_numpy(theta), rtol=0, atol=2e-9)
@@ -51,10 +51,10 @@ def test_runge_kutta_is_of_fourth_order(spec):
 
 @parametrize("redraw", [False, True], quick=[True])
 def test_switches_and_layers_cost_no_order(redraw):
-    weights = Drawn(matrices="gaussian", dim=4, redraw=redraw, dtype=torch.float64)
+    weights = RandomWeights(matrices="gaussian", dim=4, redraw=redraw, dtype=torch.float64)
     law = normlab.scheme("mix", post_fraction=0.3).law(5)
     assert law.switches == (1.0,)
-    system = Flow(law, layers(weights, beta=torch.tensor([2.0], dtype=torch.float64)))
+    system = Flow(law, make_attention(weights, beta=torch.tensor([2.0], dtype=torch.float64)))
     # A horizon inside a layer, and steps that the layers are no multiple of.
     orders = _orders(lambda h: RungeKutta4(step=h), system, uniform(6, 4, radius=2.0), 2.6, [0.1, 0.05, 0.025])
     assert orders[-1] == pytest.approx(4.0, abs=0.3)
@@ -118,7 +118,7 @@ def test_at_a_switch_the_limit_from_below_holds(dtype):
     law = normlab.scheme("mix", post_fraction=0.5).law(6)
     begin = ParticleState(*(part.to(dtype) for part in uniform(5, 3, radius=2.0)))
     for method in (RungeKutta4(step=0.25), DormandPrince(tolerance=1e-5)):
-        for clock in (method.clock, Logarithmic()):
+        for clock in (method.clock, LogClock()):
             orbit = dataclasses.replace(method, clock=clock).orbit(
                 Flow(law, ParticleAttention(beta=torch.ones(1, dtype=dtype))), begin, [3.0, 4.0]
             )
@@ -151,7 +151,7 @@ def test_tails_of_the_variance(spec, span, rate):
     """From a clustered start, V = 1: exponential, t^−2 and e^−4√t, each within 1e-4 of its rate."""
     grows = span is math.log
     times = (1e5, 1e6) if grows else (4.0, 6.0) if span(4.0) == 4.0 else (10.0, 20.0)
-    clock = {"clock": Logarithmic()} if grows else {}
+    clock = {"clock": LogClock()} if grows else {}
     # A cluster of 1e-3: what is not linear in it is of order 1e-6.
     one, two = follow(flow(spec, 1.0), clustered(8, 3, 1e-3), *times, tolerance=1e-12, **clock)
     slope = math.log(variance(two) / variance(one)) / (span(times[1]) - span(times[0]))
@@ -219,7 +219,7 @@ def test_steps_beyond_stability_are_refused_and_others_are_not(scheme):
     """In logarithmic time steps grow with t: Pre-Norm's rates fall as fast, Post-Norm's do not, and at t = 9 a step of
     0.3, which is 3 layers there, is too long.
     """
-    begin, method = uniform(20, 2), RungeKutta4(step=0.3, clock=Logarithmic())
+    begin, method = uniform(20, 2), RungeKutta4(step=0.3, clock=LogClock())
     orbit = method.orbit(flow(scheme, 30.0), begin, [300.0])
     if scheme == "pre":
         exact = follow(flow(scheme, 30.0), begin, 300.0, tolerance=1e-9)[0]
@@ -231,5 +231,5 @@ def test_steps_beyond_stability_are_refused_and_others_are_not(scheme):
 
 def test_tokens_that_have_met_do_not_shake():
     begin = start(torch.ones(10, 4, dtype=torch.float64))
-    for state in RungeKutta4(step=0.3, clock=Logarithmic()).orbit(flow("post"), begin, [1e2, 1e4]):
+    for state in RungeKutta4(step=0.3, clock=LogClock()).orbit(flow("post"), begin, [1e2, 1e4]):
         assert torch.equal(state.theta, begin.theta)

@@ -20,9 +20,9 @@ REST = {"rms": on_sphere, "forward": "bounded", "backward": ""}
 
 
 def test_every_scheme_and_the_stand_alone_laws_have_names():
-    assert set(laws.names()) == {*normlab.list_schemes(), "sqrt"}
-    for name in laws.names():
-        assert laws.find(name, 6).speed is not None
+    assert set(laws.law_names()) == {*normlab.list_schemes(), "sqrt"}
+    for name in laws.law_names():
+        assert laws.find_law(name, 6).speed is not None
     assert laws.scheme_of("sqrt") is None
     assert laws.scheme_of(" SQRT ") is None
     assert laws.scheme_of("sandwich") == normlab.scheme("peri")
@@ -32,7 +32,7 @@ def test_every_scheme_and_the_stand_alone_laws_have_names():
 def test_sqrt_is_the_papers_law():
     ones = torch.ones(1, 2)
     motion = Motion(time=3 * ones, radius=5 * ones, attention=ones, radial=ones, tangent=0 * ones)
-    law = laws.find("sqrt", 6)
+    law = laws.find_law("sqrt", 6)
     assert torch.equal(law.speed(motion), 2 * ones)
     assert torch.equal(law.radial(motion), 0 * ones)
 
@@ -63,7 +63,7 @@ def test_a_plugged_in_scheme_is_simulated_by_its_law():
         begin = uniform(5, 3)
         half, pre = follow(flow("half-step"), begin, 2.0)[0], follow(flow("pre(step=0.5)"), begin, 2.0)[0]
         torch.testing.assert_close(half.theta, pre.theta)
-        assert "half-step" in laws.names()
+        assert "half-step" in laws.law_names()
     finally:
         unregister(Half)
 
@@ -83,5 +83,5 @@ def test_a_plugged_in_scheme_is_simulated_by_its_law():
 )
 def test_bad_laws_are_told_in_one_line(spec, said):
     with pytest.raises(NormLabError, match=said) as caught:
-        laws.find(spec, 4)
+        laws.find_law(spec, 4)
     assert "\n" not in str(caught.value)

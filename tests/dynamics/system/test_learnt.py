@@ -13,9 +13,9 @@ from normlab.dynamics import experiments
 from normlab.dynamics.experiments import real_model
 from normlab.dynamics.system import laws
 from normlab.dynamics.system.flow import Flow, ParticleState
-from normlab.dynamics.system.network import Network
-from normlab.dynamics.system.read_weights import read_model
-from normlab.dynamics.system.weights import Drawn, layers
+from normlab.dynamics.system.network import ParticleNetwork
+from normlab.dynamics.system.read_weights import read_model_attention
+from normlab.dynamics.system.weights import RandomWeights, make_attention
 from normlab.errors import NormLabError
 from normlab.models import tokens
 from normlab.models.rotary import rotary_table
@@ -29,7 +29,7 @@ BETA, DEPTH, DIM, TIME = torch.tensor([1.5], dtype=torch.float64), 4, 6, 3.0
 
 
 def _attention():
-    return layers(Drawn(matrices="identity", dim=DIM), beta=BETA)
+    return make_attention(RandomWeights(matrices="identity", dim=DIM), beta=BETA)
 
 
 def _blocks(spec: str, **bind) -> list:
@@ -64,7 +64,7 @@ LEARNT = {
 
 def _turn_error(scheme, blocks, exact: ParticleState, begin: ParticleState, cut: int, time: float) -> float:
     """Of directions: a law carries the radius of its start on where a norm stands on the main path."""
-    network = Network(scheme, _attention(), depth=DEPTH, cut=cut, learnt=blocks)
+    network = ParticleNetwork(scheme, _attention(), depth=DEPTH, cut=cut, learnt=blocks)
     return float((next(network.orbit(begin, [time])).theta - exact.theta).abs().max())
 
 
@@ -72,7 +72,7 @@ def _turn_error(scheme, blocks, exact: ParticleState, begin: ParticleState, cut:
 def test_first_order_toward_the_law_of_what_was_learnt(spec):
     """Half the step, half the error, with other values in every block: the law has them right, each at its time."""
     scheme, blocks, begin = normlab.scheme(spec), _set(_blocks(spec), _scalar), uniform(5, DIM)
-    law = laws.learnt(scheme, blocks)
+    law = laws.learnt_law(scheme, blocks)
     time = 1.0 if law.reads_state else TIME
     assert [len(value.blocks) for value in law.values] == [DEPTH] * LEARNT[spec]
     exact, plain = (follow(Flow(one, _attention()), begin, time, tolerance=1e-8)[0] for one in (law, scheme.law(DEPTH)))
@@ -91,13 +91,16 @@ def test_initial_values_change_nothing(spec, dtype):
     time = 1.0 if scheme.law(DEPTH).reads_state else TIME
     for one, other in (
         [follow(Flow(law, _attention()), begin, time, tolerance=1e-5)[0] for law in _laws(scheme, blocks)],
-        [next(Network(scheme, _attention(), depth=DEPTH, learnt=kept).orbit(begin, [time])) for kept in ((), blocks)],
+        [
+            next(ParticleNetwork(scheme, _attention(), depth=DEPTH, learnt=kept).orbit(begin, [time]))
+            for kept in ((), blocks)
+        ],
     ):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 def _laws(scheme, blocks) -> tuple[Law, Law]:
-    return scheme.law(DEPTH), laws.learnt(scheme, blocks)
+    return scheme.law(DEPTH), laws.learnt_law(scheme, blocks)
 
 
 def test_vectors_enter_a_law_as_one_number():
@@ -117,7 +120,7 @@ def test_vectors_enter_a_law_as_one_number():
 def test_parallel_blocks_and_blocks_of_one_branch():
     for bind in ({"topology": "parallel"}, {"branches": 1}, {"topology": "parallel", "branches": 3}):
         blocks, begin = _set(_blocks("post", **bind), _scalar), uniform(5, DIM)
-        network = Network(normlab.scheme("post"), _attention(), depth=DEPTH, learnt=blocks)
+        network = ParticleNetwork(normlab.scheme("post"), _attention(), depth=DEPTH, learnt=blocks)
         end, gain = next(network.orbit(begin, [1.0])), _scalar("steps.0.write.norm.weight", 0)
         x = begin.theta + _attention()(begin.theta)
         torch.testing.assert_close(end.theta, x / x.norm(dim=-1, keepdim=True))
@@ -149,9 +152,9 @@ def test_a_scheme_whose_law_knows_no_blocks_keeps_it():
 
     scheme = Own()
     blocks = [scheme.bind(depth=DEPTH, dim=DIM).block(k) for k in range(DEPTH)]
-    assert laws.learnt(scheme, blocks).note == str(DEPTH)
+    assert laws.learnt_law(scheme, blocks).note == str(DEPTH)
     with pytest.raises(NormLabError, match="5 blocks cannot take over what 4 have learnt"):
-        Network(scheme, _attention(), depth=5, learnt=blocks)
+        ParticleNetwork(scheme, _attention(), depth=5, learnt=blocks)
 
 
 # -- the experiment ---------------------------------------------------------------------------------------------------
@@ -217,7 +220,7 @@ def test_a_simulation_moves_as_its_network_does(scheme, simulated):
     # Four whole steps are no continuous time, and nGPT's norms of queries and keys are not in the simulation.
     assert all(0.5 < change / network < 2.0 for change in (law, blocks)), (network, law, blocks)
     assert not any("as learnt" in note for note in before.notes)
-    moved = [value for value in read_model(model).law.values if value.moved]
+    moved = [value for value in read_model_attention(model).law.values if value.moved]
     assert sum("as learnt" in note for note in after.notes) == len(moved) > 0
     figures = {figure.title: figure.curves[0].y for figure in after.figures}
     assert all(figures[f"The law's {value.name}"] == value.blocks for value in moved)

@@ -10,8 +10,8 @@ import torch
 import normlab
 from normlab.dynamics.system.drift import RandomMLP
 from normlab.dynamics.system.flow import Flow, ParticleState
-from normlab.dynamics.system.network import Network, renormalises
-from normlab.dynamics.system.weights import Drawn, layers
+from normlab.dynamics.system.network import ParticleNetwork, renormalises
+from normlab.dynamics.system.weights import RandomWeights, make_attention
 from normlab.errors import NormLabError
 from tests.dynamics.particles import follow, uniform
 from tests.matrix import parametrize
@@ -28,16 +28,18 @@ OPTIONS = [
 def _error(
     scheme, attention, exact: ParticleState, begin: ParticleState, *, depth: int, time: float, cut: int, drift=None
 ) -> float:
-    network = Network(scheme, attention, depth=depth, cut=cut, drift=drift)
+    network = ParticleNetwork(scheme, attention, depth=depth, cut=cut, drift=drift)
     end = list(network.orbit(begin, [time]))[-1]
     return float(torch.maximum((end.theta - exact.theta).abs().max(), (end.radius - exact.radius).abs().max()))
 
 
-def _order(spec: str, weights: Drawn, cuts: tuple[int, int] = (64, 128), *, radius: float = 1.0, drift=None) -> float:
+def _order(
+    spec: str, weights: RandomWeights, cuts: tuple[int, int] = (64, 128), *, radius: float = 1.0, drift=None
+) -> float:
     scheme, depth = normlab.scheme(spec), 4
     # Without any norm the softmax sharpens with the square of radii that grow exponentially.
     time = 1.0 if scheme.law(depth).reads_state else 3.0
-    attention = layers(weights, beta=BETA)
+    attention = make_attention(weights, beta=BETA)
     begin = uniform(5, 6, radius=radius)
     exact = follow(Flow(scheme.law(depth), attention, drift), begin, time, tolerance=1e-10)[0]
     errors = [_error(scheme, attention, exact, begin, depth=depth, time=time, cut=c, drift=drift) for c in cuts]
@@ -47,7 +49,7 @@ def _order(spec: str, weights: Drawn, cuts: tuple[int, int] = (64, 128), *, radi
 @parametrize("spec", [*normlab.list_schemes(), *OPTIONS], quick=["pre", "geonorm", "ngpt", "spannorm"])
 def test_first_order_toward_the_law(spec):
     """Half the step, half the error: simulator, theory and training code describe the same thing."""
-    assert _order(spec, Drawn(matrices="identity", dim=6)) == pytest.approx(1.0, abs=0.06)
+    assert _order(spec, RandomWeights(matrices="identity", dim=6)) == pytest.approx(1.0, abs=0.06)
 
 
 # Random values pull some tokens inwards, and a small radius turns fast: large ones where the scheme carries them.
@@ -57,21 +59,21 @@ RADII = {"post": 1.0, "pre": 3.0, PERI: 3.0, "lns": 3.0, "mix": 1.0, "keel": 3.0
 
 @parametrize("spec", RADII, quick=["post", "mix"])
 def test_first_order_with_other_weights_in_every_layer(spec):
-    weights = Drawn(matrices="gaussian", dim=6, heads=2, redraw=True, dtype=torch.float64)
+    weights = RandomWeights(matrices="gaussian", dim=6, heads=2, redraw=True, dtype=torch.float64)
     assert _order(spec, weights, radius=RADII[spec]) == pytest.approx(1.0, abs=0.1)
 
 
 @parametrize("spec", ["post", "pre", PERI], quick=["pre"])
 def test_first_order_with_an_mlp(spec):
-    weights = Drawn(matrices="identity", dim=6)
+    weights = RandomWeights(matrices="identity", dim=6)
     assert _order(spec, weights, radius=RADII[spec], drift=RandomMLP(dim=6, hidden=24)) == pytest.approx(1.0, abs=0.1)
 
 
 def test_the_sphere_form_of_pre_norm_turns_alike():
     """It keeps its radius where a probe does not look."""
-    begin, attention = uniform(5, 6), layers(Drawn(matrices="identity", dim=6), beta=BETA)
+    begin, attention = uniform(5, 6), make_attention(RandomWeights(matrices="identity", dim=6), beta=BETA)
     plain, sphere = (
-        next(Network(normlab.scheme("pre", form=form), attention, depth=3).orbit(begin, [3.0]))
+        next(ParticleNetwork(normlab.scheme("pre", form=form), attention, depth=3).orbit(begin, [3.0]))
         for form in ("plain", "sphere")
     )
     torch.testing.assert_close(sphere.theta, plain.theta)
@@ -79,8 +81,8 @@ def test_the_sphere_form_of_pre_norm_turns_alike():
 
 def test_a_block_is_the_equation():
     """Peri-LN, one block of full size: x + N(A(N x))."""
-    begin, attention = uniform(5, 6, radius=2.0), layers(Drawn(matrices="identity", dim=6), beta=BETA)
-    end = next(Network(normlab.scheme(PERI), attention, depth=1).orbit(begin, [1.0]))
+    begin, attention = uniform(5, 6, radius=2.0), make_attention(RandomWeights(matrices="identity", dim=6), beta=BETA)
+    end = next(ParticleNetwork(normlab.scheme(PERI), attention, depth=1).orbit(begin, [1.0]))
     pull = attention(begin.theta)
     x = 2 * begin.theta + pull / pull.norm(dim=-1, keepdim=True)
     torch.testing.assert_close(end.theta * end.radius.unsqueeze(-1), x)
@@ -88,15 +90,15 @@ def test_a_block_is_the_equation():
 
 
 def test_layers_of_a_refined_network_share_their_weights():
-    weights = Drawn(matrices="gaussian", dim=6, redraw=True, dtype=torch.float64)
+    weights = RandomWeights(matrices="gaussian", dim=6, redraw=True, dtype=torch.float64)
     asked: list[int] = []
-    inner = layers(weights, beta=BETA)
+    inner = make_attention(weights, beta=BETA)
 
     def attention(k: int):
         asked.append(k)
         return inner(k)
 
-    list(Network(normlab.scheme("post"), attention, depth=2, cut=3).orbit(uniform(4, 6), [1.0, 2.0]))
+    list(ParticleNetwork(normlab.scheme("post"), attention, depth=2, cut=3).orbit(uniform(4, 6), [1.0, 2.0]))
     assert asked == [0, 0, 0, 1, 1, 1]
 
 
@@ -104,12 +106,16 @@ def test_single_precision_takes_an_update_of_zero():
     """nGPT normalises what the MLP proposes, which is nothing."""
     begin = ParticleState(*(part.float() for part in uniform(5, 6)))
     for name in normlab.list_schemes():
-        network = Network(normlab.scheme(name), layers(Drawn(matrices="identity", dim=6), beta=BETA.float()), depth=2)
+        network = ParticleNetwork(
+            normlab.scheme(name), make_attention(RandomWeights(matrices="identity", dim=6), beta=BETA.float()), depth=2
+        )
         assert next(network.orbit(begin, [2.0])).theta.isfinite().all(), name
 
 
 def test_times_between_blocks_are_refused():
-    network = Network(normlab.scheme("post"), layers(Drawn(matrices="identity", dim=6), beta=BETA), depth=2, cut=2)
+    network = ParticleNetwork(
+        normlab.scheme("post"), make_attention(RandomWeights(matrices="identity", dim=6), beta=BETA), depth=2, cut=2
+    )
     with pytest.raises(NormLabError, match="multiples of 1/2 alone"):
         list(network.orbit(uniform(4, 6), [0.3]))
 

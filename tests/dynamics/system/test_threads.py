@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from normlab.dynamics.system import threads
+from normlab.dynamics.system import small_systems
 from normlab.dynamics.system.integrators import RungeKutta4
-from normlab.dynamics.system.threads import suited
+from normlab.dynamics.system.small_systems import limit_threads
 from normlab.schemes.contract.law import Law, on_sphere
 from tests.dynamics.particles import flow, uniform
 
@@ -23,22 +23,22 @@ def three() -> Iterator[None]:
 
 
 def test_small_systems_take_one_thread_and_large_ones_all():
-    with suited(torch.empty(1, 64, 3)):
+    with limit_threads(torch.empty(1, 64, 3)):
         assert torch.get_num_threads() == 1
-    with suited(torch.empty(1, 256, 512)):
+    with limit_threads(torch.empty(1, 256, 512)):
         assert torch.get_num_threads() == 3
     assert torch.get_num_threads() == 3
 
 
 def test_the_users_number_comes_back_after_an_error():
-    with pytest.raises(ZeroDivisionError), suited(torch.empty(1, 2, 2)):
+    with pytest.raises(ZeroDivisionError), limit_threads(torch.empty(1, 2, 2)):
         raise ZeroDivisionError
     assert torch.get_num_threads() == 3
 
 
 @pytest.mark.parametrize(("shared", "expected"), [(1, 3), (2**40, 1)])
 def test_an_orbit_is_followed_so_and_its_reader_is_not(monkeypatch, shared, expected):
-    monkeypatch.setattr(threads, "_SHARED", shared)
+    monkeypatch.setattr(small_systems, "_SHARED", shared)
     seen: list[int] = []
 
     def speed(motion):

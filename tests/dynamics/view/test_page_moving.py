@@ -171,7 +171,7 @@ def test_it_plays_by_itself_unless_motion_is_unwanted(visit: Any) -> None:
 @browsing
 def test_laws_are_drawn_over_the_data_and_runs_can_be_hidden(visit: Any) -> None:
     page = visit(simulation())
-    assert parts(page, "variance") == ["simulated"] * 2 + ["fitted", "foretold"] * 2
+    assert parts(page, "variance") == ["simulated"] * 2 + ["fitted", "predicted"] * 2
     page.locator("#sphere .legend button", has_text="post").click()
     assert {trace["meta"]["scheme"] for trace in traces(page, "variance")} == {1}
     page.evaluate(FRAME)

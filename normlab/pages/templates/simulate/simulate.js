@@ -32,7 +32,7 @@
     }];
   };
   const laws = (run, k, panel) => run.laws.filter((law) => law.observable === panel.name).flatMap((law) => [
-    ["fitted", "dash", "fitted law"], ["foretold", "dot", "foretold rate"],
+    ["fitted", "dash", "fitted law"], ["predicted", "dot", "predicted rate"],
   ].filter(([part]) => law[part].length).map(([part, dash, words]) => ({
     x: law.times, y: law[part], mode: "lines", line: { color: css("--ink"), dash, width: part === "fitted" ? 2 : 2.6 },
     meta: { scheme: k, part }, hovertemplate: `${owner(k)}${words}: %{y:.4g}<extra></extra>`,

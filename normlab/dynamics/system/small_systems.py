@@ -1,9 +1,15 @@
-"""Several laws in one batch: small systems cost calls and not arithmetic, and a call takes all schemes at once."""
+"""Small systems: batch several laws together, and run on one thread.
+
+Small systems are limited by call overhead, not by arithmetic. Several laws therefore share a batch. Threads
+synchronise several times in an evaluation: below a millisecond of work they gain little on an idle machine, and on a
+busy one each wait can last a scheduler time slice, hundreds of times as long as the work.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -12,11 +18,15 @@ from normlab.dynamics.config import SimulateConfig
 from normlab.schemes.contract.law import Law, Motion
 
 _SMALL = 2**18
-"""Numbers of the largest tensor of a batch, scores or tokens, up to which schemes share one."""
+"""Elements of the largest tensor of a batch (scores or tokens) up to which laws share a batch."""
+_SHARED = 2**23
+"""Operations of an evaluation from which several threads are used: about a millisecond of one core."""
+_EXPONENTIAL = 8
+"""Cost of the exponential of a score, in multiply-adds."""
 
 
-def groups(config: SimulateConfig, laws: Sequence[Law]) -> list[list[int]]:
-    """Which laws may be followed in one batch, by places: those that change at the same times, if there is room."""
+def batch_groups(config: SimulateConfig, laws: Sequence[Law]) -> list[list[int]]:
+    """Group laws that can share a batch, as lists of indices: laws that switch at the same times, while small."""
     if config.method == "network":
         return [[place] for place in range(len(laws))]
     each = len(config.beta) * config.seeds * config.tokens * max(config.tokens, config.dim)
@@ -27,8 +37,8 @@ def groups(config: SimulateConfig, laws: Sequence[Law]) -> list[list[int]]:
     return [places[first : first + room] for places in alike.values() for first in range(0, len(places), room)]
 
 
-def joined(laws: Sequence[Law]) -> Law:
-    """One law for equally many systems of each, the first law's first."""
+def join_laws(laws: Sequence[Law]) -> Law:
+    """Join laws into one law for a batch with equally many systems of each, in the order of the laws."""
     if len(laws) == 1:
         return laws[0]
     return dataclasses.replace(
@@ -42,7 +52,7 @@ def joined(laws: Sequence[Law]) -> Law:
 
 
 def _each(functions: Sequence[Callable[[Motion], Tensor]]) -> Callable[[Motion], Tensor]:
-    """Each function of its own systems."""
+    """Apply each function to its own chunk of the batch."""
     count = len(functions)
     return lambda motion: torch.cat([f(part) for f, part in zip(functions, _parts(motion, count), strict=True)])
 
@@ -50,3 +60,15 @@ def _each(functions: Sequence[Callable[[Motion], Tensor]]) -> Callable[[Motion],
 def _parts(motion: Motion, count: int) -> Iterator[Motion]:
     columns = [getattr(motion, spec.name).chunk(count) for spec in dataclasses.fields(motion)]
     return (Motion(*parts) for parts in zip(*columns, strict=True))
+
+
+@contextmanager
+def limit_threads(tokens: Tensor) -> Iterator[None]:
+    """Run on one thread within this context if tokens (S, n, d) are few; else keep the number of threads."""
+    systems, count, dim = tokens.shape
+    before = torch.get_num_threads()
+    torch.set_num_threads(before if systems * count**2 * (dim + _EXPONENTIAL) >= _SHARED else 1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

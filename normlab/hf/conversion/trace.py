@@ -1,7 +1,7 @@
-"""A layer's forward pass as data: which of its parts it calls, on what, in which order.
+"""Trace a layer's forward pass with torch.fx: which submodules it calls, on what, in which order.
 
-The pass is followed with placeholders in place of tensors, once in training mode and once out of it; nothing is
-computed. Its parts (attention, MLP, norms, dropout) stay whole: what happens inside them is nobody's business here.
+The forward pass is traced symbolically, once in training and once in evaluation mode; nothing is computed. Submodules
+(attention, MLP, norms, dropout) are leaves of the graph and are not traced inside.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from torch import fx, nn
 
 from normlab.errors import NormLabError, in_one_line
 
-CALL, REST = "call", "**"
-"""Names of a layer's arguments beside the state, and among them of all that the signature does not name."""
+ARGUMENTS, EXTRA_KWARGS = "call", "**"
+"""Name of the dictionary of a layer's arguments, and its key for keyword arguments that the signature does not name."""
 
 ADVICE = "pass an adapter that names its branches and norms (docs/guides/converting.md)"
-"""What to try with a layer that is not of the usual shape."""
+"""Advice in errors about layers of an unusual structure."""
 
-# The library's names for what a decoder with cross-attention reads; without it they are None.
+# Prefix of the arguments of cross-attention in transformers; None in models without it.
 _CROSS = "encoder_"
 
 
 @dataclass(frozen=True)
-class Signature:
-    """How a layer is called: what its first argument is called, the others with their defaults, and whether more go."""
+class LayerSignature:
+    """Signature of a layer: name of its first argument, the others with defaults, whether it takes **kwargs."""
 
     state: str
     defaults: tuple[tuple[str, Any], ...]
     more: bool
 
     @classmethod
-    def of(cls, layer: nn.Module) -> Signature:
+    def of(cls, layer: nn.Module) -> LayerSignature:
         first, *others = inspect.signature(layer.forward).parameters.values()
         named = [one for one in others if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
         defaults = tuple((one.name, None if one.default is one.empty else one.default) for one in named)
         return cls(first.name, defaults, any(one.kind is one.VAR_KEYWORD for one in others))
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[torch.Tensor, dict[str, Any]]:
-        """(the state, the other arguments by name) of a call."""
+        """Return (hidden state, other arguments by name) of a call."""
         call = dict(self.defaults)
         names = (self.state, *call)
         given = dict(zip(names, args, strict=False))
@@ -53,26 +53,26 @@ class Signature:
         if len(args) > len(names) or (rest and not self.more):
             raise TypeError(f"expected the arguments {', '.join(names)}; got {len(args)} and {', '.join(kwargs)}")
         call.update({name: value for name, value in given.items() if name in names})
-        call[REST] = rest
+        call[EXTRA_KWARGS] = rest
         if any(name.startswith(_CROSS) and value is not None for name, value in call.items()):
             raise NormLabError("a converted layer has no cross-attention; call the model without encoder states")
         return state, call
 
 
 @dataclass(frozen=True)
-class Ref:
-    """Stands for the value of an earlier call."""
+class ValueRef:
+    """Reference to the value of an earlier call."""
 
     name: str
 
 
-STATE = Ref("state")
-"""The hidden state."""
+HIDDEN_STATE = ValueRef("state")
+"""Reference to the hidden state."""
 
 
 @dataclass(frozen=True)
 class TracedCall:
-    """One call in a forward pass: of a module or a parameter by its path, of a function, of a tensor's method."""
+    """One node of a traced forward pass: a call of a module, function or tensor method, or a parameter."""
 
     name: str
     kind: str
@@ -81,30 +81,30 @@ class TracedCall:
     kwargs: tuple[tuple[str, Any], ...]
 
     def run(self, layer: nn.Module, values: Mapping[str, Any]) -> Any:
-        args = [resolve(value, values) for value in self.args]
-        kwargs = {name: resolve(value, values) for name, value in self.kwargs}
-        kwargs.update(kwargs.pop(REST, {}))
+        args = [resolve_refs(value, values) for value in self.args]
+        kwargs = {name: resolve_refs(value, values) for name, value in self.kwargs}
+        kwargs.update(kwargs.pop(EXTRA_KWARGS, {}))
         if self.kind == "call_module":
-            return part_of(layer, self.target)(*args, **kwargs)
+            return get_part(layer, self.target)(*args, **kwargs)
         if self.kind == "call_method":
             return getattr(args[0], self.target)(*args[1:], **kwargs)
-        return part_of(layer, self.target) if self.kind == "get_attr" else self.target(*args, **kwargs)
+        return get_part(layer, self.target) if self.kind == "get_attr" else self.target(*args, **kwargs)
 
 
 @dataclass(frozen=True)
-class Program:
-    """Part of a forward pass: from what a branch reads to what it returns."""
+class BranchProgram:
+    """The calls of one residual branch, from its input to its output."""
 
     inputs: tuple[str, ...]
-    """Values that are given: what the branch reads, under each of its names."""
+    """Names of values that are equal to the input of the branch."""
     calls: tuple[TracedCall, ...]
-    output: Ref
+    output: ValueRef
     keeps: tuple[str, ...] = ()
-    """Values that the layer returns beside its state; they are left among the arguments of the call."""
+    """Values that the layer returns besides the hidden state; stored among the arguments of the call."""
 
     def __call__(self, layer: nn.Module, call: dict[str, Any], x: torch.Tensor) -> torch.Tensor:
         values: dict[str, Any] = dict.fromkeys(self.inputs, x)
-        values[CALL] = call
+        values[ARGUMENTS] = call
         for one in self.calls:
             values[one.name] = one.run(layer, values)
         for name in self.keeps:
@@ -113,24 +113,24 @@ class Program:
 
 
 @dataclass(frozen=True)
-class ByMode:
-    """A program for training and one for the rest: a mode that the layer reads becomes a constant in what it calls."""
+class TrainEvalProgram:
+    """One program for training and one for evaluation, because tracing turns `self.training` into a constant."""
 
-    training: Program
-    resting: Program
+    training: BranchProgram
+    evaluation: BranchProgram
 
     def __call__(self, layer: nn.Module, call: dict[str, Any], x: torch.Tensor) -> torch.Tensor:
-        return (self.training if layer.training else self.resting)(layer, call, x)
+        return (self.training if layer.training else self.evaluation)(layer, call, x)
 
 
-def resolve(value: Any, values: Mapping[str, Any]) -> Any:
-    """The same with every reference replaced by what it stands for."""
-    return _over(value, lambda part: values[part.name] if isinstance(part, Ref) else part)
+def resolve_refs(value: Any, values: Mapping[str, Any]) -> Any:
+    """Replace every reference in a nested value by what it refers to."""
+    return _over(value, lambda part: values[part.name] if isinstance(part, ValueRef) else part)
 
 
-def refer(value: Any) -> Any:
-    """The same with a reference in place of every node: what a layer passes on or returns."""
-    return _over(value, lambda part: Ref(part.name) if isinstance(part, fx.Node) else part)
+def replace_nodes(value: Any) -> Any:
+    """Replace every fx node in a nested value by a reference."""
+    return _over(value, lambda part: ValueRef(part.name) if isinstance(part, fx.Node) else part)
 
 
 def _over(value: Any, change: Callable[[Any], Any]) -> Any:
@@ -145,29 +145,29 @@ def _over(value: Any, change: Callable[[Any], Any]) -> Any:
     return change(value)
 
 
-def part_of(layer: nn.Module, path: str) -> Any:
-    """The module or parameter at a path."""
+def get_part(layer: nn.Module, path: str) -> Any:
+    """Return the submodule or parameter of a layer at a dotted path."""
     found: Any = layer
     for name in path.split("."):
         found = getattr(found, name)
     return found
 
 
-def call_of(node: fx.Node) -> TracedCall:
-    """One node of a traced pass as a record that can be compared, copied and stored."""
-    target = path_of(node) if node.op in ("call_module", "get_attr") else node.target
-    kwargs = tuple((name, refer(value)) for name, value in node.kwargs.items())
-    return TracedCall(node.name, node.op, target, refer(node.args), kwargs)
+def to_traced_call(node: fx.Node) -> TracedCall:
+    """Convert an fx node to a record that can be compared, copied and pickled."""
+    target = module_path(node) if node.op in ("call_module", "get_attr") else node.target
+    kwargs = tuple((name, replace_nodes(value)) for name, value in node.kwargs.items())
+    return TracedCall(node.name, node.op, target, replace_nodes(node.args), kwargs)
 
 
-def path_of(node: fx.Node) -> str:
-    """Where in the layer the module or parameter of a node is."""
+def module_path(node: fx.Node) -> str:
+    """Path of the node's module or parameter within the layer."""
     return str(node.target).removeprefix("layer.")
 
 
-def trace(layer: nn.Module, opened: Collection[str], *, training: bool) -> fx.Graph:
-    """The calls that a layer makes; modules whose paths are in `opened` are followed inside as well."""
-    signature = Signature.of(layer)
+def trace_layer(layer: nn.Module, opened: Collection[str], *, training: bool) -> fx.Graph:
+    """Trace the forward pass of a layer; modules whose paths are in `opened` are traced inside as well."""
+    signature = LayerSignature.of(layer)
     with (
         in_one_line(f"{type(layer).__name__}: its forward pass cannot be followed", ADVICE),
         _mode(layer, training),
@@ -175,11 +175,10 @@ def trace(layer: nn.Module, opened: Collection[str], *, training: bool) -> fx.Gr
         return _Tracer(opened).trace(_Harness(layer, signature))
 
 
-def behaves_like(layer: nn.Module, other: nn.Module, opened: Collection[str]) -> bool:
-    """Whether two layers surely make the same calls: the same class on the same parts, with the same settings.
+def makes_same_calls(layer: nn.Module, other: nn.Module, opened: Collection[str]) -> bool:
+    """Whether two layers certainly make the same calls: same classes, same submodules, same attributes.
 
-    Settings are looked at where a pass is followed, in the layer and in what is opened; `False` is no proof of the
-    contrary.
+    Attributes are compared for traced modules (the layer and those in `opened`). `False` proves nothing.
     """
     parts, others = dict(layer.named_modules()), dict(other.named_modules())
     if [(path, type(part)) for path, part in parts.items()] != [(path, type(part)) for path, part in others.items()]:
@@ -199,7 +198,7 @@ def _same(value: Any, other: Any) -> bool:
 
 
 class _Tracer(fx.Tracer):
-    """Looks into the layer and into the modules that are opened, and into no others."""
+    """Traces the layer and the modules in `opened`; all other modules are leaves."""
 
     def __init__(self, opened: Collection[str]):
         super().__init__()
@@ -210,16 +209,16 @@ class _Tracer(fx.Tracer):
 
 
 class _Harness(nn.Module):
-    """Calls a layer with a placeholder for every argument that its signature names, and one for the rest."""
+    """Calls a layer with a placeholder for every named argument, and one for its extra keyword arguments."""
 
-    def __init__(self, layer: nn.Module, signature: Signature):
+    def __init__(self, layer: nn.Module, signature: LayerSignature):
         super().__init__()
         self.layer, self.signature = layer, signature
 
     def forward(self, state: torch.Tensor, call: Any) -> Any:
         names = [name for name, _ in self.signature.defaults]
         given = {name: None if name.startswith(_CROSS) else call[name] for name in names}
-        rest = {REST: call[REST]} if self.signature.more else {}
+        rest = {EXTRA_KWARGS: call[EXTRA_KWARGS]} if self.signature.more else {}
         return self.layer.forward(state, **given, **rest)
 
 

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from normlab.dynamics.choices import OBSERVABLES
-from normlab.dynamics.config import SimulateConfig
-from normlab.dynamics.recording import record, records
-from normlab.dynamics.system import batching, laws
+from normlab.dynamics.config import OBSERVABLES, SimulateConfig
+from normlab.dynamics.recording import record_law, record_laws
+from normlab.dynamics.system import laws, small_systems
 from normlab.dynamics.system.equiangular import Equiangular
 from normlab.schemes.contract.law import Motion
 
@@ -17,25 +16,25 @@ CONFIG = SimulateConfig(tokens=7, dim=4, beta=(0.5, 3.0), seeds=2, time=2.0, loo
 
 
 def test_laws_that_change_alike_share_a_batch():
-    found = [laws.find(name, 8) for name in ("post", "none", "peri", "mix", "output", "keel", "pre")]
-    assert batching.groups(CONFIG, found) == [[0, 2, 6], [1, 4], [3], [5]]
-    assert batching.groups(CONFIG.replace(method="network"), found) == [[place] for place in range(7)]
+    found = [laws.find_law(name, 8) for name in ("post", "none", "peri", "mix", "output", "keel", "pre")]
+    assert small_systems.batch_groups(CONFIG, found) == [[0, 2, 6], [1, 4], [3], [5]]
+    assert small_systems.batch_groups(CONFIG.replace(method="network"), found) == [[place] for place in range(7)]
     # 1024 tokens leave no room for a second scheme.
-    assert batching.groups(CONFIG.replace(tokens=1024), found) == [[0], [2], [6], [1], [4], [3], [5]]
+    assert small_systems.batch_groups(CONFIG.replace(tokens=1024), found) == [[0], [2], [6], [1], [4], [3], [5]]
 
 
 def test_each_law_sees_its_own_systems():
     draw = torch.Generator().manual_seed(0)
     numbers = torch.rand(5, 6, 3, generator=draw, dtype=torch.float64)
     motion = Motion(*numbers)
-    found = [laws.find(name, 8) for name in ("pre", "peri", "lns")]
-    joined = batching.joined(found)
+    found = [laws.find_law(name, 8) for name in ("pre", "peri", "lns")]
+    joined = small_systems.join_laws(found)
     for place, law in enumerate(found):
         part, rows = Motion(*numbers[:, 2 * place : 2 * place + 2]), slice(2 * place, 2 * place + 2)
         assert torch.equal(joined.speed(motion)[rows], law.speed(part))
         assert torch.equal(joined.radial(motion)[rows], law.radial(part))
         assert torch.equal(joined.temperature(motion.time[:, 0])[rows], law.temperature(part.time[:, 0]))
-    assert batching.joined(found[:1]) is found[0]
+    assert small_systems.join_laws(found[:1]) is found[0]
 
 
 OPTIONS = [{}, {"method": "dopri"}, {"weights": "gaussian", "redraw": True, "mlp": 5}, {"method": "network"}]
@@ -46,8 +45,8 @@ def test_company_changes_nothing(options):
     """Only products of another shape round anew."""
     specs = ["post", "none", "peri", "mix", "hybrid", "keel"]
     config = CONFIG.replace(**options)
-    for spec, found in zip(specs, records(config, specs), strict=True):
-        alone = record(config, spec)
+    for spec, found in zip(specs, record_laws(config, specs), strict=True):
+        alone = record_law(config, spec)
         for name in OBSERVABLES:
             assert found.values[name] == pytest.approx(alone.values[name], abs=1e-10), (spec, name)
         assert found.histogram == pytest.approx(alone.histogram, abs=1e-12)
@@ -55,9 +54,9 @@ def test_company_changes_nothing(options):
 
 
 def test_the_symmetric_case_of_several_laws():
-    found = [laws.find(name, 8) for name in ("post", "peri", "sqrt")]
+    found = [laws.find_law(name, 8) for name in ("post", "peri", "sqrt")]
     times = torch.linspace(0.0, 5.0, 6, dtype=torch.float64)
-    several = Equiangular(batching.joined(found), 9, torch.full((3,), 2.0, dtype=torch.float64)).orbit(times)
+    several = Equiangular(small_systems.join_laws(found), 9, torch.full((3,), 2.0, dtype=torch.float64)).orbit(times)
     for place, law in enumerate(found):
         alone = Equiangular(law, 9, 2.0).orbit(times)
         assert several[..., place].numpy() == pytest.approx(alone.numpy(), abs=1e-9)
@@ -65,7 +64,7 @@ def test_the_symmetric_case_of_several_laws():
 
 def test_progress_runs_from_nothing_to_all():
     told: list[tuple[str, float]] = []
-    records(CONFIG, ["post", "none", "peri"], tell=lambda what, share: told.append((what, share)))
+    record_laws(CONFIG, ["post", "none", "peri"], tell=lambda what, share: told.append((what, share)))
     shares = [share for _, share in told]
     assert shares == sorted(shares)
     assert shares[-1] == 1.0

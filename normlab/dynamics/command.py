@@ -1,27 +1,26 @@
-"""What the command line asks for: an experiment by its name, or a free run."""
+"""The `normlab simulate` command: run an experiment by name, or a simulation without one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from normlab.dynamics.config import SimulateConfig
-from normlab.dynamics.experiments import experiment
+from normlab.dynamics.experiments import find_experiment
 from normlab.dynamics.experiments.result import ExperimentResult
 from normlab.dynamics.result import Simulation
 from normlab.dynamics.simulate import simulate
 from normlab.dynamics.system import laws
 from normlab.errors import NormLabError
-from normlab.utils.files import writable
-
-__all__ = ["run", "writable"]
 
 
-def run(name: str | None, config: SimulateConfig, *, command: Sequence[str] = ()) -> Simulation | ExperimentResult:
-    """Do it, with the progress on standard error."""
+def run_command(
+    name: str | None, config: SimulateConfig, *, command: Sequence[str] = ()
+) -> Simulation | ExperimentResult:
+    """Run the experiment `name`, or a plain simulation if it is None, with a progress bar on standard error."""
     if name is None:
         return simulate(config=config, progress=True, command=command)
     try:
-        found = experiment(name)
+        found = find_experiment(name)
     except NormLabError:
         if _is_law(name):
             raise NormLabError(f"{name} is a scheme and no experiment; try normlab simulate --scheme {name}") from None
@@ -31,7 +30,7 @@ def run(name: str | None, config: SimulateConfig, *, command: Sequence[str] = ()
 
 def _is_law(name: str) -> bool:
     try:
-        laws.find(name, depth=1)
+        laws.find_law(name, depth=1)
     except NormLabError:
         return False
     return True

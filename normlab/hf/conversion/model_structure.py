@@ -1,4 +1,4 @@
-"""A whole model looked at before it is named or rewired: its blocks, their anatomies, the norm behind the last one."""
+"""Analyse the structure of a whole model: its blocks, the structure of each, and the norm after the last block."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import nn
 
 from normlab.choices import Topology
 from normlab.errors import NormLabError, in_one_line
-from normlab.hf.conversion.anatomy import Anatomy, norm_options
-from normlab.hf.conversion.converted_layer import check_not_lost
-from normlab.hf.conversion.dissection import dissect
-from normlab.hf.conversion.flow import ADVICE, behaves_like
-from normlab.hf.conversion.foreign_norm import NormOptions, recognise
+from normlab.hf.conversion.converted_layer import check_scheme_loaded
+from normlab.hf.conversion.foreign_norm import NormOptions, recognise_norm
 from normlab.hf.conversion.function_norm import FinalNorm
+from normlab.hf.conversion.layer_analysis import analyse_layer
+from normlab.hf.conversion.layer_structure import LayerStructure, norm_options
+from normlab.hf.conversion.trace import ADVICE, makes_same_calls
 from normlab.probes.blocks import BlockStack, find_stacks, walk
 from normlab.probes.outputs import first_state
 from normlab.probes.replay import RecordedCall, capture
@@ -26,82 +26,82 @@ from normlab.targets import hub
 from normlab.targets.config_sizes import parts, special_tokens
 from normlab.targets.config_tasks import image_shape
 
-Adapter = Callable[[Any], Anatomy]
-"""From a layer to what it is made of."""
+Adapter = Callable[[Any], LayerStructure]
+"""User-defined function from a layer to its structure."""
 
 _TOKENS = 5
 _ROUNDINGS = 4
-"""Roundings by which a sum in another order may differ, in units of the largest entry's last place."""
+"""Tolerance for sums in another order, in rounding errors of the largest entry."""
 
 
 @dataclass(frozen=True)
-class Survey:
-    """What was found."""
+class ModelStructure:
+    """Structure of a model."""
 
     stack: BlockStack
-    anatomies: list[Anatomy]
+    layers: list[LayerStructure]
     final: str | None
-    """Path of the norm behind the last block."""
+    """Path of the norm after the last block."""
     dim: int
     norm: NormOptions | None
-    """What the norms of the blocks are; None where they have none."""
+    """Options of the blocks' norms; None without norms."""
     final_function: str | None = None
-    """The function that is the norm behind the last block, where that is no module."""
+    """Name of the function that is the norm after the last block, if it is no module."""
     final_is_shared: bool = False
-    """Whether the norm behind the last block is used elsewhere, too."""
+    """Whether the norm after the last block is also used elsewhere."""
 
     @property
     def has_final(self) -> bool:
-        """Whether a norm reads the last block."""
+        """Whether there is a norm after the last block."""
         return self.final is not None or self.final_function is not None
 
     @property
     def pattern(self) -> str:
-        """The blocks' paths, a star where they differ."""
+        """Common path of the blocks, with a star for the index."""
         columns = zip(*(name.split(".") for name in self.stack.names), strict=True)
         return ".".join(column[0] if len(set(column)) == 1 else "*" for column in columns)
 
     @property
     def topology(self) -> Topology:
-        return self.anatomies[0].topology
+        return self.layers[0].topology
 
     @property
     def branches(self) -> int:
-        return len(self.anatomies[0].limbs)
+        return len(self.layers[0].branches)
 
 
-def survey(
+def analyse_model(
     model: nn.Module,
     *,
     batch: Mapping[str, Any] | None = None,
     blocks: str | None = None,
     adapter: Adapter | None = None,
-) -> Survey:
-    """Look at a model: run it once on a tiny batch, and hold every block against what was read from it."""
-    check_not_lost(model)
-    stack = one_stack(model, blocks)
-    anatomies = dissect_all(stack, adapter)
-    norms = {path: part for path, part in walk(model, "") if recognise(part) and not _inside(path, stack)}
+) -> ModelStructure:
+    """Analyse a model and verify the result: run it once on a tiny batch and compare every block with its structure."""
+    check_scheme_loaded(model)
+    stack = find_one_stack(model, blocks)
+    structures = analyse_layers(stack, adapter)
+    norms = {path: part for path, part in walk(model, "") if recognise_norm(part) and not _inside(path, stack)}
     with at_rest(model), torch.no_grad(), hub.quiet():
         with in_one_line(f"{type(model).__name__} does not run", "pass batch={...} with what its forward takes"):
-            inputs = sample(model) if batch is None else dict(batch)
+            inputs = sample_batch(model) if batch is None else dict(batch)
             ends, calls = _run(model, stack, norms, inputs)
-        for name, anatomy, call in zip(stack.names, anatomies, calls, strict=True):
-            _verify(name, anatomy, call)
-    norm = norm_options(stack.blocks[0], anatomies[0])
-    return Survey(stack, anatomies, ends.path, calls[0].width, norm, ends.function, ends.is_shared)
+        for name, structure, call in zip(stack.names, structures, calls, strict=True):
+            _verify(name, structure, call)
+    norm = norm_options(stack.blocks[0], structures[0])
+    return ModelStructure(stack, structures, ends.path, calls[0].width, norm, ends.function, ends.is_shared)
 
 
 class _End(NamedTuple):
-    """The norm behind the last block."""
+    """The norm after the last block."""
 
     path: str | None
     function: str | None
     is_shared: bool
 
 
-def one_stack(model: nn.Module, blocks: str | None) -> BlockStack:
-    """The one stack of a model; of several one has to be named."""
+def find_one_stack(model: nn.Module, blocks: str | None) -> BlockStack:
+    """Return the stack of blocks of a model; if there are several, `blocks` must name one."""
     stacks = find_stacks(model, blocks)
     if len(stacks) > 1:
         names = ", ".join(f"'{stack.name}.*'" for stack in stacks)
@@ -111,35 +111,35 @@ def one_stack(model: nn.Module, blocks: str | None) -> BlockStack:
     return stacks[0]
 
 
-def dissect_all(stack: BlockStack, adapter: Adapter | None) -> list[Anatomy]:
-    """The anatomy of every block; blocks that are alike share one, so that compiled code need not tell them apart."""
-    found: list[Anatomy] = []
+def analyse_layers(stack: BlockStack, adapter: Adapter | None) -> list[LayerStructure]:
+    """The structure of every block; equal blocks share one object, so that compiled code is shared."""
+    found: list[LayerStructure] = []
     opened: set[str] = set()
     for place, (name, block) in enumerate(zip(stack.names, stack.blocks, strict=True)):
         if adapter is not None:
-            anatomy = _adapted(name, block, adapter)
-        elif place and behaves_like(block, stack.blocks[place - 1], opened):
-            anatomy = found[-1]
+            structure = _adapted(name, block, adapter)
+        elif place and makes_same_calls(block, stack.blocks[place - 1], opened):
+            structure = found[-1]
         else:
-            anatomy = dissect(block, opened)
-        found.append(next((known for known in found[-1:] if known == anatomy), anatomy))
-    kinds = {(anatomy.topology, len(anatomy.limbs)) for anatomy in found}
+            structure = analyse_layer(block, opened)
+        found.append(next((known for known in found[-1:] if known == structure), structure))
+    kinds = {(structure.topology, len(structure.branches)) for structure in found}
     if len(kinds) > 1:
         raise NormLabError(f"{stack.name} mixes blocks of {sorted(kinds)}; expected one kind and number of branches")
     return found
 
 
-def _adapted(name: str, block: nn.Module, adapter: Adapter) -> Anatomy:
-    advice = "expected one that returns Anatomy.of(layer, Limb(...), ...)"
+def _adapted(name: str, block: nn.Module, adapter: Adapter) -> LayerStructure:
+    advice = "expected one that returns LayerStructure.of(layer, ResidualBranch(...), ...)"
     with in_one_line(f"{name}: its adapter fails", advice):
-        anatomy = adapter(block)
-    if not isinstance(anatomy, Anatomy):
-        raise NormLabError(f"{name}: its adapter returns {type(anatomy).__name__}; {advice}")
-    return anatomy
+        structure = adapter(block)
+    if not isinstance(structure, LayerStructure):
+        raise NormLabError(f"{name}: its adapter returns {type(structure).__name__}; {advice}")
+    return structure
 
 
-def sample(model: Any) -> dict[str, torch.Tensor]:
-    """A tiny batch for a model of the library: a few tokens, or one image."""
+def sample_batch(model: Any) -> dict[str, torch.Tensor]:
+    """A tiny input batch for a transformers model: a few tokens, or one image."""
     config, main = model.config, getattr(model, "main_input_name", None)
     if main == "pixel_values":
         shape = next(shape for _, part in parts(config) if (shape := image_shape(part)) is not None)
@@ -154,7 +154,7 @@ def sample(model: Any) -> dict[str, torch.Tensor]:
 def _run(
     model: nn.Module, stack: BlockStack, norms: Mapping[str, nn.Module], inputs: Mapping[str, Any]
 ) -> tuple[_End, list[RecordedCall]]:
-    """(the norm that reads what the last block returns, the call of every block) in one pass."""
+    """Run the model once; return the norm after the last block and the recorded call of every block."""
     last: list[torch.Tensor] = []
     readers: list[str] = []
     used: list[str] = []
@@ -186,17 +186,17 @@ def _noting(path: str, readers: list[str], used: list[str], last: list[torch.Ten
 
 
 def _is_part_of(x: Any, state: torch.Tensor) -> bool:
-    """Whether a tensor is the state, or some of its tokens."""
+    """Whether a tensor is the state or a view of it."""
     storages = [one.untyped_storage().data_ptr() for one in (x, state) if isinstance(one, torch.Tensor)]
     return x is state or (len(storages) == 2 and storages[0] == storages[1] != 0)
 
 
-def _verify(name: str, anatomy: Anatomy, call: RecordedCall) -> None:
-    """Our block on the model's own parts must return what the layer does, to the last bit where it adds as we do."""
+def _verify(name: str, structure: LayerStructure, call: RecordedCall) -> None:
+    """Raise unless the rebuilt block returns the same as the layer: bit for bit, or up to rounding if not `exact`."""
     expected = call.repeat()
-    state, arguments = anatomy.signature.bind(call.args, call.kwargs)
+    state, arguments = structure.signature.bind(call.args, call.kwargs)
     with in_one_line(f"{name}: what was read from it does not run", ADVICE):
-        found = anatomy.block(call.block)(state, anatomy.branches(call.block, arguments))
+        found = structure.block(call.block)(state, structure.bind_branches(call.block, arguments))
     if expected.is_meta:
         return
     if found.dtype != expected.dtype:
@@ -204,11 +204,11 @@ def _verify(name: str, anatomy: Anatomy, call: RecordedCall) -> None:
             f"{name} turns its state into {expected.dtype} where its parts compute {found.dtype}, and our block "
             f"keeps one type; expected a model in one: try model.to({expected.dtype})"
         )
-    allowed = 0.0 if anatomy.exact else _ROUNDINGS * torch.finfo(expected.dtype).eps * float(expected.abs().max())
+    allowed = 0.0 if structure.exact else _ROUNDINGS * torch.finfo(expected.dtype).eps * float(expected.abs().max())
     same = found.shape == expected.shape and torch.allclose(found, expected, rtol=0.0, atol=allowed, equal_nan=True)
     if not same:
-        limbs = ", ".join(limb.name for limb in anatomy.limbs)
-        raise NormLabError(f"{name} does more than its branches ({limbs}) and norms explain; {ADVICE}")
+        branches = ", ".join(branch.name for branch in structure.branches)
+        raise NormLabError(f"{name} does more than its branches ({branches}) and norms explain; {ADVICE}")
 
 
 def _inside(path: str, stack: BlockStack) -> bool:

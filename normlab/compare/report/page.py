@@ -76,7 +76,8 @@ def _sections(results: Results, data: dict[str, Any]) -> list[Section]:
                 metric=results.metric),
         section("profiles", "Through the depth", "compare/profiles.html", profiles=data["profiles"]),
         section("speed", "Speed and memory", "table.html", table=tables.speed_table(results)),
-        section("runs", "Runs", "compare/runs.html", runs=tables.run_table(results), events=tables.event_table(results)),
+        section("runs", "Runs", "compare/runs.html", runs=tables.run_table(results),
+                events=tables.event_table(results)),
         section("configuration", "Configuration and environment", "configuration.html",
                 config=tables.config_table(results), environment=tables.environment_table(results)),
         section("reproduce", "How to reproduce", "reproduce.html", commands=commands(results)),
@@ -96,6 +97,6 @@ def _ranking(results: Results, data: dict[str, Any]) -> Section:
     intervals = any(entry["low"] is not None for entry in data["ranking"])
     table, note = tables.ranking_table(results), level_note(results)
     return section(
-        "ranking", "Ranking", "compare/ranking.html", problem=results.problem, table=table, note=note, intervals=intervals,
-        higher=results.metric.higher,
+        "ranking", "Ranking", "compare/ranking.html", problem=results.problem, table=table, note=note,
+        intervals=intervals, higher=results.metric.higher,
     )  # fmt: skip

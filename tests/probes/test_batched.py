@@ -127,7 +127,7 @@ def gate(monkeypatch):
             return super().wait()
 
     for module in (ledger, nonfinite_alarm):
-        monkeypatch.setattr(module, "Sent", Slow)
+        monkeypatch.setattr(module, "HostCopy", Slow)
     return gate
 
 

@@ -56,7 +56,7 @@ class SentLate(HostCopy):
 def disturb(request, monkeypatch):
     """Makes every trainer of the test a disturbed one; where the host lags, too."""
     late = request.param == "late"
-    monkeypatch.setattr(trainers, "Sent", SentLate)
+    monkeypatch.setattr(trainers, "HostCopy", SentLate)
     return lambda *changes: after_building(monkeypatch, *changes, *([lags] if late else []))
 
 
@@ -83,7 +83,7 @@ def weights_by_step(seen: dict[int, dict[str, torch.Tensor]]):
 
 
 def test_a_lagging_host_sees_the_same_run(text, straight, tmp_path, monkeypatch):
-    monkeypatch.setattr(trainers, "Sent", SentLate)
+    monkeypatch.setattr(trainers, "HostCopy", SentLate)
     after_building(monkeypatch, lags)
     assert train(config_of(text), tmp_path / "run", progress=False).state == "done"
     same_run(tmp_path / "run", straight)
@@ -142,7 +142,7 @@ def test_skip(disturb, text, tmp_path):
 
 
 def test_late_and_at_once_decide_alike(text, tmp_path, monkeypatch):
-    monkeypatch.setattr(trainers, "Sent", SentLate)
+    monkeypatch.setattr(trainers, "HostCopy", SentLate)
     for name, changes in (("at once", []), ("late", [lags])):
         with pytest.MonkeyPatch.context() as patch:
             after_building(patch, spoils({7, 8, 12}), *changes)

@@ -14,7 +14,7 @@ OLD_TRANSFORMERS := $(CURDIR)/$(VENV)/transformers-5.4.0
 .PHONY: demo demo-encoder demo-vision test test-full test-gpu test-oldest lint docs figures clean
 
 # The main job at a size for two cores: 24 small runs on the standard library's own text, ending in demo/report.html.
-DEMO := --schemes pre post peri geonorm --lrs 1.5e-3 3e-3 6e-3 --seeds 3 --depth 4 --dim 64 --heads 2 --length 128 --batch 16 \
+DEMO := --schemes pre post peri geonorm --lrs 3e-3 6e-3 1.2e-2 --seeds 3 --depth 4 --dim 64 --heads 2 --length 128 --batch 16 \
         --tokens 150k --evals 8 --eval-tokens 50k --saves 0
 
 demo: $(VENV)/.base

@@ -6,6 +6,10 @@ from pathlib import Path
 from typing import Literal
 
 
+def bench() -> None:
+    """Measure speed: `bench kernels` for the fused steps, `bench step` for whole training steps."""
+
+
 def bench_kernels(only: str = "", cpu: bool = False, out: Path | None = None, plot: Path | None = None) -> None:
     """Time every fused step: share of the copy bandwidth, ratio to eager PyTorch, torch.compile, Liger and quack.
 
@@ -42,8 +46,8 @@ def bench_step(
         out: Keep the figures in this JSON file.
         plot: Draw them into this .svg, .png or .pdf file.
     """
-    from normlab import schemes as known
+    from normlab import list_schemes
     from normlab.bench import run
 
     options = {"batch": batch, "length": length, "stream": stream, "repeats": repeats}
-    run.step(schemes or known(), preset=preset, **options, out=out, plot=plot)  # type: ignore[arg-type]
+    run.step(schemes or list_schemes(), preset=preset, **options, out=out, plot=plot)  # type: ignore[arg-type]

@@ -19,8 +19,6 @@ from normlab.train.storage.folder import RunFolder, difference
 from normlab.utils.files import read_json, write_json
 from normlab.utils.locks import hold
 
-_BUDGETS = ("tokens", "images")
-
 
 def resumed(path: Path, config: TrainConfig) -> TrainConfig:
     """The configuration with which to go on in the folder `path`, made of its own and of what the user changed.
@@ -31,8 +29,7 @@ def resumed(path: Path, config: TrainConfig) -> TrainConfig:
     there = folder.config
     if config.identity == there.identity:
         return config
-    wanted = {name: getattr(config, name) for name in _BUDGETS}
-    if dataclasses.replace(there, **wanted).identity != config.identity:
+    if not _differ_in_budget_only(there, config):
         raise NormLabError(
             f"{path} holds another run ({difference(there, config)}); with --resume only the budget can be changed"
         )
@@ -43,6 +40,13 @@ def resumed(path: Path, config: TrainConfig) -> TrainConfig:
         folder.set_status("stopped", step=there.steps, of=longer.steps, reason="to be continued")
     print(_told(path, there, longer), file=sys.stderr)
     return longer
+
+
+def _differ_in_budget_only(there: TrainConfig, config: TrainConfig) -> bool:
+    if config.task != there.task:
+        return False
+    longer = dataclasses.replace(there, **{there.budget: getattr(config, there.budget)})
+    return longer.identity == config.identity
 
 
 def _check(folder: RunFolder, there: TrainConfig, config: TrainConfig) -> None:

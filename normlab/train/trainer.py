@@ -27,7 +27,7 @@ from normlab.train.monitor.start import first_loss
 from normlab.train.monitor.stuck import look
 from normlab.train.plan import milestones
 from normlab.train.result import TrainResult
-from normlab.train.setup import Setup
+from normlab.train.setup import Setup, open_data
 from normlab.train.storage.folder import RunFolder
 from normlab.train.storage.weights import export_safetensors
 from normlab.train.tasks import Data
@@ -71,6 +71,9 @@ def _train(
     config: TrainConfig, folder: RunFolder, group: Group, data: Data | None, progress: bool, continuable: bool
 ) -> TrainResult:
     with ExitStack() as stack:
+        if not group.broadcast(folder.has_begun):
+            # Before the folder is made: a run that is refused leaves nothing behind.
+            data = open_data(config, group, data, progress=progress)
         group.together(lambda: _claim(folder, config, group, stack) if group.is_main else None)
         if (status := group.broadcast(folder.status))["state"] in ENDED:
             return TrainResult.from_dict(status["result"])

@@ -28,7 +28,7 @@ def test_help_lists_the_experiments_without_torch() -> None:
     code = (
         "import sys; sys.argv = ['normlab', 'simulate', 'causal', '--help']\n"
         "from normlab.cli import main\n"
-        "try: cli.main()\n"
+        "try: main.main()\n"
         "except SystemExit as stop: assert stop.code in (0, None)\n"
         "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     )

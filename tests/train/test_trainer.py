@@ -238,7 +238,7 @@ def test_bf16_is_near_fp32(text, straight, tmp_path):
 
 def test_in_a_thread(text, straight, tmp_path):
     """Signals are for the main thread; a run elsewhere does without."""
-    thread = threading.Thread(target=train, args=(config_of(text), tmp_path), kwargs={"shown": False})
+    thread = threading.Thread(target=train, args=(config_of(text), tmp_path), kwargs={"progress": False})
     thread.start()
     thread.join()
     same_run(tmp_path, straight)
@@ -274,7 +274,9 @@ def test_it_says_what_it_expects_and_how_it_goes(text, tmp_path, capfd):
     assert "3 steps of 4 × 32 tokens on CPU" in expected
     assert "TFLOP/s in products" in expected
     assert expected.endswith("MiB and 1 s, of which 1 s for 3 evaluations of 512 tokens")
-    assert any("step 3/3  loss" in line and "tok/s" in line and "% of peak" in line for line in said)
+    assert any("step 3/3  loss" in line and "tok/s" in line for line in said)
+    # Only a GPU has a peak to compare with.
+    assert not any("of peak" in line for line in said)
 
 
 def test_the_estimate_counts_evaluations_as_a_third_of_training(text):
@@ -312,6 +314,26 @@ def test_the_time_left_includes_evaluations(capfd, monkeypatch):
     now[0] = 31.0
     meter.show(5, {"loss": 1.0, "tokens_per_s": 50.0, "mfu": 0.1})
     assert capfd.readouterr().err.endswith("2 min left\n")
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_only_a_gpu_has_a_peak_to_show(shown, capfd):
+    meter = Meter("run", steps=1, tokens_a_step=50, flops_a_token=7, peak=7000.0, progress=True, shows_peak=shown)
+    meter.show(1, {"loss": 1.0, "tokens_per_s": 50.0, "mfu": 0.1})
+    assert ("10 % of peak" in capfd.readouterr().err) == shown
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_run_that_is_refused_for_memory_leaves_nothing(begun, text, tmp_path, monkeypatch):
+    folder, config = tmp_path / "runs" / "new", config_of(text, steps=1)
+    if begun:
+        train(config, folder, progress=False)
+        (folder / "status.json").write_text('{"state": "stopped"}')
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.setattr("normlab.utils.machine.free_memory", lambda device: 1000)
+    with pytest.raises(NormLabError, match="memory"):
+        train(config, folder, progress=False)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_it_says_nothing_when_told_so(text, tmp_path, capfd):

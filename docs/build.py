@@ -69,7 +69,7 @@ def documents() -> dict[Path, str]:
     pages = {ROOT / "docs" / "schemes" / f"{card.scheme.name}.md": page(card) for card in cards()}
     pages[ROOT / "README.md"] = _with(ROOT / "README.md", BEGIN, table(), END)
     with contextlib.chdir(ROOT):
-        pages[ROOT / "docs" / "claims.md"] = studies.markdown(studies.lines())
+        pages[ROOT / "docs" / "claims.md"] = studies.markdown(studies.claim_lines())
     if importlib.util.find_spec("transformers") is not None:
         import conversions
 

@@ -1,4 +1,4 @@
-"""What a comparison is made of: schemes, rates, seeds, and everything that all runs share.
+"""CompareConfig: schemes, learning rates, seeds and common training options of a comparison.
 
 Importing this does not import torch: the command line shows these fields in its help. Making a configuration does.
 """

@@ -7,14 +7,16 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 OLD_X_TRANSFORMERS := $(VENV)/x-transformers-1.44.8
 # One thread a process: the suite runs in as many processes as there are cores.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+# Work stealing keeps neighbours in one process, where they share fixtures, and no process idle at the end.
+PYTEST := -m pytest -n auto --dist worksteal --durations 10
 
 # The oldest transformers that works, with what it cannot share with the newest.
 OLD_TRANSFORMERS := $(CURDIR)/$(VENV)/transformers-5.4.0
 
-.PHONY: demo demo-encoder demo-vision test test-full test-gpu test-oldest lint docs figures clean
+.PHONY: demo demo-encoder demo-vision test test-full coverage test-gpu test-oldest lint docs figures clean
 
 # The main job at a size for two cores: 24 small runs on the standard library's own text, ending in demo/report.html.
-DEMO := --schemes pre post peri geonorm --lrs 1.5e-3 3e-3 6e-3 --seeds 3 --depth 4 --dim 64 --heads 2 --length 128 --batch 16 \
+DEMO := --schemes pre post peri geonorm --lrs 3e-3 6e-3 1.2e-2 --seeds 3 --depth 4 --dim 64 --heads 2 --length 128 --batch 16 \
         --tokens 150k --evals 8 --eval-tokens 50k --saves 0
 
 demo: $(VENV)/.base
@@ -32,18 +34,26 @@ demo-encoder: $(VENV)/.base
 demo-vision: $(VENV)/.vision
 	$(BIN)/normlab compare $(DEMO_VISION) --out demo-vision
 
+# About 4 minutes on two cores; docs/testing.md says how the suites are cut.
 test: $(VENV)/.test
-	$(TEST_ENV) $(BIN)/python -m pytest -n auto -m "not full"
+	$(TEST_ENV) $(BIN)/python $(PYTEST) -m "not full"
 
 test-full: $(VENV)/.test
-	$(TEST_ENV) $(BIN)/python -m pytest -n auto -m full
+	$(TEST_ENV) $(BIN)/python $(PYTEST) -m full
+
+# Lines and branches of the package that the quick suite runs, subprocesses counted.
+coverage: $(VENV)/.test
+	$(BIN)/coverage erase
+	$(TEST_ENV) $(BIN)/coverage run $(PYTEST) -m "not full"
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --skip-covered
 
 # The same tests of the kernels on a GPU in place of Triton's interpreter.
 test-gpu: $(VENV)/.test
 	NORMLAB_TEST_DEVICE=cuda $(BIN)/python -m pytest -n 8 tests/kernels
 
 test-oldest: $(VENV)/.test $(OLD_TRANSFORMERS)
-	PYTHONPATH=$(OLD_TRANSFORMERS) $(TEST_ENV) $(BIN)/python -m pytest -n auto -m "not full" tests/hf
+	PYTHONPATH=$(OLD_TRANSFORMERS) $(TEST_ENV) $(BIN)/python $(PYTEST) -m "not full" tests/hf
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -77,4 +87,4 @@ $(OLD_TRANSFORMERS): $(VENV)/.test
 	  transformers==5.4.0 "huggingface-hub>=1.31,<2" "tokenizers>=0.22,<=0.23.0" "httpx<1" "httpcore<2"
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .coverage*

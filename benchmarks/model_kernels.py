@@ -24,7 +24,7 @@ from torch import Tensor
 from normlab.bench.facts import dated
 from normlab.bench.timing import copy_bandwidth, measure
 from normlab.errors import NormLabError
-from normlab.kernels import backends, rotary, softmax_slope, swiglu
+from normlab.kernels import backends, cross_entropy_gradient, rotary, swiglu
 from normlab.models.rotary import rotary_table
 from normlab.utils.files import write_json
 
@@ -78,15 +78,15 @@ def slope_case() -> Case:
     work = logits.clone()
 
     def fused() -> Outputs:
-        return softmax_slope.softmax_slope_(work, targets, kernels="triton")
+        return cross_entropy_gradient.cross_entropy_gradient_(work, targets, kernels="triton")
 
     def reference() -> Outputs:
-        return softmax_slope.softmax_slope_(logits, targets, kernels="reference")
+        return cross_entropy_gradient.cross_entropy_gradient_(logits, targets, kernels="reference")
 
     def module() -> ModuleType:
-        from normlab.kernels.fused import softmax_slope
+        from normlab.kernels.fused import cross_entropy_gradient
 
-        return softmax_slope
+        return cross_entropy_gradient
 
     settings = {"BLOCK": (4096, 8192, 16384, 32768), "WARPS": (8, 16, 32)}
     prepare = lambda: work.copy_(logits)  # noqa: E731

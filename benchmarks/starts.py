@@ -25,10 +25,10 @@ import tyro
 
 from normlab.bench.facts import dated
 from normlab.data import Corpus
-from normlab.data.feed import Feed
-from normlab.kernels.compiler import remember
+from normlab.data.batch_loader import BatchLoader
+from normlab.kernels.compiler import cache_autograd_functions
 from normlab.models.transformer import Transformer
-from normlab.schemes.contract.parts import Constant
+from normlab.schemes.contract.parts import ConstantScale
 from normlab.train import TrainConfig
 from normlab.train import optimiser as optimisers
 from normlab.train.distributed import clip_grad_norm, initialise, start
@@ -68,7 +68,7 @@ class Arguments:
 def main(arguments: Arguments) -> None:
     end = time.monotonic() + 60.0 * arguments.minutes
     known = {_key(row) for row in _rows(arguments.out)}
-    remember()
+    cache_autograd_functions()
     for scheme, head in _models(arguments):
         wanted = [
             (lr, seed) for seed in range(arguments.seeds) for lr in arguments.lrs
@@ -106,7 +106,7 @@ class Screen:
         model = initialise(self.config.model.build(device="meta"), self.group, 0)
         if self.head == "scaled":
             width, std = model.config.dim, model.embedding.weight.std().item()
-            model.head.accept("logit-scale", Constant(1.0 / (width * std)).to(self.group.device))
+            model.head.accept("logit-scale", ConstantScale(1.0 / (width * std)).to(self.group.device))
         return model
 
     def _row(self, config: TrainConfig) -> dict[str, Any]:
@@ -139,7 +139,7 @@ class Screen:
     def _train(self, config: TrainConfig) -> list[float]:
         optimiser = optimisers.build(self.model, lr=config.lr, weight_decay=config.weight_decay, betas=config.betas)
         line, losses = config.task_object.line(config, self.data), []
-        with Feed(line, batch=config.batch, device=self.group.device) as feed:
+        with BatchLoader(line, batch=config.batch, device=self.group.device) as feed:
             for step in range(config.steps):
                 optimisers.set_lr(optimiser, config.rate(step))
                 batch = next(feed)

@@ -1,5 +1,5 @@
-"""Write what the documentation says of schemes from the schemes themselves: one page each, the README's table, and the
-matrix of conversions where the Hugging Face library is installed; and the table of claims from the rows of studies.
+"""Generate documentation from code: a page per scheme, the README's table, the modules of docs/architecture.md, the matrix
+of conversions where the Hugging Face library is installed, and the table of claims from the rows of studies.
 
 make docs          writes the files
 build.py --check   says which are not current, and exits with 1 if any is
@@ -11,6 +11,8 @@ import contextlib
 import importlib.util
 import sys
 from pathlib import Path
+
+import rooms
 
 import normlab
 from normlab.schemes.catalog.card import Card
@@ -68,6 +70,9 @@ def documents() -> dict[Path, str]:
     """Every generated file with what it should hold."""
     pages = {ROOT / "docs" / "schemes" / f"{card.scheme.name}.md": page(card) for card in cards()}
     pages[ROOT / "README.md"] = _with(ROOT / "README.md", BEGIN, table(), END)
+    architecture = ROOT / "docs" / "architecture.md"
+    pages[architecture] = _with(architecture, rooms.BEGIN, rooms.modules(), rooms.END)
+    pages[ROOT / "docs" / "figures" / "rooms.svg"] = rooms.drawing()
     with contextlib.chdir(ROOT):
         pages[ROOT / "docs" / "claims.md"] = studies.markdown(studies.claim_lines())
     if importlib.util.find_spec("transformers") is not None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 import normlab
-from normlab.schemes import Constant, Law, Scheme, Site, Step, Write
+from normlab.schemes import ConstantScale, Law, Scheme, Site, Step, Write
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class Balanced(Scheme):
 class Blend(Write):
     def __init__(self, tau: float, dt: float):
         super().__init__()
-        self.tau, self.dt = tau, Constant(dt)  # dt: 1, or 1/m in a refined scheme of m such steps; angles add up
+        self.tau, self.dt = tau, ConstantScale(dt)  # dt: 1, or 1/m in a refined scheme of m such steps; angles add up
         self.angle = torch.nn.Parameter(torch.empty(1))  # one dimension: FSDP2 refuses scalars
         self.reset_parameters()
 

@@ -1,4 +1,4 @@
-"""NormLab: choose, check, train and understand how the layers of a Transformer are normalised."""
+"""NormLab: residual-normalisation schemes for Transformers, with tools to train, compare, check and simulate them."""
 
 from __future__ import annotations
 

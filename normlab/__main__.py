@@ -1,4 +1,4 @@
-"""`python -m normlab`, which is how torchrun starts it."""
+"""Entry point of `python -m normlab`, which torchrun uses."""
 
 from normlab.cli.main import main
 

@@ -1,17 +1,17 @@
-"""Choices that several rooms offer, by name; free of torch, so that the command line can show them."""
+"""Literal types of options that several packages share; importable without torch, for the command line."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 Kernels = Literal["auto", "reference", "triton"]
-"""auto: Triton where it can run. Asking for Triton where it cannot is an error."""
+"""auto: Triton if it can run, else the reference. Requesting triton where it cannot run is an error."""
 
 Topology = Literal["serial", "parallel"]
-"""Branches of a block one after the other, or all at the same state."""
+"""Attention and MLP one after the other, or both on the same state."""
 
 Stream = Literal["auto", "fp32", "bf16"]
 """Number format of the residual stream."""
 
 Boundaries = Literal["packed", "respected"]
-"""Whether a sequence may look across the documents packed into it."""
+"""Whether attention may cross document boundaries in a packed sequence."""

@@ -1,12 +1,14 @@
-"""The sphere through x: centre 0, radius ‖x‖, along the last dimension; leading dimensions are batches and broadcast.
+"""Geometry of the sphere: tangent projection, exponential map, logarithm, distance and parallel transport.
 
-The base point comes first. A vector u given as a tangent is projected at the base point before it is used; a second
-point y counts by its direction only. Half precision is computed in float32 and answered in the arguments' common dtype.
+The sphere is the one through the base point x: centre 0, radius ‖x‖, along the last dimension; leading dimensions are
+batches and broadcast. The base point is the first argument. A tangent vector u is projected onto the tangent space at
+the base point; of a second point y only the direction matters. Half precision is computed in float32 and returned in
+the arguments' common dtype.
 
-Where the sphere or a direction is missing, values and gradients stay finite by these choices:
+In degenerate cases values and gradients stay finite by these conventions:
 
 - x = 0 has no sphere: `project` returns u, `exp` returns x, `log` and `distance` are 0.
-- A zero vector has no direction: it is taken to point where the other point does, so the angle is 0.
+- A zero vector has no direction: it takes the direction of the other point, so the angle is 0.
 - y opposite to x (within rounding, 4 eps): every direction is shortest. The coordinate axis least aligned with x
   (the first of equals), projected at x, is chosen by `log` and `transport` alike; it does not depend on y.
 - Width 1 is two points: tangents are 0, so is `log`, although the angle can be π.
@@ -22,6 +24,19 @@ import torch
 from torch import Tensor
 
 from normlab.errors import NormLabError
+
+__all__ = [
+    "angle",
+    "distance",
+    "exp",
+    "log",
+    "norm",
+    "project",
+    "sinc_sqrt",
+    "transport",
+    "unit",
+    "versine_sqrt",
+]
 
 P = ParamSpec("P")
 
@@ -49,7 +64,7 @@ def _check_vectors(name: str, tensors: tuple[Tensor, ...]) -> None:
 
 
 def _on_vectors(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
-    """Checks the vectors, computes in float32 at least and answers in their common dtype."""
+    """Decorator that checks the vectors, computes in float32 at least and returns their common dtype."""
     name = function.__name__
     compute: Callable[..., Tensor] = function
 
@@ -73,7 +88,7 @@ def sinc_sqrt(t: Tensor) -> Tensor:
     _check_dtype("sinc_sqrt", t)
     work = t.to(torch.promote_types(t.dtype, torch.float32))
     inside = work < 1
-    # Each branch sees a harmless argument where it is not used: a NaN there would reach the gradient as 0 · NaN.
+    # Each branch gets a safe argument where it is not used: a NaN there would reach the gradient as 0 · NaN.
     near, root = torch.where(inside, work, 0.0), torch.where(inside, 1.0, work).sqrt()
     series = torch.ones_like(near)
     for n in range(2 * _TERMS[work.dtype] - 1, 1, -2):
@@ -100,7 +115,7 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _nonzero(length: Tensor) -> Tensor:
-    """A divisor: 1 in place of 0."""
+    """A safe divisor: 1 in place of 0."""
     return torch.where(length == 0, 1.0, length)
 
 
@@ -121,7 +136,7 @@ def unit(x: Tensor) -> Tensor:
 
 
 def _tangent(a: Tensor, u: Tensor) -> Tensor:
-    """u less its part along the unit (or zero) vector a."""
+    """u minus its component along the unit (or zero) vector a."""
     # Twice: one pass leaves eps ‖u‖ along a, which is not small beside the tangent part of a nearly radial u.
     once = u - _dot(a, u) * a
     return once - _dot(a, once) * a
@@ -135,22 +150,22 @@ def _directions(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 def _angle(a: Tensor, b: Tensor) -> Tensor:
     apart, together = norm(a - b), norm(a + b)
-    # Equal directions have angle 0 whatever the second argument; atan2(0, 0) would have a NaN gradient.
+    # For equal directions any second argument gives the angle 0; atan2(0, 0) would have a NaN gradient.
     return 2 * torch.atan2(apart, torch.where(apart == 0, 1.0, together))
 
 
 def _chosen_axis(a: Tensor) -> Tensor:
-    """The unit tangent at a that the antipode is reached along."""
+    """The unit tangent at a that is chosen as the direction to the antipode."""
     axis = torch.arange(a.shape[-1], device=a.device) == a.abs().argmin(-1, keepdim=True)
     return unit(_tangent(a, axis.to(a.dtype)))
 
 
 def _heading(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Tangent at a towards b, of length sin θ, or the chosen axis at the antipode; and where that choice was made."""
+    """(tangent at a towards b, of length sin θ, or the chosen axis at the antipode; mask of antipodal pairs)."""
     facing_away = _dot(a, b) < 0
     # b ∓ a has the same tangent part as b and is exact near a and near -a, where b itself would cancel.
     towards = _tangent(a, torch.where(facing_away, b + a, b - a))
-    # Two normalisations and a projection leave up to about 2 eps of noise: below 4 eps there is no direction in it.
+    # Two normalisations and a projection leave rounding errors up to about 2 eps: below 4 eps there is no direction.
     antipodal = facing_away & (norm(towards) <= 4 * torch.finfo(a.dtype).eps)
     return torch.where(antipodal, _chosen_axis(a), towards), antipodal
 
@@ -164,16 +179,16 @@ def project(x: Tensor, u: Tensor) -> Tensor:
 @_on_vectors
 def exp(x: Tensor, u: Tensor) -> Tensor:
     """The point at arc length ‖u‖ from x on the great circle along u (its tangent part): cos√t x + sinc√t u,
-    t = ‖u‖² / ‖x‖². Any angle, beyond π too; from 1/eps radians on the angle has no right digit and is held there.
+    t = ‖u‖² / ‖x‖². Angles may exceed π. They are limited to 1/eps radians, beyond which no digit is significant.
     """
     length = norm(x)
     radius = _nonzero(length)
     tangent = torch.where(length == 0, 0.0, project(x, u))
-    # Held so that t cannot overflow; a constant 1, and so without gradient, for every angle that means something.
+    # Limited so that t cannot overflow; a constant 1, and so without gradient, for every meaningful angle.
     held = (radius / torch.finfo(x.dtype).eps / norm(tangent)).clamp(max=1).detach()
     tangent = held * tangent
     t = (tangent / radius).square().sum(-1, keepdim=True)
-    # x cos √t as x - x (1 - cos √t): rounding cos itself would pull every step of a walk the same way.
+    # x cos √t as x - x (1 - cos √t): rounding cos itself would bias every step in the same direction.
     return x - versine_sqrt(t) * x + sinc_sqrt(t) * tangent
 
 
@@ -185,7 +200,7 @@ def angle(x: Tensor, y: Tensor) -> Tensor:
 
 @_on_vectors
 def distance(x: Tensor, y: Tensor) -> Tensor:
-    """Arc length ‖x‖ · angle(x, y), without the last dimension; y counts by its direction only."""
+    """Arc length ‖x‖ · angle(x, y), without the last dimension; of y only the direction matters."""
     return norm(x).squeeze(-1) * angle(x, y)
 
 
@@ -211,6 +226,6 @@ def transport(x: Tensor, y: Tensor, u: Tensor) -> Tensor:
     a, b = _directions(x, y)
     heading, antipodal = _heading(a, b)
     v = _tangent(a, u)
-    # Near the antipode a + b turns into the heading, so the choice made there continues the formula.
+    # Near the antipode a + b converges to the heading, so the choice made there continues the formula.
     mirror = unit(torch.where(antipodal, heading, a + b))
     return v - 2 * _dot(mirror, v) * mirror

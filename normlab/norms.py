@@ -1,55 +1,74 @@
-"""Norm functions: what a scheme places. Every one works on the last dimension and returns its input's type.
+"""Norm layers: RMSNorm, LayerNorm, L2 norm, DyT, Derf. All work on the last dimension and keep the input's dtype.
 
-Statistics, gain and bias are applied in fp32 (fp64 for fp64 input) and the result is cast once at the end: squares of
-fp16 activations overflow above 255, and a cast before the gain multiplies rounding errors by it.
+Statistics, gain and bias are computed in fp32 (fp64 for fp64 input) and the result is cast once at the end: squares of
+fp16 activations overflow above 255, and a cast before the gain multiplies rounding errors by the gain.
 
-Gains are created in fp32 whatever the default type, because a bf16 gain at 1.0 cannot move by less than 2^-8 and stays
-there for a whole run. Whoever trains in pure bf16 takes `gain="offset"`: the parameter is then the distance from one.
+Gains are created in fp32 whatever the default dtype, because a bf16 gain of 1.0 cannot change by less than 2^-8 and
+would stay there for a whole run. For training in pure bf16 use `gain="offset"`: the parameter is then the gain minus 1.
 """
 
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
 
 from normlab.errors import NormLabError, unknown
 
+__all__ = [
+    "NORMS",
+    "Derf",
+    "DyT",
+    "Gain",
+    "Identity",
+    "L2Norm",
+    "LayerNorm",
+    "Norm",
+    "RMSNorm",
+    "l2_norm",
+    "layer_norm",
+    "norm",
+    "rms",
+    "rms_norm",
+    "widen",
+]
+
 Gain = Literal["plain", "offset", "none"]
+"""How a gain is stored: as it is, as an offset from 1, or not at all."""
 
 
 def widen(x: torch.Tensor) -> torch.Tensor:
-    """`x` in the type that arithmetic is done in: fp32 for half precision, unchanged otherwise."""
+    """`x` in the dtype used for arithmetic: fp32 for half precision, unchanged otherwise."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def rms(x: torch.Tensor) -> torch.Tensor:
-    """Root mean square over the last dimension, kept as a dimension of one."""
+    """Root mean square over the last dimension, which is kept with size 1."""
     return widen(x).square().mean(-1, keepdim=True).sqrt()
 
 
 def rms_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
-    """x / √(mean x² + eps), without gain, in the widened type."""
+    """x / √(mean x² + eps), without gain, in the dtype of `widen`."""
     x = widen(x)
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
 
 
 def layer_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
-    """(x − mean x) / √(var x + eps), without gain, in the widened type."""
+    """(x − mean x) / √(var x + eps), without gain, in the dtype of `widen`."""
     x = widen(x)
     return rms_norm(x - x.mean(-1, keepdim=True), eps)
 
 
 def l2_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
-    """x / √(Σ x² + eps²): unit length; smooth at zero, where a plain division gives NaN."""
+    """x / √(Σ x² + eps²): unit length, smooth at zero, where x / ‖x‖ gives NaN."""
     x = widen(x)
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + eps**2)
 
 
 class Norm(nn.Module):
-    """Gain ⊙ core(x) + bias. A subclass gives the core and the largest RMS that the core can return."""
+    """Base class of norms: gain ⊙ core(x) + bias. A subclass defines `core` and the bound on its RMS."""
 
     def __init__(self, dim: int, *, eps: float = 1e-6, gain: Gain = "plain", bias: bool = False, init: float = 1.0):
         super().__init__()
@@ -67,21 +86,23 @@ class Norm(nn.Module):
         self.reset_parameters()
 
     def add_parameters(self) -> None:
-        """Parameters beyond gain and bias."""
+        """Create parameters other than gain and bias."""
 
     def reset_parameters(self) -> None:
+        """Set all parameters to their initial values."""
         if self.weight is not None:
             nn.init.constant_(self.weight, self.init - 1.0 if self.offset else self.init)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
     def scale(self) -> torch.Tensor | None:
-        """The gain that multiplies: the parameter, or one plus it."""
+        """The gain: the parameter, or 1 plus it; None without a gain."""
         if self.weight is None:
             return None
         return widen(self.weight) + 1.0 if self.offset else widen(self.weight)
 
     def core(self, x: torch.Tensor) -> torch.Tensor:
+        """The normalised input, without gain and bias."""
         raise NotImplementedError
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -98,7 +119,7 @@ class Norm(nn.Module):
         raise NotImplementedError
 
     def rms_bound(self, rms_in: float) -> float:
-        """Largest RMS of the output: needs no data, only the gain and the bias as they are now."""
+        """Largest RMS of the output for any input of RMS at most `rms_in`, from the current gain and bias."""
         gain, bound = self.scale(), self.core_bound(rms_in)
         if gain is not None:
             bound *= float(gain.detach().abs().max())
@@ -142,7 +163,7 @@ class L2Norm(Norm):
 
 
 class Identity(Norm):
-    """γ ⊙ x: nothing is normalised, so that "no norm" can be placed like any other."""
+    """γ ⊙ x: no normalisation, with the interface of a norm."""
 
     def core(self, x: torch.Tensor) -> torch.Tensor:
         return widen(x)
@@ -152,9 +173,10 @@ class Identity(Norm):
 
 
 class DyT(Norm):
-    """γ ⊙ tanh(αx) + b: bounded like a norm, but not invariant to the size of its input."""
+    """Dynamic tanh, γ ⊙ tanh(αx) + b: bounded like a norm, but not invariant to the scale of its input."""
 
     slope: ClassVar[float] = 0.5
+    """Initial α."""
 
     def add_parameters(self) -> None:
         self.alpha = nn.Parameter(torch.empty(1, dtype=torch.float32))
@@ -193,10 +215,11 @@ NORMS: dict[str, type[Norm]] = {
     "derf": Derf,
     "identity": Identity,
 }
+"""Norm classes by name."""
 
 
-def norm(kind: str, dim: int, **options) -> Norm:
-    """A norm by name: `norm("layer", 768, bias=True)`."""
+def norm(kind: str, dim: int, **options: Any) -> Norm:
+    """Make a norm by name: `norm("layer", 768, bias=True)`."""
     if kind not in NORMS:
         raise unknown("norm", kind, NORMS)
     return NORMS[kind](dim, **options)

@@ -1,4 +1,4 @@
-"""Steps as functions: autograd, any batch shape, last dimension; the reference where no kernel can run."""
+"""Fused residual steps as functions with autograd, on the last dimension; the reference runs where no kernel can."""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""Roles: what each parameter of a model is for, so that a scheme can initialise, decay and constrain it.
+"""Parameter roles: the function of each parameter in a Transformer, for initialisation, weight decay and constraints.
 
-A matrix is named by what it does in a Transformer (`q k v o gate up down embed head router`, and `patch position` for
-images); everything with one dimension or none is a `bias` or a `vector` (gains, scales). A matrix nobody can name is an
-error, never a guess.
+The role of a matrix is one of `q k v o gate up down embed head router`, and `patch position` for images; a parameter
+with one dimension or none is a `bias` or a `vector` (gains, scales). A matrix whose role is unknown raises an error.
 """
+
+# torch annotates `named_modules` and some tensor functions only in part.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import dataclasses
 import fnmatch
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -22,46 +24,48 @@ from torch import nn
 from normlab.errors import NormLabError
 
 READERS = ("q", "k", "v", "gate", "up", "head", "router")
-"""Matrices that read the residual stream: the model dimension is their input axis."""
+"""Roles of matrices that read from the residual stream: the model dimension is their input axis."""
 
 WRITERS = ("o", "down", "embed", "patch", "position")
-"""Matrices that write to it: the model dimension is their output axis."""
+"""Roles of matrices that write to the residual stream: the model dimension is their output axis."""
 
 OUTPUTS = ("o", "down")
-"""The last matrix of a sublayer: what depth-scaled and zero initialisation act on."""
+"""Roles of output projections, the last matrix of a sublayer: depth-scaled and zero initialisation apply to these."""
 
 FRONT = ("patch", "position")
-"""What images are embedded with: the projection of a patch, and the places of patches, that of a class token too."""
+"""Roles of image embeddings: the patch projection, and position embeddings with that of the class token."""
 
 MATRICES = READERS + WRITERS
 VECTORS = ("bias", "vector")
 
 
 class Part(NamedTuple):
-    """A role, where it lies in its parameter, and which axis the input comes in on."""
+    """The role of a slice of a parameter, and its input axis."""
 
     role: str
     start: int = 0
     length: int | None = None
-    """Rows [start, start + length) of the output axis; None: up to the end. A fused QKV matrix is three parts."""
+    """The slice [start, start + length) of the output axis; None: to the end. A fused QKV matrix has three parts."""
     input_axis: int = -1
-    """-1 for `nn.Linear` (out, in); -2 for GPT-2's transposed layers and for embeddings, which are looked up by row."""
+    """-1 for `nn.Linear` (out, in); -2 for GPT-2's transposed layers and for embeddings, which are indexed by row."""
 
 
 Spec = str | Part | Sequence[Part]
-"""How a user or a module states the role of one parameter."""
+"""The role of one parameter as users and modules state it: a name, a part, or several parts."""
 
 
 @runtime_checkable
 class KnowsItsRoles(Protocol):
-    """A module that states the roles of the parameters below it, by dotted name."""
+    """A module that states the roles of its parameters."""
 
-    def parameter_roles(self) -> Mapping[str, Spec]: ...
+    def parameter_roles(self) -> Mapping[str, Spec]:
+        """Roles by dotted parameter name."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
 class Role:
-    """One named part of one parameter."""
+    """The role of one parameter, or of a slice of it."""
 
     name: str
     parameter: nn.Parameter
@@ -72,30 +76,32 @@ class Role:
 
     @property
     def output_axis(self) -> int:
+        """The axis along the outputs: -2 or -1."""
         # Of the last two axes; leading ones (stacked experts) are a batch.
         return -2 if self.input_axis == -1 else -1
 
     @property
     def model_axis(self) -> int:
-        """The axis along the width of the model."""
+        """The axis along the model dimension."""
         return self.output_axis if self.role in WRITERS else self.input_axis
 
     @property
     def is_matrix(self) -> bool:
+        """Whether this is a matrix and not a bias or vector."""
         return self.role in MATRICES
 
     def view(self) -> torch.Tensor:
-        """The part itself, sharing memory with the parameter."""
+        """The slice as a tensor that shares memory with the parameter."""
         if _is_sharded(self.parameter) and not self.is_whole:
             raise NormLabError(f"{self.name}: a part of a sharded parameter has no view; write to it through edit()")
         return self._cut(self.parameter.detach())
 
     @contextmanager
-    def edit(self) -> Iterator[torch.Tensor]:
-        """The part as a plain tensor to write into, in one process or sharded over many (FSDP2).
+    def edit(self) -> Generator[torch.Tensor, None, None]:
+        """Context manager that yields the slice as a plain tensor to write to, also for sharded parameters (FSDP2).
 
-        A sharded parameter is gathered and handed back as the first rank wrote it: for initialisation, not for every
-        step.
+        A sharded parameter is gathered and distributed again with the values of rank 0: for initialisation, not for
+        every step.
         """
         if not _is_sharded(self.parameter):
             yield self.view()
@@ -109,6 +115,7 @@ class Role:
 
     @property
     def is_whole(self) -> bool:
+        """Whether the slice is the whole parameter."""
         return self.start == 0 and (self.length is None or self.length == self.parameter.shape[self.output_axis])
 
     def _cut(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -120,13 +127,14 @@ class Role:
 
     @property
     def fans(self) -> tuple[int, int]:
-        """(fan in, fan out) of this part alone, so that a fused matrix is initialised as its pieces would be."""
+        """(fan in, fan out) of this slice, so that a fused matrix is initialised like separate ones."""
         return self.parameter.shape[self.input_axis], self._length
 
 
 def whole_parameters(roles: Sequence[Role]) -> list[Role]:
-    """One role for each parameter whose parts agree on the model's axis: what is done along that axis alone can then
-    be done to all of it at once, which also works on shards. Parts that disagree stay apart.
+    """Merge the parts of each parameter into one role if they have the same model axis.
+
+    An operation along that axis alone can then be applied to the whole parameter, which also works on shards.
     """
     by_parameter: dict[int, list[Role]] = {}
     for role in roles:
@@ -142,8 +150,9 @@ def _is_sharded(parameter: torch.Tensor) -> bool:
     return hasattr(parameter, "full_tensor")
 
 
-# Names used by the common public code bases. Fused matrices whose parts have equal length are listed apart, with the
-# order of their parts; grouped-query fusions have unequal parts and must be stated by their module or by the user.
+# Parameter names in common public code bases. Fused matrices with parts of equal length are listed separately, with the
+# order of their parts. Fused QKV matrices with grouped queries have unequal parts; their module or the user must say
+# so.
 _KNOWN: Sequence[tuple[str, str]] = (
     (r"(q_proj|wq|to_q|query|q_lin|q)", "q"),
     (r"(k_proj|wk|to_k|key|k_lin|k)", "k"),
@@ -173,11 +182,10 @@ def find_roles(
     *,
     otherwise: Callable[[str, nn.Parameter], Spec | None] = lambda name, parameter: None,
 ) -> list[Role]:
-    """The roles of every parameter of `module`, each covered exactly once.
+    """Find the roles of all parameters of `module`.
 
-    `given` maps name patterns (`"*.mlp.0.weight"`) to roles and wins over what modules say of themselves, which wins
-    over well-known names, which win over `otherwise`. Matrices that remain without a role raise one error that lists
-    them.
+    `given` maps name patterns (`"*.mlp.0.weight"`) to roles. It takes precedence over `parameter_roles()` of modules,
+    then well-known names, then `otherwise`. Matrices without a role raise one error that lists them.
     """
     stated = dict(_stated_by_modules(module))
     roles: list[Role] = []
@@ -230,7 +238,7 @@ def _from_name(name: str, parameter: nn.Parameter, root: nn.Module) -> Spec | No
 def _equal_parts(parameter: nn.Parameter, roles: Sequence[str], input_axis: int) -> list[Part] | None:
     rows = parameter.shape[-2 if input_axis == -1 else -1]
     model = parameter.shape[input_axis]
-    # QKV of three equal squares is certain; anything else (grouped queries) is for the module or the user to say.
+    # Three equal squares are certainly Q, K, V; for anything else (grouped queries) the module or the user must say.
     if rows % len(roles) or (len(roles) == 3 and rows != 3 * model):
         return None
     each = rows // len(roles)

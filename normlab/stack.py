@@ -1,4 +1,7 @@
-"""Stack: anyone's sublayers under any scheme."""
+"""`Stack`: apply a scheme to your own attention and MLP modules."""
+
+# torch annotates module lists and `checkpoint` only in part.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 
@@ -15,14 +18,15 @@ from normlab.errors import NormLabError
 from normlab.roles import Role, Spec, find_roles
 from normlab.schemes.catalog.registry import scheme as find_scheme
 from normlab.schemes.contract.blocks import Block, has_hooks
-from normlab.schemes.contract.needs import meet
-from normlab.schemes.contract.parts import Branch, BranchBound, rms_bound_of, see, unbounded
-from normlab.schemes.contract.scheme import BoundScheme, Scheme
-from normlab.utils.uninitialized import FromMeta, all_written
+from normlab.schemes.contract.bound_scheme import BoundScheme
+from normlab.schemes.contract.needs import meet_needs
+from normlab.schemes.contract.parts import Branch, BranchBound, read_state, rms_bound_of, unbounded
+from normlab.schemes.contract.scheme import Scheme
+from normlab.utils.uninitialized import NaNUntilInitialised, require_initialised
 
 
 class Layer(nn.Module):
-    """One block of the scheme with the branches it steps through. The unit that is compiled and checkpointed."""
+    """One block: the scheme's modules and its branches. The unit of compilation and activation checkpointing."""
 
     def __init__(self, block: Block, branches: Sequence[nn.Module]):
         super().__init__()
@@ -35,7 +39,7 @@ class Layer(nn.Module):
     def run(
         self, state: torch.Tensor, seen: torch.Tensor, after: nn.Module, **to_first: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same for a stack that lets the last write wait for `after`, which reads it."""
+        """Run the block from (state, first branch's input); returns (next state, after(next state))."""
         return self.block.run(state, seen, self._calls(to_first), after)
 
     def _calls(self, to_first: Mapping[str, Any]) -> list[Branch]:
@@ -43,11 +47,12 @@ class Layer(nn.Module):
         return [partial(first, **to_first), *rest]
 
 
-class Stack(FromMeta):
-    """A Transformer's residual stack: `stack(x, **to_attention)` returns the hidden states after the exit.
+class Stack(NaNUntilInitialised):
+    """The residual stack of a Transformer: `stack(x, **to_attention)` returns the hidden states after the exit.
 
-    `blocks` holds one tuple of modules per block (attention, MLP, ...), each of them tensor in, update out. Keyword
-    arguments of a call go to the first module of every block; `per_block` adds some for each block alone (caches).
+    `blocks` holds one tuple of modules per block (attention, MLP, ...). Each module takes a tensor and returns the
+    update to the residual stream. Keyword arguments of a call go to the first module of every block; `per_block` adds
+    arguments for single blocks (caches).
 
         stack = normlab.Stack("geonorm", [(attention, mlp) for ...], dim=768)
         stack.init_()
@@ -55,8 +60,8 @@ class Stack(FromMeta):
         ...
         optimiser.step(); stack.after_step()
 
-    A part of a longer stack (a pipeline stage) says where it begins and how deep the whole is: `first=12, depth=48`.
-    Entry and exit then belong to the first and the last part alone.
+    For a part of a longer stack (a pipeline stage) give its first block and the depth of the whole: `first=12,
+    depth=48`. Only the first part then has an entry and only the last part an exit.
     """
 
     def __init__(
@@ -87,7 +92,7 @@ class Stack(FromMeta):
         self.exit = self.bound.exit() if first + len(blocks) == whole else nn.Identity()
         self.kernels = kernels
         for layer in self.layers:
-            # Sublayers of ours have a choice of kernels, too; others do as they like.
+            # NormLab's own sublayers have a choice of kernels, too.
             for part in (layer.block, *(branch for branch in layer.branches if hasattr(branch, "kernels"))):  # type: ignore
                 part.kernels = kernels  # type: ignore[assignment]
         if not residual_only:
@@ -95,15 +100,17 @@ class Stack(FromMeta):
 
     @property
     def scheme(self) -> Scheme:
+        """The scheme."""
         return self.bound.scheme
 
     @property
     def dim(self) -> int:
+        """Width of the residual stream."""
         return self.bound.dim
 
     @property
     def made(self) -> list[nn.Module]:
-        """The scheme's own modules: all but the branches."""
+        """The modules that the scheme built: entry, blocks and exit, without the branches."""
         return [self.entry, *(layer.block for layer in self.layers), self.exit]  # type: ignore[list-item]
 
     def forward(
@@ -114,15 +121,15 @@ class Stack(FromMeta):
         states: list[torch.Tensor] | None = None,
         **to_attention: Any,
     ) -> torch.Tensor:
-        """What the exit makes of x. The list `states` is given the state after the entry and after every layer."""
+        """Run the stack on x; appends the state after the entry and after every layer to `states`, if given."""
         if self.bound.first == 0 and x.shape[-1] != self.dim:
             raise NormLabError(f"the stack has width {self.dim}, got a tensor of shape {tuple(x.shape)}")
         state = self.entry(x)
         extras = [
             to_attention if per_block is None else {**to_attention, **per_block[k]} for k in range(len(self.layers))
         ]
-        if states is None and self._may_wait():
-            return self._run_on(state, extras)
+        if states is None and self._can_fuse_layers():
+            return self._run_fused(state, extras)
         for layer, extra in zip(self.layers, extras, strict=True):
             if states is not None:
                 states.append(state)
@@ -131,18 +138,19 @@ class Stack(FromMeta):
             states.append(state)
         return self.exit(state)
 
-    def _may_wait(self) -> bool:
-        """Whether a block's last write may settle with the next block's first norm: not where somebody looks at, wraps
-        or stores what a layer returns.
+    def _can_fuse_layers(self) -> bool:
+        """Whether a block's last write may be fused with the next block's first norm.
+
+        Not if a layer's output is observed by hooks, checkpointed, or returned by a layer that is compiled on its own.
         """
         if self.checkpointing or any(layer._compiled_call_impl is not None for layer in self.layers):
             return False
         return torch.compiler.is_compiling() or not has_hooks(self.layers)
 
-    def _run_on(self, state: torch.Tensor, extras: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+    def _run_fused(self, state: torch.Tensor, extras: Sequence[Mapping[str, Any]]) -> torch.Tensor:
         blocks = [layer.block for layer in self.layers]
         afters = [*(block.first_read for block in blocks[1:]), self.exit]  # type: ignore[union-attr]
-        state, seen = see(state, blocks[0].first_read, self.kernels)  # type: ignore[arg-type, union-attr]
+        state, seen = read_state(state, blocks[0].first_read, self.kernels)  # type: ignore[arg-type, union-attr]
         for layer, after, extra in zip(self.layers, afters, extras, strict=True):
             state, seen = layer.run(state, seen, after, **extra)  # type: ignore[operator]
         return seen
@@ -153,34 +161,34 @@ class Stack(FromMeta):
         return layer(state, **extra)
 
     def hidden(self, state: torch.Tensor) -> torch.Tensor:
-        """The (..., D) tensor in a state between two layers."""
+        """The (..., D) hidden state in a state between two layers."""
         return self.bound.hidden(state)
 
     def find_roles(self) -> list[Role]:
-        """The role of every parameter in the stack; a matrix without one raises."""
+        """The role of every parameter in the stack; raises for a matrix without one."""
         return find_roles(self, self._given_roles)
 
     def init_(
         self, *, std: float | None = None, zero_outputs: bool = False, generator: torch.Generator | None = None
     ) -> Stack:
-        """Initialise every parameter as the scheme says: matrices by role, gains and scales by their own rule."""
+        """Initialise all parameters by the scheme's rules: matrices by role, the rest by `reset_parameters`."""
         initialise_(self, self.bound, self.find_roles(), std=std, zero_outputs=zero_outputs, generator=generator)
         return self
 
     def param_groups(self, *, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
-        """Groups for an optimiser, every parameter in exactly one."""
+        """Parameter groups for an optimiser; every parameter is in exactly one."""
         return self.bound.param_groups(self.find_roles(), lr=lr, weight_decay=weight_decay)
 
     def after_step(self) -> None:
-        """Re-apply the scheme's constraint; call it after every optimiser step."""
+        """Apply the scheme's constraint to the parameters; call it after every optimiser step."""
         if self.bound.constrains:
             self.bound.after_step(self.find_roles())
 
     def certificate(self, entry: float = 1.0, branches: Sequence[Sequence[BranchBound]] | None = None) -> list[float]:
-        """Proven bounds on the RMS of the state: after the entry, then after every block.
+        """Proven bounds on the RMS of the state, after the entry and after every block.
 
-        `entry` bounds the RMS of the embedding. `branches` bounds every branch; without it nothing is assumed of them,
-        and a scheme that does not normalise what they return has no finite bound.
+        `entry` is a bound on the RMS of the embedding, `branches` a bound for every branch. Without `branches` nothing
+        is assumed about them, and a scheme that does not normalise their outputs has no finite bound.
         """
         bounds = [rms_bound_of(self.entry, entry)]
         for k, layer in enumerate(self.layers):
@@ -191,7 +199,7 @@ class Stack(FromMeta):
     def _meet_needs(self, blocks: Sequence[Sequence[nn.Module]]) -> None:
         inside = [need for need in self.scheme.needs if not need.in_head]
         for modules in blocks:
-            meet(inside, modules, who=self.scheme.name)
+            meet_needs(inside, modules, who=self.scheme.name)
 
 
 def _branch_count(blocks: Sequence[Sequence[nn.Module]]) -> int:
@@ -205,17 +213,17 @@ def _branch_count(blocks: Sequence[Sequence[nn.Module]]) -> int:
 
 
 def initialise_(module: nn.Module, bound: BoundScheme, roles: Sequence[Role], **options: Any) -> None:
-    """Give every parameter of `module` its first value, and raise for one that has no rule to start from.
+    """Initialise all parameters of `module`; raises for a parameter that no rule writes.
 
-    Matrices and biases start by role, the rest by the `reset_parameters` of their modules.
+    Matrices and biases are initialised by role, the rest by the `reset_parameters` of their modules.
     """
     made = [part for stack in module.modules() if isinstance(stack, Stack) for part in stack.made]
-    with all_written(module, bound.scheme.name, made):
+    with require_initialised(module, bound.scheme.name, made):
         fill_(module, bound, roles, **options)
 
 
 def fill_(module: nn.Module, bound: BoundScheme, roles: Sequence[Role], **options: Any) -> None:
-    """The same, unchecked."""
+    """`initialise_` without the check."""
     matrices = {id(role.parameter) for role in roles if role.is_matrix}
     for child in module.modules():
         own = [*child.parameters(recurse=False), *child.buffers(recurse=False)]

@@ -20,8 +20,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from normlab import NormLabError
+from normlab.probes.sharded import whole
 from normlab.roles import Role
-from normlab.train.distributed import whole
+from tests.matrix import parametrize
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -74,7 +75,7 @@ def distance_from_unit_length(roles: Sequence[Role]) -> float:
 UNIT = (2 * math.log2(64) / 4 + 2) * torch.finfo(torch.float32).eps
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@parametrize("script", SCRIPTS, quick=("plain_loop.py",))
 def test_it_runs_by_itself_and_learns(script):
     found = run("-W", "error", f"examples/{script}")
     assert found.returncode == 0, found.stderr
@@ -90,6 +91,7 @@ def test_it_takes_under_60_lines(script):
     assert len((EXAMPLES / script).read_text().splitlines()) < 60
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("script", "package", "advice"),
     [
@@ -106,7 +108,7 @@ def test_a_missing_package_is_one_line(script, package, advice):
     assert line.endswith(f"try: {advice}")
 
 
-@pytest.mark.parametrize("scheme", CASES)
+@parametrize("scheme", CASES, quick=("ngpt",))
 def test_under_fabric_it_is_the_plain_loop_bit_for_bit(scheme):
     plain, losses = example("plain_loop").train(scheme, STEPS, **CASES[scheme])
     wrapped, same = example("fabric_loop").train(scheme, STEPS, **CASES[scheme])
@@ -127,6 +129,7 @@ def test_without_the_line_it_would_not(monkeypatch):
     assert distance_from_unit_length(model.find_roles()) > 1000 * UNIT
 
 
+@pytest.mark.full
 def test_the_constraint_holds_in_the_trainer():
     model, _ = example("hugging_face_trainer").train("ngpt", STEPS)
     assert distance_from_unit_length(model.decoder.find_roles()) < UNIT
@@ -189,6 +192,7 @@ def work(rank: int, folder: str) -> None:
     os._exit(0)
 
 
+@pytest.mark.full
 def test_two_sharded_processes_train_as_the_plain_loop(tmp_path):
     mp.spawn(work, args=(str(tmp_path),), nprocs=2)
     found = json.loads((tmp_path / "found.json").read_text())

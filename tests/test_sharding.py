@@ -49,6 +49,7 @@ def sharded(rank: int, port: int, scheme: str, results: str) -> None:
     leave(rank, store)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("scheme", ["ngpt", "geonorm", "hybrid"])
 def test_two_processes_train_as_one(scheme, tmp_path):
     results = str(tmp_path / "weights.safetensors")

@@ -181,7 +181,7 @@ class Squares(Gate):
         self.shape = (dim * dim,)
         super().__init__(0.1)
 
-    forward, bound = Write.forward, Write.bound
+    forward, rms_bound = Write.forward, Write.rms_bound
 
 
 @pytest.mark.parametrize(
@@ -227,6 +227,7 @@ def test_bad_input_gets_one_line():
         check_scheme(Gate)  # type: ignore[arg-type]
 
 
+@pytest.mark.full
 def test_it_runs_as_a_plain_script_and_leaves_random_numbers_alone():
     code = (
         "import sys, torch, normlab\n"

@@ -1,1 +1,1 @@
-"""Speed against limits and peers: kernels on their own, and whole training steps."""
+"""Benchmarks: fused kernels against copy bandwidth and other libraries, and whole training steps."""

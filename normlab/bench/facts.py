@@ -1,4 +1,4 @@
-"""What it takes to repeat a figure: date, command, hardware and versions."""
+"""Metadata of a benchmark: date, command, hardware and versions."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _PLACES = ("--out", "--plot")
 
 
 def dated(*peers: str) -> dict[str, Any]:
-    """The facts, with the time of now."""
+    """`facts` with the current time."""
     return {"date": datetime.now(UTC).isoformat(timespec="seconds"), **facts(*peers)}
 
 
 def facts(*peers: str) -> dict[str, Any]:
-    """Command, hardware, and versions, also those of the packages that we are compared with."""
+    """Command, hardware and versions, also those of the packages `peers`."""
     return {
         "command": command(sys.argv),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else processor(),
@@ -34,7 +34,7 @@ def facts(*peers: str) -> dict[str, Any]:
 
 
 def command(words: list[str]) -> str:
-    """What was typed, without the files that one machine kept its results in: they decide nothing."""
+    """The command line without output files, which do not affect the results."""
     program, rest = Path(words[0]), words[1:]
     places = {i + k for i, word in enumerate(rest) if word in _PLACES for k in (0, 1)}
     named = tuple(f"{place}=" for place in _PLACES)
@@ -44,7 +44,7 @@ def command(words: list[str]) -> str:
 
 
 def processor() -> str:
-    """The processor's name, as Linux has it or else Python."""
+    """Name of the processor, from Linux or else from Python."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

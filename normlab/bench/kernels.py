@@ -1,4 +1,4 @@
-"""Every step alone: parity first, then time against the copy bandwidth, eager PyTorch, torch.compile and peers."""
+"""Kernel benchmarks: parity with the reference, then time against copy bandwidth, torch.compile and peers."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ CPU_SHAPES = ((2048, 768), (1024, 2048))
 Pair = tuple[Tensor, Tensor]
 
 _CORES = 2
-"""CPU cores that one compilation keeps busy."""
+"""CPU cores used by one compilation."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One step: what it computes, and how many tensors of the stream's size a perfect kernel moves."""
+    """One fused step, and the number of tensors that an ideal kernel reads and writes."""
 
     name: str
     build: Callable[[int, torch.device], tuple[Callable[[Tensor, Tensor, str], Pair], list[Tensor]]]
-    """(function of state, update and kernels; its own parameters)."""
+    """Returns (function of state, update and kernels; its parameters)."""
     forward: int
     backward: int
 
@@ -90,21 +90,21 @@ CASES = (
 
 @dataclass(frozen=True)
 class Row:
-    """One case at one shape in one direction."""
+    """The result of one case at one shape in one direction."""
 
     case: str
     shape: tuple[int, int]
     direction: str
     bytes_moved: int
     copy: float
-    """Bytes a second of a copy of as many bytes, in the same run."""
+    """Bytes per second of a copy of as many bytes, in the same run."""
     fused: Timing
     others: dict[str, Timing]
-    """Eager PyTorch, torch.compile, and the public kernels that are installed."""
+    """Timings of eager PyTorch, torch.compile, and the public kernels that are installed."""
 
     @property
     def share(self) -> float:
-        """Of the copy bandwidth."""
+        """Achieved bandwidth as a fraction of the copy bandwidth."""
         return self.bytes_moved / self.fused.median / self.copy
 
     def to_dict(self) -> dict[str, Any]:
@@ -113,26 +113,26 @@ class Row:
 
 
 Place = tuple[str, tuple[int, int]]
-"""A case and a shape: what is measured at a time."""
+"""A case and a shape, which are measured together."""
 
 
 def rows(device: torch.device, dtype: torch.dtype, places: list[Place]) -> Iterator[Row]:
-    """Both directions of every place. On a CPU the reference stands in for the kernel."""
+    """Measure both directions of every case and shape. On a CPU the reference replaces the kernel."""
     for place in places:
         yield from _rows(place, device, dtype)
 
 
 def plan(device: torch.device, only: str = "", done: Container[Place] = ()) -> list[Place]:
-    """What is to be measured: every case at every shape."""
+    """The measurements to do: every case at every shape that is not `done`."""
     shapes = SHAPES if device.type == "cuda" else CPU_SHAPES
     places = [(case.name, shape) for case in CASES if only in case.name for shape in shapes]
     return [place for place in places if place not in done]
 
 
 def compile_ahead(dtype: torch.dtype, places: list[Place]) -> Iterator[Place]:
-    """Compile everything in several processes, for that is what takes the time; what follows finds it in the cache."""
+    """Compile everything in parallel processes, which takes most of the time; later measurements use the cache."""
     workers = min(len(places), max(1, (os.cpu_count() or 1) // _CORES))
-    # Every worker's compiler would start a worker per core.
+    # Otherwise the compiler of every worker would start one worker per core.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(_CORES))
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         futures = {pool.submit(_compile, place, dtype): place for place in places}
@@ -148,7 +148,7 @@ def _compile(place: Place, dtype: torch.dtype) -> None:
         calls["compiled"]()
     outputs = calls["compiled"]()
     upstream = [torch.ones_like(output) for output in outputs]
-    # As it will be timed: with a graph that is not kept, the compiler reuses saved tensors' memory.
+    # As it is timed later: without retain_graph the compiler reuses the memory of saved tensors.
     torch.autograd.grad(outputs, inputs, upstream, retain_graph=True, allow_unused=True)
     torch.cuda.empty_cache()
 
@@ -156,7 +156,7 @@ def _compile(place: Place, dtype: torch.dtype) -> None:
 def _calls(
     place: Place, device: torch.device, dtype: torch.dtype
 ) -> tuple[dict[str, Callable[[], Pair]], list[Tensor], Case]:
-    """What is timed, after it has shown that it computes the same; and its inputs."""
+    """The functions to time, after a parity check, with their inputs and the case."""
     torch._dynamo.reset()
     case, shape = next(case for case in CASES if case.name == place[0]), place[1]
     step, parameters = case.build(shape[1], device)
@@ -194,7 +194,7 @@ def _time(call: Callable[[], Pair], direction: str, inputs: list[Tensor], device
 
 
 def _is_peer(name: str, call: Callable[[], Pair], reference: Callable[[], Pair], inputs: list[Tensor]) -> bool:
-    """Whether somebody else's kernel does the same; one that fails or differs is named and not timed."""
+    """Whether another library's kernel gives the same results; one that fails or differs is reported and not timed."""
     try:
         _check_parity(name, call, reference, inputs)
     except Exception as error:
@@ -204,7 +204,7 @@ def _is_peer(name: str, call: Callable[[], Pair], reference: Callable[[], Pair],
 
 
 def _check_parity(name: str, fused: Callable[[], Pair], reference: Callable[[], Pair], inputs: list[Tensor]) -> None:
-    """No figure without it: outputs and gradients within a few roundings of the stream's format."""
+    """Raise unless outputs and gradients agree within a few rounding errors of the stream's dtype."""
     found = []
     for call in (fused, reference):
         outputs = call()
@@ -213,7 +213,7 @@ def _check_parity(name: str, fused: Callable[[], Pair], reference: Callable[[], 
         found.append([t.detach() for t in (*outputs, *gradients) if t is not None])
     for ours, theirs in zip(*found, strict=True):
         scale = theirs.float().square().mean().sqrt() + theirs.float().abs()
-        # Gradients of gains are fp32 sums over values of the stream's format.
+        # Gradients of gains are fp32 sums over values of the stream's dtype.
         rounding = max(torch.finfo(inputs[0].dtype).eps, 1e-5)
         error = ((ours.float() - theirs.float()).abs() / scale.clamp_min(1e-6)).max()
         if not error <= 8 * rounding:

@@ -1,4 +1,4 @@
-"""Public kernels that do the same as one of our steps, where they are installed."""
+"""Kernels of other libraries (Liger, quack) for comparison, if they are installed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Pair = tuple[Tensor, Tensor]
 
 
 def calls(step: str, x: Tensor, g: Tensor, gain: Tensor) -> dict[str, Callable[[], Pair]]:
-    """By the peer's name: the same (state, input) as ours."""
+    """Calls of other libraries by name, which return the same (state, input) as NormLab's step."""
     known = {
         "add + norm (pre)": {"liger": lambda: _liger_add(x, g, gain), "quack": lambda: _quack_add(x, g, gain)},
         "RMSNorm": {"liger": lambda: _liger_norm(x, gain), "quack": lambda: _quack_norm(x, gain)},

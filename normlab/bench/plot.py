@@ -1,4 +1,4 @@
-"""Pictures of the figures: each step's share of the copy bandwidth, each scheme's speed beside Pre-Norm's."""
+"""Plots of benchmark results: bandwidth of kernels, speed of schemes relative to Pre-Norm (matplotlib)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAMES = {"ours": "NormLab", "liger": "Liger", "quack": "quack", "compiled": "to
 
 
 def check_format(path: Path) -> None:
-    """Before anything is measured: can this plot be drawn?"""
+    """Raise if a plot cannot be drawn to this path, before anything is measured."""
     if path.suffix not in _FORMATS:
         raise NormLabError(f"cannot draw {path.name!r}; expected a name that ends in {', '.join(_FORMATS)}")
     if find_spec("matplotlib") is None:
@@ -24,7 +24,7 @@ def check_format(path: Path) -> None:
 
 
 def draw_kernels(rows: list[dict[str, Any]], path: Path) -> None:
-    """One panel per step and direction: share of the copy bandwidth against the width, ours and the others'."""
+    """Plot the fraction of the copy bandwidth over the width, one panel per step and direction."""
     plt = _pyplot()
     steps = list(dict.fromkeys(row["case"] for row in rows))
     figure, panels = plt.subplots(len(steps), 2, figsize=(9, 1.9 * len(steps)), sharey=True, squeeze=False)
@@ -51,7 +51,7 @@ def _shares(panel: Any, rows: list[dict[str, Any]]) -> None:
 
 
 def draw_steps(rows: list[dict[str, Any]], path: Path) -> None:
-    """Tokens a second of every scheme over Pre-Norm's: median and the range of the paired repeats."""
+    """Plot tokens per second relative to Pre-Norm: median and range of the paired repeats."""
     plt = _pyplot()
     figure, panel = plt.subplots(figsize=(7, 0.32 * len(rows) + 1))
     ranked = sorted(rows, key=lambda row: row["over_pre"])

@@ -1,4 +1,4 @@
-"""`normlab bench`: measure, print a table, keep the figures as JSON with all it takes to repeat them."""
+"""`normlab bench`: run benchmarks, print a table, write the results as JSON with command, hardware and versions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from normlab.utils.progress import ProgressDisplay
 def kernels(
     *, only: str = "", cpu: bool = False, out: Path | None = None, plot: Path | None = None
 ) -> list[dict[str, Any]]:
-    """Every fused step against the copy bandwidth and its peers."""
+    """Benchmark every fused step against the copy bandwidth, torch.compile and other libraries."""
     device = _device(cpu, "the reference against torch.compile")
     _check_out(out)
     _check_plot(plot)
@@ -43,7 +43,7 @@ def kernels(
             pass
     for row in _track(kernel_bench.rows(device, dtype, todo), "timing", 2 * len(todo)):
         found.append(row.to_dict())
-        # Both directions of a place, or none of it: what is cut short goes on from here.
+        # Store both directions together: an interrupted benchmark continues from here.
         if row.direction == "backward":
             _keep(out, found, complete=False)
     Console(width=120).print(_kernel_table(found))
@@ -74,15 +74,15 @@ def step(
     out: Path | None = None,
     plot: Path | None = None,
 ) -> list[dict[str, Any]]:
-    """Whole training steps, beside the faster Pre-Norm."""
-    # Names first: a typo must not wait for the models before it to be built.
+    """Benchmark training steps of schemes relative to the faster of two Pre-Norm baselines."""
+    # Check all names before any model is built.
     schemes = [str(find_scheme(name)) for name in schemes]
     DecoderConfig.preset(preset)
     if not torch.cuda.is_available():
         raise NormLabError("no GPU here: bench step needs one; try normlab bench kernels --cpu")
     _check_out(out)
     _check_plot(plot)
-    names = [step_bench.YARDSTICK, ("pre", "reference"), *((s, "triton") for s in schemes if s != "pre")]
+    names = [step_bench.BASELINE, ("pre", "reference"), *((s, "triton") for s in schemes if s != "pre")]
     bench = step_bench.Comparison(names, preset=preset, batch=batch, length=length, stream=stream)
     for _ in _track(bench.build(), "compiling", len(names)):
         pass
@@ -96,7 +96,7 @@ def step(
 
 
 def _beside_pre(rows: list[step_bench.StepRow]) -> list[dict[str, Any]]:
-    """Every contender in units of the faster Pre-Norm: the yardstick, or the one with reference kernels after it."""
+    """Rows with speed relative to the faster Pre-Norm: with Triton or with reference kernels."""
     yard, reference = rows[:2]
     faster = max(1.0, statistics.median(reference.ratios))
     return [
@@ -127,7 +127,7 @@ def _device(cpu: bool, offered: str) -> torch.device:
 
 
 def _track(rows: Iterable[Any], what: str, total: int) -> Iterator[Any]:
-    """Progress on standard error, so that figures can be piped on."""
+    """Show progress on standard error, so that standard output can be piped."""
     live = ProgressDisplay(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), progress=True)
     task = live.bar.add_task(what, total=total) if live.bar is not None else None
     try:
@@ -142,7 +142,7 @@ def _track(rows: Iterable[Any], what: str, total: int) -> Iterator[Any]:
 
 
 def _check_out(out: Path | None) -> None:
-    """Figures that cannot be kept are better not measured."""
+    """Raise if results cannot be written, before anything is measured."""
     if out is None:
         return
     try:
@@ -168,7 +168,7 @@ def _draw(plot: Path | None, draw: Callable[[list[dict[str, Any]], Path], None],
 
 
 def _keep(out: Path | None, rows: list[dict[str, Any]], *, complete: bool) -> None:
-    """Write the figures atomically, the incomplete ones, too: what is cut short is not lost."""
+    """Write the results atomically, also incomplete ones, so that an interrupted benchmark loses nothing."""
     if out is None:
         return
     write_json(out, {**dated(), "complete": complete, "rows": rows})
@@ -177,7 +177,7 @@ def _keep(out: Path | None, rows: list[dict[str, Any]], *, complete: bool) -> No
 
 
 def _kept(out: Path | None) -> list[dict[str, Any]]:
-    """Rows of the same measurement that was cut short."""
+    """Rows of an interrupted benchmark with the same command, hardware and versions."""
     if out is None or not out.exists():
         return []
     try:
@@ -185,4 +185,4 @@ def _kept(out: Path | None) -> list[dict[str, Any]]:
         same = not before["complete"] and all(before.get(name) == value for name, value in facts().items())
         return before["rows"] if same else []
     except (ValueError, KeyError, TypeError):
-        return []  # not a file of ours, or an older one: it is measured anew
+        return []  # another or an older file: measure again

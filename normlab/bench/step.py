@@ -1,7 +1,7 @@
-"""Whole training steps: tokens a second and memory of every scheme, beside Pre-Norm's, repeats interleaved.
+"""Training-step benchmarks: tokens per second and memory of every scheme relative to Pre-Norm.
 
-Every contender lives in a process of its own: they compile side by side, for that is what takes the time, and then have
-the GPU in turns, so that a drifting clock hits all alike.
+Every contender runs in its own process. They compile in parallel, which takes most of the time, and are then timed in
+interleaved repeats, so that a drifting clock affects all equally.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ import torch
 from normlab.bench.timing import measure
 from normlab.errors import NormLabError
 from normlab.models import Decoder, DecoderConfig
-from normlab.models.memory import check_room_to_train
+from normlab.models.memory_check import check_memory_to_train
 
 _CORES = 2
-"""CPU cores that one compilation keeps busy."""
+"""CPU cores used by one compilation."""
 
 _STEPS = 10
-"""Steps that one turn consists of."""
+"""Steps in one repeat."""
 
 _CONTEXT = 2**29
-"""Bytes that a process takes on the GPU before it has a tensor there."""
+"""GPU memory in bytes that a process needs before it allocates a tensor."""
 
 
 Name = tuple[str, str]
-"""A scheme and its kind of kernels."""
+"""A scheme and its kernels."""
 
-YARDSTICK: Name = ("pre", "triton")
-"""Has its turn before and after everybody else's."""
+BASELINE: Name = ("pre", "triton")
+"""Timed before and after each of the others."""
 
 
 @dataclass(frozen=True)
 class StepRow:
-    """One scheme with one kind of kernels."""
+    """The result of one scheme with one choice of kernels."""
 
     scheme: str
     kernels: str
     tokens_per_second: list[float]
     beside: list[float]
-    """The yardstick's rates just before and after each of these, averaged."""
+    """Mean of the baseline's rates just before and after each of these."""
     peak_bytes: int
 
     @property
@@ -55,7 +55,7 @@ class StepRow:
 
     @property
     def ratios(self) -> list[float]:
-        """Rates in units of the yardstick's: what slows the machine for a while slows both."""
+        """Rates relative to the baseline's, which cancels slow changes of the machine's speed."""
         return [rate / yard for rate, yard in zip(self.tokens_per_second, self.beside, strict=True)]
 
     def to_dict(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class StepRow:
 
 
 class Contender:
-    """A model in training that can be timed again and again."""
+    """A model in training whose steps can be timed repeatedly."""
 
     def __init__(self, config: DecoderConfig, batch: int, length: int):
         torch.manual_seed(0)
@@ -89,26 +89,26 @@ class Contender:
 
     def rate(self) -> float:
         found = self.tokens / measure(self.step, self.device, repeats=_STEPS, warmup=2).median
-        # What the next one needs.
+        # Free memory for the next contender.
         torch.cuda.empty_cache()
         return found
 
 
 def _serve(parent: Connection, config: DecoderConfig, batch: int, length: int) -> None:
-    """A contender's process: report the peak, then a rate for every question."""
+    """Main function of a contender's process: sends the peak memory, then a rate for every request."""
     try:
         contender = Contender(config, batch, length)
         parent.send(contender.peak)
         while parent.recv():
             parent.send(contender.rate())
     except EOFError:
-        return  # nobody is there any more
+        return  # the parent has ended
     except Exception as error:
         parent.send(f"{type(error).__name__}: {error}".splitlines()[0])
 
 
 class Comparison:
-    """Every (scheme, kernels) of one size, as processes that wait for their turn."""
+    """All contenders of one model size, each in its own process."""
 
     def __init__(self, names: list[Name], *, preset: str, batch: int, length: int, stream: str):
         shared: dict[str, Any] = {"stream": stream, "max_length": length}
@@ -121,11 +121,11 @@ class Comparison:
         self.beside: dict[Name, list[float]] = {name: [] for name in self.configs}
 
     def build(self) -> Iterator[Name]:
-        """Compile all, as many at once as cores and memory allow."""
+        """Start and compile all contenders, as many at once as cores and memory allow; yields each when ready."""
         for config in self.configs.values():
             options = {"batch": self.batch, "length": self.length, "precision": "bf16", "compiled": True}
-            check_room_to_train(config, torch.device("cuda"), **options)
-        # Every contender's compiler would start a worker per core.
+            check_memory_to_train(config, torch.device("cuda"), **options)
+        # Otherwise the compiler of every contender would start one worker per core.
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(_CORES))
         todo, busy, most = list(self.configs), {}, self._at_once()
         while todo or busy:
@@ -138,34 +138,34 @@ class Comparison:
                 yield name
 
     def time(self, repeats: int) -> Iterator[int]:
-        """Turns of all, as often as told; gives the number of the repeat whenever all have had theirs."""
+        """Interleave repeats of all contenders; yields the number of the repeat after each round."""
         for repeat in range(1, repeats + 1):
-            before = self._rate(YARDSTICK)
+            before = self._rate(BASELINE)
             for name in self.others:
-                rate, after = self._rate(name), self._rate(YARDSTICK)
+                rate, after = self._rate(name), self._rate(BASELINE)
                 self.rates[name].append(rate)
                 self.beside[name].append((before + after) / 2)
-                self.rates[YARDSTICK].append(after)
+                self.rates[BASELINE].append(after)
                 before = after
             yield repeat
 
     def rows(self) -> list[StepRow]:
-        """The yardstick first, beside itself."""
-        self.beside[YARDSTICK] = self.rates[YARDSTICK]
+        """The results, the baseline first."""
+        self.beside[BASELINE] = self.rates[BASELINE]
         return [
-            StepRow(*name, self.rates[name], self.beside[name], self.peaks[name]) for name in (YARDSTICK, *self.others)
+            StepRow(*name, self.rates[name], self.beside[name], self.peaks[name]) for name in (BASELINE, *self.others)
         ]
 
     @property
     def others(self) -> list[Name]:
-        return [name for name in self.configs if name != YARDSTICK]
+        return [name for name in self.configs if name != BASELINE]
 
     def _rate(self, name: Name) -> float:
         self.lines[name].send(True)
         return self._answer(name)
 
     def _at_once(self) -> int:
-        # Pre-Norm stands for all. Compiled it needs less than the estimate, which leaves room for those that need more.
+        # Pre-Norm's estimate is used for all. Compiled it needs less, which leaves room for schemes that need more.
         one = next(iter(self.configs.values())).memory(self.batch, self.length)
         waiting = len(self.configs) * (one.weights + one.optimiser + _CONTEXT)
         room = 0.95 * torch.cuda.mem_get_info()[1] - waiting

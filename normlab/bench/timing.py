@@ -1,4 +1,4 @@
-"""Time on a device: medians with quantiles, the cache cold, and the copy bandwidth of the same minute."""
+"""Timing on a device: median and quantiles with a cold cache; copy bandwidth."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import torch
 
 _HEAD_START = 2_000_000
-"""Clock cycles that the device waits, about a millisecond."""
+"""Clock cycles that the device sleeps, about a millisecond."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds: the median, and the fifth above and below it."""
+    """Seconds: the median, and the 20 % and 80 % quantiles."""
 
     median: float
     low: float
@@ -23,15 +23,16 @@ class Timing:
 
     @classmethod
     def of(cls, samples: list[float]) -> Timing:
+        """Summarise samples."""
         ordered = sorted(samples)
         return cls(statistics.median(ordered), ordered[len(ordered) // 5], ordered[-1 - len(ordered) // 5])
 
 
 def measure(call: Callable[[], object], device: torch.device, *, repeats: int = 40, warmup: int = 5) -> Timing:
-    """The time of `call`, repeated; on a GPU by events, with its cache flushed before every sample.
+    """Time `call` repeatedly; on a GPU with events, and with the L2 cache flushed before every sample.
 
-    The device sleeps before each sample, so that the host has queued all of `call` when it begins: what is measured is
-    the work, not the launching of it.
+    The device sleeps before each sample, so that the host has queued all kernels when the first one starts: launch
+    overhead is not measured.
     """
     for _ in range(warmup):
         call()
@@ -56,7 +57,7 @@ def _clock(call: Callable[[], object]) -> float:
 
 
 def copy_bandwidth(device: torch.device, bytes_moved: int) -> float:
-    """Bytes a second of a plain copy that reads and writes `bytes_moved` in all."""
+    """Bytes per second of a plain copy that reads and writes `bytes_moved` in total."""
     source = torch.empty(bytes_moved // 2, dtype=torch.uint8, device=device).random_()
     target = torch.empty_like(source)
     return bytes_moved / measure(lambda: target.copy_(source), device).median

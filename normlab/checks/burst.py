@@ -1,7 +1,7 @@
-"""A short training burst of one model, with a look at its first step and one at the step after the last.
+"""A short training burst of one model, profiled at its first step and at the step after the last.
 
-Both looks are at real steps, optimiser included. A loss or gradient that is not finite ends the burst at that step: the
-last look is then at the batch and the weights that made it, so that it can name the module.
+Both profiles are of real steps, optimiser included. A loss or gradient that is not finite ends the burst at that step:
+the last profile is then that of the batch and the weights that made it, so that it can name the module.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _AUTO_LR, _AUTO_SHARE = 1e-3, 8e-3
 
 @dataclass(frozen=True, kw_only=True)
 class Burst:
-    """What a burst showed, stack by stack; the stack with most blocks comes first."""
+    """Profiles and losses of a burst, by stack; the stack with most blocks comes first."""
 
     before: dict[str, Profile]
     after: dict[str, Profile]
@@ -61,9 +61,9 @@ def burst(
     lr: float | Literal["auto"] = "auto",
     inspect: Inspect | None = None,
 ) -> Burst:
-    """Build the target, train it for `steps` steps and look at it before and after.
+    """Build the target, train it for `steps` steps, and profile it before and after.
 
-    `inspect(model, profile)` is called after either look, with the profile of the stack with most blocks.
+    `inspect(model, profile)` is called after either one, with the profile of the stack with most blocks.
     """
     with quiet_numbers(), fresh_model(target, depth=depth, width=width, seed=seed) as model:
         rate = auto_lr(target, model) if lr == "auto" else lr
@@ -84,7 +84,7 @@ def burst(
 def train(
     target: Target, *, depth: int | None = None, seed: int = 0, steps: int, lr: float, highest: float = math.inf
 ) -> list[Number]:
-    """The losses of a burst that nobody looks at; it ends with one that is not finite or above `highest`."""
+    """The losses of a burst without profiles; it ends with a loss that is not finite or above `highest`."""
     with quiet_numbers(), fresh_model(target, depth=depth, seed=seed) as model:
         course = _Course(target, model, lr, seed)
         for _ in range(steps):
@@ -106,7 +106,7 @@ class _Stopwatch:
 
 
 class _Course:
-    """A model on its way through the batches."""
+    """A model in training, with its batches and optimiser."""
 
     def __init__(self, target: Target, model: nn.Module, lr: float, seed: int):
         self.target, self.model, self.seed = target, model, seed
@@ -118,14 +118,14 @@ class _Course:
         self._batch: Any = None
 
     def look(self, step: int) -> dict[str, Profile]:
-        """Take a step under the probe."""
+        """Take a step and profile it."""
         with self._probe(step) as seen:
             loss = self.step()
             seen.record(loss=loss)
         return seen.profiles
 
     def go_on(self, steps: int) -> dict[str, Profile]:
-        """The steps after the first, and the look after them: at step `steps`, or at the one that broke the model."""
+        """Take the steps after the first; profile step `steps`, or the one that broke the model."""
         if self.broken:
             return {}
         for step in range(1, steps):
@@ -147,7 +147,7 @@ class _Course:
         return loss
 
     def _look_again(self, step: int) -> dict[str, Profile]:
-        """At the batch that broke the model, whose weights are still what they were."""
+        """Profile the batch that broke the model, whose weights have not been updated."""
         with self._probe(step) as seen:
             seen.record(loss=self._backward())
         return seen.profiles
@@ -163,7 +163,7 @@ class _Course:
 
 
 def auto_lr(target: Target, model: nn.Module) -> float:
-    """The rate that changes the blocks' matrices by the same share a step as in the schemes' own set-up, 1e-3 at most.
+    """Learning rate that changes the blocks' matrices by the same share a step as for schemes; at most 1e-3.
 
     A burst has no time for a warm-up: 1e-3 moves matrices that start at 0.02 by a twentieth a step, and breaks designs
     that are known to train. Schemes are built alike, whatever they make of their weights: they get one rate.

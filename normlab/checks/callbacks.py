@@ -1,4 +1,4 @@
-"""A look at every so many steps of somebody else's training loop.
+"""`Watch`: profile and judge every n-th step of any training loop.
 
     watch = normlab.checks.Watch(model, every=50, out="profiles.jsonl")
     for step, batch in enumerate(batches):
@@ -8,9 +8,9 @@
             optimiser.step()
     watch.close()
 
-A look is judged as soon as its numbers have come from the device, while the loop goes on: a verdict that was not there
-before is logged (logger `normlab.checks`). Between looks an alarm listens for values that are not finite; when it
-goes off, the next step is looked at, too.
+A profile is judged as soon as its numbers have come from the device, while the loop goes on. A new verdict is logged
+(logger `normlab.checks`). Between profiled steps an alarm watches for values that are not finite; after one the next
+step is profiled, too.
 
 Lines of `out`, one JSON object each:
 
@@ -18,7 +18,7 @@ Lines of `out`, one JSON object each:
     {"kind": "verdict", "step": 50, "stack": "model.layers", "verdict": {...}}        a finding that is new
     {"kind": "event", "step": 7, "what": "nonfinite", "layer": "model.layers.3", "detail": "..."}
 
-Of several processes the first one looks; no look waits for another process.
+Of several processes only the first one measures; it never waits for another process.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from normlab.checks.judge.thresholds import Thresholds
 from normlab.checks.judge.verdict import Verdict
 from normlab.checks.ladder_records import Ladder
 from normlab.errors import NormLabError
-from normlab.probes.nonfinite_alarm import Alarm, Broken
+from normlab.probes.first_nonfinite import Nonfinite, NonfiniteAlarm
 from normlab.probes.probe import Probe, probe
 from normlab.probes.profile import Profile
 from normlab.utils.files import file_error
@@ -48,7 +48,7 @@ log = logging.getLogger("normlab.checks")
 
 
 class Watch:
-    """Looks at every n-th step. Use `with watch.step():`, or `begin` and `end` where a loop has callbacks instead."""
+    """Profiles every n-th step. Use `with watch.step():`, or `begin` and `end` where a loop has callbacks instead."""
 
     def __init__(
         self,
@@ -66,35 +66,35 @@ class Watch:
         self.out = None if out is None else Path(out)
         self._profiles: dict[str, Profile] = {}
         self._verdicts: dict[str, list[Verdict]] = {}
-        self._broken: Broken | None = None
+        self._broken: Nonfinite | None = None
         self._limits, self._unigram = thresholds, unigram
         self._idle = dist.is_available() and dist.is_initialized() and dist.get_rank() != 0
-        self._alarm = Alarm(model, blocks)
+        self._alarm = NonfiniteAlarm(model, blocks)
         self._first: dict[str, Profile] = {}
         self._said: dict[tuple[str, str], str] = {}
         self._next = 0
         self._hooks: ExitStack | None = None
         self._look = Probe()
-        # Ranks take a processor a tenth of a second, in which a GPU takes steps.
+        # Computing ranks takes a CPU a tenth of a second, in which a GPU takes steps.
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="normlab-watch")
         self._reading: Future[dict[str, Profile]] | None = None
         self._before_look = 0
 
     @property
     def profiles(self) -> dict[str, Profile]:
-        """The last look, by stack. Waits for it where its numbers are on their way."""
+        """The last profiles, by stack. Waits until their numbers have reached the host."""
         self._hear(wait=True)
         return self._profiles
 
     @property
     def verdicts(self) -> dict[str, list[Verdict]]:
-        """What was made of the last look. Waits for it likewise."""
+        """The verdicts on the last profiles. Waits for them likewise."""
         self._hear(wait=True)
         return self._verdicts
 
     @property
-    def broken(self) -> Broken | None:
-        """The first value that was not finite, step and module, as far as it is known by now; waits for nothing."""
+    def broken(self) -> Nonfinite | None:
+        """Step and module of the first value that was not finite, as far as the host knows; never waits."""
         self._hear()
         return self._broken
 
@@ -110,13 +110,13 @@ class Watch:
         self.end()
 
     def begin(self, number: int | None = None) -> Probe:
-        """The step begins. What is returned takes losses that the model's own output does not hold: `record(loss=)`."""
+        """Begin a step. The returned probe takes losses that the model's own output does not hold: `record(loss=)`."""
         self.abandon()
         step = self._next if number is None else number
         self._next = step + 1
         self._hooks = ExitStack()
         self._hear()
-        # What a look that is still on its way has to say came first.
+        # A profile that has not arrived yet came first.
         alarmed = self._reading is None and self._goes_off()
         due = not self._idle and (alarmed or step % self.every == 0)
         self._look = self._hooks.enter_context(probe(self.model, blocks=self.blocks, step=step, active=due))
@@ -126,7 +126,7 @@ class Watch:
         return self._look
 
     def end(self) -> None:
-        """The step is over."""
+        """End the step."""
         hooks, look = self._hooks, self._look
         if hooks is None:
             return
@@ -138,40 +138,40 @@ class Watch:
             self._alarm.send(look.step)
 
     def abandon(self) -> None:
-        """Take all hooks off and forget about the step, which never came to its end."""
+        """Remove all hooks and discard the step, which did not come to its end."""
         hooks, self._hooks = self._hooks, None
         if hooks is not None:
-            # As if the step had raised: a look that saw half of it has nothing to say.
+            # As if the step had raised: half a step has no profile.
             hooks.__exit__(_Abandoned, _Abandoned(), None)
 
     def close(self) -> None:
-        """The loop is over: hear what is still on its way from the last steps."""
+        """End the loop: wait for what the last steps have recorded."""
         self.abandon()
         self._hear(wait=True)
         self._goes_off(wait=True)
 
     def _take(self, look: Probe) -> None:
         self._hear(wait=True)
-        self._before_look = self._alarm.travelling
+        self._before_look = self._alarm.pending
         if look.is_there:
             self._keep(look.profiles)
         else:
             self._reading = self._reader.submit(lambda: look.profiles)
 
     def _hear(self, wait: bool = False) -> None:
-        """Judge the last look, if it was not and can be by now."""
+        """Judge the last profiles, if they have arrived and were not judged yet."""
         if self._reading is not None and (wait or self._reading.done()):
             reading, self._reading = self._reading, None
             self._keep(reading.result())
 
     def _goes_off(self, wait: bool = False, most: int | None = None) -> bool:
-        broken = self._alarm.arrived(wait, most)
+        broken = self._alarm.poll(wait, most)
         if broken is None or self._broken is not None:
             return False
         self._report(broken)
         return True
 
-    def _report(self, broken: Broken) -> None:
+    def _report(self, broken: Nonfinite) -> None:
         self._broken = broken
         detail = f"{broken.where} is the first that was not finite, at step {broken.step}"
         log.warning("normlab: %s", detail)
@@ -181,12 +181,12 @@ class Watch:
 
     def _keep(self, profiles: dict[str, Profile]) -> None:
         self._profiles = profiles
-        # The look has waited for the device: what the steps before it noted is there, and came first.
+        # The profile has waited for the device: the records of the steps before it are there, and came first.
         self._goes_off(wait=True, most=self._before_look)
         for stack, profile in profiles.items():
             self._write({"kind": "profile", "step": profile.step, "stack": stack, "profile": profile.to_dict()})
             if profile.nan_first is not None and self._broken is None:
-                self._report(Broken(profile.step, profile.nan_first.rpartition(" at step ")[0]))
+                self._report(Nonfinite(profile.step, profile.nan_first.rpartition(" at step ")[0]))
             self._judge(stack, profile)
 
     def _judge(self, stack: str, profile: Profile) -> None:

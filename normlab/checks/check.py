@@ -1,4 +1,4 @@
-"""The check: ladders of bursts, what theory says beside them, verdicts, and what to change.
+"""`normlab.check`: train bursts over depths, widths and rates, compare them with theory, judge, and suggest remedies.
 
 report = normlab.check("peri(step=0.1)")
 report = normlab.check(model, batch=batch, loss_fn=lambda model, batch: ...)
@@ -59,10 +59,10 @@ def check(
     **options: Any,
 ) -> Check:
     """Judge a design: a scheme, a published model or its configuration, a function of depth and width, a run folder,
-    or a live module with a batch, which is left as it was.
+    or a live module with a batch, which is restored afterwards.
 
-    Options are the fields of `CheckConfig`: `depths`, `steps`, `seeds`, `lr_ladder`, ... With `progress` a bar is
-    told on standard error.
+    Options are the fields of `CheckConfig`: `depths`, `steps`, `seeds`, `lr_ladder`, ... `progress` shows a
+    progress bar on standard error.
     """
     config = config or _config(options)
     found = target if isinstance(target, Target) else prepare(target, config, batch=batch, loss_fn=loss_fn)
@@ -71,7 +71,7 @@ def check(
 
 
 def prepare(target: Checkable, config: CheckConfig, *, batch: Any = None, loss_fn: Any = None) -> Target:
-    """The target as the configuration asks for it: what cannot be checked is refused here."""
+    """The target that the configuration asks for; raises for what cannot be checked."""
     return resolve(
         target,
         batch=batch,
@@ -89,7 +89,7 @@ def prepare(target: Checkable, config: CheckConfig, *, batch: Any = None, loss_f
 
 
 def share_reference(first: Check, second: Check) -> tuple[Check, Check]:
-    """Two checks whose learning-rate ladders are held against the lower reference of the two."""
+    """Two checks with one reference loss for both learning-rate ladders: the lower one."""
     a, b = first.rates, second.rates
     if a is None or b is None:
         return first, second
@@ -99,7 +99,7 @@ def share_reference(first: Check, second: Check) -> tuple[Check, Check]:
 
 
 class _Session:
-    """One check on its way."""
+    """A check in progress."""
 
     def __init__(self, target: Target, config: CheckConfig, tell: Callable[[str], None]):
         self.target, self.config, self.tell = target, config, tell
@@ -182,7 +182,7 @@ class _Session:
         return [] if verdict is None else [verdict]
 
     def _reconsider(self, found: DepthLadder, verdicts: list[Verdict]) -> list[Verdict]:
-        """The verdicts after a second opinion, where the rate was ours and there is time for one."""
+        """The verdicts after a second burst at a lower rate, if the user named no rate and time is left."""
         depth = self._judged_depth(found)
         run = found.bursts[depth][0]
         left = self.config.max_seconds - (time.perf_counter() - self.start)
@@ -233,7 +233,7 @@ class _Session:
 
 
 class _Progress:
-    """What is being done, on a terminal with the time it has taken so far."""
+    """Progress: the current work, with the time it has taken on a terminal."""
 
     def __init__(self, name: str, *, progress: bool):
         self._name = name

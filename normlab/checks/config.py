@@ -1,6 +1,6 @@
-"""What a check does: its ladders, its training burst, its budget of time, and what it fails on.
+"""Configuration of a check: its ladders, its training burst, its time budget, and the findings it fails on.
 
-Importing this does not import torch: the command line shows these fields in its help.
+Free of torch: the command line shows these fields in its help.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A second opinion at a gentler rate: whether the design fails, or the rate that it was trained at from step 0 on.
+"""Repeat a failed burst at a lower learning rate: does the design fail, or the full rate without warm-up?
 
-A burst has no time for a warm-up, and some designs need one: a norm after every addition (BERT) upsets its gradient
-within thirty steps at the full rate, and hardly moves it at a quarter. What fails at both is the design's own fault;
-what fails at the full rate alone is a warning that says so.
+A burst has no time for a warm-up, and some designs need one: with a norm after every addition (BERT) the gradient
+profile breaks within thirty steps at the full rate, and hardly changes at a quarter of it. What fails at both rates is
+the design's own fault; what fails at the full rate alone becomes a warning.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def in_doubt(verdicts: Sequence[Verdict], run: Burst, unigram: float | None) -> 
 def second_opinion(
     target: Target, run: Burst, verdicts: Sequence[Verdict], *, depth: int | None, steps: int
 ) -> list[Verdict]:
-    """The verdicts, with failures of the burst `run` turned into warnings if a gentler one of its model has none."""
+    """The verdicts, with failures of the burst `run` turned into warnings if a burst at a lower rate has none."""
     doubted = set(in_doubt(verdicts, run, target.unigram))
     gentle = burst(target, depth=depth, steps=steps, lr=SHARE * run.lr)
     looks = [Ladder((gentle.before[name], after)) for name, after in gentle.after.items()]

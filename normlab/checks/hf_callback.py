@@ -1,4 +1,4 @@
-"""A look at every so many steps of Hugging Face's Trainer.
+"""`HFCallback`: profile and judge every n-th step of Hugging Face's Trainer.
 
 Trainer(model=model, ..., callbacks=[normlab.checks.HFCallback(every=50, out="profiles.jsonl")])
 """

@@ -1,4 +1,4 @@
-"""What a burst leaves as it found it: somebody else's module, random numbers, threads, the treatment of denormals."""
+"""Restore global and model state after a burst: weights, random numbers, threads, the handling of denormals."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import nn
 
-from normlab.probes.probe import untouched
 from normlab.probes.sharded import reshard
+from normlab.probes.untouched import untouched
 from normlab.targets.target import Target
 
 NARROW = 256
@@ -22,7 +22,7 @@ _DENORMAL = 1e-42
 def fresh_model(
     target: Target, *, depth: int | None = None, width: int | None = None, seed: int = 0
 ) -> Iterator[nn.Module]:
-    """The target's model in training mode; one that somebody else owns is put back to what it was."""
+    """The target's model in training mode; a module of the user's is restored afterwards."""
     with torch.random.fork_rng(devices=_cuda()), few_threads(width or target.width):
         torch.manual_seed(seed)
         model = target.build(depth=depth, width=width, seed=seed)
@@ -33,7 +33,7 @@ def fresh_model(
 
 @contextmanager
 def preserved(model: nn.Module) -> Iterator[None]:
-    """Puts parameters, gradients, buffers, random numbers and training flags back to what they were."""
+    """Restore parameters, gradients, buffers, random numbers and training flags at the end."""
     reshard(model)
     flags = [(module, module.training) for module in model.modules()]
     values = [(parameter, parameter.detach().clone()) for parameter in model.parameters()]
@@ -51,7 +51,7 @@ def preserved(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def quiet_numbers() -> Iterator[None]:
-    """Denormal numbers count as zero: dead gradients would make a CPU several times slower."""
+    """Flush denormal numbers to zero: dead gradients would make a CPU several times slower."""
     was_on = bool(torch.tensor(_DENORMAL) * 1.0 == 0.0)
     torch.set_flush_denormal(True)
     try:

@@ -66,7 +66,7 @@ class WidthRung:
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """One look at a rung, in three numbers."""
+    """One snapshot of a rung, in three numbers."""
 
     rms: Number = None
     """Of the last state, mean over seeds."""
@@ -88,7 +88,7 @@ class StepRung:
 
 @dataclass(frozen=True, kw_only=True)
 class Twin:
-    """The design that a lone target is measured beside."""
+    """The reference design that a single target is compared with."""
 
     name: str
     losses: tuple[Number, ...]

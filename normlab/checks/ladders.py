@@ -1,7 +1,7 @@
-"""Ladders: the same burst at several depths, widths or residual steps, as far as the time allows.
+"""Run ladders: the same burst at several depths, widths or residual steps, within a time budget.
 
-The smallest rung comes first and tells what a unit of work costs; then the design's own size and the largest ones, as
-far as they fit: a fit lives on its span, so it is the rungs in between that are left out, and a note says so.
+The smallest rung comes first and measures the cost of a unit of work; then the design's own size and the largest ones,
+as far as the budget allows. A fit needs a wide range, so the rungs in between are left out first; a note says so.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ RESIDUAL_STEPS = (0.1, 0.3, 1.0)
 
 
 class Budget:
-    """Time that is left, and what a unit of work costs: what the last one took."""
+    """Time budget: the time that is left, and the cost of a unit of work, as last measured."""
 
     def __init__(self, seconds: float):
         self.seconds = seconds
@@ -50,14 +50,14 @@ class Budget:
         self._price = seconds / work
 
     def price(self, work: float) -> float:
-        """Seconds for some work; none as long as nothing is known."""
+        """Estimated seconds for some work; 0 before anything was measured."""
         return 0.0 if self._price is None else work * self._price
 
     def fits(self, work: float) -> bool:
         return self.price(work) <= self.left
 
     def affordable(self, rungs: Iterable[T], work: Callable[[T], float]) -> Iterator[T]:
-        """Rungs by importance, as far as they fit; one that did not is asked again once the price is known better."""
+        """Yield rungs by importance, as far as they fit; others are tried again when the cost is known better."""
         waiting = list(rungs)
         while (rung := next((rung for rung in waiting if self.fits(work(rung))), None)) is not None:
             waiting.remove(rung)
@@ -101,14 +101,14 @@ def depth_ladder(
     climb = _Climb(target, config, tell, depths, own_depth, inspect)
     for depth in climb.budget.affordable(by_importance(depths, own_depth), climb.cost):
         climb.take(depth)
-    climb.settle()
+    climb.finish()
     bursts = dict(sorted(climb.bursts.items()))
     cut = _note_cut("depth", [depth for depth in depths if depth not in bursts], config)
     return DepthLadder(_by_stack(bursts), bursts, (*cut, *climb.notes))
 
 
 def by_importance(rungs: Iterable[int], own: int) -> list[int]:
-    """The smallest, which tells the price; the design's own, or the next below it; then from the largest down."""
+    """The smallest rung, which measures the cost; the design's own, or the next below; then from the largest down."""
     ordered = sorted(set(rungs))
     nearest = [rung for rung in ordered if rung <= own][-1:]
     return list(dict.fromkeys([*ordered[:1], *nearest, *reversed(ordered)]))
@@ -155,7 +155,7 @@ def step_ladder(
 
 @dataclass
 class _Climb:
-    """A depth ladder on its way."""
+    """A depth ladder in progress."""
 
     target: Target
     config: CheckConfig
@@ -173,12 +173,12 @@ class _Climb:
         self.budget = Budget(self.config.max_seconds)
 
     def cost(self, depth: int) -> int:
-        """Blocks to pay for: growth takes a second depth, so a rung that has none yet is charged for one."""
+        """Cost of a rung in blocks: growth takes two depths, so the first rung includes a second one."""
         seconds = [other for other in self.depths if Thresholds.least_depth <= other and other * LEAST_STEP <= depth]
         return depth + (min(seconds) if seconds and not self.bursts.keys() & set(seconds) else 0)
 
     def take(self, depth: int) -> None:
-        """All seeds of a depth; inspected unless a deeper rung up to the own depth will be."""
+        """Run all seeds of a depth; inspect the model unless a deeper rung up to the own depth will be."""
         deeper = [other for other in self.depths if depth < other <= self.own_depth and other not in self.bursts]
         deeper = [other for other in deeper if self.budget.fits(depth + self.cost(other))]
         looks = self.inspected < depth <= self.own_depth and not deeper
@@ -186,8 +186,8 @@ class _Climb:
         self.inspected = depth if looks else self.inspected
         self.budget.paid(depth, sum(run.seconds for run in self.bursts[depth]))
 
-    def settle(self) -> None:
-        """What is open after the last rung: a close call that takes more seeds, a model to inspect."""
+    def finish(self) -> None:
+        """After the last rung: more seeds for a close call, and the model inspected if none was."""
         self._add_seeds()
         wanted = max((depth for depth in self.bursts if depth <= self.own_depth), default=min(self.bursts))
         if self.inspect is not None and self.inspected < wanted:
@@ -196,7 +196,7 @@ class _Climb:
                 self.inspect(model, _first(self.bursts[wanted][0].before))
 
     def _add_seeds(self) -> None:
-        """More seeds for the two depths whose exponent decides, where one alone speaks for a worse class."""
+        """Add seeds at the two depths that decide the exponent, if its class is doubtful with one seed."""
         law = classify(next(iter(_by_stack(self.bursts).values())))
         more = [options | {"seed": seed} for seed in range(1, ENOUGH_SEEDS) for options in _seeds(self.config)]
         if not law.doubtful or self.config.seeds > 1 or not self.budget.fits(len(more) * sum(law.depths)):
@@ -243,7 +243,7 @@ def _by_stack(bursts: dict[int, list[Burst]]) -> dict[str, Ladder]:
 
 
 def _main(runs: Iterable[Burst]) -> Ladder:
-    """Both looks of all seeds at the stack with most blocks."""
+    """Both profiles of all seeds, of the stack with most blocks."""
     return Ladder(tuple(_first(look) for run in runs for look in (run.before, run.after) if look))
 
 

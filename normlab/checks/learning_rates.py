@@ -1,4 +1,4 @@
-"""The learning-rate ladder: over how many decades of the rate a design learns, and where it stops learning at all.
+"""Learning-rate sweep: over how many decades of the learning rate a design learns, and where it stops learning.
 
     ℓ(η)       mean loss of the last 8 of 60 steps; that of step 0, ℓ₀, for a run that broke or rose above 20
     ℓ_ref      lowest ℓ(η) of all candidates: a design measured against its own best looks robust if its best is poor
@@ -34,7 +34,7 @@ BISECTIONS = 3
 
 @dataclass(frozen=True)
 class _Runs:
-    """One candidate's losses at the rates that the time allowed."""
+    """One candidate's losses at the rates that were run."""
 
     losses: list[Number]
     start: float
@@ -44,7 +44,7 @@ class _Runs:
 def rate_ladder(
     target: Target, config: CheckConfig, tell: Tell, *, depth: int
 ) -> tuple[RateLadder | None, tuple[str, ...]]:
-    """The ladder at one depth, and notes on what was left out; no ladder where the first step breaks already."""
+    """The ladder at one depth, and notes on what was left out; no ladder if the first step already breaks."""
     runs = _run(target, config, tell, depth)
     if not math.isfinite(runs.start):
         return None, ("no learning-rate ladder: the loss of the first step is not finite",)
@@ -114,7 +114,7 @@ def _reference(
 def _judged(rates: Sequence[float], losses: Sequence[Number], start: float, reference: float) -> dict[str, Any]:
     counted = [start if loss is None else loss for loss in losses]
     limit = reference + 0.25 * (start - reference)
-    # Where nobody learns, the reference is ℓ₀ itself: a rate that does not get below it is of no use.
+    # If no candidate learns, the reference is ℓ₀ itself: a rate that does not get below it is unusable.
     span = _longest([loss <= limit and loss < start for loss in counted])
     usable = None if span is None else (rates[span[0]], rates[span[1]])
     return {

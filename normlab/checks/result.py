@@ -1,4 +1,4 @@
-"""The result of a check: what was measured, what it means, and what to change, in plain numbers."""
+"""`Check`, the result of a check: measurements, verdicts and remedies in plain numbers, stored as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from normlab.checks.theory.records import Theory
 from normlab.errors import unknown
 from normlab.probes.profile import Number, Profile, When
 from normlab.probes.start import Start
-from normlab.utils.records import Kept
+from normlab.utils.records import StoredResult
 
 __all__ = ["SCHEMA", "Check", "Look", "RateLadder", "StepRung", "Subject", "Twin", "WidthRung"]
 
@@ -46,7 +46,7 @@ class Subject:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check(Kept):
+class Check(StoredResult):
     """A finished check."""
 
     what = "check"
@@ -119,7 +119,7 @@ class Check(Kept):
     def profile(self, when: When | None = None) -> Profile:
         """The stack that is judged, first seed, by default after the burst where there was one.
 
-        A stack that broke at once has no look after the burst; the deepest one that has stands for it.
+        A stack that broke at once has no profile after the burst; the deepest one that has replaces it.
         """
         when = when or self.ladder.snapshots[-1]
         depths = [depth for depth in self.ladder.depths if self.ladder.at(depth, when)]

@@ -1,4 +1,4 @@
-"""`normlab bench` on the command line. Nothing here imports torch before a command runs."""
+"""The commands `normlab bench kernels` and `bench step`. Importing this does not import torch."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ from pathlib import Path
 from typing import Literal
 
 
+def bench() -> None:
+    """Benchmark speed: `bench kernels` for fused kernels, `bench step` for whole training steps."""
+
+
 def bench_kernels(only: str = "", cpu: bool = False, out: Path | None = None, plot: Path | None = None) -> None:
-    """Time every fused step: share of the copy bandwidth, ratio to eager PyTorch, torch.compile, Liger and quack.
+    """Benchmark the fused kernels against copy bandwidth, eager PyTorch, torch.compile, Liger and quack.
 
     Args:
-        only: Just the steps whose name contains this, e.g. geodesic.
-        cpu: Without a GPU: the plain reference against torch.compile.
-        out: Keep the figures in this JSON file.
-        plot: Draw them into this .svg, .png or .pdf file.
+        only: Only kernels whose name contains this text, e.g. geodesic.
+        cpu: Without a GPU: the reference implementation against torch.compile.
+        out: Write the results to this JSON file.
+        plot: Plot the results into this .svg, .png or .pdf file.
     """
     from normlab.bench import run
 
@@ -30,20 +34,20 @@ def bench_step(
     out: Path | None = None,
     plot: Path | None = None,
 ) -> None:
-    """Time whole training steps of every scheme beside Pre-Norm, compiled, in bf16.
+    """Benchmark whole training steps of every scheme relative to Pre-Norm, compiled, in bf16.
 
     Args:
-        schemes: Which ones; all of them if none is named.
-        preset: Size of the model.
-        batch: Sequences a step.
-        length: Tokens a sequence.
-        stream: Number format of the residual stream.
-        repeats: How often each scheme has its turn.
-        out: Keep the figures in this JSON file.
-        plot: Draw them into this .svg, .png or .pdf file.
+        schemes: Schemes to measure; none: all.
+        preset: Model size.
+        batch: Batch size in sequences.
+        length: Sequence length in tokens.
+        stream: Data type of the residual stream.
+        repeats: Interleaved repeats of each scheme.
+        out: Write the results to this JSON file.
+        plot: Plot the results into this .svg, .png or .pdf file.
     """
-    from normlab import schemes as known
+    from normlab import list_schemes
     from normlab.bench import run
 
     options = {"batch": batch, "length": length, "stream": stream, "repeats": repeats}
-    run.step(schemes or known(), preset=preset, **options, out=out, plot=plot)  # type: ignore[arg-type]
+    run.step(schemes or list_schemes(), preset=preset, **options, out=out, plot=plot)  # type: ignore[arg-type]

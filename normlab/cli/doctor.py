@@ -1,4 +1,4 @@
-"""What this machine can run: device, versions, kernels, and why not."""
+"""The command `normlab doctor`: device, versions, available kernels. Importing this does not import torch."""
 
 from __future__ import annotations
 
@@ -7,19 +7,27 @@ import json
 import platform
 from typing import Any
 
-import torch
-from rich.console import Console
-from rich.table import Table
-
 import normlab
-from normlab.kernels import backends
 from normlab.utils.text import counted
 
 _OPTIONAL = ("triton", "tokenizers", "transformers", "liger-kernel", "plotly")
 
 
+def doctor(json: bool = False) -> None:
+    """Show device, versions, and which kernels can run on this machine or why they cannot.
+
+    Args:
+        json: Print JSON.
+    """
+    print_findings(as_json=json)
+
+
 def findings() -> dict[str, Any]:
-    """Everything as plain data."""
+    """Facts about this machine as plain values."""
+    import torch
+
+    from normlab.kernels import backends
+
     return {
         "normlab": normlab.__version__,
         "python": platform.python_version(),
@@ -34,7 +42,10 @@ def findings() -> dict[str, Any]:
 
 
 def print_findings(*, as_json: bool = False) -> None:
-    """The same for a person, or as JSON."""
+    """Print the findings as a table, or as JSON."""
+    from rich.console import Console
+    from rich.table import Table
+
     found = findings()
     if as_json:
         print(json.dumps(found, indent=2))
@@ -50,6 +61,8 @@ def print_findings(*, as_json: bool = False) -> None:
 
 
 def _device() -> str:
+    import torch
+
     if torch.cuda.is_available():
         found = torch.cuda.get_device_properties(0)
         return f"{found.name}, {found.total_memory / 2**30:.0f} GiB, compute capability {found.major}.{found.minor}"
@@ -59,6 +72,8 @@ def _device() -> str:
 
 
 def _native_bf16() -> bool:
+    import torch
+
     if torch.cuda.is_available():
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.ops.mkldnn._is_mkldnn_bf16_supported()

@@ -1,4 +1,4 @@
-"""The verb `normlab study`: parse, call, print. Importing it imports neither torch nor numpy."""
+"""The command `normlab study`. Importing this does not import torch."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def study(
     workers: int | None = None,
     device: str | None = None,
 ) -> None:
-    """Test published claims: one TOML file says what is claimed, what is run, and by which rule the rows decide.
+    """Reproduce published claims. A TOML file states the claim, the runs, and the decision rule.
 
-    Without a name: the list of studies with their verdicts. Run a study again to go on where it was.
+    Without a name: list all studies with their verdicts. The same command again resumes an interrupted study.
 
-    For instance:
+    For example:
       normlab study
       normlab study peri-step --dry-run
       normlab study peri-step --minutes 9 --data "books/*.jsonl.xz"
@@ -37,18 +37,18 @@ def study(
 
     Args:
         name: A study, or a TOML file.
-        minutes: Stop after so long, to go on another time.
-        dry_run: Print runs, cost and rules; start nothing.
-        report: Write the table of all claims and its page, from the rows alone.
+        minutes: Time limit; the same command resumes later.
+        dry_run: Print runs, cost and rules without running anything.
+        report: Write the table of all claims and its page from the stored results.
         studies: Folder of the TOML files.
-        results: Folder of the rows, a folder for each study.
-        docs: Where --report writes the table.
-        html: Where --report writes the page.
-        data: Where the study's data is on this machine; see normlab train --help.
-        val_data: Where the data to evaluate on is.
-        tokenizer: Where the tokenizer is.
-        workers: Runs at a time.
-        device: Where to train: cpu, cuda.
+        results: Folder of the results, with one folder per study.
+        docs: Markdown file that --report writes.
+        html: HTML file that --report writes.
+        data: Training data of the study on this machine; see normlab train --help.
+        val_data: Validation data on this machine.
+        tokenizer: Tokenizer on this machine.
+        workers: Parallel runs.
+        device: Device: cpu, cuda.
     """
     # Numpy and the templates are not for --help.
     from normlab.studies import command

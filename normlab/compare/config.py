@@ -1,6 +1,6 @@
 """CompareConfig: schemes, learning rates, seeds and common training options of a comparison.
 
-Importing this does not import torch: the command line shows these fields in its help. Making a configuration does.
+Importing this does not import torch, so that `--help` is fast; making a configuration does.
 """
 
 from __future__ import annotations
@@ -24,44 +24,44 @@ if TYPE_CHECKING:
 Where = Literal["here", "ray"]
 
 FIRST_TUNE_SEED = 1000
-"""Seeds from here on pick a rate, those below judge it: no seed does both."""
+"""First seed of the tuning runs: smaller ones are for the final runs, so that no seed is used for both."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompareConfig:
-    """Schemes trained alike: each at its own best learning rate, found in the same way, and with the same seeds."""
+    """Configuration of a comparison: every scheme at its own tuned learning rate, with the same data and seeds."""
 
     several: ClassVar[dict[str, str]] = {"scheme": "schemes", "lr": "lrs", "seed": "seeds"}
-    """What a run has one of, and a comparison several."""
+    """Fields of a run, and the fields of a comparison that list their values."""
 
     base: TrainConfig
-    """What all runs share. Its scheme, rate and seed are not used: the comparison sets them."""
+    """Configuration that all runs share. Scheme, learning rate and seed are set by the comparison."""
 
     schemes: tuple[SchemeLike, ...] = ("pre", "post", "peri", "geonorm")
-    """What is compared: names, names with options ("peri(step=0.1)"), or schemes in files (highway.py:Highway)."""
+    """Schemes to compare: names, names with options ("peri(step=0.1)"), or schemes in files (highway.py:Highway)."""
     lrs: Literal["auto"] | tuple[float, ...] = "auto"
-    """Learning rates tried for each scheme: auto, or a list; with one rate there is nothing to tune.
-    auto starts at 1e-3 * (85M / (12 depth width^2))^0.2, its half and its double,
-    goes on by factors of 2, at most 16 either way, until the best lies between two others,
-    and tries sqrt(2) around the best."""
+    """Learning rates to tune over for each scheme: auto, or a list; with one rate nothing is tuned.
+    auto starts with 1e-3 * (85M / (12 depth width^2))^0.2, half and twice that rate,
+    widens by factors of 2, at most 16 either way, until the best lies between two others,
+    and then tries the best times and divided by sqrt(2)."""
     seeds: int = 3
-    """Runs that judge each scheme at its picked rate; seed i of all schemes sees the same data in the same order."""
+    """Final runs of each scheme at its tuned rate; seed i of all schemes sees the same data in the same order."""
     tune_seeds: int = 1
-    """Runs at each rate that pick it; their seeds judge nothing."""
+    """Tuning runs at each learning rate; their seeds are not used for the final runs."""
     baseline: SchemeLike | None = None
-    """The scheme that the others are measured against; none: pre where it is among them, else the first."""
+    """Scheme that the others are compared with; none: pre if it is among them, else the first."""
     level: float = 0.95
-    """Probability that all intervals hold together."""
+    """Simultaneous confidence level of all intervals."""
 
     repeat_failed: bool = False
-    """Run again what has failed, from its last checkpoint."""
+    """Repeat failed runs, from their last checkpoint."""
     retries: int = 2
-    """How often a run whose process was killed is started again, from its last checkpoint.
-    After that it is interrupted: it says nothing of its scheme, and the next call tries it again."""
+    """Restarts of a run whose process was killed, from its last checkpoint.
+    After that it counts as interrupted, not as failed, and the next call tries it again."""
     on: Where = "here"
-    """Processes on this machine, or a Ray cluster whose machines share the folder and the data."""
+    """Where to run: processes on this machine (here), or a Ray cluster that shares the folder and the data (ray)."""
     workers: int | None = None
-    """Runs at a time; none: one a GPU, or one a core without any. Two a GPU: one compiles while the other trains."""
+    """Parallel runs; none: one per GPU, else one per core. With two per GPU, one compiles while the other trains."""
 
     def __post_init__(self) -> None:
         from normlab.schemes.catalog.registry import scheme
@@ -73,57 +73,57 @@ class CompareConfig:
             _check_list("rate", self.lrs, "1e-3")
         object.__setattr__(self, "baseline", self._baseline())
         self._check_numbers()
-        # A scheme that the model cannot have is better refused now than after the first hour.
+        # A scheme that the model does not support is refused now, not after the first runs.
         _ = self.models
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The schemes as tables show them, in the order in which they were named."""
+        """Labels of the schemes, in the order in which they were given."""
         return tuple(scheme.label for scheme in self._objects)
 
     @property
     def _objects(self) -> tuple[Scheme, ...]:
-        return self.schemes  # type: ignore[return-value]  # text is read when the configuration is made
+        return self.schemes  # type: ignore[return-value]  # text is parsed when the configuration is made
 
     @property
     def baseline_name(self) -> str:
-        """The baseline as tables show it."""
-        return self.baseline.label  # type: ignore[union-attr]  # settled when the configuration is made
+        """Label of the baseline."""
+        return self.baseline.label  # type: ignore[union-attr]  # set when the configuration is made
 
     @property
     def sources(self) -> dict[str, str]:
-        """Where the schemes come from that are in files or modules of the user's, by name; their content included."""
+        """Origin and content hash of the schemes that are in the user's own files or modules, by label."""
         return {one.label: str(one.origin().shared) for one in self._objects if one.origin()}  # type: ignore[union-attr]
 
     @cached_property
     def models(self) -> dict[str, TransformerConfig]:
-        """The same model under every scheme, by the scheme's name."""
+        """The model configuration with each scheme, by the scheme's label."""
         return dict(zip(self.names, self.base.model.with_schemes(self.schemes), strict=True))
 
     @cached_property
     def bracket(self) -> Bracket | None:
-        """The search for each scheme's rate; None where the rates are listed."""
-        # A rate that is carried over from another width (muP) is that width's.
+        """The learning-rate search; None where the rates are listed."""
+        # Under muP the rate is that of the base width.
         width = self.base.base_dim or self.base.model.dim
         return Bracket(start_rate(self.base.model.depth, width)) if self.lrs == "auto" else None
 
     @property
     def first_rates(self) -> tuple[float, ...]:
-        """The rates that are tried for every scheme, whatever comes out."""
+        """The learning rates that are tried for every scheme in any case."""
         return self.bracket.first if self.bracket is not None else tuple(map(float, self.lrs))
 
     def run(self, scheme: str, lr: float, seed: int) -> TrainConfig:
-        """One run: the base with these three set."""
+        """Configuration of one run."""
         return dataclasses.replace(self.base, model=self.models[scheme], lr=lr, seed=seed)
 
     def plan(self) -> Plan:
-        """Which runs there are."""
+        """The plan of all runs."""
         from normlab.compare.plan import Plan
 
         return Plan(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, without what the result does not depend on."""
+        """Plain values for JSON, without what does not affect the result."""
         base = self.base.to_dict()
         model = {name: value for name, value in base["model"].items() if name != "scheme"}
         shared = {name: value for name, value in base.items() if name not in ("lr", "seed")} | {"model": model}

@@ -121,8 +121,7 @@ def _row(job: Job, result: TrainResult, began: str) -> dict[str, Any]:
 
 def _measured(job: Job) -> dict[str, Any]:
     """What the run's metrics say of its course; nothing of one that never began."""
-    path = RunFolder(job.folder).metrics
-    return summarise(read_records(path) if path.is_file() else [], job.run.config.steps)
+    return summarise(read_records(RunFolder(job.folder).metrics), job.run.config.steps)
 
 
 def _in_one_line(error: Exception) -> str:

@@ -1,34 +1,35 @@
-"""Text in, tokens out: sources, tokenizers, a memory-mapped cache, a loader that resumes at the exact token. Or images.
+"""Training data: text sources, tokenizers, a memory-mapped token cache, resumable data loaders; images, too.
 
 corpus = prepare(["python"])                             # or files, folders, globs, hf:NAME
 with Loader(corpus.train, length=512, batch=32, seed=0) as loader:
-    for batch in loader:                                 # without end: batch.inputs, batch.targets
+    for batch in loader:                                 # endless: batch.inputs, batch.targets
         ...
 corpus.val.bits_per_byte(mean_loss_in_nats)
 """
 
+from normlab.data.batch_loader import IGNORED, Batch, BatchLoader
 from normlab.data.corpus import Corpus, Tokens, prepare
-from normlab.data.feed import IGNORED, Batch, Feed
-from normlab.data.image_line import ImageLine, image_evaluation
+from normlab.data.image_samples import ImageSamples, image_evaluation
 from normlab.data.images import ImageSet, prepare_images
-from normlab.data.loader import Loader, TextLine, evaluation_batches
+from normlab.data.loader import Loader, TextSamples, evaluation_batches
 from normlab.data.masking import Masking
 from normlab.data.readers import Document
 from normlab.data.sources import Source, open_source, open_sources
 from normlab.data.tokenizer import Tokenizer, load_tokenizer
+from normlab.utils.lazy import moved
 
 __all__ = [
     "IGNORED",
     "Batch",
+    "BatchLoader",
     "Corpus",
     "Document",
-    "Feed",
-    "ImageLine",
+    "ImageSamples",
     "ImageSet",
     "Loader",
     "Masking",
     "Source",
-    "TextLine",
+    "TextSamples",
     "Tokenizer",
     "Tokens",
     "evaluation_batches",
@@ -39,3 +40,13 @@ __all__ = [
     "prepare",
     "prepare_images",
 ]
+
+# Names of version 0.1.
+__getattr__ = moved(
+    __name__,
+    {
+        "Feed": "normlab.data.BatchLoader",
+        "ImageLine": "normlab.data.ImageSamples",
+        "TextLine": "normlab.data.TextSamples",
+    },
+)

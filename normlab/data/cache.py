@@ -1,12 +1,12 @@
-"""Tokens on disk, memory-mapped: built once per content and tokenizer, shared by every process that needs them.
+"""Memory-mapped token cache on disk, built once per content and tokenizer and shared by all processes.
 
 ROOT/KEY.lock        held by the process that builds KEY
-ROOT/KEY.part/       what it has built so far; whoever gets the lock and finds one knows that its owner is dead
+ROOT/KEY.part/       an unfinished build; if its lock is free, the process that built it is dead
 ROOT/KEY/tokens.bin  every document followed by the end token, uint16 or uint32
-    starts.bin       int64, where each document begins, and the end of the last: one more than documents
+    starts.bin       int64, start of each document, and the end of the last one
     bytes.bin        int64, UTF-8 bytes of each document
     digests.bin      uint64, first 8 bytes of the SHA-256 of each document's UTF-8
-    meta.json        sizes of all of these; written last
+    meta.json        sizes of all these files; written last
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _INDEX = {"starts": np.dtype(np.int64), "bytes": np.dtype(np.int64), "digests": 
 
 @dataclass(frozen=True)
 class TokenCache:
-    """The tokens of a source, mapped into memory."""
+    """Memory-mapped tokens of a source, with the start, size and hash of each document."""
 
     key: str
     tokens: np.ndarray
@@ -51,13 +51,13 @@ class TokenCache:
 
 
 def cache_root(root: Path | None = None) -> Path:
-    """Where caches live: as told, else `$NORMLAB_CACHE`, else `~/.cache/normlab/tokens`."""
+    """The cache folder: `root` if given, else `$NORMLAB_CACHE`, else `~/.cache/normlab/tokens`."""
     told = root or os.environ.get("NORMLAB_CACHE")
     return Path(told).expanduser() if told else Path.home() / ".cache" / "normlab" / "tokens"
 
 
 def cached_tokens(source: Source, tokenizer: Tokenizer, root: Path, *, workers: int, progress: bool) -> TokenCache:
-    """The tokens of `source`, built if they are not there or not whole."""
+    """Open the token cache of `source`; builds it if it is missing or incomplete."""
     stamp = source.stamp()
     key = key_of(FORMAT, source.fingerprint(), tokenizer.fingerprint)
 
@@ -75,12 +75,12 @@ def built(
     progress: bool,
     kind: str = "token",
 ) -> Cache:
-    """What `open_` finds at `path`, built first, by one process alone, if it is not there or not whole."""
+    """Open the cache at `path`; if it is missing or incomplete, one process builds it and the others wait."""
     root = path.parent
     if found := open_(path):
         return found
     with _writing(root, kind), _holding(root / f"{path.name}.lock", progress, kind):
-        # Whoever held the lock before may have built it.
+        # Another process may have built it while this one waited for the lock.
         if found := open_(path):
             return found
         _remove_leftovers(root)
@@ -92,14 +92,14 @@ def built(
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill, which takes the place of `path` when it is complete and leaves nothing when it is not."""
+    """Context manager: a temporary folder that replaces `path` on success and is removed on failure."""
     part = path.with_name(f"{path.name}.part")
-    # We hold the lock: whoever left one is dead.
+    # This process holds the lock, so the owner of an existing part is dead.
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir()
     try:
         yield part
-        # A cache that was there was torn.
+        # An existing cache was incomplete.
         shutil.rmtree(path, ignore_errors=True)
         part.rename(path)
         sync(path.parent)
@@ -109,7 +109,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def cached_tokenizer(spec: str, source: Source, root: Path, *, progress: bool) -> Tokenizer:
-    """The tokenizer that `spec` names; `bpe:N` is trained on `source` once and kept beside its tokens."""
+    """The tokenizer that `spec` names; `bpe:N` is trained on `source` once and stored beside its tokens."""
     if spec == "bytes":
         return ByteTokenizer()
     if size := bpe_size(spec):
@@ -117,7 +117,7 @@ def cached_tokenizer(spec: str, source: Source, root: Path, *, progress: bool) -
     path = Path(spec).expanduser()
     if path.is_file() or spec.endswith((".json", ".json.gz", ".json.xz")):
         return load_tokenizer(path)
-    # The hub would be asked for half a minute before it is clear that this was a slip.
+    # Detect typing errors here, because the hub takes half a minute to fail.
     if difflib.get_close_matches(spec.lower(), ["bytes", "bpe"], cutoff=0.7):
         raise unknown("tokenizer", spec, ["bytes", "bpe:N", "a tokenizer file", "a Hugging Face id"])
     return load_from_hub(spec)
@@ -128,7 +128,7 @@ def _trained(size: int, source: Source, root: Path, progress: bool) -> Tokenizer
     path = root / f"bpe-{size}-{key}.json"
     if not path.exists():
         with _writing(root), _holding(root / f"{key}.lock", progress):
-            # Whoever held the lock before may have trained it.
+            # Another process may have trained it while this one waited for the lock.
             if not path.exists():
                 if progress:
                     print(f"training a tokenizer of {size:,} entries on {source.describe()}", file=sys.stderr)
@@ -137,12 +137,12 @@ def _trained(size: int, source: Source, root: Path, progress: bool) -> Tokenizer
 
 
 def key_of(*parts: Any) -> str:
-    """The name of what is built from some facts."""
+    """A cache key: the hash of some values."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
 def _open(path: Path) -> TokenCache | None:
-    """The cache at `path`; None if there is none or if a file is not as long as it was when it was written."""
+    """Open the cache at `path`; None if it is missing or a file does not have its recorded size."""
     try:
         meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))
         if any((path / name).stat().st_size != size for name, size in meta["sizes"].items()):
@@ -151,7 +151,7 @@ def _open(path: Path) -> TokenCache | None:
         arrays = {name: np.memmap(path / f"{name}.bin", kind, mode="r") for name, kind in kinds.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    # A plain array over the same pages: indexing a memmap makes a new Python object each time.
+    # Plain arrays over the same pages: indexing a memmap creates a new memmap each time, which is slow.
     return TokenCache(key=path.name, **{name: np.asarray(array) for name, array in arrays.items()})
 
 
@@ -159,7 +159,7 @@ def _build(source: Source, stamp: Stamp, tokenizer: Tokenizer, path: Path, *, wo
     with new_folder(path) as part:
         with one_thread_a_call(), closing(encode(source, tokenizer, workers=workers, progress=progress)) as found:
             _write(found, part, tokenizer, source)
-        # The key says what was there when it was hashed.
+        # The key belongs to the content at the time of hashing.
         if source.stamp() != stamp:
             raise NormLabError(f"{source.describe()}: changed while it was being read; try again when it is complete")
 
@@ -188,7 +188,7 @@ def _write(found: Iterator[Encoded], part: Path, tokenizer: Tokenizer, source: S
 
 @contextmanager
 def _writing(root: Path, kind: str = "token") -> Iterator[None]:
-    """A folder to write into, and one line where it cannot be written."""
+    """Create the cache folder; turns a failure to write into an error of one line."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         yield
@@ -211,7 +211,7 @@ def _holding(path: Path, progress: bool, kind: str = "token") -> Iterator[None]:
 
 
 def _remove_leftovers(root: Path) -> None:
-    """Delete what dead builders of other caches left: the parts whose lock nobody holds."""
+    """Delete unfinished builds of dead processes: parts whose lock is free."""
     for part in root.glob("*.part"):
         with wait_for(part.with_suffix(".lock"), patient=False) as dead:
             if dead:

@@ -1,4 +1,4 @@
-"""A corpus: text made ready for training, split into two sides that share no document."""
+"""`prepare`: tokenise text and split it into training and validation documents."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from normlab.utils.machine import cores
 
 @dataclass(frozen=True)
 class Tokens:
-    """Some documents of a cache. `ids[starts[i] : starts[i] + lengths[i]]` is document i with its end token."""
+    """Documents of one split. `ids[starts[i] : starts[i] + lengths[i]]` is document i with its end token."""
 
     ids: np.ndarray
     starts: np.ndarray
@@ -30,35 +30,35 @@ class Tokens:
 
     @property
     def n_documents(self) -> int:
-        """How many documents there are."""
+        """Number of documents."""
         return len(self.starts)
 
     @property
     def n_tokens(self) -> int:
-        """How many tokens there are to predict: those of the text and one end for each document."""
+        """Number of tokens, with one end token per document."""
         return int(self.lengths.sum())
 
     @property
     def bytes_per_token(self) -> float:
-        """UTF-8 bytes of text for each token, ends counted as tokens without bytes."""
+        """UTF-8 bytes of text per token; end tokens count as tokens without bytes."""
         return self.n_bytes / self.n_tokens
 
     def bits_per_byte(self, nats_per_token: float) -> float:
-        """A mean loss over these tokens as bits per byte of text: all nats, those of ends too, over bytes, over ln 2.
+        """Convert a mean loss in nats per token, end tokens included, to bits per byte of text.
 
-        Exact when the mean runs over every token once, as `evaluation_batches` gives them; the mean over some of the
-        tokens is taken to hold for all.
+        Exact if the mean is over every token once, as in `evaluation_batches`; a mean over some of the tokens is used
+        as an estimate for all.
         """
         return nats_per_token / self.bytes_per_token / math.log(2)
 
     def facts(self) -> dict[str, Any]:
-        """What a report says about it, ready for JSON."""
+        """A summary for reports, ready for JSON."""
         return {"documents": self.n_documents, "tokens": self.n_tokens, "bytes": self.n_bytes}
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Two sides and the tokenizer that wrote them."""
+    """Training and validation tokens, and their tokenizer."""
 
     train: Tokens
     val: Tokens
@@ -67,17 +67,17 @@ class Corpus:
 
     @property
     def fingerprint(self) -> str:
-        """Equal for two corpora with the same tokens on the same sides."""
+        """A hash; equal for two corpora with the same tokens in the same splits."""
         return _hash(self.train.fingerprint, self.val.fingerprint)
 
     def facts(self) -> dict[str, Any]:
-        """What a report says about it, ready for JSON."""
+        """A summary for reports, ready for JSON."""
         tokenizer = {"name": self.tokenizer.name, "vocab_size": self.tokenizer.vocab_size}
         sides = {"train": self.train.facts(), "val": self.val.facts()}
         return {"source": self.source, "fingerprint": self.fingerprint, "tokenizer": tokenizer, **sides}
 
     def describe(self) -> str:
-        """One line for a person."""
+        """A summary in one line."""
         tokenizer = f"{self.tokenizer.name} ({self.tokenizer.vocab_size:,} entries)"
         return f"{self.source}; {tokenizer}; train {_shown(self.train)}; validation {_shown(self.val)}"
 
@@ -92,13 +92,13 @@ def prepare(
     workers: int | None = None,
     progress: bool = True,
 ) -> Corpus:
-    """Tokens of `data` (see `open_source`), on disk and mapped into memory, with a side kept for validation.
+    """Tokenise `data` (see `open_source`) into a memory-mapped cache and split it into training and validation.
 
-    The side of a document follows from its content alone: its SHA-256, read as a fraction, below `val_fraction` or not.
-    Order, file names and other documents do not matter, and copies stay together. If that leaves a side empty, the
-    document nearest to it moves there; a corpus of one single document gives its last `val_fraction` of tokens.
-    With `val_data` nothing is split: that is the validation side, and documents that occur in both are left out of
-    training.
+    The split of a document depends on its content alone: whether its SHA-256, read as a fraction, is below
+    `val_fraction`. Order, file names and other documents do not matter, and copies stay together. If that leaves a
+    split empty, the document with the nearest hash moves there; a single document is split into its beginning and its
+    last `val_fraction` of tokens. With `val_data` nothing is split: that is the validation data, and documents that
+    occur in both are removed from training.
 
     `tokenizer` is `bytes`, `bpe:N` (trained on all of `data`, not on `val_data`), a file or a Hugging Face id.
     """
@@ -126,15 +126,15 @@ def _split(cache: TokenCache, tokenizer: Tokenizer, fraction: float) -> tuple[To
     if len(different) == 1:
         return _cut(cache, tokenizer, fraction)
     chosen = held_out(cache.digests, fraction)
-    # Which documents are held out follows from how many: those with the lowest digests.
+    # The number of held-out documents determines which ones: those with the lowest digests.
     count = str(chosen.sum())
     return _side(cache, ~chosen, "train", count), _side(cache, chosen, "val", count)
 
 
 def held_out(digests: np.ndarray, fraction: float) -> np.ndarray:
-    """Which things are kept for validation: those whose digest, read as a fraction, lies below `fraction`.
+    """Mask of the items held out for validation: those whose digest, read as a fraction, is below `fraction`.
 
-    At least the lowest and never the highest: both sides hold something.
+    Always the lowest and never the highest digest, so that neither split is empty.
     """
     different = np.unique(digests)
     limit = min(max(int(fraction * 2.0**64), int(different[0]) + 1), int(different[-1]))
@@ -147,7 +147,7 @@ def _side(cache: TokenCache, chosen: np.ndarray, *names: str) -> Tokens:
 
 
 def _cut(cache: TokenCache, tokenizer: Tokenizer, fraction: float) -> tuple[Tokens, Tokens]:
-    """One document: its beginning and its end, apart at a whole character."""
+    """Split one document into its beginning and its end, at a character boundary."""
     if len(cache.digests) > 1:
         raise NormLabError("all documents are the same text: nothing can be held out; name other data or val_data")
     end = int(cache.starts[-1])

@@ -1,7 +1,7 @@
-"""Documents to tokens with all cores: one thread reads, the others parse, tokenise and hash; the order stays.
+"""Parallel tokenisation: one thread reads, others parse, tokenise and hash; the order is kept.
 
-Threads and not processes: the tokenizers package frees the interpreter while it works, so do hashing and decompression,
-and threads start at once, share one tokenizer and ask nothing of the user's script.
+Threads and not processes: the tokenizers package, hashing and decompression release the GIL. Threads start at once,
+share one tokenizer and need no `if __name__ == "__main__"` in the user's script.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BATCH_BYTES = 1 << 20
 
 
 class Encoded(NamedTuple):
-    """Some documents, one after the other, each closed by an end."""
+    """Tokens of consecutive documents, each with an end token, and lengths, bytes and digests of the documents."""
 
     ids: np.ndarray
     lengths: np.ndarray
@@ -41,7 +41,7 @@ class _Meter(Protocol):
 
 
 def encode(source: Source, tokenizer: Tokenizer, *, workers: int, progress: bool) -> Generator[Encoded, None, None]:
-    """The tokens of `source` in order. A few megabytes wait at any time, however large the source is."""
+    """Tokenise `source` in order. Only a few megabytes are in memory at a time, whatever its size."""
     waiting: deque[Future[Encoded]] = deque()
     with ThreadPoolExecutor(workers, thread_name_prefix="tokenise") as pool, _meter(source, progress) as meter:
         try:
@@ -52,7 +52,7 @@ def encode(source: Source, tokenizer: Tokenizer, *, workers: int, progress: bool
             while waiting:
                 yield _count(waiting.popleft().result(), meter)
         finally:
-            # After an error nobody wants the rest.
+            # After an error the rest is not needed.
             for future in waiting:
                 future.cancel()
 
@@ -63,7 +63,7 @@ def _count(found: Encoded, meter: _Meter) -> Encoded:
 
 
 def _batches(source: Source) -> Iterator[list[TextChunk]]:
-    """Small files travel together: a batch is worth handing to a thread."""
+    """Group chunks of small files, so that a batch is worth a task for a thread."""
     batch: list[TextChunk] = []
     for chunk in source.chunks():
         batch.append(chunk)
@@ -94,7 +94,7 @@ def _encode(chunks: list[TextChunk], tokenizer: Tokenizer) -> Encoded:
 
 @contextmanager
 def _meter(source: Source, progress: bool) -> Iterator[_Meter]:
-    """A bar on standard error where that is a terminal, one line at either end where it is not."""
+    """A progress bar if standard error is a terminal, else one line at the start and one at the end."""
     if not progress:
         yield lambda taken, tokens: None
         return

@@ -1,9 +1,9 @@
-"""Images on disk, memory-mapped: read and resized once per content and size, shared by every process that needs them.
+"""Memory-mapped image cache on disk, decoded and resized once per content and size, shared by all processes.
 
 ROOT/KEY/pixels.bin  uint8, (images, channels, size, size)
-    labels.bin       int64, the class of each image, by its place among the sorted names
+    labels.bin       int64, the class of each image, as an index into the sorted names
     digests.bin      uint64, first 8 bytes of the SHA-256 of each file
-    meta.json        sizes of all of these, and the names of the classes; written last
+    meta.json        sizes of all these files, and the names of the classes; written last
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 from normlab.data.cache import built, key_of, new_folder
 from normlab.errors import NormLabError
 from normlab.utils.files import write_atomically
-from normlab.utils.optional import need
+from normlab.utils.lazy import import_optional
 
 FORMAT = 1
 SUFFIXES = (".png", ".jpg", ".jpeg")
@@ -32,7 +32,7 @@ _AT_A_TIME = 256
 
 @dataclass(frozen=True)
 class ImageCache:
-    """Labelled images; `digests` say which of them are the same."""
+    """Memory-mapped labelled images; images with equal `digests` are equal."""
 
     key: str
     pixels: np.ndarray
@@ -42,7 +42,7 @@ class ImageCache:
 
 
 def cached_images(folders: Sequence[Path], size: int, channels: int, root: Path, *, progress: bool) -> ImageCache:
-    """The images below some folders, a class for each folder in them; built if they are not there or not whole."""
+    """Open the cache of the images in folders, one class per subfolder; builds it if missing or incomplete."""
     if channels not in _MODES:
         raise NormLabError(f"images in files have 1 channel (grey) or 3 (colour), got channels={channels}; try 3")
     files = [found for folder in folders for found in _files(folder)]
@@ -58,7 +58,7 @@ def cached_images(folders: Sequence[Path], size: int, channels: int, root: Path,
 
 
 def _files(folder: Path) -> list[tuple[str, Path]]:
-    """(class, file) in the order of their names, hidden ones left out."""
+    """(class, file) pairs sorted by name, without hidden files."""
     if not folder.is_dir():
         raise NormLabError(
             f"there is no folder {str(folder)!r}; expected 'digits', or a folder with one for every class"
@@ -103,12 +103,12 @@ def _build(files: Sequence[tuple[str, Path]], digests: Sequence[bytes], size: in
 def _write_pixels(
     files: Sequence[tuple[str, Path]], digests: Sequence[bytes], size: int, channels: int, path: Path
 ) -> None:
-    pillow, arrange = (need(name, "vision", "reading images") for name in ("PIL.Image", "PIL.ImageOps"))
+    pillow, arrange = (import_optional(name, "vision", "reading images") for name in ("PIL.Image", "PIL.ImageOps"))
 
     def pixels(number: int) -> bytes:
         _, file = files[number]
         raw = _read(file)
-        # The key says what was there when it was hashed.
+        # The key belongs to the content at the time of hashing.
         if hashlib.sha256(raw).digest() != digests[number]:
             raise NormLabError(f"{file}: changed while it was being read; try again when it is complete")
         return _resized(file, raw, size, channels, pillow, arrange)
@@ -122,13 +122,13 @@ def _write_pixels(
 
 
 def _resized(file: Path, raw: bytes, size: int, channels: int, pillow, arrange) -> bytes:
-    """The middle square of an image, the right way up, at the size asked for."""
+    """Decode an image, apply its orientation, crop the central square and resize it."""
     try:
         with pillow.open(io.BytesIO(raw)) as image:
             upright = arrange.exif_transpose(image).convert(_MODES[channels])
             square = arrange.fit(upright, (size, size), pillow.Resampling.BICUBIC)
     except Exception as error:  # the package raises whatever its many readers raise
-        # What Pillow does not know it names by the memory that it was read from, which tells nobody anything.
+        # Pillow's message for unknown formats only names the memory buffer.
         unknown = isinstance(error, pillow.UnidentifiedImageError)
         reason = "no known format" if unknown else next(iter(str(error).splitlines()), type(error).__name__)
         raise NormLabError(f"{file}: not an image that can be read ({reason}); remove it or mend it") from None
@@ -136,7 +136,7 @@ def _resized(file: Path, raw: bytes, size: int, channels: int, pillow, arrange) 
 
 
 def _open(path: Path, size: int, channels: int) -> ImageCache | None:
-    """The cache at `path`; None if there is none or if a file is not as long as it was when it was written."""
+    """Open the cache at `path`; None if it is missing or a file does not have its recorded size."""
     kinds = {"pixels": np.uint8, "labels": np.int64, "digests": np.uint64}
     try:
         meta = json.loads((path / "meta.json").read_text(encoding="utf-8"))

@@ -1,8 +1,8 @@
-"""Labelled images made ready for training: handwritten digits that come with scikit-learn, or folders of files.
+"""Image classification data: scikit-learn's handwritten digits, or folders of image files.
 
 images = prepare_images(["digits"], size=8, channels=1)      # or folders with one folder for every class
-with Feed(ImageLine(images.train, seed=0), batch=64) as feed:
-    for batch in feed:                                       # without end: batch.inputs, batch.targets
+with BatchLoader(ImageSamples(images.train, seed=0), batch=64) as loader:
+    for batch in loader:                                     # endless: batch.inputs, batch.targets
         ...
 """
 
@@ -20,39 +20,39 @@ from normlab.data.cache import cache_root, key_of
 from normlab.data.corpus import held_out
 from normlab.data.image_cache import ImageCache, cached_images
 from normlab.errors import NormLabError
-from normlab.utils.optional import need
+from normlab.utils.lazy import import_optional
 
 _DIGITS = "digits"
 _LEVELS = 16
-"""Shades of ink in scikit-learn's digits."""
+"""Grey levels of scikit-learn's digits."""
 
 
 @dataclass(frozen=True)
 class Images:
-    """Some images (N, C, S, S) of bytes, and the class of each."""
+    """One split of a data set: a selection of images (N, C, S, S) of bytes, with labels."""
 
     pixels: np.ndarray
     labels: np.ndarray
     chosen: np.ndarray
-    """Which of them these are."""
+    """Indices of the selected images."""
     fingerprint: str
 
     def __len__(self) -> int:
         return len(self.chosen)
 
     def read(self, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Pixels as bytes and classes of some of these images."""
+        """(pixels as bytes, labels) of the images with these indices."""
         places = self.chosen[which]
         return self.pixels[places], self.labels[places]
 
     def facts(self) -> dict[str, Any]:
-        """What a report says about it, ready for JSON."""
+        """A summary for reports, ready for JSON."""
         return {"images": len(self)}
 
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Two sides that share no image, and the names of the classes."""
+    """Training and validation images without a common image, and the names of the classes."""
 
     train: Images
     val: Images
@@ -61,16 +61,16 @@ class ImageSet:
 
     @property
     def fingerprint(self) -> str:
-        """Equal for two sets with the same images on the same sides."""
+        """A hash; equal for two sets with the same images in the same splits."""
         return key_of(self.train.fingerprint, self.val.fingerprint)
 
     def facts(self) -> dict[str, Any]:
-        """What a report says about it, ready for JSON."""
+        """A summary for reports, ready for JSON."""
         sides = {"train": self.train.facts(), "val": self.val.facts()}
         return {"source": self.source, "fingerprint": self.fingerprint, "classes": list(self.classes), **sides}
 
     def describe(self) -> str:
-        """One line for a person."""
+        """A summary in one line."""
         return f"{self.source}; {len(self.classes)} classes; train {len(self.train):,}; validation {len(self.val):,}"
 
 
@@ -84,12 +84,12 @@ def prepare_images(
     cache: Path | None = None,
     progress: bool = True,
 ) -> ImageSet:
-    """Images of `data`, `size` pixels wide and high, with a side kept for validation.
+    """Load the images of `data`, `size` pixels wide and high, split into training and validation.
 
-    `digits` is scikit-learn's set of 1797 handwritten digits, 8 × 8 in grey; anything else is a folder with a folder of
-    .png or .jpg files for every class. The side of an image follows from its content alone, as that of a text does
+    `digits` is scikit-learn's set of 1797 handwritten digits, 8 × 8 in grey; anything else is a folder with a subfolder
+    of .png or .jpg files for every class. The split of an image depends on its content alone, as for text
     (`corpus.prepare`), so that copies stay together. With `val_data` nothing is split, and images that occur in both
-    are left out of training.
+    are removed from training.
     """
     if not val_data and not 0.0 < val_fraction < 1.0:
         raise NormLabError(f"val_fraction must lie between 0 and 1, got {val_fraction}; try 0.2 or name val_data")
@@ -103,7 +103,7 @@ def prepare_images(
     train = _side(found, ~np.isin(found.digests, apart.digests), "train", apart.key)
     if not len(train):
         raise NormLabError("every image of data is in val_data too: nothing is left to train on; name other folders")
-    # The classes are those of the training side; the other may lack some.
+    # The classes are those of the training data; the validation data may lack some.
     places = np.array([found.classes.index(name) for name in apart.classes])
     val = Images(apart.pixels, places[apart.labels], np.arange(len(apart.labels)), key_of(apart.key, "val"))
     return ImageSet(train, val, found.classes, _source(data, found))
@@ -121,7 +121,7 @@ def _open(data: Sequence[str], size: int, channels: int, root: Path, progress: b
 
 
 def _digits(size: int, channels: int) -> ImageCache:
-    found = need("sklearn.datasets", "vision", "data 'digits'").load_digits()
+    found = import_optional("sklearn.datasets", "vision", "data 'digits'").load_digits()
     ink = found.images.astype(np.uint8)
     if (size, channels) != (ink.shape[1], 1):
         raise NormLabError(
@@ -139,7 +139,7 @@ def _split(found: ImageCache, fraction: float, source: str) -> ImageSet:
     if len(np.unique(found.digests)) == 1:
         raise NormLabError("all images are the same: nothing can be held out; name other data or val_data")
     apart = held_out(found.digests, fraction)
-    # Which images are held out follows from how many: those with the lowest digests.
+    # The number of held-out images determines which ones: those with the lowest digests.
     count = str(apart.sum())
     return ImageSet(_side(found, ~apart, "train", count), _side(found, apart, "val", count), found.classes, source)
 

@@ -1,4 +1,4 @@
-"""Batches of text: for training from a line of windows, for evaluation each token once."""
+"""Data loaders for text: endless shuffled batches for training, every token once for evaluation."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import numpy as np
 import torch
 
 from normlab.choices import Boundaries
+from normlab.data.batch_loader import IGNORED, Batch, BatchLoader, check_places, to_device
 from normlab.data.corpus import Tokens
-from normlab.data.feed import IGNORED, Batch, Feed, check_places, moved
 from normlab.data.masking import Masking
 from normlab.data.windows import Stream, Window, Windows
 from normlab.errors import NormLabError, unknown
 
-__all__ = ["IGNORED", "Batch", "Loader", "TextLine", "evaluation_batches"]
+__all__ = ["IGNORED", "Batch", "Loader", "TextSamples", "evaluation_batches"]
 
 
-class TextLine:
-    """The windows of all epochs, a function of the corpus, `length` and `seed` alone (`windows.py`).
+class TextSamples:
+    """The training windows of all epochs, determined by corpus, `length` and `seed` alone (`windows.py`).
 
-    `boundaries="respected"` adds the document of every token for attention that stays within documents; the tokens are
-    the same. With `masking` the tokens of a window are hidden and to be found, in place of what follows each of them.
+    `boundaries="respected"` adds document numbers, for attention that stays within documents; the tokens are the same.
+    With `masking` the targets are masked tokens (BERT) and not the next tokens.
     """
 
     def __init__(
@@ -51,8 +51,8 @@ class TextLine:
         return _batch(rows, self._respected)
 
 
-class Loader(Feed):
-    """Batches of text, without end: a `Feed` of the windows of some tokens."""
+class Loader(BatchLoader):
+    """Endless batches of text: a `BatchLoader` over `TextSamples`."""
 
     def __init__(
         self,
@@ -65,8 +65,8 @@ class Loader(Feed):
         masking: Masking | None = None,
         **places: Any,
     ):
-        line = TextLine(tokens, length=length, seed=seed, boundaries=boundaries, masking=masking)
-        super().__init__(line, batch=batch, **places)
+        samples = TextSamples(tokens, length=length, seed=seed, boundaries=boundaries, masking=masking)
+        super().__init__(samples, batch=batch, **places)
 
 
 def evaluation_batches(
@@ -81,10 +81,10 @@ def evaluation_batches(
     masking: Masking | None = None,
     device: str | torch.device = "cpu",
 ) -> Iterator[Batch]:
-    """Every token of `tokens` (or of the first `max_tokens`) as a target exactly once, in the order of the corpus.
+    """Evaluation batches: every token (or the first `max_tokens`) is a target exactly once, in the corpus's order.
 
-    The first token follows an end token. All batches have one shape and all ranks the same number of them; what is
-    beyond the last token is `IGNORED`. With `masking` only those that it hides are targets.
+    The first token follows an end token. All batches have the same shape and all ranks the same number of batches;
+    targets after the last token are `IGNORED`. With `masking` only the masked tokens are targets.
     """
     _check(length, boundaries)
     check_places(batch, rank, world)
@@ -97,13 +97,13 @@ def evaluation_batches(
         rows = _padded(stream, number * length, length, batch, total)
         if masking is not None:
             rows = masking.hide(rows, np.arange(number, number + batch))
-        yield moved(_batch(rows, boundaries == "respected"), torch.device(device))
+        yield to_device(_batch(rows, boundaries == "respected"), torch.device(device))
 
 
 def _padded(stream: Stream, begin: int, length: int, batch: int, total: int) -> Window:
-    """`batch` windows from `begin` on, of which none reaches beyond `total`."""
+    """`batch` windows from `begin` on, padded after token `total`."""
     rows = Window(*(np.full((batch, length), value, np.int64) for value in (0, IGNORED, -1)))
-    # Whole windows first, then what is left of the last one.
+    # Whole windows first, then the rest of the last one.
     whole = min(batch, max(0, (total - begin) // length))
     rest = min(length, max(0, total - begin - whole * length)) if whole < batch else 0
     for row, count, size in ((0, whole, length), (whole, 1, rest)):

@@ -1,8 +1,9 @@
-"""Masked tokens (BERT, arXiv 1810.04805): some are hidden, and what stood there is to be found.
+"""BERT's masking (arXiv 1810.04805): inputs in which some tokens are masked, and the masked tokens as targets.
 
-Of the tokens that are chosen, eight in ten become the mask, one in ten any token, one in ten stay as they are. Which,
-follows from the seed and from the number of the window alone, so that a run that was stopped goes on to the same bits
-and no number of machines changes anything. Ends of documents stand for no text and are never chosen.
+Of the tokens that are chosen, eight in ten become the mask, one in ten a random token, one in ten stay as they are.
+`mask_tokens` is that rule. `Masking` applies it to the windows of a text: its random numbers depend on the seed and the
+number of the window alone, so that a resumed run and any number of processes see the same bits. Ends of documents are
+never chosen.
 """
 
 from __future__ import annotations
@@ -11,23 +12,38 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from normlab.data.feed import IGNORED
-from normlab.data.windows import Window, mixed
+from normlab.data.batch_loader import IGNORED
+from normlab.data.windows import Window, mix_hash
 from normlab.errors import NormLabError
 
+SHARE = 0.15
+"""Of the tokens that are chosen."""
+
 _MASKED, _RANDOM = 0.8, 0.9
-"""Below the first a chosen token is masked, below the second it is replaced by a random one."""
+"""A chosen token is masked if its random number is below the first, replaced by a random token below the second."""
+
+
+def mask_tokens(
+    tokens: np.ndarray, chosen: np.ndarray, draws: np.ndarray, others: np.ndarray, mask: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and targets of a masked batch; all arrays have the shape of `tokens`.
+
+    `chosen` says which tokens are to be predicted: targets are `IGNORED` elsewhere. `draws` are uniform numbers in
+    [0, 1) that decide what becomes of a chosen token; `others` are the random tokens that may replace it.
+    """
+    replaced = np.where(draws < _MASKED, mask, np.where(draws < _RANDOM, others, tokens))
+    return np.where(chosen, replaced, tokens), np.where(chosen, tokens, IGNORED)
 
 
 @dataclass(frozen=True)
 class Masking:
-    """How the tokens of a vocabulary are hidden; the mask is the first number that the tokenizer does not use."""
+    """Random masking of tokens. The mask token is the first number after the tokenizer's vocabulary."""
 
     vocabulary: int
     end: int
     seed: int
-    share: float = 0.15
-    """Of the tokens that are to be found."""
+    share: float = SHARE
+    """Fraction of the tokens that are chosen."""
 
     def __post_init__(self) -> None:
         if not 0.0 < self.share <= 1.0:
@@ -35,24 +51,25 @@ class Masking:
 
     @property
     def mask(self) -> int:
+        """The mask token."""
         return self.vocabulary
 
     def hide(self, rows: Window, numbers: np.ndarray) -> Window:
-        """Windows with these numbers in the line: what is left of their tokens, and those that are to be found.
+        """Mask windows: returns masked inputs, and targets that are `IGNORED` except at the chosen tokens.
 
-        The tokens are the windows' targets: every token of the corpus stands there once.
+        `numbers` are the indices of the windows. The tokens are taken from the windows' targets, because these contain
+        every token of the corpus once.
         """
         tokens, real = rows.targets, rows.targets != IGNORED
         chances = self._chances(numbers, tokens.shape[1])
         chosen = real & (tokens != self.end) & (chances[0] < self.share)
-        hidden = np.where(chances[1] < _MASKED, self.mask, (chances[2] * self.vocabulary).astype(np.int64))
-        hidden = np.where(chances[1] < _RANDOM, hidden, tokens)
-        inputs = np.where(chosen, hidden, np.where(real, tokens, 0))
-        return Window(inputs, np.where(chosen, tokens, IGNORED), rows.documents)
+        others = (chances[2] * self.vocabulary).astype(np.int64)
+        inputs, targets = mask_tokens(np.where(real, tokens, 0), chosen, chances[1], others, self.mask)
+        return Window(inputs, targets, rows.documents)
 
     def _chances(self, numbers: np.ndarray, length: int) -> list[np.ndarray]:
-        """Three numbers in [0, 1) for every token."""
-        key = mixed("masking", self.seed)
-        windows = mixed(key, numbers.astype(np.uint64))[:, None]
-        tokens = mixed(windows, np.arange(length, dtype=np.uint64)[None])
-        return [(mixed(tokens, np.uint64(k)) >> np.uint64(11)) * 2.0**-53 for k in range(3)]
+        """Three random numbers in [0, 1) for every token."""
+        key = mix_hash("masking", self.seed)
+        windows = mix_hash(key, numbers.astype(np.uint64))[:, None]
+        tokens = mix_hash(windows, np.arange(length, dtype=np.uint64)[None])
+        return [(mix_hash(tokens, np.uint64(k)) >> np.uint64(11)) * 2.0**-53 for k in range(3)]

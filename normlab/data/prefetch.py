@@ -1,4 +1,4 @@
-"""Work ahead: a thread that makes the next few items while the last one is used."""
+"""`Prefetch`: iterate in a background thread, a few items ahead."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Item = TypeVar("Item")
 
 
 class Prefetch(Generic[Item]):
-    """Iterates `items` in a thread, at most `depth` ahead. What goes wrong there is raised here, in its turn."""
+    """Iterates over `items` in a thread, at most `depth` items ahead. Exceptions are raised in the consumer."""
 
     def __init__(self, items: Iterator[Item], depth: int):
         self._ready: queue.Queue[Item | BaseException] = queue.Queue(depth)
         self._stop = threading.Event()
         arguments = (items, self._ready, self._stop)
         self._thread = threading.Thread(target=_produce, args=arguments, name="prefetch", daemon=True)
-        # The thread knows nothing of this object: one that is forgotten unclosed still ends it.
+        # The thread holds no reference to this object, so it also ends if the object is garbage-collected unclosed.
         weakref.finalize(self, self._stop.set)
         self._thread.start()
 
@@ -37,9 +37,9 @@ class Prefetch(Generic[Item]):
         return item
 
     def close(self) -> None:
-        """End the thread and forget what it made."""
+        """Stop the thread and discard prepared items."""
         self._stop.set()
-        # Room for what it may be waiting to hand over.
+        # Make room, because the thread may be waiting to put an item.
         with contextlib.suppress(queue.Empty):
             while True:
                 self._ready.get_nowait()
@@ -57,7 +57,7 @@ def _produce(items: Iterator[Item], ready: queue.Queue[Item | BaseException], st
 
 
 def _put(item: Item | BaseException, ready: queue.Queue[Item | BaseException], stop: threading.Event) -> bool:
-    """Wait for room; False if nobody wants it any more."""
+    """Put an item into the queue, waiting for room; False if stopped."""
     while not stop.is_set():
         try:
             ready.put(item, timeout=0.1)

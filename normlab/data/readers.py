@@ -1,6 +1,6 @@
-"""What a file holds: text, lines of JSON or a parquet table, compressed or not, read as a stream of chunks.
+"""Readers for text, JSON lines and Parquet files, compressed or not, as a stream of chunks.
 
-A chunk is about a megabyte of text that nobody has parsed yet: one thread reads chunks, many parse and tokenise them.
+A chunk is about a megabyte of unparsed text: one thread reads chunks, several parse and tokenise them.
 """
 
 from __future__ import annotations
@@ -19,50 +19,51 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from normlab.errors import NormLabError
-from normlab.utils.optional import need
+from normlab.utils.lazy import import_optional
 
 SUFFIXES = (".txt", ".md", ".py", ".tex", ".jsonl", ".parquet")
 COMPRESSIONS = (".gz", ".xz", ".zst")
 
 CHUNK_BYTES = 1 << 20
 WHOLE_BYTES = 1 << 24
-"""A text file up to this size is one document. A larger one is a corpus: it is read as documents of `CHUNK_BYTES`, cut
-at line ends, so that it fits into memory and can be split."""
+"""A text file up to this size is one document. A larger one is split at line ends into documents of `CHUNK_BYTES`, so
+that it fits into memory and can be divided into training and validation."""
 
 _BOM = b"\xef\xbb\xbf"
 
 
 class Document(NamedTuple):
-    """One text: what never lands on both sides of a split, and what attention may be kept within."""
+    """One text: the unit of the train-validation split and of document boundaries in attention."""
 
     id: str
-    """Where it comes from: file, and line or row where there are several."""
+    """Its origin: the file, with line or row if there are several."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class TextChunk:
-    """Some documents of a file, still to be parsed."""
+    """Unparsed documents of a file."""
 
     size: int
-    """Bytes of text, about: how much work it is."""
+    """Approximate bytes of text, a measure of the work."""
 
     taken: int
-    """Bytes of the file that it took, for progress; fewer than `size` where the file is compressed."""
+    """Bytes read from the file, for progress; fewer than `size` if the file is compressed."""
 
     parse: Callable[[], Iterable[Document]]
+    """Parses the chunk."""
 
 
 def kind(path: Path) -> str | None:
-    """The suffix that says what is inside, without a compression's; None if it is not one of ours."""
+    """The file type as a suffix, without that of a compression; None if it is not supported."""
     stem = path.with_suffix("") if path.suffix in COMPRESSIONS else path
     compressed_table = stem is not path and stem.suffix == ".parquet"
     return stem.suffix if stem.suffix in SUFFIXES and not compressed_table else None
 
 
 def read(path: Path, name: str, field: str) -> Iterator[TextChunk]:
-    """The chunks of a file, in order; `name` is what errors and documents call it."""
+    """The chunks of a file, in order; `name` is its name in errors and document ids."""
     suffix = kind(path)
     with _readable(path, name):
         if suffix == ".parquet":
@@ -74,7 +75,7 @@ def read(path: Path, name: str, field: str) -> Iterator[TextChunk]:
 
 
 def read_python(path: Path, name: str) -> Iterator[TextChunk]:
-    """A Python source in the encoding that it declares; one that cannot be decoded is left out."""
+    """A Python source file in its declared encoding; skipped if it cannot be decoded."""
 
     def parse() -> Iterator[Document]:
         try:
@@ -90,7 +91,7 @@ def read_python(path: Path, name: str) -> Iterator[TextChunk]:
 
 @contextmanager
 def _readable(path: Path, name: str) -> Iterator[None]:
-    """One line for a file that is broken or cannot be opened."""
+    """Turn errors of a corrupt or unreadable file into one line."""
     try:
         yield
     except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
@@ -101,7 +102,7 @@ def _readable(path: Path, name: str) -> Iterator[None]:
 
 
 def texts(rows: Iterable[tuple[str, Any]], field: str) -> Iterator[Document]:
-    """Documents of (id, value) pairs out of a table."""
+    """Documents from (id, value) pairs of a table."""
     for id_, value in rows:
         if not isinstance(value, str):
             raise NormLabError(f"{id_}: field {field!r} holds {type(value).__name__}, expected text")
@@ -109,26 +110,26 @@ def texts(rows: Iterable[tuple[str, Any]], field: str) -> Iterator[Document]:
 
 
 def table_size(values: Iterable[Any]) -> int:
-    """About how many bytes of text a column's values hold."""
+    """Approximate bytes of text in a column."""
     return sum(len(value) for value in values if isinstance(value, str))
 
 
 def _document(id_: str, text: str) -> Iterator[Document]:
-    # An empty document would be an end token and nothing before it.
+    # An empty document would be a lone end token.
     if text:
         yield Document(id_, text)
 
 
 def _parts(file: IO[bytes], path: Path) -> Iterator[bytes]:
-    """What the file holds, decompressed, piece by piece."""
+    """The decompressed content of a file, piece by piece."""
     if path.suffix == ".zst":
-        return _zstd_parts(file, need("zstandard", "zstd", f"reading {path.name}"))
+        return _zstd_parts(file, import_optional("zstandard", "zstd", f"reading {path.name}"))
     opened = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, lambda plain: plain)(file)
     return iter(lambda: opened.read(CHUNK_BYTES), b"")
 
 
 def _zstd_parts(file: IO[bytes], zstd: Any) -> Iterator[bytes]:
-    # The package's own stream reader takes a file cut short for a whole one.
+    # Not the package's stream reader, which accepts truncated files.
     frame, raw = None, b""
     try:
         while raw := raw or file.read(1 << 16):
@@ -142,7 +143,7 @@ def _zstd_parts(file: IO[bytes], zstd: Any) -> Iterator[bytes]:
 
 
 def _blocks(path: Path, cut: Callable[[bytes], int]) -> Iterator[tuple[bytes, int]]:
-    """(block, bytes of the file that it took): about `CHUNK_BYTES` each, ending where `cut` says."""
+    """(block, bytes read from the file) pairs: blocks of about `CHUNK_BYTES` that end where `cut` says."""
     with open(path, "rb") as file:
         parts, rest, want, seen = _parts(file, path), b"", CHUNK_BYTES, 0
         while block := _fill(parts, rest, want):
@@ -150,13 +151,13 @@ def _blocks(path: Path, cut: Callable[[bytes], int]) -> Iterator[tuple[bytes, in
             if end:
                 yield block[:end], file.tell() - seen
                 seen = file.tell()
-            # A line longer than a chunk: look for its end further on.
+            # A line longer than a chunk: read more to find its end.
             want = CHUNK_BYTES if end else 2 * want
             rest = block[end:]
 
 
 def _fill(parts: Iterator[bytes], start: bytes, want: int) -> bytes:
-    """`start` and what follows, until there are `want` bytes or no more."""
+    """Join `start` with further parts until there are `want` bytes or the file ends."""
     have, size = [start], len(start)
     while size < want and (part := next(parts, None)) is not None:
         have.append(part)
@@ -169,7 +170,7 @@ def _after_line(block: bytes) -> int:
 
 
 def _after_text(block: bytes) -> int:
-    """After the last line, else the last word, else the last whole character."""
+    """Position after the last line, else after the last word, else after the last whole character."""
     starts = (i for i in range(len(block) - 1, 0, -1) if block[i] & 0xC0 != 0x80)
     return _after_line(block) or block.rfind(b" ") + 1 or next(starts, len(block))
 
@@ -224,7 +225,7 @@ def _field(record: Any, where: str, field: str) -> str:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        # JSON can spell half a surrogate pair, which is no character.
+        # JSON can contain half a surrogate pair, which is not a character.
         raise NormLabError(f"{where}: field {field!r} holds half a surrogate pair; expected whole characters") from None
     return text
 
@@ -240,8 +241,8 @@ def _decode(raw: bytes, name: str, line: int) -> str:
 
 
 def _table(path: Path, name: str, field: str) -> Iterator[TextChunk]:
-    parquet = need("pyarrow.parquet", "parquet", f"reading {name}")
-    arrow = need("pyarrow", "parquet", f"reading {name}")
+    parquet = import_optional("pyarrow.parquet", "parquet", f"reading {name}")
+    arrow = import_optional("pyarrow", "parquet", f"reading {name}")
     try:
         with parquet.ParquetFile(path) as file:
             columns = file.schema_arrow.names

@@ -1,7 +1,7 @@
-"""Where text comes from: this Python's own library, files, folders, globs, datasets of the Hugging Face hub.
+"""Text sources: Python's standard library, files, folders, globs, Hugging Face data sets.
 
-A source gives its documents in the same order on every machine that has the same content, whatever the file system
-says first, and its fingerprint follows the content alone: a touched file is the same file, a changed byte is not.
+A source yields its documents in the same order on every machine with the same content, whatever the order of the file
+system. Its fingerprint depends on the content alone, not on modification times.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ from typing import Any
 
 from normlab.data.readers import COMPRESSIONS, SUFFIXES, Document, TextChunk, kind, read, read_python, table_size, texts
 from normlab.errors import NormLabError
-from normlab.utils.optional import need
+from normlab.utils.lazy import import_optional
 
 _HIDDEN = re.compile(r"\..*")
-# In the standard library: other people's code, tests, what was compiled, settings of this one build.
+# Excluded from the standard library: installed packages, tests, compiled files, build configuration.
 _NOT_SOURCE = re.compile(r"\..*|site-packages|dist-packages|__pycache__|tests?|idle_test|config-.*|_sysconfigdata.*")
 
 _HUB = re.compile(r"hf:(?P<name>[^:@#]+)(:(?P<config>[^@#]+))?(@(?P<split>[^#]+))?(#(?P<field>.+))?")
 
 Stamp = list[tuple[int, int]]
-"""Size and time of last change of each file."""
+"""Size and modification time of each file."""
 
 
 class Source(ABC):
-    """Documents in a fixed order. Iterate over it, or over its `chunks()` to share the work of parsing."""
+    """Base class of text sources: documents in a fixed order. `chunks()` yields them unparsed, for parallel parsing."""
 
     files: Sequence[Path] = ()
 
     @abstractmethod
     def chunks(self) -> Iterator[TextChunk]:
-        """The documents as pieces of work."""
+        """The documents in chunks that can be parsed in parallel."""
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """A hash of the content and of how it is read."""
+        """A hash of the content and of the way it is read."""
 
     @abstractmethod
     def describe(self) -> str:
-        """One line for a person."""
+        """A summary in one line."""
 
     def size(self) -> int:
-        """Bytes of all files, for progress; 0 if unknown."""
+        """Total size of the files in bytes, for progress; 0 if unknown."""
         return sum(size for size, _ in self.stamp())
 
     def stamp(self) -> Stamp:
-        """A source whose stamp moved while it was read was not read as one thing."""
+        """Size and modification time of the files, to detect changes while they are read."""
         try:
             return [(stat.st_size, stat.st_mtime_ns) for stat in map(os.stat, self.files)]
         except OSError as error:
@@ -66,7 +66,7 @@ class Source(ABC):
 
 
 class Files(Source):
-    """Files of the known kinds, in the order of their names below a common root."""
+    """Files of known types, sorted by their path below a common root."""
 
     def __init__(self, spec: str, root: Path, files: Sequence[Path], field: str = "text", *, python: bool = False):
         self.spec, self.field, self._python = spec, field, python
@@ -78,7 +78,7 @@ class Files(Source):
             yield from read_python(path, name) if self._python else read(path, self._shown(name), self.field)
 
     def fingerprint(self) -> str:
-        # Hashing releases the interpreter: threads read as fast as the disk gives.
+        # Hashing releases the GIL, so threads read at the speed of the disk.
         with ThreadPoolExecutor() as pool:
             digests = pool.map(_digest, self.files)
             lines = [f"{name}\0{digest}" for name, digest in zip(self.names, digests, strict=True)]
@@ -93,7 +93,7 @@ class Files(Source):
 
 
 class Hub(Source):
-    """A dataset of the Hugging Face hub, one field of one split."""
+    """One field of one split of a Hugging Face data set."""
 
     def __init__(self, spec: str, rows: Any, field: str):
         self.spec, self.rows, self.field = spec, rows, field
@@ -109,7 +109,7 @@ class Hub(Source):
     def fingerprint(self) -> str:
         digest = hashlib.sha256()
         for document in self:
-            # The length keeps two documents from being read as two others.
+            # With the length, the boundary between two documents matters for the hash.
             text = document.text.encode("utf-8")
             digest.update(len(text).to_bytes(8, "little") + text)
         return _hash("hub", digest.hexdigest())
@@ -119,7 +119,7 @@ class Hub(Source):
 
 
 class Several(Source):
-    """Sources one after the other."""
+    """Several sources, concatenated."""
 
     def __init__(self, sources: Sequence[Source]):
         self.sources = sources
@@ -137,27 +137,27 @@ class Several(Source):
 
 
 def open_source(spec: str) -> Source:
-    """The source that `spec` names.
+    """Open the source that `spec` names.
 
-    `python` is the standard library of the Python that runs this: its source and the text files beside it
-    (`pydoc_data/topics.py` holds the language reference), without tests and without installed packages.
-    A file, a folder (all files of known kinds below it, hidden ones left out) or a glob may end in `#FIELD`, the field
-    of JSON lines or the column of a table (`text` unless said). `hf:NAME[:CONFIG][@SPLIT][#FIELD]` is a dataset of the
-    Hugging Face hub. A text file is one document, unless it is larger than 16 MiB: see `readers.WHOLE_BYTES`.
+    `python` is the standard library of the running Python: its source and text files (`pydoc_data/topics.py` holds the
+    language reference), without tests and installed packages. A file, a folder (all files of known types in it, without
+    hidden ones) or a glob may end in `#FIELD`, the field of JSON lines or the column of a table (default: `text`).
+    `hf:NAME[:CONFIG][@SPLIT][#FIELD]` is a Hugging Face data set. A text file is one document unless it is larger than
+    16 MiB: see `readers.WHOLE_BYTES`.
     """
     if spec == "python":
         return _standard_library()
     if spec.startswith("hf:"):
         return _hub(spec)
     path, field = spec, "text"
-    # A file may well have a # in its name.
+    # A file name may contain a #.
     if not glob.glob(os.path.expanduser(spec), recursive=True) and "#" in spec:
         path, _, field = spec.rpartition("#")
     return _files(spec, Path(path).expanduser(), field or "text")
 
 
 def open_sources(specs: Sequence[str]) -> Source:
-    """Several specifications as one source, in the order given."""
+    """Open several specifications as one source, in the given order."""
     if isinstance(specs, str) or not specs:
         raise NormLabError("no data given; expected a list of sources, e.g. ['python'] or ['books/*.jsonl.xz']")
     sources = [open_source(spec) for spec in specs]
@@ -191,12 +191,12 @@ def _files(spec: str, path: Path, field: str) -> Source:
 
 
 def _below(root: Path, skip: re.Pattern[str]) -> list[Path]:
-    """All files in a folder and its folders; `skip` names those, of either, that are left out."""
+    """All files in a folder and its subfolders, without files and folders whose name matches `skip`."""
     found = []
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if not skip.fullmatch(name)]
         found += [Path(folder, name) for name in names if not skip.fullmatch(name)]
-    # A link that leads nowhere has a name but no content.
+    # Without broken symbolic links.
     return [path for path in found if path.is_file()]
 
 
@@ -211,7 +211,7 @@ def _hub(spec: str) -> Source:
             f"{spec!r} is no dataset; expected hf:NAME[:CONFIG][@SPLIT][#FIELD], e.g. hf:roneneldan/TinyStories"
         )
     name, config, split, field = match.group("name", "config", "split", "field")
-    datasets = need("datasets", "hf", spec)
+    datasets = import_optional("datasets", "hf", spec)
     try:
         rows = datasets.load_dataset(name, config, split=split or "train")
     except Exception as error:  # the package raises whatever its many parts raise

@@ -1,4 +1,4 @@
-"""Text to numbers and back: bytes, a byte-level BPE trained on the data, or a tokenizer that exists already."""
+"""Tokenizers: UTF-8 bytes, byte-level BPE trained on the data, or an existing tokenizer file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from normlab.errors import NormLabError
 from normlab.utils.files import write_atomically
-from normlab.utils.optional import need
+from normlab.utils.lazy import import_optional
 
 END = "<|endoftext|>"
 _ENDS = (END, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<|im_end|>", "[SEP]")
@@ -27,37 +27,37 @@ _ENDS = (END, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<|im_end|
 _BYTES_FILE = {"normlab_tokenizer": "bytes"}
 
 _PIECE_CHARACTERS = 1 << 18
-# Every pattern of the byte-level family begins a token at a space between words: pieces cut there change nothing.
+# Byte-level tokenizers always start a token at a space between words, so splitting a text there changes no token.
 _CUT = re.compile(r"(?<=\w) (?=\w)")
 
 
 class Tokenizer(ABC):
-    """`vocab_size` numbers, one of which, `end`, closes every document and never stands for text."""
+    """Base class of tokenizers. The token `end` closes every document and never stands for text."""
 
     name: str
     vocab_size: int
     end: int
     fingerprint: str
-    """Equal for two tokenizers that give equal numbers."""
+    """A hash; equal for two tokenizers that give equal tokens."""
 
     @abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The numbers of each text, without an end. May be called from several threads."""
+        """Tokens of each text, without an end token. Thread-safe."""
 
     @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of some numbers; ends are left out, broken characters become U+FFFD."""
+        """The text of tokens; end tokens are left out, invalid bytes become U+FFFD."""
 
     @abstractmethod
     def to_json(self) -> str:
-        """All that `load_tokenizer` needs."""
+        """The content of the file that `load_tokenizer` reads."""
 
     @abstractmethod
     def as_package(self) -> Any:
-        """The same as an object of the `tokenizers` package, for libraries that take one."""
+        """The same tokenizer as an object of the `tokenizers` package."""
 
     def encode(self, text: str) -> np.ndarray:
-        """The numbers of one text."""
+        """Tokens of one text."""
         return self.encode_batch([text])[0]
 
     def save(self, path: Path) -> None:
@@ -66,12 +66,12 @@ class Tokenizer(ABC):
 
     @property
     def dtype(self) -> np.dtype:
-        """The narrowest type that holds every number."""
+        """The smallest integer dtype that holds every token."""
         return np.dtype(np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)
 
 
 class Bytes(Tokenizer):
-    """UTF-8 as it is: 256 bytes and an end. Nothing to learn, nothing to load, nothing unknown."""
+    """UTF-8 bytes as tokens: 256 bytes and an end token."""
 
     name = "bytes"
     vocab_size = 257
@@ -92,7 +92,7 @@ class Bytes(Tokenizer):
         entries = {character: byte for byte, character in enumerate(_byte_characters())}
         inner = package.Tokenizer(package.models.BPE(vocab=entries, merges=[]))
         inner.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        # Not by fallback to bytes, whose decoder gives up a whole text for one broken character.
+        # Not byte fallback, whose decoder fails on a whole text for one invalid character.
         inner.decoder = package.decoders.ByteLevel()
         inner.add_special_tokens([END])
         inner.encode_special_tokens = True
@@ -100,7 +100,7 @@ class Bytes(Tokenizer):
 
 
 class Subwords(Tokenizer):
-    """A tokenizer of the `tokenizers` package; one without an end of document gets `<|endoftext|>` as last entry."""
+    """A tokenizer of the `tokenizers` package; if it has no end token, `<|endoftext|>` is added as the last entry."""
 
     def __init__(self, name: str, inner: Any):
         self.name, self._inner = name, inner
@@ -111,10 +111,10 @@ class Subwords(Tokenizer):
         if end is None:
             inner.add_special_tokens([END])
             end, vocabulary = END, inner.get_vocab(with_added_tokens=True)
-        # A document that spells an end out must not end there.
+        # A document that contains the text of an end token must not end there.
         inner.encode_special_tokens = True
         self.end = vocabulary[end]
-        # Not the count: published vocabularies have gaps.
+        # Not the number of entries, because published vocabularies have gaps.
         self.vocab_size = max(vocabulary.values()) + 1
         self.fingerprint = hashlib.sha256(self.to_json().encode("utf-8")).hexdigest()
 
@@ -131,14 +131,14 @@ class Subwords(Tokenizer):
         return copy.deepcopy(self._inner)
 
     def _encode(self, text: str) -> np.ndarray:
-        # One piece a call: what the package keeps for a piece is a hundred bytes a token. It frees the interpreter
-        # in its batch calls alone.
+        # One piece per call, because the package holds about a hundred bytes per token of a piece. Batch calls, because
+        # only these release the GIL.
         found = [self._inner.encode_batch_fast([piece], add_special_tokens=False)[0].ids for piece in _pieces(text)]
         return np.concatenate([np.array(ids, self.dtype) for ids in found] or [np.empty(0, self.dtype)])
 
 
 def load_tokenizer(path: Path | str, name: str = "") -> Tokenizer:
-    """A tokenizer from a file: one that `save` wrote or any of the `tokenizers` package, also as .gz or .xz."""
+    """Load a tokenizer file written by `save` or by the `tokenizers` package; may be compressed (.gz, .xz)."""
     path = Path(path)
     opened = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
     try:
@@ -157,7 +157,7 @@ def load_tokenizer(path: Path | str, name: str = "") -> Tokenizer:
 
 
 def load_from_hub(name: str) -> Tokenizer:
-    """A tokenizer by its Hugging Face id."""
+    """Load a tokenizer by its Hugging Face id."""
     try:
         return Subwords(name, _tokenizers(name).Tokenizer.from_pretrained(name))
     except NormLabError:
@@ -171,7 +171,7 @@ def load_from_hub(name: str) -> Tokenizer:
 
 
 def train_bpe(texts: Iterable[str], size: int) -> Tokenizer:
-    """A byte-level BPE of `size` entries (256 bytes, an end, the rest merges); the same texts give the same entries."""
+    """Train a byte-level BPE with `size` entries (256 bytes, an end token, merges); deterministic."""
     package = _tokenizers(f"bpe:{size}")
     inner = package.Tokenizer(package.models.BPE())
     inner.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -180,7 +180,7 @@ def train_bpe(texts: Iterable[str], size: int) -> Tokenizer:
         vocab_size=size,
         min_frequency=2,
         special_tokens=[END],
-        # All bytes, seen or not: any text can be written, and ties are broken by a fixed alphabet.
+        # All bytes, whether in the data or not, so that any text can be encoded and ties are broken the same way.
         initial_alphabet=sorted(package.pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
@@ -193,7 +193,7 @@ def train_bpe(texts: Iterable[str], size: int) -> Tokenizer:
 
 
 def bpe_size(spec: str) -> int | None:
-    """N of `bpe:N`; None if `spec` is something else."""
+    """N of `bpe:N`; None for any other text."""
     kind, colon, digits = spec.partition(":")
     if (kind, colon) != ("bpe", ":"):
         return None
@@ -204,7 +204,7 @@ def bpe_size(spec: str) -> int | None:
 
 @contextmanager
 def one_thread_a_call() -> Iterator[None]:
-    """Many threads encode at once: the package's own pool of threads would only get in their way."""
+    """Turn off the package's own thread pool while several threads encode."""
     before = os.environ.get("TOKENIZERS_PARALLELISM")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:
@@ -224,13 +224,11 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def _byte_characters() -> list[str]:
-    """The character that stands for each byte in the byte-level family: itself where it can be seen, else one from
-    U+0100 on, in order.
-    """
+    """The character for each byte in byte-level BPE: itself if printable, else the next one from U+0100 on."""
     seen = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return [chr(byte) if byte in seen else chr(next(others)) for byte in range(256)]
 
 
 def _tokenizers(what: str) -> Any:
-    return need("tokenizers", "bpe", f"tokenizer {what}")
+    return import_optional("tokenizers", "bpe", f"tokenizer {what}")

@@ -1,9 +1,9 @@
-"""The order in which tokens are seen: a function of seed and epoch alone.
+"""Shuffled training windows: the order of tokens, determined by seed and epoch alone.
 
-An epoch lays all documents end to end in a random order, after one end token; the stream is cut into windows of
-`length` tokens to predict (each with the token before it), and the windows are shuffled too, so that a batch holds many
-documents even where one document is long. The fewer than `length` tokens left over at the end of the stream are not
-seen in that epoch; the next one leaves out others.
+In each epoch all documents are concatenated in a random order, after one end token. The stream is split into windows of
+`length` targets, each with the token before it, and the windows are shuffled, too, so that a batch contains many
+documents even if one document is long. The fewer than `length` tokens left at the end of the stream are skipped in that
+epoch; the next epoch skips others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from normlab.errors import NormLabError
 
 
 class Window(NamedTuple):
-    """Rows of inputs, what follows each of them, and the number of the document to which that belongs."""
+    """Rows of inputs, targets (the next tokens), and the document number of each target."""
 
     inputs: np.ndarray
     targets: np.ndarray
@@ -25,24 +25,24 @@ class Window(NamedTuple):
 
 
 class Stream:
-    """Documents laid end to end in a given order, after one end token; any part of it can be read at once."""
+    """Documents concatenated in a given order, after one end token; supports random access."""
 
     def __init__(self, tokens: Tokens, order: np.ndarray):
         self._ids = tokens.ids
-        # A cache ends with an end token: the one that stands before the first document.
+        # A cache ends with an end token, which is used before the first document.
         self._stored = np.concatenate([[len(tokens.ids) - 1], tokens.starts[order]])
         self._begins = np.concatenate([[0], np.cumsum(np.concatenate([[1], tokens.lengths[order]]))])
 
     def read(self, begins: np.ndarray, length: int) -> Window:
-        """Windows that begin at `begins`, with `length` tokens to predict each.
+        """Windows that begin at `begins`, with `length` targets each.
 
-        A target's document is its own, so an end token that is an input already belongs to the document it opens: where
-        attention stays within documents, the first token of one is predicted from the end token alone.
+        Document numbers are those of the targets, so an end token in the inputs belongs to the document after it. If
+        attention stays within documents, the first token of a document is predicted from the end token alone.
         """
         span = length + 1
         first = np.searchsorted(self._begins, begins, "right") - 1
         count = np.searchsorted(self._begins, begins + length, "right") - first
-        # One entry for each part of a document that a window shows.
+        # One entry for each part of a document in a window.
         document = np.repeat(first, count) + _counting(count)
         start = np.maximum(self._begins[document], np.repeat(begins, count))
         size = np.minimum(self._begins[document + 1], np.repeat(begins + span, count)) - start
@@ -52,7 +52,7 @@ class Stream:
 
 
 class Windows:
-    """All windows of all epochs, numbered in the order in which training sees them."""
+    """All windows of all epochs, numbered in training order."""
 
     def __init__(self, tokens: Tokens, *, length: int, seed: int):
         self.length, self.per_epoch = length, tokens.n_tokens // length
@@ -83,15 +83,15 @@ class Windows:
 
 
 def shuffled(count: int, seed: int, epoch: int, what: str) -> np.ndarray:
-    """A permutation of `count` things: they are sorted by a hash of their number (splitmix64).
+    """A permutation of `count` items: their indices sorted by a hash (splitmix64).
 
-    Our own and not numpy's generator, whose stream may change between versions: a run must resume on another machine.
+    Not numpy's generator, whose stream may change between versions: a run must resume on another machine.
     """
-    return np.argsort(mixed(what, seed, epoch, np.arange(count, dtype=np.uint64)), kind="stable")
+    return np.argsort(mix_hash(what, seed, epoch, np.arange(count, dtype=np.uint64)), kind="stable")
 
 
-def mixed(*parts: str | int | np.ndarray | np.uint64) -> np.ndarray:
-    """A hash of what it is for and of some numbers, arrays among them: equal parts give equal bits on every machine."""
+def mix_hash(*parts: str | int | np.ndarray | np.uint64) -> np.ndarray:
+    """64-bit hash of a text and numbers or arrays of numbers: the same on every machine."""
     key = np.zeros(1, np.uint64)
     for part in parts:
         if isinstance(part, str):
@@ -101,7 +101,7 @@ def mixed(*parts: str | int | np.ndarray | np.uint64) -> np.ndarray:
 
 
 def _mix(x: np.ndarray | np.uint64) -> np.ndarray:
-    # Wrapping around 2^64 is the point; only scalars would warn of it, so there are none.
+    # Overflow modulo 2^64 is intended; numpy warns about it for scalars only, so arrays are used.
     x = np.atleast_1d(np.asarray(x, np.uint64)) + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -109,5 +109,5 @@ def _mix(x: np.ndarray | np.uint64) -> np.ndarray:
 
 
 def _counting(counts: np.ndarray) -> np.ndarray:
-    """0, 1, ..., c-1 for each c of `counts`, in a row."""
+    """0, 1, ..., c-1 for each c of `counts`, concatenated."""
     return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)

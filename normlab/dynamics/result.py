@@ -8,7 +8,7 @@ from typing import Any, Literal
 from normlab.dynamics.measure.fits import Rate
 from normlab.dynamics.measure.tails import Tail
 from normlab.errors import unknown
-from normlab.utils.records import Kept
+from normlab.utils.records import StoredResult
 
 SCHEMA = 1
 """Version of the JSON format; increased when the meaning of a field changes."""
@@ -72,7 +72,7 @@ class SchemeRun:
         return self.bands[observable]
 
 
-class SimulateResult(Kept):
+class SimulateResult(StoredResult):
     """Base class of what `normlab simulate` returns."""
 
     made_by = "normlab simulate"

@@ -8,10 +8,9 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from normlab.utils.lazy import loader
-from normlab.utils.optional import need
+from normlab.utils.lazy import import_optional, loader
 
-need("transformers", "hf", "normlab.hf")
+import_optional("transformers", "hf", "normlab.hf")
 
 # At once, not on first use: the Auto classes must know them.
 from normlab.hf.exporting.configuration import NormLabConfig  # noqa: E402
@@ -68,6 +67,7 @@ _names = loader(
         "load": "conversion.load",
         "rules": "conversion.scheme_rules",
     },
+    renamed={"Identity": "normlab.hf.SchemeIdentity"},
 )
 _OLD_NAMES = {"STATE": "HIDDEN_STATE", "Anatomy": "LayerStructure", "Limb": "ResidualBranch"}
 """Names of version 0.1, which still work with a warning."""

@@ -1,1 +1,1 @@
-"""Fused steps. `normlab.ops` is the public face of this folder."""
+"""Fused residual steps: PyTorch references, custom operators, Triton kernels in `fused/`. Public in `normlab.ops`."""

@@ -1,4 +1,4 @@
-"""Which kernels can run here, and which one is taken."""
+"""Choice of the kernel backend: the PyTorch reference or Triton."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from normlab.choices import Kernels
 from normlab.errors import NormLabError, unknown
-from normlab.kernels.compiler import announce
+from normlab.kernels.compiler import register_fallbacks
 
 MAX_DIM = 16384
 """Widest row that one Triton program holds in registers."""
@@ -20,10 +20,10 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def choose(requested: str, tensor: torch.Tensor) -> Literal["reference", "triton"]:
-    """The backend for a step on `tensor`."""
+    """The backend for an operation on `tensor`; `requested` is auto, reference or triton."""
     chosen = _choose(requested, tensor)
     if chosen == "triton":
-        announce()
+        register_fallbacks()
     return chosen
 
 
@@ -58,7 +58,7 @@ def interpreting() -> bool:
 
 
 def status() -> dict[str, str]:
-    """What `normlab doctor` prints: every backend, whether it can run and what `auto` takes."""
+    """For `normlab doctor`: every backend, whether it can run here, and when `auto` uses it."""
     if not _HAS_TRITON:
         triton = "no: triton is not installed (it comes with accelerator builds of torch)"
     elif torch.cuda.is_available():

@@ -1,4 +1,7 @@
-"""The geodesic step (GeoNorm, arXiv 2601.22095): walk along the great circle through x that the update points at."""
+"""The geodesic step (GeoNorm, arXiv 2601.22095): move along the great circle through x in the update's direction."""
+
+# torch annotates autograd functions, custom operators and some tensor methods only in part.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 
@@ -12,18 +15,20 @@ from normlab.kernels import backends
 from normlab.norms import widen
 
 Order = Literal["clamp-first", "decay-first"]
-"""Which of the two comes first on the way from ‖v‖/‖x‖ to the angle."""
+"""Whether the angle ‖v‖/‖x‖ is clamped before or after it is multiplied by the decay factor."""
 
 ORDERS: tuple[Order, ...] = ("clamp-first", "decay-first")
 
 SMOOTH = 1e-3
-"""Below this angle the learned offset b fades in: b itself would make the map jump at a zero update."""
+"""The learned offset b fades in below this angle: b itself would make the map discontinuous at a zero update."""
 
 NO_STATE = 1e-12
-"""A state shorter than this has no sphere to walk on and stays where it is."""
+"""A state shorter than this is returned unchanged: it has no direction."""
 
 FLOOR = 1e-20
-"""t² below this counts as this in the clamp c/t. Far smaller, and the slope of c/t would be infinite: 0 · ∞ is NaN."""
+"""Lower limit of t² in the clamp c/t. At far smaller values the derivative of c/t is infinite, and 0 · ∞ is NaN."""
+
+Scalar = torch.Tensor | float
 
 
 def geodesic_step(
@@ -39,15 +44,16 @@ def geodesic_step(
     portion: float = 1.0,
     kernels: str = "auto",
 ) -> torch.Tensor:
-    """x' = cos θ · x + sin θ · ‖x‖ · v/‖v‖, with v the part of g across x, on the last dimension.
+    """x' = cos θ · x + sin θ · ‖x‖ · v/‖v‖, with v the component of g orthogonal to x, on the last dimension.
 
     With t = ‖v‖/‖x‖ and c = `max_angle`, the angle is, by `order`:
 
     clamp-first   θ = min(factor · (a · min(t, c) + b), c)
     decay-first   θ = min(a · min(factor · t, c) + b, c)
 
-    The outer clamp is there with `second_clamp`; without `a` and `b` the map a·θ + b is the identity. For small t the
-    offset is b · t/√(t² + 1e-6) in place of b. `portion` of that angle is walked: 1/m where a step is cut m times.
+    The outer clamp is applied if `second_clamp` is set; without `a` and `b` the map a·θ + b is the identity. For small
+    t the offset is b · t/√(t² + 1e-6) in place of b. The angle is multiplied by `portion`: 1/m if a step is divided
+    into m.
 
     Everything is a smooth function of t² = (‖v‖/‖x‖)² (θ = ρ·t, and x' = cos θ · x + ρ · sinc θ · v), so the gradient
     at a zero update is the tangent part of the upstream gradient: neither NaN, as ‖v‖ in a denominator gives, nor zero.
@@ -71,9 +77,9 @@ def geodesic_pair(
     portion: float = 1.0,
     kernels: str = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`geodesic_step` twice over: the state for the next step, and the same state for the sublayer before it.
+    """`geodesic_step` with two equal outputs: the residual stream, and the input of the next sublayer.
 
-    The two gradients that come back meet inside the backward kernel: nothing adds them up in memory first.
+    The backward kernel adds up their two gradients, which saves a separate addition in memory.
     """
     shape = (max_angle, second_clamp, _decay_first(order), portion)
     if _fused(kernels, x, g, factor, a, b):
@@ -88,7 +94,17 @@ def _decay_first(order: str) -> bool:
     return order == "decay-first"
 
 
-def _reference(x, g, factor, a, b, max_angle, second_clamp, decay_first, portion) -> torch.Tensor:
+def _reference(
+    x: torch.Tensor,
+    g: torch.Tensor,
+    factor: Scalar,
+    a: Scalar | None,
+    b: Scalar | None,
+    max_angle: float,
+    second_clamp: bool,
+    decay_first: bool,
+    portion: float,
+) -> torch.Tensor:
     state, update = widen(x), widen(g)
     radius = geometry.norm(state)
     alive = radius > NO_STATE
@@ -103,13 +119,15 @@ def _reference(x, g, factor, a, b, max_angle, second_clamp, decay_first, portion
     if portion != 1.0:
         rate = portion * rate
     angle_square = rate.square() * square
-    # x cos θ as x − x (1 − cos θ): rounding cos θ itself would pull every step of a walk the same way.
+    # x cos θ as x − x (1 − cos θ): rounding cos θ itself would bias every step in the same direction.
     moved = state - geometry.versine_sqrt(angle_square) * state
     moved = moved + rate * geometry.sinc_sqrt(angle_square) * radius * turn
     return torch.where(alive, moved, state).to(x.dtype)
 
 
-def angle_rate(square, factor, a, b, max_angle, decay_first) -> torch.Tensor:
+def angle_rate(
+    square: torch.Tensor, factor: Scalar, a: Scalar | None, b: Scalar | None, max_angle: float, decay_first: bool
+) -> torch.Tensor:
     """θ/t before the second clamp, as a function of t²: finite at zero."""
     rate = _cap(square, max_angle).clamp_max(factor if decay_first else 1.0)
     if a is not None:
@@ -120,12 +138,12 @@ def angle_rate(square, factor, a, b, max_angle, decay_first) -> torch.Tensor:
 
 
 def _cap(square: torch.Tensor, max_angle: float) -> torch.Tensor:
-    """max_angle / t, large but finite where t is zero."""
+    """max_angle / t; large but finite at t = 0."""
     return max_angle * torch.rsqrt(square.clamp_min(FLOOR))
 
 
-def _fused(kernels: str, x, g, factor, a, b) -> bool:
-    """Whether the kernel takes this step; asked for by name, it refuses with the reason."""
+def _fused(kernels: str, x: torch.Tensor, g: torch.Tensor, factor: Scalar, a: Scalar | None, b: Scalar | None) -> bool:
+    """Whether to use the Triton kernel; raises with the reason if it was requested and cannot run."""
     if any(hasattr(tensor, "full_tensor") for tensor in (x, g, a, b)):
         return False  # a distributed tensor: its operators are torch's own
     if backends.choose(kernels, x) == "reference":
@@ -136,7 +154,7 @@ def _fused(kernels: str, x, g, factor, a, b) -> bool:
     return reason is None
 
 
-def _unfit(x, g, factor, a, b) -> str | None:
+def _unfit(x: torch.Tensor, g: torch.Tensor, factor: Scalar, a: Scalar | None, b: Scalar | None) -> str | None:
     if x.shape != g.shape:
         return f"state and update differ in shape, {tuple(x.shape)} and {tuple(g.shape)}"
     if g.dtype == torch.float64:
@@ -148,12 +166,12 @@ def _unfit(x, g, factor, a, b) -> str | None:
     return None
 
 
-def _scalars(x, *scalars) -> tuple[torch.Tensor | None, ...]:
-    """Each as one element on the device of `x`, where a kernel can read it without the host waiting."""
+def _scalars(x: torch.Tensor, *scalars: Scalar | None) -> tuple[torch.Tensor | None, ...]:
+    """Each as a one-element tensor on the device of `x`, which a kernel can read without a host synchronisation."""
     return tuple(None if scalar is None else _scalar(scalar, x.device) for scalar in scalars)
 
 
-def _scalar(scalar: torch.Tensor | float, device: torch.device) -> torch.Tensor:
+def _scalar(scalar: Scalar, device: torch.device) -> torch.Tensor:
     if isinstance(scalar, torch.Tensor):
         return scalar.to(device)
     return torch.full((), scalar, dtype=torch.float32, device=device)
@@ -166,14 +184,24 @@ _STEP = (
 
 
 @torch.library.custom_op("normlab::geodesic_forward", mutates_args=(), schema=f"({_STEP}) -> Tensor")
-def _forward_op(x, g, factor, a, b, max_angle, second_clamp, decay_first, portion):
+def _forward_op(
+    x: torch.Tensor,
+    g: torch.Tensor,
+    factor: torch.Tensor,
+    a: torch.Tensor | None,
+    b: torch.Tensor | None,
+    max_angle: float,
+    second_clamp: bool,
+    decay_first: bool,
+    portion: float,
+) -> torch.Tensor:
     from normlab.kernels.fused import geodesic
 
     return geodesic.forward(x, g, factor, a, b, max_angle, second_clamp, decay_first, portion)
 
 
 @_forward_op.register_fake
-def _(x, g, factor, a, b, max_angle, second_clamp, decay_first, portion):
+def _(x: torch.Tensor, *_: Any) -> torch.Tensor:
     return x.new_empty(x.shape)
 
 
@@ -182,14 +210,28 @@ def _(x, g, factor, a, b, max_angle, second_clamp, decay_first, portion):
     mutates_args=(),
     schema=f"({_STEP}, Tensor? d_state, Tensor? d_input) -> (Tensor dx, Tensor dg, Tensor scalars)",
 )
-def _backward_op(x, g, factor, a, b, max_angle, second_clamp, decay_first, portion, d_state, d_input):
+def _backward_op(
+    x: torch.Tensor,
+    g: torch.Tensor,
+    factor: torch.Tensor,
+    a: torch.Tensor | None,
+    b: torch.Tensor | None,
+    max_angle: float,
+    second_clamp: bool,
+    decay_first: bool,
+    portion: float,
+    d_state: torch.Tensor | None,
+    d_input: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     from normlab.kernels.fused import geodesic
 
     return geodesic.backward(x, g, factor, a, b, max_angle, second_clamp, decay_first, portion, d_state, d_input)
 
 
 @_backward_op.register_fake
-def _(x, g, factor, a, b, max_angle, second_clamp, decay_first, portion, d_state, d_input):
+def _(
+    x: torch.Tensor, g: torch.Tensor, factor: torch.Tensor, a: torch.Tensor | None, b: torch.Tensor | None, *_: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     wanted = sum(scalar is not None for scalar in (a, b))
     return x.new_empty(x.shape), g.new_empty(g.shape), x.new_empty((wanted,), dtype=torch.float32)
 
@@ -203,13 +245,23 @@ _backward_op.register_autograd(_no_second_derivative)
 
 class _Step(torch.autograd.Function):
     @staticmethod
-    def forward(x, g, factor, a, b, max_angle, second_clamp, decay_first, portion) -> Any:
+    def forward(
+        x: torch.Tensor,
+        g: torch.Tensor,
+        factor: torch.Tensor,
+        a: torch.Tensor | None,
+        b: torch.Tensor | None,
+        max_angle: float,
+        second_clamp: bool,
+        decay_first: bool,
+        portion: float,
+    ) -> Any:
         return _forward_op(x, g, factor, a, b, max_angle, second_clamp, decay_first, portion)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         tensors, ctx.shape = inputs[:5], inputs[5:]
-        # An output that nobody used then brings None, not a tensor of zeros to read.
+        # The gradient of an unused output is then None, not a tensor of zeros.
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
 
@@ -227,6 +279,16 @@ class _Step(torch.autograd.Function):
 
 class _Pair(_Step):
     @staticmethod
-    def forward(x, g, factor, a, b, max_angle, second_clamp, decay_first, portion) -> Any:
+    def forward(
+        x: torch.Tensor,
+        g: torch.Tensor,
+        factor: torch.Tensor,
+        a: torch.Tensor | None,
+        b: torch.Tensor | None,
+        max_angle: float,
+        second_clamp: bool,
+        decay_first: bool,
+        portion: float,
+    ) -> Any:
         y = _forward_op(x, g, factor, a, b, max_angle, second_clamp, decay_first, portion)
         return y, y.view_as(y)

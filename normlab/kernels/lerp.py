@@ -1,4 +1,7 @@
-"""The interpolation step of nGPT (arXiv 2410.01131) and the unit length that its weights keep."""
+"""The interpolation step of nGPT (arXiv 2410.01131), and normalisation of weights to unit length."""
+
+# torch annotates autograd functions, custom operators and some tensor methods only in part.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from normlab.norms import l2_norm, widen
 def sphere_lerp(
     h: torch.Tensor, g: torch.Tensor, alpha: torch.Tensor, eps: float, *, kernels: str = "auto"
 ) -> torch.Tensor:
-    """n(h + α ⊙ (n(g) − h)) on the last dimension, n(v) = v/√(Σv² + eps²), in the type of `h`."""
+    """n(h + α ⊙ (n(g) − h)) on the last dimension, n(v) = v/√(Σv² + eps²), in the dtype of `h`."""
     _check(h, g, alpha)
     return _Lerp.apply(h, g, alpha, eps) if _fused(kernels, h, g, alpha) else _lerp(h, g, alpha, eps)
 
@@ -22,9 +25,9 @@ def sphere_lerp(
 def sphere_lerp_pair(
     h: torch.Tensor, g: torch.Tensor, alpha: torch.Tensor, eps: float, *, kernels: str = "auto"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same state twice: for the next step, and for the sublayer before it.
+    """`sphere_lerp` with two equal outputs: the residual stream, and the input of the next sublayer.
 
-    The two gradients that come back meet inside the backward kernel: nothing adds them up in memory first.
+    The backward kernel adds up their two gradients, which saves a separate addition in memory.
     """
     _check(h, g, alpha)
     if _fused(kernels, h, g, alpha):
@@ -34,9 +37,9 @@ def sphere_lerp_pair(
 
 
 def unit_rows_(weight: torch.Tensor, axis: int = -1, *, kernels: str = "auto") -> None:
-    """Scales `weight` in place to unit length along `axis`, -1 or -2; what is zero stays zero.
+    """Scale `weight` in place to unit length along `axis`, -1 or -2; zero rows stay zero.
 
-    Leading dimensions are a batch (stacked experts). Shards of a distributed weight take the reference.
+    Leading dimensions are a batch (stacked experts). Distributed weights use the reference implementation.
     """
     if axis not in (-1, -2) or weight.dim() < -axis:
         raise NormLabError(
@@ -46,7 +49,7 @@ def unit_rows_(weight: torch.Tensor, axis: int = -1, *, kernels: str = "auto") -
     weight = weight.detach()
     if weight.numel() == 0:
         return
-    # Columns are taken in tiles of their own: no width is too large for them.
+    # The kernel for columns works in tiles, so it has no limit on the width.
     if _fused(kernels, weight if axis == -1 else weight.narrow(-1, 0, 1)) and _packed(kernels, weight):
         _unit_op(weight, axis)
     else:
@@ -82,14 +85,14 @@ def _packed(kernels: str, weight: torch.Tensor) -> bool:
 @torch.library.custom_op(
     "normlab::lerp_forward", mutates_args=(), schema="(Tensor h, Tensor g, Tensor alpha, float eps) -> Tensor"
 )
-def _forward_op(h, g, alpha, eps):
+def _forward_op(h: torch.Tensor, g: torch.Tensor, alpha: torch.Tensor, eps: float) -> torch.Tensor:
     from normlab.kernels.fused import lerp
 
     return lerp.lerp_forward(h, g, alpha, eps)
 
 
 @_forward_op.register_fake
-def _(h, g, alpha, eps):
+def _(h: torch.Tensor, *_: Any) -> torch.Tensor:
     return h.new_empty(h.shape)
 
 
@@ -99,18 +102,27 @@ def _(h, g, alpha, eps):
     schema="(Tensor h, Tensor g, Tensor alpha, float eps, Tensor? d_state, Tensor? d_input)"
     " -> (Tensor dh, Tensor dg, Tensor dalpha)",
 )
-def _backward_op(h, g, alpha, eps, d_state, d_input):
+def _backward_op(
+    h: torch.Tensor,
+    g: torch.Tensor,
+    alpha: torch.Tensor,
+    eps: float,
+    d_state: torch.Tensor | None,
+    d_input: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     from normlab.kernels.fused import lerp
 
     return lerp.lerp_backward(h, g, alpha, eps, d_state, d_input)
 
 
 @_backward_op.register_fake
-def _(h, g, alpha, eps, d_state, d_input):
+def _(
+    h: torch.Tensor, g: torch.Tensor, alpha: torch.Tensor, *_: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return h.new_empty(h.shape), g.new_empty(g.shape), alpha.new_empty(alpha.shape)
 
 
-def _no_second_derivative(ctx, *grads):
+def _no_second_derivative(ctx: Any, *grads: Any) -> Any:
     raise NormLabError("the fused sphere_lerp has no second derivative; use kernels='reference'")
 
 
@@ -118,14 +130,14 @@ _backward_op.register_autograd(_no_second_derivative)
 
 
 @torch.library.custom_op("normlab::unit_rows_", mutates_args=("weight",), schema="(Tensor(a!) weight, int axis) -> ()")
-def _unit_op(weight, axis):
+def _unit_op(weight: torch.Tensor, axis: int) -> None:
     from normlab.kernels.fused import lerp
 
     lerp.unit_rows_(weight, axis)
 
 
 @_unit_op.register_fake
-def _(weight, axis):
+def _(weight: torch.Tensor, axis: int) -> None:
     return None
 
 
@@ -137,7 +149,7 @@ class _Lerp(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         h, g, alpha, ctx.eps = inputs
-        # An output that nobody used then brings None, not a tensor of zeros to read.
+        # The gradient of an unused output is then None, not a tensor of zeros.
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(h, g, alpha)
 

@@ -1,14 +1,17 @@
-"""The residual step with its norms, in one pass: what most schemes are made of.
+"""Fused residual addition and normalisation, the step that most schemes are made of.
 
     u      = shape(g)                 nothing, a norm, or a learned scale
     s      = keep · x + step · u
     state  = write(s)                 nothing, or a norm
-    input  = scale · read(state)      nothing, or a norm: what the next branch reads
+    input  = scale · read(state)      nothing, or a norm: the next branch's input
 
-Pre-Norm is a read norm, Post-Norm and its kin a write norm, Peri-LN shape and read, KEEL write and read; a norm on its
-own is a read norm without an update. State and input are two outputs with a gradient each, taken in by one backward
-kernel: no separate addition ever runs where the state's two users meet.
+Pre-Norm has a read norm, Post-Norm and its variants a write norm, Peri-LN shape and read norms, KEEL write and read
+norms; a norm on its own is a read norm without an update. State and input are two outputs. One backward kernel takes
+both of their gradients, so no separate addition is needed where they join.
 """
+
+# torch annotates autograd functions, custom operators and some tensor methods only in part.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 
@@ -23,19 +26,19 @@ from normlab.norms import layer_norm, rms_norm, widen
 
 
 class Affine(NamedTuple):
-    """A norm or a scale in one of the three places."""
+    """A norm or a scale in one of the three places: its kind and its parameters."""
 
     kind: str
-    """rms, layer, or scale (no statistics, the gain alone)."""
+    """rms, layer, or scale (gain without normalisation)."""
     gain: Tensor | None
     bias: Tensor | None = None
     eps: float = 0.0
     offset: bool = False
-    """The gain is stored as its distance from one."""
+    """The gain is stored as an offset from 1."""
 
 
 def apply(affine: Affine | None, x: Tensor) -> Tensor:
-    """The reference of one place, in the widened type."""
+    """Apply a norm or scale in plain PyTorch; returns fp32 for half-precision input."""
     x = widen(x)
     if affine is None:
         return x
@@ -57,10 +60,13 @@ def residual_step(
     scale: Tensor | None = None,
     kernels: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """(state, input) on the last dimension; `keep`, `step` and `scale` are zero-dimensional tensors, None for one."""
+    """Returns (state, input) as in the module's formula, on the last dimension.
+
+    `keep`, `step` and `scale` are zero-dimensional tensors; None stands for 1. With `g` None only `read` is applied.
+    """
     if backends.choose(kernels, x) == "triton" and (g is None or g.dtype != torch.float64):
         affines = [_flat(affine) for affine in (shape, write, read)]
-        # A kernel cannot read the host's memory, not even one number of it.
+        # A kernel cannot read scalars from host memory.
         keep, step, scale = (None if c is None else c.to(x.device) for c in (keep, step, scale))
         return _Fused.apply(x, g, keep, step, scale, *affines[0][0], *affines[1][0], *affines[2][0],
                             tuple(affine[1] for affine in affines))  # fmt: skip
@@ -74,7 +80,7 @@ def _weighted(weight: Tensor | None, x: Tensor) -> Tensor:
 
 
 class _Place(NamedTuple):
-    """What of an affine is not a tensor, as an operator can take it."""
+    """The fields of an `Affine` that are not tensors, as types that an operator accepts."""
 
     kind: int
     eps: float
@@ -106,7 +112,9 @@ def _forward(
 
 
 @_forward.register_fake
-def _(x, g, constants, affines, kinds, eps, offsets):
+def _(
+    x: Tensor, g: Tensor | None, constants: list[Tensor | None], affines: list[Tensor | None], kinds: list[int], *_: Any
+) -> tuple[Tensor, Tensor]:
     state = torch.empty_like(x, memory_format=torch.contiguous_format) if g is not None else x.new_empty(0)
     seen = torch.empty_like(x, memory_format=torch.contiguous_format) if kinds[2] else x.new_empty(0)
     return state, seen
@@ -135,8 +143,22 @@ def _backward(
 
 
 @_backward.register_fake
-def _(x, g, state, constants, affines, kinds, eps, offsets, d_state, d_input, update_dtype, separate):
+def _(
+    x: Tensor | None,
+    g: Tensor | None,
+    state: Tensor | None,
+    constants: list[Tensor | None],
+    affines: list[Tensor | None],
+    kinds: list[int],
+    eps: list[float],
+    offsets: list[bool],
+    d_state: Tensor | None,
+    d_input: Tensor | None,
+    update_dtype: torch.dtype,
+    separate: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
     like = d_state if d_state is not None else d_input
+    assert like is not None
     dx = torch.empty_like(like, memory_format=torch.contiguous_format)
     dg = torch.empty_like(dx, dtype=update_dtype) if separate else dx.new_empty(0)
     wanted = sum(affine is not None for affine in affines)
@@ -144,10 +166,23 @@ def _(x, g, state, constants, affines, kinds, eps, offsets, d_state, d_input, up
 
 
 class _Fused(torch.autograd.Function):
-    """Both outputs share one tensor where nothing is read through a norm, so that each brings its own gradient."""
+    """Autograd of the fused step. Without a read norm both outputs view one tensor, each with its own gradient."""
 
     @staticmethod
-    def forward(x, g, keep, step, scale, sg, sb, wg, wb, rg, rb, places):
+    def forward(
+        x: Tensor,
+        g: Tensor | None,
+        keep: Tensor | None,
+        step: Tensor | None,
+        scale: Tensor | None,
+        sg: Tensor | None,
+        sb: Tensor | None,
+        wg: Tensor | None,
+        wb: Tensor | None,
+        rg: Tensor | None,
+        rb: Tensor | None,
+        places: tuple[_Place, ...],
+    ) -> Any:
         kinds, eps, offsets = ([place[i] for place in places] for i in range(3))
         state, seen = torch.ops.normlab.residual_forward(
             x, g, [keep, step, scale], [sg, sb, wg, wb, rg, rb], kinds, eps, offsets
@@ -156,21 +191,21 @@ class _Fused(torch.autograd.Function):
         return state, seen if kinds[2] else state.view_as(state)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs, output):
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         x, g, keep, step, scale, *affines, places = inputs
         ctx.set_materialize_grads(False)
         ctx.places, ctx.has_update = places, g is not None
         ctx.dtypes = x.dtype, x.dtype if g is None else g.dtype
         writes, reads, shapes = places[1].kind, places[2].kind, places[0].kind
-        # Kept: what cannot be had for less. Behind a write norm everything starts from x and g; a read norm needs the
-        # state that it read; a shape needs the update.
+        # Saved: only what cannot be recomputed for less memory traffic. With a write norm everything is recomputed from
+        # x and g; a read norm needs the state that it read; a shape needs the update.
         kept_x = x if writes else None
         kept_state = (output[0] if ctx.has_update else x) if reads and not writes else None
         kept_g = g if shapes or writes else None
         ctx.save_for_backward(kept_x, kept_g, kept_state, keep, step, scale, *affines)
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs):
+    def backward(ctx: Any, *grad_outputs: Tensor | None) -> Any:
         d_state, d_input = grad_outputs
         x, g, state, keep, step, scale, *affines = ctx.saved_tensors
         if torch.is_grad_enabled():

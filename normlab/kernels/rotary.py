@@ -1,11 +1,14 @@
-"""Queries, keys and values out of one projection, the first two turned by their positions.
+"""Rotary position embeddings: split a fused QKV projection, rotate queries and keys.
 
 Formula    [q, k, v] = qkv;  (a, b) ← (a cos φ − b sin φ, b cos φ + a sin φ) for each pair of channels of q and k
            (da, db) → (da cos φ + db sin φ, db cos φ − da sin φ)
 
-Forward, the turn is cheap: a compiler makes it part of what is there. Backward, three gradients in the layout that
-attention likes become one in the layout of the projection: one kernel reads them as they lie.
+The forward rotation is cheap, since torch.compile fuses it with its neighbours. In the backward pass one kernel turns
+three gradients in attention's layout into one gradient in the layout of the projection, whatever their strides.
 """
+
+# torch annotates autograd functions, custom operators and some tensor methods only in part.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 
@@ -27,15 +30,18 @@ def rotate(x: Tensor, table: Table) -> Tensor:
     first, second = x.chunk(2, dim=-1)
     quarter_turn = torch.cat((-second, first), dim=-1)
     turned = x * cos + quarter_turn * sin
-    # Cast only where it must be: torch 2.11 compiles a cast to the same type into a second name for the result of an
-    # autograd function, and looks for the gradient under the first.
+    # Cast only if needed: torch 2.11 compiles a cast to the same dtype into an alias of an autograd function's output
+    # and then loses its gradient.
     return turned if turned.dtype == x.dtype else turned.to(x.dtype)
 
 
 def rotated_heads(
     qkv: Tensor, table: Table, heads: int, kv_heads: int, *, kernels: str = "auto"
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v, each (B, T, its heads, head_dim), of a projection (B, T, (heads + 2 · kv_heads) · head_dim)."""
+    """Split a projection (B, T, (heads + 2 · kv_heads) · head_dim) into q, k, v, with q and k rotated.
+
+    Each is (B, T, heads or kv_heads, head_dim).
+    """
     if _fused(kernels, qkv):
         return _RotatedHeads.apply(qkv, *table, heads, kv_heads)
     return _reference(qkv, table, heads, kv_heads)
@@ -47,7 +53,7 @@ def _reference(qkv: Tensor, table: Table, heads: int, kv_heads: int) -> tuple[Te
 
 
 def backward_reference(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The gradient of the projection: what the kernel computes, spelt out."""
+    """The gradient of the projection: the reference for the kernel."""
 
     def back(d: Tensor) -> Tensor:
         first, second = (d * sin).chunk(2, dim=-1)
@@ -59,7 +65,7 @@ def backward_reference(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Ten
 def _fused(kernels: str, qkv: Tensor) -> bool:
     if hasattr(qkv, "full_tensor"):
         return False  # a distributed tensor: its operators are torch's own
-    # Heads are taken a few at a time: no width is too large.
+    # The kernel works through a few heads at a time, so it has no limit on the width.
     return qkv.ndim == 3 and backends.choose(kernels, qkv[..., :1]) == "triton"
 
 
@@ -68,19 +74,19 @@ def _fused(kernels: str, qkv: Tensor) -> bool:
     mutates_args=(),
     schema="(Tensor dq, Tensor dk, Tensor dv, Tensor cos, Tensor sin) -> Tensor",
 )
-def _backward_op(dq, dk, dv, cos, sin):
+def _backward_op(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     from normlab.kernels.fused import rotary
 
     return rotary.backward(dq, dk, dv, cos, sin)
 
 
 @_backward_op.register_fake
-def _(dq, dk, dv, cos, sin):
+def _(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     batch, length, heads, head_dim = dq.shape
     return dq.new_empty(batch, length, (heads + 2 * dk.shape[2]) * head_dim)
 
 
-def _no_second_derivative(ctx, *grads):
+def _no_second_derivative(ctx: Any, *grads: Any) -> Any:
     raise NormLabError("the fused rotary heads have no second derivative; use kernels='reference'")
 
 

@@ -1,11 +1,14 @@
-"""The second half of a SwiGLU: the gated product and the matrix behind it.
+"""SwiGLU with the linear layer after it, fused in the backward pass.
 
 Formula    y = h Wᵀ + b,  h = silu(gate) ⊙ up,  [gate, up] = raw,  silu(z) = z σ(z)
            dh = dy W,  d up = dh silu(gate),  d gate = dh up σ (1 + gate (1 − σ)),  dW = dyᵀ h,  σ = σ(gate)
 
-Taken together, the two keep `raw` alone for the backward pass: one kernel there makes the gradient of both halves, and
-h once more for dW, from one reading of raw and dh.
+Together the two save only `raw` for the backward pass, where one kernel reads raw and dh once and computes the gradient
+of both halves, and h again for dW.
 """
+
+# torch annotates autograd functions, custom operators and some tensor methods only in part.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def gated(raw: Tensor) -> Tensor:
 
 
 def gated_linear(raw: Tensor, weight: Tensor, bias: Tensor | None = None, *, kernels: str = "auto") -> Tensor:
-    """`gated(raw)` through a linear layer, in the weight's format."""
+    """`gated(raw)` followed by a linear layer, in the weight's dtype."""
     if _fused(kernels, raw, weight):
         return _GatedLinear.apply(raw, weight, bias)
     return F.linear(gated(raw).to(weight.dtype), weight, bias)
@@ -36,12 +39,12 @@ def gated_linear(raw: Tensor, weight: Tensor, bias: Tensor | None = None, *, ker
 def _fused(kernels: str, raw: Tensor, weight: Tensor) -> bool:
     if hasattr(raw, "full_tensor") or hasattr(weight, "full_tensor"):
         return False  # a distributed tensor: its operators are torch's own
-    # Rows are taken piece by piece: no width is too large.
+    # The kernel works through a row piece by piece, so it has no limit on the width.
     return all(backends.choose(kernels, tensor[..., :1]) == "triton" for tensor in (raw, weight))
 
 
 def backward_reference(raw: Tensor, dh: Tensor) -> tuple[Tensor, Tensor]:
-    """(gradient of raw, h), in the formats of raw and dh: what the kernel computes, spelt out."""
+    """(gradient of raw, h), in the dtypes of raw and dh: the reference for the kernel."""
     gate, up = widen(raw).chunk(2, dim=-1)
     wide, sigmoid = widen(dh), gate.sigmoid()
     d_gate = wide * up * sigmoid * (1.0 + gate * (1.0 - sigmoid))
@@ -52,18 +55,18 @@ def backward_reference(raw: Tensor, dh: Tensor) -> tuple[Tensor, Tensor]:
 @torch.library.custom_op(
     "normlab::swiglu_backward", mutates_args=(), schema="(Tensor raw, Tensor dh) -> (Tensor d_raw, Tensor h)"
 )
-def _backward_op(raw, dh):
+def _backward_op(raw: Tensor, dh: Tensor) -> tuple[Tensor, Tensor]:
     from normlab.kernels.fused import swiglu
 
     return swiglu.backward(raw, dh)
 
 
 @_backward_op.register_fake
-def _(raw, dh):
+def _(raw: Tensor, dh: Tensor) -> tuple[Tensor, Tensor]:
     return raw.new_empty(raw.shape), dh.new_empty(dh.shape)
 
 
-def _no_second_derivative(ctx, *grads):
+def _no_second_derivative(ctx: Any, *grads: Any) -> Any:
     raise NormLabError("the fused gated_linear has no second derivative; use kernels='reference'")
 
 
@@ -73,7 +76,7 @@ _backward_op.register_autograd(_no_second_derivative)
 class _GatedLinear(torch.autograd.Function):
     @staticmethod
     def forward(raw: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
-        # Plain operators: a compiler makes one kernel of them.
+        # Plain operators: torch.compile fuses them.
         return F.linear(gated(raw).to(weight.dtype), weight, bias)
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Models built from a scheme, and the sublayers they are made of."""
+"""Transformer models built from a scheme: decoder, encoder, vision Transformer, and their sublayers."""
 
 from __future__ import annotations
 

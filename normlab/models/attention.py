@@ -1,4 +1,4 @@
-"""Softmax attention with grouped queries, rotary positions, a cache, and slots for what schemes normalise in it.
+"""Multi-head softmax attention with grouped queries, rotary positions, a KV cache and slots for a scheme's norms.
 
 Formula    q, k, v = split(W_qkv x);  q, k ← M(R(N_q q)), M(R(N_k k));  v ← N_v v
            F(x) = W_o concat_h softmax(s · q_h k_hᵀ + mask) v_h
@@ -20,15 +20,15 @@ from normlab.roles import Part, Spec
 
 
 class LayerStore(Protocol):
-    """Where one layer's past keys and values are kept: our `LayerCache`, or another library's."""
+    """Interface of one layer's KV cache: NormLab's `LayerCache`, or another library's."""
 
     def append(self, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keep k and v (B, T, kv_heads, head_dim); all keys and values up to and with them."""
+        """Append k and v (B, T, kv_heads, head_dim); returns all keys and values so far."""
         ...
 
 
 class Mixer(Protocol):
-    """Another way to compute softmax(scale · q kᵀ + mask) v, of heads laid out as (B, T, heads, head_dim)."""
+    """Interface of a replacement for softmax(scale · q kᵀ + mask) v, with heads as (B, T, heads, head_dim)."""
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float
@@ -36,7 +36,10 @@ class Mixer(Protocol):
 
 
 class Attention(Sublayer):
-    """`heads` queries over `kv_heads` shared keys and values. Modules in the slots see (..., heads, head_dim)."""
+    """Attention with `heads` query heads and `kv_heads` key and value heads.
+
+    Modules in the slots receive (..., heads, head_dim).
+    """
 
     offers = frozenset({"q-norm", "k-norm", "v-norm", "qk-after-rotary", "softmax-scale"})
 
@@ -72,21 +75,21 @@ class Attention(Sublayer):
         cache: LayerStore | None = None,
         mixer: Mixer | None = None,
     ) -> torch.Tensor:
-        """The update for x (B, T, dim). `mask`, True where a query may look, replaces `causal`.
+        """The attention output for x (B, T, dim). `mask`, True where a query may attend to a key, replaces `causal`.
 
-        A `mixer` takes the place of torch's own product, and gives the mask a meaning of its own.
+        A `mixer` replaces torch's scaled_dot_product_attention and interprets the mask itself.
         """
         q, k, v = self._queries_keys_values(x, rotary)
         if cache is not None:
             k, v = cache.append(k, v)
-        # Norms and caches may hold another dtype than the projection; the product needs one.
+        # Norms and caches may return another dtype than the projection; the product needs one dtype.
         k, v = k.to(q.dtype), v.to(q.dtype)
         mixed = self._attend(q, k, v, mask, causal) if mixer is None else mixer(q, k, v, mask, self.scale)
         return project(mixed.flatten(-2), self.out)
 
     @property
     def scale(self) -> float:
-        """What the scores are multiplied with."""
+        """Factor on the attention scores."""
         return self.head_dim**-0.5 if self.softmax_scale is None else self.softmax_scale
 
     def _queries_keys_values(self, x: torch.Tensor, rotary: Table | None) -> tuple[torch.Tensor, ...]:
@@ -102,7 +105,7 @@ class Attention(Sublayer):
         return q.to(fused.dtype), k.to(fused.dtype), v.to(fused.dtype)
 
     def _normalises(self) -> bool:
-        """Whether anything but the turn by position stands between the projection and the product."""
+        """Whether a slot holds a module that is applied to q, k or v."""
         slots = (self.q_norm, self.k_norm, self.v_norm, self.qk_after_rotary)
         return any(slot is not None for slot in slots)
 
@@ -117,7 +120,7 @@ class Attention(Sublayer):
             k.transpose(1, 2),
             v.transpose(1, 2),
             attn_mask=mask,
-            # A single query is the newest token and may see everything.
+            # A single query is the newest token and attends to everything.
             is_causal=mask is None and causal and T > 1,
             scale=self.softmax_scale,
             enable_gqa=self.kv_heads < self.heads,
@@ -131,13 +134,14 @@ class Attention(Sublayer):
             raise NormLabError(f"slot 'softmax-scale' holds {module!r}; expected a positive number; try head_dim**-0.5")
 
     def parameter_roles(self) -> dict[str, Spec]:
+        """Roles of the parameters (`normlab.roles`)."""
         rows, shared_rows = self.heads * self.head_dim, self.kv_heads * self.head_dim
         parts = [Part("q", 0, rows), Part("k", rows, shared_rows), Part("v", rows + shared_rows, shared_rows)]
         return {"qkv.weight": parts, "out.weight": "o"}
 
 
 def _causal_over_cache(T: int, S: int, device: torch.device) -> torch.Tensor:
-    # The T queries are the last of the S positions; torch's own causal flag takes them for the first.
+    # The T queries are the last of the S positions; torch's is_causal assumes that they are the first.
     return torch.ones(T, S, dtype=torch.bool, device=device).tril(S - T)
 
 

@@ -1,4 +1,4 @@
-"""A preallocated store of past keys and values, so that generating a token costs one token's work."""
+"""KV cache: preallocated keys and values of all layers, for generation."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ class KVCache:
 
     @property
     def bytes(self) -> int:
-        """Memory held, filled or not."""
+        """Allocated memory in bytes, filled or not."""
         return self._store.nbytes
 
     def advance(self, tokens: int) -> None:
-        """Keep what every layer has just appended."""
+        """Count the tokens that every layer has just appended."""
         self.length = self.end_after(tokens)
 
     def crop(self, length: int) -> None:
-        """Forget all but the first `length` positions."""
+        """Discard all but the first `length` positions."""
         if not 0 <= length <= self.length:
             raise NormLabError(f"cache: cannot crop {self.length} positions to {length}; expected 0 to {self.length}")
         self.length = length
 
     def end_after(self, tokens: int) -> int:
-        """The length that `tokens` more would give, if there is room for them."""
+        """The length after `tokens` more; raises if they do not fit."""
         if tokens < 0:
             raise NormLabError(f"cache: cannot advance by {tokens}; expected 0 or more; try crop")
         end = self.length + tokens
@@ -74,7 +74,7 @@ class LayerCache:
         self._cache, self._keys, self._values = cache, keys, values
 
     def append(self, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write k and v (B, T, kv_heads, head_dim) after the filled part; all keys and values up to and with them."""
+        """Append k and v (B, T, kv_heads, head_dim); returns all keys and values so far."""
         self._check(k)
         self._check(v)
         start, end = self._cache.length, self._cache.end_after(k.shape[1])

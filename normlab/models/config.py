@@ -1,6 +1,7 @@
-"""What a model is made of, checked when it is written down; sizes, work and memory before anything is built.
+"""Model configurations: decoder and encoder, with checks, presets, parameter counts and memory estimates.
 
-Importing this does not import torch: the command line shows these fields in its help. Making a configuration does.
+Importing this module does not import torch, because the command line shows the fields in its help; making a
+configuration does.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from normlab.models.decoder import Decoder
     from normlab.models.encoder import Encoder
-    from normlab.models.estimate import Memory
+    from normlab.models.estimate import MemoryEstimate
     from normlab.models.transformer import Transformer
     from normlab.schemes.contract.scheme import Scheme
 
@@ -36,54 +37,54 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
-    """What all models have: blocks of attention and MLP under a scheme."""
+    """Base configuration of all models: blocks of attention and MLP under a scheme."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]]
-    """Named sizes."""
+    """Named model sizes."""
     sizes: ClassVar[tuple[str, ...]] = ("depth", "dim", "heads")
-    """Fields that are at least one."""
+    """Names of fields that must be at least 1."""
 
     scheme: SchemeLike = "pre"
-    """How the layers are normalised: a scheme or its name, with or without options; one of your own by its file,
-    highway.py:Highway. Kept as the scheme it names."""
+    """Normalisation scheme: a name with or without options, peri(step=0.1), or a class in a file of your own,
+    highway.py:Highway."""
     depth: int = 4
-    """Blocks, each of attention and MLP."""
+    """Number of blocks, each of attention and MLP."""
     dim: int = 128
     """Width of the model."""
     heads: int = 4
-    """Query heads."""
+    """Number of query heads."""
     kv_heads: int | None = None
-    """Key and value heads, a divisor of heads; None: as many as heads."""
+    """Number of key and value heads, a divisor of heads; None: equal to heads."""
     head_dim: int | None = None
     """Width of a head; None: dim / heads."""
     hidden: int | None = None
     """Width of the MLP, or of one expert; None: 4·dim for gelu, 8/3·dim rounded up to a multiple of 64 for swiglu."""
     mlp: Literal["swiglu", "gelu"] = "swiglu"
-    """Kind of MLP."""
+    """Type of MLP."""
     bias: bool = False
     """Biases in attention and MLP."""
     topology: Topology = "serial"
-    """Attention and MLP one after the other, or at the same state."""
+    """Attention and MLP one after the other (serial), or both on the same state (parallel)."""
     experts: int = 0
-    """Experts in place of every MLP; 0: a dense model."""
+    """Number of experts that replace every MLP; 0: a dense model."""
     top_k: int = 2
-    """Experts that a token is sent to."""
+    """Number of experts per token."""
     shared_hidden: int = 0
-    """Width of an expert that sees every token; 0: none."""
+    """Width of a shared expert that processes every token; 0: none."""
     balance_weight: float = 0.01
     """Weight of the load-balancing loss."""
     router_z_weight: float = 0.0
     """Weight of the router's z-loss."""
     stream: Stream = "auto"
-    """Number format of the residual stream; auto: that of the embedding."""
+    """Dtype of the residual stream; auto: that of the embedding."""
     kernels: Kernels = "auto"
-    """Fused kernels where they can run, the plain reference, or Triton and nothing else."""
+    """Kernels: fused where they can run (auto), the PyTorch reference, or Triton only."""
     checkpointing: bool = False
-    """Keep only the states between blocks and compute the rest again in the backward pass."""
+    """Activation checkpointing: save only the states between blocks, recompute the rest in the backward pass."""
     init_std: float | None = None
-    """Base standard deviation at initialisation; None: the scheme's own."""
+    """Base standard deviation at initialisation; None: the scheme's default."""
     zero_outputs: bool = False
-    """Start output projections at zero, where the scheme allows it."""
+    """Initialise output projections to zero, if the scheme allows it."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "scheme", self.scheme_object)
@@ -97,56 +98,58 @@ class TransformerConfig:
         if self.zero_outputs and not self.scheme_object.zero_outputs:
             raise NormLabError(f"{self.scheme_object.name} forbids zero_outputs: it normalises what a branch returns")
         self.check()
-        # Everything else is checked by the parts themselves; on the meta device building them costs nothing.
+        # The modules check everything else themselves; building them on the meta device is cheap.
         self._build_one_block()
 
     def check(self) -> None:
-        """Raise where fields of one kind of model do not make sense together."""
+        """Raise if fields of this type of model do not fit together."""
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> Self:
-        """A named size, with any field changed: `DecoderConfig.preset("125m", scheme="geonorm")`."""
+        """A named model size, with any field changed: `DecoderConfig.preset("125m", scheme="geonorm")`."""
         if name not in cls.presets:
             raise unknown("preset", name, cls.presets)
         return cls(**{**cls.presets[name], **changes})
 
     def build(self, *, device: torch.device | str | None = None) -> Transformer:
-        """The model itself."""
+        """Build the model."""
         raise NotImplementedError
 
     def with_schemes(self, schemes: Sequence[SchemeLike]) -> Sequence[Self]:
-        """This configuration under each of several schemes, equal in everything else: models to be compared."""
+        """This configuration with each of several schemes, equal in everything else, for a comparison."""
         return [dataclasses.replace(self, scheme=scheme) for scheme in schemes]
 
     @property
     def sequence(self) -> int:
-        """Tokens of the longest sequence that the blocks see."""
+        """Longest sequence that the blocks process, in tokens."""
         raise NotImplementedError
 
     @property
     def answers(self) -> int:
-        """Numbers that the head returns: tokens of the vocabulary, or classes."""
+        """Size of the head's output: the vocabulary, or the number of classes."""
         raise NotImplementedError
 
     @property
     def scheme_object(self) -> Scheme:
-        """The scheme, for type checkers: `scheme` takes text as well."""
+        """The scheme as an object; the field `scheme` may be text for type checkers."""
         from normlab.schemes.catalog.registry import scheme
 
         return scheme(self.scheme)
 
     @property
     def width_of_head(self) -> int:
+        """Width of a head, with the default filled in."""
         return self.head_dim or self.dim // self.heads
 
     @property
     def width_of_mlp(self) -> int:
+        """Width of the MLP or of one expert, with the default filled in."""
         if self.hidden is not None:
             return self.hidden
         return 4 * self.dim if self.mlp == "gelu" else 64 * -(-8 * self.dim // (3 * 64))
 
     def num_params(self, *, active: bool = False) -> int:
-        """Exact number of parameters; `active`: only those that work on one token."""
+        """Exact number of parameters; with `active`, only those used for one token (mixture of experts)."""
         from normlab.models.estimate import num_params
 
         return num_params(self, active=active)
@@ -154,30 +157,30 @@ class TransformerConfig:
     def flops_per_token(self, length: int | None = None) -> int:
         """FLOPs to train on one token of a sequence of `length`: 6 × active parameters + 12 × layers × width × length.
 
-        What is looked up or added and not multiplied (an embedding that no head shares, positions) does not count, and
-        what works once a sequence (the head of a classifier) counts once.
+        Parameters that are looked up or added and not multiplied (an untied embedding, positions) do not count. A layer
+        used once per sequence (the head of a classifier) counts once.
         """
         from normlab.models.estimate import flops_per_token
 
         return flops_per_token(self, length or self.sequence)
 
-    def memory(self, batch: int, length: int | None = None, *, precision: str = "bf16") -> Memory:
-        """Memory for one training step with AdamW, in bytes by what it is spent on."""
-        from normlab.models.estimate import memory
+    def memory(self, batch: int, length: int | None = None, *, precision: str = "bf16") -> MemoryEstimate:
+        """Estimated memory of one training step with AdamW, in bytes by purpose."""
+        from normlab.models.estimate import training_memory
 
-        return memory(self, batch, length or self.sequence, precision)
+        return training_memory(self, batch, length or self.sequence, precision)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, the scheme as its text; the class reads them back as arguments."""
+        """The fields as plain values, the scheme as text; the class accepts them as arguments."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)} | {"scheme": str(self.scheme)}
 
     @property
     def needs_own_head(self) -> bool:
-        """Whether the scheme cannot share the head's matrix with the embedding."""
+        """Whether the scheme needs an untied head."""
         return any(need.name == "untied-head" for need in self.scheme_object.needs)
 
     def check_start(self) -> None:
-        """Raise, before data is read or a folder made, where the scheme has a parameter that nothing initialises."""
+        """Raise if the scheme has a parameter that nothing initialises, before data is read or a folder created."""
         import torch
         from torch import nn
 
@@ -198,26 +201,26 @@ class TransformerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenConfig(TransformerConfig):
-    """A model that reads tokens and predicts tokens."""
+    """Base configuration of models that read and predict tokens."""
 
     sizes = (*TransformerConfig.sizes, "vocab_size", "max_length")
 
     vocab_size: int = 256
-    """Tokens in the vocabulary."""
+    """Vocabulary size."""
     max_length: int = 1024
-    """Longest sequence."""
+    """Longest sequence, in tokens."""
     rope_theta: float = 10000.0
     """Base of the rotary frequencies."""
     tied: bool | None = False
-    """Share one matrix between embedding and head. Off: where the last state still is the embedding, a tied head starts
-    by predicting the token just read. None: on, unless the scheme needs a head of its own (version 0.1's default)."""
+    """Tie the weights of embedding and head. Off by default: if the last state is still close to the embedding, a tied
+    head initially predicts the current token. None: on, unless the scheme needs an untied head (as in version 0.1)."""
 
     def check(self) -> None:
         if self.tied and self.needs_own_head:
             raise NormLabError(f"{self.scheme_object.name} needs a head of its own; set tied=False or leave it out")
 
     def with_schemes(self, schemes: Sequence[SchemeLike]) -> Sequence[Self]:
-        """This configuration under each of several schemes; all with heads of their own where one scheme needs that."""
+        """This configuration with each of several schemes; all with untied heads if one scheme needs that."""
         models = super().with_schemes(schemes)
         if len({model.tied_head for model in models}) == 1:
             return models
@@ -225,6 +228,7 @@ class TokenConfig(TransformerConfig):
 
     @property
     def tied_head(self) -> bool:
+        """Whether the head's weight is tied to the embedding, with the default filled in."""
         return not self.needs_own_head if self.tied is None else self.tied
 
     @property
@@ -238,7 +242,7 @@ class TokenConfig(TransformerConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig(TokenConfig):
-    """A decoder: `DecoderConfig(scheme="peri(step=0.1)", depth=12, dim=768, heads=12)`."""
+    """Configuration of a decoder: `DecoderConfig(scheme="peri(step=0.1)", depth=12, dim=768, heads=12)`."""
 
     presets: ClassVar = PRESETS
 
@@ -250,7 +254,7 @@ class DecoderConfig(TokenConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig(TokenConfig):
-    """An encoder: `EncoderConfig(scheme="post", depth=12, dim=768, heads=12)`."""
+    """Configuration of an encoder: `EncoderConfig(scheme="post", depth=12, dim=768, heads=12)`."""
 
     # BERT was trained on sequences of 512.
     presets: ClassVar = {

@@ -1,10 +1,11 @@
-"""Cross-entropy of a language-model head that never holds all logits.
+"""Chunked cross-entropy: the loss of a language-model head without all logits in memory at once.
 
 Formula    z = S W h;  L = mean(log Σ exp z − z_target) + c · mean((log Σ exp z)²)
            ∂L/∂z = (p (1 + 2c log Σ exp z) − onehot) / count,  p = softmax z
 
-Rows are taken in chunks, and the gradients of hidden states and matrix are made while a chunk's logits are there: three
-matrix products a chunk, as many as the plain path, and nothing is computed twice. The backward pass only multiplies.
+Rows are processed in chunks, and the gradients of hidden states and weight are computed while a chunk's logits exist:
+three matrix products per chunk, as many as without chunks, and nothing is recomputed. The backward pass only multiplies
+by the upstream gradient.
 """
 
 from __future__ import annotations
@@ -16,28 +17,28 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from normlab.errors import NormLabError
-from normlab.kernels.softmax_slope import log_probabilities, of_targets, softmax_slope_
+from normlab.kernels.cross_entropy_gradient import cross_entropy_gradient_, log_probabilities, of_targets
 from normlab.models.sublayer import product_dtype, scale_rows
 from normlab.norms import widen
 from normlab.schemes.contract.parts import channel_factor
 
 CHUNK_BYTES = 2**29
-"""Logits that are held at a time, in the format of the product: large enough for products to run at full speed."""
+"""Size of a chunk of logits in the product's dtype: large enough for matrix products to run at full speed."""
 
 
 class Loss(NamedTuple):
-    """What to differentiate, and what it is made of."""
+    """A loss with its z-loss and the number of targets."""
 
     loss: torch.Tensor
-    """Mean cross-entropy in nats over the targets that count, plus the z-loss."""
+    """Mean cross-entropy in nats over the targets that are not ignored, plus the z-loss."""
     z: torch.Tensor
-    """The z-loss in it, without gradient; 0 where none was asked for."""
+    """The z-loss alone, without gradient; 0 if its weight is 0."""
     count: torch.Tensor  # pyright: ignore[reportIncompatibleMethodOverride]
-    """Targets that count."""
+    """Number of targets that are not ignored."""
 
     @property
     def cross_entropy(self) -> torch.Tensor:
-        """The mean cross-entropy alone, to report; no gradient."""
+        """The mean cross-entropy without the z-loss and without gradient, for reports."""
         return self.loss.detach() - self.z
 
 
@@ -52,10 +53,10 @@ def chunked_cross_entropy(
     ignore_index: int = -100,
     kernels: str = "auto",
 ) -> Loss:
-    """The loss of hidden states (N, D) under the matrix (V, D) for targets (N); without any target that counts it is 0.
+    """Cross-entropy of hidden states (N, D) with a head's weight (V, D) and targets (N); 0 if all targets are ignored.
 
-    `logit_transform` stands between the product and the loss. One that scales logits costs nothing, since it may as
-    well scale the rows of the matrix; any other is run on every chunk and, in the backward pass, once more.
+    `logit_transform` is applied to the logits. A transform that only scales them is folded into the weight at no cost;
+    any other is applied to every chunk and again in the backward pass.
     """
     _check(hidden, weight, targets, z_loss, chunk)
     rows = chunk or chunk_rows(weight.shape[0], product_dtype(hidden, weight).itemsize)
@@ -70,12 +71,12 @@ def chunked_cross_entropy(
 
 
 def chunk_rows(vocabulary: int, itemsize: int) -> int:
-    """Rows whose logits fill `CHUNK_BYTES`; a power of two, so that chunks of common batches are alike."""
+    """Rows whose logits fill `CHUNK_BYTES`; a power of two, so that common batch sizes give equal chunks."""
     return 1 << max(CHUNK_BYTES // (vocabulary * itemsize), 1).bit_length() - 1
 
 
 class _Chunked(torch.autograd.Function):
-    """The loss forward, together with its gradients but for their common factor; once differentiable."""
+    """Autograd function that computes loss and gradients in the forward pass, up to the upstream gradient."""
 
     @staticmethod
     def forward(
@@ -95,10 +96,10 @@ class _Chunked(torch.autograd.Function):
         for h, target in _chunks(hidden, targets, rows):
             h = h.to(dtype)
             options = {"z_loss": z_loss, "ignore_index": ignore, "kernels": kernels}
-            slope, normaliser, log_p = softmax_slope_(h @ matrix.T, target, **options)
+            gradient, normaliser, log_p = cross_entropy_gradient_(h @ matrix.T, target, **options)
             sums.append(_sums(normaliser, log_p, target, ignore))
-            for_hidden.append((slope @ matrix).to(hidden.dtype))
-            _add_product_(for_weight, slope, h)
+            for_hidden.append((gradient @ matrix).to(hidden.dtype))
+            _add_product_(for_weight, gradient, h)
         loss, z, count = _means(sums, z_loss)
         ctx.save_for_backward(torch.cat(for_hidden), for_weight.to(weight.dtype), count)
         ctx.mark_non_differentiable(z, count)
@@ -106,13 +107,13 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        # Compiled code refuses second derivatives itself.
+        # Compiled code raises for second derivatives itself.
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             raise NormLabError("the chunked cross-entropy has no second derivative; try F.cross_entropy on logits")
         for_hidden, for_weight, count = ctx.saved_tensors
-        # Here and not earlier: in fp16 a probability divided by the number of tokens would be zero.
+        # Not in the forward pass: in fp16 a probability divided by the number of tokens would underflow.
         factor = grads[0] / count.clamp(min=1)
-        # Widened: a GPU rounds the factor to bf16 beside a bf16 tensor, which biases every gradient the same way.
+        # In fp32: a GPU rounds a scalar factor to bf16 for a bf16 tensor, which biases all gradients the same way.
         for_hidden, for_weight = ((widen(g) * factor).to(g.dtype) for g in (for_hidden, for_weight))
         return for_hidden, for_weight, None, None, None, None, None
 
@@ -120,7 +121,7 @@ class _Chunked(torch.autograd.Function):
 def _value(
     hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, z_loss: float, rows: int, ignore: int
 ) -> Loss:
-    """The loss alone: one product a chunk."""
+    """The loss without gradients: one product per chunk."""
     dtype = product_dtype(hidden, weight)
     matrix = weight.to(dtype)
     sums = []
@@ -138,7 +139,7 @@ def _recomputed(
     rows: int,
     ignore: int,
 ) -> Loss:
-    """For a transform whose gradient only autograd knows: every chunk's logits are made again for the backward pass."""
+    """For a general transform: activation checkpointing recomputes every chunk's logits in the backward pass."""
     dtype = product_dtype(hidden, weight)
 
     def sums_of(h: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -158,16 +159,16 @@ def _sums_of(logits: torch.Tensor, targets: torch.Tensor, ignore: int) -> torch.
 
 
 def _sums(normaliser: torch.Tensor, log_p: torch.Tensor, targets: torch.Tensor, ignore: int) -> torch.Tensor:
-    """Over the rows that count: Σ cross-entropy, Σ (log Σ exp z)², their number."""
+    """Over the targets that are not ignored: Σ cross-entropy, Σ (log Σ exp z)², their number."""
     terms = torch.stack([-log_p, normaliser.square(), torch.ones_like(log_p)])
     return torch.where(targets != ignore, terms, 0.0).sum(-1)
 
 
-# A custom operator: the compiler knows no product of bf16 matrices that is added to fp32, and would hold every chunk's
-# product until it can add all of them at once.
+# A custom operator, because inductor has no bf16 product that accumulates into fp32 and would keep every chunk's
+# product to add all of them at once.
 @torch.library.custom_op("normlab::add_product_", mutates_args=("total",))
 def _add_product_(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
-    """total += aᵀ b, in the total's format throughout: chunks must not be rounded where one product would not be."""
+    """total += aᵀ b in the total's dtype, so that chunks are not rounded more than one product would be."""
     if a.is_cuda and a.dtype != total.dtype:
         torch.addmm(total, a.T, b, out_dtype=total.dtype, out=total)
     else:
@@ -183,7 +184,7 @@ def _means(sums: list[torch.Tensor], z_loss: float) -> Loss:
     nats, squares, count = torch.stack(sums).sum(0).unbind()
     # At least 1: without targets the loss is 0, not 0/0.
     at_least_one = count.clamp(min=1)
-    # Not 0 · squares: they may overflow where nobody asked for them.
+    # Not 0 · squares, because squares may overflow.
     z = z_loss * squares / at_least_one if z_loss else torch.zeros_like(nats)
     return Loss(nats / at_least_one + z, z, count)
 

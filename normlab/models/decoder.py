@@ -1,4 +1,4 @@
-"""The decoder: a language model built from a scheme."""
+"""`Decoder`: a causal language model (GPT-style) built from a scheme."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from normlab.models.tokens import TokenModel
 
 
 class Decoder(TokenModel):
-    """A language model: `decoder(tokens)` returns logits, `decoder.loss(tokens, targets)` what to train on."""
+    """A causal language model: `decoder(tokens)` returns logits, `decoder.loss(tokens, targets)` the training loss."""
 
     causal = True
 
@@ -28,7 +28,7 @@ class Decoder(TokenModel):
         documents: torch.Tensor | None = None,
         cache: KVCache | None = None,
     ) -> torch.Tensor:
-        """What the head reads: (B, T, D), after the exit. `documents` numbers the documents packed into each row."""
+        """The head's input (B, T, D). `documents` (B, T) numbers the documents packed into each row."""
         if cache is None:
             return self._states(inputs, documents)
         if documents is not None:
@@ -53,7 +53,7 @@ class Decoder(TokenModel):
         use_cache: bool = True,
         generator: torch.Generator | None = None,
     ) -> torch.Tensor:
-        """`tokens` (B, T) continued by up to `max_new_tokens`.
+        """Continue `tokens` (B, T) by up to `max_new_tokens` sampled tokens; returns prompt and continuation.
 
         Temperature 0 is greedy. A row that has produced `stop` repeats it until all rows have.
         """

@@ -1,4 +1,4 @@
-"""The encoder: every token looks at all others, before and after it."""
+"""`Encoder`: a bidirectional model (BERT-style) for masked-language modelling."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from normlab.models.tokens import TokenModel
 
 
 class Encoder(TokenModel):
-    """A bidirectional model, trained on masked tokens: `encoder(tokens)` returns logits for every place.
+    """A bidirectional model trained on masked tokens: `encoder(tokens)` returns logits for every position.
 
-    `loss(tokens, targets)` scores the places whose target is not −100: those that were masked.
+    `loss(tokens, targets)` scores the positions whose target is not −100, which are the masked ones.
     """
 
     causal = False
@@ -20,5 +20,5 @@ class Encoder(TokenModel):
         super().__init__(config, device=device)
 
     def features(self, inputs: torch.Tensor, *, documents: torch.Tensor | None = None) -> torch.Tensor:
-        """What the head reads: (B, T, D), after the exit. `documents` numbers the documents packed into each row."""
+        """The head's input (B, T, D). `documents` (B, T) numbers the documents packed into each row."""
         return self._states(inputs, documents)

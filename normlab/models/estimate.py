@@ -1,4 +1,4 @@
-"""Parameters, FLOPs and memory of a model that was not built: from its layout alone."""
+"""Estimates of parameters, FLOPs and training memory of a model, from its configuration alone."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from normlab.models.transformer import Transformer
 _PRECISIONS = ("fp32", "bf16")
 
 _COMPILED = 0.55
-"""Of the activations that eager code keeps: measured 0.55, 0.56 and 0.51 at 125m, 350m and 1.3b with Pre-Norm, H200
-(benchmarks/README.md). Schemes whose plain code keeps more than their kernels do need less than this says."""
+"""Activations saved by compiled code as a fraction of those of eager code: measured 0.55, 0.56 and 0.51 at 125m, 350m
+and 1.3b with Pre-Norm on an H200 (benchmarks/README.md). Schemes with fused kernels that save less need less."""
 
 
 def num_params(config: TransformerConfig, *, active: bool = False) -> int:
-    """Parameters of the model laid out on the meta device: exact, whatever the scheme adds."""
+    """Exact number of parameters, those of the scheme included, counted on the meta device."""
     model = config.build(device="meta")
     return _count(model) - (_idle_params(model, config) if active else 0)
 
@@ -33,42 +33,42 @@ def _count(module: nn.Module) -> int:
 
 
 def _idle_params(model: Transformer, config: TransformerConfig) -> int:
-    """Parameters of experts that one token does not visit."""
+    """Parameters of the experts that a token is not routed to."""
     experts = [module for module in model.modules() if isinstance(module, MoE)]
     stacked = sum(p.numel() for module in experts for p in module.parameters(recurse=False) if p.ndim == 3)
     return stacked * (config.experts - config.top_k) // max(config.experts, 1)
 
 
 def flops_per_token(config: TransformerConfig, length: int) -> int:
-    """Forward and backward: two and four FLOPs per weight, plus attention's two products with all `length` keys."""
+    """Training FLOPs per token: 2 forward and 4 backward per weight, plus attention over `length` keys."""
     model = config.build(device="meta")
     products = _count(model.stack) - _idle_params(model, config) + model.products_outside()
     return 6 * products + 12 * config.depth * config.heads * config.width_of_head * length
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Bytes that one training step takes, by what they are spent on."""
+class MemoryEstimate:
+    """Memory of one training step in bytes, by purpose."""
 
     weights: int
     optimiser: int
     activations: int
-    """What the forward pass keeps for the backward pass."""
+    """Tensors that the forward pass saves for the backward pass."""
     gradients: int
     recomputed: int
-    """What one block keeps while it is computed again; zero without checkpointing."""
+    """Activations of one block while it is recomputed; zero without activation checkpointing."""
     loss: int
-    """Logits of one chunk and their probabilities in fp32, and the head's gradient, which is made with them."""
+    """Logits of one chunk and their probabilities in fp32, and the head's gradient, computed at the same time."""
 
     @property
     def total(self) -> int:
-        """The fullest moment. The loss is done with before other weights have gradients, so the two do not add up."""
+        """Peak memory. The loss is freed before other weights have gradients, so only the larger of the two counts."""
         return self.weights + self.optimiser + self.activations + max(self.gradients + self.recomputed, self.loss)
 
-    def compiled(self) -> Memory:
-        """The same where the model is compiled and its kernels are Triton's: what is kept is about half."""
+    def compiled(self) -> MemoryEstimate:
+        """The estimate for a compiled model with Triton kernels, which saves about half of the activations."""
         if self.recomputed:
-            # What checkpoints keep are inputs of blocks, of which the compiler sees no other half.
+            # With checkpointing the saved tensors are inputs of blocks, which compilation does not reduce.
             return dataclasses.replace(self, recomputed=int(_COMPILED * self.recomputed))
         return dataclasses.replace(self, activations=int(_COMPILED * self.activations))
 
@@ -77,8 +77,8 @@ class Memory:
         return f"{self.total / 2**30:.2f} GiB at most ({parts})"
 
 
-def memory(config: TransformerConfig, batch: int, length: int, precision: str) -> Memory:
-    """fp32 weights, gradients and two moments, and what autograd keeps in eager PyTorch; compiled it keeps less."""
+def training_memory(config: TransformerConfig, batch: int, length: int, precision: str) -> MemoryEstimate:
+    """Memory for fp32 weights, gradients, AdamW's two moments, and the activations that eager autograd saves."""
     if precision not in _PRECISIONS:
         raise unknown("precision", precision, _PRECISIONS)
     weights = 4 * num_params(config)
@@ -86,7 +86,7 @@ def memory(config: TransformerConfig, batch: int, length: int, precision: str) -
     if config.checkpointing:
         plain = _kept_activations(dataclasses.replace(config, checkpointing=False), batch, length, precision)
         recomputed = (plain - kept) // config.depth
-    return Memory(
+    return MemoryEstimate(
         weights=weights,
         optimiser=2 * weights,
         activations=kept,
@@ -103,8 +103,8 @@ def _loss_bytes(config: TransformerConfig, batch: int, length: int, precision: s
 
 
 def _kept_activations(config: TransformerConfig, batch: int, length: int, precision: str) -> int:
-    """Bytes that autograd saves in one forward pass and loss, counted on tensors that have a shape and no memory."""
-    # Triton's kernels have no such tensors to run on; they keep what the reference keeps, or less.
+    """Bytes that autograd saves in one forward pass with loss, counted with fake tensors."""
+    # Triton kernels do not run on fake tensors; they save as much as the reference or less.
     step = _Loss(dataclasses.replace(config, kernels="reference").build(device="meta"))
     kept: dict[int, int] = {}
     # Depth constants are real zero-dimensional tensors.
@@ -126,14 +126,14 @@ def _kept_activations(config: TransformerConfig, batch: int, length: int, precis
             torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
             torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"),
         ):
-            # Kept until the end, so that no storage's address is used twice.
+            # Kept alive until the end, so that no storage's address is used twice.
             loss = torch.func.functional_call(step, fake, example)
         del loss
     return sum(kept.values())
 
 
 class _Loss(nn.Module):
-    """The training loss as a forward pass, which is what `functional_call` calls."""
+    """Makes the training loss the forward pass, for `functional_call`."""
 
     def __init__(self, model: Transformer):
         super().__init__()

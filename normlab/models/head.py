@@ -1,4 +1,4 @@
-"""The head: hidden states in, logits out, one for every token of a vocabulary or for every class."""
+"""Output head: maps hidden states to logits over the vocabulary or over classes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from normlab.models.sublayer import Sublayer, product_dtype, through
 
 
 class Head(Sublayer):
-    """logits = S_z (W h), with a matrix of its own or the embedding's; S_z is a slot."""
+    """logits = S_z (W h), with a weight of its own or tied to the embedding; S_z is a slot for a logit scale."""
 
     def __init__(self, dim: int, vocab_size: int, *, tied: bool) -> None:
         super().__init__()
@@ -21,7 +21,7 @@ class Head(Sublayer):
 
     def accept(self, need: str, module: nn.Module | float) -> None:
         if need == "untied-head" and need in self.offers:
-            return  # met by how the head was built
+            return  # nothing to do: the head was built untied
         super().accept(need, module)
 
     def forward(self, hidden: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Feed-forward sublayers: SwiGLU and GELU, with slots for the scales that a scheme puts before the nonlinearity.
+"""Feed-forward sublayers: SwiGLU and GELU, with slots for scales that a scheme puts before the nonlinearity.
 
 Formula    swiglu: F(x) = W_down (silu(S_g gate) ⊙ S_u up),  [gate; up] = W_gate_up x
            gelu:   F(x) = W_down gelu(S_u W_up x)             (exact, not the tanh approximation)
@@ -24,7 +24,7 @@ _OFFERS = {"swiglu": frozenset({"gate-scale", "up-scale"}), "gelu": frozenset({"
 
 
 class FeedForward(Sublayer):
-    """What one MLP and many experts share: the kind of nonlinearity and its slots."""
+    """Base class of `MLP` and `MoE`: the nonlinearity and its slots."""
 
     def __init__(self, dim: int, hidden: int, kind: str) -> None:
         super().__init__()
@@ -38,10 +38,11 @@ class FeedForward(Sublayer):
 
     @property
     def gated(self) -> bool:
+        """Whether this is a SwiGLU."""
         return self.kind == "swiglu"
 
     def activate(self, raw: torch.Tensor) -> torch.Tensor:
-        """The nonlinearity: (..., 2·hidden) with the gate first, or (..., hidden) without one, to (..., hidden)."""
+        """Apply the nonlinearity: (..., 2·hidden) with the gate first, or (..., hidden) for gelu, to (..., hidden)."""
         if not self.gated:
             return F.gelu(through(self.up_scale, raw))
         gate, up = raw.chunk(2, dim=-1)
@@ -52,7 +53,7 @@ class FeedForward(Sublayer):
 
 
 class MLP(FeedForward):
-    """One feed-forward sublayer; gate and up are one fused matrix, gate first."""
+    """A feed-forward sublayer. Gate and up are one fused matrix, with the gate first."""
 
     def __init__(self, dim: int, hidden: int, kind: str = "swiglu", bias: bool = False) -> None:
         super().__init__(dim, hidden, kind)
@@ -71,11 +72,11 @@ class MLP(FeedForward):
         return gated_linear(raw, weight, None if bias is None else bias.to(dtype), kernels=self.kernels)
 
     def _fuses(self) -> bool:
-        """Whether nonlinearity and last product may be one step: nothing is between them, and nobody looks there."""
+        """Whether nonlinearity and output projection can be fused: a SwiGLU without hooks between the two."""
         return self.kernels != "reference" and self.gated and self._folds() and is_plain(self.down)
 
     def _folds(self) -> bool:
-        """Whether what the slots hold, if anything, can be part of the first matrix."""
+        """Whether the modules in the slots, if any, can be folded into the first matrix."""
         filled = [slot for slot in (self.gate_scale, self.up_scale) if slot is not None]
         if not filled:
             return True
@@ -90,7 +91,7 @@ class MLP(FeedForward):
         if slots == (None, None):
             return project(x, self.gate_up)
         ones = torch.ones(self.hidden, device=x.device)
-        # An empty slot multiplies by 1, and so does one number every channel.
+        # An empty slot multiplies by 1; a single number is expanded to all channels.
         factors = [ones if slot is None else channel_factor(slot) * ones for slot in slots]  # type: ignore[operator]
         factor, dtype = torch.cat(factors), product_dtype(x, self.gate_up.weight)
         bias = self.gate_up.bias
@@ -98,5 +99,6 @@ class MLP(FeedForward):
         return F.linear(x.to(dtype), weight, None if bias is None else scale_rows(bias, factor).to(dtype))
 
     def parameter_roles(self) -> dict[str, Spec]:
+        """Roles of the parameters (`normlab.roles`)."""
         first: dict[str, Spec] = {"gate_up.weight": self._gate_up_parts()} if self.gated else {"up.weight": "up"}
         return {**first, "down.weight": "down"}

@@ -1,9 +1,9 @@
-"""Mixture of experts: each token goes to the top_k experts its router prefers; no token is ever dropped.
+"""Mixture of experts with top-k routing and no capacity limit: no token is dropped.
 
 Formula    F(x) = Σ_{e ∈ top(x)} w_e(x) · MLP_e(x)  [+ MLP_shared(x)],  p = softmax(W_router x)
            w_e = p_e / Σ_top p if renormalise else p_e
 Source     arXiv 1701.06538; balance loss arXiv 2101.03961, equation 4; z-loss arXiv 2202.08906
-Law        a token's result does not depend on its companions, so a cache changes nothing
+Law        a token's result does not depend on the other tokens in the batch, so a cache changes nothing
 Fails      top_k = 1 with renormalise: every weight is 1 and the router learns from the balance loss alone
 """
 
@@ -29,12 +29,12 @@ _grouped_mm = getattr(F, "grouped_mm", None) or getattr(torch, "_grouped_mm", No
 
 @dataclass(frozen=True)
 class Routing:
-    """How the last forward pass spread its tokens over the E experts."""
+    """Routing statistics and losses of the last forward pass over E experts."""
 
     balance_loss: torch.Tensor
-    """E Σ_e f_e p_e: 1 when load and probability are even, E when one expert takes all."""
+    """E Σ_e f_e p_e: 1 if load and probability are uniform, E if one expert gets all tokens."""
     z_loss: torch.Tensor
-    """Mean of logsumexp(router logits)²: keeps the logits from drifting."""
+    """Mean of logsumexp(router logits)², which keeps the logits small."""
     load: torch.Tensor
     """f_e (E,): the fraction of assignments that went to expert e; no gradient."""
     importance: torch.Tensor
@@ -42,10 +42,10 @@ class Routing:
 
 
 class MoE(FeedForward):
-    """`experts` feed-forward networks of which each token uses `top_k`, and one more that all use if `shared_hidden`.
+    """A mixture of `experts` MLPs, of which each token uses `top_k`, plus a shared one if `shared_hidden` is not 0.
 
-    Their weights are stacked: `gate_up` (E, 2·hidden, dim) or `up` (E, hidden, dim), and `down` (E, dim, hidden). A
-    module in a slot serves all experts; the shared one gets a copy of its own.
+    The weights are stacked: `gate_up` (E, 2·hidden, dim) or `up` (E, hidden, dim), and `down` (E, dim, hidden). All
+    experts share the module in a slot; the shared expert gets its own copy.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class MoE(FeedForward):
         return update if self.shared is None else update + self.shared(x)
 
     def _router_logits(self, tokens: torch.Tensor) -> torch.Tensor:
-        # fp32 at least: a rounded logit sends the token to another expert.
+        # fp32 at least: a rounded logit can change the expert.
         dtype = torch.promote_types(torch.promote_types(tokens.dtype, self.router.weight.dtype), torch.float32)
         with _no_autocast(tokens):
             return F.linear(tokens.to(dtype), self.router.weight.to(dtype))
@@ -97,7 +97,7 @@ class MoE(FeedForward):
         return (preferred - logits.logsumexp(-1, keepdim=True)).exp()
 
     def _run_experts(self, rows: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-        """Every expert on its own rows, which end at `ends`."""
+        """Apply every expert to its rows; those of expert e end at ends[e]."""
         first = self.gate_up if self.gated else self.up
         dtype = product_dtype(rows, first)
         raw = expert_linear(rows.to(dtype), first.to(dtype), ends)
@@ -123,7 +123,7 @@ class MoE(FeedForward):
         return {"router.weight": "router", **first, "down": "down"}
 
     def __getstate__(self) -> dict[str, Any]:
-        # The last routing belongs to a graph, which can be neither copied nor pickled.
+        # The last routing holds a reference to an autograd graph, which can be neither copied nor pickled.
         return {**self.__dict__, "routing": None}
 
 
@@ -177,7 +177,7 @@ def expert_outer(y: torch.Tensor, x: torch.Tensor, ends: torch.Tensor) -> torch.
 
 
 def _can_group(a: torch.Tensor, b: torch.Tensor, *widths: int) -> bool:
-    """Whether torch's grouped product takes these: 16-byte rows, a dtype it knows, something to multiply."""
+    """Whether torch's grouped_mm supports these inputs: dtype, device, 16-byte alignment, not empty."""
     if _grouped_mm is None or a.dtype not in (torch.bfloat16, torch.float16, torch.float32) or not a.shape[0]:
         return False
     if a.device.type == "cuda" and torch.cuda.get_device_capability(a.device) < (8, 0):
@@ -187,7 +187,7 @@ def _can_group(a: torch.Tensor, b: torch.Tensor, *widths: int) -> bool:
 
 
 def _packed(weight: torch.Tensor) -> torch.Tensor:
-    # A transposed stack is as good as a straight one; anything else is copied.
+    # grouped_mm accepts contiguous and transposed stacks; anything else is copied.
     return weight if weight.mT.is_contiguous() else weight.contiguous()
 
 

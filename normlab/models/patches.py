@@ -1,11 +1,11 @@
-"""Images as sequences: patches, each at a learned place, behind a class token if there is one.
+"""Patch embedding of a vision Transformer, with learned positions and an optional class token.
 
 Formula    state = [class; W patch/√P] + positions,  P numbers in a patch
 
-Positions are learned: a table with a role, which the scheme decays and constrains like any embedding; fixed sinusoids
-would be beyond its rules. W and positions start with unit entries, and 1/√P gives a patch of unit pixels unit size, so
-that what is seen and where it is seen weigh the same; as they do under nGPT, whose constraint makes the columns of W
-and every position unit vectors. Unit entries learn slowly, which steadies training (arXiv 2104.02057).
+Positions are learned, so that the scheme's weight decay and constraints apply to them as to any embedding. W and the
+positions start with unit variance, and 1/√P gives a patch of unit pixels unit variance, so that content and position
+have the same size. The same holds under nGPT, which makes the columns of W and every position unit vectors. Entries of
+unit size change slowly, which stabilises training (arXiv 2104.02057).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from normlab.roles import Part, Spec
 
 
 class ImageEmbedding(nn.Module):
-    """Images (B, C, H, W) in, states (B, T, D) out."""
+    """Maps images (B, C, H, W) to states (B, T, D)."""
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class ImageEmbedding(nn.Module):
         return self.place(cut(images, self.patch))
 
     def place(self, patches: torch.Tensor) -> torch.Tensor:
-        """The states of patches (B, N, P)."""
+        """Embed patches (B, N, P) and add positions."""
         dtype = product_dtype(patches, self.weight)
         states = (patches / math.sqrt(patches.shape[-1])).to(dtype) @ self.weight.to(dtype).T
         if self.class_token is not None:
@@ -43,12 +43,13 @@ class ImageEmbedding(nn.Module):
         return states + self.positions
 
     def parameter_roles(self) -> dict[str, Spec]:
+        """Roles of the parameters (`normlab.roles`)."""
         place = Part("position", input_axis=-2)
         return {"weight": "patch", "positions": place, "class_token": place}
 
 
 def cut(images: torch.Tensor, size: int) -> torch.Tensor:
-    """Patches (B, N, C·size·size), row by row, of images (B, C, H, W)."""
+    """Split images (B, C, H, W) into patches (B, N, C·size·size), row by row."""
     B, C, H, W = images.shape
     grid = images.reshape(B, C, H // size, size, W // size, size)
     return grid.permute(0, 2, 4, 1, 3, 5).reshape(B, (H // size) * (W // size), C * size * size)

@@ -1,4 +1,4 @@
-"""Rotary position embedding: turn each pair of channels by an angle proportional to the position.
+"""Rotary position embedding (RoPE): rotate each pair of channels by an angle proportional to the position.
 
 Formula    (a, b) ← (a cos φ - b sin φ, b cos φ + a sin φ),  φ = position · θ^(-2i/d) for pair i of head_dim/2
 Pairs      channel i with channel i + head_dim/2 (Llama's half-split convention, not GPT-J's neighbours)
@@ -19,7 +19,7 @@ __all__ = ["Table", "rotary_table", "rotate"]
 def rotary_table(
     positions: torch.Tensor, head_dim: int, theta: float = 10_000.0, dtype: torch.dtype = torch.float32
 ) -> Table:
-    """Cosines and sines for positions (T,) or (B, T). Computed anew each time: no buffer to lose on a meta build."""
+    """Cosines and sines of positions (T,) or (B, T), computed in every call: the meta device would lose a buffer."""
     if head_dim < 2 or head_dim % 2:
         raise NormLabError(f"rotary: head_dim is {head_dim}; expected an even number; try {head_dim + head_dim % 2}")
     if not theta > 0:
@@ -27,13 +27,13 @@ def rotary_table(
     return torch.ops.normlab.rotary_table(positions, head_dim, theta, dtype)
 
 
-# An operator of its own: a compiler that sees into it computes these fp64 cosines anew for every element of every query
-# and key, forward and backward, rather than once.
+# A custom operator, because torch.compile would otherwise recompute these fp64 cosines for every element of every query
+# and key, forward and backward, and not once.
 @torch.library.custom_op("normlab::rotary_table", mutates_args=())
 def _table(
     positions: torch.Tensor, head_dim: int, theta: float, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    # In fp32 the angle at position 100,000 is wrong by up to 0.004; only then rounding to `dtype` is harmless.
+    # In fp32 the angle at position 100,000 is wrong by up to 0.004; rounding the cosines to `dtype` is harmless.
     exact = torch.float32 if positions.device.type == "mps" else torch.float64
     pair = torch.arange(head_dim // 2, device=positions.device, dtype=exact)
     angles = positions.to(exact).unsqueeze(-1) * theta ** (-2 * pair / head_dim)

@@ -1,4 +1,4 @@
-"""Draw the next token from logits: temperature, then top-k, then top-p."""
+"""Sample the next token from logits, with temperature, top-k and top-p."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def sample(
     top_p: float | None = None,
     generator: torch.Generator | None = None,
 ) -> torch.Tensor:
-    """One token for each row of logits (B, V), as a LongTensor (B,).
+    """Sample one token per row of logits (B, V); returns a LongTensor (B,).
 
-    Temperature 0 takes the largest logit. `top_k` keeps the k likeliest tokens; `top_p` keeps the smallest set of
-    likeliest tokens whose mass (of what top-k left) reaches top_p, never fewer than one. Ties go to the smaller index.
+    Temperature 0 is greedy. `top_k` keeps the k most likely tokens. `top_p` keeps the smallest set of most likely
+    tokens whose probability, after top-k, reaches top_p, but at least one. Ties go to the smaller index.
     """
     _check(logits, temperature, top_k, top_p)
     if temperature == 0:
@@ -33,15 +33,15 @@ def sample(
 
 def _scaled(logits: torch.Tensor, temperature: float) -> torch.Tensor:
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    # The largest becomes 0 first, so that a tiny temperature cannot overflow to inf - inf.
+    # Subtract the largest first, so that a tiny temperature cannot overflow to inf - inf.
     return (logits - logits.amax(-1, keepdim=True)) / temperature
 
 
 def _restricted(ranked: torch.Tensor, top_k: int | None, top_p: float | None) -> torch.Tensor:
-    """Probabilities, sorted from the largest, with what the limits exclude cut off or 0 (multinomial renormalises)."""
+    """Sorted probabilities with excluded tokens removed or set to 0 (multinomial renormalises)."""
     if top_k is not None:
         ranked = ranked[:, :top_k]
-    # At 1 nothing is excluded: a running sum that rounds up to 1 early would cut the tail.
+    # top_p = 1 excludes nothing: a cumulative sum that rounds up to 1 early would remove the tail.
     if top_p is not None and top_p < 1:
         mass_before = ranked.cumsum(-1) - ranked
         ranked = ranked.masked_fill(mass_before >= top_p * ranked.sum(-1, keepdim=True), 0)

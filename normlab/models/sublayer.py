@@ -1,4 +1,4 @@
-"""What attention and feed-forward sublayers share: slots that a scheme may fill, and products in the weights' dtype."""
+"""`Sublayer`: base class of attention and MLP, with slots for a scheme's modules, and dtype helpers."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ class Sublayer(nn.Module):
     """
 
     offers: frozenset[str] = frozenset()
+    """Names of the slots."""
 
     kernels: str = "reference"
-    """Which kernels it may use: auto, reference or triton. The model that it is a part of says so."""
+    """Which kernels to use: auto, reference or triton; set by the model."""
 
     def accept(self, need: str, module: nn.Module | float) -> None:
-        """Put `module` into the slot `need`, once."""
+        """Put `module` into the slot `need`; raises if it is filled already."""
         name = type(self).__name__
         if need not in self.offers:
             raise unknown(f"slot of {name}", need, self.offers)
@@ -38,14 +39,14 @@ class Sublayer(nn.Module):
 
 
 def through(slot: nn.Module | None, x: torch.Tensor) -> torch.Tensor:
-    """What the slot makes of x; an empty slot leaves it alone."""
+    """Apply the module in a slot to x; an empty slot returns x."""
     return x if slot is None else slot(x)
 
 
 def project(x: torch.Tensor, linear: nn.Linear) -> torch.Tensor:
-    """linear(x) in the weight's dtype, so that an fp32 residual stream can feed bf16 weights.
+    """linear(x) in the weight's dtype, so that an fp32 residual stream works with bf16 weights.
 
-    Under autocast the linear layer does its own casting.
+    Under autocast the linear layer casts by itself.
     """
     if autocast_dtype(x) is None:
         x = x.to(linear.weight.dtype)
@@ -53,30 +54,28 @@ def project(x: torch.Tensor, linear: nn.Linear) -> torch.Tensor:
 
 
 def scale_rows(weight: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    """A matrix or bias whose outputs are multiplied by `factor`, a number or one for each."""
+    """Scale the output rows of a weight or bias by `factor`, a scalar or a vector."""
     across = factor if factor.ndim == 0 else factor.view(-1, *(1,) * (weight.ndim - 1))
     return (widen(weight) * across).to(weight.dtype)
 
 
 def is_plain(linear: nn.Module) -> bool:
-    """Whether a call of it is a product with its weight and nothing else: nobody listens to it or has put another
-    module, another method or another kind of tensor in its place.
-    """
+    """Whether a module is an unmodified `nn.Linear`: no hooks, no replaced forward, no tensor subclass as weight."""
     if type(linear) is not nn.Linear or "forward" in vars(linear) or is_traceable_wrapper_subclass(linear.weight):
         return False
     return not has_hooks(linear)
 
 
 def product_dtype(x: torch.Tensor, weight: torch.Tensor) -> torch.dtype:
-    """The dtype `project` multiplies x and weight in, for products that autocast does not know."""
-    # Like autocast's own casts: float64 is what someone asked for on purpose.
+    """The dtype in which `project` multiplies x and weight, for products that autocast does not cover."""
+    # Like autocast, leave float64 alone.
     if weight.dtype == torch.float64:
         return weight.dtype
     return autocast_dtype(x) or weight.dtype
 
 
 def autocast_dtype(x: torch.Tensor) -> torch.dtype | None:
-    """What autocast would cast x to; None where it is off or does not exist (the meta device)."""
+    """The dtype that autocast casts x to; None if it is off or not available (the meta device)."""
     kind = x.device.type
     # By name: torch 2.11 cannot compile torch.amp.is_autocast_available.
     if kind == "meta" or not torch.is_autocast_enabled(kind):
@@ -85,6 +84,7 @@ def autocast_dtype(x: torch.Tensor) -> torch.dtype | None:
 
 
 def check_positive(owner: str, **sizes: int) -> None:
+    """Raise for a size below 1."""
     for name, size in sizes.items():
         if size < 1:
             raise NormLabError(f"{owner}: {name} is {size}; expected a positive whole number")

@@ -1,4 +1,4 @@
-"""Models of tokens: what a decoder and an encoder share, which is all but where attention may look."""
+"""`TokenModel`: what decoder and encoder share, which is everything but the attention mask."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from torch import nn
 
 from normlab.errors import NormLabError
 from normlab.models.config import TokenConfig
-from normlab.models.documents import document_mask, document_positions
 from normlab.models.head import Head
 from normlab.models.rotary import rotary_table
 from normlab.models.transformer import Transformer
 
 
 class TokenModel(Transformer):
-    """Tokens (B, T) in, logits (B, T, V) out; rotary positions, documents apart where they are numbered."""
+    """Maps tokens (B, T) to logits (B, T, V), with rotary positions.
+
+    If document numbers are given, attention stays within a document and positions restart at each.
+    """
 
     causal: ClassVar[bool]
-    """Whether a token may look at those before it alone."""
+    """Whether attention is causal."""
 
     config: TokenConfig
     embedding: nn.Embedding
@@ -40,7 +42,7 @@ class TokenModel(Transformer):
         return tokens, tokens
 
     def products_outside(self) -> int:
-        # An embedding is looked up, not multiplied.
+        # An embedding is a look-up, not a product.
         return self._head_matrix.numel() + sum(p.numel() for n, p in self.head.named_parameters() if n != "weight")
 
     def _states(
@@ -51,7 +53,7 @@ class TokenModel(Transformer):
         seen: int = 0,
         per_block: Sequence[Mapping[str, Any]] | None = None,
     ) -> torch.Tensor:
-        """The states after the exit; `seen` tokens stand before these in a cache."""
+        """Hidden states after the exit; `seen` is the number of earlier tokens in the cache."""
         self._check(tokens, documents, seen)
         if documents is None:
             positions, mask = torch.arange(seen, seen + tokens.shape[1], device=tokens.device), None
@@ -60,7 +62,7 @@ class TokenModel(Transformer):
         return self.transform(self.embedding(tokens), positions, mask=mask, per_block=per_block)
 
     def transform(self, embedded: torch.Tensor, positions: torch.Tensor, **to_stack: Any) -> torch.Tensor:
-        """From embeddings (B, T, D) at positions (T,) or (B, T) to what the head reads; the rest goes to the stack."""
+        """Run the stack on embeddings (B, T, D) at positions (T,) or (B, T); returns the head's input."""
         config, state = self.config, self._in_stream(embedded)
         table = rotary_table(positions, config.width_of_head, config.rope_theta, dtype=_table_dtype(state))
         return self.stack(state, rotary=table, causal=self.causal, **to_stack)
@@ -79,3 +81,24 @@ class TokenModel(Transformer):
 
 def _table_dtype(state: torch.Tensor) -> torch.dtype:
     return torch.float64 if state.dtype == torch.float64 else torch.float32
+
+
+def document_positions(documents: torch.Tensor) -> torch.Tensor:
+    """Positions that restart at zero in every document of a packed sequence.
+
+    `documents` (B, T) holds a number for each token that is equal within a document.
+    """
+    index = torch.arange(documents.shape[-1], device=documents.device).expand_as(documents)
+    begins = torch.ones_like(documents, dtype=torch.bool)
+    begins[..., 1:] = documents[..., 1:] != documents[..., :-1]
+    start = torch.where(begins, index, torch.zeros_like(index)).cummax(-1).values
+    return index - start
+
+
+def document_mask(documents: torch.Tensor, *, causal: bool = True) -> torch.Tensor:
+    """Attention mask (B, 1, T, T) for packed documents: True where a query may attend to a key."""
+    T = documents.shape[-1]
+    same = documents.unsqueeze(-1) == documents.unsqueeze(-2)
+    if causal:
+        same = same & torch.ones(T, T, dtype=torch.bool, device=documents.device).tril()
+    return same.unsqueeze(-3)

@@ -1,4 +1,4 @@
-"""What every model here is: an embedding, a stack of blocks under a scheme, and a head, trained by cross-entropy."""
+"""`Transformer`: base class of all models: embedding, stack of blocks under a scheme, head, and cross-entropy loss."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from normlab.models.head import Head
 from normlab.models.mlp import MLP
 from normlab.models.moe import MoE
 from normlab.roles import Role, find_roles
-from normlab.schemes.contract.needs import meet
+from normlab.schemes.contract.needs import meet_needs
 from normlab.stack import Stack, initialise_
-from normlab.utils.uninitialized import FromMeta
+from normlab.utils.uninitialized import NaNUntilInitialised
 
 _MANY_BLOCKS = 1000
-"""Depth from which even the modules without weights take minutes: memory is looked at first."""
+"""Depth from which memory is checked before the modules are created, which takes minutes even without weights."""
 _STREAMS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -40,30 +40,30 @@ def sublayers(config: TransformerConfig) -> tuple[nn.Module, nn.Module]:
         config.top_k,
         config.mlp,
         shared_hidden=config.shared_hidden,
-        # A single weight that is made to sum to one is one: the router would not learn from the loss.
+        # With top_k = 1 a renormalised weight is always 1, and the router would get no gradient from the loss.
         renormalise=config.top_k > 1,
     )
     return attention, moe
 
 
-class Transformer(FromMeta, ABC):
-    """A model: `model(inputs)` returns logits, `model.loss(inputs, targets)` what to train on.
+class Transformer(NaNUntilInitialised, ABC):
+    """Base class of the models: `model(inputs)` returns logits, `model.loss(inputs, targets)` the training loss.
 
-    It is always laid out on the meta device first and initialised in one pass by role, so that building it there and
-    materialising it later (`to_empty`, `init_`) gives the same weights, bit for bit, from the same seed.
+    A model is always built on the meta device first and then initialised by role in one pass. Building it on the meta
+    device and materialising it later (`to_empty`, `init_`) therefore gives bitwise the same weights from the same seed.
     """
 
     features: Callable[..., torch.Tensor]
-    """What the head reads of some inputs, after the exit; what else it takes is each model's to say."""
+    """Computes the head's input from the model's inputs; its options depend on the model."""
 
     def __init__(self, config: TransformerConfig, *, device: torch.device | str | None = None):
         super().__init__()
         self.config = config
         target = torch.device(device) if device is not None else torch.get_default_device()
         if config.depth > _MANY_BLOCKS:
-            from normlab.models.memory import check_room_to_build
+            from normlab.models.memory_check import check_memory_to_build
 
-            check_room_to_build(config, target)
+            check_memory_to_build(config, target)
         with torch.device("meta"):
             self.embedding = self._new_embedding()
             self.stack = Stack(
@@ -76,26 +76,26 @@ class Transformer(FromMeta, ABC):
             )
             self.head = self._new_head()
             scheme = self.stack.scheme
-            meet([need for need in scheme.needs if need.in_head], [self.head], who=scheme.name)
+            meet_needs([need for need in scheme.needs if need.in_head], [self.head], who=scheme.name)
         if target.type != "meta":
             self.to_empty(device=target)
             self.init_()
 
     @abstractmethod
     def _new_embedding(self) -> nn.Module:
-        """What turns inputs into the first states."""
+        """A new module that embeds the inputs."""
 
     @abstractmethod
     def _new_head(self) -> Head:
-        """What turns features into logits."""
+        """A new output head."""
 
     @abstractmethod
     def example(self, batch: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and targets of the right shape, all zero, to find out what a step takes."""
+        """(inputs, targets) of the right shape, all zero, for estimates of memory."""
 
     @abstractmethod
     def products_outside(self) -> int:
-        """Weights outside the stack that a token is multiplied with, on average over a sequence."""
+        """Weights outside the stack that are multiplied per token, on average over a sequence (for FLOP counts)."""
 
     @property
     def _head_matrix(self) -> torch.Tensor:
@@ -107,11 +107,11 @@ class Transformer(FromMeta, ABC):
         return self.logits(self.features(inputs, **options))
 
     def logits(self, features: torch.Tensor) -> torch.Tensor:
-        """What the head makes of features."""
+        """Apply the head to features."""
         return self.head(features, self._head_matrix)
 
     def logit_variance(self) -> torch.Tensor:
-        """Variance of the logits of unrelated features of unit RMS: width · std² of the head's matrix."""
+        """Variance of the logits for random features of unit RMS: width · std² of the head's weight."""
         return torch.linalg.vector_norm(self._head_matrix.detach().float()).square() / self.config.answers
 
     def loss(
@@ -123,25 +123,25 @@ class Transformer(FromMeta, ABC):
         chunk: int | None = None,
         **options: Any,
     ) -> torch.Tensor:
-        """What to train on: mean cross-entropy in nats over targets other than −100, with the losses that go with it.
+        """The training loss: mean cross-entropy in nats over targets other than −100, plus auxiliary losses.
 
-        `z_loss` weighs the mean square of the logits' log-normaliser; experts add their routers' losses. The logits are
-        never all there at once: `chunk` rows at a time, as many as do well if that is left out. `options` are those of
-        `features`.
+        `z_loss` is the weight of the mean squared log-normaliser of the logits; a mixture of experts adds its router
+        losses. Logits are computed `chunk` rows at a time (chosen automatically if left out), never all at once.
+        `options` are those of `features`.
         """
         loss = self._cross_entropy(self.features(inputs, **options), targets, z_loss, chunk).loss
         return loss + self.router_loss() if self.config.experts else loss
 
     def cross_entropy(self, inputs: torch.Tensor, targets: torch.Tensor, **options: Any) -> torch.Tensor:
-        """What to report: the mean cross-entropy alone."""
+        """The mean cross-entropy without auxiliary losses, for reports."""
         return self._cross_entropy(self.features(inputs, **options), targets).loss
 
-    def graded(self, inputs: torch.Tensor, targets: torch.Tensor, **options: Any) -> torch.Tensor:
-        """What to report of a model that names one answer: (mean cross-entropy, share of targets that it names)."""
+    def loss_and_accuracy(self, inputs: torch.Tensor, targets: torch.Tensor, **options: Any) -> torch.Tensor:
+        """(mean cross-entropy, accuracy), for reports."""
         features = self.features(inputs, **options)
         found = self._cross_entropy(features, targets)
         named = self.logits(features).argmax(-1)
-        # A target that does not count is no answer; none at all is no right one.
+        # Ignored targets never equal a prediction; without any target the accuracy is 0.
         return torch.stack([found.loss, (named == targets).sum() / found.count.clamp(min=1)])
 
     def _cross_entropy(
@@ -158,7 +158,7 @@ class Transformer(FromMeta, ABC):
         )
 
     def router_loss(self) -> torch.Tensor:
-        """Weighted load-balancing and z-loss of the last forward pass, averaged over blocks."""
+        """Weighted load-balancing loss and z-loss of the routers in the last forward pass, averaged over blocks."""
         found = [module.routing for module in self.modules() if isinstance(module, MoE)]
         routings = [routing for routing in found if routing is not None]
         if not routings:
@@ -172,20 +172,20 @@ class Transformer(FromMeta, ABC):
         return find_roles(self)
 
     def init_(self, *, generator: torch.Generator | None = None) -> Self:
-        """Initialise every parameter as config and scheme say."""
+        """Initialise all parameters by the rules of configuration and scheme."""
         options = {"std": self.config.init_std, "zero_outputs": self.config.zero_outputs, "generator": generator}
         initialise_(self, self.stack.bound, self.find_roles(), **options)
         return self
 
     def param_groups(self, *, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
-        """Groups for an optimiser, every parameter in exactly one."""
+        """Parameter groups for an optimiser; every parameter is in exactly one."""
         return self.stack.bound.param_groups(self.find_roles(), lr=lr, weight_decay=weight_decay)
 
     def after_step(self) -> None:
-        """Re-apply the scheme's constraint; call it after every optimiser step."""
+        """Apply the scheme's constraint to the parameters; call it after every optimiser step."""
         if self.stack.bound.constrains:
             self.stack.bound.after_step(self.find_roles())
 
     def _in_stream(self, state: torch.Tensor) -> torch.Tensor:
-        """The first state in the number format of the residual stream."""
+        """Cast the first state to the dtype of the residual stream."""
         return state if self.config.stream == "auto" else state.to(_STREAMS[self.config.stream])

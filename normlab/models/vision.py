@@ -1,4 +1,4 @@
-"""The vision Transformer: an image classifier built from a scheme."""
+"""`VisionTransformer`: an image classifier (ViT) built from a scheme."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class VisionTransformer(Transformer):
         return Head(self.config.dim, self.config.classes, tied=False)
 
     def features(self, inputs: torch.Tensor) -> torch.Tensor:
-        """What the head reads: (B, D), the class token or the mean over the patches, after the exit."""
+        """The head's input (B, D): the class token or the mean over the patches."""
         self._check(inputs)
         hidden = self.stack(self._in_stream(self.embedding(inputs)), causal=False)
         return hidden[:, 0] if self.config.pooling == "class" else hidden.mean(dim=1)
@@ -41,7 +41,7 @@ class VisionTransformer(Transformer):
         return torch.zeros(batch, *size, device="cpu"), torch.zeros(batch, dtype=torch.long, device="cpu")
 
     def products_outside(self) -> int:
-        # The head reads one state an image; positions are added, and a class token has no pixels.
+        # The head is applied once per image; positions are added, and a class token is not multiplied.
         an_image = self.config.patches * self.embedding.weight.numel() + sum(p.numel() for p in self.head.parameters())
         return round(an_image / self.config.sequence)
 

@@ -1,4 +1,4 @@
-"""What a vision Transformer is made of; free of torch until one is written down, like all configurations."""
+"""Configuration of a vision Transformer; importable without torch, like all configurations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PHOTOGRAPHS = {"image_size": 224, "patch": 16, "channels": 3, "classes": 1000}
 
 @dataclass(frozen=True, kw_only=True)
 class VisionConfig(TransformerConfig):
-    """A vision Transformer: `VisionConfig(scheme="geonorm", image_size=224, patch=16, channels=3, classes=1000)`."""
+    """Configuration of a vision Transformer: `VisionConfig(scheme="geonorm", image_size=224, patch=16, channels=3)`."""
 
     presets: ClassVar = {
         "digits": {"depth": 6, "dim": 64, "heads": 4, "image_size": 8, "patch": 2, "channels": 1, "classes": 10},
@@ -30,15 +30,15 @@ class VisionConfig(TransformerConfig):
     sizes = (*TransformerConfig.sizes, "image_size", "patch", "channels", "classes")
 
     image_size: int = 8
-    """Pixels along each side of an image."""
+    """Height and width of an image in pixels."""
     patch: int = 2
-    """Pixels along each side of a patch, a divisor of image_size."""
+    """Height and width of a patch in pixels, a divisor of image_size."""
     channels: int = 1
-    """Numbers that a pixel has: 1 for grey, 3 for colour."""
+    """Colour channels: 1 for grey, 3 for RGB."""
     classes: int = 10
-    """Kinds of images to tell apart."""
+    """Number of classes."""
     pooling: Pooling = "class"
-    """What the head reads: a class token that looks at all patches, or the mean over the patches."""
+    """Input of the head: a class token, or the mean over all patches."""
 
     def check(self) -> None:
         if self.image_size % self.patch:
@@ -50,12 +50,12 @@ class VisionConfig(TransformerConfig):
 
     @property
     def patches(self) -> int:
-        """Patches of an image."""
+        """Number of patches in an image."""
         return (self.image_size // self.patch) ** 2
 
     @property
     def pixels(self) -> int:
-        """Numbers in a patch."""
+        """Numbers in a patch: channels times pixels."""
         return self.channels * self.patch**2
 
     @property

@@ -1,8 +1,7 @@
-"""One function, called for many tensors at once: a GPU takes as long to be told of a small operation as to run it.
+"""Batch small measurements with vmap, to save kernel launches on a GPU.
 
-On a CPU every call is made when it is asked for. On a GPU calls wait for others of the same shapes until they hold
-`ROOM` entries, or until `finish`; then each operation of the function runs once for all of them. What is to be done
-with an answer is said along with the question.
+On a CPU every call runs at once. On a GPU calls wait for others of the same shapes until they hold `ROOM` entries, or
+until `finish`; then each operation runs once for all of them. A callback takes each result.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ ROOM = 2**25
 
 
 class Together:
-    """Calls of `function`, which answers with tensors by name."""
+    """Collects calls of `function`, which returns tensors by name, and runs those of equal shapes together."""
 
     def __init__(self, function: Callable[..., Numbers]):
         self._function = function
         self._waiting: dict[object, list[_Asked]] = {}
 
     def ask(self, then: Callable[[Numbers], None], *inputs: Like) -> None:
-        """`then(answer)` is called now or later. What others may write to meanwhile goes through `kept` before."""
+        """Call `then(function(*inputs))` now or later. Inputs that may change meanwhile must come from `kept`."""
         tensors = [x for x in inputs if isinstance(x, Tensor) and gathers(x.device)]
         if len(tensors) < len(inputs):
             self._tell([_Asked(inputs, then)])
@@ -42,7 +41,7 @@ class Together:
             self._tell(self._waiting.pop(kind))
 
     def finish(self) -> None:
-        """Answer all that is still waiting."""
+        """Run all calls that are still waiting."""
         waiting, self._waiting = self._waiting, {}
         for calls in waiting.values():
             self._tell(calls)
@@ -66,9 +65,9 @@ class _Asked(NamedTuple):
 
 
 def kept(part: Tensor, whole: Tensor) -> Like:
-    """What to ask about: a part of a tensor that nobody writes to, or, where calls do not wait, the state of it.
+    """An input for `ask` that nobody writes to: a copy where calls wait, otherwise the `HiddenState` of `part`.
 
-    A state remembers what several functions work out of it.
+    A `HiddenState` caches what several measures have in common.
     """
     if not gathers(part.device):
         return HiddenState(part)
@@ -77,5 +76,5 @@ def kept(part: Tensor, whole: Tensor) -> Like:
 
 
 def gathers(device: torch.device) -> bool:
-    """Whether calls wait for one another there."""
+    """Whether calls wait for one another on this device."""
     return device.type == "cuda"

@@ -1,4 +1,4 @@
-"""Hooks on the blocks of one stack: what enters the first, what every block returns, and the gradients of these.
+"""Hooks on the blocks of one stack: measure the state at every block boundary, and its gradient.
 
 A pass is one forward run of the stack; gradient accumulation makes several. Every call of a block is a record of its
 own, so that a block which runs twice in a pass has two. Blocks that run once more in the backward pass (activation
@@ -7,9 +7,8 @@ checkpointing) are not measured again.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,14 +23,14 @@ from normlab.probes.batched import Together, kept
 from normlab.probes.blocks import BlockStack
 from normlab.probes.hidden_state import sample
 from normlab.probes.ledger import Ledger
-from normlab.probes.measures import Like
+from normlab.probes.measures import Like, MeasureSet
+from normlab.probes.outputs import first_state, tensors
 from normlab.probes.sharded import local
-from normlab.stack import Stack
 
 
 @dataclass
 class Boundary:
-    """Places in the ledger of what was measured at one boundary; `gradient` is empty if none came."""
+    """Ledger places of what was measured at one boundary; `gradient` is empty if there was none."""
 
     values: dict[str, int] = field(default_factory=dict)
     """`gram` and `rest_gram` of the first pass alone: the matrices are the largest of all that is kept."""
@@ -62,19 +61,27 @@ class Pass:
 
 
 class StackWatch:
-    """Listens to one stack and writes what it measures into a ledger.
+    """Hooks on the blocks of one stack that write measures into a ledger.
 
-    `want_gradients` asks for the gradient of the first state even if nothing before it is trained: that state is made
-    to require one for the time being.
+    `want_gradients` asks for the gradient of the first state even if nothing before it is trained: that state requires
+    a gradient until the hooks are removed. `ranked` are the boundaries whose ranks are measured; None: all.
     """
 
-    def __init__(self, stack: BlockStack, ledger: Ledger, *, want_gradients: bool = False):
+    def __init__(
+        self,
+        stack: BlockStack,
+        ledger: Ledger,
+        *,
+        want_gradients: bool = False,
+        measured: MeasureSet = measures.FULL,
+        ranked: Collection[int] | None = None,
+    ):
         self.stack, self.ledger, self.want_gradients = stack, ledger, want_gradients
+        self.measured, self.ranked = measured, ranked
         self.passes: list[Pass] = []
         self.running: list[BlockCall] = []
-        self._hidden = _hidden_part(stack)
         self._state: torch.Tensor | None = None
-        """The raw state at the last boundary, how often it had been written to, and what of it is looked at."""
+        """The raw state at the last boundary, its version counter, and the part of it that is measured."""
         self._version = 0
         self._seen: Like | None = None
         self._entering: list[tuple[torch.Tensor, int]] = []
@@ -82,12 +89,12 @@ class StackWatch:
         self._owner_runs = False
         self._asked: list[torch.Tensor] = []
         self._without_gradient: list[tuple[nn.Module, Boundary]] = []
-        self._firsts = Together(measures.boundary_with_ranks)
-        self._boundaries, self._blocks = Together(measures.boundary_with_channels), Together(measures.block)
+        self._ranked = Together(measured.ranked_boundary)
+        self._boundaries, self._blocks = Together(measured.boundary), Together(measured.block)
         self._attention = Together(summarise)
 
     def listen(self, hooks: ExitStack) -> None:
-        """Install the hooks; `hooks` takes them off."""
+        """Install the hooks; closing `hooks` removes them."""
         owner = self.stack.owner
         hooks.callback(owner.register_forward_pre_hook(self._on_owner).remove)
         hooks.callback(owner.register_forward_hook(self._after_owner).remove)
@@ -97,20 +104,20 @@ class StackWatch:
         hooks.callback(self._let_go)
 
     def attend(self, rows: Rows) -> bool:
-        """Take some rows of an attention call, if it comes from inside one of our blocks."""
+        """Measure some rows of an attention call, if it comes from inside one of the blocks; return whether it did."""
         if self.running:
             self.running[-1].attention.append(places := {})
             self._attention.ask(self._writer(places), *rows)
         return bool(self.running)
 
     def finish(self) -> None:
-        """The step is over: measure what is still waiting."""
+        """Run the measurements that are still waiting."""
         for calls in self._all_calls:
             calls.finish()
 
     @property
     def _all_calls(self) -> tuple[Together, ...]:
-        return self._firsts, self._boundaries, self._blocks, self._attention
+        return self._ranked, self._boundaries, self._blocks, self._attention
 
     def _writer(self, places: dict[str, int]) -> Callable[[dict[str, torch.Tensor]], None]:
         return lambda answer: places.update(self.ledger.write_all(answer))
@@ -159,28 +166,31 @@ class StackWatch:
         with torch.no_grad(), torch.autocast(after.device.type, enabled=False):
             if now.before is None:
                 now.before = self._enter(block, after)
-                now.tokens = self._hidden(after)[..., 0].numel()
+                now.tokens = self.stack.hidden(after)[..., 0].numel()
             before = self._unwritten()
-            call.after = self._measure(block, after)
+            call.after = self._measure(block, after, len(now.calls) + 1)
             if before is not None and self._seen is not None and before.shape == self._seen.shape:
                 self._blocks.ask(self._writer(call.values), before, self._seen)
         self._state, self._version = after, _version(after)
         now.calls.append(call)
 
     def _enter(self, block: nn.Module, after: torch.Tensor) -> Boundary:
-        """The first boundary: among what the first block was given, the state is what looks like its output."""
+        """Measure the first boundary: the state is the input of the first block that has the shape of its output."""
         given = next((one for one in self._entering if one[0].shape == after.shape), None)
         self._entering = []
         if given is None:
             return Boundary()
         self._state, self._version = given
-        return self._measure(block, self._state) if _version(self._state) == self._version else Boundary()
+        return self._measure(block, self._state, 0) if _version(self._state) == self._version else Boundary()
 
-    def _measure(self, block: nn.Module, state: torch.Tensor) -> Boundary:
-        hidden = local(self._hidden(state.detach()))
+    def _measure(self, block: nn.Module, state: torch.Tensor, place: int) -> Boundary:
+        hidden = local(self.stack.hidden(state.detach()))
         self._seen = kept(sample(hidden), hidden)
-        boundary = Boundary(extremes=self.ledger.write(measures.extremes(hidden)), entries=hidden.numel())
-        calls = self._firsts if len(self.passes) == 1 else self._boundaries
+        boundary = Boundary(entries=hidden.numel())
+        if self.measured.all_entries:
+            boundary.extremes = self.ledger.write(measures.extremes(hidden))
+        ranked = len(self.passes) == 1 and (self.ranked is None or place in self.ranked)
+        calls = self._ranked if ranked else self._boundaries
         calls.ask(self._writer(boundary.values), self._seen)
         if state.requires_grad:
             self._await_gradient(state, boundary)
@@ -189,18 +199,19 @@ class StackWatch:
         return boundary
 
     def _unwritten(self) -> Like | None:
-        """The last state, unless the block wrote over it and left nothing to compare with."""
+        """The last state, unless the block changed it in place."""
         return self._seen if self._state is not None and _version(self._state) == self._version else None
 
     def _await_gradient(self, state: torch.Tensor, boundary: Boundary) -> None:
         def keep(gradient: torch.Tensor) -> None:
             with torch.no_grad():
-                boundary.gradient = self.ledger.write_all(measures.gradient(local(self._hidden(gradient))))
+                seen = gradient if self.measured.state_gradient else self.stack.hidden(gradient)
+                boundary.gradient = self.ledger.write_all(measures.gradient(local(seen)))
 
         state.register_hook(keep)
 
     def _catch_up(self, block: nn.Module, output: Any) -> None:
-        """Reentrant checkpointing runs a block without a graph first: its gradient comes when it runs again."""
+        """Reentrant checkpointing first runs a block without a graph: hook the gradient when it runs again."""
         place = next((k for k in reversed(range(len(self._without_gradient))) if self._waits(k, block)), None)
         found = next((tensor for tensor in tensors(output) if tensor.requires_grad), None)
         if place is not None and found is not None:
@@ -223,7 +234,7 @@ class StackWatch:
         self._asked.clear()
 
     def paths(self) -> list[str]:
-        """The path of the block of every call in a pass; a second call of one that is listed once says so."""
+        """The path of the block of every call in a pass; "(call 2)" marks a second call of one listed block."""
         listed: dict[nn.Module, list[str]] = {}
         for name, block in zip(self.stack.names, self.stack.blocks, strict=True):
             listed.setdefault(block, []).append(name)
@@ -236,7 +247,7 @@ class StackWatch:
         return paths
 
     def check(self) -> None:
-        """Every block must have been heard, in every pass the same number of calls."""
+        """Raise unless every block has run, with the same number of calls in every pass."""
         heard = {call.block for one in self.passes for call in one.calls}
         silent = [name for name, block in zip(self.stack.names, self.stack.blocks, strict=True) if block not in heard]
         if silent:
@@ -247,39 +258,6 @@ class StackWatch:
         depths = {len(one.calls) for one in self.passes}
         if len(depths) > 1:
             raise NormLabError(f"probe: passes of {sorted(depths)} blocks cannot be pooled; probe a single pass")
-
-
-def tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The floating-point tensors of at least two dimensions in tuples, lists, mappings and dataclasses, in order."""
-    if isinstance(value, torch.Tensor):
-        if value.is_floating_point() and value.ndim >= 2:
-            yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from tensors(part)
-    elif isinstance(value, tuple | list):
-        for part in value:
-            yield from tensors(part)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for spec in dataclasses.fields(value):
-            yield from tensors(getattr(value, spec.name, None))
-
-
-def first_state(output: Any, args: Any, kwargs: Any) -> torch.Tensor:
-    """The hidden state in what a block returned: the first tensor shaped like an input, else the first of all."""
-    found = list(tensors(output))
-    if not found:
-        raise NormLabError(f"probe: a block returned {type(output).__name__} without a hidden state; expected a tensor")
-    shapes = {tensor.shape for tensor in tensors((args, kwargs))}
-    return next((tensor for tensor in found if tensor.shape in shapes), found[0])
-
-
-def _hidden_part(stack: BlockStack) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What to look at in a state: our own stacks say it, since some carry more than the hidden state."""
-    owner = stack.owner
-    if isinstance(owner, Stack) and set(stack.blocks) <= set(owner.layers):
-        return owner.hidden
-    return lambda state: state
 
 
 def _version(tensor: torch.Tensor) -> int:

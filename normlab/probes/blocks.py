@@ -1,4 +1,4 @@
-"""Where a model's stacks of repeated blocks are, found in the tree of its modules: nothing is run, nothing rewritten.
+"""Find the stacks of repeated blocks in any model, from its module tree alone.
 
 A stack is a `ModuleList` or `Sequential` of at least two modules of one class that have parameters. Lists inside the
 blocks of another stack (experts, the parts of a block) are not stacks, and neither are lists of bare layers where there
@@ -11,9 +11,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
 from normlab.errors import NormLabError
+from normlab.stack import Stack
 
 # Less than this share of the largest stack's parameters makes a list an accessory: a feature extractor, a head.
 _SHARE = 0.05
@@ -31,6 +32,11 @@ class BlockStack:
     """Their paths."""
     owner: nn.Module
     """The module that holds the list and runs it; a `Sequential` runs itself."""
+
+    def hidden(self, state: Tensor) -> Tensor:
+        """The hidden state in a block's state: NormLab's own stacks may carry more than that."""
+        owner = self.owner
+        return owner.hidden(state) if isinstance(owner, Stack) and {*self.blocks} <= {*owner.layers} else state
 
 
 def find_stacks(model: nn.Module, pattern: str | None = None) -> list[BlockStack]:
@@ -51,6 +57,12 @@ def find_stacks(model: nn.Module, pattern: str | None = None) -> list[BlockStack
     largest = max(_size(stack.blocks) for stack in composite)
     kept = [stack for stack in composite if _size(stack.blocks) >= _SHARE * largest]
     return sorted(kept, key=lambda stack: -len(stack.blocks))
+
+
+def own_stack(stack: Stack, name: str = "stack") -> BlockStack:
+    """The blocks of one of NormLab's own stacks, of any depth; `name` is the path of the stack in its model."""
+    blocks = [eager(block) for block in stack.layers]
+    return BlockStack(f"{name}.layers", blocks, [f"{name}.layers.{k}" for k in range(len(blocks))], stack)
 
 
 def eager(module: nn.Module) -> nn.Module:

@@ -1,4 +1,4 @@
-"""The branches of any block, found by running it: which matrices write to the residual stream.
+"""Find the residual branches of any block, by running it: which matrices write to the residual stream.
 
 A matrix is the last of its branch if what it returns reaches the block's output without passing another matrix and is
 as wide as the state. Matrices side by side under the same child of the block (experts) make one branch.
@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normlab.probes.block_hooks import tensors
 from normlab.probes.blocks import walk
+from normlab.probes.outputs import tensors
 from normlab.probes.replay import RecordedCall
 
 
@@ -28,7 +28,7 @@ class Branch:
     """By their paths in the block."""
 
     def split(self) -> list[Branch]:
-        """A branch for each of them."""
+        """One branch for each of its matrices."""
         return [Branch(path, {path: end}) for path, end in self.ends.items()]
 
 
@@ -111,7 +111,7 @@ def _part(block: nn.Module, names: Sequence[str], ends: Sequence[str]) -> str:
 
 
 def detached(value: Any) -> Any:
-    """The same values, with nothing that led to them."""
+    """Detach every tensor in nested tuples, lists and dicts."""
     if isinstance(value, Tensor):
         return value.detach()
     if isinstance(value, tuple | list):

@@ -1,12 +1,12 @@
-"""A hidden state with what its measures share, worked out once and only when asked for.
+"""`HiddenState`: a tensor of hidden states with the intermediate results that its measures share, cached.
 
 A state has tokens in its last but one dimension and channels in its last: (..., T, D).
 
 - Half precision is widened before anything is squared, and squares are taken of h / max|h|: squares of fp16 overflow
   above 255, and those of fp32 above 2·10¹⁹.
 - Entries that are NaN or infinite become zero and are not counted; tokens that hold one are not `whole`.
-- Nothing here waits for the device, and no operation is one that a CPU is slow at (comparing and choosing entry by
-  entry): masks are numbers, one for each token, that entries are multiplied with.
+- Nothing here waits for the device. Masks are numbers, one for each token, that entries are multiplied with: a CPU is
+  slow at comparing and selecting single entries.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from normlab.errors import NormLabError
 from normlab.norms import widen
 
 TOKENS = 4096
-"""Most tokens that a probe looks at."""
+"""Most tokens of a state that are measured."""
 
 _PER_SEQUENCE = 64
 """Least tokens of a sequence that are kept, for measures that compare the tokens of one."""
 
 
 class HiddenState:
-    """One tensor of tokens."""
+    """Hidden states (..., T, D) of tokens."""
 
     def __init__(self, h: Tensor):
         self.raw = widen(h.detach())
@@ -107,7 +107,7 @@ class HiddenState:
 
     @cached_property
     def rest(self) -> HiddenState:
-        """What is left of the tokens, in units of max|h|, when the mean of all is taken off; zero where not whole."""
+        """The tokens less the mean of all tokens, in units of max|h|; zero where not whole."""
         apart = self.tokens - self.tokens.sum(0) / nonzero(self.wholes)
         return HiddenState((apart * self.whole[:, None]).view(self.raw.shape))
 
@@ -142,5 +142,5 @@ def spaced(total: int, count: int, device: torch.device) -> Tensor:
 
 
 def nonzero(x: Tensor) -> Tensor:
-    """A divisor: 1 in place of 0."""
+    """x with 1 in place of 0, for use as a divisor."""
     return torch.where(x == 0, 1.0, x)

@@ -1,4 +1,4 @@
-"""Numbers that stay on their device until all of them are fetched at once."""
+"""`Ledger`: collect small tensors on the device, copy all of them to the host at once."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from normlab.utils.host_copy import HostCopy
 
 
 class Ledger:
-    """`write` remembers small tensors without waiting for the device; `close` sends them over, once per device.
+    """`write` keeps small tensors without waiting for the device; `close` starts one copy to the host per device.
 
-    Nobody waits before the first number is read.
+    Reading the first number waits for the copy.
     """
 
     def __init__(self) -> None:
@@ -23,16 +23,16 @@ class Ledger:
         self._read: list[torch.Tensor] = []
 
     def write(self, values: torch.Tensor) -> int:
-        """The place of a tensor, to be read when the ledger is closed."""
+        """Keep a tensor; return its place, to be read once the ledger is closed."""
         self._written.append(values.detach().reshape(-1))
         return len(self._written) - 1
 
     def write_all(self, values: Mapping[str, torch.Tensor]) -> dict[str, int]:
-        """The same for tensors with names."""
+        """Keep named tensors; return their places by name."""
         return {name: self.write(value) for name, value in values.items()}
 
     def close(self) -> None:
-        """Send everything to the host."""
+        """Start copying everything to the host."""
         for device in {values.device for values in self._written}:
             self._send([place for place, values in enumerate(self._written) if values.device == device])
         self._read = self._written
@@ -40,7 +40,7 @@ class Ledger:
 
     @property
     def is_there(self) -> bool:
-        """Whether the host has got everything."""
+        """Whether all copies have reached the host."""
         return all(parcel.sent.is_there for parcel in self._sent)
 
     def _send(self, places: list[int]) -> None:

@@ -1,11 +1,14 @@
-"""What is measured at a block boundary and over a block: functions of states that answer with 0-dimensional tensors.
+"""Measures of hidden states at a block boundary and over a block: RMS, variance, cosines, angles, ranks, outliers.
 
-A state is a tensor (..., T, D) or the `HiddenState` made of one. Everything stays on the device, so that whoever
-measures can stack all answers and transfer them once. What is not finite is left out, entry by entry or, where a token
-counts as a whole, token by token; `broken` says how much that was. Where nothing is left the answer is NaN.
+Functions of states (..., T, D), tensors or `HiddenState`s, that return 0-dimensional tensors on the same device, so
+that the caller can stack all results and copy them once. What is not finite is left out, entry by entry or, where a
+token counts as a whole, token by token; `broken` is the share of it. Where nothing is left the result is NaN.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,7 +29,7 @@ Like = Tensor | HiddenState
 
 
 def boundary(h: Like) -> dict[str, Tensor]:
-    """All measures of one state that are numbers, but for its ranks, by their names in `Profile`."""
+    """All scalar measures of one state except its ranks, by their names in `Profile`."""
     h = HiddenState.of(h)
     apart = _apart(h)
     return {
@@ -69,14 +72,53 @@ def block(h: Like, h_next: Like) -> dict[str, Tensor]:
     }
 
 
+def size_and_cosine(h: Like) -> dict[str, Tensor]:
+    """The cheap measures of one state: training profiles record no others."""
+    h = HiddenState.of(h)
+    return {"rms": rms(h), "broken": broken(h), "cos": token_cosine(h)}
+
+
+def size_and_cosine_with_rank(h: Like) -> dict[str, Tensor]:
+    """The same with the matrix that its ranks follow from."""
+    h = HiddenState.of(h)
+    return {**size_and_cosine(h), "gram": gram(h)}
+
+
+def size_and_angle(h: Like, h_next: Like) -> dict[str, Tensor]:
+    """The cheap measures of one block."""
+    return {"branch_rms": rms(increment(h, h_next)), "ang": ang(h, h_next)}
+
+
+class MeasureSet(NamedTuple):
+    """Which measures a stack of blocks is observed with."""
+
+    boundary: Callable[[Like], dict[str, Tensor]]
+    """Of the state at a block boundary."""
+    ranked_boundary: Callable[[Like], dict[str, Tensor]]
+    """The same where ranks are wanted, too."""
+    block: Callable[[Like, Like], dict[str, Tensor]]
+    """Of the states before and after a block."""
+    all_entries: bool
+    """Whether the extremes of all entries are recorded beside the measures, which are of a sample of tokens."""
+    state_gradient: bool
+    """Whether the gradient is that of the whole state, where a scheme's state holds more than the hidden state."""
+
+
 def gradient(g: Like) -> dict[str, Tensor]:
     """All measures of the gradient of one state, by their names in `Profile`."""
     g = HiddenState.of(g)
     return {"grad_h": _length(g), "grad_broken": broken(g)}
 
 
+FULL = MeasureSet(boundary_with_channels, boundary_with_ranks, block, all_entries=True, state_gradient=False)
+"""Every measure: probes and checks."""
+
+CHEAP = MeasureSet(size_and_cosine, size_and_cosine_with_rank, size_and_angle, all_entries=False, state_gradient=True)
+"""A few measures: the profiles of a training run."""
+
+
 def extremes(x: Tensor) -> Tensor:
-    """(2,) least and largest entry, both NaN if any entry is: one read of the tensor, nothing of its size is made."""
+    """(2,) smallest and largest entry, both NaN if any entry is; reads the tensor once, without a copy."""
     return torch.stack(torch.aminmax(x.detach())) if x.numel() else x.new_zeros(2)
 
 
@@ -141,7 +183,7 @@ def outlier_ratio(h: Like) -> Tensor:
 def top_channels(h: Like, count: int = 8) -> Tensor:
     """Indices of the at most `count` channels with the largest entries above 6 RMS, largest first, padded with -1.
 
-    A fixed size, so that it can travel with the numbers.
+    The size is fixed, so that it fits into the ledger.
     """
     x = HiddenState.of(h).scaled
     peaks = x.abs().amax(0) if x.numel() else x.new_zeros(x.shape[-1])
@@ -159,7 +201,7 @@ def token_cosine(h: Like) -> Tensor:
 
 
 def rest_cosine(h: Like) -> Tensor:
-    """The same for what is left when the mean of all tokens, of all sequences, is taken off.
+    """The same after the mean of all tokens, of all sequences, has been subtracted.
 
     NaN with one sequence, whose mean is that of all: its tokens point away from one another, whatever they are.
     """
@@ -253,14 +295,14 @@ def absorb_bf16(h: Like, step: Like) -> Tensor:
 def power_of_two(x: Tensor) -> Tensor:
     """2^⌊log₂|x|⌋ for |x| below 2^104 in fp32, 0 for 0, of roundings alone (Rump, Ogita and Oishi 2008).
 
-    There are faster ways, which look at an exponent's bits; but such views cannot be taken of many states at once.
+    Reading the bits of the exponent would be faster, but vmap has no such views.
     """
     large = (2.0**23 + 1) * x
     return (large - (1 - 2.0**-24) * large).abs()
 
 
 def wide(x: Tensor) -> torch.dtype:
-    """The widest type of a tensor's device."""
+    """The widest floating-point type of a tensor's device."""
     return torch.float32 if x.device.type == "mps" else torch.float64
 
 

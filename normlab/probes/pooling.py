@@ -1,9 +1,9 @@
-"""One profile from the passes of a step, as if their batches had been one.
+"""Pool the passes of one step (gradient accumulation) into one profile, as if their batches had been one.
 
 Formula    rms, branch_rms   √ mean of squares          max_abs, logit_max   largest
            grad_h            √ sum of squares           outlier_ratio, branch_ratio, kurtosis   from the pooled moments
            all others        mean
-           passes weighed by their tokens
+           passes are weighted by their tokens
 
 Equal to one large batch except where a number compares the tokens of a batch with one another: var_data is the mean
 over passes, and so is cos_rest; ranks are of the first.
@@ -50,11 +50,12 @@ def _boundary(row: Sequence[Boundary], weights: Sequence[int], ledger: Ledger) -
     looks = [_look(boundary, ledger) for boundary in row]
     pooled: Numbers = {name: _mean([look[name] for look in looks], weights) for name in looks[0]}
     pooled["rms"] = _root_mean_square([look["rms"] for look in looks], weights)
-    pooled["max_abs"] = _largest([look["max_abs"] for look in looks])
-    pooled["erank"], pooled["stable_rank"] = _ranks(row[0].values["gram"], ledger)
-    pooled["erank_rest"], _ = _ranks(row[0].values["rest_gram"], ledger)
-    pooled["outlier_ratio"] = _ratio(pooled["max_abs"], pooled["rms"])
-    if len(looks) > 1:
+    pooled["erank"], pooled["stable_rank"] = _ranks(row[0].values.get("gram"), ledger)
+    pooled["erank_rest"], _ = _ranks(row[0].values.get("rest_gram"), ledger)
+    if "max_abs" in pooled:
+        pooled["max_abs"] = _largest([look["max_abs"] for look in looks])
+        pooled["outlier_ratio"] = _ratio(pooled["max_abs"], pooled["rms"])
+    if "kurtosis" in pooled and len(looks) > 1:
         fourth = _mean([look["kurtosis"] * _power(look["rms"], 4) for look in looks], weights)
         pooled["kurtosis"] = _ratio(fourth, _power(pooled["rms"], 4))
     gradients = [_read(boundary.gradient, ledger) for boundary in row if boundary.gradient]
@@ -87,7 +88,7 @@ def _heads(row: Sequence[BlockCall], ledger: Ledger) -> list[float | None]:
 
 
 def _look(boundary: Boundary, ledger: Ledger) -> dict[str, float]:
-    """What was measured of a sample of tokens, with the ends of all entries."""
+    """The measures of a sample of tokens, corrected by the extremes of all entries."""
     look = {name: ledger[place] for name, place in boundary.values.items() if name in BOUNDARY}
     if boundary.extremes is not None:
         ends = [abs(x) for x in ledger.row(boundary.extremes)]
@@ -99,13 +100,15 @@ def _look(boundary: Boundary, ledger: Ledger) -> dict[str, float]:
     return look
 
 
-def _ranks(place: int, ledger: Ledger) -> tuple[float, float]:
+def _ranks(place: int | None, ledger: Ledger) -> tuple[float, float] | tuple[None, None]:
+    if place is None:
+        return None, None
     products = ledger.tensor(place)
     return ranks(products.float().view(math.isqrt(len(products)), -1))
 
 
 def _channels(row: Sequence[Boundary], ledger: Ledger) -> list[int]:
-    rows = [ledger.row(boundary.values["top_channels"]) for boundary in row if boundary.values]
+    rows = [ledger.row(boundary.values["top_channels"]) for boundary in row if "top_channels" in boundary.values]
     return list(dict.fromkeys(int(channel) for found in rows for channel in found if channel >= 0))
 
 

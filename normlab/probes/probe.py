@@ -1,4 +1,4 @@
-"""One look at a live model: its stacks' profiles from a forward and a backward pass that somebody else runs.
+"""`normlab.probe`: profile a live model during one training step of the caller's own loop.
 
     with normlab.probe(model, step=7) as look:
         loss = model(**batch).loss
@@ -6,17 +6,15 @@
         optimiser.step()
     look.profile.rms
 
-The model runs as it was written: what torch.compile made of it rests meanwhile, since hooks are lost on it. Nothing
-of it is changed, no random number is drawn, and with `active=False` nothing is installed at all. Numbers are taken in
-fp32 or better whatever the model's format, and set out for the host once, when the look ends; who reads a profile
-waits for them.
+The model runs eagerly meanwhile, since torch.compile drops hooks. It is not changed, no random number is drawn, and
+with `active=False` no hook is installed. Measures are computed in fp32 or better whatever the model's format. They are
+copied to the host once, when the step ends; reading a profile waits for the copy.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -28,21 +26,20 @@ from normlab.norms import widen
 from normlab.probes.attention import Rows, watch_attention
 from normlab.probes.block_hooks import StackWatch
 from normlab.probes.blocks import eager, find_stacks
-from normlab.probes.first_nonfinite import ModuleWatch
+from normlab.probes.first_nonfinite import OutputWatch, module_names
 from normlab.probes.ledger import Ledger
+from normlab.probes.outputs import Batch, LossFn, loss_and_logits, own_loss
 from normlab.probes.pooling import pool
 from normlab.probes.profile import Profile
+from normlab.probes.untouched import eager_mode, untouched
 from normlab.probes.weight_updates import WeightWatch
 
-Batch = torch.Tensor | Mapping[str, Any] | Sequence[Any]
-LossFn = Callable[[nn.Module, Any], torch.Tensor]
-
 _TOKENS = 1024
-"""Most tokens whose output logits are looked at."""
+"""Most tokens whose output logits are measured."""
 
 
 class Probe:
-    """A look in progress; afterwards its profiles. Made by `probe`."""
+    """A measurement in progress; afterwards its profiles. Made by `probe`."""
 
     def __init__(self, *, step: int = 0, seed: int = 0):
         self.step, self.seed = step, seed
@@ -54,7 +51,7 @@ class Probe:
         self._losses: list[int] = []
         self._told_losses: list[int] = []
         self.on_loss: Callable[[torch.Tensor], None] | None = None
-        """Hears the losses of a step that is not looked at."""
+        """Called with the losses of a step that is not profiled."""
         self._logits: list[dict[str, int]] = []
         self._profiles: dict[str, Profile] | None = None
 
@@ -69,7 +66,7 @@ class Probe:
 
     @property
     def is_there(self) -> bool:
-        """Whether all numbers of a step that is over have come from the device: `profiles` will not wait for it."""
+        """Whether the step is over and its numbers have reached the host: `profiles` will not wait."""
         return self._over and self._ledger.is_there
 
     @property
@@ -80,7 +77,7 @@ class Probe:
         return next(iter(self.profiles.values()))
 
     def record(self, *, loss: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> None:
-        """Tell the probe what it cannot hear: loss or logits where the model's own output does not hold them."""
+        """Record a loss or logits that the model's own output does not hold."""
         if loss is not None and self.on_loss is not None:
             self.on_loss(loss)
         if self.active and loss is not None:
@@ -90,7 +87,8 @@ class Probe:
 
     def _attach(self, model: nn.Module, pattern: str | None, want_gradients: bool, hooks: ExitStack) -> None:
         stacks = find_stacks(model, pattern)
-        self._modules = ModuleWatch(model, self._ledger)
+        names = module_names(model)
+        self._modules = OutputWatch({**names, eager(model): type(eager(model)).__name__}, self._ledger)
         self._stacks = [StackWatch(stack, self._ledger, want_gradients=want_gradients) for stack in stacks]
         self._weights = [WeightWatch(stack, self._ledger) for stack in stacks]
         for watch in [*self._stacks, *self._weights, self._modules]:
@@ -142,7 +140,7 @@ class Probe:
     def _culprit(self, profile: Profile, watch: StackWatch) -> str | None:
         """The module to name. A module's output alone raises no alarm: some return −inf on purpose, as a mask."""
         if profile.first_broken is not None or {"loss", "logits_rms"} & profile.unfit.keys():
-            return self._modules.first() or "the loss"
+            return self._modules.first(with_call=True) or "the loss"
         paths = watch.paths()
         # The gradient goes from the last boundary to the first: the last broken one is where it began.
         broken = [place for place, share in enumerate(profile.grad_broken) if share]
@@ -163,18 +161,16 @@ def probe(
     active: bool = True,
     want_gradients: bool = False,
 ) -> Iterator[Probe]:
-    """Look at one step of somebody else's loop. All passes inside count as one batch (gradient accumulation).
+    """Profile one step of a training loop. All passes inside count as one batch (gradient accumulation).
 
-    `blocks` names the blocks, `model.layers.*`, where they are not found. With `active=False` nothing happens: for
-    loops that look at every 50th step. `want_gradients` measures the gradient of the first state even if all before it
+    `blocks` is a pattern of the blocks, `model.layers.*`, where they are not found. `active=False` does nothing: for
+    loops that profile every 50th step. `want_gradients` measures the gradient of the first state even if all before it
     is frozen.
     """
     look = Probe(step=step, seed=seed)
     with ExitStack() as hooks:
         if active:
-            # Nothing can have been compiled before the compiler was imported, which takes a second.
-            if "torch._dynamo" in sys.modules:
-                hooks.enter_context(torch.compiler.set_stance("force_eager"))
+            hooks.enter_context(eager_mode())
             look._attach(model, blocks, want_gradients, hooks)
         yield look
     if active:
@@ -196,7 +192,7 @@ def measure_stacks(
     seed: int = 0,
     keep_grads: bool = False,
 ) -> dict[str, Profile]:
-    """Run one forward and one backward pass and leave the model as it was: a profile for each stack.
+    """Run one forward and one backward pass; return a profile for each stack. The model is restored afterwards.
 
     `loss_fn(model, batch)` returns the loss; without it the model is called with the batch and must return its loss, as
     published models do when they are given labels. `keep_grads` leaves the pass's gradients in the parameters.
@@ -207,52 +203,6 @@ def measure_stacks(
         if loss.requires_grad:
             loss.backward()
     return look.profiles
-
-
-@contextmanager
-def untouched(model: nn.Module, keep_grads: bool = False) -> Iterator[None]:
-    """Puts gradients, buffers and random numbers back to what they were."""
-    grads = [(parameter, parameter.grad) for parameter in model.parameters()]
-    buffers = [
-        (module._buffers, name, buffer, buffer.clone())
-        for module in model.modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    ]
-    devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
-    try:
-        for parameter, _ in grads:
-            parameter.grad = None
-        with torch.random.fork_rng(devices=list(devices)), torch.enable_grad():
-            yield
-    finally:
-        for parameter, grad in [] if keep_grads else grads:
-            parameter.grad = grad
-        with torch.no_grad():
-            for holder, name, buffer, value in buffers:
-                holder[name] = buffer.copy_(value)
-
-
-def own_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
-    if isinstance(batch, Mapping):
-        output = model(**batch)
-    else:
-        output = model(batch) if isinstance(batch, torch.Tensor) else model(*batch)
-    loss, _ = loss_and_logits(output)
-    if loss is None:
-        raise NormLabError(
-            f"{type(model).__name__} returned no loss; expected labels in the batch, or a loss_fn(model, batch)"
-        )
-    return loss
-
-
-def loss_and_logits(output: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """What a model's output says by name; a bare tensor is a loss if it is one number and logits otherwise."""
-    if isinstance(output, torch.Tensor):
-        return (output, None) if output.ndim == 0 else (None, output if output.ndim >= 2 else None)
-    if isinstance(output, Mapping):
-        return output.get("loss"), output.get("logits")
-    return getattr(output, "loss", None), getattr(output, "logits", None)
 
 
 @torch.no_grad()

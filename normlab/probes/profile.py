@@ -19,7 +19,7 @@ from normlab.errors import NormLabError, unknown
 Number = float | None
 Series = list[Number]
 When = Literal["before", "after"]
-"""The two looks at a model: before its training burst and after it."""
+"""The two snapshots of a model: before its training burst and after it."""
 
 Format = Literal["fp16", "bf16", "e4m3", "e5m2"]
 LARGEST: dict[Format, float] = {
@@ -169,9 +169,9 @@ class Profile:
             raise NormLabError(f"profile: a stack has at least one block and two boundaries, got {self.boundaries}")
         unfit = {name: list(places) for name, places in self.unfit.items()}
         for name in BOUNDARY:
-            self._settle(name, self.boundaries, unfit)
+            self._set_series(name, self.boundaries, unfit)
         for name in BLOCK:
-            self._settle(name, self.depth, unfit)
+            self._set_series(name, self.depth, unfit)
         for name in SCALAR:
             value = getattr(self, name)
             object.__setattr__(self, name, _finite([value], name, unfit)[0])
@@ -187,7 +187,7 @@ class Profile:
             _check_length(f"weight_rms of {path}", sizes, self.depth)
         object.__setattr__(self, "weight_rms", weights)
 
-    def _settle(self, name: str, length: int, unfit: dict[str, list[int]]) -> None:
+    def _set_series(self, name: str, length: int, unfit: dict[str, list[int]]) -> None:
         series = getattr(self, name) or [None] * length
         _check_length(name, series, length)
         object.__setattr__(self, name, _finite(series, name, unfit))

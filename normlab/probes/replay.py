@@ -1,11 +1,10 @@
-"""One block of a model, run again and again: its call as a real pass made it, and the model at rest meanwhile."""
+"""Record the calls of blocks in a real forward pass, and repeat them with the same or another state."""
 
 from __future__ import annotations
 
 import copy
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from normlab.probes.attention import in_backward
-from normlab.probes.block_hooks import first_state, tensors
 from normlab.probes.blocks import BlockStack
-from normlab.probes.probe import untouched
-from normlab.stack import Stack
+from normlab.probes.outputs import first_state, tensors
 
 
 @dataclass
@@ -45,7 +42,6 @@ class RecordedCall:
 def capture(stack: BlockStack, blocks: Sequence[nn.Module], run: Callable[[], Any]) -> list[RecordedCall | None]:
     """The first call of each block in a pass."""
     calls: dict[nn.Module, RecordedCall] = {}
-    hidden = _hidden_part(stack)
 
     def keep(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if block not in calls and not in_backward():
@@ -53,7 +49,7 @@ def capture(stack: BlockStack, blocks: Sequence[nn.Module], run: Callable[[], An
             args, kwargs = again(args), again(kwargs)
             state = next(tensors((args, kwargs)), None)
             if state is not None:
-                calls[block] = RecordedCall(block, args, kwargs, state, hidden(state).shape[-1])
+                calls[block] = RecordedCall(block, args, kwargs, state, stack.hidden(state).shape[-1])
 
     with ExitStack() as hooks, torch.no_grad():
         for block in blocks:
@@ -62,13 +58,8 @@ def capture(stack: BlockStack, blocks: Sequence[nn.Module], run: Callable[[], An
     return [calls.get(block) for block in blocks]
 
 
-def _hidden_part(stack: BlockStack) -> Callable[[Tensor], Tensor]:
-    """What is the hidden state in a state: our own stacks say it."""
-    return stack.owner.hidden if isinstance(stack.owner, Stack) else lambda state: state
-
-
 def again(value: Any, old: Tensor | None = None, new: Tensor | None = None) -> Any:
-    """The same arguments once more: tensors as they are, containers anew, all else copied; `new` in place of `old`."""
+    """A copy of arguments: tensors shared, containers new, all else deep-copied; `new` replaces `old`."""
     if isinstance(value, Tensor):
         return new if new is not None and value is old else value
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -78,21 +69,3 @@ def again(value: Any, old: Tensor | None = None, new: Tensor | None = None) -> A
     if type(value) is dict:
         return {name: again(part, old, new) for name, part in value.items()}
     return copy.deepcopy(value)
-
-
-@contextmanager
-def at_rest(model: nn.Module) -> Iterator[None]:
-    """The model as written and in evaluation mode; afterwards as it was, gradients and random numbers too."""
-    modes = [(module, module.training) for module in model.modules()]
-    with ExitStack() as state:
-        state.enter_context(untouched(model))
-        # Hooks are lost on what torch.compile made; nothing can have been compiled before the compiler was imported.
-        if "torch._dynamo" in sys.modules:
-            state.enter_context(torch.compiler.set_stance("force_eager"))
-        try:
-            for module, _ in modes:
-                module.training = False
-            yield
-        finally:
-            for module, training in modes:
-                module.training = training

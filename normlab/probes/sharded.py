@@ -1,4 +1,4 @@
-"""Weights that are shared out over processes (DTensor): the part that is here, or all of it."""
+"""Sharded weights (DTensor, FSDP2): the local shard, or the full tensor."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from torch import Tensor, nn
 
 
 def local(x: Tensor) -> Tensor:
-    """The part of a sharded tensor that this process holds: a look never waits for other processes."""
+    """The local shard of a tensor, without any communication."""
     to_local = getattr(x, "to_local", None)
     return x if to_local is None else to_local()
 
 
 def whole(x: Tensor) -> Tensor:
-    """A sharded tensor put together; every process must ask for it."""
+    """The full tensor; every process must call it."""
     full_tensor = getattr(x, "full_tensor", None)
     return x if full_tensor is None else full_tensor()
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether this process holds but a part of the weights."""
+    """Whether the weights of a model are sharded."""
     return any(hasattr(parameter, "full_tensor") for parameter in model.parameters())
 
 
 def reshard(model: nn.Module) -> None:
-    """Give back what FSDP gathered for a pass and keeps for a backward pass that may never come.
+    """Free the weights that FSDP2 gathered in a forward pass and keeps for a backward pass that may never come.
 
-    Until then it shows, and uses, the gathered copy: what is written to the shards in between would be lost.
+    Until then modules use the gathered copy: what is written to the shards in between would be lost.
     """
     for module in model.modules():
         give_back = getattr(module, "reshard", None)
@@ -38,7 +38,7 @@ def reshard(model: nn.Module) -> None:
 
 @contextmanager
 def whole_vectors(model: nn.Module) -> Iterator[None]:
-    """Gains, biases and steps as plain tensors; matrices, which may not fit together, stay shared out."""
+    """Replace sharded vectors (gains, biases, steps) by full tensors; matrices, which may not fit, stay sharded."""
     held = [
         (module, name, parameter)
         for module in model.modules()

@@ -1,13 +1,14 @@
-"""How a fresh model of tokens starts: its first loss against a guess, and the probability of the token just read.
+"""First loss of an untrained model, against that of a guess, and the probability of the token just read.
 
-Tokens are drawn evenly from the whole vocabulary of V, and the target of every position, too, so the expected loss is
-logsumexp(logits) - mean(logits), which is ln V for a model that knows nothing. Random logits alone cost a little more:
-a head whose entries have the deviation σ gives a state of width D and RMS ρ logits of variance D·σ²·ρ², and those cost
-½·D·σ²·ρ². What a model loses beyond that it loses to a belief, and a fresh model can have but one: that the token to
-come is the one just read. With a tied head a state that still is the embedding gives that token a logit of D·σ, 15 at a
-width of 768. So no test on a narrow model sees it.
+V answers that are equally likely cost ln V nats. Random logits cost a little more: a head whose entries have the
+standard deviation σ gives a state of width D and RMS ρ logits of variance D·σ²·ρ², which add ½·D·σ²·ρ². An untrained
+model whose loss is higher than that repeats its input. With a tied head, a state that still is the embedding gives the
+token just read a logit of D·σ: 15 at a width of 768, so that no test on a narrow model sees it.
 
-It holds for masked models as it does for decoders: where a token is hidden, they would answer with the mask.
+Two users measure a `Start`. The check (`measure_start`) builds a model, draws tokens and targets evenly from the
+vocabulary, and finds the head by hooks; the expected loss is then logsumexp(logits) - mean(logits). It holds for masked
+models as it does for decoders: where a token is hidden, they would answer with the mask. Training (`start_of_run`)
+takes the loss of the run's own task on a batch of its data.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from normlab.models.transformer import Transformer
 from normlab.norms import widen
-from normlab.probes.replay import at_rest
+from normlab.probes.sharded import whole
+from normlab.probes.untouched import at_rest
 
 LENGTH = 24
-"""Tokens that are read: all of one sequence, each another one."""
+"""Tokens that are drawn: one sequence, no token twice."""
 
 MOST_PARAMETERS = 2_000_000_000
 """Models with more are not built for this: 8 GB in fp32."""
@@ -42,29 +45,34 @@ class Start:
     """What was built: "125m, own head"."""
     width: int
     vocabulary: int
+    """V: how many answers there are."""
     tied: bool
     """Whether head and embedding share one matrix."""
     loss: float
-    """Nats, for targets that are drawn evenly."""
+    """Mean cross-entropy in nats."""
     guess: float
     """ln V."""
     random: float
     """½·D·σ²·ρ², what random logits of this size cost."""
     read: float
-    """Mean probability of the token just read."""
+    """Mean probability of the token just read; NaN where that is never the answer."""
     head: str = ""
     """Path of the head, or of the embedding where that is the head."""
     judged: bool = True
-    """False for a variant that is told beside the design itself: the same with a tied head."""
+    """False for a variant that is reported beside the design itself: the same with a tied head."""
 
     def limit(self, margin: float) -> float:
         """The highest first loss that is fine."""
         return self.guess + self.random + margin
 
+    def is_far_above(self, margin: float) -> bool:
+        """Whether the first loss is above that limit."""
+        return self.loss > self.limit(margin)
+
 
 @dataclass(frozen=True)
 class Fresh:
-    """A model to start, as a target offers it."""
+    """A model to measure before training, as a target offers it."""
 
     name: str
     build: Callable[[], nn.Module]
@@ -73,9 +81,9 @@ class Fresh:
     """Of token ids (B, T)."""
     parameters: int
     with_tied: bool = False
-    """Whether to tell, too, what a tied head would make of the same states."""
+    """Whether to measure, too, what a tied head would make of the same states."""
     is_fresh: bool = True
-    """False where the weights may have been trained: a module that somebody brought."""
+    """False where the weights may have been trained: a module of the user's."""
 
 
 def measure_start(fresh: Fresh, seed: int = 0) -> list[Start]:
@@ -169,7 +177,6 @@ class _Head:
 
 def _start(name: str, logits: Tensor, ids: Tensor, head: _Head, *, judged: bool) -> Start:
     total = logits.logsumexp(-1)
-    chosen = logits.gather(-1, ids[..., None]).squeeze(-1)
     return Start(
         name=name,
         width=head.matrix.shape[1],
@@ -178,14 +185,38 @@ def _start(name: str, logits: Tensor, ids: Tensor, head: _Head, *, judged: bool)
         loss=float((total - logits.mean(-1)).mean()),
         guess=math.log(logits.shape[-1]),
         random=head.random,
-        read=float((chosen - total).exp().mean()),
+        read=read_probability(logits, ids),
         head=head.path,
         judged=judged,
     )
 
 
+def start_of_run(model: Transformer, loss: Tensor, read: float | None) -> Start:
+    """The start of one of NormLab's own models, from its first loss on a batch; `read` as `read_probability` has it.
+
+    All ranks call it.
+    """
+    return Start(
+        name="",
+        width=model.config.dim,
+        vocabulary=model.config.answers,
+        tied=model.head.weight is None,
+        loss=float(loss),
+        guess=math.log(model.config.answers),
+        random=float(whole(model.logit_variance())) / 2.0,
+        read=math.nan if read is None else read,
+    )
+
+
+def read_probability(logits: Tensor, ids: Tensor) -> float:
+    """Mean probability that logits (B, T, V) give to the tokens (B, T) they were computed from."""
+    logits = widen(logits.detach())
+    chosen = logits.gather(-1, ids[..., None]).squeeze(-1)
+    return float((chosen - logits.logsumexp(-1)).exp().mean())
+
+
 def echoes(start: Start, limit: float) -> bool:
-    """Whether a model begins by saying what it has just read."""
+    """Whether a model starts by repeating the token just read."""
     return not start.read < limit
 
 

@@ -1,7 +1,7 @@
-"""What a step does to the parameters of each block: the norm of their gradient, and ‖Δw‖ / ‖w‖ of the update.
+"""Gradient norm and relative update ‖Δw‖ / ‖w‖ of the parameters of each block in one optimiser step.
 
-The gradient is measured whenever autograd has added to it, so the last look is at the sum over all passes, before it is
-clipped and whether or not it is cleared inside the step.
+The gradient is measured whenever autograd has added to it, so the last measurement is of the sum over all passes,
+before it is clipped and whether or not it is cleared inside the step.
 
 The update is estimated without a copy of the model. Of every parameter with n entries at most 4096 are kept, drawn with
 replacement by a generator of our own, and
@@ -35,7 +35,7 @@ _SEED = 2510
 
 
 class WeightWatch:
-    """Listens to the parameters of one stack's blocks."""
+    """Hooks on the parameters of one stack's blocks."""
 
     def __init__(self, stack: BlockStack, ledger: Ledger):
         self.stack, self.ledger = stack, ledger
@@ -44,7 +44,7 @@ class WeightWatch:
         self._gradients: dict[nn.Module, dict[str, int]] = {block: {} for block in blocks}
 
     def listen(self, hooks: ExitStack) -> None:
-        """Install the hooks; `hooks` takes them off."""
+        """Install the hooks; closing `hooks` removes them."""
         for block in self._gradients:
             for name, parameter in block.named_parameters():
                 if parameter.requires_grad and parameter.is_leaf:

@@ -1,6 +1,7 @@
-"""Residual-normalisation schemes: one file each, everything there is to say about one in its file.
+"""Residual-normalisation schemes for Transformers, one file each.
 
-`contract/` says what a scheme is and holds the parts to build one from; `catalog/` finds and shows schemes.
+`contract/` defines what a scheme is and holds the parts to build one from; `catalog/` looks schemes up by name and
+prints them.
 """
 
 from __future__ import annotations
@@ -10,25 +11,37 @@ import types
 import warnings
 
 from normlab.choices import Topology
-from normlab.schemes.catalog.registry import find, list_schemes, register, scheme, unregister
+from normlab.schemes.catalog.registry import find_class, list_schemes, register, scheme, unregister
 from normlab.schemes.contract.blocks import Block, ParallelBlock, SerialBlock
+from normlab.schemes.contract.bound_scheme import BoundScheme
 from normlab.schemes.contract.law import Law, Motion
 from normlab.schemes.contract.needs import Need
-from normlab.schemes.contract.parts import Add, AddNorm, Chain, Constant, Scale, Step, ToSphere, Write
-from normlab.schemes.contract.scheme import BoundScheme, Scheme, Site
+from normlab.schemes.contract.parts import (
+    Add,
+    AddNorm,
+    BoundedSequential,
+    ConstantScale,
+    LearnedScale,
+    Step,
+    ToSphere,
+    Write,
+)
+from normlab.schemes.contract.scheme import Scheme
+from normlab.schemes.contract.site import Site
+from normlab.utils.lazy import moved
 
 __all__ = [
     "Add",
     "AddNorm",
     "Block",
     "BoundScheme",
-    "Chain",
-    "Constant",
+    "BoundedSequential",
+    "ConstantScale",
     "Law",
+    "LearnedScale",
     "Motion",
     "Need",
     "ParallelBlock",
-    "Scale",
     "Scheme",
     "SerialBlock",
     "Site",
@@ -36,12 +49,25 @@ __all__ = [
     "ToSphere",
     "Topology",
     "Write",
-    "find",
+    "find_class",
     "list_schemes",
     "register",
     "scheme",
     "unregister",
 ]
+
+# Names of version 0.1, which schemes in users' files may import.
+__getattr__ = moved(
+    __name__,
+    {
+        "Bound": "normlab.schemes.BoundScheme",
+        "Chain": "normlab.schemes.BoundedSequential",
+        "Constant": "normlab.schemes.ConstantScale",
+        "Scale": "normlab.schemes.LearnedScale",
+        "find": "normlab.schemes.find_class",
+        "names": "normlab.schemes.list_schemes",
+    },
+)
 
 
 class _CallablePackage(types.ModuleType):

@@ -1,4 +1,4 @@
-"""DeepNorm: Post-Norm with a heavier skip and a lighter init."""
+"""DeepNorm: Post-Norm with a scaled-up skip connection and a scaled-down initialisation."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from torch import nn
 from normlab.errors import NormLabError
 from normlab.roles import Role, xavier_std
 from normlab.schemes.contract.blocks import Block
-from normlab.schemes.contract.law import Law, Value, on_sphere, warmth
+from normlab.schemes.contract.bound_scheme import BoundScheme
+from normlab.schemes.contract.law import Law, Value, on_sphere, squared_radius
 from normlab.schemes.contract.learnt import main_gains
 from normlab.schemes.contract.parts import AddNorm, Step
-from normlab.schemes.contract.scheme import BoundScheme, Scheme, Site
+from normlab.schemes.contract.scheme import Scheme
+from normlab.schemes.contract.site import Site
 
 _SCALED = ("v", "o", "gate", "up", "down")
 
@@ -23,7 +25,7 @@ _SCALED = ("v", "o", "gate", "up", "down")
 @dataclass(frozen=True, kw_only=True)
 class DeepNorm(Scheme):
     """
-    DeepNorm: Post-Norm whose skip is weighted by α > 1 and whose branches start smaller by β.
+    DeepNorm: Post-Norm with a factor α > 1 on the skip connection and a factor β < 1 on the initial branch weights.
 
     Formula    x ← N(α·x + F(x))
                α = (2L)^(1/4), β = (8L)^(−1/4)
@@ -31,20 +33,20 @@ class DeepNorm(Scheme):
                   └── ·α ────+─ N ─ x'
     Init       Xavier normal; gain β for v, o and every MLP matrix, 1 for q and k; biases untouched
     Source     Wang et al. 2022, arXiv 2203.00555
-    Law        RMS = 1 at every depth; Post-Norm's clock slowed by α
+    Law        RMS = 1 at every depth; Post-Norm's flow, slowed by the factor α
     Fails      constants from the wrong depth; scaling all of a fused QKV matrix, or biases; short warm-up: at 125M and
-               6e-4 or 1.2e-3, 7 of 8 runs stayed at the entropy of single tokens with 40 steps, 0 of 4 with 100
+               6e-4 or 1.2e-3, 7 of 8 runs stayed at the unigram entropy with 40 steps of warm-up, 0 of 4 with 100
     """
 
     name = "deepnorm"
     aliases = ("deep-norm", "deepnet")
 
     alpha: float | None = None
-    """Weight of the skip; None: from the depth."""
+    """Factor α on the skip connection; None: computed from the depth."""
     beta: float | None = None
-    """Gain of the scaled matrices; None: from the depth."""
+    """Gain β of the scaled matrices; None: computed from the depth."""
     init: Literal["xavier", "base"] = "xavier"
-    """What β multiplies: Xavier's standard deviation or the base."""
+    """The standard deviation that β multiplies: Xavier's or the base."""
     decoder_depth: int = 0
     """Only for the encoder of an encoder-decoder: the decoder's depth M. (A decoder with cross-attention binds with
     branches=3 and needs no option.)"""
@@ -58,7 +60,7 @@ class DeepNorm(Scheme):
             raise NormLabError(f"deepnorm: decoder_depth must not be negative, got {self.decoder_depth}")
 
     def skip_weight(self, sublayers: float, horizon: float) -> float:
-        """α."""
+        """The factor α on the skip connection."""
         if self.alpha is not None:
             return self.alpha
         if self.decoder_depth:
@@ -66,7 +68,7 @@ class DeepNorm(Scheme):
         return sublayers**0.25
 
     def branch_gain(self, sublayers: float, horizon: float) -> float:
-        """β."""
+        """The gain β of the scaled matrices at initialisation."""
         if self.beta is not None:
             return self.beta
         if self.decoder_depth:
@@ -89,10 +91,10 @@ class DeepNorm(Scheme):
         alpha = self.skip_weight(2.0 * depth, depth)
         return Law(
             speed=lambda m: torch.full_like(m.radius, alpha),
-            temperature=warmth(gain),
+            temperature=squared_radius(gain),
             values=(gain,),
             rms=on_sphere,
             forward="bounded",
-            backward="bounded: the skip path keeps α/√(α²+β²) a sublayer",
-            note="α for two sublayers a block",
+            backward="bounded: the skip path keeps α/√(α²+β²) per sublayer",
+            note="α for two sublayers per block",
         )

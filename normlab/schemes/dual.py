@@ -1,4 +1,4 @@
-"""ResiDual: a Post-Norm stream and a Pre-Norm stream side by side."""
+"""ResiDual: a Post-Norm and a Pre-Norm residual stream in parallel."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from torch import nn
 from normlab.errors import NormLabError
 from normlab.norms import Norm, widen
 from normlab.schemes.contract.blocks import Block
-from normlab.schemes.contract.law import Law, Value, on_sphere, warmth
+from normlab.schemes.contract.bound_scheme import BoundScheme
+from normlab.schemes.contract.law import Law, Value, on_sphere, squared_radius
 from normlab.schemes.contract.learnt import main_gains
 from normlab.schemes.contract.parts import Step, Write, factor
-from normlab.schemes.contract.scheme import BoundScheme, Scheme, Site
+from normlab.schemes.contract.scheme import Scheme
+from normlab.schemes.contract.site import Site
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dual(Scheme):
     """
-    ResiDual: branches read a Post-Norm stream p; a second stream u collects their raw updates.
+    ResiDual: branches read a Post-Norm stream p; a second stream u accumulates their unnormalised outputs.
 
     Formula    p ← N(p + f), u ← u + s·f, f = F(p)
                exit a·p + N_f(u)
@@ -31,8 +33,8 @@ class Dual(Scheme):
                the exit adds two streams of unit RMS: the first loss is up to 2·width·std² above ln V, not ½·width·std²
                at width 768, 12 blocks and std 0.02 it is 0.49 above ln V, Pre-Norm's 0.15
     Source     Xie et al. 2023, arXiv 2304.14802
-    Law        RMS(p) = 1 at every depth; u grows as Pre-Norm's state, the final norm removes s
-    Fails      u overflows fp16 in deep stacks: take scale=0.05
+    Law        RMS(p) = 1 at every depth; u grows like Pre-Norm's state, the final norm removes s
+    Fails      u overflows fp16 in deep stacks: use scale=0.05
     """
 
     name = "dual"
@@ -40,11 +42,11 @@ class Dual(Scheme):
     streams = 2
 
     scale: float = 1.0
-    """Factor s on what enters the stream u; below one it guards fp16 against overflow."""
+    """Factor s on everything added to the stream u; below 1 it prevents overflow in fp16."""
     post_weight: float = 1.0
-    """Weight a of the stream p at the exit."""
+    """Weight a of the stream p in the exit."""
     final_eps: float = 1e-7
-    """Epsilon of the final norm, small because s·u may be."""
+    """Epsilon of the final norm; small, because s·u may be small."""
 
     def check(self) -> None:
         if self.scale <= 0.0:
@@ -66,17 +68,17 @@ class Dual(Scheme):
         gain = Value("gain", 1.0).learnt(main_gains(blocks))
         return Law(
             speed=lambda m: torch.ones_like(m.radius),
-            temperature=warmth(gain),
+            temperature=squared_radius(gain),
             values=(gain,),
             rms=on_sphere,
             forward="bounded",
-            backward="Pre-Norm's: the stream u carries the gradient past every norm",
+            backward="as Pre-Norm: the gradient in the stream u passes no norm",
             note="the law of the stream p, which the branches read",
         )
 
 
 class FirstStream(nn.Module):
-    """(p, u) → p."""
+    """(p, u) → p: the stream that branches read."""
 
     def forward(self, state: torch.Tensor) -> torch.Tensor:
         return state[..., 0, :]

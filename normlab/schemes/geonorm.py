@@ -1,4 +1,7 @@
-"""GeoNorm: the residual step as a geodesic step on the sphere."""
+"""GeoNorm: residual steps along geodesics of the sphere."""
+
+# torch annotates some tensor functions only in part.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 
@@ -16,56 +19,58 @@ from normlab.kernels import backends
 from normlab.kernels.geodesic import NO_STATE, SMOOTH, Order, angle_rate, geodesic_pair, geodesic_step
 from normlab.norms import widen
 from normlab.schemes.contract.blocks import Block
+from normlab.schemes.contract.bound_scheme import BoundScheme
 from normlab.schemes.contract.law import Law, Motion, Value, on_sphere
 from normlab.schemes.contract.learnt import first_steps, mean
-from normlab.schemes.contract.parts import Constant, Step, ToSphere, Write, see
-from normlab.schemes.contract.scheme import BoundScheme, Scheme, Site
+from normlab.schemes.contract.parts import ConstantScale, Step, ToSphere, Write, read_state
+from normlab.schemes.contract.scheme import Scheme
+from normlab.schemes.contract.site import Site
 
 
 @dataclass(frozen=True, kw_only=True)
 class GeoNorm(Scheme):
     """
-    GeoNorm: walk along the great circle that the update points at, by an angle that decays with depth.
+    GeoNorm: move along the great circle in the update's direction, by an angle that decays with depth.
 
     Formula    x ← cos θ·x + sin θ·‖x‖·v/‖v‖
-               v = g − (⟨x,g⟩/‖x‖²)·x the part of g = F(x) across x
+               v = g − (⟨x,g⟩/‖x‖²)·x, the component of g = F(x) orthogonal to x
                θ = min(δ_k·(a·min(t, c) + b), c) with t = ‖v‖/‖x‖, c = π/4, δ_k = 1/(k+1)
                order="decay-first": θ = min(a·min(δ_k·t, c) + b, c)
-               the outer clamp with second_clamp alone; b fades in: below t = 1e-3 it counts as b·t/√(t² + 1e-6)
+               the outer clamp only with second_clamp; for small t the offset is b·t/√(t² + 1e-6) in place of b
     Placement  x ─┬─ F ─ g ─┐
                   └─────── exp ─ x'
     Init       base std; a = 1, b = 0
     Source     arXiv 2601.22095 (2026). Its equations clamp the angle and then decay it: clamp-first, the default, with
-               which the figures in this project were made. Its summary reads "project, decay, exponential map", which
-               suggests decay-first. The two differ where t > c: there a late block turns by up to δ_k·c in the first
-               and by up to c in the second, in which neither a nor b is decayed
-    Law        ‖x_l‖ = ‖x₀‖ to rounding; at a = 1, b = 0 each sublayer turns by at most δ_k·c (decay-first: c); harmonic
-               decay: tokens merge as t^(−2)
-    Fails      without entry norm the embedding sets a tiny radius and saturates the clamp; sqrt decay or none gets
-               stuck at high rates; with harmonic decay deep blocks are almost frozen unless a grows
+               which the results of this project were made. Its summary reads "project, decay, exponential map", which
+               suggests decay-first. The two differ if t > c: a late block then rotates by up to δ_k·c with clamp-first
+               and by up to c with decay-first, where neither a nor b is decayed
+    Law        ‖x_l‖ = ‖x₀‖ up to rounding; at a = 1, b = 0 each sublayer rotates by at most δ_k·c (decay-first: c);
+               harmonic decay: tokens merge as t^(−2)
+    Fails      without entry norm the embedding's radius is tiny and every angle is clamped; sqrt decay or none gets
+               stuck at high learning rates; with harmonic decay deep blocks hardly change the state unless a grows
     """
 
     name = "geonorm"
     aliases = ("geo-norm", "geo", "geodesic")
 
     step: float = 1.0
-    """Factor α on the decay."""
+    """Factor α on the decay δ."""
     decay: Literal["harmonic", "sqrt", "linear", "none"] = "harmonic"
     """δ_k: 1/(k+1), 1/√(k+1), (L−k)/L, or 1; both sublayers of a block share it."""
     max_angle: float = math.pi / 4
-    """Clamp c on the angle, in (0, π]: a number, or text such as "pi/8"."""
+    """Largest angle c, in (0, π]: a number, or text such as "pi/8"."""
     order: Order = "clamp-first"
     """clamp-first: clamp, learned map, decay, second clamp. decay-first: decay, clamp, learned map, second clamp."""
     second_clamp: bool = True
-    """Clamp again at the end; without it a learned map may turn further than c."""
+    """Clamp again at the end; without it the learned map may exceed the angle c."""
     learned: bool = True
-    """Learn the angle map θ → a·θ + b, one pair of scalars per sublayer; it acts on the clamped angle."""
+    """Learn the map θ → a·θ + b of the clamped angle, two scalars per sublayer."""
     entry_norm: bool = True
-    """Put the embedding on the sphere of radius √d."""
+    """Project the embedding onto the sphere of radius √d."""
     input_norm: bool = False
-    """Normalise what a branch reads; changes nothing on that sphere beyond the gain."""
+    """Normalise the input of branches; on that sphere this only adds a gain."""
     final_norm: bool = True
-    """Normalise (in effect: apply a gain) before the head."""
+    """Normalise before the head; on that sphere this only adds a gain."""
 
     def check(self) -> None:
         if not 0.0 < self.max_angle <= math.pi:
@@ -73,7 +78,7 @@ class GeoNorm(Scheme):
         if self.step <= 0.0:
             raise NormLabError(f"geonorm: step must be positive, got {self.step}")
 
-    def decay_at(self, time, horizon: float):
+    def decay_at(self, time: Any, horizon: float) -> Any:
         """δ at a depth in blocks, for a number or a tensor."""
         match self.decay:
             case "harmonic":
@@ -112,11 +117,11 @@ class GeoNorm(Scheme):
             rms=on_sphere,
             forward="bounded",
             backward="bounded: the skip path is an isometry up to the curvature of the step",
-            note="radius one; below the clamp, at a = 1 and b = 0, it is Post-Norm read at the time ∫δ",
+            note="radius 1; below the clamp, at a = 1 and b = 0, it is Post-Norm with the time ∫δ",
         )
 
     def _divisor(self, m: Motion, depth: int, a: torch.Tensor | float, b: torch.Tensor | float) -> torch.Tensor:
-        """t/θ, finite at t = 0, infinite where nothing turns."""
+        """The speed divisor t/θ: finite at t = 0, infinite if θ = 0."""
         over, decay = m.tangent / self.max_angle, self.decay_at(m.time, depth)
         offset = b * torch.rsqrt(m.tangent.square() + SMOOTH**2)
         if self.order == "decay-first":
@@ -124,12 +129,12 @@ class GeoNorm(Scheme):
         else:
             wide = over.clamp_min(1.0)
             found = wide / decay / (a + offset * wide)
-        # A map that walks backwards is not clamped.
+        # A negative angle is not clamped.
         return torch.where(found > 0, torch.maximum(found, over), found) if self.second_clamp else found
 
 
 class Geodesic(Write):
-    """The step along the great circle."""
+    """Moves the state along the great circle in the update's direction; keeps its length."""
 
     keeps_norm = True
 
@@ -137,7 +142,7 @@ class Geodesic(Write):
         self, decay: float, max_angle: float, *, learned: bool, second_clamp: bool, order: Order, portion: float
     ):
         super().__init__()
-        self.decay = Constant(decay)
+        self.decay = ConstantScale(decay)
         self.max_angle, self.second_clamp, self.order, self.portion = max_angle, second_clamp, order, portion
         self.a = nn.Parameter(torch.empty(1, dtype=torch.float32)) if learned else None
         self.b = nn.Parameter(torch.empty(1, dtype=torch.float32)) if learned else None
@@ -151,13 +156,13 @@ class Geodesic(Write):
     def forward(self, state: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
         return geodesic_step(state, update, **self._options(), kernels="reference")
 
-    def settle(
+    def write_and_read(
         self, state: torch.Tensor, update: torch.Tensor, shape: nn.Module, read: nn.Module, kernels: str
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if backends.choose(kernels, state) != "triton" or not isinstance(shape, nn.Identity):
-            return super().settle(state, update, shape, read, kernels)
+            return super().write_and_read(state, update, shape, read, kernels)
         state, seen = geodesic_pair(state, update, **self._options(), kernels=kernels)
-        return (state, seen) if isinstance(read, nn.Identity) else see(state, read, kernels)
+        return (state, seen) if isinstance(read, nn.Identity) else read_state(state, read, kernels)
 
     def _options(self) -> dict[str, Any]:
         a, b = self._map()
@@ -178,7 +183,7 @@ class Geodesic(Write):
     def clamped(self, state: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
         x, v = widen(state), project(widen(state), widen(update))
         t, first = v.norm(dim=-1) / x.norm(dim=-1).clamp_min(NO_STATE), self.order == "decay-first"
-        # As the step has it: b fades in with t.
+        # As in the step, b fades in with t.
         angle = t * angle_rate(t.square(), self.decay.tensor, *self._map(), self.max_angle, first)
         inner = self.decay(t) if first else t
         return (inner > self.max_angle) | (self.second_clamp & (angle > self.max_angle))

@@ -1,4 +1,4 @@
-"""KEEL: Post-Norm with a skip heavy enough for a thousand layers."""
+"""KEEL: Post-Norm with a skip connection scaled by the depth, for a thousand layers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from torch import nn
 
 from normlab.errors import NormLabError, unknown
 from normlab.schemes.contract.blocks import Block
+from normlab.schemes.contract.bound_scheme import BoundScheme
 from normlab.schemes.contract.law import Law, Value
 from normlab.schemes.contract.learnt import main_gains
 from normlab.schemes.contract.parts import Add, AddNorm, Step
-from normlab.schemes.contract.scheme import BoundScheme, Scheme, Site
+from normlab.schemes.contract.scheme import Scheme
+from normlab.schemes.contract.site import Site
 
 _RULES = ("sublayers", "blocks", "sqrt")
 
@@ -22,7 +24,7 @@ _RULES = ("sublayers", "blocks", "sqrt")
 @dataclass(frozen=True, kw_only=True)
 class Keel(Scheme):
     """
-    KEEL: Pre-Norm's inner norm, and a Post-Norm whose skip is weighted by the depth.
+    KEEL: Pre-Norm's input norm, and Post-Norm with the skip connection scaled by the depth.
 
     Formula    x ← N_out(α·x + F(N_in(x)))
                α = 2L; the first block is plain Pre-Norm
@@ -30,17 +32,17 @@ class Keel(Scheme):
                   └──── ·α ────+─ N_out ─ x'
     Init       base std
     Source     arXiv 2601.19895
-    Law        RMS = 1 from the second block on; 2L steps of size 1/(2L): a total clock of one
-    Fails      a learned gate or a factor 1 − α, as some posts print, is another scheme
+    Law        RMS = 1 from the second block on; 2L steps of size 1/(2L): a total time of 1
+    Fails      with a learned gate or a factor 1 − α, as in some posts, it is a different scheme
     """
 
     name = "keel"
     aliases = ("keel-norm",)
 
     alpha: float | str = "sublayers"
-    """Weight of the skip: "sublayers" (2L), "blocks" (L), "sqrt" (√L), or a number."""
+    """Factor α on the skip connection: "sublayers" (2L), "blocks" (L), "sqrt" (√L), or a number."""
     final_norm: bool = False
-    """A norm before the head; needed only by a single block, which gets it anyway."""
+    """A norm before the head; only a single block needs it, and always gets it."""
 
     def check(self) -> None:
         if isinstance(self.alpha, str):
@@ -50,7 +52,7 @@ class Keel(Scheme):
             raise NormLabError(f"keel: alpha must be positive, got {self.alpha}; try 'sublayers'")
 
     def skip_weight(self, sublayers: float, horizon: float) -> float:
-        """α."""
+        """The factor α on the skip connection."""
         rules = {"sublayers": sublayers, "blocks": horizon, "sqrt": math.sqrt(horizon)}
         return rules[self.alpha] if isinstance(self.alpha, str) else float(self.alpha)
 
@@ -68,7 +70,7 @@ class Keel(Scheme):
         gain = Value("gain of N_out", 1.0).learnt(main_gains(blocks))
         alpha = self.skip_weight(2.0 * depth, depth)
         return Law(
-            # The skip is as long as the gain of the norm that made it, what a branch adds is not.
+            # The length of the skip is the gain of the norm before it; the length of an update is not affected.
             speed=lambda m: torch.where(m.time < 1.0, m.radius, alpha * gain(m.time)),
             values=(gain,),
             radial=lambda m: torch.where(m.time < 1.0, m.radial, 0.0),
@@ -76,6 +78,6 @@ class Keel(Scheme):
             resets_radius=True,
             rms=lambda i: math.sqrt(1 + i) if i <= 2 else 1.0,
             forward="bounded",
-            backward="bounded: the skip path keeps 1 − O(1/α²) a sublayer",
-            note="two sublayers a block; the first block is Pre-Norm",
+            backward="bounded: the skip path keeps 1 − O(1/α²) per sublayer",
+            note="two sublayers per block; the first block is Pre-Norm",
         )

@@ -1,4 +1,4 @@
-"""LayerScale, with ReZero as its scalar case."""
+"""LayerScale; ReZero is its scalar variant."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from normlab.errors import NormLabError
 from normlab.schemes.contract.blocks import Block
 from normlab.schemes.contract.law import Law, Value
 from normlab.schemes.contract.learnt import branch_factors
-from normlab.schemes.contract.parts import Add, Scale, Step
-from normlab.schemes.contract.scheme import Scheme, Site
+from normlab.schemes.contract.parts import Add, LearnedScale, Step
+from normlab.schemes.contract.scheme import Scheme
+from normlab.schemes.contract.site import Site
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerScale(Scheme):
     """
-    LayerScale: Pre-Norm whose branches are weighed by a learned vector that starts small.
+    LayerScale: Pre-Norm with a learned factor per channel on every branch output, initially small.
 
     Formula    x ← x + γ ⊙ F(N(x))
     Placement  x ─┬─ N ─ F ─ ⊙γ ─┐
                   └──────────────+─ x'
     Init       base std; γ = 0.1 (CaiT: 1e-5 at 24 blocks, 1e-6 at 36)
     Source     Touvron et al. 2021, arXiv 2103.17239; ReZero, arXiv 2003.04887 (gamma=0, scalar=True)
-    Law        RMS √(1 + γ²·l) at initialisation; Pre-Norm's once γ has grown
-    Fails      γ = 0: in the first step only γ receives a gradient; weight decay on γ pulls branches to zero
+    Law        RMS √(1 + γ²·l) at initialisation; as Pre-Norm once γ has grown
+    Fails      γ = 0: in the first step only γ receives a gradient; weight decay on γ drives branch outputs to zero
     """
 
     name = "layerscale"
@@ -36,14 +37,14 @@ class LayerScale(Scheme):
     gamma: float = 0.1
     """Initial value of γ."""
     scalar: bool = False
-    """One scalar per sublayer in place of a vector."""
+    """One scalar per sublayer instead of a vector."""
 
     def check(self) -> None:
         if not math.isfinite(self.gamma):
             raise NormLabError(f"layerscale: gamma must be finite, got {self.gamma}; try 0.1")
 
     def sublayer(self, site: Site) -> Step:
-        gamma = Scale(1 if self.scalar else site.dim, self.gamma)
+        gamma = LearnedScale(1 if self.scalar else site.dim, self.gamma)
         return Step(Add(site.dt), read=self.new_norm(site.dim), shape=gamma)
 
     def law(self, depth: int, blocks: Sequence[Block] = ()) -> Law:

@@ -1,4 +1,4 @@
-"""LayerNorm scaling."""
+"""LayerNorm scaling: Pre-Norm with the norm's output divided by √layer."""
 
 from __future__ import annotations
 
@@ -7,38 +7,40 @@ from dataclasses import dataclass
 
 from normlab.errors import NormLabError
 from normlab.schemes.contract.law import Law
-from normlab.schemes.contract.parts import Add, Chain, Constant, Step
-from normlab.schemes.contract.scheme import Scheme, Site
+from normlab.schemes.contract.parts import Add, BoundedSequential, ConstantScale, Step
+from normlab.schemes.contract.scheme import Scheme
+from normlab.schemes.contract.site import Site
 
 
 @dataclass(frozen=True, kw_only=True)
 class LNS(Scheme):
     """
-    LN-Scaling: Pre-Norm whose norm output shrinks with depth.
+    LN-Scaling: Pre-Norm with the norm's output divided by the square root of the block's index.
 
     Formula    x ← x + F(N(x)/√ℓ)
                ℓ = 1 … L, the block
     Placement  x ─┬─ N ─ ÷√ℓ ─ F ─┐
                   └───────────────+─ x'
-    Init       base std, never scaled by depth
+    Init       base std, not scaled by depth
     Source     Sun et al. 2025, arXiv 2502.05795
     Law        variance 1 + 2·H_L at initialisation (RMS 2.68 at 12 blocks): logarithmic in depth
-    Fails      combined with depth-scaled output init it shrinks branches twice (refused); the final norm is unscaled
+    Fails      with depth-scaled output initialisation branches are scaled down twice (refused); the final norm is not
+               scaled
     """
 
     name = "lns"
     aliases = ("ln-scaling", "lnscaling", "layernorm-scaling")
 
     depth_init: bool = False
-    """Refused: stands here to say why."""
+    """Not supported; exists to explain why in an error message."""
 
     def check(self) -> None:
         if self.depth_init:
             raise NormLabError("lns scales by depth already; its authors warn against depth_init, leave it off")
 
     def sublayer(self, site: Site) -> Step:
-        shrink = Constant(1.0 / math.sqrt(site.time + 1.0))
-        return Step(Add(site.dt), read=Chain(self.new_norm(site.dim), shrink))
+        shrink = ConstantScale(1.0 / math.sqrt(site.time + 1.0))
+        return Step(Add(site.dt), read=BoundedSequential(self.new_norm(site.dim), shrink))
 
     def law(self, depth: int) -> Law:
         return Law(

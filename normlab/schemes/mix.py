@@ -1,4 +1,4 @@
-"""Mix-LN: Post-Norm below, Pre-Norm above."""
+"""Mix-LN: Post-Norm in the first blocks, Pre-Norm in the rest."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import torch
 
 from normlab.errors import NormLabError
 from normlab.schemes.contract.blocks import Block
-from normlab.schemes.contract.law import Law, Value, warmth
+from normlab.schemes.contract.law import Law, Value, squared_radius
 from normlab.schemes.contract.learnt import main_gains
 from normlab.schemes.contract.parts import Add, AddNorm, Step
-from normlab.schemes.contract.scheme import Scheme, Site
+from normlab.schemes.contract.scheme import Scheme
+from normlab.schemes.contract.site import Site
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,15 +28,15 @@ class Mix(Scheme):
                              └─────+─ N ─ x'              └─────────+─ x'
     Init       base std
     Source     Li et al. 2024, arXiv 2412.13795
-    Law        RMS = 1 up to the switch, then Pre-Norm's √l
-    Fails      with a large fraction it inherits Post-Norm's vanishing gradients; 7B models want about 0.06
+    Law        RMS = 1 up to the switch, then ∝ √l as in Pre-Norm
+    Fails      with a large fraction gradients vanish as in Post-Norm; 7B models need about 0.06
     """
 
     name = "mix"
     aliases = ("mix-ln", "mixln", "mix-norm")
 
     post_fraction: float = 0.25
-    """Share a of the blocks, from the bottom, that are Post-Norm."""
+    """Fraction a of the blocks that are Post-Norm, from the first block on."""
 
     def check(self) -> None:
         if not 0.0 <= self.post_fraction <= 1.0:
@@ -43,7 +44,7 @@ class Mix(Scheme):
 
     def switch(self, horizon: float) -> int:
         """The first block that is Pre-Norm."""
-        # 0.29 · 100 is 28.999999999999996 in binary: what was meant is 29.
+        # 0.29 · 100 is 28.999999999999996 in floating point, but means 29.
         return math.floor(self.post_fraction * horizon + 1e-9)
 
     def sublayer(self, site: Site) -> Step:
@@ -55,15 +56,15 @@ class Mix(Scheme):
     def law(self, depth: int, blocks: Sequence[Block] = ()) -> Law:
         gain = Value("gain", 1.0).learnt(main_gains(blocks))
         switch = self.switch(depth)
-        # The last norm on the main path sets the unit of the radius that Pre-Norm goes on with.
+        # The gain of the last norm on the main path is the initial radius of the Pre-Norm part.
         unit = gain.blocks[switch - 1] if switch and gain.blocks else 1.0
         return Law(
             speed=lambda m: torch.where(m.time < switch, torch.ones_like(m.radius), unit * m.radius),
             radial=lambda m: torch.where(m.time < switch, torch.zeros_like(m.radius), m.radial / unit),
-            temperature=warmth(gain),
+            temperature=squared_radius(gain),
             values=(gain,),
             switches=(float(switch),),
             rms=lambda i: math.sqrt(1 + max(0, i - 2 * switch)),
             forward="linear",
-            backward="power law above the switch, Post-Norm's below it",
+            backward="power law after the switch, as Post-Norm before it",
         )

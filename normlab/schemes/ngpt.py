@@ -1,10 +1,14 @@
-"""nGPT: everything on the unit sphere."""
+"""nGPT: normalised Transformer with states and weights on the unit sphere."""
+
+# torch annotates some tensor functions only in part.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,17 +19,28 @@ from normlab.kernels.lerp import sphere_lerp, sphere_lerp_pair, unit_rows_
 from normlab.norms import l2_norm
 from normlab.roles import Role, whole_parameters
 from normlab.schemes.contract.blocks import Block
+from normlab.schemes.contract.bound_scheme import BoundScheme
 from normlab.schemes.contract.law import Law, Value, on_sphere
 from normlab.schemes.contract.learnt import first_steps, mean
 from normlab.schemes.contract.needs import Need
-from normlab.schemes.contract.parts import Chain, Constant, Scale, Step, ToSphere, Write, factor, see
-from normlab.schemes.contract.scheme import BoundScheme, Scheme, Site
+from normlab.schemes.contract.parts import (
+    BoundedSequential,
+    ConstantScale,
+    LearnedScale,
+    Step,
+    ToSphere,
+    Write,
+    factor,
+    read_state,
+)
+from normlab.schemes.contract.scheme import Scheme
+from normlab.schemes.contract.site import Site
 
 
 @dataclass(frozen=True, kw_only=True)
 class NGPT(Scheme):
     """
-    nGPT: state, weights, queries and keys live on the unit sphere; a step is an interpolation.
+    nGPT: states, weights, queries and keys are unit vectors; a residual step is an interpolation.
 
     Formula    h ← n(h + |α| ⊙ (n(F(h)) − h))
                n(v) = v/‖v‖
@@ -35,7 +50,8 @@ class NGPT(Scheme):
     Init       std 1/√d, then unit length along the model dimension, again after every optimiser step
     Source     Loshchilov et al. 2024, arXiv 2410.01131
     Law        ‖h‖ = 1 at every depth; tokens merge at the rate e^(−2∫α)
-    Fails      zero branches have no direction (zero init is refused); a tied head; weight decay; rate not width-stable
+    Fails      output projections that start at zero (no direction; refused); a tied head; weight decay; the best
+               learning rate depends on the width
     """
 
     name = "ngpt"
@@ -43,9 +59,9 @@ class NGPT(Scheme):
     zero_outputs = False
 
     alpha: float = 0.05
-    """Initial step α of the interpolation."""
+    """Initial step size α of the interpolation."""
     alpha_scaling: float | None = None
-    """Raw size of α's parameter, which sets its effective learning rate; None: 1/√d."""
+    """Initial value of α's parameter, which sets its effective learning rate; None: 1/√d."""
 
     def check(self) -> None:
         if not 0.0 < self.alpha <= 1.0:
@@ -57,7 +73,7 @@ class NGPT(Scheme):
 
     def sublayer(self, site: Site) -> Step:
         scaling = self.alpha_scaling or 1.0 / math.sqrt(site.dim)
-        return Step(SphereLerp(Scale(site.dim, self.alpha, scaling), self.eps, site.dt))
+        return Step(SphereLerp(LearnedScale(site.dim, self.alpha, scaling), self.eps, site.dt))
 
     def entry(self, bound: BoundScheme) -> nn.Module:
         return ToSphere(bound.dim, radius=1.0)
@@ -70,9 +86,9 @@ class NGPT(Scheme):
         return (
             Need("qk-after-rotary", lambda attention: UnitHeads(attention, self.eps)),
             Need("softmax-scale", lambda attention: math.sqrt(attention.head_dim)),
-            Need("gate-scale", lambda mlp: Chain(Scale(mlp.hidden), Constant(math.sqrt(mlp.dim)))),
-            Need("up-scale", lambda mlp: Scale(mlp.hidden)),
-            Need("logit-scale", lambda head: Scale(head.vocab_size, 1.0, 1.0 / math.sqrt(head.dim))),
+            Need("gate-scale", _gate_scale),
+            Need("up-scale", lambda mlp: LearnedScale(mlp.hidden)),
+            Need("logit-scale", lambda head: LearnedScale(head.vocab_size, 1.0, 1.0 / math.sqrt(head.dim))),
             Need("untied-head", lambda head: 1.0),
         )
 
@@ -84,7 +100,7 @@ class NGPT(Scheme):
 
     def constrain_(self, roles: Sequence[Role]) -> None:
         for role in whole_parameters(roles):
-            # A router is not part of the published model: its logits keep their own scale.
+            # The published model has no router; a router's matrix is not normalised.
             if role.is_matrix and role.role != "router":
                 unit_rows_(role.view(), role.model_axis)
 
@@ -103,29 +119,34 @@ class NGPT(Scheme):
         )
 
 
+def _gate_scale(mlp: Any) -> nn.Module:
+    """s_v·√d on the gate."""
+    return BoundedSequential(LearnedScale(mlp.hidden), ConstantScale(math.sqrt(mlp.dim)))
+
+
 class SphereLerp(Write):
     """n(h + |α| ⊙ (n(g) − h))."""
 
     keeps_norm = True
 
-    def __init__(self, alpha: Scale, eps: float, dt: float):
+    def __init__(self, alpha: LearnedScale, eps: float, dt: float):
         super().__init__()
         self.alpha, self.eps, self.dt = alpha, eps, factor(dt)
 
     def step_size(self) -> torch.Tensor:
-        """|α|, cut in refined schemes."""
+        """|α|, times the fraction of a step in refined schemes."""
         return self.dt(self.alpha.value().abs())
 
     def forward(self, state: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
         return sphere_lerp(state, update, self.step_size(), self.eps, kernels="reference")
 
-    def settle(
+    def write_and_read(
         self, state: torch.Tensor, update: torch.Tensor, shape: nn.Module, read: nn.Module, kernels: str
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if backends.choose(kernels, state) != "triton" or not isinstance(shape, nn.Identity):
-            return super().settle(state, update, shape, read, kernels)
+            return super().write_and_read(state, update, shape, read, kernels)
         state, seen = sphere_lerp_pair(state, update, self.step_size(), self.eps, kernels=kernels)
-        return (state, seen) if isinstance(read, nn.Identity) else see(state, read, kernels)
+        return (state, seen) if isinstance(read, nn.Identity) else read_state(state, read, kernels)
 
     def rms_bound(self, state: float, update: float) -> float:
         return 1.0 / math.sqrt(self.alpha.weight.shape[-1])
@@ -137,11 +158,11 @@ class UnitHeads(nn.Module):
     With grouped queries there is one entry per key head, shared by the query heads that read it.
     """
 
-    def __init__(self, attention, eps: float):
+    def __init__(self, attention: Any, eps: float):
         super().__init__()
         self.eps = eps
         shape = (attention.kv_heads, 1, attention.head_dim)
-        self.scale = Scale(shape, 1.0, 1.0 / math.sqrt(attention.dim))
+        self.scale = LearnedScale(shape, 1.0, 1.0 / math.sqrt(attention.dim))
 
     def parameter_roles(self) -> dict[str, str]:
         return {"scale.weight": "vector"}

@@ -1,4 +1,4 @@
-"""No norm at all: the control that shows what norms are for."""
+"""No normalisation: a plain residual network, as a control."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from normlab.schemes.contract.bound_scheme import BoundScheme
 from normlab.schemes.contract.law import Law
 from normlab.schemes.contract.parts import Add, Step
-from normlab.schemes.contract.scheme import BoundScheme, Scheme, Site
+from normlab.schemes.contract.scheme import Scheme
+from normlab.schemes.contract.site import Site
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +25,7 @@ class NoNorm(Scheme):
     Init       base std
     Source     He et al. 2015, arXiv 1512.03385, without its norms
     Law        RMS ∝ 2^(l/2) at initialisation for variance-preserving branches: exponential in depth
-    Fails      by design: explodes from a dozen blocks on
+    Fails      as expected of a control: activations explode from about a dozen blocks on
     """
 
     name = "none"

@@ -1,4 +1,4 @@
-"""Output-norm: OLMo 2's placement."""
+"""Output-norm: normalise the output of each branch, as OLMo 2 does."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from normlab.schemes.contract.blocks import Block
 from normlab.schemes.contract.law import Law, Value
 from normlab.schemes.contract.learnt import branch_factors
 from normlab.schemes.contract.parts import Add, Step
-from normlab.schemes.contract.scheme import Scheme, Site
+from normlab.schemes.contract.scheme import Scheme
+from normlab.schemes.contract.site import Site
 
 
 @dataclass(frozen=True, kw_only=True)
 class Output(Scheme):
     """
-    Output-norm: normalise what a branch returns, nothing else.
+    Output-norm: normalise the output of each branch and nothing else.
 
     Formula    x ← x + N(F(x))
     Placement  x ─┬─ F ─ N ─┐
@@ -25,7 +26,7 @@ class Output(Scheme):
     Init       base std
     Source     OLMo 2, arXiv 2501.00656 (with qk_norm="flat"); Swin v2, arXiv 2111.09883
     Law        RMS(x_l) ≤ RMS(x₀) + Σ max|γ|; ∝ √l at initialisation
-    Fails      the branch reads the state as it is: attention logits grow with it unless qk_norm is on
+    Fails      branches read the state without a norm: attention logits grow with it unless qk_norm is on
     """
 
     name = "output"
@@ -45,5 +46,5 @@ class Output(Scheme):
             reads_state=True,
             rms=lambda i: math.sqrt(1 + i),
             forward="linear",
-            backward="power law in depth; free of the size of the output projections",
+            backward="power law in depth, independent of the size of the output projections",
         )

@@ -1,4 +1,4 @@
-"""Peri-LN, also known as Sandwich-LN."""
+"""Peri-LN (Sandwich-LN): norms before and after each branch."""
 
 from __future__ import annotations
 
@@ -12,24 +12,26 @@ from torch import nn
 
 from normlab.errors import NormLabError
 from normlab.schemes.contract.blocks import Block
+from normlab.schemes.contract.bound_scheme import BoundScheme
 from normlab.schemes.contract.law import Law, Motion, Value
 from normlab.schemes.contract.learnt import branch_factors
 from normlab.schemes.contract.parts import Add, Step
-from normlab.schemes.contract.scheme import BoundScheme, Scheme, Site
+from normlab.schemes.contract.scheme import Scheme
+from normlab.schemes.contract.site import Site
 
 
 @dataclass(frozen=True, kw_only=True)
 class Peri(Scheme):
     """
-    Peri-LN: normalise what enters a branch and what leaves it.
+    Peri-LN: normalise the input and the output of each branch.
 
     Formula    x ← x + Δt · N_out(F(N_in(x)));  x₀ = N(embedding)
     Placement  x ─┬─ N_in ─ F ─ N_out ─ ·Δt ─┐
                   └──────────────────────────+─ x'
     Init       base std
     Source     Kim et al. 2025, arXiv 2502.02732; Gemma 2 (gain="offset"); step Δt: arXiv 2510.09904
-    Law        RMS(x_l) ≤ RMS(x₀) + Δt Σ (max|γ| + RMS(b)); ∝ √l at initialisation, towards ∝ l in training
-    Fails      Δt = 1 and great depth: every branch adds RMS 1, so the stream outgrows Pre-Norm's
+    Law        RMS(x_l) ≤ RMS(x₀) + Δt Σ (max|γ| + RMS(b)); ∝ √l at initialisation, closer to ∝ l in training
+    Fails      Δt = 1 in deep networks: every branch adds RMS 1, so the state grows larger than Pre-Norm's
     """
 
     name = "peri"
@@ -38,11 +40,11 @@ class Peri(Scheme):
     zero_outputs = False
 
     step: float = 1.0
-    """Residual step Δt in (0, 1]; 0.1 keeps deep stacks near their input scale."""
+    """Residual step size Δt in (0, 1]; 0.1 keeps deep stacks near their input scale."""
     output_gain: float = 1.0
-    """Initial gain of the branch-output norm; the forward certificate is linear in it."""
+    """Initial gain of the output norms; the bound on the state's RMS is linear in it."""
     entry_norm: bool = True
-    """Normalise the embedding as well: at std 0.02 it would drown in the first branch, which adds RMS 1."""
+    """Normalise the embedding, too: at std 0.02 it would be negligible beside the first branch, which adds RMS 1."""
 
     def check(self) -> None:
         if not 0.0 < self.step <= 1.0:
@@ -74,5 +76,5 @@ class Peri(Scheme):
             values=(gain,),
             rms=lambda i: math.sqrt(1 + (self.step * self.output_gain) ** 2 * i),
             forward="linear",
-            backward="power law in depth; free of the size of the output projections",
+            backward="power law in depth, independent of the size of the output projections",
         )

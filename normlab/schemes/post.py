@@ -1,4 +1,4 @@
-"""Post-Norm, the original Transformer."""
+"""Post-Norm, as in the original Transformer."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from torch import nn
 
 from normlab.roles import Role, xavier_std
 from normlab.schemes.contract.blocks import Block
-from normlab.schemes.contract.law import Law, Value, on_sphere, warmth
+from normlab.schemes.contract.bound_scheme import BoundScheme
+from normlab.schemes.contract.law import Law, Value, on_sphere, squared_radius
 from normlab.schemes.contract.learnt import main_gains
 from normlab.schemes.contract.parts import AddNorm, Step
-from normlab.schemes.contract.scheme import BoundScheme, Scheme, Site
+from normlab.schemes.contract.scheme import Scheme
+from normlab.schemes.contract.site import Site
 
 
 @dataclass(frozen=True, kw_only=True)
 class Post(Scheme):
     """
-    Post-Norm: add, then normalise the sum.
+    Post-Norm: add the branch output, then normalise the sum.
 
     Formula    x ← N(x + F(x))
     Placement  x ─┬─ F ─┐
@@ -28,7 +30,8 @@ class Post(Scheme):
     Init       base std, or Xavier (init)
     Source     Vaswani et al. 2017, arXiv 1706.03762
     Law        RMS = 1 at every depth; tokens merge at the exponential rate e^(−2t)
-    Fails      needs warm-up and a low rate; in deep stacks tokens collapse and gradients vanish early in training
+    Fails      needs warm-up and a low learning rate; in deep stacks tokens collapse and gradients vanish early in
+               training
     """
 
     name = "post"
@@ -50,9 +53,9 @@ class Post(Scheme):
         gain = Value("gain", 1.0).learnt(main_gains(blocks))
         return Law(
             speed=lambda m: torch.ones_like(m.radius),
-            temperature=warmth(gain),
+            temperature=squared_radius(gain),
             values=(gain,),
             rms=on_sphere,
             forward="bounded",
-            backward="the skip path shrinks by 1/√(1+σ²) a sublayer; vanishes once tokens have collapsed",
+            backward="the skip path shrinks by 1/√(1+σ²) per sublayer; vanishes once tokens have collapsed",
         )

@@ -1,4 +1,4 @@
-"""Pre-Norm, also in the form that shows the step size it hides."""
+"""Pre-Norm, also in an equivalent form on the sphere that shows its effective step size."""
 
 from __future__ import annotations
 
@@ -12,36 +12,38 @@ from torch import nn
 from normlab.errors import NormLabError
 from normlab.norms import Norm, rms, widen
 from normlab.roles import OUTPUTS, Role
+from normlab.schemes.contract.bound_scheme import BoundScheme
 from normlab.schemes.contract.law import Law
 from normlab.schemes.contract.parts import Add, Step, Write, factor
-from normlab.schemes.contract.scheme import BoundScheme, Scheme, Site
+from normlab.schemes.contract.scheme import Scheme
+from normlab.schemes.contract.site import Site
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pre(Scheme):
     """
-    Pre-Norm: normalise what a branch reads, add what it returns.
+    Pre-Norm: normalise the input of each branch, add its output.
 
     Formula    x ← x + Δt · F(N(x))
     Placement  x ─┬─ N ─ F ─ ·Δt ─┐
                   └───────────────+─ x'
     Init       output projections ÷ √(2L) (depth_init), the rest at the base std
     Source     Xiong et al. 2020, arXiv 2002.04745; step Δt: arXiv 2510.09904
-    Law        RMS(x_l) ≤ RMS(x₀) + Δt Σ Λ_k: ∝ √l at initialisation, ∝ l at worst with weights of one size in all
-               blocks; gradients follow a power law in depth
-    Fails      deep blocks barely turn the grown state (dead depth); nothing bounds the Λ_k: weights that grow with
-               depth make the state grow exponentially
+    Law        RMS(x_l) ≤ RMS(x₀) + Δt Σ Λ_k: ∝ √l at initialisation, ∝ l in the worst case with weights of the same
+               size in every block; gradients follow a power law in depth
+    Fails      deep blocks hardly change the direction of the large state; nothing bounds the Λ_k: weights that grow
+               with depth make the state grow exponentially
     """
 
     name = "pre"
     aliases = ("pre-ln", "pre-norm", "prenorm", "preln", "gpt2")
 
     step: float = 1.0
-    """Residual step Δt in (0, 1]; 0.1 keeps deep stacks near their input scale."""
+    """Residual step size Δt in (0, 1]; 0.1 keeps deep stacks near their input scale."""
     depth_init: bool = True
     """Divide output projections by √(2L) at initialisation, as GPT-2 does."""
     form: Literal["plain", "sphere"] = "plain"
-    """sphere: the same function with the state kept on the sphere and the step shrunk to Δt/RMS(x)."""
+    """sphere: the same function, with the state kept on the sphere and the step size Δt/RMS(x)."""
 
     def check(self) -> None:
         if not 0.0 < self.step <= 1.0:
@@ -109,7 +111,7 @@ class SphereNorm(nn.Module):
 
 
 class SphereAdd(Write):
-    """y ← (y + (Δt/ρ)·g) / RMS(…): the projected step that Pre-Norm takes, with the step size it hides."""
+    """y ← (y + (Δt/ρ)·g) / RMS(…): Pre-Norm's step projected on the sphere, with its effective step size Δt/ρ."""
 
     def __init__(self, step: float):
         super().__init__()
@@ -125,6 +127,6 @@ class SphereAdd(Write):
 
 
 def _join(y: torch.Tensor, radius: torch.Tensor) -> torch.Tensor:
-    # A floor, not an epsilon under the root: a zero state keeps a radius that can be divided by, others are exact.
+    # A lower limit instead of an epsilon under the root: a zero state keeps a nonzero radius, all others are exact.
     size = rms(y).clamp_min(1e-12)
     return torch.cat([(widen(y) / size), radius * size], dim=-1).to(y.dtype)

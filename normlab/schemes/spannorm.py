@@ -1,4 +1,4 @@
-"""SpanNorm: a skip that spans the whole block."""
+"""SpanNorm: Post-Norm with a skip connection that spans the whole block."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from torch import nn
 from normlab.choices import Topology
 from normlab.roles import OUTPUTS, Role
 from normlab.schemes.contract.blocks import Block
-from normlab.schemes.contract.law import Law, Value, on_sphere, warmth
+from normlab.schemes.contract.bound_scheme import BoundScheme
+from normlab.schemes.contract.law import Law, Value, on_sphere, squared_radius
 from normlab.schemes.contract.learnt import first_gains, main_gains
-from normlab.schemes.contract.parts import AddNorm, Branch, BranchBound, Step, ToSphere, propose
-from normlab.schemes.contract.scheme import BoundScheme, Scheme, Site
+from normlab.schemes.contract.parts import AddNorm, Branch, BranchBound, Step, ToSphere, call_branch
+from normlab.schemes.contract.scheme import Scheme
+from normlab.schemes.contract.site import Site
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpanNorm(Scheme):
     """
-    SpanNorm: Post-Norm whose skips all start at the block's input, so the main path meets one norm a block.
+    SpanNorm: Post-Norm with all skip connections from the block's input, so the main path has one norm per block.
 
     Formula    y = N₁(x + Attn(x)); x' = N₂(x + FFN(y))
     Placement  x ─┬─ Attn ─+─ N₁ ─ FFN ─+─ N₂ ─ x'
@@ -30,10 +32,10 @@ class SpanNorm(Scheme):
                   └─────────────────────┘
     Init       ScaleInit: output projections × 1/√L, the rest at the base std
     Source     arXiv 2601.22580 (ICML 2026)
-    Law        RMS = 1 at every block; the skip path keeps (1+c/L)^(−1/2) a block, e^(−c/2) in all
-    Fails      without entry norm the first branch swamps a small embedding; reported to diverge at the highest of
-               three rates that Pre-Norm bears (arXiv 2602.08064); at 125M and 1.2e-3, 3 of 4 runs stayed at the
-               entropy of single tokens with 40 steps of warm-up, 0 of 2 with 100, 0 of 4 at 6e-4
+    Law        RMS = 1 after every block; the skip path keeps (1+c/L)^(−1/2) per block, e^(−c/2) in all
+    Fails      without entry norm a small embedding is negligible beside the first branch; reported to diverge at the
+               highest of three learning rates at which Pre-Norm is stable (arXiv 2602.08064); at 125M and 1.2e-3, 3 of
+               4 runs stayed at the unigram entropy with 40 steps of warm-up, 0 of 2 with 100, 0 of 4 at 6e-4
     """
 
     name = "spannorm"
@@ -41,19 +43,19 @@ class SpanNorm(Scheme):
     topologies = ("serial",)
 
     scale_init: Literal["blocks", "sublayers", "none"] = "blocks"
-    """ScaleInit: output projections × 1/√L, × 1/√(2L), or as they are."""
+    """ScaleInit: output projections × 1/√L, × 1/√(2L), or not scaled."""
     scale_inputs: bool = False
-    """ScaleInit on W_V, W_up and W_gate as well."""
+    """Apply ScaleInit to W_V, W_up and W_gate, too."""
     first_norm: bool = True
-    """Normalise what the first block's attention reads; its skip stays raw."""
+    """Normalise the input of the first block's attention, but not its skip connection."""
     entry_norm: bool = True
-    """Put the embedding at unit RMS; off for the literal reading with the raw skip."""
+    """Scale the embedding to unit RMS; off for the paper's literal text, where the first skip is not normalised."""
     final_norm: bool = False
-    """A norm before the head; the last block ends in one already."""
+    """A norm before the head; the last block already ends in one."""
 
     def sublayer(self, site: Site) -> Step:
-        # A refined scheme cuts what attention adds. The last branch carries its result on, so cutting that as well
-        # would leave steps of second order: nothing would move.
+        # A refined scheme divides what attention adds. The last branch passes attention's result on, so dividing its
+        # update as well would make steps second order in dt: in the limit nothing would move.
         last = site.branch == site.steps - 1
         first = self.first_norm and site.block == 0 and site.branch == 0
         write = AddNorm(self.new_norm(site.dim), step=1.0 if last else site.dt)
@@ -78,28 +80,28 @@ class SpanNorm(Scheme):
         inner = Value("gain of N₁", 1.0).learnt(first_gains(blocks))
         outer = Value("gain of N₂", 1.0).learnt(main_gains(blocks))
         return Law(
-            # N₂(x + γ₁ n(x + A)) with ‖x‖ = γ₂: γ₁ of γ₂ + γ₁ parts turn.
+            # N₂(x + γ₁ n(x + A)) with ‖x‖ = γ₂: the fraction γ₁ / (γ₂ + γ₁) rotates.
             speed=lambda m: (1.0 + outer(m.time) / inner(m.time)) * torch.ones_like(m.radius),
-            temperature=warmth(outer),
+            temperature=squared_radius(outer),
             values=(inner, outer),
             mlp="identity",
             rms=on_sphere,
             forward="bounded",
-            backward="the skip path shrinks by 1/√(1+σ_f²) a block; ScaleInit makes the product e^(−c/2)",
-            note="with the identity in place of the MLP, n(x + n(x + A)): half of Post-Norm's turn; without an MLP"
-            " tokens never move",
+            backward="the skip path shrinks by 1/√(1+σ_f²) per block; ScaleInit makes the product e^(−c/2)",
+            note="with the identity in place of the MLP, n(x + n(x + A)): half of Post-Norm's rotation; without an MLP"
+            " tokens do not move",
         )
 
 
 class SpanBlock(Block):
-    """Each step reads what the one before it made, and writes onto the block's input."""
+    """Each step reads the previous step's result and writes onto the block's input."""
 
     def run(
         self, state: torch.Tensor, seen: torch.Tensor, branches: Sequence[Branch], after: nn.Module
     ) -> tuple[torch.Tensor, torch.Tensor]:
         kernels, written = self.usable_kernels(), state
         for (step, branch), read in zip(self.pairs(branches), self.reads(after), strict=True):
-            written, seen = step.write.settle(state, propose(branch, seen), step.shape, read, kernels)
+            written, seen = step.write.write_and_read(state, call_branch(branch, seen), step.shape, read, kernels)
         return written, seen
 
     def rms_bound(self, state: float, branches: Sequence[BranchBound]) -> float:

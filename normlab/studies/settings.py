@@ -6,17 +6,16 @@ from a file) a study understands as well.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import fields
+from typing import Any, get_type_hints
 
 from normlab.compare.config import CompareConfig
 from normlab.errors import NormLabError, unknown
-from normlab.train.config import DEFAULT_TASK, TrainConfig
-from normlab.train.tasks import find_task
-from normlab.utils.settings import count, field_names
+from normlab.train.config import DEFAULT_TASK, TrainConfig, config_class
+from normlab.utils.counts import count, is_count
+from normlab.utils.settings import field_names
 
-_COUNTS = ("tokens", "eval_tokens", "images")
 _KINDS: dict[type, tuple[tuple[type, ...], str]] = {
     bool: ((bool,), "true or false"),
     int: ((int,), "a whole number"),
@@ -27,9 +26,9 @@ _KINDS: dict[type, tuple[tuple[type, ...], str]] = {
 
 def comparison_config(settings: Mapping[str, Any], where: str) -> CompareConfig:
     """The comparison that the settings describe; `where` names them in errors."""
-    task = find_task(str(settings.get("task", DEFAULT_TASK)))
-    several, shared = field_names(CompareConfig) - {"base"}, field_names(TrainConfig) - {"model"}
-    of_model = field_names(task.model) - {"scheme"}
+    kind = config_class(str(settings.get("task", DEFAULT_TASK)))
+    several, shared = field_names(CompareConfig) - {"base"}, field_names(kind) - {"model"}
+    of_model = field_names(kind.model_class) - {"scheme"}
     known = (several | shared | of_model | {"preset"}) - {*CompareConfig.several}
     values: dict[str, Any] = {}
     for name, value in settings.items():
@@ -37,25 +36,25 @@ def comparison_config(settings: Mapping[str, Any], where: str) -> CompareConfig:
             raise NormLabError(f"{where}: a comparison has no {name} of its own; name {CompareConfig.several[name]}")
         if name not in known:
             raise unknown(f"setting in {where}", name, known)
-        values[name] = _value(name, value, where)
+        values[name] = _value(name, value, kind, where)
     preset = values.pop("preset", None)
     outer = {name: value for name, value in values.items() if name in several}
     run = {name: value for name, value in values.items() if name in shared}
     inner = {name: value for name, value in values.items() if name in of_model - shared}
     try:
-        base = TrainConfig(**run, model=task.model(**inner)) if preset is None else (
-            TrainConfig.preset(str(preset), **run, **inner)
+        base = kind(**run, model=kind.model_class(**inner)) if preset is None else (
+            kind.preset(str(preset), **run, **inner)
         )  # fmt: skip
         return CompareConfig(base=base, **outer)
     except TypeError as error:
         raise NormLabError(f"{where}: {error}") from None
 
 
-def _value(name: str, value: Any, where: str) -> Any:
-    """Lists as tuples, one value where several are meant, counts as numbers; another type is refused."""
-    if name in _COUNTS and isinstance(value, str):
+def _value(name: str, value: Any, config: type[TrainConfig], where: str) -> Any:
+    """A setting as a Python value: lists as tuples, counts as numbers. Raises for a value of another type."""
+    if isinstance(value, str) and is_count(get_type_hints(config, include_extras=True).get(name)):
         return count(value)
-    default = _DEFAULTS.get(name)
+    default = next((f.default for kind in (config, CompareConfig) for f in fields(kind) if f.name == name), None)
     if isinstance(value, list):
         return tuple(value)
     if (isinstance(default, tuple) or name == "lrs") and value != "auto":
@@ -65,6 +64,3 @@ def _value(name: str, value: Any, where: str) -> Any:
     if is_truth or not isinstance(value, kinds):
         raise NormLabError(f"{where}: {name} must be {expected}, got {value!r}")
     return value
-
-
-_DEFAULTS = {field.name: field.default for kind in (TrainConfig, CompareConfig) for field in dataclasses.fields(kind)}

@@ -1,4 +1,4 @@
-"""Targets: everything that can be checked, behind one face.
+"""Targets: everything that can be checked, behind one interface.
 
 target = resolve("peri(step=0.1)")                       # a scheme, a Hugging Face id or config.json, module:factory,
 model = target.build(depth=24, seed=0)                   # a live module, a run folder

@@ -1,4 +1,4 @@
-"""Sizes in other people's configurations: found by the words that field names are made of, never by an architecture.
+"""Read and change depth, width and vocabulary in any Hugging Face configuration, by field names, not by architecture.
 
 `num_hidden_layers`, `n_layer` and `decoder_layers` all say how many blocks there are, `n_embd` and `d_model` how wide
 the state is; the library's own attribute map knows the synonyms of the chief ones. A configuration may hold others
@@ -37,7 +37,7 @@ _NARROWEST = 32
 
 
 def parts(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The configuration and those inside it, each with what to put before its field names."""
+    """The configuration and its sub-configurations, each with the prefix of its field names."""
     yield prefix, config
     for name in getattr(config, "sub_configs", {}):
         inner = getattr(config, name, None)
@@ -104,7 +104,7 @@ def with_vocabulary(config: Any, vocabulary: int) -> tuple[Any, Changes]:
 
 
 def without_dropout(config: Any) -> tuple[Any, Changes]:
-    """The configuration with every kind of dropout at zero: what is measured must not depend on dice."""
+    """The configuration with every kind of dropout at zero: measurements must not be random."""
     return _changed(config, _no_dropout)
 
 
@@ -126,7 +126,7 @@ def room_for_tokens(config: Any) -> int | None:
 
 
 def _changed(config: Any, change: Callable[[Any], Changes]) -> tuple[Any, Changes]:
-    """A copy with a change made to each of its parts, and what that came to."""
+    """A copy with a change applied to each of its parts, and the results of the change."""
     changed, changes = copy.deepcopy(config), {}
     for prefix, part in parts(changed):
         for name, (old, new) in change(part).items():

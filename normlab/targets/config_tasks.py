@@ -1,4 +1,4 @@
-"""What other people's models are run on, by the kind of model that the library makes of a configuration.
+"""Workloads of Hugging Face models: causal, masked, sequence-to-sequence, headless and image tasks.
 
 Every batch is a dict of what `forward` takes, labels included, so that the loss is the model's own.
 """
@@ -62,7 +62,7 @@ class Causal(ModelTokens):
 
 
 class MaskedWorkload(ModelTokens):
-    """Predict some tokens, most of them hidden behind one that never occurs, as such models are published."""
+    """Predict masked tokens (BERT); the mask is a token that never occurs in the data."""
 
     causal = False
 
@@ -74,7 +74,7 @@ class MaskedWorkload(ModelTokens):
 
 
 class SequenceToSequence(ModelTokens):
-    """Read the first half of a text and write the second."""
+    """Encode the first half of a text and predict the second."""
 
     causal = False
 
@@ -136,7 +136,7 @@ class HeadlessImages(ImageWorkload):
 
 
 def logits_of(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    """What a model says to token ids; one that reads and writes gets them on both sides."""
+    """The logits of a model for token ids; an encoder-decoder gets them on both sides."""
     both = {"decoder_input_ids": ids} if getattr(model.config, "is_encoder_decoder", False) else {}
     with hub.quiet():
         return model(input_ids=ids, **both).logits

@@ -1,4 +1,4 @@
-"""Tokens to check a model on: random ones, a language of two-token rules, or a text file.
+"""Token data for checks: random tokens, a bigram language, or a text file.
 
 Whatever the source, the same seed gives the same sequences to every depth, width and learning rate: what differs
 between two runs of a ladder is the model alone.

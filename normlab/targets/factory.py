@@ -1,4 +1,4 @@
-"""A function of depth and width that returns a module: `module:factory` on the command line, itself in Python."""
+"""A factory as a target: a function of depth and width that returns a module; `module:factory` on the command line."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from normlab.errors import NormLabError
+from normlab.errors import NormLabError, in_one_line
 from normlab.probes.blocks import find_stacks
 from normlab.schemes.catalog.reference import looking_in
-from normlab.targets.failures import in_one_line
 from normlab.targets.guess_batch import notes_on
 from normlab.targets.module import first_parameter, task_for, width_of
 from normlab.targets.scheme_rules import scheme_of

@@ -1,15 +1,14 @@
-"""What to run a module on that came without a batch: found from what it is made of and from what it returns."""
+"""Guess the inputs of a module that came without a batch, from its layers and its output."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 
-from normlab.errors import NormLabError
+from normlab.errors import NormLabError, in_one_line
 from normlab.models.transformer import Transformer
-from normlab.probes.probe import untouched
+from normlab.probes.untouched import untouched
 from normlab.targets.data import TokenData, token_data
-from normlab.targets.failures import in_one_line
 from normlab.targets.own_tasks import own_task, spare_tokens
 from normlab.targets.tasks import Logits, States, TokenTask, Workload, answer
 

@@ -1,4 +1,4 @@
-"""The way to the transformers library and, where there is a network, to the Hugging Face hub."""
+"""Load configurations, weights and tokenizers with transformers, from disk or from the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from urllib.parse import urlparse
 import torch
 from torch import nn
 
-from normlab.errors import NormLabError
-from normlab.targets.failures import in_one_line
+from normlab.errors import NormLabError, in_one_line
 from normlab.utils.files import read_json
-from normlab.utils.optional import need
+from normlab.utils.lazy import import_optional
 
 _ADVICE = "check the name and the network, or download its config.json and name that file"
 
 
 def library() -> Any:
     """The transformers package."""
-    return need("transformers", "hf", "a Hugging Face model")
+    return import_optional("transformers", "hf", "a Hugging Face model")
 
 
 def load_config(source: Any) -> tuple[Any, str]:
@@ -66,7 +65,7 @@ def tokenizer_of(folder: str | None) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without the library's remarks and progress bars."""
+    """Silence the library's warnings and progress bars."""
     logging = library().utils.logging
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
@@ -107,7 +106,7 @@ def _from_hub(name: str) -> Any:
 
 def _reachable() -> bool:
     """Whether it is worth asking the hub: the library would try for half a minute where there is no network."""
-    constants = need("huggingface_hub", "hf", "a Hugging Face model").constants
+    constants = import_optional("huggingface_hub", "hf", "a Hugging Face model").constants
     if constants.HF_HUB_OFFLINE:
         return False
     address = urlparse(constants.ENDPOINT)

@@ -1,4 +1,4 @@
-"""Other people's models: a Hugging Face id, a folder or a config.json, built with random weights or loaded.
+"""Hugging Face models as targets: from an id, a folder or a config.json, with random or published weights.
 
 Nothing here knows an architecture: the library's own tables say which class a configuration makes and what it is for.
 No code from a repository is run, and weights are read from safetensors alone.
@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from normlab.errors import NormLabError
-from normlab.models.memory import check_room_for_parameters
+from normlab.errors import NormLabError, in_one_line
+from normlab.models.memory_check import check_memory_for_parameters
 from normlab.probes.blocks import find_stacks
 from normlab.probes.start import Fresh
 from normlab.targets import config_sizes, config_tasks, hub
 from normlab.targets.data import MADE_UP, token_data
-from normlab.targets.failures import in_one_line
 from normlab.targets.target import Target, count_parameters
 from normlab.targets.tasks import Workload
 
@@ -137,7 +136,7 @@ class HuggingFaceTarget(Target):
         return config_sizes.with_depth(config, depth, self._native)
 
     def _laid_out(self, config: Any) -> nn.Module:
-        """The model without weights: it costs next to nothing, whatever its size."""
+        """The model on the meta device: no memory, whatever its size."""
         with torch.device("meta"):
             return self._from(config)
 
@@ -154,7 +153,7 @@ class HuggingFaceTarget(Target):
             # From one block more than it has, not from as many as were asked for: laying out many takes long.
             parameters += (blocks - self._native) * (self._parameters(self._native + 1, width) - parameters)
         what = f"{self.name} with {parameters / 1e9:.1f}B parameters"
-        check_room_for_parameters(parameters, self.device, what, "a larger --shrink, or smaller --depths")
+        check_memory_for_parameters(parameters, self.device, what, "a larger --shrink, or smaller --depths")
 
     def _parameters(self, depth: int, width: int | None) -> int:
         return count_parameters(self._laid_out(self._sized(depth, width)))

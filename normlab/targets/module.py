@@ -1,4 +1,4 @@
-"""A live module: the one that the user has, as it is, with its weights."""
+"""A live torch module as a target, with the weights it has."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ModuleTarget(Target):
 
 
 def task_for(model: nn.Module, name: str, batch: Any, loss_fn: LossFn | None, **sizes: Any) -> Workload:
-    """The user's batch and loss where they gave them; what can be guessed where not."""
+    """The user's batch and loss if given, otherwise a guessed task."""
     if batch is not None:
         return FixedBatch(batch, loss_fn)
     if loss_fn is not None:
@@ -55,7 +55,7 @@ def task_for(model: nn.Module, name: str, batch: Any, loss_fn: LossFn | None, **
 
 
 def first_parameter(model: nn.Module, name: str) -> nn.Parameter:
-    """Any parameter; a module without one is no target."""
+    """The first parameter of a module; raises for a module without parameters."""
     found = next(model.parameters(), None)
     if found is None:
         raise NormLabError(f"{name} has no parameters; expected a Transformer, or anything with repeated blocks")

@@ -1,4 +1,4 @@
-"""What NormLab's own models are run on: tokens to come, masked tokens or pictures, by what a model reads and sees."""
+"""Workloads of NormLab's own models: next tokens, masked tokens or images."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CLASSES = 16
 
 
 class MaskedTokens(TokenTask):
-    """Some tokens hidden behind `spare`, a token that the data does not have, for an encoder."""
+    """Masked tokens for an encoder; `spare`, a token that the data does not have, is the mask."""
 
     causal = False
 
@@ -59,14 +59,14 @@ class Pictures(Workload):
 
 
 def spare_tokens(model: Transformer) -> int:
-    """Tokens of a vocabulary that the data must leave free: the one that hides others."""
+    """Number of tokens that the data must leave free: one for the mask of a masked model."""
     return int(isinstance(model, TokenModel) and not model.causal)
 
 
 def own_task(
     model: Transformer, data: TokenData, *, length: int, batch_size: int, spare: int | None = None
 ) -> Workload:
-    """The task of one of our models; `spare` is the token that hides others, the last of the vocabulary if left out."""
+    """The workload of one of our models; `spare` is the mask token, the last of the vocabulary if left out."""
     if isinstance(model, VisionTransformer):
         return Pictures(model, batch_size=batch_size)
     assert isinstance(model, TokenModel)

@@ -1,4 +1,4 @@
-"""From what the user names to a target."""
+"""Turn what the user names (scheme, id, path, factory, module, run) into a target."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def resolve(
     device: str = "cpu",
     dtype: str = "fp32",
 ) -> Target:
-    """What to check, behind one face, whatever it was named by.
+    """The target that the arguments name.
 
     target      a scheme (`"peri(step=0.1)"`), a Hugging Face id, configuration, config.json or folder, a run folder,
                 `"module:factory"`, a factory of depth and width, or a live module
@@ -133,7 +133,7 @@ def _identify_object(named: reference.Reference, text: str) -> tuple[str, Any]:
 
 def _is_scheme(text: str) -> bool:
     try:
-        registry.find(registry.parse(text)[0])
+        registry.find_class(registry.parse(text)[0])
     except NormLabError:
         return False
     return True

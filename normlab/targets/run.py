@@ -1,4 +1,4 @@
-"""A run that `normlab train` made: its design at any size, or the weights that it ended with."""
+"""A training run as a target: its design at any size, or its trained weights."""
 
 from __future__ import annotations
 

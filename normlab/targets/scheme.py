@@ -1,4 +1,4 @@
-"""A scheme by itself: NormLab's decoder in one small set-up that is the same for all of them.
+"""A scheme as a target: NormLab's decoder in one small set-up, the same for all schemes.
 
 Matrices start as Xavier says and embeddings near unit RMS, over which the scheme's own rules (smaller outputs, unit
 rows, a depth's constants) act as they always do. What a check says of a design depends on how it starts: from small,
@@ -17,7 +17,7 @@ from torch import nn
 
 from normlab.errors import NormLabError
 from normlab.models.config import DecoderConfig, TransformerConfig
-from normlab.models.memory import check_room_for_parameters, rough_params
+from normlab.models.memory_check import check_memory_for_parameters, estimate_params
 from normlab.models.transformer import Transformer
 from normlab.probes.start import Fresh
 from normlab.roles import Role, xavier_std
@@ -47,7 +47,7 @@ class DesignTarget(Target):
     def check_room(self, *, depth: int | None = None, width: int | None = None) -> None:
         design = dataclasses.replace(self._at_width(width or self._design.dim), depth=depth or self.depth)
         what = f"{self.name} at {design.depth:,} blocks of width {design.dim:,}"
-        check_room_for_parameters(rough_params(design), self.device, what, "smaller --depths or --width")
+        check_memory_for_parameters(estimate_params(design), self.device, what, "smaller --depths or --width")
 
     def _at_width(self, width: int) -> TransformerConfig:
         """The design at another width."""
@@ -97,7 +97,7 @@ class SchemeTarget(DesignTarget):
         return dataclasses.replace(self._design, dim=width, heads=heads_for(width))
 
     def fresh(self, size: str) -> list[Fresh]:
-        """As it is checked, and as a preset with a head of its own, beside which a tied head is told."""
+        """The design as checked, and as a preset with a head of its own, with a tied head reported beside it."""
         preset = DecoderConfig.preset(size, scheme=self._design.scheme, tied=False)
         return [*super().fresh(size), fresh_design(preset, size, with_tied=not preset.needs_own_head)]
 

@@ -1,4 +1,4 @@
-"""A scheme's rules in any model: what its optimiser groups are, and what is re-applied after a step.
+"""Apply a scheme's rules in any model: parameter groups, and constraints after an optimiser step.
 
 NormLab's models and stack know their own; the rest of a model gets what is usual.
 """

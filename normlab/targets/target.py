@@ -1,6 +1,6 @@
-"""What can be checked: a design that models are built from, with data to run them on and a loss.
+"""`Target`: the interface of everything that can be checked. It builds models and gives batches and a loss.
 
-Whoever measures (bursts, ladders, the scale test) asks a target and never what kind it is.
+Code that measures (bursts, ladders, the scale test) uses this interface and never asks for the kind of target.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from normlab.errors import NormLabError, unknown
+from normlab.errors import NormLabError, in_one_line, unknown
 from normlab.probes.start import Fresh
 from normlab.schemes.contract.scheme import Scheme
 from normlab.targets import scheme_rules
-from normlab.targets.failures import in_one_line
 from normlab.targets.tasks import NextToken, TokenTask, Workload, answer
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -81,7 +80,7 @@ class Target(ABC):
 
     @property
     def is_decoder(self) -> bool | None:
-        """Whether a token must not see later ones; None where only its attention can tell."""
+        """Whether the model is causal; None if only its attention masks can tell."""
         if isinstance(self.task, TokenTask) and not self.task.causal:
             return False
         return True if type(self.task) is NextToken else None
@@ -115,7 +114,7 @@ class Target(ABC):
         """Raise where a model of this size cannot be trained in the memory there is, as far as that can be known."""
 
     def try_out(self, what: str, advice: str, **size: int) -> None:
-        """Build and run it once, so that a design that cannot run says so before anything is measured."""
+        """Build and run it once, so that a design that cannot run fails before anything is measured."""
         with in_one_line(what, advice), torch.no_grad():
             self.loss(self.build(**size), next(self.batches()))
 
@@ -139,7 +138,7 @@ class Target(ABC):
 
 
 def said(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    """What a model answers to token ids alone."""
+    """The output of a model for token ids alone."""
     return answer(model(ids))
 
 
@@ -149,7 +148,7 @@ def count_parameters(model: nn.Module) -> int:
 
 
 def moved(batch: Any, device: torch.device) -> Any:
-    """A batch on a device, whatever it is made of."""
+    """Move a batch (tensor, tuple, list or dict) to a device."""
     # Tensors, and batches of other libraries that must stay what they are.
     if hasattr(batch, "to"):
         return batch.to(device)

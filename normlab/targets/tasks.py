@@ -1,4 +1,4 @@
-"""What a model is run on: batches, and the loss that is made of its answer."""
+"""`Workload`: endless batches and a loss; next-token, logits and headless tasks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from normlab.data import masking
 from normlab.errors import NormLabError
-from normlab.probes.probe import loss_and_logits, own_loss
+from normlab.probes.outputs import loss_and_logits, own_loss
 from normlab.targets.data import TokenData
-
-_CHOSEN, _HIDDEN, _REPLACED = 0.15, 0.8, 0.1
 
 
 class Workload(ABC):
@@ -41,7 +40,7 @@ class Workload(ABC):
 
 
 class FixedBatch(Workload):
-    """A batch that the user brought, again and again, with their loss or the model's own."""
+    """The user's batch, repeated, with their loss or the model's own."""
 
     def __init__(self, batch: Any, loss_fn: Callable[[nn.Module, Any], torch.Tensor] | None = None):
         self.batch, self._loss_fn = batch, loss_fn or own_loss
@@ -127,19 +126,18 @@ class States(Logits):
 def hide(
     tokens: torch.Tensor, ids: torch.Tensor, spare: int, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens of which some are hidden behind `spare`, one that never occurs, and those as labels.
+    """A masked batch with `spare`, a token that never occurs, as the mask, and its labels; `ids` may replace a token.
 
-    A tenth is replaced by another of `ids` and a tenth left as it is. With all of them hidden nothing asks a model to
-    keep what it was given, and for hundreds of steps even a sound one learns no more than how often each token occurs.
+    BERT's rule and not masks alone: with these nothing asks a model to keep what it was given, and for hundreds of
+    steps even a sound one learns no more than how often each token occurs.
     """
-    chosen = torch.rand(tokens.shape, generator=generator) < _CHOSEN
+    chosen = torch.rand(tokens.shape, generator=generator) < masking.SHARE
     # A batch without a label has no loss.
     chosen[:, 0] = True
     others = ids[torch.randint(len(ids), tokens.shape, generator=generator)]
-    fate = torch.rand(tokens.shape, generator=generator)
-    seen = torch.where(chosen & (fate < _HIDDEN + _REPLACED), others, tokens)
-    seen = seen.masked_fill(chosen & (fate < _HIDDEN), spare)
-    return seen, tokens.masked_fill(~chosen, -100)
+    draws = torch.rand(tokens.shape, generator=generator)
+    inputs, labels = masking.mask_tokens(tokens.numpy(), chosen.numpy(), draws.numpy(), others.numpy(), spare)
+    return torch.from_numpy(inputs), torch.from_numpy(labels)
 
 
 def noisy_copies(pictures: torch.Tensor, count: int, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -152,7 +150,7 @@ def noisy_copies(pictures: torch.Tensor, count: int, seed: int) -> Iterator[tupl
 
 
 def answer(output: Any) -> torch.Tensor:
-    """What a model says: its logits if it names them, else its last states, else its first tensor."""
+    """The output of a model: its logits if it names them, else its last hidden states, else its first tensor."""
     for name in ("logits", "last_hidden_state"):
         found = output.get(name) if isinstance(output, dict) else getattr(output, name, None)
         if isinstance(found, torch.Tensor):

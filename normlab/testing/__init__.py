@@ -1,11 +1,12 @@
-"""check_scheme: hold a scheme of your own against the contract that all schemes keep.
+"""`check_scheme`: test your own scheme against the rules that all schemes follow.
 
     from normlab.testing import check_scheme
 
     def test_my_scheme():
         check_scheme(MyScheme)
 
-The rules are plain functions on small stacks: no pytest, no GPU, no Triton. NormLab's own tests call the same ones.
+The rules are plain functions on small stacks; they need no pytest, GPU or Triton. NormLab's own tests use the same
+ones.
 """
 
 from __future__ import annotations

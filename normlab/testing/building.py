@@ -1,4 +1,4 @@
-"""Rules on networks that are built, initialised, copied, cut and saved."""
+"""Rules on building, initialising, copying, splitting and saving networks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from normlab.testing.small import gradients, make_input, make_stack
 
 @rule("initialisation")
 def check_initialisation(scheme: Scheme) -> None:
-    """`init_` writes every parameter, to the same values from the same seed, whatever was there before."""
+    """`init_` writes every parameter, with the same values for the same seed, whatever the values before."""
     stack = make_stack(scheme, init=False)
     fresh = _vectors(stack)
     stack.init_(generator=torch.Generator().manual_seed(0))
@@ -35,7 +35,7 @@ def _vectors(stack: Stack) -> dict[str, torch.Tensor]:
 
 @rule("meta-device")
 def check_meta_device(scheme: Scheme) -> None:
-    """A stack from the meta device, initialised later, equals one that was built at once."""
+    """A stack built on the meta device and initialised later equals one built directly."""
     direct = make_stack(scheme)
     with torch.device("meta"):
         late = make_stack(scheme, init=False)
@@ -46,7 +46,7 @@ def check_meta_device(scheme: Scheme) -> None:
 
 @rule("copies")
 def check_copies(scheme: Scheme) -> None:
-    """A copy, and a stack that loads the state dict, are the same network."""
+    """A copy, and a stack that loads the state dict, compute the same function."""
     stack, other, x = make_stack(scheme), make_stack(scheme, seed=7), make_input()
     require(not torch.equal(stack(x), other(x)), "another seed gives the same output")
     other.load_state_dict(stack.state_dict())
@@ -71,7 +71,7 @@ def check_text(scheme: Scheme) -> None:
 
 @rule("pipeline")
 def check_pipeline(scheme: Scheme) -> None:
-    """Two parts of a stack, run one after the other, are the whole."""
+    """Two parts of a stack, run one after the other, equal the whole stack (pipeline stages)."""
     whole, x = make_stack(scheme), make_input()
     first, second = (make_stack(scheme, 2, init=False, first=place, depth=4) for place in (0, 2))
     for part in (first, second):
@@ -80,7 +80,7 @@ def check_pipeline(scheme: Scheme) -> None:
 
 
 def _share(state: Mapping[str, torch.Tensor], part: Stack) -> dict[str, torch.Tensor]:
-    """The part's own entries, its layers counted from the beginning of the whole."""
+    """The part's entries of the whole state dict, with its layers renumbered."""
     first = part.bound.first
     place = {
         name: re.sub(r"^layers\.(\d+)", lambda m: f"layers.{int(m[1]) + first}", name) for name in part.state_dict()
@@ -90,7 +90,7 @@ def _share(state: Mapping[str, torch.Tensor], part: Stack) -> dict[str, torch.Te
 
 @rule("checkpointing")
 def check_checkpointing(scheme: Scheme) -> None:
-    """Activation checkpointing changes no gradient."""
+    """Activation checkpointing does not change gradients."""
     one, two = make_input(), make_input()
     plain, saving = gradients(make_stack(scheme), one), gradients(make_stack(scheme, checkpointing=True), two)
     require_same({**plain, "the input": one.grad}, {**saving, "the input": two.grad}, "has another gradient")  # type: ignore
@@ -109,7 +109,7 @@ def check_parallel(scheme: Scheme) -> None:
 
 @rule("depth")
 def check_depth(scheme: Scheme) -> None:
-    """One block and 96 give finite outputs that are not constant."""
+    """Stacks of 1 and 96 blocks give finite outputs that are not constant."""
     for depth in (1, 96):
         y = make_stack(scheme, depth)(make_input())
         require(y.isfinite().all() and y.std() > 0, f"the output of {depth} blocks is constant or not finite")

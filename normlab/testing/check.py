@@ -1,4 +1,4 @@
-"""One scheme against all rules."""
+"""`check_scheme`: run all rules on one scheme."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def check_scheme(
     skip: Sequence[str] = (),
     others: Mapping[str, Any] | None = None,
 ) -> list[str]:
-    """Check a scheme against every rule of the contract; returns the names of the rules.
+    """Check a scheme against all rules; returns the names of the rules.
 
-    `scheme` is a scheme, its class, or what names it: "highway.py:Highway(gate=-2)". `only` and `skip` choose among
-    `normlab.testing.RULES`. `others` gives another valid value for options whose effect cannot be tried with a guess.
-    Raises one AssertionError that names every rule that is broken, and how. Takes a few seconds.
+    `scheme` is a scheme, its class, or its text: "highway.py:Highway(gate=-2)". `only` and `skip` select from
+    `normlab.testing.RULES`. `others` gives another valid value for options whose effect cannot be tested with a guess.
+    Raises one AssertionError that names every broken rule and how it is broken. Takes a few seconds.
     """
     for name in (*only, *skip):
         if name not in RULES:

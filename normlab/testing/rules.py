@@ -1,4 +1,4 @@
-"""The rules of the contract by name, and what they are written with."""
+"""Registry of the rules for schemes, and helpers to write them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from normlab.schemes.contract.scheme import Scheme
 Rule = Callable[[Scheme], None]
 R = TypeVar("R", bound=Rule)
 RULES: dict[str, Rule] = {}
-"""What every scheme must do, by name; a rule raises AssertionError where the scheme does not."""
+"""All rules by name; a rule raises AssertionError if the scheme breaks it."""
 
 
 def rule(name: str) -> Callable[[R], R]:
-    """Add a function to the rules."""
+    """Decorator that adds a function to the rules."""
 
     def add(check: R) -> R:
         RULES[name] = check
@@ -27,14 +27,14 @@ def rule(name: str) -> Callable[[R], R]:
 
 
 def require(holds: Any, otherwise: str) -> None:
-    """What must hold, and what is wrong where it does not."""
-    # Not `assert`, which python -O leaves out.
+    """Raise AssertionError with the message `otherwise` unless `holds`."""
+    # Not `assert`, which python -O removes.
     if not bool(holds):
         raise AssertionError(otherwise)
 
 
 def require_refusal(call: Callable[[], Any], what: str) -> None:
-    """A call that must raise a NormLabError."""
+    """Raise AssertionError unless a call raises NormLabError."""
     try:
         call()
     except NormLabError:
@@ -43,13 +43,13 @@ def require_refusal(call: Callable[[], Any], what: str) -> None:
 
 
 def require_finite(found: Mapping[str, Any]) -> None:
-    """Gradients by name that must be there and finite."""
+    """Raise AssertionError unless all gradients exist and are finite."""
     for name, grad in found.items():
         require(grad is not None, f"{name} gets no gradient")
         require(grad.isfinite().all(), f"the gradient of {name} is not finite")
 
 
 def require_same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor], what: str) -> None:
-    """Tensors by name that must be equal to the last bit."""
+    """Raise AssertionError unless all tensors are bitwise equal."""
     for name, value in one.items():
         require(torch.equal(value, other[name]), f"{name} {what}")

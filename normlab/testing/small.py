@@ -1,4 +1,4 @@
-"""Small stacks and inputs that rules are tried on."""
+"""Small stacks and inputs for the rules."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ DIM, HEADS, HIDDEN, TOKENS = 16, 2, 24, 6
 
 
 def make_stack(scheme, blocks=4, dim=DIM, *, seed=0, std=None, init=True, **options) -> Stack:
-    """Our sublayers under a scheme; every matrix is drawn in the same order whatever the scheme."""
+    """A stack of NormLab's sublayers; matrices are initialised in the same order for every scheme."""
     sublayers = [(Attention(dim, HEADS, kv_heads=1), MLP(dim, HIDDEN)) for _ in range(blocks)]
     stack = Stack(scheme, sublayers, dim, **options)
     return stack.init_(generator=torch.Generator().manual_seed(seed), std=std) if init else stack
 
 
 def make_input(dim=DIM, dtype=torch.float32, scale=1.0) -> torch.Tensor:
-    """Tokens that require a gradient, always the same."""
+    """A fixed random input that requires a gradient."""
     generator = torch.Generator().manual_seed(1)
     return (torch.randn(2, TOKENS, dim, generator=generator) * scale).to(dtype).requires_grad_()
 
 
 def weighted_sum(y: torch.Tensor) -> torch.Tensor:
-    """A loss whose gradient no norm can cancel: a sum of squares is constant on the sphere."""
+    """A loss whose gradient no norm cancels; a sum of squares is constant on the sphere."""
     weights = torch.randn(y.shape, generator=torch.Generator().manual_seed(2)).to(y.dtype)
     return (y * weights).sum()
 
 
 def gradients(stack: Stack, x: torch.Tensor) -> dict[str, Any]:
-    """The gradient of `weighted_sum` by every parameter."""
+    """Gradients of `weighted_sum` for all parameters, by name."""
     stack.zero_grad()
     weighted_sum(stack(x)).backward()
     return {name: parameter.grad for name, parameter in stack.named_parameters()}

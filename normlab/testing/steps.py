@@ -1,4 +1,4 @@
-"""Rules on what a step computes: finite values, right gradients, one number format, one compiled graph."""
+"""Rules on the forward and backward pass: finite values, correct gradients, dtypes, compilation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CASES = ("ordinary", "zero update", "parallel", "zero state", "huge", "tiny")
 
 @rule("gradients")
 def check_gradients(scheme: Scheme) -> None:
-    """Every parameter gets a finite gradient that is not zero."""
+    """Every parameter receives a finite, nonzero gradient."""
     stack, x = make_stack(scheme), make_input()
     found = gradients(stack, x)
     require_finite({**found, "the input": x.grad})
@@ -35,7 +35,7 @@ def check_edges(scheme: Scheme) -> None:
 
 
 def check_edge(scheme: Scheme, case: str, dtype: torch.dtype) -> None:
-    """One case in one number format."""
+    """One case in one dtype."""
     bound, where = scheme.bind(depth=4, dim=DIM), f"{case} in {str(dtype).removeprefix('torch.')}"
     scale = {"huge": 1e4, "tiny": 1e-4, "zero state": 0.0}.get(case, 1.0)
     x = make_input(dtype=dtype, scale=scale)
@@ -57,7 +57,7 @@ def check_edge(scheme: Scheme, case: str, dtype: torch.dtype) -> None:
 
 @rule("derivatives")
 def check_derivatives(scheme: Scheme) -> None:
-    """Gradients of two blocks are those of finite differences in float64."""
+    """Gradients of two blocks agree with finite differences in float64 (gradcheck)."""
     bound = scheme.bind(depth=2, dim=4)
     parts = [
         part.double().requires_grad_(False) for part in (bound.entry(), bound.block(0), bound.block(1), bound.exit())
@@ -76,7 +76,7 @@ def check_derivatives(scheme: Scheme) -> None:
 
 @rule("autocast")
 def check_autocast(scheme: Scheme) -> None:
-    """The residual stream keeps its number format under autocast."""
+    """The residual stream keeps its dtype under autocast."""
     stack = make_stack(scheme)
     with torch.autocast("cpu", torch.bfloat16):
         for dtype in (torch.float32, torch.bfloat16):
@@ -87,24 +87,24 @@ def check_autocast(scheme: Scheme) -> None:
 
 @rule("compile")
 def check_compile(scheme: Scheme, blocks: int = 12) -> None:
-    """`torch.compile` gives the same numbers in one graph, and one graph serves every depth."""
+    """`torch.compile` gives the same results without graph breaks, and one graph for all blocks."""
     graphs: list[Any] = []
 
     def backend(graph: Any, _inputs: Any) -> Any:
         graphs.append(graph)
         return graph.forward
 
-    # More blocks than the compiler compiles a function anew for.
+    # More blocks than the compiler's recompilation limit.
     stack, x = make_stack(scheme, blocks).double(), make_input(dtype=torch.float64)
     expected = stack(x)
     torch._dynamo.reset()
     with warnings.catch_warnings():
-        # The compiler itself looks at .grad of the states between layers, which are not leaves.
+        # The compiler itself reads .grad of the states between layers, which are not leaves.
         warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
         for layer in stack.layers:
             layer.compile(fullgraph=True, backend=backend)
         found = stack(x)
     torch._dynamo.reset()
-    # The same operations in another order: some hundred roundings.
+    # The same operations in another order: a few hundred rounding errors.
     require(torch.allclose(found, expected, rtol=1e-10, atol=1e-10), "compiled blocks compute another function")
-    require(len(graphs) <= 3, "every block is compiled anew: keep depth constants in normlab.schemes.Constant")
+    require(len(graphs) <= 3, "every block is compiled anew: keep depth constants in normlab.schemes.ConstantScale")

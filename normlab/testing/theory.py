@@ -1,4 +1,4 @@
-"""Rules on what a scheme says of itself: bounds that hold, laws that answer, a card that counts right."""
+"""Rules on a scheme's theory: bounds, laws, refinement and the numbers on its card."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from normlab.testing.small import DIM, make_input, make_stack
 
 @rule("certificate")
 def check_certificate(scheme: Scheme) -> None:
-    """No random network has a state above the bound that its parts state."""
+    """The state of random networks never exceeds the bound computed from their parts."""
     for depth, seed, size in ((1, 0, 0.01), (3, 1, 1.0), (8, 2, 30.0)):
         check_bounds(scheme, depth, seed, size)
 
 
 @torch.no_grad()
 def check_bounds(scheme: Scheme, depth: int, seed: int, size: float) -> None:
-    """One network, with gains drawn at random."""
+    """Check the bounds of one network with random gains."""
     stack = make_stack(scheme, depth, seed=seed, std=0.5).double()
     generator = torch.Generator().manual_seed(seed)
     for role in stack.find_roles():
@@ -34,7 +34,7 @@ def check_bounds(scheme: Scheme, depth: int, seed: int, size: float) -> None:
     x, states = make_input(dtype=torch.float64).detach() * size, []
     stack(x, states=states)
     for place, (state, bound) in enumerate(zip(states, stack.certificate(entry=float(rms(x).max())), strict=True)):
-        # Where nothing is proven nothing can be violated: a scheme without norms overflows float64 here.
+        # Without a finite bound nothing can be violated: a scheme without norms overflows float64 here.
         if bound < math.inf:
             found = float(rms(stack.hidden(state)).max())
             require(found <= bound * (1 + 1e-12), f"RMS {found:.4g} after {place} blocks, above the bound {bound:.4g}")
@@ -42,7 +42,7 @@ def check_bounds(scheme: Scheme, depth: int, seed: int, size: float) -> None:
 
 @rule("law")
 def check_law(scheme: Scheme) -> None:
-    """The law, where there is one, answers for tensors and depths."""
+    """The law, if there is one, can be evaluated for tensors and depths."""
     try:
         law = scheme.law(12)
     except NormLabError:
@@ -61,7 +61,7 @@ def check_law(scheme: Scheme) -> None:
 
 @rule("refinement")
 def check_refinement(scheme: Scheme) -> None:
-    """Steps that are cut cover the same time, and a refined scheme is one as well."""
+    """Refined steps cover the same time, and a refined scheme is a valid scheme."""
     require(scheme.refine(1) == scheme and scheme.refine(2).refine(3) == scheme.refine(6), "refine does not compose")
     coarse, fine = scheme.bind(depth=4, dim=DIM), scheme.refine(4).bind(depth=16, dim=DIM)
     require((fine.horizon, fine.sublayers) == (coarse.horizon, coarse.sublayers), "refined steps cover another time")
@@ -71,7 +71,7 @@ def check_refinement(scheme: Scheme) -> None:
 
 @rule("card")
 def check_card(scheme: Scheme) -> None:
-    """`normlab schemes` can print the scheme, and counts its parameters right."""
+    """`normlab schemes` can print the scheme, and its parameter count is correct."""
     card = Card.of(scheme)
     terminal.rows(card)
     terminal.facts(card)

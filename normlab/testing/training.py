@@ -1,4 +1,4 @@
-"""Rules on options and on what an optimiser is told."""
+"""Rules on options, optimiser groups and training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from normlab.testing.small import gradients, make_input, make_stack
 
 @rule("options")
 def check_options(scheme: Scheme, others: Mapping[str, Any] | None = None) -> None:
-    """Every option of the scheme's own changes weights, states or output, or its other values are refused."""
+    """Every option of the scheme changes weights, states or output, or its other values are refused."""
     before, known = fingerprint(scheme), others or {}
     for option in scheme.options():
         if option in Scheme.options():
@@ -30,7 +30,7 @@ def check_options(scheme: Scheme, others: Mapping[str, Any] | None = None) -> No
 
 
 def _guesses(scheme: Scheme, option: str) -> Iterator[Any]:
-    """Values that differ from the present one; none where there is no telling."""
+    """Values that differ from the current one; none if no guess is possible."""
     value, kind = getattr(scheme, option), get_type_hints(type(scheme))[option]
     if isinstance(value, bool):
         yield not value
@@ -43,7 +43,7 @@ def _guesses(scheme: Scheme, option: str) -> Iterator[Any]:
 
 
 def _changed(scheme: Scheme, option: str, value: Any) -> Scheme | None:
-    """The scheme with another value; None where that is refused."""
+    """The scheme with another value; None if it is refused."""
     try:
         return dataclasses.replace(scheme, **{option: value})
     except NormLabError:
@@ -51,10 +51,10 @@ def _changed(scheme: Scheme, option: str, value: Any) -> Scheme | None:
 
 
 def fingerprint(scheme: Scheme) -> list[torch.Tensor]:
-    """All that an option can change: initial weights, every state, the output."""
+    """Everything that an option can change: initial weights, all states, the output."""
     stack = make_stack(scheme).double()
     weights = [p.detach().clone() for p in stack.parameters()]
-    # Gains and scalars away from their start, or an option that acts through them would not show.
+    # Move gains and scalars away from their initial values, or options that act through them would have no effect.
     for role in stack.find_roles():
         if not role.is_matrix:
             role.parameter.data += 0.8
@@ -65,7 +65,7 @@ def fingerprint(scheme: Scheme) -> list[torch.Tensor]:
 
 
 def differs(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
-    """Whether two fingerprints are not the same."""
+    """Whether two fingerprints differ."""
     if [a.shape for a in one] != [b.shape for b in other]:
         return True
     return not all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
@@ -73,12 +73,12 @@ def differs(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
 
 @rule("zero-outputs")
 def check_zero_outputs(scheme: Scheme) -> None:
-    """Output projections that start at zero learn, or `zero_outputs = False` says that they must not."""
+    """Output projections that start at zero are trained, or the scheme sets `zero_outputs = False`."""
     stack = make_stack(scheme, init=False)
     if not scheme.zero_outputs:
         return require_refusal(lambda: stack.init_(zero_outputs=True), "output projections that start at zero")
     stack.init_(zero_outputs=True)
-    # Two steps: what reaches the output only through a zero matrix starts one later.
+    # Two steps: parameters before a zero matrix get their first gradient one step later.
     for _ in range(2):
         found = gradients(stack, make_input())
         require_finite(found)
@@ -92,7 +92,7 @@ def check_zero_outputs(scheme: Scheme) -> None:
 
 @rule("optimiser-groups")
 def check_optimiser_groups(scheme: Scheme) -> None:
-    """Every parameter stands in exactly one group, and gains and scales do not decay."""
+    """Every parameter is in exactly one group, and gains and scales have no weight decay."""
     stack = make_stack(scheme)
     groups = stack.param_groups(lr=1e-3, weight_decay=0.1)
     listed = [id(p) for group in groups for p in group["params"]]
@@ -106,7 +106,7 @@ def check_optimiser_groups(scheme: Scheme) -> None:
 
 @rule("dimensions")
 def check_dimensions(scheme: Scheme) -> None:
-    """No parameter is a scalar without a dimension, which FSDP2 refuses."""
+    """No parameter is zero-dimensional, because FSDP2 refuses such parameters."""
     changes = [{option: not value} for option, value in _switches(scheme)] + [{"norm": "derf"}]
     variants = [_changed(scheme, option, value) for change in changes for option, value in change.items()]
     for variant in (scheme, *(variant for variant in variants if variant is not None)):
@@ -122,7 +122,7 @@ def _switches(scheme: Scheme) -> Iterator[tuple[str, bool]]:
 
 @rule("after-step")
 def check_after_step(scheme: Scheme) -> None:
-    """What is re-applied after an optimiser step changes nothing the second time, and keeps number formats."""
+    """The constraint after an optimiser step is idempotent and keeps dtypes."""
     stack = make_stack(scheme).to(torch.bfloat16)
     for parameter in stack.parameters():
         parameter.data += 0.1
@@ -131,13 +131,13 @@ def check_after_step(scheme: Scheme) -> None:
     stack.after_step()
     for name, value in stack.state_dict().items():
         require(value.dtype == torch.bfloat16, f"{name} becomes {value.dtype}")
-        # Renormalising a rounded unit vector may move its last bit.
+        # Renormalising a rounded unit vector may change its last bit.
         require(torch.allclose(value, once[name], rtol=2**-7, atol=0), f"{name} is changed again by a second call")
 
 
 @rule("decoder")
 def check_decoder(scheme: Scheme) -> None:
-    """A small decoder lowers its loss on a batch that it sees twenty times."""
+    """A small decoder lowers its loss in twenty steps on one batch."""
     torch.manual_seed(0)
     model = Decoder(DecoderConfig(scheme=scheme, depth=2, dim=16, heads=2, vocab_size=32, max_length=16))
     tokens = torch.randint(0, 32, (4, 17))

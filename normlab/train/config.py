@@ -1,6 +1,10 @@
-"""What a training run is made of: model, data, optimiser, schedule, and how it is watched.
+"""Configuration of a training run: model, data, optimiser, learning-rate schedule, evaluation, checkpoints.
 
-Free of torch until a configuration is written down, so that the command line can show every field in its help.
+`TrainConfig` holds what all tasks share; the fields of a task are in its own class (`LanguageTrainConfig`,
+`MaskedTrainConfig`, `ImageTrainConfig` in `normlab.train.tasks`). `TrainConfig(task="images", shift=1)` makes an
+`ImageTrainConfig`, as `pathlib.Path` makes the path of the platform.
+
+Importing this does not import torch, so that `--help` is fast; making a configuration does.
 """
 
 from __future__ import annotations
@@ -9,20 +13,26 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
-from normlab.choices import Boundaries
+import tyro
+
 from normlab.errors import NormLabError, unknown
 from normlab.models.config import TransformerConfig
 from normlab.train import schedule
-from normlab.train.tasks import TASKS, Task, TaskName, find_task
+from normlab.utils.settings import field_names
+
+if TYPE_CHECKING:
+    from normlab.train.tasks import Task
 
 Sink = Literal["tensorboard", "wandb", "trackio"]
+TaskName = Literal["language", "masked", "images"]
 
 NOT_DECISIVE = ("vocab_size", "classes", "saves", "keep", "sinks")
-"""Fields that the result does not depend on, or, vocabulary and classes, only through others."""
+"""Fields that are left out of a run's hash: the result does not depend on them, or (vocabulary size, number of classes)
+only through other fields."""
 
 ADDED_LATER: tuple[str, ...] = ("stop_hopeless", "continued")
 """Fields that version 0.1 did not have. At its default such a field is left out of a run's hash, so that stored runs
@@ -30,106 +40,97 @@ keep their names."""
 
 DEFAULT_TASK: TaskName = "language"
 
-NOT_EVERYWHERE = frozenset(name for task in TASKS.values() for name in task.fields)
-"""Fields that only some tasks have."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """One training run; everything in it decides the result, and its hash names the run."""
+    """Configuration of one training run. Everything in it decides the result, and its hash is part of the run's name.
+
+    `TrainConfig(task=..., ...)` returns the class of the task; without `task`, a `LanguageTrainConfig`.
+    """
+
+    model_class: ClassVar[type[TransformerConfig]]
+    """Configuration class of the model that the task trains."""
+    budget: ClassVar[str]
+    """Name of the field that holds the training budget."""
 
     task: TaskName = DEFAULT_TASK
-    """What is learnt: the next token of a text, masked tokens of a text, or the classes of images."""
-    model: TransformerConfig = None  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
-    """The model, of the task's kind. What the data says of it (vocabulary, classes) is set when that is read."""
+    """Training task: language (predict the next token), masked (predict masked tokens) or images (classify images)."""
+    model: TransformerConfig
+    """Model. Its vocabulary size or number of classes is set when the data is read."""
 
-    data: tuple[str, ...] = ()
-    """Text: files, folders, globs, hf:NAME; "python", the default, is the standard library of the running Python.
-    Images: folders with a folder for every class; "digits", the default, comes with scikit-learn."""
+    data: tuple[str, ...]
+    """Training data."""
     val_data: tuple[str, ...] = ()
-    """Data to evaluate on; none: a share of the documents or images in data."""
-    val_fraction: float = 0.0
-    """That share; 0: 0.02 of a text, 0.2 of images."""
-    tokenizer: str = "bytes"
-    """bytes, bpe:N (trained on the data), a file of the tokenizers package, or a Hugging Face id."""
-    boundaries: Boundaries = "packed"
-    """Sequences run across documents, or attention stays within each."""
-    mask: float = 0.15
-    """Share of the tokens that are masked and to be found."""
-    shift: int = 0
-    """Pixels by which images are moved at random while training, at most; 0: none."""
-    flip: bool = False
-    """Mirror every other image while training."""
+    """Validation data; none: a fraction of the training data is held out."""
+    val_fraction: float
+    """Fraction of the data held out for validation where val_data is empty; 0: the task's default."""
 
-    tokens: int = 2_000_000
-    """Tokens to train on; 33M and 1.5B are understood on the command line."""
-    images: int = 100_000
-    """Images to train on, those seen again counted again; 200k is understood on the command line."""
-    length: int = 256
-    """Tokens a sequence."""
     batch: int = 16
-    """Sequences or images a step, over all ranks and accumulated parts."""
+    """Batch size: sequences or images per optimiser step, over all ranks and accumulated parts."""
     accumulate: int = 1
-    """Parts that a step's batch is cut into, to save memory."""
+    """Gradient accumulation: parts that a batch is split into, to save memory."""
 
     optimiser: Literal["adamw", "muon"] = "adamw"
-    """AdamW for everything, or Muon for hidden matrices and AdamW for the rest."""
+    """AdamW for all parameters, or Muon for hidden matrices and AdamW for the rest."""
     lr: float = 1e-3
-    """Highest learning rate."""
+    """Peak learning rate."""
     weight_decay: float = 0.1
-    """Decay of the parameters that the scheme lets decay."""
+    """Weight decay, on the parameters that the scheme lets decay."""
     betas: tuple[float, float] = (0.9, 0.95)
-    """AdamW's two rates of forgetting."""
+    """AdamW's exponential decay rates of the moment estimates."""
     eps: float = 1e-8
-    """AdamW's floor."""
+    """AdamW's epsilon, added to the denominator."""
     clip: float = 1.0
-    """Largest norm of the gradient; inf: none."""
+    """Gradient clipping: largest global gradient norm; inf: no clipping."""
     z_loss: float = 0.0
-    """Weight of the mean square of the log-normaliser of the logits."""
+    """Weight of the z-loss, the mean square of the log-partition function of the logits."""
     schedule: schedule.Kind = "cosine"
-    """Course of the learning rate after warm-up."""
+    """Learning-rate schedule after warm-up."""
     warmup: float = 0.05
-    """Share of the steps over which the rate rises."""
+    """Linear warm-up, as a fraction of all steps."""
     final: float = 0.1
-    """The last rate as a share of the highest."""
+    """Final learning rate, as a fraction of the peak."""
     decay: float = 0.2
-    """Share of the steps over which wsd falls."""
+    """Length of the decay phase of the wsd schedule, as a fraction of all steps."""
     base_dim: int | None = None
-    """Width at which the rate was tuned: initialisation and rates are carried over from there (muP)."""
+    """Width at which the learning rate was tuned: initialisation and rates are transferred from there (muP)."""
 
     seed: int = 0
-    """Of initialisation and of the order of the data."""
+    """Random seed of the initialisation and of the data order."""
     device: str = "auto"
-    """auto, cpu, cuda, or cuda:1."""
+    """Device: auto, cpu, cuda, or cuda:1."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Number format of matrix products; auto: bf16 on a GPU."""
+    """Precision of matrix products; auto: bf16 on a GPU, else fp32."""
     compile: Literal["auto", "yes", "no"] = "auto"
-    """Compile the model; auto: on a GPU."""
+    """Use torch.compile; auto: on a GPU."""
 
     evals: int = 10
-    """Evaluations in the course of the run, the last at its end."""
-    eval_tokens: int | None = None
-    """Tokens of an evaluation, at most; none: a tenth of tokens, from 10,000 to 200,000."""
+    """Evaluations during the run, the last one at its end."""
     saves: int = 10
-    """Checkpoints in the course of the run; 0: only when it is stopped, and none at its end to continue it from."""
+    """Checkpoints during the run; 0: only when it is interrupted, and none at the end to continue from."""
     keep: int = 2
-    """Checkpoints that are kept."""
+    """Newest checkpoints to keep."""
     trouble: Literal["stop", "skip", "rollback", "none"] = "skip"
-    """What to do about a loss that is not finite or a spike: stop, skip the step, or go back to a checkpoint. none, for
-    studies of divergence: every step is taken, gradients are not clipped (clip is inf), and a run ends as diverged
-    when loss or gradient are not finite."""
+    """On a non-finite loss or a loss spike: stop the run, skip the step, or roll back to a checkpoint. none, for
+    studies of divergence: take every step without gradient clipping (clip is inf), and end the run as diverged when
+    loss or gradient are not finite."""
     spike: float = 10.0
-    """Robust standard deviations above the running median at which a loss is a spike."""
+    """Threshold of a loss spike, in robust standard deviations above the running median."""
     stop_hopeless: bool = False
-    """Stop a run that is stuck 300 steps after warm-up: its loss is not 0.1 below the entropy of single tokens."""
+    """Stop a run that is stuck: 300 steps after warm-up its loss is not 0.1 below the unigram entropy."""
     sinks: tuple[Sink, ...] = ()
-    """Where metrics go besides metrics.jsonl."""
-    continued: tuple[int, ...] = ()
+    """Where to log metrics besides metrics.jsonl."""
+    continued: tyro.conf.Suppress[tuple[int, ...]] = ()
     """Steps at which the run had ended and was continued with a larger budget; `train --resume` sets it."""
 
+    def __new__(cls, **fields: Any) -> Self:
+        kind = config_class(fields.get("task", DEFAULT_TASK)) if cls is TrainConfig else cls
+        _refuse_fields_of_other_tasks(kind, fields)
+        return cast(Self, object.__new__(kind))
+
     def __post_init__(self) -> None:
-        task = self.task_object
-        self._settle(task)
+        self.fill_defaults()
+        self._check_model()
         for name in ("batch", "accumulate", "keep"):
             if getattr(self, name) < 1:
                 raise NormLabError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -150,65 +151,73 @@ class TrainConfig:
             raise NormLabError(f"warmup must lie in [0, 1], a share of the steps, got {self.warmup}; try 0.05")
         if self.batch % self.accumulate:
             raise NormLabError(f"batch {self.batch} cannot be cut into {self.accumulate} equal parts; try accumulate 1")
-        task.check(self)
-        schedule.check(total=self.steps, **self._course)
-        object.__setattr__(self, "model", task.fitted(self))
+        self.check()
+        schedule.check(total=self.steps, **self._schedule_options)
 
-    def _settle(self, task: Task) -> None:
-        """What the task says where the user says nothing, and nothing that it does not know."""
-        for name, value in task.settled(self).items():
-            object.__setattr__(self, name, value)
+    def fill_defaults(self) -> None:
+        """Set the fields whose default depends on the task or on other fields."""
+        for name in ("data", "val_fraction"):
+            self._set(name, getattr(self, name) or getattr(type(self), name))
         if self.trouble == "none":
-            object.__setattr__(self, "clip", math.inf)
-        if not isinstance(self.model, task.model):
-            raise NormLabError(
-                f"task {task.name} trains a model of a {task.model.__name__}, got a {type(self.model).__name__}; "
-                f"try task {_task_of(self.model)!r}"
-            )
-        for name in self.foreign_fields(task.name):
-            if getattr(self, name) != _DEFAULTS[name]:
-                raise NormLabError(f"task {task.name} has no {name}; leave it out, or choose another task")
+            self._set("clip", math.inf)
 
-    @property
-    def task_object(self) -> Task:
-        """What the run learns, with all that goes with it."""
-        return find_task(self.task)
-
-    @staticmethod
-    def foreign_fields(task: str) -> list[str]:
-        """The fields that a task does not have."""
-        return sorted(NOT_EVERYWHERE - {*find_task(task).fields})
+    def check(self) -> None:
+        """Raise where the fields of the task do not make sense."""
+        raise NotImplementedError
 
     @property
     def steps(self) -> int:
         """Optimiser steps."""
-        return self.task_object.steps(self)
+        raise NotImplementedError
 
     @property
     def sequence(self) -> int:
-        """Tokens of a sample."""
-        return self.task_object.sequence(self)
+        """Tokens per sample."""
+        raise NotImplementedError
+
+    def _set(self, name: str, value: Any) -> None:
+        # Frozen: fields are only set while the configuration is made.
+        object.__setattr__(self, name, value)
+
+    def _check_model(self) -> None:
+        if self.task != type(self).task:
+            raise NormLabError(
+                f"{type(self).__name__} has the task {type(self).task!r}, got {self.task!r}; "
+                f"make a TrainConfig(task={self.task!r}, ...)"
+            )
+        if not isinstance(self.model, self.model_class):
+            raise NormLabError(
+                f"task {self.task} trains a model of a {self.model_class.__name__}, got a {type(self.model).__name__}; "
+                f"try task {_task_of(self.model)!r}"
+            )
+
+    @property
+    def task_object(self) -> Task:
+        """The task: how data is read, batched and evaluated."""
+        from normlab.train.tasks import find_task
+
+        return find_task(self.task)
 
     @property
     def tokens_in_all(self) -> int:
-        """Tokens that the blocks see in the course of the run."""
+        """Tokens that the blocks process during the run."""
         return self.steps * self.batch * self.sequence
 
     @property
     def warmup_steps(self) -> int:
-        """Steps over which the rate rises."""
+        """Steps of the warm-up."""
         return round(self.warmup * self.steps)
 
     @property
-    def _course(self) -> dict[str, Any]:
+    def _schedule_options(self) -> dict[str, Any]:
         return {"kind": self.schedule, "warmup": self.warmup_steps, "final": self.final, "decay_fraction": self.decay}
 
     def rate(self, step: int) -> float:
-        """The learning rate at `step`, as a share of the highest."""
-        return schedule.multiplier(step, total=self.steps, **self._course)
+        """The learning rate at `step`, as a fraction of the peak."""
+        return schedule.multiplier(step, total=self.steps, **self._schedule_options)
 
-    def for_data(self, data: Any) -> TrainConfig:
-        """The same with as many answers as the data asks for: its vocabulary, or its classes."""
+    def for_data(self, data: Any) -> Self:
+        """The same configuration with the vocabulary size or the number of classes of the data."""
         return dataclasses.replace(self, model=self.task_object.with_answers(self, data))
 
     @property
@@ -225,16 +234,15 @@ class TrainConfig:
 
     @property
     def name(self) -> str:
-        """A folder's name that says what the run is."""
+        """Default name of the run's folder: scheme, learning rate, seed and hash."""
         scheme = "".join(c if c.isalnum() or c in ".-" else "-" for c in self.model.scheme_object.label).strip("-")
         return f"{scheme}-lr{self.lr:g}-seed{self.seed}-{self.identity}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; `TrainConfig.from_dict` reads them back."""
-        foreign = self.foreign_fields(self.task)
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in foreign}
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         if not self.continued:
-            # Comparisons of version 0.1 go on: their files do not know it.
+            # Files of version 0.1 do not have it, and their comparisons can be resumed.
             del fields["continued"]
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
         return plain | {"model": self.model.to_dict(), "clip": None if math.isinf(self.clip) else self.clip}
@@ -245,34 +253,44 @@ class TrainConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TrainConfig:
-        known = {f.name for f in dataclasses.fields(cls)}
+        """The configuration that `to_dict` wrote, of the task that it names."""
+        kind = config_class(values.get("task", DEFAULT_TASK))
+        known = field_names(kind)
         for name in values:
             if name not in known:
                 raise unknown("field of a run", name, known)
         given: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in values.items()}
         if given.get("clip", 1.0) is None:
             given["clip"] = math.inf
-        task = find_task(values.get("task", DEFAULT_TASK))
-        given["model"] = task.model(**values.get("model", {}))
-        return cls(**given)
+        given["model"] = kind.model_class(**values.get("model", {}))
+        return kind(**given)
 
     @classmethod
-    def preset(cls, size: str, **changes: Any) -> TrainConfig:
-        """A run of a named size: fields of the model and of the run alike can be changed."""
-        task = find_task(changes.get("task", DEFAULT_TASK))
-        if size not in task.model.presets:
-            raise unknown("preset", size, task.model.presets)
-        of_model = {f.name for f in dataclasses.fields(task.model)}
+    def preset(cls, size: str, **changes: Any) -> Self:
+        """A run with a model of a named size; `changes` are fields of the model and of the run."""
+        kind = config_class(changes.get("task", DEFAULT_TASK)) if cls is TrainConfig else cls
+        of_model = field_names(kind.model_class)
         inner = {name: value for name, value in changes.items() if name in of_model}
         outer = {name: value for name, value in changes.items() if name not in of_model}
-        sizes = task.model.presets[size]
-        return cls(**(task.of_preset(sizes) | outer), model=task.model(**{**sizes, **inner}))
+        model = kind.model_class.preset(size, **inner)
+        return cast(Self, kind(**(kind.preset_fields(size) | outer), model=model))
+
+    @classmethod
+    def preset_fields(cls, size: str) -> dict[str, Any]:
+        """Fields of the run that go with a named size of the model."""
+        return {}
 
 
-_DEFAULTS = {f.name: f.default for f in dataclasses.fields(TrainConfig)}
+LATER_DEFAULTS = {field.name: field.default for field in dataclasses.fields(TrainConfig) if field.name in ADDED_LATER}
+"""Values of the fields that a run of version 0.1 does not have."""
 
-LATER_DEFAULTS = {name: _DEFAULTS[name] for name in ADDED_LATER}
-"""What a run of version 0.1 has in its fields that were added later."""
+
+def config_class(task: str) -> type[TrainConfig]:
+    """The configuration class of a task."""
+    # The modules of the tasks import this one.
+    from normlab.train.tasks import find_task
+
+    return find_task(task).config
 
 
 def check_seed(seed: int) -> None:
@@ -281,5 +299,16 @@ def check_seed(seed: int) -> None:
         raise NormLabError(f"seed must fit into 64 bits, got {seed}; try 0")
 
 
+def _refuse_fields_of_other_tasks(config: type[TrainConfig], names: Iterable[str]) -> None:
+    from normlab.train.tasks import TASKS
+
+    for name in set(names) - field_names(config):
+        owners = [task.name for task in TASKS.values() if name in field_names(task.config)]
+        if owners:
+            raise NormLabError(f"task {config.task} has no {name}; leave it out, or try task {' or '.join(owners)}")
+
+
 def _task_of(model: TransformerConfig) -> str:
-    return next((task.name for task in TASKS.values() if task.model is type(model)), DEFAULT_TASK)
+    from normlab.train.tasks import TASKS
+
+    return next((task.name for task in TASKS.values() if task.config.model_class is type(model)), DEFAULT_TASK)

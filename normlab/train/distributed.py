@@ -1,8 +1,8 @@
-"""One process or many, the same calls: who we are, how the model is shared out, and what the ranks tell each other.
+"""Distributed training: process group, FSDP2 sharding, collectives, gradient clipping.
 
-`torchrun` starts the processes and says in the environment who each of them is. Alone, there is no process group and
-every call here is the identity. What ranks tell each other goes over the CPU, as JSON or as one number, so that nothing
-waits for a GPU and nothing is unpickled.
+`torchrun` starts the processes and sets RANK, WORLD_SIZE and LOCAL_RANK. With a single process there is no process
+group and every call here is the identity. Ranks exchange values over the CPU, as JSON or as one number, so that
+nothing waits for a GPU and nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import distribute_tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from normlab.errors import NormLabError, unknown
 from normlab.models.transformer import Transformer
+from normlab.probes.sharded import whole
 from normlab.utils.files import file_error
 
 T = TypeVar("T")
@@ -37,7 +38,7 @@ _TIMEOUT = timedelta(minutes=60)
 
 @dataclass(frozen=True)
 class Group:
-    """The processes of a run, seen from one of them."""
+    """The processes of a run, as one of them sees it: its rank, their number, its device."""
 
     rank: int
     world: int
@@ -54,18 +55,18 @@ class Group:
         return self._reduce(value, dist.ReduceOp.SUM) / self.world
 
     def sum(self, value: torch.Tensor) -> torch.Tensor:
-        """The sum of a tensor over the ranks, on its device: nothing waits for it."""
+        """The sum of a tensor over the ranks, on its device and without synchronisation."""
         if self.world > 1:
             value = value.clone()
             dist.all_reduce(value)
         return value
 
     def agree(self, flag: bool) -> bool:
-        """Whether the flag is up on any rank: one that has to stop stops all."""
+        """Whether the flag is true on any rank."""
         return bool(self._reduce(float(flag), dist.ReduceOp.MAX))
 
     def gather(self, value: Any) -> list[Any]:
-        """What every rank holds, by rank; anything JSON can carry. No rank passes before all have come."""
+        """The values of all ranks, by rank; anything JSON can hold. Also a barrier."""
         if self.world == 1:
             return [value]
         mine = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
@@ -77,11 +78,11 @@ class Group:
         return [json.loads(bytes(text[: int(size)].numpy())) for text, size in zip(texts, sizes, strict=True)]
 
     def broadcast(self, value: Any) -> Any:
-        """What the first rank holds; anything JSON can carry."""
+        """The value of the first rank; anything JSON can hold."""
         return self.gather(value if self.is_main else None)[0]
 
     def together(self, work: Callable[[], T]) -> list[T]:
-        """Work on every rank, gathered; where it fails on one it fails on all, so that none waits for ever."""
+        """Call `work` on every rank and gather the results. If one rank fails, all raise: none waits for ever."""
         failure, value, caught = None, None, None
         try:
             value = work()
@@ -107,7 +108,7 @@ ALONE = Group(0, 1, 0, torch.device("cpu"))
 
 
 def start(device: str = "auto") -> Group:
-    """Find out who we are and join the others, if there are any. `device`: auto, cpu, cuda, or cuda:1 for one alone."""
+    """Join the process group that torchrun has set up, if any. `device`: auto, cpu, cuda; alone also cuda:1."""
     rank, world, local_rank = (_number(name, default) for name, default in _PLACES)
     if not 0 <= rank < world:
         raise NormLabError(f"RANK={rank} and WORLD_SIZE={world} do not fit; start the processes with torchrun")
@@ -120,9 +121,9 @@ def start(device: str = "auto") -> Group:
 
 
 def stop(group: Group) -> None:
-    """Leave together."""
+    """Leave the process group, all ranks together."""
     if group.world > 1 and dist.is_initialized():
-        # A thread of gloo's that still holds a tensor when Python ends aborts the process: give it time to let go.
+        # A gloo thread that still holds a tensor when Python exits aborts the process: give it time to finish.
         group.gather(None)
         time.sleep(0.2)
         dist.destroy_process_group()
@@ -139,7 +140,7 @@ def _number(name: str, default: int) -> int:
 
 
 def pick_device(wanted: str, local_rank: int = 0, world: int = 1) -> torch.device:
-    """The device that a name stands for, if it is here."""
+    """The torch device of a name; raises if this machine does not have it."""
     kind, _, index = wanted.partition(":")
     if kind not in ("auto", "cpu", "cuda"):
         raise unknown("device", wanted, ("auto", "cpu", "cuda"))
@@ -170,10 +171,11 @@ def shard(
     checkpointing: bool = False,
     compile: bool = False,  # noqa: A002
 ) -> Transformer:
-    """Share a model, best still on the meta device, out over the ranks (FSDP2): every layer, then the rest.
+    """Shard a model over the ranks with FSDP2: every layer, then the rest. Best called on the meta device.
 
-    Alone nothing is shared, and bf16 is left to autocast. Weights are gathered for `model(...)`, `model.loss(...)` and
-    `model.features(...)`, and those outside the layers (the embedding's, for the head) stay so until the backward pass.
+    A single process shards nothing, and leaves bf16 to autocast. Weights are gathered for `model(...)`,
+    `model.loss(...)` and `model.features(...)`; those outside the layers (the embedding's, for the head) stay gathered
+    until the backward pass.
     """
     if precision not in get_args(Precision):
         raise unknown("precision", precision, get_args(Precision))
@@ -191,18 +193,12 @@ def shard(
 
 
 def initialise(model: Transformer, group: Group, seed: int) -> Transformer:
-    """Give a model from the meta device memory and first values: the same from a seed, however many ranks there are.
+    """Allocate and initialise a model from the meta device: the same weights from a seed on any number of ranks.
 
-    Bit for bit, but for a scheme that constrains its weights: lengths summed over shards may round another way.
+    Bit for bit, unless the scheme constrains its weights: norms summed over shards may round differently.
     """
     model.to_empty(device=group.device)
     return model.init_(generator=torch.Generator(group.device).manual_seed(seed))
-
-
-def reshard(model: nn.Module) -> None:
-    """Give back the weights that a forward pass without a backward one has gathered: call it after an evaluation."""
-    if isinstance(model, FSDPModule):
-        model.reshard()
 
 
 def _policy(precision: Precision) -> MixedPrecisionPolicy:
@@ -212,13 +208,8 @@ def _policy(precision: Precision) -> MixedPrecisionPolicy:
     return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
 
 
-def whole(tensor: Any) -> torch.Tensor:
-    """A tensor that may be shared out, gathered. All ranks call it."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-
-
 def shared_like(full: torch.Tensor, target: Any) -> torch.Tensor:
-    """A whole tensor, shared out as `target` is. All ranks call it."""
+    """A full tensor, sharded like `target`. All ranks call it."""
     if not hasattr(target, "full_tensor"):
         return full
     return distribute_tensor(full.to(target.device), target.device_mesh, target.placements)
@@ -226,10 +217,10 @@ def shared_like(full: torch.Tensor, target: Any) -> torch.Tensor:
 
 @torch.no_grad()
 def clip_grad_norm(model: nn.Module, max_norm: float) -> torch.Tensor:
-    """Scale the gradients down to a joint length of `max_norm`, and return the length they had.
+    """Clip the global gradient norm to `max_norm`, and return the norm before clipping.
 
-    A length that is not finite leaves them as they are, for whoever looks for the layer at fault. `math.inf` only
-    measures. The result stays on the device, so that nothing waits for it here.
+    A norm that is not finite leaves the gradients unchanged, so that the faulty layer can be found. `math.inf` only
+    measures. The result stays on the device: no synchronisation.
     """
     if not max_norm > 0:
         raise NormLabError(f"max_norm must be positive, got {max_norm}; try 1.0, or inf to only measure")

@@ -1,4 +1,4 @@
-"""How a model does on data that it was not trained on."""
+"""Evaluation on the validation data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from normlab.train.config import TrainConfig
 from normlab.train.distributed import Group
 
 Scores = dict[str, float]
-"""What an evaluation says, by name: loss, and what else the task measures."""
+"""Result of an evaluation by name: loss, and the other measures of the task."""
 
 
 @torch.no_grad()
@@ -25,9 +25,9 @@ def evaluate(
     *,
     progress: Callable[[float], None] | None = None,
 ) -> Scores:
-    """The task's scores over the validation side, or as much of it as the configuration allows.
+    """The task's scores on the validation data, or on as much of it as the configuration allows.
 
-    `progress` is told the share that is done.
+    `progress` is called with the fraction done.
     """
     task, batch = config.task_object, max(1, config.batch // config.accumulate // group.world)
     places = {"rank": group.rank, "world": group.world, "device": group.device}
@@ -36,7 +36,7 @@ def evaluate(
     for done, part in enumerate(task.evaluation(config, data, batch=batch, **places), start=1):
         here = (part.targets != IGNORED).sum()
         means = torch.atleast_1d(measure(part.inputs, part.targets, **part.options)).double()
-        # A rank may have nothing left to predict; its mean over nothing must not spoil the sum.
+        # A rank may have no target left; its mean, NaN, must not enter the sum.
         sums = sums + torch.where(here > 0, means * here, 0.0)
         count = count + here.double()
         if progress is not None:

@@ -1,4 +1,4 @@
-"""What the machine can do at best: the speed of a large matrix product, measured and not looked up."""
+"""Hardware facts: measured peak FLOP/s of matrix products, device name, peak memory."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _REPEATS = {"cuda": 20, "cpu": 4}
 
 @functools.cache
 def matmul_ceiling(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOPs a second of a square product in `dtype`; takes a few tenths of a second at most, once."""
+    """Measured FLOP/s of a large matrix product in `dtype`; cached, takes a few tenths of a second."""
     size, repeats = _SIZES.get(device.type, 1024), _REPEATS.get(device.type, 4)
-    # Random numbers, as in training: a GPU is faster with tamer ones, which take less power. A generator of its own: a
-    # run must not depend on whether its speed was measured.
+    # Random values, as in training: a GPU is faster on values that need less power. A generator of its own: a run must
+    # not depend on whether the speed was measured.
     chance = torch.Generator(device).manual_seed(0)
     a = torch.randn(size, size, device=device, generator=chance).to(dtype)
     out = torch.empty_like(a)
@@ -35,7 +35,7 @@ def _now(device: torch.device) -> float:
 
 
 def describe(device: torch.device) -> str:
-    """The device's name."""
+    """Name of a device."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
@@ -43,16 +43,16 @@ def describe(device: torch.device) -> str:
 
 
 def identity(device: torch.device) -> str | None:
-    """What tells a GPU from others of its name; a CPU has nothing of the kind."""
+    """UUID of a GPU; None for a CPU."""
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
 
 
 def forget_peak_memory(device: torch.device) -> None:
-    """What comes next counts, and not what the process did before."""
+    """Reset the peak-memory statistics of a GPU."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """The most memory that tensors took on a GPU, in bytes; a CPU does not say."""
+    """Peak memory allocated by tensors on a GPU, in bytes; None on a CPU."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None

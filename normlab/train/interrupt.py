@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: the first asks for a clean stop, the second is not patient."""
+"""Signal handling: the first SIGTERM or Ctrl-C stops a run after its step, the second at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _STDERR = 2
 
 
 class Interrupt:
-    """Whether this process was asked to stop, and by what."""
+    """Whether this process was asked to stop, and by which signal."""
 
     def __init__(self, *, progress: bool):
         self.reason: str | None = None
@@ -21,7 +21,7 @@ class Interrupt:
 
     @contextmanager
     def heard(self) -> Iterator[None]:
-        """Signals inside the block are noted; Python lets nobody but the main thread listen."""
+        """Handle signals inside the block; only in the main thread, where Python allows it."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -37,5 +37,5 @@ class Interrupt:
             raise KeyboardInterrupt
         self.reason = f"{signal.Signals(number).name} received"
         if self._progress:
-            # Not print: the signal may have come in the middle of one, and a buffer must not be entered twice.
+            # Not print: the signal may have interrupted one, and its buffer is not reentrant.
             os.write(_STDERR, b"stopping after this step; once more to stop at once\n")

@@ -1,6 +1,6 @@
-"""What a run is judged by, and what stands beside it: names in files, words for people, and which way is better.
+"""Evaluation metrics: name, title, unit, and whether higher is better.
 
-Free of torch: the statistics and the page ask here, too.
+Free of torch: the statistics and the report use it.
 """
 
 from __future__ import annotations
@@ -9,30 +9,30 @@ from dataclasses import dataclass
 from typing import Literal
 
 TITLES = {"loss": "Loss", "bits_per_byte": "Bits per byte", "accuracy": "Accuracy"}
-"""The fields of an evaluation, as headings."""
+"""Column headings of the fields of an evaluation."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One number of an evaluation by which runs are compared."""
+    """A metric by which runs are compared."""
 
     name: str
-    """In the store of a comparison."""
+    """Name in the stored rows of a comparison."""
     field: str
-    """In the record of an evaluation, and in a row."""
+    """Field in an evaluation record and in a row."""
     title: str
-    """In a sentence."""
+    """Name in a sentence."""
     unit: str = ""
     higher: bool = False
-    """Whether a higher value is the better one."""
+    """Whether higher is better."""
     beside: tuple[str, ...] = ()
-    """Other fields of the evaluation that are shown with it."""
+    """Other fields of the evaluation shown with it."""
     guess: str = "the entropy of single tokens"
-    """The loss of a model that knows nothing but how often each answer occurs, in words."""
+    """What to call the loss of a model that only knows how often each target occurs."""
 
     @property
     def sign(self) -> float:
-        """What to multiply differences by so that lower is better."""
+        """Factor on differences under which lower is better."""
         return -1.0 if self.higher else 1.0
 
     @property
@@ -45,7 +45,7 @@ class Metric:
 
     @property
     def axis(self) -> str:
-        """The name of an axis."""
+        """Label of a plot axis."""
         return self.title.capitalize() + (f" ({self.unit})" if self.unit else "")
 
 
@@ -59,5 +59,5 @@ _KNOWN = {metric.name: metric for metric in (LOSS, MASKED_LOSS, ACCURACY)}
 
 
 def metric_named(name: str) -> Metric:
-    """The metric of a store; one that is not known here is a loss of some kind."""
+    """The metric of a name in stored rows; an unknown one is taken as a loss."""
     return _KNOWN.get(name) or Metric(name, "loss", name.replace("_", " "))

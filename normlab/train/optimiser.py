@@ -1,7 +1,7 @@
-"""Optimisers: AdamW for everything, or Muon for hidden matrices and AdamW for the rest, under the scheme's rules.
+"""Optimisers: AdamW for all parameters, or Muon for hidden matrices and AdamW for the rest; parameter groups.
 
-Whatever the kind, one `torch.optim.Optimizer` holds every parameter in exactly one group. A group keeps the scheme's
-decay flag and factor on the rate, and its full rate as `initial_lr`; `set_lr` sets every group to a share of it.
+In both cases one `torch.optim.Optimizer` holds every parameter in exactly one group. A group has the weight decay and
+the learning-rate factor of the scheme, and its peak rate as `initial_lr`; `set_lr` applies the schedule.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ from torch.optim import AdamW, Optimizer
 
 from normlab.errors import NormLabError, unknown
 from normlab.models.transformer import Transformer
+from normlab.probes.sharded import whole
 from normlab.roles import Role
-from normlab.train.distributed import shared_like, whole
+from normlab.train.distributed import shared_like
 from normlab.train.transfer import HIDDEN, Rule, Transfer
 
 Kind = Literal["adamw", "muon"]
 
 Parts = Mapping[int, Sequence[Role]]
-"""The roles that share a parameter, by the parameter's id: q, k and v of a fused matrix."""
+"""The roles in each parameter, by the parameter's id: q, k and v of a fused matrix."""
 
 MOMENTUM = 0.95
 UPDATE_RMS = 0.2
-"""Size of Muon's update of every weight, before the rate: about that of AdamW's, so that one rate serves both."""
+"""RMS of Muon's update before the learning rate: about that of AdamW's, so that one rate suits both."""
 
-# The quintic iteration as published with Muon (Jordan 2024): few rounds, singular values end near 1 and not at it.
+# Newton–Schulz coefficients as published with Muon (Jordan 2024): few rounds, singular values end near 1, not at it.
 _QUINTIC = (3.4445, -4.7750, 2.0315)
 _ROUNDS = 5
-# Weights that are orthogonalised at a time: enough to keep a GPU busy, little beside the model.
+# Weights that are orthogonalised at a time: enough to keep a GPU busy, little memory beside the model.
 _AT_A_TIME = 2**26
 
 
@@ -47,7 +48,7 @@ def build(
     eps: float = 1e-8,
     transfer: Transfer | None = None,
 ) -> Optimizer:
-    """The optimiser of a model; `transfer` gives every parameter the rate for its width."""
+    """The optimiser of a model; `transfer` sets the learning rate of every parameter for its width (muP)."""
     _check(kind, lr, weight_decay, betas, eps)
     groups = parameter_groups(model, kind=kind, lr=lr, weight_decay=weight_decay, transfer=transfer)
     fused = all(p.device.type in ("cuda", "cpu") for p in model.parameters())
@@ -57,7 +58,7 @@ def build(
 
 
 def set_lr(optimiser: Optimizer, multiplier: float) -> None:
-    """Every group's rate: its full rate times the schedule's multiplier."""
+    """Set every group's learning rate to its peak rate times the schedule's multiplier."""
     for group in optimiser.param_groups:
         group["lr"] = group["initial_lr"] * multiplier
 
@@ -66,7 +67,7 @@ class Muon(Optimizer):
     """Muon (Jordan 2024) for the groups whose rule is "muon", AdamW for the others, with one state for all.
 
     Formula    B ← μB + (1 − μ)G;  W ← W − lr · 0.2 √max(rows, columns) · O((1 − μ)G + μB)
-               O(X) = the orthogonal matrix nearest to X, by five rounds of a quintic iteration
+               O(X) = the orthogonal matrix nearest to X, by five rounds of the quintic Newton–Schulz iteration
 
     The factor 0.2 √max makes updates as large as AdamW's, so that its rate and decay can be kept (arXiv 2502.16982).
     Every matrix is orthogonalised alone: q, k and v of a fused one, and each expert of a stack.
@@ -107,7 +108,7 @@ class Muon(Optimizer):
             p.add_(shared_like(update, p), alpha=-group["lr"])
 
     def _momentum_of(self, parameter: nn.Parameter) -> torch.Tensor:
-        """Nesterov's look ahead, a fresh tensor."""
+        """Nesterov momentum, as a new tensor."""
         state, grad = self.state[parameter], parameter.grad
         assert grad is not None
         if not state:
@@ -117,7 +118,7 @@ class Muon(Optimizer):
 
 
 def _orthogonalise_(pieces: Sequence[torch.Tensor]) -> None:
-    """Replace every matrix by its update; those of one shape go through the iteration together."""
+    """Replace every matrix by its orthogonalised update; matrices of one shape are batched."""
     by_shape: dict[torch.Size, list[torch.Tensor]] = {}
     for piece in pieces:
         by_shape.setdefault(piece.shape[-2:], []).extend(piece.flatten(0, -3) if piece.ndim > 2 else [piece])
@@ -160,7 +161,7 @@ def parameter_groups(
     weight_decay: float = 0.0,
     transfer: Transfer | None = None,
 ) -> list[dict[str, Any]]:
-    """The scheme's groups, cut where parameters differ in rule or in the factor for their width."""
+    """The scheme's parameter groups, split by update rule and by learning-rate factor for the width."""
     parts = _parts(model.find_roles())
     return list(_groups(model, kind, parts, lr, weight_decay, transfer))
 

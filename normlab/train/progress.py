@@ -1,4 +1,4 @@
-"""The live line of a run: loss, tokens a second, share of the hardware's peak, time left."""
+"""Progress line of a training run: loss, tokens per second, fraction of the GPU's peak (MFU), time left."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from normlab.utils.progress import ProgressDisplay
 from normlab.utils.text import duration
 
 _STEPS = 16
-"""Steps that a speed is taken over."""
+"""Steps that the speed is averaged over."""
 
 
 class StepClock:
-    """Seconds of training, over all sessions of a run."""
+    """Training time in seconds, over all processes that worked on a run."""
 
     def __init__(self) -> None:
         self._before = 0.0
@@ -39,10 +39,10 @@ class StepClock:
 
 
 class Meter:
-    """Speed over the last steps, and a line about it.
+    """Training speed over the last steps, and the progress line.
 
-    Over several, for where the host lags it hears of a step now sooner and now later. The first step that a process
-    takes compiles the model, and stands for itself.
+    The speed is averaged over several steps, since a host that lags behind the GPU sees steps end at uneven times. The
+    first step of a process compiles the model and is not averaged with the others.
     """
 
     def __init__(
@@ -55,8 +55,13 @@ class Meter:
         *,
         progress: bool,
         left: Callable[[int], float] | None = None,
+        shows_peak: bool = True,
     ):
-        """`left`: the work after a step in tokens, where there is more of it than the steps' own."""
+        """`left`: remaining work after a step, in tokens; by default that of the remaining steps.
+
+        `shows_peak`: show the fraction of the hardware's peak, which is a fixed number for a GPU only.
+        """
+        self._shows_peak = shows_peak
         self._left = left or (lambda step: float((steps - step) * tokens_a_step))
         self._step = 0
         self.label, self.steps, self.tokens_a_step = label, steps, tokens_a_step
@@ -70,12 +75,12 @@ class Meter:
             self._task = self._live.bar.add_task(label, total=steps, facts="", left="")
 
     def restart(self, step: int) -> None:
-        """Count from here on: what came before was another process, or something else than training."""
+        """Measure the speed from here on, after an evaluation, a checkpoint or a restart."""
         self._laps.clear()
         self._laps.append((time.perf_counter(), step))
 
     def speed(self, step: int) -> dict[str, float]:
-        """Tokens a second over the last steps, and the share of the peak that this is."""
+        """Tokens per second over the last steps, and the fraction of the hardware's peak (MFU)."""
         now = time.perf_counter()
         begin, first = self._laps[0]
         rate = (step - first) * self.tokens_a_step / max(now - begin, 1e-9)
@@ -86,10 +91,11 @@ class Meter:
         return {"tokens_per_s": rate, "mfu": rate * self.flops_a_token / self.peak}
 
     def show(self, step: int, record: dict[str, Any], note: str = "") -> None:
-        """Show a step, and after its numbers a note."""
+        """Show a step's loss and speed, and a note."""
         self._step = step
         left = f"{duration(self._left(step) / max(record['tokens_per_s'], 1e-9))} left"
-        facts = f"loss {record['loss']:.4f}  {record['tokens_per_s']:,.0f} tok/s  {100 * record['mfu']:.0f} % of peak"
+        facts = f"loss {record['loss']:.4f}  {record['tokens_per_s']:,.0f} tok/s"
+        facts += f"  {100 * record['mfu']:.0f} % of peak" if self._shows_peak else ""
         facts += f"  {note}" if note else ""
         if self._live.bar is not None:
             self._live.bar.update(self._task, completed=step, facts=facts, left=left)
@@ -97,7 +103,7 @@ class Meter:
             self.say(f"{self.label}  step {step}/{self.steps}  {facts}  {left}")
 
     def evaluating(self, share: float) -> None:
-        """Show how far an evaluation is."""
+        """Show the progress of an evaluation; `share` is the fraction done."""
         facts = f"evaluating: {100 * share:.0f} %"
         if self._live.bar is not None:
             self._live.bar.update(self._task, facts=facts)

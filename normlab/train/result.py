@@ -1,4 +1,4 @@
-"""How a run ended, as `train` returns it and as status.json keeps it."""
+"""Result of a training run, as `train` returns it and as status.json stores it."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from normlab.train.tasks import Task
 
 @dataclass(frozen=True, kw_only=True)
 class TrainResult:
-    """How a run ended."""
+    """Result of a training run."""
 
     state: str
-    """done, stopped, failed, or stuck where --stop-hopeless ended it."""
+    """done, stopped, failed, or stuck (ended by --stop-hopeless)."""
     reason: str | None
-    """Why it did not come to its end."""
+    """Why the run did not reach its last step."""
     scores: Mapping[str, float] = field(default_factory=dict)
-    """Last evaluation, by name: the loss in nats, and what else the task measures; empty before the first."""
+    """Last evaluation by name: loss in nats, and the other measures of the task; empty before the first."""
     steps: int
     tokens: int
     seconds: float
-    """Of training, over all its sessions."""
+    """Training time, over all processes that worked on the run."""
     tokens_per_s: float
     peak_bytes: int | None
     device: str
     gpu: str | None = None
-    """Which of the GPUs of that name."""
+    """UUID of the GPU."""
     first_loss: float | None = None
-    """Before the first step, on the first samples of the evaluation, in nats a target."""
+    """Loss before the first step, on the first validation samples, in nats per target."""
     unigram_entropy: float | None = None
-    """Loss of guessing by frequency alone, in nats a target: the entropy of single tokens, or of the classes."""
+    """Loss of predicting by frequency alone, in nats per target: entropy of single tokens, or of the classes."""
     stuck: bool | None = None
-    """Whether the loss was above that − 0.1 three hundred steps after warm-up, or at the end; None: not known."""
+    """Whether the loss was above unigram_entropy − 0.1 at 300 steps after warm-up, or at the end; None: not known."""
     diverged: int | None = None
-    """The step at which loss or gradient stayed bad and the run was given up; None where it was not."""
+    """Step at which the run was given up as diverged; None: it was not."""
 
     @property
     def loss(self) -> float | None:
-        """Of the last evaluation, in nats a target."""
+        """Loss of the last evaluation, in nats per target."""
         return self.scores.get("loss")
 
     def to_dict(self) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class TrainResult:
 
 
 def ending(result: TrainResult, task: Task, folder: Path) -> str:
-    """What `normlab train` prints at the end: scores, whether the run is stuck, folder and reason, a line each."""
+    """The lines that `normlab train` prints at the end: scores, whether the run is stuck, folder and reason."""
     lines = [f"{result.state}: {task.describe(result.scores)}"] if result.scores else []
     if result.stuck and result.unigram_entropy is not None and not result.reason:
         lines.append(f"{where(task.metric.guess, result.unigram_entropy, result.scores['loss'])}: {ADVICE}")

@@ -1,8 +1,8 @@
 """Resume a run from its folder alone, or continue a finished one with a larger budget.
 
-The optimiser's state at the end of a run is in its last checkpoint. A longer run takes it up from there: the schedule
-is stretched over all steps, so the learning rate jumps up to where a run of the new length would be. That is not the
-run that one would have got with the larger budget from the start, and `TrainConfig.continued` says so.
+A continued run starts from the last checkpoint of the finished one. Its learning-rate schedule is stretched over all
+steps, so the rate jumps up to that of a run of the new length. The result differs from a run with the larger budget
+from the start; `TrainConfig.continued` records it.
 """
 
 from __future__ import annotations
@@ -19,20 +19,17 @@ from normlab.train.storage.folder import RunFolder, difference
 from normlab.utils.files import read_json, write_json
 from normlab.utils.locks import hold
 
-_BUDGETS = ("tokens", "images")
-
 
 def resumed(path: Path, config: TrainConfig) -> TrainConfig:
-    """The configuration with which to go on in the folder `path`, made of its own and of what the user changed.
+    """The configuration to resume the run in `path` with; `config` is its own with the user's changes.
 
-    A finished run whose budget was raised is made ready to be continued.
+    If the budget of a finished run was raised, its folder is prepared to be continued.
     """
     folder = RunFolder(path)
     there = folder.config
     if config.identity == there.identity:
         return config
-    wanted = {name: getattr(config, name) for name in _BUDGETS}
-    if dataclasses.replace(there, **wanted).identity != config.identity:
+    if not _differ_in_budget_only(there, config):
         raise NormLabError(
             f"{path} holds another run ({difference(there, config)}); with --resume only the budget can be changed"
         )
@@ -41,8 +38,15 @@ def resumed(path: Path, config: TrainConfig) -> TrainConfig:
     with hold(folder.lock):
         write_json(path / "config.json", read_json(path / "config.json") | {"config": longer.to_dict()})
         folder.set_status("stopped", step=there.steps, of=longer.steps, reason="to be continued")
-    print(_told(path, there, longer), file=sys.stderr)
+    print(_announcement(path, there, longer), file=sys.stderr)
     return longer
+
+
+def _differ_in_budget_only(there: TrainConfig, config: TrainConfig) -> bool:
+    if config.task != there.task:
+        return False
+    longer = dataclasses.replace(there, **{there.budget: getattr(config, there.budget)})
+    return longer.identity == config.identity
 
 
 def _check(folder: RunFolder, there: TrainConfig, config: TrainConfig) -> None:
@@ -66,7 +70,7 @@ def _check(folder: RunFolder, there: TrainConfig, config: TrainConfig) -> None:
         )
 
 
-def _told(path: Path, there: TrainConfig, longer: TrainConfig) -> str:
+def _announcement(path: Path, there: TrainConfig, longer: TrainConfig) -> str:
     step = there.steps
     before, after = there.lr * there.rate(step - 1), longer.lr * longer.rate(step)
     return (

@@ -1,4 +1,4 @@
-"""A run read back: `run = normlab.load_run("runs/peri")`, then `run.model`, `run.metrics("eval")`, `run.generate()`."""
+"""Load a stored run: `run = normlab.load_run("runs/peri")`; `run.model`, `run.metrics("eval")`, `run.generate()`."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from normlab.utils.files import read_json
 
 
 def load_run(folder: str | Path, *, device: str = "cpu") -> Run:
-    """The run in a folder that `normlab train` or `normlab compare` has made."""
+    """Load the run in a folder made by `normlab train` or `normlab compare`."""
     run = Run(RunFolder(Path(folder)), pick_device(device))
-    run.folder.config  # noqa: B018  # a folder that is no run says so here
+    run.folder.config  # noqa: B018  # raises for a folder that is no run
     return run
 
 
 class Run:
-    """A run's configuration, metrics, tokenizer and, once it has ended, its model."""
+    """A stored run: configuration, metrics, tokenizer, and the model of its last checkpoint or its end."""
 
     def __init__(self, folder: RunFolder, device: torch.device):
         self.folder, self.device = folder, device
@@ -40,7 +40,7 @@ class Run:
 
     @cached_property
     def config(self) -> TrainConfig:
-        """What the run was made of, its vocabulary included where it has got so far as to know it."""
+        """Configuration of the run, with the vocabulary size if it was known when the file was written."""
         if self._is_under_way:
             extra = read_json(self._newest / "state.json")["extra"]
             # Version 0.1 left it out.
@@ -55,7 +55,7 @@ class Run:
 
     @property
     def _is_under_way(self) -> bool:
-        """Whether a checkpoint is newer than the weights, if there are any."""
+        """Whether there is a checkpoint and the run has not ended."""
         return self.status["state"] != "done" and self._newest != self.folder.path
 
     def _from_data(self) -> TrainConfig:
@@ -64,13 +64,11 @@ class Run:
 
     def metrics(self, kind: str | None = None) -> list[dict[str, Any]]:
         """The records of a kind (step, eval, profile, event), or all of them."""
-        if not self.folder.metrics.is_file():
-            return []
         return [record for record in read_records(self.folder.metrics) if kind in (None, record["kind"])]
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """What turns text into the model's tokens."""
+        """The tokenizer of a run on text."""
         if not self.folder.tokenizer.is_file():
             # Version 0.1 wrote it at the end of a run.
             return self.config.task_object.open(self.config, progress=False).tokenizer
@@ -109,7 +107,7 @@ class Run:
         top_p: float | None = None,
         seed: int | None = None,
     ) -> str:
-        """The prompt continued by up to `tokens` tokens, or to the end of the document."""
+        """Continue the prompt by up to `tokens` sampled tokens, or to the end of the document."""
         write = getattr(self.model, "generate", None)
         if write is None:
             raise NormLabError(
@@ -118,11 +116,11 @@ class Run:
             )
         if seed is not None:
             check_seed(seed)
-        # What the command line could not decode arrives as halves of surrogate pairs.
+        # Undecodable bytes of the command line arrive as lone surrogates.
         if any("\ud800" <= character <= "\udfff" for character in prompt):
             raise NormLabError("the prompt holds bytes that are not UTF-8; expected whole characters")
         end = self.tokenizer.end
-        # A document starts after the end of another: that is how the model has seen it.
+        # A document follows the end token of another, as in training.
         ids = [end, *self.tokenizer.encode(prompt).tolist()]
         room = self.config.model.sequence - len(ids)
         if room < 1:
@@ -136,5 +134,5 @@ class Run:
             top_p=top_p, stop=end, generator=generator,
         )  # fmt: skip
         made = found[0, 1:].tolist()
-        # The vocabulary is padded: what no text has is not progress.
+        # The vocabulary is padded: tokens that the tokenizer does not have are dropped.
         return self.tokenizer.decode([token for token in made if token != end and token < self.tokenizer.vocab_size])

@@ -1,7 +1,7 @@
-"""Learning-rate schedules: the share of the full rate at every step.
+"""Learning-rate schedules with warm-up: cosine, linear, warmup-stable-decay (wsd), constant.
 
-A run of `total` steps has steps 0 to total − 1. Warm-up is linear and never wastes a step at rate 0: step 0 gets
-1/warmup, step warmup − 1 gets 1. From that peak on, with p going from 0 there to 1 at the last step:
+A schedule gives the fraction of the peak rate at steps 0 to total − 1. Warm-up is linear, without a step at rate 0:
+step 0 gets 1/warmup, step warmup − 1 gets 1. After that, with p going from 0 to 1 at the last step:
 
     cosine     final + (1 − final) (1 + cos πp) / 2
     linear     final + (1 − final) (1 − p)
@@ -20,9 +20,9 @@ Kind = Literal["cosine", "linear", "wsd", "constant"]
 
 
 def multiplier(step: int, *, total: int, kind: Kind, warmup: int, final: float, decay_fraction: float = 0.2) -> float:
-    """The factor on the learning rate at `step`; past the end it stays what it was at the last step.
+    """The learning rate at `step` as a fraction of the peak; after the last step it stays constant.
 
-    A warm-up as long as the run leaves no step to decay in: it then ends at 1. `final` means nothing to `constant`.
+    A warm-up as long as the run leaves no step for the decay: the run then ends at 1. `constant` ignores `final`.
     """
     check(total=total, kind=kind, warmup=warmup, final=final, decay_fraction=decay_fraction)
     if step < 0:
@@ -34,7 +34,7 @@ def multiplier(step: int, *, total: int, kind: Kind, warmup: int, final: float, 
 
 
 def check(*, total: int, kind: str, warmup: int, final: float, decay_fraction: float = 0.2) -> None:
-    """Raise if there is no such schedule, so that a run can be refused before it starts."""
+    """Raise for an invalid schedule, so that a run can be refused before it starts."""
     if kind not in get_args(Kind):
         raise unknown("schedule", str(kind), get_args(Kind))
     if total < 1:
@@ -53,12 +53,12 @@ def check(*, total: int, kind: str, warmup: int, final: float, decay_fraction: f
 
 
 def _decay_steps(total: int, fraction: float) -> int:
-    """Steps below the peak at the end of a run, of which the first step is never one."""
+    """Steps of the decay phase at the end of a run; never the first step of all."""
     return min(max(round(fraction * total), 1), total - 1)
 
 
 def _progress(step: int, total: int, decay: int) -> float:
-    """How much of the last `decay` steps has passed: exactly 0 before them, exactly 1 at the last."""
+    """Progress through the last `decay` steps: exactly 0 before them, exactly 1 at the last."""
     passed = min(step, total - 1) - (total - 1 - decay)
     return max(passed, 0) / decay if decay else 0.0
 

@@ -1,4 +1,4 @@
-"""What a run is put together from, before its first step."""
+"""Setting up a run: data, memory check, model, optimiser, monitors, checkpoints and journal."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ from typing import Any
 
 import torch
 
-from normlab.data import Feed
+from normlab.data import BatchLoader
 from normlab.errors import NormLabError
-from normlab.kernels.compiler import remember
-from normlab.models.memory import check_room_to_train
+from normlab.kernels.compiler import cache_autograd_functions
+from normlab.models.memory_check import check_memory_to_train
 from normlab.models.transformer import Transformer
 from normlab.train import optimiser as optimisers
 from normlab.train.config import TrainConfig
 from normlab.train.distributed import Group, Precision, initialise, shard
-from normlab.train.forecast import expectation
 from normlab.train.hardware import forget_peak_memory, matmul_ceiling
 from normlab.train.interrupt import Interrupt
 from normlab.train.monitor.guard import Guard
 from normlab.train.monitor.stuck import StuckWatch
-from normlab.train.plan import Course
+from normlab.train.plan import Workload, expectation
 from normlab.train.progress import Meter, StepClock
 from normlab.train.storage.checkpoint import Checkpoints
 from normlab.train.storage.folder import RunFolder
@@ -31,27 +30,45 @@ from normlab.train.tasks import Data
 from normlab.train.transfer import Transfer
 
 
+def open_data(config: TrainConfig, group: Group, data: Data | None, *, progress: bool) -> Data:
+    """The data of a run, opened unless it is given. Raises where the batch or the memory do not allow the run."""
+    opened: Data = data or config.task_object.open(config, progress=progress)
+    if config.batch % (config.accumulate * group.world):
+        raise NormLabError(
+            f"batch {config.batch} cannot be shared by {group.world} processes in {config.accumulate} parts; "
+            f"make it a multiple of {group.world * config.accumulate}"
+        )
+    check_memory_to_train(
+        config.for_data(opened).model, group.device, batch=config.batch // (config.accumulate * group.world),
+        length=config.sequence, precision=_precision(config, group), world=group.world,
+        compiled=_compiles(config, group) and group.device.type == "cuda",
+    )  # fmt: skip
+    return opened
+
+
+def _precision(config: TrainConfig, group: Group) -> Precision:
+    return config.precision if config.precision != "auto" else ("bf16" if group.device.type == "cuda" else "fp32")
+
+
+def _compiles(config: TrainConfig, group: Group) -> bool:
+    return config.compile == "yes" or (config.compile == "auto" and group.device.type == "cuda")
+
+
 class Setup:
-    """Everything that a run holds."""
+    """The objects of a run: data, model, optimiser, monitors, checkpoints, journal, progress line."""
 
     def __init__(self, config: TrainConfig, folder: RunFolder, group: Group, data: Data | None, progress: bool):
         self.group, self.folder, self.progress, self.task = group, folder, progress, config.task_object
-        self.data: Any = data or self.task.open(config, progress=progress)
+        self.data: Any = open_data(config, group, data, progress=progress)
         self.config = config = config.for_data(self.data)
-        if config.batch % (config.accumulate * group.world):
-            raise NormLabError(
-                f"batch {config.batch} cannot be shared by {group.world} processes in {config.accumulate} parts; "
-                f"make it a multiple of {group.world * config.accumulate}"
-            )
         on_gpu = group.device.type == "cuda"
-        self.precision: Precision = config.precision if config.precision != "auto" else ("bf16" if on_gpu else "fp32")
-        self.compiles = config.compile == "yes" or (config.compile == "auto" and on_gpu)
+        self.precision: Precision = _precision(config, group)
+        self.compiles = _compiles(config, group)
         self.ceiling = matmul_ceiling(group.device, torch.bfloat16 if self.precision == "bf16" else torch.float32)
-        self._check_room()
         forget_peak_memory(group.device)
         self.model = self._build()
         if self.compiles:
-            remember()
+            cache_autograd_functions()
         whole = self.compiles and group.world == 1
         self.loss: Callable[..., torch.Tensor] = torch.compile(self.model.loss) if whole else self.model.loss
         measure = self.task.measure(self.model)
@@ -65,25 +82,18 @@ class Setup:
         self.loader = self._loader()
         self.checkpoints = Checkpoints(folder.checkpoints, config.keep, group)
         self.journal = Journal(folder, config, group)
-        self.course = Course.of(config, self.data)
+        self.workload = Workload.of(config, self.data)
         self.step, self.clock, self.meter = 0, StepClock(), self._meter()
-        # On one GPU the host looks at a step while the next one runs; AdamW's kernel leaves a bad step out by itself.
+        # On one GPU the host checks a step while the next one runs; AdamW's kernel skips a bad step by itself.
         self.lags = on_gpu and group.world == 1 and config.optimiser == "adamw"
         self.interrupt = Interrupt(progress=progress)
         self.returns: Counter[int] = Counter()
-        """How often the run was rolled back to a step."""
+        """Number of rollbacks to each step."""
 
     @property
     def _transfer(self) -> Transfer | None:
         base = self.config.base_dim
         return None if base is None else Transfer(base, self.config.model.dim)
-
-    def _check_room(self) -> None:
-        config, group = self.config, self.group
-        check_room_to_train(
-            config.model, group.device, batch=config.batch // (config.accumulate * group.world), length=config.sequence,
-            precision=self.precision, world=group.world, compiled=self.compiles and group.device.type == "cuda",
-        )  # fmt: skip
 
     def _build(self) -> Transformer:
         model = self.config.model.build(device="meta")
@@ -95,38 +105,45 @@ class Setup:
         return model if self._transfer is None else self._transfer.init_(model)
 
     def _watch(self) -> StuckWatch:
-        # Counted by one rank: all must judge by the same number.
+        # Counted by one rank, so that all ranks use the same number.
         entropy = self.group.broadcast(self.task.guess_loss(self.config, self.data) if self.group.is_main else None)
         return StuckWatch(entropy, self.config.warmup_steps, self.task.metric.guess)
 
-    def _loader(self) -> Feed:
+    def _loader(self) -> BatchLoader:
         config, group = self.config, self.group
         part = config.batch // (config.accumulate * group.world)
         line = self.task.line(config, self.data)
-        return Feed(line, batch=part, rank=group.rank, world=group.world, device=group.device)
+        return BatchLoader(line, batch=part, rank=group.rank, world=group.world, device=group.device)
 
     def _meter(self) -> Meter:
         config = self.config
         flops = config.model.flops_per_token(config.sequence)
         tokens = config.batch * config.sequence
         name = f"{config.model.scheme_object.label} lr {config.lr:g} seed {config.seed}"
-        peak = self.ceiling * self.group.world
-        return Meter(name, config.steps, tokens, flops, peak, progress=self.progress, left=self.course.left)
+        return Meter(
+            name, config.steps, tokens, flops, peak=self.ceiling * self.group.world, progress=self.progress,
+            left=self.workload.left, shows_peak=self.group.device.type == "cuda",
+        )  # fmt: skip
 
     def expectation(self) -> str:
-        """What the run will take, in one line, before it starts."""
+        """Expected memory and time in one line."""
         return expectation(
-            self.config, self.group, self.course, precision=self.precision, compiles=self.compiles, ceiling=self.ceiling
+            self.config,
+            self.group,
+            self.workload,
+            precision=self.precision,
+            compiles=self.compiles,
+            ceiling=self.ceiling,
         )
 
     def autocast(self) -> Any:
-        """The number format of products; FSDP2 casts by its own policy."""
+        """The autocast context of the run's precision; FSDP2 has its own mixed-precision policy."""
         if self.precision == "fp32" or self.group.world > 1:
             return nullcontext()
         return torch.autocast(self.group.device.type, torch.bfloat16)
 
     def close(self) -> None:
-        """End threads and put metrics on the disk; one that fails does not keep the others open."""
+        """Stop threads and flush metrics; if closing one part fails, the others are closed all the same."""
         with ExitStack() as stack:
             for part in (self.journal, self.meter, self.loader):
                 stack.callback(part.close)

@@ -1,4 +1,4 @@
-"""The training loop: one run from its configuration to its weights, on one device or many, stopped and resumed."""
+"""The training loop of one run, on one device or many, resumable."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import torch
 
 from normlab.data import IGNORED, Batch
 from normlab.errors import NormLabError
+from normlab.probes.sensitivity import sensitivity
+from normlab.probes.sharded import reshard
 from normlab.train import optimiser as optimisers
 from normlab.train.config import TrainConfig
-from normlab.train.distributed import Group, clip_grad_norm, reshard, start, stop
+from normlab.train.distributed import Group, clip_grad_norm, start, stop
 from normlab.train.evaluate import Scores, evaluate
 from normlab.train.hardware import describe, identity, peak_memory
 from normlab.train.monitor import recovery
 from normlab.train.monitor.profile import profile
-from normlab.train.monitor.recovery import Ended
-from normlab.train.monitor.sensitivity import sensitivity
+from normlab.train.monitor.recovery import Ended, Taken
 from normlab.train.monitor.start import first_loss
 from normlab.train.monitor.stuck import look
 from normlab.train.plan import milestones
 from normlab.train.result import TrainResult
-from normlab.train.setup import Setup
-from normlab.train.step import Taken
+from normlab.train.setup import Setup, open_data
 from normlab.train.storage.folder import RunFolder
 from normlab.train.storage.weights import export_safetensors
 from normlab.train.tasks import Data
@@ -35,13 +35,13 @@ from normlab.utils.host_copy import HostCopy
 from normlab.utils.locks import hold
 
 ENDED = ("done", "stuck")
-"""States in which a run has nothing left to do: it is only read."""
+"""States of a run that has ended: its result is read, nothing is trained."""
 
 _PROFILED = 4
-"""Samples that a per-layer profile is made from."""
+"""Samples in the batch of a per-layer profile."""
 
 _PROFILES = 4
-"""Profiles in the course of a run, besides the one before its first step."""
+"""Per-layer profiles during a run, besides the one before its first step."""
 
 
 def train(
@@ -53,16 +53,16 @@ def train(
     command: Sequence[str] = (),
     continuable: bool = False,
 ) -> TrainResult:
-    """Train, or go on with, the run in `folder`; a finished one is only read.
+    """Train or resume the run in `folder` and return its result; the result of a finished run is read.
 
-    `progress`: say on standard error what is expected and how it goes. `command` is written down for the report.
+    `progress`: print expected cost and progress to standard error. `command`: recorded in config.json for the report.
     `continuable`: keep the last checkpoint, from which the run can be continued with a larger budget. Under torchrun
     every process calls this.
     """
     config.model.check_start()
     group = start(config.device)
     result = _train(config, RunFolder(folder, command), group, data, progress and group.is_main, continuable)
-    # Not after an error: the others may be anywhere, and would never come to leave together.
+    # Not after an error: the other ranks may be anywhere, and this would wait for them.
     stop(group)
     return result
 
@@ -71,6 +71,9 @@ def _train(
     config: TrainConfig, folder: RunFolder, group: Group, data: Data | None, progress: bool, continuable: bool
 ) -> TrainResult:
     with ExitStack() as stack:
+        if not group.broadcast(folder.has_begun):
+            # Before the folder is made: a run that is refused leaves nothing behind.
+            data = open_data(config, group, data, progress=progress)
         group.together(lambda: _claim(folder, config, group, stack) if group.is_main else None)
         if (status := group.broadcast(folder.status))["state"] in ENDED:
             return TrainResult.from_dict(status["result"])
@@ -81,7 +84,7 @@ def _train(
 
 
 def _claim(folder: RunFolder, config: TrainConfig, group: Group, stack: ExitStack) -> None:
-    """Hold the folder and write the configuration down, in one process."""
+    """Lock the folder and write config.json, in one process."""
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -91,34 +94,34 @@ def _claim(folder: RunFolder, config: TrainConfig, group: Group, stack: ExitStac
 
 
 class Trainer(Setup):
-    """A run under way."""
+    """A run in progress."""
 
     def __init__(self, config: TrainConfig, folder: RunFolder, group: Group, data: Data | None, progress: bool):
         super().__init__(config, folder, group, data, progress)
         self.waited = 0.0
-        """Seconds for which the last step's batch kept the host waiting."""
+        """Seconds that the host waited for the batch of the last step."""
         self.last_eval: Scores = {}
         self.first_loss: float | None = None
         self.pending: Taken | None = None
-        """A step that the host has not looked at yet."""
+        """A step whose loss the host has not read yet."""
         self.diverged: int | None = None
-        """The step at which training broke down."""
+        """The step at which training diverged."""
         self.continuable = False
-        """Whether the last checkpoint stays when the run is done."""
+        """Whether the last checkpoint is kept when the run is done."""
 
     # -- the run -----------------------------------------------------------------------------------------------------
 
     def run(self) -> TrainResult:
-        """From where the newest checkpoint stands to the end; whatever happens, status.json says how it ended."""
+        """Train from the newest checkpoint to the end; status.json is written whatever happens."""
         try:
             self._resume()
             if self.progress:
                 self.meter.say(self.expectation())
             self.journal.status("running", self.step)
             if self.group.is_main:
-                # Now, not at the end: a checkpoint can then be used while the run goes on.
+                # Now, not at the end: checkpoints can then be used during the run.
                 self.task.keep(self.data, self.folder)
-            return self._result(*self._course())
+            return self._result(*self._train_to_end())
         except BaseException as error:
             # The disk may be what broke.
             with suppress(NormLabError):
@@ -126,8 +129,8 @@ class Trainer(Setup):
                 self.journal.status(state, self.step, _one_line(error))
             raise
 
-    def _course(self) -> tuple[str, str | None]:
-        """State and reason in which the run ends; one that ends before its last step is stuck."""
+    def _train_to_end(self) -> tuple[str, str | None]:
+        """Train, and return the final state with its reason; a run that ends before its last step is stuck."""
         try:
             with self.interrupt.heard():
                 self._loop()
@@ -158,7 +161,7 @@ class Trainer(Setup):
         self.clock.seconds, self.last_eval = extra["seconds"], _scores(extra["last_eval"])
         self.watch.load_state_dict(extra.get("watch", {}))
         self.first_loss = extra.get("first_loss")
-        # Last: what cannot be taken up is left as it is.
+        # Last: if the checkpoint cannot be loaded, the records stay as they are.
         self.journal.forget_after(self.step)
         self.journal.event(self.step, "resume", f"from step {self.step}")
         self.meter.say(f"resuming at step {self.step}")
@@ -177,7 +180,7 @@ class Trainer(Setup):
             self._train_step()
             stopping = self._must_stop()
             if stopping or self.step in looked_at:
-                self._settle()
+                self._judge_pending()
                 self.clock.stop()
                 # A step that was rolled back is not reached; the end has an evaluation of its own, and no checkpoint.
                 reached = before < self.step < last
@@ -196,18 +199,18 @@ class Trainer(Setup):
         self.clock.stop()
 
     def _clock_on(self) -> None:
-        """Evaluations and checkpoints are not training."""
+        """Start timing: evaluations and checkpoints do not count as training."""
         self.clock.start()
         self.meter.restart(self.step)
 
     def _train_step(self) -> None:
-        """One step of the optimiser. Where the host lags, it looks at the step before meanwhile."""
+        """One optimiser step. Where the host lags behind the GPU, it judges the previous step meanwhile."""
         begin = time.perf_counter()
         parts = [next(self.loader) for _ in range(self.config.accumulate)]
         self.waited = time.perf_counter() - begin
         optimisers.set_lr(self.optimiser, self.config.rate(self.step))
         loss, norm = self._gradient(parts)
-        if self._settle():
+        if self._judge_pending():
             # The weights that this gradient belongs to were rolled back.
             self.optimiser.zero_grad(set_to_none=True)
             return
@@ -223,7 +226,7 @@ class Trainer(Setup):
             self._judge(taken)
 
     def _gradient(self, parts: Sequence[Batch]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Loss and gradient norm of a batch, still on the device; the gradient is left in the model, clipped."""
+        """Loss and gradient norm of a batch, on the device; the clipped gradient is left in the model."""
         config, total = self.config, torch.zeros((), device=self.group.device)
         for part, share in zip(parts, self._shares(parts), strict=True):
             with self.autocast():
@@ -233,9 +236,9 @@ class Trainer(Setup):
         return total, clip_grad_norm(self.model, config.clip)
 
     def _shares(self, parts: Sequence[Batch]) -> torch.Tensor:
-        """What the mean loss of each part weighs: parts and processes differ in how many targets count.
+        """Weight of the mean loss of each part, proportional to its number of targets.
 
-        In units of a process's share, since gradients are averaged over the processes.
+        Multiplied by the number of processes, since FSDP averages gradients over them.
         """
         counts = torch.stack([(part.targets != IGNORED).sum() for part in parts])
         return counts * self.group.world / self.group.sum(counts.sum()).clamp(min=1)
@@ -245,13 +248,13 @@ class Trainer(Setup):
         return Taken(self.step, values, parts, self.guard.threshold())
 
     def _update_unless_bad(self, loss: torch.Tensor, norm: torch.Tensor, threshold: float) -> None:
-        """What the guard will find, found on the device: the same comparisons, in the host's double precision."""
+        """Step unless the guard will reject it, decided on the device: the same comparisons, in double precision."""
         bad = ~(loss.isfinite() & norm.isfinite()) | (loss.double() > threshold)
         self.optimiser.found_inf = bad.float()  # type: ignore[attr-defined]  # what GradScaler sets, too
         self._update()
 
-    def _settle(self) -> bool:
-        """Judge the step that is still on its way, if there is one: has it set the run back?"""
+    def _judge_pending(self) -> bool:
+        """Judge the pending step, if there is one. Returns whether that rolled the run back."""
         before = self.step
         if self.pending is not None:
             taken, self.pending = self.pending, None
@@ -266,7 +269,7 @@ class Trainer(Setup):
             self.watch.take(loss)
         if verdict.action == "go" and not self.lags:
             self._update()
-        # Neither loss nor gradient: no token of the step was masked, so nothing was measured.
+        # Loss and gradient both zero: no token of the step was masked, so there is no loss to record.
         self._record_step(taken.step, loss if loss or norm else math.nan, norm)
         if not verdict.is_fine:
             recovery.handle(self, verdict, taken)
@@ -276,7 +279,7 @@ class Trainer(Setup):
         self.optimiser.zero_grad(set_to_none=True)
         self.model.after_step()
 
-    # -- what is kept ------------------------------------------------------------------------------------------------
+    # -- records and checkpoints ---------------------------------------------------------------------------------------
 
     def _record_step(self, step: int, loss: float, norm: float) -> None:
         record = {
@@ -318,7 +321,7 @@ class Trainer(Setup):
         self.journal.status("running", self.step)
 
     def _result(self, state: str, reason: str | None) -> TrainResult:
-        """Write down how the run ended; what only a run that goes on needs is removed last."""
+        """Write the result to status.json; then remove the checkpoints of a finished run."""
         tokens, seconds, device = self.journal.tokens(self.step), self.clock.seconds, self.group.device
         result = TrainResult(
             state=state, reason=reason, scores=self.last_eval, steps=self.step, tokens=tokens, seconds=seconds,
@@ -344,11 +347,11 @@ class Trainer(Setup):
 
 
 def _scores(saved: Any) -> Scores:
-    """The last evaluation in a checkpoint; before there were tasks it was a pair."""
+    """The last evaluation in a checkpoint; version 0.1 stored a pair."""
     return dict(zip(("loss", "bits_per_byte"), saved, strict=True)) if isinstance(saved, list) else dict(saved or {})
 
 
 def _one_line(error: BaseException) -> str:
-    """What went wrong, with the kind of it where that was not foreseen."""
+    """An error as one line, with its type if it is not a NormLabError."""
     text = " ".join(str(error).split())
     return text if isinstance(error, NormLabError) else f"{type(error).__name__}: {text}".rstrip(": ")

@@ -12,9 +12,9 @@ With m = dim / base, and relative to what the scheme does at the base width:
 The scheme's own rules stay: they are asked at both widths, and only what they lack is added (Xavier already shrinks
 like 1/√m). Where a scheme pins the size of a matrix after every step, the matrix keeps that size and its rate follows:
 a weight that is c times the size in the table learns at c times the rate. A learned scale whose raw value the scheme
-ties to the width (`Scale.scaling`) learns in proportion to it. Muon's updates have full rank, so that they grow like √m
-where AdamW's grow like m. Weight decay is divided by the rate's factor: what decays in a step is then the same at every
-width.
+ties to the width (`LearnedScale.scaling`) learns in proportion to it. Muon's updates have full rank, so that they grow
+like √m where AdamW's grow like m. Weight decay is divided by the rate's factor: what decays in a step is then the same
+at every width.
 
 Depth, head width, batch and length stay as they were tuned: width grows by heads, not by their size.
 """
@@ -32,14 +32,14 @@ from normlab.errors import NormLabError
 from normlab.models.config import TransformerConfig
 from normlab.models.transformer import Transformer
 from normlab.roles import Role
-from normlab.schemes.contract.parts import Constant, Scale
-from normlab.schemes.contract.scheme import BoundScheme
+from normlab.schemes.contract.bound_scheme import BoundScheme
+from normlab.schemes.contract.parts import ConstantScale, LearnedScale
 
 Rule = Literal["adamw", "muon"]
-"""What turns a gradient into a step."""
+"""The update rule of a parameter."""
 
 HIDDEN = ("q", "k", "v", "o", "gate", "up", "down")
-"""Matrices both of whose sides grow with the width."""
+"""Roles of matrices both of whose dimensions grow with the width."""
 
 _READOUT = ("head", "router")
 
@@ -66,7 +66,7 @@ class Transfer:
 
     @torch.no_grad()
     def init_(self, model: Transformer) -> Transformer:
-        """Resize the matrices that `model.init_()` has just filled, and attach the factor on tied logits."""
+        """Rescale the matrices that `model.init_()` has initialised, and attach the factor on tied logits."""
         self.attach_(model)
         if self.is_identity:
             return model
@@ -85,8 +85,8 @@ class Transfer:
         if self.is_identity or head.weight is not None:
             return model
         if head.logit_scale is None:
-            head.accept("logit-scale", Constant(1.0 / self.growth).to(next(model.parameters()).device))
-        elif not (isinstance(head.logit_scale, Constant) and head.logit_scale.value == 1.0 / self.growth):
+            head.accept("logit-scale", ConstantScale(1.0 / self.growth).to(next(model.parameters()).device))
+        elif not (isinstance(head.logit_scale, ConstantScale) and head.logit_scale.value == 1.0 / self.growth):
             raise NormLabError("transfer: the tied head's logit scale is taken; set tied=False for a head of its own")
         return model
 
@@ -117,7 +117,7 @@ class Transfer:
         return 1.0 / self.growth if role.role in _READOUT else 1.0
 
     def _base_model(self, model: Transformer) -> Transformer:
-        """The same model at the base width, laid out but not filled."""
+        """The same model at the base width, on the meta device."""
         return self._base_config(model.config).build(device="meta")
 
     def _base_config(self, config: TransformerConfig) -> TransformerConfig:
@@ -163,6 +163,6 @@ def _is_pinned(role: Role, bound: BoundScheme) -> bool:
 
 
 def _raw_size(model: Transformer, role: Role) -> float:
-    """The size at which a scheme keeps a learned scale, which sets what a step of the optimiser means to it."""
+    """The raw magnitude at which a scheme stores a learned scale, relative to which an optimiser step acts."""
     owner = model.get_submodule(role.name.rpartition(".")[0])
-    return abs(owner.scaling) if isinstance(owner, Scale) else 1.0
+    return abs(owner.scaling) if isinstance(owner, LearnedScale) else 1.0

@@ -1,1 +1,1 @@
-"""Utilities without knowledge of models: files, locks, records, progress, host copies, versions, text."""
+"""General utilities: files, locks, JSON records, progress, host copies, versions, statistics, lazy imports."""

@@ -1,4 +1,4 @@
-"""The strings that stand under the fields of a dataclass: help of the command line, cards, schemas."""
+"""Docstrings of dataclass fields, read from the source: for cards of schemes and the JSON schema."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import textwrap
 
 
 def field_docs(cls: type) -> dict[str, str]:
-    """The string under each field of a dataclass and its bases."""
+    """The docstring under each field of a dataclass and its bases, by field name."""
     texts: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         try:
             tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
         except (OSError, TypeError, SyntaxError):
-            continue  # built at run time: nothing to read
+            continue  # created at run time: no source
         body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
         for field, below in itertools.pairwise(body):
             if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):

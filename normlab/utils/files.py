@@ -1,4 +1,4 @@
-"""Small files that are whole or absent, whatever happens to the process or to the machine."""
+"""Atomic file writes, JSON files, checksums, and file errors in one line."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _ADVICE = {
 
 
 def write_atomically(path: Path, data: bytes | str) -> None:
-    """Make `path` hold `data`, or leave it as it was; what is there survives a power cut."""
+    """Write `data` to `path` atomically: after a crash or power failure it holds the old or the new content."""
     with replacing(path) as part:
         part.write_bytes(data.encode() if isinstance(data, str) else data)
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path to write to, which takes the place of `path` if all goes well and vanishes if not."""
+    """Context manager: a temporary path that replaces `path` on success and is removed on failure."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         mode = _usual_mode(part)
@@ -55,7 +55,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def replacing_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder to write to, which takes the place of the folder `path` if all goes well; else it vanishes."""
+    """Context manager: a temporary folder that replaces the folder `path` on success and is removed on failure."""
     mark = secrets.token_hex(4)
     part, aside = path.with_name(f".{path.name}.{mark}.part"), path.with_name(f".{path.name}.{mark}.old")
     try:
@@ -86,21 +86,21 @@ def replacing_folder(path: Path) -> Iterator[Path]:
 
 
 def _usual_mode(path: Path) -> int:
-    """Make an empty file; return the permissions that the umask gives it.
+    """Create an empty file; returns the permissions that the umask gives it.
 
-    Libraries that write through a private temporary file (safetensors) leave 0600, which nobody else can read.
+    Libraries that write through a private temporary file (safetensors) leave 0600, which other users cannot read.
     """
     path.touch()
     return stat.S_IMODE(path.stat().st_mode)
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Like `write_atomically`. NaN and infinities are written as Python reads them back, so that a state survives."""
+    """Write JSON atomically. NaN and infinities are written as Python's json module reads them."""
     write_atomically(path, json.dumps(value, indent=1) + "\n")
 
 
 def read_json(path: Path) -> Any:
-    """What `write_json` wrote; a file that is missing, torn or something else is named."""
+    """Read a JSON file; raises with its path if it is missing, incomplete or not JSON."""
     try:
         return json.loads(path.read_bytes())
     except OSError as error:
@@ -110,7 +110,7 @@ def read_json(path: Path) -> Any:
 
 
 def sync(path: Path) -> None:
-    """Have the system put a file, or a folder's list of files, onto the disk."""
+    """fsync a file or a folder."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -119,30 +119,30 @@ def sync(path: Path) -> None:
 
 
 def digest(path: Path) -> tuple[int, str]:
-    """Size and SHA-256 of a file, which is on the disk when this returns."""
+    """(size, SHA-256) of a file, after an fsync."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
         return os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def file_error(action: str, error: OSError, path: Path | None = None) -> NormLabError:
-    """The system's complaint in one line, with what to try; `path` unless the error itself names one."""
+    """A NormLabError for an OSError: one line with the path and what to try."""
     advice = _ADVICE.get(error.errno or 0, "try again, or choose another folder")
     return NormLabError(f"cannot {action} {path or error.filename or 'a file'}: {error.strerror or error}; {advice}")
 
 
 def save(path: str | Path, writers: Mapping[str, Callable[[], str]]) -> Path:
-    """Write what the writer of the path's suffix returns."""
+    """Write a file with the writer for its suffix; `writers` maps suffixes to functions that return the text."""
     path = Path(path)
     if path.suffix.lower() not in writers:
         raise NormLabError(f"{path} must end in {' or '.join(writers)}: the suffix says what to write")
-    # Half of a surrogate pair cannot be written; the rest of that text can.
+    # Half of a surrogate pair cannot be encoded; the rest of the text can.
     write_atomically(path, writers[path.suffix.lower()]().encode("utf-8", "replace"))
     return path
 
 
 def writable(path: str | Path, suffix: str) -> Path:
-    """The path, if a file with this suffix can be written there: better to know before a minute of work than after."""
+    """Check that a file with this suffix can be written at `path`, before any work; returns the path."""
     path = Path(path)
     if path.suffix.lower() != suffix:
         raise NormLabError(f"{path} must end in {suffix}; try {path.with_suffix(suffix)}")

@@ -1,4 +1,4 @@
-"""Tensors on their way from a device to the host, which does not wait for them."""
+"""Asynchronous device-to-host copies."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 class HostCopy:
-    """A copy on the host. On a GPU's side it is queued behind all that was queued before; elsewhere it is there."""
+    """A copy of a tensor on the host. From a GPU it is asynchronous, in stream order; elsewhere it is immediate."""
 
     def __init__(self, values: torch.Tensor):
         self._event: torch.cuda.Event | None = None
@@ -20,10 +20,11 @@ class HostCopy:
 
     @property
     def is_there(self) -> bool:
+        """Whether the copy has finished."""
         return self._event is None or self._event.query()
 
     def wait(self) -> torch.Tensor:
-        """The copy, once it is there."""
+        """Wait for the copy and return it."""
         if self._event is not None:
             self._event.synchronize()
         return self._host

@@ -1,4 +1,7 @@
-"""Lazy imports: public names that are loaded on first use, since `normlab --help` must not wait a second for torch."""
+"""Lazy, optional and deprecated imports.
+
+Public names are loaded on first use, because `normlab --help` must not wait a second for torch.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,19 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from normlab.errors import NormLabError
 
-def loader(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of a package whose public names live in the modules that `homes` names ("": the module)."""
+
+def loader(package: str, homes: Mapping[str, str], renamed: Mapping[str, str] | None = None) -> Callable[[str], Any]:
+    """A `__getattr__` for a package that imports its public names on first use.
+
+    `homes` maps each public name to the module of the package that defines it, or to "" where the name is a module.
+    `renamed` maps names of an earlier version to the full name of what replaced them; using one warns.
+    """
 
     def find(name: str) -> Any:
         if name not in homes:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            return _renamed(package, name, renamed or {})
         home = importlib.import_module(f"{package}.{homes[name] or name}")
         return getattr(home, name) if homes[name] else home
 
@@ -21,13 +30,25 @@ def loader(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
 
 
 def moved(module: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of a module that is no more: its public names, found at their new place with a warning."""
+    """A `__getattr__` that finds names of an earlier version at their new place, with a DeprecationWarning."""
+    return lambda name: _renamed(module, name, homes)
 
-    def find(name: str) -> Any:
-        if name not in homes:
-            raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        place, _, now = homes[name].rpartition(".")
-        warnings.warn(f"{module}.{name} is now {homes[name]}", DeprecationWarning, stacklevel=2)
-        return getattr(importlib.import_module(place), now)
 
-    return find
+def _renamed(module: str, name: str, homes: Mapping[str, str]) -> Any:
+    if name not in homes:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    place, _, now = homes[name].rpartition(".")
+    # The warning points at the code that uses the name: above this function and the `__getattr__` that calls it.
+    warnings.warn(f"{module}.{name} is now {homes[name]}", DeprecationWarning, stacklevel=3)
+    return getattr(importlib.import_module(place), now)
+
+
+def import_optional(package: str, extra: str, what: str) -> Any:
+    """Import an optional dependency, or raise an error that names the extra to install.
+
+    `what` is the feature that needs `package`, as the error message shows it.
+    """
+    try:
+        return importlib.import_module(package)
+    except ImportError:
+        raise NormLabError(f'{what} needs {package}, which is missing; try: pip install "normlab[{extra}]"') from None

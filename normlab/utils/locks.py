@@ -1,7 +1,7 @@
-"""Locks between processes: `hold` refuses where another process is at work, `wait_for` lets it finish.
+"""File locks between processes: `hold` raises if another process has the lock, `wait_for` waits.
 
-The system drops a lock when its holder ends, however it ends: there are no stale locks to remove by hand. The file
-itself stays, since removing it could let two processes lock two files of one name.
+The system releases a lock when its process ends, however it ends, so there are no stale locks. The file itself is not
+removed, because two processes could then lock two files of the same name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _held: set[int] = set()
 
 @contextmanager
 def wait_for(path: Path, *, patient: bool = True) -> Iterator[bool]:
-    """Hold `path` as soon as nobody else does; yields False where somebody does and `patient` is off."""
+    """Wait for the lock `path` and hold it; with `patient=False` yields False at once if it is taken."""
     with open(path, "ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX if patient else fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -34,7 +34,7 @@ def wait_for(path: Path, *, patient: bool = True) -> Iterator[bool]:
 
 @contextmanager
 def hold(path: Path) -> Iterator[None]:
-    """Hold the lock `path` inside the block, or raise at once with the name of who holds it."""
+    """Hold the lock `path`; raises at once, with the holder's process, if it is taken."""
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
@@ -62,7 +62,7 @@ def _take(handle: int, path: Path) -> None:
 
 
 def _holder(handle: int) -> str:
-    """Who wrote the lock; a holder that has not come to writing is still one."""
+    """The process in the lock file; unknown if it has not been written yet."""
     try:
         known = json.loads(os.pread(handle, 4096, 0))
         who = f"process {known['pid']} on {known['host']}"
@@ -76,7 +76,7 @@ def _self() -> tuple[int, str]:
 
 
 def _let_go_in_child() -> None:
-    # A forked worker shares the lock; one that outlives its parent must not keep the run locked.
+    # A forked worker inherits the lock; if it outlives its parent it must not keep the run locked.
     for handle in _held:
         os.close(handle)
     _held.clear()

@@ -1,4 +1,4 @@
-"""Cores and memory that this process may use."""
+"""CPU cores and free memory available to this process."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def cores() -> int:
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes that this process can still allocate on a device; None where the system does not say."""
+    """Bytes that this process can still allocate on a device; None if unknown."""
     if device.type == "cuda":
         import torch
 
-        # What torch keeps for itself is free to it as well.
+        # Memory that torch has reserved but not allocated is free as well.
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused
     known = [found for found in (_available(), _left_in_group()) if found is not None]
@@ -32,7 +32,7 @@ def free_memory(device: torch.device) -> int | None:
 
 
 def _available() -> int | None:
-    """Memory that can be had without swapping; on systems that do not say so, all that the machine has."""
+    """Memory available without swapping; where the system does not report that, the total memory."""
     with suppress(OSError, ValueError, IndexError):
         line = next(line for line in _MEMORY.read_text().splitlines() if line.startswith("MemAvailable:"))
         return 1024 * int(line.split()[1])
@@ -42,7 +42,7 @@ def _available() -> int | None:
 
 
 def _left_in_group() -> int | None:
-    """What the limit of a container leaves; files that are only cached there make room when it is needed."""
+    """Memory left under a container's limit; cached files count as free."""
     with suppress(OSError, ValueError):
         limit, used = (int((_GROUP / name).read_text()) for name in ("memory.max", "memory.current"))
         facts = dict(line.split() for line in (_GROUP / "memory.stat").read_text().splitlines())

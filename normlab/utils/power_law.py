@@ -14,24 +14,24 @@ from normlab.utils.student_t import t_interval
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """value = e^intercept · depth^exponent; the interval is None where nothing is left to estimate it from."""
+    """value = e^intercept · depth^exponent; the interval is None without degrees of freedom to estimate it."""
 
     exponent: float
     intercept: float
     low: float | None
     high: float | None
     n: int
-    """Points, or seeds, that the fit is made of."""
+    """Number of points, or seeds, in the fit."""
     level: float = 0.95
 
     def at(self, depth: float) -> float:
-        """The value at a depth; 0 or infinite where a float ends."""
+        """The fitted value at a depth; 0 or infinite outside the range of floats."""
         with np.errstate(over="ignore", under="ignore"):
             return float(np.exp(self.intercept + self.exponent * math.log(depth)))
 
 
 def power_law(depths: Sequence[float], values: Sequence[float], *, level: float = 0.95) -> Fit:
-    """Least squares of log value on log depth, with Student's interval for the exponent; depths may repeat (seeds)."""
+    """Fit log value on log depth by least squares, with Student's t interval for the exponent; depths may repeat."""
     if len(depths) != len(values) or len(set(depths)) < 2:
         raise NormLabError(f"power law: expected one value for each of two or more depths, got {list(depths)}")
     if not all(math.isfinite(x) and x > 0.0 for x in (*depths, *values)):
@@ -47,7 +47,7 @@ def power_law(depths: Sequence[float], values: Sequence[float], *, level: float 
 
 
 def line(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """Slope and intercept of least squares."""
+    """Slope and intercept of a least-squares line."""
     apart = x - x.mean()
     slope = float((apart * (y - y.mean())).sum() / (apart**2).sum())
     return slope, float(y.mean() - slope * x.mean())

@@ -1,4 +1,4 @@
-"""How long work shows how it gets on: bars on a terminal, else a line now and then, always on standard error."""
+"""Progress display on standard error: bars on a terminal, a plain line every 30 s elsewhere."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from rich.console import Console
 from rich.progress import Progress, ProgressColumn
 
 _PLAIN_SECONDS = 30.0
-"""Between two lines where nobody watches a terminal."""
+"""Seconds between two plain lines."""
 
 
 class ProgressDisplay:
-    """Bars made of `columns` where there is a terminal; nothing at all where `progress` is off."""
+    """Progress bars made of `columns` if there is a terminal; nothing if `progress` is off."""
 
     def __init__(self, *columns: ProgressColumn, progress: bool):
         self.progress, self._said = progress, time.perf_counter()
@@ -23,11 +23,11 @@ class ProgressDisplay:
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time for another plain line."""
+        """Whether the next plain line is due."""
         return self.progress and self.bar is None and time.perf_counter() - self._said > _PLAIN_SECONDS
 
     def say(self, text: str) -> None:
-        """A line of its own, above the bars."""
+        """Print a line, above the bars if there are any."""
         self._said = time.perf_counter()
         if self.bar is not None:
             self.bar.console.print(text, highlight=False, markup=False)
@@ -35,5 +35,6 @@ class ProgressDisplay:
             print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
+        """Stop the bars."""
         if self.bar is not None:
             self.bar.stop()

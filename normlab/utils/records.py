@@ -1,7 +1,7 @@
-"""Records as plain values and back, in memory and in files: dataclasses of numbers, words, lists and other such ones.
+"""Serialisation of dataclasses to JSON and back, with type checks.
 
-JSON has no NaN, so a number that is not finite becomes null; where a field allows no None it comes back as NaN. What is
-read is checked against the types of the fields: a file that was edited by hand fails with the place that is wrong.
+JSON has no NaN: a number that is not finite becomes null, and null is read as NaN if the field does not allow None.
+Values are checked against the types of the fields, and an error names the field that is wrong.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from normlab.utils.files import save
 T = TypeVar("T")
 
 
-class Kept:
-    """A result that is written to a file and read back: a dataclass with a field `schema`, its version."""
+class StoredResult:
+    """Base class of results stored as JSON: a dataclass with a field `schema`, the version of its format."""
 
     what: ClassVar[str]
-    """Its name in errors."""
+    """Name of the result in errors."""
     made_by: ClassVar[str]
     """The command that writes it."""
     schema: Any
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """The result as plain values for JSON."""
         return to_plain(self)
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Self:
-        """What `to_dict` wrote."""
+        """Read what `to_dict` returned; raises for another schema."""
         found = record.get("schema") if isinstance(record, Mapping) else None
         if found != cls.schema:
             raise NormLabError(
@@ -45,12 +45,12 @@ class Kept:
         return from_plain(cls, record, cls.what)
 
     def to_json(self) -> str:
-        """One JSON object."""
+        """The result as JSON text."""
         return json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """What `to_json` wrote."""
+        """Read what `to_json` returned."""
         try:
             return cls.from_dict(json.loads(text))
         except ValueError as error:
@@ -59,20 +59,20 @@ class Kept:
             ) from None
 
     def to_html(self) -> str:
-        """One page that needs no other file."""
+        """The result as a self-contained HTML page."""
         raise NotImplementedError
 
     def save(self, path: str | Path) -> Path:
-        """Write it as `.json`, or as an `.html` page; whole or not at all."""
+        """Write the result atomically as `.json` or as an `.html` page."""
         return save(path, self.writers())
 
     def writers(self) -> dict[str, Callable[[], str]]:
-        """By suffix, what makes the text of a file."""
+        """Functions that return the text of a file, by suffix."""
         return {".json": self.to_json, ".html": self.to_html}
 
 
 def to_plain(value: Any) -> Any:
-    """What JSON can hold of a record."""
+    """Convert a dataclass, container or number to plain values for JSON."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {spec.name: to_plain(getattr(value, spec.name)) for spec in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -81,23 +81,24 @@ def to_plain(value: Any) -> Any:
         return [to_plain(entry) for entry in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    # What a configuration may hold besides plain values (paths, types of numbers) is told in its own words.
+    # Other values of a configuration (paths, dtypes) become text.
     return value if value is None or isinstance(value, bool | int | str) else str(value)
 
 
 def from_plain(kind: type[T], value: Any, where: str) -> T:
-    """The record of type `kind` that `to_plain` turned into `value`; `where` names it in errors."""
+    """Read a value of type `kind` from plain values; `where` names it in errors."""
     return _read(kind, value, where)
 
 
 @cache
 def hints(kind: type) -> dict[str, Any]:
-    """The types of a dataclass's fields, in their order."""
+    """Types of a dataclass's fields, by name."""
     known = get_type_hints(kind)
     return {spec.name: known[spec.name] for spec in dataclasses.fields(kind)}
 
 
 def is_union(kind: Any) -> bool:
+    """Whether a type is a union, `X | Y` or `Union`."""
     return get_origin(kind) in (Union, types.UnionType)
 
 
@@ -114,7 +115,7 @@ def _read(kind: Any, value: Any, where: str) -> Any:
         return _read_many(kind, value, where)
     if kind is float:
         return math.nan if value is None else float(_expect(_is_number(value), value, "a number", where))
-    # To Python a truth value is a whole number as well; here it is not.
+    # In Python bool is a subclass of int; here a bool is not accepted as an int.
     exact = type(value) is kind if kind in (int, bool) else isinstance(value, kind)
     return _expect(exact, value, f"of type {kind.__name__}", where)
 

@@ -1,28 +1,22 @@
-"""TOML files of settings: read, and checked so that a mistake names the file and the key."""
+"""Settings from TOML files, checked against types, with errors that name the file and the key."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin
 
 from normlab.errors import NormLabError, unknown
+from normlab.utils.counts import count, is_count
 from normlab.utils.records import from_plain, is_union
-
-COUNTS = ("tokens", "eval_tokens", "images")
-"""Settings that may be written short: 33M."""
-
-_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9}
-_NOT_SETTINGS = ("model", "base", "continued")
-"""Fields that hold other configurations, whose fields are the settings; and what a run says of itself."""
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """The settings of a file; tables are for the reader, names are the same with and without them."""
+    """The settings of a TOML file. Tables only group keys: `[model] depth = 2` and `depth = 2` are the same."""
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -35,79 +29,56 @@ def read_settings(path: Path) -> dict[str, Any]:
     return flat
 
 
-def check_settings(
-    settings: Mapping[str, Any], path: Path, configs: Iterable[type], options: Mapping[str, Any]
-) -> None:
-    """Raise for a key that neither `configs` nor `options` (name → type) have, and for a value of another type."""
-    kinds = {name: kind for config in configs for name, kind in get_type_hints(config).items()} | dict(options)
-    known = {name: kind for name, kind in kinds.items() if name not in _NOT_SETTINGS}
+def typed_settings(settings: Mapping[str, Any], path: Path, kinds: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings as values of the types in `kinds` (name → type), by their names in Python.
+
+    Raises for a key that is not in `kinds`, and for a value of another type.
+    """
+    found = {}
     for name, value in settings.items():
         field = name.replace("-", "_")
-        if field not in known:
-            raise unknown(f"setting in {path.name}", name, known)
-        _check_value(known[field], field, value, f"{path.name}: {name}")
+        if field not in kinds:
+            raise unknown(f"setting in {path.name}", name, kinds)
+        found[field] = _typed(kinds[field], value, f"{path.name}: {name}")
+    return found
 
 
 def field_names(*configs: type) -> set[str]:
-    """The names of all fields of some dataclasses."""
+    """Names of all fields of some dataclasses."""
     return {field.name for config in configs for field in dataclasses.fields(config)}
 
 
-def _check_value(kind: Any, field: str, value: Any, where: str) -> None:
-    if field in COUNTS and not isinstance(value, bool | dict | list):
-        with _placed(where):
-            count(str(value))
-    elif isinstance(value, list) or get_origin(kind) is not tuple:
-        from_plain(kind, _as_typed(kind, value), where)
-    else:
-        # One value where several may stand.
-        from_plain(kind, [_as_typed(get_args(kind)[0], value)], where)
+@contextmanager
+def blame(path: Path | None, names: Collection[str]) -> Iterator[None]:
+    """Put the name of the file `path` before errors that mention one of the settings `names` that it made."""
+    try:
+        yield
+    except NormLabError as error:
+        if path is None or not any(re.search(rf"\b{name.replace('-', '_')}\b", str(error)) for name in names):
+            raise
+        raise NormLabError(f"{path.name}: {error}") from None
 
 
-def _as_typed(kind: Any, value: Any) -> Any:
-    """Text that stands for a number or a path, as the command line would read it."""
-    kinds = get_args(kind) if is_union(kind) else (kind,)
+def _typed(kind: Any, value: Any, where: str) -> Any:
+    if is_count(kind) and not isinstance(value, bool | dict | list):
+        try:
+            return count(str(value))
+        except NormLabError as error:
+            raise NormLabError(f"{where}: {error}") from None
+    if get_origin(kind) is tuple and not isinstance(value, list):
+        # A single value where a list is expected.
+        return from_plain(kind, [_parsed(get_args(kind)[0], value)], where)
+    return from_plain(kind, _parsed(kind, value), where)
+
+
+def _parsed(kind: Any, value: Any) -> Any:
+    """Text converted to a number or a path, as the command line would; any other value unchanged."""
     if not isinstance(value, str):
         return value
-    for one in kinds:
+    for one in get_args(kind) if is_union(kind) else (kind,):
         if one in (int, float, Path):
             try:
                 return one(value)
             except ValueError:
                 continue
     return value
-
-
-@contextmanager
-def _placed(where: str) -> Iterator[None]:
-    """Errors with the place that they came from."""
-    try:
-        yield
-    except NormLabError as error:
-        raise NormLabError(f"{where}: {error}") from None
-
-
-@contextmanager
-def blamed(file: str | None, typed: Sequence[str]) -> Iterator[None]:
-    """Errors that speak of a setting of the file `file` name it, unless the setting was `typed` as a flag as well."""
-    try:
-        yield
-    except NormLabError as error:
-        names = {} if file is None else read_settings(Path(file))
-        flags = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in typed}
-        guilty = [name for name in names if re.search(rf"\b{name.replace('-', '_')}\b", str(error))]
-        if any(name.replace("-", "_") not in flags for name in guilty):
-            raise NormLabError(f"{Path(file or '').name}: {error}") from None
-        raise
-
-
-def count(text: str) -> int:
-    """A number of things: 200000, 200k, 33M, 1.5B, 3e7."""
-    match = re.fullmatch(r"([\d_.]+(?:[eE]\+?\d+)?)([kmbgKMBG]?)", text)
-    try:
-        value = float(match[1]) * _UNITS[match[2].lower()] if match else None
-    except ValueError:
-        value = None
-    if value is None or not value.is_integer():
-        raise NormLabError(f"{text!r} is not a count; expected a whole number, e.g. 200000, 33M or 1.5B")
-    return int(value)

@@ -1,4 +1,8 @@
-"""Student's t distribution, central and shifted, to double precision: what intervals over seeds need of scipy."""
+"""Student's t distribution, central and noncentral, in double precision, for confidence intervals over seeds.
+
+By hand and not from scipy, so that the base install stays light and statistics can be imported without it; the tests
+compare with scipy.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,9 @@ from normlab.errors import NormLabError
 
 
 def t_interval(level: float, df: int) -> float:
-    """The t > 0 with P(|T| ≤ t) = level for Student's T with `df` degrees of freedom.
+    """Two-sided critical value: the t > 0 with P(|T| ≤ t) = level, for `df` degrees of freedom.
 
-    Newton's method from 0: P(|T| > t) falls and is convex, so the steps approach the root from below and never pass it.
+    Newton's method from 0: P(|T| > t) is decreasing and convex, so the steps approach the root from below.
     """
     if df < 1:
         raise NormLabError(f"degrees of freedom must be at least 1, got {df}")
@@ -21,14 +25,14 @@ def t_interval(level: float, df: int) -> float:
     t = 0.0
     while True:
         following = t + (t_outside(t, df) - outside) / (2.0 * _density(t, df))
-        # Rounding ends the climb: what is gained is below the last digit, or the sign has turned.
+        # Stop when the increment is below the rounding error or negative.
         if following <= t * (1.0 + 1e-15):
             return t
         t = following
 
 
 def t_outside(t: float, df: int) -> float:
-    """P(|T| > t) for Student's T: the regularised incomplete beta function at df / (df + t²)."""
+    """Two-sided p-value P(|T| > t): the regularised incomplete beta function at df / (df + t²)."""
     square = t * t
     if math.isinf(square):
         return 0.0
@@ -38,7 +42,8 @@ def t_outside(t: float, df: int) -> float:
 def shifted_outside(t: float, shift: float, df: int) -> float:
     """P(|T| > t) for the noncentral T: the normal tails averaged over the estimated standard deviation.
 
-    The estimate s (true value 1) has spread 1 / √(2 df); twelve spreads hold all of it that a double can see.
+    The estimate s (true value 1) has a standard deviation of about 1 / √(2 df); twelve of them cover it in double
+    precision.
     """
     low, high = max(0.0, 1.0 - 12.0 / math.sqrt(2.0 * df)), 1.0 + 12.0 / math.sqrt(2.0 * df)
     nodes, weights = _gauss()
@@ -64,7 +69,7 @@ def _density(t: float, df: int) -> float:
 
 
 def _beta_ratio(x: float, rest: float, a: float, b: float) -> float:
-    """Regularised incomplete beta I_x(a, b); `rest` is 1 - x, given apart because the subtraction would lose digits."""
+    """Regularised incomplete beta I_x(a, b); `rest` is 1 - x, passed separately to avoid cancellation."""
     if x <= 0.0 or rest <= 0.0:
         return 0.0 if x <= 0.0 else 1.0
     if x > (a + 1.0) / (a + b + 2.0):
@@ -74,7 +79,7 @@ def _beta_ratio(x: float, rest: float, a: float, b: float) -> float:
 
 
 def _beta_fraction(x: float, a: float, b: float, terms: int = 200) -> float:
-    """The continued fraction of the incomplete beta function (DLMF 8.17.22), evaluated from its far end."""
+    """The continued fraction of the incomplete beta function (DLMF 8.17.22), evaluated from its last term."""
     value = 1.0
     for k in range(terms, 0, -1):
         m = k // 2

@@ -1,20 +1,20 @@
-"""Counts, sizes and durations in words."""
+"""Format counts, byte sizes and durations as text."""
 
 from __future__ import annotations
 
 
 def counted(number: int, thing: str) -> str:
-    """one seed, 3 seeds."""
+    """Pluralise a count: one seed, 3 seeds."""
     return f"one {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def size(count: float) -> str:
-    """Bytes as a person says them."""
+    """Format bytes: 1.5 MiB, 2.0 GiB."""
     return f"{count / 2**20:.1f} MiB" if count < 2**30 else f"{count / 2**30:,.1f} GiB"
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person says them."""
+    """Format seconds: 5 s, 12 min, 3.5 h."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

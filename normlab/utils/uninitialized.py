@@ -1,8 +1,8 @@
-"""NaN in every tensor that has memory but no value yet, and an error for what initialisation did not write.
+"""Detect parameters that initialisation did not write, by filling uninitialised memory with NaN.
 
 `to_empty` gives a module from the meta device memory that holds whatever was there before. A parameter that nobody
-initialises would be trained from there. `FromMeta` fills such tensors with NaN; `all_written` raises where NaN is left
-after initialisation. A checkpoint may be loaded in place of initialising: nothing is checked then.
+initialises would be trained from there. `NaNUntilInitialised` fills such tensors with NaN; `require_initialised` raises
+where NaN is left after initialisation. Loading a checkpoint in place of initialising checks nothing.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torch import nn
 from normlab.errors import NormLabError
 
 
-class FromMeta(nn.Module):
-    """A module whose tensors are NaN when they leave the meta device, until something writes them."""
+class NaNUntilInitialised(nn.Module):
+    """A module whose tensors are filled with NaN when they leave the meta device."""
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
-        # Not `to_empty` itself: a module around this one, and FSDP2, reach it through `_apply` alone.
+        # Not in `to_empty`: parent modules and FSDP2 only call `_apply`.
         waiting = [(table, name) for table, name in _places(self) if table[name].is_meta]
         super()._apply(fn, recurse)
         for table, name in waiting:
@@ -31,32 +31,32 @@ class FromMeta(nn.Module):
 
 @torch.no_grad()
 def poison_(tensor: torch.Tensor) -> None:
-    """Fill a tensor with NaN; integers and tensors without memory stay as they are."""
+    """Fill a tensor with NaN; integers and meta tensors are left unchanged."""
     if tensor.is_floating_point() and not tensor.is_meta:
         tensor.detach().fill_(torch.nan)
 
 
 @contextmanager
-def all_written(module: nn.Module, who: str, made: Sequence[nn.Module]) -> Iterator[None]:
-    """Around an initialisation: raise if it leaves a parameter of `module` unwritten.
+def require_initialised(module: nn.Module, who: str, made: Sequence[nn.Module]) -> Iterator[None]:
+    """Context manager around an initialisation: raises if it leaves a parameter of `module` unwritten.
 
-    `made` are the modules of the scheme, whose tensors are poisoned first: they must have a rule of their own to start
-    from. Modules of the user's may keep what they hold. `who` names the scheme in the error.
+    `made` are the scheme's modules, whose tensors are filled with NaN first, because they must have an initialisation
+    rule. The user's modules may keep their values. `who` is the scheme's name in the error.
     """
     for part in made:
         for tensor in (*part.parameters(), *part.buffers()):
             poison_(tensor)
     yield
     for part in (module, *made):
-        refuse_unwritten(part, who, module)
+        refuse_uninitialised(part, who, module)
 
 
-def refuse_unwritten(part: nn.Module, who: str, root: nn.Module, *, recurse: bool = True) -> None:
-    """Raise, naming the first one, if a parameter in `part` holds NaN; of a scheme's part, a buffer as well."""
+def refuse_uninitialised(part: nn.Module, who: str, root: nn.Module, *, recurse: bool = True) -> None:
+    """Raise, with its name, if a parameter in `part` holds NaN; in a scheme's module also for a buffer."""
     of_scheme = part is not root
     tensors = [*part.parameters(recurse), *(part.buffers(recurse) if of_scheme else ())]
     filled = [tensor for tensor in tensors if tensor.is_floating_point() and not tensor.is_meta]
-    # A sum is NaN where an entry is, and is one pass over memory; one look at all of them waits for a device once.
+    # A sum is NaN if an entry is, in one pass over memory; stacking them needs one device synchronisation for all.
     if filled and bool(torch.stack([_whole(tensor.detach().sum()).isnan() for tensor in filled]).any()):
         unwritten = next((t for t in filled if bool(_whole(t.detach().isnan().sum()))), None)
         if unwritten is not None:
@@ -64,7 +64,7 @@ def refuse_unwritten(part: nn.Module, who: str, root: nn.Module, *, recurse: boo
 
 
 def _whole(tensor: Any) -> torch.Tensor:
-    """A number that may be spread over ranks, gathered: a parameter of one rank's is refused by all."""
+    """Gather a number that may be distributed over ranks, so that all ranks raise together."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
@@ -90,9 +90,9 @@ def _named(root: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
 
 
 def _places(module: nn.Module) -> Iterator[tuple[dict[str, Any], str]]:
-    """Where tensors are kept in a module, but for those below that look after their own."""
+    """(dictionary, name) of every tensor in a module, except in children of class `NaNUntilInitialised`."""
     for table in (module._parameters, module._buffers):
         yield from ((table, name) for name, tensor in table.items() if tensor is not None)
     for child in module.children():
-        if not isinstance(child, FromMeta):
+        if not isinstance(child, NaNUntilInitialised):
             yield from _places(child)

@@ -8,7 +8,7 @@ from typing import Any
 from normlab.checks.judge.ladder_verdicts import judge_ladder
 from normlab.checks.judge.remedies import remedies
 from normlab.checks.ladder_records import Ladder
-from normlab.checks.result import Check, Look, Step, Subject, Width
+from normlab.checks.result import Check, Look, StepRung, Subject, WidthRung
 from normlab.probes.profile import Profile
 
 DEPTHS = (6, 12, 24)
@@ -80,9 +80,9 @@ def collapsing(**more: Any) -> Check:
 def ladders() -> dict[str, Any]:
     """Width and step ladders, for the fields that are empty otherwise."""
     return {
-        "widths": tuple(Width(width=width, ladder=ladder((12,))) for width in (32, 64, 128)),
+        "widths": tuple(WidthRung(width=width, ladder=ladder((12,))) for width in (32, 64, 128)),
         "steps": tuple(
-            Step(
+            StepRung(
                 step=step, depth=24, before=Look(rms=1.0 + 5.0 * step, G=1.2, loss=4.3),
                 after=Look(rms=1.0 + 9.0 * step, G=1.0 + 8.0 * step, loss=3.0 + 0.6 * step),
             )

@@ -12,6 +12,7 @@ from normlab.checks.judge.remedies import remedies
 from normlab.checks.result import Check
 from normlab.checks.view.summary import headline, meanings
 from tests.checks import broken
+from tests.matrix import parametrize
 
 ALL = tuple(range(4))
 ONE = (broken.GUILTY,)
@@ -42,7 +43,9 @@ def report(name: str) -> Check:
     return normlab.check(getattr(broken, name), depths=(4,), width=32, steps=2, length=16, batch_size=4)
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@parametrize(
+    "name", FAULTS, quick=("detached_input_once", "norm_over_batch", "no_mask_once", "no_final_norm", "growing_skip")
+)
 def test_a_broken_design_fails_by_its_fault(name):
     verdict, finding, layers, module = FAULTS[name]
     found = report(name).verdict(verdict)

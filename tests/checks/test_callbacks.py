@@ -15,6 +15,7 @@ from normlab import NormLabError
 from normlab.checks.callbacks import Watch
 from normlab.checks.hf_callback import HFCallback
 from normlab.probes.profile import Profile
+from tests.matrix import parametrize
 from tests.probes.loops import Tower, decoder, hooks_on, text
 from tests.targets.tiny import batch_for, hugging_face
 
@@ -218,7 +219,7 @@ def trainer(model: nn.Module, folder: Path, callback: HFCallback | None, **optio
     return transformers.Trainer(model=model, args=arguments, train_dataset=rows, callbacks=callbacks)  # type: ignore
 
 
-@pytest.mark.parametrize("accumulate", [1, 3])
+@parametrize("accumulate", [1, 3], quick=[3])
 def test_the_trainer_is_watched_and_not_changed(tmp_path, accumulate):
     plain, watched = hugging_face("gpt2").train(), hugging_face("gpt2").train()
     trainer(plain, tmp_path, None, gradient_accumulation_steps=accumulate).train()
@@ -234,7 +235,7 @@ def test_the_trainer_is_watched_and_not_changed(tmp_path, accumulate):
     assert hooks_on(watched) == 0
 
 
-@pytest.mark.parametrize("step", [7, 8])
+@parametrize("step", [7, 8], quick=[7])
 def test_the_trainer_goes_on_after_a_nan_that_is_named(tmp_path, step):
     model = hugging_face("gpt2").train()
     projection, calls = model.transformer.h[2].mlp.c_proj, []

@@ -64,7 +64,7 @@ def test_a_check_has_every_depth_seed_and_look(report):
 def test_a_check_says_what_was_checked(report):
     target = report.target
     assert (target.name, target.kind, target.depth, target.width) == ("peri", "scheme", 12, 16)
-    built = normlab.checks.resolve("peri", width=16).build(depth=12)
+    built = normlab.targets.resolve("peri", width=16).build(depth=12)
     assert target.parameters == sum(parameter.numel() for parameter in built.parameters())
     assert report.config["depths"] == [12, 3]
     assert report.versions["normlab"] == normlab.__version__
@@ -94,6 +94,7 @@ def test_all_ladders(report):
     assert found.widths[0].ladder.depths == (12,)
 
 
+@pytest.mark.full
 def test_the_rates_of_two_checks_share_the_lower_reference(monkeypatch):
     monkeypatch.setattr(learning_rates, "STEPS", 3)
     first, second = (normlab.check(name, depths=(2, 3), lr_ladder=True, **QUICK) for name in ("peri", "pre"))
@@ -211,7 +212,7 @@ def test_two_stacks_are_judged_both(monkeypatch):
     from tests.checks.synthetic import ladder
 
     calm, wild = ladder(depths=(12, 24)), ladder(lambda k: 1.5**k, depths=(12, 24))
-    target = normlab.checks.resolve("pre", width=16)
+    target = normlab.targets.resolve("pre", width=16)
     session = checks._Session(target, CheckConfig(depths=(12, 24)), lambda words: None)
     shown, verdicts = session._judge(DepthLadder({"encoder": calm, "decoder": wild}, {}))
     assert shown is wild

@@ -12,6 +12,7 @@ import pytest
 from normlab.checks.result import Check
 from normlab.checks.view.side_by_side import Against
 from normlab.cli import main
+from tests.matrix import parametrize
 
 QUICK = ["--steps", "2", "--width", "16", "--length", "8", "--batch-size", "2", "--start-size", "tiny"]
 
@@ -70,8 +71,10 @@ def test_two_targets_side_by_side(normlab, tmp_path):
     assert "post" in out
 
 
-@pytest.mark.parametrize(
-    ("fail_on", "code"), [("exploding", 1), ("collapse", 0), ("any", 1), ("vanishing,exploding", 1), ("", 0)]
+@parametrize(
+    ("fail_on", "code"),
+    [("exploding", 1), ("collapse", 0), ("any", 1), ("vanishing,exploding", 1), ("", 0)],
+    quick=["exploding", "collapse"],
 )
 def test_exit_code_follows_fail_on(normlab, fail_on, code):
     # Without any norm, sixteen-fold gains at a rate of 10 break within two steps.

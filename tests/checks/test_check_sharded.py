@@ -52,6 +52,7 @@ def sharded(rank: int, port: int, folder: str) -> None:
     leave(rank, store)
 
 
+@pytest.mark.full
 def test_a_sharded_model_gets_the_certificate_of_its_whole_weights(tmp_path):
     mp.spawn(sharded, args=(free_port(), str(tmp_path)), nprocs=RANKS)
     for rank in range(RANKS):

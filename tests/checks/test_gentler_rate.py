@@ -73,6 +73,7 @@ def test_a_failure_that_a_gentler_rate_cures_is_a_warning(monkeypatch, gentler, 
         )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("lr", "asked"), [("auto", [12]), (1e-3, [])])
 def test_a_rate_that_was_asked_for_gets_no_second_opinion(monkeypatch, lr, asked):
     heard = []

@@ -1,6 +1,7 @@
 """Designs whose fate is known get the verdict that is known.
 
-The quick tests take one seed and stacks of 12 and 24 blocks; `full` repeats them over three seeds at 48 and 96 blocks.
+`make test` takes one design at one seed and 12 and 24 blocks; `full` takes the others and repeats all over three seeds
+at 48 and 96 blocks.
 """
 
 from __future__ import annotations
@@ -13,13 +14,12 @@ import pytest
 import normlab
 from normlab.checks.judge.growth_laws import p_depth
 from normlab.checks.result import Check
+from tests.matrix import parametrize
 
 QUICK, DEEP = (12, 24), (6, 12, 24, 48)
 ALL = normlab.list_schemes()
 
-quick_and_full = pytest.mark.parametrize(
-    ("depths", "seeds"), [(QUICK, 1), pytest.param(DEEP, 3, marks=pytest.mark.full)], ids=["quick", "three-seeds"]
-)
+quick_and_full = parametrize(("depths", "seeds"), [(QUICK, 1), (DEEP, 3)], quick=[QUICK], ids=["quick", "three-seeds"])
 
 
 @cache
@@ -36,6 +36,7 @@ def angles(check: Check) -> tuple[float, float]:
     return first, last
 
 
+@pytest.mark.full
 @quick_and_full
 def test_none_explodes(depths, seeds):
     check = report("none", depths, seeds)
@@ -44,6 +45,7 @@ def test_none_explodes(depths, seeds):
     assert check.failed(check.config["fail_on"])
 
 
+@pytest.mark.full
 @quick_and_full
 def test_post_looks_healthy_at_the_start_and_is_caught_after_the_burst(depths, seeds):
     check = report("post", depths, seeds)
@@ -60,8 +62,9 @@ def test_post_looks_healthy_at_the_start_and_is_caught_after_the_burst(depths, s
     assert check.verdict("collapse").level == "fail"
 
 
+@pytest.mark.full
 @quick_and_full
-@pytest.mark.parametrize("scheme", ["pre", pytest.param("pre(depth_init=False)", marks=pytest.mark.full)])
+@pytest.mark.parametrize("scheme", ["pre", "pre(depth_init=False)"])
 def test_pre_grows_between_square_root_and_linear_and_slows_down(scheme, depths, seeds):
     check = report(scheme, depths, seeds)
     law = p_depth(check.ladder, "after")
@@ -89,6 +92,7 @@ def test_peri_stays_within_its_certificate(depths, seeds):
     assert check.level != "fail"
 
 
+@pytest.mark.full
 @quick_and_full
 def test_peri_with_a_small_step_grows_least(depths, seeds):
     small = report("peri(step=0.1)", depths, seeds)
@@ -100,6 +104,7 @@ def test_peri_with_a_small_step_grows_least(depths, seeds):
     assert small.level != "fail"
 
 
+@pytest.mark.full
 @quick_and_full
 @pytest.mark.parametrize("scheme", ["geonorm", "ngpt"])
 def test_norms_that_are_kept_are_kept_to_rounding(scheme, depths, seeds):
@@ -113,9 +118,10 @@ def test_norms_that_are_kept_are_kept_to_rounding(scheme, depths, seeds):
     assert check.level != "fail"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("depths", "seeds"),
-    [((12, 24), 1), pytest.param((12, 24, 48, 96), 3, marks=pytest.mark.full)],
+    [((12, 24), 1), ((12, 24, 48, 96), 3)],
     ids=["quick", "three-seeds"],
 )
 @pytest.mark.parametrize("scheme", ["deepnorm", "spannorm"])

@@ -130,7 +130,7 @@ def test_a_first_step_that_breaks_gives_no_ladder(monkeypatch):
 def test_rates_that_do_not_fit_are_left_out(monkeypatch):
     clock = iter(range(10**6))
     monkeypatch.setattr(learning_rates, "train", lambda target, *, steps, lr, **_: [START] + [3.0] * 59)
-    monkeypatch.setattr(rate_ladder.time, "perf_counter", lambda: next(clock) * 10.0)
+    monkeypatch.setattr(learning_rates.time, "perf_counter", lambda: next(clock) * 10.0)
     found, (note,) = ladder("pre", reference_loss=2.0, max_seconds=60.0)
     assert 1 <= len(found.losses) == len(found.rates) < len(RATES)
     assert "0.3 left out to stay within 60 s" in note

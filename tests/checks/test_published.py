@@ -1,7 +1,4 @@
-"""Published designs at their own depth, built offline from the library's configurations and shrunk: no false alarms.
-
-The quick tests take the two that are done in seconds; `full` takes all nine.
-"""
+"""Published designs at their own depth, built offline from the library's configurations and shrunk: no false alarms."""
 
 from __future__ import annotations
 
@@ -26,8 +23,9 @@ SHRINK = {
 }
 """How many times narrower each is made, so that its check takes half a minute of one core."""
 
-QUICK = ("GPT2", "ViT")
-ALL = [name if name in QUICK else pytest.param(name, marks=pytest.mark.full) for name in SHRINK]
+# Half a minute each: none of them is in the quick suite.
+pytestmark = pytest.mark.full
+published = pytest.mark.parametrize("name", SHRINK)
 
 NO_VOCABULARY = {"ViT"}
 """It predicts no token, so there is no first loss of a guess to hold it against."""
@@ -42,7 +40,7 @@ def report(name: str, lr: float | str = "auto") -> Check:
     return normlab.check(config, shrink=SHRINK[name], lr=lr, max_seconds=900.0)
 
 
-@pytest.mark.parametrize("name", ALL)
+@published
 def test_a_published_design_is_sound_at_its_own_depth(name):
     check = report(name)
     assert check.depth == check.target.depth == getattr(transformers, f"{name}Config")().num_hidden_layers
@@ -53,7 +51,7 @@ def test_a_published_design_is_sound_at_its_own_depth(name):
     assert check.verdict("forward").finding in ("bounded", "random walk", "linear", "common part")
 
 
-@pytest.mark.parametrize("name", ALL)
+@published
 def test_a_published_design_gets_a_full_report(name):
     check = report(name)
     assert check.verdict("forward").finding != "not judged"
@@ -70,7 +68,6 @@ def test_a_published_design_gets_a_full_report(name):
     assert Check.from_json(check.to_json()) == check
 
 
-@pytest.mark.full
 def test_a_norm_after_every_addition_is_sound_at_the_rate_it_was_published_with():
     check = report("Bert", 1e-4)
     assert {verdict.name for verdict in check.verdicts if verdict.level == "fail"} == set()

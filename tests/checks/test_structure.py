@@ -15,9 +15,11 @@ from normlab.checks.structure.gradients import LAST_STEPS, GradientTrace
 from normlab.checks.structure.inspect import Structure, inspect_structure
 from normlab.checks.structure.scaling import block_scaling
 from normlab.probes.blocks import find_stacks
-from normlab.probes.replay import at_rest, capture
+from normlab.probes.replay import capture
+from normlab.probes.untouched import at_rest
 from normlab.targets import resolve
 from tests.checks import broken
+from tests.matrix import parametrize
 from tests.targets.tiny import MODELS, batch_for, hugging_face
 
 LIMITS = Thresholds()
@@ -47,7 +49,7 @@ def test_none_has_no_norm():
     assert structure(found, LIMITS).finding == "no norm"
 
 
-@pytest.mark.parametrize("name", MODELS)
+@parametrize("name", MODELS, quick=["gpt2", "bert", "vit", "t5", "gemma2"])
 def test_published_models_have_norms_skips_and_no_leaks(name):
     model, batch = hugging_face(name), batch_for(name, batch=4)
     target = resolve(model, batch=batch)

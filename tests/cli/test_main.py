@@ -10,18 +10,14 @@ import sys
 import pytest
 
 import normlab
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-W", "error", "-m", "normlab.cli.main", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+from tests.command import normlab as run
 
 
 def test_help_does_not_import_torch():
     code = (
         "import sys; sys.argv = ['normlab', '--help']\n"
         "from normlab.cli import main\n"
-        "try: cli.main()\n"
+        "try: main.main()\n"
         "except SystemExit as stop: assert stop.code in (0, None)\n"
         "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     )
@@ -116,7 +112,7 @@ def test_an_empty_path_is_refused(arguments, tmp_path):
     [
         ("depth = 0", "run.toml: depth must be at least 1, got 0"),
         ("scheme = 'pery'", "run.toml: unknown scheme 'pery'; did you mean 'peri'?"),
-        ("out = ''", "--out is empty; expected a path"),
+        ("out = ''", "run.toml: --out is empty; expected a path"),
     ],
 )
 def test_a_setting_that_cannot_be_is_blamed_on_its_file(line, message, tmp_path):

@@ -90,12 +90,14 @@ def test_what_is_finished_is_only_read(copy: Path, text: Path) -> None:
     assert all(len(own.finished) == 2 for own in standings)
 
 
+@pytest.mark.full
 def test_two_processes_give_the_numbers_of_one(whole: Path, text: Path, tmp_path: Path) -> None:
     compare(configuration(text, workers=2), tmp_path, progress=False)
     assert values(tmp_path) == values(whole)
     assert losses(tmp_path) == losses(whole)
 
 
+@pytest.mark.full
 def test_it_grows_by_seeds_and_schemes(copy: Path, whole: Path, text: Path) -> None:
     grown = configuration(text, seeds=3, schemes=("peri", "pre", "post"))
     assert left(grown, copy) == outcome(grown, copy).left == 2 + 2 + 3
@@ -157,6 +159,7 @@ def test_a_broken_compare_json_is_named(copy: Path, text: Path) -> None:
         compare(configuration(text), copy, progress=False)
 
 
+@pytest.mark.full
 def test_a_failed_run_is_a_row_and_the_rest_go_on(text: Path, tmp_path: Path) -> None:
     # Without norms the state of a deep stack grows without bound at a large rate.
     config = configuration(
@@ -178,6 +181,7 @@ def test_a_failed_run_is_a_row_and_the_rest_go_on(text: Path, tmp_path: Path) ->
     assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == len(rows)
 
 
+@pytest.mark.full
 def test_what_the_user_can_mend_is_no_failed_run(text: Path, tmp_path: Path) -> None:
     config = configuration(text, **small.long())
     first = config.plan().runnable([])[0]
@@ -204,7 +208,8 @@ def test_a_script_that_forgets_to_guard_its_call_is_told_so(text: Path, tmp_path
     assert values(tmp_path / "out") == {}
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("workers", [1, 2])
 def test_killed_as_a_whole_it_goes_on_to_the_same_numbers(text: Path, tmp_path: Path, long: Path, workers: int) -> None:
     config = small.long(workers=workers)
     process = in_process(text, tmp_path, config, progress=False)
@@ -217,7 +222,8 @@ def test_killed_as_a_whole_it_goes_on_to_the_same_numbers(text: Path, tmp_path: 
     assert losses(tmp_path) == losses(long)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_asked_to_stop_it_saves_and_goes_on_to_the_same_numbers(
     text: Path, tmp_path: Path, long: Path, number: signal.Signals
 ) -> None:
@@ -236,6 +242,7 @@ def test_asked_to_stop_it_saves_and_goes_on_to_the_same_numbers(
     assert list(values(tmp_path).values()) == list(values(long).values())
 
 
+@pytest.mark.full
 def test_after_its_minutes_it_stops_and_a_later_call_goes_on(
     text: Path, tmp_path: Path, long: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -276,6 +283,7 @@ def test_a_killed_worker_is_started_again_from_its_checkpoint(text: Path, tmp_pa
     assert [event["what"] for event in events if event["kind"] == "event" and event["what"] == "resume"] == ["resume"]
 
 
+@pytest.mark.full
 def test_a_run_killed_too_often_is_interrupted_and_tried_again_by_the_next_call(
     text: Path, tmp_path: Path, long: Path
 ) -> None:
@@ -300,6 +308,7 @@ def test_a_run_killed_too_often_is_interrupted_and_tried_again_by_the_next_call(
     assert outcome(config, tmp_path).exit_code == 0
 
 
+@pytest.mark.full
 def test_rates_that_are_searched_end_inside_those_tried_and_resume(text: Path, tmp_path: Path) -> None:
     config = configuration(text, lrs="auto", seeds=1, of_base={"steps": 8, "evals": 1, "saves": 0}, schemes=("pre",))
     compare(config, tmp_path, progress=False)
@@ -328,6 +337,7 @@ def test_listed_and_searched_rates_do_not_mix(copy: Path, text: Path, lrs: Any) 
         compare(configuration(text, lrs=lrs), copy, progress=False)
 
 
+@pytest.mark.full
 def test_a_second_process_is_refused(text: Path, tmp_path: Path) -> None:
     with hold(tmp_path / "lock"):
         process = in_process(text, tmp_path, small.long(), progress=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -112,3 +113,11 @@ def test_all_schemes_have_the_same_kind_of_head(tied: bool | None, schemes: tupl
     base = TrainConfig(model=DecoderConfig(depth=1, dim=8, heads=1, tied=tied))
     models = CompareConfig(base=base, schemes=schemes).models
     assert {model.tied_head for model in models.values()} == heads  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_what_compare_json_says_of_a_comparison_is_pinned() -> None:
+    """Hashes of the records that commit bb4c94d wrote: comparisons of that version are taken up."""
+    hashes = {"language": "4540e5e0", "masked": "7953bd80", "images": "32373465"}
+    for task, expected in hashes.items():
+        facts = CompareConfig(base=TrainConfig.from_dict({"task": task, "batch": 8}), seeds=2).to_dict()
+        assert hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8] == expected, task

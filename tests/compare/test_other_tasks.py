@@ -13,6 +13,7 @@ from normlab.compare.report import build, markdown
 from normlab.compare.report.results import load_results
 from normlab.compare.statistics import find_winner, rank_schemes
 from tests.compare import small
+from tests.matrix import parametrize
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
@@ -31,9 +32,10 @@ def config_of(task: str, text: Path) -> CompareConfig:
     return CompareConfig(base=base, schemes=("pre", "peri"), lrs=(5e-3, 1e-2), seeds=2, workers=1)
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("task", "metric", "field", "beside"),
     [("images", "val_accuracy", "accuracy", "loss"), ("masked", "val_masked_loss", "loss", "accuracy")],
+    quick=["masked"],
 )
 def test_a_comparison_of_another_task(task, metric, field, beside, text, tmp_path):
     config = config_of(task, text)
@@ -58,12 +60,14 @@ def test_a_comparison_of_another_task(task, metric, field, beside, text, tmp_pat
     assert load_results(tmp_path).metric.name == metric
 
 
+@pytest.mark.full
 def test_another_task_is_another_comparison(text, tmp_path):
     compare(config_of("masked", text), tmp_path, progress=False)
     with pytest.raises(NormLabError, match="holds another comparison: its"):
         compare(config_of("images", text), tmp_path, progress=False)
 
 
+@pytest.mark.full
 def test_comparisons_that_were_made_before_there_were_tasks(text, tmp_path):
     config = small.configuration(text, lrs=(1e-2,), seeds=1)
     compare(config, tmp_path, progress=False)

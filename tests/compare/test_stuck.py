@@ -93,6 +93,7 @@ def test_without_being_asked_they_go_on_and_are_marked(text: Path, tmp_path: Pat
         assert 5.0 < row["first_loss"] < 7.0
 
 
+@pytest.mark.full
 def test_runs_that_learn_are_not_marked(text: Path, tmp_path: Path) -> None:
     for row in rows_of(hopeless(text, lrs=(1e-2,), of_base={"steps": small.LONG}), tmp_path):
         assert (row["state"], row["stuck"]) == ("done", False)

@@ -210,6 +210,7 @@ def _wait_for(path: Path) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.full
 def test_two_processes_build_it_once(tmp_path):
     data, root, note = str(write_lines(tmp_path / "a.jsonl", TEXTS[:30])), tmp_path / "root", tmp_path / "note"
     processes = [SPAWN.Process(target=_build_in_a_process, args=(data, root, note, 0.01)) for _ in range(2)]

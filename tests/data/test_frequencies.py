@@ -9,7 +9,7 @@ import pytest
 
 from normlab.data import Tokens
 from normlab.data import frequencies as module
-from normlab.data.frequencies import guess_loss, token_counts
+from normlab.data.frequencies import token_counts, unigram_cross_entropy
 
 
 def side(ids: np.ndarray, starts: list[int], lengths: list[int]) -> Tokens:
@@ -27,20 +27,20 @@ def documents(count: int, seed: int = 0) -> Tokens:
 @pytest.mark.parametrize(("answers", "each"), [(2, 1), (10, 7), (32768, 3)])
 def test_answers_that_are_equally_likely_cost_their_logarithm(answers, each):
     counts = np.full(answers, each)
-    assert guess_loss(counts, counts) == pytest.approx(math.log(answers), rel=1e-12)
+    assert unigram_cross_entropy(counts, counts) == pytest.approx(math.log(answers), rel=1e-12)
 
 
 def test_the_add_one_rule_by_hand():
     # (3 + 1) / (4 + 3), (1 + 1) / 7 and, never seen in training, 1 / 7.
     expected = -(2 * math.log(4 / 7) + math.log(2 / 7) + math.log(1 / 7)) / 4
-    assert guess_loss(np.array([3, 1, 0]), np.array([2, 1, 1])) == pytest.approx(expected, rel=1e-12)
+    assert unigram_cross_entropy(np.array([3, 1, 0]), np.array([2, 1, 1])) == pytest.approx(expected, rel=1e-12)
 
 
 def test_many_counts_are_the_entropy():
     chances = np.array([0.5, 0.25, 0.125, 0.125])
     counts = (chances * 2**40).astype(np.int64)
     # Smoothing moves a frequency by 1 / 2^40.
-    assert guess_loss(counts, counts) == pytest.approx(1.75 * math.log(2), rel=1e-9)
+    assert unigram_cross_entropy(counts, counts) == pytest.approx(1.75 * math.log(2), rel=1e-9)
 
 
 def test_only_the_documents_of_a_side_are_counted():

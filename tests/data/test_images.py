@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from normlab import NormLabError
-from normlab.data import IGNORED, Feed, ImageLine, image_evaluation, prepare_images
+from normlab.data import IGNORED, BatchLoader, ImageSamples, image_evaluation, prepare_images
 from normlab.data import image_cache as cache_module
 from normlab.data.images import Images
 
@@ -199,14 +199,14 @@ def test_what_is_wrong_with_a_folder_is_one_line(tmp_path):
 # -- batches ---------------------------------------------------------------------------------------------------------
 
 
-def numbers(feed: Feed, count: int) -> list[int]:
+def numbers(feed: BatchLoader, count: int) -> list[int]:
     """Which images some batches hold."""
     return [int(label) for _ in range(count) for label in next(feed).targets]
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 20])
 def test_every_epoch_has_every_image_once(size):
-    seen = numbers(Feed(ImageLine(made_up(7), seed=1), batch=size, prefetch=0), 21)
+    seen = numbers(BatchLoader(ImageSamples(made_up(7), seed=1), batch=size, prefetch=0), 21)
     for epoch in range(len(seen) // 7):
         assert sorted(seen[7 * epoch : 7 * epoch + 7]) == list(range(7))
     assert seen[:7] != seen[7:14] or size * 21 < 14
@@ -214,31 +214,34 @@ def test_every_epoch_has_every_image_once(size):
 
 @pytest.mark.parametrize(("world", "batch"), [(2, 3), (3, 2), (6, 1)])
 def test_ranks_see_what_one_sees(world, batch):
-    one = numbers(Feed(ImageLine(made_up(10), seed=1), batch=6, prefetch=0), 8)
-    feeds = [Feed(ImageLine(made_up(10), seed=1), batch=batch, rank=r, world=world, prefetch=0) for r in range(world)]
+    one = numbers(BatchLoader(ImageSamples(made_up(10), seed=1), batch=6, prefetch=0), 8)
+    feeds = [
+        BatchLoader(ImageSamples(made_up(10), seed=1), batch=batch, rank=r, world=world, prefetch=0)
+        for r in range(world)
+    ]
     assert one == [n for _ in range(8) for feed in feeds for n in numbers(feed, 1)]
 
 
 def test_it_resumes_at_the_exact_image_with_its_changes():
     line = {"seed": 5, "shift": 1, "flip": True}
     images = made_up(10)
-    with Feed(ImageLine(images, **line), batch=4) as straight:
+    with BatchLoader(ImageSamples(images, **line), batch=4) as straight:
         expected = [next(straight).inputs for _ in range(10)]
-    first = Feed(ImageLine(images, **line), batch=4, prefetch=0)
+    first = BatchLoader(ImageSamples(images, **line), batch=4, prefetch=0)
     for _ in range(3):
         next(first)
-    with Feed(ImageLine(images, **line), batch=4) as second:
+    with BatchLoader(ImageSamples(images, **line), batch=4) as second:
         second.load_state_dict(first.state_dict())
         assert all(torch.equal(next(second).inputs, batch) for batch in expected[3:])
     for change in ({"shift": 2}, {"flip": False}, {"seed": 6}):
         with pytest.raises(NormLabError, match=f"cannot resume on another {next(iter(change))}"):
-            Feed(ImageLine(images, **line | change), batch=4).load_state_dict(first.state_dict())
+            BatchLoader(ImageSamples(images, **line | change), batch=4).load_state_dict(first.state_dict())
 
 
 def test_shifts_and_flips_are_what_they_say():
     pixels = np.zeros((1, 1, 5, 5), np.uint8)
     pixels[0, 0, 2, 1] = 255
-    line = ImageLine(Images(pixels, np.zeros(1, np.int64), np.arange(1), "dot"), seed=0, shift=1, flip=True)
+    line = ImageSamples(Images(pixels, np.zeros(1, np.int64), np.arange(1), "dot"), seed=0, shift=1, flip=True)
     found = line.read(0, 2000).inputs
     assert ((found == 1.0).sum((1, 2, 3)) == 1).all()
     rows, columns = (found[:, 0] == 1.0).nonzero()[:, 1:].T
@@ -247,7 +250,7 @@ def test_shifts_and_flips_are_what_they_say():
     assert set(columns.tolist()) == {0, 1, 2, 3, 4}
     # 2000 fair draws: five standard deviations are 0.056.
     assert abs((columns > 2).float().mean() + 0.5 * (columns == 2).float().mean() - 0.5) < 0.056
-    plain = ImageLine(Images(pixels, np.zeros(1, np.int64), np.arange(1), "dot"), seed=0)
+    plain = ImageSamples(Images(pixels, np.zeros(1, np.int64), np.arange(1), "dot"), seed=0)
     assert (plain.read(0, 3).inputs[:, 0, 2, 1] == 1.0).all()
 
 

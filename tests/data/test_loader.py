@@ -15,12 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from normlab.data import IGNORED, Batch, Loader, evaluation_batches
-from normlab.data.feed import batches
-from normlab.data.loader import TextLine
+from normlab.data.batch_loader import batches
+from normlab.data.loader import TextSamples
 from normlab.data.windows import Stream, Windows, shuffled
 from normlab.errors import NormLabError
-from normlab.models.documents import document_mask
+from normlab.models.tokens import document_mask
 from tests.data.helpers import END, tokens_of
+from tests.matrix import parametrize
 
 LENGTHS = [5, 1, 40, 2, 17, 9, 1, 33, 12]
 LENGTH_LISTS = st.lists(st.integers(1, 30), min_size=1, max_size=12)
@@ -144,8 +145,8 @@ def test_ranks_share_one_line(world, batch):
     assert _rows([ranks[rank][step] for step in range(12) for rank in range(world)]) == expected
 
 
-@pytest.mark.parametrize("prefetch", [0, 1, 4])
-@pytest.mark.parametrize("steps", [0, 1, 7, 30])
+@parametrize("prefetch", [0, 1, 4], quick=[0, 4])
+@parametrize("steps", [0, 1, 7, 30], quick=[0, 1, 30])
 @pytest.mark.parametrize(("world", "batch"), [(1, 4), (2, 2), (1, 2), (2, 1), (1, 3)])
 @pytest.mark.parametrize("before", [1, 2])
 def test_resume_at_the_exact_token(prefetch, steps, world, batch, before):
@@ -303,7 +304,7 @@ def test_batches_reach_another_device(boundaries):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="pinned memory needs a GPU")
 def test_batches_on_a_gpu():
-    line = TextLine(tokens_of(LENGTHS), length=8, seed=3)
+    line = TextSamples(tokens_of(LENGTHS), length=8, seed=3)
     assert next(batches(line, 0, 2, 1, pinned=True)).inputs.is_pinned()
     with _loader(device="cuda", boundaries="respected", prefetch=4) as loader:
         found = _take(loader, 50)

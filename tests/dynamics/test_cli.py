@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,19 +16,16 @@ from normlab import NormLabError
 from normlab.dynamics.experiments import EXPERIMENTS
 from normlab.dynamics.result import Simulation
 from normlab.schemes.contract.law import Law, on_sphere
+from tests import command
 
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-W", "error", "-m", "normlab.cli.main", "simulate", *arguments]
-    # A terminal wide enough for every cell.
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"COLUMNS": "160"})
+run = partial(command.normlab, "simulate")
 
 
 def test_help_lists_the_experiments_without_torch() -> None:
     code = (
         "import sys; sys.argv = ['normlab', 'simulate', 'causal', '--help']\n"
         "from normlab.cli import main\n"
-        "try: cli.main()\n"
+        "try: main.main()\n"
         "except SystemExit as stop: assert stop.code in (0, None)\n"
         "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     )

@@ -76,6 +76,7 @@ def test_a_verdict_can_fail():
     assert judge_prediction("x", "rate", -1.9, -2.0, 0.06, relative=True).agrees
 
 
+@pytest.mark.full
 def test_speed_laws_know_the_closed_forms_of_the_table():
     """ρ̇(0) = 2/(e^β + n − 1) for Post, Pre, Mix, √; with √(e^{2β} + n − 1) for Peri, nGPT; over r₀ for Pre, Peri."""
     n, beta = 8, 1.0

@@ -6,6 +6,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from normlab.geometry import exp, log, project, transport
 from tests.geometry.points import FUNCTIONS, eps, gaussian, rounding, vectors
+from tests.matrix import parametrize
 
 
 @pytest.mark.parametrize(("function", "count"), FUNCTIONS)
@@ -23,7 +24,7 @@ def test_gradcheck_and_gradgradcheck_at_zero_tangent(function):
     assert gradgradcheck(function, (x, zero), check_fwd_over_rev=True)
 
 
-@pytest.mark.parametrize("function", [log, transport])
+@parametrize("function", [log, transport], quick=[log])
 def test_gradcheck_and_gradgradcheck_at_equal_points(function):
     x, y, u = (v.requires_grad_() for v in (gaussian(2, 4), 2 * gaussian(2, 4), gaussian(2, 4, seed=1)))
     arguments = (x, y) if function is log else (x, y, u)
@@ -44,6 +45,7 @@ def special_points(dtype=torch.float64):
     return x, y, u
 
 
+@pytest.mark.full
 def test_compiles_to_one_graph_with_the_same_values_and_gradients():
     def run(function):
         arguments = [v.requires_grad_() for v in special_points()]

@@ -78,6 +78,7 @@ def test_exp_has_a_gradient_at_zero_tangent_where_geoopt_has_none():
     torch.testing.assert_close(ours, project(x, zero + 1), rtol=0, atol=rounding(5, torch.float64))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", FULL)
 def test_radius_wanders_like_rounding_over_ten_thousand_steps(dtype):
     width, steps = 512, 10_000

@@ -14,6 +14,7 @@ from normlab import NormLabError, hf
 from normlab.hf.conversion.foreign_norm import ModelNorm
 from normlab.norms import Norm
 from normlab.roles import Part
+from tests.matrix import parametrize
 
 from .zoo import WIDTH, ZOO, answer, configuration, inputs
 
@@ -23,11 +24,7 @@ QUICK = {
     ("llama", "mix"), ("gpt2", "hybrid"), ("bert", "geonorm"), ("vit", "post"), ("gemma2", "lns"),
 }  # fmt: skip
 SCHEMES = [*normlab.list_schemes(), "pre(form='sphere')"]
-MATRIX = [
-    pytest.param(name, scheme, marks=[] if (name, scheme) in QUICK else [pytest.mark.full])
-    for name in ARCHITECTURES
-    for scheme in SCHEMES
-]
+MATRIX = [(name, scheme) for name in ARCHITECTURES for scheme in SCHEMES]
 COMPILED = {("llama", "geonorm")}
 
 
@@ -37,7 +34,7 @@ def converted(name: str, scheme: str, **options):
     return hf.convert(ZOO[name].build(), scheme, **(more | options)).eval()
 
 
-@pytest.mark.parametrize(("name", "scheme"), MATRIX)
+@parametrize(("name", "scheme"), MATRIX, quick=QUICK)
 def test_every_scheme_runs_everywhere(name, scheme, tmp_path):
     model = converted(name, scheme)
     batch = inputs(model)
@@ -78,13 +75,8 @@ def assert_checkpoints(model, batch) -> None:
     assert all(map(torch.equal, *found))
 
 
-@pytest.mark.parametrize(
-    ("name", "scheme"),
-    [
-        pytest.param(*pair, marks=[] if pair in COMPILED else [pytest.mark.full])
-        for pair in ((name, scheme) for name in ARCHITECTURES for scheme in SCHEMES)
-    ],
-)
+@pytest.mark.full
+@pytest.mark.parametrize(("name", "scheme"), MATRIX)
 def test_compiled_in_one_graph(name, scheme, no_default_device):
     torch.compiler.reset()
     model = converted(name, scheme)
@@ -336,8 +328,10 @@ def test_half_precision_and_its_fp32_gains_survive(tmp_path):
     assert torch.equal(answer(again.eval()(**batch)), answer(model.eval()(**batch)))
 
 
-@pytest.mark.parametrize("scheme", ["dual", "pre(form='sphere')", "geonorm", "post", "lns", "spannorm"])
-@pytest.mark.parametrize("name", ["llama", "gpt2", "bert"])
+@parametrize(
+    "scheme", ["dual", "pre(form='sphere')", "geonorm", "post", "lns", "spannorm"], quick=["dual", "geonorm", "post"]
+)
+@parametrize("name", ["llama", "gpt2", "bert"], quick=["llama", "bert"])
 def test_half_precision_runs(name, scheme):
     model = hf.convert(ZOO[name].build().bfloat16(), scheme, init=True)
     logits = answer(model(**inputs(model)))

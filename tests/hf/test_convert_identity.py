@@ -7,10 +7,10 @@ import torch
 
 from normlab import NormLabError, hf
 from normlab.schemes.contract.blocks import Block
+from tests.matrix import parametrize
 
 from .zoo import DEPTH, NAMED, ZOO, answer, inputs
 
-ALL = [name if name in NAMED else pytest.param(name, marks=pytest.mark.full) for name in ZOO]
 EXACT = [name for name in ZOO if ZOO[name].exact]
 WRITERS = ("llama", "gpt2", "gemma3", "falcon")
 TEXT = [name for name in NAMED if name not in ("bert", "vit")]
@@ -48,7 +48,7 @@ def same(ours, theirs) -> None:
 
 
 @DTYPES
-@pytest.mark.parametrize("name", [one for one in ALL if (one if isinstance(one, str) else one.values[0]) in EXACT])
+@parametrize("name", EXACT, quick=("llama", "gpt2", "gemma3", "falcon", "phi", "bert", "vit"))
 def test_logits_and_gradients_are_equal_to_the_last_bit(name, dtype):
     model, converted, names = pair(name, dtype)
     for padding in ("none", "left", "right"):
@@ -56,8 +56,8 @@ def test_logits_and_gradients_are_equal_to_the_last_bit(name, dtype):
         same(gradients(converted, names, batch), gradients(model, dict(model.named_parameters()), batch))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.full)], ids=str)
-@pytest.mark.parametrize("name", TEXT)
+@parametrize("dtype", [torch.float32, torch.bfloat16], quick=[torch.float32], ids=str)
+@parametrize("name", TEXT, quick=WRITERS)
 def test_with_a_cache(name, dtype):
     model, converted, _ = pair(name, dtype)
     batch = inputs(model, "left")
@@ -73,7 +73,7 @@ def test_with_a_cache(name, dtype):
     assert all(map(torch.equal, *runs))
 
 
-@pytest.mark.parametrize("name", [one if one in WRITERS else pytest.param(one, marks=pytest.mark.full) for one in TEXT])
+@parametrize("name", TEXT, quick=WRITERS)
 def test_the_same_text_is_generated(name):
     model, converted, _ = pair(name)
     batch = inputs(model, "left")
@@ -94,7 +94,7 @@ DROPOUT = {
 }
 
 
-@pytest.mark.parametrize("name", DROPOUT)
+@parametrize("name", DROPOUT, quick=["gpt2", "bert"])
 def test_dropout_draws_the_same_numbers(name):
     model, converted, names = pair(name, **{DROPOUT[name]: 0.2})
     batch = inputs(model)

@@ -8,6 +8,7 @@ import torch
 import normlab
 from normlab import NormLabError, hf
 from normlab.roles import find_roles
+from tests.matrix import parametrize
 from tests.utils.test_uninitialized import Careful, Careless, Gated
 
 from .zoo import DEPTH, ZOO, answer, inputs
@@ -19,7 +20,7 @@ def converted(name: str, scheme: str, **options):
     return hf.convert(ZOO[name].build(), scheme, init=True, roles=ZOO[name].roles, **options)
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@parametrize("name", ARCHITECTURES, quick=("llama", "gpt2", "bert", "vit", "mixtral"))
 def test_every_parameter_is_in_exactly_one_group(name):
     model = converted(name, "geonorm")
     groups = hf.rules(model).param_groups(lr=1e-3, weight_decay=0.1)

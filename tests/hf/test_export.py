@@ -75,6 +75,7 @@ def test_batches_are_padded_on_the_left(runs, tmp_path):
     assert together == alone
 
 
+@pytest.mark.full
 def test_the_command_writes_what_a_fresh_process_loads(runs, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["normlab", "export", str(runs["ngpt"]), str(tmp_path / "out")])
     main.main()
@@ -183,6 +184,7 @@ def test_a_run_without_weights_says_so(runs, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.full
 def test_without_the_library_one_line_says_what_to_install(runs, tmp_path):
     code = (
         "import sys; sys.modules['transformers'] = None\n"

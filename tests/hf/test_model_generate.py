@@ -13,6 +13,7 @@ from normlab import NormLabError
 from normlab.hf import NormLabForCausalLM
 from tests.hf import small
 from tests.hf.small import GREEDY, LENGTH, close, tokens
+from tests.matrix import parametrize
 
 # The library compiles what runs on a static cache; here its arithmetic is the matter, not its speed.
 STATIC = {"cache_implementation": "static", "disable_compile": True}
@@ -27,7 +28,7 @@ def uncached(model: NormLabForCausalLM, **options) -> torch.Tensor:
     return model.generate(tokens(), **GREEDY, **options, use_cache=False)
 
 
-@pytest.mark.parametrize("scheme", normlab.list_schemes())
+@parametrize("scheme", normlab.list_schemes(), quick=["pre", "post", "geonorm", "ngpt", "dual"])
 def test_every_cache_is_as_good_as_none(scheme):
     model = make(scheme)
     reference = uncached(model)
@@ -84,7 +85,7 @@ def test_beams(scheme, options):
 
 
 @pytest.mark.parametrize("options", [{}, STATIC, {"use_cache": False}], ids=["dynamic", "static", "none"])
-@pytest.mark.parametrize("scheme", ["geonorm", "ngpt", "dual"])
+@parametrize("scheme", ["geonorm", "ngpt", "dual"], quick=["geonorm", "dual"])
 def test_left_padding_changes_nothing(scheme, options):
     model, x = make(scheme), tokens()
     padded = torch.stack([torch.cat([torch.zeros(3, dtype=torch.long), x[0]]), torch.cat([x[0, :3], x[1]])])

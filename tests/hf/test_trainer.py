@@ -20,6 +20,7 @@ from normlab import NormLabError
 from normlab.data import open_source
 from normlab.data.tokenizer import Bytes
 from normlab.hf import NormLabCallback, NormLabConfig, NormLabForCausalLM, optimizer_cls_and_kwargs
+from tests.matrix import parametrize
 
 LENGTH, STEPS = 64, 30
 SIZES = {"depth": 2, "dim": 32, "heads": 2, "vocab_size": 320, "max_length": LENGTH}
@@ -76,7 +77,7 @@ class Norms(TrainerCallback):
         self.errors.append(max(float((size - 1).abs().max()) for size in sizes))
 
 
-@pytest.mark.parametrize("scheme", ["geonorm", "ngpt"])
+@parametrize("scheme", ["geonorm", "ngpt"], quick=["ngpt"])
 def test_it_learns(scheme, rows, tmp_path):
     trainer = trainer_of(model_of(scheme), rows, tmp_path)
     trainer.train()
@@ -147,9 +148,10 @@ def test_it_is_saved_and_resumed(rows, tmp_path):
     assert torch.equal(loaded.eval()(x).logits, straight.model.eval()(x).logits)
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "changes",
     [{"gradient_checkpointing": True}, {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4}],
+    quick=[{"gradient_checkpointing": True}],
     ids=["checkpointing", "accumulated"],
 )
 def test_the_same_steps_in_less_memory(changes, rows, tmp_path):

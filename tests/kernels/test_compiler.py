@@ -32,10 +32,10 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 from normlab import Decoder, DecoderConfig
-from normlab.kernels.compiler import remember
+from normlab.kernels.compiler import cache_autograd_functions
 
 torch.set_num_threads(1)
-remember()
+cache_autograd_functions()
 torch.manual_seed(0)
 model = Decoder(DecoderConfig(depth=1, dim=16, heads=2, vocab_size=32, max_length=8, scheme="geonorm"))
 tokens = torch.arange(16).view(2, 8)

@@ -9,6 +9,7 @@ import torch
 
 import normlab
 from normlab.models import MLP, Attention
+from tests.matrix import parametrize
 
 pytestmark = pytest.mark.filterwarnings(
     # Dynamo itself instantiates autograd functions and looks at .grad of what is no leaf.
@@ -57,7 +58,7 @@ def close(ours: list[torch.Tensor], theirs: list[torch.Tensor], roundings: float
         assert (one - two).abs().max() <= roundings * 2.0**-24 * two.abs().max().clamp_min(1e-2)
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@parametrize("spec", SPECS, quick=["pre", "post", "peri", "geonorm", "ngpt", "spannorm", "hybrid", "pre(norm='dyt')"])
 def test_fused_and_reference_agree(spec):
     x = torch.randn(2, 5, DIM)
     # Six sublayers, each some forty fp32 roundings in norms and products, forward and backward.
@@ -117,6 +118,7 @@ def test_hooks_on_layers_alone_see_settled_states(spec):
         assert torch.allclose(one, two, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("spec", ["pre", "peri", "post", "spannorm"])
 def test_fused_stacks_compile_whole_and_checkpoint(spec, request):
     torch._dynamo.reset()

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from normlab import NormLabError
 from normlab.kernels.geodesic import ORDERS, SMOOTH, geodesic_pair, geodesic_step
+from tests.matrix import parametrize
 
 pytestmark = pytest.mark.filterwarnings(
     # Dynamo itself instantiates autograd functions.
@@ -163,7 +164,7 @@ def test_a_portion_of_the_step_is_that_part_of_the_angle(order):
 
 
 @pytest.mark.parametrize("name", ["plain", "learned"])
-@pytest.mark.parametrize("types", [(BF16, BF16), (F16, F16), (F32, BF16), (BF16, F32)], ids=str)
+@parametrize("types", [(BF16, BF16), (F16, F16), (F32, BF16), (BF16, F32)], quick=[(BF16, BF16), (F32, BF16)], ids=str)
 def test_types(types, name):
     case = random(768, name, *types)
     state, dx, dg, *_ = case.fused()
@@ -179,7 +180,7 @@ def test_shapes(dim, rows):
     check(random(dim, "plain" if dim == 1 else "learned", rows=rows))
 
 
-@pytest.mark.parametrize("dim", [64, 100])
+@parametrize("dim", [64, 100], quick=[100])
 @pytest.mark.parametrize("name", ["plain", "clamped", "learned", "negative b"])
 def test_edge_rows(name, dim):
     x = torch.randn(9, dim)
@@ -206,8 +207,8 @@ def test_edge_rows(name, dim):
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("second_clamp", [True, False])
 @pytest.mark.parametrize("learned", [True, False])
-@pytest.mark.parametrize("factor", [0.5, 1.0, 2.0])
-@pytest.mark.parametrize("tangent", [0.5, math.nextafter(0.5, 0), 0.5 + 2**-20, 0.5 - 2**-20, 0.25, 1.0])
+@parametrize("factor", [0.5, 1.0, 2.0], quick=[1.0])
+@parametrize("tangent", [0.5, math.nextafter(0.5, 0), 0.5 + 2**-20, 0.5 - 2**-20, 0.25, 1.0], quick=[0.5, 0.25, 1.0])
 def test_at_the_clamps(tangent, factor, learned, second_clamp, order):
     """Where numbers are exact, so are ties: a gradient at a clamp goes the way that autograd sends it."""
     x, g = torch.zeros(64), torch.zeros(64)
@@ -264,8 +265,8 @@ def test_scalars_keep_their_type_and_shape():
     assert (da.dtype, da.shape, db.dtype, db.shape) == (BF16, (), F32, (1,))
 
 
-@pytest.mark.parametrize("decay_first", [False, True])
-@pytest.mark.parametrize("name", ["plain", "learned", "b alone"])
+@parametrize("decay_first", [False, True], quick=[True])
+@parametrize("name", ["plain", "learned", "b alone"], quick=["plain", "learned"])
 def test_operators_are_well_formed(name, decay_first):
     case = random(64, name, BF16)
     ops = torch.ops.normlab

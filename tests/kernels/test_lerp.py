@@ -16,8 +16,9 @@ from normlab.kernels.fused import launch
 from normlab.kernels.fused import lerp as fused
 from normlab.kernels.lerp import sphere_lerp, sphere_lerp_pair, unit_rows_
 from normlab.norms import l2_norm, widen
-from normlab.schemes.contract.parts import Scale
+from normlab.schemes.contract.parts import LearnedScale
 from normlab.schemes.ngpt import SphereLerp
+from tests.matrix import parametrize
 
 pytestmark = pytest.mark.filterwarnings(
     # Dynamo itself instantiates autograd functions.
@@ -97,8 +98,8 @@ def assert_close(tensors, d_state, d_input) -> None:
 
 
 @pytest.mark.parametrize("use", USES)
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize(("h_dtype", "g_dtype"), DTYPES, ids=str)
+@parametrize("width", WIDTHS, quick=[100, 8193])
+@parametrize(("h_dtype", "g_dtype"), DTYPES, quick=[(F32, F32), (BF16, F32)], ids=str)
 def test_step_and_every_gradient(h_dtype, g_dtype, width, use):
     tensors = make((odd_rows(width), width), h_dtype, g_dtype)
     grads = [torch.randn(tensors[0].shape).to(h_dtype) if used else None for used in USES[use]]
@@ -106,7 +107,7 @@ def test_step_and_every_gradient(h_dtype, g_dtype, width, use):
 
 
 def test_reference_is_what_the_scheme_computes():
-    scale, dt = Scale(64, 0.05, 0.125), 0.5
+    scale, dt = LearnedScale(64, 0.05, 0.125), 0.5
     with torch.no_grad():
         scale.weight.copy_(torch.randn(64))
     h, g, _ = make((7, 64), BF16)
@@ -283,9 +284,13 @@ def assert_unit(weight: torch.Tensor, axis: int) -> None:
     assert ((found.double() - expected).abs() <= (kind.eps + fp32) * (expected.abs() + kind.tiny)).all()
 
 
-@pytest.mark.parametrize("dtype", [F32, BF16, F16])
+@parametrize("dtype", [F32, BF16, F16], quick=[F32, BF16])
 @pytest.mark.parametrize("axis", [-1, -2])
-@pytest.mark.parametrize("shape", [(3, 64), (70, 100), (300, 130), (3, 40, 50), (2, 257, 129), (1, 1), (2, 8193)])
+@parametrize(
+    "shape",
+    [(3, 64), (70, 100), (300, 130), (3, 40, 50), (2, 257, 129), (1, 1), (2, 8193)],
+    quick=[(3, 64), (70, 100), (1, 1), (3, 40, 50)],
+)
 def test_unit_length_along_either_axis(shape, axis, dtype):
     assert_unit(torch.randn(shape).to(dtype) * 3.0, axis)
 
@@ -302,6 +307,7 @@ def test_tall_columns_have_a_bounded_number_of_parts(monkeypatch):
     assert_unit(torch.randn(32 * 70 + 1, 5), -2)
 
 
+@pytest.mark.full
 def test_columns_have_no_widest():
     assert_unit(torch.randn(2, 16384 + 3), -2)
     with pytest.raises(NormLabError, match="width"):

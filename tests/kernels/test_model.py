@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from normlab import Decoder, DecoderConfig
-from normlab.kernels import rotary, softmax_slope, swiglu
+from normlab.kernels import cross_entropy_gradient, rotary, swiglu
+from tests.matrix import parametrize
 
 VOCABULARY = 211
 
@@ -34,9 +35,9 @@ def close(ours, theirs, roundings: float) -> None:
         assert (one - two).abs().max() <= roundings * 2.0**-24 * two.abs().max().clamp_min(1e-2)
 
 
-@pytest.mark.parametrize("tied", [True, False])
+@parametrize("tied", [True, False], quick=[True])
 @pytest.mark.parametrize("mlp", ["swiglu", "gelu"])
-@pytest.mark.parametrize("scheme", ["pre", "geonorm"])
+@parametrize("scheme", ["pre", "geonorm"], quick=["geonorm"])
 def test_loss_and_every_gradient(scheme, mlp, tied):
     data, options = batch(), {"scheme": scheme, "mlp": mlp, "bias": scheme == "pre", "tied": tied}
     # Four sublayers, each some forty fp32 roundings in norms and products, forward and backward, and the head.
@@ -75,13 +76,13 @@ def test_packed_documents():
 
 def test_every_kernel_is_called(monkeypatch):
     called = []
-    for module, name in ((rotary, "_backward_op"), (softmax_slope, "_slope_op"), (swiglu, "_backward_op")):
+    for module, name in ((rotary, "_backward_op"), (cross_entropy_gradient, "_slope_op"), (swiglu, "_backward_op")):
         op = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *a, op=op: called.append(op._name) or op(*a))
     run(build("triton"), *batch())
     # 51 rows of logits, 20 at a time; then the blocks from the last to the first.
     blocks = ["swiglu_backward", "rotary_backward"] * 2
-    assert called == ["softmax_slope_"] * 3 + blocks
+    assert called == ["cross_entropy_gradient_"] * 3 + blocks
     called.clear()
     run(build("reference"), *batch())
     assert called == []
@@ -102,12 +103,11 @@ def test_half_precision_is_no_worse_than_the_reference():
         assert one <= 2 * two + 2.0**-8
 
 
-@pytest.mark.parametrize(
+@pytest.mark.full
+@parametrize(
     ("backend", "autocast"),
-    [
-        ("aot_eager", True),
-        *(pytest.param(*case, marks=pytest.mark.full) for case in (("inductor", True), ("inductor", False))),
-    ],
+    [("aot_eager", True), ("inductor", True), ("inductor", False)],
+    quick=[("aot_eager", True)],
 )
 def test_a_compiled_loss_is_one_graph(backend, autocast, request):
     torch._dynamo.reset()
@@ -123,6 +123,7 @@ def test_a_compiled_loss_is_one_graph(backend, autocast, request):
         assert (one - two).norm() <= 2.0**-6 * two.norm()
 
 
+@pytest.mark.full
 def test_checkpointing_changes_nothing():
     data = batch()
     close(run(build("triton", checkpointing=True), *data), run(build("triton"), *data), 500)

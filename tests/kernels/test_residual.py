@@ -7,6 +7,7 @@ import torch
 
 from normlab import NormLabError
 from normlab.kernels.residual import Affine, residual_step
+from tests.matrix import parametrize
 
 pytestmark = pytest.mark.filterwarnings(
     # Dynamo itself instantiates autograd functions.
@@ -102,8 +103,8 @@ def close(ours, theirs, rounding: float) -> None:
 
 
 @pytest.mark.parametrize("places", PLACES)
-@pytest.mark.parametrize("dtype", ROUND, ids=str)
-@pytest.mark.parametrize("users", ["state", "input", "state input"])
+@parametrize("dtype", ROUND, quick=[torch.float32, torch.bfloat16], ids=str)
+@parametrize("users", ["state", "input", "state input"], quick=["state input"])
 def test_values_and_gradients(places, dtype, users):
     check(*build(places, 100, dtype), users)
 
@@ -116,7 +117,7 @@ def test_constants_gains_and_biases(places):
 
 
 @pytest.mark.parametrize("places", ["pre", "post", "peri", "keel"])
-@pytest.mark.parametrize("dim", [64, 127, 768, 1000, 8193])
+@parametrize("dim", [64, 127, 768, 1000, 8193], quick=[127, 768])
 def test_widths(places, dim):
     check(*build(places, dim, torch.float32, rows=(7,) if dim < 8000 else (2,)))
 
@@ -157,7 +158,7 @@ def test_sums_over_rows_are_deterministic():
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-@pytest.mark.parametrize("places", ["pre", "post", "peri"])
+@parametrize("places", ["pre", "post", "peri"], quick=["pre"])
 def test_compiled_chains_take_both_gradients_in_one_kernel(places):
     x, g, options = build(places, 64, torch.float32)
     graphs: list[str] = []

@@ -11,6 +11,7 @@ from normlab.kernels import rotary
 from normlab.kernels.rotary import backward_reference, rotated_heads
 from normlab.models import Attention
 from normlab.models.rotary import rotary_table
+from tests.matrix import parametrize
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 # One fp32 product and one sum, of terms that may cancel; a whole ulp, for the interpreter truncates to bf16.
@@ -42,12 +43,14 @@ def assert_backward(grads, cos, sin) -> None:
     assert ((found.double() - exact).abs() <= allowed).all()
 
 
-@pytest.mark.parametrize("dtype", [F32, BF16, F16])
+@parametrize("dtype", [F32, BF16, F16], quick=[F32, BF16])
 @pytest.mark.parametrize("per_batch", [True, False])
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim"), [(1, 1, 2), (4, 4, 16), (6, 2, 80), (12, 3, 64), (5, 1, 96), (8, 1, 6)]
+@parametrize(
+    ("heads", "kv_heads", "head_dim"),
+    [(1, 1, 2), (4, 4, 16), (6, 2, 80), (12, 3, 64), (5, 1, 96), (8, 1, 6)],
+    quick=[(6, 2, 80), (8, 1, 6)],
 )
-@pytest.mark.parametrize("length", [1, 8, 19])
+@parametrize("length", [1, 8, 19], quick=[19])
 def test_gradient_of_the_projection(length, heads, kv_heads, head_dim, per_batch, dtype):
     cos, sin = table(length, head_dim, 2 if per_batch else None)
     assert_backward(gradients(2, length, heads, kv_heads, head_dim, dtype), cos, sin)
@@ -97,7 +100,7 @@ def run(attention, x, d, kernels, **options):
 
 
 @pytest.mark.parametrize("per_batch", [True, False])
-@pytest.mark.parametrize("kv_heads", [6, 3, 1])
+@parametrize("kv_heads", [6, 3, 1], quick=[6, 3])
 def test_attention_and_every_gradient(kv_heads, per_batch):
     attention, x, d = layer(kv_heads=kv_heads), torch.randn(2, 11, 24), torch.randn(2, 11, 24)
     turn = table(11, 10, 2 if per_batch else None)
@@ -168,7 +171,7 @@ def test_operator_keeps_its_promises():
     torch.library.opcheck(rotary._backward_op, (dq, dk, dv, *table(5, 6)))
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.full)])
+@parametrize("backend", ["aot_eager", "inductor"], quick=["aot_eager"])
 def test_compiled_attention_is_one_graph(backend, request):
     torch._dynamo.reset()
     attention, x, d, turn = layer(), torch.randn(2, 7, 24), torch.randn(2, 7, 24), table(7, 10)

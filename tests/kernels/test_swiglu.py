@@ -15,6 +15,7 @@ from normlab.kernels import swiglu
 from normlab.kernels.fused import swiglu as fused
 from normlab.kernels.swiglu import backward_reference, gated, gated_linear
 from normlab.models import MLP
+from tests.matrix import parametrize
 
 pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")
 
@@ -229,7 +230,7 @@ def test_operator_keeps_its_promises():
 
 
 @pytest.mark.parametrize("watched", [True, False])
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.full)])
+@parametrize("backend", ["aot_eager", "inductor"], quick=["aot_eager"])
 def test_compiled_layer_is_one_graph(backend, watched, request):
     torch._dynamo.reset()
     mlp, x, d = layer(), torch.randn(6, 24), torch.randn(6, 24)

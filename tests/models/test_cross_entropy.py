@@ -10,7 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from normlab import Decoder, DecoderConfig, NormLabError
 from normlab.models.cross_entropy import CHUNK_BYTES, chunk_rows, chunked_cross_entropy
-from normlab.schemes.contract.parts import Constant, Scale
+from normlab.schemes.contract.parts import ConstantScale, LearnedScale
+from tests.matrix import parametrize
 
 N, D, V = 37, 8, 53
 
@@ -41,13 +42,13 @@ class SoftCap(nn.Module):
         return self.cap * torch.tanh(logits / self.cap)
 
 
-def scale() -> Scale:
-    made = Scale(V, 2.0, 0.25).double()
+def scale() -> LearnedScale:
+    made = LearnedScale(V, 2.0, 0.25).double()
     nn.init.uniform_(made.weight, 0.1, 0.5)
     return made
 
 
-TRANSFORMS = {"none": lambda: None, "scale": scale, "constant": lambda: Constant(0.3), "softcap": SoftCap}
+TRANSFORMS = {"none": lambda: None, "scale": scale, "constant": lambda: ConstantScale(0.3), "softcap": SoftCap}
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
@@ -79,7 +80,7 @@ def test_gradients_against_finite_differences(z_loss):
     factor = torch.rand(5, dtype=torch.float64, requires_grad=True)
 
     def loss(h, w, s):
-        between = Scale(5).double()
+        between = LearnedScale(5).double()
         # The parameter itself would be a leaf of its own; here the vector is what is differentiated.
         between.value = lambda: s
         return chunked_cross_entropy(h, w, targets, logit_transform=between, z_loss=z_loss, chunk=3).loss * 1.7
@@ -222,20 +223,15 @@ def test_a_models_loss_and_gradients(scheme):
 
 # torch's compiler makes an instance of every autograd.Function, which torch deprecates.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-@pytest.mark.parametrize(
-    ("scheme", "backend"),
-    [
-        ("pre", "aot_eager"),
-        pytest.param("ngpt", "aot_eager", marks=pytest.mark.full),
-        *(pytest.param(s, "inductor", marks=pytest.mark.full) for s in ("pre", "ngpt")),
-    ],
-)
+@parametrize("backend", ["aot_eager", "inductor"], quick=["aot_eager"])
+@parametrize("scheme", ["pre", "ngpt"], quick=["pre"])
 def test_a_models_loss_compiles_in_one_graph(scheme, backend):
     loss = Loss(scheme)
     tokens = torch.randint(0, 300, (4, 24))
     check_compiled(loss, torch.compile(loss, fullgraph=True, backend=backend), list(loss.parameters()), tokens, tokens)
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_compiled_code_has_the_same_gradients():
     hidden, weight, targets = problem(64, 16, 99, torch.float32)

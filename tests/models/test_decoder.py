@@ -11,8 +11,11 @@ import torch
 import normlab
 from normlab import Decoder, DecoderConfig, NormLabError
 from normlab.models import MoE
+from tests.matrix import parametrize
 
 SIZE = {"depth": 3, "dim": 32, "heads": 4, "kv_heads": 2, "vocab_size": 61, "max_length": 64, "hidden": 48}
+# Norms before and after a branch, steps on the sphere, matrices that are constrained, two streams.
+SOME = ("pre", "post", "geonorm", "ngpt", "dual")
 EXPERTS = {"experts": 4, "top_k": 2, "shared_hidden": 48}
 
 
@@ -29,6 +32,7 @@ def tokens(batch=2, length=12) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("experts", [{}, EXPERTS], ids=["dense", "experts"])
+@parametrize("name", normlab.list_schemes(), quick=SOME)
 def test_generate_with_the_cache_equals_generate_without(name, experts):
     # float64, so that no near-tie between two tokens is decided by the order of a sum. The larger std makes the
     # model's choices depend on its context at all.
@@ -231,6 +235,7 @@ def test_router_losses_are_part_of_the_loss():
 
 
 @pytest.mark.parametrize("experts", [{}, EXPERTS], ids=["dense", "experts"])
+@parametrize("name", normlab.list_schemes(), quick=SOME)
 def test_a_few_steps_learn_a_repeated_text(name, experts):
     model = Decoder(DecoderConfig(scheme=name, **SIZE, **experts))
     optimiser = torch.optim.AdamW(model.param_groups(lr=1e-2, weight_decay=0.1))

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 import normlab
 from normlab import Decoder, DecoderConfig, Encoder, EncoderConfig, NormLabError
+from tests.matrix import parametrize
 
 SIZE = {"depth": 3, "dim": 32, "heads": 4, "kv_heads": 2, "vocab_size": 61, "max_length": 64, "hidden": 48}
 
@@ -71,10 +72,10 @@ def test_only_masked_places_are_scored():
     assert torch.allclose(model.loss(tokens(), targets), expected, rtol=1e-12)
     best = targets.clone()
     best[0, 3] = logits[0, 3].argmax()
-    assert model.graded(tokens(), best)[1] == 0.5
+    assert model.loss_and_accuracy(tokens(), best)[1] == 0.5
 
 
-@pytest.mark.parametrize("depth", [3, pytest.param(36, marks=pytest.mark.full)])
+@parametrize("depth", [3, 36], quick=[3])
 def test_any_depth_has_finite_gradients(name, depth):
     model = Encoder(EncoderConfig(**SIZE | {"scheme": name, "depth": depth}))
     model.loss(tokens(), tokens()).backward()

@@ -16,6 +16,7 @@ import torch
 
 import normlab
 from normlab.models.config import PRESETS, DecoderConfig
+from tests.matrix import parametrize
 
 WIDE = {"depth": 2, "dim": 768, "heads": 12, "vocab_size": 8192}
 BOOKS = {"depth": 12, "dim": 768, "heads": 12, "vocab_size": 32768}
@@ -68,7 +69,7 @@ def check_own_head(scheme: str, size: str = "") -> None:
     assert found.excess < streams**2 * found.spread + (0.1 if streams == 1 else 0.0)
 
 
-@pytest.mark.parametrize("scheme", ["pre", "post", "geonorm", "dual"])
+@parametrize("scheme", ["pre", "post", "geonorm", "dual"], quick=["post", "dual"])
 def test_a_head_of_its_own_starts_as_random_logits_do(scheme):
     check_own_head(scheme)
     found = start(scheme, False)

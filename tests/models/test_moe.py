@@ -12,6 +12,7 @@ from torch import nn
 from normlab.errors import NormLabError
 from normlab.models.moe import MoE, expert_linear, expert_outer
 from normlab.roles import find_roles
+from tests.matrix import parametrize
 
 DIM, HIDDEN, EXPERTS = 16, 24, 5
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -186,7 +187,7 @@ def test_losses_reach_the_router_alone():
     assert {name for name, p in layer.named_parameters() if p.grad is not None} == {"router.weight"}
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@parametrize("dtype", DTYPES, quick=[torch.bfloat16])
 def test_compiles_as_one_graph(dtype: torch.dtype):
     layer, x = moe(dtype), inputs(dtype=dtype)
     update = torch.compile(layer, fullgraph=True, backend="aot_eager")(x)

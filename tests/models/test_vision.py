@@ -12,6 +12,7 @@ import torch.nn.functional as F
 import normlab
 from normlab import NormLabError, VisionConfig, VisionTransformer
 from normlab.models.patches import cut
+from tests.matrix import parametrize
 
 SIZE = {"depth": 2, "dim": 32, "heads": 4, "hidden": 48, "image_size": 12, "patch": 4, "channels": 3, "classes": 7}
 PIXELS = 3 * 4 * 4
@@ -134,7 +135,7 @@ def test_meta_build_equals_direct_build(name):
     assert torch.equal(direct(images()), late(images()))
 
 
-@pytest.mark.parametrize("depth", [2, *(pytest.param(depth, marks=pytest.mark.full) for depth in (36, 64))])
+@parametrize("depth", [2, 36, 64], quick=[2])
 def test_any_depth_has_finite_gradients(name, depth):
     model = VisionTransformer(VisionConfig(**SIZE | {"scheme": name, "depth": depth}))
     model.loss(images(), labels()).backward()
@@ -203,12 +204,12 @@ def test_the_loss_is_the_cross_entropy_of_the_logits():
     logits = model(pictures)
     expected = F.cross_entropy(logits, targets)
     assert torch.allclose(model.loss(pictures, targets), expected, rtol=1e-12)
-    loss, accuracy = model.graded(pictures, targets)
+    loss, accuracy = model.loss_and_accuracy(pictures, targets)
     assert torch.allclose(loss, expected, rtol=1e-12)
     assert accuracy == (logits.argmax(-1) == targets).sum() / 4
     z = torch.logsumexp(logits, -1)[targets != -100].square().mean()
     assert torch.allclose(model.loss(pictures, targets, z_loss=0.1), expected + 0.1 * z, rtol=1e-12)
-    assert model.graded(pictures, torch.full_like(targets, -100)).tolist() == [0.0, 0.0]
+    assert model.loss_and_accuracy(pictures, torch.full_like(targets, -100)).tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("pooling", ["class", "mean"])

@@ -15,7 +15,7 @@ from torch import nn
 
 from normlab import Stack
 from normlab.norms import Norm
-from normlab.schemes.contract.parts import Scale
+from normlab.schemes.contract.parts import LearnedScale
 
 B, T = 2, 6
 
@@ -63,7 +63,7 @@ def copy_gains(stack: Stack, gains: list[nn.Parameter], offset: float = 0.0) -> 
 
     Returns which parameter of ours stands for which of theirs.
     """
-    own = [m for m in stack.modules() if isinstance(m, Norm | Scale) and m.weight is not None]
+    own = [m for m in stack.modules() if isinstance(m, Norm | LearnedScale) and m.weight is not None]
     counterpart = {}
     for module, gain in zip(own, gains, strict=True):
         shift = offset - float(isinstance(module, Norm) and module.offset)

@@ -17,6 +17,10 @@ REPOSITORY = Path(__file__).parents[2]
 OLD = Path(os.environ.get("NORMLAB_OLD_X_TRANSFORMERS") or Path(sys.prefix) / "x-transformers-1.44.8")
 
 
+# A process that imports another version of the library.
+pytestmark = pytest.mark.full
+
+
 @cache
 def found() -> dict:
     if not (OLD / "x_transformers").is_dir():

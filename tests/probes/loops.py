@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -24,6 +28,21 @@ def text(batch: int = 4, length: int = 12, seed: int = 3) -> tuple[torch.Tensor,
 
 def loss_of(model: nn.Module, batch) -> torch.Tensor:
     return model.loss(*batch)  # type: ignore[operator]
+
+
+@contextmanager
+def states_of(model: Decoder) -> Iterator[list[torch.Tensor]]:
+    """The state at every boundary of the next forward pass, each with its gradient after the backward pass."""
+    states: list[torch.Tensor] = []
+
+    def keep(_module: nn.Module, _args: Any, state: torch.Tensor) -> None:
+        state.retain_grad()
+        states.append(state)
+
+    with ExitStack() as hooks:
+        for place in [model.stack.entry, *model.stack.layers]:
+            hooks.callback(place.register_forward_hook(keep).remove)
+        yield states
 
 
 class Block(nn.Module):

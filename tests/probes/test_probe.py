@@ -16,8 +16,7 @@ from normlab import NormLabError
 from normlab.probes import measures
 from normlab.probes.probe import measure, probe
 from normlab.probes.profile import Profile
-from normlab.train.monitor.profile import states_of
-from tests.probes.loops import Block, Tower, decoder, hooks_on, loss_of, same, text
+from tests.probes.loops import Block, Tower, decoder, hooks_on, loss_of, same, states_of, text
 
 
 @pytest.mark.parametrize("scheme", ["pre", "post", "peri(step=0.1)", "none", "dual", "geonorm", "ngpt"])

@@ -8,6 +8,7 @@ from torch import nn
 
 from normlab import Decoder, DecoderConfig
 from normlab.probes.probe import measure, probe
+from tests.matrix import parametrize
 from tests.probes.loops import SIZE, same, text
 
 
@@ -20,8 +21,8 @@ class Stepping(Decoder):
 
 # Torch's compiler asks every tensor for its gradient and hides the warning this gives, but not from an error filter.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-@pytest.mark.parametrize("how", ["wrapped", "in place", "blocks in place", "blocks wrapped"])
-@pytest.mark.parametrize("warm", [False, True])
+@parametrize("how", ["wrapped", "in place", "blocks in place", "blocks wrapped"], quick=["blocks wrapped"])
+@parametrize("warm", [False, True], quick=[True])
 def test_compiled_models_are_measured_as_they_were_written(how, warm, no_default_device):
     torch.manual_seed(0)
     plain = Stepping(DecoderConfig(init_std=0.1, **SIZE))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import torch
 import torch.multiprocessing as mp
 from torch.distributed.fsdp import fully_shard
@@ -51,6 +52,7 @@ def sharded(rank: int, port: int, folder: str) -> None:
     leave(rank, store)
 
 
+@pytest.mark.full
 def test_each_process_measures_its_batch_and_its_shards(tmp_path):
     mp.spawn(sharded, args=(free_port(), str(tmp_path)), nprocs=RANKS)
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(RANKS)]

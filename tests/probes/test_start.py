@@ -17,6 +17,7 @@ from normlab.checks.structure import inspect
 from normlab.checks.structure.inspect import inspect_start
 from normlab.probes.start import Fresh, Start, measure_start
 from normlab.targets import resolve
+from tests.matrix import parametrize
 
 WIDTH, VOCABULARY, STD = 768, 4096, 0.02
 LIMITS = Thresholds()
@@ -94,7 +95,7 @@ def decoder(scheme: str, tied: bool):
     return build
 
 
-@pytest.mark.parametrize("scheme", ["post", "geonorm", pytest.param("deepnorm", marks=pytest.mark.full)])
+@parametrize("scheme", ["post", "geonorm", "deepnorm"], quick=["post", "geonorm"])
 def test_schemes_that_echo_fail_with_a_tied_head_and_start_right_with_their_own(scheme):
     tied, own = (verdict(decoder(scheme, tied)) for tied in (True, False))
     assert (tied.finding, tied.level, tied.module) == ("echo", "fail", "head")

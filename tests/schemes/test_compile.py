@@ -33,6 +33,7 @@ def assert_same(eager: torch.nn.Module, compiled, x: torch.Tensor, tolerance: fl
         assert (one - two).abs().max() <= tolerance * one.abs().max().clamp_min(1e-3)
 
 
+@pytest.mark.quick_schemes("pre")
 def test_fullgraph_compile_gives_the_same_numbers(scheme):
     stack = make_stack(scheme, 2).double()
     x = make_input(dtype=torch.float64)
@@ -40,6 +41,7 @@ def test_fullgraph_compile_gives_the_same_numbers(scheme):
     assert_same(stack, torch.compile(stack, fullgraph=True, backend="aot_eager"), x, tolerance=1e-12)
 
 
+@pytest.mark.quick_schemes("pre", "hybrid")
 def test_one_graph_serves_every_depth(scheme):
     check_compile(scheme, blocks=48)
 

@@ -23,16 +23,22 @@ from normlab.testing import RULES
 from normlab.testing.small import DIM, make_input, make_stack
 from normlab.testing.theory import check_bounds
 from normlab.testing.training import differs, fingerprint
+from tests.matrix import parametrize
 
 from .conftest import SCHEMES
 
 
-# test_compile.py compiles more blocks than the rule does.
-@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "compile"])
+# test_compile.py compiles more blocks than the rule does; the rule on depth builds hundreds of them.
+@parametrize(
+    "rule",
+    [rule for rule in RULES if rule != "compile"],
+    quick=[rule for rule in RULES if rule not in ("compile", "depth")],
+)
 def test_every_scheme_keeps_the_contract(scheme, rule):
     RULES[rule](scheme)
 
 
+@pytest.mark.full
 @settings(deadline=None, max_examples=15)
 @given(depth=st.integers(1, 8), seed=st.integers(0, 1000), size=st.floats(0.01, 30.0))
 def test_no_certificate_is_violated(depth, seed, size):

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import normlab
+from tests.matrix import parametrize
 
 from . import transcription as written
 from .agreement import tolerances, with_gradients
@@ -264,7 +265,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("depth", DEPTHS)
+@parametrize("depth", DEPTHS, quick=[5])
 @pytest.mark.parametrize("spec", CASES)
 def test_library_and_equations_agree(spec, depth):
     network = Network(spec, depth)

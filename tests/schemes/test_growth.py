@@ -8,6 +8,7 @@ import torch
 import normlab
 from normlab.norms import rms
 from normlab.schemes.catalog.card import Card
+from tests.matrix import parametrize
 
 DEPTH, DIM, TOKENS = 24, 2048, 16
 GROWTH = (
@@ -65,6 +66,7 @@ def size(bound, state):
     return float(bound.hidden(state).square().mean().sqrt())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("spec", GROWTH)
 def test_growth_at_initialisation_follows_the_stated_law(grown, spec):
     law = normlab.scheme(spec).law(DEPTH)
@@ -77,6 +79,7 @@ def test_growth_at_initialisation_follows_the_stated_law(grown, spec):
         assert value == pytest.approx(expected[i], rel=max(0.015, scatter)), i
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("spec", "i", "expected"),
     [
@@ -117,7 +120,7 @@ def sizes(name, depth, weight):
 EXPONENTS = {"bounded": 0.0, "random walk": 0.5, "linear": 1.0}
 
 
-@pytest.mark.parametrize("name", normlab.list_schemes())
+@parametrize("name", normlab.list_schemes(), quick=("pre", "post", "lns", "none"))
 def test_the_stated_growth_is_the_worst_at_weights_of_one_size(name):
     """Equal branches that always pull along the state: RMS ∝ depth^p with the p of the class, or faster than any."""
     stated = normlab.scheme(name).law(DEPTH).forward

@@ -15,6 +15,7 @@ import normlab
 from normlab.errors import NormLabError
 from normlab.models import MLP, Attention
 from normlab.roles import Part
+from tests.matrix import parametrize
 
 DEPTH, DIM = 6, 192
 BASE = 0.02
@@ -130,7 +131,7 @@ def test_deepnorm_takes_alpha_and_beta_as_given():
     has_std(entries["k"], xavier(fans["k"]))
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@parametrize("kind", MODELS, quick=["fused", "experts"])
 @pytest.mark.parametrize(
     ("spec", "scaled", "divisor"),
     [

@@ -11,10 +11,11 @@ from torch.autograd import gradcheck, gradgradcheck
 import normlab
 from normlab import norms
 from normlab.ops import geodesic_step
-from normlab.schemes.contract.parts import Add, AddNorm, Scale
+from normlab.schemes.contract.parts import Add, AddNorm, LearnedScale
 from normlab.schemes.dual import DualWrite
 from normlab.schemes.ngpt import SphereLerp
 from normlab.schemes.pre import SphereAdd
+from tests.matrix import parametrize
 
 EPS64 = torch.finfo(torch.float64).eps
 QUARTER = math.pi / 4
@@ -78,7 +79,7 @@ def turned(f, rotation):
     return lambda x: f(x @ rotation) @ rotation.T
 
 
-@pytest.mark.parametrize("spec", GAIN_FREE)
+@parametrize("spec", GAIN_FREE, quick=("pre", "post", "ngpt", "geonorm", "dual"))
 @EXAMPLES
 @given(seed=SEEDS, dim=DIMS, size=st.floats(-1, 1))
 def test_turning_the_embedding_and_every_branch_turns_the_result(spec, seed, dim, size):
@@ -138,8 +139,10 @@ def test_degree_one_with_linear_branches(spec, seed, dim, rho):
     torch.testing.assert_close(run(parts, rho * x, pairs) / rho, one, rtol=0, atol=1e4 * EPS64 * float(one.abs().max()))
 
 
-@pytest.mark.parametrize(
-    "spec", ["post", "deepnorm", "hybrid", "ngpt", "mix(post_fraction=1.0)", "geonorm", "spannorm"]
+@parametrize(
+    "spec",
+    ["post", "deepnorm", "hybrid", "ngpt", "mix(post_fraction=1.0)", "geonorm", "spannorm"],
+    quick=("post", "ngpt", "geonorm"),
 )
 @EXAMPLES
 @given(seed=SEEDS, dim=DIMS, rho=LOG_SIZES)
@@ -192,7 +195,9 @@ def test_geodesic_step_keeps_the_norm(seed, dim, size, factor, a, b):
             torch.testing.assert_close(length(moved), length(x), rtol=allowed, atol=0)
 
 
-@pytest.mark.parametrize("spec", ["post", "deepnorm", "spannorm", "keel", "geonorm", "ngpt", "dual"])
+@parametrize(
+    "spec", ["post", "deepnorm", "spannorm", "keel", "geonorm", "ngpt", "dual"], quick=("post", "ngpt", "geonorm")
+)
 @EXAMPLES
 @given(seed=SEEDS, dim=DIMS, size=LOG_SIZES, strength=LOG_SIZES)
 def test_states_stay_on_their_sphere(spec, seed, dim, size, strength):
@@ -241,13 +246,13 @@ ORDERED = pytest.mark.parametrize("order", ["clamp-first", "decay-first"])
 
 @ORDERED
 @pytest.mark.parametrize("size", [BELOW, ABOVE])
-@pytest.mark.parametrize("factor", [1.0, 0.8])
+@parametrize("factor", [1.0, 0.8], quick=[0.8])
 def test_derivatives_of_the_geodesic_step(size, factor, order):
     check(lambda x, g: geodesic_step(x, g, factor, QUARTER, order=order), X, size * G)
 
 
 @ORDERED
-@pytest.mark.parametrize("second_clamp", [True, False])
+@parametrize("second_clamp", [True, False], quick=[True])
 @pytest.mark.parametrize("size", [BELOW, 2 * ABOVE])
 def test_derivatives_of_the_geodesic_step_with_a_learned_map(size, second_clamp, order):
     def step(x, g, a, b):
@@ -269,7 +274,7 @@ def test_derivatives_with_the_widest_clamp():
 
 
 @pytest.mark.parametrize("update", [torch.zeros_like(X), 2 * X, -0.5 * X], ids=["zero", "along", "against"])
-@pytest.mark.parametrize("learned", [False, True])
+@parametrize("learned", [False, True], quick=[True])
 def test_derivatives_without_a_tangent_part(update, learned):
     """Where v/‖v‖ has none."""
     if learned:
@@ -322,7 +327,7 @@ WRITES = {
     "add-step": lambda: Add(0.3),
     "add-norm": lambda: AddNorm(norms.RMSNorm(4)),
     "add-norm-weights": lambda: AddNorm(norms.LayerNorm(4, bias=True), keep=2.2, step=0.7),
-    "sphere-lerp": lambda: SphereLerp(Scale(4, 0.3, 0.5), 1e-6, 1.0),
+    "sphere-lerp": lambda: SphereLerp(LearnedScale(4, 0.3, 0.5), 1e-6, 1.0),
 }
 
 
@@ -348,7 +353,7 @@ def test_derivatives_of_writes_with_wider_states():
     check_write(SphereAdd(0.5), torch.cat([X, X[:, :1].abs() + 0.5], dim=-1), G)
 
 
-@pytest.mark.parametrize("spec", normlab.list_schemes())
+@parametrize("spec", normlab.list_schemes(), quick=("pre", "post", "spannorm", "ngpt"))
 def test_derivatives_of_whole_networks(spec):
     """Two blocks of every scheme, with respect to the embedding and, through a factor, to every branch."""
     _, parts = network(spec, 2, 4)

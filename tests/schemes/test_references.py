@@ -24,6 +24,7 @@ from normlab.schemes.catalog import registry, terminal
 from normlab.targets.resolve import resolve
 from normlab.train.config import TrainConfig
 from normlab.train.trainer import train
+from tests import command
 from tests.compare.small import base, write_text
 
 HIGHWAY = """
@@ -102,6 +103,7 @@ def test_stored_text_is_absolute_and_shared_text_is_not(here):
     assert scheme.shared_text == str(scheme).removeprefix(f"{here}/")
 
 
+@pytest.mark.full
 def test_another_process_in_another_folder_finds_it(here, tmp_path):
     code = "import sys, normlab; print(normlab.scheme(sys.argv[1]).label)"
     assert in_a_process(code, tmp_path, str(normlab.scheme(SPEC))) == "highway(gate=-2.0)"
@@ -139,7 +141,7 @@ def test_a_file_that_registers_itself_is_found_by_its_file(here):
         (here / "self_made.py").write_text((here / "self_made.py").read_text().replace("-1.0", "-3.0"))
         assert normlab.scheme("self_made.py:Highway").gate == -3.0
     finally:
-        registry.unregister(registry.find("highway"))
+        registry.unregister(registry.find_class("highway"))
 
 
 def test_a_change_of_the_file_is_seen_at_once_and_by_stored_text(here):
@@ -205,6 +207,7 @@ def test_check_and_simulate_take_it(here):
         resolve("highway.py:Higway")
 
 
+@pytest.mark.full
 def test_check_works_on_a_law_without_rms(here):
     found = normlab.check(SPEC, depths=(2, 3), width=16)
     assert found.theory.growth == "bounded"
@@ -255,6 +258,7 @@ def test_an_export_names_the_file_and_not_its_folder(here, tmp_path):
         assert torch.equal(loaded.state_dict()[name], value), name
 
 
+@pytest.mark.full
 def test_a_run_whose_file_is_gone_says_so(here, tmp_path):
     text = write_text(tmp_path / "text")
     folder = tmp_path / "run"
@@ -269,6 +273,7 @@ def small(text: Path, *schemes: str, **changes) -> CompareConfig:
     return CompareConfig(base=base(text), schemes=schemes, lrs=(1e-2,), seeds=1, workers=1, **changes)
 
 
+@pytest.mark.full
 def test_workers_of_a_comparison_find_it(here, tmp_path, monkeypatch):
     text, folder = write_text(tmp_path / "text"), tmp_path / "comparison"
     standings = compare(small(text, "pre", SPEC), folder, progress=False)
@@ -317,17 +322,16 @@ def test_two_files_must_not_share_a_name(here, tmp_path):
 
 
 def test_the_command_line_takes_it(here, tmp_path):
-    command = [sys.executable, "-m", "normlab", "schemes", SPEC]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = command.normlab("schemes", SPEC)
     assert found.returncode == 0, found.stderr
     assert "A gate between the state and the update." in found.stdout
-    command = [sys.executable, "-m", "normlab", "compare", "--schemes", "pre", "highway.py:Higway"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = command.normlab("compare", "--schemes", "pre", "highway.py:Higway")
     assert (found.returncode, found.stdout) == (2, "")
     assert found.stderr == "normlab: unknown scheme of highway.py 'Higway'; did you mean 'Highway'? known: Highway\n"
     assert not (here / "comparison").exists()
 
 
+@pytest.mark.full
 def test_a_downloaded_model_does_not_choose_what_is_run(here, tmp_path):
     pytest.importorskip("transformers", reason="Hugging Face models need transformers")
     from normlab.hf.exporting.configuration import NormLabConfig

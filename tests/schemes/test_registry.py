@@ -152,9 +152,9 @@ def test_plug_ins_are_found_by_entry_point(monkeypatch):
     registry._load_plugins.cache_clear()
     try:
         assert "plain-add" in normlab.list_schemes()
-        assert isinstance(normlab.scheme("Plain_Sum"), registry.find("plain-add"))
+        assert isinstance(normlab.scheme("Plain_Sum"), registry.find_class("plain-add"))
     finally:
-        registry.unregister(registry.find("plain-add"))
+        registry.unregister(registry.find_class("plain-add"))
         registry._load_plugins.cache_clear()
         monkeypatch.undo()
     assert normlab.list_schemes() == NAMED.split()

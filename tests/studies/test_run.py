@@ -79,6 +79,7 @@ def test_nothing_is_run_twice(copy):
     assert (copy / "results/tiny/main/rows.jsonl").read_bytes() == before
 
 
+@pytest.mark.full
 def test_a_study_goes_on_where_it_was(copy):
     path = copy / "results/tiny/main/rows.jsonl"
     lines = path.read_text().splitlines(keepends=True)
@@ -185,7 +186,7 @@ def test_a_check_is_a_row(tmp_path):
     settings = 'targets = ["pre", "post"]\ndepths = [2]\nsteps = 2\nlength = 8\nbatch_size = 2\nwidth = 16'
     study = other("check", settings, rule)
     assert run_study(study, tmp_path, progress=False) == 0
-    assert [one["scheme"] for one in running.Record(study, tmp_path / "other").rows()["main"]] == ["pre", "post"]
+    assert [one["scheme"] for one in running.StudyRecord(study, tmp_path / "other").rows()["main"]] == ["pre", "post"]
     found = judge_claims(study, tmp_path)["it"]
     assert (found.verdict, found.power) == ("reproduced", "computed, not sampled")
     assert (tmp_path / "other/main/rows.jsonl").stat().st_size < 200_000
@@ -195,7 +196,7 @@ def test_a_simulation_has_a_row_for_every_scheme(tmp_path):
     rule = 'kind = "bound"\nscheme = "peri"\nvalue = "result.bands.gamma.mean.-1"\nat_least = -1.0\nexact = true'
     study = other("simulate", 'scheme = ["post", "peri"]\ntokens = 4\ndim = 3\ntime = 0.2', rule)
     assert run_study(study, tmp_path, progress=False) == 0
-    stored = running.Record(study, tmp_path / "other").rows()["main"]
+    stored = running.StudyRecord(study, tmp_path / "other").rows()["main"]
     assert [one["scheme"] for one in stored] == ["post", "peri"]
 
 
@@ -211,7 +212,7 @@ def test_rows_from_elsewhere_are_stamped_and_their_age_is_told(tmp_path):
     found = judge_claims(study, tmp_path / "results")["it"]
     assert found.verdict == "reproduced"
     assert "6 rows began before the rule was registered" in found.notes
-    stored = running.Record(study, tmp_path / "results/other").rows()
+    stored = running.StudyRecord(study, tmp_path / "results/other").rows()
     assert list(stored) == ["ladder-small"]
     assert {one["rule"] for one in stored["ladder-small"]} == {study.rule_hash}
 

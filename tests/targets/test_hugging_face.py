@@ -14,6 +14,7 @@ import normlab
 from normlab import NormLabError
 from normlab.probes.blocks import find_stacks
 from normlab.targets import config_sizes, hub, resolve
+from tests.matrix import parametrize
 
 CONFIGS = {
     "GPT2": ("AutoModelForCausalLM", 12, 96),
@@ -44,7 +45,7 @@ def gradients(model) -> list[torch.Tensor]:
     return [p.grad for p in model.parameters() if p.requires_grad and p.grad is not None]
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@parametrize("name", CONFIGS, quick=["GPT2", "Bert", "T5", "ViT", "Mixtral"])
 def test_every_architecture_shrinks_builds_and_learns(name):
     makes, depth, width = CONFIGS[name]
     config = config_of(name)
@@ -70,7 +71,7 @@ def test_every_architecture_shrinks_builds_and_learns(name):
     assert loss.item() == pytest.approx(guess, abs=2.5 if tied else 1.25)
 
 
-@pytest.mark.parametrize("factor", [4, 16])
+@parametrize("factor", [4, 16], quick=[16])
 def test_shrinking_keeps_what_the_blocks_do_to_a_state(factor):
     """The gain of every matrix, and so the size of the state, is that of the model at its own width."""
 
@@ -89,7 +90,7 @@ def test_shrinking_keeps_what_the_blocks_do_to_a_state(factor):
     assert "initializer_range" not in " ".join(resolve(config, shrink=1, **TINY).notes)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@parametrize("name", CONFIGS, quick=["GPT2", "T5", "ViT"])
 def test_every_depth_can_be_had(name):
     target = resolve(config_of(name), shrink=8, **TINY)
     for depth in (6, 12, 24, 48):
@@ -151,7 +152,7 @@ def test_a_seed_means_the_same_model_and_the_same_batches():
 # -- batches -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["GPT2", "Bert", "T5", "Llama", "Olmo2"])
+@parametrize("name", ["GPT2", "Bert", "T5", "Llama", "Olmo2"], quick=["GPT2", "Bert", "T5"])
 def test_special_tokens_never_occur_in_the_data(name):
     target = resolve(config_of(name), shrink=8, length=48, batch_size=8)
     special = config_sizes.special_tokens(target._config)

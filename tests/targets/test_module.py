@@ -262,7 +262,7 @@ def test_a_factory_may_bring_batch_and_loss():
 MODULE = """
 import torch
 from torch import nn
-from tests.stability.test_targets_module import Reader
+from tests.targets.test_module import Reader
 
 class Holder:
     build = staticmethod(lambda depth, width: Reader(depth, width))

@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import pickle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from normlab import DecoderConfig, NormLabError, TrainConfig
+from normlab import DecoderConfig, EncoderConfig, NormLabError, TrainConfig, VisionConfig
+from normlab.train import ImageTrainConfig, LanguageTrainConfig, MaskedTrainConfig
 
 
 def text_of(tokens: int) -> SimpleNamespace:
@@ -116,3 +118,77 @@ def test_stored_runs_keep_their_heads():
     assert TrainConfig.from_dict({"model": stored}).model.tied_head
     assert not TrainConfig.from_dict({"model": stored | {"scheme": "ngpt"}}).model.tied_head
     assert not TrainConfig().model.tied_head
+
+
+# One run of each task with fields of that task set, and the names that commit bb4c94d gave them.
+PINNED: list[tuple[str, dict[str, Any]]] = [
+    (
+        "peri-step-0.1-lr0.001-seed3-52fdae02",
+        {
+            "task": "language", "data": ["a.txt", "b"], "val_fraction": 0.05, "tokenizer": "bpe:300",
+            "boundaries": "respected", "tokens": 12345, "length": 32, "eval_tokens": 777, "clip": None, "seed": 3,
+            "continued": [9], "model": {"scheme": "peri(step=0.1)", "depth": 2, "dim": 64, "heads": 2},
+        },
+    ),
+    (
+        "post-lr0.0003-seed0-832504a4",
+        {
+            "task": "masked", "tokenizer": "bpe:300", "boundaries": "respected", "tokens": 54321, "length": 48,
+            "mask": 0.3, "lr": 3e-4, "stop_hopeless": True, "model": {"scheme": "post", "depth": 3},
+        },
+    ),
+    (
+        "geonorm-lr0.001-seed0-e058066a",
+        {
+            "task": "images", "data": ["photographs"], "images": 4096, "shift": 2, "flip": True, "batch": 64,
+            "trouble": "none", "model": {"scheme": "geonorm", "image_size": 16, "patch": 4, "channels": 3},
+        },
+    ),
+    ("pre-lr0.001-seed0-0cc70f12", {"task": "language"}),
+    ("pre-lr0.001-seed0-239c72d9", {"task": "masked"}),
+    ("pre-lr0.001-seed0-f9f1e349", {"task": "images"}),
+]  # fmt: skip
+
+SHARED = {
+    "task", "model", "data", "val_data", "val_fraction", "batch", "accumulate", "optimiser", "lr", "weight_decay",
+    "betas", "eps", "clip", "z_loss", "schedule", "warmup", "final", "decay", "base_dim", "seed", "device", "precision",
+    "compile", "evals", "saves", "keep", "trouble", "spike", "stop_hopeless", "sinks",
+}  # fmt: skip
+OF_TEXT = {"tokenizer", "boundaries", "tokens", "length", "eval_tokens"}
+OF_TASK = {"language": OF_TEXT, "masked": OF_TEXT | {"mask"}, "images": {"images", "shift", "flip"}}
+
+
+@pytest.mark.parametrize(("name", "fields"), PINNED, ids=[name for name, _ in PINNED])
+def test_names_and_stored_layout_of_every_task_are_pinned(name, fields):
+    config = TrainConfig.from_dict(fields)
+    assert config.name == name
+    written = config.to_dict()
+    assert written.keys() == SHARED | OF_TASK[fields["task"]] | ({"continued"} & fields.keys())
+    assert {key: written[key] for key in fields if key != "model"} == {k: fields[k] for k in fields if k != "model"}
+    assert TrainConfig.from_dict(json.loads(json.dumps(written, allow_nan=False))) == config
+
+
+def test_in_python_the_names_are_the_same():
+    models = {"language": DecoderConfig, "masked": EncoderConfig, "images": VisionConfig}
+    for name, fields in PINNED:
+        given = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+        given["model"] = models[fields["task"]](**fields.get("model", {}))
+        given["clip"] = math.inf if "clip" in fields else 1.0
+        assert TrainConfig(**given).name == name
+
+
+def test_a_configuration_is_of_the_class_of_its_task():
+    assert [type(TrainConfig.from_dict({"task": task})) for task in OF_TASK] == [
+        LanguageTrainConfig, MaskedTrainConfig, ImageTrainConfig,
+    ]  # fmt: skip
+    assert TrainConfig(task="images", shift=1) == ImageTrainConfig(shift=1)
+    assert TrainConfig() == LanguageTrainConfig()
+    assert MaskedTrainConfig.preset("125m") == TrainConfig.preset("125m", task="masked")
+    images = ImageTrainConfig(flip=True)
+    assert pickle.loads(pickle.dumps(images)) == dataclasses.replace(images) == images
+    with pytest.raises(NormLabError, match="ImageTrainConfig has the task 'images', got 'masked'"):
+        ImageTrainConfig(task="masked")
+    with pytest.raises(NormLabError, match="task images has no tokens; leave it out, or try task language or masked"):
+        dataclasses.replace(images, tokens=5)
+    with pytest.raises(TypeError, match="learning_rate"):
+        TrainConfig(learning_rate=1.0)

@@ -14,8 +14,9 @@ from safetensors.torch import load_file, save_file
 
 import normlab
 from normlab.errors import NormLabError
+from normlab.probes.sharded import reshard, whole
 from normlab.train import distributed
-from normlab.train.distributed import ALONE, Group, clip_grad_norm, initialise, reshard, shard, start, stop, whole
+from normlab.train.distributed import ALONE, Group, clip_grad_norm, initialise, shard, start, stop
 from tests.ranks import free_port
 
 SIZE = {"depth": 2, "dim": 32, "heads": 4, "kv_heads": 2, "vocab_size": 61, "hidden": 48}

@@ -14,11 +14,12 @@ from normlab.data import evaluation_batches, prepare
 from normlab.models.moe import MoE
 from normlab.train.storage.folder import RunFolder
 from normlab.train.trainer import Trainer, train
+from tests.matrix import parametrize
 from tests.train.runs import after_building, config_of, events, losses
 
 MARGIN = 0.25
 """Nats below the unigram entropy that count as having learned; the text allows for about 2.7."""
-QUICK = ("pre", "post", "peri", "geonorm")
+FAST = ("pre", "post", "peri", "geonorm")
 # No guard against spikes: the rate is high for some, and they recover.
 LEARNING = {"batch": 8, "length": 64, "lr": 6e-3, "evals": 1, "saves": 0, "eval_tokens": 2000, "spike": 1e3}
 
@@ -45,13 +46,9 @@ def test_the_unigram_entropy(unigram):
     assert unigram == pytest.approx(0.8 * math.log(24 / 0.8) + 0.2 * math.log(5), abs=0.01)
 
 
-def marked(scheme: str):
-    return scheme if scheme in QUICK else pytest.param(scheme, marks=pytest.mark.full)
-
-
-@pytest.mark.parametrize("scheme", [marked(name) for name in normlab.list_schemes() if name != "none"])
+@parametrize("scheme", [name for name in normlab.list_schemes() if name != "none"], quick=("geonorm",))
 def test_learns(scheme, phrases, unigram, tmp_path):
-    steps = 80 if scheme in QUICK else 150
+    steps = 80 if scheme in FAST else 150
     config = config_of(
         phrases, steps=steps, model={"scheme": scheme, "depth": 4, "dim": 64, "hidden": None}, **LEARNING
     )
@@ -67,6 +64,7 @@ def deep(phrases: Path, scheme: str, **changes):
     return config_of(phrases, model=model, **LEARNING | {"spike": 10.0} | changes)
 
 
+@pytest.mark.full
 def test_without_a_scheme_depth_is_fatal(phrases, tmp_path):
     result = train(deep(phrases, "none", steps=40), tmp_path, progress=False)
     assert (result.state, result.loss) == ("failed", None)
@@ -108,6 +106,7 @@ def loads_after(config, folder: Path) -> list[torch.Tensor]:
     return found
 
 
+@pytest.mark.full
 def test_experts_stay_balanced(phrases, tmp_path):
     def shares(weight: float) -> list[torch.Tensor]:
         model = {"experts": 8, "top_k": 2, "hidden": 32, "balance_weight": weight}

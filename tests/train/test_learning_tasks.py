@@ -21,11 +21,6 @@ RATES = {"spannorm": 1e-2, "keel": 1e-2}
 NOT_MASKED = ("none", "output")
 
 
-def every(quick: str, *, but: tuple[str, ...] = ()) -> list:
-    names = [name for name in normlab.list_schemes() if name not in but]
-    return [name if name == quick else pytest.param(name, marks=pytest.mark.full) for name in names]
-
-
 def digits(scheme: str, **changes) -> TrainConfig:
     model = VisionConfig(
         **{"scheme": scheme, "depth": 4, "dim": 32, "heads": 2, "hidden": 96} | changes.pop("model", {})
@@ -34,7 +29,8 @@ def digits(scheme: str, **changes) -> TrainConfig:
     return TrainConfig(task="images", model=model, **known | changes)
 
 
-@pytest.mark.parametrize("scheme", every("peri"))
+@pytest.mark.full
+@pytest.mark.parametrize("scheme", normlab.list_schemes())
 def test_digits_are_told_apart(scheme, tmp_path):
     result = train(digits(scheme), tmp_path, progress=False)
     assert result.state == "done"
@@ -60,7 +56,8 @@ def best_guess(config: TrainConfig) -> tuple[float, float]:
     return torch.special.entr(shares).sum().item(), shares.max().item()
 
 
-@pytest.mark.parametrize("scheme", every("geonorm", but=NOT_MASKED))
+@pytest.mark.full
+@pytest.mark.parametrize("scheme", [name for name in normlab.list_schemes() if name not in NOT_MASKED])
 def test_masked_letters_are_found(scheme, text: Path, tmp_path):
     model = EncoderConfig(scheme=scheme, depth=2, dim=32, heads=4, hidden=64)
     config = TrainConfig(

@@ -14,11 +14,12 @@ from torch.distributed.fsdp import fully_shard
 
 import normlab
 from normlab import Decoder, DecoderConfig, NormLabError
-from normlab.train.distributed import whole
-from normlab.train.monitor.guard import first_nonfinite
+from normlab.probes.first_nonfinite import first_nonfinite
+from normlab.probes.sharded import whole
 from normlab.train.monitor.profile import profile
 from normlab.train.optimiser import _QUINTIC, _ROUNDS, MOMENTUM, Muon, build, orthogonalise, set_lr
 from normlab.train.transfer import HIDDEN, Transfer
+from tests.matrix import parametrize
 from tests.ranks import free_port, join, leave
 
 SIZE = {"depth": 2, "dim": 32, "heads": 4, "vocab_size": 61, "max_length": 64}
@@ -41,7 +42,7 @@ def fill_gradients(model, seed=0):
 
 @pytest.mark.parametrize("name", normlab.list_schemes())
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
-@pytest.mark.parametrize("base", [None, 8])
+@parametrize("base", [None, 8], quick=[8])
 def test_every_parameter_stands_in_one_group_with_the_schemes_rules(name, kind, base):
     model = made(name, **EXPERTS)
     transfer = Transfer(base, 32) if base else None
@@ -255,6 +256,7 @@ def sharded(rank, port, results):
     leave(rank, store)
 
 
+@pytest.mark.full
 def test_two_processes_step_as_one(tmp_path):
     mp.spawn(sharded, args=(free_port(), str(tmp_path / "found.safetensors")), nprocs=2)
     found = load_file(tmp_path / "found.safetensors")

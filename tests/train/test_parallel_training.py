@@ -147,6 +147,7 @@ def close(found: Path, expected: Path, tolerance: float = ROUND_OFF) -> None:
     assert all(one["kind"] == other["kind"] and one["step"] == other["step"] for one, other in pairs)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", [name for name in TWO_RANKS if name != "bf16"])
 def test_two_processes_train_as_one(name, room, alone):
     assert len(losses(room / name)) == STEPS
@@ -157,6 +158,7 @@ def test_two_processes_train_as_one(name, room, alone):
     assert {key: tensor.shape for key, tensor in found.items()} == {key: t.shape for key, t in expected.items()}
 
 
+@pytest.mark.full
 def test_profiles_are_those_of_one_process(room, alone):
     for one, other in zip(numbers(room / "plain"), numbers(alone("plain")), strict=True):
         if one["kind"] == "profile":
@@ -164,11 +166,13 @@ def test_profiles_are_those_of_one_process(room, alone):
             assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=10 * ROUND_OFF)
 
 
+@pytest.mark.full
 def test_bf16_over_two_processes(room, alone):
     # FSDP casts weights and autocast products: both round to 8 bits, at other places.
     close(room / "bf16", alone("bf16"), tolerance=2.0**-7)
 
 
+@pytest.mark.full
 def test_two_ranks_stop_when_one_is_asked_to_and_one_goes_on(room, alone, text):
     for rank, reason in ((0, "another process was asked to stop"), (1, "asked by a test")):
         result = json.loads((room / f"two, then one.{rank}.json").read_text())
@@ -177,12 +181,14 @@ def test_two_ranks_stop_when_one_is_asked_to_and_one_goes_on(room, alone, text):
     close(room / "two, then one", alone("plain"))
 
 
+@pytest.mark.full
 def test_one_rank_stops_and_two_go_on(room, alone):
     assert json.loads((room / "one, then two.1.json").read_text())["state"] == "done"
     assert [event["step"] for event in events(room / "one, then two", "resume")] == [5]
     close(room / "one, then two", alone("plain"))
 
 
+@pytest.mark.full
 def test_trouble_on_another_rank_is_named(room):
     (event,) = events(room / "spoiled", "nonfinite")
     assert (event["step"], event["layer"]) == (3, "stack.layers.1")
@@ -191,6 +197,7 @@ def test_trouble_on_another_rank_is_named(room):
     assert [bool((batch["inputs"] == MARK).any()) for batch in kept] == [True, False]
 
 
+@pytest.mark.full
 def test_both_ranks_roll_back(room, alone):
     """To the weights of step 4, from where one process that saw the same trouble goes the same way."""
     assert [event["detail"] for event in events(room / "rolled back", "rollback")] == ["from step 7 to step 4"]
@@ -204,6 +211,7 @@ def test_both_ranks_roll_back(room, alone):
     assert json.loads((room / "rolled back.1.json").read_text())["state"] == "done"
 
 
+@pytest.mark.full
 def test_both_ranks_stop_what_is_hopeless(room):
     results = [json.loads((room / f"hopeless.{rank}.json").read_text()) for rank in (0, 1)]
     assert [(result["state"], result["steps"], result["stuck"]) for result in results] == [("stuck", 3, True)] * 2
@@ -212,6 +220,7 @@ def test_both_ranks_stop_what_is_hopeless(room):
     assert [event["step"] for event in events(room / "hopeless", "stuck")] == [3]
 
 
+@pytest.mark.full
 def test_the_first_loss_is_that_of_one_process(room, alone):
     for name in ("plain", "masked", "images", "ngpt"):
         found, expected = (
@@ -221,6 +230,7 @@ def test_the_first_loss_is_that_of_one_process(room, alone):
         assert (found["unigram_entropy"], found["stuck"]) == (expected["unigram_entropy"], expected["stuck"])
 
 
+@pytest.mark.full
 def test_a_folder_in_use_stops_both(room):
     said = [(room / f"locked.{rank}.txt").read_text() for rank in (0, 1)]
     assert said[0] == said[1]
@@ -228,6 +238,7 @@ def test_a_folder_in_use_stops_both(room):
     assert "\n" not in said[0]
 
 
+@pytest.mark.full
 def test_a_process_that_breaks_does_not_leave_the_other_waiting(room):
     assert (room / "broken.1.txt").read_text() == "something nobody foresaw"
     assert (room / "broken.0.txt").exists()

@@ -20,6 +20,7 @@ from normlab.train.storage.folder import RunFolder
 from normlab.train.storage.sinks import read_records
 from normlab.train.trainer import train
 from normlab.utils import files
+from tests.matrix import parametrize
 from tests.train import child as child_of
 from tests.train.runs import (
     STEPS,
@@ -83,6 +84,7 @@ def wait_until(done, process) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("child", ["killed"], indirect=True)
 def test_killed_in_the_middle(child, text, straight):
     process, path = child
@@ -155,7 +157,7 @@ def stopped_at(step: int, text: Path, path: Path, **changes) -> TrainResult:
     return result
 
 
-@pytest.mark.parametrize("step", [1, 5, 8, 19, STEPS])
+@parametrize("step", [1, 5, 8, 19, STEPS], quick=[1, 8, STEPS])
 def test_stopped_at_any_step(step, text, straight, tmp_path):
     """The first step, one with an evaluation, one with a checkpoint, the last but one, the last."""
     stopped_at(step, text, tmp_path / "run")
@@ -301,7 +303,7 @@ FULL = {
 }
 
 
-@pytest.mark.parametrize("where", FULL)
+@parametrize("where", FULL, quick=("tensors", "metrics", "weights"))
 def test_a_full_disk(where, text, straight, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         FULL[where](patch)
@@ -321,7 +323,7 @@ def test_a_full_disk(where, text, straight, tmp_path):
 # -- other runs ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "changes",
     [
         {"optimiser": "muon"},
@@ -332,6 +334,7 @@ def test_a_full_disk(where, text, straight, tmp_path):
         {"model": {"scheme": "ngpt"}},
         {"model": {"checkpointing": True, "stream": "bf16"}, "schedule": "wsd"},
     ],
+    quick=[{"optimiser": "muon"}, {"precision": "bf16"}, {"model": {"scheme": "ngpt"}}],
     ids=lambda changes: ", ".join(changes),
 )
 def test_every_kind_of_run_goes_on_bit_for_bit(changes, text, tmp_path):

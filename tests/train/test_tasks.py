@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import multiprocessing
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -21,6 +19,8 @@ from normlab.train.evaluate import evaluate
 from normlab.train.result import TrainResult
 from normlab.train.trainer import train
 from normlab.utils.files import write_json
+from tests.command import normlab as normlab_says
+from tests.matrix import parametrize
 from tests.train import child
 from tests.train.runs import (
     MODEL,
@@ -64,7 +64,7 @@ def straight(text, tmp_path_factory) -> dict[str, Path]:
 # -- stopped, killed, spoilt -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("task", TASKS)
+@parametrize("task", TASKS, quick=["masked"])
 def test_stopped_and_resumed_it_is_the_same_run(task, text, straight, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         after_building(patch, asks_to_stop(7))
@@ -74,6 +74,7 @@ def test_stopped_and_resumed_it_is_the_same_run(task, text, straight, tmp_path, 
     same_run(tmp_path / "run", straight[task])
 
 
+@pytest.mark.full
 def test_killed_and_resumed_it_is_the_same_run(text, straight, tmp_path):
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.train.child"])
@@ -95,7 +96,7 @@ def test_killed_and_resumed_it_is_the_same_run(text, straight, tmp_path):
         same_run(tmp_path / task, straight[task])
 
 
-@pytest.mark.parametrize("task", TASKS)
+@parametrize("task", TASKS, quick=["masked"])
 def test_a_value_that_is_not_finite_is_found_and_skipped(task, text, tmp_path, monkeypatch):
     after_building(monkeypatch, spoils({5}))
     assert train(config_of(task, text), tmp_path, progress=False).state == "done"
@@ -114,13 +115,13 @@ def test_accumulated_parts_are_one_batch(task, text, straight, tmp_path):
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("changes", [{"optimiser": "muon"}, {"base_dim": 16}], ids=str)
+@parametrize("changes", [{"optimiser": "muon"}, {"base_dim": 16}], quick=[{"optimiser": "muon"}], ids=str)
 def test_muon_and_transfer_train_them_too(task, changes, text, tmp_path):
     result = train(config_of(task, text, steps=3, evals=1, saves=0, **changes), tmp_path, progress=False)
     assert result.state == "done"
     run = normlab.load_run(tmp_path)
     data = run.config.task_object.open(run.config, progress=False)
-    assert evaluate(run.model.graded, data, run.config, ALONE) == result.scores
+    assert evaluate(run.model.loss_and_accuracy, data, run.config, ALONE) == result.scores
 
 
 def test_a_step_without_a_target_has_no_loss(text, tmp_path):
@@ -277,11 +278,6 @@ def test_a_model_of_another_task_gets_one_line():
 
 
 # -- the command line ------------------------------------------------------------------------------------------------
-
-
-def normlab_says(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-W", "error", "-m", "normlab", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def test_the_help_of_a_task_shows_what_it_has():

@@ -17,7 +17,7 @@ from normlab.errors import NormLabError
 from normlab.train import hardware
 from normlab.train.distributed import ALONE, Group
 from normlab.train.evaluate import evaluate
-from normlab.train.plan import Course, milestones
+from normlab.train.plan import Workload, milestones
 from normlab.train.progress import Meter, StepClock
 from normlab.train.storage.folder import RunFolder
 from normlab.train.storage.sinks import read_records
@@ -215,6 +215,7 @@ def test_milestones(count, steps, expected):
     assert milestones(count, steps) == expected
 
 
+@pytest.mark.full
 def test_checkpoints_change_nothing(text, straight, tmp_path):
     train(config_of(text, saves=0), tmp_path / "none", progress=False)
     train(config_of(text, saves=20, keep=1), tmp_path / "all", progress=False)
@@ -238,7 +239,7 @@ def test_bf16_is_near_fp32(text, straight, tmp_path):
 
 def test_in_a_thread(text, straight, tmp_path):
     """Signals are for the main thread; a run elsewhere does without."""
-    thread = threading.Thread(target=train, args=(config_of(text), tmp_path), kwargs={"shown": False})
+    thread = threading.Thread(target=train, args=(config_of(text), tmp_path), kwargs={"progress": False})
     thread.start()
     thread.join()
     same_run(tmp_path, straight)
@@ -274,19 +275,21 @@ def test_it_says_what_it_expects_and_how_it_goes(text, tmp_path, capfd):
     assert "3 steps of 4 × 32 tokens on CPU" in expected
     assert "TFLOP/s in products" in expected
     assert expected.endswith("MiB and 1 s, of which 1 s for 3 evaluations of 512 tokens")
-    assert any("step 3/3  loss" in line and "tok/s" in line and "% of peak" in line for line in said)
+    assert any("step 3/3  loss" in line and "tok/s" in line for line in said)
+    # Only a GPU has a peak to compare with.
+    assert not any("of peak" in line for line in said)
 
 
 def test_the_estimate_counts_evaluations_as_a_third_of_training(text):
     config = config_of(text, steps=10, evals=4, eval_tokens=200)
     data = prepare(config.data, val_fraction=config.val_fraction, progress=False)
-    course = Course.of(config, data)
+    work = Workload.of(config, data)
     # 200 tokens are 7 windows of 32, in batches of 4 windows: two batches, the last one padded.
-    assert (course.evals, course.tokens_an_eval) == ((2, 5, 7, 10), 256)
-    assert course.left(0) == pytest.approx(10 * 128 + 4 * 256 / 3)
-    assert course.left(5) == pytest.approx(5 * 128 + 2 * 256 / 3)
-    assert course.left(10) == 0.0
-    assert Course.of(dataclasses.replace(config, evals=0), data).evals == (10,)
+    assert (work.evals, work.tokens_an_eval) == ((2, 5, 7, 10), 256)
+    assert work.left(0) == pytest.approx(10 * 128 + 4 * 256 / 3)
+    assert work.left(5) == pytest.approx(5 * 128 + 2 * 256 / 3)
+    assert work.left(10) == 0.0
+    assert Workload.of(dataclasses.replace(config, evals=0), data).evals == (10,)
 
 
 def test_an_evaluation_says_how_far_it_is(text):
@@ -312,6 +315,26 @@ def test_the_time_left_includes_evaluations(capfd, monkeypatch):
     now[0] = 31.0
     meter.show(5, {"loss": 1.0, "tokens_per_s": 50.0, "mfu": 0.1})
     assert capfd.readouterr().err.endswith("2 min left\n")
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_only_a_gpu_has_a_peak_to_show(shown, capfd):
+    meter = Meter("run", steps=1, tokens_a_step=50, flops_a_token=7, peak=7000.0, progress=True, shows_peak=shown)
+    meter.show(1, {"loss": 1.0, "tokens_per_s": 50.0, "mfu": 0.1})
+    assert ("10 % of peak" in capfd.readouterr().err) == shown
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_run_that_is_refused_for_memory_leaves_nothing(begun, text, tmp_path, monkeypatch):
+    folder, config = tmp_path / "runs" / "new", config_of(text, steps=1)
+    if begun:
+        train(config, folder, progress=False)
+        (folder / "status.json").write_text('{"state": "stopped"}')
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.setattr("normlab.utils.machine.free_memory", lambda device: 1000)
+    with pytest.raises(NormLabError, match="memory"):
+        train(config, folder, progress=False)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_it_says_nothing_when_told_so(text, tmp_path, capfd):

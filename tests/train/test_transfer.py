@@ -11,6 +11,7 @@ from normlab import Decoder, DecoderConfig, NormLabError
 from normlab.models.sublayer import through
 from normlab.train.optimiser import build
 from normlab.train.transfer import HIDDEN, Transfer
+from tests.matrix import parametrize
 
 BASE, VOCABULARY = 64, 64
 
@@ -181,11 +182,12 @@ def slopes(scheme, widths, kind="adamw", base=BASE, steps=4):
     return np.polyfit(np.log(widths), logs, 1)[0].reshape(moves.shape[1:])
 
 
-@pytest.mark.parametrize("scheme", ["pre", "ngpt"])
+@parametrize("scheme", ["pre", "ngpt"], quick=["ngpt"])
 def test_updates_do_not_depend_on_the_width(scheme):
     assert np.abs(slopes(scheme, (64, 256, 512))).max() < FLAT
 
 
+@pytest.mark.full
 def test_without_the_rules_updates_grow():
     found = slopes("pre", (64, 256, 512), base=None)
     # The negative control: blocks and head by twice what counts as flat, at least.

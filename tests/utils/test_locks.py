@@ -16,7 +16,7 @@ from normlab.utils.locks import hold
 HOLD = """
 import pathlib, sys, time
 from normlab.errors import NormLabError
-from normlab.locks import hold
+from normlab.utils.locks import hold
 try:
     with hold(pathlib.Path(sys.argv[1])):
         {inside}

@@ -236,6 +236,7 @@ def sharded(rank: int, port: int, results: str) -> None:
     leave(rank, store)
 
 
+@pytest.mark.full
 def test_every_rank_refuses_what_lies_on_one(tmp_path):
     # A gate of one element lies on the first rank alone.
     mp.spawn(sharded, args=(free_port(), str(tmp_path / "rank")), nprocs=2)

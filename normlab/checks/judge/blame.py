@@ -1,4 +1,4 @@
-"""Which blocks are to blame, and how to say so."""
+"""Find the blocks that cause a finding (robust outliers), and name them in words."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ def upwards(marks: Sequence[bool]) -> tuple[int, ...]:
 
 
 def beside(series: Series) -> Series:
-    """How many times each value is larger than all its neighbours, or smaller: a steady law has no such values inside.
+    """By which factor each value is larger, or smaller, than all its neighbours: near 1 for a smooth law.
 
-    None with fewer than two neighbours, and where nothing can be divided.
+    None with fewer than two neighbours, and where a value is zero.
     """
     return [_factor(value, _neighbours(series, place)) for place, value in enumerate(series)]
 

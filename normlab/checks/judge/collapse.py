@@ -1,4 +1,4 @@
-"""Whether the tokens of a sequence have become one.
+"""Verdict on representation collapse: whether the tokens of a sequence have become alike.
 
 A stack that mixes too much leaves nothing that tells the tokens of a sequence apart, and cannot get it back. Training
 makes tokens alike as well, for a while and for another reason: how often each token occurs is learnt first, it is the
@@ -29,7 +29,7 @@ _NEARER = 0.5
 
 @dataclass(frozen=True)
 class TokenSpread:
-    """How alike the tokens of a sequence are at one boundary, and what is left of them without the mean of all."""
+    """How alike the tokens of a sequence are at one boundary, with and without the mean of all tokens."""
 
     cosine: Number
     rank: Number
@@ -78,7 +78,7 @@ class TokenSpread:
 
 
 def collapse(views: Sequence[Snapshot], limits: Thresholds, unigram: float | None = None) -> Verdict:
-    """Whether the tokens of a sequence have become one: a failure after the burst, unless the model learns regardless.
+    """Whether the tokens of a sequence have become alike: a failure after the burst, unless the model learns.
 
     At step 0, and where the loss shows that the model tells tokens apart, it is a warning.
     """
@@ -119,7 +119,7 @@ def _boundaries(view: Snapshot) -> list[TokenSpread]:
 
 
 def _learns(views: Sequence[Snapshot], unigram: float | None) -> bool:
-    """Whether the loss at the last look takes more than to know how often each token occurs."""
+    """Whether the last loss is below the entropy of single tokens: the model uses the context."""
     first, last = (view.number(lambda profile: profile.loss) for view in (views[0], views[-1]))
     if first is None or last is None:
         return False
@@ -151,7 +151,7 @@ def _cosine(view: Snapshot) -> Number:
 
 
 def near_one(cosine: float) -> str:
-    """Three decimals, or as many as it takes to tell it from one."""
+    """Three decimals, or as many as show the difference from one."""
     return f"{cosine:.{3 if cosine < 0.9995 else 6}f}"
 
 

@@ -1,4 +1,4 @@
-"""Which findings end a check with exit code 1: what `--fail-on` means.
+"""`--fail-on`: which findings end a check with exit code 1.
 
 An entry names a finding ("exploding") or a verdict ("attention logits"). It fires where that verdict fails;
 "dead depth:warn" fires at a warning already, and "any" or "any:warn" stand for all verdicts.

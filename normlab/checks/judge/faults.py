@@ -1,4 +1,4 @@
-"""Verdicts on single blocks and heads that differ from all others: a fault rather than a law."""
+"""Verdicts on single faults: blocks, attention heads and activations that differ from all others."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def low_entropy(view: Snapshot, limits: Thresholds) -> Verdict:
 
 
 def uneven(view: Snapshot, limits: Thresholds) -> Verdict:
-    """Whether one block adds, turns, passes back or weighs far more, or less, than those around it.
+    """Whether one block differs from its neighbours in its update, angle, gradient gain or weights.
 
     What the first block does counts by its weights alone: the rest depends on the size of the embeddings.
     """

@@ -1,4 +1,4 @@
-"""Verdicts on growth over depth: the state on its way up, the gradient on its way down."""
+"""Verdicts on growth over depth: exploding or vanishing hidden states (forward) and gradients (backward)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def growth_level(name: growth_laws.Forward) -> Level:
 
 
 def backward(ladder: Ladder, limits: Thresholds, target: int | None = None) -> Verdict:
-    """What is left of the gradient at the first block of a stack as deep as the target."""
+    """How much the gradient grows or shrinks on its way to the first block, at the target depth."""
     law = growth_laws.classify_backward(ladder, target, limits)
     if law.value is None:
         words = "gradient not judged: none was measured, or one depth alone and not the target"
@@ -109,7 +109,7 @@ def _exponent(law: growth_laws.ForwardLaw, limits: Thresholds) -> str:
 
 
 def _sure(fit: growth_laws.Fit, limits: Thresholds) -> float:
-    """What of an exponent beyond a limit is sure: the milder end of its interval."""
+    """The milder end of an exponent's interval: what is certain of an exponent beyond a limit."""
     if fit.exponent > 0.0:
         return fit.exponent - limits.p_one_seed if fit.low is None else fit.low
     return fit.exponent + limits.p_one_seed if fit.high is None else fit.high
@@ -120,7 +120,7 @@ _HARDLY = 0.05
 
 
 def _slope(law: growth_laws.ForwardLaw, limits: Thresholds) -> str:
-    """The other witnesses of an explosion, which takes them all: alone none of them has a limit to be past."""
+    """The other conditions of an explosion: all must hold, and none has a limit of its own."""
     if law.kappa_ratio is None or law.kappa_depth is None:
         return ""
     small, large = law.depths

@@ -1,4 +1,4 @@
-"""What law a ladder follows: exponents with their intervals, the class of the forward pass, the gradient at a depth.
+"""Fit growth laws over depth: exponents with confidence intervals, forward growth class, gradient ratio at a depth.
 
 Growth is that of the RMS. One depth cannot tell a power law from an exponential, so the forward class needs two: a
 power law l^p has κ ∝ 1/L and a constant p, an exponential e^{κl} has a constant κ and a p that doubles with the depth.
@@ -35,15 +35,15 @@ FORWARD_ORDER: tuple[Forward, ...] = get_args(Forward)
 
 _FAST: tuple[Forward, ...] = ("super-linear", "exploding")
 _MILDER: dict[Forward, Forward] = {"super-linear": "linear", "shrinking": "bounded"}
-"""What is said where the interval of p does not exclude it. An explosion has three more witnesses than p."""
+"""The milder class, reported where the interval of p includes it. An explosion has three more conditions than p."""
 
 LEAST_STEP = 1.5
-"""Two depths that are nearer to each other than this factor say nothing about an exponent."""
+"""Least ratio of two depths that an exponent is fitted to."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ForwardLaw:
-    """The class of the forward pass at one snapshot, with all that it rests on."""
+    """The class of forward growth at one snapshot, with the numbers it follows from."""
 
     name: Forward
     when: When
@@ -63,7 +63,7 @@ class ForwardLaw:
     bend: float | None = None
     """κ of the upper half of the larger stack over that of its lower half."""
     p_rest: float | None = None
-    """The exponent of what is left of the state without the mean of all tokens."""
+    """The exponent of the state less the mean of all tokens."""
     doubtful: bool = False
     """Whether p speaks for a worse class, and its interval does not exclude the milder one, which is then the name."""
     broken: Profile | None = None
@@ -95,7 +95,7 @@ def kappa(profile: Profile) -> float | None:
 def bend(profile: Profile) -> float | None:
     """κ of the upper half over that of the lower: 1 for an exponential, whose log is straight, 0.39 for a power law.
 
-    A random walk whose increments line up further and further on the way turns into a line: 0.55 to 0.6.
+    0.55 to 0.6 for a random walk whose increments become more and more aligned with depth.
     """
     lower, upper = _slope_between(profile, 0.1, 0.5), _slope_between(profile, 0.5, 0.9)
     return _kappa_ratio(lower, upper)
@@ -196,7 +196,7 @@ def backward_law(
 
 
 def gradient_gain(profiles: Sequence[Profile]) -> float | None:
-    """G, geometric mean over seeds; infinite where a gradient was not finite, 0 where one was lost."""
+    """G, geometric mean over seeds; infinite where a gradient was not finite, 0 where one vanished."""
     if any(profile.gradient_broken for profile in profiles):
         return math.inf
     gains = [gain for profile in profiles if (gain := profile.G) is not None]
@@ -208,7 +208,7 @@ def gradient_gain(profiles: Sequence[Profile]) -> float | None:
 def moved(ladder: Ladder) -> float | None:
     """The factor, at least 1, by which G of the deepest stack changed during the burst.
 
-    None without both looks, or where G was lost or infinite from the start.
+    None without both snapshots, or where G was zero or infinite from the start.
     """
     both = [depth for depth in ladder.depths if ladder.at(depth, "before") and ladder.at(depth, "after")]
     if not both:
@@ -235,7 +235,7 @@ def _last_rms(profile: Profile) -> Number:
 
 
 def _last_spread(profile: Profile) -> Number:
-    """RMS of what is left of the last state without the mean of all tokens."""
+    """RMS of the last state less the mean of all tokens."""
     variance = profile.var_data[-1]
     return None if variance is None else math.sqrt(variance)
 
@@ -295,7 +295,7 @@ def _by_exponent(p: float, limits: Thresholds) -> Forward:
 
 
 def _is_sure(p: Fit, limits: Thresholds) -> bool:
-    """Whether the interval of an exponent that speaks for a worse class excludes the milder one."""
+    """Whether the interval of an exponent in a worse class excludes the milder one."""
     low = p.exponent - limits.p_one_seed if p.low is None else p.low
     high = p.exponent + limits.p_one_seed if p.high is None else p.high
     return low > limits.p_linear or high <= -limits.p_bounded

@@ -1,7 +1,7 @@
-"""What a ladder means: one verdict for each way in which a stack can fail, with its number, threshold and blocks.
+"""All verdicts on a depth ladder: one for each way in which a stack can fail, with its number, threshold and blocks.
 
-Growth over depth is judged on the whole ladder, everything else on its deepest stack. Of the looks before and after the
-burst the worse one counts. Each number is the mean over seeds.
+Growth over depth is judged on the whole ladder, everything else on its deepest stack. Of the profiles before and after
+the burst the worse one counts. Each number is the mean over seeds.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def updates(view: Snapshot, limits: Thresholds) -> Verdict:
 
 
 def absorption(view: Snapshot, limits: Thresholds) -> Verdict:
-    """Whether a bf16 state swallows what the blocks add."""
+    """Whether a bf16 state would round away what the blocks add."""
     shares, warn, fail = view.mean(lambda profile: profile.absorb_bf16), limits.absorb_warn, limits.absorb_fail
     return upper("bf16 absorption", "absorbed", "share of increments lost in bf16", shares, view, warn, fail)
 
@@ -119,6 +119,6 @@ def headroom(view: Snapshot, limits: Thresholds) -> Verdict:
 
 
 def outliers(view: Snapshot, limits: Thresholds) -> Verdict:
-    """Whether single entries dwarf the rest."""
+    """Whether single entries are far larger than the rest (outliers)."""
     ratios = view.mean(lambda profile: profile.outlier_ratio)
     return upper("outliers", "outliers", "largest entry over RMS", ratios, view, limits.outlier_ratio, first=-1)

@@ -1,4 +1,4 @@
-"""What to ask of a new architecture before it is trained: the sanity check that arXiv 2510.09904 proposes, as steps.
+"""The sanity check for a new architecture of arXiv 2510.09904, step by step, answered from the results of a check.
 
 Every step is a question, what was done about it, one number and an answer. All of them are answered by a check that has
 been run; a step that needs a part which was not run says how to run it.
@@ -186,7 +186,7 @@ def _predicted(words: str | None) -> str:
 
 
 def _worst_case(theory: Theory | None) -> str:
-    """How far the gradient stays from the most that the branches could make of it."""
+    """How far the gradient stays below the upper bound from the branches' Jacobians."""
     return f"; {theory.jacobians}" if theory and theory.jacobians else ""
 
 

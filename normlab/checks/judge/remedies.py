@@ -1,4 +1,4 @@
-"""What to change: remedies by what they cure, the cheapest first."""
+"""Remedies: what to change for each finding, the cheapest first."""
 
 from __future__ import annotations
 
@@ -113,5 +113,5 @@ def _opposite(turns: str) -> str | None:
 
 
 def _ailment(verdict: Verdict) -> str:
-    """The finding, with the two explosions told apart: clipping helps against one of them alone."""
+    """The finding, with forward and backward explosions kept apart: clipping helps against one of them alone."""
     return "exploding gradient" if (verdict.name, verdict.finding) == ("backward", "exploding") else verdict.finding

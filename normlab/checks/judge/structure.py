@@ -1,4 +1,4 @@
-"""What the structural tests mean: verdicts on gradients, leaks, norms and the start, each with its module."""
+"""Verdicts on the structural tests: untrained parameters, leaks, missing norms, skip gains and the first loss."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHOWN = 3
 def structural(
     found: Sequence[Structure], trace: GradientTrace, limits: Thresholds, *, has_head: bool
 ) -> list[Verdict]:
-    """The verdicts on one live model, stack by stack, and on its burst. None where the model was not looked at."""
+    """The verdicts on one live model, stack by stack, and on its burst; empty if the model was not inspected."""
     if not found:
         return []
     # Of equals the latest counts: the stack with most blocks comes first.
@@ -55,18 +55,10 @@ def untrained(found: Structure, trace: GradientTrace, *, has_head: bool) -> Verd
 
 def _untrained(names: Sequence[str], total: int, stack: BlockStack, level: Level, words: str) -> Verdict:
     layers = tuple(sorted({place for name in names if (place := _block(name, stack)) is not None}))
-    module = _module(names, stack)
     shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
-    return Verdict(
-        name="untrained",
-        finding="untrained",
-        level=level,
-        value=float(len(names)),
-        threshold=0.0,
-        layers=layers,
-        module=module,
-        words=f"{len(names)} of {total} parameters {words} (0 is the limit): {shown}{blame(layers, len(stack.blocks))}",
-    )
+    words = f"{len(names)} of {total} parameters {words} (0 is the limit): {shown}"
+    count, module = float(len(names)), _module(names, stack)
+    return _bad_verdict("untrained", "untrained", level, (count, 0.0), words, stack, layers=layers, module=module)
 
 
 def _detached(found: Structure) -> Verdict:
@@ -74,15 +66,9 @@ def _detached(found: Structure) -> Verdict:
     count = sum(map(len, found.cuts.values()))
     branch = found.cuts[layers[0]][0]
     words = f"no gradient passes {count} branches (0 is the limit), which read a detached state: {branch}"
-    return Verdict(
-        name="untrained",
-        finding="detached",
-        level="fail",
-        value=float(count),
-        threshold=0.0,
-        layers=layers,
-        module=f"{found.stack.names[layers[0]]}.{branch}",
-        words=words + blame(layers, len(found.stack.blocks)),
+    module = f"{found.stack.names[layers[0]]}.{branch}"
+    return _bad_verdict(
+        "untrained", "detached", "fail", (float(count), 0.0), words, found.stack, layers=layers, module=module
     )
 
 
@@ -109,20 +95,13 @@ def _leaking(leak: Leak, found: Structure, limits: Thresholds) -> Verdict:
     what = "a later token" if future else "another sample of the batch"
     words = f"outputs move by {leak.share:.2g} of a change in {what} ({limits.leak:g} is the limit), from {leak.module}"
     words += " on: right for an encoder, wrong for a model that predicts the next token" if unsure else " on"
-    return Verdict(
-        name="leaks",
-        finding="sees the future" if future else "mixes samples",
-        level="warn" if meant or unsure else "fail",
-        value=leak.share,
-        threshold=limits.leak,
-        layers=layers,
-        module=leak.module,
-        words=words + blame(layers, len(found.stack.blocks)),
-    )
+    finding, level = "sees the future" if future else "mixes samples", "warn" if meant or unsure else "fail"
+    measured = leak.share, limits.leak
+    return _bad_verdict("leaks", finding, level, measured, words, found.stack, layers=layers, module=leak.module)
 
 
 def structure(found: Structure, limits: Thresholds) -> Verdict:
-    """Whether branches read and the head reads through a norm, and whether skips leave the state as it is."""
+    """Whether branches and head read through a norm, and whether skips have gain one."""
     if not any(found.scalings):
         return unmeasured("structure", found.missing.get("structure", "no block could be run by itself"))
     for rule in (_no_norm, _skip_gain, _no_final_norm):
@@ -152,16 +131,8 @@ def _no_norm(found: Structure, limits: Thresholds) -> Verdict | None:
     named = f" ({', '.join(branches)})" if branches else ""
     words = f"no norm between the state and a branch{named}: what it adds grows like the state to the power "
     words += f"{largest:.2f} ({limits.norm_exponent:g} is the limit, 0 with a norm)"
-    return Verdict(
-        name="structure",
-        finding="no norm",
-        level="fail",
-        value=largest,
-        threshold=limits.norm_exponent,
-        layers=layers,
-        module=".".join([found.stack.names[layers[0]], *branches[:1]]),
-        words=words + blame(layers, len(found.stack.blocks)),
-    )
+    module, measured = ".".join([found.stack.names[layers[0]], *branches[:1]]), (largest, limits.norm_exponent)
+    return _bad_verdict("structure", "no norm", "fail", measured, words, found.stack, layers=layers, module=module)
 
 
 def _skip_gain(found: Structure, limits: Thresholds) -> Verdict | None:
@@ -173,15 +144,10 @@ def _skip_gain(found: Structure, limits: Thresholds) -> Verdict | None:
     furthest = max(off.values(), key=lambda gain: abs(math.log(abs(gain))))
     words = f"the skip multiplies the state by {furthest:.3g} in a block (1 is right) and by {total:.3g} in all "
     words += f"({limits.skip_low:g} to {limits.skip_high:g} is borne)"
-    return Verdict(
-        name="structure",
-        finding="skip gain",
-        level="warn" if limits.skip_low <= abs(total) <= limits.skip_high else "fail",
-        value=furthest,
-        threshold=1.0,
-        layers=tuple(off),
-        module=found.stack.names[next(iter(off))],
-        words=words + blame(tuple(off), len(found.stack.blocks)),
+    layers, level = tuple(off), "warn" if limits.skip_low <= abs(total) <= limits.skip_high else "fail"
+    module = found.stack.names[layers[0]]
+    return _bad_verdict(
+        "structure", "skip gain", level, (furthest, 1.0), words, found.stack, layers=layers, module=module
     )
 
 
@@ -193,26 +159,19 @@ def _no_final_norm(found: Structure, limits: Thresholds) -> Verdict | None:
         return None
     words = f"no norm between the last block and the head: logits grow like the state to the power {exponent:.2f} "
     words += f"({limits.norm_exponent:g} is the limit, 0 with a norm)"
-    return Verdict(
-        name="structure",
-        finding="no final norm",
-        level="fail",
-        value=exponent,
-        threshold=limits.norm_exponent,
-        module=found.stack.names[-1],
-        words=words,
-    )
+    measured, module = (exponent, limits.norm_exponent), found.stack.names[-1]
+    return _bad_verdict("structure", "no final norm", "fail", measured, words, found.stack, layers=(), module=module)
 
 
 def start_verdict(starts: Sequence[Start], missing: str, limits: Thresholds, *, fresh: bool) -> Verdict | None:
-    """Whether a fresh model guesses; None where it has no token inputs or no vocabulary to guess from."""
+    """Whether an untrained model starts near the loss of a guess; None without token inputs or a vocabulary."""
     judged = [start for start in starts if start.judged]
     if not judged:
         return unmeasured("start", missing) if missing else None
     start = worst_start(judged, limits.start_margin)
-    echo, high = echoes(start, limits.start_read), start.loss > start.limit(limits.start_margin)
+    echo, high = echoes(start, limits.start_read), start.is_far_above(limits.start_margin)
     tied = next((one for one in starts if not one.judged), None)
-    would = tied is not None and (echoes(tied, limits.start_read) or tied.loss > tied.limit(limits.start_margin))
+    would = tied is not None and (echoes(tied, limits.start_read) or tied.is_far_above(limits.start_margin))
     finding = "echo" if echo else "high first loss" if high else "needs its own head" if would else "fine"
     more = f"; a tied head would start at {tied.loss:.2f}, {tied.read:.2g} on the token read" if tied and would else ""
     more += f"; {missing}" if missing else ""
@@ -233,6 +192,32 @@ def _start_words(start: Start, limits: Thresholds) -> str:
         f"first loss {start.loss:.2f} ({start.limit(limits.start_margin):.2f} is the limit, ln {start.vocabulary} = "
         f"{start.guess:.2f}), {start.read:.2g} on the token read ({limits.start_read:g} is the limit) with {head}, "
         f"{start.name}"
+    )
+
+
+def _bad_verdict(
+    name: str,
+    finding: str,
+    level: Level,
+    measured: tuple[float, float],
+    words: str,
+    stack: BlockStack,
+    *,
+    layers: tuple[int, ...],
+    module: str,
+) -> Verdict:
+    """A verdict that is not ok: `measured` is the value and its threshold, `layers` and `module` are to blame."""
+    value, threshold = measured
+    words += blame(layers, len(stack.blocks))
+    return Verdict(
+        name=name,
+        finding=finding,
+        level=level,
+        value=value,
+        threshold=threshold,
+        layers=layers,
+        module=module,
+        words=words,
     )
 
 

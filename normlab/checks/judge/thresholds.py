@@ -1,4 +1,4 @@
-"""Where a number becomes a verdict. Every verdict prints the number and the threshold that it was held against."""
+"""Thresholds of all verdicts. Every verdict prints its number and the threshold."""
 
 from __future__ import annotations
 

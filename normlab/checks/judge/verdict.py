@@ -1,4 +1,4 @@
-"""One judgement, what it looks at, and the rule that most of them follow: a series must stay below a threshold."""
+"""The `Verdict` record, the profiles it is made from, and the common rule: a series must stay below a threshold."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEVELS: tuple[Level, ...] = ("ok", "warn", "fail")
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """One judgement, complete in its words."""
+    """One verdict: what was judged, what was found, value, threshold, and one line of text."""
 
     name: str
     """What was judged: "forward", "backward", ..."""
@@ -126,5 +126,5 @@ def mean(values: Sequence[Number]) -> Number:
 
 
 def plain(x: float) -> Number:
-    """None for what JSON cannot say."""
+    """A number for JSON: None where it is not finite."""
     return x if math.isfinite(x) else None

@@ -1,1 +1,1 @@
-"""Faults that training curves hide: untrained parameters, leaks, missing norms, gains on skips, a wrong start."""
+"""Structural tests: untrained parameters, leaks between tokens or samples, missing norms, skip gains, first loss."""

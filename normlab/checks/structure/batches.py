@@ -1,4 +1,4 @@
-"""Parts of a batch, whatever it is made of: fewer samples, its tensors, its size."""
+"""Slice any batch (tensor, tuple, list or dict): fewer samples, its tensors, its size."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def samples(batch: Any) -> int | None:
 
 
 def cut(batch: Any, count: int = SAMPLES) -> Any:
-    """The first samples of a batch; the batch itself where it cannot be told what a sample is."""
+    """The first samples of a batch; the whole batch if its tensors share no first dimension."""
     return _cut(batch, count) if (samples(batch) or 0) > count else batch
 
 

@@ -1,6 +1,6 @@
-"""Branches that read the state and pass no gradient back to it: a detach() that somebody forgot.
+"""Find branches that read a detached state: no gradient flows back from them, as after a stray detach().
 
-A branch is cut where what its last matrix returns moves with the block's state, and autograd knows of no way back.
+A branch is cut where the output of its last matrix depends on the block's state, and autograd has no path back to it.
 """
 
 from __future__ import annotations

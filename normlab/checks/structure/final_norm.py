@@ -1,6 +1,6 @@
-"""Whether a norm stands between the last block and the head: the logits must not follow the size of the last state.
+"""Test for a final norm between the last block and the head: logits must not scale with the last state.
 
-The state is enlarged before the last block, so that a block which ends in a norm counts as one.
+The state is scaled up before the last block, so that a block which ends in a norm counts as one.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from normlab.norms import widen
-from normlab.probes.block_hooks import tensors
 from normlab.probes.blocks import BlockStack
+from normlab.probes.outputs import tensors
 from normlab.probes.replay import again
 
 FACTORS = (10.0, 1000.0)

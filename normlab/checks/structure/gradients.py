@@ -1,4 +1,4 @@
-"""Which parameters a burst trained: the last step at which each had a gradient that was not zero."""
+"""Find untrained parameters: the last step of a burst at which each parameter had a non-zero gradient."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The structural tests of one live model, run on a few samples of its target; the model is left as it was."""
+"""Run all structural tests of one live model on a few samples; the model is restored afterwards."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ from normlab.checks.structure.detached import cut_branches
 from normlab.checks.structure.final_norm import logit_exponent
 from normlab.checks.structure.leaks import Leak, TokenSlices, find_leak, hides_later_keys
 from normlab.checks.structure.scaling import BlockScaling, block_scaling
-from normlab.errors import NormLabError
+from normlab.errors import NormLabError, reason
 from normlab.probes.blocks import BlockStack, find_stacks
-from normlab.probes.probe import untouched
-from normlab.probes.replay import at_rest, capture
+from normlab.probes.replay import capture
 from normlab.probes.sharded import is_sharded
 from normlab.probes.start import MOST_PARAMETERS, Start, measure_start
-from normlab.targets.failures import reason
+from normlab.probes.untouched import at_rest, untouched
 from normlab.targets.target import Target
 from normlab.targets.tasks import TokenTask
 
 
 @dataclass
 class Structure:
-    """What the tests saw of one stack. What could not be run is None or empty, and `missing` says why."""
+    """Results of the structural tests of one stack. What could not run is None or empty; `missing` has the reason."""
 
     stack: BlockStack
     scalings: list[BlockScaling | None] = field(default_factory=list)
@@ -44,7 +43,7 @@ class Structure:
 
 
 def inspect_structure(target: Target, model: nn.Module, limits: Thresholds, seed: int = 0) -> list[Structure]:
-    """All structural tests but the start, which needs a model of its own: one record a stack, leaks in the first."""
+    """All structural tests except the start, which needs a model of its own: one record a stack, leaks in the first."""
     stacks = find_stacks(model, target.blocks)
     found = [Structure(stack) for stack in stacks]
     if is_sharded(model):
@@ -73,7 +72,7 @@ def inspect_start(target: Target, size: str) -> tuple[list[Start], str, bool]:
 
 
 def _runnable(target: Target, model: nn.Module, batch: Any) -> Any:
-    """A few samples of a batch, or all of them where the model wants as many."""
+    """A few samples of a batch, or all of them if the model does not run on fewer."""
     small = batches.cut(batch)
     if small is batch:
         return batch
@@ -86,7 +85,7 @@ def _runnable(target: Target, model: nn.Module, batch: Any) -> Any:
 
 
 def _attempt(found: Structure, verdict: str, work: Callable[[], None]) -> None:
-    """Somebody else's model may not bear to be run in another way than its own: then the verdict stays open."""
+    """Run a test that a foreign model may not support: if it raises, the verdict stays open, with the reason."""
     try:
         work()
     except NormLabError as error:

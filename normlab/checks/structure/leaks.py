@@ -1,10 +1,10 @@
-"""Leaks: an output that moves when a later token, or another sample of the batch, is changed.
+"""Find leaks: outputs that change with a later token (causality) or with another sample of the batch.
 
-The first state of the model (what the first module returns for all tokens) is moved a little, for the later half of all
+The first state of the model (what the first module returns for all tokens) is perturbed, for the later half of all
 sequences or for one sample, and the model runs again with the same random numbers. Where tokens that must not see the
-change move with it, the module is named that made it so: the first whose inputs had not moved for them, and whose
-output has. A small move does not change which experts tokens are sent to: routing with a limited capacity depends on
-other tokens by design, in jumps, and raises no alarm.
+change move with it, the first module is named whose inputs had not changed for them and whose output has. A small
+perturbation does not change which experts tokens are sent to: routing with a limited capacity depends on other tokens
+by design, in jumps, and is not reported.
 
 The future is tested where tokens are predicted one after the other, batches in every model.
 """
@@ -22,8 +22,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from normlab.norms import widen
 from normlab.probes.attention import Rows, watch_attention
-from normlab.probes.block_hooks import tensors
 from normlab.probes.blocks import BlockStack, eager, walk
+from normlab.probes.outputs import tensors
 
 Kind = Literal["future", "batch"]
 
@@ -36,7 +36,7 @@ _ROUNDING = 1e-7
 
 @dataclass(frozen=True)
 class Leak:
-    """How far tokens move that must not, as a share of the change, and who is to blame."""
+    """How far tokens move that must not, as a share of the change, and the module at fault."""
 
     kind: Kind
     share: float

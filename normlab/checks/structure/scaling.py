@@ -61,7 +61,7 @@ class BlockScaling:
 
 @torch.no_grad()
 def block_scaling(call: RecordedCall, limit: float) -> BlockScaling | None:
-    """The scaling of the block of a recorded call; None where it cannot be told. `limit`: exponent with a norm."""
+    """The scaling of the block of a recorded call; None if it cannot be measured. `limit`: exponent with a norm."""
     state = widen(call.state)
     unit = state / state.square().mean().sqrt().clamp_min(1e-30)
     inputs = [size * unit for size in SIZES]

@@ -1,1 +1,1 @@
-"""Theory of a model beside its measurements: growth laws, certified bounds, Jacobians, the scale test."""
+"""Theory beside measurements: predicted growth laws, certified bounds, branch Jacobians, the scale test."""

@@ -1,6 +1,6 @@
-"""Theory of a live model: its laws, its certificate, its slopes, the scale test and its branches' Jacobians.
+"""Theory of one live model: predicted laws, certificate, slopes, scale test and Jacobians, in one record.
 
-One batch of the target goes through the model, which is left as it was.
+One batch of the target goes through the model, which is restored afterwards.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from normlab.checks.theory.scale_test import scale_test, summary
 from normlab.errors import NormLabError
 from normlab.probes.blocks import find_stacks
 from normlab.probes.profile import Number, Profile
-from normlab.probes.replay import at_rest
 from normlab.probes.sharded import is_sharded
+from normlab.probes.untouched import at_rest
+from normlab.schemes.contract.bound_scheme import BoundScheme
 from normlab.schemes.contract.law import Law
-from normlab.schemes.contract.scheme import BoundScheme
 from normlab.stack import Stack
 from normlab.targets.target import Target
 from normlab.utils.power_law import power_law
@@ -88,7 +88,7 @@ def _scheme_theory(model: nn.Module, stack: Stack, run: Callable[[], Any], profi
 
 
 def _law(stack: Stack, entry: Number, segments: Sequence[Segment]) -> dict[str, Any]:
-    """What the scheme's law says, for an entry of this RMS."""
+    """The prediction of the scheme's law, for an entry of this RMS."""
     bound = stack.bound
     try:
         law = bound.law()
@@ -146,7 +146,7 @@ def _foreign_theory(model: nn.Module, pattern: str | None, profile: Profile) -> 
 def _with_block_tests(
     found: Theory, model: nn.Module, pattern: str | None, run: Callable[[], Any], profile: Profile, *, first: bool
 ) -> Theory:
-    """What is learnt by running blocks alone; the scale test at the first look."""
+    """Add what follows from running blocks alone; the scale test at the first snapshot only."""
     found = _with_jacobians(found, model, pattern, run, profile)
     return _with_scale_test(found, model, pattern, run) if first else found
 

@@ -1,4 +1,4 @@
-"""Constants of branches that need no data: the largest RMS that a branch can return, from its weights alone.
+"""Upper bounds of branch outputs: the largest RMS that attention or an MLP can return, from its weights alone.
 
 With spectral norms ‖·‖, an input whose tokens have length n = √d · RMS, and biases b:
 

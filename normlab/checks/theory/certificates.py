@@ -1,4 +1,4 @@
-"""Certificates: how large the state can become, proven from weights and gains as they are and held against a real pass.
+"""Certificates: proven upper bounds of the hidden state at every block boundary, compared with a real forward pass.
 
 A scheme's parts know their bounds (`Block.rms_bound`), branches have theirs from spectral norms (`constants`), and the
 composition bounds the RMS of every token at every block boundary, whatever the tokens are. A measured state above its

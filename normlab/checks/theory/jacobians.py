@@ -1,4 +1,4 @@
-"""How much a block could multiply a gradient at worst: the largest singular values of its branches' derivatives.
+"""Largest singular values of branch Jacobians: the most that a block can multiply a gradient.
 
 With an identity skip the gradient goes through Π (I + J_k)ᵀ over all branches, step Δt included in J_k, so that
 
@@ -23,12 +23,14 @@ from normlab.checks.judge.verdict import plain
 from normlab.checks.theory.records import JacobianRow
 from normlab.probes.blocks import BlockStack
 from normlab.probes.branches import detached, find_branches, vjp
-from normlab.probes.replay import RecordedCall, at_rest, capture
+from normlab.probes.replay import RecordedCall, capture
+from normlab.probes.untouched import at_rest
+from normlab.utils.spaced import evenly_spaced
 
 Product = Callable[[Tensor], Tensor]
 
 MOST_BLOCKS = 6
-"""Blocks that are looked at; of more, as many evenly spaced ones, the first and the last among them."""
+"""Most blocks that are measured: evenly spaced, the first and the last among them."""
 
 WHOLE = "block"
 """The name of a row that is about everything a block adds."""
@@ -42,19 +44,12 @@ _SEED = 2510
 
 
 def jacobian_rows(model: nn.Module, stack: BlockStack, run: Callable[[], object]) -> list[JacobianRow]:
-    """‖J‖ of the branches of some blocks in the pass that `run` makes; the model is left as it was."""
-    places = spread(len(stack.blocks))
+    """‖J‖ of the branches of some blocks in the pass that `run` makes; the model is restored afterwards."""
+    places = evenly_spaced(len(stack.blocks), MOST_BLOCKS)
     # Fused attention has no second derivative, and the transpose of a transpose takes one.
     with at_rest(model), sdpa_kernel(SDPBackend.MATH):
         calls = capture(stack, [stack.blocks[place] for place in places], run)
         return [row for place, call in zip(places, calls, strict=True) if call for row in _rows(place, call)]
-
-
-def spread(depth: int) -> list[int]:
-    """The blocks of a stack that are looked at."""
-    if depth <= MOST_BLOCKS:
-        return list(range(depth))
-    return [round(place * (depth - 1) / (MOST_BLOCKS - 1)) for place in range(MOST_BLOCKS)]
 
 
 def largest_singular_value(f: Callable[[Tensor], Tensor], x: Tensor) -> float:
@@ -105,7 +100,7 @@ def _largest_eigenvalue(product: Product, shape: torch.Size) -> float:
 
 
 def _without(v: Tensor, basis: Sequence[Tensor]) -> Tensor:
-    """What is left of v across all directions of an orthonormal basis; twice is enough for rounding."""
+    """v with its components along an orthonormal basis removed (Gram-Schmidt); twice is enough for rounding."""
     for direction in basis:
         v = v - (direction * v).sum() * direction
     return v
@@ -146,7 +141,7 @@ def _skip_is_identity(call: RecordedCall, ends: Sequence[nn.Module]) -> bool:
 
 
 def _holding(modules: Sequence[nn.Module]) -> ExitStack:
-    """Hooks under which nothing leads through what these modules return."""
+    """Hooks that detach what these modules return."""
     hooks = ExitStack()
     for module in modules:
         hooks.callback(module.register_forward_hook(lambda _module, _args, output: detached(output)).remove)

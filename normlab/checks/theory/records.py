@@ -1,4 +1,4 @@
-"""Records of what theory says of a model beside what was measured, in plain numbers, and the verdicts on it.
+"""Records of theory beside measurement, in plain numbers, and the verdicts on them.
 
 Where the scheme is known all of it is filled in; of a foreign model the slopes that can be read from its weights, the
 scale test and the Jacobians of its branches. `theorise` fills them in.
@@ -121,7 +121,7 @@ class ScaleRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Theory:
-    """Everything that theory says of one model."""
+    """Theory of one model: laws, certificates, slopes, scale test, Jacobians."""
 
     scheme: str | None = None
     """The scheme with its options; None where it is not known."""
@@ -171,7 +171,7 @@ class Theory:
         return from_plain(cls, record, "theory")
 
     def verdicts(self) -> list[Verdict]:
-        """What fails loudly: a state above its bound, a length that drifts where the scheme keeps it."""
+        """Verdicts: a state above its proven bound, a norm that drifts where the scheme preserves it."""
         drifts = [look.drift for look in self.looks if look.drift is not None]
         return [self._certificate_verdict(), *([self._drift_verdict(max(drifts))] if drifts else [])]
 

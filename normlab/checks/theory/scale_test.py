@@ -1,8 +1,8 @@
-"""The scale test: multiply the last matrix of one branch, and see how the branch's gradient follows.
+"""The scale test: scale the last matrix of one branch and measure how the gradient through the branch changes.
 
 In x + F(x) the gradient through F is proportional to F's last matrix; with a norm behind F it does not depend on it at
-all; with a norm behind the sum it is something in between. So the test tells what kind of scheme a block follows, ours
-or anybody's, without knowing its name. One branch at a time, with the block's input as a real pass left it (enlarged
+all; with a norm behind the sum it is something in between. So the test tells which kind of scheme a block uses, in any
+model, without knowing its name. One branch at a time, with the block's input as a real pass left it (enlarged
 where it is small): were all branches scaled at once, the state would grow with them and hide what happens.
 
 For each branch the others are held fixed, and the skip around it is left out:
@@ -26,10 +26,11 @@ from normlab.checks.judge.blame import blocks as named
 from normlab.checks.judge.verdict import plain
 from normlab.checks.theory.records import ScaleFinding, ScaleRow
 from normlab.probes import measures
-from normlab.probes.block_hooks import tensors
 from normlab.probes.blocks import BlockStack
 from normlab.probes.branches import Branch, detached, find_branches, vjp
-from normlab.probes.replay import RecordedCall, again, at_rest, capture
+from normlab.probes.outputs import tensors
+from normlab.probes.replay import RecordedCall, again, capture
+from normlab.probes.untouched import at_rest
 
 FACTORS = (0.5, 1.0, 2.0, 4.0)
 
@@ -50,7 +51,7 @@ def scale_test(
 ) -> list[ScaleRow]:
     """The rows of all branches of some blocks (the first, the middle and the last one) in the pass that `run` makes.
 
-    The model is left as it was; dropout and checkpointing rest meanwhile.
+    The model is restored afterwards; dropout and checkpointing are off meanwhile.
     """
     depth = len(stack.blocks)
     places = sorted(set(blocks if blocks is not None else (0, depth // 2, depth - 1)))
@@ -60,7 +61,7 @@ def scale_test(
 
 
 def summary(rows: Sequence[ScaleRow]) -> str:
-    """What the rows say together."""
+    """The scale test in one line."""
     known = [row for row in rows if row.slope is not None]
     if not known:
         return "no branch could be tested: " + ("all of them return zero" if rows else "no last matrix was found")

@@ -1,1 +1,1 @@
-"""How a check is shown: the card on a terminal, the HTML page, two checks side by side."""
+"""Views of a check: the card on a terminal, the HTML page, two checks side by side."""

@@ -1,8 +1,9 @@
-"""The card of a check on a terminal: the verdict first, then what it rests on, then what to change."""
+"""The card of a check on a terminal: headline, verdicts, profiles as sparklines, remedies."""
 
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console, Group, RenderableType
@@ -13,7 +14,6 @@ from rich.text import Text
 from normlab.checks.judge.verdict import Level, Verdict
 from normlab.checks.result import Check
 from normlab.checks.view.side_by_side import Against
-from normlab.checks.view.sparkline import sparks
 from normlab.checks.view.summary import (  # fmt: skip
     MARKS,
     UNMEASURED,
@@ -28,6 +28,7 @@ from normlab.checks.view.summary import (  # fmt: skip
 )
 from normlab.pages.numbers import duration
 from normlab.probes.profile import Number
+from normlab.utils.spaced import evenly_spaced
 
 STYLES: dict[Level, str] = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
@@ -38,6 +39,11 @@ _NARROW = 84
 """Columns below which a verdict's words go under its name."""
 _REMEDIES = 6
 """The cheapest ones; the page has them all."""
+
+_BARS = "▁▂▃▄▅▆▇█"
+_GAP = "·"
+_TOO_STEEP = 3.0
+"""Curves whose largest value is more than so many times the smallest are drawn on a logarithmic scale."""
 
 
 def show(result: Check | Against, console: Console | None = None) -> None:
@@ -98,7 +104,7 @@ def headline_text(words: str, level: Level) -> Text:
 
 
 def verdict_table(verdicts: Iterable[Verdict], width: int) -> RenderableType:
-    """One row for each verdict that was reached, trouble first; the others in one line."""
+    """One row for each verdict that was reached, failures first; the others in one line."""
     verdicts = list(verdicts)
     rows = [verdict for level in ("fail", "warn", "ok") for verdict in verdicts if verdict.level == level]
     table = Table.grid(padding=(0, 1), collapse_padding=True)
@@ -174,3 +180,21 @@ def _foot(check: Check) -> str:
     depths = ", ".join(map(str, check.ladder.depths))
     seeds = len({profile.seed for profile in check.ladder.profiles})
     return f"{depths} blocks, {seeds} seed{'s' if seeds > 1 else ''}, {duration(check.seconds)}"
+
+
+def sparks(curves: Sequence[Sequence[Number]], width: int) -> list[str]:
+    """One line of at most `width` characters for each curve, all on the same scale; a gap where there is no number."""
+    cut = [[curve[place] for place in evenly_spaced(len(curve), width)] for curve in curves]
+    known = [x for curve in cut for x in curve if x is not None]
+    if not known:
+        return [_GAP * len(curve) for curve in cut]
+    steep = min(known) > 0.0 and max(known) > _TOO_STEEP * min(known)
+    low, high = (math.log(x) if steep else x for x in (min(known), max(known)))
+    return ["".join(_bar(x, low, high, steep) for x in curve) for curve in cut]
+
+
+def _bar(x: Number, low: float, high: float, steep: bool) -> str:
+    if x is None:
+        return _GAP
+    share = ((math.log(x) if steep else x) - low) / (high - low) if high > low else 0.5
+    return _BARS[min(int(share * len(_BARS)), len(_BARS) - 1)]

@@ -1,4 +1,4 @@
-"""The page of a check, or of two side by side: the verdict first, then profiles with their bounds, then ladders."""
+"""The HTML page of a check, or of two side by side: headline, verdicts, profiles with their bounds, ladders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The profiles that a page draws: what each is called, what it is held against, which verdict judges it."""
+"""Panels of the page: the profiles that are drawn, with title, reference line and the verdict on each."""
 
 from __future__ import annotations
 

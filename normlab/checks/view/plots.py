@@ -1,4 +1,4 @@
-"""The numbers behind the plots of a check's page, small enough to travel inside it."""
+"""Data of the plots on a check's page: means and spreads over seeds, rounded to keep the page small."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _spread(rows: Sequence[Sequence[Number]]) -> list[list[Number]]:
 
 
 def _guilty(check: Check) -> dict[str, dict[str, Any]]:
-    """The blocks to blame in each panel, and in which stack: those that its own verdict names, else the gravest one.
+    """The blocks to mark in each panel, and their stack: those that its own verdict names, else the worst verdict.
 
     A verdict that names all blocks, or none, marks none in its own panels.
     """

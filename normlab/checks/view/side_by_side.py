@@ -1,4 +1,4 @@
-"""Two checks side by side: the card, the JSON and the page show both, verdict by verdict and curve by curve."""
+"""Two checks side by side: one record for the card, the JSON and the page, verdict by verdict."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from normlab.checks.judge.verdict import LEVELS, Level, Verdict, mean
 from normlab.checks.result import SCHEMA, Check
 from normlab.checks.view.summary import is_open, sentence
 from normlab.probes.profile import Number
-from normlab.utils.records import Kept
+from normlab.utils.records import StoredResult
 
 Better = Literal["first", "second", "neither", "unknown"]
 """Which of two designs a verdict speaks for."""
@@ -45,8 +45,8 @@ class VerdictChange:
 
 
 @dataclass(frozen=True)
-class Against(Kept):
-    """Two finished checks: the design that was asked about, and the one it is held against."""
+class Against(StoredResult):
+    """Two finished checks: the design in question, and the one it is compared with."""
 
     what = "pair of checks"
     made_by = "normlab check --against"
@@ -83,7 +83,7 @@ class Against(Kept):
 
     @property
     def figures(self) -> dict[str, tuple[Number, Number]]:
-        """The numbers that people compare, of the judged stack at its last look."""
+        """The numbers that people compare, of the judged stack at its last snapshot."""
         first, second = (figures(check) for check in self.checks)
         return {name: (first[name], second[name]) for name in first}
 
@@ -105,7 +105,7 @@ class Against(Kept):
 
 
 def figures(check: Check) -> dict[str, Number]:
-    """Size, gradient, likeness of the tokens and loss of the judged stack at its last look, means over seeds."""
+    """Size, gradient, likeness of the tokens and loss of the judged stack at its last snapshot, means over seeds."""
     profiles = check.ladder.at(check.depth, check.ladder.snapshots[-1])
     ladder = growth_laws.p_depth(check.ladder, check.ladder.snapshots[-1])
     return {

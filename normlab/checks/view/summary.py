@@ -1,4 +1,4 @@
-"""What a check says in one sentence, and in a few: the same words for the card, the page and a comparison of two."""
+"""Headline, causes and caveats of a check in words: shared by the card, the page and a comparison of two."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ _MEANINGS = {
     ("start", "high first loss"): "Before its first step the model is surer of itself than random logits make it.",
     ("certificate", "certificate violated"): "The state is larger than is possible if model and bound are both right.",
 }
-"""What a finding means, for somebody who has never met it."""
+"""What a finding means, in plain words."""
 
 _CAUSES = (
     (
@@ -133,7 +133,7 @@ def headline(check: Check) -> str:
 
 
 def _faults(failures: list[Verdict]) -> list[str]:
-    """What is wrong with a design as it stands, and then what will become of it."""
+    """What is wrong with a design at its own depth, then what happens when it is deep."""
     present = [_FAULTS[_key(verdict)] for verdict in failures if _key(verdict) in _FAULTS][:_MOST_FATES]
     later = fates([verdict for verdict in failures if _key(verdict) not in _FAULTS])
     return [*present, *([f"will {join_names(later)} when deep"] if later else [])]
@@ -158,7 +158,7 @@ def sentence(check: Check) -> str:
 
 
 def fates(failures: list[Verdict]) -> list[str]:
-    """What happens to a model with these failures, the gravest first."""
+    """What happens to a model with these failures, the worst first."""
     found = {(verdict.name, verdict.finding) for verdict in failures}
     # What goes without saying: a lost gradient has moved, and an exploding state takes its gradient along.
     implied = {("backward", "exploding")} if ("forward", "exploding") in found else set()
@@ -227,7 +227,7 @@ def subtitle(check: Check) -> str:
 
 
 def caveats(check: Check) -> list[str]:
-    """What was changed and what was left out, before anything else is said."""
+    """What was changed in the target and what was left out of the check."""
     open_ = [] if is_judged(check) else [check.verdict("forward").words]
     return [*check.target.notes, *check.notes, *open_]
 

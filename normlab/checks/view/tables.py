@@ -1,4 +1,4 @@
-"""The tables of a check's page; with two checks every row says, and shows in colour, whose it is."""
+"""Tables of a check's page; with two checks every row names, and shows in colour, its check."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def owned(
     sortable: bool = True,
     note: str = "",
 ) -> Table:
-    """The table, with a first column that says whose row it is where there are two checks."""
+    """The table; with two checks a first column names the check of each row."""
     if len(checks) == 1:
         return Table(caption, titles, [cells for _, cells in rows], sortable, note)
     places = {id(check): place for place, check in enumerate(checks)}
@@ -91,7 +91,7 @@ def ladder_table(checks: Sequence[Check]) -> Table:
 
 
 def _rung(profiles: Sequence[Profile]) -> list[Cell]:
-    """One depth at one look, means over seeds."""
+    """One depth at one snapshot, means over seeds."""
     first = profiles[0]
     slope = mean([growth_laws.kappa(profile) for profile in profiles])
     rms, cosine, rank = (mean([getattr(p, name)[-1] for p in profiles]) for name in ("rms", "cos", "erank"))
@@ -222,5 +222,5 @@ def environment_table(checks: Sequence[Check]) -> Table:
 
 
 def _names(checks: Sequence[Check]) -> list[str]:
-    """What heads the column of each check: its name, or nothing to tell apart where it is alone."""
+    """The column title of each check: its name, or nothing if there is only one."""
     return [check.target.name for check in checks] if len(checks) > 1 else ["Value"]

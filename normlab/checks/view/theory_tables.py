@@ -1,4 +1,4 @@
-"""The tables of a check's page that set theory beside measurement."""
+"""Tables of a check's page on theory beside measurement."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _segments(theory: Theory) -> list[tuple[str, str, str]]:
 
 
 def _looks(theory: Theory, read: Callable[[TheoryLook], str | None], label: str) -> str:
-    """What each look has to say, with its step; empty where none has."""
+    """The entries of each snapshot, with its step; empty if none has any."""
     found = [f"{words} at step {look.step}" for look in theory.looks if (words := read(look))]
     return f"{', '.join(found)} {label}" if found else ""
 

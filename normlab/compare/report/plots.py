@@ -9,7 +9,7 @@ from typing import Any
 from normlab.compare.report.results import ReportedRun, Results
 from normlab.compare.report.run_metrics import PROFILES, Columns, Record, metric_columns, profile_values, with_seconds
 from normlab.pages.numbers import finite_or_none
-from normlab.train.monitor.summary import spread
+from normlab.utils.spaced import evenly_spaced
 
 POINTS_A_CURVE = 1000
 POINTS_IN_ALL = 80_000  # about 2.5 MB of text, beside 5 MB of plotly.js
@@ -96,7 +96,7 @@ def _profiles(results: Results) -> dict[str, Any]:
     """For each scheme and step, the mean over the runs that speak for it, at every block boundary."""
     chosen = {k: results.chosen(scheme) for k, scheme in enumerate(results.schemes)}
     steps = sorted({int(p["step"]) for runs in chosen.values() for run in runs for p in run.metrics.profile})
-    shown = [steps[k] for k in spread(len(steps), PROFILE_STEPS)]
+    shown = [steps[k] for k in evenly_spaced(len(steps), PROFILE_STEPS)]
     series = [
         {"scheme": k, "step": step, **_profile(runs, step)}
         for k, runs in chosen.items()

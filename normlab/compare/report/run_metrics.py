@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from normlab.pages.numbers import finite_or_none
+from normlab.train.storage.sinks import read_records
 
 Record = dict[str, Any]
 Columns = dict[str, list[float | None]]
@@ -58,7 +58,7 @@ class Metrics:
 def read_metrics(path: Path) -> Metrics:
     """All records of a run; nothing where there is no file yet."""
     found = Metrics()
-    for record in _records(path):
+    for record in read_records(path):
         kind = record.get("kind")
         if kind in ("step", "eval", "profile", "event") and finite_or_none(record.get("step")) is not None:
             getattr(found, kind).append(record)
@@ -122,16 +122,3 @@ def _gain(before: Record, after: Record, name: str) -> float | None:
 def _mean(records: Sequence[Record], name: str) -> float | None:
     values = [value for record in records if (value := finite_or_none(record.get(name))) is not None]
     return sum(values) / len(values) if values else None
-
-
-def _records(path: Path) -> Iterator[Record]:
-    if not path.is_file():
-        return
-    with path.open("rb") as lines:
-        for line in lines:
-            try:
-                record = json.loads(line)
-            except ValueError:  # a line that is being written
-                continue
-            if isinstance(record, dict):
-                yield record

@@ -60,7 +60,7 @@ def _name(spec: str) -> str:
 
 def _is_scheme(spec: str) -> bool:
     try:
-        registry.find(_name(spec))
+        registry.find_class(_name(spec))
     except NormLabError:
         return False
     return True

@@ -21,7 +21,8 @@ from normlab.dynamics.system.integrators import check_state
 from normlab.dynamics.system.small_systems import limit_threads
 from normlab.errors import NormLabError
 from normlab.schemes.contract.blocks import Block, ParallelBlock
-from normlab.schemes.contract.scheme import BoundScheme, Scheme
+from normlab.schemes.contract.bound_scheme import BoundScheme
+from normlab.schemes.contract.scheme import Scheme
 
 _NOTHING = {torch.float64: 1e-30, torch.float32: 1e-18}
 """Epsilon of the norms, small enough not to change any radius. The norm of zero stays zero, and its square, which nGPT

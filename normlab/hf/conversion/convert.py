@@ -21,8 +21,9 @@ from normlab.norms import Norm
 from normlab.roles import Part, Spec
 from normlab.schemes.catalog.registry import scheme as find_scheme
 from normlab.schemes.contract.blocks import ParallelBlock
-from normlab.schemes.contract.needs import meet, offers
-from normlab.schemes.contract.scheme import BoundScheme, Scheme
+from normlab.schemes.contract.bound_scheme import BoundScheme
+from normlab.schemes.contract.needs import meet_needs, offers
+from normlab.schemes.contract.scheme import Scheme
 
 
 class FunctionChanges(UserWarning):
@@ -123,7 +124,7 @@ def rewire_model(model: Any, found: ModelStructure, conversion: Conversion) -> N
 def _wiring(k: int, layer: nn.Module, structure: LayerStructure, conversion: Conversion) -> SchemeWiring:
     scheme = conversion.bound.scheme
     if not conversion.residual_only:
-        meet(scheme.needs, [part for part in layer.modules() if offers(part)], who=scheme.name)
+        meet_needs(scheme.needs, [part for part in layer.modules() if offers(part)], who=scheme.name)
     block = conversion.bound.block(k)
     for step, own in zip(block.steps, structure.norms(layer), strict=True):
         for place, norm in own.items():

@@ -17,7 +17,7 @@ from normlab.errors import NormLabError
 from normlab.hf.conversion.layer_structure import LayerStructure
 from normlab.roles import Spec
 from normlab.schemes.contract.blocks import Block
-from normlab.schemes.contract.scheme import BoundScheme
+from normlab.schemes.contract.bound_scheme import BoundScheme
 
 
 @dataclass(frozen=True)

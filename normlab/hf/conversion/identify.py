@@ -19,10 +19,11 @@ from normlab.hf.conversion.model_structure import Adapter, ModelStructure, analy
 from normlab.hf.conversion.trace import BranchProgram, TrainEvalProgram, get_part
 from normlab.norms import Norm
 from normlab.probes.blocks import walk
-from normlab.schemes.catalog.registry import find, list_schemes
+from normlab.schemes.catalog.registry import find_class, list_schemes
 from normlab.schemes.contract.blocks import Block, ParallelBlock, SerialBlock
+from normlab.schemes.contract.bound_scheme import BoundScheme
 from normlab.schemes.contract.parts import Add, AddNorm
-from normlab.schemes.contract.scheme import BoundScheme, Scheme
+from normlab.schemes.contract.scheme import Scheme
 from normlab.stack import Stack
 from normlab.utils.text import counted
 
@@ -79,7 +80,7 @@ def match_scheme(found: ModelStructure) -> Scheme | None:
     depth = max(_UNIFORM, len(wanted)) if uniform else len(wanted)
     for name in list_schemes():
         try:
-            scheme = with_model_norms(_without_entry(find(name)()), found)
+            scheme = with_model_norms(_without_entry(find_class(name)()), found)
             bound = scheme.bind(depth=depth, dim=_NARROW, topology=found.topology, branches=found.branches)
         except NormLabError:
             # Its options exclude such norms, or it has no such topology.

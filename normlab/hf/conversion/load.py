@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from normlab.errors import NormLabError
+from normlab.errors import NormLabError, in_one_line
 from normlab.hf.conversion.convert import rewire_model
 from normlab.hf.conversion.converted_layer import Conversion
 from normlab.hf.conversion.layer_structure import norm_options
@@ -14,7 +14,6 @@ from normlab.roles import Part, Spec
 from normlab.schemes.catalog.reference import refuse_unknown
 from normlab.schemes.catalog.registry import scheme as find_scheme
 from normlab.targets import hub
-from normlab.targets.failures import in_one_line
 
 
 def load(folder: str | Path, *, adapter: Adapter | None = None, **options: Any) -> Any:

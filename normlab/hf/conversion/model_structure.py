@@ -11,20 +11,20 @@ import torch
 from torch import nn
 
 from normlab.choices import Topology
-from normlab.errors import NormLabError
+from normlab.errors import NormLabError, in_one_line
 from normlab.hf.conversion.converted_layer import check_scheme_loaded
 from normlab.hf.conversion.foreign_norm import NormOptions, recognise_norm
 from normlab.hf.conversion.function_norm import FinalNorm
 from normlab.hf.conversion.layer_analysis import analyse_layer
 from normlab.hf.conversion.layer_structure import LayerStructure, norm_options
 from normlab.hf.conversion.trace import ADVICE, makes_same_calls
-from normlab.probes.block_hooks import first_state
 from normlab.probes.blocks import BlockStack, find_stacks, walk
-from normlab.probes.replay import RecordedCall, at_rest, capture
+from normlab.probes.outputs import first_state
+from normlab.probes.replay import RecordedCall, capture
+from normlab.probes.untouched import at_rest
 from normlab.targets import hub
 from normlab.targets.config_sizes import parts, special_tokens
 from normlab.targets.config_tasks import image_shape
-from normlab.targets.failures import in_one_line
 
 Adapter = Callable[[Any], LayerStructure]
 """User-defined function from a layer to its structure."""

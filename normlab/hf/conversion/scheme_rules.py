@@ -12,7 +12,7 @@ from normlab.hf.conversion.converted_layer import Conversion, check_scheme_loade
 from normlab.hf.conversion.foreign_norm import ModelNorm
 from normlab.roles import Role, Spec, find_roles
 from normlab.stack import fill_
-from normlab.utils.uninitialized import all_written
+from normlab.utils.uninitialized import require_initialised
 
 
 class Rules:
@@ -35,7 +35,7 @@ class Rules:
         """Initialise the model by the scheme's rules: matrices by role, gains and scales by `reset_parameters`."""
         options = {"std": std, "zero_outputs": zero_outputs, "generator": generator}
         made: list[nn.Module] = [layer.normlab for layer in converted_layers(self.model).values()]
-        with all_written(self.model, self.bound.scheme.name, made):
+        with require_initialised(self.model, self.bound.scheme.name, made):
             fill_(self.model, self.bound, self._governed(), **options)
             for part in self.model.modules():
                 if isinstance(part, ModelNorm):

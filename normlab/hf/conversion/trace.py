@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from normlab.errors import NormLabError
-from normlab.targets.failures import in_one_line
+from normlab.errors import NormLabError, in_one_line
 
 ARGUMENTS, EXTRA_KWARGS = "call", "**"
 """Name of the dictionary of a layer's arguments, and its key for keyword arguments that the signature does not name."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import cast
 
 from normlab.models.config import DecoderConfig
 from normlab.pages.markdown import escape, table
@@ -12,6 +13,7 @@ from normlab.pages.tables import Cell, Column, Table
 from normlab.schemes.catalog.card import Card
 from normlab.schemes.contract.scheme import Scheme
 from normlab.train.run import Run
+from normlab.train.tasks import LanguageTrainConfig
 from normlab.utils.files import read_json
 from normlab.utils.text import counted
 
@@ -51,7 +53,8 @@ def _own_file(scheme: Scheme) -> str:
 
 
 def _facts(run: Run, model: DecoderConfig) -> dict[str, str]:
-    config = run.config
+    # Only runs of this task are exported.
+    config = cast(LanguageTrainConfig, run.config)
     result = run.status.get("result") or {}
     made_with = read_json(run.folder.path / "config.json").get("versions", {})
     blocks, heads = counted(model.depth, "block"), counted(model.heads, "head")

@@ -7,7 +7,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from normlab.data.tokenizer import Tokenizer
-from normlab.utils.optional import need
+from normlab.utils.lazy import import_optional
 
 
 def to_fast_tokenizer(tokenizer: Tokenizer, max_length: int) -> PreTrainedTokenizerFast:
@@ -29,7 +29,7 @@ def to_fast_tokenizer(tokenizer: Tokenizer, max_length: int) -> PreTrainedTokeni
 
 
 def _begins_with(word: str, number: int) -> Any:
-    processors = need("tokenizers", "hf", "normlab export").processors
+    processors = import_optional("tokenizers", "hf", "normlab export").processors
     return processors.TemplateProcessing(
         single=[word, "$A"], pair=[word, "$A:0", "$B:1"], special_tokens=[(word, number)]
     )

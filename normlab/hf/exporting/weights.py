@@ -9,7 +9,7 @@ from torch import nn
 
 from normlab.errors import NormLabError
 from normlab.models.decoder import Decoder
-from normlab.utils.uninitialized import poison_, refuse_unwritten
+from normlab.utils.uninitialized import poison_, refuse_uninitialised
 
 
 def mark_initialised(decoder: Decoder) -> None:
@@ -33,7 +33,7 @@ def init_missing_(decoder: Decoder, module: nn.Module) -> None:
         reset()
     config = decoder.config
     decoder.stack.bound.init_(roles, std=config.init_std, zero_outputs=config.zero_outputs)
-    refuse_unwritten(module, decoder.stack.scheme.name, decoder, recurse=False)
+    refuse_uninitialised(module, decoder.stack.scheme.name, decoder, recurse=False)
 
 
 @torch.no_grad()

@@ -1,1 +1,1 @@
-"""Triton kernels, each beside nothing but what launches it; imported only where Triton is there to run them."""
+"""Triton kernels and the functions that launch them; imported only if Triton is available."""

@@ -1,4 +1,4 @@
-"""The geodesic step and its gradients, one kernel each.
+"""Triton kernels: the geodesic step and its backward pass.
 
 With r = ‖x‖, α = ⟨x,g⟩/r², v = g − αx and s = ‖v‖²/r², the step is y = x − V·x + K·v. Its row scalars V = 1 − cos θ
 and K = ρ·sinc θ depend on s alone: θ² = q = ρ²·s, and ρ(s) is the angle map. For d = ∂L/∂y, û = x/r and w = v/r:
@@ -8,7 +8,8 @@ and K = ρ·sinc θ depend on s alone: θ² = q = ρ²·s, and ρ(s) is the angl
     dg = K·(d − ⟨d,û⟩·û) + n·w
     dx = d − V·d − α·dg − K·⟨d,û⟩·w − n·s·û
 
-Squares are summed unscaled: rows are right for 1e-12 < ‖x‖ < 1e18 and ‖g‖ < 1e18; below, a row has no sphere.
+Squares are summed without scaling: rows are correct for 1e-12 < ‖x‖ < 1e18 and ‖g‖ < 1e18. A shorter x is returned as
+it is.
 """
 
 # Triton's language is not Python's: launch options and compile-time values look wrong to a type checker.
@@ -26,7 +27,7 @@ from normlab.kernels.geodesic import FLOOR, NO_STATE, SMOOTH
 
 @triton.jit
 def _sinc(q):
-    """sin √q / √q for 0 ≤ q ≤ π²: a series, cut where the next term is below 2e-10."""
+    """sin √q / √q for 0 ≤ q ≤ π²: a series, truncated where the next term is below 2e-10."""
     series = tl.full(q.shape, 1.0, tl.float32)
     for i in tl.static_range(9):
         series = 1.0 - series * q * (1.0 / ((19 - 2 * i) * (18 - 2 * i)))
@@ -67,11 +68,11 @@ def _angle_map(
     square, factor, a, b, max_angle, portion,
     FLOOR: tl.constexpr, SMOOTH: tl.constexpr, SECOND: tl.constexpr, DECAY_FIRST: tl.constexpr,
 ):  # fmt: skip
-    """ρ, its slope in s, what `a` and `b` are multiplied by in it, and their share of the gradient at the clamp."""
+    """ρ, dρ/ds, the factors of `a` and `b` in ρ, and their share of the gradient at the clamp."""
     inverse = tl.rsqrt(tl.maximum(square, FLOOR))
     cap = max_angle * inverse
     cap_slope = tl.where(square >= FLOOR, -0.5 * cap * inverse * inverse, 0.0)
-    # θ = outer·(a·min(knee·t, c) + b): the decay stands inside the clamp or around it.
+    # θ = outer·(a·min(knee·t, c) + b): the decay factor is applied before or after the clamp.
     knee = factor if DECAY_FIRST else tl.full([], 1.0, tl.float32)
     outer = tl.full([], 1.0, tl.float32) if DECAY_FIRST else factor
     inner = tl.minimum(cap, knee)
@@ -80,7 +81,7 @@ def _angle_map(
     slope = outer * (a * tl.where(cap <= knee, cap_slope, 0.0) - 0.5 * b * offset * offset * offset)
     share = tl.full(square.shape, 1.0, tl.float32)
     if SECOND:
-        # At a tie autograd gives each side one half, and a = 1, b = 0, factor = 1 is a tie in every clamped row.
+        # At a tie autograd gives each side one half; a = 1, b = 0, factor = 1 is a tie in every clamped row.
         share = tl.where(rate < cap, 1.0, tl.where(rate > cap, 0.0, 0.5))
         rate = tl.minimum(rate, cap)
         slope = share * slope + (1.0 - share) * cap_slope
@@ -170,7 +171,7 @@ def _backward(
         curve = rate * _sinc_slope(q, sinc, cosine) * d_turn - 0.5 * sinc * d_radial
         n = 2.0 * (pull * slope + rate * rate * curve)
 
-        # Without a sphere y = x: dx = d and dg = 0.
+        # For a zero state y = x: dx = d and dg = 0.
         pull = tl.where(alive, pull, 0.0)
         n = tl.where(alive, n * inverse, 0.0)
         versine = tl.where(alive, versine, 0.0)
@@ -194,7 +195,7 @@ def _backward(
 def forward(
     x, g, factor, a, b, max_angle: float, second_clamp: bool, decay_first: bool, portion: float
 ) -> torch.Tensor:
-    """The step; reads x and g once and writes y once."""
+    """The geodesic step; reads x and g once and writes y once."""
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     if x.numel() == 0:
         return y
@@ -214,9 +215,9 @@ def forward(
 def backward(
     x, g, factor, a, b, max_angle: float, second_clamp: bool, decay_first: bool, portion: float, d_state, d_input
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """dx, dg and the gradients of those of a and b that are there.
+    """Returns dx, dg and the gradients of a and b, if given.
 
-    Reads x, g and each gradient once, writes dx and dg once, adds up da and db in a fixed order.
+    Reads x, g and each gradient once, writes dx and dg once, sums da and db in a fixed order.
     """
     dx = torch.empty_like(x, memory_format=torch.contiguous_format)
     dg = torch.empty_like(g, memory_format=torch.contiguous_format)
@@ -238,9 +239,9 @@ def backward(
             HAS_A=a is not None, HAS_B=b is not None, SECOND=second_clamp, DECAY_FIRST=decay_first,
             NO_STATE=NO_STATE, FLOOR=FLOOR, SMOOTH=SMOOTH, num_warps=tile.warps,
         )  # fmt: skip
-    return dx, dg, partials.add_up(partial).flatten()
+    return dx, dg, partials.sum_partials(partial).flatten()
 
 
 def _pointer(scalar: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
-    """A kernel takes a pointer even where it will not look."""
+    """A pointer for an argument that is absent; the kernel does not read it."""
     return other if scalar is None else scalar

@@ -1,4 +1,4 @@
-"""How rows are laid over a GPU: tiles, programs, and the constants that kernels read."""
+"""Launch configuration of row-wise Triton kernels: tile sizes, number of programs, warps and pipeline stages."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import triton
 
 from normlab.kernels.backends import interpreting
 
-# The numbers below were measured on an H200. Forward kernels want few, well-filled threads; backward kernels live from
-# reading tiles ahead into shared memory, which as many programs must share as run on one multiprocessor.
+# The numbers below were measured on an H200. Forward kernels are fastest with few threads and many elements each;
+# backward kernels prefetch tiles into shared memory, which the programs on one multiprocessor must share.
 _SHARED = 200 * 1024
-"""Bytes that the programs of one multiprocessor may read ahead into."""
+"""Shared memory in bytes that the programs of one multiprocessor may prefetch into."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A program's share: `rows` rows of `block` columns, the power of two that holds the width."""
+    """The tile of one program: `rows` rows of `block` columns, the smallest power of two that holds the width."""
 
     rows: int
     block: int
@@ -28,7 +28,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Programs that walk over all tiles in a fixed order, reading `stages` tiles ahead."""
+    """A grid of persistent programs that loop over all tiles in a fixed order, prefetching `stages` tiles."""
 
     tile: Tile
     programs: int
@@ -36,12 +36,12 @@ class Sweep:
 
 
 def tile(dim: int) -> Tile:
-    """The tile of a kernel that visits every row once; narrow rows are taken several at a time."""
+    """Tile size of a kernel that visits every row once; a tile holds several rows if they are narrow."""
     return _tile(dim, 1024, 32)
 
 
 def visit(dim: int, rows: int, reads: Sequence[torch.Tensor | None], *, ahead: bool) -> Sweep:
-    """The programs of a kernel that visits every row once: one a tile, or two a multiprocessor that read `ahead`."""
+    """Grid of a kernel that visits every row once: one program per tile, or two per multiprocessor that prefetch."""
     wide = _tile(dim, 1, 16)
     if ahead and 2 * 2 * _tile_bytes(wide, reads) <= _SHARED:
         return Sweep(wide, _programs(rows, 2, reads), 2)
@@ -59,14 +59,14 @@ def sweep(
     together: int,
     most_stages: int = 4,
 ) -> Sweep:
-    """The programs of a kernel that adds up over rows.
+    """Grid of a kernel that sums over rows.
 
-    `reads` are the tensors of which it reads a tile each time, `elements` the least size of a tile, and `together` the
-    programs on one multiprocessor.
+    `reads` are the tensors of which it loads a tile in each iteration, `elements` the smallest size of a tile, and
+    `together` the number of programs on one multiprocessor.
     """
     plan = _tile(dim, elements, per_thread)
     ahead = max(1, together * _tile_bytes(plan, reads))
-    # A fourth stage pays only where it leaves a third of the memory free.
+    # A fourth stage is faster only if it leaves a third of the shared memory free.
     stages = 4 if 4 * ahead <= _SHARED * 2 // 3 else min(3, _SHARED // ahead)
     return Sweep(plan, _programs(triton.cdiv(rows, plan.rows), together, reads), max(1, min(stages, most_stages)))
 
@@ -82,8 +82,8 @@ def _tile_bytes(plan: Tile, reads: Sequence[torch.Tensor | None]) -> int:
 
 
 def _programs(tiles: int, together: int, reads: Sequence[torch.Tensor | None]) -> int:
-    """As few as need no more rounds than the most that run at once: none then has a round to itself at the end."""
-    # Interpreted: an odd few, so that tests see uneven shares.
+    """The smallest number of programs that needs no more rounds than the most that run at once: an even last round."""
+    # In the interpreter: an odd few, so that tests cover uneven shares.
     device = next(read.device for read in reads if read is not None)
     most = 3 if interpreting() else together * _multiprocessors(device)
     return max(1, triton.cdiv(tiles, max(1, triton.cdiv(tiles, most))))

@@ -1,4 +1,4 @@
-"""The interpolation step of nGPT in one kernel each way, and unit length along either axis of a weight.
+"""Triton kernels: nGPT's interpolation step with its backward pass, and weights scaled to unit length.
 
 u = h + α ⊙ (t − h) with t = n(g), y = n(u), n(v) = v/√(Σv² + eps²). Upstream gradients d = d_state + d_input give
 
@@ -7,8 +7,8 @@ u = h + α ⊙ (t − h) with t = n(g), y = n(u), n(v) = v/√(Σv² + eps²). U
     dg = (α ⊙ du − t (t·(α ⊙ du))) / √(Σg² + eps²)
     dα = Σ_rows du ⊙ (t − h)
 
-which is exact with eps, because y and t are the shortened vectors. Both directions read every input once and write
-every output once; the backward recomputes t, u and y. Sums over rows run in a fixed order: two runs give the same bits.
+which is exact with eps, because y and t include it. Both directions read every input once and write every output once;
+the backward pass recomputes t, u and y. Sums over rows have a fixed order: two runs are bitwise equal.
 """
 
 # Triton's language is not Python's: launch options and compile-time values look wrong to a type checker.
@@ -26,13 +26,13 @@ _ROWS, _COLUMNS = 32, 128
 """Tile of a weight whose columns are scaled: rows of 256 bytes in bf16."""
 
 _CHUNKS = 32
-"""Most partial sums that one column is made of."""
+"""Largest number of partial sums per column."""
 
 _CHUNK = 256
-"""Fewest rows that one partial sum covers."""
+"""Smallest number of rows per partial sum."""
 
 _L2 = 24 * 1024 * 1024
-"""Bytes of weight between the reading and the scaling of its columns: the second pass then reads the L2 cache."""
+"""Bytes of weight per group of columns, so that the second pass over a group reads from the L2 cache."""
 
 _TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
 
@@ -87,11 +87,11 @@ def lerp_backward(
             sweep.stages,
             num_warps=plan.warps,
         )
-    return dh, dg, partials.add_up(partial[None])[0].to(alpha.dtype)
+    return dh, dg, partials.sum_partials(partial[None])[0].to(alpha.dtype)
 
 
 def unit_rows_(weight: torch.Tensor, axis: int) -> None:
-    """Unit length along `axis`, -1 or -2, of a contiguous weight."""
+    """Scale a contiguous weight in place to unit length along `axis`, -1 or -2."""
     if weight.numel():
         with torch.cuda.device_of(weight):
             if axis == -1:
@@ -127,7 +127,7 @@ def _scale_columns_(weight: torch.Tensor) -> None:
 
 @triton.jit
 def _unit(v, eps_square):
-    """n(v), and what v was multiplied by."""
+    """n(v), and the factor that v was multiplied by."""
     inverse = tl.rsqrt(tl.sum(v * v, axis=1) + eps_square)[:, None]
     return v * inverse, inverse
 

@@ -1,4 +1,4 @@
-"""The second stage of a deterministic sum over rows: the programs' partial sums, added up in a fixed order."""
+"""Triton kernel: second stage of a deterministic sum over rows, which adds up the programs' partial sums."""
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false
 
@@ -11,13 +11,13 @@ import triton
 import triton.language as tl
 
 _COLUMNS = 32
-"""Columns of one program: a cache line of fp32."""
+"""Columns per program: a cache line of fp32."""
 
 
 @triton.jit
 def _sum(partial_ptr, total_ptr, programs, dim, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr):
     if EARLY:
-        # Launched while the kernel before still runs: wait for what it writes.
+        # Launched while the previous kernel still runs: wait for its results.
         tl.extra.cuda.gdc_wait()
     part = tl.program_id(1)
     row = tl.arange(0, ROWS)[:, None]
@@ -27,8 +27,8 @@ def _sum(partial_ptr, total_ptr, programs, dim, ROWS: tl.constexpr, COLUMNS: tl.
     tl.store(total_ptr + part * dim + column, tl.sum(values, axis=0), mask=column < dim)
 
 
-def add_up(partials: torch.Tensor) -> torch.Tensor:
-    """(parts, programs, D) fp32 to (parts, D), in one launch: torch's own sum takes twice as long for so few."""
+def sum_partials(partials: torch.Tensor) -> torch.Tensor:
+    """Sum (parts, programs, D) fp32 to (parts, D) in one launch; torch's own sum takes twice as long at this size."""
     parts, programs, dim = partials.shape
     total = torch.empty(parts, dim, dtype=torch.float32, device=partials.device)
     if total.numel():
@@ -44,5 +44,5 @@ def add_up(partials: torch.Tensor) -> torch.Tensor:
 
 @cache
 def _launches_early(device: torch.device) -> bool:
-    """Programmatic dependent launch, on Hopper and later."""
+    """Whether the device has programmatic dependent launch (Hopper and later)."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)

@@ -1,4 +1,4 @@
-"""The residual step with its norms as two Triton kernels, specialised by what stands in its three places."""
+"""Triton kernels: residual addition with up to three norms (shape, write, read), forward and backward."""
 
 # Triton's decorator hides signatures, and names bound under a constant condition look unbound.
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
@@ -14,14 +14,14 @@ from torch import Tensor
 
 from normlab.kernels.backends import interpreting
 from normlab.kernels.fused.launch import Sweep, as_rows, sweep, visit
-from normlab.kernels.fused.partials import add_up
+from normlab.kernels.fused.partials import sum_partials
 
-# Kinds of a place: 0 nothing, 1 RMSNorm, 2 LayerNorm, 3 a scale.
+# KIND of a place: 0 nothing, 1 RMSNorm, 2 LayerNorm, 3 a scale.
 
 
 @triton.jit
 def _column(pointer, columns, inside, HAS: tl.constexpr, OFFSET: tl.constexpr, DEFAULT: tl.constexpr):
-    """A gain or bias along the columns in fp32; its default where there is none."""
+    """A gain or bias in fp32, or `DEFAULT` if there is none."""
     if HAS:
         value = tl.load(pointer + columns, mask=inside, other=0.0).to(tl.float32)
         if OFFSET:
@@ -38,7 +38,7 @@ def _add_both(a, b, c, d):
 
 @triton.jit
 def _sums(a, b, PAIRED: tl.constexpr):
-    """Both row sums; paired, their threads meet once instead of twice."""
+    """Both row sums; paired, they need one reduction instead of two."""
     if PAIRED:
         first, second = tl.reduce((a, b), 1, _add_both)
     else:
@@ -49,7 +49,7 @@ def _sums(a, b, PAIRED: tl.constexpr):
 
 @triton.jit
 def _centre(v, inside, DIM: tl.constexpr, KIND: tl.constexpr):
-    """Rows less their mean where the norm is LayerNorm. Columns beyond the width stay zero."""
+    """Subtract the mean of each row for LayerNorm. Columns beyond the width stay zero."""
     if KIND == 2:
         v = tl.where(inside, v - (tl.sum(v, axis=1) / DIM)[:, None], 0.0)
     return v
@@ -57,14 +57,14 @@ def _centre(v, inside, DIM: tl.constexpr, KIND: tl.constexpr):
 
 @triton.jit
 def _inverse_size(squares, eps, DIM: tl.constexpr):
-    """1/√(mean square + eps). Rows that only fill a tile are zero, and must stay finite without an eps."""
+    """1/√(mean square + eps). Padding rows are zero and must stay finite if eps is 0."""
     square = squares / DIM + eps
     return 1.0 / tl.sqrt(tl.where(square == 0.0, 1.0, square))
 
 
 @triton.jit
 def _normalise(v, inside, eps, DIM: tl.constexpr, KIND: tl.constexpr):
-    """(normalised rows, inverse size); a scale leaves rows as they are."""
+    """(normalised rows, inverse RMS); a scale leaves rows unchanged."""
     if KIND == 3:
         inverse = tl.full((v.shape[0],), 1.0, tl.float32)
         n = v
@@ -87,7 +87,7 @@ def _normalise_back(d, n, inverse, inside, DIM: tl.constexpr, KIND: tl.constexpr
 
 @triton.jit
 def _normalise_and_back(v, d, inside, eps, DIM: tl.constexpr, KIND: tl.constexpr, PAIRED: tl.constexpr):
-    """(normalised rows, gradient of the rows), given the rows and the gradient of the normalised ones."""
+    """(normalised rows, gradient of the rows), given the rows and the gradient of the normalised rows."""
     if KIND == 3:
         n = v
     else:
@@ -107,9 +107,9 @@ def _add_three(a, b, c, d, e, f):
 
 @triton.jit
 def _two_norms_and_back(v, w_gain, d, w_eps, r_eps, DIM: tl.constexpr, DTYPE: tl.constexpr, PAIRED: tl.constexpr):
-    """An RMSNorm of an RMSNorm: (first normalised rows, its inverse size, second normalised rows, gradient between).
+    """An RMSNorm of an RMSNorm: (first normalised rows, its inverse RMS, second normalised rows, gradient between).
 
-    The sizes of both follow from three sums over the rows themselves, so that the threads meet once and not twice.
+    Both inverse RMS values follow from three sums over the input rows, so one reduction is enough.
     """
     gained = v * w_gain
     if PAIRED:
@@ -158,7 +158,7 @@ def _forward_tile(
             state += _column(wb_ptr, column, within, WB, False, 0.0)[None, :]
         rounded = state.to(state_ptr.dtype.element_ty)
         tl.store(state_ptr + place, rounded, mask=inside)
-        # The next norm reads what was stored, not what was computed: the same numbers as without fusion.
+        # The next norm reads the rounded value that was stored, so that results equal those without fusion.
         state = rounded.to(tl.float32)
     if READ > 0:
         n, _ = _normalise(state, inside, r_eps, DIM, READ)
@@ -222,12 +222,12 @@ def _backward(
     d_wb = tl.zeros((BLOCK,), tl.float32)
     d_rg = tl.zeros((BLOCK,), tl.float32)
     d_rb = tl.zeros((BLOCK,), tl.float32)
-    # Every program takes its row tiles in the same order every time: sums over rows are deterministic.
+    # Every program visits its tiles in a fixed order, so sums over rows are deterministic.
     for first in tl.range(program * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
         row = first + tl.arange(0, ROWS)
         inside = (row < rows)[:, None] & within[None, :]
         place = row.to(tl.int64)[:, None] * DIM + column[None, :]
-        # Every tensor is loaded where it is first used: what waits in shared memory takes no registers.
+        # Every tensor is loaded where it is first used: until then it takes shared memory but no registers.
         if WRITE > 0:
             u = tl.load(g_ptr + place, mask=inside, other=0.0).to(tl.float32)
             if SHAPE > 0:
@@ -314,19 +314,19 @@ def _flags(constants: list[Tensor | None], affines: list[Tensor | None], kinds: 
 
 
 def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
-    """A pointer for what is not there: never read."""
+    """A pointer for an argument that is absent; the kernel does not read it."""
     return other if tensor is None else tensor
 
 
 def forward(x, g, constants, affines, kinds, eps, offsets) -> tuple[Tensor, Tensor]:
-    """(state, input); the input is empty where nothing is read through a norm, the state where there is no update."""
+    """(state, input); the input is empty without a read norm, the state is empty without an update."""
     flat = as_rows(x)
     update = None if g is None else as_rows(g)
     rows, dim = flat.shape
     state = torch.empty(x.shape, dtype=x.dtype, device=x.device) if g is not None else x.new_empty(0)
     seen = torch.empty(x.shape, dtype=x.dtype, device=x.device) if kinds[2] else x.new_empty(0)
     if rows:
-        # Two norms one after the other leave the memory idle in between, unless the next row is on its way.
+        # Two norms in sequence leave the memory idle in between, unless the next row is prefetched.
         walk = visit(dim, rows, (flat, update), ahead=dim > 4096 and kinds[0] in (1, 2))
         pointers = [_or(t, flat) for t in (update, state, seen, *constants, *affines)]
         _forward[(walk.programs,)](
@@ -337,7 +337,7 @@ def forward(x, g, constants, affines, kinds, eps, offsets) -> tuple[Tensor, Tens
 
 
 def _walk(dim: int, rows: int, reads: list[Tensor | None], gains: int, chained: bool) -> Sweep:
-    """How the backward kernel goes over the rows; the numbers are the best of a search on an H200."""
+    """Grid of the backward kernel; the numbers are the best of a search on an H200."""
     if dim <= 1024:
         return sweep(dim, rows, reads, elements=2048, per_thread=32, together=4)
     if dim <= 2048:
@@ -346,7 +346,7 @@ def _walk(dim: int, rows: int, reads: list[Tensor | None], gains: int, chained: 
         return sweep(dim, rows, reads, elements=1, per_thread=32, together=2)
     if dim <= 4096:
         return sweep(dim, rows, reads, elements=1, per_thread=16, together=1, most_stages=3)
-    # Two norms in a chain fill the registers with their gains and sums: more threads with less each, nothing ahead.
+    # Two norms in sequence fill the registers with their gains and sums: more threads with fewer elements, no prefetch.
     return sweep(
         dim, rows, reads, elements=1, per_thread=16 if chained else 32, together=1, most_stages=1 if chained else 4
     )
@@ -355,7 +355,7 @@ def _walk(dim: int, rows: int, reads: list[Tensor | None], gains: int, chained: 
 def backward(
     x, g, state, constants, affines, kinds, eps, offsets, d_state, d_input, update_dtype, separate
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(dx, dg, gradients of the gains and biases that are there, stacked in order)."""
+    """(dx, dg, gradients of the gains and biases that exist, stacked in order)."""
     given = d_state if d_state is not None else d_input
     dim, rows = given.shape[-1], given.numel() // given.shape[-1]
     dx = torch.empty(given.shape, dtype=given.dtype, device=given.device)
@@ -374,4 +374,4 @@ def backward(
             ROWS=walk.tile.rows, BLOCK=walk.tile.block, STAGES=walk.stages, PAIRED=not interpreting(), CHAINED=chained,
             num_warps=walk.tile.warps,
         )  # fmt: skip
-    return dx, dg, add_up(sums)
+    return dx, dg, sum_partials(sums)

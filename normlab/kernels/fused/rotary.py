@@ -1,4 +1,4 @@
-"""The gradients of queries, keys and values, turned back and laid side by side, each read once in whatever layout."""
+"""Triton kernel: backward pass of rotary embeddings; rotates the gradients of q and k back and concatenates q, k, v."""
 
 # Triton's language is not Python's: launch options and compile-time values look wrong to a type checker.
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
@@ -10,10 +10,10 @@ import triton
 import triton.language as tl
 
 TOKENS, HEADS = 4, 4
-"""What one program turns: tokens lie together in a layout by heads, heads in one by tokens."""
+"""Tokens and heads per program: neighbours in memory in a head-major and in a token-major layout, respectively."""
 
 PER_THREAD = 8
-"""Channels of each half that a thread turns, 16 bytes of bf16."""
+"""Channels of each half per thread, 16 bytes of bf16."""
 
 
 @triton.jit
@@ -31,7 +31,7 @@ def _lay_down(
     COUNT: tl.constexpr, ROW: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
     TOKENS: tl.constexpr, HEADS: tl.constexpr, TURN: tl.constexpr,
 ):  # fmt: skip
-    """A few tokens of a few of the `COUNT` heads at `d_ptr`, behind the `before` heads of others in the result."""
+    """Copy a tile of the `COUNT` heads at `d_ptr` to the output, behind its first `before` heads; rotate if `TURN`."""
     t = tl.arange(0, TOKENS)[:, None, None]
     h = tl.arange(0, HEADS)[None, :, None]
     channel = tl.arange(0, BLOCK)[None, None, :]
@@ -40,7 +40,7 @@ def _lay_down(
     d_ptr += batch * stride_b + start * stride_t + (group * HEADS).to(tl.int64) * stride_h
     first, second = _halves(d_ptr, t, h, stride_t, stride_h, stride_d, inside, HALF, BLOCK)
     if TURN:
-        # Read for every head, out of the cache: handing them from thread to thread would cost a meeting of all.
+        # Loaded again for every head, from the cache: sharing between threads would need a barrier.
         table = batch * table_b + start * table_t
         cos_1, cos_2 = _halves(cos_ptr + table, t, 0, table_t, 0, 1, inside, HALF, BLOCK)
         sin_1, sin_2 = _halves(sin_ptr + table, t, 0, table_t, 0, 1, inside, HALF, BLOCK)
@@ -61,7 +61,7 @@ def _backward(
     Q_GROUPS: tl.constexpr = (Q + HEADS - 1) // HEADS
     KV_GROUPS: tl.constexpr = (KV + HEADS - 1) // HEADS
     ROW: tl.constexpr = (Q + 2 * KV) * 2 * HALF
-    # All heads of a token one after the other: programs that write the same pages run together.
+    # All heads of a token are consecutive programs, so that programs that write the same pages run together.
     group = tl.program_id(0) % (Q_GROUPS + 2 * KV_GROUPS)
     place = tl.program_id(0) // (Q_GROUPS + 2 * KV_GROUPS)
     tiles = tl.cdiv(length, TOKENS)
@@ -87,7 +87,7 @@ def _backward(
 def backward(
     dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> torch.Tensor:
-    """The gradient of the projection (B, T, width) from those of q, k, v (B, T, heads, head_dim), of any strides."""
+    """Gradient of the projection (B, T, width) from those of q, k, v (B, T, heads, head_dim), of any strides."""
     batch, length, heads, head_dim = dq.shape
     kv_heads = dk.shape[2]
     out = torch.empty(batch, length, (heads + 2 * kv_heads) * head_dim, dtype=dq.dtype, device=dq.device)

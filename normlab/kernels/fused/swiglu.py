@@ -1,4 +1,4 @@
-"""The gradients of gate and up, and the gated product once more, from one reading of [gate, up] and dh."""
+"""Triton kernel: backward pass of SwiGLU; gradients of gate and up, and the gated product, in one pass."""
 
 # Triton's language is not Python's: launch options and compile-time values look wrong to a type checker.
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
@@ -12,10 +12,10 @@ import triton.language as tl
 from normlab.kernels.fused import launch
 
 BLOCK = 2048
-"""Elements of h that one program makes: a piece of one row, or several rows where they are shorter."""
+"""Elements of h per program: a piece of one row, or several rows if they are shorter."""
 
 WARPS = 2
-"""Few threads with 32 elements each: more loads are on their way than from many with eight (measured)."""
+"""Few threads with 32 elements each have more loads in flight than many with eight (measured)."""
 
 
 @triton.jit(do_not_specialize=["rows"])

@@ -1,6 +1,6 @@
-"""Cards: all there is to know of a scheme on one page, from its own file.
+"""The card of a scheme: formula, source, options, parameters, cost and bounds on one page.
 
-The docstring of a scheme holds what only a person can say (formula, sketch, source, failures); the rest is computed
+The docstring of a scheme holds what cannot be computed (formula, sketch, source, known failures). The rest is computed
 from the scheme itself, so that terminal, documentation and code cannot disagree.
 """
 
@@ -10,6 +10,7 @@ import inspect
 import itertools
 import re
 import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,7 @@ from normlab.utils.docstrings import field_docs
 
 SECTIONS = ("Formula", "Placement", "Init", "Source", "Law", "Fails")
 _DEPTH, _DIM = 12, 768
-"""The size at which figures on a card are given: that of a 125M model."""
+"""Depth and width for the numbers on a card: those of a 125M model."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Card:
-    """What `normlab schemes NAME` prints and `docs/schemes/NAME.md` holds."""
+    """The content of `normlab schemes NAME` and of `docs/schemes/NAME.md`."""
 
     scheme: Scheme
     title: str
@@ -46,17 +47,17 @@ class Card:
 
     @classmethod
     def of(cls, scheme: Scheme) -> Card:
-        """Read the docstring; a scheme without a proper one still gets a card, with what is there."""
+        """Parse the docstring; a scheme with a plain docstring or none gets a card with what is there."""
         head, _, body = _docstring(scheme).partition("\n")
         title, colon, summary = head.partition(": ")
         if not colon:
-            # A plain sentence is what the scheme does, not what it is called.
+            # A plain sentence is a summary, not a title.
             title, summary = scheme.name, head
         return cls(scheme, title, summary, dict(_split(body)))
 
     @property
     def options(self) -> list[Option]:
-        """The scheme's own options first, then those that all share."""
+        """The scheme's own options first, then those that all schemes share."""
         shared = set(Scheme.options())
         fields = self.scheme.options().values()
         texts = field_docs(type(self.scheme))
@@ -65,23 +66,24 @@ class Card:
 
     @property
     def extra_params(self) -> ParamFormula:
-        """Parameters that the scheme adds around the sublayers."""
+        """Number of parameters that the scheme adds to the sublayers' own."""
         return ParamFormula.of(self.scheme)
 
     @property
     def traffic(self) -> tuple[int, int] | None:
-        """Tensors of one token's width that a fused block must move around its sublayers, forward and backward.
+        """Memory traffic of a fused block around its sublayers, in vectors per token: (forward, backward).
 
-        None for a block of the user's own that is not made of steps.
+        None for a user's block that is not made of steps.
         """
         middle = self.scheme.bind(depth=_DEPTH, dim=8).block(_DEPTH // 2)
         if not hasattr(middle, "steps"):
             return None
-        moves = [step.traffic(self.scheme.streams) for step in middle.steps]  # type: ignore[operator]
+        moves: list[tuple[int, int]] = [step.traffic(self.scheme.streams) for step in middle.steps]  # pyright: ignore
         return sum(forward for forward, _ in moves), sum(backward for _, backward in moves)
 
     @property
     def cost(self) -> str:
+        """The memory traffic in words."""
         if self.traffic is None:
             return "not known: its block is not made of steps"
         forward, backward = self.traffic
@@ -93,7 +95,7 @@ class Card:
 
     @property
     def certificate(self) -> str:
-        """What is proven of the state's size at initialisation, whatever the sublayers do."""
+        """The proven bound on the RMS of the state at initialisation, for any sublayers."""
         bound = self.scheme.bind(depth=_DEPTH, dim=_DIM)
         size = rms_bound_of(bound.entry(), 1.0)
         for k in range(_DEPTH):
@@ -106,7 +108,7 @@ class Card:
 
     @property
     def growth(self) -> list[tuple[str, str]]:
-        """The scheme's law in words, empty where it states none."""
+        """The scheme's growth laws in words; empty if it states none."""
         try:
             law = self.scheme.law(_DEPTH)
         except NormLabError:
@@ -116,27 +118,27 @@ class Card:
 
 
 def _docstring(scheme: Scheme) -> str:
-    """What the class says of itself; a dataclass without a docstring is given its signature, which says nothing."""
+    """The docstring of the class; empty if it is only the signature that a dataclass generates."""
     text = inspect.cleandoc(type(scheme).__doc__ or "")
     return "" if text.startswith(f"{type(scheme).__name__}(") else text
 
 
 def _start(law: Law) -> str:
-    """What the law says of the state at initialisation."""
+    """The predicted RMS of the state at initialisation."""
     if law.rms is None:
         return ""
     sizes = ", ".join(f"{law.rms(i):.3g} after {i}" for i in (24, 48))
     return f"; at initialisation RMS × {sizes} sublayers"
 
 
-def _split(body: str):
+def _split(body: str) -> Iterator[tuple[str, str]]:
     """(section, text) pairs; a section begins with its name in the first column, its text is indented."""
     pattern = re.compile(rf"^({'|'.join(SECTIONS)})\s+", re.MULTILINE)
     starts = list(pattern.finditer(body))
     for here, following in itertools.pairwise([*starts, None]):
         assert here is not None
         text = body[here.end() : following.start() if following else None].rstrip()
-        # The first line lost its indent to the name; the others keep theirs, which is as long.
+        # The name takes the place of the first line's indent; the other lines have an indent of the same length.
         yield here.group(1), textwrap.dedent(" " * (here.end() - here.start()) + text)
 
 
@@ -151,11 +153,12 @@ class ParamFormula:
 
     @classmethod
     def of(cls, scheme: Scheme) -> ParamFormula:
-        """Solved from four small instances; a single block may be an exception, so none of them is one."""
+        """Solve for the coefficients from four small stacks; not of one block, which may be an exception."""
         (a, c), (b, e) = _line([_line([_count(scheme, L, d) for d in (1, 2)]) for L in (4, 5)], start=4)
         return cls(int(a), int(b), int(c), int(e))
 
     def at(self, depth: int, dim: int) -> int:
+        """The number of parameters at a depth and width."""
         return (self.a * depth + self.b) * dim + self.c * depth + self.e
 
     def __str__(self) -> str:
@@ -164,7 +167,7 @@ class ParamFormula:
         return " + ".join(term for term in terms if term) or "none"
 
 
-def _line(values: list, start: int = 1) -> Any:
+def _line(values: list[Any], start: int = 1) -> Any:
     """(slope, intercept) through the values at `start` and `start` + 1."""
     at_start, slope = np.asarray(values[0]), np.asarray(values[1]) - np.asarray(values[0])
     return slope, at_start - start * slope

@@ -1,8 +1,8 @@
-"""Schemes named by the file or module they are in: `highway.py:Highway` and `package.module:Highway`.
+"""Import schemes from users' files and modules: `highway.py:Highway` and `package.module:Highway`.
 
-The file is imported because the user names it. A reference that is written down is absolute and carries a hash of the
-file's content, `/path/highway.py@3f1c9a02b7de:Highway`: another process finds the same code, or says what is missing.
-Where results are shared, `highway.py@3f1c9a02b7de:Highway` says the same without the folder.
+The file is imported because the user names it. A stored reference has an absolute path and a hash of the file's
+content, `/path/highway.py@3f1c9a02b7de:Highway`, so that another process finds the same code or reports what is
+missing. In shared results the folder is left out: `highway.py@3f1c9a02b7de:Highway`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import dataclasses
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
@@ -23,8 +24,7 @@ from types import CodeType, ModuleType
 from typing import Any, ClassVar, get_origin, get_type_hints
 
 from normlab.errors import NormLabError, unknown
-from normlab.schemes.catalog.origin import Origin
-from normlab.schemes.contract.scheme import Scheme
+from normlab.schemes.contract.scheme import Origin, Scheme
 
 _NAME = r"[^\W\d]\w*"
 _MODULE = rf"{_NAME}(?:\.{_NAME})*"
@@ -37,7 +37,7 @@ _modules: dict[tuple[str, str], ModuleType] = {}
 
 @dataclass(frozen=True)
 class Reference:
-    """`where[@content]:cls[(options)]`, read."""
+    """A parsed reference, `where[@content]:cls[(options)]`."""
 
     where: str
     content: str | None
@@ -46,6 +46,7 @@ class Reference:
 
     @property
     def is_file(self) -> bool:
+        """Whether it names a file and not a module."""
         return self.where.endswith(".py")
 
     def __str__(self) -> str:
@@ -53,34 +54,34 @@ class Reference:
 
 
 def read(text: str) -> Reference | None:
-    """The reference that names a scheme, with or without options; None where the text is none."""
+    """Parse a reference with or without options; None if the text is not one."""
     match = _SPELLING.fullmatch(text.strip())
     return None if match is None else Reference(match["where"], match["content"], match["cls"], match["options"] or "")
 
 
 def find(reference: Reference) -> type[Scheme]:
-    """The class behind a reference: that of a file or module imported before with this content, or imported now."""
+    """The class of a reference; imports its file or module unless this content was imported before."""
     found = known(reference)
     if found is None:
         module, content = _import_file(reference) if reference.is_file else _import_module(reference)
         found = _scheme_in(module, reference)
-        _settle(found, _place(reference), content)
+        _record_origin(found, _place(reference), content)
     return found
 
 
 def known(reference: Reference) -> type[Scheme] | None:
-    """The class of a reference with a hash, if this process has imported it, from whatever folder: nothing is run."""
+    """The class of a reference with a hash if this process has imported it, from any folder; nothing is executed."""
     if reference.content is None:
         return None
     wanted = Origin(reference.where, reference.content, reference.cls)
     imported = [(cls, cls.origin()) for cls in _subclasses(Scheme)]
-    # Of the same content in several folders, that of the very folder, or the one that was named last.
+    # If the same content is in several folders: that of the exact folder, else the last one imported.
     alike = [cls for cls, origin in imported if origin and origin.shared == wanted.shared]
     return next((cls for cls in alike if cls.origin() == wanted), alike[-1] if alike else None)
 
 
 def refuse_unknown(text: str) -> None:
-    """Raise for a reference that would have to be imported: what was downloaded must not choose what is run."""
+    """Raise for a reference that has not been imported yet: a downloaded model must not choose the code to run."""
     reference = read(text)
     if reference is not None and known(reference) is None:
         shown = f"path/to/{os.path.basename(reference.where)}" if reference.is_file else reference.where
@@ -91,7 +92,7 @@ def refuse_unknown(text: str) -> None:
 
 
 def load(reference: Reference) -> Any:
-    """What a reference names, a scheme or anything else."""
+    """Import what a reference names, a scheme or any other object."""
     module, _ = _import_file(reference) if reference.is_file else _import_module(reference)
     return _attribute(module, reference)
 
@@ -100,7 +101,7 @@ def load(reference: Reference) -> Any:
 
 
 class _Bytes(SourceFileLoader):
-    """Runs the bytes that were hashed: a .pyc beside the file may be older than its last change."""
+    """Executes the bytes that were hashed, because a .pyc beside the file may be outdated."""
 
     def __init__(self, name: str, path: str, source: bytes):
         super().__init__(name, path)
@@ -125,7 +126,7 @@ def _import_file(reference: Reference) -> tuple[ModuleType, str]:
 
 def _run(path: str, source: bytes, content: str) -> ModuleType:
     place = hashlib.sha256(path.encode(errors="surrogateescape")).hexdigest()[:8]
-    # Dataclasses, inspect and pickle look modules up by their names, which therefore must differ.
+    # Dataclasses, inspect and pickle look modules up by name, so names must be unique.
     name = f"{Path(path).stem}_{place}_{content}"
     spec = importlib.util.spec_from_file_location(name, path, loader=_Bytes(name, path, source))
     assert spec is not None
@@ -150,7 +151,7 @@ def _import_module(reference: Reference) -> tuple[ModuleType, str | None]:
 
 
 def _place(reference: Reference) -> str:
-    """A path that is the same in every folder, or the name of a module."""
+    """The absolute path of a file, or the name of a module."""
     return os.path.abspath(os.path.expanduser(reference.where)) if reference.is_file else reference.where
 
 
@@ -167,8 +168,8 @@ def _check_content(reference: Reference, content: str | None, where: str) -> Non
 
 
 @contextmanager
-def looking_in(folder: str) -> Iterator[None]:
-    """A folder among the places where modules are looked for, as that of a script is."""
+def looking_in(folder: str) -> Generator[None, None, None]:
+    """Context manager that puts a folder on `sys.path`, as Python does for a script."""
     sys.path.insert(0, folder)
     try:
         yield
@@ -178,7 +179,8 @@ def looking_in(folder: str) -> Iterator[None]:
 
 
 @contextmanager
-def _in_one_line(where: str) -> Iterator[None]:
+def _in_one_line(where: str) -> Generator[None, None, None]:
+    """Context manager that turns any exception of an import into an error of one line."""
     try:
         yield
     except SyntaxError as error:
@@ -207,19 +209,20 @@ def _scheme_in(module: ModuleType, reference: Reference) -> type[Scheme]:
 
 
 def is_scheme(value: Any) -> bool:
-    """Whether a value is a class of schemes."""
+    """Whether a value is a subclass of `Scheme`."""
     return isinstance(value, type) and issubclass(value, Scheme)
 
 
 def check_class(cls: Any, shown: str) -> None:
-    """Raise if a class cannot be used as a scheme: `shown` names it."""
+    """Raise if a class cannot be used as a scheme; `shown` is its name in the error."""
     if not (is_scheme(cls) and cls is not Scheme):
         kind = f"a {type(cls).__name__}" if not isinstance(cls, type) else "a class of another kind"
         raise NormLabError(f"{shown} is not a scheme but {kind}: expected a dataclass derived from normlab.Scheme")
     if not isinstance(getattr(cls, "name", None), str) or not cls.name:
         raise NormLabError(f"{shown} has no name; add e.g. name = {cls.__name__.lower()!r} to the class")
     with _in_one_line(shown):
-        kinds, own = get_type_hints(cls), vars(cls).get("__annotations__", {})
+        kinds: dict[str, Any] = get_type_hints(cls)
+    own = inspect.get_annotations(cls)
     options = [option for option in own if get_origin(kinds[option]) is not ClassVar and kinds[option] is not ClassVar]
     if not set(options) <= {field.name for field in dataclasses.fields(cls)}:
         raise NormLabError(
@@ -227,8 +230,8 @@ def check_class(cls: Any, shown: str) -> None:
         )
 
 
-def _settle(cls: type[Scheme], where: str, content: str | None) -> None:
-    """Remember where a class comes from, unless it is found by its name alone."""
+def _record_origin(cls: type[Scheme], where: str, content: str | None) -> None:
+    """Store where a class was imported from, unless the registry finds it by its name."""
     from normlab.schemes.catalog.registry import permanent_owner
 
     owner = permanent_owner(cls.name)
@@ -238,7 +241,7 @@ def _settle(cls: type[Scheme], where: str, content: str | None) -> None:
         raise NormLabError(
             f"{where}:{cls.__name__} is called {cls.name!r}, as NormLab's {owner.__name__} is; give it another name"
         )
-    cls._origin = Origin(where, content, cls.__name__)
+    cls._origin = Origin(where, content, cls.__name__)  # pyright: ignore[reportPrivateUsage]
 
 
 def _subclasses(cls: type[Scheme]) -> Iterator[type[Scheme]]:

@@ -1,4 +1,4 @@
-"""Schemes by name: ours, those that other packages register, those in files, and the names people type for them."""
+"""Registry of schemes: look up a scheme by name, alias, entry point or file; parse `peri(step=0.1)`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import ast
 import dataclasses
 import re
 import sys
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, get_type_hints
 
 from normlab.errors import NormLabError, unknown
 from normlab.schemes.catalog import reference
-from normlab.schemes.contract.angles import angle
+from normlab.schemes.contract.options import angle
 from normlab.schemes.contract.scheme import Scheme
 from normlab.schemes.deepnorm import DeepNorm
 from normlab.schemes.dual import Dual
@@ -31,16 +32,16 @@ from normlab.schemes.pre import Pre
 from normlab.schemes.spannorm import SpanNorm
 
 ENTRY_POINT_GROUP = "normlab.schemes"
-"""Packages register a scheme class under this group; its own `name` is what users type."""
+"""Entry-point group under which other packages register scheme classes; users type the class's `name`."""
 
 _SCHEMES: dict[str, type[Scheme]] = {}
 _ALIASES: dict[str, str] = {}
 _permanent: set[type[Scheme]] = set()
-"""Schemes that every process finds by their names: ours and those of entry points."""
+"""Schemes that every process finds by name: NormLab's own and those of entry points."""
 
 
 def register(cls: type[Scheme]) -> type[Scheme]:
-    """Make a scheme known by its name and aliases; usable as a decorator."""
+    """Register a scheme class under its name and aliases; can be used as a decorator."""
     reference.check_class(cls, getattr(cls, "__qualname__", repr(cls)))
     names = [cls.name, *cls.aliases, *cls.variants]
     for name in names:
@@ -53,7 +54,7 @@ def register(cls: type[Scheme]) -> type[Scheme]:
 
 
 def unregister(cls: type[Scheme]) -> None:
-    """Forget a scheme, e.g. one that a test registered."""
+    """Remove a scheme from the registry, e.g. after a test."""
     _SCHEMES.pop(cls.name, None)
     _permanent.discard(cls)
     for name in [name for name, owner in _ALIASES.items() if owner == cls.name]:
@@ -66,8 +67,8 @@ def list_schemes() -> list[str]:
     return sorted(_SCHEMES)
 
 
-def find(name: str) -> type[Scheme]:
-    """The class behind a name, an alias, or a reference such as `highway.py:Highway`, whose file is then imported."""
+def find_class(name: str) -> type[Scheme]:
+    """The class of a name, an alias or a reference such as `highway.py:Highway`, whose file is then imported."""
     if named := reference.read(name):
         return reference.find(named)
     _load_plugins()
@@ -78,29 +79,30 @@ def find(name: str) -> type[Scheme]:
 
 
 def permanent_owner(name: str) -> type[Scheme] | None:
-    """The scheme that every process finds by this name, if there is one."""
+    """The class that every process finds by this name; None if there is none."""
     _load_plugins()
     owner = _owner(name)
     return owner if owner in _permanent else None
 
 
 def scheme(spec: str | Scheme, **options: Any) -> Scheme:
-    """A scheme from its name: `scheme("geonorm", decay="sqrt")`, `scheme("peri(step=0.1)")`.
+    """Make a scheme from its name: `scheme("geonorm", decay="sqrt")`, `scheme("peri(step=0.1)")`.
 
-    One of your own is named by its file or module: `scheme("highway.py:Highway(gate=-2)")`, which imports that file.
+    For a scheme of your own give its file or module: `scheme("highway.py:Highway(gate=-2)")`, which imports that file.
     """
     if isinstance(spec, Scheme):
         return dataclasses.replace(spec, **_known(type(spec), options)) if options else spec
-    if not isinstance(spec, str):
+    if not isinstance(spec, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may have no type checker
         raise NormLabError(f"expected a scheme or its name, got {type(spec).__name__}; try 'pre'")
     name, written = parse(spec)
-    cls = find(name)
-    meant = next((v for variant, v in cls.variants.items() if _plain(variant) == _plain(name)), {})
+    cls = find_class(name)
+    variants = [options for variant, options in cls.variants.items() if _plain(variant) == _plain(name)]
+    meant: Mapping[str, Any] = variants[0] if variants else {}
     return _made(cls, {**meant, **written, **options})
 
 
 def parse(spec: str) -> tuple[str, dict[str, Any]]:
-    """`"peri(step=0.1)"` → `("peri", {"step": 0.1})`; nothing is evaluated.
+    """Parse a specification: `"peri(step=0.1)"` → `("peri", {"step": 0.1})`; nothing is evaluated.
 
     Values are Python literals, words such as sqrt or decay-first, and multiples of pi.
     """
@@ -118,7 +120,7 @@ def parse(spec: str) -> tuple[str, dict[str, Any]]:
 
 
 def _split(spec: str) -> tuple[str, str]:
-    """Name and bracket with options. The path of a file may hold brackets, too."""
+    """(name, options in brackets). The path of a file may contain brackets, too."""
     if named := reference.read(spec):
         return spec[: len(spec) - len(named.options)].strip(), named.options
     name, bracket, options = spec.partition("(")
@@ -126,7 +128,7 @@ def _split(spec: str) -> tuple[str, str]:
 
 
 def _made(cls: type[Scheme], options: dict[str, Any]) -> Scheme:
-    """The scheme; what a class of the user's raises becomes one line."""
+    """Construct the scheme; an error in a user's class becomes one line."""
     try:
         return cls(**_numbers(cls, _known(cls, options)))
     except NormLabError:
@@ -139,7 +141,7 @@ def _made(cls: type[Scheme], options: dict[str, Any]) -> Scheme:
 
 
 def _numbers(cls: type[Scheme], options: dict[str, Any]) -> dict[str, Any]:
-    """`gate=-2` as the float that the class expects. Not in ours: stored runs are named by the text that was typed."""
+    """Convert int to float where the class expects one. Not in NormLab's classes: runs are named by the typed text."""
     if cls in _permanent:
         return options
     kinds = get_type_hints(cls)
@@ -180,7 +182,7 @@ def _owner(name: str) -> type[Scheme] | None:
 
 
 def _is_same(one: type[Scheme], other: type[Scheme]) -> bool:
-    """Whether two classes are one, or versions of one that was imported again after a change."""
+    """Whether two classes are the same, or versions of one whose file was changed and imported again."""
     return one is other or (one.__qualname__ == other.__qualname__ and _file(one) == _file(other) is not None)
 
 

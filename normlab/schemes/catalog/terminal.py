@@ -1,4 +1,4 @@
-"""Schemes on the terminal: the table of all, the card of one."""
+"""`normlab schemes`: the table of all schemes and the card of one, on the terminal or as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from normlab.schemes.contract.needs import PLACES
 
 
 def schemes(*, as_json: bool = False) -> None:
-    """One row per scheme."""
+    """Print a table with one row per scheme."""
     cards = [Card.of(scheme(name)) for name in list_schemes()]
     if as_json:
         print(json.dumps([facts(card) for card in cards], ensure_ascii=False, indent=2))
@@ -40,7 +40,7 @@ def schemes(*, as_json: bool = False) -> None:
 
 
 def card(spec: str, *, as_json: bool = False) -> None:
-    """Everything about one scheme."""
+    """Print the card of one scheme."""
     page = Card.of(scheme(spec))
     if as_json:
         print(json.dumps(facts(page), ensure_ascii=False, indent=2))
@@ -67,13 +67,13 @@ def _section(console: Console, heading: str, text: str) -> None:
 
 
 def names_of(page: Card) -> list[str]:
-    """What else people type for a scheme, with the options that a name stands for."""
+    """Aliases and variants of a scheme, the latter with their options."""
     cls = type(page.scheme)
     return [*cls.aliases, *(f"{name} = {cls(**options)}" for name, options in cls.variants.items())]
 
 
 def rows(page: Card) -> list[tuple[str, str]]:
-    """(heading, text) of a card in reading order; the documentation prints the same."""
+    """(heading, text) of a card in order; also used by the documentation."""
     needs = "\n".join(f"{need.name}: {PLACES[need.name]}" for need in page.scheme.needs) or "nothing inside a sublayer"
     zero = "may start at zero" if page.scheme.zero_outputs else "must not start at zero (refused)"
     return [
@@ -88,7 +88,7 @@ def rows(page: Card) -> list[tuple[str, str]]:
 
 
 def facts(page: Card) -> dict[str, Any]:
-    """A card as plain data."""
+    """A card as a dictionary for JSON."""
     return {
         "name": page.scheme.name,
         "title": page.title,

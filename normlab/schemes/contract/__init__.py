@@ -1,1 +1,1 @@
-"""The contract of a scheme: what it declares, how it binds to a stack, and the parts it is built from."""
+"""The interface of a scheme: `Scheme`, `BoundScheme`, blocks, the parts to build them from, and theoretical laws."""

@@ -1,4 +1,7 @@
-"""Blocks: how the steps of one block are wired, one after the other or side by side."""
+"""Transformer blocks: the residual steps of one block, run serially or in parallel."""
+
+# torch has no public way to ask for hooks.
+# pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 
@@ -11,18 +14,18 @@ from torch import nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from normlab.errors import NormLabError
-from normlab.schemes.contract.parts import Branch, BranchBound, Step, Write, propose, rms_bound_of, see
+from normlab.schemes.contract.parts import Branch, BranchBound, Step, Write, call_branch, read_state, rms_bound_of
 
 
 class Block(nn.Module):
-    """The steps of one block. `forward(state, branches)` takes one callable per step and returns the next state.
+    """The residual steps of one block. `forward(state, branches)` takes one callable per step, returns the next state.
 
-    Inside, a block enters (its first branch's input beside the state) and runs. The two are apart so that a stack may
-    let the last write of a block settle together with the first norm of the next.
+    `forward` computes the first branch's input and calls `run`. The two are separate so that a stack can fuse the last
+    write of a block with the first norm of the next.
     """
 
     kernels: str = "auto"
-    """Which kernels its steps may use: auto, reference or triton."""
+    """Which kernels the steps may use: auto, reference or triton."""
 
     def __init__(self, steps: list[Step]):
         super().__init__()
@@ -30,66 +33,67 @@ class Block(nn.Module):
 
     @property
     def branches(self) -> int:
+        """Number of branches that `forward` expects."""
         return len(self.steps)
 
     @property
     def first_read(self) -> nn.Module:
-        """What stands between the block's input and its first branch."""
+        """The module that computes the first branch's input."""
         return self.steps[0].read  # pyright: ignore[reportReturnType]  # ModuleList forgets types
 
     def pairs(self, branches: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-        """(step, branch), refused in one line where their numbers differ."""
+        """(step, branch) pairs; raises if there are not as many branches as steps."""
         if len(branches) != self.branches:
             raise NormLabError(f"this block steps through {self.branches} branches, got {len(branches)}")
         return zip(self.steps, branches, strict=True)
 
     def forward(self, state: torch.Tensor, branches: Sequence[Branch]) -> torch.Tensor:
-        state, seen = see(state, self.first_read, self.usable_kernels())
+        state, seen = read_state(state, self.first_read, self.usable_kernels())
         return self.run(state, seen, branches, nn.Identity())[0]
 
     def run(
         self, state: torch.Tensor, seen: torch.Tensor, branches: Sequence[Branch], after: nn.Module
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """From (state, the first branch's input) to (next state, what `after` makes of it)."""
+        """Run the block from (state, first branch's input); returns (next state, after(next state))."""
         raise NotImplementedError
 
     def rms_bound(self, state: float, branches: Sequence[BranchBound]) -> float:
-        """Largest RMS of the block's output, given the largest of its input and a bound for each branch."""
+        """Largest RMS of the block's output, given the largest RMS of its input and a bound for each branch."""
         return math.inf
 
     def reads(self, after: nn.Module) -> list[nn.Module]:
-        """What each step's result is read through: the next step's read, and `after` at the end."""
+        """The module applied after each step's write: the next step's `read`, and `after` for the last step."""
         return [*(step.read for step in self.steps[1:]), after]  # type: ignore[union-attr]
 
     def usable_kernels(self) -> str:
-        """A hook on a part must see what passes through it, so such a block runs part by part."""
+        """The kernels to use now: the reference if a module of the block has hooks, which fused kernels would skip."""
         if torch.compiler.is_compiling() or self.kernels == "reference" or not has_hooks(self):
             return self.kernels
         return "reference"
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether anyone listens to the module, to a part of it, or to all modules there are."""
+    """Whether a module or one of its submodules has hooks, global hooks included, or a replaced `forward`."""
     return bool(_has_any_global_hook()) or any(
         part._forward_hooks
         or part._forward_pre_hooks
         or part._backward_hooks
         or part._backward_pre_hooks
-        # Libraries that move a module's inputs between devices put their own method in place of its forward.
+        # Accelerate moves a module's inputs between devices by replacing its `forward`.
         or "forward" in vars(part)
         for part in module.modules()
     )
 
 
 class SerialBlock(Block):
-    """One step after the other: the MLP sees what attention did."""
+    """Steps one after the other: the MLP reads the state that attention has updated."""
 
     def run(
         self, state: torch.Tensor, seen: torch.Tensor, branches: Sequence[Branch], after: nn.Module
     ) -> tuple[torch.Tensor, torch.Tensor]:
         kernels = self.usable_kernels()
         for (step, branch), read in zip(self.pairs(branches), self.reads(after), strict=True):
-            state, seen = step.write.settle(state, propose(branch, seen), step.shape, read, kernels)
+            state, seen = step.write.write_and_read(state, call_branch(branch, seen), step.shape, read, kernels)
         return state, seen
 
     def rms_bound(self, state: float, branches: Sequence[BranchBound]) -> float:
@@ -99,16 +103,16 @@ class SerialBlock(Block):
 
 
 class ParallelBlock(Block):
-    """All branches at the same state, one write of the sum of their updates.
+    """All branches read the same state; the sum of their updates is written once.
 
-    Each branch keeps its own read and shape; of the writes only the first is kept, so no parameter is left unused.
+    Each branch keeps its own `read` and `shape`. Only the first step keeps its `write`, so no parameter is unused.
     """
 
     shares_read = False
-    """Whether all branches read what the first does."""
+    """Whether all branches share the first one's `read`."""
 
     def share_read(self) -> None:
-        """One norm before all branches, as in GPT-J."""
+        """Use one norm for all branches, as GPT-J does."""
         self.shares_read = True
         for step in self.steps[1:]:
             step.read = nn.Identity()
@@ -122,11 +126,11 @@ class ParallelBlock(Block):
         self, state: torch.Tensor, seen: torch.Tensor, branches: Sequence[Branch], after: nn.Module
     ) -> tuple[torch.Tensor, torch.Tensor]:
         updates = [
-            step.shape(propose(branch, seen if step is self.steps[0] or self.shares_read else step.read(state)))
+            step.shape(call_branch(branch, seen if step is self.steps[0] or self.shares_read else step.read(state)))
             for step, branch in self.pairs(branches)
         ]
         total = sum(updates[1:], start=updates[0])
-        return self.steps[0].write.settle(state, total, nn.Identity(), after, self.usable_kernels())  # type: ignore
+        return self.steps[0].write.write_and_read(state, total, nn.Identity(), after, self.usable_kernels())  # type: ignore
 
     def rms_bound(self, state: float, branches: Sequence[BranchBound]) -> float:
         if self.shares_read:

@@ -1,10 +1,10 @@
-"""Laws: what theory says a scheme does.
+"""`Law`: the theoretical predictions of a scheme, for the simulator and the stability check.
 
-Two theories meet here. Attention dynamics (arXiv 2510.22026) sees tokens as particles x_j = r_j θ_j on a sphere: every
-placement is the same angular flow with its own speed divisor s_j, plus a law for the radius. Growth theory (arXiv
-2510.09904 and the moment computation at initialisation) says how the size of the state and of its gradient depends on
-depth. A scheme states both; the simulator integrates the first, the stability check draws the second over what it
-measures. What a scheme's parts prove without data (its certificate) is not stated but computed: see `Block.rms_bound`.
+Attention dynamics (arXiv 2510.22026) treats tokens as particles x_j = r_j θ_j on a sphere: every norm placement gives
+the same angular flow with its own speed divisor s_j, plus an equation for the radius. Growth theory (arXiv 2510.09904
+and the moment computation at initialisation) predicts how the RMS of the state and of its gradient depends on depth. A
+scheme states both. The simulator integrates the first; the stability check compares the second with measurements.
+Bounds that hold for any input (certificates) are not stated here but computed: see `Block.rms_bound`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ Growth = Literal["bounded", "random walk", "linear", "exponential"]
 
 @dataclass(frozen=True)
 class Motion:
-    """What a law may look at: all tokens at one time. Radii are in units of the sphere that the norm projects on."""
+    """The state of all tokens at one time, the argument of a law. Radii are in units of the norm's sphere."""
 
     time: torch.Tensor
+    """Depth in blocks."""
     radius: torch.Tensor
     """r_j."""
     attention: torch.Tensor
@@ -35,25 +36,25 @@ class Motion:
 
 
 _ROUNDING = 4 * torch.finfo(torch.float32).eps
-"""A parameter this near to its initial value has not moved: 0.05 is no number of fp32."""
+"""Relative distance below which a parameter counts as unchanged: 0.05, say, is not exact in fp32."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """A constant of a law that training changes: its initial value, or block k's own from time k to k + 1."""
+    """A constant of a law that is learned: its initial value, or one value per block (block k: time k to k + 1)."""
 
     name: str
     initial: float
     blocks: tuple[float, ...] = ()
 
     def learnt(self, found: Iterable[float]) -> Value:
-        """The constant as trained blocks have it."""
+        """The same constant with the values found in trained blocks."""
         near = _ROUNDING * abs(self.initial)
         return replace(self, blocks=tuple(self.initial if abs(x - self.initial) <= near else x for x in found))
 
     @property
     def moved(self) -> bool:
-        """Whether any block has another value than the initial one."""
+        """Whether any block's value differs from the initial one."""
         return any(value != self.initial for value in self.blocks)
 
     @property
@@ -62,14 +63,14 @@ class Value:
         return {float(k) for k in range(1, len(self.blocks)) if self.blocks[k] != self.blocks[k - 1]}
 
     def __call__(self, time: torch.Tensor) -> torch.Tensor | float:
-        """The value at each of the times."""
+        """The value at each time."""
         if not self.moved:
             return self.initial
         return time.new_tensor(self.blocks)[time.floor().long().clamp(0, len(self.blocks) - 1)]
 
 
-def warmth(radius: Value) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Factor on β where attention reads a state of this radius: its square."""
+def squared_radius(radius: Value) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A law's `temperature` if attention reads a state of this radius: β is multiplied by the radius squared."""
     return lambda time: radius(time) ** 2 * torch.ones_like(time)
 
 
@@ -83,45 +84,45 @@ def _unchanged(time: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Law:
-    """The law of one scheme at one depth."""
+    """Theoretical predictions for one scheme at one depth."""
 
     speed: Callable[[Motion], torch.Tensor] | None
-    """s_j in θ̇_j = P A_j / s_j; None where no continuous law is known."""
+    """s_j in θ̇_j = P A_j / s_j; None if no continuous-time law is known."""
 
     radial: Callable[[Motion], torch.Tensor] = _still
     """ṙ_j."""
 
     temperature: Callable[[torch.Tensor], torch.Tensor] = _unchanged
-    """Factor on β at a time: below one where the scheme shrinks queries and keys with depth."""
+    """Factor on the inverse temperature β at a time: below 1 if the scheme shrinks queries and keys with depth."""
 
     switches: tuple[float, ...] = ()
-    """Times at which the law changes; at such a time the new one holds."""
+    """Times at which the law changes; the new law holds from that time on."""
 
     resets_radius: bool = False
-    """True where the radius is put back to one at a switch: from there on a norm stands on the main path."""
+    """True if the radius is reset to 1 at a switch, because a norm is on the main path from there on."""
 
     mlp: Literal["nothing", "identity"] = "nothing"
-    """What stands in for the MLP in the network that this law describes."""
+    """What replaces the MLP in the network that this law describes."""
 
     reads_state: bool = False
-    """True where attention reads the state itself, radius included, and not its direction."""
+    """True if attention reads the state itself, radius included, and not its direction."""
 
     rms: Callable[[int], float] | None
-    """RMS of the state after i sublayers over that of the entry, at initialisation: unit-RMS entry, independent
-    branches that return the RMS they are given. None where it is not known."""
+    """RMS of the state after i sublayers relative to that at the entry, at initialisation: unit-RMS entry, independent
+    branches that preserve the RMS of their input. None if unknown."""
 
     forward: Growth
-    """Growth of the state at worst, with weights and gains of one size in all blocks: branches that all pull the same
-    way. Weights that grow with depth make it faster where the scheme's parts have no bound (`Block.rms_bound`)."""
+    """Worst-case growth of the state, for branches that all point the same way and weights of the same size in every
+    block. Weights that grow with depth make it faster, unless the scheme's parts are bounded (`Block.rms_bound`)."""
 
     backward: str
-    """What happens to the gradient on its way down, in a few words."""
+    """How the gradient depends on depth in the backward pass, in a few words."""
 
     note: str = ""
-    """What a reader of the law must know: assumptions, limits."""
+    """Assumptions and limits of the law."""
 
     values: tuple[Value, ...] = ()
-    """Constants that training changes; the law switches where one of them does."""
+    """Learned constants; the law switches at the times when one of them changes."""
 
     def __post_init__(self) -> None:
         times = {*self.switches, *(time for value in self.values for time in value.switches)}
@@ -129,5 +130,5 @@ class Law:
 
 
 def on_sphere(i: int) -> float:
-    """RMS law of every scheme that renormalises its state."""
+    """RMS law of every scheme that renormalises its state: constant."""
     return 1.0

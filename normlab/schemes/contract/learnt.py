@@ -1,9 +1,9 @@
-"""Learnt parameters as a law takes them: one number a block.
+"""Learned parameters of trained blocks, reduced to one number per block for use in a `Law`.
 
-A law moves tokens on a sphere and knows no channels, so a vector enters it as one number: a factor on what a branch
-returns (γ of LayerScale, α of nGPT, the gain of an output norm) as its mean, which is the part of γ ⊙ u that points
-along u, averaged over all directions of u; the gain of a norm on the main path as its root mean square, which is the
-size that it gives the state. The network itself keeps its vectors: `normlab.dynamics.system.network`.
+A law describes tokens on a sphere and has no channels, so each learned vector becomes one number. A factor on a
+branch's output (γ of LayerScale, α of nGPT, the gain of an output norm) becomes its mean: the component of γ ⊙ u along
+u, averaged over all directions of u. The gain of a norm on the main path becomes its root mean square: the RMS that it
+gives the state. The simulated network itself keeps its vectors (`normlab.dynamics.system.network`).
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from torch import nn
 
 from normlab.norms import Norm
 from normlab.schemes.contract.blocks import Block
-from normlab.schemes.contract.parts import Scale
+from normlab.schemes.contract.parts import LearnedScale
 
 
 def first_steps(blocks: Iterable[Block]) -> list[Any]:
-    """Attention's step in each block."""
+    """The first step (attention's) of each block."""
     return [block.steps[0] for block in blocks]
 
 
 def branch_factors(blocks: Iterable[Block]) -> list[float]:
-    """Mean factor on what attention returns in each block: γ of a scale, or the gain of a norm behind the branch."""
+    """For each block, the mean factor on attention's output: γ of a scale, or the gain of an output norm."""
     return [mean(_factor(step.shape)) for step in first_steps(blocks)]
 
 
 def main_gains(blocks: Iterable[Block]) -> list[float]:
-    """RMS gain of the last norm that the whole state passes in each block; one where there is none."""
+    """For each block, the RMS gain of the last norm on the main path; 1 if there is none."""
     return [_gain([step.write for step in block.steps]) for block in blocks]  # type: ignore[misc]
 
 
 def first_gains(blocks: Iterable[Block]) -> list[float]:
-    """The same for attention's write alone."""
+    """For each block, the RMS gain of the norm in attention's write; 1 if there is none."""
     return [_gain([step.write]) for step in first_steps(blocks)]
 
 
 def mean(values: torch.Tensor) -> float:
-    """In float64: parameters that are all alike have their own value as their mean."""
+    """Mean in float64, so that the mean of equal values is exactly that value."""
     return float(values.detach().double().mean())
 
 
@@ -50,6 +50,6 @@ def _gain(writes: Sequence[nn.Module]) -> float:
 
 
 def _factor(part: nn.Module) -> torch.Tensor:
-    """What a part multiplies channels by, apart from normalising."""
-    factor = part.value() if isinstance(part, Scale) else part.scale() if isinstance(part, Norm) else None
+    """The factor that a scale or a norm multiplies channels by; 1 for other modules."""
+    factor = part.value() if isinstance(part, LearnedScale) else part.scale() if isinstance(part, Norm) else None
     return torch.ones(1) if factor is None else factor.detach().double()

@@ -1,7 +1,8 @@
-"""Needs: what a scheme must change inside a sublayer, and how it gets it.
+"""Modules that a scheme places inside a sublayer or the head: query-key norms, softmax scale, logit scale and others.
 
-A scheme states its needs; a sublayer that can meet one lists it in `offers` and takes it in `accept(need, module)`. The
-module is built by the scheme from the sizes the sublayer states of itself (`heads`, `head_dim`, `hidden`, ...).
+A scheme lists what it needs. A sublayer that supports a need lists its name in `offers` and takes the module in
+`accept(need, module)`. The scheme builds the module from the sizes of the sublayer (`heads`, `head_dim`, `hidden`,
+...).
 """
 
 from __future__ import annotations
@@ -41,22 +42,23 @@ PLACES: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Need:
-    """One thing that a scheme must have inside a sublayer or the head."""
+    """One module or number that a scheme places inside a sublayer or the head."""
 
     name: NeedName
     build: Callable[[Any], nn.Module | float]
-    """From the sublayer (its sizes) to what goes into it."""
+    """Builds the module or number for a given sublayer, from its sizes."""
 
     @property
     def in_head(self) -> bool:
+        """Whether this concerns the head and not the sublayers."""
         return self.name in ("logit-scale", "untied-head")
 
     def __str__(self) -> str:
         return f"{self.name} ({PLACES[self.name]})"
 
 
-def meet(needs: Sequence[Need], modules: Iterable[nn.Module], who: str) -> None:
-    """Give every need to the modules that offer it; one that nobody offers is an error."""
+def meet_needs(needs: Sequence[Need], modules: Iterable[nn.Module], who: str) -> None:
+    """Build every need for the modules that offer it; raises if no module offers one. `who` is named in the error."""
     modules = list(modules)
     unmet = [need for need in needs if not any(need.name in offers(module) for module in modules)]
     if unmet:
@@ -72,5 +74,5 @@ def meet(needs: Sequence[Need], modules: Iterable[nn.Module], who: str) -> None:
 
 
 def offers(module: nn.Module) -> frozenset[str]:
-    """What a module says it can take."""
+    """Names of the needs that a module supports."""
     return frozenset(getattr(module, "offers", ()))

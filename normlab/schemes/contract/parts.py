@@ -1,19 +1,24 @@
-"""The parts a step is made of.
+"""Building blocks of a residual step: norms, scales, writes, and `Step`, which combines them.
 
-A sublayer's step has three places: `read` (what the branch sees of the state), `shape` (what is done to the branch's
-output on its own) and `write` (how the state takes the update). A scheme fills the places; most need nothing else:
+A residual step around one sublayer (a branch) has three places that a scheme fills with modules: `read` (what the
+branch receives as its input), `shape` (applied to the branch's output) and `write` (how the residual stream is
+updated):
 
     state ──┬── read ── branch ── shape ──┐
             └──────────────────────────write── next state
 
-Every part also knows its `rms_bound`: the largest RMS it can return. A certificate for a whole network is the
-composition of its parts' bounds, so no scheme has to derive its own.
+Every module also states its `rms_bound`, the largest RMS that it can return. The bound of a whole network is composed
+from these, so no scheme has to derive its own.
 """
+
+# torch annotates some tensor functions only in part.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -25,31 +30,31 @@ from normlab.kernels.residual import Affine, residual_step
 from normlab.norms import LayerNorm, Norm, RMSNorm, widen
 
 Branch = Callable[[torch.Tensor], torch.Tensor]
-"""A sublayer: the normalised input in, the proposed update out."""
+"""A sublayer (attention or MLP) as a callable: takes its input, returns the update to the residual stream."""
 
 BranchBound = Callable[[float], float]
-"""Largest RMS of a branch's output for an input of at most the given RMS."""
+"""Maps a bound on the RMS of a branch's input to a bound on the RMS of its output."""
 
 
 def unbounded(rms_in: float) -> float:
-    """What is known of a branch whose weights were not looked at."""
+    """The `BranchBound` of a branch with unknown weights: infinity."""
     return math.inf
 
 
 def rms_bound_of(part: nn.Module, rms_in: float) -> float:
-    """The bound of a part; a part that states none has none."""
+    """Bound on the RMS of a module's output; infinite for a module that does not define `rms_bound`."""
     if isinstance(part, nn.Identity):
         return rms_in
     bound = getattr(part, "rms_bound", unbounded)
     return bound(rms_in)
 
 
-class Constant(nn.Module):
-    """Multiplies by a number that depends on depth.
+class ConstantScale(nn.Module):
+    """Multiplies by a fixed number, such as a constant that depends on depth.
 
-    The number is a Python float, so it is right after a build on the meta device, and never part of a state dict.
-    Compiled code must not see the float, or it would specialise on it and compile every block anew: it sees a
-    zero-dimensional tensor instead, made again from the float whenever the module moves to another device.
+    The number is a Python float, so it survives a build on the meta device and is never part of a state dict. Compiled
+    code must not see the float, or it would specialise on it and recompile for every block: it sees a zero-dimensional
+    tensor instead, created again from the float whenever the module moves to another device.
     """
 
     def __init__(self, value: float):
@@ -58,7 +63,7 @@ class Constant(nn.Module):
         default = torch.get_default_device()
         self._tensor = _scalar(self.value, torch.device("cpu") if default.type == "meta" else default)
 
-    def _apply(self, fn, recurse=True):
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         device = fn(torch.empty(0, device=self._tensor.device)).device
         if device.type != "meta":
             self._tensor = _scalar(self.value, device)
@@ -69,7 +74,7 @@ class Constant(nn.Module):
 
     @property
     def tensor(self) -> torch.Tensor:
-        """The number as compiled code may see it."""
+        """The number as a zero-dimensional tensor, for use in compiled code."""
         return self._tensor
 
     def rms_bound(self, rms_in: float) -> float:
@@ -86,15 +91,16 @@ def _scalar(value: float, device: torch.device) -> torch.Tensor:
 
 
 def factor(value: float) -> nn.Module:
-    """Multiplication by `value`; nothing at all where it is one."""
-    return nn.Identity() if value == 1.0 else Constant(value)
+    """A module that multiplies by `value`: `nn.Identity` if it is 1, else a `ConstantScale`."""
+    return nn.Identity() if value == 1.0 else ConstantScale(value)
 
 
-class Scale(nn.Module):
-    """Multiplies by a learned vector: `raw` holds `scaling`, the product is `init` (nGPT's parameter trick).
+class LearnedScale(nn.Module):
+    """Multiplies by a learned vector, reparametrised as in nGPT: value = weight · init / scaling, weight = scaling.
 
-    An optimiser that takes steps of a fixed size moves the product by a relative `1/scaling` a step, so `scaling` sets
-    its effective learning rate. With scaling = init the raw parameter is the product itself.
+    The vector starts at `init`, its parameter at `scaling`. An optimiser whose steps have a fixed size (Adam) changes
+    the vector by a relative `1/scaling` a step, so `scaling` sets its effective learning rate. If `scaling` is left out
+    it equals `init`, and the parameter is the vector itself.
     """
 
     def __init__(self, dim: int | tuple[int, ...], init: float = 1.0, scaling: float | None = None):
@@ -107,6 +113,7 @@ class Scale(nn.Module):
         nn.init.constant_(self.weight, self.scaling)
 
     def value(self) -> torch.Tensor:
+        """The vector that inputs are multiplied by."""
         weight = widen(self.weight)
         return weight if self.init == self.scaling else weight * (self.init / self.scaling)
 
@@ -120,8 +127,8 @@ class Scale(nn.Module):
         return f"{tuple(self.weight.shape)}, init={self.init:.4g}, scaling={self.scaling:.4g}"
 
 
-class Chain(nn.Sequential):
-    """Parts one after the other, bounded one after the other."""
+class BoundedSequential(nn.Sequential):
+    """An `nn.Sequential` whose `rms_bound` is that of its modules, one after the other."""
 
     def rms_bound(self, rms_in: float) -> float:
         for part in self:
@@ -130,21 +137,21 @@ class Chain(nn.Sequential):
 
 
 def channel_factor(part: nn.Module | None) -> torch.Tensor | None:
-    """What a part multiplies every channel by; None where it does anything else.
+    """The vector or number that a module multiplies channels by; None for a module that does anything else.
 
-    It may as well multiply the rows of the matrix before it, of which there are far fewer than of activations.
+    Such a factor can be folded into the rows of the matrix before it, which are far fewer than activations.
     """
-    if isinstance(part, Scale):
+    if isinstance(part, LearnedScale):
         return part.value()
-    if isinstance(part, Constant):
+    if isinstance(part, ConstantScale):
         return part.tensor
-    factors = [channel_factor(link) for link in part] if isinstance(part, Chain) else []
+    factors = [channel_factor(link) for link in part] if isinstance(part, BoundedSequential) else []
     known = [factor for factor in factors if factor is not None]
     return torch.stack(torch.broadcast_tensors(*known)).prod(0) if known and len(known) == len(factors) else None
 
 
 class ToSphere(nn.Module):
-    """√d · x/‖x‖, or x/‖x‖ with radius 1: puts an embedding where a scheme wants it. Zero stays zero, gradient too."""
+    """Projects onto a sphere: radius · x/‖x‖, with radius √dim (unit RMS) by default; zero with zero gradient at 0."""
 
     def __init__(self, dim: int, radius: float | None = None):
         super().__init__()
@@ -158,30 +165,34 @@ class ToSphere(nn.Module):
 
 
 class Write(nn.Module):
-    """How the state takes an update. The result has the state's type."""
+    """Base class of the ways to add an update to the residual stream: `write(state, update)` returns the next state.
+
+    The result has the state's dtype.
+    """
 
     linear = False
-    """True when the write keeps nothing of its inputs for the backward pass."""
+    """True if the backward pass needs neither state nor update."""
 
     same_gradient = False
-    """True when state and update receive the same gradient, so that one tensor serves both."""
+    """True if state and update receive the same gradient, so that one tensor serves both."""
 
     keeps_norm = False
-    """True when a token is as long after the write as it was before."""
+    """True if the write does not change the length of a token's state."""
 
     def forward(self, state: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError
 
     def clamped(self, state: torch.Tensor, update: torch.Tensor) -> torch.Tensor | None:
-        """For each token whether the step was cut short by a clamp; None where nothing clamps."""
+        """A boolean for each token: whether a clamp shortened its step. None for writes without a clamp."""
         return None
 
-    def settle(
+    def write_and_read(
         self, state: torch.Tensor, update: torch.Tensor, shape: nn.Module, read: nn.Module, kernels: str
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(next state, what `read` makes of it), for an update as the branch returned it.
+        """Apply the update and compute the next branch's input: returns (next state, read(next state)).
 
-        A write that can take in the parts around it overrides this with one kernel; what it returns is the same.
+        `update` is the branch's output, before `shape`. A subclass that has a fused kernel for these operations
+        overrides this method; the result must be the same.
         """
         state = self(state, shape(update))
         return state, read(state)
@@ -192,19 +203,19 @@ class Write(nn.Module):
 
 
 class _Residual(Write):
-    """A weighted sum, with or without a norm behind it: settled in one kernel with the parts around it."""
+    """A weighted sum, optionally normalised: one fused kernel applies it together with `shape` and `read`."""
 
     def terms(self) -> tuple[nn.Module, nn.Module, Norm | None]:
-        """(factor on the state, factor on the update, norm of the sum)."""
+        """(factor on the state, factor on the update, norm of the sum or None)."""
         raise NotImplementedError
 
-    def settle(
+    def write_and_read(
         self, state: torch.Tensor, update: torch.Tensor, shape: nn.Module, read: nn.Module, kernels: str
     ) -> tuple[torch.Tensor, torch.Tensor]:
         keep, step, norm = self.terms()
         before, at, behind = _affine(shape), _affine(norm), _affine(read)
         if backends.choose(kernels, state) != "triton" or before is None or at is None or behind is None:
-            return super().settle(state, update, shape, read, kernels)
+            return super().write_and_read(state, update, shape, read, kernels)
         return residual_step(
             state,
             update,
@@ -219,20 +230,20 @@ class _Residual(Write):
 
 
 def _tensor(constant: nn.Module) -> torch.Tensor | None:
-    return constant.tensor if isinstance(constant, Constant) else None
+    return constant.tensor if isinstance(constant, ConstantScale) else None
 
 
 def _affine(part: nn.Module | None) -> tuple[Affine | None, torch.Tensor | None] | None:
-    """(norm or scale, factor on it) as the kernel takes them; None where it cannot."""
+    """(norm or scale, constant factor) as the kernel's arguments; None for a module that the kernel does not cover."""
     if part is None or isinstance(part, nn.Identity):
         return None, None
     if isinstance(part, Norm) and type(part) in _NORM_KINDS:
         return Affine(_NORM_KINDS[type(part)], part.weight, part.bias, part.eps, part.offset), None
-    if isinstance(part, Scale) and part.weight.numel() > 1:
+    if isinstance(part, LearnedScale) and part.weight.numel() > 1:
         return Affine("scale", part.value()), None
-    if isinstance(part, Chain) and len(part) == 2:
+    if isinstance(part, BoundedSequential) and len(part) == 2:
         norm, constant = _affine(part[0]), part[1]
-        if norm is not None and norm[0] is not None and isinstance(constant, Constant):
+        if norm is not None and norm[0] is not None and isinstance(constant, ConstantScale):
             return norm[0], constant.tensor
     return None
 
@@ -240,8 +251,8 @@ def _affine(part: nn.Module | None) -> tuple[Affine | None, torch.Tensor | None]
 _NORM_KINDS: dict[type, str] = {RMSNorm: "rms", LayerNorm: "layer"}
 
 
-def see(state: torch.Tensor, read: nn.Module, kernels: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """(state, what `read` makes of it): a norm on its own, whose backward takes in both gradients."""
+def read_state(state: torch.Tensor, read: nn.Module, kernels: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns (state, read(state)), for a norm with one kernel whose backward pass adds up both gradients."""
     found = _affine(read)
     if backends.choose(kernels, state) != "triton" or found is None or found[0] is None:
         return state, read(state)
@@ -286,9 +297,10 @@ class AddNorm(_Residual):
         return self.norm.rms_bound(rms_bound_of(self.keep, state) + rms_bound_of(self.step, update))
 
 
-def propose(branch: Branch, x: torch.Tensor) -> torch.Tensor:
-    """The branch's update, refused in one line if it is not one."""
-    update = branch(x)
+def call_branch(branch: Branch, x: torch.Tensor) -> torch.Tensor:
+    """Call a branch and check that it returns one tensor of the shape of its input."""
+    # A user's module may return anything, whatever its annotation says.
+    update: Any = branch(x)
     if not isinstance(update, torch.Tensor):
         raise NormLabError(
             f"a branch must return one tensor, got {type(update).__name__}; "
@@ -302,9 +314,10 @@ def propose(branch: Branch, x: torch.Tensor) -> torch.Tensor:
 
 
 class Step(nn.Module):
-    """One sublayer's step: write(x, shape(branch(read(x)))).
+    """The residual step of one sublayer: write(x, shape(branch(read(x)))).
 
-    Blocks call its parts, not the step, so that neighbours can settle together: hooks belong on read, shape and write.
+    Blocks call `read`, `shape` and `write` themselves, so that a write can share a kernel with the next read. Register
+    hooks on these modules, not on the step.
     """
 
     def __init__(self, write: Write, *, read: nn.Module | None = None, shape: nn.Module | None = None):
@@ -314,24 +327,26 @@ class Step(nn.Module):
         self.write = write
 
     def update(self, state: torch.Tensor, branch: Branch) -> torch.Tensor:
-        """What the branch proposes at this state, ready to be written."""
-        return self.shape(propose(branch, self.read(state)))
+        """The update that `write` receives: shape(branch(read(state)))."""
+        return self.shape(call_branch(branch, self.read(state)))
 
     def forward(self, state: torch.Tensor, branch: Branch) -> torch.Tensor:
         return self.write(state, self.update(state, branch))
 
     def update_bound(self, state: float, branch: BranchBound) -> float:
+        """Largest RMS of the update, given the largest RMS of the state."""
         return rms_bound_of(self.shape, branch(rms_bound_of(self.read, state)))
 
     def rms_bound(self, state: float, branch: BranchBound) -> float:
+        """Largest RMS of the next state, given the largest RMS of the state."""
         return self.write.rms_bound(state, self.update_bound(state, branch))
 
     def traffic(self, streams: int = 1) -> tuple[int, int]:
-        """Tensors of one token's width that a fused step has to move, forward and backward.
+        """Memory traffic of a fused step in vectors per token, (forward, backward).
 
-        Forward: the state and the update come in, the next state goes out, and its normalised copy where the next
-        branch reads one. Backward: what the write or the norms need again, two gradients in (the next branch's and
-        the next step's), and one or two gradients out.
+        Forward: state and update are read; the next state is written, and its normalised copy if the next branch reads
+        through a norm. Backward: what the write or the norms need again is read, two gradients come in (from the next
+        branch and the next step), and one or two gradients go out.
         """
         reads = not isinstance(self.read, nn.Identity)
         shapes = not isinstance(self.shape, nn.Identity)

@@ -1,1 +1,1 @@
-"""What watches a run: spikes, values that are not finite, stuck losses, profiles, and what is done about them."""
+"""Monitoring of a run: loss spikes, NaN and infinity, stuck losses, profiles, and recovery from bad steps."""

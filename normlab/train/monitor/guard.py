@@ -1,4 +1,4 @@
-"""A watch over training: is this step fine, a spike, or not finite at all, and where did it go wrong?
+"""Loss-spike and NaN detection: judge every training step, and stop, skip or roll back.
 
 Formula    spike if loss > median + k · scale,  scale = max(1.4826 · MAD, 1 % of |median|)
            over the last `window` fine losses, as soon as there are `least` of them
@@ -13,18 +13,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-import torch
-from torch import nn
-
 from normlab.errors import NormLabError, unknown
-from normlab.models.transformer import Transformer
-from normlab.train.distributed import whole
-from normlab.train.monitor.profile import untouched
 
 Policy = Literal["stop", "skip", "rollback", "none"]
 Kind = Literal["fine", "spike", "nonfinite"]
@@ -84,7 +76,7 @@ class Guard:
     def judge(self, loss: float, grad_norm: float, *, threshold: float | None = None) -> StepVerdict:
         """The verdict on a step, from its loss and the norm of its gradient before clipping.
 
-        `threshold` is what a device judged the step by before the host heard of it; left out, it is today's.
+        `threshold` is the one that the device has judged the step by; the current one if left out.
         """
         kind, detail = self._look(loss, grad_norm, self.threshold() if threshold is None else threshold)
         if kind == "fine":
@@ -116,7 +108,7 @@ class Guard:
         return "fine", ""
 
     def threshold(self) -> float:
-        """The loss beyond which a step is a spike; infinite until enough is known."""
+        """The loss above which a step is a spike; infinite before `least` losses are known."""
         if len(self.losses) < self.least:
             return math.inf
         median = statistics.median(self.losses)
@@ -128,92 +120,10 @@ class Guard:
         return {"losses": list(self.losses), "strikes": self.strikes, "spikes": self.spikes}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue as after a restart."""
+        """Restore the state of a checkpoint."""
         self.rewind(state)
         self.strikes, self.spikes = int(state["strikes"]), int(state["spikes"])
 
     def rewind(self, state: dict[str, Any]) -> None:
         """Go back to the losses of a checkpoint, but remember the bad steps, lest a run roll back for ever."""
         self.losses = deque(map(float, state["losses"]), maxlen=self.losses.maxlen)
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """Where a batch goes wrong. Names are those of `model.named_modules()` and `model.named_parameters()`."""
-
-    forward: str | None
-    """The first module whose output is not finite; "loss" if only the loss is not."""
-    backward: str | None
-    """The first module, from the loss backwards, whose output's gradient is not finite; else a parameter of which."""
-    largest: str | None
-    """The layer whose parameters' gradient is largest, a non-finite one before all others."""
-    norm: float
-    """Its norm."""
-
-    @property
-    def layer(self) -> str | None:
-        """The one to name."""
-        return self.forward or self.backward or self.largest
-
-    def __str__(self) -> str:
-        if self.forward:
-            return f"{self.forward} returns values that are not finite"
-        if self.backward:
-            return f"the gradient at {self.backward} is not finite"
-        return f"the largest gradient is that of {self.largest}, norm {self.norm:.4g}"
-
-
-def first_nonfinite(model: Transformer, inputs: torch.Tensor, targets: torch.Tensor, **options: Any) -> Diagnosis:
-    """Run the batch once more, forward and backward, with an ear on every module; nothing of it remains."""
-    with untouched(model), _listening(model) as heard:
-        loss = model.loss(inputs, targets, **options)
-        loss.backward()
-        norms = _grad_norms(model)
-        broken = next((name for name, p in model.named_parameters() if _is_broken(p.grad)), None)
-    forward = heard.get("forward") or (None if bool(torch.isfinite(loss.detach())) else "loss")
-    # A NaN hides every other norm; max alone would drop it, since it compares as neither larger nor smaller.
-    largest = max(norms, key=lambda name: (not math.isfinite(norms[name]), norms[name]), default=None)
-    return Diagnosis(forward, heard.get("backward") or broken, largest, norms[largest] if largest else 0.0)
-
-
-@contextmanager
-def _listening(model: nn.Module) -> Iterator[dict[str, str]]:
-    """The first module heard to return, and the first to be given back, something that is not finite."""
-    heard: dict[str, str] = {}
-
-    def listen(name: str, output: Any) -> None:
-        if not isinstance(output, torch.Tensor) or not output.is_floating_point():
-            return
-        if _is_broken(output):
-            heard.setdefault("forward", name)
-        if output.requires_grad:
-            output.register_hook(lambda grad: heard.setdefault("backward", name) and None if _is_broken(grad) else None)
-
-    with ExitStack() as hooks:
-        for name, module in model.named_modules():
-            if name:
-                hook = module.register_forward_hook(lambda _module, _args, output, name=name: listen(name, output))
-                hooks.callback(hook.remove)
-        yield heard
-
-
-def _grad_norms(model: nn.Module) -> dict[str, float]:
-    """The norm of the gradient of every layer: of each block, and of what stands outside of blocks by module."""
-    squares: dict[str, float] = {}
-    for name, parameter in model.named_parameters():
-        if parameter.grad is not None:
-            layer = _layer_of(name)
-            norm = float(whole(torch.linalg.vector_norm(parameter.grad.float())))
-            squares[layer] = squares.get(layer, 0.0) + norm * norm
-    return {layer: math.sqrt(square) for layer, square in squares.items()}
-
-
-def _layer_of(name: str) -> str:
-    """`stack.layers.3` of `stack.layers.3.branches.0.qkv.weight`; the module itself elsewhere."""
-    parts = name.split(".")[:-1]
-    depth = next((i + 1 for i, part in enumerate(parts) if part.isdigit()), len(parts))
-    return ".".join(parts[:depth])
-
-
-def _is_broken(tensor: torch.Tensor | None) -> bool:
-    return tensor is not None and not bool(whole(torch.isfinite(tensor).all()))

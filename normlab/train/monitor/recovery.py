@@ -1,19 +1,32 @@
-"""What is done about a step that went wrong: name the layer, keep the batch, then stop, skip, or go back."""
+"""Recovery from a bad training step: name the layer, save the batch, then stop, skip or roll back."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
+from normlab.data import Batch
 from normlab.train.monitor import trouble
 from normlab.train.monitor.guard import StepVerdict
-from normlab.train.step import Taken
+from normlab.utils.host_copy import HostCopy
 
 if TYPE_CHECKING:
     from normlab.train.setup import Setup
 
 
+class Taken(NamedTuple):
+    """A training step whose loss and gradient norm may still be on their way from the device."""
+
+    step: int
+    values: HostCopy
+    """Loss and gradient norm."""
+    parts: Sequence[Batch]
+    threshold: float
+    """The loss above which it is a spike."""
+
+
 class Ended(Exception):  # noqa: N818  # not an error
-    """The run ends before its last step: somebody asked for it, or trouble did."""
+    """Ends a run before its last step: on request, or because of a bad step."""
 
     def __init__(self, state: str, reason: str, *, diverged: int | None = None):
         super().__init__(reason)
@@ -21,7 +34,7 @@ class Ended(Exception):  # noqa: N818  # not an error
 
 
 def handle(run: Setup, verdict: StepVerdict, taken: Taken) -> None:
-    """Name the step and the layer, keep the batch, and do as the user chose."""
+    """Record the step and the layer at fault, save the batch, and follow the policy."""
     if run.guard.policy == "none":
         _let_be(run, verdict, taken)
         return
@@ -43,14 +56,14 @@ def handle(run: Setup, verdict: StepVerdict, taken: Taken) -> None:
 
 
 def _let_be(run: Setup, verdict: StepVerdict, taken: Taken) -> None:
-    """Write it down and go on, or end. No diagnosis: the step may have been taken, and its weights be NaN by now."""
+    """Record the step and go on, or end. No diagnosis: the update may have been applied, and its weights be NaN."""
     run.journal.event(taken.step, verdict.kind, f"step {taken.step}: {verdict.detail}")
     if verdict.action == "stop":
         raise Ended("failed", f"diverged at step {taken.step}: {verdict.detail}", diverged=taken.step)
 
 
 def _roll_back(run: Setup, step: int) -> None:
-    """Weights and optimiser from the last checkpoint; the data goes on, past the batch that did it."""
+    """Restore weights and optimiser from the last checkpoint; the data goes on after the bad batch."""
     found = run.checkpoints.load(run.model, run.optimiser)
     if found is None:
         run.journal.event(step, "skip", "there is no checkpoint to go back to yet")

@@ -41,7 +41,7 @@ class StuckWatch:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the run was stuck when it was looked at, be it once."""
+        """Whether the run was found stuck at any time."""
         return self._at is not None
 
     @property
@@ -56,15 +56,15 @@ class StuckWatch:
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether an evaluation has to tell."""
+        """Whether the training loss alone suggests that the run is stuck: an evaluation decides."""
         return self.loss > self.limit
 
     def take(self, loss: float) -> None:
-        """Take in the training loss of a step."""
+        """Add the training loss of a step."""
         self._losses.append(loss)
 
     def mark(self, step: int, evaluated: float) -> bool:
-        """Mark the run where it is stuck at `step`, and say whether; `evaluated` is the loss of an evaluation there."""
+        """Mark the run if it is stuck at `step`, and return whether it is; `evaluated` is its evaluation loss."""
         # In this order an evaluation that is not finite does not count.
         loss = min(self.loss, evaluated)
         if loss > self.limit:
@@ -73,7 +73,7 @@ class StuckWatch:
 
     @property
     def note(self) -> str:
-        """For the live line of a run that is stuck and has not come loose since."""
+        """For the progress line, while a run that was found stuck still is."""
         return where(self.name, self.entropy, self.loss) if self.is_stuck and self.is_doubtful else ""
 
     def __str__(self) -> str:
@@ -91,7 +91,7 @@ class StuckWatch:
 
 
 def look(run: Setup, evaluated: float) -> bool:
-    """Mark a run that is stuck, and say so; `evaluated` is its loss in an evaluation. All ranks find the same."""
+    """Mark and report a run that is stuck; `evaluated` is its evaluation loss. All ranks get the same answer."""
     found = run.watch.mark(run.step, evaluated)
     # At the end the result says so.
     if found and run.step < run.config.steps:

@@ -1,4 +1,4 @@
-"""A run in a few thousand characters: its loss curve, profiles, spikes and skipped steps, for the row of the run.
+"""Summary of a run for its row in a comparison: binned loss curve, profiles, spikes and skipped steps.
 
 Free of torch: it is made of the records in metrics.jsonl, whoever trained, and also of a run that failed. Numbers have
 five digits: about 10 kB for 12 blocks and at most 55 kB for 128, so that a hundred runs stay below 10 MB.
@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+from normlab.utils.spaced import evenly_spaced
 
 Record = dict[str, Any]
 Number = float | None
@@ -34,7 +36,7 @@ def summarise(records: Iterable[Record], steps: int) -> dict[str, Any]:
     by_kind: dict[str, list[Record]] = {"step": [], "eval": [], "profile": [], "event": []}
     for record in records:
         by_kind.setdefault(str(record.get("kind")), []).append(record)
-    profiles = [_profile(by_kind["profile"][k]) for k in spread(len(by_kind["profile"]), _PROFILES)]
+    profiles = [_profile(by_kind["profile"][k]) for k in evenly_spaced(len(by_kind["profile"]), _PROFILES)]
     return {
         "curve": curve(by_kind["step"], steps),
         "evals": _columns(by_kind["eval"]),
@@ -62,13 +64,6 @@ def curve(records: Sequence[Record], steps: int) -> dict[str, Any]:
     }
 
 
-def spread(count: int, most: int) -> list[int]:
-    """At most `most` of `count` places, evenly spaced, the first and the last among them."""
-    if count <= most:
-        return list(range(count))
-    return [round(place * (count - 1) / (most - 1)) for place in range(most)]
-
-
 def digits(value: Any) -> Number:
     """A number with five digits; None for what is no finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
@@ -78,7 +73,7 @@ def digits(value: Any) -> Number:
 
 
 def _profile(record: Record) -> Record:
-    kept = spread(len(record.get("layers") or []), BOUNDARIES)
+    kept = evenly_spaced(len(record.get("layers") or []), BOUNDARIES)
     series = {name: value for name, value in record.items() if isinstance(value, list)}
     found = {name: [digits(value[k]) for k in kept] for name, value in series.items() if len(value) > max(kept)}
     return {"step": record.get("step"), **found, "sensitivity": digits(record.get("sensitivity"))}

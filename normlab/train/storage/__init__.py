@@ -1,1 +1,1 @@
-"""What a run keeps on disk: its folder, checkpoints, weights, random states and metrics."""
+"""Files of a run: folder layout, checkpoints, weights, random states, metrics."""

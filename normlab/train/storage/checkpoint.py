@@ -1,14 +1,14 @@
-"""Checkpoints: what it takes to go on as if nothing had happened, on any number of ranks.
+"""Checkpoints of model, optimiser, data loader and random states; resumable on any number of ranks.
 
     checkpoints/step-00000100/
       manifest.json     step, ranks, versions, size and SHA-256 of every other file; written last
-      state.json        what the loop handed over, the optimiser's settings, the shape of every tensor
-      rng/              random states, one file a rank
+      state.json        state of the training loop, the optimiser's settings, the shape of every tensor
+      rng/              random states, one file per rank
       tensors/          weights and the optimiser's tensors: torch's distributed checkpoint, in safetensors files
 
-Everything is JSON or safetensors: nothing in a checkpoint is unpickled, so that loading one runs no code of its author.
-It is written in a hidden folder and renamed, so that a checkpoint is there or not; what the disk spoils later, the
-hashes show. All ranks must see the same folder.
+Everything is JSON or safetensors: nothing is unpickled, so that loading a checkpoint runs no foreign code. A checkpoint
+is written to a hidden folder and renamed, so that it is complete or absent; hashes show later corruption. All ranks
+must see the same folder.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from normlab.utils.versions import versions
 Digests = dict[str, tuple[int, str]]
 """Size and SHA-256 of files, by their path in the checkpoint."""
 States = dict[str, dict[str, Any]]
-"""What an optimiser remembers of each parameter, by the parameter's name."""
+"""Optimiser state of each parameter, by the parameter's name."""
 
 _MANIFEST = "manifest.json"
 _NAME = re.compile(r"step-(\d{8,})(\.old)?")
 # A file is built in memory before it is written.
 _BYTES_A_FILE = 2**30
-# Not what a step is but how it is computed: that is for the machine that goes on to say.
+# How a step is computed, not what it is: the resuming machine decides.
 _NOT_SETTINGS = ("params", "foreach", "fused", "capturable", "differentiable")
 
 
 class Checkpoints:
-    """The checkpoints of one run: `keep` of them, the newest last. Every call is made by all ranks together."""
+    """The checkpoints of one run, of which the newest `keep` are kept. All ranks make every call together."""
 
     def __init__(self, folder: Path, keep: int = 2, group: Group = ALONE):
         if keep < 1:
@@ -58,9 +58,9 @@ class Checkpoints:
         self.folder, self.keep, self.group = folder, keep, group
 
     def save(self, step: int, *, model: nn.Module, optimiser: torch.optim.Optimizer, extra: Mapping[str, Any]) -> None:
-        """Write a checkpoint; only then remove older ones, and later ones, which a rollback has left behind.
+        """Write a checkpoint, then remove old ones, and later ones that a rollback has left.
 
-        `extra` is anything JSON can carry; that of the first rank is kept. Random states are added here.
+        `extra` is anything JSON can hold; that of the first rank is saved. Random states are added here.
         """
         partial = self.folder / f".step-{step:08d}.partial"
         weights, states = weights_of(model), _states(model, optimiser)
@@ -82,10 +82,10 @@ class Checkpoints:
             raise
 
     def load(self, model: nn.Module, optimiser: torch.optim.Optimizer) -> tuple[int, dict[str, Any]] | None:
-        """Restore the newest whole checkpoint, in place: its step and `extra`; None where there is none at all.
+        """Restore the newest valid checkpoint in place; returns its step and `extra`, or None if there is none.
 
-        A torn one is named in a warning and the one before it is used. Random states come back where the number of
-        ranks is that of the saving run.
+        For a corrupt one there is a warning, and the one before it is used. Random states are restored if the number
+        of ranks is that of the saving run.
         """
         names = self.group.broadcast([folder.name for folder in self._folders()])
         torn: list[str] = []
@@ -101,7 +101,7 @@ class Checkpoints:
         return None
 
     def load_weights(self, model: nn.Module) -> None:
-        """Put the weights of the newest whole checkpoint into a model, and leave all else where it is."""
+        """Load only the weights of the newest valid checkpoint into a model."""
         whole = [folder for folder in reversed(self._folders()) if self._fault(folder) is None]
         if not whole:
             raise NormLabError(f"there is no whole checkpoint in {self.folder}; let the run go on to its next one")
@@ -112,7 +112,7 @@ class Checkpoints:
             load_shared(_tensors(weights, {}), storage_reader=reader, no_dist=self.group.world == 1)
 
     def latest(self) -> Path | None:
-        """The folder of the newest checkpoint, not yet examined."""
+        """The folder of the newest checkpoint, not verified."""
         return next(reversed(self._folders()), None)
 
     # -- writing ---------------------------------------------------------------------------------------------------
@@ -157,14 +157,14 @@ class Checkpoints:
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def _folders(self) -> list[Path]:
-        """Oldest first. One that was moved aside for a new one of the same step stands just before it."""
+        """Oldest first. One that was replaced by a new one of the same step comes just before it."""
         if not self.folder.is_dir():
             return []
         found = [(match, path) for path in self.folder.iterdir() if (match := _NAME.fullmatch(path.name))]
         return [path for match, path in sorted(found, key=lambda pair: (int(pair[0][1]), pair[0][2] is None))]
 
     def _fault(self, folder: Path) -> str | None:
-        """What is wrong with a checkpoint, in a few words; None: it is what was saved."""
+        """What is wrong with a checkpoint, in a few words; None: it is valid."""
         try:
             expected = self.group.together(lambda: _read_manifest(folder) if self.group.is_main else {})[0]
             found = self._digests(folder)
@@ -182,7 +182,7 @@ class Checkpoints:
         return None
 
     def _digests(self, folder: Path) -> Digests:
-        """Size and hash of every file but the manifest. The ranks share the reading."""
+        """Size and hash of every file but the manifest; each rank reads a part of the files."""
         files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != _MANIFEST)
         mine = files[self.group.rank :: self.group.world]
         parts = self.group.together(lambda: {str(path.relative_to(folder)): digest(path) for path in mine})
@@ -207,7 +207,7 @@ class Checkpoints:
 
 
 def _files(tensors: Mapping[str, torch.Tensor], world: int) -> dict[str, int]:
-    """Which of a rank's files each tensor goes to, so that none of them grows too large to build in memory."""
+    """The file of each tensor, such that no file is too large to build in memory."""
     places, size = {}, 0
     for name, tensor in tensors.items():
         places[name] = 1 + size // (_BYTES_A_FILE * world)
@@ -227,7 +227,7 @@ def _read_manifest(folder: Path) -> Digests:
 
 @contextmanager
 def _errors_in_one_line(action: str, path: Path) -> Iterator[None]:
-    """torch collects what went wrong on any rank into an exception of its own; and it warns of being alone."""
+    """Turn torch's CheckpointException into the error of one rank; silence the warning of a single process."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")
@@ -245,7 +245,7 @@ def _errors_in_one_line(action: str, path: Path) -> Iterator[None]:
 
 
 def _order(model: nn.Module, optimiser: torch.optim.Optimizer) -> list[str]:
-    """The names of the optimiser's parameters, in the order in which it numbers them."""
+    """The names of the optimiser's parameters, in the order of their indices in its state dict."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     try:
         return [names[id(parameter)] for group in optimiser.param_groups for parameter in group["params"]]
@@ -261,7 +261,7 @@ def _states(model: nn.Module, optimiser: torch.optim.Optimizer) -> States:
 
 
 def _tensors(weights: Mapping[str, torch.Tensor], states: States) -> dict[str, torch.Tensor]:
-    """All that is large, in one flat dictionary."""
+    """Weights and optimiser tensors in one flat dictionary."""
     flat = {f"model.{name}": tensor for name, tensor in weights.items()}
     for name, state in states.items():
         flat |= {f"optimiser.{name}.{key}": v for key, v in state.items() if isinstance(v, torch.Tensor)}
@@ -269,7 +269,7 @@ def _tensors(weights: Mapping[str, torch.Tensor], states: States) -> dict[str, t
 
 
 def _outline(states: States) -> dict[str, dict[str, Any]]:
-    """The same without the tensors: their shape and type, and what is not a tensor as it is."""
+    """The states with shape and dtype in place of each tensor."""
     return {name: {key: _kind(value) for key, value in state.items()} for name, state in states.items()}
 
 
@@ -280,7 +280,7 @@ def _kind(value: Any) -> Any:
 
 
 def _room(model: nn.Module, outline: Mapping[str, Mapping[str, Any]]) -> States:
-    """Blank tensors for an outline: shared out like the parameter where they have its shape."""
+    """Zero tensors for an outline, sharded like the parameter where they have its shape."""
     parameters = dict(model.named_parameters())
     return {
         name: {key: _blank(parameters[name], kind) for key, kind in state.items()} for name, state in outline.items()
@@ -297,7 +297,7 @@ def _blank(parameter: torch.Tensor, kind: Any) -> Any:
 
 
 def _groups(model: nn.Module, optimiser: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """The optimiser's groups as JSON, with its parameters by name."""
+    """The optimiser's parameter groups as JSON, with parameters by name."""
     order = _order(model, optimiser)
     return [
         {key: [order[i] for i in value] if key == "params" else _plain(value) for key, value in group.items()}
@@ -321,7 +321,7 @@ def _settings(present: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
 
 
 def _as_now(present: Any, saved: Any) -> Any:
-    """JSON knows neither tuples nor tensors: a setting comes back as what it is now."""
+    """A setting as a tensor or tuple again, where the present one is: JSON has neither."""
     if isinstance(present, torch.Tensor):
         return torch.full_like(present, saved)
     return tuple(saved) if isinstance(present, tuple) else saved

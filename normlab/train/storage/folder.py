@@ -1,11 +1,11 @@
-"""A run's folder: what lies where, and what is written when.
+"""Layout of a run's folder, its configuration and its status.
 
 RUN/
 config.json        the configuration, versions and device, and the command that began the run
 status.json        running, done, stopped, failed or stuck, and how far
-metrics.jsonl      one record a line, each with its kind: step, eval, profile, event
-checkpoints/       the newest few, while the run goes on
-tokenizer.json     what turns text into the model's tokens, or
+metrics.jsonl      one JSON record per line; kinds: step, eval, profile, event
+checkpoints/       the newest few, while the run is not finished
+tokenizer.json     the tokenizer of a run on text, or
 classes.json       the names of the classes of images
 model.safetensors  the weights at the end
 trouble/           batches at which the loss was not finite or spiked
@@ -41,8 +41,8 @@ class RunFolder:
         return (self.path / "config.json").is_file()
 
     def begin(self, config: TrainConfig, device: str) -> None:
-        """Write the configuration down, or make sure that it is the one that is there."""
-        # One that never came to run left nothing that another could spoil: wrong settings are corrected in place.
+        """Write config.json, or raise if the folder holds a run of another configuration."""
+        # A run that never started may be replaced: wrong settings are corrected in place.
         if self.has_begun:
             there = self.config if self.exists else self._found_elsewhere()
             if there.identity != config.identity:
@@ -57,13 +57,13 @@ class RunFolder:
 
     @property
     def has_begun(self) -> bool:
-        """Whether there is something that other settings would spoil."""
+        """Whether the folder holds results: a status, metrics, weights or a checkpoint."""
         written = self.metrics.is_file() and self.metrics.stat().st_size > 0
         kept = self.weights.is_file() or any(self.checkpoints.glob("step-*"))
         return self.status["state"] != "new" or written or kept
 
     def _found_elsewhere(self) -> TrainConfig:
-        """The configuration of a run that has lost config.json, from what else it wrote."""
+        """The configuration of a run without config.json, from its checkpoints or its weights."""
         for state in sorted(self.checkpoints.glob("step-*/state.json"), reverse=True):
             if "config" in (extra := read_json(state)["extra"]):
                 return TrainConfig.from_dict(extra["config"])
@@ -85,7 +85,7 @@ class RunFolder:
 
     @property
     def status(self) -> dict[str, Any]:
-        """How the run stands; `{"state": "new"}` before it began."""
+        """The content of status.json; `{"state": "new"}` before the run began."""
         path = self.path / "status.json"
         return read_json(path) if path.is_file() else {"state": "new"}
 
@@ -93,7 +93,7 @@ class RunFolder:
         write_json(self.path / "status.json", {"state": state, "at": now(), **facts})
 
     def drop_checkpoints(self) -> None:
-        """A finished run needs them no more: its weights are exported."""
+        """Delete the checkpoints of a finished run, whose weights are exported."""
         shutil.rmtree(self.checkpoints, ignore_errors=True)
 
 

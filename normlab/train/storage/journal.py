@@ -1,4 +1,4 @@
-"""What a run writes down as it goes: records of what it saw, and how it stands."""
+"""Logging of a run: metric records to all sinks, and status.json."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from normlab.train.storage.sinks import open_sinks
 
 
 class Journal:
-    """The records and the status of a run. The first rank writes; all others may call the same."""
+    """Writes metric records and the status of a run. Only the first rank writes; all ranks may call it."""
 
     def __init__(self, folder: RunFolder, config: TrainConfig, group: Group):
         self._folder, self._config, self._writes = folder, config, group.is_main
         self._sinks = open_sinks(config.sinks, folder.path, config.to_dict()) if group.is_main else []
 
     def tokens(self, step: int) -> int:
-        """Tokens that were trained on by the end of a step."""
+        """Training tokens up to and including a step."""
         return step * self._config.batch * self._config.sequence
 
     def write(self, record: dict[str, Any]) -> None:
@@ -33,12 +33,12 @@ class Journal:
             sink.flush()
 
     def forget_after(self, step: int) -> None:
-        """Drop the records of later steps: a run that goes on from a checkpoint writes them again."""
+        """Drop the records of later steps: a run resumed from a checkpoint writes them again."""
         for sink in self._sinks:
             sink.truncate_after(step)
 
     def status(self, state: str, step: int, reason: str | None = None, **facts: Any) -> None:
-        """Write down how the run stands, for whoever looks at it from outside."""
+        """Write status.json."""
         if self._writes:
             progress = {"step": step, "of": self._config.steps, "tokens": self.tokens(step)}
             self._folder.set_status(state, **progress, reason=reason, **facts)

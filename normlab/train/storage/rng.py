@@ -1,4 +1,4 @@
-"""Random states: Python's, numpy's, torch's and the GPU's, in one safetensors file a rank."""
+"""Random-number-generator states of Python, numpy, torch and the GPU, in one safetensors file per rank."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from normlab.utils.files import write_atomically
 
 
 def write_random_states(path: Path, device: torch.device) -> None:
-    """Write down where every generator of this process stands."""
+    """Save the state of every generator of this process."""
     _, words, gauss = random.getstate()
     _, keys, position, has_gauss, cached = np.random.get_state()  # type: ignore[misc]
     states = {
@@ -29,7 +29,7 @@ def write_random_states(path: Path, device: torch.device) -> None:
 
 
 def restore_random_states(path: Path, device: torch.device) -> None:
-    """Put every generator where it stood."""
+    """Restore the state of every generator."""
     states = load(path.read_bytes())
     random.setstate((3, tuple(states["python"].tolist()), next(iter(states["python-gauss"].tolist()), None)))
     *keys, position, has_gauss = states["numpy"].tolist()

@@ -1,7 +1,7 @@
-"""Where metrics go: JSON lines always, TensorBoard, wandb and trackio on request.
+"""Metric sinks: JSON lines always; TensorBoard, wandb and trackio on request.
 
-A record is a flat dictionary whose first field is its kind. The file of JSON lines is the run's memory: all else here
-is a copy for people who like another page, of the numbers in "step" and "eval" records alone.
+A record is a flat dictionary whose first field is its kind. The JSON-lines file has all records and is what NormLab
+reads back; the other sinks get the numbers of "step" and "eval" records.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ _WITH_NUMBERS = ("step", "eval")
 
 
 class Sink(Protocol):
-    """Takes records until it is closed."""
+    """Receives metric records until it is closed."""
 
     def write(self, record: Record) -> None: ...
 
     def flush(self) -> None: ...
 
     def truncate_after(self, step: int) -> None:
-        """Forget the records of later steps: a run that goes on from a checkpoint writes them again."""
+        """Drop the records of later steps: a run resumed from a checkpoint writes them again."""
         ...
 
     def close(self) -> None: ...
 
 
 def open_sinks(names: Sequence[str], folder: Path, config: Record) -> list[Sink]:
-    """The file of JSON lines in the run's folder first, then the sinks that were asked for."""
+    """The JSON-lines file of the run's folder first, then the requested sinks."""
     for name in names:
         if name not in get_args(Name):
             raise unknown("sink", name, get_args(Name))
@@ -49,16 +49,16 @@ def open_sinks(names: Sequence[str], folder: Path, config: Record) -> list[Sink]
 
 
 class JsonLines:
-    """Appends records to a file, one JSON object a line; what is not finite becomes null.
+    """Appends records to a file, one JSON object per line; non-finite numbers become null.
 
-    A line is handed to the system as soon as it is written, and to the disk by `flush`. A line that a crash tore is
-    dropped when the file is opened again.
+    A line is passed to the system at once, and synced to disk by `flush`. A line cut short by a crash is dropped when
+    the file is opened again.
     """
 
     def __init__(self, path: Path):
         self.path = path
         if path.is_file() and not _ends_whole(path):
-            self._rewrite(_lines(path))
+            self._rewrite(line for line, _ in _whole_lines(path))
         self._open()
 
     def write(self, record: Record) -> None:
@@ -80,13 +80,13 @@ class JsonLines:
             try:
                 self.flush()
             finally:
-                # What a full disk has refused is refused again here.
+                # A full disk raises again on close.
                 with suppress(OSError):
                     self._file.close()
 
     def truncate_after(self, step: int) -> None:
         self._file.close()
-        self._rewrite(line for line in _lines(self.path) if json.loads(line).get("step", 0) <= step)
+        self._rewrite(line for line, record in _whole_lines(self.path) if record.get("step", 0) <= step)
         self._open()
 
     def _rewrite(self, lines: Iterable[str]) -> None:
@@ -100,8 +100,11 @@ class JsonLines:
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """The records of a file, also while it is being written to: a torn last line is left out."""
-    return [json.loads(line) for line in _lines(path)]
+    """The records of a metrics.jsonl file; none if there is no file.
+
+    The file may still be written to: lines that are torn, or no JSON object, are left out.
+    """
+    return [record for _, record in _whole_lines(path)] if path.is_file() else []
 
 
 class TensorBoard:
@@ -123,7 +126,7 @@ class TensorBoard:
         return self._opened
 
     def truncate_after(self, step: int) -> None:
-        """Start an event file that tells the viewer to drop what earlier files hold from the next step on."""
+        """Start an event file with `purge_step`, so that viewers drop later steps of earlier files."""
         self.close()
         self._open(purge_step=step + 1)
 
@@ -140,7 +143,7 @@ class TensorBoard:
 
 
 class _Tracker:
-    """wandb, and trackio, which speaks the same language: a run of the folder's name that is taken up again."""
+    """wandb, or trackio, which has the same interface: a run named after the folder, resumed if it exists."""
 
     def __init__(self, package: str, folder: Path, **options: Any):
         self._run = importlib.import_module(package).init(
@@ -153,10 +156,10 @@ class _Tracker:
             self._run.log(numbers, step=record["step"])
 
     def flush(self) -> None:
-        """They send what they have when they see fit."""
+        """Nothing to do: the client sends records by itself."""
 
     def truncate_after(self, step: int) -> None:
-        """What was sent cannot be taken back; they drop steps that they know already."""
+        """Nothing to do: sent records stay, and the client drops steps that it already has."""
 
     def close(self) -> None:
         self._run.finish()
@@ -181,7 +184,7 @@ def _need(package: str) -> None:
 
 
 def _numbers(record: Record) -> Iterator[tuple[str, float]]:
-    """The numbers of a record worth a curve, by the names that viewers group by: `step/loss`."""
+    """The numbers of a record, named as viewers group them: `step/loss`."""
     if record["kind"] in _WITH_NUMBERS:
         for name, value in record.items():
             if name != "step" and isinstance(value, int | float):
@@ -189,7 +192,7 @@ def _numbers(record: Record) -> Iterator[tuple[str, float]]:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can hold: NaN and the infinities, which it cannot, as null."""
+    """Values for JSON: NaN and infinities become null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -200,15 +203,15 @@ def _plain(value: Any) -> Any:
 
 
 def _ends_whole(path: Path) -> bool:
-    whole = list(_lines(path))
-    return sum(len(line.encode()) for line in whole) == path.stat().st_size
+    return sum(len(line.encode()) for line, _ in _whole_lines(path)) == path.stat().st_size
 
 
-def _lines(path: Path) -> Iterator[str]:
-    """The whole lines of a file. Zeros and halves of lines, as a power cut leaves them, are none."""
+def _whole_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The lines of a file that hold a record, and the record. A power cut leaves zeros and halves of lines: skipped."""
     for raw in path.read_bytes().splitlines(keepends=True):
         try:
-            if raw.endswith(b"\n") and isinstance(json.loads(raw), dict):
-                yield raw.decode()
+            record = json.loads(raw)
         except ValueError:
             continue
+        if raw.endswith(b"\n") and isinstance(record, dict):
+            yield raw.decode(), record

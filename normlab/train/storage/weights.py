@@ -1,4 +1,4 @@
-"""A model's weights: by name, whole, to take away in one safetensors file and to put back."""
+"""Export and load the weights of a model as one safetensors file."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from safetensors.torch import save_file
 from torch import nn
 
 from normlab.errors import NormLabError
-from normlab.train.distributed import ALONE, Group, reshard, shared_like, whole
+from normlab.probes.sharded import reshard, whole
+from normlab.train.distributed import ALONE, Group, shared_like
 from normlab.utils.files import file_error, replacing
 
 
 def export_safetensors(model: nn.Module, path: Path, metadata: Mapping[str, Any], group: Group = ALONE) -> None:
-    """The whole weights in one safetensors file, with `metadata` (anything JSON can carry) in its header.
+    """Write the full weights to one safetensors file, with `metadata` (anything JSON can hold) in its header.
 
-    Called by all ranks; the first one writes. Tied weights are stored once.
+    All ranks call it; the first one writes. Tied weights are stored once.
     """
     weights: dict[str, torch.Tensor] = {}
     for name, tensor in weights_of(model).items():
@@ -35,13 +36,13 @@ def export_safetensors(model: nn.Module, path: Path, metadata: Mapping[str, Any]
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """What `export_safetensors` put into the header."""
+    """The metadata that `export_safetensors` wrote."""
     with _safetensors_errors("read", path), safe_open(path, "pt") as file:
         return json.loads((file.metadata() or {}).get("normlab", "{}"))
 
 
 def load_weights(path: Path, model: nn.Module) -> None:
-    """Put exported weights into a model, which may be shared out over ranks."""
+    """Load exported weights into a model, which may be sharded over ranks."""
     weights = weights_of(model)
     with _safetensors_errors("read", path), safe_open(path, "pt") as file:
         found = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
@@ -61,7 +62,7 @@ def _safetensors_errors(action: str, path: Path) -> Iterator[None]:
 
 
 def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and buffers; one that is known by several names stands under the first."""
+    """Parameters and buffers by name; a tied one under its first name."""
     reshard(model)
     found: dict[int, tuple[str, torch.Tensor]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
@@ -72,12 +73,12 @@ def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def shapes_of(weights: Mapping[str, torch.Tensor]) -> dict[str, list[int]]:
-    """The shape of every tensor, as JSON carries it."""
+    """The shape of every tensor, as lists for JSON."""
     return {name: list(tensor.shape) for name, tensor in weights.items()}
 
 
 def check_shapes(path: Path, found: Mapping[str, list[int]], expected: Mapping[str, list[int]]) -> None:
-    """Refuse what was saved from another model, and name the first tensor that differs."""
+    """Raise if the tensors are those of another model; the error names the first that differs."""
     for name in sorted(found.keys() | expected.keys()):
         if found.get(name) != expected.get(name):
             raise NormLabError(

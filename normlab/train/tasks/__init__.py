@@ -1,18 +1,22 @@
-"""The tasks that a run can have, by name."""
+"""Training tasks by name: next-token prediction, masked tokens, image classification."""
 
 from __future__ import annotations
 
-from typing import Literal
-
 from normlab.errors import unknown
 from normlab.train.tasks.base import Data, Task
-from normlab.train.tasks.images import ImagesTask
-from normlab.train.tasks.language import Language
-from normlab.train.tasks.masked import MaskedTask
+from normlab.train.tasks.images import ImagesTask, ImageTrainConfig
+from normlab.train.tasks.language import Language, LanguageTrainConfig
+from normlab.train.tasks.masked import MaskedTask, MaskedTrainConfig
 
-__all__ = ["TASKS", "Data", "Task", "TaskName", "find_task"]
-
-TaskName = Literal["language", "masked", "images"]
+__all__ = [
+    "TASKS",
+    "Data",
+    "ImageTrainConfig",
+    "LanguageTrainConfig",
+    "MaskedTrainConfig",
+    "Task",
+    "find_task",
+]
 
 TASKS: dict[str, Task] = {task.name: task for task in (Language(), MaskedTask(), ImagesTask())}
 

@@ -1,7 +1,7 @@
-"""What a run learns: which model, which data, how they meet, and what it is judged by.
+"""Interface of a training task: how data is read, batched, evaluated and described.
 
-The loop, the comparison and the page ask a task and never which one it is. Importing a task does not import torch: the
-command line lists them in its help.
+The training loop, the comparison and the report ask the task and never which one it is. What a task can be configured
+with is in its configuration class, `Task.config`. Importing a task does not import torch.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from normlab.models.config import TransformerConfig
+from normlab.train.config import TrainConfig
 from normlab.train.metrics import Metric
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from normlab.data.feed import Batch, SampleLine
+    from normlab.data.batch_loader import Batch, SampleSequence
     from normlab.models.transformer import Transformer
-    from normlab.train.config import TrainConfig
     from normlab.train.storage.folder import RunFolder
 
 
 class Data(Protocol):
-    """What a task opens: two sides, known by what is in them."""
+    """A data set as a task opens it: a training and a validation part, identified by a hash of their content."""
 
     @property
     def fingerprint(self) -> str: ...
@@ -35,95 +35,65 @@ class Data(Protocol):
 
 
 class Task(ABC):
-    """One kind of training."""
+    """A training task. `config` is an instance of `Task.config`, `data` what `open` returned."""
 
-    name: ClassVar[str]
-    about: ClassVar[str]
-    """What is learnt, in a few words."""
-    model: ClassVar[type[TransformerConfig]]
-    fields: ClassVar[tuple[str, ...]]
-    """The fields of a run that not every task has, and this one does."""
-    data: ClassVar[tuple[str, ...]]
-    """The built-in data."""
-    val_fraction: ClassVar[float]
-    """Share of the data that is held out, unless the user names another."""
+    config: ClassVar[type[TrainConfig]]
+    """Configuration class of a run of this task."""
     metric: ClassVar[Metric]
+    """The number by which runs are compared."""
 
-    def settled(self, config: TrainConfig) -> dict[str, Any]:
-        """What the task says in fields of a run where the user says nothing."""
-        return {
-            "model": config.model or self.model(),
-            "data": config.data or self.data,
-            "val_fraction": config.val_fraction or self.val_fraction,
-        }
+    @property
+    def name(self) -> str:
+        """The value of `TrainConfig.task`."""
+        return self.config.task
 
     @abstractmethod
-    def check(self, config: TrainConfig) -> None:
-        """Raise where a run's fields cannot be trained with."""
+    def open(self, config: Any, *, progress: bool) -> Any:
+        """Read and prepare the data of a run."""
 
     @abstractmethod
-    def fitted(self, config: TrainConfig) -> TransformerConfig:
-        """The model, made to fit the run's other fields."""
+    def with_answers(self, config: Any, data: Any) -> TransformerConfig:
+        """The model with the vocabulary size or the number of classes of the data."""
 
     @abstractmethod
-    def sequence(self, config: TrainConfig) -> int:
-        """Tokens of a sample."""
+    def line(self, config: Any, data: Any) -> SampleSequence:
+        """The training samples in their order."""
 
     @abstractmethod
-    def steps(self, config: TrainConfig) -> int:
-        """Optimiser steps."""
-
-    def of_preset(self, size: Mapping[str, Any]) -> dict[str, Any]:
-        """Fields of the run that go with a named size of the model."""
-        return {}
+    def evaluation(self, config: Any, data: Any, *, batch: int, **places: Any) -> Iterator[Batch]:
+        """Batches of the validation samples, each sample once."""
 
     @abstractmethod
-    def open(self, config: TrainConfig, *, progress: bool) -> Any:
-        """The data of a run, made ready."""
-
-    @abstractmethod
-    def with_answers(self, config: TrainConfig, data: Any) -> TransformerConfig:
-        """The model with as many answers as the data asks for."""
-
-    @abstractmethod
-    def line(self, config: TrainConfig, data: Any) -> SampleLine:
-        """The samples to train on, in their order."""
-
-    @abstractmethod
-    def evaluation(self, config: TrainConfig, data: Any, *, batch: int, **places: Any) -> Iterator[Batch]:
-        """The samples to evaluate on, each once."""
-
-    @abstractmethod
-    def evaluation_samples(self, config: TrainConfig, data: Any) -> int:
-        """How many samples an evaluation has."""
+    def evaluation_samples(self, config: Any, data: Any) -> int:
+        """Number of samples of an evaluation."""
 
     def measure(self, model: Transformer) -> Callable[..., torch.Tensor]:
-        """From a batch to means over its targets, to be averaged over all of them."""
-        return model.graded
+        """A function from a batch to the means of the measures over its targets."""
+        return model.loss_and_accuracy
 
     @abstractmethod
-    def target_counts(self, config: TrainConfig, data: Any) -> tuple[np.ndarray, np.ndarray]:
-        """How often each answer is a target: in training, and in an evaluation."""
+    def target_counts(self, config: Any, data: Any) -> tuple[np.ndarray, np.ndarray]:
+        """How often each token or class is a target: in training, and in an evaluation."""
 
-    def guess_loss(self, config: TrainConfig, data: Any) -> float:
-        """Loss of a model that knows nothing but how often each answer occurs, in nats a target."""
-        from normlab.data.frequencies import guess_loss
+    def guess_loss(self, config: Any, data: Any) -> float:
+        """Loss of a model that only knows how often each target occurs (unigram entropy), in nats per target."""
+        from normlab.data.frequencies import unigram_cross_entropy
 
-        return guess_loss(*self.target_counts(config, data))
+        return unigram_cross_entropy(*self.target_counts(config, data))
 
     def echo(self, model: Transformer, batch: Batch) -> float | None:
-        """Mean probability that the model gives to the token just read; None where that is never the answer."""
+        """Mean probability that the model gives to the input token itself; None where that is never the target."""
         return None
 
     def scores(self, means: Sequence[float], data: Any) -> dict[str, float]:
-        """What an evaluation says, by name, from the means of what was measured."""
+        """The result of an evaluation by name, from the means of the measures."""
         loss, accuracy = means
         return {"loss": loss, "accuracy": accuracy}
 
     @abstractmethod
     def keep(self, data: Any, folder: RunFolder) -> None:
-        """Write down what is needed to use the model."""
+        """Save what is needed to use the model: tokenizer, or names of the classes."""
 
     @abstractmethod
     def describe(self, scores: Mapping[str, float]) -> str:
-        """An evaluation in one line for a person."""
+        """An evaluation in one line of text."""

@@ -1,13 +1,15 @@
-"""The next token of a text: a decoder, judged by its loss, which is also told in bits a byte."""
+"""Next-token prediction: a decoder on text, measured by validation loss and bits per byte."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
 
 from normlab.models.config import DecoderConfig
+from normlab.train.config import TaskName
 from normlab.train.metrics import LOSS
-from normlab.train.tasks.text import TextTask
+from normlab.train.tasks.text import TextTask, TextTrainConfig
 
 if TYPE_CHECKING:
     import torch
@@ -17,26 +19,34 @@ if TYPE_CHECKING:
 
 
 _ECHO_TOKENS = 256
-"""Tokens that the echo is averaged over: their logits are all there at once."""
+"""Tokens that `echo` averages over: all their logits are in memory at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageTrainConfig(TextTrainConfig):
+    """Configuration of a language-modelling run: a decoder that predicts the next token."""
+
+    model_class: ClassVar = DecoderConfig
+
+    task: TaskName = "language"
+    model: DecoderConfig = field(default_factory=DecoderConfig)
 
 
 class Language(TextTask):
-    """Every token from those before it."""
+    """Predict every token from those before it."""
 
-    name = "language"
-    about = "the next token of a text"
-    model = DecoderConfig
+    config = LanguageTrainConfig
     metric = LOSS
 
     def measure(self, model: Transformer) -> Callable[..., torch.Tensor]:
-        # Which token is the likeliest is not asked: the head would work twice.
+        # No accuracy: it would compute the logits a second time.
         return model.cross_entropy
 
     def echo(self, model: Transformer, batch: Batch) -> float | None:
+        from normlab.probes.start import read_probability
+
         features = model.features(batch.inputs[:1], **{name: value[:1] for name, value in batch.options.items()})
-        read = batch.inputs[:1, :_ECHO_TOKENS, None]
-        chances = model.logits(features[:, :_ECHO_TOKENS]).detach().float().softmax(-1)
-        return float(chances.gather(-1, read).mean())
+        return read_probability(model.logits(features[:, :_ECHO_TOKENS]), batch.inputs[:1, :_ECHO_TOKENS])
 
     def scores(self, means: Sequence[float], data: Corpus) -> dict[str, float]:
         (loss,) = means

@@ -1,41 +1,51 @@
-"""Masked tokens of a text: an encoder, judged by its loss on what was hidden, and by how often it finds it."""
+"""Masked language modelling: an encoder on text, measured by loss and accuracy on the masked tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
 
 from normlab.errors import NormLabError
 from normlab.models.config import EncoderConfig
+from normlab.train.config import TaskName
 from normlab.train.metrics import MASKED_LOSS
-from normlab.train.tasks.text import TextTask
+from normlab.train.tasks.text import TextTask, TextTrainConfig
 
 if TYPE_CHECKING:
     import numpy as np
 
     from normlab.data import Corpus, Masking
-    from normlab.train.config import TrainConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedTrainConfig(TextTrainConfig):
+    """Configuration of a masked-language-modelling run: an encoder that predicts masked tokens."""
+
+    model_class: ClassVar = EncoderConfig
+
+    task: TaskName = "masked"
+    model: EncoderConfig = field(default_factory=EncoderConfig)
+    mask: float = 0.15
+    """Fraction of the tokens that are masked and to be predicted."""
+
+    def check(self) -> None:
+        super().check()
+        if not 0.0 < self.mask <= 1.0:
+            raise NormLabError(f"mask must lie in (0, 1], a share of the tokens, got {self.mask}; try 0.15")
 
 
 class MaskedTask(TextTask):
-    """Tokens that were hidden, from all that stand around them."""
+    """Predict masked tokens from all the others."""
 
-    name = "masked"
-    about = "masked tokens of a text"
-    model = EncoderConfig
-    fields = (*TextTask.fields, "mask")
+    config = MaskedTrainConfig
     metric = MASKED_LOSS
 
-    def check(self, config: TrainConfig) -> None:
-        super().check(config)
-        if not 0.0 < config.mask <= 1.0:
-            raise NormLabError(f"mask must lie in (0, 1], a share of the tokens, got {config.mask}; try 0.15")
-
-    def open(self, config: TrainConfig, *, progress: bool) -> Corpus:
+    def open(self, config: TextTrainConfig, *, progress: bool) -> Corpus:
         from normlab.data import IGNORED
 
         data = super().open(config, progress=progress)
-        # Before a run begins: a few tokens may have none among them that is hidden.
+        # Before the run begins: a small validation set may have no masked token.
         if not any(bool((batch.targets != IGNORED).any()) for batch in self.evaluation(config, data, batch=1)):
             raise NormLabError(
                 f"none of the {data.val.n_tokens:,} validation tokens is masked, so nothing can be measured; "
@@ -44,16 +54,16 @@ class MaskedTask(TextTask):
         return data
 
     def vocabulary(self, data: Corpus) -> int:
-        # The mask is a token of its own, after those of the tokenizer.
+        # The mask is one more token, after those of the tokenizer.
         return data.tokenizer.vocab_size + 1
 
-    def masking(self, config: TrainConfig, data: Corpus, seed: int) -> Masking:
+    def masking(self, config: MaskedTrainConfig, data: Corpus, seed: int) -> Masking:
         from normlab.data import Masking
 
         words = data.tokenizer
         return Masking(words.vocab_size, words.end, seed, config.mask)
 
-    def target_counts(self, config: TrainConfig, data: Corpus) -> tuple[np.ndarray, np.ndarray]:
+    def target_counts(self, config: TextTrainConfig, data: Corpus) -> tuple[np.ndarray, np.ndarray]:
         trained, asked = super().target_counts(config, data)
         # Ends of documents are never masked.
         trained[data.tokenizer.end] = 0

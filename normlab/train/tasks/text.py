@@ -1,104 +1,131 @@
-"""What tasks on text share: sources, tokenizers, windows, a budget in tokens."""
+"""Training tasks on text: tokenizer, fixed-length sequences, a budget in tokens."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from normlab.choices import Boundaries
 from normlab.errors import NormLabError
-from normlab.models.config import TokenConfig, TransformerConfig
+from normlab.models.config import TokenConfig
+from normlab.train.config import TrainConfig
 from normlab.train.tasks.base import Task
+from normlab.utils.counts import Count
 
 if TYPE_CHECKING:
     import numpy as np
 
     from normlab.data import Batch, Corpus, Masking
-    from normlab.data.feed import SampleLine
-    from normlab.train.config import TrainConfig
+    from normlab.data.batch_loader import SampleSequence
     from normlab.train.storage.folder import RunFolder
 
 _COUNTED_AT_A_TIME = 64
-"""Sequences of an evaluation whose targets are counted at a time."""
+"""Batch size while the targets of an evaluation are counted."""
 
 VOCABULARY_MULTIPLE = 64
-"""A vocabulary is rounded up to this: matrix products run faster, and the spare entries are never a target."""
+"""The vocabulary size is rounded up to a multiple of this: matrix products are faster. The padding is no target."""
 
 
 _EVAL_SHARE, _LEAST_EVAL, _MOST_EVAL = 0.1, 10_000, 200_000
-"""Tokens of an evaluation by default, as a share of the training tokens, and their limits: ten evaluations then cost a
+"""Default size of an evaluation, as a fraction of the training tokens, and its limits: ten evaluations then cost a
 third of the training, and a loss keeps a standard error of a few hundredths."""
 
 
 def default_eval_tokens(tokens: int) -> int:
-    """Tokens of an evaluation of a run of so many tokens, where the user names no number."""
+    """Default number of tokens of an evaluation of a run on `tokens` tokens."""
     return min(_MOST_EVAL, max(_LEAST_EVAL, round(_EVAL_SHARE * tokens)))
 
 
-class TextTask(Task):
-    """Windows of a text, some or all of whose tokens are to be found."""
+@dataclass(frozen=True, kw_only=True)
+class TextTrainConfig(TrainConfig):
+    """What the tasks on text share."""
 
-    fields = ("tokenizer", "boundaries", "tokens", "length", "eval_tokens")
-    data = ("python",)
-    val_fraction = 0.02
+    budget: ClassVar = "tokens"
 
-    def check(self, config: TrainConfig) -> None:
+    model: TokenConfig
+    data: tuple[str, ...] = ("python",)
+    """Text: files, folders, globs, hf:NAME; python: the standard library of the running Python."""
+    val_fraction: float = 0.02
+    """Fraction of the documents held out for validation where val_data is empty."""
+    tokenizer: str = "bytes"
+    """Tokenizer: bytes, bpe:N (trained on the data), a file of the tokenizers package, or a Hugging Face id."""
+    boundaries: Boundaries = "packed"
+    """Attention across the documents packed into a sequence, or only within each (respected)."""
+    tokens: Count = 2_000_000
+    """Training tokens, e.g. 33M or 1.5B."""
+    length: int = 256
+    """Sequence length in tokens."""
+    eval_tokens: Count | None = None
+    """Tokens of an evaluation, at most; none: a tenth of tokens, from 10,000 to 200,000."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.model.max_length < self.length:
+            self._set("model", dataclasses.replace(self.model, max_length=self.length))
+
+    def fill_defaults(self) -> None:
+        super().fill_defaults()
+        if self.eval_tokens is None:
+            self._set("eval_tokens", default_eval_tokens(self.tokens))
+
+    def check(self) -> None:
         for name in ("tokens", "length", "eval_tokens"):
-            if getattr(config, name) < 1:
-                raise NormLabError(f"{name} must be at least 1, got {getattr(config, name)}")
+            if getattr(self, name) < 1:
+                raise NormLabError(f"{name} must be at least 1, got {getattr(self, name)}")
 
-    def settled(self, config: TrainConfig) -> dict[str, Any]:
-        named = config.eval_tokens
-        return super().settled(config) | {"eval_tokens": default_eval_tokens(config.tokens) if named is None else named}
+    @property
+    def steps(self) -> int:
+        """Optimiser steps: whole batches that cover all tokens."""
+        return math.ceil(self.tokens / (self.batch * self.length))
 
-    def fitted(self, config: TrainConfig) -> TransformerConfig:
-        model = cast(TokenConfig, config.model)
-        return model if model.max_length >= config.length else dataclasses.replace(model, max_length=config.length)
+    @property
+    def sequence(self) -> int:
+        return self.length
 
-    def sequence(self, config: TrainConfig) -> int:
-        return config.length
+    @classmethod
+    def preset_fields(cls, size: str) -> dict[str, Any]:
+        return {"length": cls.model_class.presets[size]["max_length"]}
 
-    def steps(self, config: TrainConfig) -> int:
-        """As many whole batches as it takes to see all tokens."""
-        return math.ceil(config.tokens / (config.batch * config.length))
 
-    def of_preset(self, size: Mapping[str, Any]) -> dict[str, Any]:
-        return {"length": size["max_length"]}
+class TextTask(Task):
+    """Sequences of a text, some or all of whose tokens are to be predicted."""
 
-    def open(self, config: TrainConfig, *, progress: bool) -> Corpus:
+    def open(self, config: TextTrainConfig, *, progress: bool) -> Corpus:
         from normlab.data import prepare
 
         options = {"tokenizer": config.tokenizer, "val_data": config.val_data, "val_fraction": config.val_fraction}
         return prepare(config.data, **options, progress=progress)
 
-    def with_answers(self, config: TrainConfig, data: Corpus) -> TransformerConfig:
+    def with_answers(self, config: TextTrainConfig, data: Corpus) -> TokenConfig:
         padded = VOCABULARY_MULTIPLE * math.ceil(self.vocabulary(data) / VOCABULARY_MULTIPLE)
         return dataclasses.replace(config.model, vocab_size=padded)
 
     def vocabulary(self, data: Corpus) -> int:
-        """Tokens that the model must know."""
+        """Vocabulary size that the model needs."""
         return data.tokenizer.vocab_size
 
-    def masking(self, config: TrainConfig, data: Corpus, seed: int) -> Masking | None:
-        """How tokens are hidden, if they are."""
+    def masking(self, config: Any, data: Corpus, seed: int) -> Masking | None:
+        """How input tokens are masked; None: not at all."""
         return None
 
-    def line(self, config: TrainConfig, data: Corpus) -> SampleLine:
-        from normlab.data import TextLine
+    def line(self, config: TextTrainConfig, data: Corpus) -> SampleSequence:
+        from normlab.data import TextSamples
 
         options = {"length": config.length, "seed": config.seed, "boundaries": config.boundaries}
-        return TextLine(data.train, **options, masking=self.masking(config, data, config.seed))
+        return TextSamples(data.train, **options, masking=self.masking(config, data, config.seed))
 
-    def evaluation(self, config: TrainConfig, data: Corpus, *, batch: int, **places: Any) -> Iterator[Batch]:
+    def evaluation(self, config: TextTrainConfig, data: Corpus, *, batch: int, **places: Any) -> Iterator[Batch]:
         from normlab.data import evaluation_batches
 
-        # Hidden in the same way whatever the seed of the run: all runs answer the same questions.
+        # The same mask whatever the seed of the run: all runs are evaluated on the same targets.
         masking = self.masking(config, data, seed=0)
         options = {"length": config.length, "max_tokens": config.eval_tokens, "boundaries": config.boundaries}
         return evaluation_batches(data.val, batch=batch, **options, masking=masking, **places)
 
-    def target_counts(self, config: TrainConfig, data: Corpus) -> tuple[np.ndarray, np.ndarray]:
+    def target_counts(self, config: TextTrainConfig, data: Corpus) -> tuple[np.ndarray, np.ndarray]:
         import numpy as np
 
         from normlab.data import IGNORED
@@ -106,13 +133,13 @@ class TextTask(Task):
 
         size = data.tokenizer.vocab_size
         asked = np.zeros(size, np.int64)
-        # The very targets that the model is evaluated on, and no others.
+        # Exactly the targets that the model is evaluated on.
         for batch in self.evaluation(config, data, batch=_COUNTED_AT_A_TIME):
             targets = batch.targets[batch.targets != IGNORED].numpy()
             asked += np.bincount(targets, minlength=size)
         return token_counts(data.train, size), asked
 
-    def evaluation_samples(self, config: TrainConfig, data: Corpus) -> int:
+    def evaluation_samples(self, config: TextTrainConfig, data: Corpus) -> int:
         return math.ceil(min(data.val.n_tokens, config.eval_tokens or data.val.n_tokens) / config.length)
 
     def keep(self, data: Corpus, folder: RunFolder) -> None:

@@ -15,6 +15,7 @@ from normlab.checks.judge.verdict import Verdict
 from normlab.checks.ladder_records import Ladder
 from normlab.probes.probe import measure, measure_stacks, probe
 from normlab.probes.profile import Profile
+from tests.matrix import parametrize
 from tests.targets.tiny import MODELS, batch_for, hugging_face
 
 DEPTH = 8
@@ -60,9 +61,9 @@ def train(model: Decoder, steps: int = 10) -> None:
 # -- one block's output matrix x50 -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@parametrize("scheme", SCHEMES, quick=("pre", "post", "geonorm", "ngpt", "hybrid"))
 @pytest.mark.parametrize("part", PARTS)
-@pytest.mark.parametrize("block", [5, *(pytest.param(end, marks=pytest.mark.full) for end in (0, DEPTH - 1))])
+@parametrize("block", [5, 0, DEPTH - 1], quick=[5])
 def test_a_matrix_that_is_fifty_times_too_large_is_named_with_its_block(scheme, part, block):
     name, _ = PARTS[part]
     model = build(scheme)
@@ -75,9 +76,9 @@ def test_a_matrix_that_is_fifty_times_too_large_is_named_with_its_block(scheme, 
     assert found.words.endswith(f"block {block}")
 
 
-@pytest.mark.parametrize("scheme", ["pre", "post", "deepnorm", "mix", "layerscale", "keel"])
+@parametrize("scheme", ["pre", "post", "deepnorm", "mix", "layerscale", "keel"], quick=("pre", "post"))
 @pytest.mark.parametrize("part", PARTS)
-@pytest.mark.parametrize("block", [4, 5, DEPTH - 1])
+@parametrize("block", [4, 5, DEPTH - 1], quick=(4, DEPTH - 1))
 def test_a_branch_that_returns_fifty_times_too_much_is_named_without_a_look_at_weights(scheme, part, block):
     model = build(scheme)
     model.stack.layers[block].branches[PARTS[part][1]].register_forward_hook(lambda _m, _a, output: 50.0 * output)
@@ -85,8 +86,8 @@ def test_a_branch_that_returns_fifty_times_too_much_is_named_without_a_look_at_w
     assert (found.level, found.layers) == ("warn", (block,)), found.words
 
 
-@pytest.mark.parametrize("scheme", HEALTHY)
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in (1, 2))])
+@parametrize("scheme", HEALTHY, quick=("pre", "post", "geonorm"))
+@parametrize("seed", [0, 1, 2], quick=[0])
 def test_healthy_schemes_are_even_before_and_after_a_burst(scheme, seed):
     model = build(scheme, seed)
     for steps in (0, 10):
@@ -99,7 +100,7 @@ def test_healthy_schemes_are_even_before_and_after_a_burst(scheme, seed):
         assert verdict("attention", profile).level == "ok"
 
 
-@pytest.mark.parametrize("name", MODELS)
+@parametrize("name", MODELS, quick=("gpt2", "bert", "vit"))
 def test_other_peoples_models_are_even_at_their_own_initialisation(name):
     depth = {"gpt2": {"n_layer": 8}, "t5": {"num_layers": 8, "num_decoder_layers": 8}}
     model = hugging_face(name, **depth.get(name, {"num_hidden_layers": 8}))
@@ -160,7 +161,7 @@ def test_sharp_heads_that_are_not_alone_are_no_fault():
 # -- one NaN at step 7 -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scheme", HEALTHY)
+@parametrize("scheme", HEALTHY, quick=("post", "geonorm"))
 def test_a_nan_at_step_seven_is_named_with_its_module_and_step(scheme):
     model = build(scheme)
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4)

@@ -17,7 +17,7 @@ from normlab.models import MLP, Attention
 from normlab.models.moe import MoE
 from normlab.norms import RMSNorm, rms
 from normlab.probes.blocks import find_stacks
-from normlab.schemes.contract.parts import Scale
+from normlab.schemes.contract.parts import LearnedScale
 from tests.targets.tiny import batch_for, hugging_face
 
 DIM, TOKENS = 8, 5
@@ -120,7 +120,7 @@ def test_an_unknown_norm_on_the_values_proves_nothing():
 def test_no_mlp_exceeds_its_bound(seed, kind, bias, scaled, size):
     mlp = MLP(DIM, 12, kind, bias=bias)
     for need in sorted(mlp.offers) if scaled else ():
-        mlp.accept(need, Scale(12))
+        mlp.accept(need, LearnedScale(12))
     draw_(mlp, seed)
     assert largest(mlp, size * tokens(seed)) <= branch_bound(mlp)(size) * (1 + 1e-12)
 

@@ -13,10 +13,12 @@ from torch.autograd.function import once_differentiable
 
 import normlab
 from normlab.checks.theory.analysis import theory
-from normlab.checks.theory.jacobians import MOST_BLOCKS, WHOLE, jacobian_rows, largest_singular_value, spread
+from normlab.checks.theory.jacobians import MOST_BLOCKS, WHOLE, jacobian_rows, largest_singular_value
 from normlab.probes.blocks import find_stacks
 from normlab.probes.probe import measure
 from normlab.probes.replay import capture
+from normlab.utils.spaced import evenly_spaced
+from tests.matrix import parametrize
 from tests.targets.tiny import MODELS, batch_for, hugging_face
 
 TOKENS = torch.randint(16, (2, 6), generator=torch.Generator().manual_seed(0))
@@ -101,7 +103,7 @@ def test_branches_of_an_identity_skip_against_the_explicit_derivative():
         assert exact * (1 - CLOSE) <= row.norm <= exact * (1 + 1e-4)
 
 
-@pytest.mark.parametrize("scheme", ["post", "geonorm", "ngpt", "spannorm", "deepnorm"])
+@parametrize("scheme", ["post", "geonorm", "ngpt", "spannorm", "deepnorm"], quick=["post", "spannorm"])
 def test_a_skip_that_is_not_the_identity_has_one_row_for_all_that_a_block_adds(scheme):
     model = ours(scheme).eval()
     rows = rows_of(model, lambda: model(TOKENS))
@@ -118,7 +120,7 @@ def look_at(model, batch, loss):
     return theory(target, model, measure(model, batch, loss))
 
 
-@pytest.mark.parametrize("scheme", [name for name in normlab.list_schemes() if name != "dual"])
+@parametrize("scheme", [name for name in normlab.list_schemes() if name != "dual"], quick=["pre", "post", "hybrid"])
 def test_no_gradient_gains_more_than_the_branches_allow(scheme):
     found = look_at(ours(scheme), TOKENS, lambda model, batch: model.loss(batch, batch))
     look = found.before
@@ -127,7 +129,7 @@ def test_no_gradient_gains_more_than_the_branches_allow(scheme):
     assert f"of at most Σ log(1 + ‖J‖) = {look.log_gain_bound:.2f} over 3 of 3 blocks" in found.jacobians
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "t5"])
+@parametrize("name", [name for name in MODELS if name != "t5"], quick=["gpt2", "bert"])
 def test_published_models(name):
     found = look_at(hugging_face(name), batch_for(name), lambda model, batch: model(**batch).loss)
     look = found.before
@@ -136,11 +138,11 @@ def test_published_models(name):
 
 
 def test_deep_stacks_are_sampled_and_their_ends_kept():
-    assert spread(4) == [0, 1, 2, 3]
-    assert spread(MOST_BLOCKS) == list(range(MOST_BLOCKS))
-    assert spread(48)[0] == 0
-    assert spread(48)[-1] == 47
-    assert len(set(spread(MOST_BLOCKS + 1))) == len(spread(48)) == MOST_BLOCKS
+    assert evenly_spaced(4, MOST_BLOCKS) == [0, 1, 2, 3]
+    assert evenly_spaced(MOST_BLOCKS, MOST_BLOCKS) == list(range(MOST_BLOCKS))
+    assert evenly_spaced(48, MOST_BLOCKS)[0] == 0
+    assert evenly_spaced(48, MOST_BLOCKS)[-1] == 47
+    assert len(set(evenly_spaced(MOST_BLOCKS + 1, MOST_BLOCKS))) == len(evenly_spaced(48, MOST_BLOCKS)) == MOST_BLOCKS
 
 
 def test_the_model_is_left_as_it_was():

@@ -18,6 +18,7 @@ from normlab.checks.theory.records import GradientSlope, Theory, TheoryLook
 from normlab.errors import NormLabError
 from normlab.probes.probe import measure
 from normlab.probes.profile import Profile
+from tests.matrix import parametrize
 from tests.targets.tiny import batch_for, hugging_face
 
 TOKENS = torch.randint(16, (2, 6), generator=torch.Generator().manual_seed(0))
@@ -45,7 +46,7 @@ def look_at(model: nn.Module, batch=TOKENS, *, step: int = 0, before: Theory | N
     return theory(target, model, profile, before=before)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@parametrize("scheme", SCHEMES, quick=["pre", "post", "geonorm", "ngpt", "hybrid", "peri(step=0.1)", "rezero"])
 def test_every_scheme_gets_its_theory(scheme):
     found = look_at(ours(scheme))
     assert found.scheme == str(normlab.scheme(scheme))
@@ -161,7 +162,7 @@ def test_norm_drift_and_clamped_angles():
 # -- failing loudly ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scheme", ["post", "peri", "geonorm", "ngpt"])
+@parametrize("scheme", ["post", "peri", "geonorm", "ngpt"], quick=["post", "geonorm"])
 def test_a_violated_certificate_fails_and_names_the_block(scheme):
     model = ours(scheme)
     model.stack.layers[2].register_forward_hook(lambda _layer, _args, state: state * 100.0)

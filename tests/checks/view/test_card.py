@@ -11,8 +11,7 @@ from rich.console import Console
 
 from normlab.checks.judge.verdict import Verdict
 from normlab.checks.result import Check
-from normlab.checks.view.card import show, text
-from normlab.checks.view.sparkline import sparks
+from normlab.checks.view.card import show, sparks, text
 from normlab.checks.view.summary import causes, caveats, fates, headline, meanings, sentence
 from tests.checks import finished
 

@@ -20,6 +20,7 @@ from normlab.probes.profile import BLOCK, BOUNDARY
 from tests.browser import browsing
 from tests.checks import finished
 from tests.checks.test_result import RATES, THEORY, full
+from tests.matrix import parametrize
 
 
 def theory_of(depth: int) -> Any:
@@ -152,6 +153,7 @@ def test_every_plot_is_drawn_without_complaint(visit: Any, check: Check) -> None
     assert page.locator("#plot-kurtosis svg.main-svg").first.is_visible()
 
 
+@pytest.mark.full
 @browsing
 def test_bounds_lie_over_the_measured_curve(visit: Any, check: Check) -> None:
     page = visit(check)
@@ -163,6 +165,7 @@ def test_bounds_lie_over_the_measured_curve(visit: Any, check: Check) -> None:
     assert parts(page, "rms") == ["before", "after"]
 
 
+@pytest.mark.full
 @browsing
 def test_the_profiles_follow_their_switches_by_keyboard(visit: Any, check: Check) -> None:
     page = visit(check)
@@ -178,6 +181,7 @@ def test_the_profiles_follow_their_switches_by_keyboard(visit: Any, check: Check
     assert page.evaluate(kind) == "log"
 
 
+@pytest.mark.full
 @browsing
 def test_two_checks_share_every_plot(visit: Any, check: Check) -> None:
     page = visit(Against(check, finished.collapsing()))
@@ -190,13 +194,14 @@ def test_two_checks_share_every_plot(visit: Any, check: Check) -> None:
 
 
 @browsing
-@pytest.mark.parametrize("width", [360, pytest.param(320, marks=pytest.mark.full)])
+@parametrize("width", [360, 320], quick=[360])
 def test_a_phone_needs_no_sideways_scrolling(visit: Any, check: Check, width: int) -> None:
     page = visit(check, viewport={"width": width, "height": 740}, is_mobile=True, has_touch=True)
     page.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+@pytest.mark.full
 @browsing
 def test_dark_mode_reaches_the_plots(visit: Any, check: Check) -> None:
     light, dark = (visit(check, color_scheme=scheme) for scheme in ("light", "dark"))
@@ -214,7 +219,7 @@ def test_hostile_names_stay_text_in_plots(visit: Any) -> None:
 
 
 @browsing
-@pytest.mark.parametrize("what", ["broken", "one depth", "no burst", "bare"])
+@parametrize("what", ["broken", "one depth", "no burst", "bare"], quick=("broken",))
 def test_odd_checks_draw_without_complaint(visit: Any, what: str) -> None:
     rungs = finished.ladder((12, 24))
     broken = dataclasses.replace(rungs.profiles[-1], rms=[math.nan] * 25, grad_h=[math.inf] * 25, loss=math.nan)
@@ -228,6 +233,7 @@ def test_odd_checks_draw_without_complaint(visit: Any, what: str) -> None:
     assert traces(page, "rms")
 
 
+@pytest.mark.full
 @browsing
 def test_everything_one_can_reach_has_a_name(visit: Any) -> None:
     page = visit(full())

@@ -15,6 +15,7 @@ from normlab.compare.report import build
 from normlab.compare.store import Store
 from tests.browser import browsing
 from tests.compare.report import synthetic
+from tests.matrix import parametrize
 
 pytestmark = browsing
 
@@ -74,6 +75,7 @@ def test_every_plot_is_drawn(open_page: Any, comparison: str) -> None:
     )
 
 
+@pytest.mark.full
 def test_the_legend_hides_and_shows_a_scheme_in_every_plot(open_page: Any, comparison: str) -> None:
     page = open_page(comparison)
     button = page.locator("#curves .legend button", has_text="peri")
@@ -88,6 +90,7 @@ def test_the_legend_hides_and_shows_a_scheme_in_every_plot(open_page: Any, compa
     assert schemes_drawn(page) == {0, 1, 2, 3}
 
 
+@pytest.mark.full
 def test_the_table_sorts_by_click_and_by_keyboard(open_page: Any, comparison: str) -> None:
     page = open_page(comparison)
     before = first_column(page)
@@ -116,6 +119,7 @@ def test_the_table_sorts_by_click_and_by_keyboard(open_page: Any, comparison: st
     assert len(set(known)) > 3
 
 
+@pytest.mark.full
 def test_the_curves_follow_their_switches(open_page: Any, comparison: str) -> None:
     page = open_page(comparison)
     assert axis(page, "x") == {"type": "linear", "title": "Tokens"}
@@ -133,6 +137,7 @@ def test_the_curves_follow_their_switches(open_page: Any, comparison: str) -> No
     assert {trace["meta"]["part"] for trace in traces(page)} == {"band", "mean"}
 
 
+@pytest.mark.full
 def test_a_run_that_learnt_nothing_does_not_flatten_the_others(open_page: Any, comparison: str, tmp_path: Path) -> None:
     assert open_page(comparison).locator("#rates-outside").is_hidden()
     folder = synthetic.comparison(tmp_path / "c", profiles=False)
@@ -164,6 +169,7 @@ def assert_nothing_cropped(page: Any) -> None:
     assert all(bottom <= y <= top for trace in marks for y in trace["y"])
 
 
+@pytest.mark.full
 def test_stuck_runs_are_part_of_no_mean(open_page: Any, tmp_path: Path) -> None:
     folder = synthetic.comparison(tmp_path / "c", hostile=False, fails=False)
     rows = Store(folder).rows()
@@ -183,6 +189,7 @@ def test_stuck_runs_are_part_of_no_mean(open_page: Any, tmp_path: Path) -> None:
     assert "2 of 3, 1 stuck" in page.locator("#ranking tbody").inner_text()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("width", [1280, 400])
 def test_no_column_is_clipped(open_page: Any, comparison: str, tmp_path: Path, width: int) -> None:
     page = open_page(comparison, viewport={"width": width, "height": 900})
@@ -201,6 +208,7 @@ def test_no_column_is_clipped(open_page: Any, comparison: str, tmp_path: Path, w
     assert code.evaluate("element => element.scrollWidth <= element.clientWidth")
 
 
+@pytest.mark.full
 def test_smoothing_smooths(open_page: Any, comparison: str) -> None:
     page = open_page(comparison)
     choose(page, "curve-kind", "train")
@@ -217,6 +225,7 @@ def test_smoothing_smooths(open_page: Any, comparison: str) -> None:
     assert roughness() < rough / 3
 
 
+@pytest.mark.full
 def test_differences_are_paired_by_seed(open_page: Any, comparison: str) -> None:
     page = open_page(comparison)
     choose(page, "curve-y", "difference")
@@ -229,6 +238,7 @@ def test_differences_are_paired_by_seed(open_page: Any, comparison: str) -> None
     assert means[2][-1] == pytest.approx(sum(finals) / 3, abs=1e-4)
 
 
+@pytest.mark.full
 def test_the_profile_follows_its_step(open_page: Any, comparison: str) -> None:
     page = open_page(comparison)
     last = traces(page, "plot-hidden_rms")[0]["y"]
@@ -243,6 +253,7 @@ def test_the_profile_follows_its_step(open_page: Any, comparison: str) -> None:
     assert len(traces(page, "plot-hidden_rms")) == 4
 
 
+@pytest.mark.full
 def test_dark_mode_reaches_page_and_plots(open_page: Any, comparison: str) -> None:
     page = open_page(comparison, color_scheme="light")
     paper = "getComputedStyle(document.body).backgroundColor"
@@ -262,9 +273,7 @@ def test_dark_mode_reaches_page_and_plots(open_page: Any, comparison: str) -> No
     assert page.evaluate(paper) != light[0]
 
 
-@pytest.mark.parametrize(
-    "width", [pytest.param(320, marks=pytest.mark.full), 360, pytest.param(768, marks=pytest.mark.full)]
-)
+@parametrize("width", [320, 360, 768], quick=[360])
 def test_a_narrow_screen_needs_no_sideways_scrolling(open_page: Any, comparison: str, width: int) -> None:
     page = open_page(comparison, viewport={"width": width, "height": 740}, is_mobile=True, has_touch=True)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -286,6 +295,7 @@ def test_hostile_text_is_shown_as_text(open_page: Any, comparison: str) -> None:
     assert " ".join(shown.split()) in " ".join(hovered.split())
 
 
+@pytest.mark.full
 def test_the_keyboard_reaches_the_results_first(open_page: Any, comparison: str) -> None:
     page = open_page(comparison)
     page.keyboard.press("Tab")
@@ -299,6 +309,7 @@ def test_the_keyboard_reaches_the_results_first(open_page: Any, comparison: str)
     assert page.evaluate(f"[...document.querySelectorAll('{reachable}')].filter({unnamed}).length") == 0
 
 
+@pytest.mark.full
 def test_paper_is_light(open_page: Any, comparison: str) -> None:
     page = open_page(comparison, color_scheme="dark")
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
@@ -308,29 +319,24 @@ def test_paper_is_light(open_page: Any, comparison: str) -> None:
     assert page.evaluate("document.documentElement.dataset.theme") is None
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "options",
-    [
-        {"judge": ()},
-        {"judge": (1,)},
-        {"schemes": ["pre"]},
-        pytest.param({"profiles": False}, marks=pytest.mark.full),
-        pytest.param({"lrs": [1e-3]}, marks=pytest.mark.full),
-        pytest.param({"tune": ()}, marks=pytest.mark.full),
-    ],
+    [{"judge": ()}, {"judge": (1,)}, {"schemes": ["pre"]}, {"profiles": False}, {"lrs": [1e-3]}, {"tune": ()}],
+    quick=[{"judge": ()}],
 )
 def test_small_comparisons_draw_without_complaint(open_page: Any, tmp_path: Path, options: dict[str, Any]) -> None:
     page = open_page(build(synthetic.comparison(tmp_path / "c", steps=24, **options)).as_uri())
     assert traces(page)
 
 
-@pytest.mark.parametrize("state", ["done", "failed", pytest.param("running", marks=pytest.mark.full)])
+@parametrize("state", ["done", "failed", "running"], quick=["failed"])
 def test_runs_draw_without_complaint(open_page: Any, tmp_path: Path, state: str) -> None:
     page = open_page(build(synthetic.run(tmp_path / "r", state=state)).as_uri())
     assert traces(page)
     assert page.locator(".legend button").count() == 0
 
 
+@pytest.mark.full
 def test_folders_without_metrics_open_without_complaint(open_page: Any, tmp_path: Path) -> None:
     folder = synthetic.comparison(tmp_path / "c", steps=24)
     shutil.rmtree(folder / "runs")

@@ -16,7 +16,7 @@ from normlab.train.trainer import train
 from tests.compare import small
 from tests.compare.report import synthetic
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 
 
 def test_a_stored_comparison_says_what_was_trained_on_what() -> None:

@@ -23,7 +23,7 @@ from normlab.compare.report.run_metrics import (
 from normlab.errors import NormLabError
 from tests.compare.report import synthetic
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 
 
 def test_a_comparison_is_read_whole(tmp_path: Path) -> None:

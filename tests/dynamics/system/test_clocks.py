@@ -13,6 +13,7 @@ from normlab.dynamics.system.integrators import DormandPrince, RungeKutta4
 from normlab.errors import NormLabError
 from normlab.schemes.contract.law import Law, on_sphere
 from tests.dynamics.particles import flow, follow, uniform
+from tests.matrix import parametrize
 
 COMMON = ["post", "sqrt", "deepnorm", "spannorm", "dual", "hybrid", "geonorm(max_angle=3.0)"]
 
@@ -42,7 +43,9 @@ def test_the_clock_of_sqrt_is_its_closed_form():
         assert clock.tau(time) == pytest.approx(2 * (math.sqrt(time + 1) - 1), rel=1e-12)
 
 
-@pytest.mark.parametrize("spec", ["sqrt", "deepnorm", "spannorm", "geonorm(max_angle=3.0)"])
+@parametrize(
+    "spec", ["sqrt", "deepnorm", "spannorm", "geonorm(max_angle=3.0)"], quick=["sqrt", "geonorm(max_angle=3.0)"]
+)
 def test_a_common_speed_is_post_norm_on_another_clock(spec):
     """The orbits coincide: at time t this law is where Post-Norm is at τ(t)."""
     begin, times = uniform(8, 3), [0.5, 3.0, 9.0]
@@ -54,7 +57,7 @@ def test_a_common_speed_is_post_norm_on_another_clock(spec):
 
 
 @pytest.mark.parametrize("clock", [LogClock(), LogClock(unit=5.0), CommonSpeedClock(laws.find_law("sqrt", 4), 9.0)])
-@pytest.mark.parametrize("spec", ["sqrt", "pre", "mix"])
+@parametrize("spec", ["sqrt", "pre", "mix"], quick=["pre"])
 def test_the_orbit_is_the_same_in_every_clock(spec, clock):
     begin, system = uniform(8, 3), flow(spec, 2.0)
     plain = follow(system, begin, 9.0)[0]

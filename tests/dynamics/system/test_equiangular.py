@@ -14,6 +14,7 @@ from normlab.dynamics.system import laws
 from normlab.dynamics.system.equiangular import Equiangular
 from normlab.errors import NormLabError
 from tests.dynamics.particles import flow, follow, start
+from tests.matrix import parametrize
 
 EVERY = laws.law_names()
 
@@ -23,7 +24,7 @@ def _times(*times: float) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", ["softmax", "unnormalised"])
-@pytest.mark.parametrize("spec", EVERY)
+@parametrize("spec", EVERY, quick=["pre", "post", "mix", "ngpt", "none"])
 def test_the_full_system_stays_symmetric_and_follows_it(spec, kind):
     n, beta, radius = 6, 1.5, 1.2
     # Unnormalised attention that reads the state explodes in finite time: at 0.117 without a norm.

@@ -19,6 +19,7 @@ from normlab.dynamics.system.weights import RandomWeights, make_attention
 from normlab.errors import NormLabError
 from normlab.schemes.contract.law import Law, on_sphere
 from tests.dynamics.particles import clustered, flow, follow, start, uniform, variance
+from tests.matrix import parametrize
 
 EVERY = laws.law_names()
 GRADIENTS = [name for name in EVERY if name not in ("lns", "none", "output")]
@@ -110,7 +111,7 @@ def test_velocities_are_tangent_and_identical_tokens_stay_so(spec):
     torch.testing.assert_close(end.theta[:, 5:], end.theta[:, :2], rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize("spec", GRADIENTS)
+@parametrize("spec", GRADIENTS, quick=["pre", "post", "peri", "geonorm", "ngpt"])
 @pytest.mark.parametrize("weights", ["identity", "symmetric"])
 def test_energy_never_rises(spec, weights):
     """−Σ e^{β⟨θ_j, D θ_k⟩}, for QᵀK = V = D symmetric."""
@@ -192,7 +193,7 @@ def test_few_tokens_are_never_pulled_inwards(n, d, extra, seed):
     assert bound > 0
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@parametrize("seed", [0, 1], quick=[0])
 @pytest.mark.parametrize("spec", ["pre", "peri", "mix", "post", "sqrt", "ngpt(alpha=1.0)"])
 def test_few_tokens_meet_at_one_point(spec, seed):
     grows = spec in ("pre", "peri", "mix")

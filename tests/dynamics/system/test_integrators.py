@@ -18,9 +18,10 @@ from normlab.dynamics.system.weights import RandomWeights, make_attention
 from normlab.errors import NormLabError
 from normlab.schemes.contract.law import Law, on_sphere
 from tests.dynamics.particles import ORACLES, by_scipy, clustered, flow, follow, start, uniform, variance
+from tests.matrix import parametrize
 
 
-@pytest.mark.parametrize("spec", ORACLES)
+@parametrize("spec", ORACLES, quick=("post", "mix"))
 def test_the_full_system_is_what_scipy_says(spec):
     begin, beta, time = uniform(7, 3, radius=1.5), 2.0, 3.0
     theta, radius = by_scipy(ORACLES[spec], begin, beta, time, pauses=(1.0,) if spec == "mix" else ())
@@ -42,13 +43,13 @@ def _orders(method, system: Flow, begin: ParticleState, time: float, sizes: list
     return [math.log2(a / b) for a, b in itertools.pairwise(errors)]
 
 
-@pytest.mark.parametrize("spec", ["post", "pre", "peri", "sqrt"])
+@parametrize("spec", ["post", "pre", "peri", "sqrt"], quick=["pre"])
 def test_runge_kutta_is_of_fourth_order(spec):
     orders = _orders(lambda h: RungeKutta4(step=h), flow(spec, 3.0), uniform(12, 4), 4.0, [0.1, 0.05, 0.025])
     assert orders[-1] == pytest.approx(4.0, abs=0.15)
 
 
-@pytest.mark.parametrize("redraw", [False, True])
+@parametrize("redraw", [False, True], quick=[True])
 def test_switches_and_layers_cost_no_order(redraw):
     weights = RandomWeights(matrices="gaussian", dim=4, redraw=redraw, dtype=torch.float64)
     law = normlab.scheme("mix", post_fraction=0.3).law(5)
@@ -81,7 +82,7 @@ def test_tokens_stay_on_the_sphere(dtype):
             assert float((length(state.theta) - 1).abs().max()) <= 4 * torch.finfo(dtype).eps
 
 
-@pytest.mark.parametrize("spec", ["post", "pre", "peri", "mix"])
+@parametrize("spec", ["post", "pre", "peri", "mix"], quick=["post", "mix"])
 def test_a_batch_takes_steps_of_each_systems_own(spec):
     """Hot and cold systems together, as each of them alone."""
     begin, betas = uniform(6, 3, systems=4), torch.tensor([0.1, 1.0, 5.0, 40.0], dtype=torch.float64)
@@ -133,7 +134,7 @@ def test_keel_puts_radii_back_on_the_sphere_after_its_first_block():
     assert torch.equal(states[2].radius, torch.ones_like(states[2].radius))
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("spec", "span", "rate"),
     [
         ("post", lambda t: t, -2.0),
@@ -144,6 +145,7 @@ def test_keel_puts_radii_back_on_the_sphere_after_its_first_block():
         ("peri", math.log, -2.0),
         ("sqrt", lambda t: math.sqrt(t + 1), -4.0),
     ],
+    quick=["post", "pre"],
 )
 def test_tails_of_the_variance(spec, span, rate):
     """From a clustered start, V = 1: exponential, t^−2 and e^−4√t, each within 1e-4 of its rate."""

@@ -20,9 +20,10 @@ from normlab.errors import NormLabError
 from normlab.models import tokens
 from normlab.models.rotary import rotary_table
 from normlab.schemes.contract.law import Law, Value, on_sphere
-from normlab.schemes.contract.parts import Add, Scale, Step
+from normlab.schemes.contract.parts import Add, LearnedScale, Step
 from normlab.targets import resolve
 from tests.dynamics.particles import follow, uniform
+from tests.matrix import parametrize
 
 BETA, DEPTH, DIM, TIME = torch.tensor([1.5], dtype=torch.float64), 4, 6, 3.0
 
@@ -60,8 +61,6 @@ LEARNT = {
 }  # fmt: skip
 """Schemes whose step learns something beyond the norm that attention reads through, with how many numbers a block."""
 
-QUICK = ("post", "mix(post_fraction=0.5)", "keel", "spannorm", "peri", "layerscale", "ngpt", "geonorm")
-
 
 def _turn_error(scheme, blocks, exact: ParticleState, begin: ParticleState, cut: int, time: float) -> float:
     """Of directions: a law carries the radius of its start on where a norm stands on the main path."""
@@ -69,7 +68,7 @@ def _turn_error(scheme, blocks, exact: ParticleState, begin: ParticleState, cut:
     return float((next(network.orbit(begin, [time])).theta - exact.theta).abs().max())
 
 
-@pytest.mark.parametrize("spec", [pytest.param(x, marks=() if x in QUICK else pytest.mark.full) for x in LEARNT])
+@parametrize("spec", LEARNT, quick=("mix(post_fraction=0.5)", "keel", "ngpt", "geonorm"))
 def test_first_order_toward_the_law_of_what_was_learnt(spec):
     """Half the step, half the error, with other values in every block: the law has them right, each at its time."""
     scheme, blocks, begin = normlab.scheme(spec), _set(_blocks(spec), _scalar), uniform(5, DIM)
@@ -84,7 +83,7 @@ def test_first_order_toward_the_law_of_what_was_learnt(spec):
 
 
 @pytest.mark.parametrize("spec", [*normlab.list_schemes(), "peri(output_gain=0.3)", "geonorm(order='decay-first')"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@parametrize("dtype", [torch.float64, torch.float32], quick=[torch.float32])
 def test_initial_values_change_nothing(spec, dtype):
     """Bit for bit, whatever fp32 makes of 0.05."""
     scheme, blocks = normlab.scheme(spec), _blocks(spec)
@@ -146,7 +145,7 @@ def test_a_scheme_whose_law_knows_no_blocks_keeps_it():
         name = "own-law"
 
         def sublayer(self, site):
-            return Step(Add(site.dt), shape=Scale(site.dim, 0.5))
+            return Step(Add(site.dt), shape=LearnedScale(site.dim, 0.5))
 
         def law(self, depth):
             return Law(speed=lambda m: m.radius, rms=on_sphere, forward="linear", backward="", note=f"{depth}")

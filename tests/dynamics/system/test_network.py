@@ -14,6 +14,7 @@ from normlab.dynamics.system.network import ParticleNetwork, renormalises
 from normlab.dynamics.system.weights import RandomWeights, make_attention
 from normlab.errors import NormLabError
 from tests.dynamics.particles import follow, uniform
+from tests.matrix import parametrize
 
 BETA = torch.tensor([1.5], dtype=torch.float64)
 OPTIONS = [
@@ -45,7 +46,7 @@ def _order(
     return math.log2(errors[0] / errors[1])
 
 
-@pytest.mark.parametrize("spec", [*normlab.list_schemes(), *(pytest.param(o, marks=pytest.mark.full) for o in OPTIONS)])
+@parametrize("spec", [*normlab.list_schemes(), *OPTIONS], quick=["pre", "geonorm", "ngpt", "spannorm"])
 def test_first_order_toward_the_law(spec):
     """Half the step, half the error: simulator, theory and training code describe the same thing."""
     assert _order(spec, RandomWeights(matrices="identity", dim=6)) == pytest.approx(1.0, abs=0.06)
@@ -56,13 +57,13 @@ PERI = "peri(entry_norm=False)"
 RADII = {"post": 1.0, "pre": 3.0, PERI: 3.0, "lns": 3.0, "mix": 1.0, "keel": 3.0, "spannorm": 1.0}
 
 
-@pytest.mark.parametrize("spec", RADII)
+@parametrize("spec", RADII, quick=["post", "mix"])
 def test_first_order_with_other_weights_in_every_layer(spec):
     weights = RandomWeights(matrices="gaussian", dim=6, heads=2, redraw=True, dtype=torch.float64)
     assert _order(spec, weights, radius=RADII[spec]) == pytest.approx(1.0, abs=0.1)
 
 
-@pytest.mark.parametrize("spec", ["post", "pre", PERI])
+@parametrize("spec", ["post", "pre", PERI], quick=["pre"])
 def test_first_order_with_an_mlp(spec):
     weights = RandomWeights(matrices="identity", dim=6)
     assert _order(spec, weights, radius=RADII[spec], drift=RandomMLP(dim=6, hidden=24)) == pytest.approx(1.0, abs=0.1)

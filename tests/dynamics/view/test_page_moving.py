@@ -13,6 +13,7 @@ from normlab.dynamics.experiments.result import ExperimentResult
 from normlab.dynamics.result import Band, Simulation
 from tests.browser import browsing
 from tests.dynamics.shown import HOSTILE, LOOKS, result, run, simulation
+from tests.matrix import parametrize
 
 
 @pytest.fixture
@@ -56,6 +57,7 @@ def clock(page: Any) -> float:
     return float(page.locator("#clock").text_content().removeprefix("t = "))
 
 
+@pytest.mark.full
 @browsing
 def test_tokens_are_drawn_where_they_are(visit: Any) -> None:
     """All tokens end at the pole: the pixels of their colour gather there, under the view as it is."""
@@ -85,6 +87,7 @@ def test_tokens_are_drawn_where_they_are(visit: Any) -> None:
     assert centre["y"] == pytest.approx(0.5 - 0.465 * math.cos(centre["tilt"]), abs=0.01)
 
 
+@pytest.mark.full
 @browsing
 def test_play_moves_all_spheres_in_step_and_stops_at_the_end(visit: Any) -> None:
     page = visit(simulation())
@@ -103,6 +106,7 @@ def test_play_moves_all_spheres_in_step_and_stops_at_the_end(visit: Any) -> None
     until(page, "Stage.view().at < 15")
 
 
+@pytest.mark.full
 @browsing
 def test_the_keyboard_plays_and_steps(visit: Any) -> None:
     page = visit(simulation())
@@ -121,6 +125,7 @@ def test_the_keyboard_plays_and_steps(visit: Any) -> None:
     assert page.evaluate("Stage.view().turn") > turn
 
 
+@pytest.mark.full
 @browsing
 def test_scrubbing_moves_the_cursor_over_the_curves(visit: Any) -> None:
     page = visit(simulation())
@@ -135,6 +140,7 @@ def test_scrubbing_moves_the_cursor_over_the_curves(visit: Any) -> None:
     assert "cosine 1.000" in page.locator(".sphere .now").first.text_content()
 
 
+@pytest.mark.full
 @browsing
 def test_dragging_turns_every_sphere(visit: Any) -> None:
     page = visit(simulation(), viewport={"width": 1200, "height": 1400})
@@ -150,6 +156,7 @@ def test_dragging_turns_every_sphere(visit: Any) -> None:
     assert pictures(page) == before
 
 
+@pytest.mark.full
 @browsing
 def test_it_plays_by_itself_unless_motion_is_unwanted(visit: Any) -> None:
     sight = {"viewport": {"width": 1000, "height": 1400}}
@@ -160,6 +167,7 @@ def test_it_plays_by_itself_unless_motion_is_unwanted(visit: Any) -> None:
     assert still.evaluate("Stage.view().at") == 0
 
 
+@pytest.mark.full
 @browsing
 def test_laws_are_drawn_over_the_data_and_runs_can_be_hidden(visit: Any) -> None:
     page = visit(simulation())
@@ -206,7 +214,7 @@ ODD = {
 
 
 @browsing
-@pytest.mark.parametrize("what", ODD)
+@parametrize("what", ODD, quick=("not finite", "hostile"))
 def test_odd_results_draw_without_complaint(visit: Any, what: str) -> None:
     page = visit(ODD[what](), reduced_motion="no-preference", viewport={"width": 1000, "height": 1400})
     page.wait_for_timeout(150)
@@ -215,14 +223,15 @@ def test_odd_results_draw_without_complaint(visit: Any, what: str) -> None:
 
 
 @browsing
-@pytest.mark.parametrize("shown", [simulation, result])
-@pytest.mark.parametrize("width", [360, pytest.param(320, marks=pytest.mark.full)])
+@parametrize("shown", [simulation, result], quick=[simulation])
+@parametrize("width", [360, 320], quick=[360])
 def test_a_phone_needs_no_sideways_scrolling(visit: Any, shown: Any, width: int) -> None:
     page = visit(shown(), viewport={"width": width, "height": 740}, is_mobile=True, has_touch=True)
     page.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+@pytest.mark.full
 @browsing
 def test_dark_mode_reaches_spheres_and_plots(visit: Any) -> None:
     light, dark = (visit(simulation(), color_scheme=scheme) for scheme in ("light", "dark"))
@@ -234,6 +243,7 @@ def test_dark_mode_reaches_spheres_and_plots(visit: Any) -> None:
     until(light, f"{PICTURES}[0] !== {json.dumps(before[0])}")
 
 
+@pytest.mark.full
 @browsing
 @pytest.mark.parametrize("shown", [simulation, result])
 def test_everything_one_can_reach_has_a_name(visit: Any, shown: Any) -> None:

@@ -154,7 +154,7 @@ def test_what_is_not_finite_is_none():
 
 def test_numbers_come_from_the_device_once(monkeypatch):
     sent = []
-    monkeypatch.setattr("normlab.probes.ledger.Sent", lambda values: sent.append(len(values)) or HostCopy(values))
+    monkeypatch.setattr("normlab.probes.ledger.HostCopy", lambda values: sent.append(len(values)) or HostCopy(values))
     profile(Decoder(DecoderConfig(scheme="pre", **SIZE)), *batch())
     assert len(sent) == 1
 

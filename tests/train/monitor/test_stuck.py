@@ -19,6 +19,7 @@ from normlab.train.result import TrainResult, ending
 from normlab.train.storage.folder import RunFolder
 from normlab.train.tasks import find_task
 from normlab.train.trainer import train
+from tests.matrix import parametrize
 from tests.train.runs import after_building, asks_to_stop, config_of, events, losses, numbers, same_run, spikes
 
 NEVER = {"lr": 1e-9}
@@ -112,6 +113,7 @@ def test_images_are_guessed_by_their_classes():
 # -- runs ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_what_has_nothing_to_learn_is_stuck_at_the_entropy(dice, tmp_path, monkeypatch):
     """A run that has learnt all that there is, and no more: letters drawn one by one."""
     monkeypatch.setattr(stuck, "PATIENCE", 150)
@@ -172,7 +174,7 @@ def test_asking_changes_nothing_for_a_run_that_learns(text, tmp_path, monkeypatc
 
 
 @pytest.mark.usefixtures("soon")
-@pytest.mark.parametrize("stop", [5, 7, 9])
+@parametrize("stop", [5, 7, 9], quick=[7])
 def test_the_window_is_kept_in_checkpoints(stop, text, tmp_path, monkeypatch):
     """Spikes are left out, and three steps before the stop are remembered after it."""
     straight = train(config_of(text, **NEVER), tmp_path / "straight", progress=False)

@@ -7,8 +7,9 @@ import math
 
 import pytest
 
-from normlab.train.monitor.summary import BINS, BOUNDARIES, curve, digits, spread, summarise
+from normlab.train.monitor.summary import BINS, BOUNDARIES, curve, digits, summarise
 from normlab.train.trainer import train
+from normlab.utils.spaced import evenly_spaced
 from tests.train.runs import after_building, config_of, spikes, spoils
 
 
@@ -64,9 +65,9 @@ def test_a_hundred_runs_stay_below_ten_megabytes(depth):
 
 
 def test_the_first_and_the_last_are_kept():
-    assert spread(1000, 129)[0] == 0
-    assert spread(1000, 129)[-1] == 999
-    assert spread(3, 8) == [0, 1, 2]
+    assert evenly_spaced(1000, 129)[0] == 0
+    assert evenly_spaced(1000, 129)[-1] == 999
+    assert evenly_spaced(3, 8) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(("value", "kept"), [(1.23456789, 1.2346), (3, 3), (math.nan, None), (None, None), ("x", None)])

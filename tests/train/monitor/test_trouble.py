@@ -34,7 +34,7 @@ from tests.train.runs import (
 )
 
 LAYER = "stack.layers.1"
-DECISIONS = ["at once", "late"]
+DECISIONS = ["at once", pytest.param("late", marks=pytest.mark.full)]
 
 
 def lags(trainer: Trainer) -> None:
@@ -56,7 +56,7 @@ class SentLate(HostCopy):
 def disturb(request, monkeypatch):
     """Makes every trainer of the test a disturbed one; where the host lags, too."""
     late = request.param == "late"
-    monkeypatch.setattr(trainers, "Sent", SentLate)
+    monkeypatch.setattr(trainers, "HostCopy", SentLate)
     return lambda *changes: after_building(monkeypatch, *changes, *([lags] if late else []))
 
 
@@ -83,7 +83,7 @@ def weights_by_step(seen: dict[int, dict[str, torch.Tensor]]):
 
 
 def test_a_lagging_host_sees_the_same_run(text, straight, tmp_path, monkeypatch):
-    monkeypatch.setattr(trainers, "Sent", SentLate)
+    monkeypatch.setattr(trainers, "HostCopy", SentLate)
     after_building(monkeypatch, lags)
     assert train(config_of(text), tmp_path / "run", progress=False).state == "done"
     same_run(tmp_path / "run", straight)
@@ -142,7 +142,7 @@ def test_skip(disturb, text, tmp_path):
 
 
 def test_late_and_at_once_decide_alike(text, tmp_path, monkeypatch):
-    monkeypatch.setattr(trainers, "Sent", SentLate)
+    monkeypatch.setattr(trainers, "HostCopy", SentLate)
     for name, changes in (("at once", []), ("late", [lags])):
         with pytest.MonkeyPatch.context() as patch:
             after_building(patch, spoils({7, 8, 12}), *changes)
@@ -183,6 +183,7 @@ def test_rolled_back_weights_are_those_of_the_checkpoint(disturb, text, tmp_path
     assert any(not torch.equal(seen[6][name], first[6][name]) for name in seen[6])
 
 
+@pytest.mark.full
 def test_roll_back_to_where_the_run_was_stopped(disturb, text, tmp_path):
     config = config_of(text, trouble="rollback")
     with pytest.MonkeyPatch.context() as patch:
@@ -195,6 +196,7 @@ def test_roll_back_to_where_the_run_was_stopped(disturb, text, tmp_path):
     assert all(record["tokens_per_s"] > 0 for record in records if record["kind"] == "step")
 
 
+@pytest.mark.full
 def test_roll_back_at_the_last_step(disturb, text, tmp_path):
     disturb(spoils({20}))
     result = train(config_of(text, trouble="rollback"), tmp_path, progress=False)
@@ -203,6 +205,7 @@ def test_roll_back_at_the_last_step(disturb, text, tmp_path):
     assert numbers(tmp_path)[-1]["step"] == 20
 
 
+@pytest.mark.full
 def test_roll_back_before_the_first_checkpoint(disturb, text, tmp_path):
     disturb(spoils({2}))
     assert train(config_of(text, trouble="rollback"), tmp_path, progress=False).state == "done"
@@ -221,6 +224,7 @@ def test_bad_steps_in_a_row_end_the_run(disturb, text, tmp_path):
     assert not (tmp_path / "model.safetensors").exists()
 
 
+@pytest.mark.full
 def test_a_run_does_not_roll_back_for_ever(disturb, text, tmp_path):
     """Every third batch is bad, so that fine steps come in between but no new checkpoint."""
     disturb(spoils(set(range(7, 1000, 3))))
@@ -231,6 +235,7 @@ def test_a_run_does_not_roll_back_for_ever(disturb, text, tmp_path):
     assert len(events(tmp_path, "rollback")) == 10
 
 
+@pytest.mark.full
 def test_a_failed_run_can_be_tried_again(text, straight, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         after_building(patch, spoils({7}))

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 import normlab
-from normlab.train.distributed import ALONE, Group, initialise, shard, whole
+from normlab.probes.sharded import whole
+from normlab.train.distributed import ALONE, Group, initialise, shard
 from normlab.train.storage.checkpoint import Checkpoints
 
 SIZE = {"depth": 2, "dim": 32, "heads": 4, "kv_heads": 2, "vocab_size": 61, "hidden": 48}

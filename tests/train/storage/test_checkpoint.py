@@ -28,6 +28,7 @@ def go_on_alone(_: int, folder: str) -> None:
     Path(folder, "facts.json").write_text(json.dumps([found, losses]))
 
 
+@pytest.mark.full
 def test_a_new_process_goes_on_bit_for_bit(tmp_path):
     straight = Run()
     losses = straight.steps(6)

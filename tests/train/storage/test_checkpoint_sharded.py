@@ -13,12 +13,16 @@ import torch.multiprocessing as mp
 from safetensors.torch import load_file, save_file
 
 from normlab.errors import NormLabError
-from normlab.train.distributed import Group, stop, whole
+from normlab.probes.sharded import whole
+from normlab.train.distributed import Group, stop
 from normlab.train.storage.weights import export_safetensors, load_weights, read_metadata
 from tests.ranks import free_port
 from tests.train.runs import same_tensors
 from tests.train.storage.saved import Run, flip_a_bit, full_after_some_bytes, names
 from tests.train.test_distributed import as_torchrun
+
+# Each test looks at what four pairs of processes have left.
+pytestmark = pytest.mark.full
 
 
 def first_half(rank: int, port: int, folder: str) -> None:

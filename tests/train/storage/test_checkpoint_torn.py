@@ -79,6 +79,7 @@ def save_and_hang(_: int, folder: str) -> None:
         run.save(Path(folder, "checkpoints"), 2)
 
 
+@pytest.mark.full
 def test_killed_in_the_middle_of_a_save(tmp_path):
     context = mp.spawn(save_and_hang, args=(str(tmp_path),), nprocs=1, join=False)
     writer, folder = context.processes[0], tmp_path / "checkpoints"

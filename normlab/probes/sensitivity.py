@@ -1,4 +1,4 @@
-"""How much the output of a model moves when its input is moved a little.
+"""Input sensitivity of a model: relative change of its output per relative change of its input.
 
 Formula    S² = E‖f(e + δ) - f(e)‖² / ‖f(e)‖²  ÷  E‖δ‖² / ‖e‖²,   δ Gaussian and small
              = ‖J‖²_F ‖e‖² / (n ‖f(e)‖²),   J = ∂f/∂e,  n entries in e
@@ -19,13 +19,13 @@ from torch import nn
 
 from normlab.models.transformer import Transformer
 from normlab.probes import measures
-from normlab.train.monitor.profile import untouched
+from normlab.probes.untouched import eager_mode, untouched
 
 _SEED = 2510
 
 
 def sensitivity(model: Transformer, inputs: torch.Tensor, **options: Any) -> float | None:
-    """S of the formula above; None where it is not finite. Nothing of the two passes remains."""
+    """S of the formula above; None where it is not finite. The model is restored afterwards."""
     seen: dict[str, torch.Tensor] = {}
 
     def enters(_stack: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
@@ -36,7 +36,7 @@ def sensitivity(model: Transformer, inputs: torch.Tensor, **options: Any) -> flo
 
     hooks = [model.stack.register_forward_pre_hook(enters), model.stack.register_forward_hook(leaves)]
     try:
-        with untouched(model):
+        with untouched(model), eager_mode():
             model.features(inputs, **options)
             entering, leaving = seen["entering"], seen["leaving"]
             (moved,) = torch.autograd.grad(leaving, entering, _direction(leaving))

@@ -10,7 +10,7 @@ import torch
 
 import normlab
 from normlab import DecoderConfig, NormLabError
-from normlab.models import memory
+from normlab.models import memory_check
 from normlab.utils import machine
 
 CPU = torch.device("cpu")
@@ -25,20 +25,20 @@ def free(monkeypatch: pytest.MonkeyPatch, size: int | None) -> None:
 @pytest.mark.parametrize("scheme", [name for name in normlab.list_schemes() if name != "mix"])
 def test_parameters_from_shallow_models_are_exact(scheme):
     config = DecoderConfig(scheme=scheme, **SIZE)
-    assert memory.rough_params(config) == config.num_params()
+    assert memory_check.estimate_params(config) == config.num_params()
 
 
 def test_where_blocks_differ_parameters_are_close():
     # A quarter of the blocks of mix have their norms elsewhere: the count of all norms is off by one of them at most.
     config = DecoderConfig(scheme="mix", **SIZE)
-    assert memory.rough_params(config) == pytest.approx(config.num_params(), abs=2 * config.dim)
+    assert memory_check.estimate_params(config) == pytest.approx(config.num_params(), abs=2 * config.dim)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_memory_from_shallow_models_is_exact(checkpointing, monkeypatch):
-    monkeypatch.setattr(memory, "_SHALLOW", 1)
+    monkeypatch.setattr(memory_check, "_SHALLOW", 1)
     config = DecoderConfig(scheme="peri", checkpointing=checkpointing, **SIZE | {"depth": 4})
-    found, exact = memory.rough_memory(config, 2, 8, "fp32"), config.memory(2, 8, precision="fp32")
+    found, exact = memory_check.estimate_memory(config, 2, 8, "fp32"), config.memory(2, 8, precision="fp32")
     # What is recomputed is the mean over blocks, which the first one, without a block before it, pulls down.
     assert dataclasses.replace(found, recomputed=0) == dataclasses.replace(exact, recomputed=0)
     assert found.recomputed == pytest.approx(exact.recomputed, rel=0.05)
@@ -48,7 +48,7 @@ def test_the_bound_on_activations_is_one():
     for changes in ({}, {"mlp": "gelu", "heads": 8}, {"experts": 4}):
         config = DecoderConfig(**SIZE | {"depth": 2} | changes)
         found = config.memory(2, 8, precision="fp32")
-        assert found.activations + found.loss < memory._at_most(config, 2, 8)
+        assert found.activations + found.loss < memory_check._at_most(config, 2, 8)
 
 
 @pytest.mark.parametrize("device", ["meta", "cpu"])
@@ -67,9 +67,9 @@ def test_training_needs_more_than_weights(monkeypatch):
     options = {"batch": 1, "length": 8, "precision": "fp32"}
     free(monkeypatch, 3 * weights)
     with pytest.raises(NormLabError, match=r"training a model of 2 blocks .* this machine has .* free; try a smaller"):
-        memory.check_room_to_train(config, CPU, **options)
+        memory_check.check_memory_to_train(config, CPU, **options)
     # Each of four processes holds a quarter.
-    memory.check_room_to_train(config, CPU, **options, world=4)
+    memory_check.check_memory_to_train(config, CPU, **options, world=4)
 
 
 def test_a_batch_that_does_not_fit_is_named(monkeypatch):
@@ -77,18 +77,18 @@ def test_a_batch_that_does_not_fit_is_named(monkeypatch):
     exact = config.memory(64, 8, precision="fp32").total
     options = {"batch": 64, "length": 8, "precision": "fp32"}
     free(monkeypatch, int(1.2 * exact))
-    memory.check_room_to_train(config, CPU, **options)
+    memory_check.check_memory_to_train(config, CPU, **options)
     free(monkeypatch, int(0.9 * exact))
     with pytest.raises(
         NormLabError, match=r"in batches of 64 × 8 tokens needs about .* try a smaller --batch"
     ) as refused:
-        memory.check_room_to_train(config, CPU, **options)
+        memory_check.check_memory_to_train(config, CPU, **options)
     assert "\n" not in str(refused.value)
 
 
 def test_where_the_system_does_not_say_nothing_is_refused(monkeypatch):
     free(monkeypatch, None)
-    memory.check_room(2**60, CPU, "this")
+    memory_check.check_memory(2**60, CPU, "this")
 
 
 def test_free_memory_is_that_of_the_machine_or_of_its_container(monkeypatch, tmp_path):

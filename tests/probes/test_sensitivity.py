@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from normlab import Decoder, DecoderConfig, Encoder, EncoderConfig, VisionConfig, VisionTransformer
-from normlab.train.monitor.sensitivity import sensitivity
+from normlab.probes.sensitivity import sensitivity
 
 SIZE = {"depth": 3, "dim": 32, "heads": 4}
 WORDS = {"vocab_size": 61, "max_length": 64}

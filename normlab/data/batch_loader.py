@@ -1,4 +1,4 @@
-"""Batches without end, from samples that stand in one line: in an order that no number of machines changes."""
+"""Endless batches in a global order that does not depend on the number of processes; resumable at the exact sample."""
 
 from __future__ import annotations
 
@@ -12,56 +12,57 @@ from normlab.data.prefetch import Prefetch
 from normlab.errors import NormLabError
 
 IGNORED = -100
-"""The target of a place that is not scored, as `torch.nn.functional.cross_entropy` has it."""
+"""The target of positions without a loss, the default `ignore_index` of `torch.nn.functional.cross_entropy`."""
 
 
 class Batch(NamedTuple):
-    """Samples, and what is to be said of them."""
+    """One batch: inputs, targets and optional document numbers."""
 
     inputs: torch.Tensor
     """(B, T) int64 tokens, or (B, C, H, W) float32 pixels."""
 
     targets: torch.Tensor
-    """int64, `IGNORED` where nothing is to be predicted: (B, T) tokens, or (B,) classes."""
+    """int64 targets: (B, T) tokens or (B,) classes; `IGNORED` for positions without a loss."""
 
     documents: torch.Tensor | None = None
-    """(B, T) int64, equal within a document, where boundaries are respected."""
+    """(B, T) int64 document numbers, equal within a document, if boundaries are respected."""
 
     @property
     def options(self) -> dict[str, torch.Tensor]:
-        """What a model is told besides inputs and targets."""
+        """Keyword arguments for the model besides inputs and targets."""
         return {} if self.documents is None else {"documents": self.documents}
 
 
-class SampleLine(Protocol):
-    """The samples of all epochs, numbered in the order in which training sees them."""
+class SampleSequence(Protocol):
+    """The samples of all epochs, numbered in training order."""
 
     per_epoch: int
+    """Samples in an epoch."""
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """What the line follows from, its `fingerprint` among it: a loader resumes on an equal one alone."""
+        """What determines the samples, such as seed and `fingerprint`: a loader resumes only if it is equal."""
         ...
 
     def read(self, first: int, count: int) -> Batch:
-        """Samples `first` to `first + count`."""
+        """The samples from `first` to `first + count` as one batch."""
         ...
 
 
-class Feed:
-    """Batches of `batch` samples of a line for one of `world` ranks.
+class BatchLoader:
+    """An endless iterator over batches of `batch` samples, for one of `world` ranks.
 
-    Each step takes the next `world · batch` samples, rank 0 the first `batch`: two ranks with 4 see in a step what one
-    with 8 sees. `state_dict` says how far down the line the batches handed out have come; a feed with another number
-    of ranks or another batch goes on from exactly there.
+    Each step takes the next `world · batch` samples, rank 0 the first `batch` of them: two ranks with 4 get in one step
+    what one rank with 8 gets. `state_dict` holds the number of samples returned so far; a loader with another number of
+    ranks or another batch size continues from exactly there.
 
-    A thread works `prefetch` batches ahead (0: none); for a CUDA device it leaves them in pinned memory and the copy is
-    queued behind the GPU's own work, so that neither waits. Close it, or use it in a `with`.
+    A thread prepares `prefetch` batches ahead (0: none). For a CUDA device it pins their memory and the copy is
+    asynchronous. Close it, or use it in a `with` statement.
     """
 
     def __init__(
         self,
-        line: SampleLine,
+        samples: SampleSequence,
         *,
         batch: int,
         rank: int = 0,
@@ -72,20 +73,20 @@ class Feed:
         check_places(batch, rank, world)
         if prefetch < 0:
             raise NormLabError(f"prefetch must be 0 or more batches, got {prefetch}; try 4")
-        self._line, self._batch, self._rank, self._world = line, batch, rank, world
+        self._samples, self._batch, self._rank, self._world = samples, batch, rank, world
         self._device, self._prefetch = torch.device(device), prefetch
         self._sequence = 0
         self._ahead: Prefetch[Batch] | Iterator[Batch] | None = None
 
     @property
     def sequences_per_epoch(self) -> int:
-        """How many samples an epoch has, over all ranks."""
-        return self._line.per_epoch
+        """Samples in an epoch, over all ranks."""
+        return self._samples.per_epoch
 
     @property
     def epoch(self) -> float:
-        """How often the data was seen so far."""
-        return self._sequence / self._line.per_epoch
+        """Epochs completed so far, as a fraction."""
+        return self._sequence / self._samples.per_epoch
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -96,15 +97,15 @@ class Feed:
             self._ahead = Prefetch(made, self._prefetch) if self._prefetch else made
         batch = next(self._ahead)
         self._sequence += self._batch * self._world
-        return moved(batch, self._device)
+        return to_device(batch, self._device)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the batches handed out end: the same on every rank."""
-        return {"sequence": self._sequence, **self._line.identity}
+        """The position after the batches returned so far: the same on every rank."""
+        return {"sequence": self._sequence, **self._samples.identity}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state`, which a feed of an equal line gave."""
-        for name, mine in self._line.identity.items():
+        """Continue from `state`; raises if it belongs to other data, another seed or another length."""
+        for name, mine in self._samples.identity.items():
             if state.get(name) != mine:
                 what = f"another {'corpus' if name == 'fingerprint' else name}"
                 raise NormLabError(f"cannot resume on {what}: saved with {name} {state.get(name)}, this has {mine}")
@@ -112,7 +113,7 @@ class Feed:
         self._sequence = int(state["sequence"])
 
     def close(self) -> None:
-        """End the thread. The feed can go on: the next batch starts another."""
+        """Stop the prefetching thread; the next batch starts a new one."""
         if isinstance(self._ahead, Prefetch):
             self._ahead.close()
         self._ahead = None
@@ -127,26 +128,26 @@ class Feed:
 
     def _made(self) -> Iterator[Batch]:
         first = self._sequence + self._rank * self._batch
-        return batches(self._line, first, self._batch, self._world, pinned=self._device.type == "cuda")
+        return batches(self._samples, first, self._batch, self._world, pinned=self._device.type == "cuda")
 
 
-def batches(line: SampleLine, first: int, batch: int, world: int, *, pinned: bool) -> Iterator[Batch]:
-    """The batches of one rank, from sample `first` on."""
+def batches(samples: SampleSequence, first: int, batch: int, world: int, *, pinned: bool) -> Iterator[Batch]:
+    """Endless batches of one rank, from sample `first` on."""
     while True:
-        made = line.read(first, batch)
+        made = samples.read(first, batch)
         yield _each(made, torch.Tensor.pin_memory) if pinned else made
         first += batch * world
 
 
-def moved(batch: Batch, device: torch.device) -> Batch:
-    """The batch on a device."""
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """Copy a batch to a device, asynchronously from pinned memory."""
     if device.type == "cpu":
         return batch
     return _each(batch, lambda tensor: tensor.to(device, non_blocking=True))
 
 
 def check_places(batch: int, rank: int, world: int) -> None:
-    """Raise where there is no such rank, or nothing for it to do."""
+    """Raise for an invalid batch size, rank or world size."""
     for name, value in (("batch", batch), ("world", world)):
         if value < 1:
             raise NormLabError(f"{name} must be at least 1, got {value}")

@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 
 from normlab import NormLabError
-from normlab.kernels import softmax_slope
-from normlab.kernels.fused import softmax_slope as fused
-from normlab.kernels.softmax_slope import softmax_slope_
+from normlab.kernels import cross_entropy_gradient
+from normlab.kernels.cross_entropy_gradient import cross_entropy_gradient_
+from normlab.kernels.fused import cross_entropy_gradient as fused
 from normlab.models.cross_entropy import chunked_cross_entropy
+from tests.matrix import parametrize
 
 # NumPy, in which the interpreter computes, warns where a GPU would quietly say NaN.
 pytestmark = pytest.mark.filterwarnings(
@@ -41,7 +42,7 @@ def exact(logits, targets, z_loss=0.0, ignore_index=-100):
 def assert_close(logits, targets, z_loss=0.0, ignore_index=-100) -> None:
     slope, normaliser, log_p = exact(logits, targets, z_loss, ignore_index)
     work = logits.clone(memory_format=torch.preserve_format)
-    found = softmax_slope_(work, targets, z_loss=z_loss, ignore_index=ignore_index, kernels="triton")
+    found = cross_entropy_gradient_(work, targets, z_loss=z_loss, ignore_index=ignore_index, kernels="triton")
     assert found.slope is work
     counts = targets != ignore_index
     # fp32: a sum of V terms costs log2(V) roundings, and every exponential has an argument that is rounded: e^−a moves
@@ -96,7 +97,7 @@ def test_a_small_loss_beside_large_logits_is_not_lost():
     # 2^14 is the normaliser; the loss, log(1 + 98 e^-10), is far below half of its last place.
     logits = torch.full((1, 99), 2.0**14 - 10.0)
     logits[0, 3] = 2.0**14
-    found = softmax_slope_(logits.clone(), torch.tensor([3]), kernels="triton")
+    found = cross_entropy_gradient_(logits.clone(), torch.tensor([3]), kernels="triton")
     assert float(-found.log_p) == pytest.approx(math.log1p(98 * math.exp(-10)), rel=1e-4)
 
 
@@ -107,7 +108,7 @@ def test_broken_rows_are_what_torch_says(value, whole):
     targets = torch.tensor([4, 7, 9])
     logits[1, slice(None) if whole else 50] = value
     slope, _, log_p = exact(logits.float(), targets)
-    found = softmax_slope_(logits.clone(), targets, kernels="triton")
+    found = cross_entropy_gradient_(logits.clone(), targets, kernels="triton")
     assert torch.equal(found.slope.isnan(), slope.isnan())
     assert torch.equal(found.log_p.isnan(), log_p.isnan())
     assert torch.allclose(found.slope.double().nan_to_num(), slope.nan_to_num(), atol=1e-6)
@@ -117,14 +118,14 @@ def test_a_target_that_cannot_be():
     # Excluded by −∞: its loss is infinite, the slope finite, as torch has it.
     logits, _ = problem(2, 100)
     logits[0, 5] = -math.inf
-    found = softmax_slope_(logits.clone(), torch.tensor([5, 6]), kernels="triton")
+    found = cross_entropy_gradient_(logits.clone(), torch.tensor([5, 6]), kernels="triton")
     assert float(found.log_p[0]) == -math.inf
     assert found.slope.isfinite().all()
 
 
 def test_a_target_outside_of_the_vocabulary_is_nan_and_reads_nothing():
     logits, _ = problem(4, 100)
-    found = softmax_slope_(logits.clone(), torch.tensor([5, 100, -1, 10**12]), kernels="triton")
+    found = cross_entropy_gradient_(logits.clone(), torch.tensor([5, 100, -1, 10**12]), kernels="triton")
     assert found.log_p.isnan().tolist() == [False, True, True, True]
     assert found.slope.isnan().all(-1).tolist() == [False, True, True, True]
 
@@ -132,7 +133,7 @@ def test_a_target_outside_of_the_vocabulary_is_nan_and_reads_nothing():
 def test_an_ignored_row_is_zero_whatever_is_in_it():
     logits, _ = problem(2, 100)
     logits[0] = math.nan
-    found = softmax_slope_(logits, torch.tensor([-100, 3]), kernels="triton")
+    found = cross_entropy_gradient_(logits, torch.tensor([-100, 3]), kernels="triton")
     assert not found.slope[0].any()
     assert found.slope[1].any()
     assert_close(*problem()[:1], torch.full((5,), 3), ignore_index=3)
@@ -143,7 +144,7 @@ def test_rows_with_a_gap_between_them():
     rest = whole[:, 100:].clone()
     targets = torch.randint(0, 100, (5,))
     expected = exact(whole[:, :100], targets)[0]
-    found = softmax_slope_(whole[:, :100], targets, kernels="triton").slope
+    found = cross_entropy_gradient_(whole[:, :100], targets, kernels="triton").slope
     assert torch.allclose(found.double(), expected, atol=1e-6)
     assert torch.equal(whole[:, 100:], rest)
 
@@ -151,33 +152,33 @@ def test_rows_with_a_gap_between_them():
 def test_columns_with_a_gap_take_the_reference():
     logits, targets = torch.randn(100, 5).T, torch.randint(0, 100, (5,))
     expected = exact(logits, targets)[0]
-    assert torch.allclose(softmax_slope_(logits, targets).slope.double(), expected, atol=1e-6)
+    assert torch.allclose(cross_entropy_gradient_(logits, targets).slope.double(), expected, atol=1e-6)
     with pytest.raises(NormLabError, match="without gaps"):
-        softmax_slope_(logits, targets, kernels="triton")
+        cross_entropy_gradient_(logits, targets, kernels="triton")
 
 
 def test_the_twin_is_exact_in_float64():
     logits, targets = problem(6, 53)
-    found = softmax_slope_(logits.double(), targets, z_loss=0.1)
+    found = cross_entropy_gradient_(logits.double(), targets, z_loss=0.1)
     slope, normaliser, log_p = exact(logits, targets, 0.1)
     counts = targets != -100
     assert torch.allclose(found.slope, slope, rtol=1e-13, atol=1e-15)
     assert torch.allclose(found.normaliser[counts], normaliser[counts], rtol=1e-13)
     assert torch.allclose(found.log_p[counts], log_p[counts], rtol=1e-13)
     with pytest.raises(NormLabError, match="float64"):
-        softmax_slope_(logits.double(), targets, kernels="triton")
+        cross_entropy_gradient_(logits.double(), targets, kernels="triton")
 
 
 def test_no_rows():
-    found = softmax_slope_(torch.empty(0, 100), torch.empty(0, dtype=torch.int64), kernels="triton")
+    found = cross_entropy_gradient_(torch.empty(0, 100), torch.empty(0, dtype=torch.int64), kernels="triton")
     assert [tuple(t.shape) for t in found] == [(0, 100), (0,), (0,)]
 
 
 def test_operator_keeps_its_promises():
     for dtype in (F32, BF16):
         logits, targets = problem(3, 50, dtype)
-        torch.library.opcheck(softmax_slope._slope_op, (logits, targets, 0.01, -100))
-        torch.library.opcheck(softmax_slope._slope_op, (logits[:, :40], targets.clamp(max=39), 0.0, -100))
+        torch.library.opcheck(cross_entropy_gradient._slope_op, (logits, targets, 0.01, -100))
+        torch.library.opcheck(cross_entropy_gradient._slope_op, (logits[:, :40], targets.clamp(max=39), 0.0, -100))
 
 
 # -- in the chunked loss -----------------------------------------------------------------------------------------------
@@ -230,7 +231,7 @@ def test_half_precision_is_no_worse_than_the_reference():
     assert errors["triton"] <= errors["reference"] + 2.0**-8
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.full)])
+@parametrize("backend", ["aot_eager", "inductor"], quick=["aot_eager"])
 def test_the_compiled_loss_is_one_graph(backend, request):
     torch._dynamo.reset()
     hidden, weight, targets = loss_problem()

@@ -1,4 +1,4 @@
-"""Batches of images: for training in an order that follows from a seed, for evaluation each image once."""
+"""Image samples: shuffled and augmented for training, every image once for evaluation."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from normlab.data.feed import IGNORED, Batch, check_places, moved
+from normlab.data.batch_loader import IGNORED, Batch, check_places, to_device
 from normlab.data.images import Images
-from normlab.data.windows import mixed, shuffled
+from normlab.data.windows import mix_hash, shuffled
 
 
-class ImageLine:
-    """The images of all epochs, in an order that follows from `seed` alone.
+class ImageSamples:
+    """The training images of all epochs, in an order determined by `seed` alone.
 
-    `shift` moves an image by up to so many pixels each way and `flip` mirrors every other one: how, follows from the
-    seed and from the image's number in the line.
+    Augmentation: `shift` moves an image by up to so many pixels in each direction, `flip` mirrors it with probability
+    1/2. Both depend only on the seed and the sample's number.
     """
 
     def __init__(self, images: Images, *, seed: int, shift: int = 0, flip: bool = False):
@@ -42,7 +42,7 @@ class ImageLine:
         return int(self._order[index])
 
     def _changed(self, pixels: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        chance = mixed("augment", self._seed, numbers.astype(np.uint64))
+        chance = mix_hash("augment", self._seed, numbers.astype(np.uint64))
         if self._flip:
             mirrored = (chance & np.uint64(1)).astype(bool)
             pixels = np.where(mirrored[:, None, None, None], pixels[..., ::-1], pixels)
@@ -54,7 +54,7 @@ class ImageLine:
 
 
 def _shifted(pixels: np.ndarray, down: np.ndarray, right: np.ndarray, most: int) -> np.ndarray:
-    """Each image cut out of a black frame of `most` pixels, from its own corner on."""
+    """Crop each image, padded with `most` black pixels, at its own offset."""
     size = pixels.shape[-1]
     framed = np.pad(pixels, ((0, 0), (0, 0), (most, most), (most, most)))
     cuts = [image[:, y : y + size, x : x + size] for image, y, x in zip(framed, down, right, strict=True)]
@@ -64,8 +64,9 @@ def _shifted(pixels: np.ndarray, down: np.ndarray, right: np.ndarray, most: int)
 def image_evaluation(
     images: Images, *, batch: int, rank: int = 0, world: int = 1, device: str | torch.device = "cpu"
 ) -> Iterator[Batch]:
-    """Every image exactly once. All batches have one shape and all ranks the same number of them; beyond the last image
-    there is nothing to say of a black one.
+    """Evaluation batches: every image exactly once. All batches have the same shape and all ranks the same number.
+
+    The last batch is padded with black images whose target is `IGNORED`.
     """
     check_places(batch, rank, world)
     for first in range(0, len(images), batch * world):
@@ -73,10 +74,10 @@ def image_evaluation(
         real = which < len(images)
         pixels, labels = images.read(np.where(real, which, 0))
         pixels = np.where(real[:, None, None, None], pixels, 0)
-        yield moved(_batch(pixels, np.where(real, labels, IGNORED)), torch.device(device))
+        yield to_device(_batch(pixels, np.where(real, labels, IGNORED)), torch.device(device))
 
 
 def _batch(pixels: np.ndarray, labels: np.ndarray) -> Batch:
-    """Pixels from −1 to 1, as vision Transformers are used to them."""
+    """Scale pixels to [−1, 1], as is usual for vision Transformers."""
     scaled = np.ascontiguousarray(pixels).astype(np.float32) / 127.5 - 1.0
     return Batch(torch.from_numpy(scaled), torch.from_numpy(np.ascontiguousarray(labels)))

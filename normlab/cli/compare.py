@@ -1,0 +1,70 @@
+"""The commands for many runs: `normlab compare` and `report`. Importing this does not import torch."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from normlab.compare.config import CompareConfig
+
+
+def compare(
+    config: CompareConfig,
+    out: Path = Path("comparison"),
+    preset: str | None = None,
+    toml: Path | None = None,
+    minutes: float | None = None,
+) -> None:
+    """Train several schemes under the same conditions; report differences with confidence intervals.
+
+    The learning rate of each scheme is tuned first, with seeds that the final runs do not use.
+    The same command again resumes an interrupted comparison.
+    Exit code: 0 on success, 1 if runs failed or stayed interrupted, 130 if it was stopped before the end.
+
+    For example:
+      normlab compare --schemes pre peri geonorm --lrs 3e-4 1e-3 3e-3 --seeds 5 --data book.txt --tokens 10M
+      normlab compare --preset 125m --data "books/*.jsonl.xz" --tokens 33M --minutes 9
+      normlab compare --task images --preset digits --images 60k --batch 64
+
+    Args:
+        config: Configuration of the comparison.
+        out: Folder of the comparison.
+        preset: Model size: tiny, 125m, 350m, 1.3b; for images digits, vit-s, vit-b. Other flags override it.
+        toml: TOML file with any of these options; flags override it.
+        minutes: Time limit; the same command resumes later.
+    """
+    from normlab.compare.comparison import compare as run
+    from normlab.compare.outcome import outcome
+    from normlab.compare.report import build, terminal
+
+    run(config, out, minutes=minutes, command=["normlab", *sys.argv[1:]])
+    page, ended = build(out), outcome(config, out)
+    print(*ended.lines, f"page: {page}", sep="\n")
+    terminal.print_ranking(out)
+    sys.exit(ended.exit_code)
+
+
+def report(folder: Annotated[Path, tyro.conf.Positional], /, out: Path | None = None, markdown: bool = False) -> None:
+    """Write the HTML report of a comparison or of a single run.
+
+    For example:
+      normlab report comparison
+      normlab report runs/peri --markdown
+
+    Args:
+        folder: Folder made by normlab compare or normlab train.
+        out: File to write; none: report.html in the folder, or with --markdown standard output.
+        markdown: Write a Markdown table instead, for a paper or a pull request.
+    """
+    from normlab.compare import report as reports
+    from normlab.utils.files import save
+
+    if not markdown:
+        print(f"page: {reports.build(folder, out=out)}")
+    elif out is None:
+        print(reports.markdown(folder))
+    else:
+        print(f"table: {save(out, {'.md': lambda: reports.markdown(folder)})}")

@@ -1,0 +1,63 @@
+"""Tensors in what modules take and return: hidden states, loss and logits."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from normlab.errors import NormLabError
+
+Batch = torch.Tensor | Mapping[str, Any] | Sequence[Any]
+LossFn = Callable[[nn.Module, Any], torch.Tensor]
+
+
+def tensors(value: Any, min_ndim: int = 2) -> Iterator[torch.Tensor]:
+    """The floating-point tensors of at least `min_ndim` dimensions in tuples, lists, mappings and dataclasses."""
+    if isinstance(value, torch.Tensor):
+        if value.is_floating_point() and value.ndim >= min_ndim:
+            yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from tensors(part, min_ndim)
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from tensors(part, min_ndim)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for spec in dataclasses.fields(value):
+            yield from tensors(getattr(value, spec.name, None), min_ndim)
+
+
+def first_state(output: Any, args: Any, kwargs: Any) -> torch.Tensor:
+    """The hidden state in what a block returned: the first tensor shaped like an input, else the first of all."""
+    found = list(tensors(output))
+    if not found:
+        raise NormLabError(f"probe: a block returned {type(output).__name__} without a hidden state; expected a tensor")
+    shapes = {tensor.shape for tensor in tensors((args, kwargs))}
+    return next((tensor for tensor in found if tensor.shape in shapes), found[0])
+
+
+def own_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+    """The loss that a model returns when it is called with a batch."""
+    if isinstance(batch, Mapping):
+        output = model(**batch)
+    else:
+        output = model(batch) if isinstance(batch, torch.Tensor) else model(*batch)
+    loss, _ = loss_and_logits(output)
+    if loss is None:
+        raise NormLabError(
+            f"{type(model).__name__} returned no loss; expected labels in the batch, or a loss_fn(model, batch)"
+        )
+    return loss
+
+
+def loss_and_logits(output: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """The loss and the logits in a model's output, by name; a bare tensor is a loss if it is a scalar, else logits."""
+    if isinstance(output, torch.Tensor):
+        return (output, None) if output.ndim == 0 else (None, output if output.ndim >= 2 else None)
+    if isinstance(output, Mapping):
+        return output.get("loss"), output.get("logits")
+    return getattr(output, "loss", None), getattr(output, "logits", None)

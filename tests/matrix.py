@@ -1,0 +1,28 @@
+"""Parametrised tests of which `make test` runs a few representatives and `make test-full` the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import pytest
+
+
+def parametrize(names: str | tuple[str, ...], values: Iterable[Any], *, quick: Collection[Any], **options: Any) -> Any:
+    """Like `pytest.mark.parametrize`, with the mark `full` on every case that is not in `quick`.
+
+    Choose cases for `quick` that take different paths through the code. Where a case has several values, `quick` may
+    name it by the first of them. Stacked matrices multiply: a case of the product is quick if it is in all of them.
+    """
+    several = not isinstance(names, str)
+    cases = [tuple(value) if several else (value,) for value in values]
+    found = [_named(case, several, quick) for case in cases]
+    unknown = [name for name in quick if name not in found]
+    assert not unknown, f"{names}: no such case: {unknown}"
+    marks = [() if name in quick else pytest.mark.full for name in found]
+    params = [pytest.param(*case, marks=mark) for case, mark in zip(cases, marks, strict=True)]
+    return pytest.mark.parametrize(names, params, **options)
+
+
+def _named(case: tuple[Any, ...], several: bool, quick: Collection[Any]) -> Any:
+    return case if several and case in quick else case[0]

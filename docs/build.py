@@ -1,5 +1,5 @@
-"""Generate documentation from code: a page per scheme, the README's table, the modules of docs/architecture.md, the matrix
-of conversions where the Hugging Face library is installed, and the table of claims from the rows of studies.
+"""Generate documentation from code: a page per scheme, the README's table, the modules of docs/architecture.md, the
+matrix of conversions where the Hugging Face library is installed, and the table of claims from the rows of studies.
 
 make docs          writes the files
 build.py --check   says which are not current, and exits with 1 if any is

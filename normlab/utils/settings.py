@@ -44,7 +44,7 @@ def typed_settings(settings: Mapping[str, Any], path: Path, kinds: Mapping[str, 
 
 
 def field_names(*configs: type) -> set[str]:
-    """Names of all fields of some dataclasses."""
+    """The names of all fields of some dataclasses."""
     return {field.name for config in configs for field in dataclasses.fields(config)}
 
 

@@ -74,7 +74,7 @@ def documents() -> dict[Path, str]:
     pages[architecture] = _with(architecture, rooms.BEGIN, rooms.modules(), rooms.END)
     pages[ROOT / "docs" / "figures" / "rooms.svg"] = rooms.drawing()
     with contextlib.chdir(ROOT):
-        pages[ROOT / "docs" / "claims.md"] = studies.markdown(studies.lines())
+        pages[ROOT / "docs" / "claims.md"] = studies.markdown(studies.claim_lines())
     if importlib.util.find_spec("transformers") is not None:
         import conversions
 

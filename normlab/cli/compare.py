@@ -43,7 +43,7 @@ def compare(
     run(config, out, minutes=minutes, command=["normlab", *sys.argv[1:]])
     page, ended = build(out), outcome(config, out)
     print(*ended.lines, f"page: {page}", sep="\n")
-    terminal.show(out)
+    terminal.print_ranking(out)
     sys.exit(ended.exit_code)
 
 

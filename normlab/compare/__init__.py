@@ -1,4 +1,4 @@
-"""Comparisons: grids of runs, the store of their results, and what the results show.
+"""Compare schemes: plan a grid of training runs, run them in parallel, store their results, rank the schemes.
 
 config = CompareConfig(base=TrainConfig.preset("tiny"), schemes=("pre", "peri"), seeds=3)
 standings = compare(config, "runs/first")   # stop it at any time: the same call goes on

@@ -47,7 +47,7 @@ class Score(NamedTuple):
 class RateSearch:
     """Where the search for one scheme's rate stands."""
 
-    due: tuple[float, ...] = ()
+    next_rates: tuple[float, ...] = ()
     """Rates to try next; empty once the search has ended."""
     pick: float | None = None
     """The best rate, once the search has ended; None where nothing trained."""
@@ -64,24 +64,24 @@ class Bracket:
     @property
     def first(self) -> tuple[float, ...]:
         """The rates that are tried whatever comes out: half the start, the start, its double."""
-        return tuple(rate(self._start + step) for step in (-_COARSE, 0, _COARSE))
+        return tuple(grid_rate(self._start + step) for step in (-_COARSE, 0, _COARSE))
 
     @property
     def limits(self) -> tuple[float, float]:
         """The lowest and the highest rate that are tried."""
-        return rate(self._start - _REACH), rate(self._start + _REACH)
+        return grid_rate(self._start - _REACH), grid_rate(self._start + _REACH)
 
     def next(self, scores: Mapping[float, Score]) -> RateSearch:
         """What to do, given the rates tried so far; rates that are not on the grid are not looked at."""
-        seen = {k: score for lr, score in scores.items() if (k := index(lr)) is not None}
+        seen = {k: score for lr, score in scores.items() if (k := grid_index(lr)) is not None}
         due = self._due(seen)
         if due:
-            return RateSearch(due=tuple(rate(k) for k in due))
+            return RateSearch(next_rates=tuple(grid_rate(k) for k in due))
         if _is_lost(seen):
             return RateSearch(end="untrained")
         best = _best(seen)
         ends: dict[int, End] = {min(seen): "lowest", max(seen): "highest"}
-        return RateSearch(pick=rate(best), end=ends.get(best, "interior"))
+        return RateSearch(pick=grid_rate(best), end=ends.get(best, "interior"))
 
     @property
     def _start(self) -> int:
@@ -109,15 +109,15 @@ def start_rate(depth: int, width: int) -> float:
     return usual_rate * (usual_size / (12 * depth * width**2)) ** power
 
 
-def rate(k: int) -> float:
+def grid_rate(k: int) -> float:
     """The rate with an index, to three digits: 1e-3, 1.41e-3, 2e-3."""
     return float(f"{_GRID * 2.0 ** (k / 2):.3g}")
 
 
-def index(lr: float) -> int | None:
+def grid_index(lr: float) -> int | None:
     """The index of a rate; None where it is not on the grid."""
     k = round(2.0 * math.log2(lr / _GRID))
-    return k if rate(k) == lr else None
+    return k if grid_rate(k) == lr else None
 
 
 def _best(seen: Mapping[int, Score]) -> int:

@@ -1,4 +1,4 @@
-"""A comparison from its configuration to the standings: stopped at any time, resumed run by run and inside a run."""
+"""`compare`: run all training runs of a comparison and rank the schemes; resumable between and within runs."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from normlab.compare.config import CompareConfig
-from normlab.compare.description import write_about
-from normlab.compare.plan import Plan, Planned
+from normlab.compare.description import write_description
+from normlab.compare.plan import Plan, PlannedRun
 from normlab.compare.pool import Pool
 from normlab.compare.progress import ComparisonProgress
 from normlab.compare.ray_pool import RayPool
 from normlab.compare.run_one import Job
-from normlab.compare.statistics import Standing, ranking
+from normlab.compare.statistics import SchemeResult, rank_schemes
 from normlab.compare.store import Row, Store
-from normlab.compare.workers import Workers, places
+from normlab.compare.workers import ProcessPool, worker_slots
 from normlab.errors import NormLabError
 from normlab.train.interrupt import Interrupt
 from normlab.utils.files import file_error
@@ -37,8 +37,8 @@ def compare(
     progress: bool = True,
     command: Sequence[str] = (),
     stamp: Mapping[str, Any] | None = None,
-) -> list[Standing]:
-    """Do the runs that `folder` does not hold yet, and say how the schemes stand.
+) -> list[SchemeResult]:
+    """Run what `folder` does not contain yet, and return the ranking of the schemes.
 
     The same call goes on where the last one was stopped or killed; with more schemes, rates or seeds it does those too.
     After `minutes` the runs under way are saved and the standings are those so far (`left` counts what is missing).
@@ -54,7 +54,7 @@ def compare(
     _make(path)
     with hold(path / "lock"):
         data = config.base.task_object.open(config.base, progress=progress)
-        write_about(path, config, data, command)
+        write_description(path, config, data, command)
         session = _Session(config, path, data.fingerprint, progress=progress, stamp=stamp or {})
         asked = session.work(minutes)
         rows = Store(path).rows()
@@ -87,7 +87,7 @@ class _Session:
 
     def work(self, minutes: float | None) -> str | None:
         """Run what is due until nothing is, or until it is time to stop; returns the signal that asked for it."""
-        if not self.plan.due(self.rows):
+        if not self.plan.runnable(self.rows):
             return None
         end = time.monotonic() + 60.0 * minutes if minutes is not None else float("inf")
         interrupt = Interrupt(progress=False)
@@ -122,7 +122,7 @@ class _Session:
     def _start_due(self, pool: Pool) -> None:
         under_way = {job.run.name for job in pool.running}
         given_up = {name for name, kills in self.kills.items() if kills > self.plan.config.retries}
-        waiting = [run for run in self.plan.due(self.rows) if run.name not in under_way | given_up]
+        waiting = [run for run in self.plan.runnable(self.rows) if run.name not in under_way | given_up]
         for run in waiting:
             if not pool.is_free:
                 return
@@ -167,19 +167,19 @@ class _Session:
         if missing:
             view.say(f"stopped: {words} have ended; the same command goes on from here")
 
-    def _job(self, run: Planned) -> Job:
+    def _job(self, run: PlannedRun) -> Job:
         return Job(run, self.folder / "runs" / run.name, self.fingerprint)
 
 
 def _pool(config: CompareConfig) -> Pool:
-    return RayPool(config) if config.on == "ray" else Workers(places(config))
+    return RayPool(config) if config.on == "ray" else ProcessPool(worker_slots(config))
 
 
-def _standings(config: CompareConfig, rows: Sequence[Row]) -> list[Standing]:
+def _standings(config: CompareConfig, rows: Sequence[Row]) -> list[SchemeResult]:
     baseline = config.baseline_name
     if not any(row["scheme"] == baseline for row in rows):
         return []
-    return ranking(rows, baseline, config.level)
+    return rank_schemes(rows, baseline, config.level)
 
 
 def _check(minutes: float | None) -> None:

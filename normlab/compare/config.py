@@ -1,4 +1,4 @@
-"""Configuration of a comparison: schemes, learning rates, seeds, and what all runs share.
+"""CompareConfig: schemes, learning rates, seeds and common training options of a comparison.
 
 Importing this does not import torch, so that `--help` is fast; making a configuration does.
 """

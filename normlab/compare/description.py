@@ -1,4 +1,4 @@
-"""compare.json: what a comparison's folder is about, so that nothing else gets mixed into it."""
+"""compare.json: the configuration of a comparison folder; a call with another configuration is refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from normlab.utils.files import read_json, write_json
 from normlab.utils.versions import versions
 
 
-def write_about(folder: Path, config: CompareConfig, data: Data, command: Sequence[str]) -> None:
+def write_description(folder: Path, config: CompareConfig, data: Data, command: Sequence[str]) -> None:
     """Write compare.json, or check that the one that is there is the same or what this one extends."""
     path = folder / "compare.json"
     new = config.to_dict() | {

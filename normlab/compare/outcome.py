@@ -1,4 +1,4 @@
-"""How the runs of a comparison have ended: what is left, what failed, and the exit code of `normlab compare`."""
+"""Exit code and closing messages of `normlab compare`: runs left, failed and interrupted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from normlab.utils.text import counted
 class Outcome:
     """What a comparison's rows leave to be said when a call ends."""
 
-    due: int
+    runnable: int
     """Runs that can start and have not ended."""
     left: int
     """Runs that have not ended, those that wait for others included."""
@@ -27,7 +27,7 @@ class Outcome:
     @property
     def exit_code(self) -> int:
         """130: stopped before the end. 1: runs failed or were interrupted. 0: all is well."""
-        return 130 if self.due else 1 if self.failed or self.interrupted else 0
+        return 130 if self.runnable else 1 if self.failed or self.interrupted else 0
 
     @property
     def lines(self) -> list[str]:
@@ -44,7 +44,7 @@ class Outcome:
 def outcome(config: CompareConfig, folder: str | os.PathLike[str]) -> Outcome:
     """How the runs of a comparison have ended so far."""
     plan, rows = config.plan(), Store(folder).rows()
-    of_plan = {run.name for run in plan.known(rows)}
+    of_plan = {run.name for run in plan.known_runs(rows)}
     own = [row for row in rows if row["run"] in of_plan]
     interrupted = {row["run"] for row in own if row["state"] == "interrupted"}
     # With rates that are searched, one that fails only says where to turn, unless it leaves a scheme without a rate.
@@ -52,5 +52,5 @@ def outcome(config: CompareConfig, folder: str | os.PathLike[str]) -> Outcome:
     # One that was stopped because it was stuck did what it was asked to.
     lost = [row for row in own if row["state"] == "failed" and not row.get("stuck")]
     failed = [row for row in lost if row["role"] == "judge" or row["scheme"] not in found]
-    due = sum(run.name not in interrupted for run in plan.due(rows))
+    due = sum(run.name not in interrupted for run in plan.runnable(rows))
     return Outcome(due, plan.left(rows), plan.is_open(rows), len(failed), len(interrupted))

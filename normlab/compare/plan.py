@@ -1,4 +1,4 @@
-"""The runs of a comparison: which there are, and which can start, given those that have ended.
+"""Plan of a comparison: which runs it has (tuning and judging), and which can start, given those that ended.
 
 With listed rates all tune runs are known at the start. With `lrs="auto"` each scheme's next tune runs follow from the
 results of the ones before, so the number of runs is a lower bound until every scheme has its rate (`is_open`).
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from normlab.compare.bracket import index
+from normlab.compare.bracket import grid_index
 from normlab.compare.config import FIRST_TUNE_SEED, CompareConfig
-from normlab.compare.tuning import AtRate, by_rate, pick
+from normlab.compare.tuning import RateResults, group_by_rate, pick_rate
 from normlab.train.config import TrainConfig
 
 Row = Mapping[str, Any]
@@ -21,7 +21,7 @@ Role = Literal["tune", "judge"]
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedRun:
     """A run, and what it is for: `tune` runs pick a scheme's rate, `judge` runs say what it reaches there."""
 
     role: Role
@@ -46,9 +46,9 @@ class Plan:
     def __init__(self, config: CompareConfig):
         self.config = config
         self._seeds = range(FIRST_TUNE_SEED, FIRST_TUNE_SEED + config.tune_seeds)
-        self._runs: dict[tuple[str, float, int], Planned] = {}
+        self._runs: dict[tuple[str, float, int], PlannedRun] = {}
 
-    def tune(self, rows: Sequence[Row] = ()) -> list[Planned]:
+    def tune(self, rows: Sequence[Row] = ()) -> list[PlannedRun]:
         """The tune runs that are certain, given these rows, those that have ended included."""
         if not self._is_tuned:
             return []
@@ -61,9 +61,9 @@ class Plan:
             return dict.fromkeys(self.config.names, self.config.first_rates[0])
         metric, searched = self.config.base.task_object.metric, self._searched(rows)
         ready = [scheme for scheme, own in searched.items() if set(self._wanted(own)) == own.keys()]
-        return {scheme: pick(searched[scheme], metric) for scheme in ready}
+        return {scheme: pick_rate(searched[scheme], metric) for scheme in ready}
 
-    def known(self, rows: Sequence[Row]) -> list[Planned]:
+    def known_runs(self, rows: Sequence[Row]) -> list[PlannedRun]:
         """All runs that are certain so far, in the order in which they should start.
 
         Judge runs go seed by seed, so that what is there after a stop is paired.
@@ -71,10 +71,10 @@ class Plan:
         judged = [self.judge(scheme, lr) for scheme, lr in self.rates(rows).items() if lr is not None]
         return self.tune(rows) + [run for of_seed in zip(*judged, strict=True) for run in of_seed]
 
-    def due(self, rows: Sequence[Row]) -> list[Planned]:
+    def runnable(self, rows: Sequence[Row]) -> list[PlannedRun]:
         """The runs that have not ended and that nothing else must end for."""
         ended = _ended(rows)
-        return [run for run in self.known(rows) if run.name not in ended]
+        return [run for run in self.known_runs(rows) if run.name not in ended]
 
     def size(self, rows: Sequence[Row]) -> int:
         """How many runs there will be, or are at least (`is_open`); a scheme without a rate is not judged."""
@@ -89,9 +89,9 @@ class Plan:
     def left(self, rows: Sequence[Row]) -> int:
         """How many of them have not ended."""
         ended = _ended(rows)
-        return self.size(rows) - sum(run.name in ended for run in self.known(rows))
+        return self.size(rows) - sum(run.name in ended for run in self.known_runs(rows))
 
-    def judge(self, scheme: str, lr: float) -> list[Planned]:
+    def judge(self, scheme: str, lr: float) -> list[PlannedRun]:
         """The runs that judge a scheme at a rate."""
         return [self._run("judge", scheme, lr, seed) for seed in range(self.config.seeds)]
 
@@ -99,20 +99,20 @@ class Plan:
     def _is_tuned(self) -> bool:
         return len(self.config.first_rates) > 1
 
-    def _wanted(self, own: Mapping[float, AtRate]) -> list[float]:
+    def _wanted(self, own: Mapping[float, RateResults]) -> list[float]:
         """The rates that a scheme is tried with, given the results at those where all seeds have ended."""
         if self.config.bracket is None:
             return list(self.config.first_rates)
         metric = self.config.base.task_object.metric
-        return [*own, *self.config.bracket.next({lr: at_rate.score(metric) for lr, at_rate in own.items()}).due]
+        return [*own, *self.config.bracket.next({lr: at_rate.score(metric) for lr, at_rate in own.items()}).next_rates]
 
-    def _searched(self, rows: Sequence[Row]) -> dict[str, dict[float, AtRate]]:
+    def _searched(self, rows: Sequence[Row]) -> dict[str, dict[float, RateResults]]:
         """Scheme to rate to results, the rates at which all tune runs have ended, the lowest first."""
         own: dict[str, list[Row]] = {scheme: [] for scheme in self.config.names}
         for row in rows:
             if self._has_tuned(row):
                 own[row["scheme"]].append(row)
-        whole = {scheme: by_rate(tuned, "tune") for scheme, tuned in own.items()}
+        whole = {scheme: group_by_rate(tuned, "tune") for scheme, tuned in own.items()}
         return {
             scheme: {lr: found[lr] for lr in sorted(found) if len(found[lr].values) == self.config.tune_seeds}
             for scheme, found in whole.items()
@@ -123,17 +123,17 @@ class Plan:
         scheme, lr, seed = row["scheme"], row["lr"], row["seed"]
         if row["role"] != "tune" or scheme not in self.config.names or seed not in self._seeds:
             return False
-        is_rate = lr in self.config.first_rates if self.config.bracket is None else index(lr) is not None
+        is_rate = lr in self.config.first_rates if self.config.bracket is None else grid_index(lr) is not None
         return is_rate and row["run"] == self._run("tune", scheme, lr, seed).name
 
-    def _tune_runs(self, scheme: str, rates: Iterable[float]) -> list[Planned]:
+    def _tune_runs(self, scheme: str, rates: Iterable[float]) -> list[PlannedRun]:
         return [self._run("tune", scheme, lr, seed) for lr in rates for seed in self._seeds]
 
-    def _run(self, role: Role, scheme: str, lr: float, seed: int) -> Planned:
+    def _run(self, role: Role, scheme: str, lr: float, seed: int) -> PlannedRun:
         # Seeds tell the roles apart. Kept, because a run's name is a hash that is asked for several times a second.
         key = (scheme, lr, seed)
         if key not in self._runs:
-            self._runs[key] = Planned(role, scheme, self.config.run(scheme, lr, seed))
+            self._runs[key] = PlannedRun(role, scheme, self.config.run(scheme, lr, seed))
         return self._runs[key]
 
 

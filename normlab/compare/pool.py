@@ -1,4 +1,4 @@
-"""What a comparison asks of a place where runs are done, be it this machine or a cluster."""
+"""Pool: the interface of places that execute runs (processes of this machine, or a Ray cluster)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from normlab.compare.run_one import Job
 from normlab.errors import NormLabError
 
-Ended = tuple[Job, dict[str, Any] | NormLabError | None]
+EndedRun = tuple[Job, dict[str, Any] | NormLabError | None]
 """A run and its row; None: it was asked to stop, and has saved what it had; an error: no run can go on like this."""
 
 
@@ -25,7 +25,7 @@ class Pool(Protocol):
 
     def start(self, job: Job) -> None: ...
 
-    def wait(self, seconds: float) -> list[Ended]:
+    def wait(self, seconds: float) -> list[EndedRun]:
         """The runs that have ended, as soon as there is one or the time is up."""
         ...
 

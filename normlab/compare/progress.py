@@ -1,4 +1,4 @@
-"""How a comparison gets on: a bar for the whole and a line for each run on a terminal, else a line now and then."""
+"""Progress display of a comparison: a bar for all runs and a line per run; plain lines without a terminal."""
 
 from __future__ import annotations
 

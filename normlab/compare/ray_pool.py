@@ -1,4 +1,4 @@
-"""The same runs on a Ray cluster (`pip install "normlab[cluster]"`).
+"""RayPool: execute the runs of a comparison on a Ray cluster (`pip install "normlab[cluster]"`).
 
 Every machine needs NormLab, the data, and the comparison's folder under the same path, on a disk that they share: runs
 write there, resume from there, and the comparison reads there how they get on.
@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from normlab.compare.config import CompareConfig
-from normlab.compare.pool import Ended
-from normlab.compare.run_one import Job, execute, lost
+from normlab.compare.pool import EndedRun
+from normlab.compare.run_one import Job, execute_job, lost_run_row
 from normlab.errors import NormLabError
 from normlab.train.storage.folder import now
 
@@ -58,7 +58,7 @@ class RayPool:
     def start(self, job: Job) -> None:
         self._tasks[self._remote.remote(job, self._threads)] = _Task(job, now())
 
-    def wait(self, seconds: float) -> list[Ended]:
+    def wait(self, seconds: float) -> list[EndedRun]:
         if not self._tasks:
             return []
         ready, _ = self._ray.wait(list(self._tasks), timeout=seconds)
@@ -76,7 +76,7 @@ class RayPool:
             self._ray.cancel(reference, force=True)
         self._tasks.clear()
 
-    def _ended(self, reference: Any, task: _Task) -> Ended:
+    def _ended(self, reference: Any, task: _Task) -> EndedRun:
         errors = self._ray.exceptions
         try:
             return task.job, self._ray.get(reference)
@@ -89,7 +89,7 @@ class RayPool:
             if self._stopped:
                 return task.job, None
             reason = f"Ray lost it: {str(error).strip().partition(chr(10))[0]}"
-            return task.job, lost(task.job, "interrupted", reason, task.began)
+            return task.job, lost_run_row(task.job, "interrupted", reason, task.began)
 
 
 def _perform(job: Job, threads: int) -> dict[str, Any] | None:
@@ -99,7 +99,7 @@ def _perform(job: Job, threads: int) -> dict[str, Any] | None:
             f"{os.uname().nodename} does not see {job.folder.parent.parent}; Ray's machines must share that folder"
         )
     torch.set_num_threads(threads)
-    return execute(job)
+    return execute_job(job)
 
 
 def _import_ray() -> ModuleType:

@@ -1,4 +1,4 @@
-"""One run of a comparison, in whatever process it is given to: what goes wrong in it is a result like any other."""
+"""Execute one training run of a comparison and return its result row; a failure is recorded as a result."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from normlab.compare.plan import Planned
+from normlab.compare.plan import PlannedRun
 from normlab.errors import NormLabError
 from normlab.train.monitor.summary import summarise
 from normlab.train.result import TrainResult
@@ -31,7 +31,7 @@ _opened: dict[str, Data] = {}
 class Job:
     """What a process must be told to do a run."""
 
-    run: Planned
+    run: PlannedRun
     folder: Path
     """Of the run."""
     fingerprint: str
@@ -53,7 +53,7 @@ def _known_data(job: Job) -> Data:
     return data
 
 
-def execute(job: Job) -> dict[str, Any] | None:
+def execute_job(job: Job) -> dict[str, Any] | None:
     """Train, or go on with, a run: its row, or None where it was asked to stop.
 
     Raises what the user can mend (a full disk, a missing package): that says nothing about the run.
@@ -69,11 +69,11 @@ def execute(job: Job) -> dict[str, Any] | None:
         raise
     except Exception as error:
         traceback.print_exc()
-        return lost(job, "failed", _in_one_line(error), began)
+        return lost_run_row(job, "failed", _in_one_line(error), began)
     return None if result.state == "stopped" else _row(job, result, began)
 
 
-def lost(job: Job, state: Literal["failed", "interrupted"], reason: str, began: str) -> dict[str, Any]:
+def lost_run_row(job: Job, state: Literal["failed", "interrupted"], reason: str, began: str) -> dict[str, Any]:
     """The row of a run that did not come to its end, as far as its metrics go.
 
     Interrupted: its process was killed or lost, which says nothing of the run.

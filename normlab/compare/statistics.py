@@ -1,4 +1,4 @@
-"""What runs show: paired differences over seeds, and the standing of every scheme against a baseline.
+"""Statistics of a comparison: paired differences over seeds with confidence intervals, ranking, and winner.
 
 Runs of two schemes with the same seed see the same batches in the same order, so their difference is taken seed by
 seed and most of the noise cancels. Which way is better, the rows' metric says: down for a loss, up for an accuracy.
@@ -18,7 +18,7 @@ from typing import Literal
 
 import numpy as np
 
-from normlab.compare.tuning import AtRate, Edge, Row, by_rate, edge, pick
+from normlab.compare.tuning import Edge, RateResults, Row, grid_edge, group_by_rate, pick_rate
 from normlab.errors import NormLabError, unknown
 from normlab.train.metrics import LOSS, Metric, metric_named
 from normlab.utils.student_t import shifted_outside, t_interval, t_outside
@@ -60,7 +60,7 @@ class Difference:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class SchemeResult:
     """One scheme's place: the rate its tune runs picked, and what its judge runs at that rate show."""
 
     scheme: str
@@ -76,7 +76,7 @@ class Standing:
     stuck: dict[int, float | None] = field(default_factory=dict)
     """Judge seeds whose run was stuck, and what it ended at (None: stopped early): part of no mean or difference."""
 
-    tune: dict[float, AtRate] = field(default_factory=dict)
+    tune: dict[float, RateResults] = field(default_factory=dict)
     """Results of the tune runs, by rate."""
 
     difference: Difference | None = None
@@ -126,7 +126,7 @@ class Standing:
         return float(np.mean(self.finished)) if self.finished else None
 
 
-def paired(a: Values, b: Values, level: float = 0.95) -> Difference:
+def paired_difference(a: Values, b: Values, level: float = 0.95) -> Difference:
     """Student's interval for the mean of a - b over the seeds that are in both."""
     _check_level(level)
     first, second = _finished(a), _finished(b)
@@ -172,7 +172,7 @@ def minimum_detectable(n: int, sd: float, level: float = 0.95, power: float = 0.
     return high * sd / math.sqrt(n)
 
 
-def outsiders(own: Standing, level: float = 0.999) -> list[float]:
+def tune_outliers(own: SchemeResult, level: float = 0.999) -> list[float]:
     """Results of tune runs at the picked rate that the judge runs there do not let one expect.
 
     A further run of the same kind falls into mean ± t s √(1 + 1/n) with probability `level`. One that does not tells
@@ -188,7 +188,7 @@ def outsiders(own: Standing, level: float = 0.999) -> list[float]:
     return [value for value in _finished(own.tuned).values() if abs(value - own.mean) > half]
 
 
-def ranking(rows: Iterable[Row], baseline: str, level: float = 0.95) -> list[Standing]:
+def rank_schemes(rows: Iterable[Row], baseline: str, level: float = 0.95) -> list[SchemeResult]:
     """Every scheme's standing, best mean first, then those that cannot be placed.
 
     The rate is picked on `tune` rows alone and judged on `judge` rows alone, which must have other seeds. Means and
@@ -199,7 +199,7 @@ def ranking(rows: Iterable[Row], baseline: str, level: float = 0.95) -> list[Sta
     by_scheme = _by_scheme(rows)
     if baseline not in by_scheme:
         raise unknown("baseline", baseline, by_scheme)
-    each = simultaneous(level, len(by_scheme))
+    each = bonferroni_level(level, len(by_scheme))
     judged = {scheme: _judge(scheme, own) for scheme, own in by_scheme.items()}
     base = judged[baseline]
     standings = [_against(own, base, each) for own in judged.values()]
@@ -207,12 +207,12 @@ def ranking(rows: Iterable[Row], baseline: str, level: float = 0.95) -> list[Sta
     return sorted(standings, key=lambda own: (own.mean is None, own.lost > 0, sign * (own.mean or 0.0), own.scheme))
 
 
-def simultaneous(level: float, schemes: int) -> float:
+def bonferroni_level(level: float, schemes: int) -> float:
     """The level of each interval so that all of them hold together with probability `level`."""
     return 1.0 - (1.0 - level) / max(1, schemes - 1)
 
 
-def winner(standings: Sequence[Standing], level: float = 0.95) -> Standing | None:
+def find_winner(standings: Sequence[SchemeResult], level: float = 0.95) -> SchemeResult | None:
     """The scheme shown to be better than every other one, or None: nobody is named while an interval spans zero.
 
     A scheme with a judge run that failed or was stuck neither wins nor stands in the way.
@@ -220,14 +220,14 @@ def winner(standings: Sequence[Standing], level: float = 0.95) -> Standing | Non
     placed = [own for own in standings if own.finished and not own.lost]
     if len(placed) < 2:
         return None
-    each = simultaneous(level, len(standings))
+    each = bonferroni_level(level, len(standings))
     return placed[0] if all(_beats(placed[0], other, each) for other in placed[1:]) else None
 
 
-def _beats(own: Standing, other: Standing, level: float) -> bool:
+def _beats(own: SchemeResult, other: SchemeResult, level: float) -> bool:
     if not _finished(own.values).keys() & _finished(other.values).keys():
         return False
-    difference = paired(own.values, other.values, level)
+    difference = paired_difference(own.values, other.values, level)
     return not difference.spans_zero and own.metric.sign * difference.mean < 0.0
 
 
@@ -238,24 +238,24 @@ def _by_scheme(rows: Iterable[Row]) -> dict[str, list[Row]]:
     return grouped
 
 
-def _judge(scheme: str, rows: Sequence[Row]) -> Standing:
+def _judge(scheme: str, rows: Sequence[Row]) -> SchemeResult:
     """A scheme before it is compared: its rate and its results at that rate."""
-    tune, judge = by_rate(rows, "tune"), by_rate(rows, "judge")
+    tune, judge = group_by_rate(rows, "tune"), group_by_rate(rows, "judge")
     _check_seeds(scheme, tune, judge)
     metric = metric_named(str(rows[0].get("metric", LOSS.name)))
-    lr = pick(tune, metric) if tune else next(iter(judge)) if len(judge) == 1 else None
-    at_rate = judge.get(lr, AtRate()) if lr is not None else AtRate()
+    lr = pick_rate(tune, metric) if tune else next(iter(judge)) if len(judge) == 1 else None
+    at_rate = judge.get(lr, RateResults()) if lr is not None else RateResults()
     verdict: Verdict = "not judged"
     if (tune and lr is None) or (at_rate.values and not at_rate.trained):
         verdict = "stuck" if at_rate.stuck else "failed"
-    return Standing(
-        scheme=scheme, label=str(rows[0].get("label") or scheme), verdict=verdict, lr=lr, edge=edge(lr, tune),
+    return SchemeResult(
+        scheme=scheme, label=str(rows[0].get("label") or scheme), verdict=verdict, lr=lr, edge=grid_edge(lr, tune),
         values=at_rate.values, stuck=at_rate.stuck, tune=tune, metric=metric,
         interrupted=sum(row["state"] == "interrupted" for row in rows),
     )  # fmt: skip
 
 
-def _against(own: Standing, base: Standing, level: float) -> Standing:
+def _against(own: SchemeResult, base: SchemeResult, level: float) -> SchemeResult:
     """The standing with its difference to the baseline and the verdict that follows."""
     if own is base:
         return replace(own, verdict="baseline") if own.finished else own
@@ -263,11 +263,11 @@ def _against(own: Standing, base: Standing, level: float) -> Standing:
         return own
     if not _finished(own.values).keys() & _finished(base.values).keys():
         return replace(own, verdict="unreliable" if own.lost else "no pairs")
-    difference = paired(own.values, base.values, level)
+    difference = paired_difference(own.values, base.values, level)
     return replace(own, verdict=_verdict(own, difference), difference=difference)
 
 
-def _verdict(own: Standing, difference: Difference) -> Verdict:
+def _verdict(own: SchemeResult, difference: Difference) -> Verdict:
     if own.lost:
         return "unreliable"
     if difference.n == 1:
@@ -287,7 +287,7 @@ def _p_value(mean: float, error: float, df: int) -> float:
     return t_outside(abs(mean) / error, df)
 
 
-def _check_seeds(scheme: str, tune: Mapping[float, AtRate], judge: Mapping[float, AtRate]) -> None:
+def _check_seeds(scheme: str, tune: Mapping[float, RateResults], judge: Mapping[float, RateResults]) -> None:
     both = {s for own in tune.values() for s in own.values} & {s for own in judge.values() for s in own.values}
     if both:
         raise NormLabError(

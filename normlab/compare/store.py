@@ -1,4 +1,4 @@
-"""The store of a comparison: one line of JSON for every run that ended, appended and never changed."""
+"""Result store (rows.jsonl): one line of JSON for every run that ended; append-only, safe for many processes."""
 
 from __future__ import annotations
 

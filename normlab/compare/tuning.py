@@ -20,7 +20,7 @@ Edge = Literal["largest", "smallest"]
 
 
 @dataclass(frozen=True)
-class AtRate:
+class RateResults:
     """The results of one scheme at one rate, by seed."""
 
     values: dict[int, float | None] = field(default_factory=dict)
@@ -42,21 +42,21 @@ class AtRate:
         return Score(self.lost, _mean(self.trained, metric))
 
 
-def by_rate(rows: Iterable[Row], role: str) -> dict[float, AtRate]:
+def group_by_rate(rows: Iterable[Row], role: str) -> dict[float, RateResults]:
     """Runs of one scheme with a role, by rate and seed."""
-    grouped: dict[float, AtRate] = {}
+    grouped: dict[float, RateResults] = {}
     for row in rows:
         if row["role"] == role and row["state"] != "interrupted":
             value = row["value"] if row["state"] == "done" else None
             usable = value if value is not None and math.isfinite(value) else None
-            at_rate = grouped.setdefault(row["lr"], AtRate())
+            at_rate = grouped.setdefault(row["lr"], RateResults())
             at_rate.values[row["seed"]] = None if row.get("stuck") else usable
             if row.get("stuck"):
                 at_rate.stuck[row["seed"]] = usable
     return grouped
 
 
-def pick(tune: Mapping[float, AtRate], metric: Metric) -> float | None:
+def pick_rate(tune: Mapping[float, RateResults], metric: Metric) -> float | None:
     """The rate with the best mean among those with the fewest runs lost and as many seeds as any; ties: the lower one.
 
     Where every run at every rate was stuck, the rate at which they came furthest; None where nothing has a result.
@@ -72,7 +72,7 @@ def pick(tune: Mapping[float, AtRate], metric: Metric) -> float | None:
     return min(whole, key=key, default=None)
 
 
-def edge(lr: float | None, tune: Mapping[float, AtRate]) -> Edge | None:
+def grid_edge(lr: float | None, tune: Mapping[float, RateResults]) -> Edge | None:
     """Whether a rate is an end of those tried, so that a better one may lie beyond it."""
     if lr is None or len(tune) < 2:
         return None

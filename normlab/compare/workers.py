@@ -1,4 +1,4 @@
-"""Runs in processes of this machine: one a GPU, or several that share the cores.
+"""ProcessPool: execute runs in worker processes of this machine, one per GPU, or several that share the cores.
 
 A process on the CPU takes one run after the other. On a GPU it takes one and ends: peaks of memory, compiled code and
 a broken device do not outlive it. What a run prints goes into `output.txt` in its folder.
@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 from normlab.compare.config import CompareConfig
-from normlab.compare.pool import Ended
-from normlab.compare.run_one import Job, execute, last_step, lost
+from normlab.compare.pool import EndedRun
+from normlab.compare.run_one import Job, execute_job, last_step, lost_run_row
 from normlab.errors import NormLabError
 from normlab.train.storage.folder import now
 from normlab.utils import machine
@@ -35,7 +35,7 @@ _PATIENCE = 5.0
 
 
 @dataclass(frozen=True)
-class Place:
+class WorkerSlot:
     """What a process may use."""
 
     threads: int
@@ -45,7 +45,7 @@ class Place:
     """Whether a process does one run and ends."""
 
 
-def places(config: CompareConfig) -> list[Place]:
+def worker_slots(config: CompareConfig) -> list[WorkerSlot]:
     """One for each process: the GPUs in turn, or equal shares of the cores.
 
     Single-threaded processes are faster than one with many threads at sizes that a CPU can train.
@@ -59,11 +59,11 @@ def places(config: CompareConfig) -> list[Place]:
         # The user who names one GPU gets that one.
         named = [None] if ":" in device else _visible(gpus)
         count = config.workers or len(named)
-        return [Place(min(most, max(1, cores // count)), named[i % len(named)], once=True) for i in range(count)]
+        return [WorkerSlot(min(most, max(1, cores // count)), named[i % len(named)], once=True) for i in range(count)]
     # From the plan and not from what is left of it: the number of threads moves the last digits of a result.
     at_once = len(config.names) * max(config.seeds, len(config.first_rates) * config.tune_seeds)
     count = config.workers or min(cores, at_once)
-    return [Place(min(most, max(1, cores // count)))] * count
+    return [WorkerSlot(min(most, max(1, cores // count)))] * count
 
 
 def _cores() -> int:
@@ -85,10 +85,10 @@ def _visible(gpus: int) -> list[str | None]:
     return [*told.split(",")[:gpus]] if told else [str(i) for i in range(gpus)]
 
 
-class Workers:
+class ProcessPool:
     """A pool of processes, each started when it is first needed and replaced when it has ended."""
 
-    def __init__(self, places: Sequence[Place]):
+    def __init__(self, places: Sequence[WorkerSlot]):
         self._places = places
         self._workers: dict[int, _Worker] = {}
 
@@ -117,7 +117,7 @@ class Workers:
             self._workers[free] = _Worker(self._places[free])
         self._workers[free].take(job)
 
-    def wait(self, seconds: float) -> list[Ended]:
+    def wait(self, seconds: float) -> list[EndedRun]:
         wait([worker.answers for worker in self._workers.values()], seconds)
         ended = []
         for i, worker in list(self._workers.items()):
@@ -144,7 +144,7 @@ class Workers:
 class _Worker:
     """One process, seen from the comparison."""
 
-    def __init__(self, place: Place):
+    def __init__(self, place: WorkerSlot):
         context = multiprocessing.get_context("spawn")
         self.answers, theirs = context.Pipe()
         self.job: Job | None = None
@@ -163,7 +163,7 @@ class _Worker:
         with suppress(BrokenPipeError):
             self.answers.send(job)
 
-    def answer(self) -> Ended | None:
+    def answer(self) -> EndedRun | None:
         """What has become of its run; None where there is nothing to say of one."""
         try:
             answer = self.answers.recv()
@@ -206,7 +206,7 @@ class _Worker:
                 f"a worker cannot start ({_cause(code)}); "
                 "a script that calls compare must do so under if __name__ == '__main__'"
             )
-        return lost(self.job, "interrupted", _cause(code), self._began)
+        return lost_run_row(self.job, "interrupted", _cause(code), self._began)
 
 
 def _cause(code: int) -> str:
@@ -230,7 +230,7 @@ def _ctrl_c_held_back() -> Iterator[None]:
 # -- in the process ------------------------------------------------------------------------------------------------
 
 
-def _serve(jobs: Connection, place: Place) -> None:
+def _serve(jobs: Connection, place: WorkerSlot) -> None:
     """Do runs until there are no more."""
     # Ctrl-C goes to the comparison alone, which then asks its processes.
     os.setsid()
@@ -257,7 +257,7 @@ def _do_next(jobs: Connection) -> dict[str, Any] | NormLabError | None:
         return error
     try:
         with _output_in(job.folder):
-            return execute(job)
+            return execute_job(job)
     except NormLabError as error:
         return error
 

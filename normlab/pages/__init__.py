@@ -1,1 +1,1 @@
-"""HTML pages: one shell, one kind of table, number formats and templates for every page that NormLab writes."""
+"""HTML pages: layout, tables, number formatting and templates common to all pages that NormLab writes."""

@@ -1,4 +1,4 @@
-"""Numbers as people read them: as many digits as they carry, a real minus sign, a dash where there is none."""
+"""Format numbers for pages and tables: significant digits, units, minus sign, a dash for missing values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 NONE = "–"
 
 
-def number(value: Any) -> float | None:
+def finite_or_none(value: Any) -> float | None:
     """A finite number, or None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
@@ -17,18 +17,18 @@ def number(value: Any) -> float | None:
 
 
 def fixed(value: Any, decimals: int = 4) -> str:
-    found = number(value)
+    found = finite_or_none(value)
     return NONE if found is None else f"{found:.{decimals}f}".replace("-", "−")
 
 
 def signed(value: Any, decimals: int = 4) -> str:
-    found = number(value)
+    found = finite_or_none(value)
     return NONE if found is None else f"{found:+.{decimals}f}".replace("-", "−")
 
 
 def rate(value: Any) -> str:
     """A learning rate, always as mantissa and power: 6e-4, 1.25e-3."""
-    found = number(value)
+    found = finite_or_none(value)
     if found is None or found <= 0:
         return NONE if found is None else f"{found:g}".replace("-", "−")
     mantissa, power = f"{found:.3e}".split("e")
@@ -37,7 +37,7 @@ def rate(value: Any) -> str:
 
 def count(value: Any) -> str:
     """Three digits and a unit: 512, 33.6M, 1.2B."""
-    found = number(value)
+    found = finite_or_none(value)
     if found is None:
         return NONE
     for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
@@ -47,7 +47,7 @@ def count(value: Any) -> str:
 
 
 def memory(value: Any) -> str:
-    found = number(value)
+    found = finite_or_none(value)
     if found is None:
         return NONE
     size, units = float(found), ["B", "KiB", "MiB", "GiB", "TiB"]
@@ -57,7 +57,7 @@ def memory(value: Any) -> str:
 
 
 def duration(value: Any) -> str:
-    found = number(value)
+    found = finite_or_none(value)
     if found is None:
         return NONE
     if found < 60:
@@ -72,7 +72,7 @@ def decimals(spreads: Iterable[float | None]) -> int:
     return max(3, min(6, 1 - math.floor(math.log10(min(known))))) if known else 4
 
 
-def listed(names: Iterable[str]) -> str:
+def join_names(names: Iterable[str]) -> str:
     """a, b and c."""
     *first, last = names
     return f"{', '.join(first)} and {last}" if first else last

@@ -1,4 +1,4 @@
-"""The shell of every page NormLab writes: one HTML file that needs nothing else, not even a network.
+"""Render a self-contained HTML page from sections (Jinja templates), plot data and scripts; works offline.
 
 `render` takes sections from anyone (a comparison, a run, a stability check): each is a template with its own context,
 made by `section`. Whatever text comes from a user is escaped by the templates; `data` reaches the scripts as JSON.
@@ -21,7 +21,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page: the anchor, the heading, and HTML that is safe already."""
+    """A section of a page: anchor, heading, and escaped HTML."""
 
     slug: str
     title: str
@@ -29,7 +29,7 @@ class Section:
 
 
 def section(slug: str, title: str, template: str, **context: Any) -> Section:
-    """A section from a file in `templates/`."""
+    """Render a section from a template in `templates/`."""
     return Section(slug, title, _environment().get_template(template).render(**context))
 
 
@@ -68,7 +68,7 @@ def _static(name: str) -> str:
 
 
 def embed(data: Any) -> str:
-    """JSON that can stand inside a <script>: no tag can end it, and every number is one that JSON knows."""
+    """JSON for embedding in a <script>: tags are escaped, and non-finite numbers become null."""
     text = json.dumps(_strict(data), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")

@@ -1,4 +1,4 @@
-"""Tables of pages and of Markdown: cells with the text they show and the value they sort by."""
+"""Table, Column and Cell: tables for HTML pages and Markdown, with text to show and values to sort by."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from normlab.pages.numbers import NONE, number
+from normlab.pages.numbers import NONE, finite_or_none
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class Table:
         return replace(self, columns=[self.columns[k] for k in kept], rows=rows) if self.rows else self
 
 
-def figure(text: str, value: Any) -> Cell:
-    """A number as it is shown and as it sorts."""
-    return Cell(text, number(value))
+def numeric_cell(text: str, value: Any) -> Cell:
+    """A cell with a formatted number that sorts by its value."""
+    return Cell(text, finite_or_none(value))
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What `normlab study` prints: the list, a plan with its cost, a run with its verdicts, the report."""
+"""The `normlab study` command: list studies, show a plan with its cost, run a study, write the report."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from normlab.pages.numbers import count
 from normlab.studies import report
-from normlab.studies.judge import judge
+from normlab.studies.judge import judge_claims
 from normlab.studies.record import StudyRecord
 from normlab.studies.report import MARKS
 from normlab.studies.study import Study, find_studies, load_study
@@ -25,7 +25,7 @@ def show_list(folder: Path, results: Path) -> None:
 
 
 def _state(study: Study, results: Path) -> str:
-    counts = Counter(finding.verdict for finding in judge(study, results).values())
+    counts = Counter(finding.verdict for finding in judge_claims(study, results).values())
     verdicts = ", ".join(f"{n} {verdict}" for verdict in MARKS if (n := counts[verdict]))
     about = StudyRecord(study, results / study.name).about
     left = f"; {about['left']} of {about['runs']} runs left" if about.get("left") else ""
@@ -34,9 +34,9 @@ def _state(study: Study, results: Path) -> str:
 
 def show_plan(study: Study, places: Mapping[str, Any]) -> None:
     """Runs and cost, arm by arm; nothing is started."""
-    from normlab.studies.run import plan_of
+    from normlab.studies.run import study_plan
 
-    sizes = plan_of(study, places)
+    sizes = study_plan(study, places)
     for size in sizes:
         work = f", {count(size.tokens)} tokens, {size.flops:.2g} FLOPs" if size.tokens else ""
         print(f"{size.arm}: {size.what}: {counted(size.runs, 'run')}{work}")
@@ -53,7 +53,7 @@ def run(
     from normlab.studies.run import run_study
 
     left = run_study(study, results, minutes=minutes, places=places, command=command)
-    for name, finding in judge(study, results).items():
+    for name, finding in judge_claims(study, results).items():
         print(f"{MARKS[finding.verdict]} {name}: {finding.verdict}" + (f"; {finding.ours}" if finding.ours else ""))
         for note in finding.notes:
             print(f"    {note}")
@@ -64,7 +64,7 @@ def run(
 
 def write_report(folder: Path, results: Path, docs: Path, html: Path) -> None:
     """Write docs/claims.md and the page."""
-    found = report.lines(folder, results)
-    for path, text in ((docs, report.markdown(found)), (html, report.page(found))):
+    found = report.claim_lines(folder, results)
+    for path, text in ((docs, report.markdown(found)), (html, report.claims_page(found))):
         write_atomically(path, text.encode("utf-8", "replace"))
         print(f"{'page' if path.suffix == '.html' else 'table'}: {path}")

@@ -1,4 +1,4 @@
-"""Rows made elsewhere (by a comparison, a ladder, a benchmark), copied into a study with the hash of its rule."""
+"""Import result rows made elsewhere (comparison, ladder, benchmark) into a study, with the hash of its rule."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from normlab.studies.record import StudyRecord
 from normlab.utils.files import read_json
 
 
-def take_in(record: StudyRecord) -> None:
+def import_rows(record: StudyRecord) -> None:
     """Add the rows that the study names and does not have yet."""
     for name in record.study.rows:
         for arm, rows in _arms(Path(name), record.study.name):
@@ -23,7 +23,7 @@ def take_in(record: StudyRecord) -> None:
                     store.append({**row, "from": name, **record.stamp})
 
 
-def of_benchmark(row: Mapping[str, Any]) -> Row:
+def benchmark_row(row: Mapping[str, Any]) -> Row:
     """A row of `bench step`: what runs on other kernels than the fused ones says so in its name."""
     kernels = row.get("kernels", "triton")
     name = row["scheme"] if kernels == "triton" else f"{row['scheme']} ({kernels})"
@@ -51,4 +51,4 @@ def _of_file(path: Path) -> list[Row]:
         "versions": {name: str(found.get(name)) for name in ("normlab", "torch", "python")},
         "device": found.get("device"), "started": found["date"], "finished": found["date"],
     }  # fmt: skip
-    return [{**of_benchmark(row), **shared} for row in found["rows"]]
+    return [{**benchmark_row(row), **shared} for row in found["rows"]]

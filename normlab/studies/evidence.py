@@ -1,4 +1,4 @@
-"""The rows of a study, as rules ask for them: a scheme's results at its rate, in an arm, by seed.
+"""Evidence: query the result rows of a study by scheme, arm, learning rate and seed.
 
 A run that failed, diverged or was stuck has no result, and is counted wherever a rule looks.
 """
@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from normlab.compare.statistics import Standing, ranking
+from normlab.compare.statistics import SchemeResult, rank_schemes
 from normlab.errors import NormLabError, unknown
-from normlab.studies.values import number, numbers
+from normlab.studies.values import row_number, row_numbers
 
 Row = Mapping[str, Any]
 
@@ -96,21 +96,21 @@ def _observed(row: Row, path: str) -> list[tuple[int, float | None]]:
     """A list at the path is one observation an entry, as of a benchmark that was repeated."""
     if not is_sound(row):
         return [(row["seed"], None)]
-    found = numbers(row, path)
+    found = row_numbers(row, path)
     if len(found) > 1:
         return [(row["seed"] * 1000 + k, value) for k, value in enumerate(found)]
-    return [(row["seed"], number(row, path))]
+    return [(row["seed"], row_number(row, path))]
 
 
-def _standing(rows: Sequence[Row]) -> Standing | None:
+def _standing(rows: Sequence[Row]) -> SchemeResult | None:
     """Rate and edge of a scheme; None for rows without rates (checks, simulations, benchmarks)."""
     if any("lr" not in row for row in rows):
         return None
-    found = ranking(rows, rows[0]["scheme"])[0]
+    found = rank_schemes(rows, rows[0]["scheme"])[0]
     return found if found.lr is not None else None
 
 
-def _notes(scheme: str, standing: Standing | None) -> list[str]:
+def _notes(scheme: str, standing: SchemeResult | None) -> list[str]:
     if standing is None or standing.edge is None:
         return []
     return [f"the best rate of {scheme} is the {standing.edge} tried ({standing.lr:g}): a better one may lie beyond"]

@@ -1,4 +1,4 @@
-"""Exact statistics of counts, and intervals of correlations: what small numbers of runs can show. Free of scipy."""
+"""Exact statistics for small samples: Clopper-Pearson bounds, Fisher's exact test, correlation intervals; no scipy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def at_least(events: int, runs: int, share: float) -> float:
     return math.fsum(math.comb(runs, k) * share**k * (1.0 - share) ** (runs - k) for k in range(events, runs + 1))
 
 
-def fisher(more: tuple[int, int], fewer: tuple[int, int]) -> float:
+def fisher_exact(more: tuple[int, int], fewer: tuple[int, int]) -> float:
     """One-sided p-value of Fisher's exact test that the share of `more` (events, runs) is not above that of `fewer`."""
     (a, n), (b, m) = more, fewer
     events, total = a + b, math.comb(n + m, a + b)
@@ -36,7 +36,7 @@ def fisher(more: tuple[int, int], fewer: tuple[int, int]) -> float:
 
 def least_p(n: int, m: int) -> float:
     """The smallest p-value that so many runs could have given: all of the first, none of the second."""
-    return fisher((n, n), (0, m))
+    return fisher_exact((n, n), (0, m))
 
 
 def pearson(x: Sequence[float], y: Sequence[float]) -> float:
@@ -47,7 +47,7 @@ def pearson(x: Sequence[float], y: Sequence[float]) -> float:
     return math.fsum(p * q for p, q in zip(a, b, strict=True)) / size if size else 0.0
 
 
-def ranked(values: Sequence[float]) -> list[float]:
+def rank_values(values: Sequence[float]) -> list[float]:
     """Ranks from 1 on; equal values share the mean of theirs."""
     ordered = sorted(values)
     first = {value: ordered.index(value) for value in set(values)}

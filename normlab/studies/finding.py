@@ -1,4 +1,4 @@
-"""What rows say of a claim: a verdict with its interval, and what the rows could have shown."""
+"""Finding: the verdict on a claim (reproduced, refuted, open) with its interval and statistical power."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Finding:
         return replace(self, notes=(*self.notes, *notes))
 
 
-def together(parts: Sequence[Finding]) -> Finding:
+def combine_findings(parts: Sequence[Finding]) -> Finding:
     """A claim that must hold everywhere: refuted by one part, reproduced by all."""
     if len(parts) == 1:
         return parts[0]

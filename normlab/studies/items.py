@@ -1,4 +1,4 @@
-"""Work of a study that is no training (checks, simulations, benchmarks): one item after the other, each stored."""
+"""Work items of a study other than training runs: checks, simulations and benchmarks, run and stored one by one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from normlab.errors import NormLabError, unknown
-from normlab.studies.elsewhere import of_benchmark
+from normlab.studies.elsewhere import benchmark_row
 from normlab.studies.study import Study
 from normlab.train.monitor.summary import digits
 from normlab.train.storage.folder import now
@@ -34,7 +34,7 @@ class Item:
     """Rows with `scheme` and whatever was measured."""
 
 
-def items(study: Study) -> list[Item]:
+def study_items(study: Study) -> list[Item]:
     """All items of a study, arm by arm; settings that are wrong raise before the first one runs."""
     make = {"check": _checks, "simulate": _simulations, "bench": _benches}[study.kind]
     return [item for arm in study.arms for item in make(study, arm, study.settings_of(arm))]
@@ -67,7 +67,7 @@ def _checks(study: Study, arm: str, settings: Settings) -> Iterator[Item]:
         from normlab.checks.check import check
 
         found = check(target, config=config)
-        return [{"scheme": target, "result": plain(found.to_dict())}]
+        return [{"scheme": target, "result": json_values(found.to_dict())}]
 
     for target in map(str, targets):
         yield Item(f"{arm}/{target}", arm, target, 0, lambda target=target: call(target))
@@ -86,7 +86,7 @@ def _simulations(study: Study, arm: str, settings: Settings) -> Iterator[Item]:
     def call() -> list[Row]:
         from normlab.dynamics.command import run_command
 
-        found = plain(run_command(name, config).to_dict())
+        found = json_values(run_command(name, config).to_dict())
         if name is None:
             return [{"scheme": run["scheme"], "result": run} for run in found["runs"]]
         failed = sum(verdict["agrees"] is False for verdict in found["verdicts"])
@@ -106,7 +106,7 @@ def _benches(study: Study, arm: str, settings: Settings) -> Iterator[Item]:
         from normlab.bench import run
 
         found = run.step(options["schemes"], **{name: value for name, value in options.items() if name != "schemes"})
-        return [plain(of_benchmark(row)) for row in found]
+        return [json_values(benchmark_row(row)) for row in found]
 
     yield Item(f"{arm}/bench", arm, "bench", 0, call)
 
@@ -120,10 +120,10 @@ def _known(study: Study, settings: Settings, config: type, others: set[str]) -> 
     return {n: tuple(v) if isinstance(v, list) else v for n, v in settings.items() if n in known}
 
 
-def plain(value: Any) -> Any:
+def json_values(value: Any) -> Any:
     """A result with numbers of five digits and without its drawings."""
     if isinstance(value, Mapping):
-        return {name: plain(entry) for name, entry in value.items() if name not in _DROPPED}
+        return {name: json_values(entry) for name, entry in value.items() if name not in _DROPPED}
     if isinstance(value, list | tuple):
-        return [plain(entry) for entry in value]
+        return [json_values(entry) for entry in value]
     return digits(value) if isinstance(value, float) else value

@@ -1,4 +1,4 @@
-"""From rows to verdicts: every claim of a study, with all that keeps it open."""
+"""Judge the claims of a study: apply each claim's rule to the result rows and return the findings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from normlab.studies.study import RESULTS, Claim, Study
 from normlab.utils.text import counted
 
 
-def judge(study: Study, results: Path = RESULTS) -> dict[str, Finding]:
+def judge_claims(study: Study, results: Path = RESULTS) -> dict[str, Finding]:
     """The finding on every claim, by its name, from the rows alone."""
     record = StudyRecord(study, results / study.name)
     try:

@@ -1,4 +1,4 @@
-"""What a study's results folder holds, and whether its rows still belong to the study's rule.
+"""Results folder of a study, and the check that its rows were made under the study's current rule.
 
 RESULTS/NAME/
 study.json          the hash of the rule, when it was registered, how many runs are left

@@ -1,4 +1,4 @@
-"""docs/claims.md and its page: every claim of every study with what its rows say, from files and rows alone."""
+"""Report of all studies (docs/claims.md and an HTML page): every claim with its verdict, from the stored rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from normlab.errors import NormLabError
 from normlab.pages.numbers import NONE, count
 from normlab.pages.page import render, section
 from normlab.studies.finding import Finding
-from normlab.studies.judge import judge
+from normlab.studies.judge import judge_claims
 from normlab.studies.record import StudyRecord
 from normlab.studies.study import FOLDER, RESULTS, Claim, Study, find_studies, load_study
 from normlab.utils.text import counted
@@ -35,11 +35,11 @@ class ClaimLine:
     budget: str
 
 
-def lines(folder: Path = FOLDER, results: Path = RESULTS) -> list[ClaimLine]:
+def claim_lines(folder: Path = FOLDER, results: Path = RESULTS) -> list[ClaimLine]:
     """Every claim of every study, by study."""
     found = []
     for study in (load_study(name, folder) for name in find_studies(folder)):
-        findings, budget = judge(study, results), budget_of(study, results)
+        findings, budget = judge_claims(study, results), budget_of(study, results)
         found += [ClaimLine(study, claim, findings[claim.name], budget) for claim in study.claims]
     return found
 
@@ -83,7 +83,7 @@ def headline(found: Sequence[ClaimLine]) -> str:
     return f"{counted(len(found), 'claim')}: {verdicts}." if found else "There are no studies yet."
 
 
-def page(found: Sequence[ClaimLine]) -> str:
+def claims_page(found: Sequence[ClaimLine]) -> str:
     """The same as one HTML file."""
     studies = {line.study.name: line.study for line in found}
     sections = [

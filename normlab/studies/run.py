@@ -1,4 +1,4 @@
-"""A study carried out: comparisons arm by arm, other work item by item, rows from elsewhere taken in.
+"""Run a study: a comparison for each arm, other work items one by one, and imported rows.
 
 Everything can be stopped and goes on with the same call: a comparison inside a run, other work after the last item.
 """
@@ -14,16 +14,16 @@ from typing import Any
 from normlab.compare.config import CompareConfig
 from normlab.compare.store import RESULT_FIELDS, Store
 from normlab.errors import NormLabError, unknown
-from normlab.studies.elsewhere import take_in
-from normlab.studies.items import items, run_item
+from normlab.studies.elsewhere import import_rows
+from normlab.studies.items import run_item, study_items
 from normlab.studies.record import StudyRecord
-from normlab.studies.settings import comparison
+from normlab.studies.settings import comparison_config
 from normlab.studies.study import RESULTS, Study
 from normlab.train.storage.folder import now
 
 
 @dataclass(frozen=True)
-class Size:
+class StudySize:
     """One line of a study's plan."""
 
     arm: str
@@ -52,20 +52,20 @@ def run_study(
     configs = configurations(study, places)
     _check_rules(study, configs)
     record.begin(_names(study), now())
-    take_in(record)
+    import_rows(record)
     end = time.monotonic() + 60.0 * minutes if minutes is not None else None
     if study.kind == "train":
         return _compare_all(record, configs, end, progress, command)
     return _work_all(record, end) if study.kind != "rows" else _told(record, 0, 0)
 
 
-def plan_of(study: Study, places: Mapping[str, Any] | None = None) -> list[Size]:
+def study_plan(study: Study, places: Mapping[str, Any] | None = None) -> list[StudySize]:
     """What a study will run, arm by arm; nothing is started."""
     if study.kind == "train":
         return [_size(arm, config) for arm, config in configurations(study, places).items()]
     if study.kind == "rows":
-        return [Size(name, "rows that are there", 0) for name in study.rows]
-    return [Size(item.arm, f"{study.kind} {item.scheme}", 1) for item in items(study)]
+        return [StudySize(name, "rows that are there", 0) for name in study.rows]
+    return [StudySize(item.arm, f"{study.kind} {item.scheme}", 1) for item in study_items(study)]
 
 
 def configurations(study: Study, places: Mapping[str, Any] | None = None) -> dict[str, CompareConfig]:
@@ -73,15 +73,15 @@ def configurations(study: Study, places: Mapping[str, Any] | None = None) -> dic
     if study.kind != "train":
         return {}
     given = {name: value for name, value in (places or {}).items() if value}
-    return {arm: comparison({**study.settings_of(arm), **given}, f"{study.name}, {arm}") for arm in study.arms}
+    return {arm: comparison_config({**study.settings_of(arm), **given}, f"{study.name}, {arm}") for arm in study.arms}
 
 
-def _size(arm: str, config: CompareConfig) -> Size:
+def _size(arm: str, config: CompareConfig) -> StudySize:
     base, runs = config.base, config.plan().size([])
     flops = runs * base.tokens_in_all * base.model.flops_per_token(base.sequence)
     rates = config.lrs if isinstance(config.lrs, str) else f"{len(config.lrs)} rates"
     what = f"{len(config.names)} schemes, {rates}, {config.seeds} seeds"
-    return Size(arm, what, runs, float(flops), runs * base.tokens_in_all)
+    return StudySize(arm, what, runs, float(flops), runs * base.tokens_in_all)
 
 
 def _check_rules(study: Study, configs: Mapping[str, CompareConfig]) -> None:
@@ -130,7 +130,7 @@ def _compare_all(
 
 
 def _work_all(record: StudyRecord, end: float | None) -> int:
-    work = items(record.study)
+    work = study_items(record.study)
     for item in work:
         if end is not None and time.monotonic() > end:
             break

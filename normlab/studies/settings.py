@@ -1,4 +1,4 @@
-"""A study's settings as the configuration of a comparison: the same names as on the command line.
+"""Convert a study's settings to a CompareConfig; names are those of the command line.
 
 A study's settings are a comparison's, so whatever `normlab compare` understands (rates that are searched for, schemes
 from a file) a study understands as well.
@@ -24,7 +24,7 @@ _KINDS: dict[type, tuple[tuple[type, ...], str]] = {
 }
 
 
-def comparison(settings: Mapping[str, Any], where: str) -> CompareConfig:
+def comparison_config(settings: Mapping[str, Any], where: str) -> CompareConfig:
     """The comparison that the settings describe; `where` names them in errors."""
     kind = config_class(str(settings.get("task", DEFAULT_TASK)))
     several, shared = field_names(CompareConfig) - {"base"}, field_names(kind) - {"model"}

@@ -17,10 +17,10 @@ _KEYS = ("name", "observable", "scheme", "subject")
 """What tables in a list are called by."""
 
 
-def numbers(row: Mapping[str, Any], path: str) -> list[float]:
+def row_numbers(row: Mapping[str, Any], path: str) -> list[float]:
     """What stands at the path: one number, or all of a list; nothing where it is missing or not finite."""
     if " / " in path:
-        over, under = (number(row, part) for part in path.split(" / ", 1))
+        over, under = (row_number(row, part) for part in path.split(" / ", 1))
         return [] if over is None or not under else _finite([over / under])
     found: Any = row
     for part in path.split("."):
@@ -28,9 +28,9 @@ def numbers(row: Mapping[str, Any], path: str) -> list[float]:
     return _finite(found if isinstance(found, list | tuple) else [found])
 
 
-def number(row: Mapping[str, Any], path: str) -> float | None:
+def row_number(row: Mapping[str, Any], path: str) -> float | None:
     """The one number at the path; None where it is missing or not finite."""
-    found = numbers(row, path)
+    found = row_numbers(row, path)
     if len(found) > 1:
         raise NormLabError(f"{path} is a list of {len(found)}; name a place in it, or end in {', '.join(_REDUCE)}")
     return found[0] if found else None

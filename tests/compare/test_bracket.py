@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from normlab.compare.bracket import Bracket, RateSearch, Score, index, rate, start_rate
+from normlab.compare.bracket import Bracket, RateSearch, Score, grid_index, grid_rate, start_rate
 
 Loss = Callable[[float], Score]
 
@@ -27,17 +27,17 @@ def walk(bracket: Bracket, loss: Loss) -> tuple[RateSearch, list[tuple[float, ..
     """The search to its end, and what it asked for on the way."""
     scores: dict[float, Score] = {}
     asked = []
-    while (step := bracket.next(scores)).due:
-        assert not set(step.due) & scores.keys(), "a rate was asked for twice"
-        asked.append(step.due)
-        scores |= {lr: loss(lr) for lr in step.due}
+    while (step := bracket.next(scores)).next_rates:
+        assert not set(step.next_rates) & scores.keys(), "a rate was asked for twice"
+        asked.append(step.next_rates)
+        scores |= {lr: loss(lr) for lr in step.next_rates}
     return step, asked
 
 
 def test_the_grid_has_two_rates_in_a_factor_of_two() -> None:
-    assert [rate(k) for k in (-2, -1, 0, 1, 2, 3, 4)] == [5e-4, 7.07e-4, 1e-3, 1.41e-3, 2e-3, 2.83e-3, 4e-3]
-    assert [index(rate(k)) for k in range(-40, 40)] == list(range(-40, 40))
-    assert index(1.2e-3) is None
+    assert [grid_rate(k) for k in (-2, -1, 0, 1, 2, 3, 4)] == [5e-4, 7.07e-4, 1e-3, 1.41e-3, 2e-3, 2.83e-3, 4e-3]
+    assert [grid_index(grid_rate(k)) for k in range(-40, 40)] == list(range(-40, 40))
+    assert grid_index(1.2e-3) is None
 
 
 @pytest.mark.parametrize(("depth", "width", "first"), [
@@ -116,7 +116,7 @@ def test_the_order_in_which_runs_end_does_not_matter() -> None:
     scores: dict[float, Score] = {}
     asked = []
     # One run at a time, always the last of those that are due.
-    while due := bracket.next(scores).due:
+    while due := bracket.next(scores).next_rates:
         asked.append(due[-1])
         scores[due[-1]] = loss(due[-1])
     together, rounds = walk(bracket, loss)
@@ -125,7 +125,7 @@ def test_the_order_in_which_runs_end_does_not_matter() -> None:
 
 
 def test_rates_that_are_not_on_the_grid_change_nothing() -> None:
-    assert Bracket(1e-3).next({1.2e-3: Score(0, 0.0)}).due == (5e-4, 1e-3, 2e-3)
+    assert Bracket(1e-3).next({1.2e-3: Score(0, 0.0)}).next_rates == (5e-4, 1e-3, 2e-3)
 
 
 def test_it_needs_no_torch() -> None:

@@ -18,7 +18,7 @@ import pytest
 from normlab.compare import comparison
 from normlab.compare.comparison import compare, left
 from normlab.compare.outcome import outcome
-from normlab.compare.statistics import ranking
+from normlab.compare.statistics import rank_schemes
 from normlab.compare.store import Store
 from normlab.errors import NormLabError
 from normlab.train.trainer import train
@@ -40,7 +40,7 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_places: Any) -> None:
         raise AssertionError("a run was started")
 
-    monkeypatch.setattr(comparison, "Workers", refuse)
+    monkeypatch.setattr(comparison, "ProcessPool", refuse)
 
 
 def test_every_run_is_a_row(whole: Path, text: Path) -> None:
@@ -184,7 +184,7 @@ def test_a_failed_run_is_a_row_and_the_rest_go_on(text: Path, tmp_path: Path) ->
 @pytest.mark.full
 def test_what_the_user_can_mend_is_no_failed_run(text: Path, tmp_path: Path) -> None:
     config = configuration(text, **small.long())
-    first = config.plan().due([])[0]
+    first = config.plan().runnable([])[0]
     # Something that is no checkpoint stands where one was.
     run = tmp_path / "runs" / first.name
     (run / "checkpoints" / "step-00000010").mkdir(parents=True)
@@ -299,9 +299,9 @@ def test_a_run_killed_too_often_is_interrupted_and_tried_again_by_the_next_call(
     assert done["value"] == values(long)[done["run"]]
     config = configuration(text, **small.long(retries=0))
     found = outcome(config, tmp_path)
-    assert (found.due, found.left, found.failed, found.interrupted, found.exit_code) == (0, 1, 0, 1, 1)
+    assert (found.runnable, found.left, found.failed, found.interrupted, found.exit_code) == (0, 1, 0, 1, 1)
     # Charged to nobody: the scheme has no judge run, it has not failed.
-    (standing,) = (own for own in ranking(Store(tmp_path).rows(), "pre") if own.interrupted)
+    (standing,) = (own for own in rank_schemes(Store(tmp_path).rows(), "pre") if own.interrupted)
     assert (standing.verdict, standing.failed) == ("not judged", 0)
     compare(config, tmp_path, progress=False)
     assert values(tmp_path) == values(long)

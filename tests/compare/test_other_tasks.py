@@ -10,8 +10,8 @@ import pytest
 from normlab import EncoderConfig, NormLabError, TrainConfig, VisionConfig
 from normlab.compare import CompareConfig, compare
 from normlab.compare.report import build, markdown
-from normlab.compare.report.results import load
-from normlab.compare.statistics import ranking, winner
+from normlab.compare.report.results import load_results
+from normlab.compare.statistics import find_winner, rank_schemes
 from tests.compare import small
 from tests.matrix import parametrize
 
@@ -57,7 +57,7 @@ def test_a_comparison_of_another_task(task, metric, field, beside, text, tmp_pat
     for found in (text_of_page, table):
         assert ("Higher is better" if task == "images" else "Lower is better") in found
         assert ("validation accuracy" if task == "images" else "masked tokens") in found
-    assert load(tmp_path).metric.name == metric
+    assert load_results(tmp_path).metric.name == metric
 
 
 @pytest.mark.full
@@ -95,17 +95,17 @@ def test_what_is_better_upwards_is_the_mirror_of_what_is_better_downwards():
         scheme: {1e-3: {1000: 0.7} | {s: mean + 0.01 * (s * 7 % 3) for s in range(5)}, 1e-2: {1000: 0.9}}
         for scheme, mean in judged.items()
     }
-    down = ranking(rows_of(values, "val_loss", 1.0), "pre")
-    up = ranking(rows_of(values, "val_accuracy", -1.0), "pre")
+    down = rank_schemes(rows_of(values, "val_loss", 1.0), "pre")
+    up = rank_schemes(rows_of(values, "val_accuracy", -1.0), "pre")
     assert [own.scheme for own in up] == [own.scheme for own in down] == ["peri", "geonorm", "pre", "post"]
     assert [own.verdict for own in up] == [own.verdict for own in down]
     assert [own.verdict for own in up][-1] == "worse"
     assert [own.lr for own in up] == [own.lr for own in down]
-    assert winner(up).scheme == winner(down).scheme == "peri"
+    assert find_winner(up).scheme == find_winner(down).scheme == "peri"
     for mine, theirs in zip(up, down, strict=True):
         if mine.difference is not None:
             assert (mine.difference.low, mine.difference.high) == (-theirs.difference.high, -theirs.difference.low)
-    plain = ranking(rows_of(values, "val_accuracy", 1.0), "pre")
+    plain = rank_schemes(rows_of(values, "val_accuracy", 1.0), "pre")
     # The same numbers the other way: the rate that looked worse is the one to pick.
     assert {own.lr for own in down} == {1e-3}
     assert {own.lr for own in plain} == {1e-2}

@@ -68,12 +68,12 @@ def test_exit_codes(facts: tuple[Any, ...], code: int) -> None:
 def test_a_search_may_meet_rates_that_fail(tmp_path: Path, survivors: bool, stuck: bool, failed: int) -> None:
     config = small.configuration("text", lrs="auto", schemes=("pre",), seeds=1)
     plan, store = config.plan(), Store(tmp_path)
-    while due := plan.due(store.rows()):
+    while due := plan.runnable(store.rows()):
         run = due[0]
         value = 3.0 if survivors and run.config.lr < 1e-2 else None
         ended = {"state": "done", "reason": None} if value else {"state": "failed", "reason": "loss is nan"}
         place = {"run": run.name, "scheme": "pre", "lr": run.config.lr, "seed": run.config.seed, "role": run.role}
         store.append(stored() | place | ended | {"value": value, "loss": value, "stuck": stuck and value is None})
     found = outcome(config, tmp_path)
-    assert (found.failed, found.due, found.left) == (failed, 0, 0)
+    assert (found.failed, found.runnable, found.left) == (failed, 0, 0)
     assert found.exit_code == (1 if failed else 0)

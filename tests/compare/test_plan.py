@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from normlab.compare.plan import Plan, Planned
-from normlab.compare.statistics import ranking
+from normlab.compare.plan import Plan, PlannedRun
+from normlab.compare.statistics import rank_schemes
 from tests.compare import small
 
 
@@ -16,7 +16,7 @@ def plan(**changes: Any) -> Plan:
     return Plan(small.configuration("text", **(known | changes)))
 
 
-def row(run: Planned, value: float | None) -> dict[str, Any]:
+def row(run: PlannedRun, value: float | None) -> dict[str, Any]:
     return {
         "run": run.name, "scheme": run.scheme, "label": run.scheme, "lr": run.config.lr, "seed": run.config.seed,
         "role": run.role, "state": "failed" if value is None else "done", "value": value,
@@ -32,12 +32,12 @@ def test_tune_runs_are_schemes_times_rates_times_seeds() -> None:
 
 def test_nothing_is_judged_before_its_rate_is_known() -> None:
     it = plan()
-    assert it.due([]) == it.tune()
+    assert it.runnable([]) == it.tune()
     # All of post's tune runs but one, in which the lower rate is better.
     post = [run for run in it.tune() if run.scheme == "post"]
     rows = [row(run, run.config.lr) for run in post]
-    assert {run.role for run in it.due(rows[:-1])} == {"tune"}
-    judge = [run for run in it.due(rows) if run.role == "judge"]
+    assert {run.role for run in it.runnable(rows[:-1])} == {"tune"}
+    judge = [run for run in it.runnable(rows) if run.role == "judge"]
     assert [(run.scheme, run.config.lr, run.config.seed) for run in judge] == [("post", 1e-3, s) for s in range(3)]
 
 
@@ -54,29 +54,29 @@ def test_each_scheme_is_judged_at_the_rate_that_the_ranking_names() -> None:
     best = {"pre": 2e-3, "post": 1e-3, "peri": 2e-3}
     rows = [row(run, 2.0 - (run.config.lr == best[run.scheme]) + run.config.seed / 1e5) for run in it.tune()]
     assert it.rates(rows) == best
-    rows += [row(run, 1.0) for run in it.due(rows)]
-    assert {own.scheme: own.lr for own in ranking(rows, "pre")} == best
-    assert it.due(rows) == []
+    rows += [row(run, 1.0) for run in it.runnable(rows)]
+    assert {own.scheme: own.lr for own in rank_schemes(rows, "pre")} == best
+    assert it.runnable(rows) == []
     assert (it.size(rows), it.left(rows)) == (12 + 9, 0)
 
 
 def test_judge_runs_go_seed_by_seed() -> None:
     it = plan()
     rows = [row(run, 1.0) for run in it.tune()]
-    assert [run.config.seed for run in it.due(rows)] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert [run.config.seed for run in it.runnable(rows)] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
 def test_one_rate_needs_no_tuning() -> None:
     it = plan(lrs=(5e-3,))
     assert it.tune() == []
-    assert {(run.role, run.config.lr) for run in it.due([])} == {("judge", 5e-3)}
+    assert {(run.role, run.config.lr) for run in it.runnable([])} == {("judge", 5e-3)}
     assert it.size([]) == it.left([]) == 9
 
 
 def test_a_scheme_whose_rates_all_fail_is_not_judged_and_does_not_hold_up_the_others() -> None:
     it = plan()
     rows = [row(run, None if run.scheme == "post" else 1.0) for run in it.tune()]
-    assert {run.scheme for run in it.due(rows)} == {"pre", "peri"}
+    assert {run.scheme for run in it.runnable(rows)} == {"pre", "peri"}
     assert it.size(rows) == 12 + 6
     assert it.left(rows) == 6
 
@@ -90,12 +90,12 @@ def test_a_rate_that_fails_once_gives_way_to_one_that_does_not() -> None:
 def test_more_rates_can_change_the_pick() -> None:
     before, after = plan(tune_seeds=1), plan(tune_seeds=1, lrs=(1e-3, 2e-3, 4e-3))
     rows = [row(run, -run.config.lr) for run in before.tune()]
-    rows += [row(run, 0.0) for run in before.due(rows)]
+    rows += [row(run, 0.0) for run in before.runnable(rows)]
     assert before.left(rows) == 0
-    due = after.due(rows)
+    due = after.runnable(rows)
     assert {(run.role, run.config.lr) for run in due} == {("tune", 4e-3)}
     rows += [row(run, -run.config.lr) for run in due]
-    assert {(run.role, run.config.lr) for run in after.due(rows)} == {("judge", 4e-3)}
+    assert {(run.role, run.config.lr) for run in after.runnable(rows)} == {("judge", 4e-3)}
     assert after.left(rows) == 9
 
 

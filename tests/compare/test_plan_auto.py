@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from normlab.compare.plan import Plan, Planned
-from normlab.compare.statistics import ranking
+from normlab.compare.plan import Plan, PlannedRun
+from normlab.compare.statistics import rank_schemes
 from tests.compare import small
 from tests.compare.test_plan import row
 
@@ -20,15 +20,15 @@ def plan(**changes: Any) -> Plan:
     return Plan(small.configuration("text", **(known | changes)))
 
 
-def valley(run: Planned) -> dict[str, Any]:
+def valley(run: PlannedRun) -> dict[str, Any]:
     """Losses whose best rate is another one for each scheme."""
     distance = math.log(run.config.lr / BEST[run.scheme])
     return row(run, 3.0 + distance**2 + run.config.seed / 1e6)
 
 
-def carry_out(it: Plan, do: Callable[[Planned], dict[str, Any]] = valley) -> Rows:
+def carry_out(it: Plan, do: Callable[[PlannedRun], dict[str, Any]] = valley) -> Rows:
     rows: Rows = []
-    while due := it.due(rows):
+    while due := it.runnable(rows):
         rows.append(do(due[0]))
     return rows
 
@@ -37,7 +37,7 @@ def test_every_scheme_starts_with_the_same_three_rates() -> None:
     it = plan()
     # Two blocks of width 16: 1e-3 (85M / 6144)^0.2 = 6.7e-3, rounded to 1e-3 times a power of 2.
     expected = [(scheme, lr) for scheme in BEST for lr in (4e-3, 8e-3, 1.6e-2)]
-    assert [(run.scheme, run.config.lr) for run in it.due([])] == expected
+    assert [(run.scheme, run.config.lr) for run in it.runnable([])] == expected
     assert it.config.to_dict()["lrs"] == "auto"
 
 
@@ -49,7 +49,7 @@ def test_the_width_that_a_rate_is_carried_over_from_sets_the_start() -> None:
 def test_each_scheme_is_judged_at_a_rate_inside_those_that_it_was_tried_with() -> None:
     it = plan()
     rows = carry_out(it)
-    for own in ranking(rows, "pre"):
+    for own in rank_schemes(rows, "pre"):
         tried = list(own.tune)
         assert own.edge is None
         assert own.lr is not None
@@ -70,7 +70,7 @@ def test_the_order_in_which_runs_end_changes_nothing() -> None:
     forwards = carry_out(plan())
     backwards: Rows = []
     it = plan()
-    while due := it.due(backwards):
+    while due := it.runnable(backwards):
         backwards.append(valley(due[-1]))
     assert {one["run"] for one in forwards} == {one["run"] for one in backwards}
     assert it.rates(backwards) == it.rates(forwards)
@@ -78,14 +78,14 @@ def test_the_order_in_which_runs_end_changes_nothing() -> None:
 
 def test_a_plan_made_anew_from_the_rows_so_far_goes_on_with_the_same_runs() -> None:
     it, rows = plan(), []
-    while due := it.due(rows):
-        assert [run.name for run in plan().due(rows)] == [run.name for run in due]
+    while due := it.runnable(rows):
+        assert [run.name for run in plan().runnable(rows)] == [run.name for run in due]
         rows.append(valley(due[0]))
 
 
 def test_the_size_is_a_lower_bound_until_every_rate_is_known() -> None:
     it, rows, sizes = plan(), [], []
-    while due := it.due(rows):
+    while due := it.runnable(rows):
         sizes.append(it.size(rows))
         assert it.left(rows) == sizes[-1] - len(rows)
         assert it.is_open(rows) == (len(it.rates(rows)) < 3)
@@ -97,16 +97,16 @@ def test_the_size_is_a_lower_bound_until_every_rate_is_known() -> None:
 
 def test_tune_seeds_all_count() -> None:
     it = plan(tune_seeds=2)
-    assert len(it.due([])) == 3 * 3 * 2
+    assert len(it.runnable([])) == 3 * 3 * 2
     # Half of the seeds say nothing yet.
-    first = [valley(run) for run in it.due([]) if run.config.seed == 1000]
-    assert {run.config.seed for run in it.due(first)} == {1001}
+    first = [valley(run) for run in it.runnable([]) if run.config.seed == 1000]
+    assert {run.config.seed for run in it.runnable(first)} == {1001}
     rows = carry_out(it)
-    assert {len(own.tuned) for own in ranking(rows, "pre")} == {2}
+    assert {len(own.tuned) for own in rank_schemes(rows, "pre")} == {2}
 
 
 def test_runs_that_fail_or_are_stuck_are_worse_than_any_loss() -> None:
-    def do(run: Planned) -> dict[str, Any]:
+    def do(run: PlannedRun) -> dict[str, Any]:
         high = run.config.lr > 3e-3 and run.role == "tune"
         return valley(run) | ({"state": "failed", "value": None} if run.scheme == "pre" and high else {}) | (
             {"stuck": True} if run.scheme == "peri" and high else {}
@@ -117,7 +117,7 @@ def test_runs_that_fail_or_are_stuck_are_worse_than_any_loss() -> None:
     rates = it.rates(rows)
     # The best of those that train, with one that does not above it.
     assert (rates["pre"], rates["peri"]) == (2.83e-3, 2.83e-3)
-    assert {own.scheme: own.edge for own in ranking(rows, "pre")} == dict.fromkeys(BEST)
+    assert {own.scheme: own.edge for own in rank_schemes(rows, "pre")} == dict.fromkeys(BEST)
 
 
 def test_a_scheme_that_never_trains_ends_at_the_limits_and_is_not_judged() -> None:
@@ -131,7 +131,7 @@ def test_a_scheme_that_never_trains_ends_at_the_limits_and_is_not_judged() -> No
 
 def test_an_interrupted_run_has_not_ended() -> None:
     it = plan()
-    first = it.due([])[0]
+    first = it.runnable([])[0]
     rows = [row(first, None) | {"state": "interrupted"}]
-    assert first.name in {run.name for run in it.due(rows)}
+    assert first.name in {run.name for run in it.runnable(rows)}
     assert it.left(rows) == it.left([])

@@ -7,14 +7,14 @@ import shutil
 from pathlib import Path
 
 from normlab.compare import compare, report
-from normlab.compare.report.results import load
+from normlab.compare.report.results import load_results
 from normlab.train.trainer import train
 from tests.compare import small
 from tests.compare.small import configuration
 
 
 def test_a_comparison_is_read_whole(whole: Path, tmp_path: Path) -> None:
-    results = load(whole)
+    results = load_results(whole)
     assert (results.schemes, results.baseline, results.metric.name) == (["pre", "post"], "pre", "val_loss")
     assert results.problem is None
     assert [len(own.finished) for own in results.standings] == [2, 2]
@@ -30,7 +30,7 @@ def test_a_run_under_way_is_read_like_one_that_has_ended(whole: Path, tmp_path: 
     folder = Path(shutil.copytree(whole, tmp_path / "copy"))
     lines = (folder / "rows.jsonl").read_text().splitlines(keepends=True)
     (folder / "rows.jsonl").write_text("".join(lines[:-1]))
-    ended, without_row = load(whole).runs[-1], load(folder).runs[-1]
+    ended, without_row = load_results(whole).runs[-1], load_results(folder).runs[-1]
     assert without_row.id == ended.id
     assert without_row.config.keys() == ended.config.keys()
     for name in ("scheme", "lr", "seed", "versions"):
@@ -44,7 +44,7 @@ def test_the_reason_of_a_failed_run_is_read(text: Path, tmp_path: Path) -> None:
     config = configuration(text, schemes=("none",), baseline="none", of_base=wild)
     result = train(config.run("none", 100.0, 0), tmp_path / "run", progress=False)
     assert result.state == "failed"
-    run = load(tmp_path / "run").runs[0]
+    run = load_results(tmp_path / "run").runs[0]
     assert (run.state, run.reason) == ("failed", result.reason)
 
 

@@ -10,16 +10,16 @@ import pytest
 from scipy import stats
 
 from normlab.compare.statistics import (
-    Standing,
+    SchemeResult,
     Values,
+    bonferroni_level,
+    find_winner,
     minimum_detectable,
-    outsiders,
-    paired,
-    ranking,
-    simultaneous,
-    winner,
+    paired_difference,
+    rank_schemes,
+    tune_outliers,
 )
-from normlab.compare.tuning import AtRate
+from normlab.compare.tuning import RateResults
 from normlab.errors import NormLabError
 from normlab.utils.student_t import shifted_outside, t_interval, t_outside
 
@@ -52,7 +52,7 @@ def test_tail_and_quantile_at_the_ends() -> None:
 
 
 def test_paired_interval_is_scipys() -> None:
-    ours = paired(B, A, level=0.9)
+    ours = paired_difference(B, A, level=0.9)
     theirs = stats.ttest_rel(list(B.values()), list(A.values()))
     interval = theirs.confidence_interval(0.9)
     assert (ours.low, ours.high) == pytest.approx((interval.low, interval.high), rel=1e-10)
@@ -64,19 +64,19 @@ def test_paired_interval_is_scipys() -> None:
 
 def test_pairs_follow_seeds_not_order() -> None:
     shuffled = {seed: A[seed] for seed in (4, 1, 5, 3, 2)}
-    assert paired(B, shuffled) == paired(B, A)
-    assert paired(A, B).mean == -paired(B, A).mean
+    assert paired_difference(B, shuffled) == paired_difference(B, A)
+    assert paired_difference(A, B).mean == -paired_difference(B, A).mean
 
 
 def test_failed_runs_are_counted_and_left_out_of_the_pairs() -> None:
     broken = B | {2: None, 3: math.nan, 4: math.inf, 9: 1.0}
-    difference = paired(broken, A)
+    difference = paired_difference(broken, A)
     assert (difference.n, difference.failed_a, difference.failed_b) == (2, 3, 0)
     assert difference.mean == pytest.approx(((B[1] - A[1]) + (B[5] - A[5])) / 2)
 
 
 def test_one_pair_makes_no_claim() -> None:
-    difference = paired({1: 2.0}, {1: 3.0})
+    difference = paired_difference({1: 2.0}, {1: 3.0})
     assert difference.mean == -1.0
     assert (difference.low, difference.high, difference.sd, difference.p) == (None, None, None, None)
     assert difference.spans_zero
@@ -85,20 +85,20 @@ def test_one_pair_makes_no_claim() -> None:
 @pytest.mark.parametrize(("a", "b"), [({}, {}), ({1: 1.0}, {2: 1.0}), ({1: math.nan}, {1: 1.0})])
 def test_no_pair_is_an_error(a: dict[int, float], b: dict[int, float]) -> None:
     with pytest.raises(NormLabError, match="no seed finished in both"):
-        paired(a, b)
+        paired_difference(a, b)
 
 
 def test_equal_runs_and_constant_differences() -> None:
-    assert paired(A, A).p == 1.0
-    assert paired(A, A).spans_zero
-    shifted = paired({1: 1.5, 2: 2.5}, {1: 1.0, 2: 2.0})
+    assert paired_difference(A, A).p == 1.0
+    assert paired_difference(A, A).spans_zero
+    shifted = paired_difference({1: 1.5, 2: 2.5}, {1: 1.0, 2: 2.0})
     assert (shifted.low, shifted.high, shifted.p) == (0.5, 0.5, 0.0)
 
 
 @pytest.mark.parametrize("level", [0.0, 1.0, 95, -1, math.nan])
 def test_a_level_is_a_probability(level: float) -> None:
     with pytest.raises(NormLabError, match="between 0 and 1"):
-        paired(A, B, level)
+        paired_difference(A, B, level)
 
 
 @pytest.mark.parametrize("df", [1, 2, 4, 30, 500])
@@ -140,8 +140,8 @@ def tuned(scheme: str, judge: Values, lr: float = 2e-3) -> list[dict[str, Any]]:
     return tune + runs(scheme, "judge", lr, judge)
 
 
-def standing(rows: list[dict[str, Any]], scheme: str) -> Standing:
-    return next(own for own in ranking(rows, "pre") if own.scheme == scheme)
+def standing(rows: list[dict[str, Any]], scheme: str) -> SchemeResult:
+    return next(own for own in rank_schemes(rows, "pre") if own.scheme == scheme)
 
 
 @pytest.mark.parametrize(
@@ -165,13 +165,13 @@ def test_every_verdict(values: dict[int, float | None], verdict: str) -> None:
 
 
 def test_the_baseline_stands_in_the_ranking_and_the_lowest_mean_leads() -> None:
-    found = ranking(tuned("pre", A) + tuned("new", B) + tuned("none", {1: None}), "pre")
+    found = rank_schemes(tuned("pre", A) + tuned("new", B) + tuned("none", {1: None}), "pre")
     assert [(own.scheme, own.verdict) for own in found] == [("new", "better"), ("pre", "baseline"), ("none", "failed")]
     assert found[1].difference is None
 
 
 def test_a_judge_run_that_failed_never_leads() -> None:
-    found = ranking(tuned("pre", A) + tuned("new", B | {1: None}), "pre")
+    found = rank_schemes(tuned("pre", A) + tuned("new", B | {1: None}), "pre")
     assert [own.scheme for own in found] == ["pre", "new"]
     assert found[1].difference is not None
     assert found[1].difference.failed_a == 1
@@ -224,18 +224,18 @@ def test_a_tune_run_is_an_outsider_where_scipys_prediction_interval_ends(n: int)
     mean, spread = float(np.mean(judged)), float(np.std(judged, ddof=1))
     half = float(stats.t.isf(0.0005, n - 1)) * spread * math.sqrt(1 + 1 / n)
     for shift, expected in ((0.999, False), (1.001, True), (-0.999, False), (-1.001, True)):
-        own = Standing(
+        own = SchemeResult(
             scheme="post", label="post", verdict="worse", values=dict(enumerate(judged)), lr=1e-3,
-            tune={1e-3: AtRate({1000: mean + shift * half, 1001: mean, 1002: None})},
+            tune={1e-3: RateResults({1000: mean + shift * half, 1001: mean, 1002: None})},
         )  # fmt: skip
-        assert outsiders(own) == ([mean + shift * half] if expected else [])
+        assert tune_outliers(own) == ([mean + shift * half] if expected else [])
 
 
 @pytest.mark.parametrize("values", [{}, {0: 4.0}, {0: 4.0, 1: None}, {0: 4.0, 1: 4.0}])
 def test_without_a_spread_there_are_no_outsiders(values: dict[int, float | None]) -> None:
-    tune = {1e-3: AtRate({1000: 7.0})}
-    own = Standing(scheme="post", label="post", verdict="worse", values=values, lr=1e-3, tune=tune)
-    assert outsiders(own) == []
+    tune = {1e-3: RateResults({1000: 7.0})}
+    own = SchemeResult(scheme="post", label="post", verdict="worse", values=values, lr=1e-3, tune=tune)
+    assert tune_outliers(own) == []
 
 
 def test_a_standing_knows_what_picked_its_rate() -> None:
@@ -246,12 +246,12 @@ def test_a_standing_knows_what_picked_its_rate() -> None:
 def test_a_seed_that_tuned_may_not_judge() -> None:
     rows = runs("pre", "tune", 1e-3, {1: 4.0}) + runs("pre", "judge", 1e-3, {1: 4.0, 2: 4.0})
     with pytest.raises(NormLabError, match="seed 1 both picked"):
-        ranking(rows, "pre")
+        rank_schemes(rows, "pre")
 
 
 def test_an_unknown_baseline_is_named() -> None:
     with pytest.raises(NormLabError, match="did you mean 'pre'"):
-        ranking(tuned("pre", A), "pree")
+        rank_schemes(tuned("pre", A), "pree")
 
 
 def test_intervals_widen_with_the_number_of_schemes() -> None:
@@ -261,21 +261,21 @@ def test_intervals_widen_with_the_number_of_schemes() -> None:
     assert one is not None
     assert three is not None
     assert one.level == 0.95
-    assert three.level == simultaneous(0.95, 4) == pytest.approx(1 - 0.05 / 3)
+    assert three.level == bonferroni_level(0.95, 4) == pytest.approx(1 - 0.05 / 3)
     interval = stats.ttest_rel(list(B.values()), list(A.values())).confidence_interval(1 - 0.05 / 3)
     assert (three.low, three.high) == pytest.approx((interval.low, interval.high))
 
 
 def test_a_winner_must_beat_everyone() -> None:
     close = {seed: value + 0.004 * (-1) ** seed for seed, value in B.items()}
-    alone = ranking(tuned("pre", A) + tuned("new", B), "pre")
-    tied = ranking(tuned("pre", A) + tuned("new", B) + tuned("near", close), "pre")
-    found = winner(alone)
+    alone = rank_schemes(tuned("pre", A) + tuned("new", B), "pre")
+    tied = rank_schemes(tuned("pre", A) + tuned("new", B) + tuned("near", close), "pre")
+    found = find_winner(alone)
     assert found is not None
     assert found.scheme == "new"
     assert [own.verdict for own in tied].count("better") == 2
-    assert winner(tied) is None
-    assert winner(ranking(tuned("pre", A), "pre")) is None
+    assert find_winner(tied) is None
+    assert find_winner(rank_schemes(tuned("pre", A), "pre")) is None
 
 
 def test_joint_coverage_and_false_winners_hold_their_level() -> None:
@@ -289,9 +289,9 @@ def test_joint_coverage_and_false_winners_hold_their_level() -> None:
             for scheme, line in zip(("pre", "a", "b", "c"), noise, strict=True)
             for row in runs(scheme, "judge", 1e-3, dict(enumerate(line.tolist())))
         ]
-        found = ranking(rows, "pre", level=0.9)
+        found = rank_schemes(rows, "pre", level=0.9)
         missed += any(own.verdict in ("better", "worse") for own in found)
-        named += winner(found, level=0.9) is not None
+        named += find_winner(found, level=0.9) is not None
     # Three standard errors of a share of 0.1 in 400 trials.
     assert missed / trials < 0.1 + 3 * math.sqrt(0.09 / trials)
     assert named / trials < 0.05 + 3 * math.sqrt(0.0475 / trials)

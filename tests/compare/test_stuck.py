@@ -10,7 +10,7 @@ import pytest
 
 from normlab.compare import comparison
 from normlab.compare.comparison import compare, left
-from normlab.compare.run_one import Job, execute
+from normlab.compare.run_one import Job, execute_job
 from normlab.compare.store import Row, Store
 from normlab.train.monitor import stuck
 from tests.compare import small
@@ -29,7 +29,7 @@ class Here:
         self.running.append(job)
 
     def wait(self, _seconds: float) -> list[tuple[Job, Any]]:
-        ended = [(job, execute(job)) for job in self.running]
+        ended = [(job, execute_job(job)) for job in self.running]
         self.running = []
         return ended
 
@@ -41,7 +41,7 @@ class Here:
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Judge runs five steps after warm-up."""
-    monkeypatch.setattr(comparison, "Workers", Here)
+    monkeypatch.setattr(comparison, "ProcessPool", Here)
     monkeypatch.setattr(stuck, "PATIENCE", 5)
 
 

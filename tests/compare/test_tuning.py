@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from normlab.compare.bracket import Score
-from normlab.compare.statistics import Standing, minimum_detectable, ranking, winner
-from normlab.compare.tuning import AtRate, by_rate, pick
+from normlab.compare.statistics import SchemeResult, find_winner, minimum_detectable, rank_schemes
+from normlab.compare.tuning import RateResults, group_by_rate, pick_rate
 from normlab.train.metrics import ACCURACY, LOSS
 
 PRE = {0: 4.0, 1: 4.2, 2: 4.1, 3: 4.3}
@@ -33,8 +33,8 @@ def lower(by: float = 0.05) -> dict[int, float | None]:
     return {seed: value - by + 0.001 * (-1) ** seed for seed, value in PRE.items()}
 
 
-def standing(rows: list[dict[str, Any]], scheme: str = "new") -> Standing:
-    return next(own for own in ranking(rows, "pre") if own.scheme == scheme)
+def standing(rows: list[dict[str, Any]], scheme: str = "new") -> SchemeResult:
+    return next(own for own in rank_schemes(rows, "pre") if own.scheme == scheme)
 
 
 def test_a_stuck_run_is_counted_and_never_averaged() -> None:
@@ -50,9 +50,9 @@ def test_a_scheme_with_a_stuck_judge_run_is_not_called_better_and_does_not_win()
     whole = judged("pre", {**PRE}) + judged("new", lower())
     assert standing(whole).verdict == "better"
     stuck = judged("pre", {**PRE}) + judged("new", {**lower(), 2: 6.96}, stuck=(2,))
-    found = ranking(stuck, "pre")
+    found = rank_schemes(stuck, "pre")
     assert [(own.scheme, own.verdict) for own in found] == [("pre", "baseline"), ("new", "unreliable")]
-    assert winner(found) is None
+    assert find_winner(found) is None
 
 
 def test_a_scheme_whose_judge_runs_are_all_stuck_says_so() -> None:
@@ -85,9 +85,9 @@ def test_what_could_be_shown_is_not_spoilt_by_a_stuck_run() -> None:
 def test_a_rate_with_a_stuck_run_ranks_below_every_other() -> None:
     rows = [row("new", "tune", 1e-3, 1000, 4.5), row("new", "tune", 2e-3, 1000, 4.0, stuck=True)]
     rows += [row("new", "tune", 5e-4, 1000, 9.0)]
-    tune = by_rate(rows, "tune")
-    assert pick(tune, LOSS) == 1e-3
-    assert tune[2e-3] == AtRate({1000: None}, {1000: 4.0})
+    tune = group_by_rate(rows, "tune")
+    assert pick_rate(tune, LOSS) == 1e-3
+    assert tune[2e-3] == RateResults({1000: None}, {1000: 4.0})
     assert tune[2e-3].score(LOSS) == Score(1, math.inf)
     assert tune[1e-3].score(LOSS) == Score(0, 4.5)
     assert standing(rows + judged("pre", {**PRE})).stuck_tune == 1
@@ -95,7 +95,7 @@ def test_a_rate_with_a_stuck_run_ranks_below_every_other() -> None:
 
 def test_scores_of_accuracies_fall_as_they_rise() -> None:
     rows = [row("new", "tune", 1e-3, seed, value) for seed, value in ((1000, 0.5), (1001, 0.7), (1002, None))]
-    assert by_rate(rows, "tune")[1e-3].score(ACCURACY) == Score(1, pytest.approx(-0.6))
+    assert group_by_rate(rows, "tune")[1e-3].score(ACCURACY) == Score(1, pytest.approx(-0.6))
 
 
 def test_a_run_that_was_stopped_because_it_was_stuck_is_stuck_and_not_failed() -> None:
@@ -103,18 +103,18 @@ def test_a_run_that_was_stopped_because_it_was_stuck_is_stuck_and_not_failed() -
     own = standing(rows)
     assert (own.stuck, own.failed, own.lost, own.verdict) == ({2: None}, 0, 1, "unreliable")
     stopped = [row("new", "tune", lr, 1000, None, stuck=True) for lr in (1e-3, 2e-3)]
-    assert pick(by_rate(stopped, "tune"), LOSS) == 1e-3
-    assert by_rate(stopped, "tune")[1e-3].score(LOSS) == Score(1, math.inf)
+    assert pick_rate(group_by_rate(stopped, "tune"), LOSS) == 1e-3
+    assert group_by_rate(stopped, "tune")[1e-3].score(LOSS) == Score(1, math.inf)
 
 
 def test_where_every_rate_is_stuck_the_one_that_came_furthest_is_judged() -> None:
     losses = {5e-4: 6.95, 1e-3: 6.90, 2e-3: 6.97}
     rows = [row("new", "tune", lr, 1000, value, stuck=True) for lr, value in losses.items()]
     rows.append(row("new", "tune", 4e-3, 1000, None))
-    assert pick(by_rate(rows, "tune"), LOSS) == 1e-3
+    assert pick_rate(group_by_rate(rows, "tune"), LOSS) == 1e-3
     # One seed that trains beats all that do not.
     rows.append(row("new", "tune", 2.5e-4, 1000, 9.0))
-    assert pick(by_rate(rows, "tune"), LOSS) == 2.5e-4
+    assert pick_rate(group_by_rate(rows, "tune"), LOSS) == 2.5e-4
 
 
 def test_an_interrupted_run_is_charged_to_nobody() -> None:

@@ -14,7 +14,7 @@ import torch
 
 from normlab.compare import CompareConfig
 from normlab.compare.run_one import Job, last_step
-from normlab.compare.workers import Place, Workers, _cause, _output_in, places
+from normlab.compare.workers import ProcessPool, WorkerSlot, _cause, _output_in, worker_slots
 from normlab.errors import NormLabError
 from normlab.utils import machine
 from tests.compare import small
@@ -34,19 +34,19 @@ def configuration(device: str = "auto", **changes: Any) -> CompareConfig:
 
 @pytest.mark.usefixtures("gpus")
 def test_a_process_a_gpu_each_for_one_run() -> None:
-    assert places(configuration()) == [Place(2, str(i), once=True) for i in range(3)]
-    assert [place.gpu for place in places(configuration("cuda", workers=5))] == ["0", "1", "2", "0", "1"]
+    assert worker_slots(configuration()) == [WorkerSlot(2, str(i), once=True) for i in range(3)]
+    assert [place.gpu for place in worker_slots(configuration("cuda", workers=5))] == ["0", "1", "2", "0", "1"]
 
 
 @pytest.mark.usefixtures("gpus")
 def test_gpus_that_the_user_left_visible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,GPU-5f,2")
-    assert [place.gpu for place in places(configuration())] == ["7", "GPU-5f", "2"]
+    assert [place.gpu for place in worker_slots(configuration())] == ["7", "GPU-5f", "2"]
 
 
 @pytest.mark.usefixtures("gpus")
 def test_a_gpu_that_the_user_named_is_the_only_one() -> None:
-    assert places(configuration("cuda:1")) == [Place(8, None, once=True)]
+    assert worker_slots(configuration("cuda:1")) == [WorkerSlot(8, None, once=True)]
 
 
 @pytest.mark.usefixtures("gpus")
@@ -56,7 +56,7 @@ def test_a_gpu_that_the_user_named_is_the_only_one() -> None:
     [(None, 4, 2), (1, 1, 8), (3, 3, 2), (16, 16, 1)],
 )
 def test_processes_share_the_cores(workers: int | None, count: int, threads: int) -> None:
-    assert places(configuration("cpu", workers=workers)) == [Place(threads)] * count
+    assert worker_slots(configuration("cpu", workers=workers)) == [WorkerSlot(threads)] * count
 
 
 @pytest.mark.usefixtures("gpus")
@@ -65,9 +65,9 @@ def test_a_limit_on_threads_is_no_limit_on_processes(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv(name, "1")
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     monkeypatch.setattr(machine, "cores", lambda: 8)
-    assert places(configuration("cpu")) == [Place(1)] * 4
-    assert places(configuration("cpu", workers=1)) == [Place(1)]
-    assert places(configuration()) == [Place(1, str(i), once=True) for i in range(3)]
+    assert worker_slots(configuration("cpu")) == [WorkerSlot(1)] * 4
+    assert worker_slots(configuration("cpu", workers=1)) == [WorkerSlot(1)]
+    assert worker_slots(configuration()) == [WorkerSlot(1, str(i), once=True) for i in range(3)]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_the_newest_step_is_read_from_metrics_that_are_being_written(tmp_path: P
 
 def test_other_text_than_at_the_beginning_is_an_error_and_no_failed_run(text: Path, tmp_path: Path) -> None:
     run = small.configuration(text).plan().tune()[0]
-    pool = Workers([Place(1)])
+    pool = ProcessPool([WorkerSlot(1)])
     job = Job(run, tmp_path / "run", "another fingerprint")
     pool.start(job)
     assert pool.running == [job]
@@ -119,7 +119,7 @@ def test_other_text_than_at_the_beginning_is_an_error_and_no_failed_run(text: Pa
 
 def test_a_process_that_is_killed_before_it_is_ready_is_interrupted(text: Path, tmp_path: Path) -> None:
     run = small.configuration(text).plan().tune()[0]
-    pool = Workers([Place(1)])
+    pool = ProcessPool([WorkerSlot(1)])
     pool.start(Job(run, tmp_path / "run", ""))
     process = next(iter(pool._workers.values()))._process
     assert process.pid is not None
@@ -134,13 +134,13 @@ def test_a_process_that_is_killed_before_it_is_ready_is_interrupted(text: Path, 
 def test_a_gpu_that_is_not_there_is_refused_before_any_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(NormLabError, match="device cuda was asked for, but there is no GPU"):
-        places(configuration("cuda"))
-    assert places(configuration("auto"))[0].gpu is None
+        worker_slots(configuration("cuda"))
+    assert worker_slots(configuration("auto"))[0].gpu is None
 
 
 def test_closing_leaves_no_process_behind(text: Path, tmp_path: Path) -> None:
-    run = small.configuration(text, **small.long()).plan().due([])[0]
-    pool = Workers([Place(1)])
+    run = small.configuration(text, **small.long()).plan().runnable([])[0]
+    pool = ProcessPool([WorkerSlot(1)])
     pool.start(Job(run, tmp_path / "run", ""))
     process = next(iter(pool._workers.values()))._process
     pool.close()
@@ -149,8 +149,8 @@ def test_closing_leaves_no_process_behind(text: Path, tmp_path: Path) -> None:
 
 
 def test_runs_that_share_a_gpu_begin_one_after_the_other(text: Path, tmp_path: Path) -> None:
-    run = small.configuration(text, **small.long()).plan().due([])[0]
-    pool = Workers([Place(1, "0", once=True), Place(1, "0", once=True), Place(1, "1", once=True)])
+    run = small.configuration(text, **small.long()).plan().runnable([])[0]
+    pool = ProcessPool([WorkerSlot(1, "0", once=True), WorkerSlot(1, "0", once=True), WorkerSlot(1, "1", once=True)])
     try:
         assert pool._free_place() == 0
         pool.start(Job(run, tmp_path / "run", ""))
@@ -161,5 +161,5 @@ def test_runs_that_share_a_gpu_begin_one_after_the_other(text: Path, tmp_path: P
         assert pool._free_place() == 1
     finally:
         pool.close()
-    alone = Workers([Place(1, "0", once=True)])
+    alone = ProcessPool([WorkerSlot(1, "0", once=True)])
     assert alone.is_free

@@ -23,7 +23,7 @@ from normlab.pages import numbers
         (numbers.memory(2**50), "1.02e+03 TiB"), (numbers.memory(None), "–"),
         (numbers.duration(0.25), "0.25 s"), (numbers.duration(59), "59 s"), (numbers.duration(600), "10 min"),
         (numbers.duration(7260), "2 h 01 min"), (numbers.duration(math.nan), "–"),
-        (numbers.listed(["a"]), "a"), (numbers.listed(["a", "b", "c"]), "a, b and c"),
+        (numbers.join_names(["a"]), "a"), (numbers.join_names(["a", "b", "c"]), "a, b and c"),
     ],
 )  # fmt: skip
 def test_number_reads_as(shown: str, expected: str) -> None:

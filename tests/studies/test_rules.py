@@ -8,13 +8,13 @@ from itertools import product
 import numpy as np
 import pytest
 
-from normlab.compare.statistics import paired
+from normlab.compare.statistics import paired_difference
 from normlab.errors import NormLabError
 from normlab.studies.evidence import Evidence
-from normlab.studies.exact import at_least, correlation_interval, fisher, pearson, ranked, share_bounds
+from normlab.studies.exact import at_least, correlation_interval, fisher_exact, pearson, rank_values, share_bounds
 from normlab.studies.finding import side
 from normlab.studies.rules import read_rule
-from normlab.studies.values import number, numbers
+from normlab.studies.values import row_number, row_numbers
 from tests.studies.rows import evidence, row, rows_of
 
 BASE = [4.0, 4.1, 3.9]
@@ -45,7 +45,7 @@ def test_difference(by, expected):
 
 def test_a_difference_is_the_paired_interval_against_the_threshold():
     found = rule("difference", scheme="a", against="b", by=0.05).decide(evidence({"a": shifted(-0.1), "b": BASE}))
-    expected = paired(dict(enumerate(shifted(-0.1))), dict(enumerate(BASE)), 0.95)
+    expected = paired_difference(dict(enumerate(shifted(-0.1))), dict(enumerate(BASE)), 0.95)
     assert (found.estimate, found.low, found.high) == (expected.mean, expected.low, expected.high)
     assert found.claimed == (None, -0.05)
     assert found.seeds == 3
@@ -91,7 +91,7 @@ def test_every_arm_must_agree_and_intervals_are_widened():
     assert verdict("difference", Evidence(arms), scheme="a", against="b", arms=["sh*"]) == "reproduced"
     twice = Evidence({"one": arms["short"], "two": arms["short"]})
     found = rule("difference", scheme="a", against="b").decide(twice)
-    expected = paired(dict(enumerate(shifted(-0.1))), dict(enumerate(BASE)), 0.975)
+    expected = paired_difference(dict(enumerate(shifted(-0.1))), dict(enumerate(BASE)), 0.975)
     assert found.verdict == "reproduced"
     assert [part.low for part in found.parts] == [expected.low] * 2
 
@@ -179,9 +179,9 @@ def test_counting_covers_all_rates_and_roles():
 
 def test_fewer_than_another_by_fishers_test():
     # 0 of 5 against 5 of 5: 1 / C(10, 5).
-    assert fisher((5, 5), (0, 5)) == pytest.approx(1 / 252)
+    assert fisher_exact((5, 5), (0, 5)) == pytest.approx(1 / 252)
     # 3 of 4 against 1 of 4, the lady who tasted tea: 17 / 70.
-    assert fisher((3, 4), (1, 4)) == pytest.approx(17 / 70)
+    assert fisher_exact((3, 4), (1, 4)) == pytest.approx(17 / 70)
     rows = rows_of({"a": [4.0] * 5, "b": [None] * 5}, diverged=None)
     assert verdict("count", Evidence({"main": rows}), scheme="a", less_than="b") == "reproduced"
     assert verdict("count", Evidence({"main": rows}), scheme="b", less_than="a") == "refuted"
@@ -227,7 +227,7 @@ def test_intervals_of_correlations_cover():
 
 
 def test_ranks_share_ties():
-    assert ranked([3.0, 1.0, 3.0]) == [2.5, 1.0, 2.5]
+    assert rank_values([3.0, 1.0, 3.0]) == [2.5, 1.0, 2.5]
 
 
 # -- values, and what is refused -------------------------------------------------------------------------------------
@@ -236,22 +236,22 @@ def test_ranks_share_ties():
 def test_paths():
     made = {"profiles": [{"rms": [1.0, 2.0]}, {"rms": [1.0, 2.0, 4.0 * math.sqrt(2.0), 6.0, None]}],
             "verdicts": [{"name": "gain", "value": 3}, {"subject": "a", "quantity": "b", "measured": 7}]}  # fmt: skip
-    assert number(made, "profiles.-1.rms.1") == 2.0
-    assert number(made, "profiles.0.rms.max") == 2.0
-    assert number(made, "verdicts.gain.value") == 3.0
-    assert number(made, "verdicts.a: b.measured") == 7.0
-    assert number(made, "verdicts.other.value") is None
-    assert number(made, "profiles.9.rms.1") is None
-    assert numbers(made, "profiles.0.rms") == [1.0, 2.0]
-    assert number(made, "profiles.1.rms.3 / profiles.0.rms.1") == 3.0
-    assert number(made, "profiles.1.rms.3 / nothing") is None
+    assert row_number(made, "profiles.-1.rms.1") == 2.0
+    assert row_number(made, "profiles.0.rms.max") == 2.0
+    assert row_number(made, "verdicts.gain.value") == 3.0
+    assert row_number(made, "verdicts.a: b.measured") == 7.0
+    assert row_number(made, "verdicts.other.value") is None
+    assert row_number(made, "profiles.9.rms.1") is None
+    assert row_numbers(made, "profiles.0.rms") == [1.0, 2.0]
+    assert row_number(made, "profiles.1.rms.3 / profiles.0.rms.1") == 3.0
+    assert row_number(made, "profiles.1.rms.3 / nothing") is None
     with pytest.raises(NormLabError, match="name a place in it"):
-        number(made, "profiles.0.rms")
+        row_number(made, "profiles.0.rms")
 
 
 def test_growth_is_an_exponent():
     made = {"rms": [1.0, *(3.0 * k**1.5 for k in range(1, 20))]}
-    assert number(made, "rms.growth") == pytest.approx(1.5)
+    assert row_number(made, "rms.growth") == pytest.approx(1.5)
 
 
 def test_sides():

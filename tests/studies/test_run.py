@@ -14,7 +14,7 @@ from normlab.compare.store import Store
 from normlab.errors import NormLabError
 from normlab.studies import command, report
 from normlab.studies import run as running
-from normlab.studies.judge import judge
+from normlab.studies.judge import judge_claims
 from normlab.studies.run import run_study
 from normlab.studies.study import load_study, read_study
 from tests.compare.small import held_out, write_text
@@ -63,7 +63,7 @@ def test_rows_carry_the_rule_and_what_later_questions_need(root):
 
 def test_verdicts_follow_from_the_rows(root):
     study = load_study("tiny", root / "studies")
-    found = judge(study, root / "results")
+    found = judge_claims(study, root / "results")
     values = {(one["scheme"], one["seed"]): one["value"] for one in rows(root)}
     mean = sum(values["pre", k] - values["post", k] for k in range(3)) / 3
     assert found["gap"].estimate == pytest.approx(mean)
@@ -88,7 +88,7 @@ def test_a_study_goes_on_where_it_was(copy):
     study = load_study("tiny", copy / "studies")
     about = copy / "results/tiny/study.json"
     about.write_text(json.dumps(json.loads(about.read_text()) | {"left": 2}))
-    found = judge(study, copy / "results")["gap"]
+    found = judge_claims(study, copy / "results")["gap"]
     assert found.verdict == "open"
     assert "2 of 6 runs have not ended" in found.notes
     # More seeds are no other rule.
@@ -101,7 +101,7 @@ def test_a_study_goes_on_where_it_was(copy):
     again = {one["run"]: one["value"] for one in rows(copy)}
     assert len(again) == 8
     assert again.items() >= {one["run"]: one["value"] for one in map(json.loads, lines)}.items()
-    found = judge(study, copy / "results")["gap"]
+    found = judge_claims(study, copy / "results")["gap"]
     assert (found.verdict, found.seeds) == ("reproduced", 4)
 
 
@@ -112,22 +112,22 @@ def test_a_rule_changed_afterwards_voids_the_rows(copy):
     with pytest.raises(NormLabError, match="rule of tiny has changed since 6 rows") as error:
         run_study(study, copy / "results", progress=False)
     assert "\n" not in str(error.value)
-    found = judge(study, copy / "results")["gap"]
+    found = judge_claims(study, copy / "results")["gap"]
     assert found.verdict == "open"
     assert "refused" in found.notes[0]
     # Kept on disk, and good again once the rule is put back.
     assert (copy / "results/tiny/main/rows.jsonl").read_bytes() == stored
     path.write_text(path.read_text().replace("by = 3.0", "by = 2.0"))
-    assert judge(load_study("tiny", copy / "studies"), copy / "results")["gap"].verdict == "reproduced"
+    assert judge_claims(load_study("tiny", copy / "studies"), copy / "results")["gap"].verdict == "reproduced"
 
 
 def test_the_report_is_made_of_rows_alone(root, tmp_path):
-    found = report.lines(root / "studies", root / "results")
+    found = report.claim_lines(root / "studies", root / "results")
     text = report.markdown(found)
     assert "2 claims: 1 reproduced, 1 open." in text
     assert "2×16 for 1.54k tokens, 6 rows, cpu" in text.lower()
-    assert text == report.markdown(report.lines(root / "studies", root / "results"))
-    page = report.page(found)
+    assert text == report.markdown(report.claim_lines(root / "studies", root / "results"))
+    page = report.claims_page(found)
     # Without the 5 MB that draw other pages' plots.
     assert len(page) < 100_000
     assert "reproduced" in page
@@ -135,8 +135,8 @@ def test_the_report_is_made_of_rows_alone(root, tmp_path):
 
 def test_what_a_file_says_is_text_on_the_page(tmp_path):
     evil = TINY.replace('claim = "Pre-Norm never', 'claim = "<script>alert(1)</script> | *b* Pre-Norm never')
-    found = report.lines(write_study(tmp_path / "studies", evil), tmp_path / "results")
-    assert "<script>alert" not in report.page(found)
+    found = report.claim_lines(write_study(tmp_path / "studies", evil), tmp_path / "results")
+    assert "<script>alert" not in report.claims_page(found)
     assert "<script>" not in report.markdown(found)
     assert "\\| \\*b\\*" in report.markdown(found)
 
@@ -187,7 +187,7 @@ def test_a_check_is_a_row(tmp_path):
     study = other("check", settings, rule)
     assert run_study(study, tmp_path, progress=False) == 0
     assert [one["scheme"] for one in running.StudyRecord(study, tmp_path / "other").rows()["main"]] == ["pre", "post"]
-    found = judge(study, tmp_path)["it"]
+    found = judge_claims(study, tmp_path)["it"]
     assert (found.verdict, found.power) == ("reproduced", "computed, not sampled")
     assert (tmp_path / "other/main/rows.jsonl").stat().st_size < 200_000
 
@@ -209,7 +209,7 @@ def test_rows_from_elsewhere_are_stamped_and_their_age_is_told(tmp_path):
     rule = 'kind = "difference"\nscheme = "peri"\nagainst = "pre"'
     study = other("rows", "", rule, head=f'rows = ["{tmp_path / "ladder"}"]')
     assert run_study(study, tmp_path / "results", progress=False) == 0
-    found = judge(study, tmp_path / "results")["it"]
+    found = judge_claims(study, tmp_path / "results")["it"]
     assert found.verdict == "reproduced"
     assert "6 rows began before the rule was registered" in found.notes
     stored = running.StudyRecord(study, tmp_path / "results/other").rows()
@@ -223,7 +223,7 @@ def test_a_benchmark_file_is_rows(tmp_path):
     rule = 'kind = "bound"\nscheme = "geonorm"\nvalue = "paired"\nat_least = 0.95'
     study = other("rows", "", rule, head=f'rows = ["{tmp_path / "step.json"}"]')
     assert run_study(study, tmp_path / "results", progress=False) == 0
-    found = judge(study, tmp_path / "results")["it"]
+    found = judge_claims(study, tmp_path / "results")["it"]
     assert (found.verdict, found.seeds) == ("reproduced", 3)
 
 

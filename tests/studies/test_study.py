@@ -7,7 +7,7 @@ import tomllib
 import pytest
 
 from normlab.errors import NormLabError
-from normlab.studies.run import configurations, plan_of
+from normlab.studies.run import configurations, study_plan
 from normlab.studies.study import find_studies, load_study, read_study
 from tests.studies.rows import TINY, write_study
 
@@ -41,7 +41,7 @@ def test_every_combination_of_what_varies_is_an_arm():
     assert found.arms["weight_decay=0.0,lrs=0.002"] == {"weight_decay": 0.0, "lrs": 2e-3}
     configs = configurations(found)
     assert configs["weight_decay=0.0,lrs=0.002"].lrs == (2e-3,)
-    assert [size.runs for size in plan_of(found)] == [6] * 6
+    assert [size.runs for size in study_plan(found)] == [6] * 6
     named = study(TINY.replace("[[claims]]", "[arms.short]\nlength = 16\n[arms.long]\nlength = 32\n[[claims]]", 1))
     assert [config.base.length for config in configurations(named).values()] == [16, 32]
 

@@ -14,7 +14,7 @@ from normlab.checks.view.panels import measured
 from normlab.checks.view.plots import plot_data
 from normlab.checks.view.side_by_side import Against
 from normlab.checks.view.summary import caveats, depth_of, headline, is_open, mark, meanings, open_words, reason
-from normlab.pages.numbers import count, duration, listed
+from normlab.pages.numbers import count, duration, join_names
 from normlab.pages.page import Section, render, section
 
 
@@ -100,7 +100,7 @@ def _cards(check: Check) -> dict[str, Any]:
         "name": check.target.name,
         "trouble": [_card(verdict, check) for verdict in check.trouble],
         "fine": [_card(verdict, check) for verdict in shown if verdict.level == "ok"],
-        "open": listed([open_words(verdict) for verdict in check.verdicts if is_open(verdict)] or ["nothing"]),
+        "open": join_names([open_words(verdict) for verdict in check.verdicts if is_open(verdict)] or ["nothing"]),
         "any_open": any(is_open(verdict) for verdict in check.verdicts),
         "remedies": check.remedies,
     }

@@ -6,7 +6,7 @@ from normlab.checks.judge.blame import blocks
 from normlab.checks.judge.remedies import ROOTS
 from normlab.checks.judge.verdict import Level, Verdict
 from normlab.checks.result import Check
-from normlab.pages.numbers import count, listed
+from normlab.pages.numbers import count, join_names
 
 MARKS: dict[Level, str] = {"ok": "✓", "warn": "!", "fail": "✗"}
 """Signs that read without colour."""
@@ -124,19 +124,19 @@ def headline(check: Check) -> str:
     if violated is not None:
         return f"A proven bound is violated, by a fault in the model or in the bound{_where([violated], check)}"
     if failures:
-        return _capital(f"{listed(_faults(failures))}{_where(failures, check)}")
+        return _capital(f"{join_names(_faults(failures))}{_where(failures, check)}")
     growth = f"Stable at {check.depth} blocks" if is_judged(check) else f"No alarm at {check.depth} blocks"
     by_rate = [verdict for verdict in check.trouble if _key(verdict) in _BY_RATE]
-    growth += f" after a warm-up, without which it will {listed(fates(by_rate))}" if by_rate else ""
+    growth += f" after a warm-up, without which it will {join_names(fates(by_rate))}" if by_rate else ""
     warned = [verdict.finding for verdict in check.trouble if verdict not in by_rate]
-    return f"{growth}, but {listed(warned)}" if warned else growth
+    return f"{growth}, but {join_names(warned)}" if warned else growth
 
 
 def _faults(failures: list[Verdict]) -> list[str]:
     """What is wrong with a design at its own depth, then what happens when it is deep."""
     present = [_FAULTS[_key(verdict)] for verdict in failures if _key(verdict) in _FAULTS][:_MOST_FATES]
     later = fates([verdict for verdict in failures if _key(verdict) not in _FAULTS])
-    return [*present, *([f"will {listed(later)} when deep"] if later else [])]
+    return [*present, *([f"will {join_names(later)} when deep"] if later else [])]
 
 
 def _key(verdict: Verdict) -> tuple[str, str]:
@@ -191,7 +191,7 @@ def causes(check: Check) -> list[str]:
     others = [verdict.finding for verdict in check.trouble if verdict not in roots and verdict.name != "start"]
     if not roots or not others:
         return explained
-    return [f"Mend this first and check again: {listed([*dict.fromkeys(others)])} may follow from it."]
+    return [f"Mend this first and check again: {join_names([*dict.fromkeys(others)])} may follow from it."]
 
 
 def _healthy(check: Check) -> list[str]:

@@ -12,8 +12,8 @@ from normlab.checks.result import Check
 from normlab.checks.view.plots import fitted_from
 from normlab.checks.view.side_by_side import Against
 from normlab.checks.view.summary import is_open, mark
-from normlab.pages.numbers import NONE, count, duration, fixed, listed, rate
-from normlab.pages.tables import Cell, Column, Table, figure, flatten
+from normlab.pages.numbers import NONE, count, duration, fixed, join_names, rate
+from normlab.pages.tables import Cell, Column, Table, flatten, numeric_cell
 from normlab.probes.profile import Number, Profile, When
 from normlab.probes.start import Start
 
@@ -28,7 +28,7 @@ def columns(*titles: str) -> list[Column]:
 
 def number(value: Number) -> Cell:
     """Three digits, as they are shown and as they sort."""
-    return figure(NONE if value is None else f"{value:.3g}".replace("-", "−"), value)
+    return numeric_cell(NONE if value is None else f"{value:.3g}".replace("-", "−"), value)
 
 
 def owned(
@@ -70,9 +70,9 @@ def _start(check: Check, start: Start) -> list[Cell]:
     return [
         Cell(start.name),
         Cell(head if start.judged else f"({head})"),
-        figure(str(start.width), start.width),
-        figure(str(start.vocabulary), start.vocabulary),
-        *(figure(fixed(value, 2), value) for value in numbers),
+        numeric_cell(str(start.width), start.width),
+        numeric_cell(str(start.vocabulary), start.vocabulary),
+        *(numeric_cell(fixed(value, 2), value) for value in numbers),
         number(start.read),
     ]
 
@@ -97,14 +97,14 @@ def _rung(profiles: Sequence[Profile]) -> list[Cell]:
     rms, cosine, rank = (mean([getattr(p, name)[-1] for p in profiles]) for name in ("rms", "cos", "erank"))
     loss = mean([profile.loss for profile in profiles])
     return [
-        figure(str(first.depth), first.depth),
+        numeric_cell(str(first.depth), first.depth),
         Cell(f"{first.when}, step {first.step}", first.when),
         number(rms),
         number(growth_laws.gradient_gain(profiles)),
         number(None if slope is None else slope * first.depth),
-        figure(fixed(cosine, 3), cosine),
-        figure(fixed(rank, 1), rank),
-        figure(fixed(loss, 3), loss),
+        numeric_cell(fixed(cosine, 3), cosine),
+        numeric_cell(fixed(rank, 1), rank),
+        numeric_cell(fixed(loss, 3), loss),
     ]
 
 
@@ -133,7 +133,7 @@ def _laws(check: Check, when: When) -> list[list[Cell]]:
 def _law(title: str, when: When, fit: growth_laws.Fit | None, source: str, name: str) -> list[Cell]:
     interval = NONE if fit is None or fit.low is None else f"{fixed(fit.low, 2)} to {fixed(fit.high, 2)}"
     p = None if fit is None else fit.exponent
-    return [Cell(title), Cell(when), figure(fixed(p, 2), p), Cell(interval, whole=True), Cell(source), Cell(name)]
+    return [Cell(title), Cell(when), numeric_cell(fixed(p, 2), p), Cell(interval, whole=True), Cell(source), Cell(name)]
 
 
 def width_table(checks: Sequence[Check]) -> Table:
@@ -150,7 +150,7 @@ def width_table(checks: Sequence[Check]) -> Table:
 def _width(width: int, profiles: Sequence[Profile]) -> list[Cell]:
     size, loss = mean([p.rms[-1] for p in profiles]), mean([p.loss for p in profiles])
     depth = profiles[0].depth
-    cells = [figure(str(width), width), figure(str(depth), depth), Cell(profiles[0].when)]
+    cells = [numeric_cell(str(width), width), numeric_cell(str(depth), depth), Cell(profiles[0].when)]
     return [*cells, number(size), number(growth_laws.gradient_gain(profiles)), number(loss)]
 
 
@@ -163,7 +163,7 @@ def step_table(checks: Sequence[Check]) -> Table:
 
 def _step(rung: StepRung) -> list[Cell]:
     values = [getattr(look, name) for name in ("rms", "G", "loss") for look in (rung.before, rung.after)]
-    return [number(rung.step), figure(str(rung.depth), rung.depth), *map(number, values)]
+    return [number(rung.step), numeric_cell(str(rung.depth), rung.depth), *map(number, values)]
 
 
 def rate_table(checks: Sequence[Check]) -> Table:
@@ -180,8 +180,8 @@ def _rates(check: Check) -> list[Cell]:
     usable = f"{rate(found.usable[0])} to {rate(found.usable[1])}" if found.usable else "none"
     return [
         Cell(usable),
-        figure(fixed(found.decades, 1), found.decades),
-        figure(rate(found.lr_max), found.lr_max),
+        numeric_cell(fixed(found.decades, 1), found.decades),
+        numeric_cell(rate(found.lr_max), found.lr_max),
         number(found.sens),
         number(found.reference),
         Cell(found.reference_from),
@@ -193,7 +193,7 @@ def difference_table(pair: Against) -> Table:
     rows = [[Cell(name), *(Cell(number(value).text) for value in values)] for name, values in pair.figures.items()]
     rows += [[Cell(d.name), *map(_finding, (d.first, d.second))] for d in pair.differences if not d.is_fine]
     fine = [difference.name for difference in pair.differences if difference.is_fine]
-    note = f"Alike and fine in both: {listed(fine)}." if fine else ""
+    note = f"Alike and fine in both: {join_names(fine)}." if fine else ""
     return Table("Side by side", columns("", *_names(pair.checks)), rows, sortable=False, note=note)
 
 

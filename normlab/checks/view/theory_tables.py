@@ -9,7 +9,7 @@ from normlab.checks.result import Check
 from normlab.checks.theory.records import ScaleRow, Theory, TheoryLook
 from normlab.checks.view.tables import columns, number, owned
 from normlab.pages.numbers import NONE, fixed
-from normlab.pages.tables import Cell, Table, figure
+from normlab.pages.tables import Cell, Table, numeric_cell
 
 _SEGMENTS = 6
 """Parts of a bound that are told one by one; one alone is told by the certificate itself."""
@@ -87,5 +87,5 @@ def _clamped(look: TheoryLook) -> str | None:
 
 
 def _scale(row: ScaleRow) -> list[Cell]:
-    block, slope = figure(str(row.block), row.block), figure(fixed(row.slope, 3), row.slope)
+    block, slope = numeric_cell(str(row.block), row.block), numeric_cell(fixed(row.slope, 3), row.slope)
     return [block, Cell(row.branch, row.branch), slope, Cell(row.finding, row.finding)]

@@ -1,26 +1,32 @@
-"""What to keep in mind about a ranking: rates at an edge, an order that depends on the rate, seeds that disagree."""
+"""Cautions about a ranking: rates at the edge of the grid, an order that depends on the rate, outlier seeds."""
 
 from __future__ import annotations
 
 from normlab.compare.report.results import Results
-from normlab.compare.statistics import Standing, outsiders, paired
+from normlab.compare.statistics import SchemeResult, paired_difference, tune_outliers
 from normlab.compare.tuning import Edge
-from normlab.pages.numbers import decimals, fixed, listed, rate
+from normlab.pages.numbers import decimals, fixed, join_names, rate
 from normlab.utils.text import counted
 
 
 def cautions(results: Results) -> list[str]:
     """Every caution about a ranking, the gravest first."""
-    return [*edges(results), *_reversals(results), *_surprises(results), *_interrupted(results), *_unfinished(results)]
+    return [
+        *edge_cautions(results),
+        *_reversals(results),
+        *_surprises(results),
+        *_interrupted(results),
+        *_unfinished(results),
+    ]
 
 
-def digits(results: Results) -> int:
+def difference_digits(results: Results) -> int:
     """Decimals that suit the uncertainty of the differences in this comparison."""
     differences = [own.difference for own in results.standings]
     return decimals(d.high - d.low for d in differences if d is not None and d.high is not None and d.low is not None)
 
 
-def edges(results: Results) -> list[str]:
+def edge_cautions(results: Results) -> list[str]:
     """Rates at an end of those tried, schemes of the same rate in one sentence."""
     alike: dict[tuple[Edge, float], list[str]] = {}
     for own in results.standings:
@@ -28,29 +34,30 @@ def edges(results: Results) -> list[str]:
             alike.setdefault((own.edge, own.lr), []).append(own.label)
     limit = ", the limit of the search" if results.about.get("lrs") == "auto" else ""
     return [
-        f"The best rate of {listed(labels)} is the {edge} tried ({rate(lr)}{limit}): a better one may lie beyond it."
+        f"The best rate of {join_names(labels)} is the {edge} tried ({rate(lr)}{limit}): "
+        "a better one may lie beyond it."
         for (edge, lr), labels in alike.items()
     ]
 
 
-def edges_in_brief(results: Results) -> str:
+def edge_summary(results: Results) -> str:
     """The same for the headline: a ranking that rests on such rates says so there."""
     found = {
         edge: [own.label for own in results.standings if own.edge == edge and own.values]
         for edge in ("largest", "smallest")
     }
-    parts = [f"the {edge} tried for {listed(labels)}" for edge, labels in found.items() if labels]
+    parts = [f"the {edge} tried for {join_names(labels)}" for edge, labels in found.items() if labels]
     return f"Rates are not bracketed: the best is {', and '.join(parts)}." if parts else ""
 
 
 def _reversals(results: Results) -> list[str]:
     """Schemes that lie on the other side of the baseline at another rate, going by the runs that picked the rates."""
-    base = results.standing(results.baseline or "")
+    base = results.scheme_result(results.baseline or "")
     told = [own for own in results.standings if base is not None and own.verdict in ("better", "worse")]
-    return [line for own in told if base is not None and (line := _reversal(own, base, digits(results)))]
+    return [line for own in told if base is not None and (line := _reversal(own, base, difference_digits(results)))]
 
 
-def _reversal(own: Standing, base: Standing, places: int) -> str | None:
+def _reversal(own: SchemeResult, base: SchemeResult, places: int) -> str | None:
     assert own.difference is not None
     gaps = _gaps_by_rate(own, base)
     against = {lr: gap for lr, gap in gaps.items() if gap[0] * own.difference.mean < 0}
@@ -66,24 +73,24 @@ def _reversal(own: Standing, base: Standing, places: int) -> str | None:
     )
 
 
-def _gaps_by_rate(own: Standing, base: Standing) -> dict[float, tuple[float, int]]:
+def _gaps_by_rate(own: SchemeResult, base: SchemeResult) -> dict[float, tuple[float, int]]:
     """Rate to the mean difference of the tune runs there and its number of seeds, where both trained."""
     gaps: dict[float, tuple[float, int]] = {}
     for lr in own.tune.keys() & base.tune.keys():
         mine, theirs = own.tune[lr].values, base.tune[lr].values
         if any(value is not None and theirs.get(seed) is not None for seed, value in mine.items()):
-            found = paired(mine, theirs)
+            found = paired_difference(mine, theirs)
             gaps[lr] = (found.mean, found.n)
     return gaps
 
 
 def _surprises(results: Results) -> list[str]:
     """Schemes whose seeds disagree: what picked the rate tells nothing of what judges it."""
-    places = digits(results)
-    found = [(own, [fixed(value, places) for value in far]) for own in results.standings if (far := outsiders(own))]
+    places = difference_digits(results)
+    found = [(own, [fixed(value, places) for value in far]) for own in results.standings if (far := tune_outliers(own))]
     return [
-        f"{own.label} ended at {listed(far)} with {'a seed' if len(far) == 1 else 'seeds'} that picked its rate, at "
-        f"{fixed(min(own.finished), places)} to {fixed(max(own.finished), places)} with those that judge it: seeds "
+        f"{own.label} ended at {join_names(far)} with {'a seed' if len(far) == 1 else 'seeds'} that picked its rate, "
+        f"at {fixed(min(own.finished), places)} to {fixed(max(own.finished), places)} with those that judge it: seeds "
         "decide how well it trains. --tune-seeds 3 makes a surer choice."
         for own, far in found
     ]
@@ -93,7 +100,7 @@ def _interrupted(results: Results) -> list[str]:
     killed = [run for run in results.runs if run.state == "interrupted"]
     if not killed:
         return []
-    labels = listed(dict.fromkeys(run.label for run in killed))
+    labels = join_names(dict.fromkeys(run.label for run in killed))
     part = "it is" if len(killed) == 1 else "they are"
     return [f"{len(killed)} of {len(results.runs)} runs interrupted ({labels}; killed): {part} part of nothing here."]
 

@@ -1,4 +1,4 @@
-"""Which runs had a GPU to themselves: two at a time are done sooner, but neither shows how fast it is."""
+"""Find runs that shared a GPU with another run: their speed is not representative."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import datetime
 from normlab.compare.report.results import ReportedRun
 
 
-def sharing(runs: Sequence[ReportedRun]) -> set[str]:
+def runs_sharing_gpu(runs: Sequence[ReportedRun]) -> set[str]:
     """The names of runs that were under way while another run was on their GPU."""
     timed = [(run.id, gpu, times) for run in runs if (gpu := _gpu(run)) and (times := _times(run))]
     return {

@@ -1,18 +1,18 @@
-"""The line under a page's title: data, size of the model, budget, validation set, device."""
+"""Header of the report: data, model size, token budget, validation set, device."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from normlab.compare.report.results import ReportedRun, Results, find
+from normlab.compare.report.results import ReportedRun, Results, find_field
 from normlab.errors import NormLabError
-from normlab.pages.numbers import NONE, count, listed, number, rate
+from normlab.pages.numbers import NONE, count, finite_or_none, join_names, rate
 
 Facts = list[tuple[str, str]]
 
 
-def facts(results: Results) -> Facts:
+def header_facts(results: Results) -> Facts:
     """What was run, on what, as far as it was recorded."""
     own = _about_run(results.runs[0]) if results.kind == "run" else _about_runs(results.runs)
     found = [*own, *_about_model(results), *_about_data(results), *_about_work(results)]
@@ -35,25 +35,25 @@ def _about_runs(runs: list[ReportedRun]) -> Facts:
 
 
 def _about_model(results: Results) -> Facts:
-    depth, width = (find(results.about, name) for name in ("depth", "dim"))
+    depth, width = (find_field(results.about, name) for name in ("depth", "dim"))
     if depth is None or width is None:
         config = next((run.config for run in results.runs if run.config), {})
-        depth, width = find(config, "depth"), find(config, "dim")
-    shape = f"{depth} × {width}" if number(depth) and number(width) else ""
+        depth, width = find_field(config, "depth"), find_field(config, "dim")
+    shape = f"{depth} × {width}" if finite_or_none(depth) and finite_or_none(width) else ""
     return [("depth × width", shape), ("parameters", _parameters(results))]
 
 
 def _parameters(results: Results) -> str:
     """Of all schemes; they differ by a few gains, which three digits do not show."""
     recorded = results.about.get("parameters")
-    numbers = [n for n in recorded.values() if number(n)] if isinstance(recorded, Mapping) else []
+    numbers = [n for n in recorded.values() if finite_or_none(n)] if isinstance(recorded, Mapping) else []
     numbers = numbers or [n for n in (_counted_anew(results),) if n]
     return " to ".join(dict.fromkeys(count(n) for n in (min(numbers), max(numbers)))) if numbers else ""
 
 
 def _counted_anew(results: Results) -> int | None:
     """Parameters of a model whose comparison did not record them (version 0.1), laid out from its configuration."""
-    entries = number(find(results.about.get("corpus"), "vocab_size"))
+    entries = finite_or_none(find_field(results.about.get("corpus"), "vocab_size"))
     config = next((run.config for run in results.runs if run.config), None)
     if config is None or entries is None:
         return None
@@ -71,7 +71,7 @@ def _counted_anew(results: Results) -> int | None:
 def _about_data(results: Results) -> Facts:
     corpus = results.about.get("corpus")
     if not isinstance(corpus, Mapping):
-        names = find(results.about, "data")
+        names = find_field(results.about, "data")
         return [("data", ", ".join(map(str, names)) if isinstance(names, list) else "")]
     return [("data", str(corpus.get("source") or "")), ("validation set", _validation(results, corpus))]
 
@@ -81,7 +81,11 @@ def _validation(results: Results, corpus: Mapping[str, Any]) -> str:
     side = corpus.get("val")
     if not isinstance(side, Mapping):
         return ""
-    images, tokens, most = side.get("images"), number(side.get("tokens")), number(find(results.about, "eval_tokens"))
+    images, tokens, most = (
+        side.get("images"),
+        finite_or_none(side.get("tokens")),
+        finite_or_none(find_field(results.about, "eval_tokens")),
+    )
     if tokens is None:
         return f"{count(images)} images" if images else ""
     return f"{count(most)} of {count(tokens)} tokens" if most and most < tokens else f"{count(tokens)} tokens"
@@ -91,4 +95,4 @@ def _about_work(results: Results) -> Facts:
     tokens = sorted({t for run in results.runs if run.state == "done" and (t := run.row.get("tokens"))})
     devices = list(dict.fromkeys(str(d) for run in results.runs if (d := run.row.get("device"))))
     ends = dict.fromkeys(count(t) for t in (tokens[0], tokens[-1])) if tokens else {}
-    return [("tokens a run", " to ".join(ends)), ("device", listed(devices) if devices else "")]
+    return [("tokens a run", " to ".join(ends)), ("device", join_names(devices) if devices else "")]

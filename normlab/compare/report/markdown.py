@@ -1,11 +1,11 @@
-"""The ranking as Markdown, for a paper or a pull request: intervals, seeds, rates, tokens, hardware and versions."""
+"""Markdown report of a comparison: the ranking with intervals, seeds, rates, tokens, hardware and versions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from normlab.compare.report.results import Results, load
+from normlab.compare.report.results import Results, load_results
 from normlab.compare.report.tables import environment_table, ranking_table, run_table, speed_table
 from normlab.compare.report.verdict import level_note, verdict
 from normlab.pages.markdown import escape, table
@@ -14,7 +14,7 @@ from normlab.pages.numbers import count
 
 def markdown(folder: str | Path) -> str:
     """The verdict and the ranking of a comparison; of a single run, its results."""
-    results = load(folder)
+    results = load_results(folder)
     words = verdict(results)
     parts = [f"**{escape(words.headline)}**"]
     if results.kind == "run":

@@ -1,4 +1,4 @@
-"""A folder in, a page out: which sections a comparison has, and which a single run."""
+"""HTML report of a comparison or a single run: its sections, and `build`, which writes it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from normlab.compare.report import tables
-from normlab.compare.report.header import facts
+from normlab.compare.report.header import header_facts
 from normlab.compare.report.plots import plot_data
-from normlab.compare.report.results import Results, find, load
+from normlab.compare.report.results import Results, find_field, load_results
 from normlab.compare.report.verdict import level_note, verdict
 from normlab.errors import NormLabError
-from normlab.pages.numbers import listed, rate
+from normlab.pages.numbers import join_names, rate
 from normlab.pages.page import Section, render, section
 from normlab.utils.files import write_atomically
 
@@ -24,16 +24,16 @@ def build(folder: str | Path, *, out: str | Path | None = None, smoothing: float
     """
     if not 0.0 <= smoothing < 1.0:
         raise NormLabError(f"smoothing lies in [0, 1), got {smoothing}; try 0.6")
-    results = load(folder)
+    results = load_results(folder)
     path = results.folder / "report.html" if out is None else Path(out)
     if path.is_dir():
         raise NormLabError(f"{path} is a folder; expected a file, e.g. {path / 'report.html'}")
     # Half of a surrogate pair cannot be written; the rest of that text can.
-    write_atomically(path, page(results, smoothing).encode("utf-8", "replace"))
+    write_atomically(path, render_report(results, smoothing).encode("utf-8", "replace"))
     return path
 
 
-def page(results: Results, smoothing: float = 0.6) -> str:
+def render_report(results: Results, smoothing: float = 0.6) -> str:
     """The page as text."""
     words = verdict(results)
     data = plot_data(results, smoothing)
@@ -44,29 +44,29 @@ def page(results: Results, smoothing: float = 0.6) -> str:
         headline=words.headline,
         findings=words.findings,
         cautions=words.cautions,
-        facts=facts(results),
+        facts=header_facts(results),
         scripts=("compare/comparison.js",),
     )
 
 
-def commands(results: Results) -> list[str]:
+def reproduce_commands(results: Results) -> list[str]:
     """What to type to get the same again, as far as it was recorded."""
-    recorded = find(results.about, "command", "command_line", "argv")
+    recorded = find_field(results.about, "command", "command_line", "argv")
     line = shlex.join(map(str, recorded)) if isinstance(recorded, list) else str(recorded or "").strip()
-    packages = [f"{name}=={v}" for name in ("normlab", "torch") if (v := find(_versions(results), name))]
+    packages = [f"{name}=={v}" for name in ("normlab", "torch") if (v := find_field(_versions(results), name))]
     install = [f"pip install {shlex.join(packages)}"] if packages else []
     return [*install, line, f"normlab report {shlex.quote(results.folder.name)}"] if line else []
 
 
 def _versions(results: Results) -> dict[str, Any]:
-    return find(results.about, "versions") or next((run.versions for run in results.runs if run.versions), {})
+    return find_field(results.about, "versions") or next((run.versions for run in results.runs if run.versions), {})
 
 
 def _title(results: Results) -> str:
     names = [results.label(scheme) for scheme in results.schemes]
     if results.kind == "run":
         return f"Run {results.runs[0].id}"
-    return f"Comparison of {listed(names)}" if names else "Comparison"
+    return f"Comparison of {join_names(names)}" if names else "Comparison"
 
 
 def _sections(results: Results, data: dict[str, Any]) -> list[Section]:
@@ -80,7 +80,7 @@ def _sections(results: Results, data: dict[str, Any]) -> list[Section]:
                 events=tables.event_table(results)),
         section("configuration", "Configuration and environment", "configuration.html",
                 config=tables.config_table(results), environment=tables.environment_table(results)),
-        section("reproduce", "How to reproduce", "reproduce.html", commands=commands(results)),
+        section("reproduce", "How to reproduce", "reproduce.html", commands=reproduce_commands(results)),
     ]  # fmt: skip
     if results.kind == "run":
         return sections

@@ -1,4 +1,4 @@
-"""The numbers behind the plots: small enough to travel inside the page, which draws them itself."""
+"""Plot data of the HTML report as JSON: ranking, training curves, learning rates and depth profiles."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from normlab.compare.report.results import ReportedRun, Results
-from normlab.compare.report.run_metrics import PROFILES, Columns, Record, clock, columns, profile_values
-from normlab.pages.numbers import number
+from normlab.compare.report.run_metrics import PROFILES, Columns, Record, metric_columns, profile_values, with_seconds
+from normlab.pages.numbers import finite_or_none
 from normlab.utils.spaced import evenly_spaced
 
 POINTS_A_CURVE = 1000
@@ -33,7 +33,7 @@ def plot_data(results: Results, smoothing: float) -> dict[str, Any]:
 
 
 def _scheme(results: Results, scheme: str) -> dict[str, Any]:
-    standing = results.standing(scheme)
+    standing = results.scheme_result(scheme)
     rate = standing.lr if standing else None
     return {"label": results.label(scheme), "baseline": scheme == results.baseline, "lr": rate}
 
@@ -64,7 +64,7 @@ def _stride(lengths: Sequence[int], limit: int) -> int:
 
 
 def _curve(results: Results, run: ReportedRun, train_stride: int, eval_stride: int) -> dict[str, Any]:
-    evaluations = clock(run.metrics.step, run.metrics.eval)
+    evaluations = with_seconds(run.metrics.step, run.metrics.eval)
     return {
         "scheme": results.schemes.index(run.scheme),
         "lr": run.lr,
@@ -77,7 +77,7 @@ def _curve(results: Results, run: ReportedRun, train_stride: int, eval_stride: i
 
 
 def _points(records: Sequence[Record], field: str, stride: int) -> Columns:
-    found = _rounded(columns(records, (*PLACES, field), stride))
+    found = _rounded(metric_columns(records, (*PLACES, field), stride))
     return {**{name: found[name] for name in PLACES}, "value": found[field]}
 
 
@@ -126,7 +126,7 @@ def _rounded(table: Columns) -> Columns:
 
 def _round(value: float | None) -> float | None:
     """Five digits of a measurement are more than a screen shows; a whole number keeps all of its own."""
-    found = number(value)
+    found = finite_or_none(value)
     if found is None:
         return None
     return int(found) if float(found).is_integer() else float(f"{found:.5g}")

@@ -1,4 +1,4 @@
-"""A comparison's folder, or one run's, as plain data: what everything else in this room reads."""
+"""Load the results of a comparison folder or a run folder, as plain data for the report."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from normlab.compare.report.run_metrics import Metrics, metrics_of_row, read_metrics
-from normlab.compare.statistics import Standing, ranking
+from normlab.compare.statistics import SchemeResult, rank_schemes
 from normlab.compare.store import Store
 from normlab.errors import NormLabError
-from normlab.pages.numbers import number
+from normlab.pages.numbers import finite_or_none
 from normlab.train.config import DEFAULT_TASK
 from normlab.train.metrics import LOSS, TITLES, Metric, metric_named
 from normlab.train.tasks import TASKS
@@ -71,7 +71,7 @@ class Results:
     baseline: str | None = None
     metric: Metric = LOSS
     level: float = 0.95
-    standings: list[Standing] = field(default_factory=list)
+    standings: list[SchemeResult] = field(default_factory=list)
     problem: str | None = None
     """Why there are no standings, in one line."""
 
@@ -86,7 +86,7 @@ class Results:
     def label(self, scheme: str) -> str:
         return next((run.label for run in self.runs if run.scheme == scheme), scheme)
 
-    def standing(self, scheme: str) -> Standing | None:
+    def scheme_result(self, scheme: str) -> SchemeResult | None:
         return next((own for own in self.standings if own.scheme == scheme), None)
 
     def chosen(self, scheme: str) -> list[ReportedRun]:
@@ -96,12 +96,12 @@ class Results:
         """
         of_scheme = [run for run in self.runs if run.scheme == scheme]
         own = [run for run in of_scheme if not run.is_lost] or of_scheme
-        standing = self.standing(scheme)
+        standing = self.scheme_result(scheme)
         at_rate = [run for run in own if standing is None or standing.lr is None or run.lr == standing.lr]
         return [run for run in at_rate if run.role == "judge"] or at_rate or own
 
 
-def load(folder: str | Path) -> Results:
+def load_results(folder: str | Path) -> Results:
     """Read a comparison folder (compare.json, rows.jsonl) or a run folder (metrics.jsonl, status.json)."""
     folder = Path(folder)
     if (folder / "compare.json").is_file() or (folder / "rows.jsonl").is_file():
@@ -119,7 +119,7 @@ def load(folder: str | Path) -> Results:
     )
 
 
-def find(table: Any, *names: str) -> Any:
+def find_field(table: Any, *names: str) -> Any:
     """The first of these fields in a nested table, the outermost one first; None where there is none."""
     level = [table]
     while level:
@@ -137,9 +137,9 @@ def _comparison(folder: Path) -> Results:
     rows = Store(folder).rows()
     runs = [_run_in(folder / "runs" / row["run"], row) for row in rows]
     runs += _under_way(folder, {run.id for run in runs})
-    baseline = find(about, "baseline") or (rows[0]["scheme"] if rows else None)
-    metric = metric_named(str(find(about, "metric") or (rows[0]["metric"] if rows else LOSS.name)))
-    level = number(about.get("level")) or 0.95
+    baseline = find_field(about, "baseline") or (rows[0]["scheme"] if rows else None)
+    metric = metric_named(str(find_field(about, "metric") or (rows[0]["metric"] if rows else LOSS.name)))
+    level = finite_or_none(about.get("level")) or 0.95
     standings, problem = _standings(rows, baseline, level)
     return Results(
         folder=folder, kind="comparison", runs=runs, about=about, baseline=baseline, metric=metric, level=level,
@@ -149,15 +149,15 @@ def _comparison(folder: Path) -> Results:
 
 def _metric_of(run: ReportedRun) -> Metric:
     """What the task of a run is judged by; runs were made before there were tasks to choose from."""
-    name = str(find(run.config, "task") or DEFAULT_TASK)
+    name = str(find_field(run.config, "task") or DEFAULT_TASK)
     return TASKS[name].metric if name in TASKS else LOSS
 
 
-def _standings(rows: list[Table], baseline: Any, level: float) -> tuple[list[Standing], str | None]:
+def _standings(rows: list[Table], baseline: Any, level: float) -> tuple[list[SchemeResult], str | None]:
     if not rows:
         return [], "no run has ended yet"
     try:
-        return ranking(rows, str(baseline), level), None
+        return rank_schemes(rows, str(baseline), level), None
     except NormLabError as error:
         return [], str(error)
 
@@ -179,22 +179,22 @@ def _run_in(folder: Path, row: Table) -> ReportedRun:
     there = inside and (folder / "metrics.jsonl").is_file()
     # Rows that are kept without their runs tell of their course by themselves.
     metrics = read_metrics(folder / "metrics.jsonl") if there else metrics_of_row(row)
-    seed = number(row.get("seed", find(config, "seed")))
-    reason = row.get("reason") or find(status, "reason")
-    scheme = str(row.get("scheme") or find(config, "scheme") or folder.name)
+    seed = finite_or_none(row.get("seed", find_field(config, "seed")))
+    reason = row.get("reason") or find_field(status, "reason")
+    scheme = str(row.get("scheme") or find_field(config, "scheme") or folder.name)
     return ReportedRun(
         id=str(row.get("run", folder.name)),
         scheme=scheme,
-        label=str(row.get("label") or find(config, "label") or scheme),
+        label=str(row.get("label") or find_field(config, "label") or scheme),
         state=str(row.get("state") or status.get("state") or "unknown"),
-        lr=number(row.get("lr", find(config, "lr", "learning_rate"))),
+        lr=finite_or_none(row.get("lr", find_field(config, "lr", "learning_rate"))),
         seed=None if seed is None else int(seed),
         role=row.get("role"),
         reason=None if reason is None else str(reason),
-        value=number(row.get("value")),
+        value=finite_or_none(row.get("value")),
         row=row or _measured(status, written, metrics),
         config=config,
-        versions=row.get("versions") or find(written, "versions") or {},
+        versions=row.get("versions") or find_field(written, "versions") or {},
         metrics=metrics,
     )
 
@@ -202,7 +202,7 @@ def _run_in(folder: Path, row: Table) -> ReportedRun:
 def _measured(status: Table, config: Table, metrics: Metrics) -> Table:
     """What a row would say, from the metrics of a run that has none."""
     evaluation = metrics.eval[-1] if metrics.eval else {}
-    memory = [m for record in metrics.step if (m := number(record.get("memory_bytes"))) is not None]
+    memory = [m for record in metrics.step if (m := finite_or_none(record.get("memory_bytes"))) is not None]
     return {
         **{name: evaluation.get(name) for name in TITLES if name in evaluation},
         "tokens": status.get("tokens") or metrics.last("tokens"),
@@ -210,7 +210,7 @@ def _measured(status: Table, config: Table, metrics: Metrics) -> Table:
         "seconds": metrics.last("seconds"),
         "tokens_per_s": metrics.last("tokens_per_s"),
         "peak_bytes": max(memory, default=None),
-        "device": status.get("device") or find(config, "device"),
+        "device": status.get("device") or find_field(config, "device"),
     }
 
 

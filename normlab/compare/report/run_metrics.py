@@ -1,4 +1,4 @@
-"""The metrics of a run, read as they are: torn lines, missing fields and numbers that are not finite do no harm."""
+"""Read the metrics of a run (metrics.jsonl), tolerating truncated lines, missing fields and non-finite numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from normlab.pages.numbers import number
+from normlab.pages.numbers import finite_or_none
 from normlab.train.storage.sinks import read_records
 
 Record = dict[str, Any]
@@ -29,7 +29,9 @@ class Metrics:
 
     def last(self, name: str) -> float | None:
         """The last finite value of a field of the training steps."""
-        return next((value for row in reversed(self.step) if (value := number(row.get(name))) is not None), None)
+        return next(
+            (value for row in reversed(self.step) if (value := finite_or_none(row.get(name))) is not None), None
+        )
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -37,7 +39,7 @@ class Metrics:
 
         None where steps do not follow one another, as in the coarse curve of a row: its row knows a speed.
         """
-        begins = {number(event.get("step")) for event in self.event if event.get("what") == "resume"}
+        begins = {finite_or_none(event.get("step")) for event in self.event if event.get("what") == "resume"}
         tokens = seconds = 0.0
         for before, after in pairwise(self.step):
             if after["step"] == before["step"] + 1 and before["step"] not in begins:
@@ -58,7 +60,7 @@ def read_metrics(path: Path) -> Metrics:
     found = Metrics()
     for record in read_records(path):
         kind = record.get("kind")
-        if kind in ("step", "eval", "profile", "event") and number(record.get("step")) is not None:
+        if kind in ("step", "eval", "profile", "event") and finite_or_none(record.get("step")) is not None:
             getattr(found, kind).append(record)
     return found
 
@@ -85,7 +87,7 @@ def _place(row: Mapping[str, Any], step: int) -> Record:
     return {"step": step, "tokens": round(share * row["tokens"]), "seconds": share * row["seconds"]}
 
 
-def columns(records: Sequence[Record], names: Sequence[str], stride: int) -> Columns:
+def metric_columns(records: Sequence[Record], names: Sequence[str], stride: int) -> Columns:
     """One list a field, `stride` records averaged into a point; a point without a finite value is None.
 
     Buckets are counted from the first record, so runs that log at the same steps share their points.
@@ -94,9 +96,9 @@ def columns(records: Sequence[Record], names: Sequence[str], stride: int) -> Col
     return {name: [_mean(records[start : start + stride], name) for start in starts] for name in names}
 
 
-def clock(steps: Sequence[Record], records: Sequence[Record]) -> list[Record]:
+def with_seconds(steps: Sequence[Record], records: Sequence[Record]) -> list[Record]:
     """Records that do not say when they were made, with the seconds of the training steps around them."""
-    known = [(s["step"], t) for s in steps if (t := number(s.get("seconds"))) is not None]
+    known = [(s["step"], t) for s in steps if (t := finite_or_none(s.get("seconds"))) is not None]
     if not known:
         return list(records)
     at, seconds = zip(*known, strict=True)
@@ -109,14 +111,14 @@ def profile_values(record: Mapping[str, Any], name: str) -> dict[int, float]:
     if not isinstance(layers, list) or not isinstance(values, list) or not values:
         return {}
     pairs = zip(reversed(layers), reversed(values), strict=False)
-    return {int(k): v for k, x in pairs if (v := number(x)) is not None and number(k) is not None}
+    return {int(k): v for k, x in pairs if (v := finite_or_none(x)) is not None and finite_or_none(k) is not None}
 
 
 def _gain(before: Record, after: Record, name: str) -> float | None:
-    first, second = number(before.get(name)), number(after.get(name))
+    first, second = finite_or_none(before.get(name)), finite_or_none(after.get(name))
     return None if first is None or second is None else second - first
 
 
 def _mean(records: Sequence[Record], name: str) -> float | None:
-    values = [value for record in records if (value := number(record.get(name))) is not None]
+    values = [value for record in records if (value := finite_or_none(record.get(name))) is not None]
     return sum(values) / len(values) if values else None

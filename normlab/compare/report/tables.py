@@ -1,4 +1,4 @@
-"""The tables of a report, the same for the page and for Markdown: cells with what they show and what they sort by."""
+"""Tables of the report, common to HTML and Markdown: ranking, speed, runs, configuration, environment, events."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
-from normlab.compare.report.cautions import digits
-from normlab.compare.report.gpu_sharing import sharing
+from normlab.compare.report.cautions import difference_digits
+from normlab.compare.report.gpu_sharing import runs_sharing_gpu
 from normlab.compare.report.results import ReportedRun, Results
-from normlab.compare.report.verdict import where
-from normlab.compare.statistics import Standing
-from normlab.pages.numbers import NONE, count, duration, fixed, memory, number, rate, signed
-from normlab.pages.tables import Cell, Column, Table, figure, flatten
+from normlab.compare.report.verdict import failure_reason
+from normlab.compare.statistics import SchemeResult
+from normlab.pages.numbers import NONE, count, duration, finite_or_none, fixed, memory, rate, signed
+from normlab.pages.tables import Cell, Column, Table, flatten, numeric_cell
 from normlab.train.metrics import TITLES, Metric
 
 MARKS = {"no difference shown": "≈", "failed": "✕", "unreliable": "✕", "stuck": "✕"}
@@ -27,7 +27,7 @@ def ranking_table(results: Results) -> Table:
         Column("Interval"), Column("Detectable", True), Column("Verdict"), *_beside(results), Column("Rate", True),
         Column("Seeds", True),
     ]  # fmt: skip
-    places = digits(results)
+    places = difference_digits(results)
     return Table("Ranking", columns, [_standing_row(results, own, places) for own in results.standings]).filled()
 
 
@@ -36,7 +36,7 @@ def _beside(results: Results) -> list[Column]:
     return [Column(TITLES[name], True) for name in results.metric.beside]
 
 
-def _standing_row(results: Results, own: Standing, places: int) -> list[Cell]:
+def _standing_row(results: Results, own: SchemeResult, places: int) -> list[Cell]:
     difference = own.difference
     interval, low = NONE, None
     if difference is not None and difference.low is not None:
@@ -49,18 +49,18 @@ def _standing_row(results: Results, own: Standing, places: int) -> list[Cell]:
     others = [_mean(run.row.get(name) for run in done) for name in results.metric.beside]
     return [
         Cell(own.label, own.label.lower(), scheme=results.schemes.index(own.scheme)),
-        figure(fixed(own.mean, places), own.mean),
-        figure(signed(difference.mean if difference else None, places), difference.mean if difference else None),
+        numeric_cell(fixed(own.mean, places), own.mean),
+        numeric_cell(signed(difference.mean if difference else None, places), difference.mean if difference else None),
         Cell(interval, low, whole=True),
-        figure(fixed(own.detectable, places), own.detectable),
+        numeric_cell(fixed(own.detectable, places), own.detectable),
         Cell(f"{mark} {own.verdict}".strip(), own.verdict, tone=own.verdict.replace(" ", "-")),
-        *(figure(fixed(value), value) for value in others),
-        figure(rate(own.lr) + edge, own.lr),
-        figure(_seeds(own), len(own.finished)),
+        *(numeric_cell(fixed(value), value) for value in others),
+        numeric_cell(rate(own.lr) + edge, own.lr),
+        numeric_cell(_seeds(own), len(own.finished)),
     ]
 
 
-def _seeds(own: Standing) -> str:
+def _seeds(own: SchemeResult) -> str:
     """Judge seeds that trained, and what became of the others."""
     share = str(len(own.values)) if not own.lost else f"{len(own.finished)} of {len(own.values)}"
     lost = ((len(own.stuck), "stuck"), (own.failed, "failed"))
@@ -84,7 +84,7 @@ class Cost:
     seconds: float | None = None
 
 
-def cost(runs: Sequence[ReportedRun]) -> Cost:
+def median_cost(runs: Sequence[ReportedRun]) -> Cost:
     done = [run for run in runs if run.state == "done"] or list(runs)
     return Cost(
         speed=_median(run.metrics.tokens_per_s or run.row.get("tokens_per_s") for run in done),
@@ -98,8 +98,8 @@ def cost(runs: Sequence[ReportedRun]) -> Cost:
 def speed_table(results: Results) -> Table:
     """Throughput and memory beside the baseline's. What runs that share a GPU leave each other says nothing of them."""
     spoken = [run for scheme in results.schemes for run in results.chosen(scheme)]
-    together = sharing(results.runs) & {run.id for run in spoken}
-    base = cost(results.chosen(results.baseline)) if results.baseline in results.schemes else Cost()
+    together = runs_sharing_gpu(results.runs) & {run.id for run in spoken}
+    base = median_cost(results.chosen(results.baseline)) if results.baseline in results.schemes else Cost()
     beside = f"against {results.label(results.baseline or '')}"
     columns = [Column("Scheme"), Column("Tokens/s", True), Column("Speed " + beside, True), Column("Of peak", True)]
     columns += [Column("Peak memory", True), Column("Memory " + beside, True), Column("Run time", True)]
@@ -113,17 +113,17 @@ def speed_table(results: Results) -> Table:
 
 
 def _cost_row(results: Results, k: int, scheme: str, base: Cost, *, alone: bool) -> list[Cell]:
-    own = cost(results.chosen(scheme))
+    own = median_cost(results.chosen(scheme))
     speed, peak = _ratio(own.speed, base.speed) if alone else None, _ratio(own.peak, base.peak)
     mfu = own.mfu if alone else None
     return [
         Cell(results.label(scheme), results.label(scheme).lower(), scheme=k),
-        figure(count(own.speed), own.speed),
-        figure(_percent(speed), speed),
-        figure(_percent(mfu), mfu),
-        figure(memory(own.peak), own.peak),
-        figure(_percent(peak), peak),
-        figure(duration(own.seconds), own.seconds),
+        numeric_cell(count(own.speed), own.speed),
+        numeric_cell(_percent(speed), speed),
+        numeric_cell(_percent(mfu), mfu),
+        numeric_cell(memory(own.peak), own.peak),
+        numeric_cell(_percent(peak), peak),
+        numeric_cell(duration(own.seconds), own.seconds),
     ]
 
 
@@ -137,20 +137,20 @@ def run_table(results: Results) -> Table:
 
 
 def _run_row(results: Results, run: ReportedRun) -> list[Cell]:
-    value = run.value if run.row.get("value") is not None else number(run.row.get(results.metric.field))
+    value = run.value if run.row.get("value") is not None else finite_or_none(run.row.get(results.metric.field))
     others = [run.row.get(name) for name in results.metric.beside]
     state = "stuck" if run.is_stuck else run.state
     return [
         Cell(run.id, run.id),
         Cell(run.label, run.label.lower(), scheme=results.schemes.index(run.scheme)),
         Cell(run.role or NONE, run.role or ""),
-        figure(rate(run.lr), run.lr),
-        figure(NONE if run.seed is None else str(run.seed), run.seed),
+        numeric_cell(rate(run.lr), run.lr),
+        numeric_cell(NONE if run.seed is None else str(run.seed), run.seed),
         Cell(state, state, tone=state),
-        figure(fixed(value), value),
-        *(figure(fixed(other), other) for other in others),
-        figure(count(run.row.get("tokens")), run.row.get("tokens")),
-        Cell(where(run) if run.state == "failed" else run.reason or "", run.reason or ""),
+        numeric_cell(fixed(value), value),
+        *(numeric_cell(fixed(other), other) for other in others),
+        numeric_cell(count(run.row.get("tokens")), run.row.get("tokens")),
+        Cell(failure_reason(run) if run.state == "failed" else run.reason or "", run.reason or ""),
     ]
 
 
@@ -177,7 +177,7 @@ def event_table(results: Results) -> Table:
     columns = [Column("Run"), Column("Step", True), Column("What"), Column("Layer"), Column("Detail")]
     rows = [
         [
-            Cell(run.id, run.id), figure(str(event["step"]), event["step"]), Cell(str(event.get("what", NONE))),
+            Cell(run.id, run.id), numeric_cell(str(event["step"]), event["step"]), Cell(str(event.get("what", NONE))),
             Cell(str(event.get("layer") or NONE)), Cell(str(event.get("detail") or "")),
         ]
         for run in results.runs
@@ -194,12 +194,12 @@ def _values(values: Iterable[str]) -> str:
 
 
 def _mean(values: Iterable[Any]) -> float | None:
-    known = [found for value in values if (found := number(value)) is not None]
+    known = [found for value in values if (found := finite_or_none(value)) is not None]
     return fmean(known) if known else None
 
 
 def _median(values: Iterable[Any]) -> float | None:
-    known = [found for value in values if (found := number(value)) is not None]
+    known = [found for value in values if (found := finite_or_none(value)) is not None]
     return median(known) if known else None
 
 

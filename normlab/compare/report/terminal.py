@@ -1,4 +1,4 @@
-"""The headline and the ranking of a comparison on the terminal."""
+"""Terminal output of a comparison: ranking, cautions and headline."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from normlab.compare.report.results import load
+from normlab.compare.report.results import load_results
 from normlab.compare.report.tables import ranking_table
 from normlab.compare.report.verdict import verdict
 
@@ -17,9 +17,9 @@ _PLAIN_WIDTH = 160
 """Columns where nobody watches a terminal: a line of a file need not be broken."""
 
 
-def show(folder: str | Path, console: Console | None = None) -> None:
+def print_ranking(folder: str | Path, console: Console | None = None) -> None:
     """Print what the page of a comparison begins with: the ranking, the cautions, and last the headline."""
-    results = load(folder)
+    results = load_results(folder)
     words = verdict(results)
     console = console or _console()
     if results.standings:

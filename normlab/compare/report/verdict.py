@@ -1,14 +1,14 @@
-"""What the runs show, in words: a winner only where the intervals name one, and everything that failed."""
+"""Headline and findings of the report: names a winner only if the confidence intervals do, and lists failures."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
 
-from normlab.compare.report.cautions import cautions, digits, edges_in_brief
+from normlab.compare.report.cautions import cautions, difference_digits, edge_summary
 from normlab.compare.report.results import ReportedRun, Results
-from normlab.compare.statistics import Difference, Standing, simultaneous, winner
-from normlab.pages.numbers import count, fixed, listed, rate
+from normlab.compare.statistics import Difference, SchemeResult, bonferroni_level, find_winner
+from normlab.pages.numbers import count, fixed, join_names, rate
 from normlab.train.metrics import Metric
 from normlab.utils.text import counted
 
@@ -32,11 +32,11 @@ def verdict(results: Results) -> Conclusion:
         return Conclusion(f"No verdict: {results.problem}.", lost, cautions(results))
     findings = [line for own in results.standings if (line := _finding(results, own))]
     # What a claim rests on stands beside it, not below it.
-    headline = [_claim(results), _stuck_in_brief(results), edges_in_brief(results)]
+    headline = [_claim(results), _stuck_in_brief(results), edge_summary(results)]
     return Conclusion(" ".join(filter(None, headline)), findings + lost, cautions(results))
 
 
-def where(run: ReportedRun) -> str:
+def failure_reason(run: ReportedRun) -> str:
     """Why a run failed, with step and layer if its events know them."""
     reason = run.reason or "no reason recorded"
     faults = [event for event in run.metrics.event if event.get("what") in ("nonfinite", "spike")]
@@ -50,7 +50,7 @@ def where(run: ReportedRun) -> str:
 
 
 def _claim(results: Results) -> str:
-    best, base = winner(results.standings, results.level), results.label(results.baseline or "")
+    best, base = find_winner(results.standings, results.level), results.label(results.baseline or "")
     better_result, budget = f"a {results.metric.comparative} {results.metric.title}", _budget(results)
     if best is not None:
         return _of_winner(results, best, base)
@@ -58,7 +58,7 @@ def _claim(results: Results) -> str:
         return "No verdict: no scheme has a finished judge run at its picked rate."
     better = [own.label for own in results.standings if own.verdict == "better"]
     if len(better) > 1:
-        return f"{listed(better)} reach {better_result} than {base}{budget}; which of them is best is not shown."
+        return f"{join_names(better)} reach {better_result} than {base}{budget}; which of them is best is not shown."
     if better:
         return f"{better[0]} reaches {better_result} than {base}{budget}; that it is the best of all is not shown."
     if not any(own.difference for own in results.standings):
@@ -68,19 +68,21 @@ def _claim(results: Results) -> str:
     return f"No winner: no scheme is shown to reach {better_result} than {base}{budget}."
 
 
-def _of_winner(results: Results, best: Standing, base: str) -> str:
+def _of_winner(results: Results, best: SchemeResult, base: str) -> str:
     metric = results.metric
     best_result = f"the {metric.superlative} {metric.title}"
     if best.difference is None:
         return f"{best.label}, the baseline, reaches {best_result}: every other scheme that finished is worse."
-    found, places, share = best.difference, digits(results), f"{100 * results.level:g} %"
+    found, places, share = best.difference, difference_digits(results), f"{100 * results.level:g} %"
     # By how much it is better, from the least to the most.
     size, *ends = (-metric.sign * x if x is not None else None for x in (found.mean, found.low, found.high))
     least, most = sorted(ends, key=lambda end: end or 0.0)
     sure = f"{share} interval {fixed(least, places)} to {fixed(most, places)}, {counted(found.n, 'seed')}"
     side = "above" if metric.higher else "below"
-    rates = dict.fromkeys(rate(own.lr) for own in (best, results.standing(results.baseline or "")) if own and own.lr)
-    held = f"{_budget(results)}, rate{'s' * (len(rates) > 1)} {listed(rates)}" if rates else _budget(results)
+    rates = dict.fromkeys(
+        rate(own.lr) for own in (best, results.scheme_result(results.baseline or "")) if own and own.lr
+    )
+    held = f"{_budget(results)}, rate{'s' * (len(rates) > 1)} {join_names(rates)}" if rates else _budget(results)
     return (
         f"{best.label} reaches {best_result}: {fixed(size, places)} {side} {base} ({sure};{held.removeprefix(' at')})."
     )
@@ -95,27 +97,27 @@ def _budget(results: Results) -> str:
 def _stuck_in_brief(results: Results) -> str:
     """Schemes with stuck judge runs, for the headline."""
     parts = [f"{own.label} was stuck with {_share(len(own.stuck), own)}" for own in results.standings if own.stuck]
-    return f"{listed(parts)}." if parts else ""
+    return f"{join_names(parts)}." if parts else ""
 
 
-def _share(number: int, own: Standing) -> str:
+def _share(number: int, own: SchemeResult) -> str:
     total = len(own.values)
     return f"all {total} judging seeds" if number == total > 1 else f"{number} of {counted(total, 'judging seed')}"
 
 
-def _finding(results: Results, own: Standing) -> str | None:
+def _finding(results: Results, own: SchemeResult) -> str | None:
     base, difference = results.label(results.baseline or ""), own.difference
     if own.verdict == "not judged":
         return f"{own.label} is not judged: it has no judge run at its picked rate."
     if own.verdict == "stuck":
         ends = dict.fromkeys(fixed(end, 3) for end in own.stuck.values() if end is not None)
-        end = f"at {listed(ends)}" if ends else "early"
+        end = f"at {join_names(ends)}" if ends else "early"
         return f"{own.label} did not train at its rate ({rate(own.lr)}): it ended {end}."
     if own.verdict == "no pairs":
         return f"{own.label} shares no finished seed with {base}, so it cannot be compared."
     if difference is None:
         return None
-    size, places = abs(difference.mean), digits(results)
+    size, places = abs(difference.mean), difference_digits(results)
     side = "below" if difference.mean < 0 else "above"
     mean = f"{fixed(size, places)} {side} {base}"
     if own.verdict == "one seed":
@@ -124,8 +126,8 @@ def _finding(results: Results, own: Standing) -> str | None:
         lost = [f"{number} {what}" for number, what in ((own.failed, "failed"), (len(own.stuck), "stuck")) if number]
         seeds = counted(difference.n, "seed")
         return (
-            f"{own.label}: {mean} where both trained ({seeds}), but of {len(own.values)} judge runs {listed(lost)}: "
-            "no claim."
+            f"{own.label}: {mean} where both trained ({seeds}), but of {len(own.values)} judge runs {join_names(lost)}"
+            ": no claim."
         )
     interval = _interval_words(difference, places)
     if own.verdict == "no difference shown":
@@ -138,7 +140,7 @@ def _interval_words(difference: Difference, places: int) -> str:
     return f"the interval from {low} to {high} ({counted(difference.n, 'seed')})"
 
 
-def _power(own: Standing, places: int) -> str:
+def _power(own: SchemeResult, places: int) -> str:
     """What so many seeds could have shown."""
     if own.detectable is None:
         return ""
@@ -154,7 +156,7 @@ def _failures(results: Results, scheme: str) -> str | None:
     share = "every run" if len(failed) == len(ended) else f"{len(failed)} of {len(ended)} runs"
     # Judge runs first, then the lowest rate: the failure that matters most.
     worst = min(failed, key=lambda run: (run.role != "judge", run.lr or math.inf, run.seed or 0))
-    example = f"{where(worst)} (rate {rate(worst.lr)}, seed {worst.seed})"
+    example = f"{failure_reason(worst)} (rate {rate(worst.lr)}, seed {worst.seed})"
     return f"{results.label(scheme)}: {share} failed; {example}."
 
 
@@ -164,7 +166,7 @@ def _stuck(results: Results, scheme: str) -> str | None:
     stuck = [run for run in ended if run.is_stuck]
     if not stuck:
         return None
-    rates = listed(dict.fromkeys(rate(run.lr) for run in sorted(stuck, key=lambda run: run.lr or 0.0)))
+    rates = join_names(dict.fromkeys(rate(run.lr) for run in sorted(stuck, key=lambda run: run.lr or 0.0)))
     return (
         f"{results.label(scheme)}: {len(stuck)} of {len(ended)} runs stuck (rate {rates}): their loss stayed near the "
         "entropy of single tokens. They are part of no mean."
@@ -174,7 +176,7 @@ def _stuck(results: Results, scheme: str) -> str | None:
 def level_note(results: Results) -> str:
     """What the intervals promise, for the foot of a table."""
     share, others = f"{100 * results.level:g} %", len(results.standings) - 1
-    each = f"{100 * simultaneous(results.level, len(results.standings)):.2f} %"
+    each = f"{100 * bonferroni_level(results.level, len(results.standings)):.2f} %"
     wide = f", widened for {others} comparisons (each at {each}) so that all hold together with {share} confidence"
     return (
         f"{results.metric.comparative.capitalize()} is better. Paired Student intervals over seeds"
@@ -189,7 +191,7 @@ def _on_run(run: ReportedRun, metric: Metric) -> Conclusion:
     value, at = run.row.get(metric.field), count(run.row.get("tokens"))
     tail = f"{metric.title} {fixed(value)} after {at} tokens" if value is not None else "no evaluation yet"
     if run.state == "failed":
-        return Conclusion(f"{run.label} failed: {where(run)}.", [f"Before that: {tail}."])
+        return Conclusion(f"{run.label} failed: {failure_reason(run)}.", [f"Before that: {tail}."])
     if run.is_stuck:
         return Conclusion(f"{run.label} is stuck: {tail}, near {metric.guess}.")
     states = {"done": "finished", "running": "is running", "stopped": "was stopped"}

@@ -9,7 +9,7 @@ from normlab.dynamics.experiments.result import ExperimentResult, PredictionVerd
 from normlab.dynamics.result import SchemeRun, Simulation
 from normlab.dynamics.view import tables
 from normlab.dynamics.view.plots import figures_data, observable_panels, run_labels, simulation_data
-from normlab.pages.numbers import duration, listed
+from normlab.pages.numbers import duration, join_names
 from normlab.pages.page import Section, render, section
 
 _STYLES = ("simulate/simulate.css",)
@@ -25,7 +25,7 @@ def simulation_page(simulation: Simulation) -> str:
     names = list(dict.fromkeys(run.scheme for run in simulation.runs))
     data = simulation_data(simulation)
     return render(
-        f"Simulation of {listed(names)}",
+        f"Simulation of {join_names(names)}",
         _simulation_sections(simulation, data),
         data,
         headline=headline(simulation),
@@ -123,7 +123,7 @@ def _result_facts(result: ExperimentResult) -> list[tuple[str, str]]:
     options = result.config
     facts = [(name, str(options[name])) for name in ("tokens", "seeds", "method") if name in options]
     schemes = list(options.get("scheme", ()))
-    named = listed(schemes) if 0 < len(schemes) <= 6 else str(len(schemes))
+    named = join_names(schemes) if 0 < len(schemes) <= 6 else str(len(schemes))
     return [("schemes", named), *facts, ("time", duration(result.seconds))]
 
 

@@ -11,13 +11,13 @@ from normlab.dynamics.measure.fits import FORMULAS
 from normlab.dynamics.result import FittedLaw, SchemeRun, Simulation
 from normlab.dynamics.view.plots import run_labels
 from normlab.pages.numbers import NONE, duration
-from normlab.pages.tables import Cell, Column, Table, figure, flatten
+from normlab.pages.tables import Cell, Column, Table, flatten, numeric_cell
 
 
 def number_cell(value: float | None, digits: int = 4) -> Cell:
     """A table cell with a number of significant digits that sorts by value; a dash for None."""
     known = value is not None and math.isfinite(value)
-    return figure(f"{value:.{digits}g}".replace("-", "−") if known else NONE, value)
+    return numeric_cell(f"{value:.{digits}g}".replace("-", "−") if known else NONE, value)
 
 
 def _columns(*titles: str) -> list[Column]:
@@ -37,7 +37,7 @@ def run_table(simulation: Simulation) -> Table:
 
 def _change(run: SchemeRun, name: str) -> Cell:
     first, last = (f"{run[name].mean[place]:.3g}".replace("-", "−") for place in (0, -1))
-    return figure(f"{first} → {last}", run[name].mean[-1])
+    return numeric_cell(f"{first} → {last}", run[name].mean[-1])
 
 
 def law_table(simulation: Simulation) -> Table:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
-from normlab.compare.statistics import Difference, minimum_detectable, simultaneous
+from normlab.compare.statistics import Difference, bonferroni_level, minimum_detectable
 from normlab.errors import NormLabError
 from normlab.studies.evidence import Evidence
 from normlab.studies.finding import Finding
@@ -55,7 +55,7 @@ def _shown(value: Any) -> str:
 
 def each(level: float, intervals: int) -> float:
     """The level of each of several intervals that hold together with probability `level`."""
-    return simultaneous(level, intervals + 1)
+    return bonferroni_level(level, intervals + 1)
 
 
 def interval(found: Difference, low: float | None, high: float | None, digits: int = 4) -> str:

@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 
 from normlab.compare.statistics import Difference as Paired
-from normlab.compare.statistics import paired
+from normlab.compare.statistics import paired_difference
 from normlab.errors import NormLabError
 from normlab.studies.evidence import Evidence, Sample
-from normlab.studies.finding import Finding, side, together
+from normlab.studies.finding import Finding, combine_findings, side
 from normlab.studies.rules.base import VALUE, Rule, each, interval, power_of
 
 
@@ -45,7 +45,7 @@ class BoundRule(Rule):
 
     def decide(self, evidence: Evidence) -> Finding:
         arms = evidence.arms(self.arms)
-        return together([self._in(evidence, arm, each(self.level, len(arms)), len(arms) > 1) for arm in arms])
+        return combine_findings([self._in(evidence, arm, each(self.level, len(arms)), len(arms) > 1) for arm in arms])
 
     def _in(self, evidence: Evidence, arm: str, level: float, named: bool) -> Finding:
         samples = [evidence.sample(scheme, arm, self.value) for scheme in self.schemes]
@@ -71,7 +71,7 @@ class BoundRule(Rule):
     def _by_interval(self, values: dict[int, float], level: float, where: str) -> Finding:
         is_ratio = self.against is not None
         scaled = {key: math.log(value) for key, value in values.items()} if is_ratio else values
-        found = paired(scaled, dict.fromkeys(scaled, 0.0), level)
+        found = paired_difference(scaled, dict.fromkeys(scaled, 0.0), level)
         mean, low, high = (_back(end, is_ratio) for end in (found.mean, found.low, found.high))
         return Finding(
             verdict=side(low, high, self.claimed), ours=f"{mean:.4g}{where}, {interval(found, low, high)}",

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from normlab.studies.evidence import Evidence, Row, is_sound
-from normlab.studies.exact import correlation_interval, pearson, quantile, ranked
+from normlab.studies.exact import correlation_interval, pearson, quantile, rank_values
 from normlab.studies.finding import Finding, side
 from normlab.studies.rules.base import VALUE, Rule
-from normlab.studies.values import number
+from normlab.studies.values import row_number
 
 _LEAST = 5
 """Points that an interval takes, besides what was fitted to them."""
@@ -40,7 +40,7 @@ class CorrelationRule(Rule):
 
     def decide(self, evidence: Evidence) -> Finding:
         rows = evidence.all(self.only, self.arms)
-        pairs = {id(row): (number(row, self.x), number(row, self.y)) for row in rows if is_sound(row)}
+        pairs = {id(row): (row_number(row, self.x), row_number(row, self.y)) for row in rows if is_sound(row)}
         known = [row for row in rows if None not in pairs.get(id(row), (None,))]
         left_out = len(rows) - len(known)
         notes = (f"{left_out} of {len(rows)} runs failed, were stuck or lack a number, and are left out",)
@@ -53,7 +53,7 @@ class CorrelationRule(Rule):
 
     def _over(self, rows: Sequence[Row], pairs: list[tuple[float, float]], groups: list[tuple], free: int) -> Finding:
         columns = [list(column) for column in zip(*pairs, strict=True)]
-        x, y = (_centred(ranked(column) if self.ranks else column, groups) for column in columns)
+        x, y = (_centred(rank_values(column) if self.ranks else column, groups) for column in columns)
         r = pearson(x, y)
         low, high = correlation_interval(r, free, self.level, of_ranks=self.ranks)
         claimed = (self.at_least, None) if self.sign == "positive" else (None, -self.at_least)

@@ -7,10 +7,10 @@ from typing import Literal
 
 from normlab.errors import NormLabError
 from normlab.studies.evidence import Evidence, Row, has
-from normlab.studies.exact import fisher, least_p, share_bounds
+from normlab.studies.exact import fisher_exact, least_p, share_bounds
 from normlab.studies.finding import Finding
 from normlab.studies.rules.base import VALUE, Rule
-from normlab.studies.values import number
+from normlab.studies.values import row_number
 
 What = Literal["diverged", "failed", "stuck", "spiked", "skipped"]
 
@@ -62,7 +62,7 @@ class CountRule(Rule):
         return [row for row in rows if not self.lrs or row["lr"] in self.lrs]
 
     def _happened(self, row: Row) -> bool:
-        value = number(row, VALUE)
+        value = row_number(row, VALUE)
         high = self.above is not None and value is not None and value > self.above
         return high or any(has(row, what) for what in self.what)
 
@@ -81,7 +81,7 @@ class CountRule(Rule):
         )  # fmt: skip
 
     def _against(self, own: tuple[int, int], other: tuple[int, int]) -> Finding:
-        fewer, more = fisher(other, own), fisher(own, other)
+        fewer, more = fisher_exact(other, own), fisher_exact(own, other)
         limit = 1.0 - self.level
         names = f"{self.scheme} {own[0]} of {own[1]}, {self.less_than} {other[0]} of {other[1]}"
         return Finding(

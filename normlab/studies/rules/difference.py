@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from normlab.compare.statistics import paired
+from normlab.compare.statistics import paired_difference
 from normlab.errors import NormLabError
 from normlab.studies.evidence import Evidence
-from normlab.studies.finding import Finding, side, together
+from normlab.studies.finding import Finding, combine_findings, side
 from normlab.studies.rules.base import VALUE, Rule, each, interval, power_of
 
 _WAYS = {"below": lambda by: (None, -by), "above": lambda by: (by, None), "within": lambda by: (-by, by)}
@@ -39,14 +39,14 @@ class DifferenceRule(Rule):
 
     def decide(self, evidence: Evidence) -> Finding:
         arms = evidence.arms(self.arms)
-        return together([self._in(evidence, arm, each(self.level, len(arms)), len(arms) > 1) for arm in arms])
+        return combine_findings([self._in(evidence, arm, each(self.level, len(arms)), len(arms) > 1) for arm in arms])
 
     def _in(self, evidence: Evidence, arm: str, level: float, named: bool) -> Finding:
         a, b = (evidence.sample(scheme, arm, self.value) for scheme in self.schemes)
         problems, notes = [*a.problems, *b.problems], [*a.notes, *b.notes]
         if not a.finished.keys() & b.finished.keys():
             return Finding(verdict="open", notes=(*problems, f"{a.name} and {b.name} share no finished seed"))
-        found = paired(a.values, b.values, level)
+        found = paired_difference(a.values, b.values, level)
         claimed = _WAYS[self.direction](self.by)
         where = f" ({arm})" if named else ""
         return Finding(

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from itertools import combinations, product
 from typing import Literal
 
-from normlab.compare.statistics import paired
+from normlab.compare.statistics import paired_difference
 from normlab.errors import NormLabError
 from normlab.studies.evidence import Evidence, Sample
-from normlab.studies.finding import Finding, together
+from normlab.studies.finding import Finding, combine_findings
 from normlab.studies.rules.base import VALUE, Rule, each, power_of
 
 Tier = tuple[str, ...]
@@ -38,7 +38,7 @@ class OrderRule(Rule):
 
     def decide(self, evidence: Evidence) -> Finding:
         arms = evidence.arms(self.arms)
-        return together([self._in(evidence, arm, each(self.level, len(arms)), len(arms) > 1) for arm in arms])
+        return combine_findings([self._in(evidence, arm, each(self.level, len(arms)), len(arms) > 1) for arm in arms])
 
     def _in(self, evidence: Evidence, arm: str, level: float, named: bool) -> Finding:
         samples = {scheme: evidence.sample(scheme, arm, self.value) for scheme in self.schemes}
@@ -61,7 +61,7 @@ class OrderRule(Rule):
     def _pair(self, a: Sample, b: Sample, level: float) -> Finding:
         if not a.finished.keys() & b.finished.keys():
             return Finding(verdict="open", ours=f"{a.name} and {b.name} share no finished seed")
-        found = paired(a.values, b.values, level)
+        found = paired_difference(a.values, b.values, level)
         sign = 1.0 if self.better == "lower" else -1.0
         holds = not found.spans_zero and (sign * found.mean < 0.0)
         verdict = "open" if found.spans_zero else "reproduced" if holds else "refuted"

@@ -15,8 +15,8 @@ import pytest
 
 from normlab.cli import main
 from normlab.compare.report import build, markdown
-from normlab.compare.report.page import commands
-from normlab.compare.report.results import load
+from normlab.compare.report.page import reproduce_commands
+from normlab.compare.report.results import load_results
 from normlab.errors import NormLabError
 from normlab.pages.markdown import escape
 from normlab.pages.page import embed, render, section
@@ -96,11 +96,11 @@ def test_out_and_smoothing(folder: Path, tmp_path: Path) -> None:
 
 
 def test_commands_are_those_that_were_recorded(folder: Path, tmp_path: Path) -> None:
-    install, compare, report = commands(load(folder))
+    install, compare, report = reproduce_commands(load_results(folder))
     assert install == "pip install normlab==0.1.0 torch==2.13.0"
     assert compare == "normlab compare --schemes pre post peri geonorm --lrs 0.0006 0.0012 --seeds 3"
     assert report == "normlab report c"
-    assert commands(load(synthetic.run(tmp_path / "r"))) == []
+    assert reproduce_commands(load_results(synthetic.run(tmp_path / "r"))) == []
 
 
 def damaged(folder: Path, damage: str) -> None:

@@ -11,8 +11,15 @@ import pytest
 
 from normlab.compare.report import build
 from normlab.compare.report.plots import PROFILE_STEPS, plot_data
-from normlab.compare.report.results import find, load
-from normlab.compare.report.run_metrics import Metrics, clock, columns, metrics_of_row, profile_values, read_metrics
+from normlab.compare.report.results import find_field, load_results
+from normlab.compare.report.run_metrics import (
+    Metrics,
+    metric_columns,
+    metrics_of_row,
+    profile_values,
+    read_metrics,
+    with_seconds,
+)
 from normlab.errors import NormLabError
 from tests.compare.report import synthetic
 
@@ -20,7 +27,7 @@ RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 
 
 def test_a_comparison_is_read_whole(tmp_path: Path) -> None:
-    results = load(synthetic.comparison(tmp_path / "c", running=True))
+    results = load_results(synthetic.comparison(tmp_path / "c", running=True))
     assert results.kind == "comparison"
     assert results.schemes == ["pre", "post", "peri", "geonorm"]
     assert len(results.runs) == 4 * (2 * 3 + 3) + 1
@@ -32,7 +39,7 @@ def test_a_comparison_is_read_whole(tmp_path: Path) -> None:
 
 
 def test_a_run_is_read_from_its_folder_alone(tmp_path: Path) -> None:
-    run = load(synthetic.run(tmp_path / "r")).runs[0]
+    run = load_results(synthetic.run(tmp_path / "r")).runs[0]
     assert (run.scheme, run.lr, run.seed, run.state) == ("peri", 1e-3, 7, "done")
     assert run.row["loss"] == pytest.approx(run.metrics.eval[-1]["loss"])
     assert run.row["steps"] == 120
@@ -40,9 +47,9 @@ def test_a_run_is_read_from_its_folder_alone(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_neither_is_named(tmp_path: Path) -> None:
     with pytest.raises(NormLabError, match="neither a comparison"):
-        load(tmp_path)
+        load_results(tmp_path)
     with pytest.raises(NormLabError, match="no folder"):
-        load(tmp_path / "absent")
+        load_results(tmp_path / "absent")
 
 
 def test_metrics_survive_anything(tmp_path: Path) -> None:
@@ -55,25 +62,25 @@ def test_metrics_survive_anything(tmp_path: Path) -> None:
     path.write_text("\n".join(lines))
     found = read_metrics(path)
     assert [record["step"] for record in found.step] == [1, 2]
-    assert columns(found.step, ["loss"], 1) == {"loss": [None, 3.5]}
-    assert columns(found.eval, ["loss", "absent"], 1) == {"loss": [None], "absent": [None]}
+    assert metric_columns(found.step, ["loss"], 1) == {"loss": [None, 3.5]}
+    assert metric_columns(found.eval, ["loss", "absent"], 1) == {"loss": [None], "absent": [None]}
     assert found.last("loss") == 3.5
     assert read_metrics(tmp_path / "absent").step == []
 
 
 def test_points_are_means_of_buckets_shared_by_all_runs() -> None:
     long = [{"step": k, "loss": float(k)} for k in range(1, 11)]
-    assert columns(long, ["step", "loss"], 4) == {"step": [2.5, 6.5, 9.5], "loss": [2.5, 6.5, 9.5]}
+    assert metric_columns(long, ["step", "loss"], 4) == {"step": [2.5, 6.5, 9.5], "loss": [2.5, 6.5, 9.5]}
     # A run that ended early has the same points, only fewer.
-    assert columns(long[:8], ["step"], 4) == {"step": [2.5, 6.5]}
+    assert metric_columns(long[:8], ["step"], 4) == {"step": [2.5, 6.5]}
     holes = [{"step": 1, "loss": math.nan}, {"step": 2, "loss": 4.0}]
-    assert columns(holes, ["loss"], 2) == {"loss": [4.0]}
+    assert metric_columns(holes, ["loss"], 2) == {"loss": [4.0]}
 
 
 def test_evaluations_get_the_clock_of_the_steps_around_them() -> None:
     steps = [{"step": 10, "seconds": 1.0}, {"step": 20, "seconds": 3.0}, {"step": 30, "seconds": None}]
-    assert [r["seconds"] for r in clock(steps, [{"step": 15}, {"step": 20}, {"step": 99}])] == [2.0, 3.0, 3.0]
-    assert clock([], [{"step": 1}]) == [{"step": 1}]
+    assert [r["seconds"] for r in with_seconds(steps, [{"step": 15}, {"step": 20}, {"step": 99}])] == [2.0, 3.0, 3.0]
+    assert with_seconds([], [{"step": 1}]) == [{"step": 1}]
 
 
 def test_one_value_a_block_belongs_to_the_boundary_where_it_ends() -> None:
@@ -85,10 +92,10 @@ def test_one_value_a_block_belongs_to_the_boundary_where_it_ends() -> None:
 
 
 def test_find_prefers_the_outermost_field() -> None:
-    assert find({"a": {"lr": 2}, "lr": 1}, "lr") == 1
-    assert find({"a": {"b": {"lr": 2}}}, "rate", "lr") == 2
-    assert find({"lr": None}, "lr") is None
-    assert find(None, "lr") is None
+    assert find_field({"a": {"lr": 2}, "lr": 1}, "lr") == 1
+    assert find_field({"a": {"b": {"lr": 2}}}, "rate", "lr") == 2
+    assert find_field({"lr": None}, "lr") is None
+    assert find_field(None, "lr") is None
 
 
 def test_long_runs_are_thinned(tmp_path: Path) -> None:
@@ -98,7 +105,7 @@ def test_long_runs_are_thinned(tmp_path: Path) -> None:
             file.write(json.dumps({"kind": "step", "step": step, "tokens": step, "loss": 1.0, "seconds": step}) + "\n")
             if step % 50 == 0:
                 file.write(json.dumps({"kind": "profile", "step": step, "layers": [0], "hidden_rms": [1.0]}) + "\n")
-    data = plot_data(load(folder), 0.5)
+    data = plot_data(load_results(folder), 0.5)
     assert len(data["curves"][0]["train"]["value"]) == 1000
     assert len(data["profiles"]["steps"]) == PROFILE_STEPS
     assert data["profiles"]["steps"][0] == 50
@@ -110,7 +117,7 @@ def test_a_row_cannot_lead_out_of_its_folder(tmp_path: Path) -> None:
     synthetic.run(tmp_path / "outside")
     row = json.loads((folder / "rows.jsonl").read_text().splitlines()[0]) | {"run": "../../outside"}
     (folder / "rows.jsonl").write_text(json.dumps(row) + "\n")
-    found = next(run for run in load(folder).runs if run.id == "../../outside")
+    found = next(run for run in load_results(folder).runs if run.id == "../../outside")
     assert found.metrics.step == []
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from normlab.compare.report.gpu_sharing import sharing
-from normlab.compare.report.results import ReportedRun, load
+from normlab.compare.report.gpu_sharing import runs_sharing_gpu
+from normlab.compare.report.results import ReportedRun, load_results
 from normlab.compare.report.run_metrics import Metrics
-from normlab.compare.report.tables import cost, speed_table
+from normlab.compare.report.tables import median_cost, speed_table
 from tests.compare.report import synthetic
 
 
@@ -43,7 +43,7 @@ def test_without_two_steps_there_is_no_speed(records: list[dict[str, Any]]) -> N
 
 
 def test_a_run_without_metrics_has_the_speed_of_its_row() -> None:
-    assert cost([run("a", "00:00", "00:05", tokens_per_s=7.0)]).speed == 7.0
+    assert median_cost([run("a", "00:00", "00:05", tokens_per_s=7.0)]).speed == 7.0
 
 
 def run(name: str, begin: str, end: str, gpu: str | None = "G", device: str = "H200", **row: Any) -> ReportedRun:
@@ -54,25 +54,25 @@ def run(name: str, begin: str, end: str, gpu: str | None = "G", device: str = "H
 
 def test_runs_share_a_gpu_while_both_are_under_way() -> None:
     first, second, third = run("a", "00:00", "00:05"), run("b", "00:04", "00:09"), run("c", "00:09", "00:12")
-    assert sharing([first, second, third]) == {"a", "b"}
-    assert sharing([first, third]) == set()
+    assert runs_sharing_gpu([first, second, third]) == {"a", "b"}
+    assert runs_sharing_gpu([first, third]) == set()
 
 
 def test_gpus_of_one_name_are_told_apart_where_rows_do() -> None:
     at_once = ("00:00", "00:05")
-    assert sharing([run("a", *at_once, gpu="G1"), run("b", *at_once, gpu="G2")]) == set()
-    assert sharing([run("a", *at_once, gpu=None), run("b", *at_once, gpu=None)]) == {"a", "b"}
+    assert runs_sharing_gpu([run("a", *at_once, gpu="G1"), run("b", *at_once, gpu="G2")]) == set()
+    assert runs_sharing_gpu([run("a", *at_once, gpu=None), run("b", *at_once, gpu=None)]) == {"a", "b"}
 
 
 def test_cpus_and_rows_without_times_are_not_counted() -> None:
     on_cpu = {"gpu": None, "device": "CPU, 1 thread", "peak_bytes": None}
-    assert sharing([run("a", "00:00", "00:05", **on_cpu), run("b", "00:00", "00:05", **on_cpu)]) == set()
-    assert sharing([run("a", "00:00", "00:05"), run("b", "00:00", "00:05", started="soon")]) == set()
+    assert runs_sharing_gpu([run("a", "00:00", "00:05", **on_cpu), run("b", "00:00", "00:05", **on_cpu)]) == set()
+    assert runs_sharing_gpu([run("a", "00:00", "00:05"), run("b", "00:00", "00:05", started="soon")]) == set()
 
 
 @pytest.mark.parametrize("together", [False, True])
 def test_ratios_need_runs_that_had_their_gpu_to_themselves(tmp_path: Path, together: bool) -> None:
-    results = load(synthetic.comparison(tmp_path / "c", hostile=False, steps=24))
+    results = load_results(synthetic.comparison(tmp_path / "c", hostile=False, steps=24))
     if together:
         for own in results.runs:
             own.row["gpu"] = "the only one"
@@ -89,7 +89,7 @@ def test_ratios_need_runs_that_had_their_gpu_to_themselves(tmp_path: Path, toget
 
 
 def test_a_cpu_has_no_share_of_its_peak(tmp_path: Path) -> None:
-    results = load(synthetic.comparison(tmp_path / "c", hostile=False, steps=24))
+    results = load_results(synthetic.comparison(tmp_path / "c", hostile=False, steps=24))
     for own in results.runs:
         own.row["peak_bytes"] = None
     assert [column.title for column in speed_table(results).columns] == [

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from normlab.compare.report.results import load
+from normlab.compare.report.results import load_results
 from normlab.compare.report.verdict import Conclusion, level_note, verdict
 from normlab.compare.store import Store
 from tests.compare.report import synthetic
 
 
 def words(folder: Path) -> Conclusion:
-    return verdict(load(folder))
+    return verdict(load_results(folder))
 
 
 def rewrite(folder: Path, change: Any) -> None:
@@ -68,7 +68,7 @@ def test_an_interval_that_spans_zero_names_no_winner(folder: Path) -> None:
     assert found.headline.startswith("No winner: no scheme is shown to reach a lower validation loss than pre at 98.3k")
     # For each scheme what its own seeds could have shown.
     (peri,) = (line for line in found.findings if line.startswith("peri: no difference to pre shown"))
-    own = load(folder).standing("peri")
+    own = load_results(folder).scheme_result("peri")
     assert own is not None
     assert own.detectable is not None
     assert f"spans zero; a true difference of {own.detectable:.3f} would be shown four times out of five." in peri
@@ -185,7 +185,7 @@ def test_interrupted_runs_are_named_and_charged_to_nobody(folder: Path) -> None:
     rewrite(folder, lambda row: row | killed if (row["scheme"], row["seed"]) == ("peri", 3) else row)
     found = words(folder)
     assert "1 of 36 runs interrupted (peri; killed): it is part of nothing here." in found.cautions
-    own = load(folder).standing("peri")
+    own = load_results(folder).scheme_result("peri")
     assert own is not None
     # Two pairs are left, too few to show anything; unreliable it is not.
     assert (own.verdict, len(own.values), own.interrupted) == ("no difference shown", 2, 1)
@@ -193,7 +193,7 @@ def test_interrupted_runs_are_named_and_charged_to_nobody(folder: Path) -> None:
 
 
 def test_the_note_says_what_the_intervals_promise(folder: Path) -> None:
-    note = level_note(load(folder))
+    note = level_note(load_results(folder))
     assert "3 comparisons (each at 98.33 %)" in note
     assert "together with 95 %" in note
 

@@ -32,7 +32,10 @@ PUBLIC = {
         "Source", "TextSamples", "Tokenizer", "Tokens", "evaluation_batches", "image_evaluation", "load_tokenizer",
         "open_source", "open_sources", "prepare", "prepare_images",
     ],
-    "normlab.train": ["Run", "TrainConfig", "TrainResult", "load_run", "train"],
+    "normlab.train": [
+        "ImageTrainConfig", "LanguageTrainConfig", "MaskedTrainConfig", "Run", "TrainConfig", "TrainResult", "load_run",
+        "train",
+    ],
     "normlab.compare": ["CompareConfig", "compare"],
     "normlab.checks": [
         "Check", "CheckConfig", "HFCallback", "Ladder", "Theory", "Thresholds", "Verdict", "Watch", "judge_ladder",
@@ -40,8 +43,8 @@ PUBLIC = {
     "normlab.probes": ["Probe", "Profile", "measure"],
     "normlab.targets": ["Target", "resolve"],
     "normlab.hf": [
-        "STATE", "Anatomy", "ConvertedLayer", "FunctionChanges", "Limb", "NormLabCallback", "NormLabConfig",
-        "NormLabForCausalLM", "Rules", "SchemeIdentity", "convert", "export", "identify", "load",
+        "HIDDEN_STATE", "ConvertedLayer", "FunctionChanges", "LayerStructure", "NormLabCallback", "NormLabConfig",
+        "NormLabForCausalLM", "ResidualBranch", "Rules", "SchemeIdentity", "convert", "export", "identify", "load",
         "optimizer_cls_and_kwargs", "rules",
     ],
     "normlab.ops": ["Affine", "geodesic_step", "residual_step", "sphere_lerp", "unit_rows_"],
@@ -64,7 +67,10 @@ MOVED = {
     "normlab.data.Feed": "normlab.data.BatchLoader",
     "normlab.data.ImageLine": "normlab.data.ImageSamples",
     "normlab.data.TextLine": "normlab.data.TextSamples",
+    "normlab.hf.Anatomy": "normlab.hf.LayerStructure",
     "normlab.hf.Identity": "normlab.hf.SchemeIdentity",
+    "normlab.hf.Limb": "normlab.hf.ResidualBranch",
+    "normlab.hf.STATE": "normlab.hf.HIDDEN_STATE",
     "normlab.report.build": "normlab.compare.report.build",
     "normlab.report.markdown": "normlab.compare.report.markdown",
     "normlab.schemes.Bound": "normlab.schemes.BoundScheme",

@@ -5,8 +5,7 @@ Importing this package registers NormLab's models with the Auto classes.
 
 from __future__ import annotations
 
-import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from normlab.utils.lazy import import_optional, loader
 
@@ -47,7 +46,7 @@ __all__ = [
 ]
 
 # No name here may be that of a module of this package: importing the module would replace it.
-_names = loader(
+__getattr__ = loader(
     __name__,
     {
         # NormLab models as transformers models
@@ -67,13 +66,10 @@ _names = loader(
         "load": "conversion.load",
         "rules": "conversion.scheme_rules",
     },
-    renamed={"Identity": "normlab.hf.SchemeIdentity"},
+    renamed={
+        "Anatomy": "normlab.hf.LayerStructure",
+        "Identity": "normlab.hf.SchemeIdentity",
+        "Limb": "normlab.hf.ResidualBranch",
+        "STATE": "normlab.hf.HIDDEN_STATE",
+    },
 )
-_OLD_NAMES = {"STATE": "HIDDEN_STATE", "Anatomy": "LayerStructure", "Limb": "ResidualBranch"}
-"""Names of version 0.1, which still work with a warning."""
-
-
-def __getattr__(name: str) -> Any:
-    if name in _OLD_NAMES:
-        warnings.warn(f"{__name__}.{name} is now {__name__}.{_OLD_NAMES[name]}", DeprecationWarning, stacklevel=2)
-    return _names(_OLD_NAMES.get(name, name))

@@ -109,9 +109,7 @@ def _details(found: Sequence[ClaimLine]) -> str:
     about = f"`normlab study {study.name}` · {study.cost} · rule `{study.rule_hash}`"
     points = []
     for line in found:
-        points.append(
-            f"- `{line.claim.name}`, {type(line.claim.rule).__name__.lower()}: {_text(line.claim.rule.words)}"
-        )
+        points.append(f"- `{line.claim.name}`, {line.claim.rule.kind}: {_text(line.claim.rule.words)}")
         points += [f"  - {_text(note)}" for note in line.finding.notes]
     return "\n".join([f"## {_text(study.title)}\n", about, "", *points])
 
@@ -124,7 +122,7 @@ def _card(line: ClaimLine) -> dict[str, Any]:
     return {
         "name": line.claim.name, "claim": line.claim.claim, "verdict": found.verdict, "mark": MARKS[found.verdict],
         "tone": _TONES[found.verdict], "facts": facts, "rule": line.claim.rule.words,
-        "kind": type(line.claim.rule).__name__.lower(), "notes": found.notes,
+        "kind": line.claim.rule.kind, "notes": found.notes,
         "bars": [bar for part in (found.parts or (found,)) if (bar := _bar(part))],
     }  # fmt: skip
 

@@ -17,11 +17,11 @@ def test_the_mark_is_torchs_own():
     def marked() -> bool:
         return True
 
-    assert vars(compiler._announce) == vars(marked) != {}
+    assert vars(compiler._register_fallbacks) == vars(marked) != {}
 
 
 def test_importing_does_not_import_the_compiler():
-    code = "import sys, normlab.schemes, normlab.dynamics.dispatch; sys.exit('torch._dynamo' in sys.modules)"
+    code = "import sys, normlab.schemes, normlab.dynamics.command; sys.exit('torch._dynamo' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

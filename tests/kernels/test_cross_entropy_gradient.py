@@ -43,7 +43,7 @@ def assert_close(logits, targets, z_loss=0.0, ignore_index=-100) -> None:
     slope, normaliser, log_p = exact(logits, targets, z_loss, ignore_index)
     work = logits.clone(memory_format=torch.preserve_format)
     found = cross_entropy_gradient_(work, targets, z_loss=z_loss, ignore_index=ignore_index, kernels="triton")
-    assert found.slope is work
+    assert found.gradient is work
     counts = targets != ignore_index
     # fp32: a sum of V terms costs log2(V) roundings, and every exponential has an argument that is rounded: e^−a moves
     # by a · 2^-24, at most a third of that of the largest probability. The device's exponential is good to 2^-22.
@@ -52,8 +52,8 @@ def assert_close(logits, targets, z_loss=0.0, ignore_index=-100) -> None:
     factor = 1.0 + 2.0 * z_loss * normaliser.abs()
     # A whole ulp of the result, for the interpreter truncates to bf16.
     allowed = kind.eps * slope.abs() + fp32 * factor.unsqueeze(-1) * (slope.abs() + 1.0 / 3) + kind.smallest_normal
-    assert ((found.slope.double() - slope).abs() <= allowed).all()
-    assert not found.slope[~counts].any()
+    assert ((found.gradient.double() - slope).abs() <= allowed).all()
+    assert not found.gradient[~counts].any()
     assert ((found.normaliser - normaliser).abs() <= fp32 * (1.0 + normaliser.abs()))[counts].all()
     spread = logits.double().amax(-1) - logits.double().gather(-1, targets.clamp(min=0).unsqueeze(-1)).squeeze(-1)
     assert ((found.log_p - log_p).abs() <= fp32 * (1.0 + spread))[counts].all()
@@ -109,9 +109,9 @@ def test_broken_rows_are_what_torch_says(value, whole):
     logits[1, slice(None) if whole else 50] = value
     slope, _, log_p = exact(logits.float(), targets)
     found = cross_entropy_gradient_(logits.clone(), targets, kernels="triton")
-    assert torch.equal(found.slope.isnan(), slope.isnan())
+    assert torch.equal(found.gradient.isnan(), slope.isnan())
     assert torch.equal(found.log_p.isnan(), log_p.isnan())
-    assert torch.allclose(found.slope.double().nan_to_num(), slope.nan_to_num(), atol=1e-6)
+    assert torch.allclose(found.gradient.double().nan_to_num(), slope.nan_to_num(), atol=1e-6)
 
 
 def test_a_target_that_cannot_be():
@@ -120,22 +120,22 @@ def test_a_target_that_cannot_be():
     logits[0, 5] = -math.inf
     found = cross_entropy_gradient_(logits.clone(), torch.tensor([5, 6]), kernels="triton")
     assert float(found.log_p[0]) == -math.inf
-    assert found.slope.isfinite().all()
+    assert found.gradient.isfinite().all()
 
 
 def test_a_target_outside_of_the_vocabulary_is_nan_and_reads_nothing():
     logits, _ = problem(4, 100)
     found = cross_entropy_gradient_(logits.clone(), torch.tensor([5, 100, -1, 10**12]), kernels="triton")
     assert found.log_p.isnan().tolist() == [False, True, True, True]
-    assert found.slope.isnan().all(-1).tolist() == [False, True, True, True]
+    assert found.gradient.isnan().all(-1).tolist() == [False, True, True, True]
 
 
 def test_an_ignored_row_is_zero_whatever_is_in_it():
     logits, _ = problem(2, 100)
     logits[0] = math.nan
     found = cross_entropy_gradient_(logits, torch.tensor([-100, 3]), kernels="triton")
-    assert not found.slope[0].any()
-    assert found.slope[1].any()
+    assert not found.gradient[0].any()
+    assert found.gradient[1].any()
     assert_close(*problem()[:1], torch.full((5,), 3), ignore_index=3)
 
 
@@ -144,7 +144,7 @@ def test_rows_with_a_gap_between_them():
     rest = whole[:, 100:].clone()
     targets = torch.randint(0, 100, (5,))
     expected = exact(whole[:, :100], targets)[0]
-    found = cross_entropy_gradient_(whole[:, :100], targets, kernels="triton").slope
+    found = cross_entropy_gradient_(whole[:, :100], targets, kernels="triton").gradient
     assert torch.allclose(found.double(), expected, atol=1e-6)
     assert torch.equal(whole[:, 100:], rest)
 
@@ -152,7 +152,7 @@ def test_rows_with_a_gap_between_them():
 def test_columns_with_a_gap_take_the_reference():
     logits, targets = torch.randn(100, 5).T, torch.randint(0, 100, (5,))
     expected = exact(logits, targets)[0]
-    assert torch.allclose(cross_entropy_gradient_(logits, targets).slope.double(), expected, atol=1e-6)
+    assert torch.allclose(cross_entropy_gradient_(logits, targets).gradient.double(), expected, atol=1e-6)
     with pytest.raises(NormLabError, match="without gaps"):
         cross_entropy_gradient_(logits, targets, kernels="triton")
 
@@ -162,7 +162,7 @@ def test_the_twin_is_exact_in_float64():
     found = cross_entropy_gradient_(logits.double(), targets, z_loss=0.1)
     slope, normaliser, log_p = exact(logits, targets, 0.1)
     counts = targets != -100
-    assert torch.allclose(found.slope, slope, rtol=1e-13, atol=1e-15)
+    assert torch.allclose(found.gradient, slope, rtol=1e-13, atol=1e-15)
     assert torch.allclose(found.normaliser[counts], normaliser[counts], rtol=1e-13)
     assert torch.allclose(found.log_p[counts], log_p[counts], rtol=1e-13)
     with pytest.raises(NormLabError, match="float64"):
@@ -177,8 +177,8 @@ def test_no_rows():
 def test_operator_keeps_its_promises():
     for dtype in (F32, BF16):
         logits, targets = problem(3, 50, dtype)
-        torch.library.opcheck(cross_entropy_gradient._slope_op, (logits, targets, 0.01, -100))
-        torch.library.opcheck(cross_entropy_gradient._slope_op, (logits[:, :40], targets.clamp(max=39), 0.0, -100))
+        torch.library.opcheck(cross_entropy_gradient._gradient_op, (logits, targets, 0.01, -100))
+        torch.library.opcheck(cross_entropy_gradient._gradient_op, (logits[:, :40], targets.clamp(max=39), 0.0, -100))
 
 
 # -- in the chunked loss -----------------------------------------------------------------------------------------------

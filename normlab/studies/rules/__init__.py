@@ -22,11 +22,7 @@ from normlab.studies.rules.order import OrderRule
 from normlab.utils.records import from_plain, hints
 
 RULES: dict[str, type[Rule]] = {
-    "difference": DifferenceRule,
-    "order": OrderRule,
-    "bound": BoundRule,
-    "count": CountRule,
-    "correlation": CorrelationRule,
+    rule.kind: rule for rule in (DifferenceRule, OrderRule, BoundRule, CountRule, CorrelationRule)
 }
 
 VERSION = 1

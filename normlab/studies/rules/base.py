@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from normlab.compare.statistics import Difference, bonferroni_level, minimum_detectable
 from normlab.errors import NormLabError
@@ -19,6 +19,9 @@ VALUE = "value"
 @dataclass(frozen=True, kw_only=True)
 class Rule(ABC):
     """How rows decide a claim. `level` is the probability that all intervals of the rule hold together."""
+
+    kind: ClassVar[str]
+    """Its name in TOML files."""
 
     level: float = 0.95
     arms: tuple[str, ...] = ()

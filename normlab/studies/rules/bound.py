@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from normlab.compare.statistics import Difference as Paired
 from normlab.compare.statistics import paired_difference
@@ -20,6 +21,8 @@ class BoundRule(Rule):
     By the Student interval of its mean, of a ratio's logarithm paired by seed, in every arm. `exact`: by the numbers
     themselves, every one of which must keep the bound, for what is computed and not sampled.
     """
+
+    kind: ClassVar = "bound"
 
     scheme: str
     against: str | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from normlab.studies.evidence import Evidence, Row, is_sound
 from normlab.studies.exact import correlation_interval, pearson, quantile, rank_values
@@ -24,6 +24,8 @@ class CorrelationRule(Rule):
     `within` takes the mean of each scheme, arm or rate off both first, so that differences between these do not count.
     By Fisher's interval; runs that failed or were stuck are left out and named.
     """
+
+    kind: ClassVar = "correlation"
 
     x: str
     y: str = VALUE

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from normlab.errors import NormLabError
 from normlab.studies.evidence import Evidence, Row, has
@@ -25,6 +25,8 @@ class CountRule(Rule):
     less_than another scheme: by Fisher's exact test, one-sided.
     Runs of one seed at several rates count as independent: what they share is the order of the data.
     """
+
+    kind: ClassVar = "count"
 
     scheme: str
     what: tuple[What, ...] = ("diverged", "failed", "stuck")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from normlab.compare.statistics import paired_difference
 from normlab.errors import NormLabError
@@ -21,6 +21,8 @@ class DifferenceRule(Rule):
     Reproduced where the paired Student interval lies there wholly, in every arm (intervals widened for their number);
     refuted where it lies wholly elsewhere in one; open otherwise, and wherever a run failed, diverged or was stuck.
     """
+
+    kind: ClassVar = "difference"
 
     scheme: str
     against: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import combinations, product
-from typing import Literal
+from typing import ClassVar, Literal
 
 from normlab.compare.statistics import paired_difference
 from normlab.errors import NormLabError
@@ -22,6 +22,8 @@ class OrderRule(Rule):
     Reproduced where every pair of neighbouring tiers is shown to be so; refuted where any pair is shown the other way
     round; all intervals hold together. With two tiers, the first of one scheme, that one is claimed to be the best.
     """
+
+    kind: ClassVar = "order"
 
     tiers: tuple[Tier, ...]
     better: Literal["lower", "higher"] = "lower"

@@ -1,14 +1,15 @@
-"""Bracket a learning rate: which rates to try next for one scheme, and which of those tried is best.
+"""Learning-rate search for one scheme: which rates to try next, and which of those tried is best.
 
-All rates lie on one grid, 1e-3 · 2^(k/2) for whole k, so that runs of different schemes coincide. For each scheme:
+All rates are on one grid, 1e-3 · 2^(k/2) for integer k, so that different schemes are run at the same rates. For each
+scheme:
 
-1. Try the start (`start_rate`, a rule in the size of the model), its half and its double.
-2. While the best rate is an end of those tried, try the next one beyond it, a factor of 2 away, from start/16 up to
-   16 · start. While nothing has trained, try the next one on both sides.
+1. Try the start (`start_rate`, a function of the model size), half and twice that rate.
+2. While the best rate is the smallest or largest tried, try the next one beyond it, a factor of 2 away, from start/16
+   up to 16 · start. While no run has trained, extend in both directions.
 3. Try the rates a factor of √2 below and above the best.
 
-The best rate is then *interior* (the next rate on either side was tried and is worse) or lies at a limit. Scores in,
-rates out: nothing here knows of runs, rows or torch.
+The best rate is then *interior* (the next rate on either side was tried and is worse) or lies at a limit. The search is
+a pure function of scores and does not depend on runs, rows or torch.
 """
 
 from __future__ import annotations
@@ -21,58 +22,58 @@ from typing import Literal, NamedTuple
 End = Literal["interior", "lowest", "highest", "untrained"]
 
 _GRID = 1e-3
-"""The rate with index 0; an index is a factor of √2."""
+"""The rate with index 0; consecutive indices differ by a factor of √2."""
 
 _COARSE = 2
-"""Indices in a factor of 2."""
+"""Indices per factor of 2."""
 
 _REACH = 4 * _COARSE
 """Indices from the start to either limit: a factor of 16."""
 
 _USUAL = (85e6, 1e-3, 0.2)
-"""Parameters in the blocks of a model of 125M, the rate that suits it, and the power with which rates fall with size.
-Stored comparisons picked 1e-3 to 8e-3 with 4 to 36 blocks of width 64, where this rule says 2e-3 to 4e-3."""
+"""Block parameters of a 125M model, its learning rate, and the exponent with which rates decrease with size.
+Stored comparisons selected 1e-3 to 8e-3 with 4 to 36 blocks of width 64, where this rule gives 2e-3 to 4e-3."""
 
 
 class Score(NamedTuple):
-    """How a rate did. Scores compare: fewer runs that did not train first, then the lower mean."""
+    """Score of a rate. Scores compare by the number of runs that did not train, then by the mean; lower is better."""
 
     lost: int
     """Runs that failed, diverged or were stuck."""
     mean: float
-    """Mean loss of the runs that trained (minus the accuracy, where higher is better); infinite where none did."""
+    """Mean loss of the runs that trained (negative accuracy if higher is better); infinite if none did."""
 
 
 @dataclass(frozen=True)
 class RateSearch:
-    """Where the search for one scheme's rate stands."""
+    """State of the search for one scheme's rate."""
 
     next_rates: tuple[float, ...] = ()
     """Rates to try next; empty once the search has ended."""
     pick: float | None = None
-    """The best rate, once the search has ended; None where nothing trained."""
+    """The best rate, once the search has ended; None if no run trained."""
     end: End | None = None
-    """How it ended: around the pick, at one of the two limits, or without a rate that trains."""
+    """Position of the best rate: interior, at one of the two limits, or untrained if no rate trained."""
 
 
 @dataclass(frozen=True)
 class Bracket:
-    """The search for a learning rate from a start, which is rounded to the grid's factors of 2."""
+    """Learning-rate search from a start, which is rounded to a power of 2 on the grid."""
 
     start: float
 
     @property
     def first(self) -> tuple[float, ...]:
-        """The rates that are tried whatever comes out: half the start, the start, its double."""
+        """The rates that are always tried: half the start, the start, and twice the start."""
         return tuple(grid_rate(self._start + step) for step in (-_COARSE, 0, _COARSE))
 
     @property
     def limits(self) -> tuple[float, float]:
-        """The lowest and the highest rate that are tried."""
+        """The lowest and the highest rate of the search."""
         return grid_rate(self._start - _REACH), grid_rate(self._start + _REACH)
 
     def next(self, scores: Mapping[float, Score]) -> RateSearch:
-        """What to do, given the rates tried so far; rates that are not on the grid are not looked at."""
+        """Next step of the search, given the scores so far; rates off the grid are ignored."""
         seen = {k: score for lr, score in scores.items() if (k := grid_index(lr)) is not None}
         due = self._due(seen)
         if due:
@@ -96,7 +97,7 @@ class Bracket:
             return self._inside(below, above)
         best = _best(seen)
         beyond = [below] * (best == min(seen)) + [above] * (best == max(seen))
-        # First the factors of 2: what lies around a best that is still moving would be tried in vain.
+        # Factors of 2 first: refining around a best rate that may still move would waste runs.
         return self._inside(*beyond) or [k for k in self._inside(best - 1, best + 1) if k not in seen]
 
     def _inside(self, *indices: int) -> list[int]:
@@ -104,24 +105,24 @@ class Bracket:
 
 
 def start_rate(depth: int, width: int) -> float:
-    """The rate that a search starts from, not yet rounded to the grid: 1e-3 · (85M / (12 · depth · width²))^0.2."""
+    """Start of the search before rounding to the grid: 1e-3 · (85M / (12 · depth · width²))^0.2."""
     usual_size, usual_rate, power = _USUAL
     return usual_rate * (usual_size / (12 * depth * width**2)) ** power
 
 
 def grid_rate(k: int) -> float:
-    """The rate with an index, to three digits: 1e-3, 1.41e-3, 2e-3."""
+    """The rate at an index, rounded to three digits: 1e-3, 1.41e-3, 2e-3."""
     return float(f"{_GRID * 2.0 ** (k / 2):.3g}")
 
 
 def grid_index(lr: float) -> int | None:
-    """The index of a rate; None where it is not on the grid."""
+    """The index of a rate; None if it is not on the grid."""
     k = round(2.0 * math.log2(lr / _GRID))
     return k if grid_rate(k) == lr else None
 
 
 def _best(seen: Mapping[int, Score]) -> int:
-    """Ties go to the lower rate."""
+    """Index of the best score; ties go to the lower rate."""
     return min(seen, key=lambda k: (seen[k], k))
 
 

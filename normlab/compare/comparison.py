@@ -26,7 +26,7 @@ from normlab.utils.files import file_error
 from normlab.utils.locks import hold
 
 _LOOK_SECONDS = 0.25
-"""Between two looks at the clock and at the runs under way."""
+"""Seconds between two polls of the clock and of the runs."""
 
 
 def compare(
@@ -40,16 +40,16 @@ def compare(
 ) -> list[SchemeResult]:
     """Run what `folder` does not contain yet, and return the ranking of the schemes.
 
-    The same call goes on where the last one was stopped or killed; with more schemes, rates or seeds it does those too.
-    After `minutes` the runs under way are saved and the standings are those so far (`left` counts what is missing).
-    Ctrl-C and SIGTERM do the same and raise KeyboardInterrupt. A run whose process is killed is started again from its
-    checkpoint, `config.retries` times at most. `command` is written down for the report, `stamp` (a study's name and
-    the hash of its rule) into every row.
+    The same call resumes a comparison that was stopped or killed; more schemes, rates or seeds extend it. After
+    `minutes` the current runs are saved, and the ranking is that of the finished ones (`left` counts the others).
+    Ctrl-C and SIGTERM do the same and raise KeyboardInterrupt. A run whose process is killed is restarted from its
+    checkpoint, at most `config.retries` times. `command` is stored for the report; `stamp` (a study's name and the hash
+    of its rule) is added to every row.
     """
     _check(minutes)
     for model in config.models.values():
         model.check_start()
-    # Processes elsewhere may stand in another folder.
+    # Worker processes may have another working directory.
     path = Path(folder).absolute()
     _make(path)
     with hold(path / "lock"):
@@ -64,36 +64,36 @@ def compare(
 
 
 def left(config: CompareConfig, folder: str | os.PathLike[str]) -> int:
-    """How many runs of a comparison have not ended."""
+    """Number of runs of a comparison that have not ended."""
     return config.plan().left(Store(folder).rows())
 
 
 class _Session:
-    """One call: the rows so far, and the runs under way."""
+    """One call of `compare`: the rows so far, and the current runs."""
 
     def __init__(
         self, config: CompareConfig, folder: Path, fingerprint: str, *, progress: bool, stamp: Mapping[str, Any]
     ):
         self.plan, self.folder, self.fingerprint = Plan(config), folder, fingerprint
         self.store = Store(folder)
-        # What was interrupted is tried again, what failed only where the user says so.
+        # Interrupted runs are always repeated, failed ones only if the user asks for it.
         taken = ("done",) if config.repeat_failed else ("done", "failed")
         self.rows = [row for row in self.store.rows() if row["state"] in taken]
         self.progress, self.stamp = progress, stamp
         self.kills: Counter[str] = Counter()
-        """How often each run's process was killed in this call."""
+        """Number of times each run's process was killed in this call."""
         self.fault: NormLabError | None = None
-        """What no run can go on with; those under way are saved first."""
+        """An error that affects all runs; the current ones are saved before it is raised."""
 
     def work(self, minutes: float | None) -> str | None:
-        """Run what is due until nothing is, or until it is time to stop; returns the signal that asked for it."""
+        """Execute runs until none is left or it is time to stop; return the signal that stopped it, if any."""
         if not self.plan.runnable(self.rows):
             return None
         end = time.monotonic() + 60.0 * minutes if minutes is not None else float("inf")
         interrupt = Interrupt(progress=False)
         with ExitStack() as stack:
             pool = stack.enter_context(closing(_pool(self.plan.config)))
-            # After the pool is there: Ray would put handlers of its own in the place of these.
+            # After the pool has been created: Ray would replace these signal handlers.
             stack.enter_context(interrupt.heard())
             base = self.plan.config.base
             view = stack.enter_context(
@@ -133,7 +133,7 @@ class _Session:
         for _, answer in pool.wait(_LOOK_SECONDS):
             if isinstance(answer, NormLabError):
                 self.fault = self.fault or answer
-            # A run that was stopped has no row: it is due again.
+            # A stopped run has no row and remains runnable.
             elif answer is not None:
                 self._take_row({**answer, **self.stamp}, view)
 
@@ -146,7 +146,7 @@ class _Session:
         view.ended(row)
 
     def _count_kill(self, row: Row, view: ComparisonProgress) -> None:
-        """Let a run whose process was killed be due again, or give it up for this call."""
+        """Schedule a run whose process was killed again, or give it up for this call."""
         self.kills[row["run"]] += 1
         kills, retries = self.kills[row["run"]], self.plan.config.retries
         if kills > retries:
@@ -157,7 +157,7 @@ class _Session:
             view.say(f"{what}; starting again from its last checkpoint ({kills} of {retries})")
 
     def _show(self, view: ComparisonProgress, running: Sequence[Job]) -> tuple[int, str]:
-        """Show how it stands: returns how many runs are missing, and the sum of all in words."""
+        """Update the display; return the number of runs left, and the progress as text."""
         size, missing, is_open = self.plan.size(self.rows), self.plan.left(self.rows), self.plan.is_open(self.rows)
         view.update(size - missing, size, running, at_least=is_open)
         return missing, f"{size - missing} of {'at least ' if is_open else ''}{size} runs"

@@ -15,7 +15,7 @@ from normlab.utils.versions import versions
 
 
 def write_description(folder: Path, config: CompareConfig, data: Data, command: Sequence[str]) -> None:
-    """Write compare.json, or check that the one that is there is the same or what this one extends."""
+    """Write compare.json; raise if an existing one is neither equal nor extended by this one."""
     path = folder / "compare.json"
     new = config.to_dict() | {
         "metric": config.base.task_object.metric.name, "tokens": config.base.tokens_in_all, "corpus": data.facts(),
@@ -29,7 +29,7 @@ def write_description(folder: Path, config: CompareConfig, data: Data, command: 
 
 
 def _parameters(config: CompareConfig, data: Data) -> dict[str, int]:
-    """Parameters of the model with each scheme, with the vocabulary or the classes of the data."""
+    """Number of parameters of the model with each scheme, with the vocabulary or the classes of the data."""
     from normlab.models.estimate import num_params
 
     lr = config.first_rates[0]
@@ -37,12 +37,12 @@ def _parameters(config: CompareConfig, data: Data) -> dict[str, int]:
 
 
 def _has_begun(folder: Path) -> bool:
-    """Whether there is anything to protect: what failed before its first run may be called again in another way."""
+    """Whether the folder has results; if it failed before its first run, the configuration may change."""
     return (folder / "rows.jsonl").is_file() or any(folder.glob("runs/*/metrics.jsonl"))
 
 
 def _fault(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
-    """The first thing in which `new` is not `old` or an extension of it, in words."""
+    """The first difference by which `new` is neither equal to `old` nor an extension of it; None if there is none."""
     try:
         return _shrunk(old, new) or _rewritten(old, new) or _changed(old, new)
     except (KeyError, TypeError, AttributeError):
@@ -63,7 +63,7 @@ def _shrunk(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
 
 
 def _rewritten(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
-    """A scheme in a file of the user's whose content is another than when its rows were made."""
+    """Find a scheme from a user's file whose content has changed since its rows were made."""
     before, after = old.get("sources", {}), new.get("sources", {})
     name = next((name for name in old["schemes"] if before.get(name) != after.get(name)), None)
     return name and f"its scheme {name} was {before.get(name, 'of NormLab')}, not {after.get(name, 'of NormLab')}"
@@ -78,8 +78,8 @@ def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
 
 
 def _decisive(about: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that must stay as they are, flat."""
-    # Comparisons were made before there were tasks to choose from, and before some fields.
+    """The fields that must not change, as one flat dictionary."""
+    # Version 0.1 had no task and lacked some fields.
     base = {"task": DEFAULT_TASK, **LATER_DEFAULTS, **about["base"]}
     fields = {"baseline": about["baseline"], "level": about["level"], **base, **base["model"]}
     kept = {name: value for name, value in fields.items() if name not in (*NOT_DECISIVE, "model")}

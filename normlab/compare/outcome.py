@@ -12,26 +12,26 @@ from normlab.utils.text import counted
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a comparison's rows leave to be said when a call ends."""
+    """Summary of a comparison's rows at the end of a call."""
 
     runnable: int
     """Runs that can start and have not ended."""
     left: int
-    """Runs that have not ended, those that wait for others included."""
+    """Runs that have not ended, including those that depend on others."""
     is_open: bool
-    """Whether there may be more than that: a search for a rate has not ended."""
+    """Whether `left` is a lower bound, because a learning-rate search has not ended."""
     failed: int
-    """Failed runs, without those by which a search for a rate has found its way."""
+    """Failed runs, not counting failures within a successful learning-rate search."""
     interrupted: int
 
     @property
     def exit_code(self) -> int:
-        """130: stopped before the end. 1: runs failed or were interrupted. 0: all is well."""
+        """130: stopped before the end. 1: runs failed or were interrupted. 0: success."""
         return 130 if self.runnable else 1 if self.failed or self.interrupted else 0
 
     @property
     def lines(self) -> list[str]:
-        """In words; nothing where all is well."""
+        """Messages; empty on success."""
         bound = "at least " if self.is_open else ""
         told = [
             (self.failed, f"{counted(self.failed, 'run')} failed; --repeat-failed tries again"),
@@ -42,14 +42,14 @@ class Outcome:
 
 
 def outcome(config: CompareConfig, folder: str | os.PathLike[str]) -> Outcome:
-    """How the runs of a comparison have ended so far."""
+    """Summarise how the runs of a comparison have ended so far."""
     plan, rows = config.plan(), Store(folder).rows()
     of_plan = {run.name for run in plan.known_runs(rows)}
     own = [row for row in rows if row["run"] in of_plan]
     interrupted = {row["run"] for row in own if row["state"] == "interrupted"}
-    # With rates that are searched, one that fails only says where to turn, unless it leaves a scheme without a rate.
+    # Failures during a learning-rate search are expected, unless they leave a scheme without a rate.
     found = {scheme for scheme, lr in plan.rates(rows).items() if lr is not None and config.bracket is not None}
-    # One that was stopped because it was stuck did what it was asked to.
+    # A run that was stopped because it was stuck is not a failure.
     lost = [row for row in own if row["state"] == "failed" and not row.get("stuck")]
     failed = [row for row in lost if row["role"] == "judge" or row["scheme"] not in found]
     due = sum(run.name not in interrupted for run in plan.runnable(rows))

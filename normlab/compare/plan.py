@@ -1,7 +1,7 @@
-"""Plan of a comparison: which runs it has (tuning and judging), and which can start, given those that ended.
+"""Plan of a comparison: its runs (`tune` and `judge`), and which can start, given those that have ended.
 
-With listed rates all tune runs are known at the start. With `lrs="auto"` each scheme's next tune runs follow from the
-results of the ones before, so the number of runs is a lower bound until every scheme has its rate (`is_open`).
+With listed rates all tune runs are known at the start. With `lrs="auto"` each scheme's next tune runs depend on the
+earlier results, so the number of runs is a lower bound until every scheme has its rate (`is_open`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Role = Literal["tune", "judge"]
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run, and what it is for: `tune` runs pick a scheme's rate, `judge` runs say what it reaches there."""
+    """A run and its role: `tune` runs select a scheme's learning rate, `judge` runs measure the scheme at that rate."""
 
     role: Role
     scheme: str
@@ -30,7 +30,7 @@ class PlannedRun:
 
     @cached_property
     def name(self) -> str:
-        """Of the run and of its folder."""
+        """Name of the run and of its folder."""
         return self.config.name
 
     def __str__(self) -> str:
@@ -38,9 +38,9 @@ class PlannedRun:
 
 
 class Plan:
-    """Which runs a comparison has follows from its configuration and from the rows so far, and from nothing else.
+    """The runs of a comparison, as a function of its configuration and of the rows so far.
 
-    A run that was interrupted has not ended, whatever its row says.
+    Interrupted runs count as not ended.
     """
 
     def __init__(self, config: CompareConfig):
@@ -49,14 +49,14 @@ class Plan:
         self._runs: dict[tuple[str, float, int], PlannedRun] = {}
 
     def tune(self, rows: Sequence[Row] = ()) -> list[PlannedRun]:
-        """The tune runs that are certain, given these rows, those that have ended included."""
+        """All tune runs known from these rows, including those that have ended."""
         if not self._is_tuned:
             return []
         searched = self._searched(rows)
         return [run for scheme in self.config.names for run in self._tune_runs(scheme, self._wanted(searched[scheme]))]
 
     def rates(self, rows: Sequence[Row]) -> dict[str, float | None]:
-        """The rate of each scheme whose tune runs have all ended; None where all of them failed."""
+        """The rate of each scheme whose tune runs have all ended; None if all of them failed."""
         if not self._is_tuned:
             return dict.fromkeys(self.config.names, self.config.first_rates[0])
         metric, searched = self.config.base.task_object.metric, self._searched(rows)
@@ -64,35 +64,35 @@ class Plan:
         return {scheme: pick_rate(searched[scheme], metric) for scheme in ready}
 
     def known_runs(self, rows: Sequence[Row]) -> list[PlannedRun]:
-        """All runs that are certain so far, in the order in which they should start.
+        """All runs known so far, in the order in which they should start.
 
-        Judge runs go seed by seed, so that what is there after a stop is paired.
+        Judge runs are ordered by seed, so that an interrupted comparison has pairs.
         """
         judged = [self.judge(scheme, lr) for scheme, lr in self.rates(rows).items() if lr is not None]
         return self.tune(rows) + [run for of_seed in zip(*judged, strict=True) for run in of_seed]
 
     def runnable(self, rows: Sequence[Row]) -> list[PlannedRun]:
-        """The runs that have not ended and that nothing else must end for."""
+        """Runs that have not ended and depend on no other run."""
         ended = _ended(rows)
         return [run for run in self.known_runs(rows) if run.name not in ended]
 
     def size(self, rows: Sequence[Row]) -> int:
-        """How many runs there will be, or are at least (`is_open`); a scheme without a rate is not judged."""
+        """Number of runs, or a lower bound (`is_open`); a scheme without a rate has no judge runs."""
         rates = self.rates(rows)
         judged = [scheme for scheme in self.config.names if rates.get(scheme, 0.0) is not None]
         return len(self.tune(rows)) + len(judged) * self.config.seeds
 
     def is_open(self, rows: Sequence[Row]) -> bool:
-        """Whether there may be more runs than `size` says: a search for a rate has not ended."""
+        """Whether `size` is a lower bound, because a learning-rate search has not ended."""
         return self.config.bracket is not None and len(self.rates(rows)) < len(self.config.names)
 
     def left(self, rows: Sequence[Row]) -> int:
-        """How many of them have not ended."""
+        """Number of runs that have not ended."""
         ended = _ended(rows)
         return self.size(rows) - sum(run.name in ended for run in self.known_runs(rows))
 
     def judge(self, scheme: str, lr: float) -> list[PlannedRun]:
-        """The runs that judge a scheme at a rate."""
+        """The judge runs of a scheme at a rate."""
         return [self._run("judge", scheme, lr, seed) for seed in range(self.config.seeds)]
 
     @property
@@ -100,14 +100,14 @@ class Plan:
         return len(self.config.first_rates) > 1
 
     def _wanted(self, own: Mapping[float, RateResults]) -> list[float]:
-        """The rates that a scheme is tried with, given the results at those where all seeds have ended."""
+        """Rates to run for a scheme, given the results at rates where all seeds have ended."""
         if self.config.bracket is None:
             return list(self.config.first_rates)
         metric = self.config.base.task_object.metric
         return [*own, *self.config.bracket.next({lr: at_rate.score(metric) for lr, at_rate in own.items()}).next_rates]
 
     def _searched(self, rows: Sequence[Row]) -> dict[str, dict[float, RateResults]]:
-        """Scheme to rate to results, the rates at which all tune runs have ended, the lowest first."""
+        """Results by scheme and rate, for the rates at which all tune runs have ended, in ascending order."""
         own: dict[str, list[Row]] = {scheme: [] for scheme in self.config.names}
         for row in rows:
             if self._has_tuned(row):
@@ -119,7 +119,7 @@ class Plan:
         }
 
     def _has_tuned(self, row: Row) -> bool:
-        """Whether a row is of one of this comparison's tune runs."""
+        """Whether a row belongs to one of this comparison's tune runs."""
         scheme, lr, seed = row["scheme"], row["lr"], row["seed"]
         if row["role"] != "tune" or scheme not in self.config.names or seed not in self._seeds:
             return False
@@ -130,7 +130,7 @@ class Plan:
         return [self._run("tune", scheme, lr, seed) for lr in rates for seed in self._seeds]
 
     def _run(self, role: Role, scheme: str, lr: float, seed: int) -> PlannedRun:
-        # Seeds tell the roles apart. Kept, because a run's name is a hash that is asked for several times a second.
+        # Seeds determine the role. Cached, because the name of a run is a hash that is needed several times a second.
         key = (scheme, lr, seed)
         if key not in self._runs:
             self._runs[key] = PlannedRun(role, scheme, self.config.run(scheme, lr, seed))

@@ -1,4 +1,4 @@
-"""Pool: the interface of places that execute runs (processes of this machine, or a Ray cluster)."""
+"""Pool: interface of the executors of runs (processes on this machine, or a Ray cluster)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from normlab.compare.run_one import Job
 from normlab.errors import NormLabError
 
 EndedRun = tuple[Job, dict[str, Any] | NormLabError | None]
-"""A run and its row; None: it was asked to stop, and has saved what it had; an error: no run can go on like this."""
+"""A run and its result: its row, None if it was stopped and saved, or an error that affects all runs."""
 
 
 class Pool(Protocol):
-    """Where runs are done."""
+    """Executes runs in parallel."""
 
     @property
     def running(self) -> Sequence[Job]: ...
@@ -26,13 +26,13 @@ class Pool(Protocol):
     def start(self, job: Job) -> None: ...
 
     def wait(self, seconds: float) -> list[EndedRun]:
-        """The runs that have ended, as soon as there is one or the time is up."""
+        """Wait until a run has ended or the time is up; return the runs that have ended."""
         ...
 
     def stop(self) -> None:
-        """Ask all runs to save and end."""
+        """Ask all runs to save a checkpoint and end."""
         ...
 
     def close(self) -> None:
-        """End at once whatever still runs."""
+        """Kill all remaining runs."""
         ...

@@ -16,7 +16,7 @@ from normlab.utils.progress import ProgressDisplay
 
 
 class ComparisonProgress:
-    """Reads how far the runs are from their metrics, wherever they run."""
+    """Progress display that reads the progress of runs from their metrics files."""
 
     def __init__(self, steps: int, *, progress: bool, metric: Metric = LOSS):
         self._steps, self._metric = steps, metric
@@ -30,7 +30,7 @@ class ComparisonProgress:
             self._all = self._bar.add_task("comparison", total=None, facts="", left="")
 
     def update(self, ended: int, runs: int, running: Sequence[Job], *, at_least: bool = False) -> None:
-        """Show how it stands: `ended` of `runs`, and these under way; `at_least`: there may be more than `runs`."""
+        """Update the display: `ended` of `runs`, and those running; `at_least`: `runs` is a lower bound."""
         if not self._live.progress:
             return
         last = {job: last_step(job.folder) or {} for job in running}
@@ -47,7 +47,7 @@ class ComparisonProgress:
             self.say(f"{facts} have ended; {left or 'time left not known yet'}; {shares}")
 
     def ended(self, row: dict[str, Any]) -> None:
-        """A line for a run that has ended."""
+        """Print a line for a run that has ended."""
         self.say(f"{row['label']}, rate {row['lr']:g}, seed {row['seed']} ({row['role']}): {self._outcome(row)}")
 
     def _outcome(self, row: dict[str, Any]) -> str:
@@ -57,7 +57,7 @@ class ComparisonProgress:
         return f"{self._metric.field} {row['value']:.4f}{stuck}"
 
     def _left(self, done: float, total: float) -> str:
-        """From the speed since this call began: what was there before took other time."""
+        """Time left, from the speed since this call began; earlier runs are not part of it."""
         if self._first is None:
             self._first = done
         gained = done - self._first

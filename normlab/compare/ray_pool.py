@@ -1,7 +1,7 @@
 """RayPool: execute the runs of a comparison on a Ray cluster (`pip install "normlab[cluster]"`).
 
-Every machine needs NormLab, the data, and the comparison's folder under the same path, on a disk that they share: runs
-write there, resume from there, and the comparison reads there how they get on.
+Every machine needs NormLab, the data, and the comparison's folder at the same path on a shared disk: runs write to it
+and resume from it, and the comparison reads their progress from it.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ class _Task:
 
 
 class RayPool:
-    """Runs as Ray tasks: a GPU each where the cluster has any, else a core, or a larger share for fewer workers."""
+    """Runs as Ray tasks: one GPU each if the cluster has any, else one core, or several with fewer workers."""
 
     def __init__(self, config: CompareConfig):
         self._ray = _import_ray()
         if not self._ray.is_initialized():
-            # Finds the cluster of RAY_ADDRESS or of this machine, or starts a small one here.
+            # Connects to the cluster of RAY_ADDRESS or of this machine, or starts a local one.
             self._ray.init(include_dashboard=False, log_to_driver=False)
         has = self._ray.cluster_resources()
         gpus = int(has.get("GPU", 0)) if config.base.device != "cpu" else 0
         self._slots = config.workers or gpus or max(1, int(has.get("CPU", 1)))
         cores = max(1, int(has.get("CPU", 1)) // self._slots)
         needs = {"num_cpus": cores, "num_gpus": min(1.0, gpus / self._slots)}
-        # A run that failed is a result, and the comparison itself starts lost ones again: Ray must not try. A fresh
-        # process a run on GPUs, as on one machine.
+        # Ray must not retry: a failed run is a result, and the comparison itself restarts lost ones. On GPUs every run
+        # has a new process, as on one machine.
         self._remote = self._ray.remote(max_retries=0, max_calls=1 if gpus else 0, **needs)(_perform)
         self._threads = cores
         self._tasks: dict[Any, _Task] = {}
@@ -65,7 +65,7 @@ class RayPool:
         return [self._ended(reference, self._tasks.pop(reference)) for reference in ready]
 
     def stop(self) -> None:
-        """Ray interrupts the runs, which takes them as Ctrl-C: they save and end."""
+        """Cancel the tasks. A run receives this as Ctrl-C: it saves and ends."""
         if not self._stopped:
             for reference in self._tasks:
                 self._ray.cancel(reference, force=False)
@@ -83,7 +83,7 @@ class RayPool:
         except errors.TaskCancelledError:
             return task.job, None
         except errors.RayTaskError as error:
-            # What arguments raise when they are read, e.g. a scheme whose file is not there, comes with a prefix.
+            # Errors while arguments are unpickled, e.g. of a scheme whose file is missing, have a prefix.
             return task.job, NormLabError(str(error.cause).removeprefix("System error: ").partition("\n")[0])
         except errors.RayError as error:
             if self._stopped:
@@ -93,7 +93,7 @@ class RayPool:
 
 
 def _perform(job: Job, threads: int) -> dict[str, Any] | None:
-    """In a process of Ray's."""
+    """Execute a job in a Ray worker process."""
     if not (job.folder.parent.parent / "compare.json").is_file():
         raise NormLabError(
             f"{os.uname().nodename} does not see {job.folder.parent.parent}; Ray's machines must share that folder"

@@ -24,22 +24,22 @@ from normlab.utils.versions import versions
 _TAIL_BYTES = 2**16
 
 _opened: dict[str, Data] = {}
-"""What this process has read already, by its fingerprint."""
+"""Data that this process has already opened, by fingerprint."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a process must be told to do a run."""
+    """One run for a worker process to execute."""
 
     run: PlannedRun
     folder: Path
-    """Of the run."""
+    """Folder of the run."""
     fingerprint: str
-    """Of the data that all runs must see."""
+    """Fingerprint of the data, the same for all runs."""
 
 
 def _known_data(job: Job) -> Data:
-    """The data that the comparison began with, read once a process."""
+    """The data of the comparison, opened once per process."""
     if job.fingerprint in _opened:
         return _opened[job.fingerprint]
     config = job.run.config
@@ -54,13 +54,13 @@ def _known_data(job: Job) -> Data:
 
 
 def execute_job(job: Job) -> dict[str, Any] | None:
-    """Train, or go on with, a run: its row, or None where it was asked to stop.
+    """Train or resume a run; return its row, or None if it was stopped.
 
-    Raises what the user can mend (a full disk, a missing package): that says nothing about the run.
+    Errors that the user can fix (a full disk, a missing package) are raised: they are not results of the run.
     """
     began, data = now(), _known_data(job)
     job.folder.mkdir(parents=True, exist_ok=True)
-    # A worker whose comparison was killed may still be saving this very run.
+    # A worker of a killed comparison may still be saving this run.
     with wait_for(job.folder / "lock"):
         pass
     try:
@@ -74,9 +74,9 @@ def execute_job(job: Job) -> dict[str, Any] | None:
 
 
 def lost_run_row(job: Job, state: Literal["failed", "interrupted"], reason: str, began: str) -> dict[str, Any]:
-    """The row of a run that did not come to its end, as far as its metrics go.
+    """The row of a run that did not finish, from its metrics so far.
 
-    Interrupted: its process was killed or lost, which says nothing of the run.
+    "interrupted" means that its process was killed or lost, which is not a result of the run.
     """
     last = last_step(job.folder) or {}
     seconds, tokens = last.get("seconds") or 0.0, last.get("tokens") or 0
@@ -89,7 +89,7 @@ def lost_run_row(job: Job, state: Literal["failed", "interrupted"], reason: str,
 
 
 def last_step(folder: Path) -> dict[str, Any] | None:
-    """The newest step in a run's metrics, also while they are being written."""
+    """The newest step record of a run's metrics, which may still be open for writing."""
     try:
         with (folder / "metrics.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
@@ -102,7 +102,7 @@ def last_step(folder: Path) -> dict[str, Any] | None:
 def _row(job: Job, result: TrainResult, began: str) -> dict[str, Any]:
     run, metric = job.run, job.run.config.task_object.metric
     state, reason, value = result.state, result.reason, result.scores.get(metric.field)
-    # One that was stopped early because it is stuck: its loss is shown and, as that of any stuck run, in no mean.
+    # The loss of a stuck run that was stopped early is shown, but is not part of any mean.
     state = "done" if state == "stuck" else state
     if state == "done" and (value is None or not math.isfinite(value)):
         state, reason = "failed", f"the {metric.title} is {value}"
@@ -120,7 +120,7 @@ def _row(job: Job, result: TrainResult, began: str) -> dict[str, Any]:
 
 
 def _measured(job: Job) -> dict[str, Any]:
-    """What the run's metrics say of its course; nothing of one that never began."""
+    """Summary of the run's metrics; empty if it never began."""
     return summarise(read_records(RunFolder(job.folder).metrics), job.run.config.steps)
 
 

@@ -1,12 +1,12 @@
 """Statistics of a comparison: paired differences over seeds with confidence intervals, ranking, and winner.
 
-Runs of two schemes with the same seed see the same batches in the same order, so their difference is taken seed by
-seed and most of the noise cancels. Which way is better, the rows' metric says: down for a loss, up for an accuracy.
+Runs of two schemes with the same seed see the same batches in the same order. Their difference is taken seed by seed,
+which cancels most of the noise. Whether lower or higher is better depends on the metric of the rows.
 
-Several schemes are compared at once, so each interval is widened (Bonferroni): with k schemes in the ranking it has
-the level 1 - (1 - level) / (k - 1), and all intervals against the baseline hold together with probability `level`. The
-same widening protects the name of a winner: a false one would have to beat the truly best scheme, and only k - 1
-pairs contain that one.
+Several schemes are compared at once, so each interval has a Bonferroni correction: with k schemes in the ranking its
+level is 1 - (1 - level) / (k - 1), and all intervals against the baseline hold jointly with probability `level`. The
+same correction covers the winner: a false winner would have to beat the truly best scheme, which is part of only k - 1
+pairs.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ Verdict = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """The mean of a - b over the seeds with which both trained, and how sure it is.
+    """Mean of a - b over the seeds with which both trained, with its confidence interval.
 
-    With one pair there is a mean and nothing else: no interval, no p-value, no claim.
+    With one pair there is only a mean: no interval and no p-value.
     """
 
     mean: float
@@ -55,37 +55,37 @@ class Difference:
 
     @property
     def spans_zero(self) -> bool:
-        """Whether the data leave the sign open; an interval that is not there spans everything."""
+        """Whether the interval contains zero; a missing interval counts as containing it."""
         return self.low is None or self.high is None or self.low <= 0.0 <= self.high
 
 
 @dataclass(frozen=True, kw_only=True)
 class SchemeResult:
-    """One scheme's place: the rate its tune runs picked, and what its judge runs at that rate show."""
+    """Result of one scheme: the rate selected by its tune runs, and its judge runs at that rate."""
 
     scheme: str
     label: str
     verdict: Verdict
     lr: float | None = None
     edge: Edge | None = None
-    """Whether the picked rate is at an end of the grid, so that a better one may lie beyond it."""
+    """Whether the selected rate is the largest or smallest tried, so that a better one may lie beyond it."""
 
     values: dict[int, float | None] = field(default_factory=dict)
-    """Judge seed to result at the picked rate; None is a run that failed or was stuck."""
+    """Result of each judge seed at the selected rate; None for a run that failed or was stuck."""
 
     stuck: dict[int, float | None] = field(default_factory=dict)
-    """Judge seeds whose run was stuck, and what it ended at (None: stopped early): part of no mean or difference."""
+    """Final value of each stuck judge run, by seed (None: stopped early). Not part of any mean or difference."""
 
     tune: dict[float, RateResults] = field(default_factory=dict)
     """Results of the tune runs, by rate."""
 
     difference: Difference | None = None
-    """To the baseline; None for the baseline itself and where no seed trained in both."""
+    """Difference to the baseline; None for the baseline itself and if no seed trained in both."""
 
     interrupted: int = 0
-    """Runs whose process was killed: they say nothing of the scheme."""
+    """Number of runs whose process was killed; they are not counted for or against the scheme."""
     metric: Metric = LOSS
-    """What the values are of."""
+    """Metric of the values."""
 
     @property
     def finished(self) -> list[float]:
@@ -99,12 +99,12 @@ class SchemeResult:
 
     @property
     def lost(self) -> int:
-        """Judge runs that failed or were stuck: with any, a scheme is never called better."""
+        """Judge runs that failed or were stuck; a scheme with any is never called better."""
         return len(self.values) - len(self.finished)
 
     @property
     def tuned(self) -> dict[int, float | None]:
-        """Tune seed to result at the picked rate."""
+        """Result of each tune seed at the selected rate."""
         return self.tune[self.lr].values if self.lr in self.tune else {}
 
     @property
@@ -117,7 +117,7 @@ class SchemeResult:
 
     @property
     def detectable(self) -> float | None:
-        """The true difference to the baseline that these seeds show four times out of five."""
+        """The true difference to the baseline that is detected with a power of 80 %."""
         found = self.difference
         return None if found is None or not found.sd else minimum_detectable(found.n, found.sd, found.level)
 
@@ -127,7 +127,7 @@ class SchemeResult:
 
 
 def paired_difference(a: Values, b: Values, level: float = 0.95) -> Difference:
-    """Student's interval for the mean of a - b over the seeds that are in both."""
+    """Student's t interval for the mean of a - b over the seeds that are in both."""
     _check_level(level)
     first, second = _finished(a), _finished(b)
     failed_a, failed_b = len(a) - len(first), len(b) - len(second)
@@ -151,9 +151,9 @@ def paired_difference(a: Values, b: Values, level: float = 0.95) -> Difference:
 
 
 def minimum_detectable(n: int, sd: float, level: float = 0.95, power: float = 0.8) -> float:
-    """The true mean difference that `n` pairs with standard deviation `sd` show with probability `power`.
+    """The true mean difference that `n` pairs with standard deviation `sd` detect with probability `power`.
 
-    Exact for normal differences (noncentral t); infinite with fewer than two pairs, which show nothing.
+    Exact for normal differences (noncentral t); infinite with fewer than two pairs.
     """
     _check_level(level)
     if not 1.0 - level < power < 1.0:
@@ -173,15 +173,15 @@ def minimum_detectable(n: int, sd: float, level: float = 0.95, power: float = 0.
 
 
 def tune_outliers(own: SchemeResult, level: float = 0.999) -> list[float]:
-    """Results of tune runs at the picked rate that the judge runs there do not let one expect.
+    """Results of tune runs at the selected rate outside the prediction interval of the judge runs there.
 
-    A further run of the same kind falls into mean ± t s √(1 + 1/n) with probability `level`. One that does not tells
-    that the scheme does well with some seeds and badly with others, or that the judge seeds were lucky.
+    Another run of the same distribution lies in mean ± t s √(1 + 1/n) with probability `level`. One outside it means
+    that the result depends strongly on the seed, or that the judge seeds were lucky.
     """
     _check_level(level)
     n = len(own.finished)
     spread = float(np.std(own.finished, ddof=1)) if n > 1 else 0.0
-    # Without any spread there is no measure of what is far: accuracies are counts, and counts coincide.
+    # Without spread there is no interval: accuracies are counts and may coincide.
     if own.mean is None or not spread:
         return []
     half = t_interval(level, n - 1) * spread * math.sqrt(1.0 + 1.0 / n)
@@ -189,10 +189,10 @@ def tune_outliers(own: SchemeResult, level: float = 0.999) -> list[float]:
 
 
 def rank_schemes(rows: Iterable[Row], baseline: str, level: float = 0.95) -> list[SchemeResult]:
-    """Every scheme's standing, best mean first, then those that cannot be placed.
+    """Results of all schemes, best mean first, then those that cannot be ranked.
 
-    The rate is picked on `tune` rows alone and judged on `judge` rows alone, which must have other seeds. Means and
-    differences are over the runs that trained; a scheme with a judge run that failed or was stuck is never called
+    The rate is selected on `tune` rows alone and evaluated on `judge` rows alone, which must have other seeds. Means
+    and differences are over the runs that trained; a scheme with a judge run that failed or was stuck is never called
     better.
     """
     _check_level(level)
@@ -208,14 +208,14 @@ def rank_schemes(rows: Iterable[Row], baseline: str, level: float = 0.95) -> lis
 
 
 def bonferroni_level(level: float, schemes: int) -> float:
-    """The level of each interval so that all of them hold together with probability `level`."""
+    """Level of each interval for which all intervals hold jointly with probability `level`."""
     return 1.0 - (1.0 - level) / max(1, schemes - 1)
 
 
 def find_winner(standings: Sequence[SchemeResult], level: float = 0.95) -> SchemeResult | None:
-    """The scheme shown to be better than every other one, or None: nobody is named while an interval spans zero.
+    """The scheme that is significantly better than every other one, or None.
 
-    A scheme with a judge run that failed or was stuck neither wins nor stands in the way.
+    A scheme with a judge run that failed or was stuck cannot win, and is not compared with the winner.
     """
     placed = [own for own in standings if own.finished and not own.lost]
     if len(placed) < 2:
@@ -239,7 +239,7 @@ def _by_scheme(rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 
 def _judge(scheme: str, rows: Sequence[Row]) -> SchemeResult:
-    """A scheme before it is compared: its rate and its results at that rate."""
+    """Result of a scheme before the comparison: its rate and its values at that rate."""
     tune, judge = group_by_rate(rows, "tune"), group_by_rate(rows, "judge")
     _check_seeds(scheme, tune, judge)
     metric = metric_named(str(rows[0].get("metric", LOSS.name)))
@@ -256,7 +256,7 @@ def _judge(scheme: str, rows: Sequence[Row]) -> SchemeResult:
 
 
 def _against(own: SchemeResult, base: SchemeResult, level: float) -> SchemeResult:
-    """The standing with its difference to the baseline and the verdict that follows."""
+    """Add the difference to the baseline and the verdict."""
     if own is base:
         return replace(own, verdict="baseline") if own.finished else own
     if not own.finished:

@@ -17,18 +17,18 @@ from normlab.utils.files import sync
 
 Row = dict[str, Any]
 Fields = Mapping[str, tuple[Callable[[Any], bool], str]]
-"""Name of a field to a check of its value, and what that expects in words."""
+"""For each field, a check of its value and a description of the expected value."""
 
 
 class Store:
     """The rows of one comparison folder.
 
-    Many processes may append at once: each row is one write of a whole line at the end of the file, under a lock, and
-    is on the disk when `append` returns. Where a run has several rows the last one counts.
+    Safe for concurrent appends: each row is one write of a whole line at the end of the file, under a lock, and is
+    synced to disk when `append` returns. If a run has several rows, the last one counts.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, fields: Fields | None = None):
-        """`fields` are those that every row must have; none: those of a training run."""
+        """`fields` are the required fields of every row; None: those of a training run."""
         self.folder = Path(folder)
         self.path = self.folder / "rows.jsonl"
         self._fields = _FIELDS if fields is None else fields
@@ -38,14 +38,14 @@ class Store:
         wrong = _fault(row, self._fields)
         if wrong:
             raise NormLabError(f"cannot store the row of run {row.get('run')!r}: {wrong}")
-        # In ASCII: the name of a file need not be text that UTF-8 can write.
+        # ASCII, because a file name may contain characters that UTF-8 cannot encode.
         line = json.dumps(dict(row)).encode() + b"\n"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with self._locked(os.O_RDWR | os.O_CREAT | os.O_APPEND, fcntl.LOCK_EX) as file:
                 _mend(file)
                 _write(file, line)
-            # A new file is only safe once its folder is on the disk too.
+            # A new file is durable only after its folder has been synced.
             sync(self.folder)
         except OSError as error:
             raise NormLabError(
@@ -53,7 +53,7 @@ class Store:
             ) from None
 
     def rows(self) -> list[Row]:
-        """Every run's last row, in the order in which the runs first ended."""
+        """The last row of every run, in the order in which the runs first ended."""
         if not self.path.exists():
             return []
         with self._locked(os.O_RDONLY, fcntl.LOCK_SH) as file:
@@ -65,17 +65,17 @@ class Store:
         return list({row["run"]: row for row in found}.values())
 
     def find(self, run: str) -> Row | None:
-        """The row of a run, or None while it has not ended."""
+        """The row of a run; None if it has not ended."""
         return next((row for row in self.rows() if row["run"] == run), None)
 
     def done(self, run: str) -> bool:
-        """Whether the run ended with a result; one that failed has a row (`find`) and is not done."""
+        """Whether the run ended with a result; a failed run has a row (`find`) but is not done."""
         row = self.find(run)
         return row is not None and row["state"] == "done"
 
     @contextmanager
     def _locked(self, flags: int, kind: int) -> Iterator[int]:
-        # Closing the file gives the lock back, also when the process is killed.
+        # Closing the file releases the lock, also when the process is killed.
         file = os.open(self.path, flags, 0o644)
         try:
             fcntl.flock(file, kind)
@@ -91,7 +91,7 @@ class Store:
         return row
 
     def _parse_torn(self, line: bytes) -> list[Row]:
-        """A last line without its end: whole but for the line feed, or torn by a crash, whose run is then run again."""
+        """Parse a last line without a line feed. It is complete, or truncated by a crash; its run is then repeated."""
         row = _decode(line)
         if row is not None and not _fault(row, self._fields):
             return [row]
@@ -108,7 +108,7 @@ def _decode(line: bytes) -> Row | None:
 
 
 def _mend(file: int) -> None:
-    """Before a row is added: cut off what a crash left of the last one, or end its line if only that was missing."""
+    """Before a row is appended: remove a truncated last line, or add a missing line feed."""
     if not _ends_torn(file):
         return
     content = _read(file)
@@ -131,7 +131,7 @@ def _read(file: int) -> bytes:
 
 
 def _write(file: int, line: bytes) -> None:
-    """All of the line or nothing of it, also on a full disk."""
+    """Write the whole line or nothing, also on a full disk."""
     before = os.fstat(file).st_size
     try:
         if os.write(file, line) < len(line):
@@ -193,11 +193,11 @@ _FIELDS: Fields = {
 RESULT_FIELDS: Fields = {
     name: _FIELDS[name] for name in ("run", "scheme", "seed", "state", "reason", "versions", "started", "finished")
 }
-"""Of a row that is no training run: a check, a simulation, a benchmark."""
+"""Required fields of a row that is not a training run: a check, a simulation, a benchmark."""
 
 
 def _fault(row: Mapping[str, Any], fields: Fields) -> str | None:
-    """What is wrong with a row, in words; None where nothing is. Fields that are not known here pass."""
+    """Describe what is wrong with a row; None if it is valid. Unknown fields are allowed."""
     for name, (check, expected) in fields.items():
         if name not in row:
             return f"{name} is missing, expected {expected}"

@@ -1,8 +1,8 @@
-"""Pick a scheme's learning rate from its tune runs.
+"""Select a scheme's learning rate from its tune runs.
 
-A run trains, fails (an error, a loss that is not finite) or is stuck: its loss never got clearly below the entropy of
-single tokens. A rate at which fewer runs failed or were stuck is better than any other, whatever the losses.
-Interrupted runs (their process was killed) say nothing of a rate and are left out.
+A run trains, fails (an error, a loss that is not finite) or is stuck (its loss never got clearly below the unigram
+entropy). Rates are compared by the number of failed and stuck runs first, then by the mean result. Interrupted runs
+(their process was killed) are ignored.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Edge = Literal["largest", "smallest"]
 
 @dataclass(frozen=True)
 class RateResults:
-    """The results of one scheme at one rate, by seed."""
+    """Results of one scheme at one rate, by seed."""
 
     values: dict[int, float | None] = field(default_factory=dict)
-    """None for a run that failed or was stuck, whatever number it left."""
+    """Result of each seed; None for a run that failed or was stuck."""
     stuck: dict[int, float | None] = field(default_factory=dict)
-    """What the runs that were stuck ended at; None where one was stopped early for it (state failed, stuck true)."""
+    """Final value of each stuck run; None if it was stopped early (state failed, stuck true)."""
 
     @property
     def trained(self) -> list[float]:
@@ -38,12 +38,12 @@ class RateResults:
         return len(self.values) - len(self.trained)
 
     def score(self, metric: Metric) -> Score:
-        """For `Bracket`: lower is better."""
+        """Score for `Bracket`; lower is better."""
         return Score(self.lost, _mean(self.trained, metric))
 
 
 def group_by_rate(rows: Iterable[Row], role: str) -> dict[float, RateResults]:
-    """Runs of one scheme with a role, by rate and seed."""
+    """Results of the runs with this role, by rate and seed."""
     grouped: dict[float, RateResults] = {}
     for row in rows:
         if row["role"] == role and row["state"] != "interrupted":
@@ -57,9 +57,9 @@ def group_by_rate(rows: Iterable[Row], role: str) -> dict[float, RateResults]:
 
 
 def pick_rate(tune: Mapping[float, RateResults], metric: Metric) -> float | None:
-    """The rate with the best mean among those with the fewest runs lost and as many seeds as any; ties: the lower one.
+    """The rate with the best mean among those with the fewest lost runs and the most seeds; ties: the lower one.
 
-    Where every run at every rate was stuck, the rate at which they came furthest; None where nothing has a result.
+    If every run at every rate was stuck, the rate with the best final values; None if there is no result at all.
     """
     most = max(len(at_rate.values) for at_rate in tune.values())
     whole = {lr: own for lr, own in tune.items() if len(own.values) == most and (own.trained or own.stuck)}
@@ -73,7 +73,7 @@ def pick_rate(tune: Mapping[float, RateResults], metric: Metric) -> float | None
 
 
 def grid_edge(lr: float | None, tune: Mapping[float, RateResults]) -> Edge | None:
-    """Whether a rate is an end of those tried, so that a better one may lie beyond it."""
+    """Whether a rate is the largest or smallest tried, so that a better one may lie beyond it."""
     if lr is None or len(tune) < 2:
         return None
     return "largest" if lr == max(tune) else "smallest" if lr == min(tune) else None

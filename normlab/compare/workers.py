@@ -1,7 +1,7 @@
 """ProcessPool: execute runs in worker processes of this machine, one per GPU, or several that share the cores.
 
-A process on the CPU takes one run after the other. On a GPU it takes one and ends: peaks of memory, compiled code and
-a broken device do not outlive it. What a run prints goes into `output.txt` in its folder.
+A process on the CPU executes runs one after the other. On a GPU every run has a new process, so that peak memory,
+compiled code and device errors do not affect the next run. Output of a run goes to `output.txt` in its folder.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from normlab.utils import machine
 _READY = "ready"
 
 _PATIENCE = 5.0
-"""Seconds that an idle process has to end by itself."""
+"""Seconds to wait for an idle process to end."""
 
 
 @dataclass(frozen=True)
 class WorkerSlot:
-    """What a process may use."""
+    """Resources of one worker process."""
 
     threads: int
     gpu: str | None = None
-    """For CUDA_VISIBLE_DEVICES; None: as it is."""
+    """Value of CUDA_VISIBLE_DEVICES; None: unchanged."""
     once: bool = False
-    """Whether a process does one run and ends."""
+    """Whether the process ends after one run."""
 
 
 def worker_slots(config: CompareConfig) -> list[WorkerSlot]:
-    """One for each process: the GPUs in turn, or equal shares of the cores.
+    """One slot per process: the GPUs round-robin, or equal shares of the cores.
 
-    Single-threaded processes are faster than one with many threads at sizes that a CPU can train.
+    Several single-threaded processes are faster than one with many threads at sizes that a CPU can train.
     """
     device = config.base.device
     gpus = torch.cuda.device_count() if device != "cpu" else 0
@@ -56,23 +56,23 @@ def worker_slots(config: CompareConfig) -> list[WorkerSlot]:
         raise NormLabError(f"device {device} was asked for, but there is no GPU; try cpu, or auto")
     cores, most = _cores(), _most_threads()
     if gpus:
-        # The user who names one GPU gets that one.
+        # If the user names one GPU, only that one is used.
         named = [None] if ":" in device else _visible(gpus)
         count = config.workers or len(named)
         return [WorkerSlot(min(most, max(1, cores // count)), named[i % len(named)], once=True) for i in range(count)]
-    # From the plan and not from what is left of it: the number of threads moves the last digits of a result.
+    # From the whole plan, not from the remaining runs: the number of threads changes the last digits of a result.
     at_once = len(config.names) * max(config.seeds, len(config.first_rates) * config.tune_seeds)
     count = config.workers or min(cores, at_once)
     return [WorkerSlot(min(most, max(1, cores // count)))] * count
 
 
 def _cores() -> int:
-    """Cores to share out. torch's number of threads is that of the physical cores, unless the user limited it."""
+    """Number of cores to divide. torch defaults to the number of physical cores, unless the user limited it."""
     return machine.cores() if _threads_are_limited() else torch.get_num_threads()
 
 
 def _most_threads() -> int:
-    """Threads that one process may have."""
+    """Largest number of threads of one process."""
     return torch.get_num_threads() if _threads_are_limited() else _cores()
 
 
@@ -86,7 +86,7 @@ def _visible(gpus: int) -> list[str | None]:
 
 
 class ProcessPool:
-    """A pool of processes, each started when it is first needed and replaced when it has ended."""
+    """Pool of worker processes, started on demand and replaced when they have ended."""
 
     def __init__(self, places: Sequence[WorkerSlot]):
         self._places = places
@@ -101,7 +101,7 @@ class ProcessPool:
         return self._free_place() is not None
 
     def _free_place(self) -> int | None:
-        """One without a run; on a shared GPU only once the others have begun: one compiles while another trains."""
+        """A slot without a run; on a shared GPU only after the others have compiled and started to train."""
         busy = {i: worker.job for i, worker in self._workers.items() if worker.job is not None}
         compiling = {self._places[i].gpu for i, job in busy.items() if last_step(job.folder) is None}
         for i, place in enumerate(self._places):
@@ -142,7 +142,7 @@ class ProcessPool:
 
 
 class _Worker:
-    """One process, seen from the comparison."""
+    """Parent side of one worker process."""
 
     def __init__(self, place: WorkerSlot):
         context = multiprocessing.get_context("spawn")
@@ -154,17 +154,17 @@ class _Worker:
         self._process = context.Process(target=_serve, args=(theirs, place), name="normlab run")
         with _ctrl_c_held_back():
             self._process.start()
-        # Only then does the end of the process close the pipe.
+        # Otherwise the pipe would stay open after the process ends.
         theirs.close()
 
     def take(self, job: Job) -> None:
         self.job, self._began = job, now()
-        # A process that has just died says so when it is asked for its answer.
+        # If the process has just died, `answer` reports it.
         with suppress(BrokenPipeError):
             self.answers.send(job)
 
     def answer(self) -> EndedRun | None:
-        """What has become of its run; None where there is nothing to say of one."""
+        """Result of the worker's run; None if there is no run to report."""
         try:
             answer = self.answers.recv()
             self.is_spent = self._place.once and answer != _READY
@@ -177,17 +177,17 @@ class _Worker:
         return None if job is None else (job, answer)
 
     def stop(self) -> None:
-        # A second signal would tell the run not to be patient.
+        # A second signal would make the run stop at once.
         if not self._stopped:
             self._process.terminate()
         self._stopped = True
 
     def let_go(self) -> None:
-        """An idle process ends when nobody can give it a run any more."""
+        """Close the pipe, which makes an idle process end."""
         self.answers.close()
 
     def end(self) -> None:
-        """Wait for an idle process, kill a busy one."""
+        """Wait for an idle process; kill a busy one."""
         self.let_go()
         if self.job is None:
             self._process.join(_PATIENCE)
@@ -197,7 +197,7 @@ class _Worker:
     def _died(self) -> dict[str, Any] | NormLabError | None:
         self._process.join()
         self.is_spent = True
-        # Told to stop before its run had begun, or idle: nothing is lost.
+        # Stopped before its run had begun, or idle: nothing is lost.
         if self.job is None or self._stopped:
             return None
         code = self._process.exitcode or 0
@@ -219,7 +219,7 @@ def _cause(code: int) -> str:
 
 @contextmanager
 def _ctrl_c_held_back() -> Iterator[None]:
-    """A process that is being started must not take Ctrl-C for itself before it can handle it."""
+    """Block SIGINT while a process starts, until it can handle it."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -231,8 +231,8 @@ def _ctrl_c_held_back() -> Iterator[None]:
 
 
 def _serve(jobs: Connection, place: WorkerSlot) -> None:
-    """Do runs until there are no more."""
-    # Ctrl-C goes to the comparison alone, which then asks its processes.
+    """Main loop of a worker process: execute runs until the pipe is closed."""
+    # Only the comparison receives Ctrl-C; it then stops its workers.
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -263,7 +263,7 @@ def _do_next(jobs: Connection) -> dict[str, Any] | NormLabError | None:
 
 
 def _stop_with_parent() -> None:
-    """A comparison that was killed asks nobody to stop: its processes must notice, save and go."""
+    """Send SIGTERM to this process when the parent dies: a killed comparison cannot stop its workers."""
     parent = parent_process()
     if parent is not None:
         parent.join()
@@ -272,7 +272,7 @@ def _stop_with_parent() -> None:
 
 @contextmanager
 def _output_in(folder: Path) -> Iterator[None]:
-    """Everything that is printed inside the block, also by native code, goes into a file."""
+    """Redirect all output inside the block, also of native code, to a file."""
     folder.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     kept, path = (os.dup(1), os.dup(2)), folder / "output.txt"

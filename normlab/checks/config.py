@@ -1,6 +1,6 @@
-"""Configuration of a check: its ladders, its training burst, its time budget, and the findings it fails on.
+"""CheckConfig: depth, width, step and learning-rate ladders, training steps, time budget and failing verdicts.
 
-Free of torch: the command line shows these fields in its help.
+Does not import torch, because the command line shows these fields in its help.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Dtype = Literal["fp32", "bf16", "fp16"]
 
 
 def _whole(word: str) -> int | str:
-    """A whole number; any other word as it is, which the check of the field then names in one line."""
+    """Parse an integer; return any other text unchanged, so that the field's own check reports it."""
     return int(word) if word.lstrip("+-").isdecimal() else word
 
 
 def _listed(of: Callable[[str], Any], example: str) -> PrimitiveConstructorSpec[tuple[Any, ...]]:
-    """One word with commas on the command line, so that a list does not swallow what follows it."""
+    """Parse one comma-separated command-line argument as a tuple, so that it does not consume later arguments."""
     return PrimitiveConstructorSpec(
         nargs=1,
         metavar=example,
@@ -42,58 +42,58 @@ _Findings = Annotated[tuple[str, ...], _listed(str, "FINDING,FINDING")]
 
 @dataclass(frozen=True, kw_only=True)
 class CheckConfig:
-    """One check."""
+    """Options of one check."""
 
     depths: _Depths | None = None
-    """Blocks of the models of the depth ladder: 6,12,24,48; none: doublings up to the target's own depth."""
+    """Depths to build, in blocks, e.g. 6,12,24,48; none: doublings up to the target's own depth."""
     steps: int = 30
-    """Optimiser steps of the training burst."""
+    """Number of training steps at each size."""
     lr: float | Literal["auto"] = "auto"
-    """Learning rate of the burst; auto: 1e-3 for schemes, for others 0.8 % of their weights' size, at most 1e-3."""
+    """Learning rate; auto: 1e-3 for schemes, for other targets 0.8 % of the RMS of their weights, at most 1e-3."""
     seeds: int = 1
-    """Models of every kind, each with weights and batches of its own."""
+    """Number of seeds. Each seed has its own weights and batches."""
     dtype: Dtype = "fp32"
-    """Number format to compute in."""
+    """Floating-point type."""
     device: str = "cpu"
-    """Where to compute: cpu, cuda."""
+    """Device: cpu, cuda."""
 
     data: str = "bigram"
-    """What the burst trains on: random tokens, a bigram language, or a text file."""
+    """Training data: random tokens, a bigram language, or a text file."""
     length: int = 48
-    """Tokens a sequence."""
+    """Sequence length in tokens."""
     batch_size: int = 8
-    """Sequences a step."""
+    """Sequences per step."""
     width: int | None = None
-    """Width to build at; none: the target's own, for a scheme 64."""
+    """Width of the models; none: the target's own, or 64 for a scheme."""
     shrink: int | None = None
-    """Divide widths, heads and vocabulary by this, so that a large model can be screened on a CPU."""
+    """Divide widths, heads and vocabulary by this factor, to check a large model on a CPU."""
     weights: bool = False
-    """Load published weights in place of random ones."""
+    """Load pretrained weights instead of random ones."""
     blocks: str | None = None
-    """Which modules are the blocks, e.g. 'model.layers.*', where they are not found."""
+    """Pattern of the block modules, e.g. 'model.layers.*', if they are not found automatically."""
 
     start_size: str = "125m"
-    """Preset at which the start of a scheme is measured, which has no size of its own: tiny, 125m, 350m, 1.3b; none:
-    no start is measured, of any target."""
+    """Preset at which the initial loss of a scheme is measured (a scheme has no size): tiny, 125m, 350m, 1.3b; none:
+    skip the measurement for any target."""
 
     lr_ladder: bool = False
-    """Also train at eight rates from 1e-4 to 3e-1, beside a Pre-Norm twin: usable range, largest stable rate."""
+    """Also train at eight learning rates from 1e-4 to 3e-1, with a Pre-Norm twin: usable range, largest stable rate."""
     reference_loss: float | None = None
-    """Loss that a usable rate is held against, in place of the best of target and twin."""
+    """Reference loss of a usable learning rate; none: the best of target and twin."""
     width_ladder: bool = False
-    """Also look at other widths: half and twice the target's own, unless widths names some."""
+    """Also measure other widths: half and twice the target's own, or those of widths."""
     widths: _Widths = ()
-    """Widths of the width ladder, which naming some asks for."""
+    """Widths of the width ladder; giving some enables it."""
     step_ladder: bool = False
-    """Also look at smaller and larger residual steps Δt, where the design has one."""
+    """Also measure smaller and larger residual steps Δt, if the design has a step."""
 
     max_seconds: float = 60.0
-    """Time for each ladder; where it is short, sizes between the smallest and the target's own are left out, and the
-    result says so."""
+    """Time limit of each ladder in seconds; if it is short, sizes between the smallest and the target's own are skipped,
+    and the result says so."""
     fail_on: _Findings = (
         "exploding", "vanishing", "collapse", "certificate", "untrained", "leaks", "structure", "start",
     )  # fmt: skip
-    """Findings or verdicts that, where they fail, make the exit code 1; with :warn where they warn, too."""
+    """Findings or verdicts whose failure sets the exit code to 1; with :warn, warnings count, too."""
 
     def __post_init__(self) -> None:
         from normlab.checks.judge.fail_on import parse
@@ -118,7 +118,7 @@ class CheckConfig:
         return self.width_ladder or bool(self.widths)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; `CheckConfig(**d)` reads them back."""
+        """Dictionary of plain values; `CheckConfig(**d)` restores it."""
         return dataclasses.asdict(self)
 
     def _check_whole(self, name: str, least: int) -> None:

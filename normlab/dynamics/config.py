@@ -98,7 +98,7 @@ class SimulateConfig:
     time: float = 10.0
     """End time. One unit of time is one layer."""
     depth: int | None = None
-    """Number of blocks, for laws that depend on depth; without it the end time, rounded up."""
+    """Number of blocks, for laws that depend on depth; none: the end time, rounded up."""
     method: MethodName = "rk4"
     """Integrator: rk4 with a fixed step, dopri (Dormand-Prince) with an adaptive step, or network, which runs the
     scheme's own blocks."""
@@ -107,7 +107,7 @@ class SimulateConfig:
     tolerance: float = 1e-8
     """Error tolerance of one step of dopri."""
     cut: int = 1
-    """Blocks per layer, for the method network: every step is divided into so many."""
+    """Blocks per layer, for the method network: every residual step is divided into this many."""
     clock: ClockName = "plain"
     """Time variable of the integrator: plain, or log for end times above 100."""
 

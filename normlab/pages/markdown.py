@@ -8,7 +8,7 @@ from normlab.pages.tables import Table
 
 
 def table(source: Table) -> str:
-    """A table in the pipe syntax, numbers to the right."""
+    """A table in pipe syntax; numeric columns are right-aligned."""
     heads = [escape(column.title) for column in source.columns]
     rules = ["---:" if column.numeric else "---" for column in source.columns]
     rows = [[escape(cell.text) for cell in row] for row in source.rows]
@@ -16,6 +16,6 @@ def table(source: Table) -> str:
 
 
 def escape(text: str) -> str:
-    """User text as text: no HTML, no cell or line of its own, no emphasis, link or code."""
+    """Escape user text: no HTML, table cells, line breaks, emphasis, links or code."""
     flat = " ".join(html.escape(text, quote=False).split())
     return "".join(f"\\{character}" if character in "\\|`*_[]~#" else character for character in flat)

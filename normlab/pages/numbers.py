@@ -27,7 +27,7 @@ def signed(value: Any, decimals: int = 4) -> str:
 
 
 def rate(value: Any) -> str:
-    """A learning rate, always as mantissa and power: 6e-4, 1.25e-3."""
+    """A learning rate in scientific notation: 6e-4, 1.25e-3."""
     found = finite_or_none(value)
     if found is None or found <= 0:
         return NONE if found is None else f"{found:g}".replace("-", "−")
@@ -67,12 +67,12 @@ def duration(value: Any) -> str:
 
 
 def decimals(spreads: Iterable[float | None]) -> int:
-    """How many decimals show two digits of the smallest spread that is not zero: digits beyond it are noise."""
+    """Number of decimals that shows two digits of the smallest nonzero spread."""
     known = [spread for spread in spreads if spread is not None and spread > 0 and math.isfinite(spread)]
     return max(3, min(6, 1 - math.floor(math.log10(min(known))))) if known else 4
 
 
 def join_names(names: Iterable[str]) -> str:
-    """a, b and c."""
+    """Join names as "a, b and c"."""
     *first, last = names
     return f"{', '.join(first)} and {last}" if first else last

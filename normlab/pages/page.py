@@ -1,7 +1,7 @@
 """Render a self-contained HTML page from sections (Jinja templates), plot data and scripts; works offline.
 
-`render` takes sections from anyone (a comparison, a run, a stability check): each is a template with its own context,
-made by `section`. Whatever text comes from a user is escaped by the templates; `data` reaches the scripts as JSON.
+`render` takes sections of any report (a comparison, a run, a stability check). `section` renders each from a template
+with its own context. Templates escape user text; `data` is passed to the scripts as JSON.
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ def render(
     scripts: Sequence[str] = (),
     plots: bool = True,
 ) -> str:
-    """The whole page. `scripts` are files in `templates/` that draw from `data` after the shell is ready, `styles`
-    those that dress what only this page has; `tone` colours the headline: ok, warn, fail. A page without `plots` is
-    5 MB smaller.
+    """Render the whole page.
+
+    `scripts` are files in `templates/` that draw from `data` after the page has loaded, `styles` are style sheets of
+    this page alone; `tone` colours the headline: ok, warn, fail. A page without `plots` is 5 MB smaller.
     """
     return (
         _environment()
@@ -103,7 +104,7 @@ def _plotly() -> str:
         from plotly.offline import get_plotlyjs
     except ImportError:
         raise _missing("plotly") from None
-    # Inside a string of JavaScript the backslash changes nothing; in HTML the tag would end the script.
+    # In a JavaScript string the backslash has no effect; in HTML the unescaped tag would end the script.
     return get_plotlyjs().replace("</script", "<\\/script")
 
 

@@ -12,7 +12,7 @@ from normlab.pages.numbers import NONE, finite_or_none
 
 @dataclass(frozen=True)
 class Cell:
-    """Text, what it sorts by (a number, or the text itself), and how the page dresses it."""
+    """Text, its sort key (a number, or the text itself), and its style on the page."""
 
     text: str
     sort: float | str | None = None
@@ -21,7 +21,7 @@ class Cell:
     """Position of the scheme whose colour is shown beside the text."""
 
     whole: bool = False
-    """Whether the text must stay on one line."""
+    """Whether the text must not wrap."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A caption, columns and rows; `sortable` puts a button into every heading of the page."""
+    """A caption, columns and rows; `sortable` adds a sort button to every heading of the page."""
 
     caption: str
     columns: Sequence[Column]
@@ -41,7 +41,7 @@ class Table:
     note: str = ""
 
     def filled(self) -> Table:
-        """The same without columns that say nothing, for which there is no room on a page."""
+        """A copy without empty columns."""
         kept = [k for k in range(len(self.columns)) if any(row[k].text not in ("", NONE) for row in self.rows)]
         rows = [[row[k] for k in kept] for row in self.rows]
         return replace(self, columns=[self.columns[k] for k in kept], rows=rows) if self.rows else self
@@ -53,7 +53,7 @@ def numeric_cell(text: str, value: Any) -> Cell:
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested tables as `outer.inner`, values as text."""
+    """Flatten nested dictionaries to `outer.inner` keys, with values as text."""
     found: dict[str, str] = {}
     for name, value in table.items():
         if isinstance(value, Mapping):

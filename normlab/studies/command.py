@@ -18,7 +18,7 @@ from normlab.utils.text import counted
 
 
 def show_list(folder: Path, results: Path) -> None:
-    """Every study with how it stands."""
+    """List every study with its status."""
     for name in find_studies(folder):
         study = load_study(name, folder)
         print(f"{name:<24} {_state(study, results)}\n{'':<24} {study.title}; {study.cost}")
@@ -33,7 +33,7 @@ def _state(study: Study, results: Path) -> str:
 
 
 def show_plan(study: Study, places: Mapping[str, Any]) -> None:
-    """Runs and cost, arm by arm; nothing is started."""
+    """Print runs and cost by arm; nothing is started."""
     from normlab.studies.run import study_plan
 
     sizes = study_plan(study, places)
@@ -49,7 +49,7 @@ def show_plan(study: Study, places: Mapping[str, Any]) -> None:
 def run(
     study: Study, results: Path, *, minutes: float | None, places: Mapping[str, Any], command: Sequence[str]
 ) -> int:
-    """Do what is left, then say how the claims stand; returns how many runs are left."""
+    """Run what is left and print the verdicts; return the number of runs left."""
     from normlab.studies.run import run_study
 
     left = run_study(study, results, minutes=minutes, places=places, command=command)

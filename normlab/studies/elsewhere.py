@@ -1,4 +1,4 @@
-"""Import result rows made elsewhere (comparison, ladder, benchmark) into a study, with the hash of its rule."""
+"""Import result rows of other experiments (comparison, ladder, benchmark) into a study, with the hash of its rule."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from normlab.utils.files import read_json
 
 
 def import_rows(record: StudyRecord) -> None:
-    """Add the rows that the study names and does not have yet."""
+    """Add the rows that the study lists and does not have yet."""
     for name in record.study.rows:
         for arm, rows in _arms(Path(name), record.study.name):
             store = Store(record.folder / arm, fields=RESULT_FIELDS)
@@ -24,14 +24,14 @@ def import_rows(record: StudyRecord) -> None:
 
 
 def benchmark_row(row: Mapping[str, Any]) -> Row:
-    """A row of `bench step`: what runs on other kernels than the fused ones says so in its name."""
+    """A row of `bench step`; its name includes the kernels if they are not the fused ones."""
     kernels = row.get("kernels", "triton")
     name = row["scheme"] if kernels == "triton" else f"{row['scheme']} ({kernels})"
     return {**row, "scheme": name, "run": name, "seed": 0, "state": "done", "reason": None}
 
 
 def _arms(source: Path, study: str) -> Iterator[tuple[str, list[Row]]]:
-    """Name of an arm and its rows: one for a folder with rows, one for each such folder inside it, or a JSON file."""
+    """Arm names with their rows: one for a folder with rows, one for each such subfolder, or a JSON file."""
     if source.suffix == ".json" and source.is_file():
         yield source.stem, _of_file(source)
         return

@@ -1,6 +1,6 @@
 """Evidence: query the result rows of a study by scheme, arm, learning rate and seed.
 
-A run that failed, diverged or was stuck has no result, and is counted wherever a rule looks.
+A run that failed, diverged or was stuck has no result; every rule counts such runs.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Sample:
-    """One scheme's results in one arm, by seed; None is a run without a result."""
+    """Results of one scheme in one arm, by seed; None is a run without a result."""
 
     name: str
-    """Of the scheme, with its arm where it was named with one."""
+    """Name of the scheme, with its arm if one was given."""
     values: dict[int, float | None]
     problems: list[str] = field(default_factory=list)
-    """Why no verdict can rest on it."""
+    """Reasons why the results do not allow a verdict."""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -34,28 +34,28 @@ class Sample:
 
 
 class Evidence:
-    """Rows by arm. `names` are the registry's names of schemes as a study writes them."""
+    """Rows by arm. `names` maps schemes as written in a study to their names in the registry."""
 
     def __init__(self, rows: Mapping[str, Sequence[Row]], names: Mapping[str, str] | None = None):
         self.rows = {arm: list(own) for arm, own in rows.items()}
         self._names = dict(names or {})
 
     def arms(self, patterns: Sequence[str]) -> list[str]:
-        """The arms that match any of the patterns; all without one."""
+        """The arms that match any of the patterns; all if there are none."""
         found = [arm for arm in self.rows if not patterns or any(fnmatchcase(arm, p) for p in patterns)]
         if not found:
             raise NormLabError(f"no arm matches {', '.join(patterns)}; there are {', '.join(self.rows) or 'none'}")
         return found
 
     def of(self, scheme: str, arm: str) -> list[Row]:
-        """A scheme's rows in an arm, or in the arm that is named with it: "pre@weight_decay=0.0"."""
+        """A scheme's rows in an arm, or in the arm given with the scheme: "pre@weight_decay=0.0"."""
         name, _, named = scheme.partition("@")
         if named and named not in self.rows:
             raise unknown("arm", named, self.rows)
         return [row for row in self.rows[named or arm] if row["scheme"] == self._names.get(name, name)]
 
     def sample(self, scheme: str, arm: str, path: str) -> Sample:
-        """A scheme's results at the rate that its tune runs picked; all of them where nothing was tuned."""
+        """A scheme's results at the rate selected by its tune runs; all results if nothing was tuned."""
         rows = self.of(scheme, arm)
         if not rows:
             return Sample(scheme, {}, [f"{scheme} has no runs"])
@@ -70,19 +70,19 @@ class Evidence:
         return Sample(scheme, values, problems, _notes(scheme, standing))
 
     def all(self, schemes: Sequence[str], arms: Sequence[str]) -> list[Row]:
-        """Every row of these schemes (all without one) in these arms, whatever its rate."""
+        """Every row of these schemes (all if there are none) in these arms, at any rate."""
         wanted = {self._names.get(name, name) for name in schemes}
         rows = [row for arm in self.arms(arms) for row in self.rows[arm]]
         return [row for row in rows if not wanted or row["scheme"] in wanted]
 
 
 def is_sound(row: Row) -> bool:
-    """Whether a run has a result that may enter a mean."""
+    """Whether a run has a result that may be part of a mean."""
     return row["state"] == "done" and not row.get("stuck")
 
 
 def has(row: Row, what: str) -> bool:
-    """Whether something happened to a run: failed, diverged, stuck, spiked, skipped."""
+    """Whether a run failed, diverged, was stuck, spiked or skipped steps."""
     if what == "failed":
         return row["state"] == "failed"
     if what == "diverged":
@@ -93,7 +93,7 @@ def has(row: Row, what: str) -> bool:
 
 
 def _observed(row: Row, path: str) -> list[tuple[int, float | None]]:
-    """A list at the path is one observation an entry, as of a benchmark that was repeated."""
+    """Values at a path. A list has one observation per entry, as in a repeated benchmark."""
     if not is_sound(row):
         return [(row["seed"], None)]
     found = row_numbers(row, path)
@@ -103,7 +103,7 @@ def _observed(row: Row, path: str) -> list[tuple[int, float | None]]:
 
 
 def _standing(rows: Sequence[Row]) -> SchemeResult | None:
-    """Rate and edge of a scheme; None for rows without rates (checks, simulations, benchmarks)."""
+    """Selected learning rate of a scheme and its edge; None for rows without rates (e.g. checks and benchmarks)."""
     if any("lr" not in row for row in rows):
         return None
     found = rank_schemes(rows, rows[0]["scheme"])[0]

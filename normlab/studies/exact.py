@@ -12,7 +12,7 @@ _HALVINGS = 60
 
 
 def share_bounds(events: int, runs: int, level: float) -> tuple[float, float]:
-    """Lower and upper bound of a share, each holding with probability `level` by itself (Clopper and Pearson)."""
+    """Lower and upper Clopper-Pearson bound of a proportion, each one-sided at `level`."""
     if not 0 <= events <= runs or runs < 1:
         raise NormLabError(f"a share needs 0 <= events <= runs and at least one run, got {events} of {runs}")
     rest = 1.0 - level
@@ -27,7 +27,7 @@ def at_least(events: int, runs: int, share: float) -> float:
 
 
 def fisher_exact(more: tuple[int, int], fewer: tuple[int, int]) -> float:
-    """One-sided p-value of Fisher's exact test that the share of `more` (events, runs) is not above that of `fewer`."""
+    """One-sided p-value of Fisher's exact test: the share of `more` (events, runs) is not above that of `fewer`."""
     (a, n), (b, m) = more, fewer
     events, total = a + b, math.comb(n + m, a + b)
     ways = sum(math.comb(n, k) * math.comb(m, events - k) for k in range(a, min(n, events) + 1))
@@ -35,12 +35,12 @@ def fisher_exact(more: tuple[int, int], fewer: tuple[int, int]) -> float:
 
 
 def least_p(n: int, m: int) -> float:
-    """The smallest p-value that so many runs could have given: all of the first, none of the second."""
+    """The smallest possible p-value for these numbers of runs: all of the first, none of the second."""
     return fisher_exact((n, n), (0, m))
 
 
 def pearson(x: Sequence[float], y: Sequence[float]) -> float:
-    """Correlation; 0 where one of them does not vary."""
+    """Pearson correlation; 0 if one of them is constant."""
     mean_x, mean_y = math.fsum(x) / len(x), math.fsum(y) / len(y)
     a, b = [value - mean_x for value in x], [value - mean_y for value in y]
     size = math.sqrt(math.fsum(v * v for v in a) * math.fsum(v * v for v in b))
@@ -48,14 +48,14 @@ def pearson(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def rank_values(values: Sequence[float]) -> list[float]:
-    """Ranks from 1 on; equal values share the mean of theirs."""
+    """Ranks from 1; equal values share their mean rank."""
     ordered = sorted(values)
     first = {value: ordered.index(value) for value in set(values)}
     return [first[value] + (ordered.count(value) + 1) / 2 for value in values]
 
 
 def correlation_interval(r: float, free: float, level: float, *, of_ranks: bool = False) -> tuple[float, float]:
-    """Fisher's interval; `free` is the number of points less three and less what was fitted to them."""
+    """Fisher's interval; `free` is the number of points minus three and minus the fitted parameters."""
     inside = max(-1 + 1e-12, min(1 - 1e-12, r))
     half = quantile(level) * (1.06 if of_ranks else 1.0) / math.sqrt(free)
     return math.tanh(math.atanh(inside) - half), math.tanh(math.atanh(inside) + half)

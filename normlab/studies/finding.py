@@ -13,31 +13,31 @@ Verdict = Literal["reproduced", "refuted", "open", "not run"]
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """The verdict on one claim. "open": the interval, a failure or missing runs leave it so; `notes` say which."""
+    """The verdict on one claim. "open": undecided because of the interval, failures or missing runs; see `notes`."""
 
     verdict: Verdict
     ours: str = ""
-    """What was measured, in words, with its interval."""
+    """The measured value with its interval, as text."""
     estimate: float | None = None
     low: float | None = None
     high: float | None = None
     claimed: tuple[float | None, float | None] = (None, None)
-    """Where the claim says that the true value lies, from and to; None: no end on that side."""
+    """Range of the true value according to the claim; None: unbounded on that side."""
     runs: int = 0
-    """Runs that the verdict rests on."""
+    """Number of runs that the verdict is based on."""
     seeds: int = 0
     power: str = ""
-    """What so many runs could have shown."""
+    """Statistical power, as text."""
     notes: tuple[str, ...] = ()
     parts: tuple[Finding, ...] = field(default=(), repr=False)
-    """The findings that this one is made of, where there are several."""
+    """Findings that this one combines, if there are several."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Dictionary of plain values for JSON."""
         return to_plain(self)
 
     def unless(self, problems: Sequence[str]) -> Finding:
-        """The same, but open where there are problems, which are then named."""
+        """A copy with the verdict open and the problems as notes, if there are any."""
         if not problems:
             return self
         return replace(self, verdict="open", notes=(*self.notes, *problems))
@@ -47,7 +47,7 @@ class Finding:
 
 
 def combine_findings(parts: Sequence[Finding]) -> Finding:
-    """A claim that must hold everywhere: refuted by one part, reproduced by all."""
+    """Combine findings of a claim that must hold everywhere: refuted by one part, reproduced by all."""
     if len(parts) == 1:
         return parts[0]
     verdicts = [part.verdict for part in parts]
@@ -65,7 +65,7 @@ def combine_findings(parts: Sequence[Finding]) -> Finding:
 
 
 def side(low: float | None, high: float | None, claimed: tuple[float | None, float | None]) -> Verdict:
-    """Reproduced where the whole interval lies where the claim says, refuted where none of it does."""
+    """Compare an interval with the claimed range: reproduced if it is inside, refuted if it is outside, else open."""
     if low is None or high is None:
         return "open"
     first, last = claimed

@@ -19,7 +19,7 @@ Row = dict[str, Any]
 Settings = Mapping[str, Any]
 
 _DROPPED = ("figures", "paths", "histogram", "command", "versions")
-"""Parts of a result that are drawings, or stand in the row already."""
+"""Parts of a result that are figures, or duplicates of the row."""
 
 
 @dataclass(frozen=True)
@@ -31,17 +31,17 @@ class Item:
     scheme: str
     seed: int
     call: Callable[[], list[Row]]
-    """Rows with `scheme` and whatever was measured."""
+    """Rows with `scheme` and the measured values."""
 
 
 def study_items(study: Study) -> list[Item]:
-    """All items of a study, arm by arm; settings that are wrong raise before the first one runs."""
+    """All items of a study, by arm; wrong settings raise before the first one runs."""
     make = {"check": _checks, "simulate": _simulations, "bench": _benches}[study.kind]
     return [item for arm in study.arms for item in make(study, arm, study.settings_of(arm))]
 
 
 def run_item(item: Item) -> list[Row]:
-    """The rows of an item; one row that says why where it broke. What the user can mend is raised."""
+    """Rows of an item, or one row with the reason if it failed. Errors that the user can fix are raised."""
     began = now()
     try:
         found = item.call()
@@ -112,7 +112,7 @@ def _benches(study: Study, arm: str, settings: Settings) -> Iterator[Item]:
 
 
 def _known(study: Study, settings: Settings, config: type, others: set[str]) -> dict[str, Any]:
-    """The settings that are fields of `config`, lists as tuples."""
+    """The settings that are fields of `config`, with lists as tuples."""
     known = field_names(config)
     for name in settings:
         if name not in known | others:
@@ -121,7 +121,7 @@ def _known(study: Study, settings: Settings, config: type, others: set[str]) -> 
 
 
 def json_values(value: Any) -> Any:
-    """A result with numbers of five digits and without its drawings."""
+    """A result with numbers rounded to five digits and without figures."""
     if isinstance(value, Mapping):
         return {name: json_values(entry) for name, entry in value.items() if name not in _DROPPED}
     if isinstance(value, list | tuple):

@@ -13,7 +13,7 @@ from normlab.utils.text import counted
 
 
 def judge_claims(study: Study, results: Path = RESULTS) -> dict[str, Finding]:
-    """The finding on every claim, by its name, from the rows alone."""
+    """The finding on every claim, by name, from the rows alone."""
     record = StudyRecord(study, results / study.name)
     try:
         rows = record.rows()
@@ -31,7 +31,7 @@ def _decide(claim: Claim, evidence: Evidence, record: StudyRecord) -> Finding:
     except NormLabError as error:
         found = Finding(verdict="open", notes=(str(error),))
     left, runs, older = record.about.get("left"), record.about.get("runs"), record.older(evidence.rows)
-    # An interval that is looked at before all runs have ended does not have its level.
+    # An interval computed before all runs have ended does not have its nominal level.
     waiting = [] if left == 0 else [f"{left if left is not None else 'some'} of {runs or '?'} runs have not ended"]
     notes = [f"{counted(older, 'row')} began before the rule was registered"] if older else []
     return found.noting(notes).unless(waiting)

@@ -4,7 +4,7 @@ RESULTS/NAME/
 study.json          the hash of the rule, when it was registered, how many runs are left
 ARM/rows.jsonl      a row for every run, each with that hash (and ARM/compare.json, ARM/runs/ of a comparison)
 
-Rows that carry another hash were made under another rule: they are kept, and refused.
+Rows with another hash were made under another rule: they are kept on disk and refused.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ class StudyRecord:
 
     @property
     def about(self) -> dict[str, Any]:
-        """study.json; empty before the study began."""
+        """Contents of study.json; empty before the study began."""
         path = self.folder / "study.json"
         return read_json(path) if path.is_file() else {}
 
     @property
     def stamp(self) -> dict[str, str]:
-        """What every row carries."""
+        """Fields added to every row: the name of the study and the hash of its rule."""
         return {"study": self.study.name, "rule": self.study.rule_hash}
 
     def begin(self, names: Mapping[str, str], now: str) -> None:
-        """Register the rule before the first row; where there are rows, make sure that they were made under it."""
-        # It asks torch for its version, which the list of studies must not wait for.
+        """Register the rule before the first row; if there are rows, check that they were made under it."""
+        # Imported late because it imports torch, which the list of studies does not need.
         from normlab.utils.versions import versions
 
         known = self.about
@@ -59,11 +59,11 @@ class StudyRecord:
         write_json(self.folder / "study.json", known)
 
     def tell(self, runs: int, left: int) -> None:
-        """Write down how far the study is."""
+        """Store the number of runs left."""
         write_json(self.folder / "study.json", {**self.about, "runs": runs, "left": left})
 
     def rows(self) -> dict[str, list[Row]]:
-        """The rows of every arm that has some, each with its arm; raises where a rule has changed since."""
+        """The rows of every arm, each with its arm; raises if a rule has changed since they were made."""
         folders = sorted(path.parent for path in self.folder.glob("*/rows.jsonl"))
         rows = {path.name: [{**row, "arm": path.name} for row in Store(path, fields=RESULT_FIELDS).rows()]
                 for path in folders}  # fmt: skip
@@ -77,6 +77,6 @@ class StudyRecord:
         return {arm: own for arm, own in rows.items() if own}
 
     def older(self, rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> int:
-        """How many rows began before the rule was registered: they cannot confirm it, only agree with it."""
+        """Number of rows that began before the rule was registered, which is weaker evidence."""
         since = str(self.about.get("registered", ""))
         return sum(str(row["started"]) < since for own in rows.values() for row in own)

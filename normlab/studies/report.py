@@ -27,7 +27,7 @@ together at the rule's level. **Open** names what leaves a claim undecided; **no
 
 @dataclass(frozen=True)
 class ClaimLine:
-    """A claim, what is found of it, and what it cost."""
+    """A claim with its finding and its cost."""
 
     study: Study
     claim: Claim
@@ -36,7 +36,7 @@ class ClaimLine:
 
 
 def claim_lines(folder: Path = FOLDER, results: Path = RESULTS) -> list[ClaimLine]:
-    """Every claim of every study, by study."""
+    """All claims of all studies, by study."""
     found = []
     for study in (load_study(name, folder) for name in find_studies(folder)):
         findings, budget = judge_claims(study, results), budget_of(study, results)
@@ -45,7 +45,7 @@ def claim_lines(folder: Path = FOLDER, results: Path = RESULTS) -> list[ClaimLin
 
 
 def budget_of(study: Study, results: Path = RESULTS) -> str:
-    """Sizes, tokens and runs, as the rows tell them."""
+    """Model sizes, tokens and number of runs, from the rows."""
     try:
         rows = [row for own in StudyRecord(study, results / study.name).rows().values() for row in own]
     except NormLabError:  # what is wrong with the rows, the finding says
@@ -66,7 +66,7 @@ def _size(row: Mapping[str, Any]) -> str:
 
 
 def markdown(found: Sequence[ClaimLine]) -> str:
-    """The table of all claims, then what stands behind each."""
+    """Markdown: the table of all claims, then the details of each."""
     heads = ("Claim", "Source", "Theirs", "Ours", "Seeds", "Budget", "Verdict", "Power")
     table = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     table += ["| " + " | ".join(map(_cell, _cells(line))) + " |" for line in found]
@@ -77,7 +77,7 @@ def markdown(found: Sequence[ClaimLine]) -> str:
 
 
 def headline(found: Sequence[ClaimLine]) -> str:
-    """How many claims ended how."""
+    """Number of claims by verdict."""
     counts = Counter(line.finding.verdict for line in found)
     verdicts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in MARKS if counts[verdict])
     return f"{counted(len(found), 'claim')}: {verdicts}." if found else "There are no studies yet."
@@ -128,7 +128,7 @@ def _card(line: ClaimLine) -> dict[str, Any]:
 
 
 def _bar(found: Finding) -> dict[str, Any] | None:
-    """Where the interval and the claimed region lie, in per cent of a strip that shows both."""
+    """Positions of the interval and of the claimed range, in per cent of a strip that contains both."""
     if found.low is None or found.high is None:
         return None
     ends = [found.low, found.high, *(end for end in found.claimed if end is not None)]
@@ -146,7 +146,7 @@ def _bar(found: Finding) -> dict[str, Any] | None:
 
 
 def _text(words: str) -> str:
-    """Somebody's words inside Markdown: no tag, no emphasis by chance."""
+    """Escape user text for Markdown: no tags, no accidental emphasis."""
     return html.escape(" ".join(words.split()), quote=False).replace("*", "\\*").replace("_", "\\_")
 
 

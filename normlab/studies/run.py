@@ -1,6 +1,6 @@
 """Run a study: a comparison for each arm, other work items one by one, and imported rows.
 
-Everything can be stopped and goes on with the same call: a comparison inside a run, other work after the last item.
+Every study can be stopped and resumed by the same call: a comparison within a run, other work after the last item.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from normlab.train.storage.folder import now
 
 @dataclass(frozen=True)
 class StudySize:
-    """One line of a study's plan."""
+    """One arm of a study's plan."""
 
     arm: str
     what: str
@@ -42,9 +42,9 @@ def run_study(
     progress: bool = True,
     command: Sequence[str] = (),
 ) -> int:
-    """Do what is left of a study, for `minutes` at most; returns how many runs are left.
+    """Run what is left of a study, for at most `minutes`; return the number of runs left.
 
-    `places` are settings of where things are (data, tokenizer, workers), which a file cannot know.
+    `places` are settings that depend on the machine (data, tokenizer, workers) and are not part of the file.
     """
     if minutes is not None and not minutes > 0.0:
         raise NormLabError(f"minutes must be positive, got {minutes}; leave it out to go on to the end")
@@ -60,7 +60,7 @@ def run_study(
 
 
 def study_plan(study: Study, places: Mapping[str, Any] | None = None) -> list[StudySize]:
-    """What a study will run, arm by arm; nothing is started."""
+    """The runs of a study, by arm; nothing is started."""
     if study.kind == "train":
         return [_size(arm, config) for arm, config in configurations(study, places).items()]
     if study.kind == "rows":
@@ -85,7 +85,7 @@ def _size(arm: str, config: CompareConfig) -> StudySize:
 
 
 def _check_rules(study: Study, configs: Mapping[str, CompareConfig]) -> None:
-    """A rule that names a scheme which is not run would stay open for ever."""
+    """Raise if a rule names a scheme that is not run: its claim would stay open."""
     if not configs or study.rows:
         return
     run = {name for config in configs.values() for name in config.names}
@@ -96,7 +96,7 @@ def _check_rules(study: Study, configs: Mapping[str, CompareConfig]) -> None:
 
 
 def _names(study: Study) -> dict[str, str]:
-    """The registry's name of every scheme that a rule names, so that verdicts need no registry."""
+    """Registry name of every scheme in a rule, so that verdicts do not import the registry."""
     written = {scheme.partition("@")[0] for claim in study.claims for scheme in claim.rule.schemes}
     return {name: _canonical(name) for name in sorted(written)} if study.kind in ("train", "rows") else {}
 

@@ -1,7 +1,6 @@
 """Convert a study's settings to a CompareConfig; names are those of the command line.
 
-A study's settings are a comparison's, so whatever `normlab compare` understands (rates that are searched for, schemes
-from a file) a study understands as well.
+Every option of `normlab compare` (learning-rate search, schemes from files) is available in a study.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _KINDS: dict[type, tuple[tuple[type, ...], str]] = {
 
 
 def comparison_config(settings: Mapping[str, Any], where: str) -> CompareConfig:
-    """The comparison that the settings describe; `where` names them in errors."""
+    """The comparison with these settings; `where` is their location for error messages."""
     kind = config_class(str(settings.get("task", DEFAULT_TASK)))
     several, shared = field_names(CompareConfig) - {"base"}, field_names(kind) - {"model"}
     of_model = field_names(kind.model_class) - {"scheme"}

@@ -1,12 +1,12 @@
-"""A study: a TOML file that says what is claimed by whom, what is run, and by which rule the rows decide.
+"""Study: a TOML file with published claims, the runs that test them, and the rules that turn rows into verdicts.
 
 kind = "train"                 # or check, simulate, bench, rows
 title = "..."
 cost = "17 GPU minutes on one H200"
-rows = ["benchmarks/results/a-ladder"]   # folders whose rows are used as well; with kind "rows" nothing else is
+rows = ["benchmarks/results/a-ladder"]   # folders whose rows are also used; with kind "rows" only these are
 
 [settings]                     # those of `normlab compare` (or check, simulate, bench step)
-[vary]                         # every combination of these lists is an arm: the settings with that changed
+[vary]                         # every combination of these lists is an arm: the settings with these changes
 [arms.NAME]                    # or arms by name
 
 [[claims]]
@@ -39,33 +39,33 @@ Kind = Literal["train", "check", "simulate", "bench", "rows"]
 Table = dict[str, Any]
 
 FOLDER = Path("studies")
-"""Where studies are, from the repository's root."""
+"""Folder of the studies, relative to the repository's root."""
 RESULTS = Path("benchmarks/results/studies")
-"""Where their rows go."""
+"""Folder of their rows."""
 
 _FIELDS = {"kind", "title", "cost", "rows", "settings", "vary", "arms", "claims"}
 _OF_CLAIM = ("name", "claim", "source", "theirs", "rule")
 _MAIN = "main"
-"""The name of the only arm."""
+"""Name of the only arm."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One sentence that somebody published, and how rows decide it."""
+    """One published claim and the rule that tests it."""
 
     name: str
     claim: str
     source: str
     theirs: str
-    """Their number, as they state it."""
+    """The published number, as stated in the source."""
     rule: Rule
     raw: Mapping[str, Any]
-    """The rule as it is written."""
+    """The rule as written in the file."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """What a file says, checked as far as that takes no torch."""
+    """A parsed study file, validated as far as possible without torch."""
 
     name: str
     kind: Kind
@@ -74,12 +74,12 @@ class Study:
     claims: tuple[Claim, ...]
     settings: Table
     arms: dict[str, Table]
-    """Name of an arm to what is changed in it."""
+    """Changed settings of each arm, by name."""
     rows: tuple[str, ...] = ()
 
     @cached_property
     def rule_hash(self) -> str:
-        """Of all its rules as they are written: who changes one voids the rows that were made before."""
+        """Hash of all rules as written: changing one invalidates the rows made before."""
         rules = {claim.name: claim.raw for claim in self.claims}
         text = json.dumps({"version": VERSION, "rules": rules}, sort_keys=True, ensure_ascii=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -97,7 +97,7 @@ def find_studies(folder: Path = FOLDER) -> list[str]:
 
 
 def load_study(name: str, folder: Path = FOLDER) -> Study:
-    """The study of this name, or the one in a file that is named."""
+    """The study with this name, or the one in this file."""
     path = Path(name) if name.endswith(".toml") else folder / f"{name}.toml"
     if not path.is_file():
         if name.endswith(".toml"):
@@ -112,7 +112,7 @@ def load_study(name: str, folder: Path = FOLDER) -> Study:
 
 
 def read_study(name: str, table: Mapping[str, Any], where: str) -> Study:
-    """A study from what its file holds; `where` names the file in errors."""
+    """Parse a study from the contents of its file; `where` is the file for error messages."""
     if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", name):
         raise NormLabError(f"{where}: a study's name is of lower-case letters, digits, dots and hyphens, got {name!r}")
     for field in table:
@@ -144,7 +144,7 @@ def _claim(table: Mapping[str, Any], where: str) -> Claim:
 
 
 def _arms(named: Table, vary: Table, where: str) -> dict[str, Table]:
-    """Every named arm with every combination of what varies; the combination is part of its name."""
+    """Every named arm with every combination of the varied settings; the combination is part of its name."""
     for name, value in vary.items():
         if not isinstance(value, list) or not value:
             raise NormLabError(f"{where}: vary.{name} must be a list of values, got {value!r}")

@@ -1,4 +1,4 @@
-"""A number of a row by its path: "value", "profiles.-1.hidden_rms.max", "result.verdicts.vanishing.value".
+"""Look up numbers of a row by path: "value", "profiles.-1.hidden_rms.max", "result.verdicts.vanishing.value".
 
 Parts of a path are names, positions in a list (negative from its end), or, in a list of tables, the name, observable
 or subject of one. The last part may reduce a list: min, max, mean, or growth, the slope of log y over log k, k = 1 on.
@@ -14,11 +14,11 @@ from typing import Any
 from normlab.errors import NormLabError
 
 _KEYS = ("name", "observable", "scheme", "subject")
-"""What tables in a list are called by."""
+"""Fields that identify a table in a list."""
 
 
 def row_numbers(row: Mapping[str, Any], path: str) -> list[float]:
-    """What stands at the path: one number, or all of a list; nothing where it is missing or not finite."""
+    """The numbers at a path: one, or all of a list; empty if missing or not finite."""
     if " / " in path:
         over, under = (row_number(row, part) for part in path.split(" / ", 1))
         return [] if over is None or not under else _finite([over / under])
@@ -29,7 +29,7 @@ def row_numbers(row: Mapping[str, Any], path: str) -> list[float]:
 
 
 def row_number(row: Mapping[str, Any], path: str) -> float | None:
-    """The one number at the path; None where it is missing or not finite."""
+    """The single number at a path; None if it is missing or not finite."""
     found = row_numbers(row, path)
     if len(found) > 1:
         raise NormLabError(f"{path} is a list of {len(found)}; name a place in it, or end in {', '.join(_REDUCE)}")
@@ -59,7 +59,7 @@ def _finite(values: Sequence[Any]) -> list[float]:
 
 
 def _growth(values: list[float]) -> float | None:
-    """The exponent p of y ~ k^p by least squares, from the second entry on: the first is what was there before."""
+    """Exponent p of y ~ k^p by least squares, from the second entry on: the first is the input of the first block."""
     points = [(math.log(k), math.log(y)) for k, y in enumerate(values) if k > 0 and y > 0.0]
     if len(points) < 2:
         return None

@@ -10,7 +10,7 @@ from normlab.utils.text import counted
 
 
 def cautions(results: Results) -> list[str]:
-    """Every caution about a ranking, the gravest first."""
+    """All cautions about a ranking, most serious first."""
     return [
         *edge_cautions(results),
         *_reversals(results),
@@ -21,13 +21,13 @@ def cautions(results: Results) -> list[str]:
 
 
 def difference_digits(results: Results) -> int:
-    """Decimals that suit the uncertainty of the differences in this comparison."""
+    """Number of decimals for the uncertainty of the differences in this comparison."""
     differences = [own.difference for own in results.standings]
     return decimals(d.high - d.low for d in differences if d is not None and d.high is not None and d.low is not None)
 
 
 def edge_cautions(results: Results) -> list[str]:
-    """Rates at an end of those tried, schemes of the same rate in one sentence."""
+    """Rates that are the largest or smallest tried; schemes with the same rate share a sentence."""
     alike: dict[tuple[Edge, float], list[str]] = {}
     for own in results.standings:
         if own.edge and own.lr is not None:
@@ -41,7 +41,7 @@ def edge_cautions(results: Results) -> list[str]:
 
 
 def edge_summary(results: Results) -> str:
-    """The same for the headline: a ranking that rests on such rates says so there."""
+    """The same as one sentence for the headline."""
     found = {
         edge: [own.label for own in results.standings if own.edge == edge and own.values]
         for edge in ("largest", "smallest")
@@ -51,7 +51,7 @@ def edge_summary(results: Results) -> str:
 
 
 def _reversals(results: Results) -> list[str]:
-    """Schemes that lie on the other side of the baseline at another rate, going by the runs that picked the rates."""
+    """Schemes whose difference to the baseline changes sign at another rate, according to the tune runs."""
     base = results.scheme_result(results.baseline or "")
     told = [own for own in results.standings if base is not None and own.verdict in ("better", "worse")]
     return [line for own in told if base is not None and (line := _reversal(own, base, difference_digits(results)))]
@@ -74,7 +74,7 @@ def _reversal(own: SchemeResult, base: SchemeResult, places: int) -> str | None:
 
 
 def _gaps_by_rate(own: SchemeResult, base: SchemeResult) -> dict[float, tuple[float, int]]:
-    """Rate to the mean difference of the tune runs there and its number of seeds, where both trained."""
+    """Mean difference of the tune runs and number of seeds, by rate, where both trained."""
     gaps: dict[float, tuple[float, int]] = {}
     for lr in own.tune.keys() & base.tune.keys():
         mine, theirs = own.tune[lr].values, base.tune[lr].values
@@ -85,7 +85,7 @@ def _gaps_by_rate(own: SchemeResult, base: SchemeResult) -> dict[float, tuple[fl
 
 
 def _surprises(results: Results) -> list[str]:
-    """Schemes whose seeds disagree: what picked the rate tells nothing of what judges it."""
+    """Schemes whose tune runs are outliers among their judge runs."""
     places = difference_digits(results)
     found = [(own, [fixed(value, places) for value in far]) for own in results.standings if (far := tune_outliers(own))]
     return [

@@ -9,7 +9,7 @@ from normlab.compare.report.results import ReportedRun
 
 
 def runs_sharing_gpu(runs: Sequence[ReportedRun]) -> set[str]:
-    """The names of runs that were under way while another run was on their GPU."""
+    """Names of runs that overlapped in time with another run on the same GPU."""
     timed = [(run.id, gpu, times) for run in runs if (gpu := _gpu(run)) and (times := _times(run))]
     return {
         name
@@ -20,7 +20,7 @@ def runs_sharing_gpu(runs: Sequence[ReportedRun]) -> set[str]:
 
 
 def _gpu(run: ReportedRun) -> str | None:
-    """The GPU; its name where a row does not tell GPUs of one name apart. Only GPUs say what memory they gave."""
+    """Identifier of the GPU, or its model name if the row lacks one; only GPU runs record peak memory."""
     return run.row.get("gpu") or (run.row.get("device") if run.row.get("peak_bytes") is not None else None)
 
 

@@ -13,7 +13,7 @@ Facts = list[tuple[str, str]]
 
 
 def header_facts(results: Results) -> Facts:
-    """What was run, on what, as far as it was recorded."""
+    """Model, data, token budget and device, as far as they were recorded."""
     own = _about_run(results.runs[0]) if results.kind == "run" else _about_runs(results.runs)
     found = [*own, *_about_model(results), *_about_data(results), *_about_work(results)]
     return [(name, text) for name, text in found if text]
@@ -44,7 +44,7 @@ def _about_model(results: Results) -> Facts:
 
 
 def _parameters(results: Results) -> str:
-    """Of all schemes; they differ by a few gains, which three digits do not show."""
+    """Range over all schemes; they differ by a few gains, which three digits do not show."""
     recorded = results.about.get("parameters")
     numbers = [n for n in recorded.values() if finite_or_none(n)] if isinstance(recorded, Mapping) else []
     numbers = numbers or [n for n in (_counted_anew(results),) if n]
@@ -52,7 +52,7 @@ def _parameters(results: Results) -> str:
 
 
 def _counted_anew(results: Results) -> int | None:
-    """Parameters of a model whose comparison did not record them (version 0.1), laid out from its configuration."""
+    """Number of parameters computed from the configuration, for comparisons of version 0.1, which did not record it."""
     entries = finite_or_none(find_field(results.about.get("corpus"), "vocab_size"))
     config = next((run.config for run in results.runs if run.config), None)
     if config is None or entries is None:
@@ -77,7 +77,7 @@ def _about_data(results: Results) -> Facts:
 
 
 def _validation(results: Results, corpus: Mapping[str, Any]) -> str:
-    """How large it is, and how much of it an evaluation reads."""
+    """Size of the validation set, and how much of it an evaluation reads."""
     side = corpus.get("val")
     if not isinstance(side, Mapping):
         return ""

@@ -13,7 +13,7 @@ from normlab.pages.numbers import count
 
 
 def markdown(folder: str | Path) -> str:
-    """The verdict and the ranking of a comparison; of a single run, its results."""
+    """Verdict and ranking of a comparison, or the results of a single run, as Markdown."""
     results = load_results(folder)
     words = verdict(results)
     parts = [f"**{escape(words.headline)}**"]

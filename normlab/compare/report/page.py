@@ -18,9 +18,9 @@ from normlab.utils.files import write_atomically
 
 
 def build(folder: str | Path, *, out: str | Path | None = None, smoothing: float = 0.6) -> Path:
-    """Write the page of a comparison or of a run, by default as `report.html` in its folder; return where it is.
+    """Write the HTML report of a comparison or run, by default `report.html` in its folder; return its path.
 
-    `smoothing` in [0, 1) is where the slider of the training curves starts.
+    `smoothing` in [0, 1) is the initial value of the slider of the training curves.
     """
     if not 0.0 <= smoothing < 1.0:
         raise NormLabError(f"smoothing lies in [0, 1), got {smoothing}; try 0.6")
@@ -28,13 +28,13 @@ def build(folder: str | Path, *, out: str | Path | None = None, smoothing: float
     path = results.folder / "report.html" if out is None else Path(out)
     if path.is_dir():
         raise NormLabError(f"{path} is a folder; expected a file, e.g. {path / 'report.html'}")
-    # Half of a surrogate pair cannot be written; the rest of that text can.
+    # Unpaired surrogates cannot be encoded; they are replaced.
     write_atomically(path, render_report(results, smoothing).encode("utf-8", "replace"))
     return path
 
 
 def render_report(results: Results, smoothing: float = 0.6) -> str:
-    """The page as text."""
+    """The page as HTML."""
     words = verdict(results)
     data = plot_data(results, smoothing)
     return render(
@@ -50,7 +50,7 @@ def render_report(results: Results, smoothing: float = 0.6) -> str:
 
 
 def reproduce_commands(results: Results) -> list[str]:
-    """What to type to get the same again, as far as it was recorded."""
+    """Shell commands that reproduce the result, as far as they were recorded."""
     recorded = find_field(results.about, "command", "command_line", "argv")
     line = shlex.join(map(str, recorded)) if isinstance(recorded, list) else str(recorded or "").strip()
     packages = [f"{name}=={v}" for name in ("normlab", "torch") if (v := find_field(_versions(results), name))]

@@ -18,7 +18,7 @@ PLACES = ("step", "tokens", "seconds")
 
 
 def plot_data(results: Results, smoothing: float) -> dict[str, Any]:
-    """Everything that the page's own script reads."""
+    """All data that the page's script reads."""
     return {
         "schemes": [_scheme(results, scheme) for scheme in results.schemes],
         "metric": results.metric.axis,
@@ -59,7 +59,7 @@ def _curves(results: Results) -> list[dict[str, Any]]:
 
 
 def _stride(lengths: Sequence[int], limit: int) -> int:
-    """One for all runs, so that the points of two seeds lie at the same steps."""
+    """Stride common to all runs, so that two seeds have points at the same steps."""
     return max(1, math.ceil(max(lengths, default=0) / limit))
 
 
@@ -93,7 +93,7 @@ def _rates(results: Results) -> list[dict[str, Any]]:
 
 
 def _profiles(results: Results) -> dict[str, Any]:
-    """For each scheme and step, the mean over the runs that speak for it, at every block boundary."""
+    """Mean over the chosen runs of each scheme, by step and block boundary."""
     chosen = {k: results.chosen(scheme) for k, scheme in enumerate(results.schemes)}
     steps = sorted({int(p["step"]) for runs in chosen.values() for run in runs for p in run.metrics.profile})
     shown = [steps[k] for k in evenly_spaced(len(steps), PROFILE_STEPS)]
@@ -125,7 +125,7 @@ def _rounded(table: Columns) -> Columns:
 
 
 def _round(value: float | None) -> float | None:
-    """Five digits of a measurement are more than a screen shows; a whole number keeps all of its own."""
+    """Round floats to five significant digits, more than a screen shows; integers stay exact."""
     found = finite_or_none(value)
     if found is None:
         return None

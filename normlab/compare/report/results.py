@@ -36,7 +36,7 @@ class ReportedRun:
     reason: str | None = None
     value: float | None = None
     row: Table = field(default_factory=dict)
-    """What was measured: the fields of a row, as far as they are known."""
+    """Measured values: the fields of a row, as far as they are known."""
 
     config: Table = field(default_factory=dict)
     versions: Table = field(default_factory=dict)
@@ -44,23 +44,23 @@ class ReportedRun:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether its loss never got clearly below the entropy of single tokens; rows of version 0.1 do not say."""
+        """Whether its loss never got clearly below the unigram entropy; rows of version 0.1 lack this field."""
         return self.state == "stuck" or (self.state in ("done", "failed") and bool(self.row.get("stuck")))
 
     @property
     def has_failed(self) -> bool:
-        """Whether it broke; one that was stopped early because it was stuck did not."""
+        """Whether it failed; a run that was stopped early because it was stuck did not."""
         return self.state == "failed" and not self.is_stuck
 
     @property
     def is_lost(self) -> bool:
-        """Whether it is no part of any mean."""
+        """Whether it is excluded from all means."""
         return self.has_failed or self.is_stuck or self.state == "interrupted"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """Everything a page or a table is made of."""
+    """All results of a comparison or run, for pages and tables."""
 
     folder: Path
     kind: Literal["comparison", "run"]
@@ -73,11 +73,11 @@ class Results:
     level: float = 0.95
     standings: list[SchemeResult] = field(default_factory=list)
     problem: str | None = None
-    """Why there are no standings, in one line."""
+    """Why there is no ranking, in one line."""
 
     @property
     def schemes(self) -> list[str]:
-        """In the order in which the user named them: a scheme's colour does not change with its rank."""
+        """In the order given by the user: a scheme's colour does not change with its rank."""
         named = self.about.get("schemes")
         first = [str(name) for name in named] if isinstance(named, list) else []
         found = list(dict.fromkeys(run.scheme for run in self.runs))
@@ -90,9 +90,9 @@ class Results:
         return next((own for own in self.standings if own.scheme == scheme), None)
 
     def chosen(self, scheme: str) -> list[ReportedRun]:
-        """The runs that speak for a scheme: judge runs at its rate, else tune runs there, else all it has.
+        """The runs that represent a scheme: judge runs at its rate, else tune runs there, else all it has.
 
-        Those that failed or were stuck only where it has no others.
+        Runs that failed or were stuck are included only if there are no others.
         """
         of_scheme = [run for run in self.runs if run.scheme == scheme]
         own = [run for run in of_scheme if not run.is_lost] or of_scheme
@@ -108,7 +108,7 @@ def load_results(folder: str | Path) -> Results:
         return _comparison(folder)
     if any((folder / name).is_file() for name in ("metrics.jsonl", "status.json", "config.json")):
         run = _run_in(folder, {})
-        # A run's file has its versions and its command beside the configuration.
+        # config.json of a run also has its versions and its command.
         about = _read_table(folder / "config.json")
         return Results(folder=folder, kind="run", runs=[run], about=about, metric=_metric_of(run))
     if not folder.is_dir():
@@ -120,7 +120,7 @@ def load_results(folder: str | Path) -> Results:
 
 
 def find_field(table: Any, *names: str) -> Any:
-    """The first of these fields in a nested table, the outermost one first; None where there is none."""
+    """The first of these fields in a nested dictionary, outermost first; None if there is none."""
     level = [table]
     while level:
         tables = [entry for entry in level if isinstance(entry, Mapping)]
@@ -148,7 +148,7 @@ def _comparison(folder: Path) -> Results:
 
 
 def _metric_of(run: ReportedRun) -> Metric:
-    """What the task of a run is judged by; runs were made before there were tasks to choose from."""
+    """Metric of a run's task; version 0.1 had no tasks."""
     name = str(find_field(run.config, "task") or DEFAULT_TASK)
     return TASKS[name].metric if name in TASKS else LOSS
 
@@ -169,15 +169,15 @@ def _under_way(folder: Path, ended: set[str]) -> list[ReportedRun]:
 
 
 def _run_in(folder: Path, row: Table) -> ReportedRun:
-    """A run from its folder and its row; the row has the last word, either may be missing."""
-    # A row is text from a file: its name must not lead out of the comparison.
+    """Combine a run's folder and its row; the row takes precedence, either may be missing."""
+    # The name comes from a file and must not lead out of the comparison's folder.
     inside = row.get("run", folder.name) == folder.name
     status = _read_table(folder / "status.json") if inside else {}
     written = _read_table(folder / "config.json") if inside else {}
-    # A run's file has its versions and device beside the configuration.
+    # config.json of a run also has its versions and device.
     config = row.get("config") or written.get("config") or written
     there = inside and (folder / "metrics.jsonl").is_file()
-    # Rows that are kept without their runs tell of their course by themselves.
+    # Rows without their run folders contain a coarse history.
     metrics = read_metrics(folder / "metrics.jsonl") if there else metrics_of_row(row)
     seed = finite_or_none(row.get("seed", find_field(config, "seed")))
     reason = row.get("reason") or find_field(status, "reason")
@@ -200,7 +200,7 @@ def _run_in(folder: Path, row: Table) -> ReportedRun:
 
 
 def _measured(status: Table, config: Table, metrics: Metrics) -> Table:
-    """What a row would say, from the metrics of a run that has none."""
+    """The fields of a row, from the metrics of a run without one."""
     evaluation = metrics.eval[-1] if metrics.eval else {}
     memory = [m for record in metrics.step if (m := finite_or_none(record.get("memory_bytes"))) is not None]
     return {
@@ -215,7 +215,7 @@ def _measured(status: Table, config: Table, metrics: Metrics) -> Table:
 
 
 def _read_table(path: Path) -> Table:
-    """A JSON table; an empty one where the file is missing or is not one."""
+    """Read a JSON object; empty if the file is missing or is not one."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -35,9 +35,9 @@ class Metrics:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Tokens a second of training, without the steps that began a process: those compile the model.
+        """Training throughput in tokens per second, without the first steps of a process, which compile the model.
 
-        None where steps do not follow one another, as in the coarse curve of a row: its row knows a speed.
+        None if the steps are not consecutive, as in the coarse history of a row: the row itself has a throughput.
         """
         begins = {finite_or_none(event.get("step")) for event in self.event if event.get("what") == "resume"}
         tokens = seconds = 0.0
@@ -50,13 +50,13 @@ class Metrics:
 
     @property
     def mfu(self) -> float | None:
-        """The share of the device's peak that this is; its peak and the work a token takes do not change."""
+        """Model FLOP utilisation at that throughput; FLOPs per token and the device's peak are constant."""
         speed, rate, share = self.tokens_per_s, self.last("tokens_per_s"), self.last("mfu")
         return None if speed is None or not rate or share is None else share * speed / rate
 
 
 def read_metrics(path: Path) -> Metrics:
-    """All records of a run; nothing where there is no file yet."""
+    """All records of a run; empty if there is no file yet."""
     found = Metrics()
     for record in read_records(path):
         kind = record.get("kind")
@@ -66,9 +66,9 @@ def read_metrics(path: Path) -> Metrics:
 
 
 def metrics_of_row(row: Mapping[str, Any]) -> Metrics:
-    """The course of a run from its row alone, as coarse as it is kept there; nothing in the rows of version 0.1.
+    """Coarse history of a run from its row alone; empty for rows of version 0.1.
 
-    The seconds of a point are its share of all: the page has no other clock for a run whose folder is gone.
+    The time of a point is proportional to its step: the row has no other clock.
     """
     table, evals = row.get("curve"), row.get("evals")
     steps = [] if not isinstance(table, dict) else [
@@ -88,16 +88,16 @@ def _place(row: Mapping[str, Any], step: int) -> Record:
 
 
 def metric_columns(records: Sequence[Record], names: Sequence[str], stride: int) -> Columns:
-    """One list a field, `stride` records averaged into a point; a point without a finite value is None.
+    """One list per field, with `stride` records averaged into a point; a point without a finite value is None.
 
-    Buckets are counted from the first record, so runs that log at the same steps share their points.
+    Buckets are counted from the first record, so that runs that log at the same steps share their points.
     """
     starts = range(0, len(records), stride)
     return {name: [_mean(records[start : start + stride], name) for start in starts] for name in names}
 
 
 def with_seconds(steps: Sequence[Record], records: Sequence[Record]) -> list[Record]:
-    """Records that do not say when they were made, with the seconds of the training steps around them."""
+    """Add times to records without one, interpolated between the training steps."""
     known = [(s["step"], t) for s in steps if (t := finite_or_none(s.get("seconds"))) is not None]
     if not known:
         return list(records)
@@ -106,7 +106,7 @@ def with_seconds(steps: Sequence[Record], records: Sequence[Record]) -> list[Rec
 
 
 def profile_values(record: Mapping[str, Any], name: str) -> dict[int, float]:
-    """Block boundary to value; a shorter list (one value a block) belongs to the boundaries at which blocks end."""
+    """Value at each block boundary; a shorter list (one value per block) belongs to the ends of the blocks."""
     layers, values = record.get("layers"), record.get(name)
     if not isinstance(layers, list) or not isinstance(values, list) or not values:
         return {}

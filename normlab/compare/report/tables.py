@@ -20,7 +20,7 @@ MARKS = {"no difference shown": "≈", "failed": "✕", "unreliable": "✕", "st
 
 
 def ranking_table(results: Results) -> Table:
-    """Every scheme's result, its difference to the baseline with its interval, and the verdict."""
+    """Ranking: result, difference to the baseline with its interval, and verdict of every scheme."""
     base = results.label(results.baseline or "")
     columns = [
         Column("Scheme"), Column(results.metric.title.capitalize(), True), Column(f"Against {base}", True),
@@ -32,7 +32,7 @@ def ranking_table(results: Results) -> Table:
 
 
 def _beside(results: Results) -> list[Column]:
-    """Headings of what an evaluation says besides the metric."""
+    """Headings of the other values of an evaluation."""
     return [Column(TITLES[name], True) for name in results.metric.beside]
 
 
@@ -61,14 +61,14 @@ def _standing_row(results: Results, own: SchemeResult, places: int) -> list[Cell
 
 
 def _seeds(own: SchemeResult) -> str:
-    """Judge seeds that trained, and what became of the others."""
+    """Number of judge seeds that trained, failed and were stuck."""
     share = str(len(own.values)) if not own.lost else f"{len(own.finished)} of {len(own.values)}"
     lost = ((len(own.stuck), "stuck"), (own.failed, "failed"))
     return ", ".join([share, *(f"{number} {what}" for number, what in lost if number)])
 
 
 def _mark(verdict: str, metric: Metric) -> str:
-    """An arrow the way that a scheme lies from the baseline."""
+    """Arrow for the side of the baseline on which a scheme lies."""
     if verdict in ("better", "worse"):
         return "▲" if (verdict == "better") == metric.higher else "▼"
     return MARKS.get(verdict, "")
@@ -76,7 +76,7 @@ def _mark(verdict: str, metric: Metric) -> str:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a scheme's runs took, as medians over the runs that speak for it."""
+    """Cost of a scheme's runs: medians over the runs that represent it."""
 
     speed: float | None = None
     mfu: float | None = None
@@ -88,7 +88,7 @@ def median_cost(runs: Sequence[ReportedRun]) -> Cost:
     done = [run for run in runs if run.state == "done"] or list(runs)
     return Cost(
         speed=_median(run.metrics.tokens_per_s or run.row.get("tokens_per_s") for run in done),
-        # The peak of a CPU is a guess that the size of a product moves, and small models are far from it.
+        # The peak FLOP rate of a CPU is a rough estimate, and small models are far from it.
         mfu=_median(run.metrics.mfu for run in done if run.row.get("peak_bytes") is not None),
         peak=_median(run.row.get("peak_bytes") for run in done),
         seconds=_median(run.row.get("seconds") for run in done),
@@ -96,7 +96,7 @@ def median_cost(runs: Sequence[ReportedRun]) -> Cost:
 
 
 def speed_table(results: Results) -> Table:
-    """Throughput and memory beside the baseline's. What runs that share a GPU leave each other says nothing of them."""
+    """Throughput and memory, with ratios to the baseline; no ratios if runs shared a GPU."""
     spoken = [run for scheme in results.schemes for run in results.chosen(scheme)]
     together = runs_sharing_gpu(results.runs) & {run.id for run in spoken}
     base = median_cost(results.chosen(results.baseline)) if results.baseline in results.schemes else Cost()
@@ -105,7 +105,7 @@ def speed_table(results: Results) -> Table:
     columns += [Column("Peak memory", True), Column("Memory " + beside, True), Column("Run time", True)]
     rows = [_cost_row(results, k, scheme, base, alone=not together) for k, scheme in enumerate(results.schemes)]
     if results.kind == "run":
-        # Nothing stands beside a single run.
+        # A single run has no ratios.
         keep = [0, 1, 3, 4, 6]
         columns, rows = [columns[k] for k in keep], [[row[k] for k in keep] for row in rows]
     note = f"{len(together)} of {len(spoken)} runs shared a GPU with another run, which took its part of the speed."
@@ -128,7 +128,7 @@ def _cost_row(results: Results, k: int, scheme: str, base: Cost, *, alone: bool)
 
 
 def run_table(results: Results) -> Table:
-    """Every run there is, those that failed or have not ended included."""
+    """Every run, including those that failed or have not ended."""
     columns = [Column("Run"), Column("Scheme"), Column("Role")]
     columns += [Column("Rate", True), Column("Seed", True), Column("State")]
     columns += [Column(results.metric.title.capitalize(), True), *_beside(results)]
@@ -155,7 +155,7 @@ def _run_row(results: Results, run: ReportedRun) -> list[Cell]:
 
 
 def config_table(results: Results) -> Table:
-    """What all runs share; a field in which they differ shows its values."""
+    """Configuration of the runs; a field in which they differ shows all its values."""
     configs = [flatten(run.config) for run in results.runs if run.config]
     names = list(dict.fromkeys(name for config in configs for name in config if not name.startswith("versions.")))
     rows = [[Cell(name), Cell(_values(config[name] for config in configs if name in config))] for name in names]
@@ -173,7 +173,7 @@ def environment_table(results: Results) -> Table:
 
 
 def event_table(results: Results) -> Table:
-    """What happened on the way: spikes, values that were not finite, rollbacks, resumptions."""
+    """Events during training: spikes, non-finite values, rollbacks, resumptions."""
     columns = [Column("Run"), Column("Step", True), Column("What"), Column("Layer"), Column("Detail")]
     rows = [
         [

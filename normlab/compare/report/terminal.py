@@ -14,11 +14,11 @@ from normlab.compare.report.tables import ranking_table
 from normlab.compare.report.verdict import verdict
 
 _PLAIN_WIDTH = 160
-"""Columns where nobody watches a terminal: a line of a file need not be broken."""
+"""Width of the output if it is not a terminal; lines of a file need no wrapping."""
 
 
 def print_ranking(folder: str | Path, console: Console | None = None) -> None:
-    """Print what the page of a comparison begins with: the ranking, the cautions, and last the headline."""
+    """Print the ranking, the cautions and the headline of a comparison."""
     results = load_results(folder)
     words = verdict(results)
     console = console or _console()

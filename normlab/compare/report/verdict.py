@@ -15,7 +15,7 @@ from normlab.utils.text import counted
 
 @dataclass(frozen=True)
 class Conclusion:
-    """One sentence for the head of the page, those that support it, and what to keep in mind."""
+    """Headline of the page, supporting findings, and cautions."""
 
     headline: str
     findings: list[str] = field(default_factory=list)
@@ -31,13 +31,13 @@ def verdict(results: Results) -> Conclusion:
     if results.problem:
         return Conclusion(f"No verdict: {results.problem}.", lost, cautions(results))
     findings = [line for own in results.standings if (line := _finding(results, own))]
-    # What a claim rests on stands beside it, not below it.
+    # Conditions of the claim are part of the headline.
     headline = [_claim(results), _stuck_in_brief(results), edge_summary(results)]
     return Conclusion(" ".join(filter(None, headline)), findings + lost, cautions(results))
 
 
 def failure_reason(run: ReportedRun) -> str:
-    """Why a run failed, with step and layer if its events know them."""
+    """Why a run failed, with step and layer if its events contain them."""
     reason = run.reason or "no reason recorded"
     faults = [event for event in run.metrics.event if event.get("what") in ("nonfinite", "spike")]
     if not faults:
@@ -74,7 +74,7 @@ def _of_winner(results: Results, best: SchemeResult, base: str) -> str:
     if best.difference is None:
         return f"{best.label}, the baseline, reaches {best_result}: every other scheme that finished is worse."
     found, places, share = best.difference, difference_digits(results), f"{100 * results.level:g} %"
-    # By how much it is better, from the least to the most.
+    # The size of the improvement, with its smallest and largest value.
     size, *ends = (-metric.sign * x if x is not None else None for x in (found.mean, found.low, found.high))
     least, most = sorted(ends, key=lambda end: end or 0.0)
     sure = f"{share} interval {fixed(least, places)} to {fixed(most, places)}, {counted(found.n, 'seed')}"
@@ -89,7 +89,7 @@ def _of_winner(results: Results, best: SchemeResult, base: str) -> str:
 
 
 def _budget(results: Results) -> str:
-    """What a claim holds for: another budget may show another order."""
+    """Token budget of a claim: the order may differ at another budget."""
     tokens = [t for run in results.runs if run.state == "done" and (t := run.row.get("tokens"))]
     return f" at {count(max(tokens))} tokens a run" if tokens else ""
 
@@ -141,7 +141,7 @@ def _interval_words(difference: Difference, places: int) -> str:
 
 
 def _power(own: SchemeResult, places: int) -> str:
-    """What so many seeds could have shown."""
+    """Statistical power with this number of seeds."""
     if own.detectable is None:
         return ""
     return f"; a true difference of {fixed(own.detectable, places)} would be shown four times out of five"
@@ -154,14 +154,14 @@ def _failures(results: Results, scheme: str) -> str | None:
         return None
     ended = [run for run in own if run.state in ("done", "failed")]
     share = "every run" if len(failed) == len(ended) else f"{len(failed)} of {len(ended)} runs"
-    # Judge runs first, then the lowest rate: the failure that matters most.
+    # Judge runs first, then the lowest rate: the most relevant failure.
     worst = min(failed, key=lambda run: (run.role != "judge", run.lr or math.inf, run.seed or 0))
     example = f"{failure_reason(worst)} (rate {rate(worst.lr)}, seed {worst.seed})"
     return f"{results.label(scheme)}: {share} failed; {example}."
 
 
 def _stuck(results: Results, scheme: str) -> str | None:
-    """How many runs of a scheme were stuck, at which rates."""
+    """Number of stuck runs of a scheme, with their rates."""
     ended = [run for run in results.runs if run.scheme == scheme and run.state in ("done", "failed")]
     stuck = [run for run in ended if run.is_stuck]
     if not stuck:
@@ -174,7 +174,7 @@ def _stuck(results: Results, scheme: str) -> str | None:
 
 
 def level_note(results: Results) -> str:
-    """What the intervals promise, for the foot of a table."""
+    """Explanation of the intervals, for the note below a table."""
     share, others = f"{100 * results.level:g} %", len(results.standings) - 1
     each = f"{100 * bonferroni_level(results.level, len(results.standings)):.2f} %"
     wide = f", widened for {others} comparisons (each at {each}) so that all hold together with {share} confidence"

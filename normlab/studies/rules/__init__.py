@@ -1,10 +1,10 @@
-"""Rules by which rows become verdicts: a small fixed set, chosen and filled in by a study's TOML file.
+"""Rules that turn rows into verdicts: a small fixed set, selected and parametrised by a study's TOML file.
 
 difference   the paired difference of two schemes against a threshold
 order        the order of several schemes, all pairs together
-bound        a number of a scheme, or its ratio to another's, against a bound
+bound        a value of a scheme, or its ratio to another scheme's, against a bound
 count        how many runs diverged, failed, were stuck or spiked
-correlation  two numbers over many runs
+correlation  the correlation of two values over many runs
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ RULES: dict[str, type[Rule]] = {
 }
 
 VERSION = 1
-"""Part of every rule's hash; it grows when a rule changes its meaning, which voids rows made before."""
+"""Part of every rule's hash; incremented when the meaning of a rule changes, which invalidates earlier rows."""
 
 
 def read_rule(table: Any, where: str) -> Rule:
-    """The rule that a TOML table describes; `where` names it in errors."""
+    """Build the rule of a TOML table; `where` is its location for error messages."""
     if not isinstance(table, Mapping) or "kind" not in table:
         raise NormLabError(f"{where} has no kind; expected one of {', '.join(RULES)}")
     kind = str(table["kind"])

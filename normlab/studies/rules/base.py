@@ -1,4 +1,4 @@
-"""What all rules share: a level of confidence, the arms that they look at, and the schemes that they name."""
+"""Rule: base class of the rules, with confidence level, arms and schemes."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from normlab.studies.evidence import Evidence
 from normlab.studies.finding import Finding
 
 VALUE = "value"
-"""The field of a row that a comparison is judged by: the validation loss, or the accuracy."""
+"""Field of a row with the metric of a comparison: the validation loss, or the accuracy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule(ABC):
-    """How rows decide a claim. `level` is the probability that all intervals of the rule hold together."""
+    """A rule that tests a claim on rows. `level` is the joint confidence level of all its intervals."""
 
     kind: ClassVar[str]
     """Its name in TOML files."""
 
     level: float = 0.95
     arms: tuple[str, ...] = ()
-    """Patterns of the arms that it is about; none: all."""
+    """Patterns of the arms that it uses; none: all."""
 
     def __post_init__(self) -> None:
         if not 0.5 < self.level < 1.0:
@@ -38,18 +38,18 @@ class Rule(ABC):
     @property
     @abstractmethod
     def schemes(self) -> tuple[str, ...]:
-        """The schemes that the rule names."""
+        """The schemes that the rule refers to."""
 
     @property
     def words(self) -> str:
-        """The rule as it was filled in, for people."""
+        """The rule with its parameters, as text."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         given = {f.name: fields[f.name] for f in dataclasses.fields(self) if fields[f.name] != f.default}
         return ", ".join(f"{name} = {_shown(value)}" for name, value in given.items())
 
 
 def _shown(value: Any) -> str:
-    """Tiers as "a before b, c", other values as they are."""
+    """Format tiers as "a before b, c", and other values unchanged."""
     if not isinstance(value, tuple):
         return str(value)
     nested = any(isinstance(entry, tuple) for entry in value)
@@ -57,19 +57,19 @@ def _shown(value: Any) -> str:
 
 
 def each(level: float, intervals: int) -> float:
-    """The level of each of several intervals that hold together with probability `level`."""
+    """Level of each of several intervals that hold jointly with probability `level`."""
     return bonferroni_level(level, intervals + 1)
 
 
 def interval(found: Difference, low: float | None, high: float | None, digits: int = 4) -> str:
-    """An interval with its level and pairs, in words."""
+    """Format an interval with its level and number of pairs."""
     if low is None or high is None:
         return "no interval: one seed"
     return f"{100 * found.level:.3g} % interval {low:.{digits}g} to {high:.{digits}g}, {found.n} seeds"
 
 
 def power_of(found: Difference, what: str = "difference") -> str:
-    """The true difference that the runs would have shown."""
+    """The true difference that these runs would detect."""
     if found.sd is None:
         return "one seed shows nothing"
     least = minimum_detectable(found.n, found.sd, found.level)

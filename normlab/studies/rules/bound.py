@@ -1,4 +1,4 @@
-"""Does a number (speed, memory, growth, sensitivity) stay within a bound, or its ratio to another scheme's?"""
+"""Bound rule: a value (speed, memory, growth, sensitivity), or its ratio to another scheme's, against a bound."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from normlab.studies.rules.base import VALUE, Rule, each, interval, power_of
 
 @dataclass(frozen=True, kw_only=True)
 class BoundRule(Rule):
-    """The claim: `value` of `scheme`, or its ratio to that of `against`, is at most or at least so much (or both).
+    """The claim: `value` of `scheme`, or its ratio to that of `against`, is at most or at least a bound (or both).
 
-    By the Student interval of its mean, of a ratio's logarithm paired by seed, in every arm. `exact`: by the numbers
-    themselves, every one of which must keep the bound, for what is computed and not sampled.
+    Decided by the Student interval of its mean, or of the logarithm of a ratio paired by seed, in every arm. `exact`:
+    for computed values without sampling noise; every single one must satisfy the bound.
     """
 
     kind: ClassVar = "bound"
@@ -84,7 +84,7 @@ class BoundRule(Rule):
 
 
 def _ratios(a: Sample, b: Sample) -> dict[int, float]:
-    """a / b by seed; one number of b serves all of a. What is not positive has no ratio."""
+    """a / b by seed; a single b is used for all a. Values that are not positive have no ratio."""
     above, below = a.finished, b.finished
     if len(below) == 1:
         below = dict.fromkeys(above, *below.values())

@@ -1,4 +1,4 @@
-"""Do two numbers go together over many runs?"""
+"""Correlation rule: the correlation of two values over many runs."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from normlab.studies.rules.base import VALUE, Rule
 from normlab.studies.values import row_number
 
 _LEAST = 5
-"""Points that an interval takes, besides what was fitted to them."""
+"""Points needed for an interval, in addition to the fitted parameters."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CorrelationRule(Rule):
     """The claim: `x` and `y` correlate over all finished runs, positively or negatively, by more than `at_least`.
 
-    `within` takes the mean of each scheme, arm or rate off both first, so that differences between these do not count.
-    By Fisher's interval; runs that failed or were stuck are left out and named.
+    `within` subtracts the mean of each scheme, arm or rate from both first, so that differences between these do not
+    count. Decided by Fisher's interval; runs that failed or were stuck are excluded and listed.
     """
 
     kind: ClassVar = "correlation"
@@ -34,7 +34,7 @@ class CorrelationRule(Rule):
     ranks: bool = False
     within: tuple[Literal["scheme", "arm", "lr"], ...] = ()
     only: tuple[str, ...] = ()
-    """Schemes whose runs count; none: all."""
+    """Schemes whose runs are used; none: all."""
 
     @property
     def schemes(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""How often does something happen to a scheme's runs: diverged, failed, stuck, spiked? By exact bounds of shares."""
+"""Count rule: the share of a scheme's runs that diverged, failed, were stuck or spiked, with exact bounds."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ What = Literal["diverged", "failed", "stuck", "spiked", "skipped"]
 
 @dataclass(frozen=True, kw_only=True)
 class CountRule(Rule):
-    """The claim: `what` happens to at most, or to at least, such a share of a scheme's runs, at all rates together.
+    """The claim: `what` happens to at most, or to at least, a share of a scheme's runs, at all rates together.
 
-    at_most:  reproduced where the upper bound of the share is below at_most + margin, refuted where the lower bound is
+    at_most:  reproduced if the upper bound of the share is below at_most + margin, refuted if the lower bound is
               above at_most: one event refutes "never" (at_most = 0), and five runs without one reproduce it at 95 %.
-    at_least: the same the other way round.
+    at_least: the same in the other direction.
     less_than another scheme: by Fisher's exact test, one-sided.
-    Runs of one seed at several rates count as independent: what they share is the order of the data.
+    Runs with the same seed at several rates count as independent: they share only the order of the data.
     """
 
     kind: ClassVar = "count"
@@ -31,13 +31,13 @@ class CountRule(Rule):
     scheme: str
     what: tuple[What, ...] = ("diverged", "failed", "stuck")
     above: float | None = None
-    """A run whose validation loss ends above this counts as well."""
+    """A run whose final validation loss is above this counts as well."""
     at_most: float | None = None
     at_least: float | None = None
     less_than: str | None = None
     margin: float = 0.5
     lrs: tuple[float, ...] = ()
-    """Rates that are looked at; none: all."""
+    """Rates that are counted; none: all."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""Is one scheme's result below, above, or within reach of another's? Paired by seed, in every arm."""
+"""Difference rule: whether one scheme's result is below, above or within a margin of another's, paired by seed."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _WAYS = {"below": lambda by: (None, -by), "above": lambda by: (by, None), "withi
 class DifferenceRule(Rule):
     """The claim: `value` of `scheme` less that of `against` is below -`by`, above `by`, or within ±`by`.
 
-    Reproduced where the paired Student interval lies there wholly, in every arm (intervals widened for their number);
-    refuted where it lies wholly elsewhere in one; open otherwise, and wherever a run failed, diverged or was stuck.
+    Reproduced if the paired Student interval is inside that range in every arm (corrected for their number); refuted if
+    it is outside in one; open otherwise, and if a run failed, diverged or was stuck.
     """
 
     kind: ClassVar = "difference"

@@ -1,4 +1,4 @@
-"""Is the order of several schemes the claimed one? All pairs at once, so that one pair's luck names no order."""
+"""Order rule: whether several schemes have the claimed order, with intervals of all pairs that hold jointly."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ Tier = tuple[str, ...]
 class OrderRule(Rule):
     """The claim: every scheme of a tier is better than every scheme of the tiers after it.
 
-    Reproduced where every pair of neighbouring tiers is shown to be so; refuted where any pair is shown the other way
-    round; all intervals hold together. With two tiers, the first of one scheme, that one is claimed to be the best.
+    Reproduced if this is significant for every pair of neighbouring tiers; refuted if any pair is significant in the
+    other direction; all intervals hold jointly. With two tiers, the first of one scheme, that scheme is claimed to be
+    the best.
     """
 
     kind: ClassVar = "order"

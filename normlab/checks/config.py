@@ -88,8 +88,8 @@ class CheckConfig:
     """Also measure smaller and larger residual steps Δt, if the design has a step."""
 
     max_seconds: float = 60.0
-    """Time limit of each ladder in seconds; if it is short, sizes between the smallest and the target's own are skipped,
-    and the result says so."""
+    """Time limit of each ladder in seconds; if it is short, sizes between the smallest and the target's own are
+    skipped, and the result says so."""
     fail_on: _Findings = (
         "exploding", "vanishing", "collapse", "certificate", "untrained", "leaks", "structure", "start",
     )  # fmt: skip

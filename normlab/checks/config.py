@@ -47,7 +47,7 @@ class CheckConfig:
     depths: _Depths | None = None
     """Depths to build, in blocks, e.g. 6,12,24,48; none: doublings up to the target's own depth."""
     steps: int = 30
-    """Number of training steps at each size."""
+    """Number of training steps at each size (the burst)."""
     lr: float | Literal["auto"] = "auto"
     """Learning rate; auto: 1e-3 for schemes, for other targets 0.8 % of the RMS of their weights, at most 1e-3."""
     seeds: int = 1

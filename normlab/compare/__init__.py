@@ -1,7 +1,7 @@
 """Compare schemes: plan a grid of training runs, run them in parallel, store their results, rank the schemes.
 
 config = CompareConfig(base=TrainConfig.preset("tiny"), schemes=("pre", "peri"), seeds=3)
-standings = compare(config, "runs/first")   # stop it at any time: the same call goes on
+standings = compare(config, "runs/first")   # can be stopped at any time; the same call resumes it
 """
 
 from __future__ import annotations

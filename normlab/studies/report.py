@@ -48,7 +48,7 @@ def budget_of(study: Study, results: Path = RESULTS) -> str:
     """Model sizes, tokens and number of runs, from the rows."""
     try:
         rows = [row for own in StudyRecord(study, results / study.name).rows().values() for row in own]
-    except NormLabError:  # what is wrong with the rows, the finding says
+    except NormLabError:  # the finding reports what is wrong with the rows
         return NONE
     if not rows:
         return NONE

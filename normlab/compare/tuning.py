@@ -26,7 +26,7 @@ class RateResults:
     values: dict[int, float | None] = field(default_factory=dict)
     """Result of each seed; None for a run that failed or was stuck."""
     stuck: dict[int, float | None] = field(default_factory=dict)
-    """Final value of each stuck run; None if it was stopped early (state failed, stuck true)."""
+    """Final value of each stuck run, or its last value if it was stopped early; None if it has none."""
 
     @property
     def trained(self) -> list[float]:

@@ -8,12 +8,16 @@ in fp32. Queries are spread evenly over positions and over the batch. Attention 
 Rows with fewer than two visible keys are left out: they say nothing.
 """
 
+# torch annotates hooks, modules and some tensor functions only in part.
+# Parameters, buffers and compiled calls of a module, and fused list operations, have no public interface.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportPrivateUsage=false
+
 from __future__ import annotations
 
 import functools
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
@@ -69,7 +73,7 @@ class Rows(NamedTuple):
 
 
 @contextmanager
-def watch_attention(on_call: Callable[[Rows], None], rows: int = ROWS) -> Iterator[None]:
+def watch_attention(on_call: Callable[[Rows], None], rows: int = ROWS) -> Generator[None, None, None]:
     """Call `on_call` with some rows of every call of attention outside of backward passes; see `summarise`."""
     # Functions are replaced where they are held. A torch.overrides.TorchFunctionMode would need no replacing, but it
     # does not see inside nn.MultiheadAttention, whose F.multi_head_attention_forward is one overridable function: the
@@ -106,7 +110,7 @@ def watch_attention(on_call: Callable[[Rows], None], rows: int = ROWS) -> Iterat
 
 
 @contextmanager
-def _replaced(name: str, original: Any, watched: Any) -> Iterator[None]:
+def _replaced(name: str, original: Any, watched: Any) -> Generator[None, None, None]:
     """Replace a function in every module that holds it: some have imported it by name."""
     holders = [module for module in list(sys.modules.values()) if vars_of(module).get(name) is original]
     holders = [module for module in holders if not module.__name__.startswith("torch._C")]
@@ -121,7 +125,7 @@ def _replaced(name: str, original: Any, watched: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _replaced_method(name: str, watched: Any) -> Iterator[None]:
+def _replaced_method(name: str, watched: Any) -> Generator[None, None, None]:
     """Replace a method of `torch.Tensor`, which inherits its own unless another watch is active."""
     before = vars(torch.Tensor).get(name)
     setattr(torch.Tensor, name, watched)
@@ -160,7 +164,7 @@ def _of_fused(
 
 
 @torch.no_grad()
-def _of_softmax(rows: int, input: torch.Tensor, dim: int | None = None, *_: Any, **__: Any) -> Rows | None:  # noqa: A002
+def _of_softmax(rows: int, input: Any, dim: int | None = None, *_: Any, **__: Any) -> Rows | None:  # noqa: A002
     """Attention that is written out: a softmax over the keys of scores (B, H, T, S) or (B, T, T), mask included.
 
     With three dimensions it needs as many queries as keys: a router's scores of experts have three dimensions, too.

@@ -5,6 +5,9 @@ own, so that a block which runs twice in a pass has two. Blocks that run once mo
 checkpointing) are not measured again.
 """
 
+# torch annotates hooks, modules and some tensor functions only in part.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 from collections import Counter

@@ -5,6 +5,9 @@ blocks of another stack (experts, the parts of a block) are not stacks, and neit
 are blocks made of several. An encoder and a decoder are two stacks.
 """
 
+# Parameters, buffers and compiled calls of a module, and fused list operations, have no public interface.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import re

@@ -4,6 +4,9 @@ A matrix is the last of its branch if what it returns reaches the block's output
 as wide as the state. Matrices side by side under the same child of the block (experts) make one branch.
 """
 
+# torch annotates hooks, modules and some tensor functions only in part.
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

@@ -9,6 +9,11 @@ first record that is not finite names the module that made the value. It has thr
     first_nonfinite()      all modules and gradients of a batch that is run once more, to explain a failed step
 """
 
+# torch annotates hooks, modules and some tensor functions only in part.
+# Parameters, buffers and compiled calls of a module, and fused list operations, have no public interface.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import math

@@ -1,5 +1,8 @@
 """`Ledger`: collect small tensors on the device, copy all of them to the host at once."""
 
+# torch annotates hooks, modules and some tensor functions only in part.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -5,6 +5,9 @@ that the caller can stack all results and copy them once. What is not finite is 
 token counts as a whole, token by token; `broken` is the share of it. Where nothing is left the result is NaN.
 """
 
+# torch annotates hooks, modules and some tensor functions only in part.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,8 @@
 """Tensors in what modules take and return: hidden states, loss and logits."""
 
+# torch annotates hooks, modules and some tensor functions only in part.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 import dataclasses

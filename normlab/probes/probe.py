@@ -11,10 +11,14 @@ with `active=False` no hook is installed. Measures are computed in fp32 or bette
 copied to the host once, when the step ends; reading a profile waits for the copy.
 """
 
+# torch annotates hooks, modules and some tensor functions only in part.
+# The context manager and its probe are one unit.
+# pyright: reportUnknownMemberType=false, reportPrivateUsage=false
+
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -160,7 +164,7 @@ def probe(
     seed: int = 0,
     active: bool = True,
     want_gradients: bool = False,
-) -> Iterator[Probe]:
+) -> Generator[Probe, None, None]:
     """Profile one step of a training loop. All passes inside count as one batch (gradient accumulation).
 
     `blocks` is a pattern of the blocks, `model.layers.*`, where they are not found. `active=False` does nothing: for

@@ -5,6 +5,9 @@ boundaries l and l + 1. A number that was not measured is None. So is one that i
 JSON has no NaN, and a model that has blown up must still give a report.
 """
 
+# torch annotates hooks, modules and some tensor functions only in part.
+# pyright: reportUnknownVariableType=false
+
 from __future__ import annotations
 
 import dataclasses

@@ -1,5 +1,8 @@
 """Record the calls of blocks in a real forward pass, and repeat them with the same or another state."""
 
+# torch annotates hooks, modules and some tensor functions only in part.
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import copy

@@ -9,6 +9,9 @@ from one random v estimates it (relative variance at most 2 over the number of d
 difference is taken, which bf16 would round away.
 """
 
+# torch annotates hooks, modules and some tensor functions only in part.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import math

@@ -1,8 +1,11 @@
 """Sharded weights (DTensor, FSDP2): the local shard, or the full tensor."""
 
+# Parameters, buffers and compiled calls of a module, and fused list operations, have no public interface.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from torch import Tensor, nn
@@ -37,7 +40,7 @@ def reshard(model: nn.Module) -> None:
 
 
 @contextmanager
-def whole_vectors(model: nn.Module) -> Iterator[None]:
+def whole_vectors(model: nn.Module) -> Generator[None, None, None]:
     """Replace sharded vectors (gains, biases, steps) by full tensors; matrices, which may not fit, stay sharded."""
     held = [
         (module, name, parameter)

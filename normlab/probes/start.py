@@ -11,6 +11,9 @@ models as it does for decoders: where a token is hidden, they would answer with 
 takes the loss of the run's own task on a batch of its data.
 """
 
+# torch annotates hooks, modules and some tensor functions only in part.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import math

@@ -4,10 +4,14 @@
 in evaluation mode.
 """
 
+# torch annotates hooks, modules and some tensor functions only in part.
+# Parameters, buffers and compiled calls of a module, and fused list operations, have no public interface.
+# pyright: reportUnknownMemberType=false, reportPrivateUsage=false
+
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 import torch
@@ -15,7 +19,7 @@ from torch import nn
 
 
 @contextmanager
-def untouched(model: nn.Module, keep_grads: bool = False) -> Iterator[None]:
+def untouched(model: nn.Module, keep_grads: bool = False) -> Generator[None, None, None]:
     """Start without gradients and with autograd on; restore gradients, buffers and random numbers at the end.
 
     `keep_grads` leaves the gradients that were computed inside in the parameters.
@@ -50,7 +54,7 @@ def eager_mode() -> AbstractContextManager[None]:
 
 
 @contextmanager
-def at_rest(model: nn.Module) -> Iterator[None]:
+def at_rest(model: nn.Module) -> Generator[None, None, None]:
     """Evaluation mode, eager and untouched; the mode of every module is restored at the end."""
     modes = [(module, module.training) for module in model.modules()]
     with ExitStack() as state:

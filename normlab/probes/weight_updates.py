@@ -12,6 +12,11 @@ Both sums are unbiased; smaller parameters are kept whole, which makes their par
 over processes only the part held here is known, and stands for all of it.
 """
 
+# torch annotates hooks, modules and some tensor functions only in part.
+# Parameters, buffers and compiled calls of a module, and fused list operations, have no public interface.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import functools

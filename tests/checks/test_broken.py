@@ -34,6 +34,9 @@ FAULTS = {
 }
 """Design to the verdict, the finding, the blocks and the module to blame."""
 
+QUICK = ("detached_input_once", "norm_over_batch", "no_mask_once", "no_final_norm", "growing_skip")
+"""One design of each kind of fault, for `make test`."""
+
 NEW = ("untrained", "leaks", "structure", "start")
 
 
@@ -43,9 +46,7 @@ def report(name: str) -> Check:
     return normlab.check(getattr(broken, name), depths=(4,), width=32, steps=2, length=16, batch_size=4)
 
 
-@parametrize(
-    "name", FAULTS, quick=("detached_input_once", "norm_over_batch", "no_mask_once", "no_final_norm", "growing_skip")
-)
+@parametrize("name", FAULTS, quick=QUICK)
 def test_a_broken_design_fails_by_its_fault(name):
     verdict, finding, layers, module = FAULTS[name]
     found = report(name).verdict(verdict)
@@ -56,7 +57,7 @@ def test_a_broken_design_fails_by_its_fault(name):
     assert report(name).failed(report(name).config["fail_on"])
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@parametrize("name", FAULTS, quick=QUICK)
 def test_no_other_structural_fault_is_alleged(name):
     others = {verdict.name for verdict in report(name).verdicts if verdict.name in NEW and verdict.level == "fail"}
     # A state that nothing bounds makes logits of any size.

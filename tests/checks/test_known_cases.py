@@ -79,6 +79,7 @@ def test_pre_grows_between_square_root_and_linear_and_slows_down(scheme, depths,
     assert not check.failed(check.config["fail_on"])
 
 
+@pytest.mark.full
 @quick_and_full
 def test_peri_stays_within_its_certificate(depths, seeds):
     check = report("peri", depths, seeds)

@@ -267,6 +267,7 @@ def kill_worker(folder: Path) -> str:
     return lock.parent.name
 
 
+@pytest.mark.full
 def test_a_killed_worker_is_started_again_from_its_checkpoint(text: Path, tmp_path: Path, long: Path) -> None:
     process = in_process(text, tmp_path, small.long())
     wait_until(lambda: has_checkpoint(tmp_path), process)

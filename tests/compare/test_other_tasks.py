@@ -13,7 +13,6 @@ from normlab.compare.report import build, markdown
 from normlab.compare.report.results import load_results
 from normlab.compare.statistics import find_winner, rank_schemes
 from tests.compare import small
-from tests.matrix import parametrize
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
@@ -32,10 +31,10 @@ def config_of(task: str, text: Path) -> CompareConfig:
     return CompareConfig(base=base, schemes=("pre", "peri"), lrs=(5e-3, 1e-2), seeds=2, workers=1)
 
 
-@parametrize(
+@pytest.mark.full
+@pytest.mark.parametrize(
     ("task", "metric", "field", "beside"),
     [("images", "val_accuracy", "accuracy", "loss"), ("masked", "val_masked_loss", "loss", "accuracy")],
-    quick=["masked"],
 )
 def test_a_comparison_of_another_task(task, metric, field, beside, text, tmp_path):
     config = config_of(task, text)

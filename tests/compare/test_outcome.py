@@ -28,6 +28,7 @@ def call(monkeypatch: pytest.MonkeyPatch, text: Path, out: Path, *words: str) ->
     return int(ended.value.code or 0)
 
 
+@pytest.mark.full
 def test_it_ends_well_with_the_table_and_the_headline(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

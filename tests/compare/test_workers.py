@@ -102,6 +102,7 @@ def test_the_newest_step_is_read_from_metrics_that_are_being_written(tmp_path: P
     assert last_step(tmp_path) == {"kind": "step", "step": 9}
 
 
+@pytest.mark.full
 def test_other_text_than_at_the_beginning_is_an_error_and_no_failed_run(text: Path, tmp_path: Path) -> None:
     run = small.configuration(text).plan().tune()[0]
     pool = ProcessPool([WorkerSlot(1)])

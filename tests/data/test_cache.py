@@ -225,6 +225,7 @@ def test_two_processes_build_it_once(tmp_path):
     _check(_cached(open_source(data), root), TEXTS[:30])
 
 
+@pytest.mark.full
 def test_a_builder_killed_half_way(tmp_path):
     data, root, note = str(write_lines(tmp_path / "a.jsonl", TEXTS)), tmp_path / "root", tmp_path / "note"
     process = SPAWN.Process(target=_build_in_a_process, args=(data, root, note, 0.05))

@@ -23,6 +23,7 @@ from normlab.models import tokens
 from normlab.models.rotary import rotary_table
 from normlab.targets import resolve
 from normlab.train.trainer import train
+from tests.matrix import parametrize
 
 TINY: dict[str, dict] = {
     "speed-laws": {"scheme": ("post", "pre", "sqrt"), "tokens": 8, "dim": 8},
@@ -36,7 +37,7 @@ TINY: dict[str, dict] = {
 }
 
 
-@pytest.mark.parametrize("name", experiments.EXPERIMENTS)
+@parametrize("name", experiments.EXPERIMENTS, quick=["speed-laws", "value-spectrum", "real-model"])
 def test_an_experiment_ends_in_figures_a_table_and_verdicts(name, tmp_path):
     found = experiments.run(name, **TINY[name])
     assert found.agrees, [verdict.sentence for verdict in found.verdicts if verdict.agrees is False]

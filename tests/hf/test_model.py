@@ -324,6 +324,7 @@ def test_bf16(scheme, tmp_path):
     assert all(p.grad.isfinite().all() for p in half.parameters())
 
 
+@pytest.mark.full
 def test_it_is_one_graph():
     model = make(depth=1)
     compiled = torch.compile(model, fullgraph=True, backend="eager")

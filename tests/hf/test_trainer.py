@@ -134,6 +134,7 @@ def test_a_model_without_a_scheme_is_refused(tmp_path):
         optimizer_cls_and_kwargs(LlamaForCausalLM(LlamaConfig(**sizes)), arguments(tmp_path))
 
 
+@pytest.mark.full
 def test_it_is_saved_and_resumed(rows, tmp_path):
     straight = trainer_of(model_of("ngpt"), rows, tmp_path / "one", max_steps=6)
     straight.train()
@@ -148,10 +149,10 @@ def test_it_is_saved_and_resumed(rows, tmp_path):
     assert torch.equal(loaded.eval()(x).logits, straight.model.eval()(x).logits)
 
 
-@parametrize(
+@pytest.mark.full
+@pytest.mark.parametrize(
     "changes",
     [{"gradient_checkpointing": True}, {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4}],
-    quick=[{"gradient_checkpointing": True}],
     ids=["checkpointing", "accumulated"],
 )
 def test_the_same_steps_in_less_memory(changes, rows, tmp_path):

@@ -67,6 +67,7 @@ def test_scales_in_an_mlp_become_part_of_its_matrix(monkeypatch):
     assert torch.equal(seen[0][1], mlp.gate_scale(seen[0][0]))
 
 
+@pytest.mark.full
 def test_packed_documents():
     tokens, targets = batch()
     documents = torch.arange(17).expand(3, 17) // torch.tensor([[4], [5], [9]])
@@ -90,6 +91,7 @@ def test_every_kernel_is_called(monkeypatch):
     assert bool(called) == batch()[0].is_cuda
 
 
+@pytest.mark.full
 def test_half_precision_is_no_worse_than_the_reference():
     data = batch()
     exact = run(build("reference").double(), *data)
@@ -104,10 +106,9 @@ def test_half_precision_is_no_worse_than_the_reference():
 
 
 @pytest.mark.full
-@parametrize(
+@pytest.mark.parametrize(
     ("backend", "autocast"),
     [("aot_eager", True), ("inductor", True), ("inductor", False)],
-    quick=[("aot_eager", True)],
 )
 def test_a_compiled_loss_is_one_graph(backend, autocast, request):
     torch._dynamo.reset()
@@ -135,6 +136,7 @@ def test_generation_takes_the_same_path():
     assert torch.equal(ours, theirs)
 
 
+@pytest.mark.full
 def test_experts_keep_the_plain_path():
     data, options = batch(), {"experts": 4, "shared_hidden": 16}
     close(run(build("triton", **options), *data), run(build("reference", **options), *data), 500)

@@ -164,6 +164,7 @@ def test_empty_batch():
     assert not any(g.any() for g in found[1:])
 
 
+@pytest.mark.full
 def test_operator_keeps_its_promises():
     for batch in (None, 2):
         torch.library.opcheck(rotary._backward_op, (*gradients(2, 5, 4, 2, 6, BF16), *table(5, 6, batch)))

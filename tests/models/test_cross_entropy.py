@@ -11,7 +11,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from normlab import Decoder, DecoderConfig, NormLabError
 from normlab.models.cross_entropy import CHUNK_BYTES, chunk_rows, chunked_cross_entropy
 from normlab.schemes.contract.parts import ConstantScale, LearnedScale
-from tests.matrix import parametrize
 
 N, D, V = 37, 8, 53
 
@@ -222,9 +221,10 @@ def test_a_models_loss_and_gradients(scheme):
 
 
 # torch's compiler makes an instance of every autograd.Function, which torch deprecates.
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-@parametrize("backend", ["aot_eager", "inductor"], quick=["aot_eager"])
-@parametrize("scheme", ["pre", "ngpt"], quick=["pre"])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("scheme", ["pre", "ngpt"])
 def test_a_models_loss_compiles_in_one_graph(scheme, backend):
     loss = Loss(scheme)
     tokens = torch.randint(0, 300, (4, 24))

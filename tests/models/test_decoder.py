@@ -234,7 +234,7 @@ def test_router_losses_are_part_of_the_loss():
 # -- training --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("experts", [{}, EXPERTS], ids=["dense", "experts"])
+@parametrize("experts", [{}, EXPERTS], quick=[{}], ids=["dense", "experts"])
 @parametrize("name", normlab.list_schemes(), quick=SOME)
 def test_a_few_steps_learn_a_repeated_text(name, experts):
     model = Decoder(DecoderConfig(scheme=name, **SIZE, **experts))

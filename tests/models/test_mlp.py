@@ -105,6 +105,7 @@ def test_dtypes_meta_and_autocast(kind: str):
         assert MLP(5, 7, kind)(torch.empty(2, 3, 5)).shape == (2, 3, 5)
 
 
+@pytest.mark.full
 def test_compiles_as_one_graph():
     layer, x = mlp("swiglu"), inputs()
     torch.testing.assert_close(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), layer(x), **TOLERANCE)

@@ -226,6 +226,7 @@ def run_config(text: Path, spec: str = SPEC, **changes) -> TrainConfig:
     return base(text, model=decoder(spec), **changes)
 
 
+@pytest.mark.full
 def test_a_run_is_resumed_and_loaded_from_another_folder(here, tmp_path, monkeypatch):
     text = write_text(tmp_path / "text")
     folder = tmp_path / "run"

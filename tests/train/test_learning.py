@@ -14,7 +14,6 @@ from normlab.data import evaluation_batches, prepare
 from normlab.models.moe import MoE
 from normlab.train.storage.folder import RunFolder
 from normlab.train.trainer import Trainer, train
-from tests.matrix import parametrize
 from tests.train.runs import after_building, config_of, events, losses
 
 MARGIN = 0.25
@@ -46,7 +45,8 @@ def test_the_unigram_entropy(unigram):
     assert unigram == pytest.approx(0.8 * math.log(24 / 0.8) + 0.2 * math.log(5), abs=0.01)
 
 
-@parametrize("scheme", [name for name in normlab.list_schemes() if name != "none"], quick=("geonorm",))
+@pytest.mark.full
+@pytest.mark.parametrize("scheme", [name for name in normlab.list_schemes() if name != "none"])
 def test_learns(scheme, phrases, unigram, tmp_path):
     steps = 80 if scheme in FAST else 150
     config = config_of(

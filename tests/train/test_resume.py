@@ -103,6 +103,7 @@ def test_killed_in_the_middle(child, text, straight):
     same_run(path, straight)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("child", ["killed in a save"], indirect=True)
 def test_killed_in_the_middle_of_a_save(child, text, straight):
     process, path = child

@@ -11,7 +11,6 @@ from normlab import Decoder, DecoderConfig, NormLabError
 from normlab.models.sublayer import through
 from normlab.train.optimiser import build
 from normlab.train.transfer import HIDDEN, Transfer
-from tests.matrix import parametrize
 
 BASE, VOCABULARY = 64, 64
 
@@ -182,7 +181,8 @@ def slopes(scheme, widths, kind="adamw", base=BASE, steps=4):
     return np.polyfit(np.log(widths), logs, 1)[0].reshape(moves.shape[1:])
 
 
-@parametrize("scheme", ["pre", "ngpt"], quick=["ngpt"])
+@pytest.mark.full
+@pytest.mark.parametrize("scheme", ["pre", "ngpt"])
 def test_updates_do_not_depend_on_the_width(scheme):
     assert np.abs(slopes(scheme, (64, 256, 512))).max() < FLAT
 

@@ -218,8 +218,9 @@ def test_hostile_names_stay_text_in_plots(visit: Any) -> None:
     assert page.locator(".plot script").count() == 0
 
 
+@pytest.mark.full
 @browsing
-@parametrize("what", ["broken", "one depth", "no burst", "bare"], quick=("broken",))
+@pytest.mark.parametrize("what", ["broken", "one depth", "no burst", "bare"])
 def test_odd_checks_draw_without_complaint(visit: Any, what: str) -> None:
     rungs = finished.ladder((12, 24))
     broken = dataclasses.replace(rungs.profiles[-1], rms=[math.nan] * 25, grad_h=[math.inf] * 25, loss=math.nan)

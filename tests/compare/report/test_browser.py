@@ -319,17 +319,18 @@ def test_paper_is_light(open_page: Any, comparison: str) -> None:
     assert page.evaluate("document.documentElement.dataset.theme") is None
 
 
-@parametrize(
+@pytest.mark.full
+@pytest.mark.parametrize(
     "options",
     [{"judge": ()}, {"judge": (1,)}, {"schemes": ["pre"]}, {"profiles": False}, {"lrs": [1e-3]}, {"tune": ()}],
-    quick=[{"judge": ()}],
 )
 def test_small_comparisons_draw_without_complaint(open_page: Any, tmp_path: Path, options: dict[str, Any]) -> None:
     page = open_page(build(synthetic.comparison(tmp_path / "c", steps=24, **options)).as_uri())
     assert traces(page)
 
 
-@parametrize("state", ["done", "failed", "running"], quick=["failed"])
+@pytest.mark.full
+@pytest.mark.parametrize("state", ["done", "failed", "running"])
 def test_runs_draw_without_complaint(open_page: Any, tmp_path: Path, state: str) -> None:
     page = open_page(build(synthetic.run(tmp_path / "r", state=state)).as_uri())
     assert traces(page)

@@ -57,7 +57,8 @@ PERI = "peri(entry_norm=False)"
 RADII = {"post": 1.0, "pre": 3.0, PERI: 3.0, "lns": 3.0, "mix": 1.0, "keel": 3.0, "spannorm": 1.0}
 
 
-@parametrize("spec", RADII, quick=["post", "mix"])
+@pytest.mark.full
+@pytest.mark.parametrize("spec", RADII)
 def test_first_order_with_other_weights_in_every_layer(spec):
     weights = RandomWeights(matrices="gaussian", dim=6, heads=2, redraw=True, dtype=torch.float64)
     assert _order(spec, weights, radius=RADII[spec]) == pytest.approx(1.0, abs=0.1)

@@ -13,7 +13,6 @@ from normlab.dynamics.experiments.result import ExperimentResult
 from normlab.dynamics.result import Band, Simulation
 from tests.browser import browsing
 from tests.dynamics.shown import HOSTILE, LOOKS, result, run, simulation
-from tests.matrix import parametrize
 
 
 @pytest.fixture
@@ -213,8 +212,9 @@ ODD = {
 }  # fmt: skip
 
 
+@pytest.mark.full
 @browsing
-@parametrize("what", ODD, quick=("not finite", "hostile"))
+@pytest.mark.parametrize("what", ODD)
 def test_odd_results_draw_without_complaint(visit: Any, what: str) -> None:
     page = visit(ODD[what](), reduced_motion="no-preference", viewport={"width": 1000, "height": 1400})
     page.wait_for_timeout(150)
@@ -222,9 +222,10 @@ def test_odd_results_draw_without_complaint(visit: Any, what: str) -> None:
     assert page.locator(".plot script").count() == 0
 
 
+@pytest.mark.full
 @browsing
-@parametrize("shown", [simulation, result], quick=[simulation])
-@parametrize("width", [360, 320], quick=[360])
+@pytest.mark.parametrize("shown", [simulation, result])
+@pytest.mark.parametrize("width", [360, 320])
 def test_a_phone_needs_no_sideways_scrolling(visit: Any, shown: Any, width: int) -> None:
     page = visit(shown(), viewport={"width": width, "height": 740}, is_mobile=True, has_touch=True)
     page.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")

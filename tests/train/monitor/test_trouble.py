@@ -82,6 +82,7 @@ def weights_by_step(seen: dict[int, dict[str, torch.Tensor]]):
 # -- nothing happens -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_lagging_host_sees_the_same_run(text, straight, tmp_path, monkeypatch):
     monkeypatch.setattr(trainers, "HostCopy", SentLate)
     after_building(monkeypatch, lags)
@@ -141,6 +142,7 @@ def test_skip(disturb, text, tmp_path):
     assert found[-1] < found[0]
 
 
+@pytest.mark.full
 def test_late_and_at_once_decide_alike(text, tmp_path, monkeypatch):
     monkeypatch.setattr(trainers, "HostCopy", SentLate)
     for name, changes in (("at once", []), ("late", [lags])):

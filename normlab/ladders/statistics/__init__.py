@@ -1,0 +1,1 @@
+"""Statistics of a ladder: gaps, intervals, trends, forecasts and verdicts, from rows alone and without torch."""

@@ -56,10 +56,10 @@ class CompareConfig(RunOptions):
         from normlab.schemes.catalog.registry import scheme
 
         object.__setattr__(self, "schemes", tuple(scheme(spec) for spec in self.schemes))
-        object.__setattr__(self, "lrs", _rates(self.lrs))
-        _check_list("scheme", self.names, "pre")
+        object.__setattr__(self, "lrs", listed_rates(self.lrs))
+        check_list("scheme", self.names, "pre")
         if self.lrs != "auto":
-            _check_list("rate", self.lrs, "1e-3")
+            check_list("rate", self.lrs, "1e-3")
         object.__setattr__(self, "baseline", self._baseline())
         self._check_numbers()
         # A scheme that the model does not support is refused now, not after the first runs.
@@ -154,7 +154,8 @@ class CompareConfig(RunOptions):
         self.check_run_options()
 
 
-def _rates(lrs: Any) -> Literal["auto"] | tuple[float, ...]:
+def listed_rates(lrs: Any) -> Literal["auto"] | tuple[float, ...]:
+    """The option --lrs as auto or numbers."""
     if lrs == "auto" or (len(lrs) == 1 and lrs[0] == "auto"):
         return "auto"
     try:
@@ -165,9 +166,10 @@ def _rates(lrs: Any) -> Literal["auto"] | tuple[float, ...]:
         raise NormLabError(f"lrs must be auto or numbers, got {lrs!r}; try auto, or 5e-4 1e-3 2e-3") from None
 
 
-def _check_list(kind: str, values: Sequence[Any], example: str) -> None:
+def check_list(kind: str, values: Sequence[Any], example: str) -> None:
+    """Raise for an empty list of schemes or rates, and for one that names something twice."""
     if not values:
-        raise NormLabError(f"a comparison needs at least one {kind}; try {example}")
+        raise NormLabError(f"at least one {kind} is needed; try {example}")
     twice = next((value for i, value in enumerate(values) if value in values[:i]), None)
     if twice is not None:
         raise NormLabError(f"{kind} {twice!s} is named twice; name it once")

@@ -75,7 +75,7 @@ class Session:
         """The run as a worker receives it."""
         return Job(run, self.folder / "runs" / run.name, self.fingerprint)
 
-    def facts(self, run: str) -> Mapping[str, Any]:
+    def facts(self, run: PlannedRun) -> Mapping[str, Any]:
         """Fields to add to the row of a run, besides the stamp."""
         return {}
 
@@ -137,7 +137,7 @@ class Session:
                 self.fault = self.fault or answer
             # A stopped run has no row and remains runnable.
             elif answer is not None:
-                self._take_row({**answer, **self.facts(job.run.name), **self.stamp}, view)
+                self._take_row({**answer, **self.facts(job.run), **self.stamp}, view)
 
     def _take_row(self, row: Row, view: ComparisonProgress) -> None:
         if row["state"] == "interrupted":

@@ -27,7 +27,6 @@ from normlab.train.storage.checkpoint import Checkpoints
 from normlab.train.storage.folder import RunFolder
 from normlab.train.storage.journal import Journal
 from normlab.train.tasks import Data
-from normlab.train.transfer import Transfer
 
 
 def open_data(config: TrainConfig, group: Group, data: Data | None, *, progress: bool) -> Data:
@@ -75,7 +74,7 @@ class Setup:
         self.measure: Callable[..., torch.Tensor] = torch.compile(measure) if whole else measure
         self.optimiser = optimisers.build(
             self.model, kind=config.optimiser, lr=config.lr, weight_decay=config.weight_decay, betas=config.betas,
-            eps=config.eps, transfer=self._transfer,
+            eps=config.eps, transfer=config.transfer,
         )  # fmt: skip
         self.guard = Guard(config.trouble, spike=config.spike)
         self.watch = self._watch()
@@ -90,19 +89,14 @@ class Setup:
         self.returns: Counter[int] = Counter()
         """Number of rollbacks to each step."""
 
-    @property
-    def _transfer(self) -> Transfer | None:
-        base = self.config.base_dim
-        return None if base is None else Transfer(base, self.config.model.dim)
-
     def _build(self) -> Transformer:
-        model = self.config.model.build(device="meta")
+        model, transfer = self.config.design.build(device="meta"), self.config.transfer
         shard(
             model, self.group, precision=self.precision, checkpointing=self.config.model.checkpointing,
             compile=self.compiles and self.group.world > 1,
         )  # fmt: skip
         initialise(model, self.group, self.config.seed)
-        return model if self._transfer is None else self._transfer.init_(model)
+        return model if transfer is None else transfer.init_(model)
 
     def _watch(self) -> StuckWatch:
         # Counted by one rank, so that all ranks use the same number.

@@ -22,6 +22,7 @@ import tyro
 from normlab.errors import NormLabError, unknown
 from normlab.models.config import TransformerConfig
 from normlab.train import schedule
+from normlab.utils.counts import Count
 from normlab.utils.settings import field_names
 
 if TYPE_CHECKING:
@@ -30,13 +31,17 @@ if TYPE_CHECKING:
 Sink = Literal["tensorboard", "wandb", "trackio"]
 TaskName = Literal["language", "masked", "images"]
 
-NOT_DECISIVE = ("vocab_size", "classes", "saves", "keep", "sinks", "cuda_graphs")
+NOT_DECISIVE = ("vocab_size", "classes", "saves", "keep", "sinks", "branches", "cuda_graphs")
 """Fields that are left out of a run's hash: the result does not depend on them, or (vocabulary size, number of classes)
 only through other fields."""
 
 ADDED_LATER: tuple[str, ...] = ("stop_hopeless", "continued")
 """Fields that version 0.1 did not have. At its default such a field is left out of a run's hash, so that stored runs
 keep their names."""
+
+LEFT_OUT: tuple[str, ...] = ("continued", "branches")
+"""Fields that are not written where they are empty: files of version 0.1 do not have them, and their comparisons can be
+resumed."""
 
 DEFAULT_TASK: TaskName = "language"
 
@@ -87,11 +92,14 @@ class TrainConfig:
     schedule: schedule.Kind = "cosine"
     """Learning-rate schedule after warm-up."""
     warmup: float = 0.05
-    """Linear warm-up, as a fraction of all steps."""
+    """Linear warm-up: up to 1 a fraction of all steps, above 1 a number of steps."""
     final: float = 0.1
     """Final learning rate, as a fraction of the peak."""
     decay: float = 0.2
-    """Length of the decay phase of the wsd schedule, as a fraction of all steps."""
+    """Length of the decay phase of the wsd schedules, as a fraction of all steps."""
+    branches: tuple[Count, ...] = ()
+    """Smaller budgets that branch off this run: the whole state is kept where a run of such a budget would begin to
+    decay (schedule wsd or wsd-linear, warm-up in steps)."""
     base_dim: int | None = None
     """Width at which the learning rate was tuned: initialisation and rates are transferred from there (muP)."""
 
@@ -150,12 +158,12 @@ class TrainConfig:
         if not all(0.0 <= beta < 1.0 for beta in self.betas):
             raise NormLabError(f"betas must lie in [0, 1), got {self.betas}; try 0.9 0.95")
         check_seed(self.seed)
-        if not 0.0 <= self.warmup <= 1.0:
-            raise NormLabError(f"warmup must lie in [0, 1], a share of the steps, got {self.warmup}; try 0.05")
         if self.batch % self.accumulate:
             raise NormLabError(f"batch {self.batch} cannot be cut into {self.accumulate} equal parts; try accumulate 1")
         self.check()
+        self._check_warmup()
         schedule.check(total=self.steps, **self._schedule_options)
+        self._check_branches()
 
     def fill_defaults(self) -> None:
         """Set the fields whose default depends on the task or on other fields."""
@@ -194,6 +202,33 @@ class TrainConfig:
                 f"try task {_task_of(self.model)!r}"
             )
 
+    def _check_warmup(self) -> None:
+        is_share, is_steps = 0.0 <= self.warmup <= 1.0, self.warmup > 1.0 and float(self.warmup).is_integer()
+        if not (is_share or is_steps):
+            raise NormLabError(
+                f"warmup must lie in [0, 1], a share of the steps, or be a whole number of steps above 1, "
+                f"got {self.warmup:g}; try 0.05 or 100"
+            )
+        if self.warmup_steps > self.steps:
+            raise NormLabError(f"warmup is {self.warmup:g} steps and the run has {self.steps:,}; lower warmup")
+
+    def _check_branches(self) -> None:
+        if self.branches and self.trouble == "rollback":
+            raise NormLabError(
+                "trouble rollback goes back to the newest checkpoint, so the run depends on its checkpoints and has no "
+                "branches; try skip"
+            )
+        own = getattr(self, self.budget)
+        for budget in self.branches:
+            if not 0 < budget < own:
+                raise NormLabError(f"a branch has fewer {self.budget} than its trunk, {own:,}; got {budget:,}")
+            if self.branch(budget).warmup_steps != self.warmup_steps:
+                raise NormLabError(
+                    f"warmup {self.warmup:g} is a share of the steps, so the branches would need another one than the "
+                    f"trunk; give it in steps, e.g. {max(2, self.warmup_steps)}"
+                )
+            self.branch(budget).branch_step  # noqa: B018  # raises for a schedule that decays from its start
+
     @property
     def task_object(self) -> Task:
         """The task: how data is read, batched and evaluated."""
@@ -209,7 +244,7 @@ class TrainConfig:
     @property
     def warmup_steps(self) -> int:
         """Steps of the warm-up."""
-        return round(self.warmup * self.steps)
+        return round(self.warmup * self.steps) if self.warmup <= 1.0 else round(self.warmup)
 
     @property
     def _schedule_options(self) -> dict[str, Any]:
@@ -218,6 +253,20 @@ class TrainConfig:
     def rate(self, step: int) -> float:
         """The learning rate at `step`, as a fraction of the peak."""
         return schedule.multiplier(step, total=self.steps, **self._schedule_options)
+
+    @property
+    def branch_step(self) -> int:
+        """The step at which the decay of a wsd schedule begins: up to there a run does not depend on its budget."""
+        return schedule.decay_start(total=self.steps, kind=self.schedule, decay_fraction=self.decay)
+
+    def branch(self, budget: int) -> Self:
+        """The configuration of the run with a smaller budget that branches off this one."""
+        return dataclasses.replace(self, **{self.budget: budget}, branches=())
+
+    @property
+    def branch_steps(self) -> set[int]:
+        """The steps at which the branches of this run begin to decay."""
+        return {self.branch(budget).branch_step for budget in self.branches}
 
     def for_data(self, data: Any) -> Self:
         """The same configuration with the vocabulary size or the number of classes of the data."""
@@ -244,10 +293,8 @@ class TrainConfig:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; `TrainConfig.from_dict` reads them back."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        if not self.continued:
-            # Files of version 0.1 do not have it, and their comparisons can be resumed.
-            del fields["continued"]
-        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
+        written = {name: value for name, value in fields.items() if value != () or name not in LEFT_OUT}
+        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in written.items()}
         return plain | {"model": self.model.to_dict(), "clip": None if math.isinf(self.clip) else self.clip}
 
     def shared_dict(self) -> dict[str, Any]:

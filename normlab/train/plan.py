@@ -1,4 +1,4 @@
-"""Workload of a run: steps and evaluations, remaining work, expected memory and time."""
+"""Workload of a run: steps, evaluations and other milestones, remaining work, expected memory and time."""
 
 from __future__ import annotations
 
@@ -15,6 +15,35 @@ _FORWARD = 1 / 3
 """Cost of a forward pass relative to a training step on as many tokens: the backward pass costs twice as much."""
 _USUAL_SHARE = 0.4
 """Fraction of the measured peak FLOP/s that a run usually reaches, for the first estimate of its time."""
+
+_PROFILES = 4
+"""Per-layer profiles during a run, besides the one before its first step."""
+
+
+@dataclass(frozen=True)
+class Milestones:
+    """Steps after which a run does more than train."""
+
+    evals: frozenset[int]
+    profiles: frozenset[int]
+    saves: frozenset[int]
+    branches: frozenset[int]
+    """Where the state is kept for runs with smaller budgets."""
+
+    @classmethod
+    def of(cls, config: TrainConfig) -> Milestones:
+        """The milestones of a run; a trunk has those of its branches as well, up to the step where they branch off."""
+        evals, profiles = milestones(config.evals, config.steps), milestones(_PROFILES, config.steps)
+        for branch in map(config.branch, config.branches):
+            of_branch = cls.of(branch)
+            evals |= {step for step in of_branch.evals if step <= branch.branch_step}
+            profiles |= {step for step in of_branch.profiles if step <= branch.branch_step}
+        saves, branches = milestones(config.saves, config.steps), config.branch_steps
+        return cls(*map(frozenset, (evals, profiles, saves, branches)))
+
+    @property
+    def all(self) -> frozenset[int]:
+        return self.evals | self.profiles | self.saves | self.branches
 
 
 @dataclass(frozen=True)
@@ -33,7 +62,7 @@ class Workload:
         """The workload of a run on its data."""
         steps, batch = config.steps, max(1, config.batch // config.accumulate)
         batches = math.ceil(config.task_object.evaluation_samples(config, data) / batch)
-        evals = milestones(config.evals, steps) | {steps}
+        evals = Milestones.of(config).evals | {steps}
         return cls(steps, config.batch * config.sequence, tuple(sorted(evals)), batches * batch * config.sequence)
 
     def evaluation(self, after: int = 0) -> float:

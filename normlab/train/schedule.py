@@ -1,4 +1,4 @@
-"""Learning-rate schedules with warm-up: cosine, linear, warmup-stable-decay (wsd), constant.
+"""Learning-rate schedules with warm-up: cosine, linear, warmup-stable-decay (wsd, wsd-linear), constant.
 
 A schedule gives the fraction of the peak rate at steps 0 to total − 1. Warm-up is linear, without a step at rate 0:
 step 0 gets 1/warmup, step warmup − 1 gets 1. After that, with p going from 0 to 1 at the last step:
@@ -6,7 +6,10 @@ step 0 gets 1/warmup, step warmup − 1 gets 1. After that, with p going from 0 
     cosine     final + (1 − final) (1 + cos πp) / 2
     linear     final + (1 − final) (1 − p)
     wsd        1, then final + (1 − final) (1 − √p) over the last `decay_fraction` of all steps (arXiv 2405.18392)
+    wsd-linear 1, then final + (1 − final) (1 − p) over the same steps
     constant   1
+
+Before its decay a wsd schedule does not depend on the number of steps: runs of several lengths can share that part.
 """
 
 from __future__ import annotations
@@ -16,7 +19,10 @@ from typing import Literal, get_args
 
 from normlab.errors import NormLabError, unknown
 
-Kind = Literal["cosine", "linear", "wsd", "constant"]
+Kind = Literal["cosine", "linear", "wsd", "wsd-linear", "constant"]
+
+_STABLE = ("wsd", "wsd-linear")
+"""Schedules with a constant rate before the decay."""
 
 
 def multiplier(step: int, *, total: int, kind: Kind, warmup: int, final: float, decay_fraction: float = 0.2) -> float:
@@ -29,7 +35,7 @@ def multiplier(step: int, *, total: int, kind: Kind, warmup: int, final: float, 
         raise NormLabError(f"schedule: step must not be negative, got {step}")
     if step < warmup:
         return (step + 1) / warmup
-    decay = _decay_steps(total, decay_fraction) if kind == "wsd" else total - max(warmup, 1)
+    decay = _decay_steps(total, decay_fraction) if kind in _STABLE else total - max(warmup, 1)
     return final + (1.0 - final) * _shape(kind, _progress(step, total, decay))
 
 
@@ -45,11 +51,18 @@ def check(*, total: int, kind: str, warmup: int, final: float, decay_fraction: f
         raise NormLabError(f"schedule: final must lie in [0, 1], a share of the full rate, got {final}; try 0.1")
     if not 0.0 < decay_fraction <= 1.0:
         raise NormLabError(f"schedule: decay_fraction must lie in (0, 1], got {decay_fraction}; try 0.2")
-    if kind == "wsd" and warmup + _decay_steps(total, decay_fraction) > total:
+    if kind in _STABLE and warmup + _decay_steps(total, decay_fraction) > total:
         raise NormLabError(
             f"schedule: {warmup} steps of warm-up and {_decay_steps(total, decay_fraction)} of decay do not fit into "
             f"{total}; lower warmup or decay_fraction"
         )
+
+
+def decay_start(*, total: int, kind: str, decay_fraction: float) -> int:
+    """The first step of the decay of a wsd schedule: the rate of all steps before it does not depend on `total`."""
+    if kind not in _STABLE:
+        raise NormLabError(f"schedule {kind} has no constant rate before its decay; try schedule wsd")
+    return total - _decay_steps(total, decay_fraction)
 
 
 def _decay_steps(total: int, fraction: float) -> int:
@@ -66,4 +79,4 @@ def _progress(step: int, total: int, decay: int) -> float:
 def _shape(kind: str, p: float) -> float:
     if kind == "cosine":
         return (1.0 + math.cos(math.pi * p)) / 2.0
-    return {"linear": 1.0 - p, "wsd": 1.0 - math.sqrt(p), "constant": 1.0}[kind]
+    return {"linear": 1.0 - p, "wsd": 1.0 - math.sqrt(p), "wsd-linear": 1.0 - p, "constant": 1.0}[kind]

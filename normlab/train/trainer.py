@@ -16,6 +16,7 @@ from normlab.errors import NormLabError
 from normlab.probes.sensitivity import sensitivity
 from normlab.probes.sharded import reshard
 from normlab.train import optimiser as optimisers
+from normlab.train.branch import Branch
 from normlab.train.config import TrainConfig
 from normlab.train.distributed import Group, clip_grad_norm, start, stop
 from normlab.train.evaluate import Scores, evaluate
@@ -25,24 +26,19 @@ from normlab.train.monitor.profile import profile
 from normlab.train.monitor.recovery import Ended, Taken
 from normlab.train.monitor.start import first_loss
 from normlab.train.monitor.stuck import look
-from normlab.train.plan import milestones
+from normlab.train.plan import Milestones
 from normlab.train.result import TrainResult
 from normlab.train.setup import Setup, open_data
 from normlab.train.step_graph import StepGraphs, record_cuda
-from normlab.train.storage.folder import RunFolder
+from normlab.train.storage import branches
+from normlab.train.storage.folder import ENDED, RunFolder
 from normlab.train.storage.weights import export_safetensors
 from normlab.train.tasks import Data
 from normlab.utils.host_copy import HostCopy
 from normlab.utils.locks import hold
 
-ENDED = ("done", "stuck")
-"""States of a run that has ended: its result is read, nothing is trained."""
-
 _PROFILED = 4
 """Samples in the batch of a per-layer profile."""
-
-_PROFILES = 4
-"""Per-layer profiles during a run, besides the one before its first step."""
 
 
 def train(
@@ -53,29 +49,40 @@ def train(
     progress: bool = True,
     command: Sequence[str] = (),
     continuable: bool = False,
+    branch_from: Path | None = None,
 ) -> TrainResult:
     """Train or resume the run in `folder` and return its result; the result of a finished run is read.
 
     `progress`: print expected cost and progress to standard error. `command`: recorded in config.json for the report.
-    `continuable`: keep the last checkpoint, from which the run can be continued with a larger budget. Under torchrun
-    every process calls this.
+    `continuable`: keep the last checkpoint, from which the run can be continued with a larger budget. `branch_from`:
+    folder of a trunk, a longer run with this one's budget among its `branches`; the run starts from the state that the
+    trunk kept and not at step 0. Under torchrun every process calls this.
     """
     config.model.check_start()
     group = start(config.device)
-    result = _train(config, RunFolder(folder, command), group, data, progress and group.is_main, continuable)
+    run = RunFolder(folder, command)
+    result = _train(config, run, group, data, progress and group.is_main, continuable, branch_from)
     # Not after an error: the other ranks may be anywhere, and this would wait for them.
     stop(group)
     return result
 
 
 def _train(
-    config: TrainConfig, folder: RunFolder, group: Group, data: Data | None, progress: bool, continuable: bool
+    config: TrainConfig,
+    folder: RunFolder,
+    group: Group,
+    data: Data | None,
+    progress: bool,
+    continuable: bool,
+    trunk: Path | None,
 ) -> TrainResult:
+    trunk = trunk or folder.trunk
+    branch = None if trunk is None or folder.is_resumable else Branch.of(trunk, config)
     with ExitStack() as stack:
         if not group.broadcast(folder.has_begun):
             # Before the folder is made: a run that is refused leaves nothing behind.
             data = open_data(config, group, data, progress=progress)
-        group.together(lambda: _claim(folder, config, group, stack) if group.is_main else None)
+        group.together(lambda: _claim(folder, config, group, stack, branch) if group.is_main else None)
         if (status := group.broadcast(folder.status))["state"] in ENDED:
             return TrainResult.from_dict(status["result"])
         trainer = Trainer(config, folder, group, data, progress)
@@ -84,14 +91,16 @@ def _train(
         return trainer.run()
 
 
-def _claim(folder: RunFolder, config: TrainConfig, group: Group, stack: ExitStack) -> None:
-    """Lock the folder and write config.json, in one process."""
+def _claim(folder: RunFolder, config: TrainConfig, group: Group, stack: ExitStack, branch: Branch | None) -> None:
+    """Lock the folder and write config.json, in one process; a branch gets the state that its trunk kept."""
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise NormLabError(f"cannot make {folder.path}: {error.strerror}; choose another folder with --out") from None
     stack.enter_context(hold(folder.lock))
-    folder.begin(config, describe(group.device))
+    folder.begin(config, describe(group.device), **({} if branch is None else branch.facts))
+    if branch is not None:
+        branch.plant(folder)
 
 
 class Trainer(Setup):
@@ -165,16 +174,15 @@ class Trainer(Setup):
         self.clock.seconds, self.last_eval = extra["seconds"], _scores(extra["last_eval"])
         self.watch.load_state_dict(extra.get("watch", {}))
         self.first_loss = extra.get("first_loss")
+        self._keep_branch(only_missing=True)
         # Last: if the checkpoint cannot be loaded, the records stay as they are.
         self.journal.forget_after(self.step)
         self.journal.event(self.step, "resume", f"from step {self.step}")
         self.meter.say(f"resuming at step {self.step}")
 
     def _loop(self) -> None:
-        last = self.config.steps
-        evals, saves = milestones(self.config.evals, last), milestones(self.config.saves, last)
-        profiles = milestones(_PROFILES, last)
-        looked_at = evals | saves | profiles | {last, self.watch.due}
+        last, plan = self.config.steps, Milestones.of(self.config)
+        looked_at = plan.all | {last, self.watch.due}
         if self.step == 0:
             self._profile()
             self.first_loss = first_loss(self, self._few_samples())
@@ -189,13 +197,13 @@ class Trainer(Setup):
                 # A step that was rolled back is not reached; the end has an evaluation of its own, and no checkpoint.
                 reached = before < self.step < last
                 in_doubt = self.step == self.watch.due and self.watch.is_doubtful
-                if reached and (self.step in evals or in_doubt):
+                if reached and (self.step in plan.evals or in_doubt):
                     self._evaluate()
                 if reached and in_doubt and look(self, self.last_eval["loss"]) and self.config.stop_hopeless:
                     break
-                if reached and self.step in profiles:
+                if reached and self.step in plan.profiles:
                     self._profile()
-                if stopping or (reached and self.step in saves):
+                if stopping or (reached and self.step in plan.saves | plan.branches):
                     self._save()
                 if stopping:
                     self._stop()
@@ -324,7 +332,16 @@ class Trainer(Setup):
         }  # fmt: skip
         self.journal.flush()
         self.checkpoints.save(self.step, model=self.model, optimiser=self.optimiser, extra=extra)
+        self._keep_branch()
         self.journal.status("running", self.step)
+
+    def _keep_branch(self, *, only_missing: bool = False) -> None:
+        """Keep the checkpoint of this step if a branch starts from here."""
+        newest = self.checkpoints.latest()
+        if newest is None or self.step not in self.config.branch_steps:
+            return
+        if not (only_missing and (self.folder.branches / newest.name).is_dir()):
+            self.group.together(lambda: branches.keep(newest, self.folder.branches) if self.group.is_main else None)
 
     def _result(self, state: str, reason: str | None) -> TrainResult:
         """Write the result to status.json; then remove the checkpoints of a finished run."""

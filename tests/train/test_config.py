@@ -35,9 +35,18 @@ def test_steps_cover_the_tokens():
     assert TrainConfig(tokens=1, length=64, batch=4).steps == 1
 
 
+def test_warm_up_is_a_share_or_a_number_of_steps():
+    def warmup_steps(warmup: float, steps: int) -> int:
+        return TrainConfig(warmup=warmup, tokens=4096 * steps).warmup_steps
+
+    assert [warmup_steps(share, 40) for share in (0, 0.05, 0.5, 1.0, 1)] == [0, 2, 20, 40, 40]
+    assert [warmup_steps(7, steps) for steps in (7, 40, 400)] == [7, 7, 7]
+    assert TrainConfig(warmup=7).identity == TrainConfig.from_dict(TrainConfig(warmup=7).to_dict()).identity
+
+
 def test_identity_is_what_decides_the_result():
-    config = TrainConfig()
-    for change in ({"saves": 0}, {"keep": 5}, {"sinks": ("tensorboard",)}):
+    config = TrainConfig(schedule="wsd", warmup=0)
+    for change in ({"saves": 0}, {"keep": 5}, {"sinks": ("tensorboard",)}, {"branches": (1000,)}):
         assert dataclasses.replace(config, **change).identity == config.identity
     for change in ({"lr": 2e-3}, {"seed": 1}, {"tokens": 1000}, {"model": DecoderConfig(depth=5)}, {"data": ("x",)}):
         assert dataclasses.replace(config, **change).identity != config.identity
@@ -80,7 +89,11 @@ def test_presets_take_fields_of_both():
         ({"tokens": 0}, "tokens must be at least 1"),
         ({"lr": 0.0}, "lr must be positive"),
         ({"lr": math.nan}, "lr must be positive"),
-        ({"warmup": 1.5}, "warmup must lie in"),
+        ({"warmup": 1.5}, "warmup must lie in .*, or be a whole number of steps above 1, got 1.5; try 0.05 or 100"),
+        ({"warmup": -0.1}, "warmup must lie in"),
+        ({"warmup": math.nan}, "warmup must lie in"),
+        ({"warmup": math.inf}, "warmup must lie in"),
+        ({"warmup": 12, "tokens": 4096 * 11}, "warmup is 12 steps and the run has 11; lower warmup"),
         ({"batch": 3, "accumulate": 2}, "cannot be cut into 2 equal parts"),
         ({"weight_decay": -0.1}, "weight_decay must be a number from 0 on"),
         ({"betas": (0.9, 1.0)}, "betas must lie in"),

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from normlab import NormLabError
-from normlab.train.schedule import check, multiplier
+from normlab.train.schedule import check, decay_start, multiplier
 
-KINDS = ["cosine", "linear", "wsd", "constant"]
+KINDS = ["cosine", "linear", "wsd", "wsd-linear", "constant"]
 
 
 def curve(total, **options):
@@ -59,6 +59,27 @@ def test_wsd_is_stable_then_falls_like_a_root():
     values = curve(100, kind="wsd", warmup=10, final=0.0, decay_fraction=0.3)
     assert values[9:70] == [1.0] * 61
     assert values[70:] == pytest.approx([1 - math.sqrt(k / 30) for k in range(1, 31)], abs=1e-15)
+
+
+def test_wsd_linear_is_stable_then_falls_like_a_line():
+    values = curve(100, kind="wsd-linear", warmup=10, final=0.1, decay_fraction=0.3)
+    assert values[9:70] == [1.0] * 61
+    assert values[70:] == pytest.approx([1 - 0.9 * k / 30 for k in range(1, 31)], abs=1e-15)
+
+
+@pytest.mark.parametrize("kind", ["wsd", "wsd-linear"])
+@pytest.mark.parametrize("decay", [0.01, 0.2, 0.5])
+def test_before_its_decay_a_wsd_schedule_does_not_depend_on_the_number_of_steps(kind, decay):
+    options = {"kind": kind, "warmup": 7, "final": 0.1, "decay_fraction": decay}
+    short, long = curve(40, **options), curve(90, **options)
+    begin = decay_start(total=40, kind=kind, decay_fraction=decay)
+    assert short[:begin] == long[:begin]
+    assert short[begin] < long[begin] == 1.0
+
+
+def test_a_schedule_that_decays_from_the_start_has_no_such_step():
+    with pytest.raises(NormLabError, match="schedule cosine has no constant rate before its decay; try schedule wsd"):
+        decay_start(total=40, kind="cosine", decay_fraction=0.2)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -5,6 +5,7 @@ config.json        the configuration, versions and device, and the command that 
 status.json        running, done, stopped, failed or stuck, and how far
 metrics.jsonl      one JSON record per line; kinds: step, eval, profile, event
 checkpoints/       the newest few, while the run is not finished
+branches/          checkpoints that runs with smaller budgets start from
 tokenizer.json     the tokenizer of a run on text, or
 classes.json       the names of the classes of images
 model.safetensors  the weights at the end
@@ -25,6 +26,9 @@ from normlab.train.config import NOT_DECISIVE, TrainConfig
 from normlab.utils.files import read_json, write_json
 from normlab.utils.versions import versions
 
+ENDED = ("done", "stuck")
+"""States of a run that has ended: its result is read, nothing is trained."""
+
 
 class RunFolder:
     """The paths of a run, its configuration and its status."""
@@ -32,6 +36,7 @@ class RunFolder:
     def __init__(self, path: Path, command: Sequence[str] = ()):
         self.path, self._command = path, list(command)
         self.metrics, self.checkpoints = path / "metrics.jsonl", path / "checkpoints"
+        self.branches = path / "branches"
         self.weights, self.trouble = path / "model.safetensors", path / "trouble"
         self.tokenizer, self.classes = path / "tokenizer.json", path / "classes.json"
         self.lock = path / "lock"
@@ -40,8 +45,8 @@ class RunFolder:
     def exists(self) -> bool:
         return (self.path / "config.json").is_file()
 
-    def begin(self, config: TrainConfig, device: str) -> None:
-        """Write config.json, or raise if the folder holds a run of another configuration."""
+    def begin(self, config: TrainConfig, device: str, **facts: Any) -> None:
+        """Write config.json with further facts, or raise if the folder holds a run of another configuration."""
         # A run that never started may be replaced: wrong settings are corrected in place.
         if self.has_begun:
             there = self.config if self.exists else self._found_elsewhere()
@@ -52,7 +57,7 @@ class RunFolder:
                 )
             if self.exists:
                 return
-        about = {"config": config.to_dict(), "versions": versions(), "device": device}
+        about = {"config": config.to_dict(), "versions": versions(), "device": device, **facts}
         write_json(self.path / "config.json", about | ({"command": self._command} if self._command else {}))
 
     @property
@@ -61,6 +66,11 @@ class RunFolder:
         written = self.metrics.is_file() and self.metrics.stat().st_size > 0
         kept = self.weights.is_file() or any(self.checkpoints.glob("step-*"))
         return self.status["state"] != "new" or written or kept
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether there is a checkpoint to go on from, or nothing left to do."""
+        return any(self.checkpoints.glob("step-*")) or self.status["state"] in ENDED
 
     def _found_elsewhere(self) -> TrainConfig:
         """The configuration of a run without config.json, from its checkpoints or its weights."""
@@ -82,6 +92,12 @@ class RunFolder:
         if not self.exists:
             raise NormLabError(f"{self.path} is no run: it has no config.json; expected a folder made by normlab train")
         return TrainConfig.from_dict(read_json(self.path / "config.json")["config"])
+
+    @property
+    def trunk(self) -> Path | None:
+        """The folder of the run that this one branched off; None: it began at its first step."""
+        branch = read_json(self.path / "config.json").get("branch") if self.exists else None
+        return None if branch is None else Path(branch["trunk"])
 
     @property
     def status(self) -> dict[str, Any]:

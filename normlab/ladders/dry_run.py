@@ -112,9 +112,7 @@ def dry_run(config: LadderConfig, data: Any) -> DryRun:
 def _cost(config: LadderConfig, rung: Rung, runs: list[LadderRun], data: Any, precision: Precision) -> RungCost:
     model = config.models[rung.size][config.baseline_name]
     parameters, unique = model.num_params(), data.facts()["train"]["tokens"]
-    shortest, longest = (
-        config.run(rung, config.baseline_name, b, 1e-3, 0) for b in (rung.budgets[0], rung.budgets[-1])
-    )
+    shortest, longest = (config.run(rung, config.baseline_name, b, 1e-3, 0) for b in (rung.budgets[0], rung.budgets[-1]))
     memory = model.memory(rung.batch // config.base.accumulate, config.base.sequence, precision=precision)
     return RungCost(
         rung, parameters, embedding_share(model),

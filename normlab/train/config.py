@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Sink = Literal["tensorboard", "wandb", "trackio"]
 TaskName = Literal["language", "masked", "images"]
 
-NOT_DECISIVE = ("vocab_size", "classes", "saves", "keep", "sinks", "branches")
+NOT_DECISIVE = ("vocab_size", "classes", "saves", "keep", "sinks", "branches", "cuda_graphs")
 """Fields that are left out of a run's hash: the result does not depend on them, or (vocabulary size, number of classes)
 only through other fields."""
 
@@ -115,6 +115,9 @@ class TrainConfig:
     """Precision of matrix products; auto: bf16 on a GPU, else fp32."""
     compile: Literal["auto", "yes", "no"] = "auto"
     """Use torch.compile; auto: on a GPU."""
+    cuda_graphs: Literal["auto", "on", "off"] = "auto"
+    """Replay training steps as CUDA graphs, which spares small models the time of launching kernels; auto: for AdamW on
+    one GPU, compiled."""
 
     evals: int = 10
     """Evaluations during the run, the last one at its end."""

@@ -60,7 +60,23 @@ def build(
 def set_lr(optimiser: Optimizer, multiplier: float) -> None:
     """Set every group's learning rate to its peak rate times the schedule's multiplier."""
     for group in optimiser.param_groups:
-        group["lr"] = group["initial_lr"] * multiplier
+        rate = group["initial_lr"] * multiplier
+        if isinstance(group["lr"], torch.Tensor):
+            # A CUDA graph reads it where it is.
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
+def set_capturable(optimiser: Optimizer, capturable: bool) -> None:
+    """Make AdamW's steps recordable in a CUDA graph, with learning rates that are tensors on the device; or undo it."""
+    for group in optimiser.param_groups:
+        device = group["params"][0].device
+        # The kernel of a GPU reads single precision; that of a CPU any.
+        dtype = torch.float32 if device.type == "cuda" else torch.float64
+        rate = float(group["lr"])
+        group["lr"] = torch.tensor(rate, dtype=dtype, device=device) if capturable else rate
+        group["capturable"] = capturable
 
 
 class Muon(Optimizer):

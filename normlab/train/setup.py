@@ -23,6 +23,7 @@ from normlab.train.monitor.guard import Guard
 from normlab.train.monitor.stuck import StuckWatch
 from normlab.train.plan import Workload, expectation
 from normlab.train.progress import Meter, StepClock
+from normlab.train.step_graph import StepGraphs, graphs_are_used
 from normlab.train.storage.checkpoint import Checkpoints
 from normlab.train.storage.folder import RunFolder
 from normlab.train.storage.journal import Journal
@@ -56,6 +57,9 @@ def _compiles(config: TrainConfig, group: Group) -> bool:
 class Setup:
     """The objects of a run: data, model, optimiser, monitors, checkpoints, journal, progress line."""
 
+    graphs: StepGraphs
+    """CUDA graphs of its steps; the trainer sets them."""
+
     def __init__(self, config: TrainConfig, folder: RunFolder, group: Group, data: Data | None, progress: bool):
         self.group, self.folder, self.progress, self.task = group, folder, progress, config.task_object
         self.data: Any = open_data(config, group, data, progress=progress)
@@ -63,6 +67,7 @@ class Setup:
         on_gpu = group.device.type == "cuda"
         self.precision: Precision = _precision(config, group)
         self.compiles = _compiles(config, group)
+        self.uses_graphs = graphs_are_used(config, group, compiles=self.compiles)
         self.ceiling = matmul_ceiling(group.device, torch.bfloat16 if self.precision == "bf16" else torch.float32)
         forget_peak_memory(group.device)
         self.model = self._build()

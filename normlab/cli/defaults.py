@@ -27,6 +27,9 @@ Verb = Callable[..., Any]
 _NOT_SETTINGS = ("model", "base", "continued")
 """Fields that hold other configurations, and one that a run sets itself."""
 
+_OF_ONE_RUN = ("branches",)
+"""Fields of a run that a comparison does not have."""
+
 
 class Defaults:
     """The sources of the defaults of a command with a parameter `config`, found in the words typed after it."""
@@ -36,7 +39,7 @@ class Defaults:
         file = value_of(words, "--toml")
         self._file = None if file is None else Path(file)
         self._settings = {} if self._file is None else read_settings(self._file)
-        self._stored = _stored(value_of(words, "--resume"))
+        self._stored = _stored(value_of(words, "--resume")) or _branch(_stored(value_of(words, "--branch-from")))
 
     @contextmanager
     def blamed(self) -> Iterator[None]:
@@ -59,8 +62,8 @@ class Defaults:
         return partial(self._verb, config=self._config(task, values), **given)
 
     def registry(self) -> ConstructorRegistry:
-        """Rules for tyro: a comparison has no options for a run's scheme, learning rate and seed."""
-        return _without(CompareConfig.several if self._compares else ())
+        """Rules for tyro: a comparison has no options for a run's scheme, learning rate, seed and branches."""
+        return _without((*CompareConfig.several, *_OF_ONE_RUN) if self._compares else ())
 
     @property
     def _compares(self) -> bool:
@@ -76,6 +79,8 @@ class Defaults:
         for name in [*map(_field, flags), *(name.replace("-", "_") for name in self._settings)]:
             if self._compares and name in CompareConfig.several:
                 raise NormLabError(f"a comparison has no {name} of its own; name --{CompareConfig.several[name]}")
+            if self._compares and name in _OF_ONE_RUN:
+                raise NormLabError(f"a comparison has no {name}; they are an option of normlab train")
             owners = [one.name for one in TASKS.values() if name in field_names(one.config, one.config.model_class)]
             if owners and name not in known:
                 raise NormLabError(
@@ -117,12 +122,17 @@ def value_of(words: Sequence[str], flag: str) -> str | None:
 
 
 def _stored(folder: str | None) -> TrainConfig | None:
-    """The configuration of the run that is to be resumed."""
+    """The configuration of the run that is to be resumed or branched off."""
     if folder is None:
         return None
     from normlab.train.storage.folder import RunFolder
 
     return RunFolder(Path(folder)).config
+
+
+def _branch(trunk: TrainConfig | None) -> TrainConfig | None:
+    """The configuration of a branch before its budget is named."""
+    return None if trunk is None else dataclasses.replace(trunk, branches=())
 
 
 def _field(flag: str) -> str:

@@ -31,6 +31,9 @@ Many = CompareConfig | LadderConfig
 _NOT_SETTINGS = ("model", "base", "continued")
 """Fields that hold other configurations, and one that a run sets itself."""
 
+_OF_ONE_RUN = ("branches",)
+"""Fields of a run that a comparison does not have."""
+
 
 class Defaults:
     """The sources of the defaults of a command with a parameter `config`, found in the words typed after it."""
@@ -40,7 +43,7 @@ class Defaults:
         file = value_of(words, "--toml")
         self._file = None if file is None else Path(file)
         self._settings = {} if self._file is None else read_settings(self._file)
-        self._stored = _stored(value_of(words, "--resume"))
+        self._stored = _stored(value_of(words, "--resume")) or _branch(_stored(value_of(words, "--branch-from")))
 
     @contextmanager
     def blamed(self) -> Iterator[None]:
@@ -63,8 +66,8 @@ class Defaults:
         return partial(self._verb, config=self._config(task, values), **given)
 
     def registry(self) -> ConstructorRegistry:
-        """Rules for tyro: a comparison has no options for a run's scheme, learning rate and seed."""
-        return _without(() if self._many is None else self._many.several)
+        """Rules for tyro: a comparison has no options for a run's scheme, learning rate, seed and branches."""
+        return _without(() if self._many is None else (*self._many.several, *_OF_ONE_RUN))
 
     @property
     def _many(self) -> type[Many] | None:
@@ -80,9 +83,11 @@ class Defaults:
         """Raise for an option that only other tasks have, and for one that a comparison replaces by a list."""
         flags = [word for word in self._words if word.startswith("--")]
         for name in [*map(_field, flags), *(name.replace("-", "_") for name in self._settings)]:
+            what = "comparison" if self._many is CompareConfig else "ladder"
             if self._many is not None and name in self._many.several:
-                what = "comparison" if self._many is CompareConfig else "ladder"
                 raise NormLabError(f"a {what} has no {name} of its own; name --{self._many.several[name]}")
+            if self._many is not None and name in _OF_ONE_RUN:
+                raise NormLabError(f"a {what} has no {name}; they are an option of normlab train")
             owners = [one.name for one in TASKS.values() if name in field_names(one.config, one.config.model_class)]
             if owners and name not in known:
                 raise NormLabError(
@@ -124,12 +129,17 @@ def value_of(words: Sequence[str], flag: str) -> str | None:
 
 
 def _stored(folder: str | None) -> TrainConfig | None:
-    """The configuration of the run that is to be resumed."""
+    """The configuration of the run that is to be resumed or branched off."""
     if folder is None:
         return None
     from normlab.train.storage.folder import RunFolder
 
     return RunFolder(Path(folder)).config
+
+
+def _branch(trunk: TrainConfig | None) -> TrainConfig | None:
+    """The configuration of a branch before its budget is named."""
+    return None if trunk is None else dataclasses.replace(trunk, branches=())
 
 
 def _field(flag: str) -> str:

@@ -43,16 +43,22 @@ def pooled(differences: Sequence[Array], groups: Sequence[int]) -> SeedNoise:
     """Pool the spread over seeds; cells of one trunk count for less than independent ones."""
     centred = sum(float(((own - own.mean()) ** 2).sum()) for own in differences)
     free = sum(len(own) - 1 for own in differences)
-    effective = 0.0
-    for group in set(groups):
-        seeds = [len(own) - 1 for own, at in zip(differences, groups, strict=True) if at == group and len(own) > 1]
-        # Satterthwaite: the trace of the block squared over the trace of its square.
-        effective += sum(seeds) / (1.0 + (len(seeds) - 1) * BRANCH_CORRELATION**2) if seeds else 0.0
+    effective = effective_df([len(own) for own in differences], groups)
     if effective >= FEW_DF:
         return SeedNoise(math.sqrt(centred / free), effective)
     variance = centred / free if free else 0.0
     df = effective + ASSUMED_DF
     return SeedNoise(math.sqrt((effective * variance + ASSUMED_DF * ASSUMED_SEED_SD**2) / df), df)
+
+
+def effective_df(seeds: Sequence[int], groups: Sequence[int]) -> float:
+    """Degrees of freedom of the pooled spread (Satterthwaite): cells of one trunk repeat each other in part."""
+    found = 0.0
+    for group in sorted(set(groups)):
+        free = [own - 1 for own, at in zip(seeds, groups, strict=True) if at == group and own > 1]
+        # The trace of the block squared over the trace of its square.
+        found += sum(free) / (1.0 + (len(free) - 1) * BRANCH_CORRELATION**2) if free else 0.0
+    return found
 
 
 def noise_model(

@@ -17,8 +17,9 @@ from normlab.models.transformer import Transformer
 from normlab.train import optimiser as optimisers
 from normlab.train.config import TrainConfig
 from normlab.train.distributed import Group, Precision, initialise, shard
-from normlab.train.hardware import forget_peak_memory, matmul_ceiling
+from normlab.train.hardware import PeakMemory, matmul_ceiling
 from normlab.train.interrupt import Interrupt
+from normlab.train.model_cache import BuiltModel, compiled, kept_models, reinitialise, shape_of
 from normlab.train.monitor.guard import Guard
 from normlab.train.monitor.stuck import StuckWatch
 from normlab.train.plan import Workload, expectation
@@ -69,14 +70,11 @@ class Setup:
         self.compiles = _compiles(config, group)
         self.uses_graphs = graphs_are_used(config, group, compiles=self.compiles)
         self.ceiling = matmul_ceiling(group.device, torch.bfloat16 if self.precision == "bf16" else torch.float32)
-        forget_peak_memory(group.device)
-        self.model = self._build()
-        if self.compiles:
-            cache_autograd_functions()
-        whole = self.compiles and group.world == 1
-        self.loss: Callable[..., torch.Tensor] = torch.compile(self.model.loss) if whole else self.model.loss
-        measure = self.task.measure(self.model)
-        self.measure: Callable[..., torch.Tensor] = torch.compile(measure) if whole else measure
+        self._kept = kept_models() if self.compiles and group.world == 1 else None
+        found = None if self._kept is None else self._kept.take(shape_of(config))
+        self.memory = PeakMemory(group.device, besides=0 if self._kept is None else self._kept.bytes)
+        self._built = self._build(found)
+        self.model, self.loss, self.measure = self._built.model, self._built.loss, self._built.measure
         self.optimiser = optimisers.build(
             self.model, kind=config.optimiser, lr=config.lr, weight_decay=config.weight_decay, betas=config.betas,
             eps=config.eps, transfer=config.transfer,
@@ -94,13 +92,28 @@ class Setup:
         self.returns: Counter[int] = Counter()
         """Number of rollbacks to each step."""
 
-    def _build(self) -> Transformer:
-        model, transfer = self.config.design.build(device="meta"), self.config.transfer
+    def _build(self, kept: BuiltModel | None) -> BuiltModel:
+        """The model with its compiled functions: a new one, unless one of the same shape was kept."""
+        if kept is not None:
+            self._transferred(reinitialise(kept.model, self.group.device, self.config.seed))
+            return kept
+        model = self._transferred(self._new_model())
+        if self.compiles:
+            cache_autograd_functions()
+        whole = self.compiles and self.group.world == 1
+        functions: list[Callable[..., torch.Tensor]] = [model.loss, self.task.measure(model)]
+        return BuiltModel(model, *(compiled(function) if whole else function for function in functions))
+
+    def _new_model(self) -> Transformer:
+        model = self.config.design.build(device="meta")
         shard(
             model, self.group, precision=self.precision, checkpointing=self.config.model.checkpointing,
             compile=self.compiles and self.group.world > 1,
         )  # fmt: skip
-        initialise(model, self.group, self.config.seed)
+        return initialise(model, self.group, self.config.seed)
+
+    def _transferred(self, model: Transformer) -> Transformer:
+        transfer = self.config.transfer
         return model if transfer is None else transfer.init_(model)
 
     def _watch(self) -> StuckWatch:
@@ -146,3 +159,7 @@ class Setup:
         with ExitStack() as stack:
             for part in (self.journal, self.meter, self.loader):
                 stack.callback(part.close)
+            # The memory of graphs is freed before the next run.
+            stack.callback(self.graphs.forget)
+            if self._kept is not None:
+                self._kept.give_back(shape_of(self.config), self._built)

@@ -11,7 +11,7 @@ _MOVES = {
     "shrinks": ", by less with more compute",
     "grows": ", by more with more compute",
     "constant": ", by about the same throughout",
-    "crosses": ", but not with less compute",
+    "crosses": ", but was {other} with less compute",
 }
 """How the gap moves within the ladder, said after the side at the top."""
 
@@ -65,7 +65,7 @@ def _clauses(content: LadderReport, top: LadderCell) -> list[str]:
 
 
 def _standing(own: SchemeAnswer, top: LadderCell) -> tuple[str, str]:
-    """The side of a scheme at the top, and how its gap moved where it has a side."""
+    """The side of a scheme at the top, and how its gap came there."""
     cell = cell_at(own, top)
     if cell is None or not cell.is_usable:
         return "not judged", ""
@@ -73,15 +73,21 @@ def _standing(own: SchemeAnswer, top: LadderCell) -> tuple[str, str]:
     if interval is None:
         return "one seed", ""
     found = side(interval)
-    return found, "" if found == "open" else _MOVES.get(own.trend.verdict, "")
+    if found != "open":
+        return found, _MOVES.get(own.trend.verdict, "")
+    test = own.trend.compute
+    before = side(test.gap_bottom) if test is not None and test.verdict in ("shrinks", "crosses") else "open"
+    return found, "" if before == "open" else f" {before} with less compute"
 
 
 def _clause(what: str, move: str, names: list[str], baseline: str) -> str:
     who = join_names(names)
     if what in ("better", "worse"):
-        return f"{who} {'is' if len(names) == 1 else 'are'} {what} than {baseline}{move}"
+        other = "worse" if what == "better" else "better"
+        return f"{who} {'is' if len(names) == 1 else 'are'} {what} than {baseline}{move.format(other=other)}"
     if what == "open":
-        return f"no difference to {baseline} is shown for {who}"
+        before = f", though {'it was' if len(names) == 1 else 'they were'}{move}" if move else ""
+        return f"no difference to {baseline} is shown for {who}{before}"
     if what == "one seed":
         return f"one seed is no evidence for or against {who}"
     return f"{who} {'was' if len(names) == 1 else 'were'} not judged there"
@@ -94,4 +100,4 @@ def _unidentified(content: LadderReport) -> str:
     if not unknown:
         return ""
     whom = "" if len(unknown) == len(asked) > 1 else f" of {join_names(unknown)}"
-    return f"Beyond the ladder the gap{whom} is not identified; the reasons are below."
+    return f"Beyond the ladder the gap{whom} is not identified."

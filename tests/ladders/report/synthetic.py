@@ -38,7 +38,7 @@ TOP_FLOPS = 717e6 * BUDGETS[-1]
 def gap(scheme: str, tokens: int, flops: float) -> float:
     """True gap to the baseline: peri's shrinks with compute, geonorm's crosses zero with tokens."""
     c = flops / TOP_FLOPS
-    return {"pre": 0.0, "peri": -0.025 * c**-0.3, "geonorm": 0.01 + 0.045 * math.log(tokens / 100e6) / 1.1}.get(
+    return {"pre": 0.0, "peri": -0.025 * c**-0.3, "geonorm": 0.02 + 0.05 * math.log(tokens / 100e6) / 1.1}.get(
         scheme, -0.03 + 0.004 * math.log(c)
     )
 

@@ -236,7 +236,7 @@
         const done = tried.filter((entry) => entry.loss !== null);
         const rings = edge ? done.filter((entry) => entry.lr === pick) : [];
         return [
-          { x: done.map((entry) => entry.lr), y: done.map((entry) => entry.loss), mode: "lines", line: { color: colour(k), width: 1.6, dash: style(k).dash }, hoverinfo: "skip" },
+          { x: done.map((entry) => entry.lr), y: done.map((entry) => entry.loss), mode: "lines", line: { color: colour(k), width: 1.6, dash: style(k).dash }, hoverinfo: "skip", meta: { scheme: k, part: "line" } },
           {
             x: tried.map((entry) => entry.lr), y: tried.map((entry) => entry.loss ?? high), mode: "markers", name: text(schemes[k].label), cliponaxis: false,
             text: tried.map((entry) => `rate ${rate(entry.lr)}: ${entry.loss === null ? text(entry.state) : entry.loss.toFixed(4)}${entry.lr === pick ? ", picked" : ""}`),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from normlab.compare.store import Row
 from normlab.compare.tuning import RateResults
 from normlab.errors import NormLabError
 from normlab.ladders.config import LadderConfig
@@ -75,7 +76,7 @@ def read_description(folder: Path) -> Description:
         ) from None
 
 
-def design_of(plan: LadderPlan, rows: Sequence[Mapping[str, Any]], data: Data, command: Sequence[str]) -> LadderDesign:
+def design_of(plan: LadderPlan, rows: Sequence[Row], data: Data, command: Sequence[str]) -> LadderDesign:
     """What was run, and what the rows say of rates and lost runs."""
     config, known = plan.config, versions()
     unique = data.facts()["train"]["tokens"]

@@ -14,7 +14,7 @@ from normlab.ladders.forecast import check_rows, read_forecast
 from normlab.ladders.report.content import LadderReport
 from normlab.ladders.report.design import StoredForecast
 from normlab.ladders.rows import LadderRow, read_table
-from normlab.ladders.statistics import answer
+from normlab.ladders.statistics import EdgeRate, answer
 from normlab.ladders.statistics.answer import Place
 from normlab.ladders.stored_rows import judged_rows
 from normlab.utils.counts import count
@@ -40,7 +40,12 @@ def read_report(folder: Path, field: str = "loss") -> LadderReport:
     found = answer(
         rows, baseline=about.baseline, targets=about.targets, level=about.level,
         held_out=forecast.cells if forecast is not None else None,
-        edge_rates=sorted({search.scheme for search in design.rates if search.edge is not None}),
+        edge_rates=[
+            EdgeRate(scheme=search.scheme, size=search.size, lr=search.pick, tokens=search.tokens)
+            for search in design.rates
+            if search.edge is not None and search.pick is not None
+        ],
+        epochs={cell.tokens: cell.epochs for cell in design.cells if cell.epochs is not None},
     )  # fmt: skip
     return LadderReport(rows, found, design)
 

@@ -12,6 +12,7 @@ from normlab.data import Batch
 from normlab.models.config import DecoderConfig
 from normlab.models.decoder import Decoder
 from normlab.train import records
+from normlab.train import trainer as trainers
 from normlab.train.distributed import ALONE
 from normlab.train.monitor.trouble import diagnose, keep
 from normlab.train.storage.folder import RunFolder

@@ -10,10 +10,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from normlab.compare.bracket import Bracket, start_rate
-from normlab.errors import NormLabError, unknown
+from normlab.compare.run_options import RunOptions, RunSettings
+from normlab.errors import NormLabError
 from normlab.models.config import SchemeLike, TransformerConfig
 from normlab.train.config import TrainConfig
 
@@ -21,14 +22,12 @@ if TYPE_CHECKING:
     from normlab.compare.plan import Plan
     from normlab.schemes.contract.scheme import Scheme
 
-Where = Literal["here", "ray"]
-
 FIRST_TUNE_SEED = 1000
 """First seed of the tuning runs: smaller ones are for the final runs, so that no seed is used for both."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareConfig:
+class CompareConfig(RunOptions):
     """Configuration of a comparison: every scheme at its own tuned learning rate, with the same data and seeds."""
 
     several: ClassVar[dict[str, str]] = {"scheme": "schemes", "lr": "lrs", "seed": "seeds"}
@@ -53,24 +52,14 @@ class CompareConfig:
     level: float = 0.95
     """Simultaneous confidence level of all intervals."""
 
-    repeat_failed: bool = False
-    """Repeat failed runs, from their last checkpoint."""
-    retries: int = 2
-    """Restarts of a run whose process was killed, from its last checkpoint.
-    After that it counts as interrupted, not as failed, and the next call tries it again."""
-    on: Where = "here"
-    """Where to run: processes on this machine (here), or a Ray cluster that shares the folder and the data (ray)."""
-    workers: int | None = None
-    """Parallel runs; none: one per GPU, else one per core. With two per GPU, one compiles while the other trains."""
-
     def __post_init__(self) -> None:
         from normlab.schemes.catalog.registry import scheme
 
         object.__setattr__(self, "schemes", tuple(scheme(spec) for spec in self.schemes))
-        object.__setattr__(self, "lrs", _rates(self.lrs))
-        _check_list("scheme", self.names, "pre")
+        object.__setattr__(self, "lrs", listed_rates(self.lrs))
+        check_list("scheme", self.names, "pre")
         if self.lrs != "auto":
-            _check_list("rate", self.lrs, "1e-3")
+            check_list("rate", self.lrs, "1e-3")
         object.__setattr__(self, "baseline", self._baseline())
         self._check_numbers()
         # A scheme that the model does not support is refused now, not after the first runs.
@@ -103,14 +92,21 @@ class CompareConfig:
     @cached_property
     def bracket(self) -> Bracket | None:
         """The learning-rate search; None where the rates are listed."""
-        # Under muP the rate is that of the base width.
-        width = self.base.base_dim or self.base.model.dim
-        return Bracket(start_rate(self.base.model.depth, width)) if self.lrs == "auto" else None
+        # A rate that is transferred is that of the base.
+        depth, width = self.base.base_depth or self.base.model.depth, self.base.base_dim or self.base.model.dim
+        return Bracket(start_rate(depth, width)) if self.lrs == "auto" else None
 
     @property
     def first_rates(self) -> tuple[float, ...]:
         """The learning rates that are tried for every scheme in any case."""
         return self.bracket.first if self.bracket is not None else tuple(map(float, self.lrs))
+
+    @property
+    def run_settings(self) -> RunSettings:
+        """How the runs are executed."""
+        # From the whole plan, not from the remaining runs: the number of threads changes the last digits of a result.
+        at_once = len(self.names) * max(self.seeds, len(self.first_rates) * self.tune_seeds)
+        return RunSettings(self, self.base.device, at_once)
 
     def run(self, scheme: str, lr: float, seed: int) -> TrainConfig:
         """Configuration of one run."""
@@ -153,17 +149,13 @@ class CompareConfig:
             raise NormLabError(f"seeds must lie in [1, {FIRST_TUNE_SEED}], got {self.seeds}; try 3")
         if self.tune_seeds < 1:
             raise NormLabError(f"tune_seeds must be at least 1, got {self.tune_seeds}; name one rate to tune nothing")
-        if self.retries < 0:
-            raise NormLabError(f"retries must not be negative, got {self.retries}; 0 starts no run again")
         if not 0.0 < self.level < 1.0:
             raise NormLabError(f"level lies between 0 and 1, got {self.level}; try 0.95")
-        if self.on not in get_args(Where):
-            raise unknown("place to run", self.on, get_args(Where))
-        if self.workers is not None and self.workers < 1:
-            raise NormLabError(f"workers must be at least 1, got {self.workers}; leave it out to use the whole machine")
+        self.check_run_options()
 
 
-def _rates(lrs: Any) -> Literal["auto"] | tuple[float, ...]:
+def listed_rates(lrs: Any) -> Literal["auto"] | tuple[float, ...]:
+    """The option --lrs as auto or numbers."""
     if lrs == "auto" or (len(lrs) == 1 and lrs[0] == "auto"):
         return "auto"
     try:
@@ -174,9 +166,10 @@ def _rates(lrs: Any) -> Literal["auto"] | tuple[float, ...]:
         raise NormLabError(f"lrs must be auto or numbers, got {lrs!r}; try auto, or 5e-4 1e-3 2e-3") from None
 
 
-def _check_list(kind: str, values: Sequence[Any], example: str) -> None:
+def check_list(kind: str, values: Sequence[Any], example: str) -> None:
+    """Raise for an empty list of schemes or rates, and for one that names something twice."""
     if not values:
-        raise NormLabError(f"a comparison needs at least one {kind}; try {example}")
+        raise NormLabError(f"at least one {kind} is needed; try {example}")
     twice = next((value for i, value in enumerate(values) if value in values[:i]), None)
     if twice is not None:
         raise NormLabError(f"{kind} {twice!s} is named twice; name it once")

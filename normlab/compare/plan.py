@@ -33,8 +33,32 @@ class PlannedRun:
         """Name of the run and of its folder."""
         return self.config.name
 
+    @property
+    def work(self) -> float:
+        """Cost of the run, in a unit that all runs of its plan share."""
+        return self.config.steps
+
+    def work_until(self, step: int) -> float:
+        """Cost of the run up to a step."""
+        return self.work * step / self.config.steps
+
     def __str__(self) -> str:
         return f"{self.scheme}, rate {self.config.lr:g}, seed {self.config.seed} ({self.role})"
+
+
+@dataclass(frozen=True)
+class Work:
+    """Progress of a plan: runs and their work, in all and of those that have ended."""
+
+    runs: int
+    ended: int
+    whole: float
+    done: float
+    is_open: bool = False
+    """Whether `runs` and `whole` are lower bounds, because a learning-rate search has not ended."""
+
+    def __str__(self) -> str:
+        return f"{self.ended} of {'at least ' if self.is_open else ''}{self.runs} runs"
 
 
 class Plan:
@@ -73,7 +97,7 @@ class Plan:
 
     def runnable(self, rows: Sequence[Row]) -> list[PlannedRun]:
         """Runs that have not ended and depend on no other run."""
-        ended = _ended(rows)
+        ended = ended_runs(rows)
         return [run for run in self.known_runs(rows) if run.name not in ended]
 
     def size(self, rows: Sequence[Row]) -> int:
@@ -88,8 +112,14 @@ class Plan:
 
     def left(self, rows: Sequence[Row]) -> int:
         """Number of runs that have not ended."""
-        ended = _ended(rows)
+        ended = ended_runs(rows)
         return self.size(rows) - sum(run.name in ended for run in self.known_runs(rows))
+
+    def work(self, rows: Sequence[Row]) -> Work:
+        """Runs and work, in all and of those that have ended."""
+        runs, steps = self.size(rows), self.config.base.steps
+        ended = runs - self.left(rows)
+        return Work(runs, ended, runs * steps, ended * steps, self.is_open(rows))
 
     def judge(self, scheme: str, lr: float) -> list[PlannedRun]:
         """The judge runs of a scheme at a rate."""
@@ -137,5 +167,6 @@ class Plan:
         return self._runs[key]
 
 
-def _ended(rows: Iterable[Row]) -> set[str]:
+def ended_runs(rows: Iterable[Row]) -> set[str]:
+    """Names of the runs that have ended; those whose process was killed have not."""
     return {row["run"] for row in rows if row["state"] != "interrupted"}

@@ -1,4 +1,4 @@
-"""Progress display of a comparison: a bar for all runs and a line per run; plain lines without a terminal."""
+"""Progress display of a comparison or ladder: a bar for all runs and a line per run; plain lines without a terminal."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ from typing import Any
 from rich.progress import BarColumn, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
+from normlab.compare.plan import Work
 from normlab.compare.run_one import Job, last_step
 from normlab.train.metrics import LOSS, Metric
 from normlab.train.monitor.stuck import where
 from normlab.utils.progress import ProgressDisplay
 
+_LEAST_SHARE = 0.005
+"""Share of the remaining work after which its time can be estimated."""
+
 
 class ComparisonProgress:
     """Progress display that reads the progress of runs from their metrics files."""
 
-    def __init__(self, steps: int, *, progress: bool, metric: Metric = LOSS):
-        self._steps, self._metric = steps, metric
+    def __init__(self, *, progress: bool, metric: Metric = LOSS):
+        self._metric = metric
         self._live = ProgressDisplay(*_columns(), progress=progress)
         self._bar = self._live.bar
         self.say, self.close = self._live.say, self._live.close
@@ -27,20 +31,18 @@ class ComparisonProgress:
         self._began = time.perf_counter()
         self._first: float | None = None
         if self._bar is not None:
-            self._all = self._bar.add_task("comparison", total=None, facts="", left="")
+            self._all = self._bar.add_task("all runs", total=None, facts="", left="")
 
-    def update(self, ended: int, runs: int, running: Sequence[Job], *, at_least: bool = False) -> None:
-        """Update the display: `ended` of `runs`, and those running; `at_least`: `runs` is a lower bound."""
+    def update(self, work: Work, running: Sequence[Job]) -> None:
+        """Update the display: the progress of the plan, and the runs under way."""
         if not self._live.progress:
             return
         last = {job: last_step(job.folder) or {} for job in running}
-        done = ended * self._steps + sum(step.get("step", 0) for step in last.values())
-        bound = "at least " if at_least else ""
-        facts = f"{ended} of {bound}{runs} runs"
-        left = self._left(done, runs * self._steps)
-        left = left and bound + left
+        done = work.done + sum(job.run.work_until(step.get("step", 0)) for job, step in last.items())
+        facts, left = str(work), self._left(done, work.whole)
+        left = left and ("at least " if work.is_open else "") + left
         if self._bar is not None:
-            self._bar.update(self._all, completed=done, total=runs * self._steps, facts=facts, left=left)
+            self._bar.update(self._all, completed=done, total=work.whole, facts=facts, left=left)
             self._show_runs(last)
         elif self._live.is_due:
             shares = ", ".join(f"{job.run}: step {step.get('step', 0)}" for job, step in last.items())
@@ -61,7 +63,8 @@ class ComparisonProgress:
         if self._first is None:
             self._first = done
         gained = done - self._first
-        if gained <= 0:
+        # The first steps are slower than the rest: compilation, and starting processes.
+        if gained <= _LEAST_SHARE * (total - self._first):
             return ""
         seconds = (time.perf_counter() - self._began) * (total - done) / gained
         return f"{seconds / 60:.0f} min left" if seconds > 90 else f"{seconds:.0f} s left"
@@ -73,7 +76,9 @@ class ComparisonProgress:
             self._bar.remove_task(self._lines.pop(name))
         for name, job in names.items():
             if name not in self._lines:
-                self._lines[name] = self._bar.add_task(str(job.run), total=self._steps, facts="starting", left="")
+                self._lines[name] = self._bar.add_task(
+                    str(job.run), total=job.run.config.steps, facts="starting", left=""
+                )
             if step := last[job]:
                 speed = f"{step.get('tokens_per_s') or 0.0:,.0f} tok/s"
                 facts = f"step {step['step']}  loss {_number(step.get('loss'))}  {speed}"

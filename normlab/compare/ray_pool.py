@@ -1,4 +1,4 @@
-"""RayPool: execute the runs of a comparison on a Ray cluster (`pip install "normlab[cluster]"`).
+"""RayPool: execute the runs of a comparison or ladder on a Ray cluster (`pip install "normlab[cluster]"`).
 
 Every machine needs NormLab, the data, and the comparison's folder at the same path on a shared disk: runs write to it
 and resume from it, and the comparison reads their progress from it.
@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from normlab.compare.config import CompareConfig
 from normlab.compare.pool import EndedRun
 from normlab.compare.run_one import Job, execute_job, lost_run_row
+from normlab.compare.run_options import RunSettings
 from normlab.errors import NormLabError
 from normlab.train.storage.folder import now
 
@@ -30,14 +30,14 @@ class _Task:
 class RayPool:
     """Runs as Ray tasks: one GPU each if the cluster has any, else one core, or several with fewer workers."""
 
-    def __init__(self, config: CompareConfig):
+    def __init__(self, settings: RunSettings):
         self._ray = _import_ray()
         if not self._ray.is_initialized():
             # Connects to the cluster of RAY_ADDRESS or of this machine, or starts a local one.
             self._ray.init(include_dashboard=False, log_to_driver=False)
         has = self._ray.cluster_resources()
-        gpus = int(has.get("GPU", 0)) if config.base.device != "cpu" else 0
-        self._slots = config.workers or gpus or max(1, int(has.get("CPU", 1)))
+        gpus = int(has.get("GPU", 0)) if settings.device != "cpu" else 0
+        self._slots = settings.options.workers or gpus or max(1, int(has.get("CPU", 1)))
         cores = max(1, int(has.get("CPU", 1)) // self._slots)
         needs = {"num_cpus": cores, "num_gpus": min(1.0, gpus / self._slots)}
         # Ray must not retry: a failed run is a result, and the comparison itself restarts lost ones. On GPUs every run
@@ -94,7 +94,7 @@ class RayPool:
 
 def _perform(job: Job, threads: int) -> dict[str, Any] | None:
     """Execute a job in a Ray worker process."""
-    if not (job.folder.parent.parent / "compare.json").is_file():
+    if not job.folder.parent.parent.is_dir():
         raise NormLabError(
             f"{os.uname().nodename} does not see {job.folder.parent.parent}; Ray's machines must share that folder"
         )

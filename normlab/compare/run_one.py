@@ -36,6 +36,8 @@ class Job:
     """Folder of the run."""
     fingerprint: str
     """Fingerprint of the data, the same for all runs."""
+    branch_from: Path | None = None
+    """Folder of the run whose checkpoint this one starts from; None: from its first step."""
 
 
 def _known_data(job: Job) -> Data:
@@ -64,7 +66,7 @@ def execute_job(job: Job) -> dict[str, Any] | None:
     with wait_for(job.folder / "lock"):
         pass
     try:
-        result = train(job.run.config, job.folder, data=data, progress=False)
+        result = train(job.run.config, job.folder, data=data, progress=False, branch_from=job.branch_from)
     except NormLabError:
         raise
     except Exception as error:

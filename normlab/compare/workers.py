@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 
-from normlab.compare.config import CompareConfig
 from normlab.compare.pool import EndedRun
 from normlab.compare.run_one import Job, execute_job, last_step, lost_run_row
+from normlab.compare.run_options import RunSettings
 from normlab.errors import NormLabError
 from normlab.train.storage.folder import now
 from normlab.utils import machine
@@ -45,12 +45,12 @@ class WorkerSlot:
     """Whether the process ends after one run."""
 
 
-def worker_slots(config: CompareConfig) -> list[WorkerSlot]:
+def worker_slots(settings: RunSettings) -> list[WorkerSlot]:
     """One slot per process: the GPUs round-robin, or equal shares of the cores.
 
     Several single-threaded processes are faster than one with many threads at sizes that a CPU can train.
     """
-    device = config.base.device
+    device, workers = settings.device, settings.options.workers
     gpus = torch.cuda.device_count() if device != "cpu" else 0
     if device.startswith("cuda") and not gpus:
         raise NormLabError(f"device {device} was asked for, but there is no GPU; try cpu, or auto")
@@ -58,11 +58,9 @@ def worker_slots(config: CompareConfig) -> list[WorkerSlot]:
     if gpus:
         # If the user names one GPU, only that one is used.
         named = [None] if ":" in device else _visible(gpus)
-        count = config.workers or len(named)
+        count = workers or len(named)
         return [WorkerSlot(min(most, max(1, cores // count)), named[i % len(named)], once=True) for i in range(count)]
-    # From the whole plan, not from the remaining runs: the number of threads changes the last digits of a result.
-    at_once = len(config.names) * max(config.seeds, len(config.first_rates) * config.tune_seeds)
-    count = config.workers or min(cores, at_once)
+    count = workers or min(cores, settings.at_once)
     return [WorkerSlot(min(most, max(1, cores // count)))] * count
 
 
@@ -204,7 +202,7 @@ class _Worker:
         if not self._is_ready and code >= 0:
             return NormLabError(
                 f"a worker cannot start ({_cause(code)}); "
-                "a script that calls compare must do so under if __name__ == '__main__'"
+                "a script that calls compare or ladder must do so under if __name__ == '__main__'"
             )
         return lost_run_row(self.job, "interrupted", _cause(code), self._began)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 
 import torch
@@ -47,12 +48,27 @@ def identity(device: torch.device) -> str | None:
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
 
 
-def forget_peak_memory(device: torch.device) -> None:
-    """Reset the peak-memory statistics of a GPU."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+class PeakMemory:
+    """Peak memory allocated by tensors on a GPU since this was made, in bytes; None on a CPU.
 
+    `besides`: memory that was taken before and does not count. Reading takes 0.1 ms, as long as many kernels of a small
+    model, so records of steps use the value of the last second, `recent`.
+    """
 
-def peak_memory(device: torch.device) -> int | None:
-    """Peak memory allocated by tensors on a GPU, in bytes; None on a CPU."""
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+    def __init__(self, device: torch.device, *, besides: int = 0):
+        self._device, self._besides = device, besides
+        self._read_at, self._value = -math.inf, None
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+
+    @property
+    def now(self) -> int | None:
+        if self._device.type != "cuda":
+            return None
+        return torch.cuda.max_memory_allocated(self._device) - self._besides
+
+    @property
+    def recent(self) -> int | None:
+        if time.monotonic() > self._read_at + 1.0:
+            self._read_at, self._value = time.monotonic(), self.now
+        return self._value

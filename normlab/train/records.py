@@ -8,7 +8,7 @@ from normlab.probes.sharded import reshard
 from normlab.train.config import TrainConfig
 from normlab.train.distributed import Group
 from normlab.train.evaluate import Scores, evaluate, evaluate_sets
-from normlab.train.hardware import describe, identity, peak_memory
+from normlab.train.hardware import describe, identity
 from normlab.train.monitor.profile import profile
 from normlab.train.result import TrainResult
 from normlab.train.setup import Setup
@@ -38,7 +38,7 @@ class Recorder(Setup):
         record = {
             "kind": "step", "step": step, "tokens": self.journal.tokens(step), "loss": loss,
             "lr": self.config.lr * self.config.rate(step - 1), "grad_norm": norm, **self.meter.speed(step),
-            "seconds": self.clock.seconds, "waited": self.waited, "memory_bytes": peak_memory(self.group.device),
+            "seconds": self.clock.seconds, "waited": self.waited, "memory_bytes": self.memory.recent,
         }  # fmt: skip
         self.journal.write(record)
         self.meter.show(step, record, self.watch.note)
@@ -91,7 +91,7 @@ class Recorder(Setup):
         tokens, seconds, device = self.journal.tokens(self.step), self.clock.seconds, self.group.device
         result = TrainResult(
             state=state, reason=reason, scores=self.last_eval, steps=self.step, tokens=tokens, seconds=seconds,
-            tokens_per_s=tokens / seconds if seconds else 0.0, peak_bytes=peak_memory(device), device=describe(device),
+            tokens_per_s=tokens / seconds if seconds else 0.0, peak_bytes=self.memory.now, device=describe(device),
             gpu=identity(device), first_loss=self.first_loss, unigram_entropy=self.watch.entropy,
             stuck=True if self.watch.is_stuck else False if state == "done" else None, diverged=self.diverged,
         )  # fmt: skip

@@ -17,17 +17,18 @@ from normlab.models.transformer import Transformer
 from normlab.train import optimiser as optimisers
 from normlab.train.config import TrainConfig
 from normlab.train.distributed import Group, Precision, initialise, shard
-from normlab.train.hardware import forget_peak_memory, matmul_ceiling
+from normlab.train.hardware import PeakMemory, matmul_ceiling
 from normlab.train.interrupt import Interrupt
+from normlab.train.model_cache import BuiltModel, compiled, kept_models, reinitialise, shape_of
 from normlab.train.monitor.guard import Guard
 from normlab.train.monitor.stuck import StuckWatch
 from normlab.train.plan import Workload, expectation
 from normlab.train.progress import Meter, StepClock
+from normlab.train.step_graph import StepGraphs, graphs_are_used
 from normlab.train.storage.checkpoint import Checkpoints
 from normlab.train.storage.folder import RunFolder
 from normlab.train.storage.journal import Journal
 from normlab.train.tasks import Data
-from normlab.train.transfer import Transfer
 
 
 def open_data(config: TrainConfig, group: Group, data: Data | None, *, progress: bool) -> Data:
@@ -57,6 +58,9 @@ def _compiles(config: TrainConfig, group: Group) -> bool:
 class Setup:
     """The objects of a run: data, model, optimiser, monitors, checkpoints, journal, progress line."""
 
+    graphs: StepGraphs
+    """CUDA graphs of its steps; the trainer sets them."""
+
     def __init__(self, config: TrainConfig, folder: RunFolder, group: Group, data: Data | None, progress: bool):
         self.group, self.folder, self.progress, self.task = group, folder, progress, config.task_object
         self.data: Any = open_data(config, group, data, progress=progress)
@@ -64,18 +68,16 @@ class Setup:
         on_gpu = group.device.type == "cuda"
         self.precision: Precision = _precision(config, group)
         self.compiles = _compiles(config, group)
+        self.uses_graphs = graphs_are_used(config, group, compiles=self.compiles)
         self.ceiling = matmul_ceiling(group.device, torch.bfloat16 if self.precision == "bf16" else torch.float32)
-        forget_peak_memory(group.device)
-        self.model = self._build()
-        if self.compiles:
-            cache_autograd_functions()
-        whole = self.compiles and group.world == 1
-        self.loss: Callable[..., torch.Tensor] = torch.compile(self.model.loss) if whole else self.model.loss
-        measure = self.task.measure(self.model)
-        self.measure: Callable[..., torch.Tensor] = torch.compile(measure) if whole else measure
+        self._kept = kept_models() if self.compiles and group.world == 1 else None
+        found = None if self._kept is None else self._kept.take(shape_of(config))
+        self.memory = PeakMemory(group.device, besides=0 if self._kept is None else self._kept.bytes)
+        self._built = self._build(found)
+        self.model, self.loss, self.measure = self._built.model, self._built.loss, self._built.measure
         self.optimiser = optimisers.build(
             self.model, kind=config.optimiser, lr=config.lr, weight_decay=config.weight_decay, betas=config.betas,
-            eps=config.eps, transfer=self._transfer,
+            eps=config.eps, transfer=config.transfer,
         )  # fmt: skip
         self.guard = Guard(config.trouble, spike=config.spike)
         self.watch = self._watch()
@@ -90,19 +92,29 @@ class Setup:
         self.returns: Counter[int] = Counter()
         """Number of rollbacks to each step."""
 
-    @property
-    def _transfer(self) -> Transfer | None:
-        base = self.config.base_dim
-        return None if base is None else Transfer(base, self.config.model.dim)
+    def _build(self, kept: BuiltModel | None) -> BuiltModel:
+        """The model with its compiled functions: a new one, unless one of the same shape was kept."""
+        if kept is not None:
+            self._transferred(reinitialise(kept.model, self.group.device, self.config.seed))
+            return kept
+        model = self._transferred(self._new_model())
+        if self.compiles:
+            cache_autograd_functions()
+        whole = self.compiles and self.group.world == 1
+        functions: list[Callable[..., torch.Tensor]] = [model.loss, self.task.measure(model)]
+        return BuiltModel(model, *(compiled(function) if whole else function for function in functions))
 
-    def _build(self) -> Transformer:
-        model = self.config.model.build(device="meta")
+    def _new_model(self) -> Transformer:
+        model = self.config.design.build(device="meta")
         shard(
             model, self.group, precision=self.precision, checkpointing=self.config.model.checkpointing,
             compile=self.compiles and self.group.world > 1,
         )  # fmt: skip
-        initialise(model, self.group, self.config.seed)
-        return model if self._transfer is None else self._transfer.init_(model)
+        return initialise(model, self.group, self.config.seed)
+
+    def _transferred(self, model: Transformer) -> Transformer:
+        transfer = self.config.transfer
+        return model if transfer is None else transfer.init_(model)
 
     def _watch(self) -> StuckWatch:
         # Counted by one rank, so that all ranks use the same number.
@@ -147,3 +159,7 @@ class Setup:
         with ExitStack() as stack:
             for part in (self.journal, self.meter, self.loader):
                 stack.callback(part.close)
+            # The memory of graphs is freed before the next run.
+            stack.callback(self.graphs.forget)
+            if self._kept is not None:
+                self._kept.give_back(shape_of(self.config), self._built)

@@ -27,6 +27,7 @@ from normlab.train.plan import Milestones
 from normlab.train.records import Recorder
 from normlab.train.result import TrainResult
 from normlab.train.setup import open_data
+from normlab.train.step_graph import StepGraphs, record_cuda
 from normlab.train.storage.folder import ENDED, RunFolder
 from normlab.train.storage.weights import export_safetensors
 from normlab.train.tasks import Data
@@ -103,6 +104,9 @@ class Trainer(Recorder):
         super().__init__(config, folder, group, data, progress)
         self.pending: Taken | None = None
         """A step whose loss the host has not read yet."""
+        # Looked up at each call, not bound here.
+        work = (lambda parts: self._gradient(parts), lambda *values: self._update_on_device(*values))
+        self.graphs = StepGraphs(self, *work, record=record_cuda if self.uses_graphs else None)
 
     # -- the run -----------------------------------------------------------------------------------------------------
 
@@ -202,8 +206,9 @@ class Trainer(Recorder):
         begin = time.perf_counter()
         parts = [next(self.loader) for _ in range(self.config.accumulate)]
         self.waited = time.perf_counter() - begin
+        graphs = self.graphs.ready(parts)
         optimisers.set_lr(self.optimiser, self.config.rate(self.step))
-        loss, norm = self._gradient(parts)
+        loss, norm = graphs.gradient(parts) if graphs is not None else self._gradient(parts)
         if self._judge_pending():
             # The weights that this gradient belongs to were rolled back.
             self.optimiser.zero_grad(set_to_none=True)
@@ -211,10 +216,10 @@ class Trainer(Recorder):
         self.step += 1
         taken = self._sent(loss, norm, parts)
         if self.lags:
-            if self.config.trouble == "none":
-                self._update()
+            if graphs is not None:
+                graphs.update(taken.threshold)
             else:
-                self._update_unless_bad(loss, norm, taken.threshold)
+                self._update_on_device(loss, norm, taken.threshold)
             self.pending = taken
         else:
             self._judge(taken)
@@ -241,10 +246,11 @@ class Trainer(Recorder):
         values = HostCopy(torch.stack([loss.float(), norm.float()]))
         return Taken(self.step, values, parts, self.guard.threshold())
 
-    def _update_unless_bad(self, loss: torch.Tensor, norm: torch.Tensor, threshold: float) -> None:
+    def _update_on_device(self, loss: torch.Tensor, norm: torch.Tensor, threshold: float | torch.Tensor) -> None:
         """Step unless the guard will reject it, decided on the device: the same comparisons, in double precision."""
-        bad = ~(loss.isfinite() & norm.isfinite()) | (loss.double() > threshold)
-        self.optimiser.found_inf = bad.float()  # type: ignore[attr-defined]  # what GradScaler sets, too
+        if self.config.trouble != "none":
+            bad = ~(loss.isfinite() & norm.isfinite()) | (loss.double() > threshold)
+            self.optimiser.found_inf = bad.float()  # type: ignore[attr-defined]  # what GradScaler sets, too
         self._update()
 
     def _judge_pending(self) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from normlab.compare import comparison
+from normlab.compare import session
 from normlab.compare.comparison import compare, left
 from normlab.compare.outcome import outcome
 from normlab.compare.statistics import rank_schemes
@@ -40,7 +40,7 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_places: Any) -> None:
         raise AssertionError("a run was started")
 
-    monkeypatch.setattr(comparison, "ProcessPool", refuse)
+    monkeypatch.setattr(session, "ProcessPool", refuse)
 
 
 def test_every_run_is_a_row(whole: Path, text: Path) -> None:
@@ -250,7 +250,7 @@ def test_after_its_minutes_it_stops_and_a_later_call_goes_on(
     with monkeypatch.context() as patch:
         # A clock on which the hour is over as soon as a run is under way.
         clock = SimpleNamespace(monotonic=lambda: 3600.0 * any(losses(tmp_path).values()))
-        patch.setattr(comparison, "time", clock)
+        patch.setattr(session, "time", clock)
         assert compare(config, tmp_path, minutes=59.0) == []
     assert "stopped: 0 of 2 runs have ended; the same command goes on from here" in capsys.readouterr().err
     assert has_checkpoint(tmp_path)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from normlab.compare import progress as comparison_progress
+from normlab.compare.plan import Work
 from normlab.compare.progress import ComparisonProgress
 from normlab.compare.run_one import Job
 from normlab.utils import progress
@@ -27,6 +28,11 @@ def job(tmp_path: Path) -> Job:
     return Job(run, folder, "")
 
 
+def work(ended: int, *, is_open: bool = False) -> Work:
+    """Four runs of 12 steps."""
+    return Work(4, ended, 48.0, 12.0 * ended, is_open)
+
+
 def row(**changes: Any) -> dict[str, Any]:
     known = {"label": "[red]peri", "lr": 1e-3, "seed": 2, "role": "judge", "state": "done", "value": 1.25}
     return known | {"reason": None, "loss": 1.25, "unigram_entropy": 1.3} | changes
@@ -38,16 +44,16 @@ def test_lines_where_there_is_no_terminal(
     clock = SimpleNamespace(now=0.0)
     for module in (comparison_progress, progress):
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock.now))
-    shown = ComparisonProgress(12, progress=True)
-    shown.update(1, 4, [])
+    shown = ComparisonProgress(progress=True)
+    shown.update(work(1), [])
     assert capsys.readouterr().err == ""
     clock.now = 60.0
     # 12 + 6 of 48 steps are done, 6 of them in this minute: the other 30 take five.
-    shown.update(1, 4, [job])
+    shown.update(work(1), [job])
     line = capsys.readouterr().err
     assert line == "1 of 4 runs have ended; 5 min left; pre, rate 0.001, seed 1000 (tune): step 6\n"
     clock.now = 120.0
-    shown.update(1, 4, [job], at_least=True)
+    shown.update(work(1, is_open=True), [job])
     assert capsys.readouterr().err.startswith("1 of at least 4 runs have ended; at least 10 min left; ")
     shown.ended(row())
     shown.ended(row(stuck=True))
@@ -67,8 +73,8 @@ def test_bars_on_a_terminal(job: Job, capsys: pytest.CaptureFixture[str], monkey
     monkeypatch.setenv("COLUMNS", "140")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", "1")
-    shown = ComparisonProgress(12, progress=True)
-    shown.update(1, 4, [job])
+    shown = ComparisonProgress(progress=True)
+    shown.update(work(1), [job])
     shown.ended(row())
     shown.close()
     text = capsys.readouterr().err
@@ -83,15 +89,15 @@ def test_a_loss_that_is_not_finite_is_no_reason_to_fail(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "140")
     (job.folder / "metrics.jsonl").write_text('{"kind": "step", "step": 6, "loss": null, "tokens_per_s": null}\n')
-    shown = ComparisonProgress(12, progress=True)
-    shown.update(0, 4, [job])
+    shown = ComparisonProgress(progress=True)
+    shown.update(work(0), [job])
     shown.close()
     assert "not finite" in capsys.readouterr().err
 
 
 def test_nothing_if_so_asked(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = ComparisonProgress(12, progress=False)
-    shown.update(1, 4, [job])
+    shown = ComparisonProgress(progress=False)
+    shown.update(work(1), [job])
     shown.ended(row())
     shown.close()
     assert capsys.readouterr() == ("", "")

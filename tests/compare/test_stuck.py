@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from normlab.compare import comparison
+from normlab.compare import session
 from normlab.compare.comparison import compare, left
 from normlab.compare.run_one import Job, execute_job
 from normlab.compare.store import Row, Store
@@ -41,7 +41,7 @@ class Here:
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Judge runs five steps after warm-up."""
-    monkeypatch.setattr(comparison, "ProcessPool", Here)
+    monkeypatch.setattr(session, "ProcessPool", Here)
     monkeypatch.setattr(stuck, "PATIENCE", 5)
 
 

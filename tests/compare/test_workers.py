@@ -34,19 +34,20 @@ def configuration(device: str = "auto", **changes: Any) -> CompareConfig:
 
 @pytest.mark.usefixtures("gpus")
 def test_a_process_a_gpu_each_for_one_run() -> None:
-    assert worker_slots(configuration()) == [WorkerSlot(2, str(i), once=True) for i in range(3)]
-    assert [place.gpu for place in worker_slots(configuration("cuda", workers=5))] == ["0", "1", "2", "0", "1"]
+    assert worker_slots(configuration().run_settings) == [WorkerSlot(2, str(i), once=True) for i in range(3)]
+    five = worker_slots(configuration("cuda", workers=5).run_settings)
+    assert [place.gpu for place in five] == ["0", "1", "2", "0", "1"]
 
 
 @pytest.mark.usefixtures("gpus")
 def test_gpus_that_the_user_left_visible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,GPU-5f,2")
-    assert [place.gpu for place in worker_slots(configuration())] == ["7", "GPU-5f", "2"]
+    assert [place.gpu for place in worker_slots(configuration().run_settings)] == ["7", "GPU-5f", "2"]
 
 
 @pytest.mark.usefixtures("gpus")
 def test_a_gpu_that_the_user_named_is_the_only_one() -> None:
-    assert worker_slots(configuration("cuda:1")) == [WorkerSlot(8, None, once=True)]
+    assert worker_slots(configuration("cuda:1").run_settings) == [WorkerSlot(8, None, once=True)]
 
 
 @pytest.mark.usefixtures("gpus")
@@ -56,7 +57,7 @@ def test_a_gpu_that_the_user_named_is_the_only_one() -> None:
     [(None, 4, 2), (1, 1, 8), (3, 3, 2), (16, 16, 1)],
 )
 def test_processes_share_the_cores(workers: int | None, count: int, threads: int) -> None:
-    assert worker_slots(configuration("cpu", workers=workers)) == [WorkerSlot(threads)] * count
+    assert worker_slots(configuration("cpu", workers=workers).run_settings) == [WorkerSlot(threads)] * count
 
 
 @pytest.mark.usefixtures("gpus")
@@ -65,9 +66,9 @@ def test_a_limit_on_threads_is_no_limit_on_processes(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv(name, "1")
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     monkeypatch.setattr(machine, "cores", lambda: 8)
-    assert worker_slots(configuration("cpu")) == [WorkerSlot(1)] * 4
-    assert worker_slots(configuration("cpu", workers=1)) == [WorkerSlot(1)]
-    assert worker_slots(configuration()) == [WorkerSlot(1, str(i), once=True) for i in range(3)]
+    assert worker_slots(configuration("cpu").run_settings) == [WorkerSlot(1)] * 4
+    assert worker_slots(configuration("cpu", workers=1).run_settings) == [WorkerSlot(1)]
+    assert worker_slots(configuration().run_settings) == [WorkerSlot(1, str(i), once=True) for i in range(3)]
 
 
 @pytest.mark.parametrize(
@@ -135,8 +136,8 @@ def test_a_process_that_is_killed_before_it_is_ready_is_interrupted(text: Path, 
 def test_a_gpu_that_is_not_there_is_refused_before_any_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(NormLabError, match="device cuda was asked for, but there is no GPU"):
-        worker_slots(configuration("cuda"))
-    assert worker_slots(configuration("auto"))[0].gpu is None
+        worker_slots(configuration("cuda").run_settings)
+    assert worker_slots(configuration("auto").run_settings)[0].gpu is None
 
 
 def test_closing_leaves_no_process_behind(text: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from normlab.cli import main
 from normlab.data import Batch, Loader
 from normlab.models.config import DecoderConfig
 from normlab.train.config import TrainConfig
+from normlab.train.step_graph import RecordedEagerly
 from normlab.train.storage.sinks import read_records
 from normlab.train.trainer import Trainer
 
@@ -119,6 +120,11 @@ def asks_to_stop(step: int):
         trainer._gradient = gradient
 
     return change
+
+
+def records_graphs(trainer: Trainer) -> None:
+    """Steps are recorded and replayed as on a GPU, but a replay calls what was recorded."""
+    trainer.graphs.record = RecordedEagerly
 
 
 class Marking:

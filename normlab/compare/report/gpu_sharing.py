@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from datetime import datetime
+from typing import Any
 
-from normlab.compare.report.results import ReportedRun
+Row = Mapping[str, Any]
 
 
-def runs_sharing_gpu(runs: Sequence[ReportedRun]) -> set[str]:
-    """Names of runs that overlapped in time with another run on the same GPU."""
-    timed = [(run.id, gpu, times) for run in runs if (gpu := _gpu(run)) and (times := _times(run))]
+def runs_sharing_gpu(rows: Iterable[tuple[str, Row]]) -> set[str]:
+    """Names of runs that overlapped in time with another run on the same GPU, from names and rows of runs."""
+    timed = [(name, gpu, times) for name, row in rows if (gpu := _gpu(row)) and (times := _times(row))]
     return {
         name
         for name, gpu, (begin, end) in timed
@@ -19,13 +20,13 @@ def runs_sharing_gpu(runs: Sequence[ReportedRun]) -> set[str]:
     }
 
 
-def _gpu(run: ReportedRun) -> str | None:
+def _gpu(row: Row) -> str | None:
     """Identifier of the GPU, or its model name if the row lacks one; only GPU runs record peak memory."""
-    return run.row.get("gpu") or (run.row.get("device") if run.row.get("peak_bytes") is not None else None)
+    return row.get("gpu") or (row.get("device") if row.get("peak_bytes") is not None else None)
 
 
-def _times(run: ReportedRun) -> tuple[datetime, datetime] | None:
+def _times(row: Row) -> tuple[datetime, datetime] | None:
     try:
-        return datetime.fromisoformat(run.row["started"]), datetime.fromisoformat(run.row["finished"])
+        return datetime.fromisoformat(row["started"]), datetime.fromisoformat(row["finished"])
     except (KeyError, TypeError, ValueError):
         return None

@@ -98,7 +98,7 @@ def median_cost(runs: Sequence[ReportedRun]) -> Cost:
 def speed_table(results: Results) -> Table:
     """Throughput and memory, with ratios to the baseline; no ratios if runs shared a GPU."""
     spoken = [run for scheme in results.schemes for run in results.chosen(scheme)]
-    together = runs_sharing_gpu(results.runs) & {run.id for run in spoken}
+    together = runs_sharing_gpu((run.id, run.row) for run in results.runs) & {run.id for run in spoken}
     base = median_cost(results.chosen(results.baseline)) if results.baseline in results.schemes else Cost()
     beside = f"against {results.label(results.baseline or '')}"
     columns = [Column("Scheme"), Column("Tokens/s", True), Column("Speed " + beside, True), Column("Of peak", True)]

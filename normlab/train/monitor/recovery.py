@@ -68,6 +68,7 @@ def _roll_back(run: Setup, step: int) -> None:
     if found is None:
         run.journal.event(step, "skip", "there is no checkpoint to go back to yet")
         return
+    run.graphs.forget()
     run.step, extra = found
     run.guard.rewind(extra["guard"])
     run.watch.load_state_dict(extra.get("watch", {}))

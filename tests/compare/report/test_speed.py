@@ -14,6 +14,10 @@ from normlab.compare.report.tables import median_cost, speed_table
 from tests.compare.report import synthetic
 
 
+def sharing(runs: list[ReportedRun]) -> set[str]:
+    return runs_sharing_gpu((one.id, one.row) for one in runs)
+
+
 def steps(seconds: list[float], tokens: int = 100, **fields: float) -> list[dict[str, Any]]:
     return [{"step": k, "tokens": k * tokens, "seconds": at, **fields} for k, at in enumerate(seconds, start=1)]
 
@@ -54,20 +58,20 @@ def run(name: str, begin: str, end: str, gpu: str | None = "G", device: str = "H
 
 def test_runs_share_a_gpu_while_both_are_under_way() -> None:
     first, second, third = run("a", "00:00", "00:05"), run("b", "00:04", "00:09"), run("c", "00:09", "00:12")
-    assert runs_sharing_gpu([first, second, third]) == {"a", "b"}
-    assert runs_sharing_gpu([first, third]) == set()
+    assert sharing([first, second, third]) == {"a", "b"}
+    assert sharing([first, third]) == set()
 
 
 def test_gpus_of_one_name_are_told_apart_where_rows_do() -> None:
     at_once = ("00:00", "00:05")
-    assert runs_sharing_gpu([run("a", *at_once, gpu="G1"), run("b", *at_once, gpu="G2")]) == set()
-    assert runs_sharing_gpu([run("a", *at_once, gpu=None), run("b", *at_once, gpu=None)]) == {"a", "b"}
+    assert sharing([run("a", *at_once, gpu="G1"), run("b", *at_once, gpu="G2")]) == set()
+    assert sharing([run("a", *at_once, gpu=None), run("b", *at_once, gpu=None)]) == {"a", "b"}
 
 
 def test_cpus_and_rows_without_times_are_not_counted() -> None:
     on_cpu = {"gpu": None, "device": "CPU, 1 thread", "peak_bytes": None}
-    assert runs_sharing_gpu([run("a", "00:00", "00:05", **on_cpu), run("b", "00:00", "00:05", **on_cpu)]) == set()
-    assert runs_sharing_gpu([run("a", "00:00", "00:05"), run("b", "00:00", "00:05", started="soon")]) == set()
+    assert sharing([run("a", "00:00", "00:05", **on_cpu), run("b", "00:00", "00:05", **on_cpu)]) == set()
+    assert sharing([run("a", "00:00", "00:05"), run("b", "00:00", "00:05", started="soon")]) == set()
 
 
 @pytest.mark.parametrize("together", [False, True])

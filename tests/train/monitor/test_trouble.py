@@ -28,6 +28,7 @@ from tests.train.runs import (
     events,
     losses,
     numbers,
+    records_graphs,
     same_run,
     same_tensors,
     spikes,
@@ -35,7 +36,11 @@ from tests.train.runs import (
 )
 
 LAYER = "stack.layers.1"
-DECISIONS = ["at once", pytest.param("late", marks=pytest.mark.full)]
+DECISIONS = [
+    "at once",
+    pytest.param("late", marks=pytest.mark.full),
+    pytest.param("late, in graphs", marks=pytest.mark.full),
+]
 
 
 def lags(trainer: Trainer) -> None:
@@ -56,9 +61,9 @@ class SentLate(HostCopy):
 @pytest.fixture(params=DECISIONS)
 def disturb(request, monkeypatch):
     """Makes every trainer of the test a disturbed one; where the host lags, too."""
-    late = request.param == "late"
+    how = {"at once": [], "late": [lags], "late, in graphs": [lags, records_graphs]}[request.param]
     monkeypatch.setattr(trainers, "HostCopy", SentLate)
-    return lambda *changes: after_building(monkeypatch, *changes, *([lags] if late else []))
+    return lambda *changes: after_building(monkeypatch, *changes, *how)
 
 
 def kinds(folder) -> list[tuple[str, int]]:
@@ -292,7 +297,7 @@ def test_the_device_compares_as_the_host_does(threshold, text, tmp_path, monkeyp
     def one_step(trainer: Trainer) -> None:
         near = torch.tensor(threshold)
         for loss in (near, near.nextafter(torch.tensor(0.0)), near.nextafter(torch.tensor(9.0))):
-            trainer._update_unless_bad(loss, torch.tensor(1.0), threshold)
+            trainer._update_on_device(loss, torch.tensor(1.0), threshold)
             updates.append((bool(trainer.optimiser.found_inf), loss.item() > threshold))  # type: ignore[attr-defined]
 
     after_building(monkeypatch, one_step)

@@ -1,0 +1,163 @@
+"""`normlab ladder --dry-run`: what a ladder would cost and could show at best, before anything is trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from normlab.ladders.config import TUNE_SEED, LadderConfig
+from normlab.ladders.description import embedding_share
+from normlab.ladders.places import places, target_places
+from normlab.ladders.plan import LadderPlan
+from normlab.ladders.rates import FoundRate
+from normlab.ladders.run import LadderRun
+from normlab.ladders.rung import Rung
+from normlab.ladders.statistics import expected_widths
+from normlab.ladders.statistics.answer import FEW_STEPS, Design, ExpectedWidth
+from normlab.train.distributed import Precision
+from normlab.train.hardware import describe, matmul_ceiling
+from normlab.utils.text import counted, duration, size
+
+_USUAL_SHARE = 0.4
+"""Fraction of the measured peak FLOP/s that the runs of a ladder usually reach together."""
+
+_LEAST_RATES = 5
+"""Learning rates of the shortest search: three by factors of 2, and two between them."""
+
+
+@dataclass(frozen=True)
+class RungCost:
+    """One rung before it is trained."""
+
+    rung: Rung
+    parameters: int
+    embedding_share: float
+    tokens_per_parameter: tuple[float, float]
+    """At the smallest and the largest budget."""
+    steps: tuple[int, int]
+    epochs: float
+    """Passes over the data at the largest budget."""
+    memory: int
+    """Bytes of one run."""
+    runs: int
+    flops: float
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """Cost of a ladder, and what its design could show at best."""
+
+    device: str
+    ceiling: float
+    """Measured FLOP/s of one device."""
+    devices: int
+    rungs: tuple[RungCost, ...]
+    rate_runs: int
+    """Runs of the learning-rate searches, at least."""
+    rate_flops: float
+    widths: tuple[ExpectedWidth, ...]
+
+    @property
+    def runs(self) -> int:
+        return self.rate_runs + sum(rung.runs for rung in self.rungs)
+
+    @property
+    def flops(self) -> float:
+        return self.rate_flops + sum(rung.flops for rung in self.rungs)
+
+    @property
+    def seconds(self) -> float:
+        """Expected time with all devices."""
+        return self.flops / (_USUAL_SHARE * self.ceiling * self.devices)
+
+    def lines(self) -> list[str]:
+        """The plan as text."""
+        return [_HEAD, *(_line(rung) for rung in self.rungs), *self._totals(), *self._at_best(), *self._short()]
+
+    def _totals(self) -> list[str]:
+        return [
+            f"learning rates: at least {counted(self.rate_runs, 'run')}, {self.rate_flops:.2g} FLOPs",
+            f"in all at least {counted(self.runs, 'run')}, {self.flops:.3g} FLOPs: about {duration(self.seconds)} on "
+            f"{self.devices} × {self.device} ({self.ceiling / 1e12:.3g} TFLOP/s in products, {_USUAL_SHARE:.0%} of it)",
+        ]
+
+    def _at_best(self) -> list[str]:
+        told = [f"{one.place.name}: ±{one.width / 2:.3f}" for one in self.widths]
+        return [f"95 % interval of a gap, at best: {'; '.join(told)} nats"] if told else []
+
+    def _short(self) -> list[str]:
+        few = [f"{one.rung.size} at {one.steps[0]:,}" for one in self.rungs if one.steps[0] < FEW_STEPS]
+        return [f"fewer than {FEW_STEPS:,} steps, marked on the page: {', '.join(few)}"] if few else []
+
+
+def dry_run(config: LadderConfig, data: Any) -> DryRun:
+    """Plan a ladder whose configuration has the vocabulary of its data; trains nothing."""
+    plan = LadderPlan(config)
+    device = torch.device("cuda" if torch.cuda.is_available() and config.base.device != "cpu" else "cpu")
+    precision: Precision = "bf16" if device.type == "cuda" else "fp32"
+    rates = {name: FoundRate(name, 1e-3) for name in config.names}
+    tune = _rate_runs(config, plan)
+    return DryRun(
+        device=describe(device),
+        ceiling=matmul_ceiling(device, torch.bfloat16 if device.type == "cuda" else torch.float32),
+        devices=max(1, torch.cuda.device_count()) if device.type == "cuda" else 1,
+        rungs=tuple(_cost(config, rung, plan.judged(rung, rates), data, precision) for rung in config.rungs),
+        rate_runs=len(tune), rate_flops=sum(run.work for run in tune), widths=tuple(_widths(config)),
+    )  # fmt: skip
+
+
+def _cost(config: LadderConfig, rung: Rung, runs: list[LadderRun], data: Any, precision: Precision) -> RungCost:
+    model = config.models[rung.size][config.baseline_name]
+    parameters, unique = model.num_params(), data.facts()["train"]["tokens"]
+    ends = (rung.budgets[0], rung.budgets[-1])
+    shortest, longest = (config.run(rung, config.baseline_name, budget, 1e-3, 0) for budget in ends)
+    memory = model.memory(rung.batch // config.base.accumulate, config.base.sequence, precision=precision)
+    return RungCost(
+        rung, parameters, embedding_share(model),
+        (shortest.tokens_in_all / parameters, longest.tokens_in_all / parameters), (shortest.steps, longest.steps),
+        longest.tokens_in_all / unique, (memory.compiled() if precision == "bf16" else memory).total,
+        len(runs), sum(run.work for run in runs),
+    )  # fmt: skip
+
+
+def _rate_runs(config: LadderConfig, plan: LadderPlan) -> list[LadderRun]:
+    """The runs of the shortest searches."""
+    if not config.is_tuned:
+        return []
+    tried = _LEAST_RATES if config.lrs == "auto" else len(config.lrs)
+    searched = [(config.rungs[0], budget) for budget in config.search_budgets]
+    if plan.rates.middle is not None:
+        searched.append((plan.rates.middle, plan.rates.middle.budgets[0]))
+    return [
+        LadderRun("tune", name, config.run(rung, name, budget, 1e-3 * (i + 1), TUNE_SEED), rung, 1e-3)
+        for rung, budget in searched
+        for name in config.names
+        for i in range(tried)
+    ]
+
+
+def _widths(config: LadderConfig) -> list[ExpectedWidth]:
+    cells = [place for rung in config.rungs for place in places(config, rung)]
+    is_branched = any(len(rung.budgets) > 1 for rung in config.rungs)
+    return expected_widths(
+        Design(cells=cells, seeds=config.seeds, targets=target_places(config), is_branched=is_branched)
+    )
+
+
+_COLUMNS = {
+    "size": 8, "parameters": 11, "embedding": 9, "tokens/parameter": 17, "steps": 13, "epochs": 6, "memory": 9,
+    "runs": 5, "FLOPs": 8,
+}  # fmt: skip
+_HEAD = "  ".join(f"{name:>{width}}" for name, width in _COLUMNS.items())
+
+
+def _line(one: RungCost) -> str:
+    low, high = one.tokens_per_parameter
+    steps = " - ".join(f"{count:,}" for count in dict.fromkeys(one.steps))
+    told = (
+        str(one.rung.size), f"{one.parameters:,}", f"{one.embedding_share:.0%}", f"{low:.2g} - {high:.2g}", steps,
+        f"{one.epochs:.2g}", size(one.memory), str(one.runs), f"{one.flops:.2g}",
+    )  # fmt: skip
+    return "  ".join(f"{text:>{width}}" for text, width in zip(told, _COLUMNS.values(), strict=True))

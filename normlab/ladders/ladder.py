@@ -1,0 +1,166 @@
+"""`ladder`: train all runs of a ladder and answer whether gaps survive scale; resumable between and within runs.
+
+The order: learning rates at the smallest size, their test at a middle size, all sizes but the largest, the forecast of
+the largest, and then its runs, which carry the hash of the forecast.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from normlab.compare.plan import PlannedRun, ended_runs
+from normlab.compare.progress import ComparisonProgress
+from normlab.compare.run_one import Job, lost_run_row
+from normlab.compare.session import Session, check_call, make_folder
+from normlab.compare.store import Row, Store
+from normlab.errors import NormLabError
+from normlab.ladders.config import LadderConfig
+from normlab.ladders.description import design_of, write_description
+from normlab.ladders.forecast import StoredForecast, hash_of_rows, read_forecast, write_forecast
+from normlab.ladders.places import places
+from normlab.ladders.plan import LadderPlan, has_trained
+from normlab.ladders.results import read_report
+from normlab.ladders.run import LadderRun
+from normlab.ladders.statistics import forecast
+from normlab.ladders.statistics.answer import LadderAnswer
+from normlab.ladders.stored_rows import judged_rows, run_state
+from normlab.train.storage.folder import RunFolder, now
+from normlab.train.tasks import Data
+from normlab.utils.locks import hold
+from normlab.utils.versions import versions
+
+
+def ladder(
+    config: LadderConfig,
+    folder: str | os.PathLike[str],
+    *,
+    minutes: float | None = None,
+    progress: bool = True,
+    command: Sequence[str] = (),
+) -> LadderAnswer:
+    """Run what `folder` does not contain yet, and return what the finished runs say.
+
+    The same call resumes a ladder that was stopped or killed; more schemes or seeds extend it. After `minutes` the
+    current runs are saved. Ctrl-C and SIGTERM do the same and raise KeyboardInterrupt. `command` is stored for the
+    report.
+    """
+    check_call(minutes)
+    path = make_folder(folder)
+    with hold(path / "lock"):
+        data, config = open_data(config, progress=progress)
+        stored = read_forecast(path)
+        plan = LadderPlan(config, stored.hash if stored else None)
+        write_description(path, config, data, design_of(plan, Store(path).rows(), data, command))
+        session = LadderSession(plan, path, data, progress=progress)
+        asked = session.execute(minutes)
+        # Again: the rates found and the runs lost are known now.
+        write_description(path, config, data, design_of(plan, Store(path).rows(), data, command))
+    if asked is not None:
+        raise KeyboardInterrupt(asked)
+    return read_report(path).answer
+
+
+def left(config: LadderConfig, folder: str | os.PathLike[str], *, progress: bool = False) -> int:
+    """Number of runs of a ladder that have not ended; a lower bound while rates are searched for."""
+    _, config = open_data(config, progress=progress)
+    work = LadderPlan(config).work(Store(folder).rows())
+    return work.runs - work.ended
+
+
+def open_data(config: LadderConfig, *, progress: bool) -> tuple[Any, LadderConfig]:
+    """The data of a ladder, and its configuration with their vocabulary; raises if they are too few."""
+    for models in config.models.values():
+        for model in models.values():
+            model.check_start()
+    data = config.base.task_object.open(config.base, progress=progress)
+    config = config.for_data(data)
+    _check_epochs(config, data)
+    return data, config
+
+
+def _check_epochs(config: LadderConfig, data: Data) -> None:
+    unique = data.facts()["train"]["tokens"]
+    most = max(budget for rung in config.rungs for budget in rung.budgets)
+    if most > config.epochs * unique:
+        raise NormLabError(
+            f"{most:,} tokens are {most / unique:.1f} passes over the {unique:,} training tokens, more than "
+            f"{config.epochs:g}; name more data, smaller budgets, or --epochs {most / unique:.2g}"
+        )
+
+
+class LadderSession(Session):
+    """One call of `ladder`: writes the forecast when it is due, and starts branches from their trunks' checkpoints."""
+
+    plan: LadderPlan
+
+    def __init__(self, plan: LadderPlan, folder: Path, data: Data, *, progress: bool):
+        config = plan.config
+        super().__init__(
+            plan, config.run_settings, folder, data.fingerprint, metric=config.base.task_object.metric,
+            progress=progress,
+        )  # fmt: skip
+
+    def job(self, run: PlannedRun) -> Job:
+        assert isinstance(run, LadderRun)
+        trunk = None if run.trunk is None else self._folder(run.trunk)
+        return Job(run, self._folder(run), self.fingerprint, branch_from=trunk)
+
+    def facts(self, run: PlannedRun) -> Mapping[str, Any]:
+        assert isinstance(run, LadderRun)
+        is_forecast = run.role == "judge" and run.rung.is_held_out
+        return {**run.facts(), **({"forecast": self.plan.forecast} if is_forecast else {})}
+
+    def before_runs(self, view: ComparisonProgress) -> None:
+        if self.plan.forecast is None and self._is_due():
+            made = make_forecast(self.plan.config, self.rows)
+            write_forecast(self.folder, made)
+            self.plan.forecast = made.hash
+            view.say(f"forecast of {made.size} written: {self.folder / 'forecast.json'} ({made.hash})")
+
+    def _is_due(self) -> bool:
+        return self.plan.config.hold_out and self.plan.fitted_have_ended(self.rows)
+
+    def after_run(self, row: Row) -> None:
+        run = next((one for one in self.plan.known_runs(self.rows) if one.name == row["run"]), None)
+        if run is None or run.role != "judge":
+            return
+        if run.trunk is None and not has_trained(row):
+            self._give_up_branches(run, row)
+        trunk = run.trunk or run
+        if ended_runs(self.rows) >= {branch.name for branch in self.plan.branches(trunk)}:
+            # Checkpoints of three times the weights, which no other run starts from.
+            shutil.rmtree(RunFolder(self._folder(trunk)).branches, ignore_errors=True)
+
+    def _give_up_branches(self, trunk: LadderRun, row: Row) -> None:
+        """Store a row for every branch of a trunk that did not train, so that no cell loses a seed in silence."""
+        for branch in self.plan.branches(trunk):
+            reason = f"its trunk {trunk.name}: {run_state(row)}" + (f" ({row['reason']})" if row["reason"] else "")
+            lost = lost_run_row(self.job(branch), "failed", reason, row["started"])
+            lost |= {"stuck": row.get("stuck"), "diverged": row.get("diverged"), **self.facts(branch), **self.stamp}
+            self.store.append(lost)
+            self.rows.append(lost)
+
+    def _folder(self, run: LadderRun) -> Path:
+        return self.folder / "runs" / run.name
+
+
+def make_forecast(config: LadderConfig, rows: Sequence[Mapping[str, Any]]) -> StoredForecast:
+    """The forecast of the largest size from the rows of the others."""
+    top, known = config.rungs[-1], versions()
+    fitted = [row for row in judged_rows(rows) if row.size != str(top.size)]
+    about = {
+        "written": now(), "commit": known.get("commit"), "versions": known, "baseline": config.baseline_name,
+        "level": config.level, "size": str(top.size), "made_from": hash_of_rows(fitted), "rows": len(fitted),
+    }  # fmt: skip
+    try:
+        cells = forecast(
+            fitted, baseline=config.baseline_name, cells=places(config, top), seeds=top.seeds, level=config.level
+        )
+    except NormLabError as error:
+        return StoredForecast(**about, reason=str(error)).signed()
+    trained = config.names_at(top)
+    return StoredForecast(**about, cells=[cell for cell in cells if cell.scheme in trained]).signed()

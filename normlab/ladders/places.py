@@ -1,0 +1,31 @@
+"""Places of a ladder for its statistics: the cells of a rung, and the targets beyond the ladder."""
+
+from __future__ import annotations
+
+from normlab.ladders.config import LadderConfig
+from normlab.ladders.rung import Rung
+from normlab.ladders.size import Size
+from normlab.ladders.statistics.answer import Place
+from normlab.models.config import TransformerConfig
+
+
+def places(config: LadderConfig, rung: Rung) -> list[Place]:
+    """The cells of a rung, by budget."""
+    model = config.models[rung.size][config.baseline_name]
+    runs = [config.run(rung, config.baseline_name, budget, 1e-3, 0) for budget in rung.budgets]
+    return [_place(config, rung.size, model, run.tokens_in_all, run.steps) for run in runs]
+
+
+def target_places(config: LadderConfig) -> list[Place]:
+    """The sizes and budgets that are too large to try."""
+    return [
+        _place(config, target.size, config.models_at(target.size)[config.baseline_name], target.tokens)
+        for target in config.all_targets
+    ]
+
+
+def _place(config: LadderConfig, size: Size, model: TransformerConfig, tokens: int, steps: int | None = None) -> Place:
+    return Place(
+        name=f"{size}, {tokens / 1e6:.4g}M tokens", size=str(size), parameters=model.num_params(), tokens=tokens,
+        flops=float(tokens * model.flops_per_token(config.base.sequence)), steps=steps,
+    )  # fmt: skip

@@ -1,0 +1,189 @@
+"""Learning rates of a ladder: searched at the smallest size, carried to the others by a rule, tested at a middle size.
+
+For each scheme:
+
+1. At the smallest size, at each of the search budgets (usually the smallest and the largest), with the schedule of the
+   ladder's own runs: a search that widens until the best rate lies between two others (`compare/bracket.py`). The
+   second search starts from the result of the first.
+2. All budgets of a size come from one run at a constant rate, so one rate serves them all: of the rates tried at every
+   search budget, the one whose losses lie least above the best of their budget, added up.
+3. The rule carries that rate over the sizes: muP or CompleteP put their factors into the optimiser, so the rate stays;
+   without a rule rates fall with size^-0.2.
+4. At a middle size the carried rate starts a search at the smallest budget. If the best rate there is within a factor
+   of √2, the rule is confirmed. If not, rates follow the power of width that the two sizes show.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from normlab.compare.bracket import Bracket, End, RateSearch, start_rate
+from normlab.compare.store import Row
+from normlab.compare.tuning import RateResults, grid_edge, group_by_rate, pick_rate
+from normlab.ladders.config import TUNE_SEED, LadderConfig
+from normlab.ladders.run import LadderRun
+from normlab.ladders.rung import Rung
+from normlab.ladders.size import Size
+
+MakeRun = Callable[[Rung, str, int, float, int], LadderRun]
+"""Makes a tune run from rung, scheme, budget, rate and seed."""
+
+_CONFIRMED = 1.05 * math.sqrt(2.0)
+"""Largest factor between the carried rate and the best one that confirms the rule: one step of the grid, rounded."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """Rates tried for one scheme at one size and budget."""
+
+    rung: Rung
+    budget: int
+    tried: Mapping[float, RateResults] = field(default_factory=dict)
+    """Results by rate, ascending."""
+    due: tuple[float, ...] = ()
+    """Rates to try next; empty once the search has ended."""
+    pick: float | None = None
+    """The best rate, once the search has ended; None if no run trained."""
+    end: End | None = None
+    """Position of the best rate, once the search has ended: interior, at an end of what was tried, or untrained."""
+
+    @property
+    def is_edge(self) -> bool:
+        """Whether a better rate may lie beyond those that were tried."""
+        return self.end in ("lowest", "highest")
+
+
+@dataclass(frozen=True)
+class FoundRate:
+    """The learning rate of a scheme, and how it was found."""
+
+    scheme: str
+    lr: float | None
+    """Rate at the smallest size; None if no run trained at any rate."""
+    searches: tuple[Search, ...] = ()
+    """The searches at the smallest size, then the test at the middle size."""
+    verdict: Literal["confirmed", "corrected", "untested"] = "untested"
+    """Result of the test at the middle size."""
+    power: float = 0.0
+    """Exponent over width that the middle size showed beyond the rule; 0 unless the rule was corrected."""
+
+    @property
+    def is_edge(self) -> bool:
+        """Whether a picked rate lies at the end of the rates tried, at any size."""
+        return any(search.is_edge for search in self.searches)
+
+
+class Rates:
+    """The learning-rate searches of a ladder, as a function of the rows so far."""
+
+    def __init__(self, config: LadderConfig, make_run: MakeRun):
+        self._config, self._make_run = config, make_run
+        self._metric = config.base.task_object.metric
+        self._smallest = config.rungs[0]
+
+    def runs(self, rows: Sequence[Row]) -> list[LadderRun]:
+        """All tune runs known from these rows, including those that have ended; small ones first."""
+        searches = [(name, one) for name, own in self.searches(rows).items() for one in own]
+        searches.sort(key=lambda pair: (pair[1].rung.size, pair[1].budget))
+        return [self._run(one, name, lr) for name, one in searches for lr in (*one.tried, *one.due)]
+
+    def found(self, rows: Sequence[Row]) -> dict[str, FoundRate]:
+        """The rates of the schemes whose searches have all ended."""
+        if not self._config.is_tuned:
+            return {name: FoundRate(name, float(self._config.lrs[0])) for name in self._config.names}
+        ended = {name: own for name, own in self.searches(rows).items() if not any(one.due for one in own)}
+        return {name: self._found(name, own) for name, own in ended.items()}
+
+    def searches(self, rows: Sequence[Row]) -> dict[str, list[Search]]:
+        """What was tried so far for each scheme: its searches in their order, up to the first that has not ended."""
+        if not self._config.is_tuned:
+            return {}
+        known = {row["run"]: row for row in rows if row["role"] == "tune"}
+        return {name: self._searches(name, known) for name in self._config.names}
+
+    def rate_at(self, found: FoundRate, size: Size) -> float | None:
+        """The rate of a scheme at a size."""
+        if found.lr is None:
+            return None
+        return found.lr * self._rule(size) * (size.width / self._smallest.size.width) ** found.power
+
+    @property
+    def middle(self) -> Rung | None:
+        """The rung at which the rule is tested: the middle one of those that are not held out, above the smallest."""
+        fitted = [rung for rung in self._config.rungs if not rung.is_held_out]
+        return fitted[len(fitted) // 2] if len(fitted) > 1 else None
+
+    # -- one scheme ----------------------------------------------------------------------------------------------------
+
+    def _searches(self, scheme: str, known: Mapping[str, Row]) -> list[Search]:
+        start, searches = self._config.bracket(self._smallest.size).start, []
+        for budget in self._config.search_budgets:
+            searches.append(self._search(self._smallest, scheme, budget, start, known))
+            if searches[-1].due:
+                return searches
+            start = searches[-1].pick or start
+        lr = self._serves_all(searches)
+        if self.middle is not None and lr is not None:
+            start = lr * self._rule(self.middle.size)
+            searches.append(self._search(self.middle, scheme, self.middle.budgets[0], start, known))
+        return searches
+
+    def _search(self, rung: Rung, scheme: str, budget: int, start: float, known: Mapping[str, Row]) -> Search:
+        tried = self._tried(rung, scheme, budget, known)
+        state = self._state(tried, start)
+        pick = None if state.next_rates else pick_rate(tried, self._metric)
+        return Search(rung, budget, tried, state.next_rates, pick, state.end)
+
+    def _state(self, tried: Mapping[float, RateResults], start: float) -> RateSearch:
+        """What to try next, or how the search has ended."""
+        if self._config.lrs == "auto":
+            return Bracket(start).next({lr: own.score(self._metric) for lr, own in tried.items()})
+        due = tuple(lr for lr in map(float, self._config.lrs) if lr not in tried)
+        if due:
+            return RateSearch(next_rates=due)
+        pick = pick_rate(tried, self._metric)
+        ends: dict[str | None, End] = {None: "interior", "largest": "highest", "smallest": "lowest"}
+        return RateSearch(end="untrained" if pick is None else ends[grid_edge(pick, tried)])
+
+    def _tried(self, rung: Rung, scheme: str, budget: int, known: Mapping[str, Row]) -> dict[float, RateResults]:
+        """Results of the tune runs that have ended, by rate, in ascending order."""
+        rates = {row["base_lr"] for row in known.values() if row["scheme"] == scheme and row["size"] == str(rung.size)}
+        names = {lr: self._make_run(rung, scheme, budget, lr, TUNE_SEED).name for lr in sorted(rates)}
+        return group_by_rate([{**known[name], "lr": lr} for lr, name in names.items() if name in known], "tune")
+
+    def _serves_all(self, searches: Sequence[Search]) -> float | None:
+        """The rate for all budgets: of those tried at each, the one whose losses lie least above the best ones."""
+        losses = [
+            {lr: self._metric.sign * own.trained[0] for lr, own in one.tried.items() if own.trained} for one in searches
+        ]
+        common = set.intersection(*(set(own) for own in losses))
+        if common:
+            return min(sorted(common), key=lambda lr: sum(own[lr] - min(own.values()) for own in losses))
+        picks = [one.pick for one in searches if one.pick is not None]
+        return math.prod(picks) ** (1 / len(picks)) if picks else None
+
+    def _found(self, scheme: str, searches: Sequence[Search]) -> FoundRate:
+        budgets = len(self._config.search_budgets)
+        lr, tests = self._serves_all(searches[:budgets]), searches[budgets:]
+        pick = tests[0].pick if tests else None
+        if lr is None or pick is None:
+            return FoundRate(scheme, lr, tuple(searches))
+        size = tests[0].rung.size
+        ratio = pick / (lr * self._rule(size))
+        if max(ratio, 1.0 / ratio) <= _CONFIRMED or size.width == self._smallest.size.width:
+            return FoundRate(scheme, lr, tuple(searches), "confirmed")
+        power = math.log(ratio) / math.log(size.width / self._smallest.size.width)
+        return FoundRate(scheme, lr, tuple(searches), "corrected", power)
+
+    def _rule(self, size: Size) -> float:
+        """Factor on the rate of the smallest size; under muP and CompleteP the optimiser has it in its groups."""
+        first = self._smallest.size
+        if self._config.carry != "none":
+            return 1.0
+        return start_rate(size.depth, size.width) / start_rate(first.depth, first.width)
+
+    def _run(self, search: Search, scheme: str, lr: float) -> LadderRun:
+        return self._make_run(search.rung, scheme, search.budget, lr, TUNE_SEED)

@@ -1,0 +1,319 @@
+"""The answer of a ladder: gaps, trends, projections and verdicts as frozen dataclasses that are stored as JSON.
+
+A gap is the loss of a scheme less the loss of the baseline in nats a token: negative is better. A compute multiplier k
+means that the scheme reaches with compute C what the baseline reaches with k·C: above one is better.
+
+Two estimators stand side by side. M assumes only that the gap is smooth: its intervals are the ones to call 95 %, and
+verdicts come from M alone. K assumes that the gap keeps a simple law: its intervals are conditional on that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from normlab.utils.records import StoredResult, to_plain
+
+SCHEMA = 1
+FEW_STEPS = 3000
+"""A run of fewer steps says mostly who starts faster."""
+
+Verdict = Literal["shrinks", "grows", "crosses", "constant", "not shown"]
+"""How the gap moves within the ladder. `constant`: its change is smaller than `TrendTest.margin`, at the level."""
+
+AxisName = Literal["compute", "tokens", "size"]
+Reason = Literal["a", "b", "c", "d", "e", "f"]
+
+
+class Record:
+    """A dataclass as plain values for JSON."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return to_plain(self)
+
+
+@dataclass(frozen=True)
+class Interval(Record):
+    """An interval with its level; `mean` is the mean of the estimate's distribution, not always the middle."""
+
+    low: float
+    high: float
+    mean: float
+    level: float
+
+    @property
+    def width(self) -> float:
+        return self.high - self.low
+
+    @property
+    def spans_zero(self) -> bool:
+        return self.low <= 0.0 <= self.high
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place(Record):
+    """A place on a ladder or beyond it: a model size and a budget of tokens."""
+
+    name: str
+    """For example "12x768, 118M tokens", "3.5 × the top" or the name of the target."""
+    size: str
+    """Name of the model size; empty for a place that is a multiple of the top."""
+    parameters: int
+    tokens: int
+    flops: float
+    steps: int | None = None
+
+    @property
+    def tokens_per_parameter(self) -> float:
+        return self.tokens / self.parameters
+
+    @property
+    def cell(self) -> tuple[int, int]:
+        """Parameters and tokens, as in `LadderRow.cell`."""
+        return self.parameters, self.tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellGap(Record):
+    """The gap of one scheme to the baseline at one cell of the ladder (a size and a budget)."""
+
+    size: str
+    parameters: int
+    tokens: int
+    flops: float
+    tokens_per_parameter: float
+    steps: int | None
+    n: int
+    """Number of seeds with which both trained."""
+    differences: dict[str, float]
+    """Loss of the scheme less loss of the baseline, by seed (as text, since JSON has no other names)."""
+    student: Interval | None
+    """Student's interval from this cell alone; None with fewer than two pairs."""
+    gap: Interval | None
+    """M's interval at this cell, from all cells together; None where no fit was possible."""
+    multiplier: Interval | None
+    """Compute multiplier in FLOPs."""
+    multiplier_in_time: Interval | None
+    """The multiplier in FLOPs times the measured ratio of speeds; None where speeds are unknown."""
+    few_steps: bool
+    """Fewer steps than the minimum: the gap is partly that of early training."""
+    is_usable: bool
+    """Whether the cell is part of the fit."""
+    reason: str | None = None
+    """Why the cell is not part of the fit: "unreliable: seed 1 of peri diverged"."""
+    epochs: float | None = None
+    """How often the data was seen; None where unknown."""
+    off_sd: float | None = None
+    """Distance of the cell's mean from M's, in standard deviations of the cell's mean; above 3 it contradicts."""
+
+    @property
+    def cell(self) -> tuple[int, int]:
+        return self.parameters, self.tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrendTest(Record):
+    """How the gap moves along one axis of the ladder, from M: from `bottom` to `top`."""
+
+    axis: AxisName
+    """compute: bottom cell to top cell; tokens: at the largest size; size: at the largest common budget."""
+    bottom: Place
+    top: Place
+    verdict: Verdict
+    gap_bottom: Interval
+    gap_top: Interval
+    change: Interval
+    """Gap at the top less gap at the bottom."""
+    log_multiplier_change: Interval | None
+    """ln k at the top less ln k at the bottom: a gap that shrinks with a constant multiplier is no loss."""
+    margin: float
+    """Changes below this many nats are called constant."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trend(Record):
+    """The trend within the ladder: its verdict is the one over compute, from the bottom cell to the top cell."""
+
+    verdict: Verdict
+    compute: TrendTest | None
+    tokens: TrendTest | None
+    """At the largest size that has several budgets; None on a path."""
+    sizes: TrendTest | None
+    """At the largest budget that several sizes have; None on a path."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Projection(Record):
+    """The gap at a place beyond the ladder."""
+
+    place: Place
+    times_top: float
+    """FLOPs there as a multiple of the top cell's."""
+    gap: Interval
+    """M's interval of the mean gap: the one to call 95 %."""
+    simple_law: Interval
+    """K's interval, if the gap keeps a simple law: never in a verdict."""
+    constant_multiplier: Interval | None
+    """Interval if the compute multiplier is constant; None where the ladder rejects that."""
+    multiplier: Interval | None
+    """M's compute multiplier in FLOPs."""
+    shrinks: float
+    """Probability under M that the gap is smaller there, in absolute value, than at the top."""
+    shrinks_simple_law: float
+    """The same under K."""
+    is_smoothness: bool
+    """Beyond 100 × the top: M's interval, too, holds only if the gap stays as smooth as within the ladder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Obstacle(Record):
+    """One reason why the gap at the target is not identified."""
+
+    rule: Reason
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identified(Record):
+    """Whether the gap at the targets is identified. If not, a page shows the reasons and no number in its headline."""
+
+    is_identified: bool
+    reasons: list[Obstacle] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Purchase(Record):
+    """What more runs would buy: the width of M's interval at a place, now and with them."""
+
+    what: str
+    """For example "2 more seeds at every cell", "one more size above the top"."""
+    place: Place
+    width_now: float
+    width_then: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOut(Record):
+    """A forecast that was written before its runs, beside what came."""
+
+    scheme: str
+    place: Place
+    seeds: int
+    forecast: Interval
+    simple_law: Interval | None
+    measured: float | None
+    """Mean paired difference; None where the runs are missing or unreliable."""
+    is_hit: bool | None
+    is_simple_law_hit: bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchemeAnswer(Record):
+    """Everything about one scheme against the baseline."""
+
+    scheme: str
+    cells: list[CellGap]
+    trend: Trend
+    projections: list[Projection]
+    identified: Identified
+    form_weights: dict[str, float]
+    """K's weights of the families: "fades or grows", "settles"; they sum to one. Empty where there is no fit."""
+    axis_weights: dict[str, float]
+    """K's weights of the axis that drives the gap: "parameters", "mostly parameters", "compute", "mostly tokens",
+    "tokens". On a path there is only "compute"."""
+    sentence: str
+    what_more: list[Purchase]
+    held_out: list[HeldOut]
+    seed_sd: float | None
+    """Standard deviation of a paired difference over seeds, pooled over cells."""
+
+    @property
+    def top(self) -> CellGap | None:
+        """The usable cell with the largest size and budget."""
+        usable = [cell for cell in self.cells if cell.is_usable]
+        return max(usable, key=lambda cell: cell.flops) if usable else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaselineCell(Record):
+    """The baseline at one cell: its mean loss, the law's value, and the slope by which gaps become multipliers."""
+
+    size: str
+    parameters: int
+    tokens: int
+    flops: float
+    n: int
+    loss: float
+    fitted: float
+    slope: Interval
+    """-dL/d ln C in nats an e-fold of compute."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaselineLaw(Record):
+    """The law of the baseline's loss. Only its values and slopes are well known; E is shown as a range."""
+
+    kind: Literal["L(C)", "L(N, D)"]
+    text: str
+    irreducible: Interval
+    """Range of E that the ladder allows."""
+    residual_sd: float
+    cells: list[BaselineCell]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LadderAnswer(StoredResult):
+    """The answer of a ladder, for pages and JSON."""
+
+    what: ClassVar[str] = "ladder answer"
+    made_by: ClassVar[str] = "normlab ladder"
+    schema: int = SCHEMA
+
+    baseline: str
+    level: float
+    """Joint level over all schemes."""
+    level_each: float
+    """Level of each interval after Bonferroni's correction over the schemes."""
+    kind: Literal["path", "grid", "too small"]
+    """path: one budget a size; grid: several."""
+    schemes: list[SchemeAnswer]
+    baseline_law: BaselineLaw | None
+    cautions: list[str]
+    """What a reader must know, in sentences: unreliable cells, few steps, contradicting cells."""
+    priors: dict[str, str]
+    """Assumptions of the estimators, in words."""
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellForecast(Record):
+    """Prediction intervals of the mean paired difference of `seeds` new seeds at a cell that is not trained yet."""
+
+    scheme: str
+    place: Place
+    seeds: int
+    gap: Interval
+    """M's prediction interval: this one judges the forecast."""
+    simple_law: Interval
+    """K's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Design(Record):
+    """A ladder before it is trained."""
+
+    cells: list[Place]
+    seeds: int
+    targets: list[Place] = field(default_factory=list)
+    seed_sd: float = 0.007
+    """Assumed standard deviation of a paired difference over seeds."""
+    is_branched: bool = True
+    """Whether the budgets of a size are cooldown branches of one trunk."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpectedWidth(Record):
+    """Width that M's interval would have at a place if the gap followed a straight line: the best case."""
+
+    place: Place
+    width: float

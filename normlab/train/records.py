@@ -80,11 +80,13 @@ class Recorder(Setup):
 
     def _keep_branch(self, *, only_missing: bool = False) -> None:
         """Keep the checkpoint of this step if a branch starts from here."""
-        newest = self.checkpoints.latest()
-        if newest is None or self.step not in self.config.branch_steps:
-            return
-        if not (only_missing and (self.folder.branches / newest.name).is_dir()):
-            self.group.together(lambda: branches.keep(newest, self.folder.branches) if self.group.is_main else None)
+        if self.step in self.config.branch_steps:
+            self.group.together(lambda: self._copy_branch(only_missing) if self.group.is_main else None)
+
+    def _copy_branch(self, only_missing: bool) -> None:
+        name = f"step-{self.step:08d}"
+        if not (only_missing and (self.folder.branches / name).is_dir()):
+            branches.keep(self.folder.checkpoints / name, self.folder.branches)
 
     def _result(self, state: str, reason: str | None) -> TrainResult:
         """Write the result to status.json; then remove the checkpoints of a finished run."""

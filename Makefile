@@ -13,7 +13,7 @@ PYTEST := -m pytest -n auto --dist worksteal --durations 10
 # The oldest transformers that works, with what it cannot share with the newest.
 OLD_TRANSFORMERS := $(CURDIR)/$(VENV)/transformers-5.4.0
 
-.PHONY: demo demo-encoder demo-vision test test-full coverage test-gpu test-oldest lint docs figures clean
+.PHONY: demo demo-ladder demo-encoder demo-vision test test-full coverage test-gpu test-oldest lint docs figures clean
 
 # The main job at a size for two cores: 24 small runs on the standard library's own text, ending in demo/report.html.
 DEMO := --schemes pre post peri geonorm --lrs 3e-3 6e-3 1.2e-2 --seeds 3 --depth 4 --dim 64 --heads 2 --length 128 --batch 16 \
@@ -27,6 +27,13 @@ DEMO_ENCODER := --task masked --schemes pre post peri geonorm --lrs 3e-3 6e-3 --
         --batch 16 --tokens 120k --evals 6 --eval-tokens 40k --saves 0
 DEMO_VISION := --task images --preset digits --schemes pre post peri geonorm --lrs 2e-3 4e-3 --seeds 3 --depth 4 --dim 32 --heads 2 \
         --images 16k --batch 64 --evals 8 --saves 0
+
+# A small ladder: three sizes, three budgets, the largest size forecast before it is trained. Under ten minutes.
+DEMO_LADDER := --schemes pre peri geonorm --sizes 2x32 3x48 4x64 --budgets 75k 150k 300k --seeds 2 --lrs 4e-3 8e-3 1.6e-2 --rate-budgets 75k \
+        --head-width 16 --length 64 --batch 16 --warmup-steps 20 --evals 1 --eval-tokens 50k --saves 0 --target 6x96:1M
+
+demo-ladder: $(VENV)/.base
+	$(BIN)/normlab ladder $(DEMO_LADDER) --out demo-ladder
 
 demo-encoder: $(VENV)/.base
 	$(BIN)/normlab compare $(DEMO_ENCODER) --out demo-encoder

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from normlab.checks.check import check
     from normlab.dynamics.simulate import simulate
     from normlab.errors import NormLabError
+    from normlab.ladders.ladder import ladder
     from normlab.models import Decoder, DecoderConfig, Encoder, EncoderConfig, VisionConfig, VisionTransformer
     from normlab.probes.probe import probe
     from normlab.schemes.catalog.registry import list_schemes, register, scheme
@@ -34,6 +35,7 @@ __all__ = [
     "VisionTransformer",
     "check",
     "geometry",
+    "ladder",
     "list_schemes",
     "load_run",
     "norms",
@@ -61,6 +63,7 @@ __getattr__ = loader(
         "VisionTransformer": "models",
         "check": "checks.check",
         "geometry": "",
+        "ladder": "ladders.ladder",
         "list_schemes": "schemes.catalog.registry",
         "load_run": "train",
         "norms": "",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -48,23 +49,26 @@ def compare(
 
 
 def report(folder: Annotated[Path, tyro.conf.Positional], /, out: Path | None = None, markdown: bool = False) -> None:
-    """Write the HTML report of a comparison or of a single run.
+    """Write the HTML report of a comparison, of a ladder or of a single run.
 
     For example:
       normlab report comparison
       normlab report runs/peri --markdown
 
     Args:
-        folder: Folder made by normlab compare or normlab train.
+        folder: Folder made by normlab compare, normlab ladder or normlab train.
         out: File to write; none: report.html in the folder, or with --markdown standard output.
         markdown: Write a Markdown table instead, for a paper or a pull request.
     """
     from normlab.compare import report as reports
+    from normlab.ladders import results
     from normlab.utils.files import save
 
+    of_ladder = results.is_ladder(folder)
+    table = partial(results.markdown if of_ladder else reports.markdown, folder)
     if not markdown:
-        print(f"page: {reports.build(folder, out=out)}")
+        print(f"page: {(results.build if of_ladder else reports.build)(folder, out=out)}")
     elif out is None:
-        print(reports.markdown(folder))
+        print(table())
     else:
-        print(f"table: {save(out, {'.md': lambda: reports.markdown(folder)})}")
+        print(f"table: {save(out, {'.md': table})}")

@@ -1,4 +1,4 @@
-"""Defaults of `normlab train` and `normlab compare`: those of the task, then of a stored run, a preset, a TOML file.
+"""Defaults of `normlab train`, `compare` and `ladder`: those of the task, then of a stored run, a preset, a TOML file.
 
 They are put into a configuration that tyro gets as `default=`, so that flags come last. It is not checked: flags may
 still change or complete it.
@@ -17,6 +17,7 @@ from tyro.constructors import ConstructorRegistry, StructConstructorSpec, Struct
 
 from normlab.compare.config import CompareConfig
 from normlab.errors import NormLabError, unknown
+from normlab.ladders.config import LadderConfig
 from normlab.models.config import TransformerConfig
 from normlab.train.config import DEFAULT_TASK, TrainConfig
 from normlab.train.tasks import TASKS, Task, find_task
@@ -24,8 +25,14 @@ from normlab.utils.settings import blame, field_names, read_settings, typed_sett
 
 Verb = Callable[..., Any]
 
+Many = CompareConfig | LadderConfig
+"""A configuration of many runs: its `base` is shared by all, and `several` names what differs between them."""
+
 _NOT_SETTINGS = ("model", "base", "continued")
 """Fields that hold other configurations, and one that a run sets itself."""
+
+_OF_ONE_RUN = ("branches",)
+"""Fields of a run that a comparison does not have."""
 
 
 class Defaults:
@@ -36,7 +43,7 @@ class Defaults:
         file = value_of(words, "--toml")
         self._file = None if file is None else Path(file)
         self._settings = {} if self._file is None else read_settings(self._file)
-        self._stored = _stored(value_of(words, "--resume"))
+        self._stored = _stored(value_of(words, "--resume")) or _branch(_stored(value_of(words, "--branch-from")))
 
     @contextmanager
     def blamed(self) -> Iterator[None]:
@@ -50,7 +57,7 @@ class Defaults:
         hints = get_type_hints(self._verb)
         options = {name: kind for name, kind in hints.items() if name not in ("config", "toml", "return")}
         task = self._task()
-        configs = [task.config, task.config.model_class, *([CompareConfig] if self._compares else [])]
+        configs = [task.config, task.config.model_class, *([] if self._many is None else [self._many])]
         self._refuse_foreign(task, field_names(*configs) | options.keys())
         settings = self._typed({**_kinds(configs), **options})
         given = {name: value for name, value in settings.items() if name in options}
@@ -59,12 +66,14 @@ class Defaults:
         return partial(self._verb, config=self._config(task, values), **given)
 
     def registry(self) -> ConstructorRegistry:
-        """Rules for tyro: a comparison has no options for a run's scheme, learning rate and seed."""
-        return _without(CompareConfig.several if self._compares else ())
+        """Rules for tyro: a comparison has no options for a run's scheme, learning rate, seed and branches."""
+        return _without(() if self._many is None else (*self._many.several, *_OF_ONE_RUN))
 
     @property
-    def _compares(self) -> bool:
-        return get_type_hints(self._verb)["config"] is CompareConfig
+    def _many(self) -> type[Many] | None:
+        """The configuration of many runs that the command takes; None for a single run."""
+        kind = get_type_hints(self._verb)["config"]
+        return kind if kind in get_args(Many) else None
 
     def _task(self) -> Task:
         stored = DEFAULT_TASK if self._stored is None else self._stored.task
@@ -74,8 +83,11 @@ class Defaults:
         """Raise for an option that only other tasks have, and for one that a comparison replaces by a list."""
         flags = [word for word in self._words if word.startswith("--")]
         for name in [*map(_field, flags), *(name.replace("-", "_") for name in self._settings)]:
-            if self._compares and name in CompareConfig.several:
-                raise NormLabError(f"a comparison has no {name} of its own; name --{CompareConfig.several[name]}")
+            what = "comparison" if self._many is CompareConfig else "ladder"
+            if self._many is not None and name in self._many.several:
+                raise NormLabError(f"a {what} has no {name} of its own; name --{self._many.several[name]}")
+            if self._many is not None and name in _OF_ONE_RUN:
+                raise NormLabError(f"a {what} has no {name}; they are an option of normlab train")
             owners = [one.name for one in TASKS.values() if name in field_names(one.config, one.config.model_class)]
             if owners and name not in known:
                 raise NormLabError(
@@ -93,10 +105,10 @@ class Defaults:
             raise _empty_path(empty)
         return typed_settings(self._settings, self._file, kinds)
 
-    def _config(self, task: Task, values: Mapping[str, Any]) -> TrainConfig | CompareConfig:
+    def _config(self, task: Task, values: Mapping[str, Any]) -> TrainConfig | Many:
         model = _unchecked(task.config.model_class, values)
         run = _unchecked(task.config, {**values, "task": task.name, "model": model})
-        return _unchecked(CompareConfig, {**values, "base": run}) if self._compares else run
+        return run if self._many is None else _unchecked(self._many, {**values, "base": run})
 
 
 def refuse_empty_paths(verb: Verb, words: Sequence[str]) -> None:
@@ -117,12 +129,17 @@ def value_of(words: Sequence[str], flag: str) -> str | None:
 
 
 def _stored(folder: str | None) -> TrainConfig | None:
-    """The configuration of the run that is to be resumed."""
+    """The configuration of the run that is to be resumed or branched off."""
     if folder is None:
         return None
     from normlab.train.storage.folder import RunFolder
 
     return RunFolder(Path(folder)).config
+
+
+def _branch(trunk: TrainConfig | None) -> TrainConfig | None:
+    """The configuration of a branch before its budget is named."""
+    return None if trunk is None else dataclasses.replace(trunk, branches=())
 
 
 def _field(flag: str) -> str:

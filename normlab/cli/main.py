@@ -15,8 +15,9 @@ from normlab import __version__
 from normlab.cli.bench import bench, bench_kernels, bench_step
 from normlab.cli.check import check
 from normlab.cli.compare import compare, report
-from normlab.cli.defaults import Defaults, refuse_empty_paths
+from normlab.cli.defaults import Defaults, refuse_empty_paths, value_of
 from normlab.cli.doctor import doctor
+from normlab.cli.ladder import ladder, ladder_table
 from normlab.cli.schemes import schemes
 from normlab.cli.simulate import simulate
 from normlab.cli.study import study
@@ -32,9 +33,10 @@ Examples:
   normlab schemes "peri(step=0.1)"  the same, with options
   normlab train --scheme peri       train on the built-in text; resumable
   normlab compare                   compare pre, post, peri and geonorm, with an HTML report
+  normlab ladder                    train schemes at several sizes and budgets: does the gain survive scale?
   normlab check peri                check a deep model for exploding, vanishing or collapsing activations
   normlab simulate --scheme peri    simulate tokens through depth and compare with theory
-  normlab report DIR                HTML report of a comparison or a run
+  normlab report DIR                HTML report of a comparison, a ladder or a run
   normlab study                     published claims and our reproductions
   normlab generate --run DIR        generate text with a trained model
   normlab export RUN DIR            export a trained model to Hugging Face transformers
@@ -56,7 +58,7 @@ def _deferred(verb: Callable[..., None]) -> Callable[..., Callable[[], None]]:
 
 _VERBS = {
     verb.__name__: _deferred(verb)
-    for verb in (schemes, train, compare, check, simulate, study, report, generate, export, doctor, bench)
+    for verb in (schemes, train, compare, ladder, check, simulate, study, report, generate, export, doctor, bench)
 }
 _BENCHES = {"kernels": _deferred(bench_kernels), "step": _deferred(bench_step)}
 
@@ -91,7 +93,9 @@ def run(words: list[str]) -> None:
         refuse_empty_paths(verbs[name], words)
     options: dict[str, Any] = {"prog": prog, "description": description, "args": words}
     with ExitStack() as errors:
-        if name in ("train", "compare"):
+        if name == "ladder" and value_of(words, "--rows") is not None:
+            verbs = {**verbs, name: _deferred(ladder_table)}
+        elif name in ("train", "compare", "ladder"):
             defaults = Defaults(verbs[name], words[1:])
             errors.enter_context(defaults.blamed())
             verbs, options["registry"] = {**verbs, name: defaults.verb()}, defaults.registry()

@@ -17,6 +17,7 @@ def train(
     config: TrainConfig,
     out: Path | None = None,
     resume: Path | None = None,
+    branch_from: Path | None = None,
     preset: str | None = None,
     toml: Path | None = None,
 ) -> None:
@@ -32,6 +33,8 @@ def train(
       normlab train --preset 125m --scheme peri --data "books/*.jsonl.xz" --tokenizer bpe:32768 --tokens 1B --lr 6e-4
       normlab train --resume runs/large
       normlab train --resume runs/large --tokens 2B
+      normlab train --data book.txt --schedule wsd --warmup 100 --tokens 40M --branches 10M 20M --out runs/trunk
+      normlab train --branch-from runs/trunk --tokens 10M --out runs/short
       torchrun --nproc-per-node 8 -m normlab train --preset 1.3b --toml run.toml --out runs/large
 
     Args:
@@ -39,6 +42,8 @@ def train(
         out: Folder of the run; none: runs/SCHEME-lrLR-seedSEED-HASH.
         resume: Folder of a run to resume; its settings are read from there. With larger --tokens or --images,
             continue a finished run, with its learning-rate schedule stretched over all steps.
+        branch_from: Folder of a run with --branches; start from the state that it kept for --tokens or --images, with
+            its other settings. The result is that of a run with this budget from the start.
         preset: Model size: tiny, 125m, 350m, 1.3b; for images digits, vit-s, vit-b. Other flags override it.
         toml: TOML file with any of these options; flags override it.
     """
@@ -48,9 +53,15 @@ def train(
 
     if resume is not None and out is not None:
         raise NormLabError("--resume names the folder of the run already; leave out --out")
+    if resume is not None and branch_from is not None:
+        raise NormLabError(
+            "--resume goes on with a run, --branch-from starts one; to resume a branch leave the latter out"
+        )
     folder = resume or out or Path("runs") / config.name
     config = config if resume is None else resumed(resume, config)
-    result = run(config, folder, command=["normlab", *sys.argv[1:]], continuable=config.saves > 0)
+    result = run(
+        config, folder, command=["normlab", *sys.argv[1:]], continuable=config.saves > 0, branch_from=branch_from
+    )
     if os.environ.get("RANK", "0") == "0":
         print(ending(result, config.task_object, folder))
     sys.exit({"done": 0, "failed": 1, "stuck": 1, "stopped": 130}[result.state])

@@ -92,9 +92,9 @@ class CompareConfig(RunOptions):
     @cached_property
     def bracket(self) -> Bracket | None:
         """The learning-rate search; None where the rates are listed."""
-        # Under muP the rate is that of the base width.
-        width = self.base.base_dim or self.base.model.dim
-        return Bracket(start_rate(self.base.model.depth, width)) if self.lrs == "auto" else None
+        # A rate that is transferred is that of the base.
+        depth, width = self.base.base_depth or self.base.model.depth, self.base.base_dim or self.base.model.dim
+        return Bracket(start_rate(depth, width)) if self.lrs == "auto" else None
 
     @property
     def first_rates(self) -> tuple[float, ...]:

@@ -64,7 +64,7 @@ class LadderConfig(RunOptions):
     """Runs of each scheme at the largest size; none: as many as --seeds."""
     hold_out: bool = True
     """Forecast the largest size from the smaller ones before it is trained."""
-    targets: tuple[str, ...] = ()
+    target: tuple[str, ...] = ()
     """Sizes and budgets too large to try, at which the gap is estimated: 16x1024:400M."""
 
     lrs: Literal["auto"] | tuple[float, ...] = "auto"
@@ -131,7 +131,7 @@ class LadderConfig(RunOptions):
 
     @cached_property
     def all_targets(self) -> tuple[Target, ...]:
-        return tuple(Target.parse(text) for text in self.targets)
+        return tuple(Target.parse(text) for text in self.target)
 
     @cached_property
     def rungs(self) -> tuple[Rung, ...]:
@@ -189,7 +189,7 @@ class LadderConfig(RunOptions):
         lr *= math.sqrt(rung.batch / self.rungs[0].batch)
         return dataclasses.replace(
             self.base, model=self.models[rung.size][scheme], tokens=budget, lr=lr, seed=seed, batch=rung.batch,
-            weight_decay=rung.weight_decay, schedule="wsd", warmup=self.warmup_steps, **carried,
+            weight_decay=rung.weight_decay, schedule="wsd", warmup=self.warmup_steps, stop_hopeless=True, **carried,
         )  # fmt: skip
 
     def for_data(self, data: Any) -> LadderConfig:

@@ -10,6 +10,7 @@ from typing import Any
 from normlab.compare.tuning import RateResults
 from normlab.errors import NormLabError
 from normlab.ladders.config import LadderConfig
+from normlab.ladders.places import target_places
 from normlab.ladders.plan import LadderPlan
 from normlab.ladders.rates import FoundRate, Search
 from normlab.ladders.report.design import (
@@ -22,22 +23,21 @@ from normlab.ladders.report.design import (
     TriedRate,
 )
 from normlab.ladders.size import Size
+from normlab.ladders.statistics.answer import Place
 from normlab.ladders.stored_rows import run_state
 from normlab.models.config import TransformerConfig
 from normlab.train.config import LATER_DEFAULTS, NOT_DECISIVE
 from normlab.train.hardware import describe
 from normlab.train.tasks import Data
-from normlab.ladders.places import target_places
-from normlab.ladders.statistics.answer import Place
-from normlab.utils.records import from_plain
 from normlab.utils.files import read_json, write_json
+from normlab.utils.records import from_plain
 from normlab.utils.versions import versions
 
 FILE = "ladder.json"
 
 _MAY_GROW = ("schemes", "small_schemes")
 _MAY_RISE = ("seeds", "top_seeds")
-_FREE = ("targets", "level", "epochs")
+_FREE = ("target", "level", "epochs")
 """Options that change the answer or the permission to run, but no run."""
 
 
@@ -84,8 +84,8 @@ def design_of(plan: LadderPlan, rows: Sequence[Mapping[str, Any]], data: Data, c
     cells = [config.run(rung, config.baseline_name, budget, 1e-3, 0) for rung in config.rungs
              for budget in rung.budgets]  # fmt: skip
     return LadderDesign(
-        command=tuple(command), date=_first_date(rows), commit=known.get("commit"), device=_device(rows), versions=known,
-        data=data.describe() if hasattr(data, "describe") else None, unique_tokens=unique,
+        command=tuple(command), date=_first_date(rows), commit=known.get("commit"), device=_device(rows),
+        versions=known, data=data.describe() if hasattr(data, "describe") else None, unique_tokens=unique,
         head="tied" if getattr(cells[0].model, "tied_head", False) else "own",
         sizes=tuple(_size_facts(config, size) for size in config.all_sizes),
         budgets=tuple(sorted({cell.tokens_in_all for cell in cells})),

@@ -16,7 +16,7 @@ from normlab.ladders.run import LadderRun
 from normlab.ladders.rung import Rung
 from normlab.ladders.statistics import expected_widths
 from normlab.ladders.statistics.answer import FEW_STEPS, Design, ExpectedWidth
-from normlab.train.setup import Precision
+from normlab.train.distributed import Precision
 from normlab.train.hardware import describe, matmul_ceiling
 from normlab.utils.text import counted, duration, size
 
@@ -74,8 +74,7 @@ class DryRun:
 
     def lines(self) -> list[str]:
         """The plan as text."""
-        head = f"{'size':>8}  {'parameters':>11}  {'embedding':>9}  {'tokens/parameter':>17}  {'steps':>13}  {'epochs':>6}  {'memory':>9}  {'runs':>5}  {'FLOPs':>8}"
-        return [head, *(_line(rung) for rung in self.rungs), *self._totals(), *self._at_best(), *self._short()]
+        return [_HEAD, *(_line(rung) for rung in self.rungs), *self._totals(), *self._at_best(), *self._short()]
 
     def _totals(self) -> list[str]:
         return [
@@ -112,7 +111,8 @@ def dry_run(config: LadderConfig, data: Any) -> DryRun:
 def _cost(config: LadderConfig, rung: Rung, runs: list[LadderRun], data: Any, precision: Precision) -> RungCost:
     model = config.models[rung.size][config.baseline_name]
     parameters, unique = model.num_params(), data.facts()["train"]["tokens"]
-    shortest, longest = (config.run(rung, config.baseline_name, b, 1e-3, 0) for b in (rung.budgets[0], rung.budgets[-1]))
+    ends = (rung.budgets[0], rung.budgets[-1])
+    shortest, longest = (config.run(rung, config.baseline_name, budget, 1e-3, 0) for budget in ends)
     memory = model.memory(rung.batch // config.base.accumulate, config.base.sequence, precision=precision)
     return RungCost(
         rung, parameters, embedding_share(model),
@@ -146,10 +146,18 @@ def _widths(config: LadderConfig) -> list[ExpectedWidth]:
     )
 
 
+_COLUMNS = {
+    "size": 8, "parameters": 11, "embedding": 9, "tokens/parameter": 17, "steps": 13, "epochs": 6, "memory": 9,
+    "runs": 5, "FLOPs": 8,
+}  # fmt: skip
+_HEAD = "  ".join(f"{name:>{width}}" for name, width in _COLUMNS.items())
+
+
 def _line(one: RungCost) -> str:
     low, high = one.tokens_per_parameter
     steps = " - ".join(f"{count:,}" for count in dict.fromkeys(one.steps))
-    return (
-        f"{one.rung.size!s:>8}  {one.parameters:>11,}  {one.embedding_share:>9.0%}  {f'{low:.2g} - {high:.2g}':>17}  "
-        f"{steps:>13}  {one.epochs:>6.2g}  {size(one.memory):>9}  {one.runs:>5}  {one.flops:>8.2g}"
-    )
+    told = (
+        str(one.rung.size), f"{one.parameters:,}", f"{one.embedding_share:.0%}", f"{low:.2g} - {high:.2g}", steps,
+        f"{one.epochs:.2g}", size(one.memory), str(one.runs), f"{one.flops:.2g}",
+    )  # fmt: skip
+    return "  ".join(f"{text:>{width}}" for text, width in zip(told, _COLUMNS.values(), strict=True))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from normlab.compare.store import Store
 from normlab.errors import NormLabError
+from normlab.ladders import report
 from normlab.ladders.description import FILE, read_description
 from normlab.ladders.forecast import check_rows, read_forecast
 from normlab.ladders.report.content import LadderReport
@@ -42,6 +43,19 @@ def read_report(folder: Path, field: str = "loss") -> LadderReport:
         edge_rates=sorted({search.scheme for search in design.rates if search.edge is not None}),
     )  # fmt: skip
     return LadderReport(rows, found, design)
+
+
+def build(folder: str | Path, *, out: str | Path | None = None) -> Path:
+    """Write the HTML report of a ladder, by default `report.html` in its folder; return its path."""
+    path = Path(folder) / "report.html" if out is None else Path(out)
+    if path.is_dir():
+        raise NormLabError(f"{path} is a folder; expected a file, e.g. {path / 'report.html'}")
+    return report.build(read_report(Path(folder)), path)
+
+
+def markdown(folder: str | Path) -> str:
+    """The answer of a ladder as Markdown."""
+    return report.markdown(read_report(Path(folder)))
 
 
 def report_of_table(

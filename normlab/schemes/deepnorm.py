@@ -40,6 +40,7 @@ class DeepNorm(Scheme):
 
     name = "deepnorm"
     aliases = ("deep-norm", "deepnet")
+    depth_rule = "its own α = (2L)^(1/4) and β = (8L)^(−1/4)"
 
     alpha: float | None = None
     """Factor α on the skip connection; None: computed from the depth."""

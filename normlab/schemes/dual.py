@@ -40,6 +40,7 @@ class Dual(Scheme):
     name = "dual"
     aliases = ("residual-dual", "resi-dual", "residual", "dual-residual")
     streams = 2
+    depth_rule = "no constant depends on the depth, and none is changed"
 
     scale: float = 1.0
     """Factor s on everything added to the stream u; below 1 it prevents overflow in fp16."""

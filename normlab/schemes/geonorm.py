@@ -52,6 +52,7 @@ class GeoNorm(Scheme):
 
     name = "geonorm"
     aliases = ("geo-norm", "geo", "geodesic")
+    depth_rule = "its own δ_k = 1/(k+1), whose sum grows like ln L"
 
     step: float = 1.0
     """Factor α on the decay δ."""

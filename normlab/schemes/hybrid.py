@@ -43,6 +43,7 @@ class Hybrid(Scheme):
     aliases = ("hybridnorm", "hybrid-norm")
     topologies = ("serial",)
     truncate = 3.0
+    depth_rule = "its own initialisation, output projections ÷ √(2L)"
 
     star: bool = False
     """HybridNorm*: block 0 is a Pre-Norm block with q, k, v norms."""

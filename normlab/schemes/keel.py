@@ -38,6 +38,7 @@ class Keel(Scheme):
 
     name = "keel"
     aliases = ("keel-norm",)
+    depth_rule = "its own α, 2L by default"
 
     alpha: float | str = "sublayers"
     """Factor α on the skip connection: "sublayers" (2L), "blocks" (L), "sqrt" (√L), or a number."""

@@ -33,6 +33,8 @@ class LayerScale(Scheme):
     name = "layerscale"
     aliases = ("layer-scale", "cait")
     variants = MappingProxyType({"rezero": {"gamma": 0.0, "scalar": True}})
+    depth_transfer = "derived"
+    depth_rule = "branch outputs × L₀/L, as CompleteP; γ starts and learns as at L₀"
 
     gamma: float = 0.1
     """Initial value of γ."""

@@ -30,6 +30,11 @@ class LNS(Scheme):
 
     name = "lns"
     aliases = ("ln-scaling", "lnscaling", "layernorm-scaling")
+    depth_transfer = "derived"
+    depth_rule = (
+        "branch outputs × L₀/L, as CompleteP, and ℓ = 1 + k·L₀/L for block k from 0: the factors of the "
+        "base, stretched over the depth"
+    )
 
     depth_init: bool = False
     """Not supported; exists to explain why in an error message."""

@@ -34,6 +34,7 @@ class Mix(Scheme):
 
     name = "mix"
     aliases = ("mix-ln", "mixln", "mix-norm")
+    depth_rule = "no constant is changed; the switch is at the same fraction of the depth"
 
     post_fraction: float = 0.25
     """Fraction a of the blocks that are Post-Norm, from the first block on."""

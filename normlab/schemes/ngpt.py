@@ -57,6 +57,7 @@ class NGPT(Scheme):
     name = "ngpt"
     aliases = ("n-gpt", "normalized-gpt", "normalised-gpt")
     zero_outputs = False
+    depth_rule = "its own α, learned from one initial value at every depth"
 
     alpha: float = 0.05
     """Initial step size α of the interpolation."""

@@ -30,6 +30,10 @@ class NoNorm(Scheme):
 
     name = "none"
     aliases = ("no-norm", "nonorm", "plain")
+    depth_transfer = "derived"
+    depth_rule = (
+        "branch outputs × L₀/L, as CompleteP: the state then grows by a factor that does not depend on the depth"
+    )
 
     def sublayer(self, site: Site) -> Step:
         return Step(Add(site.dt))

@@ -38,6 +38,8 @@ class Peri(Scheme):
     aliases = ("peri-ln", "peri-norm", "sandwich", "sandwich-norm", "sandwich-ln")
     variants = MappingProxyType({name: {"gain": "offset", "entry_norm": False} for name in ("gemma2", "gemma-2")})
     zero_outputs = False
+    depth_transfer = "derived"
+    depth_rule = "branch outputs × L₀/L, as CompleteP: N_out(F(N_in(x))) does not depend on the depth"
 
     step: float = 1.0
     """Residual step size Δt in (0, 1]; 0.1 keeps deep stacks near their input scale."""

@@ -36,6 +36,7 @@ class Post(Scheme):
 
     name = "post"
     aliases = ("post-ln", "post-norm", "postnorm", "postln", "bert")
+    depth_rule = "no constant depends on the depth, and none is changed"
 
     init: Literal["base", "xavier"] = "base"
     """Standard deviation of matrices: the base, or √(2/(fan in + fan out))."""

@@ -37,6 +37,10 @@ class Pre(Scheme):
 
     name = "pre"
     aliases = ("pre-ln", "pre-norm", "prenorm", "preln", "gpt2")
+    depth_transfer = "derived"
+    depth_rule = (
+        "branch outputs × L₀/L, initialisation as at L₀ (output projections ÷ √(2L₀)): CompleteP, arXiv 2505.01618"
+    )
 
     step: float = 1.0
     """Residual step size Δt in (0, 1]; 0.1 keeps deep stacks near their input scale."""

@@ -41,6 +41,7 @@ class SpanNorm(Scheme):
     name = "spannorm"
     aliases = ("span-norm", "span", "fusenorm")
     topologies = ("serial",)
+    depth_rule = "its own ScaleInit, output projections × 1/√L"
 
     scale_init: Literal["blocks", "sublayers", "none"] = "blocks"
     """ScaleInit: output projections × 1/√L, × 1/√(2L), or not scaled."""

@@ -40,7 +40,7 @@ class RunTarget(DesignTarget):
         run = load_run(folder)
         super().__init__(run.config.model, **options)
         self.folder, self.name, self.weights = folder, folder.resolve().name, weights
-        self._base_dim, self._trained = run.config.base_dim, run.config.model
+        self._bases, self._trained = (run.config.base_dim, run.config.base_depth), run.config.model
         if weights:
             self.resizable = frozenset()
             run.model  # noqa: B018  # a run that has no weights yet says so here
@@ -85,8 +85,10 @@ class RunTarget(DesignTarget):
         return self._initial(dataclasses.replace(self._at_width(width or self._design.dim), depth=depth))
 
     def _initial(self, design: TransformerConfig) -> nn.Module:
-        model = design.build(device="cpu")
-        return model if self._base_dim is None else Transfer(self._base_dim, design.dim).init_(model)
+        transfer = Transfer.to(design, *self._bases)
+        if transfer is None:
+            return design.build(device="cpu")
+        return transfer.init_(transfer.design(design).build(device="cpu"))
 
 
 def resized(config: TransformerConfig, width: int) -> TransformerConfig:

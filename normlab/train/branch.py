@@ -84,7 +84,14 @@ def _check_config(trunk: RunFolder, config: TrainConfig) -> None:
         )
     own, longest = getattr(config, config.budget), getattr(there, there.budget)
     if own >= longest:
-        raise NormLabError(f"a branch has fewer {config.budget} than its trunk: {own:,}, and {trunk.path} {longest:,}")
+        raise NormLabError(
+            f"{trunk.path} has {longest:,} {config.budget} and a branch fewer, got {own:,}; name a smaller budget"
+        )
+    if there.continued:
+        raise NormLabError(
+            f"{trunk.path} was continued after its rate had decayed, so it is no trunk; train it anew with the larger "
+            f"budget"
+        )
     same = dataclasses.replace(there.branch(own), **{name: getattr(config, name) for name in MAY_DIFFER})
     if same.identity != config.identity:
         raise NormLabError(

@@ -27,6 +27,7 @@ from normlab.utils.settings import field_names
 
 if TYPE_CHECKING:
     from normlab.train.tasks import Task
+    from normlab.train.transfer import Transfer
 
 Sink = Literal["tensorboard", "wandb", "trackio"]
 TaskName = Literal["language", "masked", "images"]
@@ -35,11 +36,11 @@ NOT_DECISIVE = ("vocab_size", "classes", "saves", "keep", "sinks", "branches", "
 """Fields that are left out of a run's hash: the result does not depend on them, or (vocabulary size, number of classes)
 only through other fields."""
 
-ADDED_LATER: tuple[str, ...] = ("stop_hopeless", "continued")
+ADDED_LATER: tuple[str, ...] = ("stop_hopeless", "continued", "base_depth")
 """Fields that version 0.1 did not have. At its default such a field is left out of a run's hash, so that stored runs
 keep their names."""
 
-LEFT_OUT: tuple[str, ...] = ("continued", "branches")
+LEFT_OUT: tuple[str, ...] = ("continued", "branches", "base_depth")
 """Fields that are not written where they are empty: files of version 0.1 do not have them, and their comparisons can be
 resumed."""
 
@@ -102,6 +103,9 @@ class TrainConfig:
     decay (schedule wsd or wsd-linear, warm-up in steps)."""
     base_dim: int | None = None
     """Width at which the learning rate was tuned: initialisation and rates are transferred from there (muP)."""
+    base_depth: int | None = None
+    """Number of blocks at which the learning rate was tuned: the scheme's depth rule is applied from there
+    (CompleteP)."""
 
     seed: int = 0
     """Random seed of the initialisation and of the data order."""
@@ -145,6 +149,9 @@ class TrainConfig:
         for name in ("batch", "accumulate", "keep"):
             if getattr(self, name) < 1:
                 raise NormLabError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("base_dim", "base_depth"):
+            if (base := getattr(self, name)) is not None and base < 1:
+                raise NormLabError(f"{name} must be at least 1, got {base}; leave it out for no transfer")
         for name in ("evals", "saves"):
             if getattr(self, name) < 0:
                 raise NormLabError(f"{name} must not be negative, got {getattr(self, name)}")
@@ -237,6 +244,18 @@ class TrainConfig:
         return find_task(self.task)
 
     @property
+    def transfer(self) -> Transfer | None:
+        """The rules that carry the learning rate over from the base width and depth; None without a base."""
+        from normlab.train.transfer import Transfer
+
+        return Transfer.to(self.model, self.base_dim, self.base_depth)
+
+    @property
+    def design(self) -> TransformerConfig:
+        """The model to build: `model` with the scheme's rule for the depth applied."""
+        return self.model if self.transfer is None else self.transfer.design(self.model)
+
+    @property
     def tokens_in_all(self) -> int:
         """Tokens that the blocks process during the run."""
         return self.steps * self.batch * self.sequence
@@ -293,7 +312,7 @@ class TrainConfig:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; `TrainConfig.from_dict` reads them back."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        written = {name: value for name, value in fields.items() if value != () or name not in LEFT_OUT}
+        written = {name: value for name, value in fields.items() if value not in ((), None) or name not in LEFT_OUT}
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in written.items()}
         return plain | {"model": self.model.to_dict(), "clip": None if math.isinf(self.clip) else self.clip}
 

@@ -1,7 +1,7 @@
 """Optimisers: AdamW for all parameters, or Muon for hidden matrices and AdamW for the rest; parameter groups.
 
 In both cases one `torch.optim.Optimizer` holds every parameter in exactly one group. A group has the weight decay and
-the learning-rate factor of the scheme, and its peak rate as `initial_lr`; `set_lr` applies the schedule.
+the learning-rate factor of the scheme, AdamW's ε, and its peak rate as `initial_lr`; `set_lr` applies the schedule.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import nn
@@ -48,9 +48,9 @@ def build(
     eps: float = 1e-8,
     transfer: Transfer | None = None,
 ) -> Optimizer:
-    """The optimiser of a model; `transfer` sets the learning rate of every parameter for its width (muP)."""
+    """The optimiser of a model; `transfer` sets the rate and ε of every parameter for its width and depth."""
     _check(kind, lr, weight_decay, betas, eps)
-    groups = parameter_groups(model, kind=kind, lr=lr, weight_decay=weight_decay, transfer=transfer)
+    groups = parameter_groups(model, kind=kind, lr=lr, weight_decay=weight_decay, eps=eps, transfer=transfer)
     fused = all(p.device.type in ("cuda", "cpu") for p in model.parameters())
     if kind == "adamw":
         return AdamW(groups, betas=betas, eps=eps, fused=fused)
@@ -175,28 +175,49 @@ def parameter_groups(
     kind: Kind = "adamw",
     lr: float,
     weight_decay: float = 0.0,
+    eps: float | None = None,
     transfer: Transfer | None = None,
 ) -> list[dict[str, Any]]:
-    """The scheme's parameter groups, split by update rule and by learning-rate factor for the width."""
+    """The scheme's parameter groups, split by update rule and by the factors that `transfer` asks for.
+
+    Without `eps` the groups have none: AdamW then uses one ε for all.
+    """
     parts = _parts(model.find_roles())
-    return list(_groups(model, kind, parts, lr, weight_decay, transfer))
-
-
-def _groups(
-    model: Transformer, kind: Kind, parts: Parts, lr: float, weight_decay: float, transfer: Transfer | None
-) -> Iterator[dict[str, Any]]:
     rules: tuple[Rule, ...] = get_args(Rule)
-    factors = {rule: transfer.rates(model, rule) for rule in rules} if transfer else {}
-    for group in model.param_groups(lr=lr, weight_decay=weight_decay):
-        cut: dict[tuple[Rule, float], list[nn.Parameter]] = {}
-        for p in group["params"]:
-            rule: Rule = "muon" if kind == "muon" and all(r.role in HIDDEN for r in parts[id(p)]) else "adamw"
-            factor = factors[rule][parts[id(p)][0].name] if factors else 1.0
-            cut.setdefault((rule, factor), []).append(p)
-        for (rule, factor), params in cut.items():
-            rate = {"lr": group["lr"] * factor, "initial_lr": group["lr"] * factor}
-            # Decay is applied times the rate: what decays in a step must not shrink with the width.
-            yield {**group, **rate, "params": params, "rule": rule, "weight_decay": group["weight_decay"] / factor}
+    rates = {rule: transfer.rates(model, rule) for rule in rules} if transfer else {}
+    epsilons = transfer.epsilons(model) if transfer and eps is not None else {}
+
+    def asked(p: nn.Parameter) -> _Asked:
+        name, roles = parts[id(p)][0].name, [part.role for part in parts[id(p)]]
+        rule: Rule = "muon" if kind == "muon" and all(role in HIDDEN for role in roles) else "adamw"
+        # Muon has no ε.
+        return _Asked(rule, rates[rule][name] if rates else 1.0, epsilons.get(name, 1.0) if rule == "adamw" else 1.0)
+
+    groups = model.param_groups(lr=lr, weight_decay=weight_decay)
+    return [part for group in groups for part in _split(group, eps, asked)]
+
+
+class _Asked(NamedTuple):
+    """What a parameter asks of its group: update rule, factors on learning rate and ε."""
+
+    rule: Rule
+    rate: float
+    eps: float
+
+
+def _split(
+    group: dict[str, Any], eps: float | None, asked: Callable[[nn.Parameter], _Asked]
+) -> Iterator[dict[str, Any]]:
+    """Split a group of the scheme into groups that ask for the same."""
+    cut: dict[_Asked, list[nn.Parameter]] = {}
+    for p in group["params"]:
+        cut.setdefault(asked(p), []).append(p)
+    for (rule, rate, smaller), params in cut.items():
+        lr = group["lr"] * rate
+        # Decay is applied times the rate: what decays in a step must not shrink with the width.
+        decay = group["weight_decay"] / rate
+        own = {"lr": lr, "initial_lr": lr, "params": params, "rule": rule, "weight_decay": decay}
+        yield {**group, **own, **({} if eps is None else {"eps": eps * smaller})}
 
 
 def _check(kind: str, lr: float, weight_decay: float, betas: tuple[float, float], eps: float) -> None:

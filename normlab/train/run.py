@@ -17,7 +17,6 @@ from normlab.train.storage.checkpoint import Checkpoints
 from normlab.train.storage.folder import RunFolder
 from normlab.train.storage.sinks import read_records
 from normlab.train.storage.weights import load_weights, read_metadata
-from normlab.train.transfer import Transfer
 from normlab.utils.files import read_json
 
 
@@ -88,9 +87,9 @@ class Run:
                 f"{self.folder.path} has no weights and no checkpoint yet (it is {self.status['state']}); "
                 f"let it go on: normlab train --resume {self.folder.path}"
             )
-        model = self.config.model.build(device=self.device)
-        if self.config.base_dim is not None:
-            Transfer(self.config.base_dim, self.config.model.dim).attach_(model)
+        model, transfer = self.config.design.build(device=self.device), self.config.transfer
+        if transfer is not None:
+            transfer.attach_(model)
         if under_way:
             Checkpoints(self.folder.checkpoints).load_weights(model)
         else:

@@ -29,7 +29,6 @@ from normlab.train.storage.checkpoint import Checkpoints
 from normlab.train.storage.folder import RunFolder
 from normlab.train.storage.journal import Journal
 from normlab.train.tasks import Data
-from normlab.train.transfer import Transfer
 
 
 def open_data(config: TrainConfig, group: Group, data: Data | None, *, progress: bool) -> Data:
@@ -78,7 +77,7 @@ class Setup:
         self.model, self.loss, self.measure = self._built.model, self._built.loss, self._built.measure
         self.optimiser = optimisers.build(
             self.model, kind=config.optimiser, lr=config.lr, weight_decay=config.weight_decay, betas=config.betas,
-            eps=config.eps, transfer=self._transfer,
+            eps=config.eps, transfer=config.transfer,
         )  # fmt: skip
         self.guard = Guard(config.trouble, spike=config.spike)
         self.watch = self._watch()
@@ -93,11 +92,6 @@ class Setup:
         self.returns: Counter[int] = Counter()
         """Number of rollbacks to each step."""
 
-    @property
-    def _transfer(self) -> Transfer | None:
-        base = self.config.base_dim
-        return None if base is None else Transfer(base, self.config.model.dim)
-
     def _build(self, kept: BuiltModel | None) -> BuiltModel:
         """The model with its compiled functions: a new one, unless one of the same shape was kept."""
         if kept is not None:
@@ -111,7 +105,7 @@ class Setup:
         return BuiltModel(model, *(compiled(function) if whole else function for function in functions))
 
     def _new_model(self) -> Transformer:
-        model = self.config.model.build(device="meta")
+        model = self.config.design.build(device="meta")
         shard(
             model, self.group, precision=self.precision, checkpointing=self.config.model.checkpointing,
             compile=self.compiles and self.group.world > 1,
@@ -119,7 +113,8 @@ class Setup:
         return initialise(model, self.group, self.config.seed)
 
     def _transferred(self, model: Transformer) -> Transformer:
-        return model if self._transfer is None else self._transfer.init_(model)
+        transfer = self.config.transfer
+        return model if transfer is None else transfer.init_(model)
 
     def _watch(self) -> StuckWatch:
         # Counted by one rank, so that all ranks use the same number.

@@ -1,6 +1,6 @@
-"""Width transfer: rules under which a rate tuned at a small width holds at a large one (muP, arXiv 2203.03466).
+"""Width and depth transfer: rules under which a rate tuned with a small model holds for a larger one.
 
-With m = dim / base, and relative to what the scheme does at the base width:
+Width: muP (arXiv 2203.03466). With m = dim / base width, and relative to what the scheme does at the base width:
 
     role                        initial std    rate (AdamW)    rate (Muon)
     q k v o gate up down        1/√m           1/m             1/√m
@@ -8,6 +8,7 @@ With m = dim / base, and relative to what the scheme does at the base width:
     head of its own, router     1/m            1/m             –
     gains, scales, biases       1              1               –
     tied head                   logits × 1/m
+    AdamW's ε inside blocks     1/m
 
 The scheme's own rules stay: they are asked at both widths, and only what they lack is added (Xavier already shrinks
 like 1/√m). Where a scheme pins the size of a matrix after every step, the matrix keeps that size and its rate follows:
@@ -16,7 +17,16 @@ ties to the width (`LearnedScale.scaling`) learns in proportion to it. Muon's up
 like √m where AdamW's grow like m. Weight decay is divided by the rate's factor: what decays in a step is then the same
 at every width.
 
-Depth, head width, batch and length stay as they were tuned: width grows by heads, not by their size.
+Depth: CompleteP (arXiv 2505.01618, α = 1). With m = depth / base depth, where the scheme's rule is derived
+(`Scheme.depth_transfer`):
+
+    branch outputs              × 1/m, by `Scheme.at_depth`
+    initial std, rates, decay   as at the base depth: outputs are not divided by the √(2L) of the deeper model
+    AdamW's ε inside blocks     1/m, as the gradients there
+
+Other schemes keep their own constants for the depth, and ε; that a rate holds at another depth is then a hypothesis.
+
+Head width, batch and length stay as they were tuned: width grows by heads, not by their size.
 """
 
 from __future__ import annotations
@@ -43,20 +53,38 @@ HIDDEN = ("q", "k", "v", "o", "gate", "up", "down")
 
 _READOUT = ("head", "router")
 
+_BLOCKS = "stack.layers."
+"""Prefix of the names of parameters inside blocks."""
+
 
 @dataclass(frozen=True)
 class Transfer:
-    """From a model of width `base_dim`, at which the rate was tuned, to one of width `dim`."""
+    """From a model of width `base_dim`, at which the rate was tuned, to one of width `dim`; for the depth likewise."""
 
     base_dim: int
     dim: int
+    base_depth: int | None = None
+    depth: int | None = None
+    """Depths in blocks; both are None where the depth is not transferred."""
 
     def __post_init__(self) -> None:
         if self.base_dim < 1 or self.dim < 1:
             raise NormLabError(f"transfer: widths must be at least 1, got base {self.base_dim} and {self.dim}")
+        if (self.base_depth is None) != (self.depth is None):
+            raise NormLabError(f"transfer: expected two depths or none, got base {self.base_depth} and {self.depth}")
+        if any(depth is not None and depth < 1 for depth in (self.base_depth, self.depth)):
+            raise NormLabError(f"transfer: depths must be at least 1, got base {self.base_depth} and {self.depth}")
+
+    @classmethod
+    def to(cls, model: TransformerConfig, base_dim: int | None, base_depth: int | None) -> Transfer | None:
+        """The transfer to a model from a base width, a base depth or both; None without either."""
+        if base_dim is None and base_depth is None:
+            return None
+        depths = (None, None) if base_depth is None else (base_depth, model.depth)
+        return cls(model.dim if base_dim is None else base_dim, model.dim, *depths)
 
     @property
-    def is_identity(self) -> bool:
+    def same_width(self) -> bool:
         return self.dim == self.base_dim
 
     @property
@@ -64,11 +92,19 @@ class Transfer:
         """m: how many times wider than the base."""
         return self.dim / self.base_dim
 
+    def design(self, model: TransformerConfig) -> TransformerConfig:
+        """The model to build: that of the configuration with the scheme's rule for the depth applied."""
+        if self.base_depth is None or self.depth is None:
+            return model
+        if model.depth != self.depth:
+            raise NormLabError(f"transfer: made for depth {self.depth}, but the model's is {model.depth}")
+        return dataclasses.replace(model, scheme=model.scheme_object.at_depth(self.base_depth, self.depth))
+
     @torch.no_grad()
     def init_(self, model: Transformer) -> Transformer:
         """Rescale the matrices that `model.init_()` has initialised, and attach the factor on tied logits."""
         self.attach_(model)
-        if self.is_identity:
+        if self.same_width:
             return model
         base = self._base_model(model)
         for role, at_base in zip(model.find_roles(), base.find_roles(), strict=True):
@@ -82,7 +118,7 @@ class Transfer:
         """Divide the logits of a tied head by m. Not part of the weights: a model that is read back needs it again."""
         self._check(model)
         head = model.head
-        if self.is_identity or head.weight is not None:
+        if self.same_width or head.weight is not None:
             return model
         if head.logit_scale is None:
             head.accept("logit-scale", ConstantScale(1.0 / self.growth).to(next(model.parameters()).device))
@@ -93,11 +129,24 @@ class Transfer:
     def rates(self, model: Transformer, rule: Rule = "adamw") -> dict[str, float]:
         """The factor on the learning rate of every parameter, by name."""
         self._check(model)
-        if self.is_identity:
+        if self.same_width:
             return {name: 1.0 for name, _ in model.named_parameters()}
         base = self._base_model(model)
         pairs = zip(model.find_roles(), base.find_roles(), strict=True)
         return {role.name: self._rate(role, at_base, model, base, rule) for role, at_base in pairs}
+
+    def epsilons(self, model: Transformer) -> dict[str, float]:
+        """The factor on AdamW's ε for every parameter, by name: that by which gradients inside blocks shrink."""
+        self._check(model)
+        inside = 1.0 / (self.growth * self._branch_division(model))
+        return {name: inside if name.startswith(_BLOCKS) else 1.0 for name, _ in model.named_parameters()}
+
+    def _branch_division(self, model: Transformer) -> float:
+        """What the scheme divides branch outputs by, relative to the base depth."""
+        if self.base_depth is None or self.depth is None:
+            return 1.0
+        scheme = model.stack.scheme
+        return scheme.at_depth(self.base_depth, self.depth).cut / scheme.cut
 
     def _rate(self, role: Role, at_base: Role, model: Transformer, base: Transformer, rule: Rule) -> float:
         if not role.is_matrix:
@@ -139,6 +188,8 @@ class Transfer:
     def _check(self, model: Transformer) -> None:
         if model.config.dim != self.dim:
             raise NormLabError(f"transfer: made for width {self.dim}, but the model's is {model.config.dim}")
+        if self.depth not in (None, model.config.depth):
+            raise NormLabError(f"transfer: made for depth {self.depth}, but the model's is {model.config.depth}")
 
 
 def _own_growth(role: Role, at_base: Role, model: Transformer, base: Transformer) -> float:

@@ -114,7 +114,7 @@ def test_options_in_text_and_in_code_are_the_same():
         (lambda: normlab.scheme("geonorm", decay="cubic"), "decay must be one of 'harmonic'"),
         (lambda: normlab.scheme("geonorm", learned=1), "learned must be of type bool"),
         (lambda: normlab.scheme("pre", eps=-1.0), "eps must not be negative"),
-        (lambda: normlab.scheme("pre", cut=0), "cut must be at least 1"),
+        (lambda: normlab.scheme("pre", cut=0), "cut must be positive"),
         (lambda: normlab.scheme("keel", alpha="cubic"), "unknown alpha rule of keel"),
         (lambda: normlab.scheme("keel", alpha=-1.0), "alpha must be positive"),
         (lambda: normlab.scheme("deepnorm", beta=0.0), "beta must be positive"),

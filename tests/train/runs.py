@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
+from normlab.cli import main
 from normlab.data import Batch, Loader
 from normlab.models.config import DecoderConfig
 from normlab.train.config import TrainConfig
@@ -78,6 +81,14 @@ def same_run(found: Path, expected: Path) -> None:
 def left_behind(folder: Path) -> list[str]:
     """What was begun and never finished."""
     return [str(path) for path in folder.rglob("*") if path.name.endswith((".part", ".partial", ".old"))]
+
+
+def normlab_train(monkeypatch, *words: str) -> int:
+    """The exit code of `normlab train` with these words."""
+    monkeypatch.setattr(sys, "argv", ["normlab", "train", *words])
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    return int(ended.value.code or 0)
 
 
 # -- disturbances --------------------------------------------------------------------------------------------------

@@ -6,16 +6,20 @@ import dataclasses
 import itertools
 import re
 import shutil
+import sys
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
 from normlab import NormLabError
+from normlab.cli import main
 from normlab.train.config import TrainConfig
 from normlab.train.monitor import stuck
 from normlab.train.storage.folder import RunFolder
 from normlab.train.trainer import train
 from normlab.utils.files import read_json
+from normlab.utils.settings import typed_settings
 from tests.matrix import parametrize
 from tests.train.runs import (
     after_building,
@@ -23,6 +27,7 @@ from tests.train.runs import (
     config_of,
     events,
     left_behind,
+    normlab_train,
     numbers,
     same_run,
     spikes,
@@ -240,7 +245,7 @@ def test_a_trunk_that_is_stuck(stops, text, tmp_path, monkeypatch):
         ({"model": {"depth": 3}}, r"its depth is 2, not 3"),
         ({"decay": 0.3}, r"its decay is 0.2, not 0.3"),
         ({"steps": 9}, r"has kept no state at step 7, where a run of 1,152 tokens branches off, only at 8; train it"),
-        ({"steps": LONG}, "a branch has fewer tokens than its trunk"),
+        ({"steps": LONG}, "has 2,560 tokens and a branch fewer, got 2,560; name a smaller budget"),
     ],
 )
 def test_what_is_no_branch_of_a_trunk_is_refused_in_one_line(change, line, text, trunk, tmp_path):
@@ -293,3 +298,62 @@ def test_the_configuration_of_a_trunk_is_stored(text, trunk):
     assert TrainConfig.from_dict(stored) == trunk_config(text)
     assert "branches" not in planned_config(text).to_dict()
     assert re.fullmatch(r"peri-lr0.003-seed0-\w{8}", trunk_config(text).name)
+
+
+# -- by hand -------------------------------------------------------------------------------------------------------
+
+
+def words_of(config: TrainConfig) -> list[str]:
+    """The flags of a small run."""
+    names = ("length", "batch", "evals", "saves", "eval_tokens", "val_fraction", "lr", "device", "schedule", "warmup")
+    words = [word for name in names for word in (f"--{name.replace('_', '-')}", str(getattr(config, name)))]
+    model = ["--scheme", "peri", "--depth", "2", "--dim", "32", "--heads", "4", "--hidden", "48"]
+    return [*words, *model, "--final", "0", "--data", *config.data]
+
+
+def test_a_trunk_and_its_branch_by_hand(text, planned, tmp_path, monkeypatch, capsys):
+    trunk, short = tmp_path / "trunk", tmp_path / "short"
+    words = [*words_of(planned_config(text)), "--tokens", str(LONG * BATCH), "--branches", str(SHORT * BATCH)]
+    assert normlab_train(monkeypatch, *words, "--out", str(trunk)) == 0
+    assert normlab_train(monkeypatch, "--branch-from", str(trunk), "--tokens", "1280", "--out", str(short)) == 0
+    assert f"run in {short}" in capsys.readouterr().out
+    same_run(short, planned)
+    assert RunFolder(short).config == planned_config(text)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ((), "has 2,560 tokens and a branch fewer, got 2,560; name a smaller budget"),
+        (("--tokens", "1000"), "has kept no state at step 6, where a run of 1,000 tokens branches off, only at 8"),
+        (("--tokens", "1280", "--lr", "1"), r"is no trunk of this run \(its lr is 0.003, not 1.0\)"),
+        (("--tokens", "1280", "--branches", "640"), "a branch has no branches of its own"),
+        (("--tokens", "1280", "--resume", "x"), "x is no run"),
+    ],
+)
+def test_mistakes_by_hand_are_one_line(words, line, trunk, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert normlab_train(monkeypatch, "--branch-from", str(trunk), *words) == 2
+    assert re.search(line, error := capsys.readouterr().err)
+    assert error.count("\n") == 1
+    assert not any(tmp_path.iterdir())
+
+
+def test_resume_and_branch_from_exclude_each_other(trunk, monkeypatch, capsys):
+    assert normlab_train(monkeypatch, "--branch-from", str(trunk), "--resume", str(trunk)) == 2
+    assert "--resume goes on with a run, --branch-from starts one" in capsys.readouterr().err
+
+
+def test_a_comparison_has_no_branches(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["normlab", "compare", "--branches", "1M"])
+    with pytest.raises(SystemExit):
+        main.main()
+    assert "a comparison has no branches; they are an option of normlab train" in capsys.readouterr().err
+
+
+def test_branches_in_a_toml_file(tmp_path):
+    kinds = {"branches": get_type_hints(TrainConfig, include_extras=True)["branches"]}
+    for written, expected in ((["1.28k", 640], (1280, 640)), ("2M", (2_000_000,))):
+        assert typed_settings({"branches": written}, tmp_path / "run.toml", kinds) == {"branches": expected}
+    with pytest.raises(NormLabError, match=r"run.toml: branches: 'many' is not a count"):
+        typed_settings({"branches": ["many"]}, tmp_path / "run.toml", kinds)

@@ -17,17 +17,10 @@ from normlab.train.resume import resumed
 from normlab.train.storage.folder import RunFolder
 from normlab.train.trainer import train
 from normlab.utils.files import read_json, write_json
-from tests.train.runs import STEPS, after_building, asks_to_stop, config_of, numbers, same_run, weights
+from tests.train.runs import STEPS, after_building, asks_to_stop, config_of, normlab_train, numbers, same_run, weights
 
 BATCH = 4 * 32
 """Tokens a step."""
-
-
-def normlab_train(monkeypatch, *words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["normlab", "train", *words])
-    with pytest.raises(SystemExit) as ended:
-        main.main()
-    return int(ended.value.code or 0)
 
 
 @pytest.fixture

@@ -84,6 +84,7 @@ def rows(page: Card) -> list[tuple[str, str]]:
         ("Cost", page.cost),
         *page.growth,
         ("Certificate", page.certificate),
+        ("Depth rule", f"{page.scheme.depth_transfer}: {page.scheme.depth_rule}"),
     ]
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,6 +54,10 @@ class Origin:
         return f"{self.where}@{self.content}:{self.cls}" if self.content else f"{self.where}:{self.cls}"
 
 
+DepthTransfer = Literal["derived", "hypothesis"]
+"""Whether a rule that carries a learning rate over depth follows from a scheme's equations, or is assumed."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Scheme:
     """Base class of residual-normalisation schemes: how the outputs of sublayers update the hidden state.
@@ -75,6 +80,10 @@ class Scheme:
     """Whether output projections may start at zero. Not if their output is normalised: the gradient there is 1/√eps."""
     truncate: ClassVar[float | None] = None
     """Truncate the initial normal distribution at this many standard deviations; None: not truncated."""
+    depth_transfer: ClassVar[DepthTransfer] = "hypothesis"
+    """Whether the rule of `at_depth` is derived from the scheme's equations, or a hypothesis."""
+    depth_rule: ClassVar[str] = "no constant is changed; that a learning rate holds at every depth is assumed"
+    """The rule of `at_depth` in one line; L₀ is the base depth."""
 
     norm: Literal["rms", "layer", "l2", "dyt", "derf", "identity"] = "rms"
     """The norm function."""
@@ -86,8 +95,8 @@ class Scheme:
     """Give the norms a bias."""
     qk_norm: Literal["none", "head", "flat"] = "none"
     """Norm on queries and keys before rotary embeddings: per head (Qwen 3) or over all heads at once (OLMo 2)."""
-    cut: int = 1
-    """Divide every step into this many; set by `refine`."""
+    cut: float = 1
+    """Divide every step by this number; set by `refine` and `at_depth`."""
 
     # -- what a subclass defines ---------------------------------------------------------------------------------
 
@@ -163,8 +172,8 @@ class Scheme:
         check_types(self)
         if self.eps < 0:
             raise NormLabError(f"{self.name}: eps must not be negative, got {self.eps}")
-        if self.cut < 1:
-            raise NormLabError(f"{self.name}: cut must be at least 1, got {self.cut}")
+        if not 0.0 < self.cut < math.inf:
+            raise NormLabError(f"{self.name}: cut must be positive, got {self.cut}; leave it out")
         self.check()
 
     @property
@@ -188,9 +197,18 @@ class Scheme:
         """
         return BoundScheme(scheme=self, depth=depth, dim=dim, first=first, topology=topology, branches=branches)
 
-    def refine(self, m: int) -> Scheme:
-        """The same scheme with every step divided into m: bound to m times the depth it covers the same time."""
-        return dataclasses.replace(self, cut=self.cut * m)
+    def refine(self, m: float) -> Scheme:
+        """The same scheme with every step divided by m: bound to m times the depth it covers the same time."""
+        cut = self.cut * m
+        return dataclasses.replace(self, cut=int(cut) if cut == int(cut) else cut)
+
+    def at_depth(self, base: int, depth: int) -> Scheme:
+        """The scheme for `depth` blocks, such that a learning rate tuned with `base` blocks holds (`depth_rule`).
+
+        A derived rule divides every step by depth / base and keeps the initialisation of the base depth (CompleteP,
+        arXiv 2505.01618). Schemes without one are returned as they are, with their own constants for the depth.
+        """
+        return self.refine(depth / base) if self.depth_transfer == "derived" and depth != base else self
 
     def new_norm(self, dim: int, **changes: Any) -> norms.Norm:
         """A new norm according to the scheme's options; `changes` override some of them."""

@@ -19,8 +19,8 @@ class Site:
     """Width of the residual stream."""
     steps: int
     """Steps in this block: one per branch, or one for all of them if they run in parallel."""
-    cut: int = 1
-    """Number of parts that every step is divided into; 1 unless the scheme was refined."""
+    cut: float = 1
+    """What every step is divided by; 1 unless the scheme was refined."""
 
     @property
     def dt(self) -> float:

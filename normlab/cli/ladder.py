@@ -1,0 +1,93 @@
+"""The command `normlab ladder`. Importing this does not import torch."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from normlab.ladders.config import LadderConfig
+
+
+def ladder(
+    config: LadderConfig,
+    out: Path = Path("ladder"),
+    toml: Path | None = None,
+    minutes: float | None = None,
+    dry_run: bool = False,
+    rows: Path | None = None,
+) -> None:
+    """Train schemes at several sizes and budgets; say whether their gaps survive scale, with intervals.
+
+    Learning rates are found at the smallest size and tested at a middle one; the largest size is forecast before it is
+    trained; gaps at sizes too large to try (--target) get an interval or the reason why there is none.
+    The same command again resumes an interrupted ladder.
+    Exit code: 0 on success, 1 if runs failed or stayed interrupted, 130 if it was stopped before the end.
+
+    For example:
+      normlab ladder --schemes pre peri geonorm --data "books/*.jsonl.xz" --tokenizer bpe.json.xz
+      normlab ladder --sizes 4x256 6x384 8x512 12x768 --budgets 29.5M 59M 118M --target 16x1024:400M --dry-run
+      normlab ladder --rows losses.csv --out answer
+      normlab ladder --rows losses.csv --target 1.3B:26B
+
+    Args:
+        config: Configuration of the ladder.
+        out: Folder of the ladder.
+        toml: TOML file with any of these options; flags override it.
+        minutes: Time limit; the same command resumes later.
+        dry_run: Print runs, FLOPs, time, memory, and what the design could show at best; train nothing.
+        rows: Table of losses (CSV: scheme, parameters, tokens, flops, seed, loss) to answer from; nothing is trained.
+    """
+    # With --rows the command is `ladder_table`; here the option is only part of the help.
+    if dry_run:
+        _print_plan(config)
+    else:
+        _run(config, out, minutes)
+
+
+def ladder_table(
+    rows: Path,
+    out: Path = Path("ladder"),
+    baseline: str | None = None,
+    target: tuple[str, ...] = (),
+    level: float = 0.95,
+) -> None:
+    """Answer from a table of losses that anyone's runs have filled; nothing is trained.
+
+    For example:
+      normlab ladder --rows losses.csv --target 1.3B:26B
+
+    Args:
+        rows: CSV file with the columns scheme, parameters, tokens, flops, seed and loss; size, steps, trunk,
+            tokens_per_s, lr and state may be added.
+        out: Folder of the page.
+        baseline: Scheme that the others are compared with; none: pre if it is among them, else the first.
+        target: Places at which the gap is asked for, parameters:tokens.
+        level: Simultaneous confidence level of all intervals.
+    """
+    from normlab.compare.session import make_folder
+    from normlab.ladders.report import build, terminal_lines
+    from normlab.ladders.results import report_of_table
+
+    content = report_of_table(rows, baseline=baseline, targets=target, level=level)
+    page = build(content, make_folder(out) / "report.html")
+    print(*terminal_lines(content), f"page: {page}", sep="\n")
+
+
+def _run(config: LadderConfig, out: Path, minutes: float | None) -> None:
+    from normlab.ladders.ladder import ladder as run
+    from normlab.ladders.outcome import outcome
+    from normlab.ladders.report import build, terminal_lines
+    from normlab.ladders.results import read_report
+
+    run(config, out, minutes=minutes, command=["normlab", *sys.argv[1:]])
+    content, ended = read_report(out), outcome(config, out)
+    print(*ended.lines, *terminal_lines(content), f"page: {build(content, out / 'report.html')}", sep="\n")
+    sys.exit(ended.exit_code)
+
+
+def _print_plan(config: LadderConfig) -> None:
+    from normlab.ladders.dry_run import dry_run
+    from normlab.ladders.ladder import open_data
+
+    data, config = open_data(config, progress=True)
+    print(*dry_run(config, data).lines(), sep="\n")

@@ -1,0 +1,70 @@
+"""Cautions about a ladder: rates at an edge, rates carried by a hypothesis, repeated text, missing schemes."""
+
+from __future__ import annotations
+
+from normlab.ladders.report.content import LadderReport
+from normlab.pages.numbers import count, join_names, rate
+from normlab.utils.text import counted
+
+
+def cautions(content: LadderReport) -> list[str]:
+    """All cautions, those of the statistics first."""
+    found = [
+        *content.answer.cautions,
+        *_edges(content),
+        *_missing_at_top(content),
+        *_lost(content),
+        *_repeated(content),
+        *_hypotheses(content),
+        *content.design.cautions,
+    ]
+    return list(dict.fromkeys(found))
+
+
+def _edges(content: LadderReport) -> list[str]:
+    alike: dict[tuple[str, float], list[str]] = {}
+    for search in content.design.rates:
+        if search.edge and search.pick is not None:
+            where = f"{search.scheme} at {search.size}, {count(search.tokens)} tokens"
+            alike.setdefault((search.edge, search.pick), []).append(where)
+    return [
+        f"The picked rate of {join_names(places)} is the {edge} tried ({rate(lr)}): a better one may lie beyond it."
+        for (edge, lr), places in alike.items()
+    ]
+
+
+def _missing_at_top(content: LadderReport) -> list[str]:
+    top = content.top
+    if top is None:
+        return []
+    absent = [own.scheme for own in content.answer.schemes if not content.has_trained(own.scheme, top)]
+    verb = "has" if len(absent) == 1 else "have"
+    return [f"{join_names(absent)} {verb} no run at {top.name}, the top of the ladder."] if absent else []
+
+
+def _lost(content: LadderReport) -> list[str]:
+    if not content.lost:
+        return []
+    what, are = f"{counted(len(content.lost), 'run')} did not train", "it is" if len(content.lost) == 1 else "they are"
+    return [f"{what[0].upper()}{what[1:]}: {are} listed below and part of no gap and no fit."]
+
+
+def _repeated(content: LadderReport) -> list[str]:
+    seen = [(cell.epochs, cell) for cell in content.cells if cell.epochs is not None and cell.epochs > 1.0]
+    if not seen:
+        return []
+    most = max(epochs for epochs, _ in seen)
+    if len(seen) == len(content.cells):
+        return [f"Every cell saw its text more than once (up to {most:.2g} times): gaps on fresh text may differ."]
+    return [
+        f"{len(seen)} of {len(content.cells)} cells saw the text more than once (up to {most:.2g} times): "
+        "gaps on fresh text may differ."
+    ]
+
+
+def _hypotheses(content: LadderReport) -> list[str]:
+    assumed = [rule.scheme for rule in content.design.rules if rule.basis == "hypothesis" and rule.carry != "none"]
+    if not assumed:
+        return []
+    verb = "was" if len(assumed) == 1 else "were"
+    return [f"The rates of {join_names(assumed)} {verb} carried to other sizes by a rule that is a hypothesis."]

@@ -1,0 +1,279 @@
+"""Tables of a ladder, common to HTML and Markdown: gaps, projections, forecasts, rates, lost runs, assumptions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from normlab.ladders.report.content import LadderReport, best_interval, mean_gap, side
+from normlab.ladders.report.design import RateRule, RateSearch
+from normlab.ladders.report.verdict import hit_words
+from normlab.ladders.statistics.answer import CellGap, HeldOut, Interval, Projection, Purchase, SchemeAnswer
+from normlab.pages.numbers import NONE, count, decimals, fixed, rate, signed
+from normlab.pages.tables import Cell, Column, Table, numeric_cell
+
+_SIDES = {"better": "▼ better", "worse": "▲ worse", "open": "≈ sign open"}
+_CARRIED = {
+    "width": "carried over width",
+    "width+depth": "carried over width and depth",
+    "none": "the same at every size",
+}
+
+
+def gap_table(content: LadderReport) -> Table:
+    """The gap of every scheme at every cell, with its interval and the multipliers."""
+    places = gap_digits(content)
+    columns = [
+        Column("Scheme"), Column("Size"), Column("Tokens", True), Column("FLOPs", True), Column("Seeds", True),
+        Column("Mean of seeds", True), Column(f"Gap, {_level(content)}"), Column("Says"),
+        Column("Multiplier, FLOPs"), Column("Multiplier, time"), Column("Gap from this cell alone"), Column("Remarks"),
+    ]  # fmt: skip
+    rows = [
+        _gap_row(content, own, cell, places)
+        for own in content.answer.schemes
+        for cell in sorted(own.cells, key=lambda cell: (cell.parameters, cell.tokens))
+    ]
+    return Table("Gaps at every cell", columns, rows, note=_gap_note(content)).filled()
+
+
+def _gap_row(content: LadderReport, own: SchemeAnswer, cell: CellGap, places: int) -> list[Cell]:
+    mean = mean_gap(cell)
+    return [
+        scheme_cell(content, own.scheme),
+        Cell(cell.size, cell.parameters),
+        numeric_cell(count(cell.tokens), cell.tokens),
+        numeric_cell(flops(cell.flops), cell.flops),
+        numeric_cell(str(cell.n), cell.n),
+        numeric_cell(signed(mean, places), mean),
+        interval_cell(cell.gap, places),
+        _says(cell),
+        times_cell(cell.multiplier),
+        times_cell(cell.multiplier_in_time),
+        interval_cell(cell.student, places),
+        Cell("; ".join(_remarks(cell))),
+    ]
+
+
+def _says(cell: CellGap) -> Cell:
+    interval = best_interval(cell)
+    if not cell.is_usable or interval is None:
+        words = "not judged" if not cell.is_usable else "one seed: no interval"
+        return Cell(words, words)
+    return side_cell(interval)
+
+
+def side_cell(interval: Interval) -> Cell:
+    """What an interval says about the sign of the gap."""
+    found = side(interval)
+    return Cell(_SIDES[found], found, tone="" if found == "open" else found, whole=True)
+
+
+def _remarks(cell: CellGap) -> Iterable[str]:
+    if not cell.is_usable:
+        yield cell.reason or "not part of the fit"
+    if cell.few_steps:
+        yield "fewer than 3,000 steps"
+    if cell.off_sd is not None and abs(cell.off_sd) > 3:
+        yield f"{abs(cell.off_sd):.1f} sd from the fit"
+
+
+def _gap_note(content: LadderReport) -> str:
+    others = len(content.answer.schemes)
+    wide = f", widened for {others} schemes so that all hold together" if others > 1 else ""
+    return (
+        f"Gap: loss of the scheme less loss of {content.answer.baseline} in nats a token, seed by seed; below zero is "
+        f"better. The {_level(content)} intervals take all cells together and assume only that the gap changes "
+        f"smoothly{wide}. A multiplier of 1.1 means that {content.answer.baseline} would need 1.1 times the compute "
+        "for the same loss."
+    )
+
+
+def projection_table(content: LadderReport) -> Table:
+    """The gap beyond the ladder: the 95 % interval, and what holds only under an assumption."""
+    places = gap_digits(content)
+    columns = [
+        Column("Scheme"), Column("Place"), Column("Compute, × top", True), Column(f"Gap, {_level(content)}"),
+        Column("Says"), Column("If it keeps a simple law"), Column("If the multiplier is constant"),
+        Column("Multiplier, FLOPs"), Column("Gap smaller than at the top", True),
+    ]  # fmt: skip
+    rows = [
+        _projection_row(content, own, projection, places)
+        for own in content.answer.schemes
+        for projection in sorted(own.projections, key=lambda projection: projection.times_top)
+    ]
+    smooth = any(projection.is_smoothness for own in content.answer.schemes for projection in own.projections)
+    note = (
+        "Only the first interval assumes no law; the next two hold under the condition in their heading and are part "
+        "of no verdict. The last column is a probability, in brackets under a simple law."
+    )
+    if smooth:
+        note += " An asterisk marks places beyond 100 times the top: there even the first interval holds only if the "
+        note += "gap stays as smooth as within the ladder."
+    return Table("Beyond the ladder", columns, rows, note=note).filled()
+
+
+def _projection_row(content: LadderReport, own: SchemeAnswer, projection: Projection, places: int) -> list[Cell]:
+    star = " *" if projection.is_smoothness else ""
+    chance = f"{100 * projection.shrinks:.0f} % ({100 * projection.shrinks_simple_law:.0f} %)"
+    return [
+        scheme_cell(content, own.scheme),
+        Cell(projection.place.name + star, projection.place.flops),
+        numeric_cell(f"{projection.times_top:.3g}", projection.times_top),
+        interval_cell(projection.gap, places),
+        side_cell(projection.gap),
+        interval_cell(projection.simple_law, places),
+        interval_cell(projection.constant_multiplier, places),
+        times_cell(projection.multiplier),
+        numeric_cell(chance, projection.shrinks),
+    ]
+
+
+def purchase_table(content: LadderReport) -> Table:
+    """What more runs would buy, as widths of the interval now and then."""
+    columns = [
+        Column("Scheme"), Column("Runs added"), Column("Place"), Column("Width now", True), Column("Width then", True),
+        Column("Sign would show from", True),
+    ]  # fmt: skip
+    rows = [_purchase_row(content, own, buy) for own in content.answer.schemes for buy in own.what_more]
+    note = (
+        f"Width of the {_level(content)} interval of the gap in nats, if the added runs look like those that there "
+        "are. The sign shows for a gap larger than half the width."
+    )
+    return Table("What it would take", columns, rows, note=note)
+
+
+def _purchase_row(content: LadderReport, own: SchemeAnswer, buy: Purchase) -> list[Cell]:
+    return [
+        scheme_cell(content, own.scheme),
+        Cell(buy.what, buy.what),
+        Cell(buy.place.name, buy.place.flops),
+        numeric_cell(fixed(buy.width_now, 3), buy.width_now),
+        numeric_cell(fixed(buy.width_then, 3), buy.width_then),
+        numeric_cell(f"±{fixed(buy.width_then / 2, 3)}", buy.width_then / 2),
+    ]
+
+
+def forecast_table(content: LadderReport) -> Table:
+    """Forecasts of the held-out size beside what came."""
+    places = gap_digits(content)
+    columns = [
+        Column("Scheme"), Column("Place"), Column(f"Forecast, {_level(content)}"), Column("Result", True),
+        Column("Seeds", True), Column("Verdict"), Column("Forecast, simple law"), Column("Simple law says"),
+    ]  # fmt: skip
+    rows = [_forecast_row(content, entry, places) for entry in content.held_out]
+    return Table("Forecast and result", columns, rows).filled()
+
+
+def _forecast_row(content: LadderReport, entry: HeldOut, places: int) -> list[Cell]:
+    tone = "" if entry.is_hit is None else "hit" if entry.is_hit else "failed"
+    simple = {None: NONE, True: "hit", False: "miss"}[entry.is_simple_law_hit]
+    return [
+        scheme_cell(content, entry.scheme),
+        Cell(entry.place.name, entry.place.flops),
+        interval_cell(entry.forecast, places),
+        numeric_cell(signed(entry.measured, places), entry.measured),
+        numeric_cell(str(entry.seeds) if entry.seeds else NONE, entry.seeds or None),
+        Cell(hit_words(entry, places), str(entry.is_hit), tone=tone),
+        interval_cell(entry.simple_law, places),
+        Cell(simple, simple),
+    ]
+
+
+def rate_table(content: LadderReport) -> Table:
+    """Rates tried, the pick, and how it was carried to the other sizes."""
+    columns = [
+        Column("Scheme"), Column("Size"), Column("Tokens", True), Column("Rates tried"), Column("Pick", True),
+        Column("Where it lies"), Column("At other sizes"),
+    ]  # fmt: skip
+    rules = {rule.scheme: rule for rule in content.design.rules}
+    rows = [_rate_row(content, search, rules.get(search.scheme)) for search in content.design.rates]
+    rows += [
+        [scheme_cell(content, rule.scheme), *[Cell(NONE)] * 5, Cell(rule_words(rule))]
+        for rule in content.design.rules
+        if rule.scheme not in {search.scheme for search in content.design.rates}
+    ]
+    return Table("Learning rates", columns, rows).filled()
+
+
+def _rate_row(content: LadderReport, search: RateSearch, rule: RateRule | None) -> list[Cell]:
+    tried = [
+        rate(entry.lr) + (f" {entry.state}" if entry.loss is None else f" ({fixed(entry.loss, 3)})")
+        for entry in sorted(search.tried, key=lambda entry: entry.lr)
+    ]
+    where = f"at the edge: {search.edge} tried" if search.edge else "inside" if search.pick is not None else NONE
+    return [
+        scheme_cell(content, search.scheme),
+        Cell(search.size, search.size),
+        numeric_cell(count(search.tokens), search.tokens),
+        Cell(", ".join(tried)),
+        numeric_cell(rate(search.pick), search.pick),
+        Cell(where, where, tone="failed" if search.edge else ""),
+        Cell(rule_words(rule) if rule else ""),
+    ]
+
+
+def rule_words(rule: RateRule) -> str:
+    """How a rate is carried, in words."""
+    basis = "" if rule.carry == "none" else f" ({rule.basis})"
+    return _CARRIED[rule.carry] + basis + (f": {rule.note}" if rule.note else "")
+
+
+def lost_table(content: LadderReport) -> Table:
+    """Runs that did not train."""
+    rows = [[Cell(run.name, run.name), Cell(run.state, run.state, tone="failed"), Cell(run.reason)]
+            for run in content.lost]  # fmt: skip
+    return Table("Runs that did not train", [Column("Run"), Column("State"), Column("Reason")], rows).filled()
+
+
+def assumption_table(content: LadderReport) -> Table:
+    """Assumptions of the estimators."""
+    rows = [[Cell(name), Cell(text)] for name, text in content.answer.priors.items()]
+    return Table("Assumptions", [Column("What"), Column("Assumed")], rows, sortable=False)
+
+
+def environment_table(content: LadderReport) -> Table:
+    """Device, versions and data."""
+    design = content.design
+    known = {
+        "date": design.date, "commit": design.commit, "device": design.device, "data": design.data,
+        "validation": design.validation,
+        "unique tokens": f"{design.unique_tokens:,}" if design.unique_tokens else None, "head": design.head,
+    }  # fmt: skip
+    facts = {name: value for name, value in known.items() if value}
+    facts |= {f"{name} (runs)": text for name, text in design.versions.items()}
+    facts |= {f"{name} (statistics)": text for name, text in content.answer.versions.items()}
+    rows = [[Cell(name), Cell(text)] for name, text in facts.items()]
+    return Table("Environment", [Column("What"), Column("Value")], rows, sortable=False)
+
+
+def gap_digits(content: LadderReport) -> int:
+    """Number of decimals of gaps: two digits of the narrowest interval, at most four."""
+    found = (best_interval(cell) for own in content.answer.schemes for cell in own.cells)
+    return min(4, decimals(interval.width for interval in found if interval is not None))
+
+
+def scheme_cell(content: LadderReport, scheme: str) -> Cell:
+    place = content.schemes.index(scheme) if scheme in content.schemes else None
+    return Cell(scheme, scheme.lower(), scheme=place)
+
+
+def interval_cell(interval: Interval | None, places: int) -> Cell:
+    if interval is None:
+        return Cell(NONE)
+    return Cell(f"{signed(interval.low, places)} to {signed(interval.high, places)}", interval.mean, whole=True)
+
+
+def times_cell(interval: Interval | None) -> Cell:
+    """A multiplier with its interval."""
+    if interval is None:
+        return Cell(NONE)
+    text = f"{fixed(interval.mean, 2)} ({fixed(interval.low, 2)} to {fixed(interval.high, 2)})"
+    return Cell(text, interval.mean, whole=True)
+
+
+def flops(value: float) -> str:
+    """FLOPs in scientific notation: 8.5e16."""
+    return rate(float(f"{value:.1e}"))
+
+
+def _level(content: LadderReport) -> str:
+    return f"{100 * content.answer.level:g} %"

@@ -1,0 +1,103 @@
+"""Headline and findings of a ladder: who is better at the top, how the gap moves, what is identified beyond it."""
+
+from __future__ import annotations
+
+from normlab.ladders.report.content import LadderCell, LadderReport, best_interval, cell_at, side
+from normlab.ladders.statistics.answer import HeldOut, SchemeAnswer
+from normlab.pages.numbers import count, fixed, join_names
+from normlab.utils.text import counted
+
+_MOVES = {
+    "shrinks": ", by less with more compute",
+    "grows": ", by more with more compute",
+    "constant": ", by about the same throughout",
+    "crosses": ", but was {other} with less compute",
+}
+"""How the gap moves within the ladder, said after the side at the top."""
+
+
+def headline(content: LadderReport) -> str:
+    """Who is better at the top of the ladder and how that moved, without figures: those are in the findings."""
+    top = content.top
+    if top is None:
+        return f"No verdict: no scheme shares a trained seed with {content.answer.baseline}."
+    return f"At the top of the ladder ({top.size}, {count(top.tokens)} tokens) {'; '.join(_clauses(content, top))}."
+
+
+def findings(content: LadderReport) -> list[str]:
+    """One sentence for each scheme, then what is not identified, then how the forecast did."""
+    sentences = [own.sentence for own in content.answer.schemes]
+    return [line for line in (*sentences, _unidentified(content), forecast_sentence(content.held_out)) if line]
+
+
+def forecast_sentence(entries: list[HeldOut]) -> str:
+    """How many forecasts the results fell into."""
+    judged = [entry for entry in entries if entry.is_hit is not None]
+    if not judged:
+        return ""
+    hits, simple = sum(entry.is_hit is True for entry in judged), [e for e in judged if e.is_simple_law_hit is not None]
+    within = sum(entry.is_simple_law_hit is True for entry in simple)
+    told = f"{hits} of {counted(len(judged), 'forecast')} made before the runs held"
+    return f"{told}; {within} of {len(simple)} held that assume a simple law." if simple else f"{told}."
+
+
+def hit_words(entry: HeldOut, places: int = 4) -> str:
+    """A forecast against what came, in words."""
+    if entry.measured is None:
+        return "not known yet"
+    if entry.is_hit:
+        return "hit: inside the forecast"
+    ahead = "higher" if entry.measured > entry.forecast.high else "lower"
+    off = entry.measured - (entry.forecast.high if ahead == "higher" else entry.forecast.low)
+    return f"miss: {fixed(abs(off), places)} {ahead} than forecast"
+
+
+def _clauses(content: LadderReport, top: LadderCell) -> list[str]:
+    """One clause for all schemes of which the same is to be said, best first."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for own in content.answer.schemes:
+        alike.setdefault(_standing(own, top), []).append(own.scheme)
+    order = ["better", "worse", "open", "one seed", "not judged"]
+    return [
+        _clause(what, move, names, content.answer.baseline)
+        for (what, move), names in sorted(alike.items(), key=lambda item: order.index(item[0][0]))
+    ]
+
+
+def _standing(own: SchemeAnswer, top: LadderCell) -> tuple[str, str]:
+    """The side of a scheme at the top, and how its gap came there."""
+    cell = cell_at(own, top)
+    if cell is None or not cell.is_usable:
+        return "not judged", ""
+    interval = best_interval(cell)
+    if interval is None:
+        return "one seed", ""
+    found = side(interval)
+    if found != "open":
+        return found, _MOVES.get(own.trend.verdict, "")
+    test = own.trend.compute
+    before = side(test.gap_bottom) if test is not None and test.verdict in ("shrinks", "crosses") else "open"
+    return found, "" if before == "open" else f" {before} with less compute"
+
+
+def _clause(what: str, move: str, names: list[str], baseline: str) -> str:
+    who = join_names(names)
+    if what in ("better", "worse"):
+        other = "worse" if what == "better" else "better"
+        return f"{who} {'is' if len(names) == 1 else 'are'} {what} than {baseline}{move.format(other=other)}"
+    if what == "open":
+        before = f", though {'it was' if len(names) == 1 else 'they were'}{move}" if move else ""
+        return f"no difference to {baseline} is shown for {who}{before}"
+    if what == "one seed":
+        return f"one seed is no evidence for or against {who}"
+    return f"{who} {'was' if len(names) == 1 else 'were'} not judged there"
+
+
+def _unidentified(content: LadderReport) -> str:
+    """Schemes whose gap beyond the ladder is not identified, as one sentence."""
+    asked = [own for own in content.answer.schemes if own.projections]
+    unknown = [own.scheme for own in asked if not own.identified.is_identified]
+    if not unknown:
+        return ""
+    whom = "" if len(unknown) == len(asked) > 1 else f" of {join_names(unknown)}"
+    return f"Beyond the ladder the gap{whom} is not identified."

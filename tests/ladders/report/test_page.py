@@ -1,0 +1,181 @@
+"""The page, Markdown and JSON of a ladder: their words and numbers, what is left out, and user text as text."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from normlab.errors import NormLabError
+from normlab.ladders.report import LadderReport, build, markdown, terminal_lines, to_json
+from normlab.ladders.report.design import LadderDesign
+from normlab.ladders.report.page import render_page
+from normlab.ladders.report.plots import plot_data
+from normlab.ladders.report.tables import gap_table, projection_table
+from normlab.ladders.report.training import training_grid
+from normlab.ladders.statistics.answer import LadderAnswer
+from tests.ladders.report import answers, synthetic
+from tests.ladders.report.reports import full, path, table_only
+
+ALL = [
+    "gaps", "tokens-or-size", "multiplier", "forecast", "beyond", "cells", "training", "rates", "baseline", "lost",
+    "assumptions", "environment", "reproduce",
+]  # fmt: skip
+
+
+def sections(html: str) -> list[str]:
+    return re.findall(r'<section id="([^"]+)"', html)
+
+
+def text_of(html: str) -> str:
+    """The words of a page without scripts, styles and tags."""
+    body = re.sub(r"<(script|style).*?</\1>", " ", html, flags=re.DOTALL)
+    return " ".join(re.sub(r"<[^>]+>", " ", body).split())
+
+
+def test_a_whole_ladder_has_every_section() -> None:
+    assert sections(render_page(full())) == ALL
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    page = render_page(table_only())
+    assert sections(page) == ["gaps", "tokens-or-size", "cells", "training", "baseline", "assumptions", "environment"]
+    words = text_of(page)
+    assert "There is no band: the ladder is too small for a fit. One seed gives no interval." in words
+    for absent in ("forecast", "simple law", "epochs", "embedding", "Hatched", "None", "nan"):
+        assert absent not in words
+
+
+def test_a_path_has_no_panels_of_tokens_or_size() -> None:
+    page = render_page(path())
+    assert "Gap over tokens" not in page
+    assert "plot-sizes-" not in page.split("<script")[0]
+    assert [len(line.cells) for line in training_grid(path())] == [1, 1, 1, 1]
+
+
+def test_without_targets_nothing_is_said_beyond_the_ladder() -> None:
+    rows = synthetic.rows(schemes=("pre", "peri"), lost=False)
+    page = render_page(LadderReport(rows, answers.answer(rows, targets=False)))
+    assert "beyond" not in sections(page)
+    assert "beyond what was trained" not in page
+
+
+def test_numbers_of_a_cell_are_those_of_the_rows() -> None:
+    report = full()
+    losses = {(r.scheme, r.seed): r.loss or 0.0 for r in report.rows if (r.size, r.tokens) == ("8x512", 118_000_000)}
+    gaps = [losses["peri", seed] - losses["pre", seed] for seed in (1, 2, 3)]
+    row = next(row for row in gap_table(report).rows if [c.text for c in row[:3]] == ["peri", "8x512", "118M"])
+    mean = sum(gaps) / 3
+    assert [cell.text for cell in row[3:8]] == [
+        "3.3e16", "3", f"{mean:+.3f}".replace("-", "−"),
+        f"{mean - 0.012:+.3f} to {mean + 0.012:+.3f}".replace("-", "−"), "▼ better",
+    ]  # fmt: skip
+    drawn = plot_data(report)["gaps"][0]
+    cell = next(c for c in drawn["cells"] if (c["size"], c["tokens"]) == ("8x512", 118_000_000))
+    assert [seed["gap"] for seed in cell["seeds"]] == gaps
+
+
+def test_a_cell_with_a_lost_seed_is_not_judged() -> None:
+    rows = gap_table(full()).rows
+    lost = next(row for row in rows if row[0].text == synthetic.HOSTILE and row[2].text == "29.5M")
+    assert lost[7].text == "not judged"
+    assert "seed 2" in lost[-1].text
+    assert "fewer than 3,000 steps" in lost[-1].text
+
+
+def test_projections_keep_the_condition_of_the_simple_law_apart() -> None:
+    table = projection_table(full())
+    titles = [column.title for column in table.columns]
+    assert titles[3:6] == ["Gap, 95 %", "Says", "If it keeps a simple law"]
+    # Ordered by compute; the interval without a law spans zero, so the sign is open whatever the law says.
+    assert [row[1].text for row in table.rows[:3]] == ["3.5 × the top", "16x1024, 400M tokens", "10 × the top"]
+    assert {row[4].text for row in table.rows} == {"≈ sign open"}
+
+
+def test_the_grid_hatches_short_cells_and_frames_the_held_out_size() -> None:
+    grid = training_grid(full())
+    assert [line.label for line in grid] == list(synthetic.SIZES)
+    assert grid[0].about == "11.6M parameters, 72 % embedding, 3 seeds"
+    assert [cell.is_short for cell in grid[0].cells if cell] == [True, False, False]
+    assert [cell.is_held_out for cell in grid[3].cells if cell] == [True, True, True]
+    first = grid[3].cells[0]
+    assert first is not None
+    assert dict(first.facts) == {"tokens a parameter": "0.27", "steps": "1,800", "epochs": "0.25", "FLOPs": "2.1e16"}
+
+
+def test_bands_go_through_the_budgets_of_a_size_and_on_beyond_the_top() -> None:
+    ribbons = plot_data(full())["gaps"][0]["ribbons"]
+    assert [len(ribbon) for ribbon in ribbons] == [3, 3, 3, 3 + 2]
+    assert [len(ribbon) for ribbon in plot_data(path())["gaps"][0]["ribbons"]] == [4 + 2]
+    assert plot_data(table_only())["gaps"][0]["ribbons"] == []
+
+
+def test_the_page_says_when_the_forecast_was_made_and_whether_it_held() -> None:
+    words = text_of(render_page(full()))
+    assert "Forecast of 12x768 written on 2026-11-16 at 12:30, before its first run began; commit 0123456789ab" in words
+    assert "8 of 9 forecasts made before the runs held" in words
+    assert "miss: 0.040 lower than forecast" in words
+
+
+def test_results_that_are_still_to_come_are_not_known_yet() -> None:
+    report = full()
+    assert report.design.forecast is not None
+    cells = tuple(replace(cell, came=None, seeds=None) for cell in report.design.forecast.cells)
+    design = replace(report.design, forecast=replace(report.design.forecast, cells=cells))
+    words = text_of(render_page(LadderReport(report.rows, report.answer, design)))
+    assert "not known yet" in words
+    assert "forecasts made before the runs held" not in words
+
+
+def test_reasons_for_not_identified_are_in_words() -> None:
+    words = text_of(render_page(full()))
+    assert "Laws that fit equally well disagree in sign there." in words
+    assert "E, the loss that no compute removes, lies anywhere from 1.80 to 2.40 nats" in words
+
+
+def test_user_text_stays_text() -> None:
+    page = render_page(full())
+    assert "<script>alert(1)" not in page
+    assert "spannorm &lt;script&gt;alert(1)&lt;/script&gt;" in page
+    assert "books + science <i>" not in page
+    told = markdown(full())
+    assert "<script>" not in told.split("`````")[0]
+    assert "spannorm &lt;script&gt;alert(1)&lt;/script&gt; \\|" in told
+
+
+def test_markdown_has_the_sections_that_have_content() -> None:
+    headings = re.findall(r"^## (.*)$", markdown(full()), flags=re.MULTILINE)
+    assert headings == [
+        "Keep in mind", "Gap at every cell", "What drives the gap", "Forecast and result", "Beyond the ladder",
+        "Why a gap is not identified", "What it would take", "Training", "Learning rates", "Loss of pre",
+        "Runs that did not train", "Assumptions",
+    ]  # fmt: skip
+    small = re.findall(r"^## (.*)$", markdown(table_only()), flags=re.MULTILINE)
+    assert small == ["Gap at every cell", "Training", "Assumptions"]
+
+
+def test_json_holds_rows_answer_design_and_sentences() -> None:
+    report = full()
+    stored = json.loads(json.dumps(to_json(report), allow_nan=False))
+    assert LadderAnswer.from_dict(stored["answer"]) == report.answer
+    assert LadderDesign.from_dict(stored["design"]) == report.design
+    assert len(stored["rows"]) == len(report.rows)
+    assert stored["answer"]["priors"] == report.answer.priors
+    assert stored["headline"].startswith("At the top of the ladder (12x768, 118M tokens) peri is better than pre")
+
+
+def test_terminal_lines_end_with_the_headline() -> None:
+    lines = terminal_lines(full())
+    assert lines[-1].startswith("At the top of the ladder")
+    assert any(line.startswith("  not identified beyond the ladder, geonorm: ") for line in lines)
+
+
+def test_build_writes_a_file_and_refuses_a_folder(tmp_path: Path) -> None:
+    target = tmp_path / "ladder.html"
+    assert build(table_only(), target) == target
+    assert target.read_text().startswith("<!doctype html>")
+    with pytest.raises(NormLabError, match="is a folder"):
+        build(table_only(), tmp_path)

@@ -1,0 +1,114 @@
+"""Headline, findings and cautions of a ladder."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from normlab.ladders.report import LadderReport
+from normlab.ladders.report.cautions import cautions
+from normlab.ladders.report.design import LadderDesign, RateRule
+from normlab.ladders.report.verdict import findings, forecast_sentence, headline, hit_words
+from normlab.ladders.statistics.answer import HeldOut, Interval, Place
+from tests.ladders.report import answers, synthetic
+from tests.ladders.report.reports import full, table_only
+
+
+def test_the_headline_says_who_is_better_at_the_top_and_how_the_gap_moved() -> None:
+    schemes = ("pre", "peri", "geonorm")
+    rows = synthetic.rows(schemes=schemes, lost=False)
+    said = headline(LadderReport(rows, answers.answer(rows)))
+    assert said == (
+        "At the top of the ladder (12x768, 118M tokens) peri is better than pre, by less with more compute; "
+        "geonorm is worse than pre, but was better with less compute."
+    )
+
+
+def test_a_gap_that_faded_is_said_to_have_been_there() -> None:
+    rows = synthetic.rows(schemes=("pre", "peri"), lost=False)
+    report = LadderReport(rows, answers.answer(rows))
+    own = report.answer.schemes[0]
+    faded = [replace(cell, gap=Interval(-0.01, 0.01, 0.0, 0.95)) if cell == own.top else cell for cell in own.cells]
+    answer = replace(report.answer, schemes=[replace(own, cells=faded)])
+    said = headline(LadderReport(rows, answer))
+    assert said.endswith("no difference to pre is shown for peri, though it was better with less compute.")
+
+
+def test_schemes_of_which_the_same_is_said_share_a_clause() -> None:
+    rows = synthetic.rows(schemes=("pre", "peri", "peri(step=0.1)"), lost=False)
+    report = LadderReport(rows, answers.answer(rows, fitted=False))
+    assert "peri and peri(step=0.1) are better than pre." in headline(report)
+
+
+def test_one_seed_is_no_evidence() -> None:
+    said = headline(table_only())
+    assert said == "At the top of the ladder (8x512, 118M tokens) one seed is no evidence for or against peri."
+
+
+def test_a_scheme_missing_at_the_top_is_named() -> None:
+    kept = [row for row in synthetic.rows(lost=False) if (row.scheme, row.size) != ("geonorm", synthetic.TOP)]
+    report = LadderReport(kept, answers.answer(kept))
+    assert "geonorm was not judged there" in headline(report)
+    assert "geonorm has no run at 12x768, 118M tokens, the top of the ladder." in cautions(report)
+
+
+def test_no_scheme_with_a_pair_gives_no_verdict() -> None:
+    rows = [row for row in synthetic.rows(lost=False) if row.scheme == "pre"]
+    report = LadderReport(rows, answers.answer(rows))
+    assert headline(report) == "No verdict: no scheme shares a trained seed with pre."
+
+
+def test_findings_have_a_sentence_for_each_scheme_and_one_on_the_forecast() -> None:
+    found = findings(full())
+    assert len(found) == 3 + 1 + 1
+    assert found[0].startswith("peri: gap ")
+    assert found[3].startswith("Beyond the ladder the gap of geonorm and ")
+    assert found[3].endswith(" is not identified.")
+    assert found[4] == "8 of 9 forecasts made before the runs held; 8 of 9 held that assume a simple law."
+
+
+@pytest.mark.parametrize(
+    ("measured", "words"),
+    [
+        (-0.02, "hit: inside the forecast"),
+        (0.03, "miss: 0.020 higher than forecast"),
+        (-0.05, "miss: 0.010 lower than forecast"),
+        (None, "not known yet"),
+    ],
+)
+def test_a_forecast_against_its_result_in_words(measured: float | None, words: str) -> None:
+    assert hit_words(_held_out(measured), places=3) == words
+
+
+def test_forecasts_without_results_are_not_counted() -> None:
+    assert forecast_sentence([_held_out(None)]) == ""
+    assert forecast_sentence([_held_out(-0.02), _held_out(None)]) == "1 of one forecast made before the runs held."
+
+
+def test_cautions_come_from_statistics_rates_runs_and_text() -> None:
+    report = full()
+    cells = tuple(replace(cell, epochs=4 * (cell.epochs or 0)) for cell in report.design.cells)
+    told = cautions(LadderReport(report.rows, report.answer, replace(report.design, cells=cells, cautions=("Mine.",))))
+    assert told[0] == "3 of 12 cells have fewer than 3,000 steps."
+    assert told[1].startswith("The picked rate of geonorm at 4x256, 29.5M tokens and geonorm at 4x256, 118M tokens is")
+    assert "the largest tried (2e-3)" in told[1]
+    assert told[2] == "One run did not train: it is listed below and part of no gap and no fit."
+    assert told[3].startswith("8 of 12 cells saw the text more than once (up to 4 times)")
+    assert "hypothesis" in told[4]
+    assert told[5] == "Mine."
+
+
+def test_a_rate_that_is_not_carried_needs_no_rule() -> None:
+    rows = synthetic.rows(lost=False)
+    design = LadderDesign(rules=(RateRule(scheme="peri", carry="none"),))
+    assert not any("hypothesis" in line for line in cautions(LadderReport(rows, answers.answer(rows), design)))
+
+
+def _held_out(measured: float | None) -> HeldOut:
+    place = Place(name="12x768, 118M tokens", size="12x768", parameters=110, tokens=118, flops=1.0)
+    inside = None if measured is None else -0.04 <= measured <= 0.01
+    return HeldOut(
+        scheme="peri", place=place, seeds=2, forecast=Interval(-0.04, 0.01, -0.015, 0.95), simple_law=None,
+        measured=measured, is_hit=inside, is_simple_law_hit=None,
+    )  # fmt: skip

@@ -1,0 +1,234 @@
+"""`ladder` from the first rate to the page, on models so small that a run takes a second."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from normlab.compare import session
+from normlab.compare.pool import EndedRun
+from normlab.compare.run_one import Job, execute_job
+from normlab.compare.store import Store
+from normlab.errors import NormLabError
+from normlab.ladders.forecast import read_forecast
+from normlab.ladders.ladder import ladder, left
+from normlab.ladders.outcome import outcome
+from normlab.ladders.results import is_ladder, markdown, read_report
+from normlab.train.trainer import train
+from tests.command import normlab as run_command
+from tests.compare.small import write_text
+from tests.ladders.small import STEP, configuration
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_text(tmp_path_factory.mktemp("ladder") / "text")
+
+
+class Here:
+    """A pool of one that executes runs in this process: no start of processes to wait for."""
+
+    def __init__(self, places: Any):
+        self._job: Job | None = None
+
+    @property
+    def running(self) -> list[Job]:
+        return [] if self._job is None else [self._job]
+
+    @property
+    def is_free(self) -> bool:
+        return self._job is None
+
+    def start(self, job: Job) -> None:
+        self._job = job
+
+    def wait(self, seconds: float) -> list[EndedRun]:
+        job, self._job = self._job, None
+        return [] if job is None else [(job, execute_job(job))]
+
+    def stop(self) -> None:
+        self._job = None
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "ProcessPool", Here)
+
+
+@pytest.fixture(scope="module")
+def finished(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ladders") / "whole"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session, "ProcessPool", Here)
+        ladder(configuration(text, target=("4x32:1M",)), folder, progress=False)
+    return folder
+
+
+def test_every_cell_has_its_rows(finished: Path, text: Path) -> None:
+    rows = [row for row in Store(finished).rows() if row["role"] == "judge"]
+    cells = {(row["scheme"], row["size"], row["budget"], row["seed"]) for row in rows}
+    assert len(cells) == len(rows) == 2 * 3 * 2 * 2
+    assert {row["state"] for row in rows} == {"done"}
+    assert all(row["flops"] > 6 * row["parameters"] * row["budget"] * 0.1 for row in rows)
+    assert outcome(configuration(text), finished).exit_code == 0
+    assert left(configuration(text), finished) == 0
+
+
+def test_the_largest_size_was_forecast_before_it_was_trained(finished: Path) -> None:
+    stored = read_forecast(finished)
+    assert stored is not None
+    assert stored.size == "2x16"
+    assert stored.rows == 2 * 2 * 2 * 2
+    rows = Store(finished).rows()
+    of_top = [row for row in rows if row["size"] == "2x16"]
+    assert {row["forecast"] for row in of_top} == {stored.hash}
+    assert min(row["started"] for row in of_top) >= stored.written
+    assert not any("forecast" in row for row in rows if row["size"] != "2x16")
+
+
+def test_a_branch_equals_the_run_that_was_planned_with_its_budget(finished: Path, text: Path, tmp_path: Path) -> None:
+    rows = Store(finished).rows()
+    branch = next(row for row in rows if row["budget"] == 10 * STEP and row["size"] == "1x16")
+    config = configuration(text)
+    planned = config.run(config.rungs[1], branch["scheme"], 10 * STEP, branch["base_lr"], branch["seed"])
+    assert planned.name == branch["run"]
+    assert train(planned, tmp_path / "planned", progress=False).loss == branch["loss"]
+
+
+def test_checkpoints_of_branches_are_removed_when_no_run_needs_them(finished: Path) -> None:
+    assert not list(finished.glob("runs/*/branches/*"))
+
+
+def test_the_same_call_again_trains_nothing(finished: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "ProcessPool", None)
+    assert ladder(configuration(text), finished, progress=False).baseline == "pre"
+
+
+def test_another_ladder_is_refused(finished: Path, text: Path) -> None:
+    for changes, message in (
+        ({"budgets": (10 * STEP, 30 * STEP)}, "its budgets"),
+        ({"schemes": ("pre",)}, "its schemes have peri"),
+        ({"seeds": 1}, "its seeds is 2, not 1"),
+        ({"of_base": {"weight_decay": 0.2}}, "its weight_decay"),
+    ):
+        with pytest.raises(NormLabError, match=message):
+            ladder(configuration(text, **changes), finished, progress=False)
+
+
+def test_results_and_markdown(finished: Path) -> None:
+    assert is_ladder(finished)
+    content = read_report(finished)
+    assert content.answer.baseline == "pre"
+    assert [own.scheme for own in content.answer.schemes] == ["peri"]
+    assert len(content.answer.schemes[0].cells) == 6
+    assert content.design.held_out == "2x16"
+    assert "peri" in markdown(finished)
+
+
+def test_rows_that_began_before_the_forecast_are_refused(finished: Path, tmp_path: Path) -> None:
+    for name in ("ladder.json", "forecast.json"):
+        (tmp_path / name).write_bytes((finished / name).read_bytes())
+    rows = Store(finished).rows()
+    for row in rows:
+        early = row["size"] == "2x16"
+        Store(tmp_path).append(row | ({"started": "2020-01-01T00:00:00+00:00"} if early else {}))
+    with pytest.raises(NormLabError, match="began before the forecast"):
+        read_report(tmp_path)
+
+
+def test_more_epochs_than_allowed_are_refused(text: Path, tmp_path: Path) -> None:
+    with pytest.raises(NormLabError, match=r"passes over the .* training tokens.*--epochs"):
+        ladder(configuration(text, epochs=0.01), tmp_path / "out", progress=False)
+
+
+@pytest.mark.usefixtures("here")
+def test_a_trunk_that_is_lost_takes_its_cells_with_it_by_name(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(config: Any, folder: Path, **options: Any) -> Any:
+        if config.model.scheme_object.label == "peri" and config.seed == 0:
+            raise RuntimeError("out of luck")
+        return train(config, folder, **options)
+
+    monkeypatch.setattr("normlab.compare.run_one.train", lost)
+    config = configuration(text, sizes=("1x8", "1x16"), hold_out=False)
+    ladder(config, tmp_path, progress=False)
+    rows = [row for row in Store(tmp_path).rows() if row["scheme"] == "peri" and row["seed"] == 0]
+    assert len(rows) == 4
+    assert {row["state"] for row in rows} == {"failed"}
+    assert sum("its trunk" in row["reason"] for row in rows) == 2
+    found = outcome(config, tmp_path)
+    assert (found.left, found.exit_code) == (0, 1)
+    content = read_report(tmp_path)
+    assert len(content.design.lost) == 4
+    assert not any(cell.is_usable for cell in content.answer.schemes[0].cells)
+
+
+@pytest.mark.full
+def test_stopped_and_killed_ladders_go_on(text: Path, finished: Path, tmp_path: Path) -> None:
+    """A ladder in slices, in processes, gives the losses of the one that was never stopped."""
+    call = f"""
+import sys
+from tests.ladders.small import configuration
+from normlab.ladders.ladder import ladder, left
+if __name__ == "__main__":
+    config = configuration({str(text)!r})
+    while left(config, {str(tmp_path / "out")!r}):
+        ladder(config, {str(tmp_path / "out")!r}, progress=False, minutes=0.1)
+"""
+    script = tmp_path / "call.py"
+    script.write_text(call)
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, str(script)], cwd=root, check=True, env=_environment(root), timeout=300)
+    ours = {row["run"]: row["loss"] for row in Store(tmp_path / "out").rows()}
+    assert ours == {row["run"]: row["loss"] for row in Store(finished).rows()}
+
+
+def _environment(root: Path) -> dict[str, str]:
+    import os
+
+    return {**os.environ, "PYTHONPATH": str(root)}
+
+
+def test_a_table_from_elsewhere_is_answered(tmp_path: Path) -> None:
+    lines = ["scheme,parameters,tokens,flops,seed,loss"]
+    for i in range(5):
+        for seed in range(3):
+            for scheme, gap in (("base", 0.0), ("mine", -0.02)):
+                loss = 4.0 - 0.2 * i + 0.001 * seed + gap * (1 + 0.01 * seed)
+                lines.append(f"{scheme},{10 * 2**i}M,{100 * 2**i}M,{6e15 * 4**i},{seed},{loss}")
+    (tmp_path / "losses.csv").write_text("\n".join(lines) + "\n")
+    done = run_command("ladder", "--rows", str(tmp_path / "losses.csv"), "--baseline", "base", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "mine" in done.stdout
+    assert (tmp_path / "report.html").is_file()
+    wrong = run_command("ladder", "--rows", str(tmp_path / "losses.csv"), "--baseline", "theirs")
+    assert wrong.returncode == 2
+    assert "its schemes are base, mine" in wrong.stderr
+
+
+def test_a_dry_run_trains_nothing(text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = ["ladder", "--data", str(text), "--sizes", "1x64", "2x64", "3x64", "--budgets", "5k", "10k", "--batch", "4",
+             "--length", "32", "--warmup-steps", "4", "--epochs", "100", "--dry-run", "--out", str(out)]  # fmt: skip
+    done = run_command(*words)
+    assert done.returncode == 0, done.stderr
+    assert "tokens/parameter" in done.stdout
+    assert "in all at least" in done.stdout
+    assert "95 % interval of a gap, at best" in done.stdout
+    assert not out.exists()
+
+
+def test_options_of_a_single_run_are_refused() -> None:
+    done = run_command("ladder", "--tokens", "5k")
+    assert done.returncode == 2
+    assert "a ladder has no tokens of its own; name --budgets" in done.stderr
+    assert json.dumps(done.stderr).count("\\n") == 1

@@ -1,0 +1,57 @@
+"""Tables of losses that anyone's runs have filled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from normlab.errors import NormLabError
+from normlab.ladders.rows import read_table
+
+HEAD = "scheme,parameters,tokens,flops,seed,loss"
+
+
+def table(folder: Path, *lines: str, head: str = HEAD) -> Path:
+    path = folder / "losses.csv"
+    path.write_text("\n".join([head, *lines]) + "\n")
+    return path
+
+
+def test_required_columns_and_units(tmp_path: Path) -> None:
+    (row,) = read_table(table(tmp_path, "pre,110M,29.5M,2.1e16,0,3.25"))
+    assert (row.scheme, row.size, row.parameters, row.tokens) == ("pre", "110M", 110_000_000, 29_500_000)
+    assert (row.flops, row.seed, row.loss, row.state, row.is_usable) == (2.1e16, 0, 3.25, "done", True)
+
+
+def test_optional_columns(tmp_path: Path) -> None:
+    head = f"{HEAD},size,steps,trunk,lr,note"
+    (row,) = read_table(table(tmp_path, "pre,110M,29.5M,2.1e16,0,3.25,12x768,7200,a,1e-3,whatever", head=head))
+    assert (row.size, row.steps, row.trunk, row.lr) == ("12x768", 7200, "a", 1e-3)
+
+
+@pytest.mark.parametrize("loss", ["", "nan", "inf"])
+def test_a_run_without_a_loss_did_not_train(tmp_path: Path, loss: str) -> None:
+    (row,) = read_table(table(tmp_path, f"pre,110M,29.5M,2.1e16,0,{loss}"))
+    assert (row.loss, row.state, row.is_usable) == (None, "failed", False)
+
+
+@pytest.mark.parametrize(
+    ("lines", "head", "message"),
+    [
+        (["pre,110M,29.5M,0,3.2"], "scheme,parameters,tokens,seed,loss", "has no column flops"),
+        (["pre,many,29.5M,1e16,0,3.2"], HEAD, "line 2: 'many' is not a count"),
+        (["pre,110M,29.5M,1e16,0,low"], HEAD, "line 2: could not convert"),
+        (["pre,110M,29.5M,-1,0,3.2"], HEAD, "positive"),
+        (["pre,110M,29.5M,1e16,0,3.2", "pre,110M,29.5M,1e16,0,3.3"], HEAD, "listed twice"),
+    ],
+)
+def test_bad_tables_are_refused_in_one_line(tmp_path: Path, lines: list[str], head: str, message: str) -> None:
+    with pytest.raises(NormLabError, match=message) as error:
+        read_table(table(tmp_path, *lines, head=head))
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(NormLabError, match="cannot read"):
+        read_table(tmp_path / "nowhere.csv")

@@ -125,10 +125,8 @@ class Session:
         under_way = {job.run.name for job in pool.running}
         given_up = {name for name, kills in self.kills.items() if kills > self.settings.options.retries}
         waiting = [run for run in self.plan.runnable(self.rows) if run.name not in under_way | given_up]
-        for run in waiting:
-            if not pool.is_free:
-                return
-            pool.start(self.job(run))
+        while waiting and pool.is_free:
+            pool.start(self.job(waiting.pop(pool.choose(waiting))))
 
     def _take_in(self, pool: Pool, view: ComparisonProgress) -> None:
         view.update(self.plan.work(self.rows), pool.running)

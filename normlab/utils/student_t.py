@@ -36,7 +36,7 @@ def t_outside(t: float, df: int) -> float:
     square = t * t
     if math.isinf(square):
         return 0.0
-    return _beta_ratio(df / (df + square), square / (df + square), df / 2.0, 0.5)
+    return beta_ratio(df / (df + square), square / (df + square), df / 2.0, 0.5)
 
 
 def shifted_outside(t: float, shift: float, df: int) -> float:
@@ -68,12 +68,12 @@ def _density(t: float, df: int) -> float:
     return math.exp(scale - (df + 1) / 2.0 * math.log1p(t * t / df))
 
 
-def _beta_ratio(x: float, rest: float, a: float, b: float) -> float:
+def beta_ratio(x: float, rest: float, a: float, b: float) -> float:
     """Regularised incomplete beta I_x(a, b); `rest` is 1 - x, passed separately to avoid cancellation."""
     if x <= 0.0 or rest <= 0.0:
         return 0.0 if x <= 0.0 else 1.0
     if x > (a + 1.0) / (a + b + 2.0):
-        return 1.0 - _beta_ratio(rest, x, b, a)
+        return 1.0 - beta_ratio(rest, x, b, a)
     front = a * math.log(x) + b * math.log(rest) + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
     return math.exp(front) / (a * _beta_fraction(x, a, b))
 

@@ -1,0 +1,55 @@
+"""What a reader of a ladder's answer must know: cells left out, missing seeds, few steps, cells that contradict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from normlab.ladders.statistics.answer import SchemeAnswer
+from normlab.ladders.statistics.cells import Cell
+from normlab.ladders.statistics.fit import estimate, sample_of
+
+FAR_OFF = 3.0
+"""Standard deviations from M at which a cell is listed."""
+
+
+def find_cautions(
+    by_scheme: Mapping[str, Sequence[Cell]], answers: Sequence[SchemeAnswer], minimum_steps: int, level: float
+) -> list[str]:
+    """All cautions, scheme by scheme."""
+    found: list[str] = []
+    for own in answers:
+        cells = by_scheme[own.scheme]
+        found += [f"{own.scheme}, {cell.place.name}: {cell.reason}; left out." for cell in cells if cell.reason]
+        found += _single_seeds(own.scheme, cells) + _far_off(own) + _without_few_steps(own, cells, minimum_steps, level)
+    return found
+
+
+def _single_seeds(scheme: str, cells: Sequence[Cell]) -> list[str]:
+    usable = [cell for cell in cells if cell.is_usable]
+    single = [cell.place.name for cell in usable if len(cell.differences) == 1]
+    if usable and len(single) == len(usable):
+        return [f"{scheme} has one seed at every cell: the noise of seeds is assumed, not measured."]
+    return [f"{scheme} has one seed at {', '.join(single)}."] if single else []
+
+
+def _far_off(own: SchemeAnswer) -> list[str]:
+    far = [cell for cell in own.cells if cell.off_sd is not None and cell.off_sd > FAR_OFF]
+    return [
+        f"{own.scheme}, {cell.size} with {cell.tokens:,} tokens: {cell.off_sd:.1f} standard deviations of its seeds "
+        "off the smooth curve through all cells."
+        for cell in far
+    ]
+
+
+def _without_few_steps(own: SchemeAnswer, cells: Sequence[Cell], minimum_steps: int, level: float) -> list[str]:
+    """The gap at the top from cells with enough steps alone."""
+    usable = [cell for cell in cells if cell.is_usable]
+    enough = [cell for cell in usable if cell.place.steps is None or cell.place.steps >= minimum_steps]
+    if len(enough) == len(usable):
+        return []
+    text = f"{own.scheme}: {len(usable) - len(enough)} of {len(usable)} cells have fewer than {minimum_steps:,} steps"
+    if len(enough) < 2:
+        return [f"{text}; their gaps are partly those of early training."]
+    top = max(usable, key=lambda cell: cell.flops)
+    gap = estimate(sample_of(enough), [top.place])[0].interval(level)
+    return [f"{text}; without them the gap at the top is {gap.mean:+.3f} ({gap.low:+.3f} to {gap.high:+.3f})."]

@@ -1,0 +1,175 @@
+"""Cells of a ladder: paired differences over seeds between a scheme and the baseline, and why a cell is left out."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from normlab.errors import NormLabError, unknown
+from normlab.ladders.rows import LadderRow
+from normlab.ladders.statistics.answer import Place
+
+LARGEST_GAP = 0.3
+"""A gap of this many nats is a scheme that fails: it lies outside the estimators' priors."""
+
+Key = tuple[str, int]
+"""Name of the size and tokens. Not parameters: a scheme may need some of its own at the same size."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One scheme against the baseline at one size and budget."""
+
+    place: Place
+    differences: dict[int, float]
+    """Loss of the scheme less loss of the baseline, by seed."""
+    trunk: str
+    """Cells with the same text are branches of one trunk."""
+    reason: str | None
+    """Why the cell is not part of a fit."""
+    speed_ratio: float | None = None
+    """Tokens per second of the scheme over the baseline's."""
+
+    @property
+    def is_usable(self) -> bool:
+        return self.reason is None
+
+    @property
+    def tokens(self) -> int:
+        return self.place.tokens
+
+    @property
+    def flops(self) -> float:
+        return self.place.flops
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(list(self.differences.values())))
+
+
+@dataclass(frozen=True)
+class BaselineMean:
+    """Mean loss of the baseline at one cell."""
+
+    place: Place
+    loss: float
+    n: int
+    trunk: str
+
+    @property
+    def tokens(self) -> int:
+        return self.place.tokens
+
+    @property
+    def flops(self) -> float:
+        return self.place.flops
+
+
+def check_rows(rows: Sequence[LadderRow], baseline: str) -> None:
+    """Raise unless the baseline is there and every run is listed once."""
+    schemes = {row.scheme for row in rows}
+    if not rows:
+        raise NormLabError("the ladder has no rows; expected one for each scheme, size, budget and seed")
+    if baseline not in schemes:
+        raise unknown("baseline", baseline, schemes)
+    seen: set[tuple[str, str, int, int]] = set()
+    for row in rows:
+        key = (row.scheme, row.size, row.tokens, row.seed)
+        if key in seen:
+            raise NormLabError(
+                f"{row.scheme} at {row.size} with {row.tokens:,} tokens and seed {row.seed} is listed twice; keep one"
+            )
+        seen.add(key)
+
+
+def cells_of(rows: Sequence[LadderRow], scheme: str, baseline: str) -> list[Cell]:
+    """All cells at which the scheme has rows, smallest compute first."""
+    own, base = _by_cell(rows, scheme), _by_cell(rows, baseline)
+    branched = branched_sizes(row for row in rows if row.scheme in (scheme, baseline))
+    cells = [_cell(key, own[key], base.get(key, []), branched) for key in own]
+    return sorted(cells, key=lambda cell: (cell.flops, cell.tokens, cell.place.size))
+
+
+def baseline_means(rows: Sequence[LadderRow], baseline: str) -> list[BaselineMean]:
+    """Mean losses of the baseline over its usable runs, smallest compute first; a cell with a bad run is left out."""
+    found = []
+    branched = branched_sizes(row for row in rows if row.scheme == baseline)
+    for key, own in _by_cell(rows, baseline).items():
+        if all(row.is_usable for row in own):
+            losses = [row.loss for row in own if row.loss is not None]
+            found.append(BaselineMean(_place(own[0]), float(np.mean(losses)), len(losses), _trunk(key, branched)))
+    return sorted(found, key=lambda cell: (cell.flops, cell.tokens))
+
+
+def branched_sizes(rows: Iterable[LadderRow]) -> set[str]:
+    """Sizes whose budgets branch from one trunk."""
+    budgets: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for row in rows:
+        if row.trunk is not None:
+            budgets[row.size, row.trunk].add(row.tokens)
+    return {size for (size, _), own in budgets.items() if len(own) > 1}
+
+
+def _by_cell(rows: Sequence[LadderRow], scheme: str) -> dict[Key, list[LadderRow]]:
+    grouped: dict[Key, list[LadderRow]] = defaultdict(list)
+    for row in rows:
+        if row.scheme == scheme:
+            grouped[row.size, row.tokens].append(row)
+    return {key: sorted(own, key=lambda row: row.seed) for key, own in grouped.items()}
+
+
+def _cell(key: Key, own: list[LadderRow], base: list[LadderRow], branched: set[str]) -> Cell:
+    first, second = (_losses(side) for side in (own, base))
+    differences = {seed: first[seed] - second[seed] for seed in first if seed in second}
+    # At equal compute: the place is the baseline's, whatever parameters of its own the scheme needs.
+    place = _place(base[0] if base else own[0])
+    return Cell(place, differences, _trunk(key, branched), _reason(own, base, differences), _speed_ratio(own, base))
+
+
+def _losses(rows: list[LadderRow]) -> dict[int, float]:
+    return {row.seed: row.loss for row in rows if row.is_usable and row.loss is not None}
+
+
+def _reason(own: list[LadderRow], base: list[LadderRow], differences: dict[int, float]) -> str | None:
+    bad = [f"seed {row.seed} of {row.scheme} {_state(row)}" for row in (*own, *base) if not row.is_usable]
+    if bad:
+        return f"unreliable: {', '.join(bad)}"
+    if not base:
+        return "no runs of the baseline"
+    if not differences:
+        return "no seed in both the scheme and the baseline"
+    mean = float(np.mean(list(differences.values())))
+    if abs(mean) >= LARGEST_GAP:
+        return f"unreliable: a gap of {mean:+.2f} nats is a scheme that fails, not one that differs"
+    return None
+
+
+def _state(row: LadderRow) -> str:
+    return "has no loss" if row.state == "done" else row.state
+
+
+def _trunk(key: Key, branched: set[str]) -> str:
+    return key[0] if key[0] in branched else f"{key[0]}:{key[1]}"
+
+
+def _place(row: LadderRow) -> Place:
+    return Place(
+        name=f"{row.size} with {in_words(row.tokens)} tokens", size=row.size, parameters=row.parameters,
+        tokens=row.tokens, flops=row.flops, steps=row.steps,
+    )  # fmt: skip
+
+
+def _speed_ratio(own: list[LadderRow], base: list[LadderRow]) -> float | None:
+    speeds = [[row.tokens_per_s for row in side if row.tokens_per_s and row.is_usable] for side in (own, base)]
+    return float(np.mean(speeds[0]) / np.mean(speeds[1])) if all(speeds) else None
+
+
+def in_words(number: float) -> str:
+    """Counts with a unit: 29.5M, 2.6B."""
+    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= 0.9995 * size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.0f}"

@@ -1,0 +1,95 @@
+"""What a design can show before it is trained, and what more runs would buy: widths of M's intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from normlab.errors import NormLabError
+from normlab.ladders.statistics.answer import Design, ExpectedWidth, Place, Purchase
+from normlab.ladders.statistics.cells import in_words
+from normlab.ladders.statistics.fit import Sample, estimate
+from normlab.ladders.statistics.noise import ASSUMED_DF, SeedNoise, effective_df
+from normlab.ladders.statistics.projection import NEXT_RUNG, TEN_TIMES, times_top
+
+MORE_SEEDS = 2
+
+
+def expected_widths(design: Design, level: float = 0.95) -> list[ExpectedWidth]:
+    """Width of M's interval at the top rung, 3.5 × and 10 × it and the targets, if the gap were a straight line.
+
+    The best case: a gap that bends has wider intervals.
+    """
+    if not design.cells or design.seeds < 1:
+        raise NormLabError("a design needs at least one cell and one seed")
+    sizes = sorted({place.size for place in design.cells})
+    groups = [sizes.index(own.size) if design.is_branched else index for index, own in enumerate(design.cells)]
+    sample = Sample(
+        tuple(design.cells),
+        np.zeros(len(design.cells)),
+        np.full(len(design.cells), design.seeds),
+        np.array(groups),
+        SeedNoise(design.seed_sd, max(ASSUMED_DF, effective_df([design.seeds] * len(groups), groups))),
+    )
+    top = max(design.cells, key=lambda place: place.flops)
+    places = [top, times_top(top, NEXT_RUNG), times_top(top, TEN_TIMES), *design.targets]
+    found = estimate(sample, places)
+    return [
+        ExpectedWidth(place=place, width=own.interval(level).width) for place, own in zip(places, found, strict=True)
+    ]
+
+
+def purchases(sample: Sample, places: Sequence[Place], target: Place, level: float) -> list[Purchase]:
+    """What more seeds, one larger size and, on a grid, a longer budget would buy at the target.
+
+    New cells are assumed to come out where M expects them.
+    """
+    now = _width(sample, target, level)
+    options = [(f"{MORE_SEEDS} more seeds at every cell", sample.with_seeds(MORE_SEEDS))]
+    for what, more in _extensions(sample, places):
+        options.append((what, _extended(sample, more)))
+    return [
+        Purchase(what=what, place=target, width_now=now, width_then=_width(own, target, level)) for what, own in options
+    ]
+
+
+def _extended(sample: Sample, more: Sequence[tuple[Place, int]]) -> Sample:
+    means = np.array([own.mean for own in estimate(sample, [place for place, _ in more])])
+    seeds = round(float(np.median(sample.seeds)))
+    return sample.with_cells([place for place, _ in more], means, seeds, np.array([group for _, group in more]))
+
+
+def _extensions(sample: Sample, places: Sequence[Place]) -> list[tuple[str, list[tuple[Place, int]]]]:
+    """New cells with the number of their trunk."""
+    top = max(places, key=lambda place: place.flops)
+    fresh = int(sample.groups.max()) + 1
+    if sample.kind == "path":
+        return [(f"one more rung at {NEXT_RUNG:g} × the top's compute", [(times_top(top, NEXT_RUNG), fresh)])]
+    budgets = sorted({place.tokens for place in places})
+    is_branched = len(set(sample.groups.tolist())) < len(sample.groups)
+    larger = [
+        (_scaled(top, NEXT_RUNG, budget / top.tokens), fresh + (0 if is_branched else index))
+        for index, budget in enumerate(budgets)
+    ]
+    found = [(f"one more size, {in_words(top.parameters * NEXT_RUNG)}, at all budgets", larger)]
+    at_top = [(place, int(group)) for place, group in zip(places, sample.groups, strict=True)
+              if place.tokens == budgets[-1]]  # fmt: skip
+    longer = [
+        (_scaled(place, 1.0, 2.0), group if is_branched else fresh + index)
+        for index, (place, group) in enumerate(at_top)
+    ]
+    return [*found, (f"one more budget, {in_words(2 * budgets[-1])} tokens, at all sizes", longer)]
+
+
+def _scaled(place: Place, size: float, tokens: float) -> Place:
+    return Place(
+        name="", size="", parameters=round(place.parameters * size), tokens=round(place.tokens * tokens),
+        flops=place.flops * size * tokens,
+    )  # fmt: skip
+
+
+def _width(sample: Sample, target: Place, level: float) -> float:
+    found = estimate(sample, [target])[0].interval(level).width
+    return found if math.isfinite(found) else math.inf

@@ -1,0 +1,100 @@
+"""Fit M or K to the cells of one scheme: distributions of the gap, or of sums of gaps, at any places."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from normlab.ladders.statistics.cells import Cell
+from normlab.ladders.statistics.gaussian import GaussianModel, Prior
+from normlab.ladders.statistics.layout import HasPlace, Kind, Layout, kind_of, layout_of
+from normlab.ladders.statistics.mixture import Mixture
+from normlab.ladders.statistics.noise import SeedNoise, noise_model, pooled
+from normlab.ladders.statistics.simple_law import simple_law_prior
+from normlab.ladders.statistics.smooth import smooth_prior
+
+Array = np.ndarray
+PriorOf = Callable[[Layout], Prior]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a fit needs of one scheme's usable cells."""
+
+    places: tuple[HasPlace, ...]
+    means: Array
+    seeds: Array
+    groups: Array
+    noise: SeedNoise
+
+    @property
+    def kind(self) -> Kind:
+        return kind_of(self.places)
+
+    def with_seeds(self, more: int) -> Sample:
+        """The same means with more seeds at every cell."""
+        return replace(self, seeds=self.seeds + more)
+
+    def with_cells(self, places: Sequence[HasPlace], means: Array, seeds: int, group: Array) -> Sample:
+        """More cells, with assumed means."""
+        return Sample(
+            (*self.places, *places),
+            np.concatenate([self.means, means]),
+            np.concatenate([self.seeds, np.full(len(places), seeds)]),
+            np.concatenate([self.groups, group]),
+            self.noise,
+        )
+
+
+def sample_of(cells: Sequence[Cell]) -> Sample:
+    """The sample of usable cells; at least one is needed."""
+    usable = [cell for cell in cells if cell.is_usable]
+    names = sorted({cell.trunk for cell in usable})
+    groups = [names.index(cell.trunk) for cell in usable]
+    differences = [np.array(list(cell.differences.values())) for cell in usable]
+    return Sample(
+        tuple(cell.place for cell in usable),
+        np.array([own.mean() for own in differences]),
+        np.array([len(own) for own in differences]),
+        np.array(groups),
+        pooled(differences, groups),
+    )
+
+
+def estimate(
+    sample: Sample,
+    places: Sequence[HasPlace],
+    functionals: Array | None = None,
+    prior_of: PriorOf = smooth_prior,
+    new_seeds: int | None = None,
+) -> list[Mixture]:
+    """Distribution of each functional (a row of weights over places; the gap at each place if None).
+
+    With `new_seeds` it is the mean of that many new seeds at a new cell there: a prediction.
+    """
+    posterior = _model(sample, places, functionals, prior_of, new_seeds).fit(sample.means[None])
+    return [posterior.mixture(index) for index in range(posterior.means.shape[-1])]
+
+
+def simple_law_weights(sample: Sample) -> tuple[dict[str, float], dict[str, float]]:
+    """K's posterior weights of the families and of the axes."""
+    prior = simple_law_prior(layout_of(sample.places, sample.places[-1:]))
+    model = _model(sample, sample.places[-1:], None, simple_law_prior, None)
+    weights = model.shape_weights(model.fit(sample.means[None]))
+    families: dict[str, float] = {}
+    axes: dict[str, float] = {}
+    for (family, axis), weight in zip(prior.labels, weights.tolist(), strict=True):
+        families[family] = families.get(family, 0.0) + weight
+        axes[axis] = axes.get(axis, 0.0) + weight
+    return families, axes
+
+
+def _model(
+    sample: Sample, places: Sequence[HasPlace], functionals: Array | None, prior_of: PriorOf, new_seeds: int | None
+) -> GaussianModel:
+    rows = np.eye(len(places)) if functionals is None else functionals
+    noise = noise_model(sample.seeds, sample.groups, sample.noise, new_seeds or 1)
+    prior = prior_of(layout_of(sample.places, places))
+    return GaussianModel(prior, noise, rows, predicts=new_seeds is not None)

@@ -1,0 +1,95 @@
+"""Is the gap at the target identified? Six rules; if one applies, the reason is shown instead of a number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from normlab.ladders.statistics.answer import HeldOut, Identified, Obstacle, Place, Projection
+from normlab.ladders.statistics.cells import BaselineMean
+from normlab.ladders.statistics.fit import Sample
+from normlab.ladders.statistics.forms import fit_forms, opposite_signs
+from normlab.ladders.statistics.layout import layout_of
+
+FEWEST_RUNGS = 4
+FEWEST_SIDE = 3
+"""Sizes and budgets of a grid."""
+SMALLEST_SPAN = 30.0
+LARGEST_RATIO = 4.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class EdgeRate:
+    """A learning rate that was picked at the edge of those tried: a better one may lie beyond."""
+
+    scheme: str
+    size: str
+    lr: float
+    tokens: int | None = None
+
+    @property
+    def text(self) -> str:
+        return f"{self.scheme} at {self.size} picked the rate {self.lr:g} at the edge of those tried"
+
+
+def identify(
+    sample: Sample,
+    targets: Sequence[Projection],
+    baseline: Sequence[BaselineMean],
+    held_out: Sequence[HeldOut],
+    edges: Sequence[EdgeRate],
+) -> Identified:
+    """Check all rules at every target."""
+    reasons = _rule_d(sample)
+    for target in targets:
+        reasons += [*_rule_a(sample, target), *_rule_b(sample, target, baseline), *_rule_e(sample, target.place)]
+    reasons += [
+        Obstacle(rule="c", text=f"the result at {own.place.name} fell outside the forecast that was made before it")
+        for own in held_out
+        if own.is_hit is False
+    ]
+    reasons += [Obstacle(rule="f", text=edge.text) for edge in edges]
+    return Identified(is_identified=not reasons, reasons=sorted(reasons, key=lambda own: own.rule))
+
+
+def _rule_a(sample: Sample, target: Projection) -> list[Obstacle]:
+    largest = float(abs(sample.means).max())
+    if target.gap.width <= 2.0 * largest:
+        return []
+    text = f"the interval at {target.place.name} is {target.gap.width:.3f} wide"
+    return [Obstacle(rule="a", text=f"{text}, more than twice the largest gap measured ({largest:.3f})")]
+
+
+def _rule_b(sample: Sample, target: Projection, baseline: Sequence[BaselineMean]) -> list[Obstacle]:
+    found = opposite_signs(fit_forms(sample, target.place, baseline))
+    if found is None:
+        return []
+    below, above = found
+    text = f"forms that fit the ladder equally well disagree in sign at {target.place.name}"
+    return [Obstacle(rule="b", text=f"{text}: {below.name} {below.value:+.3f}, {above.name} {above.value:+.3f}")]
+
+
+def _rule_d(sample: Sample) -> list[Obstacle]:
+    reasons, layout = [], layout_of(sample.places)
+    if layout.kind == "path":
+        if layout.cells < FEWEST_RUNGS:
+            reasons.append(f"{layout.cells} rungs, fewer than {FEWEST_RUNGS}")
+    else:
+        sizes, budgets = len(set(layout.size.round(3).tolist())), len(set(layout.tokens.round(3).tolist()))
+        if min(sizes, budgets) < FEWEST_SIDE:
+            reasons.append(f"{sizes} sizes and {budgets} budgets, fewer than {FEWEST_SIDE} of each")
+    if layout.span < SMALLEST_SPAN:
+        reasons.append(f"compute spans a factor {layout.span:.3g}, less than {SMALLEST_SPAN:g}")
+    return [Obstacle(rule="d", text=text) for text in reasons]
+
+
+def _rule_e(sample: Sample, place: Place) -> list[Obstacle]:
+    layout = layout_of(sample.places, [place])
+    if layout.kind == "grid":
+        return []
+    off = math.exp(float(abs(layout.ratio[:-1] - layout.ratio[-1]).min()))
+    if off <= LARGEST_RATIO:
+        return []
+    text = f"{place.name} has tokens per parameter a factor {off:.3g} away from every rung of a ladder with one path"
+    return [Obstacle(rule="e", text=text)]

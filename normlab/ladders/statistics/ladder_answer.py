@@ -1,0 +1,164 @@
+"""answer(): from the rows of a ladder to gaps, trends, projections and verdicts for every scheme."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+
+import numpy as np
+
+from normlab import __version__
+from normlab.compare.statistics import bonferroni_level, paired_difference
+from normlab.errors import NormLabError
+from normlab.ladders.rows import LadderRow
+from normlab.ladders.statistics.answer import (
+    FEW_STEPS,
+    CellForecast,
+    CellGap,
+    Identified,
+    Interval,
+    LadderAnswer,
+    Obstacle,
+    Place,
+    SchemeAnswer,
+    Trend,
+)
+from normlab.ladders.statistics.baseline import fit_baseline, slopes_at
+from normlab.ladders.statistics.cautions import find_cautions
+from normlab.ladders.statistics.cells import BaselineMean, Cell, baseline_means, cells_of, check_rows
+from normlab.ladders.statistics.design import purchases
+from normlab.ladders.statistics.fit import Sample, estimate, sample_of, simple_law_weights
+from normlab.ladders.statistics.forecast import compare_with_forecast
+from normlab.ladders.statistics.identified import EdgeRate, identify
+from normlab.ladders.statistics.layout import kind_of
+from normlab.ladders.statistics.mixture import Mixture
+from normlab.ladders.statistics.multiplier import multiplier
+from normlab.ladders.statistics.priors import priors_in_words
+from normlab.ladders.statistics.projection import NEXT_RUNG, TEN_TIMES, project, times_top
+from normlab.ladders.statistics.sentence import sentence
+from normlab.ladders.statistics.trend import find_trend
+
+SMALLEST_TIMED = 100e6
+"""Parameters from which on speeds count: smaller models are bound by kernel launches."""
+
+
+def answer(
+    rows: Sequence[LadderRow],
+    *,
+    baseline: str,
+    targets: Sequence[Place] = (),
+    level: float = 0.95,
+    held_out: Sequence[CellForecast] | None = None,
+    edge_rates: Sequence[EdgeRate] = (),
+    minimum_steps: int = FEW_STEPS,
+    epochs: dict[int, float] | None = None,
+) -> LadderAnswer:
+    """Compare every scheme with the baseline over the whole ladder.
+
+    Args:
+        rows: One for each scheme, size, budget and seed. Cells with a run that is not done are named and left out.
+        baseline: The scheme that gaps are relative to.
+        targets: Places beyond the ladder to project to, besides 3.5 × and 10 × the top.
+        level: Joint level of all schemes' intervals (Bonferroni).
+        held_out: Forecasts that were written before their runs began.
+        edge_rates: Picked rates at the edge of those tried.
+        minimum_steps: Cells with fewer are marked.
+        epochs: How often the data was seen, by budget of tokens.
+    """
+    check_rows(rows, baseline)
+    if not 0.0 < level < 1.0:
+        raise NormLabError(f"a confidence level lies between 0 and 1, got {level}; try 0.95")
+    schemes = [scheme for scheme in dict.fromkeys(row.scheme for row in rows) if scheme != baseline]
+    each = bonferroni_level(level, len(schemes) + 1)
+    means = baseline_means(rows, baseline)
+    one = _OneScheme(baseline, means, targets, each, held_out or (), edge_rates, minimum_steps, epochs or {})
+    by_scheme = {scheme: cells_of(rows, scheme, baseline) for scheme in schemes}
+    answers = [one.answer(scheme, cells) for scheme, cells in by_scheme.items()]
+    return LadderAnswer(
+        baseline=baseline, level=level, level_each=each, kind=kind_of(means) if len(means) > 1 else "too small",
+        schemes=answers, baseline_law=fit_baseline(means, level),
+        cautions=find_cautions(by_scheme, answers, minimum_steps, each), priors=priors_in_words(),
+        versions={"normlab": __version__, "numpy": np.__version__, "python": platform.python_version()},
+    )  # fmt: skip
+
+
+class _OneScheme:
+    """What all schemes of a ladder share."""
+
+    def __init__(
+        self,
+        baseline: str,
+        means: Sequence[BaselineMean],
+        targets: Sequence[Place],
+        level: float,
+        held_out: Sequence[CellForecast],
+        edges: Sequence[EdgeRate],
+        minimum_steps: int,
+        epochs: dict[int, float],
+    ) -> None:
+        self.baseline, self.means, self.targets, self.level = baseline, means, tuple(targets), level
+        self.held_out, self.edges, self.minimum_steps, self.epochs = held_out, edges, minimum_steps, epochs
+
+    def answer(self, scheme: str, cells: Sequence[Cell]) -> SchemeAnswer:
+        held_out = compare_with_forecast(scheme, cells, self.held_out)
+        usable = [cell.place for cell in cells if cell.is_usable]
+        if not usable:
+            return self._without_fit(scheme, cells)
+        sample = sample_of(cells)
+        top = max(usable, key=lambda place: place.flops)
+        trend = find_trend(sample, usable, self.means, self.level)
+        multiples = [times_top(top, times) for times in (NEXT_RUNG, TEN_TIMES)]
+        beyond = project(sample, top, [*multiples, *self.targets], self.means, self.level)
+        judged = beyond[len(multiples) :] or beyond[-1:]
+        edges = [edge for edge in self.edges if edge.scheme in (scheme, self.baseline)]
+        identified = identify(sample, judged, self.means, held_out, edges)
+        families, axes = simple_law_weights(sample)
+        gaps = self._gaps(cells, sample)
+        at_top = next(gap for gap in gaps if gap.is_usable and gap.cell == top.cell)
+        return SchemeAnswer(
+            scheme=scheme, cells=gaps, trend=trend, projections=beyond, identified=identified, form_weights=families,
+            axis_weights=axes, held_out=held_out, seed_sd=sample.noise.sd,
+            sentence=sentence(scheme, self.baseline, at_top, trend, beyond, judged, identified),
+            what_more=purchases(sample, usable, judged[-1].place, self.level),
+        )  # fmt: skip
+
+    def _without_fit(self, scheme: str, cells: Sequence[Cell]) -> SchemeAnswer:
+        nothing = Trend(verdict="not shown", compute=None, tokens=None, sizes=None)
+        identified = Identified(is_identified=False, reasons=[Obstacle(rule="d", text="no cell is usable")])
+        return SchemeAnswer(
+            scheme=scheme, cells=[self._gap(cell, None, None, None) for cell in cells], trend=nothing, projections=[],
+            identified=identified, form_weights={}, axis_weights={}, what_more=[], seed_sd=None,
+            held_out=compare_with_forecast(scheme, cells, self.held_out),
+            sentence=sentence(scheme, self.baseline, None, nothing, [], [], identified),
+        )  # fmt: skip
+
+    def _gaps(self, cells: Sequence[Cell], sample: Sample) -> list[CellGap]:
+        """All cells; M is evaluated at those left out as well, from the others."""
+        found, slopes = estimate(sample, cells), slopes_at(self.means, cells)
+        nodes = slopes.nodes if slopes is not None else [None] * len(cells)
+        return [self._gap(cell, own, at, sample) for cell, own, at in zip(cells, found, nodes, strict=True)]
+
+    def _gap(self, cell: Cell, gap: Mixture | None, slopes: np.ndarray | None, sample: Sample | None) -> CellGap:
+        place, in_flops, in_time, off = cell.place, None, None, None
+        if gap is not None and slopes is not None:
+            in_flops = multiplier(gap, slopes, self.level)
+            if cell.speed_ratio is not None and place.parameters >= SMALLEST_TIMED:
+                in_time = multiplier(gap, slopes, self.level, cell.speed_ratio)
+        if gap is not None and sample is not None and cell.is_usable:
+            off = float(abs(cell.mean - gap.mean) / (sample.noise.sd / np.sqrt(len(cell.differences))))
+        return CellGap(
+            size=place.size, parameters=place.parameters, tokens=place.tokens, flops=place.flops,
+            tokens_per_parameter=place.tokens_per_parameter, steps=place.steps, n=len(cell.differences),
+            differences={str(seed): value for seed, value in cell.differences.items()},
+            student=_student(cell, self.level), gap=gap.interval(self.level) if gap is not None else None,
+            multiplier=in_flops, multiplier_in_time=in_time,
+            few_steps=place.steps is not None and place.steps < self.minimum_steps, is_usable=cell.is_usable,
+            reason=cell.reason, epochs=self.epochs.get(place.tokens), off_sd=off,
+        )  # fmt: skip
+
+
+def _student(cell: Cell, level: float) -> Interval | None:
+    if len(cell.differences) < 2:
+        return None
+    found = paired_difference(cell.differences, dict.fromkeys(cell.differences, 0.0), level)
+    return Interval(found.low or 0.0, found.high or 0.0, found.mean, level)

@@ -1,0 +1,35 @@
+"""The assumptions of the estimators in words, with their constants, for pages and JSON."""
+
+from __future__ import annotations
+
+from normlab.ladders.statistics import baseline, noise, simple_law, smooth
+
+
+def priors_in_words() -> dict[str, str]:
+    """Names and texts."""
+    return {
+        "M": (
+            f"a smooth gap: level sd {smooth.LEVEL_SD} nats at the top; path: slope sd {smooth.SLOPE_SD} an e-fold of "
+            f"compute, integrated Wiener process with bends {_list(smooth.PATH_BENDS)}; grid: slope sd "
+            f"{smooth.GRID_SLOPE_SD} an e-fold of size and of tokens, four processes (size, tokens, compute, tokens "
+            f"per parameter), each with bends {_list(smooth.GRID_BENDS)} nats an e-fold^1.5; equal weights"
+        ),
+        "K": (
+            "a simple law, c^-γ(a + b ln c) or a + b c^-γ, γ up to 0.6, in compute; on a grid also in mixtures of "
+            f"compute with tokens or parameters; sd of a {simple_law.LEVEL_SD}, of b {simple_law.SLOPE_SD} an e-fold"
+        ),
+        "noise": (
+            "sd over seeds pooled over cells, averaged over its own error; a rung's effect on the scheme alone "
+            f"half-normal with scale {noise.RUNG_SCALE} nats; branches of a trunk correlated "
+            f"{noise.BRANCH_CORRELATION}; with few seeds an sd of {noise.ASSUMED_SEED_SD} counts as "
+            f"{noise.ASSUMED_DF:g} degrees of freedom"
+        ),
+        "baseline": (
+            f"exponents from {baseline.EXPONENTS[0]:.2f} to {baseline.EXPONENTS[-1]:.2f}, equal weight; the slope is "
+            "taken at constant tokens per parameter"
+        ),
+    }
+
+
+def _list(values: tuple[float, ...]) -> str:
+    return ", ".join(f"{value:g}" for value in values)

@@ -1,0 +1,72 @@
+"""The gap beyond the ladder: M's interval, K's if the gap keeps a simple law, and one if the multiplier is constant."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from normlab.ladders.statistics.answer import Place, Projection
+from normlab.ladders.statistics.baseline import slopes_at
+from normlab.ladders.statistics.cells import BaselineMean
+from normlab.ladders.statistics.fit import Sample, estimate
+from normlab.ladders.statistics.forms import constant_multiplier
+from normlab.ladders.statistics.mixture import Mixture
+from normlab.ladders.statistics.multiplier import multiplier
+from normlab.ladders.statistics.simple_law import simple_law_prior
+from normlab.utils.distributions import normal_cdf
+
+NEXT_RUNG = 3.5
+TEN_TIMES = 10.0
+SMOOTH_UP_TO = 100.0
+"""Beyond this multiple of the top, M's interval holds only if the gap stays as smooth as within the ladder."""
+
+_BOTH_AND_SUM = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(40)
+_NEGLIGIBLE = 1e-6
+
+
+def times_top(top: Place, times: float) -> Place:
+    """The place with a multiple of the top's compute and the same tokens per parameter."""
+    root = math.sqrt(times)
+    return Place(
+        name=f"{times:g} × the top", size="", parameters=round(top.parameters * root), tokens=round(top.tokens * root),
+        flops=top.flops * times,
+    )  # fmt: skip
+
+
+def project(
+    sample: Sample, top: Place, places: Sequence[Place], baseline: Sequence[BaselineMean], level: float
+) -> list[Projection]:
+    """Projections to all places."""
+    return [_project(sample, top, place, baseline, level) for place in places]
+
+
+def _project(sample: Sample, top: Place, place: Place, baseline: Sequence[BaselineMean], level: float) -> Projection:
+    smooth = estimate(sample, [place, top], _BOTH_AND_SUM)
+    simple = estimate(sample, [place, top], _BOTH_AND_SUM, simple_law_prior)
+    slopes = slopes_at(baseline, [place])
+    return Projection(
+        place=place,
+        times_top=place.flops / top.flops,
+        gap=smooth[0].interval(level),
+        simple_law=simple[0].interval(level),
+        constant_multiplier=constant_multiplier(sample, place, baseline, level),
+        multiplier=multiplier(smooth[0], slopes.nodes[0], level) if slopes is not None else None,
+        shrinks=_is_smaller(*smooth),
+        shrinks_simple_law=_is_smaller(*simple),
+        is_smoothness=place.flops > SMOOTH_UP_TO * top.flops,
+    )
+
+
+def _is_smaller(there: Mixture, top: Mixture, both: Mixture) -> float:
+    """P(|there| < |top|): over the top's distribution by quadrature, given it in closed form."""
+    kept = there.weights > _NEGLIGIBLE
+    weights, variance = there.weights[kept], top.sds[kept] ** 2
+    shared = (both.sds[kept] ** 2 - there.sds[kept] ** 2 - variance) / 2.0
+    at_top = top.means[kept][:, None] + top.sds[kept][:, None] * _NODES
+    middle = there.means[kept][:, None] + (shared / variance)[:, None] * (at_top - top.means[kept][:, None])
+    sd = np.sqrt(np.maximum(there.sds[kept] ** 2 - shared**2 / variance, 1e-16))[:, None]
+    inside = normal_cdf((np.abs(at_top) - middle) / sd) - normal_cdf((-np.abs(at_top) - middle) / sd)
+    return float(weights @ (inside @ _WEIGHTS) / (_WEIGHTS.sum() * weights.sum()))

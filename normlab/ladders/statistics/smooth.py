@@ -1,0 +1,59 @@
+"""M: the gap is a smooth function and nothing else is assumed. A line plus an integrated Wiener process.
+
+On a path the process runs along ln C. On a grid there are four of them, along size, tokens, compute and tokens per
+parameter, each with a bend of its own: a gap that lives in tokens alone bends along tokens and nowhere else, and one
+that moves differently in small and in large models bends along compute and tokens per parameter. All bends are averaged
+over, weighted by how well they explain the cells.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from normlab.ladders.statistics.gaussian import Prior
+from normlab.ladders.statistics.layout import Layout
+
+Array = np.ndarray
+
+LEVEL_SD = 0.10
+"""Prior standard deviation of the gap at the top, in nats."""
+SLOPE_SD = 0.03
+"""Of its slope, in nats an e-fold of compute."""
+PATH_BENDS = (0.005, 0.010, 0.020, 0.040)
+"""Nats an e-fold^1.5, with equal weight."""
+GRID_SLOPE_SD = 0.06
+"""Of the slope along size and along tokens: a gap that lives in one of them moves twice as fast along it."""
+GRID_BENDS = (0.0, 0.010, 0.040)
+"""For each of the four directions, with equal weight."""
+
+
+def smooth_prior(layout: Layout) -> Prior:
+    """The prior of M over the cells and places of a layout."""
+    return _path_prior(layout) if layout.kind == "path" else _grid_prior(layout)
+
+
+def _path_prior(layout: Layout) -> Prior:
+    x = layout.compute
+    line = LEVEL_SD**2 + SLOPE_SD**2 * np.outer(x, x)
+    bent = integrated_wiener(x, layout.cells)
+    covariance = np.array([line + bend**2 * bent for bend in PATH_BENDS])
+    return Prior(covariance, np.full(len(PATH_BENDS), -np.log(len(PATH_BENDS))))
+
+
+def _grid_prior(layout: Layout) -> Prior:
+    slopes = np.outer(layout.size, layout.size) + np.outer(layout.tokens, layout.tokens)
+    plane = LEVEL_SD**2 + GRID_SLOPE_SD**2 * slopes
+    directions = (layout.size, layout.tokens, layout.compute, layout.ratio)
+    bent = np.array([integrated_wiener(x, layout.cells) for x in directions])
+    bends = np.array(list(itertools.product(GRID_BENDS, repeat=len(directions))))
+    covariance = plane + np.einsum("hd,dij->hij", bends**2, bent)
+    return Prior(covariance, np.full(len(bends), -np.log(len(bends))))
+
+
+def integrated_wiener(x: Array, cells: int) -> Array:
+    """Covariance of a Wiener process integrated once, started at the lowest cell: u²(3v - u)/6 for u ≤ v."""
+    distance = np.maximum(x - x[:cells].min(), 0.0)
+    u, v = np.minimum.outer(distance, distance), np.maximum.outer(distance, distance)
+    return u**2 * (3.0 * v - u) / 6.0

@@ -1,0 +1,76 @@
+"""Does the gap shrink, grow or cross within the ladder? From M alone."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from normlab.ladders.statistics.answer import AxisName, Interval, Place, Trend, TrendTest, Verdict
+from normlab.ladders.statistics.baseline import slopes_at
+from normlab.ladders.statistics.cells import BaselineMean
+from normlab.ladders.statistics.fit import Sample, estimate
+from normlab.ladders.statistics.multiplier import average, change_functionals
+
+MARGIN_MULTIPLIER = 1.1
+"""A change of the gap that is worth less than 10 % of compute at the top is called constant."""
+MARGIN = 0.02
+"""The same in nats, where the baseline's slope is unknown."""
+
+_GAPS_AND_CHANGE = np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 1.0]])
+"""Functionals over (bottom, top)."""
+
+
+def find_trend(sample: Sample, places: Sequence[Place], baseline: Sequence[BaselineMean], level: float) -> Trend:
+    """Trends over compute, over tokens at a fixed size and over sizes at a fixed budget."""
+    ordered = sorted(places, key=lambda place: (place.flops, place.tokens))
+    compute = _test("compute", ordered[0], ordered[-1], sample, baseline, level) if len(ordered) > 1 else None
+    tokens = sizes = None
+    if sample.kind == "grid":
+        by_size, by_budget = defaultdict(list), defaultdict(list)
+        for place in ordered:
+            by_size[place.size].append(place)
+            by_budget[place.tokens].append(place)
+        tokens = _along("tokens", list(by_size.values()), sample, baseline, level)
+        sizes = _along("size", list(by_budget.values()), sample, baseline, level)
+    return Trend(verdict=compute.verdict if compute else "not shown", compute=compute, tokens=tokens, sizes=sizes)
+
+
+def _along(
+    axis: AxisName, lines: list[list[Place]], sample: Sample, baseline: Sequence[BaselineMean], level: float
+) -> TrendTest | None:
+    """Along the line with most cells; of several, the one that reaches the most compute."""
+    line = max(lines, key=lambda own: (len(own), own[-1].flops))
+    return _test(axis, line[0], line[-1], sample, baseline, level) if len(line) > 1 else None
+
+
+def _test(
+    axis: AxisName, bottom: Place, top: Place, sample: Sample, baseline: Sequence[BaselineMean], level: float
+) -> TrendTest:
+    slopes = slopes_at(baseline, [bottom, top])
+    drift, margin = None, MARGIN
+    if slopes is not None:
+        rows = change_functionals(slopes.nodes[0], slopes.nodes[1])
+        drift = average(estimate(sample, [bottom, top], rows)).interval(level)
+        margin = float(np.median(slopes.nodes[1])) * math.log(MARGIN_MULTIPLIER)
+    found = [own.interval(level) for own in estimate(sample, [bottom, top], _GAPS_AND_CHANGE)]
+    verdict = verdict_of(found[0], found[1], found[2], margin)
+    return TrendTest(
+        axis=axis, bottom=bottom, top=top, verdict=verdict, gap_bottom=found[0], gap_top=found[1], change=found[2],
+        log_multiplier_change=drift, margin=margin,
+    )  # fmt: skip
+
+
+def verdict_of(bottom: Interval, top: Interval, change: Interval, margin: float) -> Verdict:
+    """crosses: two signs, both shown. shrinks, grows: the change is shown, and the sign at the larger end."""
+    if not bottom.spans_zero and not top.spans_zero and bottom.mean * top.mean < 0.0:
+        return "crosses"
+    if not change.spans_zero:
+        if not bottom.spans_zero and abs(top.mean) < abs(bottom.mean):
+            return "shrinks"
+        if not top.spans_zero and abs(top.mean) > abs(bottom.mean):
+            return "grows"
+        return "not shown"
+    return "constant" if max(abs(change.low), abs(change.high)) < margin else "not shown"

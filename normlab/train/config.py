@@ -41,8 +41,8 @@ ADDED_LATER: tuple[str, ...] = ("stop_hopeless", "continued", "base_depth")
 """Fields that version 0.1 did not have. At its default such a field is left out of a run's hash, so that stored runs
 keep their names."""
 
-LEFT_OUT: tuple[str, ...] = ("continued", "branches", "val_sets", "base_depth")
-"""Fields that are not written where they are empty: files of version 0.1 do not have them, and their comparisons can be
+LEFT_OUT: tuple[str, ...] = ("continued", "branches", "val_sets", "base_depth", "cuda_graphs")
+"""Fields that are not written at their defaults: files of version 0.1 do not have them, and their comparisons can be
 resumed."""
 
 DEFAULT_TASK: TaskName = "language"
@@ -285,8 +285,12 @@ class TrainConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; `TrainConfig.from_dict` reads them back."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        written = {name: value for name, value in fields.items() if value not in ((), None) or name not in LEFT_OUT}
+        fields = {field: getattr(self, field.name) for field in dataclasses.fields(self)}
+        written = {
+            field.name: value
+            for field, value in fields.items()
+            if not (field.name in LEFT_OUT and value == field.default)
+        }
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in written.items()}
         return plain | {"model": self.model.to_dict(), "clip": None if math.isinf(self.clip) else self.clip}
 

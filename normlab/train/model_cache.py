@@ -31,9 +31,9 @@ _RECOMPILATIONS = 64
 """Versions of a function that torch.compile may make before it gives up; its default of 8 suits one model."""
 
 _NOT_IN_SHAPE = (
-    "data", "val_data", "val_fraction", "tokenizer", "tokens", "images", "eval_tokens", "seed", "lr", "weight_decay",
-    "betas", "eps", "clip", "optimiser", "schedule", "warmup", "final", "decay", "branches", "continued", "evals",
-    "saves", "keep", "trouble", "spike", "stop_hopeless", "sinks", "cuda_graphs",
+    "data", "val_data", "val_fraction", "val_sets", "tokenizer", "tokens", "images", "eval_tokens", "seed", "lr",
+    "weight_decay", "betas", "eps", "clip", "optimiser", "schedule", "warmup", "final", "decay", "branches",
+    "continued", "evals", "saves", "keep", "trouble", "spike", "stop_hopeless", "sinks", "cuda_graphs",
 )  # fmt: skip
 """Fields of a run that neither its modules nor their compiled code depend on."""
 

@@ -165,7 +165,7 @@ PINNED: list[tuple[str, dict[str, Any]]] = [
 SHARED = {
     "task", "model", "data", "val_data", "val_fraction", "batch", "accumulate", "optimiser", "lr", "weight_decay",
     "betas", "eps", "clip", "z_loss", "schedule", "warmup", "final", "decay", "base_dim", "seed", "device", "precision",
-    "compile", "cuda_graphs", "evals", "saves", "keep", "trouble", "spike", "stop_hopeless", "sinks",
+    "compile", "evals", "saves", "keep", "trouble", "spike", "stop_hopeless", "sinks",
 }  # fmt: skip
 OF_TEXT = {"tokenizer", "boundaries", "tokens", "length", "eval_tokens"}
 OF_TASK = {"language": OF_TEXT, "masked": OF_TEXT | {"mask"}, "images": {"images", "shift", "flip"}}

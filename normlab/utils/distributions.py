@@ -16,14 +16,19 @@ _STEPS_PER_UNIT = 512
 
 def normal_cdf(z: np.ndarray) -> np.ndarray:
     """P(Z ≤ z) from a table with linear interpolation: absolute error below 1.2e-7, fast for millions of values."""
-    table, values = _normal_table()
-    return np.interp(z, table, values)
+    values, steps = _normal_table()
+    # The table is even, so the place is computed: several times faster than np.interp, which searches.
+    place = (np.clip(z, -_END, _END) + _END) * _STEPS_PER_UNIT
+    below = place.astype(np.intp)
+    return values[below] + (place - below) * steps[below]
 
 
 @cache
 def _normal_table() -> tuple[np.ndarray, np.ndarray]:
+    """Values of Φ, and their increments (zero after the last)."""
     z = np.linspace(-_END, _END, int(2 * _END * _STEPS_PER_UNIT) + 1)
-    return z, np.array([math.erfc(-value / math.sqrt(2.0)) / 2.0 for value in z])
+    values = np.array([math.erfc(-value / math.sqrt(2.0)) / 2.0 for value in z])
+    return values, np.append(np.diff(values), 0.0)
 
 
 @cache

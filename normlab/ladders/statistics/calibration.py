@@ -33,6 +33,7 @@ from normlab.ladders.statistics.smooth import smooth_prior
 Array = np.ndarray
 
 ESTIMATORS: dict[str, PriorOf] = {"M": smooth_prior, "K": simple_law_prior}
+CHANGE = "top - bottom"
 _ROUNDING = 0.05
 _BATCH = 40
 """Data sets fitted at once: bounds the memory."""
@@ -42,7 +43,7 @@ _WIDTHS = 12
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A design and its noise; places are those beyond the ladder, or cells that are held out and forecast."""
+    """A design and its noise; places are the top and beyond, or cells that are held out and forecast."""
 
     name: str
     ladder: SimulatedLadder
@@ -93,14 +94,14 @@ def measure(case: Case, truths: Sequence[Truth], repeats: int, estimator: str, l
     """Coverage of one estimator for every truth; deterministic, and independent of the other truths."""
     cells, places = _split(case)
     prior = ESTIMATORS[estimator](layout_of(cells, places))
-    names = [f"cell {index}" for index in range(len(places))] if case.held_out else list(case.places)
+    names, functionals = _questions(case, len(places))
     groups = case.ladder.group[: len(cells)]
-    found = [_Sums(len(places)) for _ in truths]
+    found = [_Sums(len(names)) for _ in truths]
     data = [_simulate(case, truth, repeats, len(cells)) for truth in truths]
     for step in sorted({int(value) for own in data for value in own.bins}):
         rounded = SeedNoise(float(np.exp(step * _ROUNDING)), data[0].noises[0].df)
         noise = noise_model(np.full(len(cells), case.seeds), groups, rounded, case.new_seeds)
-        model = GaussianModel(prior, noise, np.eye(len(places)), predicts=case.held_out > 0)
+        model = GaussianModel(prior, noise, functionals, predicts=case.held_out > 0)
         for own, sums in zip(data, found, strict=True):
             chosen = np.flatnonzero(own.bins == step)
             for start in range(0, len(chosen), _BATCH):
@@ -145,17 +146,27 @@ def _simulate(case: Case, truth: Truth, repeats: int, cells: int) -> _Data:
         values = gaps[:, cells:, : case.new_seeds].mean(axis=-1)
     else:
         true = [float(truth.gap(case.ladder.beyond[place])[0]) for place in case.places]
-        values = np.tile(true, (repeats, 1))
+        values = np.tile([*true, true[0] - float(truth.gap(case.ladder.cells)[0])], (repeats, 1))
     return _Data(gaps[:, :cells].mean(axis=-1), noises, values)
 
 
 def _split(case: Case) -> tuple[list[Place], list[Place]]:
-    """Cells of the fit, and places to cover."""
+    """Cells of the fit, and places to cover; the last is the bottom cell, unless cells are held out."""
     every = as_places(case.ladder.cells)
     cells = every[: len(every) - case.held_out]
     if case.held_out:
         return cells, every[len(cells) :]
-    return cells, [own for place in case.places for own in as_places(case.ladder.beyond[place])]
+    beyond = [own for place in case.places for own in as_places(case.ladder.beyond[place])]
+    return cells, [*beyond, cells[0]]
+
+
+def _questions(case: Case, places: int) -> tuple[list[str], Array]:
+    """Names and functionals: the gap at every place, and how it changes from the bottom cell to the first place."""
+    if case.held_out:
+        return [f"cell {index}" for index in range(places)], np.eye(places)
+    change = np.zeros(places)
+    change[0], change[-1] = 1.0, -1.0
+    return [*case.places, CHANGE], np.vstack([np.eye(places)[:-1], change])
 
 
 def as_places(at: Places) -> list[Place]:

@@ -13,15 +13,13 @@ from normlab.ladders.statistics.baseline import slopes_at
 from normlab.ladders.statistics.cells import BaselineMean
 from normlab.ladders.statistics.fit import Sample
 from normlab.ladders.statistics.layout import HasPlace, layout_of
-from normlab.ladders.statistics.noise import BRANCH_CORRELATION
+from normlab.ladders.statistics.noise import ASSUMED_RUNG_SD, BRANCH_CORRELATION
 from normlab.ladders.statistics.simple_law import AXES, EXPONENTS, FADES, SETTLES, axis_coordinate, form_features
 from normlab.utils.distributions import f_above
 from normlab.utils.student_t import t_interval
 
 Array = np.ndarray
 
-ASSUMED_RUNG_SD = 0.003
-"""What a rung does to the scheme alone: without it, seeds would reject every form."""
 _REJECTED = 0.05
 _LARGEST_DRIFT = math.log(1.1)
 """In ln k a decade: a ladder that cannot exclude more says nothing about a constant multiplier."""

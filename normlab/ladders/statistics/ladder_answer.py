@@ -33,6 +33,7 @@ from normlab.ladders.statistics.identified import EdgeRate, identify
 from normlab.ladders.statistics.layout import kind_of
 from normlab.ladders.statistics.mixture import Mixture
 from normlab.ladders.statistics.multiplier import multiplier
+from normlab.ladders.statistics.noise import mean_sd
 from normlab.ladders.statistics.priors import priors_in_words
 from normlab.ladders.statistics.projection import NEXT_RUNG, TEN_TIMES, project, times_top
 from normlab.ladders.statistics.sentence import sentence
@@ -145,7 +146,7 @@ class _OneScheme:
             if cell.speed_ratio is not None and place.parameters >= SMALLEST_TIMED:
                 in_time = multiplier(gap, slopes, self.level, cell.speed_ratio)
         if gap is not None and sample is not None and cell.is_usable:
-            off = float(abs(cell.mean - gap.mean) / (sample.noise.sd / np.sqrt(len(cell.differences))))
+            off = abs(cell.mean - gap.mean) / mean_sd(sample.noise, len(cell.differences))
         return CellGap(
             size=place.size, parameters=place.parameters, tokens=place.tokens, flops=place.flops,
             tokens_per_parameter=place.tokens_per_parameter, steps=place.steps, n=len(cell.differences),

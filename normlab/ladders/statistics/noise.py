@@ -22,6 +22,8 @@ BRANCH_CORRELATION = 0.75
 RUNG_SDS = np.array([0.0, 1.0, 2.0, 4.0, 6.0, 9.0, 13.0]) * 1e-3
 RUNG_SCALE = 5e-3
 """Scale of the half-normal weight of τ."""
+ASSUMED_RUNG_SD = 0.003
+"""τ where one value is needed: without it, seeds would reject every form and list every cell."""
 ASSUMED_SEED_SD = 0.007
 ASSUMED_DF = 2.0
 """Weight of the assumed σ where seeds give fewer than `FEW_DF` degrees of freedom."""
@@ -39,13 +41,18 @@ class SeedNoise:
     df: float
 
 
+def mean_sd(noise: SeedNoise, seeds: int) -> float:
+    """Standard deviation of a cell's mean, with the assumed effect of a rung on the scheme alone."""
+    return math.sqrt(noise.sd**2 / seeds + ASSUMED_RUNG_SD**2)
+
+
 def pooled(differences: Sequence[Array], groups: Sequence[int]) -> SeedNoise:
     """Pool the spread over seeds; cells of one trunk count for less than independent ones."""
     centred = sum(float(((own - own.mean()) ** 2).sum()) for own in differences)
     free = sum(len(own) - 1 for own in differences)
     effective = effective_df([len(own) for own in differences], groups)
     if effective >= FEW_DF:
-        return SeedNoise(math.sqrt(centred / free), effective)
+        return SeedNoise(max(math.sqrt(centred / free), _SMALLEST_SD), effective)
     variance = centred / free if free else 0.0
     df = effective + ASSUMED_DF
     return SeedNoise(math.sqrt((effective * variance + ASSUMED_DF * ASSUMED_SEED_SD**2) / df), df)

@@ -11,7 +11,7 @@ _MOVES = {
     "shrinks": "the gap shrinks over the ladder",
     "grows": "the gap grows over the ladder",
     "crosses": "the gap changes sign over the ladder",
-    "constant": "the gap stays constant over the ladder",
+    "constant": "the gap is the same from the bottom to the top of the ladder",
     "not shown": "whether the gap moves over the ladder is not shown",
 }
 
@@ -66,7 +66,7 @@ def _in_compute(test: TrendTest) -> str:
         return ""
     if drift.spans_zero:
         return ", but a change of the compute multiplier is not shown"
-    return f", and so does the compute multiplier {'rise' if drift.mean > 0.0 else 'fall'}"
+    return f", and the compute multiplier {'rises' if drift.mean > 0.0 else 'falls'}"
 
 
 def _range(own: Projection) -> str:

@@ -115,7 +115,7 @@ def simulated_grid(sizes: int = 4, budgets: int = 3) -> SimulatedLadder:
     cells = Places(np.repeat(parameters, budgets), np.tile(tokens, sizes), np.outer(per_token, tokens).ravel(), top)
     beyond = {f"{times:g}x": _along(*top, np.array([times])) for times in (1.0, 3.5, 10.0, 100.0)}
     group = np.repeat(np.arange(sizes), budgets)
-    return SimulatedLadder("grid", cells, beyond, group, tuple(np.repeat(names, budgets)))
+    return SimulatedLadder("grid", cells, beyond, group, tuple(name for name in names for _ in range(budgets)))
 
 
 def _along(parameters: float, tokens: float, flops: float, times: Array) -> Places:

@@ -14,9 +14,9 @@ from normlab.ladders.statistics.cells import BaselineMean
 from normlab.ladders.statistics.fit import Sample, estimate
 from normlab.ladders.statistics.multiplier import average, change_functionals
 
-MARGIN_MULTIPLIER = 1.1
-"""A change of the gap that is worth less than 10 % of compute at the top is called constant."""
-MARGIN = 0.02
+MARGIN_MULTIPLIER = 1.05
+"""A change of the gap that is shown to be worth less than 5 % of compute at the top is called constant."""
+MARGIN = 0.01
 """The same in nats, where the baseline's slope is unknown."""
 
 _GAPS_AND_CHANGE = np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 1.0]])
@@ -26,7 +26,7 @@ _GAPS_AND_CHANGE = np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 1.0]])
 def find_trend(sample: Sample, places: Sequence[Place], baseline: Sequence[BaselineMean], level: float) -> Trend:
     """Trends over compute, over tokens at a fixed size and over sizes at a fixed budget."""
     ordered = sorted(places, key=lambda place: (place.flops, place.tokens))
-    compute = _test("compute", ordered[0], ordered[-1], sample, baseline, level) if len(ordered) > 1 else None
+    compute = _along("compute", [ordered], sample, baseline, level)
     tokens = sizes = None
     if sample.kind == "grid":
         by_size, by_budget = defaultdict(list), defaultdict(list)
@@ -43,12 +43,13 @@ def _along(
 ) -> TrendTest | None:
     """Along the line with most cells; of several, the one that reaches the most compute."""
     line = max(lines, key=lambda own: (len(own), own[-1].flops))
-    return _test(axis, line[0], line[-1], sample, baseline, level) if len(line) > 1 else None
+    return _test(axis, line, sample, baseline, level) if len(line) > 1 else None
 
 
 def _test(
-    axis: AxisName, bottom: Place, top: Place, sample: Sample, baseline: Sequence[BaselineMean], level: float
+    axis: AxisName, line: list[Place], sample: Sample, baseline: Sequence[BaselineMean], level: float
 ) -> TrendTest:
+    bottom, top = line[0], line[-1]
     slopes = slopes_at(baseline, [bottom, top])
     drift, margin = None, MARGIN
     if slopes is not None:
@@ -57,10 +58,19 @@ def _test(
         margin = float(np.median(slopes.nodes[1])) * math.log(MARGIN_MULTIPLIER)
     found = [own.interval(level) for own in estimate(sample, [bottom, top], _GAPS_AND_CHANGE)]
     verdict = verdict_of(found[0], found[1], found[2], margin)
+    if verdict == "constant" and _leaves(sample, line, margin, level):
+        verdict = "not shown"
     return TrendTest(
         axis=axis, bottom=bottom, top=top, verdict=verdict, gap_bottom=found[0], gap_top=found[1], change=found[2],
         log_multiplier_change=drift, margin=margin,
     )  # fmt: skip
+
+
+def _leaves(sample: Sample, line: list[Place], margin: float, level: float) -> bool:
+    """Whether the gap between bottom and top is shown to differ from that at the top: a bump is not constant."""
+    differences = np.concatenate([np.eye(len(line) - 1), np.full((len(line) - 1, 1), -1.0)], axis=1)
+    found = [own.interval(level) for own in estimate(sample, line, differences)]
+    return any(not own.spans_zero and abs(own.mean) > margin for own in found)
 
 
 def verdict_of(bottom: Interval, top: Interval, change: Interval, margin: float) -> Verdict:

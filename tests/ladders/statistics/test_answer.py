@@ -1,0 +1,286 @@
+"""answer() from rows: known laws, order of rows, JSON, and rows that cannot be used."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from normlab.errors import NormLabError
+from normlab.ladders.rows import LadderRow
+from normlab.ladders.statistics import EdgeRate, LadderAnswer, Place, answer, forecast
+from normlab.ladders.statistics.answer import Interval, SchemeAnswer
+from normlab.ladders.statistics.simulation import (
+    TRUTHS,
+    USUAL,
+    SimulatedLadder,
+    as_rows,
+    baseline_loss,
+    simulate,
+    simulated_grid,
+    simulated_path,
+)
+from normlab.ladders.statistics.trend import verdict_of
+
+BY_NAME = {truth.name: truth for truth in TRUTHS}
+TARGET = Place(
+    name="16x1024 with 400M tokens", size="16x1024", parameters=236_000_000, tokens=400_000_000, flops=1.52e9 * 400e6
+)
+
+SMALL = (
+    simulated_path(1), simulated_path(2), simulated_path(3), simulated_grid(1, 3), simulated_grid(3, 1),
+    simulated_grid(2, 2),
+)  # fmt: skip
+
+
+def _rows(ladder: SimulatedLadder, truth: str, seed: int = 0, seeds: int = 3, scheme: str = "peri") -> list[LadderRow]:
+    gaps, losses = simulate(ladder, BY_NAME[truth], USUAL, seeds, 1, np.random.default_rng(seed))
+    return as_rows(ladder, gaps[0], losses[0], scheme)
+
+
+def _exact_rows(ladder: SimulatedLadder, truth: str) -> list[LadderRow]:
+    gap = np.tile(BY_NAME[truth].gap(ladder.cells)[:, None], 3)
+    loss = np.tile(baseline_loss(ladder.cells.parameters, ladder.cells.tokens)[:, None], 3)
+    return as_rows(ladder, gap, loss)
+
+
+def _only(found: LadderAnswer) -> SchemeAnswer:
+    assert len(found.schemes) == 1
+    return found.schemes[0]
+
+
+@pytest.mark.parametrize("ladder", [simulated_path(), simulated_grid()], ids=["path", "grid"])
+def test_a_constant_multiplier_is_found_from_exact_losses(ladder: SimulatedLadder) -> None:
+    own = _only(answer(_exact_rows(ladder, "constant multiplier 1.1"), baseline="pre"))
+    for cell in own.cells:
+        assert cell.multiplier is not None
+        # exp(-gap/s) is exact for small ln k; its second-order term is α·(ln k)²/2 < 0.002 and M smooths a little.
+        assert cell.multiplier.mean == pytest.approx(1.1, abs=0.01)
+    assert own.trend.verdict == "shrinks"
+    drift = own.trend.compute and own.trend.compute.log_multiplier_change
+    assert drift is not None
+    assert drift.spans_zero
+    beyond = own.projections[1]
+    assert beyond.constant_multiplier is not None
+    truth = float(BY_NAME["constant multiplier 1.1"].gap(ladder.beyond["10x"])[0])
+    assert beyond.constant_multiplier.mean == pytest.approx(truth, abs=0.003)
+
+
+def test_the_baseline_law_finds_slopes_and_a_range_of_e() -> None:
+    law = answer(_exact_rows(simulated_path(), "none"), baseline="pre").baseline_law
+    assert law is not None
+    # One power is fitted to a law with two, so that E is slightly off.
+    assert law.irreducible.mean == pytest.approx(2.1, abs=0.03)
+    assert law.residual_sd < 0.002
+    for cell in law.cells:
+        slope = 0.15 * 0.9 * (cell.parameters / 110e6) ** -0.30 + 0.175 * 1.18 * (cell.tokens / 33e6) ** -0.35
+        assert cell.slope.mean == pytest.approx(slope, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("truth", "verdict"),
+    [("shrinks", "shrinks"), ("grows and settles", "crosses"), ("late onset", "grows"), ("bump", "not shown")],
+)
+def test_trends_within_a_path(truth: str, verdict: str) -> None:
+    """From exact losses. A bump ends where it began, but is not constant."""
+    assert _only(answer(_exact_rows(simulated_path(), truth), baseline="pre")).trend.verdict == verdict
+
+
+def test_a_gap_that_lives_in_tokens_moves_along_tokens_only() -> None:
+    own = _only(answer(_rows(simulated_grid(), "fades in tokens only"), baseline="pre"))
+    assert own.trend.tokens is not None
+    assert own.trend.sizes is not None
+    assert own.trend.tokens.verdict == "shrinks"
+    assert own.trend.sizes.change.spans_zero
+    assert own.axis_weights["tokens"] > 0.9
+
+
+def test_verdicts_need_what_they_claim() -> None:
+    def interval(low: float, high: float) -> Interval:
+        return Interval(low, high, (low + high) / 2.0, 0.95)
+
+    minus, open_, plus = interval(-0.05, -0.03), interval(-0.01, 0.01), interval(0.02, 0.04)
+    assert verdict_of(minus, plus, interval(0.05, 0.09), 0.02) == "crosses"
+    assert verdict_of(minus, open_, interval(0.02, 0.06), 0.02) == "shrinks"
+    assert verdict_of(open_, plus, interval(0.01, 0.05), 0.02) == "grows"
+    assert verdict_of(open_, open_, interval(-0.015, 0.015), 0.02) == "constant"
+    assert verdict_of(open_, open_, interval(-0.025, 0.025), 0.02) == "not shown"
+    # A change that is shown between two gaps without a sign is neither shrinking nor growing.
+    assert verdict_of(interval(-0.012, 0.001), interval(-0.001, 0.012), interval(0.001, 0.02), 0.02) == "not shown"
+
+
+def test_the_order_of_rows_does_not_matter() -> None:
+    rows = _rows(simulated_path(), "shrinks") + [
+        row for row in _rows(simulated_path(), "late onset", 1, scheme="keel") if row.scheme == "keel"
+    ]
+    first = answer(rows, baseline="pre")
+    random.Random(0).shuffle(rows)
+    second = answer(rows, baseline="pre")
+    by_scheme = [sorted(own.schemes, key=lambda scheme: scheme.scheme) for own in (first, second)]
+    assert by_scheme[0] == by_scheme[1]
+    assert first.baseline_law == second.baseline_law
+
+
+def test_json_round_trip() -> None:
+    rows = _rows(simulated_path(), "shrinks")
+    places = [_only(answer(rows, baseline="pre")).projections[0].place]
+    held_out = forecast(rows, baseline="pre", cells=places, seeds=2)
+    found = answer(rows, baseline="pre", targets=[TARGET], held_out=held_out)
+    assert LadderAnswer.from_json(found.to_json()) == found
+    assert found.to_dict()["schemes"][0]["projections"][-1]["place"]["name"] == TARGET.name
+
+
+def test_schemes_share_the_level() -> None:
+    rows = _rows(simulated_path(), "none")
+    more = [replace(row, scheme="keel") for row in rows if row.scheme == "peri"]
+    alone, both = answer(rows, baseline="pre"), answer([*rows, *more], baseline="pre")
+    assert (alone.level_each, both.level_each) == (0.95, pytest.approx(0.975))
+    narrow, wide = (found.schemes[0].cells[0].gap for found in (alone, both))
+    assert narrow is not None
+    assert wide is not None
+    assert wide.width > narrow.width
+
+
+def test_a_bad_run_takes_its_cell_out_by_name() -> None:
+    rows = _rows(simulated_path(), "shrinks")
+    spoilt = [
+        replace(row, state="diverged", loss=None) if (row.scheme, row.size, row.seed) == ("peri", "110M", 1) else row
+        for row in rows
+    ]
+    found = answer(spoilt, baseline="pre")
+    top = _only(found).cells[-1]
+    assert not top.is_usable
+    assert top.reason == "unreliable: seed 1 of peri diverged"
+    assert any("seed 1 of peri diverged" in text for text in found.cautions)
+    without = answer([row for row in rows if row.size != "110M"], baseline="pre")
+    assert _only(found).projections[0].simple_law == _only(without).projections[0].simple_law
+
+
+def test_a_failing_scheme_is_not_fitted() -> None:
+    rows = [
+        replace(row, loss=(row.loss or 0.0) + (row.scheme == "peri") * 0.5) for row in _rows(simulated_path(), "none")
+    ]
+    own = _only(answer(rows, baseline="pre"))
+    assert not any(cell.is_usable for cell in own.cells)
+    assert own.sentence == "peri: no cell of the ladder can be compared with pre."
+    assert not own.identified.is_identified
+
+
+def test_seeds_without_a_partner_are_not_pairs() -> None:
+    rows = [row for row in _rows(simulated_path(), "none") if not (row.scheme == "pre" and row.seed == 2)]
+    own = _only(answer(rows, baseline="pre"))
+    assert [cell.n for cell in own.cells] == [2] * 5
+    rows = [row for row in rows if (row.scheme == "pre") == (row.seed == 0)]
+    assert {cell.reason for cell in _only(answer(rows, baseline="pre")).cells} == {
+        "no seed in both the scheme and the baseline"
+    }
+
+
+def test_one_seed_is_answered_with_assumed_noise() -> None:
+    found = answer(_rows(simulated_path(), "shrinks", seeds=1), baseline="pre")
+    cell = _only(found).cells[-1]
+    assert cell.student is None
+    assert cell.gap is not None
+    assert any("one seed at every cell" in text for text in found.cautions)
+
+
+def test_a_scheme_on_the_smaller_sizes_has_its_own_top() -> None:
+    rows = [row for row in _rows(simulated_path(), "shrinks") if row.scheme == "pre" or row.size != "110M"]
+    own = _only(answer(rows, baseline="pre"))
+    assert own.top is not None
+    assert own.top.size == "58.8M"
+    assert own.projections[0].times_top == pytest.approx(3.5)
+
+
+@pytest.mark.parametrize("ladder", SMALL, ids=lambda own: f"{own.name}-{len(own.group)}")
+def test_small_ladders_are_answered_with_reasons(ladder: SimulatedLadder) -> None:
+    own = _only(answer(_rows(ladder, "shrinks"), baseline="pre", targets=[TARGET]))
+    assert not own.identified.is_identified
+    assert "d" in [reason.rule for reason in own.identified.reasons]
+    assert "not identified" in own.sentence
+
+
+def test_rules_e_f_and_a() -> None:
+    rows = _rows(simulated_path(), "none")
+    far = Place(name="8M with 9B tokens", size="", parameters=8_000_000, tokens=9_000_000_000, flops=4.3e17)
+    edge = EdgeRate(scheme="pre", size="31.4M", lr=1.2e-3)
+    reasons = _only(answer(rows, baseline="pre", targets=[far], edge_rates=[edge])).identified.reasons
+    assert {"a", "e", "f"} <= {reason.rule for reason in reasons}
+    assert reasons[-1].text == "pre at 31.4M picked the rate 0.0012 at the edge of those tried"
+
+
+def test_a_forecast_is_hit_or_missed() -> None:
+    rows = _rows(simulated_path(), "shrinks")
+    below = [row for row in rows if row.size != "110M"]
+    top = next(row for row in rows if row.size == "110M")
+    place = Place(name="110M", size=top.size, parameters=top.parameters, tokens=top.tokens, flops=top.flops)
+    stored = forecast(below, baseline="pre", cells=[place], seeds=3)
+    hit = _only(answer(rows, baseline="pre", held_out=stored))
+    assert hit.held_out[0].is_hit
+    off = [
+        replace(row, loss=(row.loss or 0.0) + 0.15) if row.scheme == "peri" and row.size == "110M" else row
+        for row in rows
+    ]
+    missed = _only(answer(off, baseline="pre", held_out=stored))
+    assert missed.held_out[0].is_hit is False
+    assert "c" in [reason.rule for reason in missed.identified.reasons]
+    pending = _only(answer(below, baseline="pre", held_out=stored))
+    assert pending.held_out[0].measured is None
+    assert pending.held_out[0].is_hit is None
+
+
+def test_few_steps_are_marked_and_refitted_without() -> None:
+    rows = [replace(row, steps=1000 if row.parameters < 2e7 else 7200) for row in _rows(simulated_path(), "shrinks")]
+    found = answer(rows, baseline="pre")
+    assert [cell.few_steps for cell in _only(found).cells] == [True, True, False, False, False]
+    assert any("2 of 5 cells have fewer than 3,000 steps; without them" in text for text in found.cautions)
+
+
+def test_speed_counts_from_100m_parameters_on() -> None:
+    speed = {"pre": 100.0, "peri": 98.0}
+    rows = [replace(row, tokens_per_s=speed[row.scheme]) for row in _rows(simulated_path(), "shrinks")]
+    cells = _only(answer(rows, baseline="pre")).cells
+    assert all(cell.multiplier_in_time is None for cell in cells[:-1])
+    assert cells[-1].multiplier is not None
+    assert cells[-1].multiplier_in_time is not None
+    assert cells[-1].multiplier_in_time.high == pytest.approx(0.98 * cells[-1].multiplier.high)
+
+
+def test_wrong_rows_are_refused_in_one_line() -> None:
+    rows = _rows(simulated_path(), "none")
+    with pytest.raises(NormLabError, match="no rows"):
+        answer([], baseline="pre")
+    with pytest.raises(NormLabError, match="unknown baseline 'post'"):
+        answer(rows, baseline="post")
+    with pytest.raises(NormLabError, match="listed twice"):
+        answer([*rows, rows[0]], baseline="pre")
+    with pytest.raises(NormLabError, match="between 0 and 1"):
+        answer(rows, baseline="pre", level=95.0)
+
+
+def test_only_a_baseline_is_an_answer_without_schemes() -> None:
+    found = answer([row for row in _rows(simulated_path(), "none") if row.scheme == "pre"], baseline="pre")
+    assert found.schemes == []
+    assert found.baseline_law is not None
+
+
+def test_probability_that_the_gap_is_smaller_agrees_with_samples() -> None:
+    """P(|there| < |top|) under M, for one seeded ladder, against draws from the joint posterior."""
+    from normlab.ladders.statistics.cells import cells_of
+    from normlab.ladders.statistics.fit import estimate, sample_of
+
+    rows = _rows(simulated_path(), "shrinks")
+    own = _only(answer(rows, baseline="pre"))
+    sample = sample_of(cells_of(rows, "peri", "pre"))
+    pair = [own.projections[0].place, sample.places[-1]]
+    there, top, both = estimate(sample, pair, np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]))
+    rng, n = np.random.default_rng(0), 200_000
+    at = rng.choice(len(there.weights), size=n, p=there.weights / there.weights.sum())
+    shared = (both.sds**2 - there.sds**2 - top.sds**2) / 2.0
+    at_top = rng.normal(top.means[at], top.sds[at])
+    middle = there.means[at] + shared[at] / top.sds[at] ** 2 * (at_top - top.means[at])
+    spread = np.sqrt(np.maximum(there.sds[at] ** 2 - shared[at] ** 2 / top.sds[at] ** 2, 0.0))
+    drawn = np.mean(np.abs(rng.normal(middle, spread)) < np.abs(at_top))
+    assert own.projections[0].shrinks == pytest.approx(drawn, abs=5.0 * 0.5 / np.sqrt(n) + 2e-3)

@@ -1,0 +1,116 @@
+"""M: its covariance, its posterior against a dense Gaussian process, and exact lines."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+from scipy import integrate, stats
+
+from normlab.ladders.statistics.calibration import as_places
+from normlab.ladders.statistics.fit import Sample, estimate
+from normlab.ladders.statistics.gaussian import Prior
+from normlab.ladders.statistics.layout import layout_of
+from normlab.ladders.statistics.noise import SeedNoise, noise_model
+from normlab.ladders.statistics.simple_law import simple_law_prior
+from normlab.ladders.statistics.simulation import SimulatedLadder, simulated_grid, simulated_path
+from normlab.ladders.statistics.smooth import integrated_wiener, smooth_prior
+
+
+def _sample(ladder: SimulatedLadder, means: np.ndarray, sd: float = 0.007) -> Sample:
+    places = tuple(as_places(ladder.cells))
+    return Sample(places, means, np.full(len(places), 3), ladder.group, SeedNoise(sd, 10.0))
+
+
+def _product(first: float, second: float, t: float) -> float:
+    return (first - t) * (second - t)
+
+
+def test_integrated_wiener_process_is_the_double_integral() -> None:
+    x = np.array([-2.0, -1.3, 0.0, 0.8])
+    found = integrated_wiener(x, cells=3)
+    for i, first in enumerate(x + 2.0):
+        for j, second in enumerate(x + 2.0):
+            inner = partial(_product, first, second)
+            expected = integrate.quad(inner, 0.0, min(first, second))[0]
+            assert found[i, j] == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("ladder", [simulated_path(), simulated_grid(3, 2)], ids=["path", "grid"])
+def test_posterior_is_the_dense_gaussian_process(ladder: SimulatedLadder) -> None:
+    """The whole posterior, by scipy's densities and one conditional distribution for each hyperparameter."""
+    rng = np.random.default_rng(3)
+    sample = _sample(ladder, rng.normal(-0.02, 0.03, len(ladder.group)))
+    places = as_places(ladder.beyond["10x"])
+    found = estimate(sample, places)[0]
+    prior = smooth_prior(layout_of(sample.places, places))
+    noise = noise_model(sample.seeds, sample.groups, sample.noise)
+    cells = len(sample.means)
+    log_weights, means, variances = [], [], []
+    for h, covariance in enumerate(prior.covariance):
+        for v, extra in enumerate(noise.covariance):
+            total = covariance[:cells, :cells] + extra
+            evidence = stats.multivariate_normal(np.zeros(cells), total).logpdf(sample.means)
+            log_weights.append(evidence + prior.log_weight[h] + noise.log_weight[v])
+            gain = np.linalg.solve(total, covariance[:cells, cells])
+            means.append(gain @ sample.means)
+            variances.append(covariance[cells, cells] - gain @ covariance[:cells, cells])
+    weights = np.exp(np.array(log_weights) - max(log_weights))
+    weights /= weights.sum()
+    # Conditioning: the prior's largest variance over the noise's smallest is below 1e5.
+    np.testing.assert_allclose(found.weights, weights, rtol=1e-7, atol=1e-12)
+    np.testing.assert_allclose(found.means, means, atol=1e-10)
+    np.testing.assert_allclose(found.sds**2, variances, atol=1e-11)
+
+
+def test_functionals_are_linear() -> None:
+    sample = _sample(simulated_path(), np.array([-0.08, -0.05, -0.03, -0.02, -0.01]))
+    pair = [sample.places[0], sample.places[-1]]
+    bottom, top, change = estimate(sample, pair, np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 1.0]]))
+    np.testing.assert_allclose(change.means, top.means - bottom.means, atol=1e-12)
+    assert (change.sds <= top.sds + bottom.sds + 1e-12).all()
+
+
+@pytest.mark.parametrize("ladder", [simulated_path(), simulated_grid()], ids=["path", "grid"])
+def test_an_exact_line_without_noise_is_found(ladder: SimulatedLadder) -> None:
+    line = -0.03 + 0.005 * ladder.cells.x
+    sample = _sample(ladder, line, sd=0.0)
+    # The smallest noise that the model allows is 1e-5; shrinkage to the prior is far below.
+    for own, value in zip(estimate(sample, sample.places), line, strict=True):
+        assert own.mean == pytest.approx(value, abs=5e-4)
+    beyond = as_places(ladder.beyond["3.5x"])
+    expected = -0.03 + 0.005 * float(ladder.beyond["3.5x"].x[0])
+    found = estimate(sample, beyond)[0].interval(0.95)
+    assert found.low < expected < found.high
+    assert found.mean == pytest.approx(expected, abs=2e-3)
+
+
+def test_prediction_adds_the_noise_of_a_new_cell() -> None:
+    sample = _sample(simulated_path(), np.zeros(5))
+    place = as_places(simulated_path().beyond["3.5x"])
+    mean, new = (estimate(sample, place, new_seeds=seeds)[0] for seeds in (None, 2))
+    noise = noise_model(sample.seeds, sample.groups, sample.noise, 2)
+    shapes = len(mean.sds) // len(noise.new_cell)
+    np.testing.assert_allclose(new.sds**2 - mean.sds**2, np.tile(noise.new_cell, shapes), atol=1e-12)
+
+
+@pytest.mark.parametrize("prior_of", [smooth_prior, simple_law_prior])
+def test_priors_are_covariances(prior_of: object) -> None:
+    assert callable(prior_of)
+    for ladder in (simulated_path(), simulated_grid()):
+        places = as_places(ladder.cells)
+        prior = prior_of(layout_of(places, as_places(ladder.beyond["10x"])))
+        assert isinstance(prior, Prior)
+        assert np.exp(prior.log_weight).sum() == pytest.approx(1.0)
+        np.testing.assert_allclose(prior.covariance, prior.covariance.transpose(0, 2, 1), atol=1e-14)
+        lowest = np.linalg.eigvalsh(prior.covariance)
+        assert (lowest.min(axis=1) > -1e-12 * lowest.max(axis=1)).all()
+
+
+def test_a_gap_in_tokens_alone_is_seen_by_the_simple_laws() -> None:
+    ladder = simulated_grid()
+    sample = _sample(ladder, -0.015 * np.exp(-ladder.cells.x_tokens), sd=0.002)
+    found = estimate(sample, as_places(ladder.beyond["10x"]), prior_of=simple_law_prior)[0].interval(0.95)
+    truth = -0.015 * np.exp(-float(ladder.beyond["10x"].x_tokens[0]))
+    assert found.low < truth < found.high

@@ -1,1 +1,1 @@
-"""Benchmarks: fused kernels against copy bandwidth and other libraries, and whole training steps."""
+"""Benchmarks: fused kernels against copy bandwidth and other libraries, whole training steps, many runs on one GPU."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -14,9 +15,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.table import Table
 
+from normlab.bench import grid as grid_bench
 from normlab.bench import kernels as kernel_bench
 from normlab.bench import step as step_bench
 from normlab.bench.facts import dated, facts
+from normlab.bench.grid_worker import Shape
 from normlab.bench.plot import check_format, draw_kernels, draw_steps
 from normlab.errors import NormLabError
 from normlab.models import DecoderConfig
@@ -116,6 +119,39 @@ def _step_table(found: list[dict[str, Any]]) -> Table:
         ratios = (row["over_pre"], min(row["paired"]), max(row["paired"]), row["memory_over_pre"])
         table.add_row(row["scheme"], row["kernels"], f"{row['median']:,.0f}", *(f"{ratio:.3f}" for ratio in ratios))
     return table
+
+
+def grid(
+    sizes: Iterable[str] = (),
+    *,
+    at_once: Iterable[int] = (),
+    quick: bool = False,
+    cpu: bool = False,
+    batch: int = 32,
+    length: int = 512,
+    vocabulary: int = 32_768,
+    out: Path | None = None,
+    seconds: float | None = None,
+    processes: bool = True,
+) -> list[dict[str, Any]]:
+    """Benchmark many runs of small models on one GPU; `seconds`: length of one measurement."""
+    if not cpu and not torch.cuda.is_available():
+        raise NormLabError("no GPU here: bench grid needs one; --cpu shows at tiny sizes what it would print")
+    _check_out(out)
+    chosen = tuple(sizes) or (grid_bench.QUICK_SIZES if quick else grid_bench.SIZES)
+    counts = tuple(at_once) or (grid_bench.QUICK_AT_ONCE if quick else grid_bench.AT_ONCE)
+    if min(counts) < 1:
+        raise NormLabError(f"at_once must be at least 1, got {min(counts)}; try 1 2 3")
+    place = (vocabulary, length, batch, "pre", "cpu" if cpu else "cuda")
+    shapes = [Shape(*grid_bench.parse_size(size), *place) for size in chosen]
+    bench = grid_bench.GridBench(shapes, counts, seconds=seconds or (1.0 if quick else 2.0), processes=processes)
+    for line in bench.measure():
+        print(line, file=sys.stderr, flush=True)
+    found = [row.to_dict() for row in bench.rows]
+    Console(width=160).print(grid_bench.grid_table(found))
+    print("\n".join(grid_bench.verdicts(found)))
+    _keep(out, found, complete=True)
+    return found
 
 
 def _device(cpu: bool, offered: str) -> torch.device:

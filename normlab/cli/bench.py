@@ -1,4 +1,4 @@
-"""The commands `normlab bench kernels` and `bench step`. Importing this does not import torch."""
+"""The commands `normlab bench kernels`, `bench step` and `bench grid`. Importing this does not import torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 
 
 def bench() -> None:
-    """Benchmark speed: `bench kernels` for fused kernels, `bench step` for whole training steps."""
+    """Benchmark speed: `bench kernels` (fused kernels), `bench step` (a training step) or `bench grid` (many runs)."""
 
 
 def bench_kernels(only: str = "", cpu: bool = False, out: Path | None = None, plot: Path | None = None) -> None:
@@ -51,3 +51,30 @@ def bench_step(
 
     options = {"batch": batch, "length": length, "stream": stream, "repeats": repeats}
     run.step(schemes or list_schemes(), preset=preset, **options, out=out, plot=plot)  # type: ignore[arg-type]
+
+
+def bench_grid(
+    sizes: tuple[str, ...] = (),
+    at_once: tuple[int, ...] = (),
+    quick: bool = False,
+    cpu: bool = False,
+    batch: int = 32,
+    length: int = 512,
+    vocabulary: int = 32_768,
+    out: Path | None = None,
+) -> None:
+    """Benchmark many runs of small models on one GPU, alone and several at once, beside a plain torch.compile loop.
+
+    Args:
+        sizes: Model sizes, depth x width; none: 4x256 6x384 8x512 10x640.
+        at_once: Numbers of runs that share the GPU; none: 1 2 3 4.
+        quick: Two sizes, one and three runs at once, short measurements.
+        cpu: Without a GPU, at tiny sizes: shows what is measured, not how fast a GPU is.
+        batch: Batch size in sequences.
+        length: Sequence length in tokens.
+        vocabulary: Vocabulary size.
+        out: Write the results to this JSON file.
+    """
+    from normlab.bench import run
+
+    run.grid(sizes, at_once=at_once, quick=quick, cpu=cpu, batch=batch, length=length, vocabulary=vocabulary, out=out)

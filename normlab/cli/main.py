@@ -12,7 +12,7 @@ from typing import Any
 import tyro
 
 from normlab import __version__
-from normlab.cli.bench import bench, bench_kernels, bench_step
+from normlab.cli.bench import bench, bench_grid, bench_kernels, bench_step
 from normlab.cli.check import check
 from normlab.cli.compare import compare, report
 from normlab.cli.defaults import Defaults, refuse_empty_paths, value_of
@@ -43,6 +43,7 @@ Examples:
   normlab doctor                    what this machine can run
   normlab bench kernels             benchmark fused kernels
   normlab bench step                benchmark training steps of every scheme
+  normlab bench grid                benchmark many runs of small models on one GPU
 """
 
 
@@ -60,7 +61,7 @@ _VERBS = {
     verb.__name__: _deferred(verb)
     for verb in (schemes, train, compare, ladder, check, simulate, study, report, generate, export, doctor, bench)
 }
-_BENCHES = {"kernels": _deferred(bench_kernels), "step": _deferred(bench_step)}
+_BENCHES = {"kernels": _deferred(bench_kernels), "step": _deferred(bench_step), "grid": _deferred(bench_grid)}
 
 
 def main() -> None:

@@ -49,12 +49,16 @@ Record = Callable[[Callable[[], None], Any], Graph]
 """Records the work of a function; the second argument is the memory pool that the graphs of a step share."""
 
 
-def record_cuda(work: Callable[[], None], pool: Any) -> Graph:
-    """A CUDA graph of the kernels that `work` launches. They are recorded and not executed."""
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+def record_cuda(work: Callable[[], None], pool: Any, stream: torch.cuda.Stream | None = None) -> Graph:
+    """A CUDA graph of the kernels that `work` launches. They are recorded and not executed.
+
+    Graphs that are recorded on the same `stream` (None: one that all share) must not be replayed at the same time.
+    """
+    graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
     # The outer context: torch.cuda.graph does not leave its stream where the recording fails. The mode: the default one
     # would also forbid what other threads do meanwhile, and the loader's allocates pinned memory.
-    with torch.cuda.stream(stream), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+    how: dict[str, Any] = {"pool": pool, "stream": stream, "capture_error_mode": "thread_local"}
+    with torch.cuda.stream(current), torch.cuda.graph(graph, **how):
         work()
     return graph
 
@@ -114,6 +118,11 @@ class StepGraphs:
             self._ordinary += 1
         return self._recorded
 
+    @property
+    def recorded(self) -> _Recorded | None:
+        """The graphs, if they have been recorded."""
+        return self._recorded
+
     def forget(self) -> None:
         """Release the graphs, because tensors that they use were replaced; they are recorded anew."""
         self._recorded, self._ordinary = None, 0
@@ -163,6 +172,11 @@ class _Recorded:
     def update(self, threshold: float) -> None:
         """The optimiser's step with that gradient, unless the loss is above the threshold or not finite."""
         self._threshold.fill_(threshold)
+        self._update_graph.replay()
+
+    def replay(self) -> None:
+        """Make a step on the last batch once more, to see how long it takes."""
+        self._gradient_graph.replay()
         self._update_graph.replay()
 
     def _compute_gradient(self) -> None:

@@ -159,7 +159,7 @@ def test_the_first_step_of_adamw_is_the_same_at_every_depth(name):
 # -- updates over depth ------------------------------------------------------------------------------------------------
 # To first order a step of AdamW changes the loss by Σ g·ΔW, of which every block has its share. Under the rule a share
 # is ∝ 1/depth, and their sum does not depend on the depth: the slope of its logarithm over that of the depth is 0.
-# Without the rule a share does not shrink, and the slope is 1, or 1/2 where the state grows: its norm divides gradients.
+# Without the rule a share does not shrink: the slope is 1, or 1/2 where the state grows and its norm divides gradients.
 FLAT = 0.1
 DEPTHS = (4, 8, 16, 32)
 # Peri-LN with small steps: from Δt = 1 the state shrinks from RMS 3 at 4 blocks to 1.4 at 32, by its law.

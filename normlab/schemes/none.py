@@ -30,10 +30,7 @@ class NoNorm(Scheme):
 
     name = "none"
     aliases = ("no-norm", "nonorm", "plain")
-    depth_transfer = "derived"
-    depth_rule = (
-        "branch outputs × L₀/L, as CompleteP: the state then grows by a factor that does not depend on the depth"
-    )
+    depth_rule = "no constant is changed: a branch that reads no norm can grow faster than the state at any step size"
 
     def sublayer(self, site: Site) -> Step:
         return Step(Add(site.dt))

@@ -33,8 +33,7 @@ class Output(Scheme):
     aliases = ("output-norm", "outputnorm", "res-post-norm", "swin-v2")
     variants = MappingProxyType({"olmo2": {"qk_norm": "flat"}, "olmo-2": {"qk_norm": "flat"}})
     zero_outputs = False
-    depth_transfer = "derived"
-    depth_rule = "branch outputs × L₀/L, as CompleteP: N(F(x)) does not depend on the depth"
+    depth_rule = "no constant is changed: branches read the state itself, whose initial size depends on their number"
 
     def sublayer(self, site: Site) -> Step:
         return Step(Add(site.dt), shape=self.new_norm(site.dim))

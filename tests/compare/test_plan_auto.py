@@ -41,9 +41,11 @@ def test_every_scheme_starts_with_the_same_three_rates() -> None:
     assert it.config.to_dict()["lrs"] == "auto"
 
 
-def test_the_width_that_a_rate_is_carried_over_from_sets_the_start() -> None:
+def test_the_size_that_a_rate_is_carried_over_from_sets_the_start() -> None:
     wide = {"base_dim": 16, "model": small.DecoderConfig(depth=2, dim=256, heads=32)}
     assert plan(of_base=wide).config.first_rates == plan().config.first_rates
+    deep = {"base_depth": 2, "model": small.DecoderConfig(depth=64, dim=16, heads=2)}
+    assert plan(of_base=deep).config.first_rates == plan().config.first_rates
 
 
 def test_each_scheme_is_judged_at_a_rate_inside_those_that_it_was_tried_with() -> None:

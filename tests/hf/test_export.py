@@ -21,6 +21,7 @@ TEXT = "".join(f"line {i}: the quick brown fox jumps over the lazy dog\n" for i 
 TEXTS = ["", " ", "line", "naïve ☃ 𝄞", "\x00\t\r\n", "spelt out: <|endoftext|>!", "x" * 300]
 KINDS = {
     "bytes": {}, "bpe": {"tokenizer": "bpe:300"}, "ngpt": {"scheme": "ngpt"}, "carried": {"base_dim": 16},
+    "shallower": {"scheme": "pre", "base_depth": 2},
 }  # fmt: skip
 
 

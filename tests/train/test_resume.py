@@ -330,7 +330,7 @@ def test_a_full_disk(where, text, straight, tmp_path):
         {"optimiser": "muon"},
         {"model": {"experts": 4, "hidden": 32}},
         {"precision": "bf16"},
-        {"base_dim": 16},
+        {"base_dim": 16, "base_depth": 1},
         {"boundaries": "respected", "accumulate": 2, "z_loss": 1e-4},
         {"model": {"scheme": "ngpt"}},
         {"model": {"checkpointing": True, "stream": "bf16"}, "schedule": "wsd"},

@@ -28,7 +28,7 @@ def small(text: str, **changes) -> TrainConfig:
     return TrainConfig(model=model, data=(text,), **options)
 
 
-@pytest.mark.parametrize("changes", [{}, {"base_dim": 16}, {"model": {"scheme": "ngpt"}}], ids=str)
+@pytest.mark.parametrize("changes", [{}, {"base_dim": 16}, {"base_depth": 4}, {"model": {"scheme": "ngpt"}}], ids=str)
 def test_the_model_is_the_one_that_was_evaluated(text, tmp_path, changes):
     config = small(text, **changes)
     result = train(config, tmp_path / "run", progress=False)

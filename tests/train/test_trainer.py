@@ -254,6 +254,16 @@ def test_width_transfer(text, straight, tmp_path):
     assert found[-1] < found[0] - 1.0
 
 
+def test_depth_transfer(text, straight, tmp_path):
+    depth = config_of(text).model.depth
+    train(config_of(text, base_depth=depth), tmp_path / "same", progress=False)
+    assert losses(tmp_path / "same") == pytest.approx(losses(straight), rel=1e-5)
+    deep = config_of(text, base_depth=depth, model={"depth": 4 * depth})
+    assert train(deep, tmp_path / "deep", progress=False).state == "done"
+    found = losses(tmp_path / "deep")
+    assert found[-1] < found[0] - 1.0
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_compiled(accumulate, text, straight, tmp_path):

@@ -182,7 +182,7 @@ def slopes(scheme, widths, kind="adamw", base=BASE, steps=4):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("scheme", ["pre", "ngpt"])
+@pytest.mark.parametrize("scheme", ["pre", "ngpt", "geonorm", "spannorm"])
 def test_updates_do_not_depend_on_the_width(scheme):
     assert np.abs(slopes(scheme, (64, 256, 512))).max() < FLAT
 
@@ -195,7 +195,7 @@ def test_without_the_rules_updates_grow():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("scheme", ["pre", "post", "peri", "geonorm", "ngpt", "deepnorm", "hybrid"])
+@pytest.mark.parametrize("scheme", ["pre", "post", "peri", "geonorm", "spannorm", "ngpt", "deepnorm", "hybrid"])
 def test_updates_do_not_depend_on_the_width_up_to_1024(scheme):
     assert np.abs(slopes(scheme, (64, 128, 256, 512, 1024))).max() < FLAT
 

@@ -110,7 +110,10 @@ def _sizes(bound: BoundScheme, law: Law) -> list[float]:
     """RMS at initialisation after the entry and every block; empty where the law does not say."""
     if law.rms is None:
         return []
-    return [law.rms(round(bound.branches * place / bound.scheme.cut)) for place in range(bound.depth + 1)]
+    cut = bound.scheme.cut
+    whole = [law.rms(round(bound.branches * place / cut)) for place in range(bound.depth + 1)]
+    # Blocks are independent: steps of 1/cut, cut times as many, add 1/cut of the variance.
+    return [math.sqrt(1.0 + (size**2 - 1.0) / cut) for size in whole]
 
 
 def _scores_grow(stack: Stack, law: Law) -> bool:

@@ -10,10 +10,11 @@ from normlab.errors import NormLabError
 from normlab.ladders.report import tables
 from normlab.ladders.report.cautions import cautions
 from normlab.ladders.report.content import LadderReport
+from normlab.ladders.report.glance import glance_table
 from normlab.ladders.report.header import header_facts
 from normlab.ladders.report.plots import plot_data
 from normlab.ladders.report.training import training_grid
-from normlab.ladders.report.verdict import findings, forecast_sentence, headline
+from normlab.ladders.report.verdict import findings, forecast_sentence, headline, reasons, slope_sentence
 from normlab.ladders.report.weights import weight_bars
 from normlab.pages.numbers import count, join_names
 from normlab.pages.page import Section, render, section
@@ -62,6 +63,7 @@ def reproduce_commands(content: LadderReport) -> list[str]:
 
 def _sections(content: LadderReport, data: dict[str, Any]) -> list[Section]:
     found = [
+        _table("glance", "At a glance", glance_table(content)),
         _gaps(content, data),
         _slices(content, data),
         _multiplier(content, data),
@@ -104,6 +106,7 @@ def _gaps(content: LadderReport, data: dict[str, Any]) -> Section | None:
         **_common(content),
         is_grid=content.answer.kind == "grid", has_band=any(entry["ribbons"] for entry in data["gaps"]),
         has_beyond=any(entry["beyond"] for entry in data["gaps"]),
+        has_far=any(place["far"] for entry in data["gaps"] for place in entry["beyond"]),
         has_seeds=any(len(cell["seeds"]) > 1 for entry in data["gaps"] for cell in entry["cells"]),
         has_short=any(cell["short"] for entry in data["gaps"] for cell in entry["cells"]),
         has_left_out=any(not cell["usable"] for entry in data["gaps"] for cell in entry["cells"]),
@@ -148,16 +151,16 @@ def _forecast(content: LadderReport) -> Section | None:
 
 
 def _beyond(content: LadderReport) -> Section | None:
-    reasons = [
-        (own.scheme, content.schemes.index(own.scheme), [obstacle.text for obstacle in own.identified.reasons])
+    unknown = [
+        (own.scheme, content.schemes.index(own.scheme), reasons(own))
         for own in content.answer.schemes
         if own.identified.reasons
     ]
     projections, purchases = tables.projection_table(content), tables.purchase_table(content)
-    if not (reasons or projections.rows or purchases.rows):
+    if not (unknown or projections.rows or purchases.rows):
         return None
     return section(
-        "beyond", "Beyond the ladder", "ladder/beyond.html", reasons=reasons, projections=projections,
+        "beyond", "Beyond the ladder", "ladder/beyond.html", unknown=unknown, projections=projections,
         purchases=purchases,
     )  # fmt: skip
 
@@ -189,5 +192,6 @@ def _baseline(content: LadderReport, data: dict[str, Any]) -> Section | None:
         return None
     return section(
         "baseline", f"Loss of {content.answer.baseline}", "ladder/baseline.html", law=content.answer.baseline_law,
+        slope=slope_sentence(content),
         **_common(content),
     )  # fmt: skip

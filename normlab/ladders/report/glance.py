@@ -34,11 +34,11 @@ def _row(content: LadderReport, own: SchemeAnswer) -> list[Cell]:
     last = ahead[-1] if len(ahead) > 1 else None
     return [
         scheme_cell(content, own.scheme),
-        Cell(place_name(top.size, top.tokens) if top else "not judged"),
+        Cell(place_name(top.size, top.tokens) if top else "not judged", whole=True),
         interval_cell(interval, places),
         side_cell(interval) if interval else Cell("one seed: no interval" if top else NONE),
         times_cell(top.multiplier if top else None),
-        Cell(_TRENDS[own.trend.verdict] if top else NONE),
+        Cell(_TRENDS[own.trend.verdict] if top else NONE, whole=True),
         interval_cell(ahead[0].gap, places) if ahead else Cell(NONE),
         _furthest(own, last, places),
     ]
@@ -49,7 +49,7 @@ def _furthest(own: SchemeAnswer, last: Projection | None, places: int) -> Cell:
     if last is None:
         return Cell(NONE)
     return (
-        interval_cell(last.gap, places) if own.identified.is_identified else Cell("not identified", tone="unreliable")
+        interval_cell(last.gap, places) if own.identified.is_identified else Cell("not identified", tone="not-judged")
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +41,21 @@ def render_page(content: LadderReport) -> str:
         _sections(content, data),
         data,
         headline=headline(content),
-        findings=findings(content),
+        findings=_with_bold_names(content, findings(content)),
         cautions=cautions(content),
         facts=header_facts(content),
         styles=("ladder/ladder.css",),
         scripts=("ladder/ladder.js",),
     )
+
+
+def _with_bold_names(content: LadderReport, lines: Sequence[str]) -> list[str]:
+    """Lines that begin with the name of a scheme, with the name in bold; everything else is escaped."""
+    from markupsafe import Markup, escape
+
+    names = sorted(content.schemes, key=len, reverse=True)
+    found = [(line, next((name for name in names if line.startswith(f"{name}:")), "")) for line in lines]
+    return [Markup("<b>{}</b>{}").format(name, line[len(name) :]) if name else escape(line) for line, name in found]
 
 
 def title(content: LadderReport) -> str:
@@ -128,6 +138,7 @@ def _slices(content: LadderReport, data: dict[str, Any]) -> Section | None:
     heading = "Tokens or size?" if over_tokens or over_size else "Form of the gap"
     return section(
         "tokens-or-size", heading, "ladder/slices.html", over_tokens=over_tokens, over_size=over_size, bars=bars,
+        has_short=any(cell["short"] for entry in data["gaps"] for cell in entry["cells"]),
         **_common(content),
     )  # fmt: skip
 

@@ -144,13 +144,14 @@ def purchase_table(content: LadderReport) -> Table:
 
 
 def _purchase_row(content: LadderReport, own: SchemeAnswer, buy: Purchase) -> list[Cell]:
+    helps = buy.width_then < 0.98 * buy.width_now
     return [
         scheme_cell(content, own.scheme),
         Cell(buy.what, buy.what),
         Cell(buy.place.name, buy.place.flops),
         numeric_cell(fixed(buy.width_now, 3), buy.width_now),
-        numeric_cell(fixed(buy.width_then, 3), buy.width_then),
-        numeric_cell(f"±{fixed(buy.width_then / 2, 3)}", buy.width_then / 2),
+        numeric_cell(fixed(buy.width_then, 3) if helps else "no narrower", buy.width_then),
+        numeric_cell(f"±{fixed(min(buy.width_then, buy.width_now) / 2, 3)}", buy.width_then / 2),
     ]
 
 
@@ -170,7 +171,7 @@ def _forecast_row(content: LadderReport, entry: HeldOut, places: int) -> list[Ce
     simple = {None: NONE, True: "hit", False: "miss"}[entry.is_simple_law_hit]
     return [
         scheme_cell(content, entry.scheme),
-        Cell(entry.place.name, entry.place.flops),
+        Cell(entry.place.name, entry.place.flops, whole=True),
         interval_cell(entry.forecast, places),
         numeric_cell(signed(entry.measured, places), entry.measured),
         numeric_cell(str(entry.seeds) if entry.seeds else NONE, entry.seeds or None),

@@ -67,7 +67,7 @@ def hit_words(entry: HeldOut, places: int = 4) -> str:
     if entry.measured is None:
         return "not known yet"
     if entry.is_hit:
-        return "hit: inside the forecast"
+        return "hit: inside"
     ahead = "higher" if entry.measured > entry.forecast.high else "lower"
     off = entry.measured - (entry.forecast.high if ahead == "higher" else entry.forecast.low)
     return f"miss: {fixed(abs(off), places)} {ahead} than forecast"

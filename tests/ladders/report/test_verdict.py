@@ -69,7 +69,7 @@ def test_findings_have_a_sentence_for_each_scheme_and_one_on_the_forecast() -> N
 @pytest.mark.parametrize(
     ("measured", "words"),
     [
-        (-0.02, "hit: inside the forecast"),
+        (-0.02, "hit: inside"),
         (0.03, "miss: 0.020 higher than forecast"),
         (-0.05, "miss: 0.010 lower than forecast"),
         (None, "not known yet"),

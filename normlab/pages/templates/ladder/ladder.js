@@ -93,7 +93,7 @@
     const left = entry.beyond.filter((place) => !reached(entry).includes(place));
     return left.length ? [{
       xref: "paper", x: 1, xanchor: "right", yref: "paper", y: 0, yanchor: "bottom", showarrow: false, align: "right",
-      text: left.map((place) => `${brief(place.short, 20)} →`).join("<br>"), font: { size: 11, color: css("--muted") },
+      text: left.map((place) => `${brief(place.short, 20)} →`).join("<br>"), bgcolor: faded(css("--surface"), 0.7), font: { size: 11, color: css("--muted") },
     }] : [];
   };
   // Seeds stand left of their cell's mean by a fiftieth of the axis.
@@ -132,7 +132,7 @@
   // Multiples of the top are named in the first line, targets in the second, so that they do not run into each other.
   const placeNames = (places) => places.map((place) => ({
     x: Math.log10(place.flops), xref: "x", yref: "paper", y: 1, yanchor: "top", yshift: place.multiple ? 0 : -14, showarrow: false,
-    xanchor: place.multiple ? "center" : "right", xshift: place.multiple ? 0 : 14, text: brief(place.short, 20),
+    xanchor: place.multiple ? "center" : "right", xshift: place.multiple ? 0 : 14, text: brief(place.short, 20), bgcolor: faded(css("--surface"), 0.7), borderpad: 1,
     font: { size: 11, color: css("--muted") },
   }));
   const gapEntries = () => data.gaps.filter((entry) => shown(entry.scheme));
@@ -213,7 +213,7 @@
     element.style.setProperty("--lines", Math.max(2, entries.length));
     const at = (i) => entries.length - 1 - i;
     const box = (entry, i, low, high, height, more) => ({
-      type: "rect", x0: entry[low], x1: entry[high], y0: at(i) - height, y1: at(i) + height, layer: "below", ...more,
+      type: "rect", x0: entry[low], x1: entry[high], y0: at(i) - height, y1: at(i) + height, layer: "between", ...more,
     });
     const boxes = entries.flatMap((entry, i) => [
       box(entry, i, "low", "high", 0.3, { line: { color: colour(entry.scheme), width: 1 }, fillcolor: faded(colour(entry.scheme), 0.16) }),

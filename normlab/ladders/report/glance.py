@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from normlab.ladders.report.content import LadderReport, best_interval, place_name
+from normlab.ladders.report.content import LadderReport, best_interval
 from normlab.ladders.report.tables import gap_digits, interval_cell, scheme_cell, side_cell, times_cell
 from normlab.ladders.statistics.answer import Projection, SchemeAnswer
-from normlab.pages.numbers import NONE
+from normlab.pages.numbers import NONE, count
 from normlab.pages.tables import Cell, Column, Table
 
 _TRENDS = {
@@ -20,8 +20,9 @@ _TRENDS = {
 def glance_table(content: LadderReport) -> Table:
     """Gap and multiplier at the top, the trend, one step beyond, and the furthest place asked for."""
     columns = [
-        Column("Scheme"), Column("Largest run"), Column("Gap there"), Column("Says"), Column("Multiplier, FLOPs"),
-        Column("With more compute"), Column(f"Gap at {_name(content, 0)}"), Column(f"Gap at {_name(content, -1)}"),
+        Column("Scheme"), Column("Largest run, tokens"), Column("Gap there"), Column("Says"),
+        Column("Multiplier, FLOPs"), Column("With more compute"),
+        Column(f"Gap at {_name(content, 0)}"), Column(f"Gap at {_name(content, -1)}"),
     ]  # fmt: skip
     rows = [_row(content, own) for own in content.answer.schemes]
     return Table("At a glance", columns, rows, sortable=False).filled()
@@ -34,7 +35,7 @@ def _row(content: LadderReport, own: SchemeAnswer) -> list[Cell]:
     last = ahead[-1] if len(ahead) > 1 else None
     return [
         scheme_cell(content, own.scheme),
-        Cell(place_name(top.size, top.tokens) if top else "not judged", whole=True),
+        Cell(f"{top.size}, {count(top.tokens)}" if top else "not judged", whole=True),
         interval_cell(interval, places),
         side_cell(interval) if interval else Cell("one seed: no interval" if top else NONE),
         times_cell(top.multiplier if top else None),

@@ -256,7 +256,7 @@ def gap_digits(content: LadderReport) -> int:
 
 def scheme_cell(content: LadderReport, scheme: str) -> Cell:
     place = content.schemes.index(scheme) if scheme in content.schemes else None
-    return Cell(scheme, scheme.lower(), scheme=place)
+    return Cell(scheme, scheme.lower(), scheme=place, whole=len(scheme) <= 24)
 
 
 def interval_cell(interval: Interval | None, places: int) -> Cell:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -24,6 +25,11 @@ def fixed(value: Any, decimals: int = 4) -> str:
 def signed(value: Any, decimals: int = 4) -> str:
     found = finite_or_none(value)
     return NONE if found is None else f"{found:+.{decimals}f}".replace("-", "−")
+
+
+def minus(text: str) -> str:
+    """A text with a minus sign in front of negative numbers instead of a hyphen."""
+    return re.sub(r"(?<![\w.)])-(?=\.?\d)", "−", text)
 
 
 def rate(value: Any) -> str:

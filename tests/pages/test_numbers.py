@@ -23,6 +23,7 @@ from normlab.pages import numbers
         (numbers.memory(2**50), "1.02e+03 TiB"), (numbers.memory(None), "–"),
         (numbers.duration(0.25), "0.25 s"), (numbers.duration(59), "59 s"), (numbers.duration(600), "10 min"),
         (numbers.duration(7260), "2 h 01 min"), (numbers.duration(math.nan), "–"),
+        (numbers.minus("gap -0.05 (-0.1 to +0.02), 1e-3, 4-6, x^-α"), "gap −0.05 (−0.1 to +0.02), 1e-3, 4-6, x^-α"),
         (numbers.join_names(["a"]), "a"), (numbers.join_names(["a", "b", "c"]), "a, b and c"),
     ],
 )  # fmt: skip

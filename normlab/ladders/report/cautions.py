@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from normlab.ladders.report.content import LadderReport
-from normlab.pages.numbers import count, join_names, rate
+from normlab.pages.numbers import count, join_names, minus, rate
 from normlab.utils.text import counted
 
 
 def cautions(content: LadderReport) -> list[str]:
     """All cautions, those of the statistics first."""
     found = [
-        *content.answer.cautions,
+        *map(minus, content.answer.cautions),
         *_edges(content),
         *_missing_at_top(content),
         *_lost(content),

@@ -5,10 +5,11 @@ from __future__ import annotations
 from normlab.ladders.report import tables
 from normlab.ladders.report.cautions import cautions
 from normlab.ladders.report.content import LadderReport
+from normlab.ladders.report.glance import glance_table
 from normlab.ladders.report.header import header_facts
 from normlab.ladders.report.page import reproduce_commands, title
 from normlab.ladders.report.training import training_table
-from normlab.ladders.report.verdict import findings, headline
+from normlab.ladders.report.verdict import findings, headline, reasons, slope_sentence
 from normlab.ladders.report.weights import weight_bars, words
 from normlab.pages.markdown import escape, table
 from normlab.pages.tables import Table
@@ -18,6 +19,7 @@ def markdown(content: LadderReport) -> str:
     """The ladder as Markdown; sections without content are left out."""
     parts = [f"# {escape(title(content))}", f"**{escape(headline(content))}**", _list(findings(content))]
     parts += _list_section("Keep in mind", cautions(content))
+    parts += _table_section("At a glance", glance_table(content))
     parts += _table_section("Gap at every cell", tables.gap_table(content))
     parts += _list_section("What drives the gap", _weights(content))
     parts += _table_section("Forecast and result", tables.forecast_table(content), _forecast_note(content))
@@ -57,7 +59,7 @@ def _weights(content: LadderReport) -> list[str]:
 
 
 def _reasons(content: LadderReport) -> list[str]:
-    return [f"{own.scheme}: {o.text}" for own in content.answer.schemes for o in own.identified.reasons]
+    return [f"{own.scheme}: {line}" for own in content.answer.schemes for line in reasons(own)]
 
 
 def _forecast_note(content: LadderReport) -> str:
@@ -74,4 +76,8 @@ def _baseline(content: LadderReport) -> list[str]:
     if law is None:
         return []
     low, high = law.irreducible.low, law.irreducible.high
-    return [f"{law.text}", f"Loss that no compute removes (E): anywhere from {low:.2f} to {high:.2f} nats."]
+    return [
+        slope_sentence(content),
+        f"Fitted law: {law.text}.",
+        f"Loss that no compute removes (E): anywhere from {low:.2f} to {high:.2f} nats.",
+    ]

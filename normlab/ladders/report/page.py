@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ from normlab.errors import NormLabError
 from normlab.ladders.report import tables
 from normlab.ladders.report.cautions import cautions
 from normlab.ladders.report.content import LadderReport
+from normlab.ladders.report.glance import glance_table
 from normlab.ladders.report.header import header_facts
 from normlab.ladders.report.plots import plot_data
 from normlab.ladders.report.training import training_grid
-from normlab.ladders.report.verdict import findings, forecast_sentence, headline
+from normlab.ladders.report.verdict import findings, forecast_sentence, headline, reasons, slope_sentence
 from normlab.ladders.report.weights import weight_bars
 from normlab.pages.numbers import count, join_names
 from normlab.pages.page import Section, render, section
@@ -39,12 +41,21 @@ def render_page(content: LadderReport) -> str:
         _sections(content, data),
         data,
         headline=headline(content),
-        findings=findings(content),
+        findings=_with_bold_names(content, findings(content)),
         cautions=cautions(content),
         facts=header_facts(content),
         styles=("ladder/ladder.css",),
         scripts=("ladder/ladder.js",),
     )
+
+
+def _with_bold_names(content: LadderReport, lines: Sequence[str]) -> list[str]:
+    """Lines that begin with the name of a scheme, with the name in bold; everything else is escaped."""
+    from markupsafe import Markup, escape
+
+    names = sorted(content.schemes, key=len, reverse=True)
+    found = [(line, next((name for name in names if line.startswith(f"{name}:")), "")) for line in lines]
+    return [Markup("<b>{}</b>{}").format(name, line[len(name) :]) if name else escape(line) for line, name in found]
 
 
 def title(content: LadderReport) -> str:
@@ -62,6 +73,7 @@ def reproduce_commands(content: LadderReport) -> list[str]:
 
 def _sections(content: LadderReport, data: dict[str, Any]) -> list[Section]:
     found = [
+        _table("glance", "At a glance", glance_table(content)),
         _gaps(content, data),
         _slices(content, data),
         _multiplier(content, data),
@@ -104,6 +116,7 @@ def _gaps(content: LadderReport, data: dict[str, Any]) -> Section | None:
         **_common(content),
         is_grid=content.answer.kind == "grid", has_band=any(entry["ribbons"] for entry in data["gaps"]),
         has_beyond=any(entry["beyond"] for entry in data["gaps"]),
+        has_far=any(place["far"] for entry in data["gaps"] for place in entry["beyond"]),
         has_seeds=any(len(cell["seeds"]) > 1 for entry in data["gaps"] for cell in entry["cells"]),
         has_short=any(cell["short"] for entry in data["gaps"] for cell in entry["cells"]),
         has_left_out=any(not cell["usable"] for entry in data["gaps"] for cell in entry["cells"]),
@@ -125,6 +138,7 @@ def _slices(content: LadderReport, data: dict[str, Any]) -> Section | None:
     heading = "Tokens or size?" if over_tokens or over_size else "Form of the gap"
     return section(
         "tokens-or-size", heading, "ladder/slices.html", over_tokens=over_tokens, over_size=over_size, bars=bars,
+        has_short=any(cell["short"] for entry in data["gaps"] for cell in entry["cells"]),
         **_common(content),
     )  # fmt: skip
 
@@ -148,16 +162,16 @@ def _forecast(content: LadderReport) -> Section | None:
 
 
 def _beyond(content: LadderReport) -> Section | None:
-    reasons = [
-        (own.scheme, content.schemes.index(own.scheme), [obstacle.text for obstacle in own.identified.reasons])
+    unknown = [
+        (own.scheme, content.schemes.index(own.scheme), reasons(own))
         for own in content.answer.schemes
         if own.identified.reasons
     ]
     projections, purchases = tables.projection_table(content), tables.purchase_table(content)
-    if not (reasons or projections.rows or purchases.rows):
+    if not (unknown or projections.rows or purchases.rows):
         return None
     return section(
-        "beyond", "Beyond the ladder", "ladder/beyond.html", reasons=reasons, projections=projections,
+        "beyond", "Beyond the ladder", "ladder/beyond.html", unknown=unknown, projections=projections,
         purchases=purchases,
     )  # fmt: skip
 
@@ -189,5 +203,6 @@ def _baseline(content: LadderReport, data: dict[str, Any]) -> Section | None:
         return None
     return section(
         "baseline", f"Loss of {content.answer.baseline}", "ladder/baseline.html", law=content.answer.baseline_law,
+        slope=slope_sentence(content),
         **_common(content),
     )  # fmt: skip

@@ -9,6 +9,9 @@ from normlab.ladders.report.design import RateSearch
 from normlab.ladders.statistics.answer import CellGap, HeldOut, Interval, Projection, SchemeAnswer
 from normlab.pages.numbers import count
 
+FAR = 30.0
+"""Places at more than this multiple of the top's compute are drawn on request only."""
+
 Point = dict[str, Any]
 
 
@@ -73,7 +76,7 @@ def _beyond(projection: Projection) -> Point:
         "flops": projection.place.flops, "times": projection.times_top,
         "low": projection.gap.low, "high": projection.gap.high, "mean": projection.gap.mean,
         "simple_low": projection.simple_law.low, "simple_high": projection.simple_law.high,
-        "multiple": _is_multiple(projection),
+        "multiple": _is_multiple(projection), "far": projection.times_top > FAR,
     }  # fmt: skip
 
 

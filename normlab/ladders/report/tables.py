@@ -8,10 +8,11 @@ from normlab.ladders.report.content import LadderReport, best_interval, mean_gap
 from normlab.ladders.report.design import RateRule, RateSearch
 from normlab.ladders.report.verdict import hit_words
 from normlab.ladders.statistics.answer import CellGap, HeldOut, Interval, Projection, Purchase, SchemeAnswer
-from normlab.pages.numbers import NONE, count, decimals, fixed, rate, signed
+from normlab.pages.numbers import NONE, count, decimals, fixed, minus, rate, signed
 from normlab.pages.tables import Cell, Column, Table, numeric_cell
 
 _SIDES = {"better": "▼ better", "worse": "▲ worse", "open": "≈ sign open"}
+_ESTIMATORS = {"M": "95 % intervals (M)", "K": "if it keeps a simple law (K)"}
 _CARRIED = {
     "width": "carried over width",
     "width+depth": "carried over width and depth",
@@ -92,8 +93,8 @@ def projection_table(content: LadderReport) -> Table:
     places = gap_digits(content)
     columns = [
         Column("Scheme"), Column("Place"), Column("Compute, × top", True), Column(f"Gap, {_level(content)}"),
-        Column("Says"), Column("If it keeps a simple law"), Column("If the multiplier is constant"),
-        Column("Multiplier, FLOPs"), Column("Gap smaller than at the top", True),
+        Column("Says"), Column("If it keeps a simple law"), Column("If the multiplier stays"),
+        Column("Multiplier, FLOPs"), Column("Smaller than at the top", True),
     ]  # fmt: skip
     rows = [
         _projection_row(content, own, projection, places)
@@ -103,7 +104,8 @@ def projection_table(content: LadderReport) -> Table:
     smooth = any(projection.is_smoothness for own in content.answer.schemes for projection in own.projections)
     note = (
         "Only the first interval assumes no law; the next two hold under the condition in their heading and are part "
-        "of no verdict. The last column is a probability, in brackets under a simple law."
+        "of no verdict. The last column is the probability that the gap is smaller there than at the top, in brackets "
+        "under a simple law."
     )
     if smooth:
         note += " An asterisk marks places beyond 100 times the top: there even the first interval holds only if the "
@@ -116,8 +118,8 @@ def _projection_row(content: LadderReport, own: SchemeAnswer, projection: Projec
     chance = f"{100 * projection.shrinks:.0f} % ({100 * projection.shrinks_simple_law:.0f} %)"
     return [
         scheme_cell(content, own.scheme),
-        Cell(projection.place.name + star, projection.place.flops),
-        numeric_cell(f"{projection.times_top:.3g}", projection.times_top),
+        Cell(projection.place.name + star, projection.place.flops, whole=True),
+        numeric_cell(multiple(projection.times_top), projection.times_top),
         interval_cell(projection.gap, places),
         side_cell(projection.gap),
         interval_cell(projection.simple_law, places),
@@ -142,13 +144,14 @@ def purchase_table(content: LadderReport) -> Table:
 
 
 def _purchase_row(content: LadderReport, own: SchemeAnswer, buy: Purchase) -> list[Cell]:
+    helps = buy.width_then < 0.98 * buy.width_now
     return [
         scheme_cell(content, own.scheme),
         Cell(buy.what, buy.what),
         Cell(buy.place.name, buy.place.flops),
         numeric_cell(fixed(buy.width_now, 3), buy.width_now),
-        numeric_cell(fixed(buy.width_then, 3), buy.width_then),
-        numeric_cell(f"±{fixed(buy.width_then / 2, 3)}", buy.width_then / 2),
+        numeric_cell(fixed(buy.width_then, 3) if helps else "no narrower", buy.width_then),
+        numeric_cell(f"±{fixed(min(buy.width_then, buy.width_now) / 2, 3)}", buy.width_then / 2),
     ]
 
 
@@ -168,7 +171,7 @@ def _forecast_row(content: LadderReport, entry: HeldOut, places: int) -> list[Ce
     simple = {None: NONE, True: "hit", False: "miss"}[entry.is_simple_law_hit]
     return [
         scheme_cell(content, entry.scheme),
-        Cell(entry.place.name, entry.place.flops),
+        Cell(entry.place.name, entry.place.flops, whole=True),
         interval_cell(entry.forecast, places),
         numeric_cell(signed(entry.measured, places), entry.measured),
         numeric_cell(str(entry.seeds) if entry.seeds else NONE, entry.seeds or None),
@@ -226,7 +229,7 @@ def lost_table(content: LadderReport) -> Table:
 
 def assumption_table(content: LadderReport) -> Table:
     """Assumptions of the estimators."""
-    rows = [[Cell(name), Cell(text)] for name, text in content.answer.priors.items()]
+    rows = [[Cell(_ESTIMATORS.get(name, name)), Cell(minus(text))] for name, text in content.answer.priors.items()]
     return Table("Assumptions", [Column("What"), Column("Assumed")], rows, sortable=False)
 
 
@@ -253,7 +256,7 @@ def gap_digits(content: LadderReport) -> int:
 
 def scheme_cell(content: LadderReport, scheme: str) -> Cell:
     place = content.schemes.index(scheme) if scheme in content.schemes else None
-    return Cell(scheme, scheme.lower(), scheme=place)
+    return Cell(scheme, scheme.lower(), scheme=place, whole=len(scheme) <= 24)
 
 
 def interval_cell(interval: Interval | None, places: int) -> Cell:
@@ -264,10 +267,15 @@ def interval_cell(interval: Interval | None, places: int) -> Cell:
 
 def times_cell(interval: Interval | None) -> Cell:
     """A multiplier with its interval."""
-    if interval is None:
-        return Cell(NONE)
+    if interval is None or not 0.1 < interval.low <= interval.high < 10.0:
+        return Cell(NONE if interval is None else "not known")
     text = f"{fixed(interval.mean, 2)} ({fixed(interval.low, 2)} to {fixed(interval.high, 2)})"
     return Cell(text, interval.mean, whole=True)
+
+
+def multiple(value: float) -> str:
+    """A factor of compute: 3.5, 2,550."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2g}"
 
 
 def flops(value: float) -> str:

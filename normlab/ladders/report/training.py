@@ -65,9 +65,8 @@ def _about(content: LadderReport, size: str) -> str:
         parts.append(f"{100 * facts.embedding_share:.0f} % embedding")
     trained = len({row.seed for row in content.rows if row.size == size and row.is_usable})
     planned = facts.seeds if facts is not None and facts.seeds is not None else trained
-    parts.append(
-        f"{trained} of {planned} seeds" if trained < planned else "1 seed" if trained == 1 else f"{trained} seeds"
-    )
+    of = f" of {planned}" if trained < planned else ""
+    parts.append("1 seed" if planned == 1 else f"{trained}{of} seeds")
     return ", ".join(parts)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from normlab.ladders.report.content import LadderCell, LadderReport, best_interval, cell_at, side
+import math
+
+from normlab.ladders.report.content import LadderCell, LadderReport, best_interval, cell_at, place_name, side
 from normlab.ladders.statistics.answer import HeldOut, SchemeAnswer
-from normlab.pages.numbers import count, fixed, join_names
+from normlab.pages.numbers import count, fixed, join_names, minus
 from normlab.utils.text import counted
 
 _MOVES = {
@@ -25,9 +27,15 @@ def headline(content: LadderReport) -> str:
 
 
 def findings(content: LadderReport) -> list[str]:
-    """One sentence for each scheme, then what is not identified, then how the forecast did."""
-    sentences = [own.sentence for own in content.answer.schemes]
-    return [line for line in (*sentences, _unidentified(content), forecast_sentence(content.held_out)) if line]
+    """One sentence for each scheme, then how the forecast did."""
+    sentences = [minus(own.sentence) for own in content.answer.schemes]
+    return [line for line in (*sentences, forecast_sentence(content.held_out)) if line]
+
+
+def reasons(own: SchemeAnswer) -> list[str]:
+    """Why the gap of a scheme is not identified, as sentences."""
+    texts = [minus(obstacle.text) for obstacle in own.identified.reasons]
+    return [f"{text[:1].upper()}{text[1:].rstrip('.')}." for text in texts]
 
 
 def forecast_sentence(entries: list[HeldOut]) -> str:
@@ -41,12 +49,25 @@ def forecast_sentence(entries: list[HeldOut]) -> str:
     return f"{told}; {within} of {len(simple)} held that assume a simple law." if simple else f"{told}."
 
 
+def slope_sentence(content: LadderReport) -> str:
+    """How fast the baseline's loss falls with compute at the top: this is well known, unlike the law's constants."""
+    law = content.answer.baseline_law
+    if law is None or not law.cells:
+        return ""
+    top = max(law.cells, key=lambda cell: cell.flops)
+    less, low, high = (fixed(math.log(2) * slope, 3) for slope in (top.slope.mean, top.slope.low, top.slope.high))
+    place = place_name(top.size, top.tokens)
+    return (
+        f"Twice the compute lowers the loss of {content.answer.baseline} by {less} nats ({low} to {high}) at {place}."
+    )
+
+
 def hit_words(entry: HeldOut, places: int = 4) -> str:
     """A forecast against what came, in words."""
     if entry.measured is None:
         return "not known yet"
     if entry.is_hit:
-        return "hit: inside the forecast"
+        return "hit: inside"
     ahead = "higher" if entry.measured > entry.forecast.high else "lower"
     off = entry.measured - (entry.forecast.high if ahead == "higher" else entry.forecast.low)
     return f"miss: {fixed(abs(off), places)} {ahead} than forecast"
@@ -91,13 +112,3 @@ def _clause(what: str, move: str, names: list[str], baseline: str) -> str:
     if what == "one seed":
         return f"one seed is no evidence for or against {who}"
     return f"{who} {'was' if len(names) == 1 else 'were'} not judged there"
-
-
-def _unidentified(content: LadderReport) -> str:
-    """Schemes whose gap beyond the ladder is not identified, as one sentence."""
-    asked = [own for own in content.answer.schemes if own.projections]
-    unknown = [own.scheme for own in asked if not own.identified.is_identified]
-    if not unknown:
-        return ""
-    whom = "" if len(unknown) == len(asked) > 1 else f" of {join_names(unknown)}"
-    return f"Beyond the ladder the gap{whom} is not identified."

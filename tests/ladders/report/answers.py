@@ -131,7 +131,7 @@ def _law(rows: Sequence[LadderRow], baseline: str) -> BaselineLaw:
             fitted=loss + 0.003, slope=Interval(0.1, 0.14, 0.12, LEVEL),
         ))  # fmt: skip
     return BaselineLaw(
-        kind="L(N, D)", text="The loss falls by 0.12 nats (0.10 to 0.14) an e-fold of compute at the top.",
+        kind="L(N, D)", text="E + A·N^-α + B·D^-β",
         irreducible=Interval(1.8, 2.4, 2.1, 0.95), residual_sd=0.004, cells=cells,
     )  # fmt: skip
 

@@ -82,10 +82,10 @@ def test_the_legend_hides_a_scheme_everywhere_and_offers_no_baseline_for_gaps(op
 @pytest.mark.full
 def test_the_multiplier_changes_from_flops_to_time(open_page: Any, ladder: str) -> None:
     page = open_page(ladder)
-    assert len(traces(page, "plot-multiplier")[0]["x"]) == 12
+    assert len(traces(page, "plot-multiplier")[1]["x"]) == 12
     page.locator("input[name=multiplier-kind][value=time]").check()
     # Only the top size has measured speeds.
-    assert len(traces(page, "plot-multiplier")[0]["x"]) == 3
+    assert len(traces(page, "plot-multiplier")[1]["x"]) == 3
     assert page.evaluate("document.getElementById('plot-multiplier').layout.yaxis.title.text") == "Multiplier in time"
 
 
@@ -112,7 +112,7 @@ def test_hostile_text_is_shown_as_text(open_page: Any, ladder: str) -> None:
     page = open_page(ladder)
     assert "<script>alert(1)</script>" in page.locator("h1").text_content()
     assert page.locator(".plot script").count() == 0
-    page.evaluate("Plotly.Fx.hover('plot-multiplier', [{curveNumber: 2, pointNumber: 3}])")
+    page.evaluate("Plotly.Fx.hover('plot-multiplier', [{curveNumber: 5, pointNumber: 3}])")
     assert synthetic.HOSTILE in page.locator("#plot-multiplier .hoverlayer").text_content()
     ticks = page.locator("#plot-forecast .ytick").all_text_contents()
     assert any(tick.startswith("spannorm <script>") for tick in ticks)

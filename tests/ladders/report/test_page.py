@@ -12,6 +12,7 @@ import pytest
 from normlab.errors import NormLabError
 from normlab.ladders.report import LadderReport, build, markdown, terminal_lines, to_json
 from normlab.ladders.report.design import LadderDesign
+from normlab.ladders.report.glance import glance_table
 from normlab.ladders.report.page import render_page
 from normlab.ladders.report.plots import plot_data
 from normlab.ladders.report.tables import gap_table, projection_table
@@ -21,8 +22,8 @@ from tests.ladders.report import answers, synthetic
 from tests.ladders.report.reports import full, path, table_only
 
 ALL = [
-    "gaps", "tokens-or-size", "multiplier", "forecast", "beyond", "cells", "training", "rates", "baseline", "lost",
-    "assumptions", "environment", "reproduce",
+    "glance", "gaps", "tokens-or-size", "multiplier", "forecast", "beyond", "cells", "training", "rates", "baseline",
+    "lost", "assumptions", "environment", "reproduce",
 ]  # fmt: skip
 
 
@@ -42,7 +43,16 @@ def test_a_whole_ladder_has_every_section() -> None:
 
 def test_what_is_not_known_is_left_out() -> None:
     page = render_page(table_only())
-    assert sections(page) == ["gaps", "tokens-or-size", "cells", "training", "baseline", "assumptions", "environment"]
+    assert sections(page) == [
+        "glance",
+        "gaps",
+        "tokens-or-size",
+        "cells",
+        "training",
+        "baseline",
+        "assumptions",
+        "environment",
+    ]
     words = text_of(page)
     assert "There is no band: the ladder is too small for a fit. One seed gives no interval." in words
     for absent in ("forecast", "simple law", "epochs", "embedding", "Hatched", "None", "nan"):
@@ -84,6 +94,15 @@ def test_a_cell_with_a_lost_seed_is_not_judged() -> None:
     assert lost[7].text == "not judged"
     assert "seed 2" in lost[-1].text
     assert "fewer than 3,000 steps" in lost[-1].text
+
+
+def test_what_is_not_identified_is_no_number_at_a_glance() -> None:
+    table = glance_table(full())
+    assert [column.title for column in table.columns][-2:] == ["Gap at 3.5 × the top", "Gap at 10 × the top"]
+    last = {row[0].text: row[-1].text for row in table.rows}
+    assert " to " in last["peri"]
+    assert last["geonorm"] == "not identified"
+    assert [row[5].text for row in table.rows] == ["gap shrinks", "gap changes sign", "no trend shown"]
 
 
 def test_projections_keep_the_condition_of_the_simple_law_apart() -> None:
@@ -152,12 +171,13 @@ def test_user_text_stays_text() -> None:
 def test_markdown_has_the_sections_that_have_content() -> None:
     headings = re.findall(r"^## (.*)$", markdown(full()), flags=re.MULTILINE)
     assert headings == [
-        "Keep in mind", "Gap at every cell", "What drives the gap", "Forecast and result", "Beyond the ladder",
+        "Keep in mind", "At a glance", "Gap at every cell", "What drives the gap", "Forecast and result",
+        "Beyond the ladder",
         "Why a gap is not identified", "What it would take", "Training", "Learning rates", "Loss of pre",
         "Runs that did not train", "Assumptions",
     ]  # fmt: skip
     small = re.findall(r"^## (.*)$", markdown(table_only()), flags=re.MULTILINE)
-    assert small == ["Gap at every cell", "Training", "Assumptions"]
+    assert small == ["At a glance", "Gap at every cell", "Training", "Assumptions"]
 
 
 def test_json_holds_rows_answer_design_and_sentences() -> None:
@@ -173,7 +193,7 @@ def test_json_holds_rows_answer_design_and_sentences() -> None:
 def test_terminal_lines_end_with_the_headline() -> None:
     lines = terminal_lines(full())
     assert lines[-1].startswith("At the top of the ladder")
-    assert any(line.startswith("  not identified beyond the ladder, geonorm: ") for line in lines)
+    assert lines[0].startswith("peri: gap −0.0")
 
 
 def test_build_writes_a_file_and_refuses_a_folder(tmp_path: Path) -> None:

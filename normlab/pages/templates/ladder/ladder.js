@@ -30,11 +30,15 @@
   const marked = (symbol, cell) => (cell.usable ? symbol + (cell.short ? "-open" : "") : "x-thin");
   const line = (more) => ({ type: "line", line: { color: css("--muted"), dash: "dot", width: 1 }, ...more });
   const zero = () => line({ xref: "paper", x0: 0, x1: 1, y0: 0, y1: 0, line: { color: css("--ink"), width: 1 } });
-  const errors = (cells, k) => ({
-    type: "data", symmetric: false, thickness: 2, width: 4, color: colour(k), visible: cells.some((cell) => cell.low !== null),
-    array: cells.map((cell) => (cell.high === null ? 0 : cell.high - cell.mean)),
-    arrayminus: cells.map((cell) => (cell.low === null ? 0 : cell.mean - cell.low)),
-  });
+  // An interval need not contain the mean of its cell's seeds, so it is a trace of its own.
+  const intervals = (k, x, cells) => {
+    const known = cells.map((cell, i) => ({ ...cell, x: x[i] })).filter((cell) => cell.low !== null);
+    return {
+      x: known.map((cell) => cell.x), y: known.map((cell) => (cell.low + cell.high) / 2), mode: "markers", hoverinfo: "skip",
+      marker: { size: 1, color: colour(k) }, meta: { scheme: k, part: "intervals" },
+      error_y: { type: "data", array: known.map((cell) => (cell.high - cell.low) / 2), thickness: 2, width: 4, color: colour(k) },
+    };
+  };
   const gapWords = (cell) => `${placeOf(cell)}<br>gap ${signed(cell.mean)}` +
     (cell.low === null ? ", one seed" : ` (${signed(cell.low)} to ${signed(cell.high)}), ${cell.seeds.length} seeds`);
 
@@ -62,7 +66,7 @@
     line: { width: 0 }, fill: "toself", fillcolor: faded(colour(k), 0.16), meta: { scheme: k, part: "band" },
   });
   // Beyond the top: a bar for the interval, dashed lines for the simple law. Multiples of the top are joined, a target stands alone.
-  const beyondTraces = ({ scheme: k, beyond: places }) => {
+  const beyondTraces = (k, places) => {
     const joined = places.filter((place) => place.multiple);
     const words = (place) => `${text(place.name)}<br>${signed(place.low)} to ${signed(place.high)}` +
       `<br>${signed(place.simple_low)} to ${signed(place.simple_high)} if it keeps a simple law`;
@@ -83,12 +87,21 @@
       },
     ];
   };
+  // A target far beyond the top would squeeze the ladder: it is shown on request.
+  const reached = (entry) => (chosen("gap-reach") === "all" ? entry.beyond : entry.beyond.filter((place) => !place.far));
+  const furtherNames = (entry) => {
+    const left = entry.beyond.filter((place) => !reached(entry).includes(place));
+    return left.length ? [{
+      xref: "paper", x: 1, xanchor: "right", yref: "paper", y: 0, yanchor: "bottom", showarrow: false, align: "right",
+      text: left.map((place) => `${brief(place.short, 20)} →`).join("<br>"), bgcolor: faded(css("--surface"), 0.7), font: { size: 11, color: css("--muted") },
+    }] : [];
+  };
   // Seeds stand left of their cell's mean by a fiftieth of the axis.
   const apart = () => {
     const [low, high] = logRoom(everyPlace());
     return 10 ** ((high - low) / 50);
   };
-  const everyPlace = () => data.gaps.flatMap(({ cells, beyond: ahead }) => [...cells, ...ahead].map((point) => point.flops));
+  const everyPlace = () => data.gaps.flatMap((entry) => [...entry.cells, ...reached(entry)].map((point) => point.flops));
   const seedTrace = ({ scheme: k, cells }) => {
     const dots = cells.filter((cell) => cell.seeds.length > 1).flatMap((cell) => cell.seeds.map((seed) => ({ ...seed, cell })));
     return {
@@ -98,7 +111,7 @@
     };
   };
   const cellTrace = ({ scheme: k, cells }) => ({
-    x: cells.map((cell) => cell.flops), y: cells.map((cell) => cell.mean), mode: "markers", error_y: errors(cells, k),
+    x: cells.map((cell) => cell.flops), y: cells.map((cell) => cell.mean), mode: "markers",
     text: cells.map(gapWords), hovertemplate: "%{text}<extra></extra>", meta: { scheme: k, part: "cells" },
     marker: { color: colour(k), size: 9, symbol: cells.map((cell) => marked(sizeSymbol(cell.size), cell)), line: { width: 1.6, color: colour(k) } },
   });
@@ -107,18 +120,19 @@
   const gapRange = (entries) => {
     const usable = finite([...entries.flatMap((entry) => cellEnds(entry.cells)), 0]);
     const [low, high] = [Math.min(...usable), Math.max(...usable)];
-    const inside = finite(entries.flatMap(({ ribbons, beyond: places }) => [...ribbons.flat(), ...places].flatMap((point) => [point.low, point.high])));
+    const inside = finite(entries.flatMap((entry) => [...entry.ribbons.flat(), ...reached(entry)].flatMap((point) => [point.low, point.high])));
     const most = (high - low) || 0.02;
     return room([low, high, ...inside.map((value) => Math.min(Math.max(value, low - 0.6 * most), high + 0.6 * most))], 0.04);
   };
-  const beyond = ({ top, beyond: places }, last) => {
+  const beyond = (entry, last) => {
+    const { top } = entry, places = reached(entry);
     const area = { type: "rect", yref: "paper", x0: top * 1.06, x1: last * 4, y0: 0, y1: 1, layer: "below", line: { width: 0 }, fillcolor: faded(css("--series-6"), 0.07) };
     return [...(places.length ? [area] : []), ...places.map((place) => line({ yref: "paper", x0: place.flops, x1: place.flops, y0: 0, y1: 0.9 }))];
   };
   // Multiples of the top are named in the first line, targets in the second, so that they do not run into each other.
   const placeNames = (places) => places.map((place) => ({
     x: Math.log10(place.flops), xref: "x", yref: "paper", y: 1, yanchor: "top", yshift: place.multiple ? 0 : -14, showarrow: false,
-    xanchor: place.multiple ? "center" : "right", xshift: place.multiple ? 0 : 14, text: brief(place.short, 20),
+    xanchor: place.multiple ? "center" : "right", xshift: place.multiple ? 0 : 14, text: brief(place.short, 20), bgcolor: faded(css("--surface"), 0.7), borderpad: 1,
     font: { size: 11, color: css("--muted") },
   }));
   const gapEntries = () => data.gaps.filter((entry) => shown(entry.scheme));
@@ -127,9 +141,10 @@
     const own = chosen("gap-scale") === "own" || !gapEntries().length ? [entry] : gapEntries();
     const places = everyPlace();
     return {
-      traces: [...entry.ribbons.map(ribbonTrace(entry.scheme)), ...beyondTraces(entry), seedTrace(entry), cellTrace(entry)],
+      traces: [...entry.ribbons.map(ribbonTrace(entry.scheme)), ...beyondTraces(entry.scheme, reached(entry)), seedTrace(entry), intervals(entry.scheme, entry.cells.map((cell) => cell.flops), entry.cells), cellTrace(entry)],
       layout: {
-        uirevision: chosen("gap-scale"), shapes: [...beyond(entry, Math.max(...places)), zero()], annotations: placeNames(entry.beyond),
+        uirevision: chosen("gap-scale") + chosen("gap-reach"), shapes: [...beyond(entry, Math.max(...places)), zero()],
+        annotations: [...placeNames(reached(entry)), ...furtherNames(entry)],
         xaxis: logAxis("Training FLOPs", places, power, narrow() ? 4 : 6),
         yaxis: axis(`Gap to ${brief(data.baseline, 16)} (nats)`, { range: gapRange(own), tickformat: ".3~f", nticks: 7 }),
         margin: { l: 58, r: 14, t: 12, b: 44 },
@@ -145,12 +160,12 @@
     const ticks = [...new Set(places)].sort((a, b) => a - b);
     const [low, high] = logRoom(places, 0.12);
     return {
-      traces: entries.filter((entry) => entry.cells.length).map(({ scheme: k, cells }) => ({
-        x: cells.map((cell) => x(cell) * aside(k)), y: cells.map((cell) => cell.mean), mode: "lines+markers", error_y: errors(cells, k),
+      traces: entries.filter((entry) => entry.cells.length).flatMap(({ scheme: k, cells }) => [intervals(k, cells.map((cell) => x(cell) * aside(k)), cells), {
+        x: cells.map((cell) => x(cell) * aside(k)), y: cells.map((cell) => cell.mean), mode: "lines+markers",
         line: { color: colour(k), width: 1.8, dash: style(k).dash }, text: cells.map(gapWords), name: text(schemes[k].label),
         marker: { color: colour(k), size: 7, symbol: cells.map((cell) => marked(style(k).symbol, cell)), line: { width: 1.4, color: colour(k) } },
-        hovertemplate: "%{fullData.name}, %{text}<extra></extra>", meta: { scheme: k },
-      })),
+        hovertemplate: "%{fullData.name}, %{text}<extra></extra>", meta: { scheme: k, part: "cells" },
+      }]),
       layout: {
         shapes: [zero()], margin: { l: 50, r: 8, t: 8, b: 40 },
         xaxis: axis(title, { type: "log", range: [low, high], tickvals: ticks, ticktext: ticks.map(count), tickangle: 0 }),
@@ -171,14 +186,15 @@
     const ticks = [0.1, 0.2, 0.33, 0.5, 0.7, 0.8, 0.9, 0.95, 1, 1.05, 1.1, 1.2, 1.3, 1.5, 2, 3, 5, 10].filter((tick) => span < 1.4 || ![0.95, 1.05].includes(tick))
       .filter((tick) => span < 4 || ![0.33, 0.8, 0.9, 1.1, 1.2, 1.3].includes(tick)).filter((tick) => span < 2 || ![0.9, 1.1, 1.3].includes(tick));
     return {
-      traces: entries.filter((entry) => entry.points.length).map(({ scheme: k, points }) => {
+      traces: entries.filter((entry) => entry.points.length).flatMap(({ scheme: k, points }) => {
         const cells = points.map((point) => ({ ...point.cell, ...point[kind] }));
-        return {
-          x: cells.map((cell) => cell.flops * aside(k)), y: cells.map((cell) => cell.mean), mode: "markers", error_y: errors(cells, k), name: text(schemes[k].label),
+        const x = cells.map((cell) => cell.flops * aside(k));
+        return [intervals(k, x, cells), {
+          x, y: cells.map((cell) => cell.mean), mode: "markers", name: text(schemes[k].label),
           marker: { color: colour(k), size: 9, symbol: cells.map((cell) => marked(sizeSymbol(cell.size), cell)), line: { width: 1.6, color: colour(k) } },
           text: cells.map((cell) => `${placeOf(cell)}<br>× ${cell.mean.toFixed(3)}` + (cell.low === null ? "" : ` (${cell.low.toFixed(3)} to ${cell.high.toFixed(3)})`)),
-          hovertemplate: "%{fullData.name}, %{text}<extra></extra>", meta: { scheme: k, kind },
-        };
+          hovertemplate: "%{fullData.name}, %{text}<extra></extra>", meta: { scheme: k, part: "cells", kind },
+        }];
       }),
       layout: {
         uirevision: kind, margin: { l: 58, r: 14, t: 12, b: 44 },
@@ -189,7 +205,7 @@
     };
   });
   document.querySelectorAll("#multiplier input").forEach((input) => input.addEventListener("input", drawMultiplier));
-  document.querySelectorAll("input[name=gap-scale]").forEach((input) => input.addEventListener("input", () => gapPlots.forEach((draw) => draw())));
+  document.querySelectorAll("#gaps .controls input").forEach((input) => input.addEventListener("input", () => gapPlots.forEach((draw) => draw())));
 
   // The forecast: a box from before the runs, a mark for what came.
   plot("plot-forecast", (element) => {
@@ -197,7 +213,7 @@
     element.style.setProperty("--lines", Math.max(2, entries.length));
     const at = (i) => entries.length - 1 - i;
     const box = (entry, i, low, high, height, more) => ({
-      type: "rect", x0: entry[low], x1: entry[high], y0: at(i) - height, y1: at(i) + height, layer: "below", ...more,
+      type: "rect", x0: entry[low], x1: entry[high], y0: at(i) - height, y1: at(i) + height, layer: "between", ...more,
     });
     const boxes = entries.flatMap((entry, i) => [
       box(entry, i, "low", "high", 0.3, { line: { color: colour(entry.scheme), width: 1 }, fillcolor: faded(colour(entry.scheme), 0.16) }),

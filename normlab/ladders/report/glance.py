@@ -1,0 +1,62 @@
+"""The answer at a glance: one line for each scheme, from the top of its ladder to the furthest target."""
+
+from __future__ import annotations
+
+from normlab.ladders.report.content import LadderReport, best_interval
+from normlab.ladders.report.tables import gap_digits, interval_cell, scheme_cell, side_cell, times_cell
+from normlab.ladders.statistics.answer import Projection, SchemeAnswer
+from normlab.pages.numbers import NONE, count
+from normlab.pages.tables import Cell, Column, Table
+
+_TRENDS = {
+    "shrinks": "gap shrinks",
+    "grows": "gap grows",
+    "crosses": "gap changes sign",
+    "constant": "gap stays",
+    "not shown": "no trend shown",
+}
+
+
+def glance_table(content: LadderReport) -> Table:
+    """Gap and multiplier at the top, the trend, one step beyond, and the furthest place asked for."""
+    columns = [
+        Column("Scheme"), Column("Largest run, tokens"), Column("Gap there"), Column("Says"),
+        Column("Multiplier, FLOPs"), Column("With more compute"),
+        Column(f"Gap at {_name(content, 0)}"), Column(f"Gap at {_name(content, -1)}"),
+    ]  # fmt: skip
+    rows = [_row(content, own) for own in content.answer.schemes]
+    return Table("At a glance", columns, rows, sortable=False).filled()
+
+
+def _row(content: LadderReport, own: SchemeAnswer) -> list[Cell]:
+    top, places = own.top, gap_digits(content)
+    interval = best_interval(top) if top else None
+    ahead = sorted(own.projections, key=lambda projection: projection.times_top)
+    last = ahead[-1] if len(ahead) > 1 else None
+    return [
+        scheme_cell(content, own.scheme),
+        Cell(f"{top.size}, {count(top.tokens)}" if top else "not judged", whole=True),
+        interval_cell(interval, places),
+        side_cell(interval) if interval else Cell("one seed: no interval" if top else NONE),
+        times_cell(top.multiplier if top else None),
+        Cell(_TRENDS[own.trend.verdict] if top else NONE, whole=True),
+        interval_cell(ahead[0].gap, places) if ahead else Cell(NONE),
+        _furthest(own, last, places),
+    ]
+
+
+def _furthest(own: SchemeAnswer, last: Projection | None, places: int) -> Cell:
+    """What is not identified is no number here; the tables below hold its interval."""
+    if last is None:
+        return Cell(NONE)
+    return (
+        interval_cell(last.gap, places) if own.identified.is_identified else Cell("not identified", tone="not-judged")
+    )
+
+
+def _name(content: LadderReport, position: int) -> str:
+    """Name of the first or last place beyond the ladder."""
+    found = [own.projections for own in content.answer.schemes if own.projections]
+    if not found:
+        return NONE
+    return sorted(found[0], key=lambda projection: projection.times_top)[position].place.name

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from normlab.compare.plan import PlannedRun
 from normlab.compare.run_one import Job
 from normlab.errors import NormLabError
 
@@ -21,6 +22,10 @@ class Pool(Protocol):
     @property
     def is_free(self) -> bool:
         """Whether another run can start."""
+        ...
+
+    def choose(self, runs: Sequence[PlannedRun]) -> int:
+        """Which of the runs that are due, the most urgent first, a free process should start."""
         ...
 
     def start(self, job: Job) -> None: ...

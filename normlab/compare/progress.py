@@ -9,7 +9,7 @@ from typing import Any
 from rich.progress import BarColumn, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
-from normlab.compare.plan import Work
+from normlab.compare.plan import PlannedRun, Work
 from normlab.compare.run_one import Job, last_step
 from normlab.train.metrics import LOSS, Metric
 from normlab.train.monitor.stuck import where
@@ -48,9 +48,9 @@ class ComparisonProgress:
             shares = ", ".join(f"{job.run}: step {step.get('step', 0)}" for job, step in last.items())
             self.say(f"{facts} have ended; {left or 'time left not known yet'}; {shares}")
 
-    def ended(self, row: dict[str, Any]) -> None:
+    def ended(self, run: PlannedRun, row: dict[str, Any]) -> None:
         """Print a line for a run that has ended."""
-        self.say(f"{row['label']}, rate {row['lr']:g}, seed {row['seed']} ({row['role']}): {self._outcome(row)}")
+        self.say(f"{run}: {self._outcome(row)}")
 
     def _outcome(self, row: dict[str, Any]) -> str:
         if row["state"] != "done":

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import torch
 
+from normlab.compare.plan import PlannedRun
 from normlab.compare.pool import EndedRun
 from normlab.compare.run_one import Job, execute_job, lost_run_row
 from normlab.compare.run_options import RunSettings
@@ -54,6 +56,9 @@ class RayPool:
     @property
     def is_free(self) -> bool:
         return len(self._tasks) < self._slots
+
+    def choose(self, runs: Sequence[PlannedRun]) -> int:
+        return 0
 
     def start(self, job: Job) -> None:
         self._tasks[self._remote.remote(job, self._threads)] = _Task(job, now())

@@ -22,7 +22,7 @@ class RunOptions:
     on: Where = "here"
     """Where to run: processes on this machine (here), or a Ray cluster that shares the folder and the data (ray)."""
     workers: int | None = None
-    """Parallel runs; none: one per GPU, else one per core. With two per GPU, one compiles while the other trains."""
+    """Parallel runs; none: one per GPU, else one per core. Small models use a GPU better with several per GPU."""
 
     def check_run_options(self) -> None:
         """Raise for values that make no sense."""

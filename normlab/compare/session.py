@@ -125,10 +125,8 @@ class Session:
         under_way = {job.run.name for job in pool.running}
         given_up = {name for name, kills in self.kills.items() if kills > self.settings.options.retries}
         waiting = [run for run in self.plan.runnable(self.rows) if run.name not in under_way | given_up]
-        for run in waiting:
-            if not pool.is_free:
-                return
-            pool.start(self.job(run))
+        while waiting and pool.is_free:
+            pool.start(self.job(waiting.pop(pool.choose(waiting))))
 
     def _take_in(self, pool: Pool, view: ComparisonProgress) -> None:
         view.update(self.plan.work(self.rows), pool.running)
@@ -137,27 +135,26 @@ class Session:
                 self.fault = self.fault or answer
             # A stopped run has no row and remains runnable.
             elif answer is not None:
-                self._take_row({**answer, **self.facts(job.run), **self.stamp}, view)
+                self._take_row(job.run, {**answer, **self.facts(job.run), **self.stamp}, view)
 
-    def _take_row(self, row: Row, view: ComparisonProgress) -> None:
+    def _take_row(self, run: PlannedRun, row: Row, view: ComparisonProgress) -> None:
         if row["state"] == "interrupted":
-            self._count_kill(row, view)
+            self._count_kill(run, row, view)
             return
         self.store.append(row)
         self.rows.append(row)
-        view.ended(row)
+        view.ended(run, row)
         self.after_run(row)
 
-    def _count_kill(self, row: Row, view: ComparisonProgress) -> None:
+    def _count_kill(self, run: PlannedRun, row: Row, view: ComparisonProgress) -> None:
         """Schedule a run whose process was killed again, or give it up for this call."""
         self.kills[row["run"]] += 1
         kills, retries = self.kills[row["run"]], self.settings.options.retries
         if kills > retries:
             self.store.append(row)
-            view.ended(row)
+            view.ended(run, row)
         else:
-            what = f"{row['label']}, rate {row['lr']:g}, seed {row['seed']} ({row['role']}): {row['reason']}"
-            view.say(f"{what}; starting again from its last checkpoint ({kills} of {retries})")
+            view.say(f"{run}: {row['reason']}; starting again from its last checkpoint ({kills} of {retries})")
 
     def _say_how_it_ended(self, view: ComparisonProgress) -> None:
         work = self.plan.work(self.rows)

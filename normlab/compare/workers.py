@@ -1,7 +1,8 @@
 """ProcessPool: execute runs in worker processes of this machine, one per GPU, or several that share the cores.
 
-A process on the CPU executes runs one after the other. On a GPU every run has a new process, so that peak memory,
-compiled code and device errors do not affect the next run. Output of a run goes to `output.txt` in its folder.
+A process executes runs one after the other. On a GPU it keeps the models that it has compiled, and gets runs of the
+same shape first (`normlab/train/model_cache.py`); after a device error it is replaced. Output of a run goes to
+`output.txt` in its folder.
 """
 
 from __future__ import annotations
@@ -9,40 +10,26 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import sys
-import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import parent_process
-from pathlib import Path
+from multiprocessing.connection import wait
 from typing import Any
 
 import torch
 
+from normlab.compare.plan import PlannedRun
 from normlab.compare.pool import EndedRun
-from normlab.compare.run_one import Job, execute_job, last_step, lost_run_row
+from normlab.compare.run_one import Job, lost_run_row
 from normlab.compare.run_options import RunSettings
+from normlab.compare.worker_process import READY, WorkerSlot, serve
 from normlab.errors import NormLabError
+from normlab.train.model_cache import shape_of
 from normlab.train.storage.folder import now
 from normlab.utils import machine
 
-_READY = "ready"
-
 _PATIENCE = 5.0
 """Seconds to wait for an idle process to end."""
-
-
-@dataclass(frozen=True)
-class WorkerSlot:
-    """Resources of one worker process."""
-
-    threads: int
-    gpu: str | None = None
-    """Value of CUDA_VISIBLE_DEVICES; None: unchanged."""
-    once: bool = False
-    """Whether the process ends after one run."""
 
 
 def worker_slots(settings: RunSettings) -> list[WorkerSlot]:
@@ -59,7 +46,7 @@ def worker_slots(settings: RunSettings) -> list[WorkerSlot]:
         # If the user names one GPU, only that one is used.
         named = [None] if ":" in device else _visible(gpus)
         count = workers or len(named)
-        return [WorkerSlot(min(most, max(1, cores // count)), named[i % len(named)], once=True) for i in range(count)]
+        return [WorkerSlot(min(most, max(1, cores // count)), named[i % len(named)], on_gpu=True) for i in range(count)]
     count = workers or min(cores, settings.at_once)
     return [WorkerSlot(min(most, max(1, cores // count)))] * count
 
@@ -89,6 +76,10 @@ class ProcessPool:
     def __init__(self, places: Sequence[WorkerSlot]):
         self._places = places
         self._workers: dict[int, _Worker] = {}
+        self._shapes: dict[str, str] = {}
+        """Shapes of runs, by their names."""
+        self._overtaken: Counter[str] = Counter()
+        """Number of runs that were started before their turn, while this one was the first."""
 
     @property
     def running(self) -> list[Job]:
@@ -96,24 +87,40 @@ class ProcessPool:
 
     @property
     def is_free(self) -> bool:
-        return self._free_place() is not None
+        return bool(self._free_places())
 
-    def _free_place(self) -> int | None:
-        """A slot without a run; on a shared GPU only after the others have compiled and started to train."""
-        busy = {i: worker.job for i, worker in self._workers.items() if worker.job is not None}
-        compiling = {self._places[i].gpu for i, job in busy.items() if last_step(job.folder) is None}
-        for i, place in enumerate(self._places):
-            if i not in busy and not (place.once and place.gpu in compiling):
-                return i
-        return None
+    def choose(self, runs: Sequence[PlannedRun]) -> int:
+        """The first run whose model a free process has compiled; none is overtaken more often than there are places."""
+        known = {shape for i in self._free_places() if i in self._workers for shape in self._workers[i].shapes}
+        if not known or self._overtaken[runs[0].name] >= len(self._places):
+            return 0
+        found = next((i for i, run in enumerate(runs) if self._shape(run) in known), 0)
+        self._overtaken[runs[0].name] += found > 0
+        return found
 
     def start(self, job: Job) -> None:
-        free = self._free_place()
+        shape = self._shape(job.run)
+        free = min(self._free_places(), key=lambda i: self._distance(i, shape), default=None)
         if free is None:
             raise NormLabError("every place is taken; wait until a run has ended")
         if free not in self._workers:
             self._workers[free] = _Worker(self._places[free])
-        self._workers[free].take(job)
+        self._workers[free].take(job, shape)
+
+    def _free_places(self) -> list[int]:
+        return [i for i in range(len(self._places)) if i not in self._workers or self._workers[i].job is None]
+
+    def _distance(self, place: int, shape: str) -> int:
+        """Prefer a process that has compiled the shape, then a process that has compiled little."""
+        worker = self._workers.get(place)
+        return 0 if worker is None else -1 if shape in worker.shapes else len(worker.shapes)
+
+    def _shape(self, run: PlannedRun) -> str:
+        if not any(place.on_gpu for place in self._places):
+            return ""
+        if run.name not in self._shapes:
+            self._shapes[run.name] = shape_of(run.config)
+        return self._shapes[run.name]
 
     def wait(self, seconds: float) -> list[EndedRun]:
         wait([worker.answers for worker in self._workers.values()], seconds)
@@ -146,17 +153,21 @@ class _Worker:
         context = multiprocessing.get_context("spawn")
         self.answers, theirs = context.Pipe()
         self.job: Job | None = None
+        self.shapes: set[str] = set()
+        """Shapes of the runs that it has executed on a GPU."""
         self.is_spent = False
         self._place, self._began = place, ""
         self._is_ready = self._stopped = False
-        self._process = context.Process(target=_serve, args=(theirs, place), name="normlab run")
+        self._process = context.Process(target=serve, args=(theirs, place), name="normlab run")
         with _ctrl_c_held_back():
             self._process.start()
         # Otherwise the pipe would stay open after the process ends.
         theirs.close()
 
-    def take(self, job: Job) -> None:
+    def take(self, job: Job, shape: str) -> None:
         self.job, self._began = job, now()
+        if self._place.on_gpu:
+            self.shapes.add(shape)
         # If the process has just died, `answer` reports it.
         with suppress(BrokenPipeError):
             self.answers.send(job)
@@ -164,13 +175,14 @@ class _Worker:
     def answer(self) -> EndedRun | None:
         """Result of the worker's run; None if there is no run to report."""
         try:
-            answer = self.answers.recv()
-            self.is_spent = self._place.once and answer != _READY
+            message = self.answers.recv()
+            if message == READY:
+                self._is_ready = True
+                return None
+            answer, is_well = message
+            self.is_spent = not is_well
         except (EOFError, ConnectionError):
             answer = self._died()
-        if answer == _READY:
-            self._is_ready = True
-            return None
         job, self.job = self.job, None
         return None if job is None else (job, answer)
 
@@ -223,66 +235,3 @@ def _ctrl_c_held_back() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-
-
-# -- in the process ------------------------------------------------------------------------------------------------
-
-
-def _serve(jobs: Connection, place: WorkerSlot) -> None:
-    """Main loop of a worker process: execute runs until the pipe is closed."""
-    # Only the comparison receives Ctrl-C; it then stops its workers.
-    os.setsid()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    threading.Thread(target=_stop_with_parent, daemon=True).start()
-    if place.gpu is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = place.gpu
-    torch.set_num_threads(place.threads)
-    jobs.send(_READY)
-    with suppress(EOFError, ConnectionError):
-        while True:
-            jobs.send(_do_next(jobs))
-            if place.once:
-                return
-
-
-def _do_next(jobs: Connection) -> dict[str, Any] | NormLabError | None:
-    try:
-        job: Job = jobs.recv()
-    except (AttributeError, ImportError) as error:
-        return NormLabError(f"a worker does not know the scheme ({error}); name it by its file: path/to/file.py:Name")
-    except NormLabError as error:
-        return error
-    try:
-        with _output_in(job.folder):
-            return execute_job(job)
-    except NormLabError as error:
-        return error
-
-
-def _stop_with_parent() -> None:
-    """Send SIGTERM to this process when the parent dies: a killed comparison cannot stop its workers."""
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os.kill(os.getpid(), signal.SIGTERM)
-
-
-@contextmanager
-def _output_in(folder: Path) -> Iterator[None]:
-    """Redirect all output inside the block, also of native code, to a file."""
-    folder.mkdir(parents=True, exist_ok=True)
-    sys.stdout.flush()
-    kept, path = (os.dup(1), os.dup(2)), folder / "output.txt"
-    with path.open("ab") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        for own, standard in zip(kept, (1, 2), strict=True):
-            os.dup2(own, standard)
-            os.close(own)
-        if not path.stat().st_size:
-            path.unlink()

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from normlab.data.cache import TokenCache, cache_root, cached_tokenizer, cached_tokens
-from normlab.data.sources import open_sources
+from normlab.data.sources import open_source, open_sources
 from normlab.data.tokenizer import Tokenizer
 from normlab.errors import NormLabError
 from normlab.utils.machine import cores
@@ -64,22 +64,29 @@ class Corpus:
     val: Tokens
     tokenizer: Tokenizer
     source: str
+    val_sets: Mapping[str, Tokens] = field(default_factory=dict)
+    """Further validation sets by name."""
 
     @property
     def fingerprint(self) -> str:
         """A hash; equal for two corpora with the same tokens in the same splits."""
-        return _hash(self.train.fingerprint, self.val.fingerprint)
+        sets = [part for name, tokens in self.val_sets.items() for part in (name, tokens.fingerprint)]
+        return _hash(self.train.fingerprint, self.val.fingerprint, *sets)
 
     def facts(self) -> dict[str, Any]:
         """A summary for reports, ready for JSON."""
         tokenizer = {"name": self.tokenizer.name, "vocab_size": self.tokenizer.vocab_size}
-        sides = {"train": self.train.facts(), "val": self.val.facts()}
+        sides: dict[str, Any] = {"train": self.train.facts(), "val": self.val.facts()}
+        if self.val_sets:
+            sides["val_sets"] = {name: tokens.facts() for name, tokens in self.val_sets.items()}
         return {"source": self.source, "fingerprint": self.fingerprint, "tokenizer": tokenizer, **sides}
 
     def describe(self) -> str:
         """A summary in one line."""
         tokenizer = f"{self.tokenizer.name} ({self.tokenizer.vocab_size:,} entries)"
-        return f"{self.source}; {tokenizer}; train {_shown(self.train)}; validation {_shown(self.val)}"
+        sides = {"train": self.train, "validation": self.val, **self.val_sets}
+        shown = "; ".join(f"{name} {_shown(tokens)}" for name, tokens in sides.items())
+        return f"{self.source}; {tokenizer}; {shown}"
 
 
 def prepare(
@@ -88,6 +95,7 @@ def prepare(
     tokenizer: str = "bytes",
     val_data: Sequence[str] = (),
     val_fraction: float = 0.02,
+    val_sets: Mapping[str, str] | None = None,
     cache: Path | None = None,
     workers: int | None = None,
     progress: bool = True,
@@ -98,7 +106,8 @@ def prepare(
     `val_fraction`. Order, file names and other documents do not matter, and copies stay together. If that leaves a
     split empty, the document with the nearest hash moves there; a single document is split into its beginning and its
     last `val_fraction` of tokens. With `val_data` nothing is split: that is the validation data, and documents that
-    occur in both are removed from training.
+    occur in both are removed from training. `val_sets` are further validation sets by name, each one source; their
+    documents are removed from training in the same way.
 
     `tokenizer` is `bytes`, `bpe:N` (trained on all of `data`, not on `val_data`), a file or a Hugging Face id.
     """
@@ -109,26 +118,49 @@ def prepare(
     root, source = cache_root(cache), open_sources(data)
     options = {"workers": workers or cores(), "progress": progress}
     apart_source = open_sources(val_data) if val_data else None
+    set_sources = {name: open_source(spec) for name, spec in (val_sets or {}).items()}
     words = cached_tokenizer(tokenizer, source, root, progress=progress)
     tokens = cached_tokens(source, words, root, **options)
+    caches = {name: cached_tokens(one, words, root, **options) for name, one in set_sources.items()}
+    sets = {name: _whole(cache) for name, cache in caches.items()}
+    free = _free_of(tokens, list(caches.values()))
     if apart_source is None:
-        train, val = _split(tokens, words, val_fraction)
-        return Corpus(train, val, words, source.describe())
-    apart = cached_tokens(apart_source, words, root, **options)
-    train = _side(tokens, ~np.isin(tokens.digests, apart.digests), "train", apart.key)
+        train, val = _split(tokens, words, val_fraction, free)
+    else:
+        apart = cached_tokens(apart_source, words, root, **options)
+        free = _Free(free.chosen & ~np.isin(tokens.digests, apart.digests), (apart.key, *free.names))
+        train, val = _side(tokens, free.chosen, "train", *free.names), _whole(apart)
     if not train.n_documents:
-        raise NormLabError("every document of data is in val_data too: nothing is left to train on; name other files")
-    return Corpus(train, _side(apart, np.ones(len(apart.digests), bool), "val"), words, source.describe())
+        raise NormLabError(
+            "every document of data is in val_data or val_sets too: nothing is left to train on; name other files"
+        )
+    return Corpus(train, val, words, source.describe(), sets)
 
 
-def _split(cache: TokenCache, tokenizer: Tokenizer, fraction: float) -> tuple[Tokens, Tokens]:
+class _Free(NamedTuple):
+    """The documents that may be trained on, and what was removed, for the fingerprint."""
+
+    chosen: np.ndarray
+    names: tuple[str, ...] = ()
+
+
+def _free_of(cache: TokenCache, others: Sequence[TokenCache]) -> _Free:
+    """The documents of a cache that occur in none of the others."""
+    found = np.concatenate([cache.digests[:0], *(other.digests for other in others)])
+    chosen = ~np.isin(cache.digests, found)
+    # Where nothing is removed, training data and fingerprint are those without the others.
+    return _Free(chosen, () if chosen.all() else tuple(other.key for other in others))
+
+
+def _split(cache: TokenCache, tokenizer: Tokenizer, fraction: float, free: _Free) -> tuple[Tokens, Tokens]:
     different = np.unique(cache.digests)
-    if len(different) == 1:
+    if len(different) == 1 and free.chosen.all():
         return _cut(cache, tokenizer, fraction)
     chosen = held_out(cache.digests, fraction)
     # The number of held-out documents determines which ones: those with the lowest digests.
     count = str(chosen.sum())
-    return _side(cache, ~chosen, "train", count), _side(cache, chosen, "val", count)
+    train = _side(cache, ~chosen & free.chosen, "train", count, *free.names)
+    return train, _side(cache, chosen, "val", count)
 
 
 def held_out(digests: np.ndarray, fraction: float) -> np.ndarray:
@@ -144,6 +176,10 @@ def held_out(digests: np.ndarray, fraction: float) -> np.ndarray:
 def _side(cache: TokenCache, chosen: np.ndarray, *names: str) -> Tokens:
     starts, stops = cache.starts[:-1][chosen], cache.starts[1:][chosen]
     return Tokens(cache.tokens, starts, stops - starts, int(cache.bytes[chosen].sum()), _hash(cache.key, *names))
+
+
+def _whole(cache: TokenCache) -> Tokens:
+    return _side(cache, np.ones(len(cache.digests), bool), "val")
 
 
 def _cut(cache: TokenCache, tokenizer: Tokenizer, fraction: float) -> tuple[Tokens, Tokens]:

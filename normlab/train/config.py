@@ -22,6 +22,7 @@ import tyro
 from normlab.errors import NormLabError, unknown
 from normlab.models.config import TransformerConfig
 from normlab.train import schedule
+from normlab.train.config_checks import check_branches, check_warmup
 from normlab.utils.counts import Count
 from normlab.utils.settings import field_names
 
@@ -40,7 +41,7 @@ ADDED_LATER: tuple[str, ...] = ("stop_hopeless", "continued", "base_depth")
 """Fields that version 0.1 did not have. At its default such a field is left out of a run's hash, so that stored runs
 keep their names."""
 
-LEFT_OUT: tuple[str, ...] = ("continued", "branches", "base_depth")
+LEFT_OUT: tuple[str, ...] = ("continued", "branches", "val_sets", "base_depth")
 """Fields that are not written where they are empty: files of version 0.1 do not have them, and their comparisons can be
 resumed."""
 
@@ -168,9 +169,9 @@ class TrainConfig:
         if self.batch % self.accumulate:
             raise NormLabError(f"batch {self.batch} cannot be cut into {self.accumulate} equal parts; try accumulate 1")
         self.check()
-        self._check_warmup()
+        check_warmup(self.warmup, self.steps)
         schedule.check(total=self.steps, **self._schedule_options)
-        self._check_branches()
+        check_branches(self)
 
     def fill_defaults(self) -> None:
         """Set the fields whose default depends on the task or on other fields."""
@@ -208,33 +209,6 @@ class TrainConfig:
                 f"task {self.task} trains a model of a {self.model_class.__name__}, got a {type(self.model).__name__}; "
                 f"try task {_task_of(self.model)!r}"
             )
-
-    def _check_warmup(self) -> None:
-        is_share, is_steps = 0.0 <= self.warmup <= 1.0, self.warmup > 1.0 and float(self.warmup).is_integer()
-        if not (is_share or is_steps):
-            raise NormLabError(
-                f"warmup must lie in [0, 1], a share of the steps, or be a whole number of steps above 1, "
-                f"got {self.warmup:g}; try 0.05 or 100"
-            )
-        if self.warmup_steps > self.steps:
-            raise NormLabError(f"warmup is {self.warmup:g} steps and the run has {self.steps:,}; lower warmup")
-
-    def _check_branches(self) -> None:
-        if self.branches and self.trouble == "rollback":
-            raise NormLabError(
-                "trouble rollback goes back to the newest checkpoint, so the run depends on its checkpoints and has no "
-                "branches; try skip"
-            )
-        own = getattr(self, self.budget)
-        for budget in self.branches:
-            if not 0 < budget < own:
-                raise NormLabError(f"a branch has fewer {self.budget} than its trunk, {own:,}; got {budget:,}")
-            if self.branch(budget).warmup_steps != self.warmup_steps:
-                raise NormLabError(
-                    f"warmup {self.warmup:g} is a share of the steps, so the branches would need another one than the "
-                    f"trunk; give it in steps, e.g. {max(2, self.warmup_steps)}"
-                )
-            self.branch(budget).branch_step  # noqa: B018  # raises for a schedule that decays from its start
 
     @property
     def task_object(self) -> Task:

@@ -43,3 +43,12 @@ def evaluate(
             progress(done / batches)
     total = group.all_mean(float(count))
     return task.scores([group.all_mean(value) / total for value in sums.tolist()], data)
+
+
+def evaluate_sets(
+    measure: Callable[..., torch.Tensor], data: Any, config: TrainConfig, group: Group, **options: Any
+) -> Scores:
+    """The task's scores on its further validation sets: `loss_NAME` and the like."""
+    sets = config.task_object.validation_sets(data)
+    found = {name: evaluate(measure, part, config, group, **options) for name, part in sets.items()}
+    return {f"{field}_{name}": value for name, scores in found.items() for field, value in scores.items()}

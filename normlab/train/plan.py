@@ -56,18 +56,25 @@ class Workload:
     """Steps after which the model is evaluated; the last step is one of them."""
     tokens_an_eval: int
     """Tokens of an evaluation, padding included."""
+    tokens_of_sets: int = 0
+    """Tokens of the evaluation of further validation sets at the end, padding included."""
 
     @classmethod
     def of(cls, config: TrainConfig, data: Any) -> Workload:
         """The workload of a run on its data."""
         steps, batch = config.steps, max(1, config.batch // config.accumulate)
-        batches = math.ceil(config.task_object.evaluation_samples(config, data) / batch)
+        task, a_batch = config.task_object, batch * config.sequence
+        main, *sets = (
+            math.ceil(task.evaluation_samples(config, part) / batch) * a_batch
+            for part in (data, *task.validation_sets(data).values())
+        )
         evals = Milestones.of(config).evals | {steps}
-        return cls(steps, config.batch * config.sequence, tuple(sorted(evals)), batches * batch * config.sequence)
+        return cls(steps, config.batch * config.sequence, tuple(sorted(evals)), main, sum(sets))
 
     def evaluation(self, after: int = 0) -> float:
         """Work of the evaluations after a step, in training tokens of the same cost."""
-        return _FORWARD * self.tokens_an_eval * sum(step > after for step in self.evals)
+        tokens = self.tokens_an_eval * sum(step > after for step in self.evals) + self.tokens_of_sets
+        return _FORWARD * tokens
 
     def left(self, after: int = 0) -> float:
         """All work after a step, in training tokens of the same cost."""

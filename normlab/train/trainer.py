@@ -13,32 +13,26 @@ import torch
 
 from normlab.data import IGNORED, Batch
 from normlab.errors import NormLabError
-from normlab.probes.sensitivity import sensitivity
-from normlab.probes.sharded import reshard
 from normlab.train import optimiser as optimisers
 from normlab.train.branch import Branch
 from normlab.train.config import TrainConfig
 from normlab.train.distributed import Group, clip_grad_norm, start, stop
-from normlab.train.evaluate import Scores, evaluate
-from normlab.train.hardware import describe, identity
+from normlab.train.evaluate import Scores
+from normlab.train.hardware import describe
 from normlab.train.monitor import recovery
-from normlab.train.monitor.profile import profile
 from normlab.train.monitor.recovery import Ended, Taken
 from normlab.train.monitor.start import first_loss
 from normlab.train.monitor.stuck import look
 from normlab.train.plan import Milestones
+from normlab.train.records import Recorder
 from normlab.train.result import TrainResult
-from normlab.train.setup import Setup, open_data
+from normlab.train.setup import open_data
 from normlab.train.step_graph import StepGraphs, record_cuda
-from normlab.train.storage import branches
 from normlab.train.storage.folder import ENDED, RunFolder
 from normlab.train.storage.weights import export_safetensors
 from normlab.train.tasks import Data
 from normlab.utils.host_copy import HostCopy
 from normlab.utils.locks import hold
-
-_PROFILED = 4
-"""Samples in the batch of a per-layer profile."""
 
 
 def train(
@@ -103,24 +97,16 @@ def _claim(folder: RunFolder, config: TrainConfig, group: Group, stack: ExitStac
         branch.plant(folder)
 
 
-class Trainer(Setup):
+class Trainer(Recorder):
     """A run in progress."""
 
     def __init__(self, config: TrainConfig, folder: RunFolder, group: Group, data: Data | None, progress: bool):
         super().__init__(config, folder, group, data, progress)
-        self.waited = 0.0
-        """Seconds that the host waited for the batch of the last step."""
-        self.last_eval: Scores = {}
-        self.first_loss: float | None = None
         self.pending: Taken | None = None
         """A step whose loss the host has not read yet."""
-        self.diverged: int | None = None
-        """The step at which training diverged."""
         # Looked up at each call, not bound here.
         work = (lambda parts: self._gradient(parts), lambda *values: self._update_on_device(*values))
         self.graphs = StepGraphs(self, *work, record=record_cuda if self.uses_graphs else None)
-        self.continuable = False
-        """Whether the last checkpoint is kept when the run is done."""
 
     # -- the run -----------------------------------------------------------------------------------------------------
 
@@ -292,71 +278,6 @@ class Trainer(Setup):
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         self.model.after_step()
-
-    # -- records and checkpoints ---------------------------------------------------------------------------------------
-
-    def _record_step(self, step: int, loss: float, norm: float) -> None:
-        record = {
-            "kind": "step", "step": step, "tokens": self.journal.tokens(step), "loss": loss,
-            "lr": self.config.lr * self.config.rate(step - 1), "grad_norm": norm, **self.meter.speed(step),
-            "seconds": self.clock.seconds, "waited": self.waited, "memory_bytes": self.memory.recent,
-        }  # fmt: skip
-        self.journal.write(record)
-        self.meter.show(step, record, self.watch.note)
-
-    def _evaluate(self) -> None:
-        with self.autocast():
-            self.last_eval = evaluate(self.measure, self.data, self.config, self.group, progress=self.meter.evaluating)
-        reshard(self.model)
-        place = {"step": self.step, "tokens": self.journal.tokens(self.step)}
-        self.journal.write({"kind": "eval", **place, **self.last_eval})
-        self.journal.flush()
-
-    def _few_samples(self) -> Batch:
-        samples = min(_PROFILED, self.config.batch)
-        return next(self.task.evaluation(self.config, self.data, batch=samples, device=self.group.device))
-
-    def _profile(self) -> None:
-        batch = self._few_samples()
-        with self.autocast():
-            found = profile(self.model, batch.inputs, batch.targets, **batch.options)
-            moved = sensitivity(self.model, batch.inputs, **batch.options)
-        reshard(self.model)
-        self.journal.write({"kind": "profile", "step": self.step, **found, "sensitivity": moved})
-
-    def _save(self) -> None:
-        extra = {
-            "loader": self.loader.state_dict(), "guard": self.guard.state_dict(), "seconds": self.clock.seconds,
-            "last_eval": self.last_eval, "first_loss": self.first_loss, "watch": self.watch.state_dict(),
-            "config": self.config.to_dict(),
-        }  # fmt: skip
-        self.journal.flush()
-        self.checkpoints.save(self.step, model=self.model, optimiser=self.optimiser, extra=extra)
-        self._keep_branch()
-        self.journal.status("running", self.step)
-
-    def _keep_branch(self, *, only_missing: bool = False) -> None:
-        """Keep the checkpoint of this step if a branch starts from here."""
-        newest = self.checkpoints.latest()
-        if newest is None or self.step not in self.config.branch_steps:
-            return
-        if not (only_missing and (self.folder.branches / newest.name).is_dir()):
-            self.group.together(lambda: branches.keep(newest, self.folder.branches) if self.group.is_main else None)
-
-    def _result(self, state: str, reason: str | None) -> TrainResult:
-        """Write the result to status.json; then remove the checkpoints of a finished run."""
-        tokens, seconds, device = self.journal.tokens(self.step), self.clock.seconds, self.group.device
-        result = TrainResult(
-            state=state, reason=reason, scores=self.last_eval, steps=self.step, tokens=tokens, seconds=seconds,
-            tokens_per_s=tokens / seconds if seconds else 0.0, peak_bytes=self.memory.now, device=describe(device),
-            gpu=identity(device), first_loss=self.first_loss, unigram_entropy=self.watch.entropy,
-            stuck=True if self.watch.is_stuck else False if state == "done" else None, diverged=self.diverged,
-        )  # fmt: skip
-        if self.group.is_main:
-            self.journal.status(state, self.step, reason, result=result.to_dict())
-            if state in ENDED and not self.continuable:
-                self.folder.drop_checkpoints()
-        return result
 
     # -- stopping ----------------------------------------------------------------------------------------------------
 

@@ -6,12 +6,12 @@ import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from normlab.compare import progress as comparison_progress
-from normlab.compare.plan import Work
+from normlab.compare.plan import PlannedRun, Work
 from normlab.compare.progress import ComparisonProgress
 from normlab.compare.run_one import Job
 from normlab.utils import progress
@@ -28,13 +28,23 @@ def job(tmp_path: Path) -> Job:
     return Job(run, folder, "")
 
 
+class _Named:
+    """A run whose name looks like markup, which must be printed as it is."""
+
+    def __str__(self) -> str:
+        return "[red]peri, rate 0.001, seed 2 (judge)"
+
+
+RUN = cast(PlannedRun, _Named())
+
+
 def work(ended: int, *, is_open: bool = False) -> Work:
     """Four runs of 12 steps."""
     return Work(4, ended, 48.0, 12.0 * ended, is_open)
 
 
 def row(**changes: Any) -> dict[str, Any]:
-    known = {"label": "[red]peri", "lr": 1e-3, "seed": 2, "role": "judge", "state": "done", "value": 1.25}
+    known = {"state": "done", "value": 1.25}
     return known | {"reason": None, "loss": 1.25, "unigram_entropy": 1.3} | changes
 
 
@@ -55,10 +65,10 @@ def test_lines_where_there_is_no_terminal(
     clock.now = 120.0
     shown.update(work(1, is_open=True), [job])
     assert capsys.readouterr().err.startswith("1 of at least 4 runs have ended; at least 10 min left; ")
-    shown.ended(row())
-    shown.ended(row(stuck=True))
-    shown.ended(row(state="failed", value=None, reason="loss is nan"))
-    shown.ended(row(state="interrupted", value=None, reason="killed"))
+    shown.ended(RUN, row())
+    shown.ended(RUN, row(stuck=True))
+    shown.ended(RUN, row(state="failed", value=None, reason="loss is nan"))
+    shown.ended(RUN, row(state="interrupted", value=None, reason="killed"))
     shown.close()
     assert capsys.readouterr().err == (
         "[red]peri, rate 0.001, seed 2 (judge): loss 1.2500\n"
@@ -75,7 +85,7 @@ def test_bars_on_a_terminal(job: Job, capsys: pytest.CaptureFixture[str], monkey
     monkeypatch.setenv("NO_COLOR", "1")
     shown = ComparisonProgress(progress=True)
     shown.update(work(1), [job])
-    shown.ended(row())
+    shown.ended(RUN, row())
     shown.close()
     text = capsys.readouterr().err
     assert "1 of 4 runs" in text
@@ -98,6 +108,6 @@ def test_a_loss_that_is_not_finite_is_no_reason_to_fail(
 def test_nothing_if_so_asked(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     shown = ComparisonProgress(progress=False)
     shown.update(work(1), [job])
-    shown.ended(row())
+    shown.ended(RUN, row())
     shown.close()
     assert capsys.readouterr() == ("", "")

@@ -6,15 +6,19 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from normlab.compare import CompareConfig
+from normlab.compare import CompareConfig, worker_process, workers
+from normlab.compare.plan import PlannedRun
 from normlab.compare.run_one import Job, last_step
-from normlab.compare.workers import ProcessPool, WorkerSlot, _cause, _output_in, worker_slots
+from normlab.compare.worker_process import WorkerSlot, _output_in, free_gpu, serve
+from normlab.compare.workers import ProcessPool, _cause, worker_slots
 from normlab.errors import NormLabError
 from normlab.utils import machine
 from tests.compare import small
@@ -33,8 +37,8 @@ def configuration(device: str = "auto", **changes: Any) -> CompareConfig:
 
 
 @pytest.mark.usefixtures("gpus")
-def test_a_process_a_gpu_each_for_one_run() -> None:
-    assert worker_slots(configuration().run_settings) == [WorkerSlot(2, str(i), once=True) for i in range(3)]
+def test_a_process_a_gpu() -> None:
+    assert worker_slots(configuration().run_settings) == [WorkerSlot(2, str(i), on_gpu=True) for i in range(3)]
     five = worker_slots(configuration("cuda", workers=5).run_settings)
     assert [place.gpu for place in five] == ["0", "1", "2", "0", "1"]
 
@@ -47,7 +51,7 @@ def test_gpus_that_the_user_left_visible(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.usefixtures("gpus")
 def test_a_gpu_that_the_user_named_is_the_only_one() -> None:
-    assert worker_slots(configuration("cuda:1").run_settings) == [WorkerSlot(8, None, once=True)]
+    assert worker_slots(configuration("cuda:1").run_settings) == [WorkerSlot(8, None, on_gpu=True)]
 
 
 @pytest.mark.usefixtures("gpus")
@@ -68,7 +72,7 @@ def test_a_limit_on_threads_is_no_limit_on_processes(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(machine, "cores", lambda: 8)
     assert worker_slots(configuration("cpu").run_settings) == [WorkerSlot(1)] * 4
     assert worker_slots(configuration("cpu", workers=1).run_settings) == [WorkerSlot(1)]
-    assert worker_slots(configuration().run_settings) == [WorkerSlot(1, str(i), once=True) for i in range(3)]
+    assert worker_slots(configuration().run_settings) == [WorkerSlot(1, str(i), on_gpu=True) for i in range(3)]
 
 
 @pytest.mark.parametrize(
@@ -150,18 +154,133 @@ def test_closing_leaves_no_process_behind(text: Path, tmp_path: Path) -> None:
     assert process.exitcode == -signal.SIGKILL
 
 
-def test_runs_that_share_a_gpu_begin_one_after_the_other(text: Path, tmp_path: Path) -> None:
-    run = small.configuration(text, **small.long()).plan().runnable([])[0]
-    pool = ProcessPool([WorkerSlot(1, "0", once=True), WorkerSlot(1, "0", once=True), WorkerSlot(1, "1", once=True)])
-    try:
-        assert pool._free_place() == 0
-        pool.start(Job(run, tmp_path / "run", ""))
-        # It has made no step yet: another one would compile at the same time and leave the GPU idle.
-        assert pool._free_place() == 2
-        (tmp_path / "run").mkdir(exist_ok=True)
-        (tmp_path / "run" / "metrics.jsonl").write_text('{"kind": "step", "step": 1}\n')
-        assert pool._free_place() == 1
-    finally:
-        pool.close()
-    alone = ProcessPool([WorkerSlot(1, "0", once=True)])
-    assert alone.is_free
+# -- processes that keep what they have compiled ---------------------------------------------------------------------
+
+
+class Idle:
+    """A worker in place of a process: it has executed runs of some shapes, and may have a run now."""
+
+    def __init__(self, place: WorkerSlot):
+        self.job: Job | None = None
+        self.shapes: set[str] = set()
+
+    def take(self, job: Job, shape: str) -> None:
+        self.job = job
+        self.shapes.add(shape)
+
+
+@pytest.fixture
+def two_places(monkeypatch: pytest.MonkeyPatch) -> ProcessPool:
+    monkeypatch.setattr(workers, "_Worker", Idle)
+    return ProcessPool([WorkerSlot(1, "0", on_gpu=True)] * 2)
+
+
+def runs(text: Path, *schemes: str) -> list[PlannedRun]:
+    """Two judge runs of every scheme, in the order in which they are due."""
+    return small.configuration(text, schemes=schemes, lrs=(1e-3,)).plan().runnable([])
+
+
+def test_a_process_gets_runs_that_it_has_compiled(text: Path, tmp_path: Path, two_places: ProcessPool) -> None:
+    pool, (pre, post, peri, pre_again, post_again, _) = two_places, runs(text, "pre", "post", "peri")
+    assert pool.choose([pre, post, peri]) == 0
+    for run in (pre, post):
+        pool.start(Job(run, tmp_path, ""))
+    first, second = pool._workers.values()
+    assert not pool.is_free
+    second.job = None
+    # The next in order is another shape, and so is the one after it.
+    due = [peri, pre_again, post_again]
+    assert pool.choose(due) == 2
+    pool.start(Job(post_again, tmp_path, ""))
+    assert second.job is not None
+    assert second.job.run is post_again
+    # Both free: the run goes where its model is.
+    first.job = second.job = None
+    pool.start(Job(post, tmp_path, ""))
+    assert second.job is not None
+    assert first.job is None
+
+
+def test_a_run_is_not_overtaken_for_ever(text: Path, tmp_path: Path, two_places: ProcessPool) -> None:
+    pool, (pre, peri, pre_again, _) = two_places, runs(text, "pre", "peri")
+    pool.start(Job(pre, tmp_path, ""))
+    pool._workers[0].job = None
+    assert [pool.choose([peri, pre_again]) for _ in range(4)] == [1, 1, 0, 0]
+    assert pool.choose([pre_again]) == 0
+
+
+def test_on_a_cpu_runs_keep_their_order(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "_Worker", Idle)
+    pool, (pre, peri, pre_again, _) = ProcessPool([WorkerSlot(1)]), runs(text, "pre", "peri")
+    monkeypatch.setattr(workers, "shape_of", lambda _: pytest.fail("nothing is compiled"))
+    pool.start(Job(pre, tmp_path, ""))
+    pool._workers[0].job, pool._workers[0].shapes = None, set()
+    assert pool.choose([peri, pre_again]) == 0
+
+
+def test_a_gpu_that_answers_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    for name in ("synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda name=name: done.append(name))
+    assert free_gpu()
+    assert done == ["synchronize", "empty_cache"]
+
+    def fail() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", fail)
+    assert not free_gpu()
+
+
+class Lines:
+    """The two ends of a worker's pipe, in one process."""
+
+    def __init__(self, *jobs: Any):
+        self.jobs, self.sent = list(jobs), []
+
+    def recv(self) -> Any:
+        if not self.jobs:
+            raise EOFError
+        return self.jobs.pop(0)
+
+    def send(self, answer: Any) -> None:
+        self.sent.append(answer)
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list[Any]]:
+    """What the process of a worker answers to some jobs."""
+    for name in ("setsid", "kill"):
+        monkeypatch.setattr(os, name, lambda *_: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(worker_process, "_stop_with_parent", lambda: None)
+    monkeypatch.setattr(worker_process, "keep_models", lambda: None)
+    monkeypatch.setattr(worker_process, "execute_job", lambda job: {"run": job.folder.name})
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "2")
+
+    def answers(*names: str, on_gpu: bool) -> list[Any]:
+        lines = Lines(*(SimpleNamespace(folder=tmp_path / name) for name in names))
+        serve(lines, WorkerSlot(1, "0" if on_gpu else None, on_gpu=on_gpu))  # type: ignore[arg-type]
+        return lines.sent
+
+    return answers
+
+
+def test_a_process_executes_many_runs(served: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_process, "free_gpu", lambda: True)
+    assert served("a", "b", on_gpu=True) == ["ready", ({"run": "a"}, True), ({"run": "b"}, True)]
+    assert served("a", "b", on_gpu=False) == ["ready", ({"run": "a"}, True), ({"run": "b"}, True)]
+
+
+def test_a_process_ends_after_a_device_error(served: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_process, "free_gpu", lambda: False)
+    answers = served("a", "b", on_gpu=True)
+    assert answers == ["ready", ({"run": "a"}, False)]
+    # And the parent takes the result and replaces the process.
+    worker = workers._Worker.__new__(workers._Worker)
+    worker.job, worker.is_spent, worker._is_ready = "job", False, False  # type: ignore[assignment]
+    worker.answers = Lines(*answers)  # type: ignore[assignment]
+    assert worker.answer() is None
+    assert worker.answer() == ("job", {"run": "a"})
+    assert worker.is_spent

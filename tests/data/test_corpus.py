@@ -92,7 +92,7 @@ def test_validation_data_of_its_own(tmp_path):
     assert _documents(corpus.val, corpus.tokenizer) == [*TEXTS[:3], "new"]
     # What is in both would be seen in training.
     assert _documents(corpus.train, corpus.tokenizer) == TEXTS[3:]
-    with pytest.raises(NormLabError, match="every document of data is in val_data too"):
+    with pytest.raises(NormLabError, match="every document of data is in val_data or val_sets too"):
         _prepared(tmp_path, TEXTS[:2], val_data=[str(apart)])
 
 

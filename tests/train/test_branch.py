@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 import re
 import shutil
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import get_type_hints
 
 import pytest
+import torch
+import torch.multiprocessing as mp
 
 from normlab import NormLabError
 from normlab.cli import main
@@ -21,6 +24,7 @@ from normlab.train.trainer import train
 from normlab.utils.files import read_json
 from normlab.utils.settings import typed_settings
 from tests.matrix import parametrize
+from tests.ranks import free_port
 from tests.train.runs import (
     after_building,
     asks_to_stop,
@@ -33,6 +37,7 @@ from tests.train.runs import (
     spikes,
     weights,
 )
+from tests.train.test_distributed import TORCHRUN
 
 BATCH = 4 * 32
 """Tokens a step."""
@@ -208,6 +213,25 @@ def test_what_the_guard_skipped_in_the_trunk_is_skipped_in_the_branch(text, tmp_
     same_run(tmp_path / "branch", tmp_path / "planned")
     found, expected = (events(tmp_path / name, "spike", "skip") for name in ("branch", "planned"))
     assert [e["step"] for e in found] == [e["step"] for e in expected] == [19, 19, 28, 28]
+
+
+def two_ranks(rank: int, ports: list[int], text: str, room: str) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(dict(zip(TORCHRUN, (str(rank), "2", str(rank), "127.0.0.1", ""), strict=True)))
+    folder, config = Path(room), trunk_config(Path(text))
+    short = config.branch(SHORT * BATCH)
+    runs = [(config, "trunk", None), (short, "branch", folder / "trunk"), (short, "planned", None)]
+    for port, (one, name, trunk) in zip(ports, runs, strict=True):
+        os.environ["MASTER_PORT"] = str(port)
+        run(one, folder / name, branch_from=trunk)
+    os._exit(0)
+
+
+@pytest.mark.full
+def test_two_processes(text, tmp_path):
+    mp.spawn(two_ranks, args=([free_port() for _ in range(3)], str(text), str(tmp_path)), nprocs=2)
+    same_run(tmp_path / "branch", tmp_path / "planned")
+    assert left_behind(tmp_path) == []
 
 
 # -- stuck ---------------------------------------------------------------------------------------------------------

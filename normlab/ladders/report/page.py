@@ -122,9 +122,10 @@ def _slices(content: LadderReport, data: dict[str, Any]) -> Section | None:
     bars = weight_bars(content)
     if not (over_tokens or over_size or bars):
         return None
+    heading = "Tokens or size?" if over_tokens or over_size else "Form of the gap"
     return section(
-        "tokens-or-size", "Tokens or size?", "ladder/slices.html", over_tokens=over_tokens, over_size=over_size,
-        bars=bars, **_common(content),
+        "tokens-or-size", heading, "ladder/slices.html", over_tokens=over_tokens, over_size=over_size, bars=bars,
+        **_common(content),
     )  # fmt: skip
 
 

@@ -19,9 +19,7 @@ def plot_data(content: LadderReport) -> dict[str, Any]:
         "baseline": content.answer.baseline,
         "sizes": content.sizes,
         "budgets": content.budgets,
-        "top": content.top.flops if content.top else 0.0,
         "gaps": [_gaps(content, own) for own in content.answer.schemes if any(c.differences for c in own.cells)],
-        "targets": _targets(content),
         "multipliers": _multipliers(content),
         "forecast": [_forecast(content, entry) for entry in content.held_out if entry.scheme in content.schemes],
         "rates": rate_panels(content),
@@ -34,6 +32,7 @@ def _gaps(content: LadderReport, own: SchemeAnswer) -> dict[str, Any]:
         "scheme": content.schemes.index(own.scheme),
         "cells": [_cell(cell) for cell in own.cells if cell.differences],
         "ribbons": _ribbons(content, own),
+        "top": max((cell.flops for cell in own.cells if cell.is_usable), default=0.0),
         "beyond": [_beyond(projection) for projection in _by_compute(own)],
     }
 
@@ -70,7 +69,8 @@ def _ends(flops: float, interval: Interval | None) -> Point:
 
 def _beyond(projection: Projection) -> Point:
     return {
-        "name": projection.place.name, "flops": projection.place.flops, "times": projection.times_top,
+        "name": projection.place.name, "short": _short_name(projection),
+        "flops": projection.place.flops, "times": projection.times_top,
         "low": projection.gap.low, "high": projection.gap.high, "mean": projection.gap.mean,
         "simple_low": projection.simple_law.low, "simple_high": projection.simple_law.high,
         "multiple": _is_multiple(projection),
@@ -84,14 +84,6 @@ def _is_multiple(projection: Projection) -> bool:
 
 def _by_compute(own: SchemeAnswer) -> list[Projection]:
     return sorted(own.projections, key=lambda projection: projection.place.flops)
-
-
-def _targets(content: LadderReport) -> list[Point]:
-    found = {p.place.name: p for own in content.answer.schemes for p in own.projections}
-    return [
-        {"label": _short_name(p), "flops": p.place.flops, "multiple": _is_multiple(p)}
-        for p in sorted(found.values(), key=lambda projection: projection.place.flops)
-    ]
 
 
 def _short_name(projection: Projection) -> str:

@@ -47,6 +47,7 @@ def _trained(cell: LadderCell) -> TrainedCell:
     known = [
         ("tokens a parameter", f"{cell.tokens_per_parameter:.2g}"),
         ("steps", NONE if cell.steps is None else f"{cell.steps:,}"),
+        ("tokens a step", NONE if cell.batch is None else f"{cell.batch:,}"),
         ("epochs", NONE if cell.epochs is None else f"{cell.epochs:.2g}"),
         ("FLOPs", flops(cell.flops)),
     ]
@@ -58,10 +59,15 @@ def _about(content: LadderReport, size: str) -> str:
     facts = content.design.size_facts(size)
     parameters = next(cell.parameters for cell in content.cells if cell.size == size)
     parts = [f"{count(parameters)} parameters"]
+    if facts is not None and facts.depth and facts.width and size != f"{facts.depth}x{facts.width}":
+        parts.insert(0, f"{facts.depth} × {facts.width}")
     if facts is not None and facts.embedding_share is not None:
         parts.append(f"{100 * facts.embedding_share:.0f} % embedding")
-    seeds = {row.seed for row in content.rows if row.size == size and row.is_usable}
-    parts.append("1 seed" if len(seeds) == 1 else f"{len(seeds)} seeds")
+    trained = len({row.seed for row in content.rows if row.size == size and row.is_usable})
+    planned = facts.seeds if facts is not None and facts.seeds is not None else trained
+    parts.append(
+        f"{trained} of {planned} seeds" if trained < planned else "1 seed" if trained == 1 else f"{trained} seeds"
+    )
     return ", ".join(parts)
 
 

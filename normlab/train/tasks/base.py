@@ -67,6 +67,10 @@ class Task(ABC):
     def evaluation_samples(self, config: Any, data: Any) -> int:
         """Number of samples of an evaluation."""
 
+    def validation_sets(self, data: Any) -> dict[str, Any]:
+        """Further validation sets, evaluated at the end of a run: by name the data with that validation part."""
+        return {}
+
     def measure(self, model: Transformer) -> Callable[..., torch.Tensor]:
         """A function from a batch to the means of the measures over its targets."""
         return model.loss_and_accuracy

@@ -53,4 +53,5 @@ class Language(TextTask):
         return {"loss": loss, "bits_per_byte": data.val.bits_per_byte(loss)}
 
     def describe(self, scores: Mapping[str, float]) -> str:
-        return f"{scores['loss']:.4f} nats a token, {scores['bits_per_byte']:.4f} bits a byte"
+        main = f"{scores['loss']:.4f} nats a token, {scores['bits_per_byte']:.4f} bits a byte"
+        return main + self.losses_of_sets(scores)

@@ -46,11 +46,12 @@ class MaskedTask(TextTask):
 
         data = super().open(config, progress=progress)
         # Before the run begins: a small validation set may have no masked token.
-        if not any(bool((batch.targets != IGNORED).any()) for batch in self.evaluation(config, data, batch=1)):
-            raise NormLabError(
-                f"none of the {data.val.n_tokens:,} validation tokens is masked, so nothing can be measured; "
-                "name more data, or raise val_fraction or mask"
-            )
+        for part in (data, *self.validation_sets(data).values()):
+            if not any(bool((batch.targets != IGNORED).any()) for batch in self.evaluation(config, part, batch=1)):
+                raise NormLabError(
+                    f"none of the {part.val.n_tokens:,} validation tokens is masked, so nothing can be measured; "
+                    "name more data, or raise val_fraction or mask"
+                )
         return data
 
     def vocabulary(self, data: Corpus) -> int:
@@ -70,4 +71,5 @@ class MaskedTask(TextTask):
         return trained, asked
 
     def describe(self, scores: Mapping[str, float]) -> str:
-        return f"{scores['loss']:.4f} nats a masked token, {100 * scores['accuracy']:.2f} % of them found"
+        main = f"{scores['loss']:.4f} nats a masked token, {100 * scores['accuracy']:.2f} % of them found"
+        return main + self.losses_of_sets(scores)

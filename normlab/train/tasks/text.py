@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -50,6 +50,8 @@ class TextTrainConfig(TrainConfig):
     """Text: files, folders, globs, hf:NAME; python: the standard library of the running Python."""
     val_fraction: float = 0.02
     """Fraction of the documents held out for validation where val_data is empty."""
+    val_sets: tuple[str, ...] = ()
+    """Further validation sets, evaluated at the end of the run: NAME=FILES, e.g. books=books-val.jsonl.xz."""
     tokenizer: str = "bytes"
     """Tokenizer: bytes, bpe:N (trained on the data), a file of the tokenizers package, or a Hugging Face id."""
     boundaries: Boundaries = "packed"
@@ -75,6 +77,15 @@ class TextTrainConfig(TrainConfig):
         for name in ("tokens", "length", "eval_tokens"):
             if getattr(self, name) < 1:
                 raise NormLabError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if len(self.sources_of_sets) < len(self.val_sets):
+            raise NormLabError(
+                f"val_sets names a set twice: {' '.join(self.val_sets)}; a folder or glob holds several files"
+            )
+
+    @property
+    def sources_of_sets(self) -> dict[str, str]:
+        """The sources of the further validation sets, by name."""
+        return dict(map(_name_and_source, self.val_sets))
 
     @property
     def steps(self) -> int:
@@ -97,7 +108,7 @@ class TextTask(Task):
         from normlab.data import prepare
 
         options = {"tokenizer": config.tokenizer, "val_data": config.val_data, "val_fraction": config.val_fraction}
-        return prepare(config.data, **options, progress=progress)
+        return prepare(config.data, **options, val_sets=config.sources_of_sets, progress=progress)
 
     def with_answers(self, config: TextTrainConfig, data: Corpus) -> TokenConfig:
         padded = VOCABULARY_MULTIPLE * math.ceil(self.vocabulary(data) / VOCABULARY_MULTIPLE)
@@ -142,5 +153,23 @@ class TextTask(Task):
     def evaluation_samples(self, config: TextTrainConfig, data: Corpus) -> int:
         return math.ceil(min(data.val.n_tokens, config.eval_tokens or data.val.n_tokens) / config.length)
 
+    def validation_sets(self, data: Corpus) -> dict[str, Corpus]:
+        return {name: dataclasses.replace(data, val=tokens) for name, tokens in data.val_sets.items()}
+
     def keep(self, data: Corpus, folder: RunFolder) -> None:
         data.tokenizer.save(folder.tokenizer)
+
+    def losses_of_sets(self, scores: Mapping[str, float]) -> str:
+        """The losses on further validation sets, for `describe`."""
+        of_sets = {name.removeprefix("loss_"): value for name, value in scores.items() if name.startswith("loss_")}
+        return "".join(f"; {name} {value:.4f}" for name, value in of_sets.items())
+
+
+def _name_and_source(text: str) -> tuple[str, str]:
+    name, _, source = text.partition("=")
+    if not (name.isidentifier() and source):
+        raise NormLabError(
+            f"val_sets expects NAME=FILES with a name of letters, digits and underscores, e.g. "
+            f"books=books-val.jsonl.xz, got {text!r}"
+        )
+    return name, source

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from normlab.data import Batch
 from normlab.models.config import DecoderConfig
 from normlab.models.decoder import Decoder
+from normlab.train import records
 from normlab.train import trainer as trainers
 from normlab.train.distributed import ALONE
 from normlab.train.monitor.trouble import diagnose, keep
@@ -264,7 +265,7 @@ def test_weights_that_are_not_finite(text, tmp_path, monkeypatch):
 
 
 def test_a_last_evaluation_that_is_not_finite_is_a_failure(text, tmp_path, monkeypatch):
-    monkeypatch.setattr(trainers, "evaluate", lambda *_, **__: {"loss": math.nan, "bits_per_byte": math.nan})
+    monkeypatch.setattr(records, "evaluate", lambda *_, **__: {"loss": math.nan, "bits_per_byte": math.nan})
     result = train(config_of(text), tmp_path, progress=False)
     assert (result.state, result.reason) == ("failed", "step 20: the validation loss is nan")
     assert not (tmp_path / "model.safetensors").exists()

@@ -111,14 +111,14 @@
     const most = (high - low) || 0.02;
     return room([low, high, ...inside.map((value) => Math.min(Math.max(value, low - 0.6 * most), high + 0.6 * most))], 0.04);
   };
-  const beyond = (last) => {
-    const areas = last > data.top ? [{ type: "rect", yref: "paper", x0: data.top * 1.06, x1: last * 2, y0: 0, y1: 1, layer: "below", line: { width: 0 }, fillcolor: faded(css("--series-6"), 0.07) }] : [];
-    return [...areas, ...data.targets.map((target) => line({ yref: "paper", x0: target.flops, x1: target.flops, y0: 0, y1: 0.9 }))];
+  const beyond = ({ top, beyond: places }, last) => {
+    const area = { type: "rect", yref: "paper", x0: top * 1.06, x1: last * 4, y0: 0, y1: 1, layer: "below", line: { width: 0 }, fillcolor: faded(css("--series-6"), 0.07) };
+    return [...(places.length ? [area] : []), ...places.map((place) => line({ yref: "paper", x0: place.flops, x1: place.flops, y0: 0, y1: 0.9 }))];
   };
   // Multiples of the top are named in the first line, targets in the second, so that they do not run into each other.
-  const targetNames = () => data.targets.map((target) => ({
-    x: Math.log10(target.flops), xref: "x", yref: "paper", y: 1, yanchor: "top", yshift: target.multiple ? 0 : -14, showarrow: false,
-    xanchor: target.multiple ? "center" : "right", xshift: target.multiple ? 0 : 14, text: brief(target.label, 20),
+  const placeNames = (places) => places.map((place) => ({
+    x: Math.log10(place.flops), xref: "x", yref: "paper", y: 1, yanchor: "top", yshift: place.multiple ? 0 : -14, showarrow: false,
+    xanchor: place.multiple ? "center" : "right", xshift: place.multiple ? 0 : 14, text: brief(place.short, 20),
     font: { size: 11, color: css("--muted") },
   }));
   const gapEntries = () => data.gaps.filter((entry) => shown(entry.scheme));
@@ -129,7 +129,7 @@
     return {
       traces: [...entry.ribbons.map(ribbonTrace(entry.scheme)), ...beyondTraces(entry), seedTrace(entry), cellTrace(entry)],
       layout: {
-        uirevision: chosen("gap-scale"), shapes: [...beyond(Math.max(...places)), zero()], annotations: targetNames(),
+        uirevision: chosen("gap-scale"), shapes: [...beyond(entry, Math.max(...places)), zero()], annotations: placeNames(entry.beyond),
         xaxis: logAxis("Training FLOPs", places, power, narrow() ? 4 : 6),
         yaxis: axis(`Gap to ${brief(data.baseline, 16)} (nats)`, { range: gapRange(own), tickformat: ".3~f", nticks: 7 }),
         margin: { l: 58, r: 14, t: 12, b: 44 },

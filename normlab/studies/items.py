@@ -66,11 +66,23 @@ def _checks(study: Study, arm: str, settings: Settings) -> Iterator[Item]:
     def call(target: str) -> list[Row]:
         from normlab.checks.check import check
 
-        found = check(target, config=config)
-        return [{"scheme": target, "result": json_values(found.to_dict())}]
+        found = json_values(check(target, config=config).to_dict())
+        return [{"scheme": target, **row} for row in _check_seeds(found)]
 
     for target in map(str, targets):
         yield Item(f"{arm}/{target}", arm, target, 0, lambda target=target: call(target))
+
+
+def _check_seeds(found: Row) -> Iterator[Row]:
+    """A row for every seed of a check, with its profiles `before` and `after` the burst at the largest depth."""
+    profiles = found["ladder"]["profiles"]
+    deepest = max(profile["boundaries"] for profile in profiles)
+    own = [profile for profile in profiles if profile["boundaries"] == deepest]
+    for seed in sorted({profile["seed"] for profile in own}):
+        steps = sorted((profile for profile in own if profile["seed"] == seed), key=lambda profile: profile["step"])
+        # The profiles of other depths and seeds are stored once: they are most of a result.
+        result = found if seed == 0 else {name: found[name] for name in ("verdicts", "theory")}
+        yield {"seed": seed, "before": steps[0], "after": steps[-1], "result": result}
 
 
 def _simulations(study: Study, arm: str, settings: Settings) -> Iterator[Item]:

@@ -11,6 +11,7 @@ rows = ["benchmarks/results/a-ladder"]   # folders whose rows are also used; wit
 
 [[claims]]
 name = "clamp"
+number = 3                     # of the results listed in normlab/studies/headlines.py
 claim = "..."
 source = "..."
 theirs = "..."
@@ -32,6 +33,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from normlab.errors import NormLabError, unknown
+from normlab.studies.headlines import RESULTS_TESTED
 from normlab.studies.rules import VERSION, read_rule
 from normlab.studies.rules.base import Rule
 
@@ -44,7 +46,7 @@ RESULTS = Path("benchmarks/results/studies")
 """Folder of their rows."""
 
 _FIELDS = {"kind", "title", "cost", "rows", "settings", "vary", "arms", "claims"}
-_OF_CLAIM = ("name", "claim", "source", "theirs", "rule")
+_OF_CLAIM = ("name", "number", "claim", "source", "theirs", "rule")
 _MAIN = "main"
 """Name of the only arm."""
 
@@ -61,6 +63,8 @@ class Claim:
     rule: Rule
     raw: Mapping[str, Any]
     """The rule as written in the file."""
+    number: int | None = None
+    """Number of the result that it is a part of, in the list of docs/claims.md."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +144,11 @@ def _claim(table: Mapping[str, Any], where: str) -> Claim:
         if field not in _OF_CLAIM:
             raise unknown(f"field in {where}", field, _OF_CLAIM)
     texts = {field: _text(table, field, where) for field in ("claim", "source", "theirs")}
-    return Claim(name=name, **texts, rule=read_rule(table.get("rule"), f"{where}, rule"), raw=table.get("rule") or {})
+    number = table.get("number")
+    if number is not None and number not in RESULTS_TESTED:
+        raise NormLabError(f"{where}: number must be one of docs/claims.md, 1 to {len(RESULTS_TESTED)}, got {number!r}")
+    rule = read_rule(table.get("rule"), f"{where}, rule")
+    return Claim(name=name, **texts, rule=rule, raw=table.get("rule") or {}, number=number)
 
 
 def _arms(named: Table, vary: Table, where: str) -> dict[str, Table]:

@@ -1,8 +1,9 @@
 """Look up numbers of a row by path: "value", "profiles.-1.hidden_rms.max", "result.verdicts.vanishing.value".
 
 Parts of a path are names, positions in a list (negative from its end), or, in a list of tables, the name, observable
-or subject of one. The last part may reduce a list: min, max, mean, or growth, the slope of log y over log k, k = 1 on.
-"A / B" is the ratio of two single numbers of the row.
+or subject of one; * is every entry of a list ("profiles.*.hidden_rms.-1"). The last part may reduce a list: min, max,
+mean, evenness (smallest over largest), growth, the slope of log y over log k, k = 1 on, or late_growth, the same from
+the middle on. "A / B" is the ratio of two single numbers of the row.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 from normlab.errors import NormLabError
 
+_EACH = "*"
 _KEYS = ("name", "observable", "scheme", "subject")
 """Fields that identify a table in a list."""
 
@@ -22,9 +24,8 @@ def row_numbers(row: Mapping[str, Any], path: str) -> list[float]:
     if " / " in path:
         over, under = (row_number(row, part) for part in path.split(" / ", 1))
         return [] if over is None or not under else _finite([over / under])
-    found: Any = row
-    for part in path.split("."):
-        found = _step(found, part)
+    parts = path.split(".")
+    found = _every(row, parts) if _EACH in parts else _walk(row, parts)
     return _finite(found if isinstance(found, list | tuple) else [found])
 
 
@@ -34,6 +35,22 @@ def row_number(row: Mapping[str, Any], path: str) -> float | None:
     if len(found) > 1:
         raise NormLabError(f"{path} is a list of {len(found)}; name a place in it, or end in {', '.join(_REDUCE)}")
     return found[0] if found else None
+
+
+def _walk(found: Any, parts: Sequence[str]) -> Any:
+    for part in parts:
+        found = _step(found, part)
+    return found
+
+
+def _every(row: Mapping[str, Any], parts: list[str]) -> Any:
+    """What every entry of a list has; a reduction at the end of the path is that of all of them together."""
+    place = parts.index(_EACH)
+    inner, last = parts[place + 1 :], parts[-1] if parts[-1] in _REDUCE else None
+    entries = _walk(row, parts[:place])
+    found = [_walk(entry, inner[:-1] if last else inner) for entry in (entries if isinstance(entries, list) else [])]
+    flat = [value for one in found for value in (one if isinstance(one, list) else [one])]
+    return _REDUCE[last](_finite(flat)) if last else flat
 
 
 def _step(found: Any, part: str) -> Any:
@@ -58,9 +75,9 @@ def _finite(values: Sequence[Any]) -> list[float]:
     return [float(value) for value in known if math.isfinite(value)]
 
 
-def _growth(values: list[float]) -> float | None:
+def _growth(values: list[float], first: int = 1) -> float | None:
     """Exponent p of y ~ k^p by least squares, from the second entry on: the first is the input of the first block."""
-    points = [(math.log(k), math.log(y)) for k, y in enumerate(values) if k > 0 and y > 0.0]
+    points = [(math.log(k), math.log(y)) for k, y in enumerate(values) if k >= first and y > 0.0]
     if len(points) < 2:
         return None
     mean_x, mean_y = (math.fsum(column) / len(points) for column in zip(*points, strict=True))
@@ -72,5 +89,7 @@ _REDUCE: dict[str, Callable[[list[float]], float | None]] = {
     "min": lambda values: min(values, default=None),
     "max": lambda values: max(values, default=None),
     "mean": lambda values: math.fsum(values) / len(values) if values else None,
+    "evenness": lambda values: min(values) / max(values) if values and max(values) > 0.0 else None,
     "growth": _growth,
+    "late_growth": lambda values: _growth(values, max(1, len(values) // 2)),
 }

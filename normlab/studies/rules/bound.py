@@ -26,6 +26,8 @@ class BoundRule(Rule):
 
     scheme: str
     against: str | None = None
+    also: tuple[str, ...] = ()
+    """Further schemes of which the same is claimed."""
     value: str = VALUE
     at_most: float | None = None
     at_least: float | None = None
@@ -44,19 +46,25 @@ class BoundRule(Rule):
 
     @property
     def schemes(self) -> tuple[str, ...]:
-        return (self.scheme,) if self.against is None else (self.scheme, self.against)
+        return (self.scheme, *self.also, *([] if self.against is None else [self.against]))
 
     def decide(self, evidence: Evidence) -> Finding:
-        arms = evidence.arms(self.arms)
-        return combine_findings([self._in(evidence, arm, each(self.level, len(arms)), len(arms) > 1) for arm in arms])
+        cases = [(scheme, arm) for arm in evidence.arms(self.arms) for scheme in (self.scheme, *self.also)]
+        level = each(self.level, len(cases))
+        return combine_findings([self._in(evidence, *case, level, self._where(*case, cases)) for case in cases])
 
-    def _in(self, evidence: Evidence, arm: str, level: float, named: bool) -> Finding:
-        samples = [evidence.sample(scheme, arm, self.value) for scheme in self.schemes]
+    def _where(self, scheme: str, arm: str, cases: list[tuple[str, str]]) -> str:
+        """Scheme and arm of a number, as far as there are several."""
+        several = [name for name, own in ((scheme, 0), (arm, 1)) if len({case[own] for case in cases}) > 1]
+        return f" ({', '.join(several)})" if several else ""
+
+    def _in(self, evidence: Evidence, scheme: str, arm: str, level: float, where: str) -> Finding:
+        compared = (scheme,) if self.against is None else (scheme, self.against)
+        samples = [evidence.sample(one, arm, self.value) for one in compared]
         problems = [problem for one in samples for problem in one.problems]
         values = _ratios(*samples) if self.against is not None else samples[0].finished
         if not values:
             return Finding(verdict="open", notes=(*problems, "no number to hold against the bound"))
-        where = f" ({arm})" if named else ""
         found = self._exactly(values, where) if self.exact else self._by_interval(values, level, where)
         return found.noting([note for one in samples for note in one.notes]).unless(problems)
 

@@ -15,7 +15,7 @@ from normlab.cli.main import main
 PUBLIC = {
     "normlab": [
         "Decoder", "DecoderConfig", "Encoder", "EncoderConfig", "NormLabError", "Scheme", "Stack", "TrainConfig",
-        "VisionConfig", "VisionTransformer", "check", "geometry", "list_schemes", "load_run", "norms", "ops", "probe",
+        "VisionConfig", "VisionTransformer", "check", "geometry", "ladder", "list_schemes", "load_run", "norms", "ops", "probe",
         "register", "scheme", "schemes", "simulate", "testing",
     ],
     "normlab.schemes": [
@@ -37,6 +37,7 @@ PUBLIC = {
         "train",
     ],
     "normlab.compare": ["CompareConfig", "compare"],
+    "normlab.ladders": ["LadderConfig", "LadderRow"],
     "normlab.checks": [
         "Check", "CheckConfig", "HFCallback", "Ladder", "Theory", "Thresholds", "Verdict", "Watch", "judge_ladder",
     ],
@@ -59,9 +60,9 @@ PUBLIC = {
 }  # fmt: skip
 
 VERBS = [
-    "bench", "check", "compare", "doctor", "export", "generate", "report", "schemes", "simulate", "study", "train",
+    "bench", "check", "compare", "doctor", "export", "generate", "ladder", "report", "schemes", "simulate", "study", "train",
 ]  # fmt: skip
-BENCHMARKS = ["kernels", "step"]
+BENCHMARKS = ["grid", "kernels", "step"]
 
 MOVED = {
     "normlab.data.Feed": "normlab.data.BatchLoader",

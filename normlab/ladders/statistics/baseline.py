@@ -18,7 +18,7 @@ from normlab.ladders.statistics.cells import BaselineMean
 from normlab.ladders.statistics.gaussian import GaussianModel, NoiseModel, Prior
 from normlab.ladders.statistics.layout import HasPlace, Layout, layout_of
 from normlab.ladders.statistics.mixture import Mixture
-from normlab.ladders.statistics.noise import BRANCH_CORRELATION
+from normlab.ladders.statistics.noise import BRANCH_CORRELATION, correlation_matrix
 
 Array = np.ndarray
 
@@ -115,7 +115,6 @@ def _joint(values: Array, slopes: Array, losses: Array) -> Array:
 
 def _noise(means: Sequence[BaselineMean]) -> NoiseModel:
     trunks = np.array([own.trunk for own in means])
-    same = trunks[:, None] == trunks[None, :]
-    correlated = np.where(same, BRANCH_CORRELATION, 0.0) + (1.0 - BRANCH_CORRELATION) * np.eye(len(means))
+    correlated = correlation_matrix(trunks, BRANCH_CORRELATION)
     covariance = NOISE_SDS[:, None, None] ** 2 * correlated
     return NoiseModel(covariance, np.zeros(len(NOISE_SDS)), np.zeros(len(NOISE_SDS)))

@@ -13,7 +13,7 @@ from normlab.ladders.statistics.baseline import slopes_at
 from normlab.ladders.statistics.cells import BaselineMean
 from normlab.ladders.statistics.fit import Sample
 from normlab.ladders.statistics.layout import HasPlace, layout_of
-from normlab.ladders.statistics.noise import ASSUMED_RUNG_SD, BRANCH_CORRELATION
+from normlab.ladders.statistics.noise import ASSUMED_RUNG_SD, correlation_matrix
 from normlab.ladders.statistics.simple_law import AXES, EXPONENTS, FADES, SETTLES, axis_coordinate, form_features
 from normlab.utils.distributions import f_above
 from normlab.utils.student_t import t_interval
@@ -95,8 +95,7 @@ def constant_multiplier(
 
 def cell_covariance(sample: Sample) -> Array:
     """Covariance of cell means at the estimated noise of seeds and the assumed one of rungs."""
-    same = sample.groups[:, None] == sample.groups[None, :]
-    correlated = np.where(same, BRANCH_CORRELATION, 0.0) + (1.0 - BRANCH_CORRELATION) * np.eye(len(sample.groups))
+    correlated = correlation_matrix(sample.groups, sample.noise.branch)
     per_seed = sample.noise.sd**2 / np.maximum.outer(sample.seeds, sample.seeds)
     return (per_seed + ASSUMED_RUNG_SD**2) * correlated
 

@@ -21,7 +21,8 @@ def priors_in_words() -> dict[str, str]:
         "noise": (
             "sd over seeds pooled over cells, averaged over its own error; a rung's effect on the scheme alone "
             f"half-normal with scale {noise.RUNG_SCALE} nats; branches of a trunk correlated "
-            f"{noise.BRANCH_CORRELATION}; with few seeds an sd of {noise.ASSUMED_SEED_SD} counts as "
+            f"as their seeds show (with {noise.BRANCH_CORRELATION} as {noise.BRANCH_DF:g} degrees of freedom; "
+            f"± {noise.BRANCH_ERROR}); with few seeds an sd of {noise.ASSUMED_SEED_SD} counts as "
             f"{noise.ASSUMED_DF:g} degrees of freedom"
         ),
         "baseline": (

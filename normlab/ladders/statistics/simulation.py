@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from normlab.ladders.rows import LadderRow
+from normlab.ladders.statistics.noise import correlation_matrix
 
 Array = np.ndarray
 M = 1e6
@@ -129,7 +130,7 @@ def simulate(
 ) -> tuple[Array, Array]:
     """Paired differences and baseline losses, each [repeats, cells, seeds]."""
     cells = len(ladder.group)
-    lower = np.linalg.cholesky(branch_correlation(ladder.group, noise.branch))
+    lower = np.linalg.cholesky(correlation_matrix(ladder.group, noise.branch))
     runs = np.einsum("ij,krjs->kris", lower, rng.standard_normal((2, repeats, cells, seeds)))
     rungs = np.einsum("ij,krj->kri", lower, rng.standard_normal((2, repeats, cells)))
     base = noise.run * runs[0]
@@ -137,12 +138,6 @@ def simulate(
     gap = truth.gap(ladder.cells)[:, None] + own - base + noise.own_rung * rungs[0][..., None]
     law = baseline_loss(ladder.cells.parameters, ladder.cells.tokens)[:, None]
     return gap, law + base + noise.common_rung * rungs[1][..., None]
-
-
-def branch_correlation(group: Array, correlation: float) -> Array:
-    """Correlation matrix of cells: `correlation` between branches of one trunk, none between trunks."""
-    same = group[:, None] == group[None, :]
-    return np.where(same, correlation, 0.0) + (1.0 - correlation) * np.eye(len(group))
 
 
 def as_rows(ladder: SimulatedLadder, gaps: Array, losses: Array, scheme: str = "peri") -> list[LadderRow]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,9 @@ from normlab.ladders.statistics.noise import (
     ASSUMED_DF,
     ASSUMED_SEED_SD,
     BRANCH_CORRELATION,
+    BRANCH_DF,
+    BRANCH_ERROR,
+    branch_correlation,
     effective_df,
     noise_model,
     pooled,
@@ -45,5 +50,20 @@ def test_branches_share_the_seeds_of_both() -> None:
     sd_squared = without_rung[2, 2] * 2
     np.testing.assert_allclose(np.diag(without_rung), sd_squared / seeds)
     # Three seeds against the same two of them: the covariance is that of a shared seed over three.
-    assert without_rung[0, 1] == pytest.approx(BRANCH_CORRELATION * sd_squared / 3)
+    lower = BRANCH_CORRELATION - BRANCH_ERROR
+    assert without_rung[0, 1] == pytest.approx(lower * sd_squared / 3)
     assert without_rung[0, 2] == 0.0
+
+
+@pytest.mark.parametrize("true", [0.5, 0.9])
+def test_branch_correlation_moves_from_the_expected_to_the_true_one(true: float) -> None:
+    ladder, noise = simulated_grid(), replace(USUAL, branch=true)
+    gaps, _ = simulate(ladder, TRUTHS[0], noise, 3, 500, np.random.default_rng(0))
+    found = np.mean([branch_correlation(list(own), ladder.group.tolist()) for own in gaps])
+    # Four trunks of three seeds have 8 degrees of freedom: a ratio of sums is biased a little.
+    assert found == pytest.approx((8.0 * true + BRANCH_DF * BRANCH_CORRELATION) / (8.0 + BRANCH_DF), abs=0.03)
+
+
+def test_branch_correlation_without_pairs_is_the_expected_one() -> None:
+    assert branch_correlation([np.array([0.01, 0.02])] * 2, [0, 1]) == BRANCH_CORRELATION
+    assert branch_correlation([np.array([0.01])] * 2, [0, 0]) == BRANCH_CORRELATION

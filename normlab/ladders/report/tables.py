@@ -199,7 +199,7 @@ def rate_table(content: LadderReport) -> Table:
 
 def _rate_row(content: LadderReport, search: RateSearch, rule: RateRule | None) -> list[Cell]:
     tried = [
-        rate(entry.lr) + (f" {entry.state}" if entry.loss is None else f" ({fixed(entry.loss, 3)})")
+        rate(entry.lr) + (f" ({fixed(entry.loss, 3)})" if entry.state == "done" else f" {entry.state}")
         for entry in sorted(search.tried, key=lambda entry: entry.lr)
     ]
     where = f"at the edge: {search.edge} tried" if search.edge else "inside" if search.pick is not None else NONE

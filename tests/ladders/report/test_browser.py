@@ -105,6 +105,10 @@ def test_a_result_outside_its_forecast_is_a_cross_and_a_rate_at_an_edge_has_a_ri
     assert marks == ["circle", "circle", "x"] + ["circle"] * 6
     rings = [[t for t in traces(page, f"plot-rates-{k}") if t["meta"].get("part") == "edge"] for k in range(3)]
     assert [sum(bool(t["x"]) for t in panel) for panel in rings] == [1, 1, 0]
+    # Runs that were stuck or diverged are crosses at the upper edge and do not stretch the axis.
+    peri = next(t for t in traces(page, "plot-rates-0") if t["meta"] == {"scheme": 1, "part": "tried"})
+    assert peri["marker"]["symbol"][-2:] == ["x-thin", "x-thin"]
+    assert max(peri["y"]) < 5
 
 
 @pytest.mark.full

@@ -239,25 +239,26 @@
   });
 
   // Rates tried: one panel a size and budget; the pick is filled, a ring marks a pick at an edge, a cross a run that did not train.
+  const trained = (entry) => entry.loss !== null && entry.state === "done";
   data.rates.forEach((panel, i) => plot(`plot-rates-${i}`, () => {
     const every = data.rates.flatMap((other) => other.searches.flatMap((search) => search.tried.map((tried) => tried.lr)));
     const ticks = [...new Set(panel.searches.flatMap((search) => search.tried.map((tried) => tried.lr)))].sort((a, b) => a - b);
-    const losses = panel.searches.flatMap((search) => search.tried.map((tried) => tried.loss)).filter((loss) => loss !== null);
+    const losses = panel.searches.flatMap((search) => search.tried.filter(trained).map((tried) => tried.loss));
     const [low, high] = room(losses);
     const visible = panel.searches.filter((search) => shown(search.scheme));
     const stride = Math.ceil(ticks.length / (narrow() ? 4 : 6));
     const labels = ticks.filter((_, j) => j % stride === 0);
     return {
       traces: visible.flatMap(({ scheme: k, tried, pick, edge }) => {
-        const done = tried.filter((entry) => entry.loss !== null);
+        const done = tried.filter(trained);
         const rings = edge ? done.filter((entry) => entry.lr === pick) : [];
         return [
           { x: done.map((entry) => entry.lr), y: done.map((entry) => entry.loss), mode: "lines", line: { color: colour(k), width: 1.6, dash: style(k).dash }, hoverinfo: "skip", meta: { scheme: k, part: "line" } },
           {
-            x: tried.map((entry) => entry.lr), y: tried.map((entry) => entry.loss ?? high), mode: "markers", name: text(schemes[k].label), cliponaxis: false,
-            text: tried.map((entry) => `rate ${rate(entry.lr)}: ${entry.loss === null ? text(entry.state) : entry.loss.toFixed(4)}${entry.lr === pick ? ", picked" : ""}`),
+            x: tried.map((entry) => entry.lr), y: tried.map((entry) => (trained(entry) ? entry.loss : high)), mode: "markers", name: text(schemes[k].label), cliponaxis: false,
+            text: tried.map((entry) => `rate ${rate(entry.lr)}: ${trained(entry) ? entry.loss.toFixed(4) : text(entry.state)}${entry.lr === pick ? ", picked" : ""}`),
             hovertemplate: "%{fullData.name}, %{text}<extra></extra>", meta: { scheme: k, part: "tried" },
-            marker: { color: colour(k), size: 9, symbol: tried.map((entry) => (entry.loss === null ? "x-thin" : style(k).symbol + (entry.lr === pick ? "" : "-open"))), line: { width: 1.6, color: colour(k) } },
+            marker: { color: colour(k), size: 9, symbol: tried.map((entry) => (trained(entry) ? style(k).symbol + (entry.lr === pick ? "" : "-open") : "x-thin")), line: { width: 1.6, color: colour(k) } },
           },
           { x: rings.map((entry) => entry.lr), y: rings.map((entry) => entry.loss), mode: "markers", hoverinfo: "skip", cliponaxis: false, marker: { symbol: "circle-open", size: 19, color: css("--bad"), line: { width: 2 } }, meta: { scheme: k, part: "edge" } },
         ];

@@ -23,6 +23,7 @@ from normlab.ladders.statistics.calibration import Case, Coverage, measure, requ
 from normlab.ladders.statistics.priors import priors_in_words
 from normlab.ladders.statistics.simulation import (
     CLEAN,
+    FRESH_TRUTHS,
     NOISY,
     TRUTHS,
     USUAL,
@@ -60,15 +61,23 @@ def main(arguments: Arguments) -> None:
             rows += found
             summary.append({**_summary(case, estimator, found), "repeats": repeats, "truths": len(truths)})
             print(_line(summary[-1]), flush=True)
+    fresh = [_fresh(case, arguments) for case in required_cases()]
     record = {
         **facts, "numpy": np.__version__, "seconds": round(time.perf_counter() - started),
         "level": arguments.level, "required": REQUIRED,
         "passed": all(own["passed"] for own in summary if own["required"]),
-        "noise": to_plain(USUAL), "priors": priors_in_words(), "summary": summary, "rows": to_plain(rows),
+        "fresh": [own for one in fresh for own in one], "noise": to_plain(USUAL), "priors": priors_in_words(), "summary": summary, "rows": to_plain(rows),
     }  # fmt: skip
     print("required:", "passed" if record["passed"] else "FAILED")
     if arguments.out:
         write_json(arguments.out, record)
+
+
+def _fresh(case: Case, arguments: Arguments) -> list[dict[str, Any]]:
+    """M on truths that were written down after its scales were set: what the required truths may flatter."""
+    found = measure(case, FRESH_TRUTHS, arguments.repeats, "M", arguments.level)
+    print("fresh truths:", _line(_summary(case, "M", found)), flush=True)
+    return to_plain(found)
 
 
 def other_cases() -> list[Case]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from normlab.ladders.statistics.answer import Place
+from normlab.ladders.statistics.cells import LARGEST_GAP
 from normlab.ladders.statistics.fit import PriorOf
 from normlab.ladders.statistics.gaussian import GaussianModel, Posterior
 from normlab.ladders.statistics.layout import layout_of
@@ -128,6 +129,11 @@ def measure(case: Case, truths: Sequence[Truth], repeats: int, estimator: str, l
         for row, truth in enumerate(truths)
         for column, place in enumerate(names)
     ]  # fmt: skip
+
+
+def within_priors(case: Case, truths: Sequence[Truth]) -> list[Truth]:
+    """Truths whose gap is nowhere on the ladder so large that `answer` calls the cell unreliable."""
+    return [truth for truth in truths if float(abs(truth.gap(case.ladder.cells)).max()) < LARGEST_GAP]
 
 
 def worst(found: Sequence[Coverage]) -> dict[str, Coverage]:

@@ -201,3 +201,13 @@ TRUTHS: tuple[Truth, ...] = (
     Truth("shrinks in small, grows in large", lambda at: -0.02 - 0.03 * np.tanh(at.x_tokens * (at.x_size + 1.1) / 2.0)),
     Truth("by tokens per parameter", lambda at: 0.02 - 0.05 * _step((at.x_tokens - at.x_size) / 0.5)),
 )  # fmt: skip
+
+FRESH_TRUTHS: tuple[Truth, ...] = (
+    # Written down after the scales of M were set with the eighteen above in sight, and run once: never to tune by.
+    Truth("waves in compute", lambda at: 0.020 * np.sin(1.2 * at.x)),
+    Truth("step early in compute", lambda at: -0.050 * _step(-(at.x + 2.5) / 0.4)),
+    Truth("less with tokens, more with size", lambda at: -0.030 * np.exp(0.3 * at.x_size - 0.4 * at.x_tokens)),
+    Truth("step in parameters only", lambda at: -0.030 * _step((at.x_size + 1.2) / 0.2)),
+    Truth("late onset in tokens only", lambda at: -0.012 * np.log1p(np.exp(2.5 * (at.x_tokens + 0.4)))),
+    Truth("turns in tokens only", lambda at: 0.020 * (at.x_tokens + 0.7) ** 2 - 0.020),
+)  # fmt: skip

@@ -22,11 +22,11 @@ LEVEL_SD = 0.10
 SLOPE_SD = 0.03
 """Of its slope, in nats an e-fold of compute."""
 PATH_BENDS = (0.005, 0.010, 0.020, 0.040)
-"""Nats an e-fold^1.5, with equal weight."""
+"""Nats an e-fold^1.5, with equal weight. With 0 and 0.002 among them, a gap that turns was covered 0.87 at 3.5 ×."""
 GRID_SLOPE_SD = 0.06
 """Of the slope along size and along tokens: a gap that lives in one of them moves twice as fast along it."""
-GRID_BENDS = (0.0, 0.010, 0.040)
-"""For each of the four directions, with equal weight."""
+GRID_BENDS = (0.005, 0.015, 0.045)
+"""For each of the four directions, with equal weight. With 0 among them, changes over budgets were covered 0.895."""
 
 
 def smooth_prior(layout: Layout) -> Prior:

@@ -26,14 +26,12 @@ REQUIRED = 0.90
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("case", "repeats"), list(zip(required_cases(), (400, 150), strict=True)), ids=["path", "grid"]
+    ("case", "repeats"), list(zip(required_cases(), (1000, 600), strict=True)), ids=["path", "grid"]
 )
 def test_smooth_intervals_cover_the_worst_truth(case: Case, repeats: int) -> None:
     found = worst(measure(case, TRUTHS, repeats, "M"))
-    # Fixed seeds and few repeats: the least of 18 shares may lie two standard errors below its true value.
-    slack = 2.0 * np.sqrt(0.93 * 0.07 / repeats)
     for place, own in found.items():
-        assert own.coverage >= REQUIRED - slack, f"{place}: {own.truth} {own.coverage}"
+        assert own.coverage >= REQUIRED, f"{place}: {own.truth} {own.coverage}"
 
 
 def test_simple_laws_cover_their_own_kind_and_miss_a_bump() -> None:

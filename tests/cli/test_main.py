@@ -79,7 +79,7 @@ def test_mistakes_get_exit_code_2_and_no_traceback(arguments, message):
         (("Train", "--help"), "unknown verb 'Train'; did you mean 'train'? known: bench, check, "),
         (("xyzzy",), "unknown verb 'xyzzy'; known: bench, check, "),
         (("",), "unknown verb ''; known: bench, check, "),
-        (("bench", "kernals"), "unknown benchmark 'kernals'; did you mean 'kernels'? known: kernels, step"),
+        (("bench", "kernals"), "unknown benchmark 'kernals'; did you mean 'kernels'? known: grid, kernels, step"),
     ],
     ids=["export", "schemes", "capital", "nothing near", "empty", "bench"],
 )

@@ -74,6 +74,9 @@ class _Handler(BaseHTTPRequestHandler):
         if not self._is_local():
             return self._refuse(HTTPStatus.FORBIDDEN, "this page is for the machine it runs on; open it as localhost")
         asked = urlsplit(self.path)
+        if asked.netloc:
+            # The absolute form of an address, as for a proxy: it names a machine of its own.
+            return self._refuse(HTTPStatus.NOT_FOUND, "this is no proxy")
         if asked.path == "/":
             return self._send(HTTPStatus.OK, "text/html; charset=utf-8", self.server.page)
         if asked.path == "/runs.json":

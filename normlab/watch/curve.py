@@ -20,7 +20,10 @@ class LossCurve:
 
     def add(self, step: int, tokens: int | None, loss: Any, grad_norm: Any = None) -> None:
         """Add one step. A loss that is not finite leaves a gap if its bin has no other."""
-        self._bins.setdefault((step - 1) // self.every, _Bin()).add(step, tokens, loss, grad_norm)
+        place = (step - 1) // self.every
+        if place not in self._bins:
+            self._bins[place] = _Bin()
+        self._bins[place].add(step, tokens, loss, grad_norm)
         while len(self._bins) > self._most:
             self._double()
 

@@ -68,7 +68,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     protocol_version, server_version, sys_version = "HTTP/1.1", "normlab", ""
     timeout = 60
-    server: WatchServer
+    server: WatchServer  # pyright: ignore[reportIncompatibleVariableOverride]  # no other makes it
 
     def do_GET(self) -> None:
         if not self._is_local():

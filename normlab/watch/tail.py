@@ -58,13 +58,15 @@ class JsonLinesTail:
             restart()
 
     def _read_on(self, file: IO[bytes], take: Callable[[Record], None]) -> None:
-        while line := file.readline(_LONGEST):
-            if not line.endswith(b"\n") and len(line) < _LONGEST:
-                return
+        before = self._offset
+        while (line := file.readline(_LONGEST)).endswith(b"\n") or len(line) == _LONGEST:
             self._offset += len(line)
-            self._seal = (self._seal + line)[-_SEAL:]
             if (record := _decoded(line)) is not None:
                 take(record)
+        if self._offset > before:
+            start = max(0, self._offset - _SEAL)
+            file.seek(start)
+            self._seal = file.read(self._offset - start)
 
 
 class JsonFile:

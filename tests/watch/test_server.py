@@ -85,8 +85,8 @@ def test_nothing_can_be_written(server: WatchServer, method: str) -> None:
     "path",
     [
         "/runs/training/metrics.jsonl", "/../../../../etc/passwd", "/..%2f..%2fetc%2fpasswd", "//etc/passwd",
-        "/config.json", "/page.html", "/runs.json/", "http://localhost/", "http://localhost/runs.json", "//localhost/", "*",
-        "/\\..\\x",
+        "/config.json", "/page.html", "/runs.json/", "http://localhost/", "http://localhost/runs.json", "//localhost/",
+        "*", "/\\..\\x",
     ],
 )  # fmt: skip
 def test_no_file_can_be_reached(server: WatchServer, path: str) -> None:

@@ -17,13 +17,25 @@ def opening_look(simulation: Simulation) -> int:
     Several runs: where their mean cosines lie farthest apart. One run: halfway through the change of its own. The
     middle, if there is nothing to go by.
     """
-    series = [run.bands["cosine"].mean for run in simulation.runs if "cosine" in run.bands]
-    looks = len(simulation.runs[0].times)
-    apart = _spread(series, looks) if len(series) > 1 else _half(series)
+    apart = _apart(simulation)
     most = max(apart, default=0.0)
     if most <= 0.0:
-        return looks // 2
+        return len(simulation.runs[0].times) // 2
     return next(look for look, value in enumerate(apart) if value >= _NEARLY * most)
+
+
+def opening_words(simulation: Simulation) -> str:
+    """What the page shows when it opens."""
+    if max(_apart(simulation), default=0.0) <= 0.0:
+        return "Shown: the middle of the run."
+    if len(simulation.runs) > 1:
+        return "Shown: where the schemes differ most. Play shows how they get there."
+    return "Shown: halfway through the change. Play shows all of it."
+
+
+def _apart(simulation: Simulation) -> list[float]:
+    series = [run.bands["cosine"].mean for run in simulation.runs if "cosine" in run.bands]
+    return _spread(series, len(simulation.runs[0].times)) if len(series) > 1 else _half(series)
 
 
 def _spread(series: Sequence[Sequence[float]], looks: int) -> list[float]:

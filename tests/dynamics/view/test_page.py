@@ -100,6 +100,13 @@ def test_it_opens_where_the_schemes_differ(cosines: list[list[float]], look: int
     assert simulation_data(shown_at(*cosines))["opening"] == look
 
 
+def test_what_is_shown_at_first_is_said() -> None:
+    said = [simulation_data(shown_at(*c))["opened"] for c in ([[0.0, 1.0]], [[0.0, 1.0], [0.0, 0.5]], [[0.0, 0.0]] * 2)]
+    assert [words.partition(".")[0] for words in said] == [
+        "Shown: halfway through the change", "Shown: where the schemes differ most", "Shown: the middle of the run"
+    ]  # fmt: skip
+
+
 def test_without_cosines_it_opens_in_the_middle() -> None:
     assert opening_look(simulation(run(bands={"radius": run()["radius"]}))) == LOOKS // 2
 

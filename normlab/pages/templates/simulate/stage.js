@@ -17,8 +17,6 @@ const Stage = (() => {
   // `showing`: it plays by itself, once, and then goes back to where it opened.
   let at = data.opening, playing = false, showing = false, before = 0, queued = false, view = { ...UPRIGHT };
 
-  const OPENING = runs.length > 1 ? "Shown: where the schemes differ most. Play shows how they get there." : "Shown: halfway. Play shows how the tokens get there.";
-
   const time = () => {
     const low = Math.floor(at), high = Math.min(low + 1, last);
     return times[low] + (times[high] - times[low]) * (at - low);
@@ -135,7 +133,7 @@ const Stage = (() => {
     control("scrub").value = at;
     control("clock").textContent = `layer ${words(time())}`;
     control("scrub").setAttribute("aria-valuetext", `layer ${words(time())}`);
-    control("where").textContent = at === data.opening && !playing ? OPENING : "";
+    control("where").textContent = at === data.opening && !playing ? data.opened : "";
     listeners.forEach((listen) => listen(time()));
   };
   const refresh = () => {

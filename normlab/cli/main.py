@@ -22,6 +22,7 @@ from normlab.cli.schemes import schemes
 from normlab.cli.simulate import simulate
 from normlab.cli.study import study
 from normlab.cli.train import export, generate, train
+from normlab.cli.watch import watch
 from normlab.dynamics.experiments import EXPERIMENTS
 from normlab.errors import NormLabError, unknown
 
@@ -36,6 +37,7 @@ Examples:
   normlab ladder                    train schemes at several sizes and budgets: does the gain survive scale?
   normlab check peri                check a deep model for exploding, vanishing or collapsing activations
   normlab simulate --scheme peri    simulate tokens through depth and compare with theory
+  normlab watch DIR                 local page of runs in progress: curves, profiles of the blocks, alarms
   normlab report DIR                HTML report of a comparison, a ladder or a run
   normlab study                     published claims and our reproductions
   normlab generate --run DIR        generate text with a trained model
@@ -59,7 +61,10 @@ def _deferred(verb: Callable[..., None]) -> Callable[..., Callable[[], None]]:
 
 _VERBS = {
     verb.__name__: _deferred(verb)
-    for verb in (schemes, train, compare, ladder, check, simulate, study, report, generate, export, doctor, bench)
+    for verb in (
+        *(schemes, train, compare, ladder, check, simulate, study),
+        *(watch, report, generate, export, doctor, bench),
+    )
 }
 _BENCHES = {"kernels": _deferred(bench_kernels), "step": _deferred(bench_step), "grid": _deferred(bench_grid)}
 

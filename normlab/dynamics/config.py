@@ -21,18 +21,18 @@ Observable = Literal[
 ]  # fmt: skip
 OBSERVABLES: tuple[Observable, ...] = get_args(Observable)
 OBSERVABLE_LABELS: dict[Observable, str] = {
-    "cosine": "mean cosine of two tokens",
-    "variance": "mean ‖θ − θ̄‖²",
-    "order": "length of the mean token ‖θ̄‖",
-    "energy": "−log mean e^{β⟨θ_j, θ_k⟩} / β",
-    "close": "share of pairs with cosine above 0.999",
-    "clusters": "clusters of tokens",
-    "rank": "effective rank of the tokens",
-    "speed": "mean speed ‖θ̇‖",
-    "fastest": "largest speed ‖θ̇‖",
-    "radius": "mean radius r",
-    "smallest": "smallest radius",
-    "largest": "largest radius",
+    "cosine": "how alike two tokens are (mean cosine)",
+    "variance": "squared distance of tokens from their mean",
+    "order": "length of the mean token (1: all alike)",
+    "energy": "energy of the attraction (lower: closer together)",
+    "close": "share of pairs that have met (cosine above 0.999)",
+    "clusters": "number of clusters",
+    "rank": "directions that the tokens use (effective rank)",
+    "speed": "how fast tokens turn (radians a layer, mean)",
+    "fastest": "how fast the fastest token turns (radians a layer)",
+    "radius": "length of the hidden state (mean)",
+    "smallest": "length of the shortest hidden state",
+    "largest": "length of the longest hidden state",
 }
 """Description of each observable, for axis titles and tables."""
 

@@ -46,11 +46,13 @@ def render(
     styles: Sequence[str] = (),
     scripts: Sequence[str] = (),
     plots: bool = True,
+    live: bool = False,
 ) -> str:
     """Render the whole page.
 
     `scripts` are files in `templates/` that draw from `data` after the page has loaded, `styles` are style sheets of
-    this page alone; `tone` colours the headline: ok, warn, fail. A page without `plots` is 5 MB smaller.
+    this page alone; `tone` colours the headline: ok, warn, fail. A page without `plots` is 5 MB smaller. A `live` page
+    may ask the server that it came from for data.
     """
     return (
         _environment()
@@ -58,7 +60,7 @@ def render(
         .render(
             title=title, sections=sections, headline=headline, tone=tone, findings=findings, cautions=cautions,
             facts=facts, style="".join(map(_static, ("style.css", *styles))),
-            scripts=[*map(_static, ("shell.js", *scripts))], data=embed(data), plots=plots,
+            scripts=[*map(_static, ("shell.js", *scripts))], data=embed(data), plots=plots, live=live,
             plotly=_plotly() if plots else "",
         )
     )  # fmt: skip

@@ -49,7 +49,7 @@ def test_a_free_run_prints_a_table_and_keeps_both_files(tmp_path: Path) -> None:
     kept = Simulation.from_json(numbers.read_text())
     assert [one.scheme for one in kept.runs] == ["peri(step=0.1)", "post"]
     assert kept.command[:2] == ("normlab", "simulate")
-    assert "Simulation of peri(step=0.1) and post" in page.read_text()
+    assert "Tokens through the layers under peri(step=0.1) and post" in page.read_text()
 
 
 def test_an_experiment_has_its_own_defaults_and_flags_change_them(tmp_path: Path) -> None:

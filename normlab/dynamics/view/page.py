@@ -6,13 +6,18 @@ import shlex
 from typing import Any
 
 from normlab.dynamics.experiments.result import ExperimentResult, PredictionVerdict
-from normlab.dynamics.result import SchemeRun, Simulation
+from normlab.dynamics.result import Simulation
 from normlab.dynamics.view import tables
 from normlab.dynamics.view.plots import figures_data, observable_panels, run_labels, simulation_data
+from normlab.dynamics.view.words import LAWS, WHY, headline, scheme_words, tail_findings
 from normlab.pages.numbers import duration, join_names
 from normlab.pages.page import Section, render, section
 
 _STYLES = ("simulate/simulate.css",)
+_CAUTION = (
+    "This is theory: attention and the scheme alone, without positions, and without MLPs unless the configuration "
+    "below adds them. The command normlab simulate real-model shows how near a trained network comes to it."
+)
 
 
 def render_result(result: Simulation | ExperimentResult) -> str:
@@ -25,12 +30,11 @@ def simulation_page(simulation: Simulation) -> str:
     names = list(dict.fromkeys(run.scheme for run in simulation.runs))
     data = simulation_data(simulation)
     return render(
-        f"Simulation of {join_names(names)}",
+        f"Tokens through the layers under {join_names(names)}",
         _simulation_sections(simulation, data),
         data,
         headline=headline(simulation),
-        findings=tail_findings(simulation),
-        cautions=simulation.notes,
+        cautions=(_CAUTION,),
         facts=_simulation_facts(simulation),
         styles=_STYLES,
         scripts=("simulate/stage.js", "simulate/simulate.js"),
@@ -56,40 +60,6 @@ def result_page(result: ExperimentResult) -> str:
         styles=_STYLES,
         scripts=("simulate/figures.js",),
     )
-
-
-def headline(simulation: Simulation) -> str:
-    """One sentence that summarises the simulation."""
-    named = [(label, run) for label, run in zip(run_labels(simulation), simulation.runs, strict=True)]
-    if not all("cosine" in run.bands for _, run in named):
-        return ""
-    horizon = f"{simulation.config.get('time', named[0][1].times[-1]):g}"
-    ranked = sorted(named, key=lambda pair: -pair[1]["cosine"].mean[-1])
-    (most, first), (least, last) = ranked[0], ranked[-1]
-    if len(ranked) == 1:
-        begin, end = first["cosine"].mean[0], first["cosine"].mean[-1]
-        return f"{most}: the mean cosine of two tokens goes from {begin:.2f} to {end:.2f} by time {horizon}."
-    ends = [f"{run['cosine'].mean[-1]:.2f}" for run in (first, last)]
-    if ends[0] == ends[1]:
-        return f"All end at a mean cosine of {ends[0]} at time {horizon}."
-    return f"By time {horizon} {most} has gathered its tokens most (mean cosine {ends[0]}), {least} least ({ends[1]})."
-
-
-def tail_findings(simulation: Simulation) -> list[str]:
-    """For each run a sentence on the fitted and the predicted tail."""
-    return [
-        f"{label}: {words}"
-        for label, run in zip(run_labels(simulation), simulation.runs, strict=True)
-        if (words := _tail_words(run))
-    ]
-
-
-def _tail_words(run: SchemeRun) -> str:
-    fitted = next((fit for fit in run.fits if fit.observable == "variance"), None)
-    theory = f"theory predicts {run.tail}" if run.tail else "theory predicts nothing"
-    if fitted is not None:
-        return f"the variance falls as {fitted.rate}; {theory}"
-    return f"no tail up to this time; {theory} later" if run.tail else ""
 
 
 def agreement_sentence(result: ExperimentResult) -> str:
@@ -128,12 +98,11 @@ def _result_facts(result: ExperimentResult) -> list[tuple[str, str]]:
 
 
 def _simulation_facts(simulation: Simulation) -> list[tuple[str, str]]:
-    options = simulation.config
-    names = ("tokens", "dim", "seeds", "weights", "method")
-    facts = [(name, str(options[name])) for name in names if name in options]
-    betas = sorted({run.beta for run in simulation.runs})
-    facts.insert(2, ("β", ", ".join(f"{beta:g}" for beta in betas)))
-    return [*facts, ("time", duration(simulation.seconds))]
+    options, betas = simulation.config, sorted({run.beta for run in simulation.runs})
+    words = {"tokens": "tokens", "dim": "dimensions", "seeds": "random starts", "weights": "attention weights"}
+    facts = [(words[name], str(options[name])) for name in words if name in options]
+    facts.insert(2, ("sharpness of attention β", ", ".join(f"{beta:g}" for beta in betas)))
+    return [*facts, ("computed in", duration(simulation.seconds))]
 
 
 def _simulation_sections(simulation: Simulation, data: dict[str, Any]) -> list[Section]:
@@ -145,27 +114,38 @@ def _simulation_sections(simulation: Simulation, data: dict[str, Any]) -> list[S
     fitted = {fit.observable for run in runs for fit in run.fits}
     return [
         section(
-            "sphere", "On the sphere", "simulate/stage.html", names=run_labels(simulation), beside=shown["beside"],
+            "sphere", "Tokens on the sphere", "simulate/stage.html", names=run_labels(simulation),
+            beside=shown["beside"], why=WHY, schemes=scheme_words(simulation), opening=data["opening"],
             moving=all(run.paths for run in runs), last=len(runs[0].times) - 1,
             drawn=len(runs[0].paths[0]) if runs[0].paths else 0,
             tokens=simulation.config.get("tokens"), dim=simulation.config.get("dim", 3), explained=simulation.explained,
             laws="variance" in fitted, seeds=simulation.config.get("seeds", 1),
         ),
-        section("laws", "Laws", "table.html", table=tables.law_table(simulation)),
         section(
-            "observables", "Observables", "simulate/observables.html", main=shown["main"], more=shown["more"],
+            "laws", "How fast tokens gather", "simulate/laws.html", table=tables.law_table(simulation), words=LAWS,
+            findings=tail_findings(simulation),
+        ),
+        section(
+            "observables", "Layer by layer", "simulate/observables.html", main=shown["main"], more=shown["more"],
             names=run_labels(simulation), histogram=all(run.histogram for run in runs),
             table=tables.run_table(simulation), seeds=simulation.config.get("seeds", 1),
             laws=bool(fitted - {"variance"}),
         ),
         *_merges(simulation),
+        *_notes(simulation),
         *_end(simulation),
     ]  # fmt: skip
 
 
 def _merges(simulation: Simulation) -> list[Section]:
     table = tables.merge_table(simulation)
-    return [section("merges", "Merge times", "simulate/merges.html", table=table)] if table.rows else []
+    return [section("merges", "When clusters merge", "simulate/merges.html", table=table)] if table.rows else []
+
+
+def _notes(simulation: Simulation) -> list[Section]:
+    """Remarks of the schemes' laws, for those who know the theory."""
+    notes = simulation.notes
+    return [section("notes", "Remarks", "simulate/notes.html", notes=notes)] if notes else []
 
 
 def _verdicts(result: ExperimentResult) -> list[Section]:

@@ -11,6 +11,7 @@ from normlab.dynamics.config import OBSERVABLE_LABELS, OBSERVABLES, Observable
 from normlab.dynamics.measure.fits import Rate
 from normlab.dynamics.result import Band, FittedLaw, SchemeRun, Simulation
 from normlab.dynamics.view.figures import Curve, Figure
+from normlab.dynamics.view.opening import opening_look, opening_words
 
 PATH_SCALE = 1000
 """Positions are stored as integers in units of radius / PATH_SCALE, which is below a pixel."""
@@ -56,6 +57,8 @@ def simulation_data(simulation: Simulation) -> dict[str, Any]:
         "clock": simulation.config.get("clock", "plain"),
         "flat": simulation.config.get("dim") == 2,
         "fine": PATH_SCALE,
+        "opening": opening_look(simulation),
+        "opened": opening_words(simulation),
         "panels": [vars(panel) for panel in observable_panels(simulation)],
         "runs": [_run(run, several=simulation.config.get("seeds", 1) > 1) for run in simulation.runs],
     }

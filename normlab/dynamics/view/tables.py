@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
+from normlab.dynamics.config import OBSERVABLE_LABELS, OBSERVABLES
 from normlab.dynamics.experiments.result import ExperimentResult, PredictionVerdict
 from normlab.dynamics.experiments.result import TableValue as Value
 from normlab.dynamics.measure.fits import FORMULAS
@@ -12,6 +13,8 @@ from normlab.dynamics.result import FittedLaw, SchemeRun, Simulation
 from normlab.dynamics.view.plots import run_labels
 from normlab.pages.numbers import NONE, duration
 from normlab.pages.tables import Cell, Column, Table, flatten, numeric_cell
+
+_QUANTITIES = {"variance": "squared distance of tokens from their mean", "radius": "length of the hidden state"}
 
 
 def number_cell(value: float | None, digits: int = 4) -> Cell:
@@ -27,12 +30,10 @@ def _columns(*titles: str) -> list[Column]:
 
 def run_table(simulation: Simulation) -> Table:
     """Table of the first and last value of every observable."""
-    names = list(simulation.runs[0].bands)
-    rows = [
-        [Cell(label, label, scheme=place), *(_change(run, name) for name in names)]
-        for place, (label, run) in enumerate(zip(run_labels(simulation), simulation.runs, strict=True))
-    ]
-    return Table("First and last values", _columns("Scheme", *(f"{name}#" for name in names)), rows)
+    names = [name for name in OBSERVABLES if name in simulation.runs[0].bands]
+    rows = [[Cell(OBSERVABLE_LABELS[name], name), *(_change(run, name) for run in simulation.runs)] for name in names]
+    titles = [f"{label}#" for label in run_labels(simulation)]
+    return Table("First and last values", _columns("Quantity", *titles), rows, sortable=False)
 
 
 def _change(run: SchemeRun, name: str) -> Cell:
@@ -47,10 +48,10 @@ def law_table(simulation: Simulation) -> Table:
         fits = {fitted.observable: fitted for fitted in run.fits}
         names = dict.fromkeys(["variance", *fits])
         rows += [[Cell(label, label, scheme=place), *_law_cells(run, name, fits.get(name))] for name in names]
-    titles = _columns("Scheme", "Observable", "Law", "Measured a#", "95 % interval", "Predicted a#", "Difference#")
+    titles = _columns("Scheme", "Quantity", "Law", "Measured a#", "95 % interval", "Predicted a#", "Difference#")
     note = (
-        "The variance is fitted where it is below a tenth of its first value and above rounding error, "
-        "over the second half of those times; a dash marks a run that did not get so far."
+        "A law of the distance is fitted where the squared distance is below a tenth of its first value and above "
+        "rounding error, over the second half of those layers; a dash marks a run that did not get so far."
     )
     return Table("Laws", titles, rows, note=note)
 
@@ -60,7 +61,7 @@ def _law_cells(run: SchemeRun, name: str, fitted: FittedLaw | None) -> list[Cell
     if fitted is None:
         law = FORMULAS[tail.form] if tail else NONE
         return [
-            Cell(name),
+            Cell(_QUANTITIES.get(name, name)),
             Cell(law),
             number_cell(None),
             Cell(NONE),
@@ -70,8 +71,8 @@ def _law_cells(run: SchemeRun, name: str, fitted: FittedLaw | None) -> list[Cell
     rate = fitted.rate
     interval = f"{rate.low:.4f} to {rate.high:.4f}".replace("-", "−") if rate.low == rate.low else NONE
     return [
-        Cell(name), Cell(FORMULAS[rate.form]), number_cell(rate.value, 5), Cell(interval, whole=True),
-        number_cell(fitted.predicted, 5), number_cell(fitted.error, 2),
+        Cell(_QUANTITIES.get(name, name)), Cell(FORMULAS[rate.form]), number_cell(rate.value, 5),
+        Cell(interval, whole=True), number_cell(fitted.predicted, 5), number_cell(fitted.error, 2),
     ]  # fmt: skip
 
 
@@ -87,7 +88,7 @@ def merge_table(simulation: Simulation) -> Table:
         for place, (label, run) in enumerate(zip(run_labels(simulation), simulation.runs, strict=True))
         for merge, stood in zip(run.merges, _standing(run), strict=True)
     ]
-    return Table("Merge times", _columns("Scheme", "Time#", "Clusters left#", "They stand for#"), rows)
+    return Table("Merge times", _columns("Scheme", "Layer#", "Clusters left#", "Unchanged for (layers)#"), rows)
 
 
 def _standing(run: SchemeRun) -> list[float]:

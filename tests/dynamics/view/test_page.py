@@ -8,11 +8,14 @@ import re
 
 import pytest
 
+from normlab.dynamics.config import OBSERVABLE_LABELS
 from normlab.dynamics.experiments.result import judge_prediction
-from normlab.dynamics.result import Merge
+from normlab.dynamics.result import Band, Merge, Simulation
 from normlab.dynamics.view.figures import Figure, make_curve
-from normlab.dynamics.view.page import agreement_sentence, headline, render_result, reproduce_commands
+from normlab.dynamics.view.opening import opening_look
+from normlab.dynamics.view.page import agreement_sentence, render_result, reproduce_commands
 from normlab.dynamics.view.plots import MAX_GROUPS, PATH_SCALE, figures_data, simulation_data
+from normlab.dynamics.view.words import WHY, headline, scheme_words, tail_findings
 from tests.dynamics.shown import HOSTILE, LOOKS, result, run, simulation
 
 
@@ -23,6 +26,8 @@ def sections(html: str) -> list[str]:
 def test_every_part_has_its_section() -> None:
     end = ["configuration", "reproduce"]
     assert sections(render_result(simulation())) == ["sphere", "laws", "observables", "merges", *end]
+    noted = render_result(simulation(run(merges=()), notes=("a remark",)))
+    assert sections(noted) == ["sphere", "laws", "observables", "notes", *end]
     assert sections(render_result(simulation(run(merges=())))) == ["sphere", "laws", "observables", *end]
     assert sections(render_result(result())) == ["figures", "results", "verdicts", *end]
     assert sections(render_result(result(verdicts=()))) == ["figures", "results", *end]
@@ -30,10 +35,86 @@ def test_every_part_has_its_section() -> None:
 
 def test_the_headline_says_what_happened() -> None:
     assert headline(simulation()) == (
-        "By time 10 post has gathered its tokens most (mean cosine 1.00), peri(step=0.1) least (0.99)."
+        "After 10 layers the tokens of post are most alike (mean cosine 1.00; 1: all the same), "
+        "those of peri(step=0.1) least (0.99)."
     )
-    assert headline(simulation(run())).startswith("post: the mean cosine of two tokens goes from 0.00 to 1.00")
+    assert headline(simulation(run())) == (
+        "post: within 10 layers the mean cosine of two tokens goes from 0.00 to 1.00 (1: all tokens alike)."
+    )
+    assert headline(simulation(run("post"), run("pre"))) == (
+        "After 10 layers all have the same mean cosine of two tokens, 1.00 (1: all tokens alike)."
+    )
     assert headline(simulation(run(bands={"radius": run()["radius"]}))) == ""
+
+
+def test_the_page_explains_itself_to_a_newcomer() -> None:
+    """What collapse is and why it matters, what a dot is, what each scheme does, before anything moves."""
+    html = render_result(simulation(run("post"), run("peri(step=0.1)", rate=0.5), notes=("a remark",)))
+    before = html.partition("<figure")[0]
+    assert WHY.count(". ") == 1
+    for words in (WHY, "Each dot is a token", "Post-Norm:", "Peri-LN:", "1: the same direction"):
+        assert words in before
+    own = html.partition("\n<script>\n")[0].partition('<section id="notes"')[0]
+    # Signs of the paper stay out of what everybody reads; remarks for those who know it come last.
+    assert not re.findall("[θρ‖]|arXiv|observable|seed", re.sub("<[^>]*>", "", own.partition('id="data"')[0]))
+    assert "a remark" not in own
+    assert "a remark" in html
+
+
+def test_only_schemes_that_are_built_in_are_described() -> None:
+    """A name in a stored result may be a path: the file is not loaded to describe it."""
+    found = scheme_words(simulation(run("own.py:Scheme"), run("sqrt"), run("post", beta=2.0)))
+    assert [(place, label) for place, label, _ in found] == [(2, "post, β = 2")]
+
+
+def test_how_fast_tokens_gather_is_said_in_words() -> None:
+    assert tail_findings(simulation(run())) == [
+        "post: late in the run the squared distance of tokens from their mean falls as e^(-2 t), "
+        "by the same factor in every layer: fast; theory predicts e^(-2 t)."
+    ]
+    assert tail_findings(simulation(run(fits=())))[0].startswith("post: tokens have not gathered by the end; theory")
+    assert tail_findings(simulation(run(fits=(), tail=None))) == []
+
+
+def shown_at(*cosines: list[float]) -> Simulation:
+    times = tuple(float(k) for k in range(len(cosines[0])))
+    bands = [{"cosine": Band(mean=tuple(values), low=(), high=())} for values in cosines]
+    return simulation(*(run(times=times, bands=one, fits=()) for one in bands))
+
+
+@pytest.mark.parametrize(
+    ("cosines", "look"),
+    [
+        ([[0, 0.5, 0.9, 1, 1], [0, 0.1, 0.2, 0.6, 1]], 2),  # farthest apart in between: at both ends they agree
+        ([[0, 0.5, 0.98, 1.0], [0, 0, 0, 0]], 2),  # what is nearly the largest difference comes first
+        ([[0, math.nan, 0.2, 0.2], [0, 0, 0, 0.1]], 2),
+        ([[0, 0, 0, 0], [0, 0, 0, 0]], 2),  # no difference at all: the middle
+        ([[0, 0.1, 0.2, 0.6, 0.9, 1.0]], 3),  # one run: halfway
+        ([[1.0, 0.7, 0.3, 0.0]], 2),
+        ([[math.nan, 0.7, 0.3, 0.0]], 2),
+        ([[0.3, 0.3]], 1),
+    ],
+)
+def test_it_opens_where_the_schemes_differ(cosines: list[list[float]], look: int) -> None:
+    assert opening_look(shown_at(*cosines)) == look
+    assert simulation_data(shown_at(*cosines))["opening"] == look
+
+
+def test_what_is_shown_at_first_is_said() -> None:
+    said = [simulation_data(shown_at(*c))["opened"] for c in ([[0.0, 1.0]], [[0.0, 1.0], [0.0, 0.5]], [[0.0, 0.0]] * 2)]
+    assert [words.partition(".")[0] for words in said] == [
+        "Shown: halfway through the change", "Shown: where the schemes differ most", "Shown: the middle of the run"
+    ]  # fmt: skip
+
+
+def test_without_cosines_it_opens_in_the_middle() -> None:
+    assert opening_look(simulation(run(bands={"radius": run()["radius"]}))) == LOOKS // 2
+
+
+def test_first_and_last_values_are_named_in_words() -> None:
+    html = render_result(simulation())
+    for name in simulation().runs[0].bands:
+        assert OBSERVABLE_LABELS[name] in html
 
 
 def test_agreement_is_counted() -> None:
@@ -67,10 +148,10 @@ def test_the_page_needs_nothing_from_outside() -> None:
 
 def test_a_projection_is_explained_where_there_is_one() -> None:
     high = render_result(simulation(run(), config={"dim": 512, "tokens": 256}, explained=0.587))
-    assert "Tokens live in dimension 512" in high
-    assert "59 % of their square length" in high
+    assert "Tokens live in 512 dimensions" in high
+    assert "59 % of their squared length" in high
     assert "5 of 256 tokens are drawn" in high
-    assert "Tokens live on this sphere" in render_result(simulation())
+    assert "Tokens have three dimensions here" in render_result(simulation())
     assert "Tokens live on a circle" in render_result(simulation(config={"dim": 2}))
 
 

@@ -53,7 +53,7 @@ def parts(page: Any, plot: str) -> list[str]:
 
 def clock(page: Any) -> float:
     page.evaluate(FRAME)
-    return float(page.locator("#clock").text_content().removeprefix("t = "))
+    return float(page.locator("#clock").text_content().removeprefix("layer "))
 
 
 @pytest.mark.full
@@ -110,6 +110,7 @@ def test_play_moves_all_spheres_in_step_and_stops_at_the_end(visit: Any) -> None
 def test_the_keyboard_plays_and_steps(visit: Any) -> None:
     page = visit(simulation())
     page.locator("#stage").focus()
+    page.keyboard.press("Home")
     for _ in range(3):
         page.keyboard.press("ArrowRight")
     assert clock(page) == 1.5
@@ -157,13 +158,54 @@ def test_dragging_turns_every_sphere(visit: Any) -> None:
 
 @pytest.mark.full
 @browsing
-def test_it_plays_by_itself_unless_motion_is_unwanted(visit: Any) -> None:
-    sight = {"viewport": {"width": 1000, "height": 1400}}
-    moving = visit(simulation(), reduced_motion="no-preference", **sight)
-    until(moving, "Stage.view().at > 0.2")
+def test_it_plays_by_itself_once_and_goes_back_to_where_it_opened(visit: Any) -> None:
+    page = visit(simulation(), reduced_motion="no-preference", viewport={"width": 1000, "height": 1800})
+    opening = page.evaluate("NormLab.data.opening")
+    assert page.evaluate("Stage.view().at") == opening > 0
+    assert "where the schemes differ most" in page.locator("#where").text_content()
+    page.locator("#pace").evaluate("pace => { pace.value = '4'; }")
+    until(page, "Stage.view().playing")
+    assert page.evaluate("Stage.view().at") < opening
+    until(page, "!Stage.view().playing")
+    page.evaluate(FRAME)
+    assert page.evaluate("Stage.view().at") == opening
+    page.wait_for_timeout(2000)
+    assert not page.evaluate("Stage.view().playing")
+
+
+@pytest.mark.full
+@browsing
+def test_it_stays_still_if_motion_is_unwanted_or_its_reader_has_taken_over(visit: Any) -> None:
+    sight = {"viewport": {"width": 1000, "height": 1800}}
     still = visit(simulation(), **sight)
-    still.wait_for_timeout(400)
-    assert still.evaluate("Stage.view().at") == 0
+    taken = visit(simulation(), reduced_motion="no-preference", **sight)
+    taken.locator("#scrub").fill("10")
+    taken.wait_for_timeout(2200)
+    for page in (still, taken):
+        assert not page.evaluate("Stage.view().playing")
+    assert still.evaluate("Stage.view().at === NormLab.data.opening")
+    assert taken.evaluate("Stage.view().at") == 10
+
+
+@pytest.mark.full
+@browsing
+def test_at_its_opening_the_spheres_differ(visit: Any) -> None:
+    drawn = "[...document.querySelectorAll('canvas')].map(canvas => canvas.toDataURL())"
+    paths = tuple(run().paths[min(k, 1)] for k in range(LOOKS))
+    page = visit(simulation(run("post"), run("pre", rate=0.5, paths=paths)))
+    page.evaluate(FRAME)
+    apart = page.evaluate("Stage.view().at")
+    assert apart > 0
+    # One colour for both, so that only the places of the tokens can differ.
+    page.evaluate("document.documentElement.style.setProperty('--series-1', NormLab.colour(0))")
+    page.locator("#scrub").fill(str(apart))
+    page.evaluate(FRAME)
+    first, second = page.evaluate(drawn)
+    assert first != second
+    page.locator("#scrub").fill("0")
+    page.evaluate(FRAME)
+    first, second = page.evaluate(drawn)
+    assert first == second
 
 
 @pytest.mark.full

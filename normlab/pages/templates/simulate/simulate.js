@@ -21,7 +21,7 @@
   };
   const line = (run, k, panel) => ({
     x: run.times, y: run.bands[panel.name].mean, mode: "lines", line: { color: style(k).colour, dash: style(k).dash, width: 2.2 },
-    meta: { scheme: k, part: "simulated" }, hovertemplate: `${owner(k)}t = %{x:.4g}: %{y:.4g}<extra></extra>`,
+    meta: { scheme: k, part: "simulated" }, hovertemplate: `${owner(k)}layer %{x:.4g}: %{y:.4g}<extra></extra>`,
   });
   const spread = (run, k, panel) => {
     const { low, high } = run.bands[panel.name];
@@ -32,7 +32,7 @@
     }];
   };
   const laws = (run, k, panel) => run.laws.filter((law) => law.observable === panel.name).flatMap((law) => [
-    ["fitted", "dash", "fitted law"], ["predicted", "dot", "predicted rate"],
+    ["fitted", "dash", "fitted law"], ["predicted", "dot", "slope that theory predicts"],
   ].filter(([part]) => law[part].length).map(([part, dash, words]) => ({
     x: law.times, y: law[part], mode: "lines", line: { color: css("--ink"), dash, width: part === "fitted" ? 2 : 2.6 },
     meta: { scheme: k, part }, hovertemplate: `${owner(k)}${words}: %{y:.4g}<extra></extra>`,
@@ -55,7 +55,7 @@
       traces,
       layout: {
         uirevision: [timeType(), type].join(), margin: { l: 48, r: 10, t: 8, b: 40 },
-        xaxis: axis("Time (layers)", { type: timeType(), nticks: 7, exponentformat: "power" }),
+        xaxis: axis("Layer", { type: timeType(), nticks: 7, exponentformat: "power" }),
         yaxis: axis("", { type, exponentformat: "power", ...(type === "log" ? decades(values) : { nticks: 6 }), ...range }),
       },
     };
@@ -72,10 +72,10 @@
         type: "heatmap", x: run.times, y: Array.from({ length: bins }, (_, bin) => -1 + (2 * bin + 1) / bins), z, zmin: 0,
         customdata: z.map((row) => row.map((value) => 100 * value * value)), showscale: false,
         colorscale: [[0, css("--surface")], [0.5, faded(style(picked()).colour, 0.65)], [1, style(picked()).colour]],
-        hovertemplate: "t = %{x:.4g}, cosine %{y:.2f}: %{customdata:.2f} % of pairs<extra></extra>", meta: { part: "histogram" },
+        hovertemplate: "layer %{x:.4g}, cosine %{y:.2f}: %{customdata:.2f} % of pairs<extra></extra>", meta: { part: "histogram" },
       }],
       layout: {
-        xaxis: axis("Time (layers)", { type: timeType(), exponentformat: "power" }), yaxis: axis("Cosine of two tokens", { range: [-1, 1] }),
+        xaxis: axis("Layer", { type: timeType(), exponentformat: "power" }), yaxis: axis("Cosine of two tokens (1: alike)", { range: [-1, 1] }),
       },
     };
   };

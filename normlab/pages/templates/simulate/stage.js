@@ -13,7 +13,9 @@ const Stage = (() => {
   const UPRIGHT = data.flat ? { turn: 0, tilt: 0 } : { turn: -0.9, tilt: 0.35 };
   const WHOLE = 12; // seconds from the first look to the last at speed 1
   const TRAIL = 14; // looks
-  let at = 0, playing = false, before = 0, queued = false, view = { ...UPRIGHT };
+  const PAUSE = 1500; // milliseconds that the opening stands before it plays by itself
+  // `showing`: it plays by itself, once, and then goes back to where it opened.
+  let at = data.opening, playing = false, showing = false, before = 0, queued = false, view = { ...UPRIGHT };
 
   const time = () => {
     const low = Math.floor(at), high = Math.min(low + 1, last);
@@ -120,7 +122,7 @@ const Stage = (() => {
     drawTokens(pen, runs[k], colour(k), size, middle);
     const { cosine, clusters } = runs[k].bands;
     box.querySelector(".now").textContent = [
-      cosine && `cosine ${(cosine.mean[near()] ?? NaN).toFixed(3)}`,
+      cosine && `mean cosine ${(cosine.mean[near()] ?? NaN).toFixed(3)}`,
       clusters && `${Math.round(clusters.mean[near()])} cluster${clusters.mean[near()] === 1 ? "" : "s"}`,
     ].filter(Boolean).join(" · ");
   };
@@ -129,8 +131,9 @@ const Stage = (() => {
     boxes.forEach(drawBox);
     if (!boxes.length) return;
     control("scrub").value = at;
-    control("clock").textContent = `t = ${words(time())}`;
-    control("scrub").setAttribute("aria-valuetext", `time ${words(time())}`);
+    control("clock").textContent = `layer ${words(time())}`;
+    control("scrub").setAttribute("aria-valuetext", `layer ${words(time())}`);
+    control("where").textContent = at === data.opening && !playing ? data.opened : "";
     listeners.forEach((listen) => listen(time()));
   };
   const refresh = () => {
@@ -149,15 +152,17 @@ const Stage = (() => {
     at += passed * (last / WHOLE) * Number(control("pace").value);
     before = now;
     if (at >= last) {
-      at = last;
+      at = showing ? data.opening : last;
       play(false);
     }
     draw();
     if (playing) requestAnimationFrame(tick);
   };
   const play = (wanted) => {
-    if (wanted && at >= last) at = 0;
+    // From the start, unless its reader has gone to a moment of their own.
+    if (wanted && (at >= last || at === data.opening)) at = 0;
     playing = wanted;
+    showing = false;
     control("play").textContent = playing ? "Pause" : "Play";
     before = performance.now();
     if (playing) requestAnimationFrame(tick);
@@ -241,11 +246,18 @@ const Stage = (() => {
     new ResizeObserver(refresh).observe(stage);
     drawTicks();
     draw();
-    // The first time that it comes into sight it plays, unless its reader wants no motion.
+    // The first time that it comes into sight it plays, once, unless its reader wants no motion or has taken over.
+    const showOnce = () => {
+      if (playing || at !== data.opening) return;
+      at = 0;
+      play(true);
+      showing = true;
+    };
     const sight = new IntersectionObserver((entries) => {
       if (!entries.some((entry) => entry.isIntersecting)) return;
       sight.disconnect();
-      if (at === 0 && !playing) play(true);
+      const soon = setTimeout(showOnce, PAUSE);
+      ["pointerdown", "keydown"].forEach((name) => stage.addEventListener(name, () => clearTimeout(soon), { once: true }));
     }, { threshold: 0.6 });
     if (!calm) sight.observe(boxes[0]);
   }

@@ -10,8 +10,8 @@ import numpy as np
 from normlab.errors import NormLabError
 from normlab.ladders.statistics.answer import Design, ExpectedWidth, Place, Purchase
 from normlab.ladders.statistics.cells import in_words
-from normlab.ladders.statistics.fit import Sample, estimate
-from normlab.ladders.statistics.noise import ASSUMED_DF, SeedNoise, effective_df
+from normlab.ladders.statistics.estimators.fit import Sample, estimate
+from normlab.ladders.statistics.estimators.noise import ASSUMED_DF, SeedNoise, effective_df
 from normlab.ladders.statistics.projection import NEXT_RUNG, TEN_TIMES, times_top
 
 MORE_SEEDS = 2

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from normlab.ladders.statistics.answer import HeldOut, Identified, Obstacle, Place, Projection
 from normlab.ladders.statistics.cells import BaselineMean
-from normlab.ladders.statistics.fit import Sample
+from normlab.ladders.statistics.estimators.fit import Sample
+from normlab.ladders.statistics.estimators.layout import layout_of
 from normlab.ladders.statistics.forms import fit_forms, opposite_signs
-from normlab.ladders.statistics.layout import layout_of
 
 FEWEST_RUNGS = 4
 FEWEST_SIDE = 3

@@ -27,13 +27,13 @@ from normlab.ladders.statistics.baseline import fit_baseline, slopes_at
 from normlab.ladders.statistics.cautions import find_cautions
 from normlab.ladders.statistics.cells import BaselineMean, Cell, baseline_means, cells_of, check_rows
 from normlab.ladders.statistics.design import purchases
-from normlab.ladders.statistics.fit import Sample, estimate, sample_of, simple_law_weights
+from normlab.ladders.statistics.estimators.fit import Sample, estimate, sample_of, simple_law_weights
+from normlab.ladders.statistics.estimators.layout import kind_of
+from normlab.ladders.statistics.estimators.mixture import Mixture
+from normlab.ladders.statistics.estimators.noise import mean_sd
 from normlab.ladders.statistics.forecast import compare_with_forecast
 from normlab.ladders.statistics.identified import EdgeRate, identify
-from normlab.ladders.statistics.layout import kind_of
-from normlab.ladders.statistics.mixture import Mixture
 from normlab.ladders.statistics.multiplier import multiplier
-from normlab.ladders.statistics.noise import mean_sd
 from normlab.ladders.statistics.priors import priors_in_words
 from normlab.ladders.statistics.projection import NEXT_RUNG, TEN_TIMES, project, times_top
 from normlab.ladders.statistics.sentence import sentence

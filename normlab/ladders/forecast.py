@@ -78,12 +78,16 @@ def read_forecast(folder: Path) -> StoredForecast | None:
     return found
 
 
-def check_rows(rows: Sequence[LadderRow], forecast: StoredForecast, path: Path) -> None:
-    """Raise if a row of the held-out size began before its forecast, or carries another forecast's hash."""
+def check_rows(
+    rows: Sequence[LadderRow], forecast: StoredForecast | None, path: Path, held_out: str | None = None
+) -> None:
+    """Raise if a row of the held-out size has no forecast, began before it, or carries another one's hash."""
     for row in rows:
-        if row.size != forecast.size:
+        if row.size != (forecast.size if forecast is not None else held_out):
             continue
         name = f"{row.scheme}, {row.size}, {row.tokens:,} tokens, seed {row.seed}"
+        if forecast is None:
+            raise NormLabError(f"{path}: the row of {name} has no {FILE} that it was forecast in; restore that file")
         if row.forecast != forecast.hash:
             raise NormLabError(
                 f"{path}: the row of {name} carries the hash {row.forecast}, not that of the forecast "

@@ -8,7 +8,7 @@ from normlab.ladders.statistics.answer import Projection, SchemeAnswer
 from normlab.pages.numbers import NONE, count
 from normlab.pages.tables import Cell, Column, Table
 
-_TRENDS = {
+TRENDS = {
     "shrinks": "gap shrinks",
     "grows": "gap grows",
     "crosses": "gap changes sign",
@@ -39,7 +39,7 @@ def _row(content: LadderReport, own: SchemeAnswer) -> list[Cell]:
         interval_cell(interval, places),
         side_cell(interval) if interval else Cell("one seed: no interval" if top else NONE),
         times_cell(top.multiplier if top else None),
-        Cell(_TRENDS[own.trend.verdict] if top else NONE, whole=True),
+        Cell(TRENDS[own.trend.verdict] if top else NONE, whole=True),
         interval_cell(ahead[0].gap, places) if ahead else Cell(NONE),
         _furthest(own, last, places),
     ]

@@ -304,6 +304,8 @@ class Design(Record):
 
     cells: list[Place]
     seeds: int
+    top_seeds: int | None = None
+    """Seeds of the largest size, where it has another number."""
     targets: list[Place] = field(default_factory=list)
     seed_sd: float = 0.007
     """Assumed standard deviation of a paired difference over seeds."""

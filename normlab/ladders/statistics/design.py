@@ -26,14 +26,10 @@ def expected_widths(design: Design, level: float = 0.95) -> list[ExpectedWidth]:
         raise NormLabError("a design needs at least one cell and one seed")
     sizes = sorted({place.size for place in design.cells})
     groups = [sizes.index(own.size) if design.is_branched else index for index, own in enumerate(design.cells)]
-    sample = Sample(
-        tuple(design.cells),
-        np.zeros(len(design.cells)),
-        np.full(len(design.cells), design.seeds),
-        np.array(groups),
-        SeedNoise(design.seed_sd, max(ASSUMED_DF, effective_df([design.seeds] * len(groups), groups))),
-    )
     top = max(design.cells, key=lambda place: place.flops)
+    seeds = [(design.top_seeds if own.size == top.size else None) or design.seeds for own in design.cells]
+    noise = SeedNoise(design.seed_sd, max(ASSUMED_DF, effective_df(seeds, groups)))
+    sample = Sample(tuple(design.cells), np.zeros(len(groups)), np.array(seeds), np.array(groups), noise)
     places = [top, times_top(top, NEXT_RUNG), times_top(top, TEN_TIMES), *design.targets]
     found = estimate(sample, places)
     return [

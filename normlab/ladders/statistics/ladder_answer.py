@@ -72,15 +72,27 @@ def answer(
     schemes = [scheme for scheme in dict.fromkeys(row.scheme for row in rows) if scheme != baseline]
     each = bonferroni_level(level, len(schemes) + 1)
     means = baseline_means(rows, baseline)
-    one = _OneScheme(baseline, means, targets, each, held_out or (), edge_rates, minimum_steps, epochs or {})
+    one = _OneScheme(baseline, means, targets, each, level, held_out or (), edge_rates, minimum_steps, epochs or {})
     by_scheme = {scheme: cells_of(rows, scheme, baseline) for scheme in schemes}
     answers = [one.answer(scheme, cells) for scheme, cells in by_scheme.items()]
     return LadderAnswer(
         baseline=baseline, level=level, level_each=each, kind=kind_of(means) if len(means) > 1 else "too small",
         schemes=answers, baseline_law=fit_baseline(means, level),
         cautions=find_cautions(by_scheme, answers, minimum_steps, each), priors=priors_in_words(),
-        versions={"normlab": __version__, "numpy": np.__version__, "python": platform.python_version()},
+        versions=_versions(),
     )  # fmt: skip
+
+
+def no_answer(baseline: str, level: float) -> LadderAnswer:
+    """The answer of a ladder whose baseline has no ended run yet."""
+    return LadderAnswer(
+        baseline=baseline, level=level, level_each=level, kind="too small", schemes=[], baseline_law=None,
+        cautions=[f"No run of {baseline} that counts has ended yet."], priors=priors_in_words(), versions=_versions(),
+    )  # fmt: skip
+
+
+def _versions() -> dict[str, str]:
+    return {"normlab": __version__, "numpy": np.__version__, "python": platform.python_version()}
 
 
 class _OneScheme:
@@ -92,12 +104,14 @@ class _OneScheme:
         means: Sequence[BaselineMean],
         targets: Sequence[Place],
         level: float,
+        joint_level: float,
         held_out: Sequence[CellForecast],
         edges: Sequence[EdgeRate],
         minimum_steps: int,
         epochs: dict[int, float],
     ) -> None:
-        self.baseline, self.means, self.targets, self.level = baseline, means, tuple(targets), level
+        self.baseline, self.means, self.targets = baseline, means, tuple(targets)
+        self.level, self.joint_level = level, joint_level
         self.held_out, self.edges, self.minimum_steps, self.epochs = held_out, edges, minimum_steps, epochs
 
     def answer(self, scheme: str, cells: Sequence[Cell]) -> SchemeAnswer:
@@ -119,7 +133,7 @@ class _OneScheme:
         return SchemeAnswer(
             scheme=scheme, cells=gaps, trend=trend, projections=beyond, identified=identified, form_weights=families,
             axis_weights=axes, held_out=held_out, seed_sd=sample.noise.sd,
-            sentence=sentence(scheme, self.baseline, at_top, trend, beyond, judged, identified),
+            sentence=sentence(scheme, self.baseline, at_top, trend, beyond, judged, identified, self.joint_level),
             what_more=purchases(sample, usable, judged[-1].place, self.level),
         )  # fmt: skip
 
@@ -130,7 +144,7 @@ class _OneScheme:
             scheme=scheme, cells=[self._gap(cell, None, None, None) for cell in cells], trend=nothing, projections=[],
             identified=identified, form_weights={}, axis_weights={}, what_more=[], seed_sd=None,
             held_out=compare_with_forecast(scheme, cells, self.held_out),
-            sentence=sentence(scheme, self.baseline, None, nothing, [], [], identified),
+            sentence=sentence(scheme, self.baseline, None, nothing, [], [], identified, self.joint_level),
         )  # fmt: skip
 
     def _gaps(self, cells: Sequence[Cell], sample: Sample) -> list[CellGap]:

@@ -24,11 +24,12 @@ def sentence(
     projections: Sequence[Projection],
     targets: Sequence[Projection],
     identified: Identified,
+    level: float = 0.95,
 ) -> str:
-    """What a page prints for a scheme."""
+    """What a page prints for a scheme; `level` is the joint level of all schemes' intervals."""
     if top is None or top.gap is None:
         return f"{scheme}: no cell of the ladder can be compared with {baseline}."
-    parts = [_at_top(scheme, baseline, top), _moves(trend)]
+    parts = [_at_top(scheme, baseline, top, f"{100 * level:g} %"), _moves(trend)]
     beyond = [own for own in projections if own not in targets]
     if beyond:
         parts.append(f"one rung beyond ({beyond[0].times_top:.3g} × the compute) {_range(beyond[0])}")
@@ -40,16 +41,17 @@ def sentence(
     return "; ".join(part for part in parts if part) + "."
 
 
-def _at_top(scheme: str, baseline: str, top: CellGap) -> str:
+def _at_top(scheme: str, baseline: str, top: CellGap, level: str) -> str:
     assert top.gap is not None
     where = f"at {top.size} with {in_words(top.tokens)} tokens"
     k = top.multiplier
     ratio = f", compute multiplier {k.mean:.2f} ({k.low:.2f} to {k.high:.2f})" if k else ""
     if top.gap.spans_zero:
-        return f"{scheme}: no difference to {baseline} shown {where}, {_signed(top.gap)}{ratio}"
+        return f"{scheme}: no difference to {baseline} shown {where}, {_signed(top.gap, level)}{ratio}"
     word = "better" if top.gap.mean < 0.0 else "worse"
     low, high = sorted((abs(top.gap.low), abs(top.gap.high)))
-    return f"{scheme}: {word} than {baseline} by {abs(top.gap.mean):.3f} nats ({low:.3f} to {high:.3f}) {where}{ratio}"
+    by = f"{abs(top.gap.mean):.3f} nats ({level}: {low:.3f} to {high:.3f})"
+    return f"{scheme}: {word} than {baseline} by {by} {where}{ratio}"
 
 
 def _moves(trend: Trend) -> str:
@@ -78,5 +80,5 @@ def _range(own: Projection) -> str:
     return f"{text}: {'better' if own.gap.mean < 0.0 else 'worse'} {simple}"
 
 
-def _signed(interval: Interval) -> str:
-    return f"{interval.mean:+.3f} ({interval.low:+.3f} to {interval.high:+.3f})"
+def _signed(interval: Interval, level: str) -> str:
+    return f"{interval.mean:+.3f} ({level}: {interval.low:+.3f} to {interval.high:+.3f})"

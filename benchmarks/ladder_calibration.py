@@ -90,7 +90,6 @@ def other_cases() -> list[Case]:
         Case(name="path: 5 rungs, 3 seeds, clean", ladder=path, noise=CLEAN),
         Case(name="path: 5 rungs, 3 seeds, noisy", ladder=path, noise=NOISY),
         Case(name="path: forecast of rung 5 from 4", ladder=path, held_out=1),
-        Case(name="grid: 2 seeds at the largest size", ladder=grid, top_seeds=2),
         Case(name="grid: noisy", ladder=grid, noise=NOISY),
         Case(name="grid: branches correlated 0.5, not 0.75", ladder=grid, noise=replace(USUAL, branch=0.5)),
         Case(name="grid: branches correlated 0.9, not 0.75", ladder=grid, noise=replace(USUAL, branch=0.9)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,13 @@ def read_forecast(folder: Path) -> StoredForecast | None:
     found = from_plain(StoredForecast, record, str(path))
     found.check(path)
     return found
+
+
+def refuse_lost_forecast(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
+    """Raise if stored rows carry the hash of a forecast that is not there: another one would come after its results."""
+    known = next((row["forecast"] for row in rows if row.get("forecast")), None)
+    if known is not None:
+        raise NormLabError(f"{folder / FILE} is missing, but rows were run after the forecast {known}; restore it")
 
 
 def check_rows(

@@ -21,7 +21,7 @@ from normlab.compare.store import Row, Store
 from normlab.errors import NormLabError
 from normlab.ladders.config import LadderConfig
 from normlab.ladders.description import design_of, write_description
-from normlab.ladders.forecast import StoredForecast, hash_of_rows, read_forecast, write_forecast
+from normlab.ladders.forecast import StoredForecast, hash_of_rows, read_forecast, refuse_lost_forecast, write_forecast
 from normlab.ladders.places import places
 from normlab.ladders.plan import LadderPlan, has_trained
 from normlab.ladders.results import read_report
@@ -69,6 +69,8 @@ def execute(
     with hold(path / "lock"):
         data, config = open_data(config, progress=progress)
         stored = read_forecast(path)
+        if stored is None:
+            refuse_lost_forecast(Store(path).rows(), path)
         plan = LadderPlan(config, stored.hash if stored else None)
         write_description(path, config, data, design_of(plan, Store(path).rows(), data, command))
         session = LadderSession(plan, path, data, progress=progress)

@@ -148,11 +148,13 @@ def test_rows_that_began_before_the_forecast_are_refused(finished: Path, tmp_pat
         read_report(tmp_path)
 
 
-def test_rows_of_the_largest_size_without_a_forecast_are_refused(finished: Path, tmp_path: Path) -> None:
+def test_rows_of_the_largest_size_without_a_forecast_are_refused(finished: Path, text: Path, tmp_path: Path) -> None:
     for name in ("ladder.json", "rows.jsonl"):
         shutil.copy(finished / name, tmp_path)
     with pytest.raises(NormLabError, match=r"no forecast.json .*restore that file"):
         read_report(tmp_path)
+    with pytest.raises(NormLabError, match=r"forecast.json is missing, but rows were run after the forecast"):
+        ladder(configuration(text), tmp_path, progress=False)
 
 
 @pytest.mark.usefixtures("here")

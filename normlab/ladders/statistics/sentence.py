@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from normlab.ladders.statistics.answer import CellGap, Identified, Interval, Projection, Trend, TrendTest
-from normlab.ladders.statistics.cells import in_words
+from normlab.pages.numbers import count
 
 _MOVES = {
     "shrinks": "the gap shrinks over the ladder",
@@ -43,7 +43,7 @@ def sentence(
 
 def _at_top(scheme: str, baseline: str, top: CellGap, level: str) -> str:
     assert top.gap is not None
-    where = f"at {top.size} with {in_words(top.tokens)} tokens"
+    where = f"at {top.size} with {count(top.tokens)} tokens"
     k = top.multiplier
     ratio = f", compute multiplier {k.mean:.2f} ({k.low:.2f} to {k.high:.2f})" if k else ""
     if top.gap.spans_zero:

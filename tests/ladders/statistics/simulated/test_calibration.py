@@ -19,7 +19,7 @@ REQUIRED = 0.90
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("case", "repeats"), list(zip(required_cases(), (1000, 600), strict=True)), ids=["path", "grid"]
+    ("case", "repeats"), list(zip(required_cases(), (1000, 600, 400), strict=True)), ids=["path", "grid", "plan-a"]
 )
 def test_smooth_intervals_cover_the_worst_truth(case: Case, repeats: int) -> None:
     found = worst(measure(case, [*TRUTHS, *FRESH_TRUTHS], repeats, "M"))

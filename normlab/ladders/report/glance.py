@@ -49,9 +49,9 @@ def _furthest(own: SchemeAnswer, last: Projection | None, places: int) -> Cell:
     """What is not identified is no number here; the tables below hold its interval."""
     if last is None:
         return Cell(NONE)
-    return (
-        interval_cell(last.gap, places) if own.identified.is_identified else Cell("not identified", tone="not-judged")
-    )
+    if own.identified.against(last.place.name):
+        return Cell("not identified", tone="not-judged")
+    return interval_cell(last.gap, places)
 
 
 def _name(content: LadderReport, position: int) -> str:

@@ -134,7 +134,7 @@ class _OneScheme:
             scheme=scheme, cells=gaps, trend=trend, projections=beyond, identified=identified, form_weights=families,
             axis_weights=axes, held_out=held_out, seed_sd=sample.noise.sd,
             sentence=sentence(scheme, self.baseline, at_top, trend, beyond, judged, identified, self.joint_level),
-            what_more=purchases(sample, usable, judged[-1].place, self.level),
+            what_more=purchases(sample, usable, min((own.place for own in judged), key=lambda at: at.flops), self.level),
         )  # fmt: skip
 
     def _without_fit(self, scheme: str, cells: Sequence[Cell]) -> SchemeAnswer:

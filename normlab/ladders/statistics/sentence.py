@@ -33,12 +33,15 @@ def sentence(
     beyond = [own for own in projections if own not in targets]
     if beyond:
         parts.append(f"one rung beyond ({beyond[0].times_top:.3g} × the compute) {_range(beyond[0])}")
-    if identified.is_identified:
-        parts += [f"at {own.place.name} {_range(own)}" for own in targets]
-    else:
-        where = targets[-1].place.name if targets else "larger sizes"
-        parts.append(f"at {where} not identified: {identified.reasons[0].text}")
+    parts += [_at_target(own, identified) for own in targets]
+    if not targets and identified.reasons:
+        parts.append(f"at larger sizes not identified: {identified.reasons[0].text}")
     return "; ".join(part for part in parts if part) + "."
+
+
+def _at_target(own: Projection, identified: Identified) -> str:
+    reasons = identified.against(own.place.name)
+    return f"at {own.place.name} " + (f"not identified: {reasons[0].text}" if reasons else _range(own))
 
 
 def _at_top(scheme: str, baseline: str, top: CellGap, level: str) -> str:

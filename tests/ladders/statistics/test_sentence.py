@@ -69,6 +69,14 @@ def test_what_is_open_is_not_called_equal() -> None:
     assert "whether the gap moves over the ladder is not shown" in text
 
 
+def test_a_far_target_says_nothing_against_a_near_one() -> None:
+    why = Identified(is_identified=False, reasons=[Obstacle(rule="a", text="too wide", target="1.3b")])
+    near, far = _projection(-0.08, -0.01, 4.0, "350m"), _projection(-0.8, 0.1, 200.0, "1.3b")
+    text = sentence("keel", "pre", _cell(0.01, 0.03), _trend("grows"), [near, far], [near, far], why)
+    assert "at 350m between -0.080 and -0.010: better" in text
+    assert text.endswith("at 1.3b not identified: too wide.")
+
+
 def test_a_target_that_is_not_identified_has_a_reason_and_no_number() -> None:
     why = Identified(is_identified=False, reasons=[Obstacle(rule="d", text="3 rungs, fewer than 4")])
     target = _projection(-0.08, -0.01, 10.0, "10 × the top")

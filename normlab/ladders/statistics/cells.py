@@ -14,7 +14,7 @@ from normlab.ladders.statistics.answer import Place
 from normlab.pages.numbers import count
 
 LARGEST_GAP = 0.3
-"""A gap of this many nats is a scheme that fails: it lies outside the estimators' priors."""
+"""A gap of this many nats means that one of the two does not train well: it lies outside the estimators' priors."""
 
 Key = tuple[str, int]
 """Name of the size and tokens. Not parameters: a scheme may need some of its own at the same size."""
@@ -144,7 +144,8 @@ def _reason(own: list[LadderRow], base: list[LadderRow], differences: dict[int, 
         return "no seed in both the scheme and the baseline"
     mean = float(np.mean(list(differences.values())))
     if abs(mean) >= LARGEST_GAP:
-        return f"unreliable: a gap of {mean:+.2f} nats is a scheme that fails, not one that differs"
+        worse = (own if mean > 0.0 else base)[0].scheme
+        return f"unreliable: with a gap of {mean:+.2f} nats {worse} fails rather than differs"
     return None
 
 

@@ -126,6 +126,7 @@ class _OneScheme:
         beyond = project(sample, top, [*multiples, *self.targets], self.means, self.level)
         judged = beyond[len(multiples) :] or beyond[-1:]
         edges = [edge for edge in self.edges if edge.scheme in (scheme, self.baseline)]
+        nearest = min((own.place for own in judged), key=lambda place: place.flops)
         identified = identify(sample, judged, self.means, held_out, edges)
         families, axes = simple_law_weights(sample)
         gaps = self._gaps(cells, sample)
@@ -134,7 +135,7 @@ class _OneScheme:
             scheme=scheme, cells=gaps, trend=trend, projections=beyond, identified=identified, form_weights=families,
             axis_weights=axes, held_out=held_out, seed_sd=sample.noise.sd,
             sentence=sentence(scheme, self.baseline, at_top, trend, beyond, judged, identified, self.joint_level),
-            what_more=purchases(sample, usable, min((own.place for own in judged), key=lambda at: at.flops), self.level),
+            what_more=purchases(sample, usable, nearest, self.level),
         )  # fmt: skip
 
     def _without_fit(self, scheme: str, cells: Sequence[Cell]) -> SchemeAnswer:

@@ -70,7 +70,7 @@ def test_without_targets_nothing_is_said_beyond_the_ladder() -> None:
     rows = synthetic.rows(schemes=("pre", "peri"), lost=False)
     page = render_page(LadderReport(rows, answers.answer(rows, targets=False)))
     assert "beyond" not in sections(page)
-    assert "beyond what was trained" not in page
+    assert "beyond the cells of the fit" not in page
 
 
 def test_numbers_of_a_cell_are_those_of_the_rows() -> None:

@@ -117,7 +117,7 @@ def test_projections_keep_the_condition_of_the_simple_law_apart() -> None:
 def test_the_grid_hatches_short_cells_and_frames_the_held_out_size() -> None:
     grid = training_grid(full())
     assert [line.label for line in grid] == list(synthetic.SIZES)
-    assert grid[0].about == "11.6M parameters, 72 % embedding, 3 seeds"
+    assert grid[0].about == "11.6M parameters, 72\u00a0% embedding, 3 seeds"
     assert [cell.is_short for cell in grid[0].cells if cell] == [True, False, False]
     assert [cell.is_held_out for cell in grid[3].cells if cell] == [True, True, True]
     first = grid[3].cells[0]

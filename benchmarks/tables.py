@@ -109,6 +109,27 @@ def warmups(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def ladder_calibration(rows: list[dict[str, Any]]) -> str:
+    """One line per design and estimator: the lowest coverage of any truth at each place, and mean widths."""
+    places = {"1x": "top", "3.5x": "3.5 ×", "10x": "10 ×", "top - bottom": "change over the ladder",
+              "top - first budget": "change over budgets"}  # fmt: skip
+    titles = ["design", "estimator", *places.values(), "forecast", "mean width: top, 3.5 ×, 10 ×"]
+    lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
+    for case, estimator in dict.fromkeys((row["case"], row["estimator"]) for row in rows):
+        own = [row for row in rows if (row["case"], row["estimator"]) == (case, estimator)]
+        cells = [_lowest([row for row in own if row["place"] == place]) for place in places]
+        forecast = [row for row in own if row["place"].startswith("cell")]
+        widths = [[row["width"] for row in own if row["place"] == place] for place in list(places)[:3]]
+        mean = " / ".join(f"{statistics.mean(each):.3f}" for each in widths if each)
+        mean = mean or f"forecast: {statistics.mean(row['width'] for row in forecast):.3f}"
+        lines.append("| " + " | ".join([case, estimator, *cells, _lowest(forecast), mean]) + " |")
+    return "\n".join(lines)
+
+
+def _lowest(rows: list[dict[str, Any]]) -> str:
+    return f"{min(row['coverage'] for row in rows):.3f}" if rows else "–"
+
+
 _SCREEN = 200
 """Steps of a screen; longer runs stand in the same file."""
 
@@ -138,6 +159,7 @@ def main() -> None:
     makers = {
         "kernels": kernels, "step": steps, "model-kernels": model_kernels, "training": training, "dynamics": dynamics,
         "heads": heads, "starts": starts, "warm-ups": warmups,
+        "ladder-calibration": ladder_calibration,
     }  # fmt: skip
 
     def table(match: re.Match[str]) -> str:

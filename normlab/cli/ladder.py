@@ -65,23 +65,23 @@ def ladder_table(
         level: Simultaneous confidence level of all intervals.
     """
     from normlab.compare.session import make_folder
-    from normlab.ladders.report import build, terminal_lines
-    from normlab.ladders.results import report_of_table
+    from normlab.ladders.report import terminal_lines
+    from normlab.ladders.results import report_of_table, write_report
 
     content = report_of_table(rows, baseline=baseline, targets=target, level=level)
-    page = build(content, make_folder(out) / "report.html")
+    page = write_report(content, make_folder(out))
     print(*terminal_lines(content), f"page: {page}", sep="\n")
 
 
 def _run(config: LadderConfig, out: Path, minutes: float | None) -> None:
-    from normlab.ladders.ladder import ladder as run
+    from normlab.ladders.ladder import execute
     from normlab.ladders.outcome import outcome
-    from normlab.ladders.report import build, terminal_lines
-    from normlab.ladders.results import read_report
+    from normlab.ladders.report import terminal_lines
+    from normlab.ladders.results import read_report, write_report
 
-    run(config, out, minutes=minutes, command=["normlab", *sys.argv[1:]])
+    execute(config, out, minutes=minutes, command=["normlab", *sys.argv[1:]])
     content, ended = read_report(out), outcome(config, out)
-    print(*ended.lines, *terminal_lines(content), f"page: {build(content, out / 'report.html')}", sep="\n")
+    print(*ended.lines, *terminal_lines(content), f"page: {write_report(content, out)}", sep="\n")
     sys.exit(ended.exit_code)
 
 

@@ -27,6 +27,7 @@ from normlab.ladders.size import Size
 from normlab.ladders.statistics.answer import Place
 from normlab.ladders.stored_rows import run_state
 from normlab.models.config import TransformerConfig
+from normlab.pages.numbers import count
 from normlab.train.config import LATER_DEFAULTS, NOT_DECISIVE
 from normlab.train.hardware import describe
 from normlab.train.tasks import Data
@@ -81,7 +82,7 @@ def design_of(plan: LadderPlan, rows: Sequence[Row], data: Data, command: Sequen
     config, known = plan.config, versions()
     unique = data.facts()["train"]["tokens"]
     held_out = next((str(rung.size) for rung in config.rungs if rung.is_held_out), None)
-    found = plan.rates.found(rows)
+    found, work = plan.rates.found(rows), plan.work(rows)
     cells = [config.run(rung, config.baseline_name, budget, 1e-3, 0) for rung in config.rungs
              for budget in rung.budgets]  # fmt: skip
     return LadderDesign(
@@ -100,6 +101,7 @@ def design_of(plan: LadderPlan, rows: Sequence[Row], data: Data, command: Sequen
         rates=tuple(_rates(name, search) for name, own in plan.rates.searches(rows).items() for search in own),
         rules=tuple(_rule(config, name, found.get(name)) for name in config.names),
         held_out=held_out, lost=tuple(_lost(row) for row in rows if _is_lost(row)),
+        runs_left=work.runs - work.ended,
     )  # fmt: skip
 
 
@@ -151,7 +153,7 @@ def _is_lost(row: Mapping[str, Any]) -> bool:
 
 
 def _lost(row: Mapping[str, Any]) -> LostRun:
-    name = f"{row['scheme']}, {row['size']}, {row['budget'] / 1e6:.4g}M tokens, seed {row['seed']}"
+    name = f"{row['scheme']}, {row['size']}, {count(row['budget'])} tokens, seed {row['seed']}"
     return LostRun(name=name, state=run_state(row), reason=row["reason"] or "")
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from normlab.compare.statistics import bonferroni_level
 from normlab.ladders.config import TUNE_SEED, LadderConfig
 from normlab.ladders.description import embedding_share
 from normlab.ladders.places import places, target_places
@@ -58,6 +59,8 @@ class DryRun:
     """Runs of the learning-rate searches, at least."""
     rate_flops: float
     widths: tuple[ExpectedWidth, ...]
+    level: float
+    """Joint level of the intervals over all schemes."""
 
     @property
     def runs(self) -> int:
@@ -85,7 +88,7 @@ class DryRun:
 
     def _at_best(self) -> list[str]:
         told = [f"{one.place.name}: ±{one.width / 2:.3f}" for one in self.widths]
-        return [f"95 % interval of a gap, at best: {'; '.join(told)} nats"] if told else []
+        return [f"{100 * self.level:g} % interval of every scheme's gap, at best: {'; '.join(told)} nats"]
 
     def _short(self) -> list[str]:
         few = [f"{one.rung.size} at {one.steps[0]:,}" for one in self.rungs if one.steps[0] < FEW_STEPS]
@@ -105,6 +108,7 @@ def dry_run(config: LadderConfig, data: Any) -> DryRun:
         devices=max(1, torch.cuda.device_count()) if device.type == "cuda" else 1,
         rungs=tuple(_cost(config, rung, plan.judged(rung, rates), data, precision) for rung in config.rungs),
         rate_runs=len(tune), rate_flops=sum(run.work for run in tune), widths=tuple(_widths(config)),
+        level=config.level,
     )  # fmt: skip
 
 
@@ -141,9 +145,11 @@ def _rate_runs(config: LadderConfig, plan: LadderPlan) -> list[LadderRun]:
 def _widths(config: LadderConfig) -> list[ExpectedWidth]:
     cells = [place for rung in config.rungs for place in places(config, rung)]
     is_branched = any(len(rung.budgets) > 1 for rung in config.rungs)
-    return expected_widths(
-        Design(cells=cells, seeds=config.seeds, targets=target_places(config), is_branched=is_branched)
-    )
+    design = Design(
+        cells=cells, seeds=config.seeds, top_seeds=config.top_seeds, targets=target_places(config),
+        is_branched=is_branched,
+    )  # fmt: skip
+    return expected_widths(design, bonferroni_level(config.level, len(config.names)))
 
 
 _COLUMNS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -78,12 +78,23 @@ def read_forecast(folder: Path) -> StoredForecast | None:
     return found
 
 
-def check_rows(rows: Sequence[LadderRow], forecast: StoredForecast, path: Path) -> None:
-    """Raise if a row of the held-out size began before its forecast, or carries another forecast's hash."""
+def refuse_lost_forecast(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
+    """Raise if stored rows carry the hash of a forecast that is not there: another one would come after its results."""
+    known = next((row["forecast"] for row in rows if row.get("forecast")), None)
+    if known is not None:
+        raise NormLabError(f"{folder / FILE} is missing, but rows were run after the forecast {known}; restore it")
+
+
+def check_rows(
+    rows: Sequence[LadderRow], forecast: StoredForecast | None, path: Path, held_out: str | None = None
+) -> None:
+    """Raise if a row of the held-out size has no forecast, began before it, or carries another one's hash."""
     for row in rows:
-        if row.size != forecast.size:
+        if row.size != (forecast.size if forecast is not None else held_out):
             continue
         name = f"{row.scheme}, {row.size}, {row.tokens:,} tokens, seed {row.seed}"
+        if forecast is None:
+            raise NormLabError(f"{path}: the row of {name} has no {FILE} that it was forecast in; restore that file")
         if row.forecast != forecast.hash:
             raise NormLabError(
                 f"{path}: the row of {name} carries the hash {row.forecast}, not that of the forecast "

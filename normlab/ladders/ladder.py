@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from normlab.compare.store import Row, Store
 from normlab.errors import NormLabError
 from normlab.ladders.config import LadderConfig
 from normlab.ladders.description import design_of, write_description
-from normlab.ladders.forecast import StoredForecast, hash_of_rows, read_forecast, write_forecast
+from normlab.ladders.forecast import StoredForecast, hash_of_rows, read_forecast, refuse_lost_forecast, write_forecast
 from normlab.ladders.places import places
 from normlab.ladders.plan import LadderPlan, has_trained
 from normlab.ladders.results import read_report
@@ -44,24 +45,40 @@ def ladder(
 ) -> LadderAnswer:
     """Run what `folder` does not contain yet, and return what the finished runs say.
 
-    The same call resumes a ladder that was stopped or killed; more schemes or seeds extend it. After `minutes` the
-    current runs are saved. Ctrl-C and SIGTERM do the same and raise KeyboardInterrupt. `command` is stored for the
-    report.
+    The same call resumes a ladder that was stopped or killed; more schemes or seeds extend it. After `minutes`, those
+    that the data take included, the current runs are saved. Ctrl-C and SIGTERM do the same and raise KeyboardInterrupt.
+    While no run of the baseline has ended but those that find rates, the answer has no schemes. `command` is stored for
+    the report.
     """
+    execute(config, folder, minutes=minutes, progress=progress, command=command)
+    return read_report(make_folder(folder)).answer
+
+
+def execute(
+    config: LadderConfig,
+    folder: str | os.PathLike[str],
+    *,
+    minutes: float | None = None,
+    progress: bool = True,
+    command: Sequence[str] = (),
+) -> None:
+    """`ladder` without its answer."""
     check_call(minutes)
+    began = time.monotonic()
     path = make_folder(folder)
     with hold(path / "lock"):
         data, config = open_data(config, progress=progress)
         stored = read_forecast(path)
+        if stored is None:
+            refuse_lost_forecast(Store(path).rows(), path)
         plan = LadderPlan(config, stored.hash if stored else None)
         write_description(path, config, data, design_of(plan, Store(path).rows(), data, command))
         session = LadderSession(plan, path, data, progress=progress)
-        asked = session.execute(minutes)
+        asked = session.execute(None if minutes is None else minutes - (time.monotonic() - began) / 60.0)
         # Again: the rates found and the runs lost are known now.
         write_description(path, config, data, design_of(plan, Store(path).rows(), data, command))
     if asked is not None:
         raise KeyboardInterrupt(asked)
-    return read_report(path).answer
 
 
 def left(config: LadderConfig, folder: str | os.PathLike[str], *, progress: bool = False) -> int:
@@ -106,8 +123,18 @@ class LadderSession(Session):
 
     def job(self, run: PlannedRun) -> Job:
         assert isinstance(run, LadderRun)
-        trunk = None if run.trunk is None else self._folder(run.trunk)
-        return Job(run, self._folder(run), self.fingerprint, branch_from=trunk)
+        return Job(run, self._folder(run), self.fingerprint, branch_from=self._start(run))
+
+    def _start(self, run: LadderRun) -> Path | None:
+        """Folder of the trunk whose checkpoint a branch starts from.
+
+        Where only the results of a ladder were copied there is none: the branch is then trained from its first step,
+        as the run that was planned with its budget, which gives the same result for more compute.
+        """
+        if run.trunk is None:
+            return None
+        trunk = RunFolder(self._folder(run.trunk))
+        return trunk.path if (trunk.branches / f"step-{run.first_step:08d}").is_dir() else None
 
     def facts(self, run: PlannedRun) -> Mapping[str, Any]:
         assert isinstance(run, LadderRun)

@@ -9,15 +9,17 @@ from pathlib import Path
 from normlab.compare.store import Store
 from normlab.errors import NormLabError
 from normlab.ladders import report
-from normlab.ladders.description import FILE, read_description
+from normlab.ladders.description import FILE, Description, read_description
 from normlab.ladders.forecast import check_rows, read_forecast
 from normlab.ladders.report.content import LadderReport
 from normlab.ladders.report.design import StoredForecast
 from normlab.ladders.rows import LadderRow, read_table
 from normlab.ladders.statistics import EdgeRate, answer
-from normlab.ladders.statistics.answer import Place
-from normlab.ladders.stored_rows import judged_rows
+from normlab.ladders.statistics.answer import CellForecast, LadderAnswer, Place
+from normlab.ladders.statistics.ladder_answer import no_answer
+from normlab.ladders.stored_rows import judged_rows, validation_sets
 from normlab.utils.counts import count
+from normlab.utils.files import write_json
 
 
 def is_ladder(folder: Path) -> bool:
@@ -25,37 +27,60 @@ def is_ladder(folder: Path) -> bool:
     return (folder / FILE).is_file()
 
 
-def read_report(folder: Path, field: str = "loss") -> LadderReport:
-    """The content of the report of a ladder's folder; `field` names the loss in its rows, as loss_books.
-
-    Only the main loss is forecast.
-    """
-    about, rows = read_description(folder), judged_rows(Store(folder).rows(), field)
-    forecast = read_forecast(folder) if field == "loss" else None
-    design = about.design
+def read_report(folder: Path) -> LadderReport:
+    """The content of the report of a ladder's folder; raises if rows of the held-out size precede its forecast."""
+    about, stored = read_description(folder), Store(folder).rows()
+    rows, design = judged_rows(stored), about.design
+    forecast = read_forecast(folder)
+    check_rows(rows, forecast, folder, design.held_out)
     if forecast is not None:
-        check_rows(rows, forecast, folder)
         shown = StoredForecast(written=forecast.written, commit=forecast.commit, hash=forecast.hash)
         design = dataclasses.replace(design, forecast=shown)
-    found = answer(
-        rows, baseline=about.baseline, targets=about.targets, level=about.level,
-        held_out=forecast.cells if forecast is not None else None,
-        edge_rates=[
-            EdgeRate(scheme=search.scheme, size=search.size, lr=search.pick, tokens=search.tokens)
-            for search in design.rates
-            if search.edge is not None and search.pick is not None
-        ],
-        epochs={cell.tokens: cell.epochs for cell in design.cells if cell.epochs is not None},
+    found = _answer(about, rows, forecast.cells if forecast is not None else None)
+    sets = {name: _answer(about, judged_rows(stored, f"loss_{name}")) for name in validation_sets(stored)}
+    return LadderReport(rows, found, design, sets)
+
+
+def _answer(
+    about: Description, rows: Sequence[LadderRow], held_out: Sequence[CellForecast] | None = None
+) -> LadderAnswer:
+    """The answer from rows of one validation loss; only the main one is forecast."""
+    if not any(row.scheme == about.baseline for row in rows):
+        return no_answer(about.baseline, about.level)
+    design = about.design
+    edges = [
+        EdgeRate(scheme=search.scheme, size=search.size, lr=search.pick, tokens=search.tokens)
+        for search in design.rates
+        if search.edge is not None and search.pick is not None
+    ]
+    epochs = {cell.tokens: cell.epochs for cell in design.cells if cell.epochs is not None}
+    return answer(
+        rows, baseline=about.baseline, targets=about.targets, level=about.level, held_out=held_out, edge_rates=edges,
+        epochs=epochs,
     )  # fmt: skip
-    return LadderReport(rows, found, design)
 
 
 def build(folder: str | Path, *, out: str | Path | None = None) -> Path:
-    """Write the HTML report of a ladder, by default `report.html` in its folder; return its path."""
-    path = Path(folder) / "report.html" if out is None else Path(out)
+    """Write the report of a ladder as HTML and JSON into its folder, or to `out`, a page or a .json file.
+
+    Returns the path of what was asked for.
+    """
+    content = read_report(Path(folder))
+    if out is None:
+        return write_report(content, Path(folder))
+    path = Path(out)
     if path.is_dir():
         raise NormLabError(f"{path} is a folder; expected a file, e.g. {path / 'report.html'}")
-    return report.build(read_report(Path(folder)), path)
+    if path.suffix != ".json":
+        return report.build(content, path)
+    write_json(path, report.to_json(content))
+    return path
+
+
+def write_report(content: LadderReport, folder: Path) -> Path:
+    """Write report.html and report.json; return the path of the page."""
+    write_json(folder / "report.json", report.to_json(content))
+    return report.build(content, folder / "report.html")
 
 
 def markdown(folder: str | Path) -> str:

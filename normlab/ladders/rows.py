@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from normlab.errors import NormLabError
+from normlab.pages import numbers
 from normlab.utils.counts import count
 
 REQUIRED = ("scheme", "parameters", "tokens", "flops", "seed", "loss")
@@ -82,7 +83,7 @@ def _parse(line: Mapping[str | None, str | None], place: str) -> LadderRow:
         parameters, loss = count(text["parameters"]), _number(text["loss"])
         trained = loss is not None and math.isfinite(loss)
         row = LadderRow(
-            scheme=text["scheme"], size=text.get("size") or _in_words(parameters), parameters=parameters,
+            scheme=text["scheme"], size=text.get("size") or numbers.count(parameters), parameters=parameters,
             tokens=count(text["tokens"]), flops=float(text["flops"]), seed=int(text["seed"]),
             loss=loss if trained else None,
             steps=count(text["steps"]) if text.get("steps") else None, trunk=text.get("trunk") or None,
@@ -110,10 +111,3 @@ def _refuse_repeats(rows: list[LadderRow], path: Path) -> None:
                 "keep one row"
             )
         seen.add(key)
-
-
-def _in_words(parameters: int) -> str:
-    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if parameters >= size:
-            return f"{parameters / size:.3g}{unit}"
-    return str(parameters)

@@ -9,6 +9,7 @@ from typing import Any
 
 from normlab.compare.plan import PlannedRun
 from normlab.ladders.rung import Rung
+from normlab.pages.numbers import count
 
 
 @dataclass(frozen=True)
@@ -56,5 +57,5 @@ class LadderRun(PlannedRun):
 
     def __str__(self) -> str:
         kind = "branch" if self.trunk is not None else self.role
-        where = f"{self.rung.size}, {self.tokens / 1e6:.4g}M tokens"
+        where = f"{self.rung.size}, {count(self.tokens)} tokens"
         return f"{self.scheme} {where}, rate {self.config.lr:.3g}, seed {self.config.seed} ({kind})"

@@ -11,13 +11,15 @@ import torch
 
 from normlab import __version__
 
+_CHECKOUT = Path(__file__).parents[2]
+"""The folder that holds the package: the root of a checkout."""
 _PATIENCE = 5.0
 """Timeout in seconds for git, which may have to read every file."""
 
 
 def versions() -> dict[str, str]:
     """Versions of NormLab, torch and Python, and NormLab's git commit if it runs from a checkout."""
-    commit = commit_of(Path(__file__).parents[1])
+    commit = commit_of(_CHECKOUT)
     known = {"normlab": __version__, "torch": torch.__version__, "python": platform.python_version()}
     return known | ({"commit": commit} if commit else {})
 

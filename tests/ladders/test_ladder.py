@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ from normlab.errors import NormLabError
 from normlab.ladders.forecast import read_forecast
 from normlab.ladders.ladder import ladder, left
 from normlab.ladders.outcome import outcome
-from normlab.ladders.results import is_ladder, markdown, read_report
+from normlab.ladders.results import build, is_ladder, markdown, read_report
 from normlab.train.trainer import train
 from tests.command import normlab as run_command
 from tests.compare.small import write_text
@@ -147,6 +148,70 @@ def test_rows_that_began_before_the_forecast_are_refused(finished: Path, tmp_pat
         read_report(tmp_path)
 
 
+def test_rows_of_the_largest_size_without_a_forecast_are_refused(finished: Path, text: Path, tmp_path: Path) -> None:
+    for name in ("ladder.json", "rows.jsonl"):
+        shutil.copy(finished / name, tmp_path)
+    with pytest.raises(NormLabError, match=r"no forecast.json .*restore that file"):
+        read_report(tmp_path)
+    with pytest.raises(NormLabError, match=r"forecast.json is missing, but rows were run after the forecast"):
+        ladder(configuration(text), tmp_path, progress=False)
+
+
+@pytest.mark.usefixtures("here")
+def test_a_ladder_goes_on_from_a_copy_of_its_results_alone(finished: Path, text: Path, tmp_path: Path) -> None:
+    """Without checkpoints a branch whose trunk has ended is trained from its first step, to the same loss."""
+    for name in ("ladder.json", "forecast.json"):
+        shutil.copy(finished / name, tmp_path)
+    rows = Store(finished).rows()
+    lost = {row["run"] for row in rows if row["scheme"] == "peri" and row["size"] == "1x16" and row["seed"] == 1}
+    branch = {row["run"] for row in rows if row["trunk"] != row["run"] and row["run"] not in lost}
+    kept = [row for row in rows if row["run"] not in lost | {min(branch)}]
+    for row in kept:
+        Store(tmp_path).append(row)
+    ladder(configuration(text), tmp_path, progress=False)
+    again = {row["run"]: row["loss"] for row in Store(tmp_path).rows()}
+    assert len(again) - len(kept) == 3
+    assert again == {row["run"]: row["loss"] for row in rows}
+
+
+@pytest.mark.usefixtures("here")
+def test_a_slice_in_which_no_judged_run_ends_has_a_page_and_no_answer(text: Path, tmp_path: Path) -> None:
+    config = configuration(text, lrs=(1e-2, 2e-2))
+    found = ladder(config, tmp_path, progress=False, minutes=1e-9)
+    assert found.schemes == []
+    assert outcome(config, tmp_path).exit_code == 130
+    assert "No verdict" in build(tmp_path).read_text()
+    assert "not finished" in (tmp_path / "report.json").read_text()
+    assert "# Ladder" in markdown(tmp_path)
+
+
+def test_the_report_is_rebuilt_as_page_json_and_markdown(finished: Path, tmp_path: Path) -> None:
+    page = build(finished)
+    assert page == finished / "report.html"
+    stored = json.loads((finished / "report.json").read_text())
+    assert stored["answer"]["baseline"] == "pre"
+    assert stored["answer"]["priors"]["M"]
+    assert stored["design"]["runs_left"] == 0
+    assert json.loads(build(finished, out=tmp_path / "ladder.json").read_text()) == stored
+    done = run_command("report", str(finished), "--out", str(tmp_path / "other.html"))
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "other.html").read_text() == page.read_text()
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("here")
+def test_gaps_on_further_validation_sets_stand_beside_the_main_ones(text: Path, tmp_path: Path) -> None:
+    (tmp_path / "other.txt").write_text("zebra lion okapi " * 400)
+    sets = {"val_sets": (f"animals={tmp_path / 'other.txt'}",)}
+    config = configuration(text, sizes=("1x8", "1x16"), seeds=1, hold_out=False, of_base=sets)
+    ladder(config, tmp_path / "out", progress=False)
+    content = read_report(tmp_path / "out")
+    (own,) = content.sets["animals"].schemes
+    main, other = content.answer.schemes[0].cells[0].differences["0"], own.cells[0].differences["0"]
+    assert main != other
+    assert "animals" in markdown(tmp_path / "out")
+
+
 def test_more_epochs_than_allowed_are_refused(text: Path, tmp_path: Path) -> None:
     with pytest.raises(NormLabError, match=r"passes over the .* training tokens.*--epochs"):
         ladder(configuration(text, epochs=0.01), tmp_path / "out", progress=False)
@@ -226,7 +291,7 @@ def test_a_dry_run_trains_nothing(text: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "tokens/parameter" in done.stdout
     assert "in all at least" in done.stdout
-    assert "95 % interval of a gap, at best" in done.stdout
+    assert "95 % interval of every scheme's gap, at best" in done.stdout
     assert not out.exists()
 
 

@@ -31,6 +31,14 @@ def test_the_packages_that_computed_it_are_known() -> None:
 
 
 @needs_git
+def test_the_commit_of_this_checkout_is_found() -> None:
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        pytest.skip("not a checkout: there is no commit to find")
+    assert versions()["commit"].removesuffix("-dirty") == git(root, "rev-parse", "HEAD")[:12]
+
+
+@needs_git
 def test_a_checkout_has_a_commit(checkout: Path) -> None:
     assert commit_of(checkout) == git(checkout, "rev-parse", "HEAD")[:12]
 

@@ -21,6 +21,7 @@ def to_json(content: LadderReport) -> dict[str, Any]:
         "cautions": cautions(content),
         "answer": content.answer.to_dict(),
         "held_out": to_plain(content.held_out),
+        "sets": {name: own.to_dict() for name, own in content.sets.items()},
         "design": content.design.to_dict(),
         "rows": to_plain(list(content.rows)),
     }

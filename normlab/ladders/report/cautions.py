@@ -10,6 +10,7 @@ from normlab.utils.text import counted
 def cautions(content: LadderReport) -> list[str]:
     """All cautions, those of the statistics first."""
     found = [
+        *_unfinished(content),
         *map(minus, content.answer.cautions),
         *_edges(content),
         *_missing_at_top(content),
@@ -19,6 +20,15 @@ def cautions(content: LadderReport) -> list[str]:
         *content.design.cautions,
     ]
     return list(dict.fromkeys(found))
+
+
+def _unfinished(content: LadderReport) -> list[str]:
+    left = content.design.runs_left
+    return (
+        [f"The ladder is not finished: at least {counted(left, 'run')} left. What is said here may change."]
+        if left
+        else []
+    )
 
 
 def _edges(content: LadderReport) -> list[str]:
@@ -63,7 +73,7 @@ def _repeated(content: LadderReport) -> list[str]:
 
 
 def _hypotheses(content: LadderReport) -> list[str]:
-    assumed = [rule.scheme for rule in content.design.rules if rule.basis == "hypothesis" and rule.carry != "none"]
+    assumed = [rule.scheme for rule in content.design.rules if rule.basis == "hypothesis"]
     if not assumed:
         return []
     verb = "was" if len(assumed) == 1 else "were"

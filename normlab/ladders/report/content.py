@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -22,6 +22,8 @@ class LadderReport:
     rows: Sequence[LadderRow]
     answer: LadderAnswer
     design: LadderDesign = field(default_factory=LadderDesign)
+    sets: Mapping[str, LadderAnswer] = field(default_factory=dict)
+    """The answers on further validation sets, by name."""
 
     @cached_property
     def schemes(self) -> list[str]:

@@ -152,6 +152,8 @@ class LadderDesign:
     """Label of the size that was forecast before it was trained."""
     forecast: StoredForecast | None = None
     lost: tuple[LostRun, ...] = ()
+    runs_left: int | None = None
+    """Runs that have not ended: a lower bound while rates are searched for."""
     cautions: tuple[str, ...] = ()
     """Further sentences for the list of cautions."""
 

@@ -8,7 +8,7 @@ from normlab.ladders.statistics.answer import Projection, SchemeAnswer
 from normlab.pages.numbers import NONE, count
 from normlab.pages.tables import Cell, Column, Table
 
-_TRENDS = {
+TRENDS = {
     "shrinks": "gap shrinks",
     "grows": "gap grows",
     "crosses": "gap changes sign",
@@ -39,7 +39,7 @@ def _row(content: LadderReport, own: SchemeAnswer) -> list[Cell]:
         interval_cell(interval, places),
         side_cell(interval) if interval else Cell("one seed: no interval" if top else NONE),
         times_cell(top.multiplier if top else None),
-        Cell(_TRENDS[own.trend.verdict] if top else NONE, whole=True),
+        Cell(TRENDS[own.trend.verdict] if top else NONE, whole=True),
         interval_cell(ahead[0].gap, places) if ahead else Cell(NONE),
         _furthest(own, last, places),
     ]
@@ -49,9 +49,9 @@ def _furthest(own: SchemeAnswer, last: Projection | None, places: int) -> Cell:
     """What is not identified is no number here; the tables below hold its interval."""
     if last is None:
         return Cell(NONE)
-    return (
-        interval_cell(last.gap, places) if own.identified.is_identified else Cell("not identified", tone="not-judged")
-    )
+    if own.identified.against(last.place.name):
+        return Cell("not identified", tone="not-judged")
+    return interval_cell(last.gap, places)
 
 
 def _name(content: LadderReport, position: int) -> str:

@@ -9,6 +9,7 @@ from normlab.ladders.report.glance import glance_table
 from normlab.ladders.report.header import header_facts
 from normlab.ladders.report.page import reproduce_commands, title
 from normlab.ladders.report.training import training_table
+from normlab.ladders.report.validation import set_table
 from normlab.ladders.report.verdict import findings, headline, reasons, slope_sentence
 from normlab.ladders.report.weights import weight_bars, words
 from normlab.pages.markdown import escape, table
@@ -20,6 +21,7 @@ def markdown(content: LadderReport) -> str:
     parts = [f"# {escape(title(content))}", f"**{escape(headline(content))}**", _list(findings(content))]
     parts += _list_section("Keep in mind", cautions(content))
     parts += _table_section("At a glance", glance_table(content))
+    parts += _table_section("Validation sets", set_table(content))
     parts += _table_section("Gap at every cell", tables.gap_table(content))
     parts += _list_section("What drives the gap", _weights(content))
     parts += _table_section("Forecast and result", tables.forecast_table(content), _forecast_note(content))

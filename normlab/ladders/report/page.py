@@ -15,6 +15,7 @@ from normlab.ladders.report.glance import glance_table
 from normlab.ladders.report.header import header_facts
 from normlab.ladders.report.plots import plot_data
 from normlab.ladders.report.training import training_grid
+from normlab.ladders.report.validation import set_table
 from normlab.ladders.report.verdict import findings, forecast_sentence, headline, reasons, slope_sentence
 from normlab.ladders.report.weights import weight_bars
 from normlab.pages.numbers import count, join_names
@@ -79,6 +80,7 @@ def _sections(content: LadderReport, data: dict[str, Any]) -> list[Section]:
         _multiplier(content, data),
         _forecast(content),
         _beyond(content),
+        _table("sets", "Validation sets", set_table(content)),
         _table("cells", "Every cell", tables.gap_table(content)),
         _training(content),
         _rates(content, data),

@@ -16,7 +16,7 @@ _ESTIMATORS = {"M": "95 % intervals (M)", "K": "if it keeps a simple law (K)"}
 _CARRIED = {
     "width": "carried over width",
     "width+depth": "carried over width and depth",
-    "none": "the same at every size",
+    "none": "falls with (depth · width²)^-0.2",
 }
 
 
@@ -216,8 +216,7 @@ def _rate_row(content: LadderReport, search: RateSearch, rule: RateRule | None) 
 
 def rule_words(rule: RateRule) -> str:
     """How a rate is carried, in words."""
-    basis = "" if rule.carry == "none" else f" ({rule.basis})"
-    return _CARRIED[rule.carry] + basis + (f": {rule.note}" if rule.note else "")
+    return f"{_CARRIED[rule.carry]} ({rule.basis})" + (f": {rule.note}" if rule.note else "")
 
 
 def lost_table(content: LadderReport) -> Table:

@@ -62,7 +62,7 @@ def _about(content: LadderReport, size: str) -> str:
     if facts is not None and facts.depth and facts.width and size != f"{facts.depth}x{facts.width}":
         parts.insert(0, f"{facts.depth} × {facts.width}")
     if facts is not None and facts.embedding_share is not None:
-        parts.append(f"{100 * facts.embedding_share:.0f} % embedding")
+        parts.append(f"{100 * facts.embedding_share:.0f}\u00a0% embedding")
     trained = len({row.seed for row in content.rows if row.size == size and row.is_usable})
     planned = facts.seeds if facts is not None and facts.seeds is not None else trained
     of = f" of {planned}" if trained < planned else ""

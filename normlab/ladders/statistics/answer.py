@@ -167,18 +167,24 @@ class Projection(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Obstacle(Record):
-    """One reason why the gap at the target is not identified."""
+    """One reason why the gap at a target is not identified."""
 
     rule: Reason
     text: str
+    target: str | None = None
+    """Name of the target that it concerns; None: all of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Identified(Record):
-    """Whether the gap at the targets is identified. If not, a page shows the reasons and no number in its headline."""
+    """Whether the gap is identified at every target. If not, a page shows the reasons and no number in its headline."""
 
     is_identified: bool
     reasons: list[Obstacle] = field(default_factory=list)
+
+    def against(self, target: str) -> list[Obstacle]:
+        """Why the gap at one target is not identified; a far target says nothing against a near one."""
+        return [own for own in self.reasons if own.target in (None, target)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,6 +310,8 @@ class Design(Record):
 
     cells: list[Place]
     seeds: int
+    top_seeds: int | None = None
+    """Seeds of the largest size, where it has another number."""
     targets: list[Place] = field(default_factory=list)
     seed_sd: float = 0.007
     """Assumed standard deviation of a paired difference over seeds."""

@@ -15,10 +15,10 @@ import numpy as np
 
 from normlab.ladders.statistics.answer import BaselineCell, BaselineLaw
 from normlab.ladders.statistics.cells import BaselineMean
-from normlab.ladders.statistics.gaussian import GaussianModel, NoiseModel, Prior
-from normlab.ladders.statistics.layout import HasPlace, Layout, layout_of
-from normlab.ladders.statistics.mixture import Mixture
-from normlab.ladders.statistics.noise import BRANCH_CORRELATION, correlation_matrix
+from normlab.ladders.statistics.estimators.gaussian import GaussianModel, NoiseModel, Prior
+from normlab.ladders.statistics.estimators.layout import HasPlace, Layout, layout_of
+from normlab.ladders.statistics.estimators.mixture import Mixture
+from normlab.ladders.statistics.estimators.noise import BRANCH_CORRELATION, correlation_matrix
 
 Array = np.ndarray
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from normlab.ladders.statistics.answer import SchemeAnswer
 from normlab.ladders.statistics.cells import Cell
-from normlab.ladders.statistics.fit import estimate, sample_of
+from normlab.ladders.statistics.estimators.fit import estimate, sample_of
 
 FAR_OFF = 3.0
 """Standard deviations from M at which a cell is listed."""

@@ -11,9 +11,10 @@ import numpy as np
 from normlab.errors import NormLabError, unknown
 from normlab.ladders.rows import LadderRow
 from normlab.ladders.statistics.answer import Place
+from normlab.pages.numbers import count
 
 LARGEST_GAP = 0.3
-"""A gap of this many nats is a scheme that fails: it lies outside the estimators' priors."""
+"""A gap of this many nats means that one of the two does not train well: it lies outside the estimators' priors."""
 
 Key = tuple[str, int]
 """Name of the size and tokens. Not parameters: a scheme may need some of its own at the same size."""
@@ -143,7 +144,8 @@ def _reason(own: list[LadderRow], base: list[LadderRow], differences: dict[int, 
         return "no seed in both the scheme and the baseline"
     mean = float(np.mean(list(differences.values())))
     if abs(mean) >= LARGEST_GAP:
-        return f"unreliable: a gap of {mean:+.2f} nats is a scheme that fails, not one that differs"
+        worse = (own if mean > 0.0 else base)[0].scheme
+        return f"unreliable: with a gap of {mean:+.2f} nats {worse} fails rather than differs"
     return None
 
 
@@ -157,7 +159,7 @@ def _trunk(key: Key, branched: set[str]) -> str:
 
 def _place(row: LadderRow) -> Place:
     return Place(
-        name=f"{row.size} with {in_words(row.tokens)} tokens", size=row.size, parameters=row.parameters,
+        name=f"{row.size} with {count(row.tokens)} tokens", size=row.size, parameters=row.parameters,
         tokens=row.tokens, flops=row.flops, steps=row.steps,
     )  # fmt: skip
 
@@ -165,11 +167,3 @@ def _place(row: LadderRow) -> Place:
 def _speed_ratio(own: list[LadderRow], base: list[LadderRow]) -> float | None:
     speeds = [[row.tokens_per_s for row in side if row.tokens_per_s and row.is_usable] for side in (own, base)]
     return float(np.mean(speeds[0]) / np.mean(speeds[1])) if all(speeds) else None
-
-
-def in_words(number: float) -> str:
-    """Counts with a unit: 29.5M, 2.6B."""
-    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= 0.9995 * size:
-            return f"{number / size:.3g}{unit}"
-    return f"{number:.0f}"

@@ -9,10 +9,10 @@ import numpy as np
 
 from normlab.errors import NormLabError
 from normlab.ladders.statistics.answer import Design, ExpectedWidth, Place, Purchase
-from normlab.ladders.statistics.cells import in_words
-from normlab.ladders.statistics.fit import Sample, estimate
-from normlab.ladders.statistics.noise import ASSUMED_DF, SeedNoise, effective_df
+from normlab.ladders.statistics.estimators.fit import Sample, estimate
+from normlab.ladders.statistics.estimators.noise import ASSUMED_DF, SeedNoise, effective_df
 from normlab.ladders.statistics.projection import NEXT_RUNG, TEN_TIMES, times_top
+from normlab.pages.numbers import count
 
 MORE_SEEDS = 2
 
@@ -26,14 +26,10 @@ def expected_widths(design: Design, level: float = 0.95) -> list[ExpectedWidth]:
         raise NormLabError("a design needs at least one cell and one seed")
     sizes = sorted({place.size for place in design.cells})
     groups = [sizes.index(own.size) if design.is_branched else index for index, own in enumerate(design.cells)]
-    sample = Sample(
-        tuple(design.cells),
-        np.zeros(len(design.cells)),
-        np.full(len(design.cells), design.seeds),
-        np.array(groups),
-        SeedNoise(design.seed_sd, max(ASSUMED_DF, effective_df([design.seeds] * len(groups), groups))),
-    )
     top = max(design.cells, key=lambda place: place.flops)
+    seeds = [(design.top_seeds if own.size == top.size else None) or design.seeds for own in design.cells]
+    noise = SeedNoise(design.seed_sd, max(ASSUMED_DF, effective_df(seeds, groups)))
+    sample = Sample(tuple(design.cells), np.zeros(len(groups)), np.array(seeds), np.array(groups), noise)
     places = [top, times_top(top, NEXT_RUNG), times_top(top, TEN_TIMES), *design.targets]
     found = estimate(sample, places)
     return [
@@ -73,14 +69,14 @@ def _extensions(sample: Sample, places: Sequence[Place]) -> list[tuple[str, list
         (_scaled(top, NEXT_RUNG, budget / top.tokens), fresh + (0 if is_branched else index))
         for index, budget in enumerate(budgets)
     ]
-    found = [(f"one more size, {in_words(top.parameters * NEXT_RUNG)}, at all budgets", larger)]
+    found = [(f"one more size, {count(top.parameters * NEXT_RUNG)}, at all budgets", larger)]
     at_top = [(place, int(group)) for place, group in zip(places, sample.groups, strict=True)
               if place.tokens == budgets[-1]]  # fmt: skip
     longer = [
         (_scaled(place, 1.0, 2.0), group if is_branched else fresh + index)
         for index, (place, group) in enumerate(at_top)
     ]
-    return [*found, (f"one more budget, {in_words(2 * budgets[-1])} tokens, at all sizes", longer)]
+    return [*found, (f"one more budget, {count(2 * budgets[-1])} tokens, at all sizes", longer)]
 
 
 def _scaled(place: Place, size: float, tokens: float) -> Place:

@@ -9,8 +9,8 @@ from normlab.errors import NormLabError
 from normlab.ladders.rows import LadderRow
 from normlab.ladders.statistics.answer import CellForecast, HeldOut, Place
 from normlab.ladders.statistics.cells import Cell, cells_of, check_rows
-from normlab.ladders.statistics.fit import estimate, sample_of
-from normlab.ladders.statistics.simple_law import simple_law_prior
+from normlab.ladders.statistics.estimators.fit import estimate, sample_of
+from normlab.ladders.statistics.estimators.simple_law import simple_law_prior
 
 
 def forecast(

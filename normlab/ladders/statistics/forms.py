@@ -11,10 +11,17 @@ import numpy as np
 from normlab.ladders.statistics.answer import Interval
 from normlab.ladders.statistics.baseline import slopes_at
 from normlab.ladders.statistics.cells import BaselineMean
-from normlab.ladders.statistics.fit import Sample
-from normlab.ladders.statistics.layout import HasPlace, layout_of
-from normlab.ladders.statistics.noise import ASSUMED_RUNG_SD, correlation_matrix
-from normlab.ladders.statistics.simple_law import AXES, EXPONENTS, FADES, SETTLES, axis_coordinate, form_features
+from normlab.ladders.statistics.estimators.fit import Sample
+from normlab.ladders.statistics.estimators.layout import HasPlace, layout_of
+from normlab.ladders.statistics.estimators.noise import ASSUMED_RUNG_SD, correlation_matrix
+from normlab.ladders.statistics.estimators.simple_law import (
+    AXES,
+    EXPONENTS,
+    FADES,
+    SETTLES,
+    axis_coordinate,
+    form_features,
+)
 from normlab.utils.distributions import f_above
 from normlab.utils.student_t import t_interval
 

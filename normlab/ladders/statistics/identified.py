@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from normlab.ladders.statistics.answer import HeldOut, Identified, Obstacle, Place, Projection
 from normlab.ladders.statistics.cells import BaselineMean
-from normlab.ladders.statistics.fit import Sample
+from normlab.ladders.statistics.estimators.fit import Sample
+from normlab.ladders.statistics.estimators.layout import layout_of
 from normlab.ladders.statistics.forms import fit_forms, opposite_signs
-from normlab.ladders.statistics.layout import layout_of
 
 FEWEST_RUNGS = 4
 FEWEST_SIDE = 3
@@ -58,7 +58,8 @@ def _rule_a(sample: Sample, target: Projection) -> list[Obstacle]:
     if target.gap.width <= 2.0 * largest:
         return []
     text = f"the interval at {target.place.name} is {target.gap.width:.3f} wide"
-    return [Obstacle(rule="a", text=f"{text}, more than twice the largest gap measured ({largest:.3f})")]
+    told = f"{text}, more than twice the largest gap measured ({largest:.3f})"
+    return [Obstacle(rule="a", text=told, target=target.place.name)]
 
 
 def _rule_b(sample: Sample, target: Projection, baseline: Sequence[BaselineMean]) -> list[Obstacle]:
@@ -67,7 +68,8 @@ def _rule_b(sample: Sample, target: Projection, baseline: Sequence[BaselineMean]
         return []
     below, above = found
     text = f"forms that fit the ladder equally well disagree in sign at {target.place.name}"
-    return [Obstacle(rule="b", text=f"{text}: {below.name} {below.value:+.3f}, {above.name} {above.value:+.3f}")]
+    told = f"{text}: {below.name} {below.value:+.3f}, {above.name} {above.value:+.3f}"
+    return [Obstacle(rule="b", text=told, target=target.place.name)]
 
 
 def _rule_d(sample: Sample) -> list[Obstacle]:
@@ -92,4 +94,4 @@ def _rule_e(sample: Sample, place: Place) -> list[Obstacle]:
     if off <= LARGEST_RATIO:
         return []
     text = f"{place.name} has tokens per parameter a factor {off:.3g} away from every rung of a ladder with one path"
-    return [Obstacle(rule="e", text=text)]
+    return [Obstacle(rule="e", text=text, target=place.name)]

@@ -27,13 +27,13 @@ from normlab.ladders.statistics.baseline import fit_baseline, slopes_at
 from normlab.ladders.statistics.cautions import find_cautions
 from normlab.ladders.statistics.cells import BaselineMean, Cell, baseline_means, cells_of, check_rows
 from normlab.ladders.statistics.design import purchases
-from normlab.ladders.statistics.fit import Sample, estimate, sample_of, simple_law_weights
+from normlab.ladders.statistics.estimators.fit import Sample, estimate, sample_of, simple_law_weights
+from normlab.ladders.statistics.estimators.layout import kind_of
+from normlab.ladders.statistics.estimators.mixture import Mixture
+from normlab.ladders.statistics.estimators.noise import mean_sd
 from normlab.ladders.statistics.forecast import compare_with_forecast
 from normlab.ladders.statistics.identified import EdgeRate, identify
-from normlab.ladders.statistics.layout import kind_of
-from normlab.ladders.statistics.mixture import Mixture
 from normlab.ladders.statistics.multiplier import multiplier
-from normlab.ladders.statistics.noise import mean_sd
 from normlab.ladders.statistics.priors import priors_in_words
 from normlab.ladders.statistics.projection import NEXT_RUNG, TEN_TIMES, project, times_top
 from normlab.ladders.statistics.sentence import sentence
@@ -72,15 +72,27 @@ def answer(
     schemes = [scheme for scheme in dict.fromkeys(row.scheme for row in rows) if scheme != baseline]
     each = bonferroni_level(level, len(schemes) + 1)
     means = baseline_means(rows, baseline)
-    one = _OneScheme(baseline, means, targets, each, held_out or (), edge_rates, minimum_steps, epochs or {})
+    one = _OneScheme(baseline, means, targets, each, level, held_out or (), edge_rates, minimum_steps, epochs or {})
     by_scheme = {scheme: cells_of(rows, scheme, baseline) for scheme in schemes}
     answers = [one.answer(scheme, cells) for scheme, cells in by_scheme.items()]
     return LadderAnswer(
         baseline=baseline, level=level, level_each=each, kind=kind_of(means) if len(means) > 1 else "too small",
         schemes=answers, baseline_law=fit_baseline(means, level),
         cautions=find_cautions(by_scheme, answers, minimum_steps, each), priors=priors_in_words(),
-        versions={"normlab": __version__, "numpy": np.__version__, "python": platform.python_version()},
+        versions=_versions(),
     )  # fmt: skip
+
+
+def no_answer(baseline: str, level: float) -> LadderAnswer:
+    """The answer of a ladder whose baseline has no ended run yet."""
+    return LadderAnswer(
+        baseline=baseline, level=level, level_each=level, kind="too small", schemes=[], baseline_law=None,
+        cautions=[f"No run of {baseline} that counts has ended yet."], priors=priors_in_words(), versions=_versions(),
+    )  # fmt: skip
+
+
+def _versions() -> dict[str, str]:
+    return {"normlab": __version__, "numpy": np.__version__, "python": platform.python_version()}
 
 
 class _OneScheme:
@@ -92,12 +104,14 @@ class _OneScheme:
         means: Sequence[BaselineMean],
         targets: Sequence[Place],
         level: float,
+        joint_level: float,
         held_out: Sequence[CellForecast],
         edges: Sequence[EdgeRate],
         minimum_steps: int,
         epochs: dict[int, float],
     ) -> None:
-        self.baseline, self.means, self.targets, self.level = baseline, means, tuple(targets), level
+        self.baseline, self.means, self.targets = baseline, means, tuple(targets)
+        self.level, self.joint_level = level, joint_level
         self.held_out, self.edges, self.minimum_steps, self.epochs = held_out, edges, minimum_steps, epochs
 
     def answer(self, scheme: str, cells: Sequence[Cell]) -> SchemeAnswer:
@@ -112,6 +126,7 @@ class _OneScheme:
         beyond = project(sample, top, [*multiples, *self.targets], self.means, self.level)
         judged = beyond[len(multiples) :] or beyond[-1:]
         edges = [edge for edge in self.edges if edge.scheme in (scheme, self.baseline)]
+        nearest = min((own.place for own in judged), key=lambda place: place.flops)
         identified = identify(sample, judged, self.means, held_out, edges)
         families, axes = simple_law_weights(sample)
         gaps = self._gaps(cells, sample)
@@ -119,8 +134,8 @@ class _OneScheme:
         return SchemeAnswer(
             scheme=scheme, cells=gaps, trend=trend, projections=beyond, identified=identified, form_weights=families,
             axis_weights=axes, held_out=held_out, seed_sd=sample.noise.sd,
-            sentence=sentence(scheme, self.baseline, at_top, trend, beyond, judged, identified),
-            what_more=purchases(sample, usable, judged[-1].place, self.level),
+            sentence=sentence(scheme, self.baseline, at_top, trend, beyond, judged, identified, self.joint_level),
+            what_more=purchases(sample, usable, nearest, self.level),
         )  # fmt: skip
 
     def _without_fit(self, scheme: str, cells: Sequence[Cell]) -> SchemeAnswer:
@@ -130,7 +145,7 @@ class _OneScheme:
             scheme=scheme, cells=[self._gap(cell, None, None, None) for cell in cells], trend=nothing, projections=[],
             identified=identified, form_weights={}, axis_weights={}, what_more=[], seed_sd=None,
             held_out=compare_with_forecast(scheme, cells, self.held_out),
-            sentence=sentence(scheme, self.baseline, None, nothing, [], [], identified),
+            sentence=sentence(scheme, self.baseline, None, nothing, [], [], identified, self.joint_level),
         )  # fmt: skip
 
     def _gaps(self, cells: Sequence[Cell], sample: Sample) -> list[CellGap]:

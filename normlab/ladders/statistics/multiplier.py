@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from normlab.ladders.statistics.answer import Interval
-from normlab.ladders.statistics.mixture import Mixture
+from normlab.ladders.statistics.estimators.mixture import Mixture
 
 Array = np.ndarray
 

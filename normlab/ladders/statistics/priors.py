@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from normlab.ladders.statistics import baseline, noise, simple_law, smooth
+from normlab.ladders.statistics import baseline
+from normlab.ladders.statistics.estimators import noise, simple_law, smooth
 
 
 def priors_in_words() -> dict[str, str]:

@@ -10,11 +10,11 @@ import numpy as np
 from normlab.ladders.statistics.answer import Place, Projection
 from normlab.ladders.statistics.baseline import slopes_at
 from normlab.ladders.statistics.cells import BaselineMean
-from normlab.ladders.statistics.fit import Sample, estimate
+from normlab.ladders.statistics.estimators.fit import Sample, estimate
+from normlab.ladders.statistics.estimators.mixture import Mixture
+from normlab.ladders.statistics.estimators.simple_law import simple_law_prior
 from normlab.ladders.statistics.forms import constant_multiplier
-from normlab.ladders.statistics.mixture import Mixture
 from normlab.ladders.statistics.multiplier import multiplier
-from normlab.ladders.statistics.simple_law import simple_law_prior
 from normlab.utils.distributions import normal_cdf
 
 NEXT_RUNG = 3.5

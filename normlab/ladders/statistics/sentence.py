@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from normlab.ladders.statistics.answer import CellGap, Identified, Interval, Projection, Trend, TrendTest
-from normlab.ladders.statistics.cells import in_words
+from normlab.pages.numbers import count
 
 _MOVES = {
     "shrinks": "the gap shrinks over the ladder",
@@ -24,32 +24,37 @@ def sentence(
     projections: Sequence[Projection],
     targets: Sequence[Projection],
     identified: Identified,
+    level: float = 0.95,
 ) -> str:
-    """What a page prints for a scheme."""
+    """What a page prints for a scheme; `level` is the joint level of all schemes' intervals."""
     if top is None or top.gap is None:
         return f"{scheme}: no cell of the ladder can be compared with {baseline}."
-    parts = [_at_top(scheme, baseline, top), _moves(trend)]
+    parts = [_at_top(scheme, baseline, top, f"{100 * level:g} %"), _moves(trend)]
     beyond = [own for own in projections if own not in targets]
     if beyond:
         parts.append(f"one rung beyond ({beyond[0].times_top:.3g} × the compute) {_range(beyond[0])}")
-    if identified.is_identified:
-        parts += [f"at {own.place.name} {_range(own)}" for own in targets]
-    else:
-        where = targets[-1].place.name if targets else "larger sizes"
-        parts.append(f"at {where} not identified: {identified.reasons[0].text}")
+    parts += [_at_target(own, identified) for own in targets]
+    if not targets and identified.reasons:
+        parts.append(f"at larger sizes not identified: {identified.reasons[0].text}")
     return "; ".join(part for part in parts if part) + "."
 
 
-def _at_top(scheme: str, baseline: str, top: CellGap) -> str:
+def _at_target(own: Projection, identified: Identified) -> str:
+    reasons = identified.against(own.place.name)
+    return f"at {own.place.name} " + (f"not identified: {reasons[0].text}" if reasons else _range(own))
+
+
+def _at_top(scheme: str, baseline: str, top: CellGap, level: str) -> str:
     assert top.gap is not None
-    where = f"at {top.size} with {in_words(top.tokens)} tokens"
+    where = f"at {top.size} with {count(top.tokens)} tokens"
     k = top.multiplier
     ratio = f", compute multiplier {k.mean:.2f} ({k.low:.2f} to {k.high:.2f})" if k else ""
     if top.gap.spans_zero:
-        return f"{scheme}: no difference to {baseline} shown {where}, {_signed(top.gap)}{ratio}"
+        return f"{scheme}: no difference to {baseline} shown {where}, {_signed(top.gap, level)}{ratio}"
     word = "better" if top.gap.mean < 0.0 else "worse"
     low, high = sorted((abs(top.gap.low), abs(top.gap.high)))
-    return f"{scheme}: {word} than {baseline} by {abs(top.gap.mean):.3f} nats ({low:.3f} to {high:.3f}) {where}{ratio}"
+    by = f"{abs(top.gap.mean):.3f} nats ({level}: {low:.3f} to {high:.3f})"
+    return f"{scheme}: {word} than {baseline} by {by} {where}{ratio}"
 
 
 def _moves(trend: Trend) -> str:
@@ -78,5 +83,5 @@ def _range(own: Projection) -> str:
     return f"{text}: {'better' if own.gap.mean < 0.0 else 'worse'} {simple}"
 
 
-def _signed(interval: Interval) -> str:
-    return f"{interval.mean:+.3f} ({interval.low:+.3f} to {interval.high:+.3f})"
+def _signed(interval: Interval, level: str) -> str:
+    return f"{interval.mean:+.3f} ({level}: {interval.low:+.3f} to {interval.high:+.3f})"

@@ -11,7 +11,7 @@ import numpy as np
 from normlab.ladders.statistics.answer import AxisName, Interval, Place, Trend, TrendTest, Verdict
 from normlab.ladders.statistics.baseline import slopes_at
 from normlab.ladders.statistics.cells import BaselineMean
-from normlab.ladders.statistics.fit import Sample, estimate
+from normlab.ladders.statistics.estimators.fit import Sample, estimate
 from normlab.ladders.statistics.multiplier import average, change_functionals
 
 MARGIN_MULTIPLIER = 1.05

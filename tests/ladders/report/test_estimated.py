@@ -59,7 +59,7 @@ def test_a_grid_with_a_lost_seed_and_a_forecast() -> None:
     assert len(report.held_out) == 2 * 3
     words = text_of(render_page(report))
     assert "of 6 forecasts made before the runs held" in words
-    # The smallest cell has a lost seed, so the trend begins at the next one. There an end of geonorm's interval is within
-    # 0.001 of zero: what is said of the trend is left to the tests of the statistics.
+    # The smallest cell has a lost seed, so the trend begins at the next one. There an end of geonorm's interval is
+    # within 0.001 of zero: what is said of the trend is left to the tests of the statistics.
     assert "geonorm is worse than pre" in words
     assert "not judged" in words

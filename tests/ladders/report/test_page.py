@@ -70,7 +70,7 @@ def test_without_targets_nothing_is_said_beyond_the_ladder() -> None:
     rows = synthetic.rows(schemes=("pre", "peri"), lost=False)
     page = render_page(LadderReport(rows, answers.answer(rows, targets=False)))
     assert "beyond" not in sections(page)
-    assert "beyond what was trained" not in page
+    assert "beyond the cells of the fit" not in page
 
 
 def test_numbers_of_a_cell_are_those_of_the_rows() -> None:
@@ -117,7 +117,7 @@ def test_projections_keep_the_condition_of_the_simple_law_apart() -> None:
 def test_the_grid_hatches_short_cells_and_frames_the_held_out_size() -> None:
     grid = training_grid(full())
     assert [line.label for line in grid] == list(synthetic.SIZES)
-    assert grid[0].about == "11.6M parameters, 72 % embedding, 3 seeds"
+    assert grid[0].about == "11.6M parameters, 72\u00a0% embedding, 3 seeds"
     assert [cell.is_short for cell in grid[0].cells if cell] == [True, False, False]
     assert [cell.is_held_out for cell in grid[3].cells if cell] == [True, True, True]
     first = grid[3].cells[0]

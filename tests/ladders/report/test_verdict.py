@@ -97,10 +97,17 @@ def test_cautions_come_from_statistics_rates_runs_and_text() -> None:
     assert told[5] == "Mine."
 
 
-def test_a_rate_that_is_not_carried_needs_no_rule() -> None:
+def test_rates_that_fall_with_size_are_a_hypothesis() -> None:
     rows = synthetic.rows(lost=False)
     design = LadderDesign(rules=(RateRule(scheme="peri", carry="none"),))
-    assert not any("hypothesis" in line for line in cautions(LadderReport(rows, answers.answer(rows), design)))
+    report = LadderReport(rows, answers.answer(rows), design)
+    assert any("peri was carried to other sizes by a rule that is a hypothesis" in line for line in cautions(report))
+
+
+def test_a_ladder_that_is_not_finished_says_so_first() -> None:
+    report = full()
+    told = cautions(replace(report, design=replace(report.design, runs_left=7)))
+    assert told[0].startswith("The ladder is not finished: at least 7 runs left.")
 
 
 def _held_out(measured: float | None) -> HeldOut:

@@ -12,16 +12,15 @@ from normlab.errors import NormLabError
 from normlab.ladders.rows import LadderRow
 from normlab.ladders.statistics import EdgeRate, LadderAnswer, Place, answer, forecast
 from normlab.ladders.statistics.answer import Interval, SchemeAnswer
-from normlab.ladders.statistics.simulation import (
-    TRUTHS,
+from normlab.ladders.statistics.simulated.ladders import (
     USUAL,
     SimulatedLadder,
     as_rows,
-    baseline_loss,
     simulate,
     simulated_grid,
     simulated_path,
 )
+from normlab.ladders.statistics.simulated.truths import TRUTHS, baseline_loss
 from normlab.ladders.statistics.trend import verdict_of
 
 BY_NAME = {truth.name: truth for truth in TRUTHS}
@@ -269,7 +268,7 @@ def test_only_a_baseline_is_an_answer_without_schemes() -> None:
 def test_probability_that_the_gap_is_smaller_agrees_with_samples() -> None:
     """P(|there| < |top|) under M, for one seeded ladder, against draws from the joint posterior."""
     from normlab.ladders.statistics.cells import cells_of
-    from normlab.ladders.statistics.fit import estimate, sample_of
+    from normlab.ladders.statistics.estimators.fit import estimate, sample_of
 
     rows = _rows(simulated_path(), "shrinks")
     own = _only(answer(rows, baseline="pre"))

@@ -7,8 +7,9 @@ import pytest
 
 from normlab.errors import NormLabError
 from normlab.ladders.statistics import Design, Place, answer, expected_widths, forecast
-from normlab.ladders.statistics.calibration import as_places
-from normlab.ladders.statistics.simulation import TRUTHS, USUAL, as_rows, simulate, simulated_path
+from normlab.ladders.statistics.simulated.calibration import as_places
+from normlab.ladders.statistics.simulated.ladders import USUAL, as_rows, simulate, simulated_path
+from normlab.ladders.statistics.simulated.truths import TRUTHS
 
 PATH = simulated_path()
 TOP = as_places(PATH.cells)[-1:]

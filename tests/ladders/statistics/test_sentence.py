@@ -55,25 +55,33 @@ def test_everything_that_is_shown() -> None:
         [next_rung, target], [target], YES,
     )  # fmt: skip
     assert text == (
-        "peri: better than pre by 0.025 nats (0.015 to 0.035) at 12x768 with 118M tokens, compute multiplier 1.09 "
-        "(1.05 to 1.13); the gap shrinks over the ladder (-0.050 to -0.025), but a change of the compute multiplier is "
-        "not shown; one rung beyond (3.5 × the compute) between -0.040 and +0.020: sign open (-0.020 to +0.010 if it "
-        "keeps a simple law); at 1.3b between -0.080 and -0.010, if it stays smooth: better (-0.040 to -0.005 if it "
-        "keeps a simple law)."
+        "peri: better than pre by 0.025 nats (95 %: 0.015 to 0.035) at 12x768 with 118M tokens, compute multiplier "
+        "1.09 (1.05 to 1.13); the gap shrinks over the ladder (-0.050 to -0.025), but a change of the compute "
+        "multiplier is not shown; one rung beyond (3.5 × the compute) between -0.040 and +0.020: sign open (-0.020 to "
+        "+0.010 if it keeps a simple law); at 1.3b between -0.080 and -0.010, if it stays smooth: better (-0.040 to "
+        "-0.005 if it keeps a simple law)."
     )
 
 
 def test_what_is_open_is_not_called_equal() -> None:
     text = sentence("peri", "pre", _cell(-0.01, 0.02), _trend("not shown"), [], [], YES)
-    assert "no difference to pre shown at 12x768 with 118M tokens, +0.005 (-0.010 to +0.020)" in text
+    assert "no difference to pre shown at 12x768 with 118M tokens, +0.005 (95 %: -0.010 to +0.020)" in text
     assert "whether the gap moves over the ladder is not shown" in text
+
+
+def test_a_far_target_says_nothing_against_a_near_one() -> None:
+    why = Identified(is_identified=False, reasons=[Obstacle(rule="a", text="too wide", target="1.3b")])
+    near, far = _projection(-0.08, -0.01, 4.0, "350m"), _projection(-0.8, 0.1, 200.0, "1.3b")
+    text = sentence("keel", "pre", _cell(0.01, 0.03), _trend("grows"), [near, far], [near, far], why)
+    assert "at 350m between -0.080 and -0.010: better" in text
+    assert text.endswith("at 1.3b not identified: too wide.")
 
 
 def test_a_target_that_is_not_identified_has_a_reason_and_no_number() -> None:
     why = Identified(is_identified=False, reasons=[Obstacle(rule="d", text="3 rungs, fewer than 4")])
     target = _projection(-0.08, -0.01, 10.0, "10 × the top")
     text = sentence("keel", "pre", _cell(0.01, 0.03), _trend("grows", _interval(-0.2, -0.1)), [target], [target], why)
-    assert text.startswith("keel: worse than pre by 0.020 nats (0.010 to 0.030)")
+    assert text.startswith("keel: worse than pre by 0.020 nats (95 %: 0.010 to 0.030)")
     assert "the compute multiplier falls" in text
     assert text.endswith("at 10 × the top not identified: 3 rungs, fewer than 4.")
     assert "-0.080" not in text

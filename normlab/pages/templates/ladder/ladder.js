@@ -26,7 +26,7 @@
   const logRoom = (values, share = 0.06) => room(values.map(Math.log10), share);
   const placeOf = (cell) => `${text(cell.size)}, ${count(cell.tokens)} tokens`;
   const sizeSymbol = (size) => style(data.sizes.indexOf(size)).symbol;
-  // Hollow: a short run. Cross: a cell where a seed did not train.
+  // Hollow: a short run. Cross: a cell that is left out of the fit.
   const marked = (symbol, cell) => (cell.usable ? symbol + (cell.short ? "-open" : "") : "x-thin");
   const line = (more) => ({ type: "line", line: { color: css("--muted"), dash: "dot", width: 1 }, ...more });
   const zero = () => line({ xref: "paper", x0: 0, x1: 1, y0: 0, y1: 0, line: { color: css("--ink"), width: 1 } });

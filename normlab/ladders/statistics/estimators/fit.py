@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from normlab.ladders.statistics.cells import Cell
-from normlab.ladders.statistics.gaussian import GaussianModel, Prior
-from normlab.ladders.statistics.layout import HasPlace, Kind, Layout, kind_of, layout_of
-from normlab.ladders.statistics.mixture import Mixture
-from normlab.ladders.statistics.noise import SeedNoise, noise_model, pooled
-from normlab.ladders.statistics.simple_law import simple_law_prior
-from normlab.ladders.statistics.smooth import smooth_prior
+from normlab.ladders.statistics.estimators.gaussian import GaussianModel, Prior
+from normlab.ladders.statistics.estimators.layout import HasPlace, Kind, Layout, kind_of, layout_of
+from normlab.ladders.statistics.estimators.mixture import Mixture
+from normlab.ladders.statistics.estimators.noise import SeedNoise, noise_model, pooled
+from normlab.ladders.statistics.estimators.simple_law import simple_law_prior
+from normlab.ladders.statistics.estimators.smooth import smooth_prior
 
 Array = np.ndarray
 PriorOf = Callable[[Layout], Prior]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from normlab.ladders.statistics.noise import (
+from normlab.ladders.statistics.estimators.noise import (
     ASSUMED_DF,
     ASSUMED_SEED_SD,
     BRANCH_CORRELATION,
@@ -18,7 +18,8 @@ from normlab.ladders.statistics.noise import (
     noise_model,
     pooled,
 )
-from normlab.ladders.statistics.simulation import TRUTHS, USUAL, simulate, simulated_grid
+from normlab.ladders.statistics.simulated.ladders import USUAL, simulate, simulated_grid
+from normlab.ladders.statistics.simulated.truths import TRUTHS
 
 
 def test_independent_cells_pool_to_the_usual_variance() -> None:

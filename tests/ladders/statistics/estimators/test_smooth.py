@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from normlab.ladders.statistics.calibration import as_places
-from normlab.ladders.statistics.fit import Sample, estimate
-from normlab.ladders.statistics.gaussian import Prior
-from normlab.ladders.statistics.layout import layout_of
-from normlab.ladders.statistics.noise import SeedNoise, noise_model
-from normlab.ladders.statistics.simple_law import simple_law_prior
-from normlab.ladders.statistics.simulation import SimulatedLadder, simulated_grid, simulated_path
-from normlab.ladders.statistics.smooth import integrated_wiener, smooth_prior
+from normlab.ladders.statistics.estimators.fit import Sample, estimate
+from normlab.ladders.statistics.estimators.gaussian import Prior
+from normlab.ladders.statistics.estimators.layout import layout_of
+from normlab.ladders.statistics.estimators.noise import SeedNoise, noise_model
+from normlab.ladders.statistics.estimators.simple_law import simple_law_prior
+from normlab.ladders.statistics.estimators.smooth import integrated_wiener, smooth_prior
+from normlab.ladders.statistics.simulated.calibration import as_places
+from normlab.ladders.statistics.simulated.ladders import SimulatedLadder, simulated_grid, simulated_path
 
 
 def _sample(ladder: SimulatedLadder, means: np.ndarray, sd: float = 0.007) -> Sample:

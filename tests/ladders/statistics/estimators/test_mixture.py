@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from normlab.ladders.statistics.mixture import Mixture
+from normlab.ladders.statistics.estimators.mixture import Mixture
 
 THREE = Mixture(np.array([0.2, 0.5, 0.3]), np.array([-0.05, 0.0, 0.04]), np.array([0.01, 0.002, 0.03]))
 

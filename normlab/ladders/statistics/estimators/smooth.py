@@ -12,8 +12,8 @@ import itertools
 
 import numpy as np
 
-from normlab.ladders.statistics.gaussian import Prior
-from normlab.ladders.statistics.layout import Layout
+from normlab.ladders.statistics.estimators.gaussian import Prior
+from normlab.ladders.statistics.estimators.layout import Layout
 
 Array = np.ndarray
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from normlab.ladders.statistics.gaussian import NoiseModel
+from normlab.ladders.statistics.estimators.gaussian import NoiseModel
 from normlab.utils.distributions import chi_square_quantile
 
 Array = np.ndarray

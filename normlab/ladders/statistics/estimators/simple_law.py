@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from normlab.ladders.statistics.gaussian import Prior
-from normlab.ladders.statistics.layout import Layout
+from normlab.ladders.statistics.estimators.gaussian import Prior
+from normlab.ladders.statistics.estimators.layout import Layout
 
 Array = np.ndarray
 

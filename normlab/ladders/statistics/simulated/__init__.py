@@ -1,0 +1,1 @@
+"""Simulated ladders with a known gap, and how often the estimators' intervals cover it."""

@@ -103,7 +103,9 @@ def _profiles(results: Results) -> dict[str, Any]:
         for step in shown
         if any(p["step"] == step for run in runs for p in run.metrics.profile)
     ]
-    return {"steps": shown, "series": series}
+    # Runs of version 0.1 recorded three of the series.
+    names = [name for name in PROFILES if any(entry[name] for entry in series)]
+    return {"steps": shown, "names": names, "series": series}
 
 
 def _profile(runs: Sequence[ReportedRun], step: int) -> dict[str, Any]:

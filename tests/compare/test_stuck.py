@@ -67,9 +67,7 @@ def test_stopped_runs_have_ended_and_say_why(text: Path, tmp_path: Path) -> None
     assert {row["role"] for row in rows} == {"tune", "judge"}
     for row in rows:
         assert (row["state"], row["stuck"], row["steps"], row["value"]) == ("done", True, 6, row["loss"])
-        assert row["reason"].startswith(
-            f"stuck above the unigram entropy ({row['unigram_entropy']:.2f}): loss "
-        )
+        assert row["reason"].startswith(f"stuck above the unigram entropy ({row['unigram_entropy']:.2f}): loss ")
         assert row["loss"] > row["unigram_entropy"] - 0.1
         assert row["tokens"] == 6 * small.LENGTH * small.BATCH
     assert left(config, tmp_path) == 0

@@ -164,7 +164,7 @@ def trouble_table(results: Results) -> Table:
     columns += [Column("Skipped steps", True), Column("Rollbacks", True), Column("Sensitivity", True)]
     rows = [_trouble_row(results, k, scheme) for k, scheme in enumerate(results.schemes)]
     note = (
-        "Counts are sums over all runs of a scheme, whatever their rate. Sensitivity: relative change of the output per "
+        "Counts are sums over all runs of a scheme, at any rate. Sensitivity: relative change of the output per "
         "relative change of the input, at the end of training, mean over the runs that represent the scheme."
     )
     found = Table("Trouble in training", columns, rows, note=note).filled()

@@ -266,7 +266,7 @@ def test_scalars_keep_their_type_and_shape():
 
 
 @parametrize("decay_first", [False, True], quick=[True])
-@parametrize("name", ["plain", "learned", "b alone"], quick=["plain", "learned"])
+@parametrize("name", ["plain", "learned", "b alone"], quick=["learned"])
 def test_operators_are_well_formed(name, decay_first):
     case = random(64, name, BF16)
     ops = torch.ops.normlab

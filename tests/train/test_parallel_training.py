@@ -19,6 +19,7 @@ from normlab.train.resume import resumed
 from normlab.train.storage.folder import RunFolder
 from normlab.train.trainer import Trainer, train
 from normlab.utils.locks import hold
+from tests.matrix import parametrize
 from tests.ranks import free_port
 from tests.train.runs import MARK, after_building, asks_to_stop, config_of, events, losses, numbers, spoils
 from tests.train.test_distributed import TORCHRUN
@@ -274,6 +275,7 @@ def test_a_process_that_breaks_does_not_leave_the_other_waiting(room):
     assert "\n" not in status["reason"]
 
 
-@pytest.mark.parametrize("name", ["plain", "masked", "images"])
+# Of the other tasks in tests/train/test_tasks.py, too.
+@parametrize("name", ["plain", "masked", "images"], quick=["plain"])
 def test_accumulating_is_only_a_matter_of_memory(name, alone):
     close(alone(f"{name}, accumulated"), alone(name))

@@ -51,29 +51,19 @@ STOPPING = "stopping after this step; once more to stop at once\n"
 CHILDREN = {"killed": "step", "killed in a save": "save", "term": "signal", "int": "signal", "int twice": "step"}
 
 
-@pytest.fixture(scope="module")
-def children(text, tmp_path_factory):
-    """Processes that each stand still in the middle of a run, all started at once; and the folders of their runs."""
-    room, config = tmp_path_factory.mktemp("children"), json.dumps(config_of(text).to_dict())
+@pytest.fixture
+def child(text, tmp_path, request):
+    """A process that stands still in the middle of a run, and the folder of the run."""
     # One process imports torch; the others are forked from it.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.train.child"])
-    found = {}
-    for name, where in CHILDREN.items():
-        process = context.Process(target=child_of.main, args=(config, room / name, where))
-        process.start()
-        found[name] = process, room / name
-    yield found
-    for process, _ in found.values():
-        process.kill()
-        process.join()
-
-
-@pytest.fixture
-def child(children, request):
-    process, path = children[request.param]
+    path, config = tmp_path / request.param, json.dumps(config_of(text).to_dict())
+    process = context.Process(target=child_of.main, args=(config, path, CHILDREN[request.param]))
+    process.start()
     wait_until(lambda: path.with_suffix(".ready").exists(), process)
-    return process, path
+    yield process, path
+    process.kill()
+    process.join()
 
 
 def wait_until(done, process) -> None:
@@ -115,7 +105,9 @@ def test_killed_in_the_middle_of_a_save(child, text, straight):
     assert left_behind(path) == []
 
 
-@pytest.mark.parametrize(("child", "number"), [("term", signal.SIGTERM), ("int", signal.SIGINT)], indirect=["child"])
+@parametrize(
+    ("child", "number"), [("term", signal.SIGTERM), ("int", signal.SIGINT)], quick=["term"], indirect=["child"]
+)
 def test_a_signal_saves_and_stops(child, number, text, straight):
     process, path = child
     os.kill(process.pid, number)
@@ -166,6 +158,7 @@ def test_stopped_at_any_step(step, text, straight, tmp_path):
     same_run(tmp_path / "run", straight)
 
 
+@pytest.mark.full
 def test_stopped_at_every_step(text, straight, tmp_path):
     evaluated = {record["step"]: record["loss"] for record in numbers(straight) if record["kind"] == "eval"}
     for step in range(1, STEPS + 1):

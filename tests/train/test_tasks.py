@@ -114,7 +114,7 @@ def test_accumulated_parts_are_one_batch(task, text, straight, tmp_path):
     assert mine == pytest.approx(theirs, rel=1e-5 if task == "images" else 0.1)
 
 
-@pytest.mark.parametrize("task", TASKS)
+@parametrize("task", TASKS, quick=["images"])
 @parametrize("changes", [{"optimiser": "muon"}, {"base_dim": 16}], quick=[{"optimiser": "muon"}], ids=str)
 def test_muon_and_transfer_train_them_too(task, changes, text, tmp_path):
     result = train(config_of(task, text, steps=3, evals=1, saves=0, **changes), tmp_path, progress=False)

@@ -146,7 +146,7 @@ def test_without_being_asked_it_goes_on(text, tmp_path):
 
 
 @pytest.mark.usefixtures("soon")
-@pytest.mark.parametrize("lags", [False, True])
+@parametrize("lags", [False, True], quick=[False])
 def test_a_hopeless_run_is_stopped_and_only_read_afterwards(lags, text, tmp_path, monkeypatch):
     after_building(monkeypatch, lambda trainer: setattr(trainer, "lags", lags))
     config = config_of(text, **NEVER, stop_hopeless=True)
@@ -164,6 +164,7 @@ def test_a_hopeless_run_is_stopped_and_only_read_afterwards(lags, text, tmp_path
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("soon")
 def test_asking_changes_nothing_for_a_run_that_learns(text, tmp_path, monkeypatch):
     monkeypatch.setattr(stuck, "MARGIN", -10.0)

@@ -13,7 +13,6 @@ from typing import get_type_hints
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 
 from normlab import NormLabError
 from normlab.cli import main
@@ -24,7 +23,7 @@ from normlab.train.trainer import train
 from normlab.utils.files import read_json
 from normlab.utils.settings import typed_settings
 from tests.matrix import parametrize
-from tests.ranks import free_port
+from tests.ranks import free_port, spawn
 from tests.train.runs import (
     after_building,
     asks_to_stop,
@@ -232,7 +231,7 @@ def two_ranks(rank: int, ports: list[int], text: str, room: str) -> None:
 
 @pytest.mark.full
 def test_two_processes(text, tmp_path):
-    mp.spawn(two_ranks, args=([free_port() for _ in range(3)], str(text), str(tmp_path)), nprocs=2)
+    spawn(two_ranks, args=([free_port() for _ in range(3)], str(text), str(tmp_path)), nprocs=2)
     same_run(tmp_path / "branch", tmp_path / "planned")
     assert left_behind(tmp_path) == []
 

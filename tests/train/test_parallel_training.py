@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from safetensors.torch import load_file
 
 from normlab.errors import NormLabError
@@ -20,7 +19,7 @@ from normlab.train.storage.folder import RunFolder
 from normlab.train.trainer import Trainer, train
 from normlab.utils.locks import hold
 from tests.matrix import parametrize
-from tests.ranks import free_port
+from tests.ranks import free_port, spawn
 from tests.train.runs import MARK, after_building, asks_to_stop, config_of, events, losses, numbers, spoils
 from tests.train.test_distributed import TORCHRUN
 from tests.train.test_tasks import config_of as config_of_task
@@ -134,7 +133,7 @@ def room(text, tmp_path_factory) -> Path:
     train(config_for(text, "plain"), folder / "continued", progress=False, continuable=True)
     ports = [free_port() for _ in range(len(TWO_RANKS) + 7)]
     with hold(folder / "locked" / "lock"):
-        mp.spawn(ranks, args=(ports, str(text), str(folder)), nprocs=2)
+        spawn(ranks, args=(ports, str(text), str(folder)), nprocs=2)
     return folder
 
 

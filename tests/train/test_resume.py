@@ -21,6 +21,7 @@ from normlab.train.storage.sinks import read_records
 from normlab.train.trainer import train
 from normlab.utils import files
 from tests.matrix import parametrize
+from tests.ranks import PRELOAD
 from tests.train import child as child_of
 from tests.train.runs import (
     STEPS,
@@ -56,7 +57,7 @@ def child(text, tmp_path, request):
     """A process that stands still in the middle of a run, and the folder of the run."""
     # One process imports torch; the others are forked from it.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.train.child"])
+    context.set_forkserver_preload(PRELOAD)
     path, config = tmp_path / request.param, json.dumps(config_of(text).to_dict())
     process = context.Process(target=child_of.main, args=(config, path, CHILDREN[request.param]))
     process.start()

@@ -21,6 +21,7 @@ from normlab.train.trainer import train
 from normlab.utils.files import write_json
 from tests.command import normlab as normlab_says
 from tests.matrix import parametrize
+from tests.ranks import PRELOAD
 from tests.train import child
 from tests.train.runs import (
     MODEL,
@@ -77,7 +78,7 @@ def test_stopped_and_resumed_it_is_the_same_run(task, text, straight, tmp_path, 
 @pytest.mark.full
 def test_killed_and_resumed_it_is_the_same_run(text, straight, tmp_path):
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.train.child"])
+    context.set_forkserver_preload(PRELOAD)
     children = {}
     for task in TASKS:
         options = (json.dumps(config_of(task, text).to_dict()), tmp_path / task, "step")

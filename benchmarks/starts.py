@@ -1,5 +1,5 @@
-"""Screens of how training starts: echo and first loss at initialisation, and whether the loss leaves the entropy of
-single tokens within a few hundred steps, by scheme, kind of head, rate and seed.
+"""Screens of how training starts: echo and first loss at initialisation, and whether the loss leaves the unigram
+entropy within a few hundred steps, by scheme, kind of head, rate and seed.
 
     python benchmarks/starts.py --data "books/books-train-*.jsonl.xz" --val-data books/books-val.jsonl.xz \
         --tokenizer books/bpe-32768.json.xz --schemes pre post geonorm --heads own tied scaled --out starts.jsonl

@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import socket
-from typing import NoReturn
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
+import torch.multiprocessing as mp
+
+PRELOAD = ["tests.train.child"]
+"""What the process imports that ranks are forked from: torch, FSDP and the trainer, which take seconds."""
+
+
+def spawn(work: Callable[..., None], args: tuple[Any, ...] = (), *, nprocs: int = 2) -> None:
+    """Like `torch.multiprocessing.spawn`, in processes forked from one that has imported torch and computed nothing."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
+    # That process may be older than the variables of this test.
+    mp.start_processes(_start, (work, dict(os.environ), args), nprocs, start_method="forkserver")
+
+
+def _start(rank: int, work: Callable[..., None], environment: Mapping[str, str], arguments: tuple[Any, ...]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    work(rank, *arguments)
 
 
 def free_port() -> int:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from safetensors.torch import load_file, save_file
 from torch.distributed.fsdp import fully_shard
 
 import normlab
-from tests.ranks import free_port, join, leave
+from tests.ranks import free_port, join, leave, spawn
 
 SIZE = {"depth": 2, "dim": 32, "heads": 4, "kv_heads": 2, "vocab_size": 61, "hidden": 48}
 
@@ -53,7 +52,7 @@ def sharded(rank: int, port: int, scheme: str, results: str) -> None:
 @pytest.mark.parametrize("scheme", ["ngpt", "geonorm", "hybrid"])
 def test_two_processes_train_as_one(scheme, tmp_path):
     results = str(tmp_path / "weights.safetensors")
-    mp.spawn(sharded, args=(free_port(), scheme, results), nprocs=2)
+    spawn(sharded, args=(free_port(), scheme, results), nprocs=2)
     found = load_file(results)
     alone = normlab.Decoder(normlab.DecoderConfig(scheme=scheme, **SIZE))
     alone.init_(generator=torch.Generator().manual_seed(7))

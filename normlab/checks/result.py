@@ -42,7 +42,7 @@ class Subject:
     notes: tuple[str, ...] = ()
     """What was changed before the check: "width 4096 -> 256 (--shrink 16)"."""
     unigram: Number = None
-    """Entropy of the data's single tokens, nats: a loss above it has learnt nothing of the context."""
+    """Unigram entropy of the data, nats: a loss above it has learnt nothing of the context."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,8 +23,8 @@ from normlab.compare.run_options import RunSettings
 from normlab.compare.store import Row, Store
 from normlab.compare.workers import ProcessPool, worker_slots
 from normlab.errors import NormLabError
-from normlab.train.interrupt import Interrupt
 from normlab.train.metrics import Metric
+from normlab.train.monitor.interrupt import Interrupt
 from normlab.utils.files import file_error
 
 _LOOK_SECONDS = 0.25

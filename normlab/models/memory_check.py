@@ -19,7 +19,7 @@ _BYTES_A_BLOCK = 24_000
 """Host memory for the Python objects of one block without weights: a million blocks took 22 GB."""
 _MARGIN = 0.05
 """Fraction of the free memory reserved for other processes and the allocator."""
-_BYTES_IN_TRAINING = 16
+BYTES_IN_TRAINING = 16
 """Bytes per parameter: weight, gradient and AdamW's two moments in fp32."""
 _SMALLER = "a smaller --depth or --dim"
 
@@ -52,14 +52,19 @@ def _along_depth(config: TransformerConfig, count: Callable[[TransformerConfig],
 
 def check_memory_to_build(config: TransformerConfig, device: torch.device) -> None:
     """Raise if a model's weights do not fit on a device, or its Python objects do not fit into host memory."""
-    check_memory(config.depth * _BYTES_A_BLOCK, torch.device("cpu"), _model(config))
+    check_memory_for_blocks(config.depth, _model(config))
     if device.type != "meta":
         check_memory(4 * estimate_params(config), device, _model(config))
 
 
+def check_memory_for_blocks(blocks: int, what: str, advice: str = _SMALLER) -> None:
+    """Raise if the Python objects of so many blocks do not fit into host memory, their weights aside."""
+    check_memory(blocks * _BYTES_A_BLOCK, torch.device("cpu"), what, advice)
+
+
 def check_memory_for_parameters(parameters: int, device: torch.device, what: str, advice: str = _SMALLER) -> None:
     """Raise if weights, gradients and AdamW's moments of so many parameters do not fit on a device."""
-    check_memory(_BYTES_IN_TRAINING * parameters, device, f"training {what}", advice)
+    check_memory(BYTES_IN_TRAINING * parameters, device, f"training {what}", advice)
 
 
 def check_memory_to_train(
@@ -74,7 +79,7 @@ def check_memory_to_train(
 ) -> None:
     """Raise if one process of `world` does not have the memory to train a model in batches of `batch`."""
     what, free = _model(config), machine.free_memory(device)
-    state = _BYTES_IN_TRAINING * estimate_params(config) // world
+    state = BYTES_IN_TRAINING * estimate_params(config) // world
     check_memory(state, device, f"training {what}", f"{_SMALLER}, or more GPUs" if device.type == "cuda" else _SMALLER)
     if free is None or state + _at_most(config, batch, length) < free:
         return

@@ -35,7 +35,7 @@ class TokenData(ABC):
 
     vocabulary: int
     unigram: float
-    """Entropy of single tokens in nats: the loss of who knows how often each occurs, and nothing of their order."""
+    """Unigram entropy in nats: the loss of who knows how often each occurs, and nothing of their order."""
 
     @abstractmethod
     def sequences(self, batch: int, length: int, seed: int) -> Iterator[torch.Tensor]:

@@ -13,15 +13,24 @@ import torch
 from torch import nn
 
 from normlab.errors import NormLabError, in_one_line
+from normlab.models.memory_check import BYTES_IN_TRAINING, check_memory_for_blocks, check_memory_for_parameters
 from normlab.probes.blocks import find_stacks
 from normlab.schemes.catalog.reference import looking_in
 from normlab.targets.guess_batch import notes_on
 from normlab.targets.module import first_parameter, task_for, width_of
 from normlab.targets.scheme_rules import scheme_of
-from normlab.targets.target import Target
+from normlab.targets.target import Target, count_parameters
+from normlab.utils import machine
 
 SIZES = {"depth": 12, "width": 64}
 """What is asked for where neither the user nor the factory's own defaults say."""
+
+_SHALLOW = 16
+"""Parameters of models more than twice this deep are extrapolated from this depth and twice this depth."""
+_VOCABULARY = 2**18
+"""Tokens of a large vocabulary, for a guess at the size of embedding and head."""
+_NOTICEABLE = 0.05
+"""Share of the free memory above which a factory's model is laid out on the meta device before it is built."""
 
 _FORM = "expected factory(depth, width) that returns a module, or (module, batch), or (module, batch, loss_fn)"
 _NAME = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
@@ -60,6 +69,7 @@ class FactoryTarget(Target):
         self._factory, self._defaults = factory, defaults(factory)
         wished = {"depth": depth, "width": width}
         size = {what: wished[what] or default or SIZES[what] for what, default in self._defaults.items()}
+        self._check_memory(size)
         made = self._call(size)
         self.depth = size.get("depth") or len(find_stacks(made.model, blocks)[0].blocks)
         self.width = size.get("width") or width_of(made.model)
@@ -74,13 +84,47 @@ class FactoryTarget(Target):
         self.try_out(f"{self.name}: does not run", "pass batch= and loss_fn=, or return them from the factory")
 
     def _make(self, depth: int, width: int | None, seed: int) -> nn.Module:
-        sizes = {"depth": depth, "width": width}
-        made = self._call({what: sizes[what] for what in self._defaults})
+        made = self._call(self._size(depth, width))
         self._check_depth(made.model, depth)
         return made.model
 
+    def _size(self, depth: int, width: int | None) -> dict[str, Any]:
+        sizes = {"depth": depth, "width": width}
+        return {what: sizes[what] for what in self._defaults}
+
+    def check_room(self, *, depth: int | None = None, width: int | None = None) -> None:
+        self._check_memory(self._size(depth or self.depth, width or self.width))
+
+    def _check_memory(self, size: Mapping[str, Any]) -> None:
+        """Raise if a model of this size cannot be trained here, from its parameters on the meta device."""
+        shown = f"{self.name}({_shown(size)})"
+        check_memory_for_blocks(size.get("depth", 0), shown, "a smaller --depth")
+        free = machine.free_memory(self.device)
+        if free is None or (size and BYTES_IN_TRAINING * _guess_parameters(**size) < _NOTICEABLE * free):
+            return
+        parameters = self._parameters(size)
+        if parameters is not None:
+            what = f"{shown} with {parameters / 1e9:.1f}B parameters"
+            check_memory_for_parameters(parameters, self.device, what, "smaller --depths or --width")
+
+    def _parameters(self, size: Mapping[str, Any]) -> int | None:
+        depth = size.get("depth", 0)
+        if depth <= 2 * _SHALLOW:
+            return self._laid_out(size)
+        low, high = (self._laid_out({**size, "depth": part}) for part in (_SHALLOW, 2 * _SHALLOW))
+        return None if low is None or high is None else high + (high - low) * (depth - 2 * _SHALLOW) // _SHALLOW
+
+    def _laid_out(self, size: Mapping[str, Any]) -> int | None:
+        """Parameters of a model without memory; None for a factory that cannot work on the meta device."""
+        try:
+            with torch.random.fork_rng(devices=[]), torch.device("meta"):
+                return count_parameters(self._call(size).model)
+        except NormLabError:
+            # If the size is what is wrong, the build itself will say so.
+            return None
+
     def _call(self, size: Mapping[str, Any]) -> Made:
-        shown = ", ".join(f"{what}={value}" for what, value in size.items())
+        shown = _shown(size)
         with looking_in(os.getcwd()), in_one_line(f"{self.name}({shown}) failed", _FORM):
             returned = _call(self._factory, size)
         parts = returned if isinstance(returned, tuple) else (returned,)
@@ -127,6 +171,15 @@ def defaults(factory: Callable[..., Any]) -> dict[str, int | None]:
     places = [p.default for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     found = named or dict(zip(SIZES, places, strict=False))
     return {what: default if isinstance(default, int) else None for what, default in found.items()}
+
+
+def _shown(size: Mapping[str, Any]) -> str:
+    return ", ".join(f"{what}={value}" for what, value in size.items())
+
+
+def _guess_parameters(depth: int = SIZES["depth"], width: int = SIZES["width"]) -> int:
+    """Parameters of a plain Transformer with a large vocabulary: a guess from above that costs nothing."""
+    return 12 * depth * width**2 + 2 * _VOCABULARY * width
 
 
 def _call(factory: Callable[..., Any], size: Mapping[str, Any]) -> Any:

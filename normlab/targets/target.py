@@ -49,7 +49,7 @@ class Target(ABC):
 
     @property
     def unigram(self) -> float | None:
-        """Entropy of single tokens of the data in nats: a model that learns anything of their order gets below it."""
+        """Unigram entropy of the data in nats: a model that learns anything of their order gets below it."""
         return self.task.unigram
 
     def build(self, *, depth: int | None = None, width: int | None = None, seed: int = 0) -> nn.Module:

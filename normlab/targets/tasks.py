@@ -22,7 +22,7 @@ class Workload(ABC):
     """Batches without end, and a loss."""
 
     unigram: float | None = None
-    """Entropy of single tokens in nats, where tokens are predicted."""
+    """Unigram entropy in nats, where tokens are predicted."""
     has_head: bool = True
     """Whether the model itself makes logits; False where a fixed random head reads its states."""
 

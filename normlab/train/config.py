@@ -22,7 +22,6 @@ import tyro
 from normlab.errors import NormLabError, unknown
 from normlab.models.config import TransformerConfig
 from normlab.train import schedule
-from normlab.train.config_checks import check_branches, check_warmup
 from normlab.utils.counts import Count
 from normlab.utils.settings import field_names
 
@@ -169,9 +168,9 @@ class TrainConfig:
         if self.batch % self.accumulate:
             raise NormLabError(f"batch {self.batch} cannot be cut into {self.accumulate} equal parts; try accumulate 1")
         self.check()
-        check_warmup(self.warmup, self.steps)
+        schedule.check_warmup(self.warmup, self.steps)
         schedule.check(total=self.steps, **self._schedule_options)
-        check_branches(self)
+        schedule.check_branches(self)
 
     def fill_defaults(self) -> None:
         """Set the fields whose default depends on the task or on other fields."""

@@ -27,7 +27,7 @@ class Metric:
     """Whether higher is better."""
     beside: tuple[str, ...] = ()
     """Other fields of the evaluation shown with it."""
-    guess: str = "the entropy of single tokens"
+    guess: str = "the unigram entropy"
     """What to call the loss of a model that only knows how often each target occurs."""
 
     @property

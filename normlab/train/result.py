@@ -34,7 +34,7 @@ class TrainResult:
     first_loss: float | None = None
     """Loss before the first step, on the first validation samples, in nats per target."""
     unigram_entropy: float | None = None
-    """Loss of predicting by frequency alone, in nats per target: entropy of single tokens, or of the classes."""
+    """Loss of predicting by frequency alone, in nats per target: of tokens (unigram entropy) or of classes."""
     stuck: bool | None = None
     """Whether the loss was above unigram_entropy − 0.1 at 300 steps after warm-up, or at the end; None: not known."""
     diverged: int | None = None

@@ -8,12 +8,12 @@ from the start; `TrainConfig.continued` records it.
 from __future__ import annotations
 
 import dataclasses
-import os
 import sys
 from pathlib import Path
 
 from normlab.errors import NormLabError
 from normlab.train.config import TrainConfig
+from normlab.train.distributed import start
 from normlab.train.storage.checkpoint import Checkpoints
 from normlab.train.storage.folder import RunFolder, difference
 from normlab.utils.files import read_json, write_json
@@ -23,7 +23,8 @@ from normlab.utils.locks import hold
 def resumed(path: Path, config: TrainConfig) -> TrainConfig:
     """The configuration to resume the run in `path` with; `config` is its own with the user's changes.
 
-    If the budget of a finished run was raised, its folder is prepared to be continued.
+    If the budget of a finished run was raised, its folder is prepared to be continued. Under torchrun every process
+    calls this.
     """
     folder = RunFolder(path)
     there = folder.config
@@ -35,11 +36,19 @@ def resumed(path: Path, config: TrainConfig) -> TrainConfig:
         )
     _check(folder, there, config)
     longer = dataclasses.replace(config, continued=(*there.continued, there.steps))
+    group = start(config.device)
+    # Every process has read the folder before the first one writes to it.
+    group.gather(None)
+    group.together(lambda: _prepare(folder, there, longer) if group.is_main else None)
+    return longer
+
+
+def _prepare(folder: RunFolder, there: TrainConfig, longer: TrainConfig) -> None:
+    path = folder.path
     with hold(folder.lock):
         write_json(path / "config.json", read_json(path / "config.json") | {"config": longer.to_dict()})
         folder.set_status("stopped", step=there.steps, of=longer.steps, reason="to be continued")
     print(_announcement(path, there, longer), file=sys.stderr)
-    return longer
 
 
 def _differ_in_budget_only(there: TrainConfig, config: TrainConfig) -> bool:
@@ -63,10 +72,6 @@ def _check(folder: RunFolder, there: TrainConfig, config: TrainConfig) -> None:
         raise NormLabError(
             f"{path} cannot be continued: the optimiser's state at its end was not kept (runs of normlab compare, with "
             f"--saves 0, or of an older version do not); train anew with the larger budget"
-        )
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise NormLabError(
-            "one process continues a finished run; begin without torchrun, stop it, then resume with torchrun"
         )
 
 

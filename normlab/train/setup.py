@@ -18,9 +18,9 @@ from normlab.train import optimiser as optimisers
 from normlab.train.config import TrainConfig
 from normlab.train.distributed import Group, Precision, initialise, shard
 from normlab.train.hardware import PeakMemory, matmul_ceiling
-from normlab.train.interrupt import Interrupt
 from normlab.train.model_cache import BuiltModel, compiled, kept_models, reinitialise, shape_of
 from normlab.train.monitor.guard import Guard
+from normlab.train.monitor.interrupt import Interrupt
 from normlab.train.monitor.stuck import StuckWatch
 from normlab.train.plan import Workload, expectation
 from normlab.train.progress import Meter, StepClock

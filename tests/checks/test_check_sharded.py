@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch.distributed.fsdp import fully_shard
 
 import normlab
@@ -17,7 +16,7 @@ from normlab.checks.theory.certificates import certify, entry_bound
 from normlab.probes.sharded import is_sharded, local, whole, whole_vectors
 from tests.probes.loops import decoder, text
 from tests.probes.test_probe_sharded import RANKS, loss_of
-from tests.ranks import free_port, join, leave
+from tests.ranks import free_port, join, leave, spawn
 
 SCHEMES = ("pre", "peri")
 
@@ -54,7 +53,7 @@ def sharded(rank: int, port: int, folder: str) -> None:
 
 @pytest.mark.full
 def test_a_sharded_model_gets_the_certificate_of_its_whole_weights(tmp_path):
-    mp.spawn(sharded, args=(free_port(), str(tmp_path)), nprocs=RANKS)
+    spawn(sharded, args=(free_port(), str(tmp_path)), nprocs=RANKS)
     for rank in range(RANKS):
         found = json.loads((tmp_path / f"{rank}.json").read_text())
         for scheme in SCHEMES:

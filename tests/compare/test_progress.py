@@ -72,7 +72,7 @@ def test_lines_where_there_is_no_terminal(
     shown.close()
     assert capsys.readouterr().err == (
         "[red]peri, rate 0.001, seed 2 (judge): loss 1.2500\n"
-        "[red]peri, rate 0.001, seed 2 (judge): loss 1.2500, stuck at the entropy of single tokens (1.30)\n"
+        "[red]peri, rate 0.001, seed 2 (judge): loss 1.2500, stuck at the unigram entropy (1.30)\n"
         "[red]peri, rate 0.001, seed 2 (judge): failed: loss is nan\n"
         "[red]peri, rate 0.001, seed 2 (judge): interrupted: killed\n"
     )

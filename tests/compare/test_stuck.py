@@ -67,9 +67,7 @@ def test_stopped_runs_have_ended_and_say_why(text: Path, tmp_path: Path) -> None
     assert {row["role"] for row in rows} == {"tune", "judge"}
     for row in rows:
         assert (row["state"], row["stuck"], row["steps"], row["value"]) == ("done", True, 6, row["loss"])
-        assert row["reason"].startswith(
-            f"stuck above the entropy of single tokens ({row['unigram_entropy']:.2f}): loss "
-        )
+        assert row["reason"].startswith(f"stuck above the unigram entropy ({row['unigram_entropy']:.2f}): loss ")
         assert row["loss"] > row["unigram_entropy"] - 0.1
         assert row["tokens"] == 6 * small.LENGTH * small.BATCH
     assert left(config, tmp_path) == 0
@@ -123,7 +121,7 @@ def test_the_terminal_says_so(text: Path, tmp_path: Path, capsys: pytest.Capture
     for name, of_base in (("asked", {"stop_hopeless": True}), ("not asked", {})):
         compare(hopeless(text, schemes=("pre", "post"), lrs=(1e-9,), of_base=of_base), tmp_path / name)
         row = Store(tmp_path / name).rows()[0]
-        where = f"stuck above the entropy of single tokens ({row['unigram_entropy']:.2f})"
+        where = f"stuck above the unigram entropy ({row['unigram_entropy']:.2f})"
         assert f"pre, rate 1e-09, seed 0 (judge): loss {row['value']:.4f}, {where}\n" in capsys.readouterr().err
 
 

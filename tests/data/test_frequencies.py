@@ -1,4 +1,4 @@
-"""The entropy of single tokens against closed forms; counts against numpy on whole documents."""
+"""The unigram entropy against closed forms; counts against numpy on whole documents."""
 
 from __future__ import annotations
 

@@ -331,7 +331,7 @@ def test_half_precision_and_its_fp32_gains_survive(tmp_path):
 @parametrize(
     "scheme", ["dual", "pre(form='sphere')", "geonorm", "post", "lns", "spannorm"], quick=["dual", "geonorm", "post"]
 )
-@parametrize("name", ["llama", "gpt2", "bert"], quick=["llama", "bert"])
+@parametrize("name", ["llama", "gpt2", "bert"], quick=["llama"])
 def test_half_precision_runs(name, scheme):
     model = hf.convert(ZOO[name].build().bfloat16(), scheme, init=True)
     logits = answer(model(**inputs(model)))

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from safetensors.torch import load_file, save_file
 from torch.distributed.fsdp import fully_shard
 from transformers import Trainer, TrainingArguments
@@ -10,7 +9,7 @@ from transformers import Trainer, TrainingArguments
 import normlab
 from normlab import hf
 from normlab.data import open_source
-from tests.ranks import free_port, join, leave
+from tests.ranks import free_port, join, leave, spawn
 
 from .test_convert_rules import translated
 from .zoo import ZOO, answer
@@ -112,7 +111,7 @@ def sharded(rank: int, port: int, scheme: str, results: str) -> None:
 @pytest.mark.filterwarnings("ignore::normlab.hf.conversion.convert.FunctionChanges")
 def test_two_shards_train_as_one(scheme, tmp_path):
     results = str(tmp_path / "weights.safetensors")
-    mp.spawn(sharded, (free_port(), scheme, results), nprocs=2)
+    spawn(sharded, (free_port(), scheme, results), nprocs=2)
     alone, together = train(converted(scheme)), load_file(results)
     assert alone.keys() == together.keys()
     for name, weight in alone.items():

@@ -65,7 +65,7 @@ def test_fused_and_reference_agree(spec):
     close(run(build(spec, "triton"), x), run(build(spec, "reference"), x), 500)
 
 
-@pytest.mark.parametrize("spec", ["pre", "post", "peri", "geonorm", "ngpt"])
+@parametrize("spec", ["pre", "post", "peri", "geonorm", "ngpt"], quick=["peri", "geonorm"])
 def test_parallel_blocks_agree(spec):
     x = torch.randn(2, 5, DIM)
     close(run(build(spec, "triton", "parallel"), x), run(build(spec, "reference", "parallel"), x), 500)
@@ -103,7 +103,7 @@ def test_hooks_on_all_modules_see_every_part():
     assert seen.count("RMSNorm") == 4 * DEPTH + 2
 
 
-@pytest.mark.parametrize("spec", normlab.list_schemes())
+@parametrize("spec", normlab.list_schemes(), quick=["pre", "peri", "geonorm", "ngpt", "spannorm"])
 def test_hooks_on_layers_alone_see_settled_states(spec):
     x = torch.randn(2, 5, DIM)
     states: dict[str, list[torch.Tensor]] = {}

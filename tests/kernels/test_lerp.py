@@ -118,7 +118,7 @@ def test_reference_is_what_the_scheme_computes():
     assert torch.equal(SphereLerp(scale, EPS, dt)(h, g), expected)
 
 
-@pytest.mark.parametrize("dtype", [F32, BF16])
+@parametrize("dtype", [F32, BF16], quick=[F32])
 @pytest.mark.parametrize("edge", ["parallel", "antiparallel", "tiny", "huge", "zero"])
 def test_edge_rows(edge, dtype):
     h, g, alpha = make((5, 100), dtype)
@@ -191,7 +191,7 @@ def test_operators_keep_their_promises():
         torch.library.opcheck(lerp._unit_op, (torch.randn(6, 100), axis))
 
 
-@pytest.mark.parametrize("use", USES)
+@parametrize("use", USES, quick=["both"])
 def test_compiled_step_gives_the_same_bits(use):
     torch._dynamo.reset()
     tensors = make((5, 100))

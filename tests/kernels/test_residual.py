@@ -102,21 +102,21 @@ def close(ours, theirs, rounding: float) -> None:
     assert (error <= (rounding + ARITHMETIC) * (theirs.abs() + theirs.abs().max())).all(), error.max()
 
 
-@pytest.mark.parametrize("places", PLACES)
+@parametrize("places", PLACES, quick=["pre", "post layer", "peri", "layerscale", "all", "none"])
 @parametrize("dtype", ROUND, quick=[torch.float32, torch.bfloat16], ids=str)
 @parametrize("users", ["state", "input", "state input"], quick=["state input"])
 def test_values_and_gradients(places, dtype, users):
     check(*build(places, 100, dtype), users)
 
 
-@pytest.mark.parametrize("places", PLACES)
+@parametrize("places", PLACES, quick=["pre layer", "keel", "layerscale", "all"])
 def test_constants_gains_and_biases(places):
     check(*build(places, 72, torch.float32, k=True, bias=True))
     check(*build(places, 72, torch.float32, offset=True, bias=True))
     check(*build(places, 72, torch.float32, gain=False))
 
 
-@pytest.mark.parametrize("places", ["pre", "post", "peri", "keel"])
+@parametrize("places", ["pre", "post", "peri", "keel"], quick=["post", "peri"])
 @parametrize("dim", [64, 127, 768, 1000, 8193], quick=[127, 768])
 def test_widths(places, dim):
     check(*build(places, dim, torch.float32, rows=(7,) if dim < 8000 else (2,)))
@@ -134,7 +134,7 @@ def test_a_norm_on_its_own(kind, dtype):
     check(x, None, options, "input")
 
 
-@pytest.mark.parametrize("places", PLACES)
+@parametrize("places", PLACES, quick=["post", "peri layer", "layerscale", "all"])
 @pytest.mark.parametrize("scale", [0.0, 1e-4, 1e4])
 def test_zero_tiny_and_huge_rows(places, scale):
     x, g, options = build(places, 64, torch.float32)

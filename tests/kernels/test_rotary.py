@@ -44,7 +44,7 @@ def assert_backward(grads, cos, sin) -> None:
 
 
 @parametrize("dtype", [F32, BF16, F16], quick=[F32, BF16])
-@pytest.mark.parametrize("per_batch", [True, False])
+@parametrize("per_batch", [True, False], quick=[True])
 @parametrize(
     ("heads", "kv_heads", "head_dim"),
     [(1, 1, 2), (4, 4, 16), (6, 2, 80), (12, 3, 64), (5, 1, 96), (8, 1, 6)],
@@ -99,7 +99,7 @@ def run(attention, x, d, kernels, **options):
     return [y.detach(), *torch.autograd.grad(y, [x, *attention.parameters()], d.to(y.dtype))]
 
 
-@pytest.mark.parametrize("per_batch", [True, False])
+@parametrize("per_batch", [True, False], quick=[False])
 @parametrize("kv_heads", [6, 3, 1], quick=[6, 3])
 def test_attention_and_every_gradient(kv_heads, per_batch):
     attention, x, d = layer(kv_heads=kv_heads), torch.randn(2, 11, 24), torch.randn(2, 11, 24)
@@ -111,7 +111,7 @@ def test_attention_and_every_gradient(kv_heads, per_batch):
         assert (one - two).abs().max() <= 130 * 2.0**-24 * two.abs().max()
 
 
-@pytest.mark.parametrize("autocast", [True, False])
+@parametrize("autocast", [True, False], quick=[True])
 def test_half_precision_is_no_worse_than_the_reference(autocast):
     attention = layer() if autocast else layer().bfloat16()
     x, d, turn = torch.randn(2, 11, 24), torch.randn(2, 11, 24), table(11, 10)

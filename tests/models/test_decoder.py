@@ -31,7 +31,7 @@ def tokens(batch=2, length=12) -> torch.Tensor:
 # -- generation ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("experts", [{}, EXPERTS], ids=["dense", "experts"])
+@parametrize("experts", [{}, EXPERTS], quick=[EXPERTS], ids=["dense", "experts"])
 @parametrize("name", normlab.list_schemes(), quick=SOME)
 def test_generate_with_the_cache_equals_generate_without(name, experts):
     # float64, so that no near-tie between two tokens is decided by the order of a sum. The larger std makes the

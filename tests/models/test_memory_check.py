@@ -12,6 +12,7 @@ import normlab
 from normlab import DecoderConfig, NormLabError
 from normlab.models import memory_check
 from normlab.utils import machine
+from tests.matrix import parametrize
 
 CPU = torch.device("cpu")
 SIZE = {"depth": 36, "dim": 16, "heads": 2, "vocab_size": 32, "max_length": 8}
@@ -22,7 +23,9 @@ def free(monkeypatch: pytest.MonkeyPatch, size: int | None) -> None:
     monkeypatch.setattr(machine, "free_memory", lambda device: size)
 
 
-@pytest.mark.parametrize("scheme", [name for name in normlab.list_schemes() if name != "mix"])
+@parametrize(
+    "scheme", [name for name in normlab.list_schemes() if name != "mix"], quick=["pre", "dual", "geonorm", "ngpt"]
+)
 def test_parameters_from_shallow_models_are_exact(scheme):
     config = DecoderConfig(scheme=scheme, **SIZE)
     assert memory_check.estimate_params(config) == config.num_params()

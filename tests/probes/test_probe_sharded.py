@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from torch.distributed.fsdp import fully_shard
 
 from normlab.checks.callbacks import Watch
 from normlab.probes.probe import probe
 from tests.probes.loops import decoder, text
-from tests.ranks import free_port, join, leave
+from tests.ranks import free_port, join, leave, spawn
 
 RANKS = 2
 
@@ -54,7 +53,7 @@ def sharded(rank: int, port: int, folder: str) -> None:
 
 @pytest.mark.full
 def test_each_process_measures_its_batch_and_its_shards(tmp_path):
-    mp.spawn(sharded, args=(free_port(), str(tmp_path)), nprocs=RANKS)
+    spawn(sharded, args=(free_port(), str(tmp_path)), nprocs=RANKS)
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(RANKS)]
     whole = step(decoder(), text())
     for rank, profile in enumerate(found):

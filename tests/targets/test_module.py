@@ -259,6 +259,68 @@ def test_a_factory_may_bring_batch_and_loss():
     assert runs(own) > 0
 
 
+# -- memory of a factory -----------------------------------------------------------------------------------------------
+
+
+class Laid:
+    """A factory that notes every model that it made: depth, and the device of its weights."""
+
+    def __init__(self):
+        self.made: list[tuple[int, str]] = []
+
+    def __call__(self, depth: int, width: int) -> nn.Module:
+        model = Reader(depth, width)
+        self.made.append((depth, model.layers[0].mix.weight.device.type))
+        return model
+
+
+def test_a_factory_that_cannot_fit_is_refused_before_it_is_built(monkeypatch):
+    monkeypatch.setattr("normlab.utils.machine.free_memory", lambda device: 2**30)
+    factory = Laid()
+    before = torch.random.get_rng_state()
+    with pytest.raises(NormLabError, match=r"has 1\.0 GiB free; try smaller --depths or --width") as refused:
+        resolve(factory, depth=1000, width=2048, **SMALL)
+    assert torch.equal(before, torch.random.get_rng_state())
+    # A block has a matrix of 2048² and three vectors; weight, gradient and two moments of 4 bytes each.
+    parameters = 1000 * (2048**2 + 3 * 2048) + sum(p.numel() for p in Reader(0, 2048).parameters())
+    words = f"with {parameters / 1e9:.1f}B parameters needs about {16 * parameters / 2**30:.1f} GiB"
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert factory.made == [(16, "meta"), (32, "meta")]
+
+
+def test_a_million_blocks_of_a_factory_are_refused_before_one_is_made(monkeypatch):
+    monkeypatch.setattr("normlab.utils.machine.free_memory", lambda device: 2**34)
+    factory = Laid()
+    with pytest.raises(NormLabError, match=r"\(depth=1000000, width=8\) needs about 22.4 GiB of .* try a smaller"):
+        resolve(factory, depth=10**6, width=8, **SMALL)
+    assert factory.made == []
+
+
+def test_a_deeper_rung_of_a_factory_is_refused_as_well(monkeypatch):
+    target = resolve(Laid(), depth=2, width=256, **SMALL)
+    monkeypatch.setattr("normlab.utils.machine.free_memory", lambda device: 2**30)
+    target.check_room(depth=4)
+    with pytest.raises(NormLabError, match=r"\(depth=2000, width=256\) with 0.1B parameters needs about 2.0 GiB"):
+        target.check_room(depth=2000)
+
+
+def test_a_small_factory_is_not_laid_out_twice():
+    factory = Laid()
+    resolve(factory, **SMALL)
+    assert {device for _, device in factory.made} == {"cpu"}
+
+
+def test_a_factory_that_cannot_work_on_the_meta_device_is_built_as_it_is(monkeypatch):
+    def looks_at_values(depth: int, width: int) -> nn.Module:
+        model = Reader(depth, width)
+        assert model.layers[0].mix.weight.sum().item() != 0
+        return model
+
+    monkeypatch.setattr("normlab.utils.machine.free_memory", lambda device: 2**28)
+    assert resolve(looks_at_values, depth=2, width=64, **SMALL).depth == 2
+
+
 MODULE = """
 import torch
 from torch import nn

@@ -13,7 +13,6 @@ from typing import get_type_hints
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 
 from normlab import NormLabError
 from normlab.cli import main
@@ -24,7 +23,7 @@ from normlab.train.trainer import train
 from normlab.utils.files import read_json
 from normlab.utils.settings import typed_settings
 from tests.matrix import parametrize
-from tests.ranks import free_port
+from tests.ranks import free_port, spawn
 from tests.train.runs import (
     after_building,
     asks_to_stop,
@@ -108,7 +107,7 @@ OPTIONS = {
 }
 
 
-@parametrize("name", list(OPTIONS), quick=["muon, linear, accumulate", "no save, no evaluation"])
+@parametrize("name", list(OPTIONS), quick=["muon, linear, accumulate"])
 def test_with_other_options(name, text, tmp_path):
     config = trunk_config(text, **OPTIONS[name])
     run(config, tmp_path / "trunk")
@@ -117,6 +116,7 @@ def test_with_other_options(name, text, tmp_path):
     same_run(tmp_path / "branch", tmp_path / "planned")
 
 
+@pytest.mark.full
 def test_several_branches_while_the_trunk_goes_on(text, planned, tmp_path):
     config = trunk_config(text, SHORT, 15)
     assert config.branch_steps == {8, 12}
@@ -131,7 +131,7 @@ def test_several_branches_while_the_trunk_goes_on(text, planned, tmp_path):
     same_run(tmp_path / "middle", tmp_path / "planned")
 
 
-@parametrize(("in_trunk", "in_branch"), list(itertools.product([5, 8, 9], [None, 9])), quick=[(8, 9), (5, None)])
+@parametrize(("in_trunk", "in_branch"), list(itertools.product([5, 8, 9], [None, 9])), quick=[(8, 9)])
 def test_stopped_on_the_way(in_trunk, in_branch, text, planned, tmp_path):
     """Before the branch, at its step, after it; and in the branch."""
     config = trunk_config(text)
@@ -164,7 +164,7 @@ def breaks_at(step: int):
     return change
 
 
-@pytest.mark.parametrize(("saves", "step", "resumed"), [(5, 7, 4), (0, 10, 8), (0, 7, None)])
+@parametrize(("saves", "step", "resumed"), [(5, 7, 4), (0, 10, 8), (0, 7, None)], quick=[(0, 10, 8)])
 def test_broken_on_the_way(saves, step, resumed, text, planned, tmp_path):
     """The trunk goes on from its newest checkpoint, which may be that of a branch, or from the start."""
     config = trunk_config(text, saves=saves)
@@ -183,6 +183,7 @@ def test_broken_on_the_way(saves, step, resumed, text, planned, tmp_path):
     same_run(tmp_path / "branch", planned)
 
 
+@pytest.mark.full
 def test_killed_between_a_checkpoint_and_its_copy(text, planned, tmp_path):
     config = trunk_config(text)
     stopped_at(8, config, tmp_path / "trunk")
@@ -202,6 +203,7 @@ def test_killed_while_the_branch_is_made(text, trunk, planned, tmp_path):
     same_run(tmp_path / "branch", planned)
 
 
+@pytest.mark.full
 def test_what_the_guard_skipped_in_the_trunk_is_skipped_in_the_branch(text, tmp_path):
     budgets = {"steps": 40, "decay": 0.2}
     with pytest.MonkeyPatch.context() as patch:
@@ -229,7 +231,7 @@ def two_ranks(rank: int, ports: list[int], text: str, room: str) -> None:
 
 @pytest.mark.full
 def test_two_processes(text, tmp_path):
-    mp.spawn(two_ranks, args=([free_port() for _ in range(3)], str(text), str(tmp_path)), nprocs=2)
+    spawn(two_ranks, args=([free_port() for _ in range(3)], str(text), str(tmp_path)), nprocs=2)
     same_run(tmp_path / "branch", tmp_path / "planned")
     assert left_behind(tmp_path) == []
 
@@ -237,7 +239,7 @@ def test_two_processes(text, tmp_path):
 # -- stuck ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stops", [True, False])
+@parametrize("stops", [True, False], quick=[True])
 def test_a_trunk_that_is_stuck(stops, text, tmp_path, monkeypatch):
     monkeypatch.setattr(stuck, "PATIENCE", 3)
     monkeypatch.setattr(stuck, "MARGIN", 9.0)

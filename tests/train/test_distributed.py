@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from safetensors.torch import load_file, save_file
 
 import normlab
@@ -17,7 +16,7 @@ from normlab.errors import NormLabError
 from normlab.probes.sharded import reshard, whole
 from normlab.train import distributed
 from normlab.train.distributed import ALONE, Group, clip_grad_norm, initialise, shard, start, stop
-from tests.ranks import free_port
+from tests.ranks import free_port, spawn
 
 SIZE = {"depth": 2, "dim": 32, "heads": 4, "kv_heads": 2, "vocab_size": 61, "hidden": 48}
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -158,7 +157,7 @@ def two_compiled(rank: int, port: int, folder: str) -> None:
 
 @pytest.mark.full
 def test_compiled_layers_are_the_same_layers(tmp_path):
-    mp.spawn(two_compiled, args=(free_port(), str(tmp_path)), nprocs=2)
+    spawn(two_compiled, args=(free_port(), str(tmp_path)), nprocs=2)
     plain, compiled, recomputed = json.loads((tmp_path / "facts.json").read_text())
     # The compiler fuses and reorders: a few roundings a layer.
     assert compiled == pytest.approx(plain, rel=1e-5)
@@ -168,7 +167,7 @@ def test_compiled_layers_are_the_same_layers(tmp_path):
 @pytest.fixture(scope="module")
 def of_two(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
-    mp.spawn(two, args=(free_port(), str(folder)), nprocs=2)
+    spawn(two, args=(free_port(), str(folder)), nprocs=2)
     return json.loads((folder / "facts.json").read_text()), load_file(folder / "first.safetensors")
 
 

@@ -33,7 +33,7 @@ def phrases(text, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def unigram(phrases) -> float:
-    """The entropy of single tokens in the validation text: what knowing their frequencies alone achieves."""
+    """The unigram entropy of the validation text: what knowing frequencies alone achieves."""
     config = config_of(phrases)
     val = prepare(config.data, val_fraction=config.val_fraction, progress=False).val
     counts = torch.bincount(next(evaluation_batches(val, length=val.n_tokens, batch=1)).targets.flatten())

@@ -7,7 +7,6 @@ import math
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch.distributed.fsdp import fully_shard
@@ -20,7 +19,7 @@ from normlab.train.monitor.profile import profile
 from normlab.train.optimiser import _QUINTIC, _ROUNDS, MOMENTUM, Muon, build, orthogonalise, set_lr
 from normlab.train.transfer import HIDDEN, Transfer
 from tests.matrix import parametrize
-from tests.ranks import free_port, join, leave
+from tests.ranks import free_port, join, leave, spawn
 
 SIZE = {"depth": 2, "dim": 32, "heads": 4, "vocab_size": 61, "max_length": 64}
 EXPERTS = {"experts": 3, "top_k": 2, "shared_hidden": 128}
@@ -258,7 +257,7 @@ def sharded(rank, port, results):
 
 @pytest.mark.full
 def test_two_processes_step_as_one(tmp_path):
-    mp.spawn(sharded, args=(free_port(), str(tmp_path / "found.safetensors")), nprocs=2)
+    spawn(sharded, args=(free_port(), str(tmp_path / "found.safetensors")), nprocs=2)
     found = load_file(tmp_path / "found.safetensors")
     alone = Decoder(DecoderConfig(**SIZE)).init_(generator=torch.Generator().manual_seed(7))
     expected = train_a_little(alone, 0, 1)

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from safetensors.torch import load_file
 
 from normlab.errors import NormLabError
 from normlab.train.config import TrainConfig
 from normlab.train.monitor import stuck
+from normlab.train.resume import resumed
+from normlab.train.storage.folder import RunFolder
 from normlab.train.trainer import Trainer, train
 from normlab.utils.locks import hold
-from tests.ranks import free_port
+from tests.matrix import parametrize
+from tests.ranks import free_port, spawn
 from tests.train.runs import MARK, after_building, asks_to_stop, config_of, events, losses, numbers, spoils
 from tests.train.test_distributed import TORCHRUN
 from tests.train.test_tasks import config_of as config_of_task
@@ -74,6 +77,8 @@ def ranks(rank: int, ports: list[int], text: str, room: str) -> None:
             disturb(patch)
             result = train(config_for(Path(text), name), folder / name, progress=False)
         (folder / f"{name}.{rank}.json").write_text(json.dumps(result.to_dict()))
+    os.environ["MASTER_PORT"] = str(ports[-2])
+    continue_with_more_tokens(Path(text), folder / "continued")
     os.environ["MASTER_PORT"] = str(ports[-1])
     try:
         train(config_for(Path(text), "locked"), folder / "locked", progress=False)
@@ -81,6 +86,15 @@ def ranks(rank: int, ports: list[int], text: str, room: str) -> None:
         (folder / f"locked.{rank}.txt").write_text(str(error))
     breaks(rank, Path(text), folder)
     os._exit(0)
+
+
+def continue_with_more_tokens(text: Path, folder: Path) -> None:
+    """A run that is finished, continued to twice its steps by as many processes as call this."""
+    config = config_for(text, "plain")
+    if not RunFolder(folder).exists:
+        assert train(config, folder, progress=False, continuable=True).state == "done"
+    longer = dataclasses.replace(RunFolder(folder).config, tokens=2 * config.tokens)
+    train(resumed(folder, longer), folder, progress=False)
 
 
 def breaks(rank: int, text: Path, folder: Path) -> None:
@@ -115,9 +129,11 @@ def room(text, tmp_path_factory) -> Path:
         after_building(patch, asks_to_stop(5))
         train(config_for(text, "one, then two"), folder / "one, then two", progress=False)
     (folder / "locked").mkdir()
-    ports = [free_port() for _ in range(len(TWO_RANKS) + 6)]
+    # One process finished it.
+    train(config_for(text, "plain"), folder / "continued", progress=False, continuable=True)
+    ports = [free_port() for _ in range(len(TWO_RANKS) + 7)]
     with hold(folder / "locked" / "lock"):
-        mp.spawn(ranks, args=(ports, str(text), str(folder)), nprocs=2)
+        spawn(ranks, args=(ports, str(text), str(folder)), nprocs=2)
     return folder
 
 
@@ -189,6 +205,16 @@ def test_one_rank_stops_and_two_go_on(room, alone):
 
 
 @pytest.mark.full
+def test_two_processes_continue_a_finished_run_as_one_does(room, text, tmp_path):
+    continue_with_more_tokens(text, tmp_path / "run")
+    close(room / "continued", tmp_path / "run")
+    assert len(losses(room / "continued")) == 2 * STEPS
+    run = RunFolder(room / "continued")
+    assert (run.status["state"], run.config.continued) == ("done", (STEPS,))
+    assert run.config.identity == RunFolder(tmp_path / "run").config.identity
+
+
+@pytest.mark.full
 def test_trouble_on_another_rank_is_named(room):
     (event,) = events(room / "spoiled", "nonfinite")
     assert (event["step"], event["layer"]) == (3, "stack.layers.1")
@@ -248,6 +274,7 @@ def test_a_process_that_breaks_does_not_leave_the_other_waiting(room):
     assert "\n" not in status["reason"]
 
 
-@pytest.mark.parametrize("name", ["plain", "masked", "images"])
+# Of the other tasks in tests/train/test_tasks.py, too.
+@parametrize("name", ["plain", "masked", "images"], quick=["plain"])
 def test_accumulating_is_only_a_matter_of_memory(name, alone):
     close(alone(f"{name}, accumulated"), alone(name))

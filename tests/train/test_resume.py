@@ -21,6 +21,7 @@ from normlab.train.storage.sinks import read_records
 from normlab.train.trainer import train
 from normlab.utils import files
 from tests.matrix import parametrize
+from tests.ranks import PRELOAD
 from tests.train import child as child_of
 from tests.train.runs import (
     STEPS,
@@ -51,29 +52,19 @@ STOPPING = "stopping after this step; once more to stop at once\n"
 CHILDREN = {"killed": "step", "killed in a save": "save", "term": "signal", "int": "signal", "int twice": "step"}
 
 
-@pytest.fixture(scope="module")
-def children(text, tmp_path_factory):
-    """Processes that each stand still in the middle of a run, all started at once; and the folders of their runs."""
-    room, config = tmp_path_factory.mktemp("children"), json.dumps(config_of(text).to_dict())
+@pytest.fixture
+def child(text, tmp_path, request):
+    """A process that stands still in the middle of a run, and the folder of the run."""
     # One process imports torch; the others are forked from it.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.train.child"])
-    found = {}
-    for name, where in CHILDREN.items():
-        process = context.Process(target=child_of.main, args=(config, room / name, where))
-        process.start()
-        found[name] = process, room / name
-    yield found
-    for process, _ in found.values():
-        process.kill()
-        process.join()
-
-
-@pytest.fixture
-def child(children, request):
-    process, path = children[request.param]
+    context.set_forkserver_preload(PRELOAD)
+    path, config = tmp_path / request.param, json.dumps(config_of(text).to_dict())
+    process = context.Process(target=child_of.main, args=(config, path, CHILDREN[request.param]))
+    process.start()
     wait_until(lambda: path.with_suffix(".ready").exists(), process)
-    return process, path
+    yield process, path
+    process.kill()
+    process.join()
 
 
 def wait_until(done, process) -> None:
@@ -115,7 +106,9 @@ def test_killed_in_the_middle_of_a_save(child, text, straight):
     assert left_behind(path) == []
 
 
-@pytest.mark.parametrize(("child", "number"), [("term", signal.SIGTERM), ("int", signal.SIGINT)], indirect=["child"])
+@parametrize(
+    ("child", "number"), [("term", signal.SIGTERM), ("int", signal.SIGINT)], quick=["term"], indirect=["child"]
+)
 def test_a_signal_saves_and_stops(child, number, text, straight):
     process, path = child
     os.kill(process.pid, number)
@@ -158,7 +151,7 @@ def stopped_at(step: int, text: Path, path: Path, **changes) -> TrainResult:
     return result
 
 
-@parametrize("step", [1, 5, 8, 19, STEPS], quick=[1, 8, STEPS])
+@parametrize("step", [1, 5, 8, 19, STEPS], quick=[1, STEPS])
 def test_stopped_at_any_step(step, text, straight, tmp_path):
     """The first step, one with an evaluation, one with a checkpoint, the last but one, the last."""
     stopped_at(step, text, tmp_path / "run")
@@ -166,6 +159,7 @@ def test_stopped_at_any_step(step, text, straight, tmp_path):
     same_run(tmp_path / "run", straight)
 
 
+@pytest.mark.full
 def test_stopped_at_every_step(text, straight, tmp_path):
     evaluated = {record["step"]: record["loss"] for record in numbers(straight) if record["kind"] == "eval"}
     for step in range(1, STEPS + 1):
@@ -304,7 +298,7 @@ FULL = {
 }
 
 
-@parametrize("where", FULL, quick=("tensors", "metrics", "weights"))
+@parametrize("where", FULL, quick=("tensors", "metrics"))
 def test_a_full_disk(where, text, straight, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         FULL[where](patch)
@@ -335,7 +329,7 @@ def test_a_full_disk(where, text, straight, tmp_path):
         {"model": {"scheme": "ngpt"}},
         {"model": {"checkpointing": True, "stream": "bf16"}, "schedule": "wsd"},
     ],
-    quick=[{"optimiser": "muon"}, {"precision": "bf16"}, {"model": {"scheme": "ngpt"}}],
+    quick=[{"optimiser": "muon"}, {"model": {"scheme": "ngpt"}}],
     ids=lambda changes: ", ".join(changes),
 )
 def test_every_kind_of_run_goes_on_bit_for_bit(changes, text, tmp_path):

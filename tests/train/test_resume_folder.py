@@ -114,6 +114,7 @@ def test_a_finished_run_is_continued_with_more_tokens(finished, straight, text, 
         train(longer, finished, progress=False)
 
 
+@pytest.mark.full
 def test_a_continued_run_is_the_same_when_it_is_stopped_on_the_way(finished, done, tmp_path, monkeypatch):
     longer = dataclasses.replace(RunFolder(finished).config, tokens=30 * BATCH)
     other = shutil.copytree(done, tmp_path / "other")

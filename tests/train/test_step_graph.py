@@ -13,6 +13,7 @@ from normlab.train import optimiser as optimisers
 from normlab.train.distributed import ALONE, Group
 from normlab.train.step_graph import WARM_UP, RecordedEagerly, graphs_are_used
 from normlab.train.trainer import Trainer, train
+from tests.matrix import parametrize
 from tests.train.runs import after_building, asks_to_stop, config_of, events, records_graphs, same_run, spikes
 
 GPU = Group(0, 1, 0, torch.device("cuda"))
@@ -49,7 +50,9 @@ def test_the_same_run_bit_for_bit(text, straight, tmp_path, monkeypatch):
     assert not events(tmp_path / "run")
 
 
-@pytest.mark.parametrize("changes", [{"accumulate": 2}, {"boundaries": "respected"}, {"trouble": "none"}])
+@parametrize(
+    "changes", [{"accumulate": 2}, {"boundaries": "respected"}, {"trouble": "none"}], quick=[{"accumulate": 2}], ids=str
+)
 def test_parts_documents_and_every_policy(changes: dict[str, Any], text, tmp_path, monkeypatch):
     config = config_of(text, steps=8, evals=1, saves=0, **changes)
     train(config, tmp_path / "ordinary", progress=False)
@@ -58,7 +61,7 @@ def test_parts_documents_and_every_policy(changes: dict[str, Any], text, tmp_pat
     same_run(tmp_path / "recorded", tmp_path / "ordinary")
 
 
-@pytest.mark.parametrize("scheme", ["ngpt", "geonorm"])
+@parametrize("scheme", ["ngpt", "geonorm"], quick=["ngpt"])
 def test_the_constraint_of_a_scheme_is_part_of_the_update(scheme, text, tmp_path, monkeypatch):
     config = config_of(text, steps=8, evals=1, saves=0, model={"scheme": scheme})
     train(config, tmp_path / "ordinary", progress=False)
@@ -76,6 +79,7 @@ def test_a_run_that_was_stopped_goes_on_in_new_graphs(text, straight, tmp_path, 
     same_run(tmp_path, straight)
 
 
+@pytest.mark.full
 def test_a_rollback_replaces_tensors_so_the_graphs_are_recorded_anew(text, tmp_path, monkeypatch):
     config = config_of(text, steps=40, saves=10, evals=1, trouble="rollback")
     seen: list[str] = []

@@ -21,6 +21,7 @@ from normlab.train.trainer import train
 from normlab.utils.files import write_json
 from tests.command import normlab as normlab_says
 from tests.matrix import parametrize
+from tests.ranks import PRELOAD
 from tests.train import child
 from tests.train.runs import (
     MODEL,
@@ -77,7 +78,7 @@ def test_stopped_and_resumed_it_is_the_same_run(task, text, straight, tmp_path, 
 @pytest.mark.full
 def test_killed_and_resumed_it_is_the_same_run(text, straight, tmp_path):
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.train.child"])
+    context.set_forkserver_preload(PRELOAD)
     children = {}
     for task in TASKS:
         options = (json.dumps(config_of(task, text).to_dict()), tmp_path / task, "step")
@@ -114,7 +115,7 @@ def test_accumulated_parts_are_one_batch(task, text, straight, tmp_path):
     assert mine == pytest.approx(theirs, rel=1e-5 if task == "images" else 0.1)
 
 
-@pytest.mark.parametrize("task", TASKS)
+@parametrize("task", TASKS, quick=["images"])
 @parametrize("changes", [{"optimiser": "muon"}, {"base_dim": 16}], quick=[{"optimiser": "muon"}], ids=str)
 def test_muon_and_transfer_train_them_too(task, changes, text, tmp_path):
     result = train(config_of(task, text, steps=3, evals=1, saves=0, **changes), tmp_path, progress=False)

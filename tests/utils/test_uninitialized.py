@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
@@ -17,7 +16,7 @@ from normlab.models import MLP, Attention
 from normlab.roles import find_roles
 from normlab.schemes import Scheme, Step, Write
 from normlab.stack import initialise_
-from tests.ranks import free_port, join, leave
+from tests.ranks import free_port, join, leave, spawn
 
 SIZE = {"depth": 2, "dim": 16, "heads": 2, "vocab_size": 32, "max_length": 16}
 GATE = math.log(0.2 / 0.8)
@@ -239,7 +238,7 @@ def sharded(rank: int, port: int, results: str) -> None:
 @pytest.mark.full
 def test_every_rank_refuses_what_lies_on_one(tmp_path):
     # A gate of one element lies on the first rank alone.
-    mp.spawn(sharded, args=(free_port(), str(tmp_path / "rank")), nprocs=2)
+    spawn(sharded, args=(free_port(), str(tmp_path / "rank")), nprocs=2)
     for rank in (0, 1):
         refused, fine = (tmp_path / f"rank{rank}").read_text().split("\n")
         assert "write.gate is not initialised" in refused

@@ -18,7 +18,7 @@ from normlab.checks.judge.verdict import Snapshot, Verdict, over, unmeasured, wo
 from normlab.probes.profile import Number
 
 _CLEARLY = 0.98
-"""A loss below this share of the single tokens' entropy is no accident of the batch: three deviations of 384 tokens."""
+"""A loss below this share of the unigram entropy is no accident of the batch: three deviations of 384 tokens."""
 
 _HALF = 0.5
 """Left of the loss where that entropy is not known: the frequencies of the tokens of a text save a third."""
@@ -119,7 +119,7 @@ def _boundaries(view: Snapshot) -> list[TokenSpread]:
 
 
 def _learns(views: Sequence[Snapshot], unigram: float | None) -> bool:
-    """Whether the last loss is below the entropy of single tokens: the model uses the context."""
+    """Whether the last loss is below the unigram entropy: the model uses the context."""
     first, last = (view.number(lambda profile: profile.loss) for view in (views[0], views[-1]))
     if first is None or last is None:
         return False
@@ -140,7 +140,7 @@ def _stuck(views: Sequence[Snapshot], unigram: float | None) -> Verdict | None:
     words = (
         f"token cosine rose from {near_one(before)} to {near_one(after)}, the mean of all tokens taken off, and the "
     )
-    words += f"loss {loss:.3f} does not beat {unigram:.3f} nats, the entropy of single tokens"
+    words += f"loss {loss:.3f} does not beat {unigram:.3f} nats, the unigram entropy"
     return Verdict(name="collapse", finding="collapse", level="fail", value=loss, threshold=unigram, words=words)
 
 

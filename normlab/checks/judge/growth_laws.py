@@ -16,7 +16,7 @@ import numpy as np
 from normlab.checks.judge.thresholds import Thresholds
 from normlab.checks.ladder_records import Ladder
 from normlab.probes.profile import Number, Profile, When
-from normlab.utils.power_law import Fit, line, power_law
+from normlab.utils.series import Fit, line, power_law
 from normlab.utils.student_t import t_interval
 
 Forward = Literal[

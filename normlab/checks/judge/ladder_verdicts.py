@@ -28,7 +28,7 @@ def judge_ladder(
     unigram: float | None = None,
 ) -> list[Verdict]:
     """All verdicts. `target` is the depth that the gradient is judged at (none: the largest measured), `unigram` the
-    entropy of the data's single tokens in nats: a loss that does not beat it has learnt nothing of the context.
+    unigram entropy of the data in nats: a loss that does not beat it has learnt nothing of the context.
     """
     limits = thresholds or Thresholds()
     views = [Snapshot(ladder.deepest(when)) for when in ladder.snapshots]

@@ -77,7 +77,7 @@ def _sections(results: Results, data: dict[str, Any]) -> list[Section]:
         section("profiles", "Through the depth", "compare/profiles.html", profiles=data["profiles"]),
         section("speed", "Speed and memory", "table.html", table=tables.speed_table(results)),
         section("runs", "Runs", "compare/runs.html", runs=tables.run_table(results),
-                events=tables.event_table(results)),
+                trouble=tables.trouble_table(results), events=tables.event_table(results)),
         section("configuration", "Configuration and environment", "configuration.html",
                 config=tables.config_table(results), environment=tables.environment_table(results)),
         section("reproduce", "How to reproduce", "reproduce.html", commands=reproduce_commands(results)),

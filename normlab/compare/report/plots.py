@@ -9,7 +9,7 @@ from typing import Any
 from normlab.compare.report.results import ReportedRun, Results
 from normlab.compare.report.run_metrics import PROFILES, Columns, Record, metric_columns, profile_values, with_seconds
 from normlab.pages.numbers import finite_or_none
-from normlab.utils.spaced import evenly_spaced
+from normlab.utils.series import evenly_spaced
 
 POINTS_A_CURVE = 1000
 POINTS_IN_ALL = 80_000  # about 2.5 MB of text, beside 5 MB of plotly.js
@@ -103,7 +103,9 @@ def _profiles(results: Results) -> dict[str, Any]:
         for step in shown
         if any(p["step"] == step for run in runs for p in run.metrics.profile)
     ]
-    return {"steps": shown, "series": series}
+    # Runs of version 0.1 recorded three of the series.
+    names = [name for name in PROFILES if any(entry[name] for entry in series)]
+    return {"steps": shown, "names": names, "series": series}
 
 
 def _profile(runs: Sequence[ReportedRun], step: int) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from normlab.train.storage.sinks import read_records
 
 Record = dict[str, Any]
 Columns = dict[str, list[float | None]]
-PROFILES = ("hidden_rms", "grad_norm", "angular_speed")
+PROFILES = ("hidden_rms", "update_ms", "angular_speed", "token_cosine", "effective_rank", "grad_norm")
+"""Series of a profile record, one value for each block boundary (`normlab/train/monitor/profile.py`)."""
 
 
 @dataclass(frozen=True)

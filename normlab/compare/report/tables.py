@@ -1,4 +1,4 @@
-"""Tables of the report, common to HTML and Markdown: ranking, speed, runs, configuration, environment, events."""
+"""Tables of the report: ranking, speed, runs, trouble in training, configuration, environment, events."""
 
 from __future__ import annotations
 
@@ -152,6 +152,56 @@ def _run_row(results: Results, run: ReportedRun) -> list[Cell]:
         numeric_cell(count(run.row.get("tokens")), run.row.get("tokens")),
         Cell(failure_reason(run) if run.state == "failed" else run.reason or "", run.reason or ""),
     ]
+
+
+_TROUBLE = {"spikes": "spike", "nonfinite": "nonfinite", "skipped": "skip", "rollbacks": "rollback"}
+"""Counts in a row, and the event of `metrics.jsonl` that each of them counts."""
+
+
+def trouble_table(results: Results) -> Table:
+    """Spikes, bad steps and rollbacks of all runs of a scheme, and the sensitivity of those that represent it."""
+    columns = [Column("Scheme"), Column("Runs", True), Column("Spikes", True), Column("Non-finite steps", True)]
+    columns += [Column("Skipped steps", True), Column("Rollbacks", True), Column("Sensitivity", True)]
+    rows = [_trouble_row(results, k, scheme) for k, scheme in enumerate(results.schemes)]
+    note = (
+        "Counts are sums over all runs of a scheme, at any rate. Sensitivity: relative change of the output per "
+        "relative change of the input, at the end of training, mean over the runs that represent the scheme."
+    )
+    found = Table("Trouble in training", columns, rows, note=note).filled()
+    # Rows of version 0.1 count nothing.
+    return found if len(found.columns) > 2 else Table(found.caption, [], [])
+
+
+def _trouble_row(results: Results, k: int, scheme: str) -> list[Cell]:
+    runs = [run for run in results.runs if run.scheme == scheme]
+    counts = [_total(_trouble_count(run, name) for run in runs) for name in _TROUBLE]
+    sensitivity = _mean(_sensitivity(run) for run in results.chosen(scheme))
+    return [
+        Cell(results.label(scheme), results.label(scheme).lower(), scheme=k),
+        numeric_cell(str(len(runs)), len(runs)),
+        *(numeric_cell(NONE if number is None else str(number), number) for number in counts),
+        numeric_cell(NONE if sensitivity is None else f"{sensitivity:.3g}", sensitivity),
+    ]
+
+
+def _trouble_count(run: ReportedRun, name: str) -> int | None:
+    """From the row, or from the events of a run without one; None for a row of version 0.1 without its run."""
+    found = finite_or_none(run.row.get(name))
+    if found is not None:
+        return int(found)
+    if not run.metrics.step:
+        return None
+    return sum(event.get("what") == _TROUBLE[name] for event in run.metrics.event)
+
+
+def _sensitivity(run: ReportedRun) -> float | None:
+    last = run.metrics.profile[-1].get("sensitivity") if run.metrics.profile else None
+    return finite_or_none(run.row.get("sensitivity", last))
+
+
+def _total(counts: Iterable[int | None]) -> int | None:
+    known = [number for number in counts if number is not None]
+    return sum(known) if known else None
 
 
 def config_table(results: Results) -> Table:

@@ -169,7 +169,7 @@ def _stuck(results: Results, scheme: str) -> str | None:
     rates = join_names(dict.fromkeys(rate(run.lr) for run in sorted(stuck, key=lambda run: run.lr or 0.0)))
     return (
         f"{results.label(scheme)}: {len(stuck)} of {len(ended)} runs stuck (rate {rates}): their loss stayed near the "
-        "entropy of single tokens. They are part of no mean."
+        "unigram entropy. They are part of no mean."
     )
 
 

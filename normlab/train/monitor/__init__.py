@@ -1,1 +1,1 @@
-"""Monitoring of a run: loss spikes, NaN and infinity, stuck losses, profiles, and recovery from bad steps."""
+"""Monitoring of a run: loss spikes, NaN and infinity, stuck losses, profiles, signals, and recovery from bad steps."""

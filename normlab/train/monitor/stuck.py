@@ -1,4 +1,4 @@
-"""Stuck runs: a training loss that stays at the entropy of single tokens.
+"""Stuck runs: a training loss that stays at the unigram entropy.
 
 A run is stuck where both its mean training loss over the last 50 steps and an evaluation are above H − 0.1 nats. H is
 the loss of guessing by frequency alone (`normlab/data/frequencies.py`). Runs are judged 300 steps after warm-up and at

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from normlab.compare.report import build
+from normlab.compare.report.run_metrics import PROFILES
 from normlab.compare.store import Store
 from tests.browser import browsing
 from tests.compare.report import synthetic
@@ -57,10 +58,13 @@ def until(page: Any, condition: str) -> None:
 
 def test_every_plot_is_drawn(open_page: Any, comparison: str) -> None:
     page = open_page(comparison)
-    names = ["ranking", "curves", "rates", "hidden_rms", "grad_norm", "angular_speed"]
+    names = ["ranking", "curves", "rates", *PROFILES]
     for name in names:
         assert page.locator(f"#plot-{name} svg.main-svg").first.is_visible()
         assert traces(page, f"plot-{name}")
+    # A log axis cannot show a negative cosine.
+    assert page.evaluate("document.getElementById('plot-token_cosine').layout.yaxis.type") == "linear"
+    assert min(traces(page, "plot-token_cosine")[0]["y"]) < 0
     assert page.locator("h2").count() == 9
     # Plotly's own choice of buttons would offer to send the figure away.
     page.locator("#plot-curves").hover()

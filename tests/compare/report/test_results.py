@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from normlab.compare.report import build
 from normlab.compare.report.plots import PROFILE_STEPS, plot_data
 from normlab.compare.report.results import find_field, load_results
 from normlab.compare.report.run_metrics import (
+    PROFILES,
     Metrics,
     metric_columns,
     metrics_of_row,
@@ -20,6 +22,8 @@ from normlab.compare.report.run_metrics import (
     read_metrics,
     with_seconds,
 )
+from normlab.compare.report.tables import trouble_table
+from normlab.compare.store import Store
 from normlab.errors import NormLabError
 from tests.compare.report import synthetic
 
@@ -110,6 +114,45 @@ def test_long_runs_are_thinned(tmp_path: Path) -> None:
     assert len(data["profiles"]["steps"]) == PROFILE_STEPS
     assert data["profiles"]["steps"][0] == 50
     assert data["profiles"]["steps"][-1] == 5000
+
+
+def test_every_series_of_a_profile_is_shown_if_it_was_recorded(tmp_path: Path) -> None:
+    profiles = plot_data(load_results(synthetic.comparison(tmp_path / "c", steps=24)), 0.5)["profiles"]
+    assert profiles["names"] == list(PROFILES)
+    entry = next(one for one in profiles["series"] if one["step"] == profiles["steps"][-1])
+    # Boundaries without a value are left out: no block ends at the first, and not every rank is computed.
+    assert [layer for layer, _ in entry["update_ms"]] == list(range(1, 9))
+    assert [layer for layer, _ in entry["effective_rank"]] == list(range(0, 9, 2))
+    old = [{"step": 0, "layers": [0, 1], "hidden_rms": [1.0, 2.0], "grad_norm": [1.0, 1.0]}]
+    folder = synthetic.comparison(tmp_path / "old", profiles=False, steps=24)
+    shutil.rmtree(folder / "runs")
+    rows = [row | {"profiles": old} for row in Store(folder).rows()]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert plot_data(load_results(folder), 0.5)["profiles"]["names"] == ["hidden_rms", "grad_norm"]
+
+
+def test_trouble_is_counted_for_each_scheme(tmp_path: Path) -> None:
+    folder = synthetic.comparison(tmp_path / "c", hostile=False, steps=24)
+    table = trouble_table(load_results(folder))
+    titles = [column.title for column in table.columns]
+    assert titles == ["Scheme", "Runs", "Spikes", "Non-finite steps", "Skipped steps", "Rollbacks", "Sensitivity"]
+    found = {row[0].text: [cell.text for cell in row[1:]] for row in table.rows}
+    runs = len(load_results(folder).runs) // 4
+    # From the events of the runs: one of post's failed at a value that was not finite.
+    assert found["pre"][:5] == [str(runs), "0", "0", "0", "0"]
+    assert found["post"][:5] == [str(runs), "0", "1", "0", "0"]
+    assert found["pre"][5] == f"{1 + 3 * synthetic.SCHEMES['pre'][1]:.3g}"
+    # From the rows, where they have counts.
+    rows = [row | {"spikes": 2, "skipped": 1, "sensitivity": 4.0} for row in Store(folder).rows()]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    again = {row[0].text: [cell.text for cell in row[1:]] for row in trouble_table(load_results(folder)).rows}
+    assert again["pre"] == [str(runs), str(2 * runs), "0", str(runs), "0", "4"]
+
+
+def test_rows_of_version_0_1_have_no_counts(tmp_path: Path) -> None:
+    folder = synthetic.comparison(tmp_path / "c")
+    shutil.rmtree(folder / "runs")
+    assert trouble_table(load_results(folder)).rows == []
 
 
 def test_a_row_cannot_lead_out_of_its_folder(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from normlab.dynamics.recording import record_law, record_laws
 from normlab.dynamics.system import laws, small_systems
 from normlab.dynamics.system.equiangular import Equiangular
 from normlab.schemes.contract.law import Motion
+from tests.matrix import parametrize
 
 CONFIG = SimulateConfig(tokens=7, dim=4, beta=(0.5, 3.0), seeds=2, time=2.0, looks=4, step=0.1, dtype="float64")
 
@@ -40,7 +41,7 @@ def test_each_law_sees_its_own_systems():
 OPTIONS = [{}, {"method": "dopri"}, {"weights": "gaussian", "redraw": True, "mlp": 5}, {"method": "network"}]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@parametrize("options", OPTIONS, quick=OPTIONS[1:3], ids=str)
 def test_company_changes_nothing(options):
     """Only products of another shape round anew."""
     specs = ["post", "none", "peri", "mix", "hybrid", "keel"]

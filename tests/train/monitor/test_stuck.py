@@ -57,7 +57,7 @@ def soon(monkeypatch):
     ],
 )
 def test_both_losses_must_be_above_the_entropy_less_a_tenth(trained, evaluated, found):
-    watch = StuckWatch(3.0, 10, "the entropy of single tokens")
+    watch = StuckWatch(3.0, 10, "the unigram entropy")
     watch.take(trained)
     assert watch.mark(310, evaluated) is found
     assert watch.is_stuck is found
@@ -146,13 +146,13 @@ def test_without_being_asked_it_goes_on(text, tmp_path):
 
 
 @pytest.mark.usefixtures("soon")
-@pytest.mark.parametrize("lags", [False, True])
+@parametrize("lags", [False, True], quick=[False])
 def test_a_hopeless_run_is_stopped_and_only_read_afterwards(lags, text, tmp_path, monkeypatch):
     after_building(monkeypatch, lambda trainer: setattr(trainer, "lags", lags))
     config = config_of(text, **NEVER, stop_hopeless=True)
     result = train(config, tmp_path, progress=False)
     assert (result.state, result.steps, result.stuck) == ("stuck", 7, True)
-    assert result.reason.startswith(f"stuck above the entropy of single tokens ({result.unigram_entropy:.2f}): loss ")
+    assert result.reason.startswith(f"stuck above the unigram entropy ({result.unigram_entropy:.2f}): loss ")
     assert result.reason.endswith(" after 7 steps; stopped early")
     assert result.loss == losses(tmp_path, "eval")[-1]
     assert len(losses(tmp_path)) == 7
@@ -164,6 +164,7 @@ def test_a_hopeless_run_is_stopped_and_only_read_afterwards(lags, text, tmp_path
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("soon")
 def test_asking_changes_nothing_for_a_run_that_learns(text, tmp_path, monkeypatch):
     monkeypatch.setattr(stuck, "MARGIN", -10.0)
@@ -223,7 +224,7 @@ def test_spikes_do_not_count(text, tmp_path, monkeypatch):
 @pytest.mark.usefixtures("soon")
 def test_it_says_so_in_one_line(text, tmp_path, capfd):
     result = train(config_of(text, steps=10, **NEVER), tmp_path, progress=True)
-    where = f"stuck above the entropy of single tokens ({result.unigram_entropy:.2f})"
+    where = f"stuck above the unigram entropy ({result.unigram_entropy:.2f})"
     said = capfd.readouterr().err.splitlines()
     (line,) = (line for line in said if line.startswith(where))
     assert line.endswith(f" after 6 steps; {stuck.ADVICE}")
@@ -238,7 +239,7 @@ def test_the_last_lines_of_a_run(tmp_path):
     done = TrainResult(state="done", reason=None, scores=scores, unigram_entropy=6.96, stuck=True, **known)
     assert ending(done, language, Path("runs/a")) == (
         "done: 6.9700 nats a token, 2.5000 bits a byte\n"
-        f"stuck at the entropy of single tokens (6.96): {stuck.ADVICE}\n"
+        f"stuck at the unigram entropy (6.96): {stuck.ADVICE}\n"
         "run in runs/a"
     )
     early = TrainResult(state="stuck", reason="stuck at X", scores=scores, unigram_entropy=6.96, stuck=True, **known)

@@ -9,7 +9,8 @@ import pytest
 
 from normlab.train.monitor.summary import BINS, BOUNDARIES, curve, digits, summarise
 from normlab.train.trainer import train
-from normlab.utils.spaced import evenly_spaced
+from normlab.utils.series import evenly_spaced
+from tests.matrix import parametrize
 from tests.train.runs import after_building, config_of, spikes, spoils
 
 
@@ -83,7 +84,7 @@ def lags(trainer):
     trainer.lags = True
 
 
-@pytest.mark.parametrize("how", [(), (lags,)], ids=["at once", "late"])
+@parametrize("how", [(), (lags,)], quick=[()], ids=["at once", "late"])
 def test_none_takes_every_step(how, text, tmp_path, monkeypatch):
     after_building(monkeypatch, spikes({18, 19}), *how)
     config = config_of(text, trouble="none")
@@ -98,7 +99,7 @@ def test_none_takes_every_step(how, text, tmp_path, monkeypatch):
     assert not (tmp_path / "trouble").exists()
 
 
-@pytest.mark.parametrize("how", [(), (lags,)], ids=["at once", "late"])
+@parametrize("how", [(), (lags,)], quick=[()], ids=["at once", "late"])
 def test_a_run_that_becomes_nan_has_diverged(how, text, tmp_path, monkeypatch):
     after_building(monkeypatch, spoils({7}), *how)
     result = train(config_of(text, trouble="none"), tmp_path, progress=False)

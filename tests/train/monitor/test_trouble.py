@@ -19,6 +19,7 @@ from normlab.train.storage.folder import RunFolder
 from normlab.train.storage.sinks import read_records
 from normlab.train.trainer import Trainer, train
 from normlab.utils.host_copy import HostCopy
+from tests.matrix import parametrize
 from tests.train.runs import (
     MARK,
     MODEL,
@@ -178,6 +179,7 @@ def test_roll_back(disturb, text, straight, tmp_path):
     assert all(record["grad_norm"] > 0 for record in steps[7:])
 
 
+@pytest.mark.full
 def test_rolled_back_weights_are_those_of_the_checkpoint(disturb, text, tmp_path):
     first: dict[int, dict[str, torch.Tensor]] = {}
     seen: dict[int, dict[str, torch.Tensor]] = {}
@@ -274,7 +276,7 @@ def test_a_last_evaluation_that_is_not_finite_is_a_failure(text, tmp_path, monke
 # -- spikes --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", ["stop", "skip", "rollback"])
+@parametrize("policy", ["stop", "skip", "rollback"], quick=["skip", "rollback"])
 def test_a_spike(disturb, policy, text, tmp_path):
     disturb(spikes({18}))
     result = train(config_of(text, trouble=policy, steps=24), tmp_path, progress=False)

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from safetensors.torch import load_file, save_file
 
 from normlab.errors import NormLabError
 from normlab.probes.sharded import whole
 from normlab.train.distributed import Group, stop
 from normlab.train.storage.weights import export_safetensors, load_weights, read_metadata
-from tests.ranks import free_port
+from tests.ranks import free_port, spawn
 from tests.train.runs import same_tensors
 from tests.train.storage.saved import Run, flip_a_bit, full_after_some_bytes, names
 from tests.train.test_distributed import as_torchrun
@@ -104,7 +103,7 @@ def of_two(tmp_path_factory):
     alone.save(folder / "one", 2)
     save_file(alone.tensors(), folder / "one.safetensors")
     for half in (first_half, second_half):
-        mp.spawn(half, args=(free_port(), str(folder)), nprocs=2)
+        spawn(half, args=(free_port(), str(folder)), nprocs=2)
     return folder
 
 

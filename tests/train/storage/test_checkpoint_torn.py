@@ -13,6 +13,7 @@ from normlab.errors import NormLabError
 from normlab.train.storage import checkpoint, rng
 from normlab.utils import files
 from normlab.utils.locks import hold
+from tests.matrix import parametrize
 from tests.train.runs import same_tensors
 from tests.train.storage.saved import Run, flip_a_bit, full_after_some_bytes, full_disk, names
 
@@ -40,7 +41,7 @@ TORN = {
 }
 
 
-@pytest.mark.parametrize("kind", TORN)
+@parametrize("kind", TORN, quick=["tensors missing", "tensors changed", "manifest torn", "empty"])
 def test_a_torn_one_is_named_and_the_one_before_is_used(tmp_path, kind):
     tear, complaint = TORN[kind]
     run = Run()

@@ -223,11 +223,15 @@
     const plain = (value) => (value >= 0.01 && value < 1e4 ? String(value) : rate(value));
     return { tickvals: ticks, ticktext: ticks.map(plain) };
   };
-  const TITLES = { hidden_rms: "Hidden norm (RMS)", grad_norm: "Gradient norm", angular_speed: "Angle a block (rad)" };
+  const TITLES = {
+    hidden_rms: "Hidden norm (RMS)", update_ms: "Update (mean square)", angular_speed: "Angle a block (rad)",
+    token_cosine: "Cosine between tokens", effective_rank: "Effective rank", grad_norm: "Gradient norm",
+  };
   const drawProfiles = Object.entries(TITLES).map(([name, title]) => plot(`plot-${name}`, () => {
     const step = data.profiles.steps[Number(control("profile-step").value)];
     const series = data.profiles.series.filter((entry) => entry.step === step && shown(entry.scheme));
-    const scale = chosen("profile-scale");
+    // A cosine may be negative.
+    const scale = name === "token_cosine" ? "linear" : chosen("profile-scale");
     const ticks = scale === "log" ? logTicks(series.flatMap((entry) => entry[name].map(([, value]) => value))) : {};
     return {
       traces: series.map((entry) => ({

@@ -1,4 +1,4 @@
-"""Power laws: fit value = c · x^p by least squares in logarithms, with an interval for the exponent."""
+"""Series over depth or steps: fit a power law with an interval for its exponent; pick evenly spaced indices."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Fit:
 
 
 def power_law(depths: Sequence[float], values: Sequence[float], *, level: float = 0.95) -> Fit:
-    """Fit log value on log depth by least squares, with Student's t interval for the exponent; depths may repeat."""
+    """Fit value = c · depth^p by least squares in logarithms, with Student's t interval for p; depths may repeat."""
     if len(depths) != len(values) or len(set(depths)) < 2:
         raise NormLabError(f"power law: expected one value for each of two or more depths, got {list(depths)}")
     if not all(math.isfinite(x) and x > 0.0 for x in (*depths, *values)):
@@ -51,3 +51,10 @@ def line(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     apart = x - x.mean()
     slope = float((apart * (y - y.mean())).sum() / (apart**2).sum())
     return slope, float(y.mean() - slope * x.mean())
+
+
+def evenly_spaced(count: int, most: int) -> list[int]:
+    """At most `most` of the indices 0 to `count` - 1, in order; 0 and `count` - 1 are among them."""
+    if count <= most:
+        return list(range(count))
+    return [round(place * (count - 1) / max(most - 1, 1)) for place in range(most)]

@@ -20,7 +20,7 @@ from normlab.schemes.catalog.registry import scheme as find_scheme
 from normlab.schemes.contract.blocks import Block, has_hooks
 from normlab.schemes.contract.bound_scheme import BoundScheme
 from normlab.schemes.contract.needs import meet_needs
-from normlab.schemes.contract.parts import Branch, BranchBound, read_state, rms_bound_of, unbounded
+from normlab.schemes.contract.parts import Branch, BranchBound, Seen, read_state, rms_bound_of, unbounded
 from normlab.schemes.contract.scheme import Scheme
 from normlab.utils.uninitialized import NaNUntilInitialised, require_initialised
 
@@ -36,10 +36,8 @@ class Layer(nn.Module):
     def forward(self, state: torch.Tensor, **to_first: Any) -> torch.Tensor:
         return self.block(state, self._calls(to_first))
 
-    def run(
-        self, state: torch.Tensor, seen: torch.Tensor, after: nn.Module, **to_first: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the block from (state, first branch's input); returns (next state, after(next state))."""
+    def run(self, state: torch.Tensor, seen: Seen, after: nn.Module, **to_first: Any) -> tuple[torch.Tensor, Seen]:
+        """Run the block from (state, what its first read returned); returns (next state, after(next state))."""
         return self.block.run(state, seen, self._calls(to_first), after)
 
     def _calls(self, to_first: Mapping[str, Any]) -> list[Branch]:
@@ -153,7 +151,7 @@ class Stack(NaNUntilInitialised):
         state, seen = read_state(state, blocks[0].first_read, self.kernels)  # type: ignore[arg-type, union-attr]
         for layer, after, extra in zip(self.layers, afters, extras, strict=True):
             state, seen = layer.run(state, seen, after, **extra)  # type: ignore[operator]
-        return seen
+        return seen  # pyright: ignore[reportReturnType]  # what the exit returned
 
     def _run(self, layer: nn.Module, state: torch.Tensor, extra: Mapping[str, Any]) -> torch.Tensor:
         if self.checkpointing and torch.is_grad_enabled():

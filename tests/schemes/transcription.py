@@ -316,3 +316,57 @@ def layerscale(x, blocks, gains, gammas, final, *, norm=rms_norm):
         x = x + gammas[k][0] * attention(norm(x, gains[k][0]))
         x = x + gammas[k][1] * mlp(norm(x, gains[k][1]))
     return norm(x, final)
+
+
+# -- several streams: written with one tensor per stream and explicit sums over indices ------------------------------
+
+
+def stream_logits(streams, fn, base, scales, sizes, eps):
+    """Groups of logits from the flattened streams, with one scale for each group."""
+    flat = torch.cat(streams, dim=-1)
+    flat = flat / torch.sqrt((flat * flat).mean(-1, keepdim=True) + eps)
+    z, groups, at = flat @ fn.T, [], 0
+    for scale, size in zip(scales, sizes, strict=True):
+        groups.append(scale * z[..., at : at + size] + base[at : at + size])
+        at += size
+    return groups
+
+
+def balanced(z, n, rounds, eps):
+    """Sinkhorn on entries: comb[s][t] with rows s, columns t; columns are divided last."""
+    z = [[z[..., s * n + t] for t in range(n)] for s in range(n)]
+    comb = []
+    for row in z:
+        exps = [torch.exp(entry) for entry in row]
+        comb.append([entry / sum(exps) + eps for entry in exps])
+
+    def by_columns(m):
+        sums = [sum(m[s][t] for s in range(n)) + eps for t in range(n)]
+        return [[m[s][t] / sums[t] for t in range(n)] for s in range(n)]
+
+    comb = by_columns(comb)
+    for _ in range(rounds - 1):
+        comb = by_columns([[entry / (sum(row) + eps) for entry in row] for row in comb])
+    return comb
+
+
+def mhc(x, blocks, logits, gains, head, final, *, n, rounds, magnitude, eps, mix_eps, mixing=True, norm=rms_norm):
+    """`logits`: (fn, base, scales) per block and sublayer; `head`: the same for the exit, None for a mean."""
+
+    def weigh(z, streams):
+        return sum((torch.sigmoid(z[..., j : j + 1]) + mix_eps) * streams[j] for j in range(n))
+
+    streams = [x] * n
+    for k, branches in enumerate(blocks):
+        for i, branch in enumerate(branches):
+            pre, post, *comb = stream_logits(streams, *logits[k][i], [n, n, n * n][: 3 if mixing else 2], eps)
+            f = branch(norm(weigh(pre, streams), gains[k][i]))
+            post = magnitude * torch.sigmoid(post) + (0.0 if mixing else mix_eps)
+            if mixing:
+                square = balanced(comb[0], n, rounds, mix_eps)
+                streams = [sum(square[s][t].unsqueeze(-1) * streams[s] for s in range(n)) for t in range(n)]
+            streams = [streams[t] + post[..., t : t + 1] * f for t in range(n)]
+    if head is None:
+        return norm(sum(streams) / n, final)
+    (pre,) = stream_logits(streams, *head, [n], eps)
+    return norm(weigh(pre, streams), final)

@@ -22,6 +22,7 @@ from normlab.schemes.hybrid import Hybrid
 from normlab.schemes.keel import Keel
 from normlab.schemes.layerscale import LayerScale
 from normlab.schemes.lns import LNS
+from normlab.schemes.mhc import MHC
 from normlab.schemes.mix import Mix
 from normlab.schemes.ngpt import NGPT
 from normlab.schemes.none import NoNorm
@@ -197,6 +198,6 @@ def _load_plugins() -> None:
 
 
 for _cls in (
-    DeepNorm, Dual, GeoNorm, Hybrid, Keel, LayerScale, LNS, Mix, NGPT, NoNorm, Output, Peri, Post, Pre, SpanNorm,
+    DeepNorm, Dual, GeoNorm, Hybrid, Keel, LayerScale, LNS, MHC, Mix, NGPT, NoNorm, Output, Peri, Post, Pre, SpanNorm,
 ):  # fmt: skip
     _permanent.add(register(_cls))

@@ -12,7 +12,7 @@ from torch import nn
 
 from normlab.choices import Topology
 from normlab.errors import NormLabError, unknown
-from normlab.roles import FRONT, OUTPUTS, Role
+from normlab.roles import FRONT, OUTPUTS, Role, drawing_order
 from normlab.schemes.contract.blocks import Block
 from normlab.schemes.contract.law import Law
 from normlab.schemes.contract.site import Site
@@ -93,7 +93,8 @@ class BoundScheme:
                 f"this part has blocks 0 to {self.depth - self.first - 1} (depth {self.depth}, first {self.first})"
             )
         place = (self.depth, self.dim, self.steps, self.scheme.cut)
-        return [Site(self.first + k, i, *place) for i in range(self.branches)]
+        kinds = ["attention"] * (self.branches - 1) + ["mlp" if self.branches > 1 else "attention"]
+        return [Site(self.first + k, i, *place, kind) for i, kind in enumerate(kinds)]  # type: ignore[arg-type]
 
     def hidden(self, state: torch.Tensor) -> torch.Tensor:
         """The (..., D) hidden state in a state of the scheme, which may hold several streams."""
@@ -121,7 +122,7 @@ class BoundScheme:
                 f"leave zero_outputs off"
             )
         base = self.scheme.base_std(self.dim) if std is None else std
-        for role in roles:
+        for role in drawing_order(roles):
             if role.role == "bias":
                 nn.init.zeros_(role.parameter)
             elif role.is_matrix:

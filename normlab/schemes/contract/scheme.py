@@ -74,8 +74,6 @@ class Scheme:
     """Names for certain options of this scheme: `rezero` for LayerScale with a scalar that starts at zero."""
     topologies: ClassVar[tuple[Topology, ...]] = ("serial", "parallel")
     """Block topologies that the scheme supports."""
-    streams: ClassVar[int] = 1
-    """Residual streams in a state: (..., D) for one, (..., streams, D) for more."""
     zero_outputs: ClassVar[bool] = True
     """Whether output projections may start at zero. Not if their output is normalised: the gradient there is 1/√eps."""
     truncate: ClassVar[float | None] = None
@@ -120,6 +118,11 @@ class Scheme:
     def hidden(self, state: torch.Tensor) -> torch.Tensor:
         """The (..., D) hidden state in a state of the scheme, as a probe measures it."""
         return state
+
+    @property
+    def streams(self) -> int:
+        """Residual streams in a state: (..., D) for one, (..., streams, D) for more. An option in some schemes."""
+        return 1
 
     @property
     def needs(self) -> tuple[Need, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -12,7 +13,7 @@ class Site:
     block: int
     """Index of the block, from 0."""
     branch: int
-    """Index of the branch in its block, from 0: attention, then the MLP."""
+    """Index of the branch in its block, from 0: attention, then the MLP; `kind` says which of the two it is."""
     depth: int
     """Blocks in the whole network."""
     dim: int
@@ -21,6 +22,8 @@ class Site:
     """Steps in this block: one per branch, or one for all of them if they run in parallel."""
     cut: float = 1
     """What every step is divided by; 1 unless the scheme was refined."""
+    kind: Literal["attention", "mlp"] = "attention"
+    """What the branch is: the last of several is the MLP, all before it (self- and cross-attention) are attention."""
 
     @property
     def dt(self) -> float:
@@ -36,6 +39,11 @@ class Site:
     def horizon(self) -> float:
         """Depth of the network in whole blocks; L in the equations."""
         return self.depth / self.cut
+
+    @property
+    def step(self) -> int:
+        """Steps of the whole network before this one."""
+        return self.block * self.steps + (self.branch if self.steps > 1 else 0)
 
     @property
     def sublayers(self) -> float:

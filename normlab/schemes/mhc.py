@@ -32,6 +32,7 @@ from normlab.schemes.contract.streams import (
     add_update,
     full_precision,
     mix_streams,
+    part_of_step,
     weighted_sum,
 )
 
@@ -67,7 +68,7 @@ class MHC(StreamScheme):
     alpha: float = 0.01
     """Initial value of α, the weight of the part of the coefficients that depends on the state."""
     diagonal: float = 0.0
-    """Initial bias on the diagonal of the mixing logits: 0 starts with the average of all streams, 8 with the identity."""
+    """Initial bias on the diagonal of the mixing logits: 0 starts with the average of the streams, 8 with the identity."""
     magnitude: float = 2.0
     """Largest weight of an update in a stream; its initial weight is half of it."""
     merge: Literal["learned", "mean"] = "learned"
@@ -118,7 +119,7 @@ def sinkhorn(logits: torch.Tensor, rounds: int, eps: float) -> torch.Tensor:
 
 
 class MHCRead(nn.Module):
-    """X → (N(Σ pre_j X_j), post, comb): the branch's input, and the coefficients of the write; no comb without mixing."""
+    """X → (N(Σ pre_j X_j), post, comb): a branch's input and the coefficients of its write; no comb without mixing."""
 
     def __init__(self, logits: StreamLogits, norm: Norm, rounds: int, magnitude: float, eps: float):
         super().__init__()
@@ -149,16 +150,11 @@ class MHCWrite(Write):
         self.dt = factor(dt)
         self.largest = dt * (magnitude + eps)
 
-    def forward(
-        self, state: torch.Tensor, update: torch.Tensor, post: torch.Tensor, comb: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def forward(self, state: torch.Tensor, update: torch.Tensor, *carry: torch.Tensor) -> torch.Tensor:
+        post, *comb = carry
         wide = widen(state)
-        mixed = wide if comb is None else self._mix(wide, comb)
+        mixed = part_of_step(wide, mix_streams(comb[0], wide), self.dt) if comb else wide
         return add_update(mixed, self.dt(post), widen(update)).to(state.dtype)
-
-    def _mix(self, state: torch.Tensor, comb: torch.Tensor) -> torch.Tensor:
-        mixed = mix_streams(comb, state)
-        return mixed if isinstance(self.dt, nn.Identity) else state + self.dt(mixed - state)
 
     def rms_bound(self, state: float, update: float) -> float:
         return state + self.largest * update

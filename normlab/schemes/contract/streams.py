@@ -66,8 +66,8 @@ class StreamScheme(Scheme):
             rms=lambda i: math.sqrt(1 + i),
             forward="linear",
             backward="power law in depth",
-            note="the law of the mean stream at initialisation, which is Pre-Norm's; none is known for coefficients that"
-            " have been trained",
+            note="the law of the mean stream at initialisation, which is Pre-Norm's; none is known for trained"
+            " coefficients",
         )
 
 
@@ -144,8 +144,8 @@ class StreamLogits(nn.Module):
             self.scale.fill_(self.alpha)
 
     def forward(self, state: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        found = self.project(rms_norm(state.flatten(-2), self.eps)).split(self.sizes, dim=-1)
-        scales, bases = widen(self.scale).unbind(0), widen(self.base).split(self.sizes)
+        found = torch.split(self.project(rms_norm(state.flatten(-2), self.eps)), self.sizes, dim=-1)
+        scales, bases = widen(self.scale).unbind(0), torch.split(widen(self.base), self.sizes)
         return tuple(scale * group + base for scale, group, base in zip(scales, found, bases, strict=True))
 
 
@@ -163,6 +163,11 @@ def mix_streams(matrix: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
 def add_update(state: torch.Tensor, weights: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
     """state_t + weights_t · update for every stream t."""
     return state + weights.unsqueeze(-1) * update.unsqueeze(-2)
+
+
+def part_of_step(state: torch.Tensor, mixed: torch.Tensor, dt: nn.Module) -> torch.Tensor:
+    """(1 − dt)·state + dt·mixed: a refined step goes a part of the way."""
+    return mixed if isinstance(dt, nn.Identity) else state + dt(mixed - state)
 
 
 def mean_stream(state: torch.Tensor) -> torch.Tensor:

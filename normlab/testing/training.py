@@ -51,9 +51,11 @@ def _changed(scheme: Scheme, option: str, value: Any) -> Scheme | None:
 
 
 def fingerprint(scheme: Scheme) -> list[torch.Tensor]:
-    """Everything that an option can change: initial weights, all states, the output."""
+    """Everything that an option can change: initial weights, the optimiser's rules, all states, the output."""
     stack = make_stack(scheme).double()
     weights = [p.detach().clone() for p in stack.parameters()]
+    rules = {id(p): (g["lr"], g["weight_decay"]) for g in stack.param_groups(lr=1.0, weight_decay=0.1) for p in g["params"]}
+    weights.append(torch.tensor([rules[id(p)] for p in stack.parameters()]))
     # Move gains and scalars away from their initial values, or options that act through them would have no effect.
     for role in stack.find_roles():
         if not role.is_matrix:
@@ -92,14 +94,14 @@ def check_zero_outputs(scheme: Scheme) -> None:
 
 @rule("optimiser-groups")
 def check_optimiser_groups(scheme: Scheme) -> None:
-    """Every parameter is in exactly one group, and gains and scales have no weight decay."""
+    """Every parameter is in exactly one group, and gains and scales have no weight decay but one of their own."""
     stack = make_stack(scheme)
     groups = stack.param_groups(lr=1e-3, weight_decay=0.1)
     listed = [id(p) for group in groups for p in group["params"]]
     require(sorted(listed) == sorted(map(id, stack.parameters())), "a parameter stands in no group, or in several")
     small = {id(role.parameter) for role in stack.find_roles() if not role.is_matrix}
     for group in groups:
-        decays = group["weight_decay"] != 0.0 and bool(small & {id(p) for p in group["params"]})
+        decays = group["weight_decay"] == 0.1 and bool(small & {id(p) for p in group["params"]})
         require(not decays, "weight decay acts on a gain, a scale or a bias")
     torch.optim.AdamW(groups)
 

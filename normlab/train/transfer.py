@@ -4,7 +4,8 @@ Width: muP (arXiv 2203.03466). With m = dim / base width, and relative to what t
 
     role                        initial std    rate (AdamW)    rate (Muon)
     q k v o gate up down        1/√m           1/m             1/√m
-    embed, patch, position      1              1               –
+    embed, patch, position,     1              1               –
+    spread of coefficients
     head of its own, router,    1/m            1/m             –
     mixing of streams
     gains, scales, biases       1              1               –

@@ -149,21 +149,23 @@ class BoundScheme:
 
     def param_groups(self, roles: Sequence[Role], *, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
         """Parameter groups for an optimiser, with learning rate and weight decay; every parameter is in exactly one."""
-        rules: dict[int, tuple[nn.Parameter, bool, float]] = {}
+        rules: dict[int, tuple[nn.Parameter, bool, float, float]] = {}
         for role in roles:
-            rule = (role.parameter, self.scheme.decays(role), self.scheme.lr_scale(role))
+            decay = self.scheme.weight_decay(role, weight_decay)
+            rule = (role.parameter, self.scheme.decays(role) or decay != 0.0, decay, self.scheme.lr_scale(role))
             known = rules.setdefault(id(role.parameter), rule)
             if known[1:] != rule[1:]:
                 raise NormLabError(f"{role.name}: parts of one parameter ask for different optimiser rules; split it")
-        groups: dict[tuple[bool, float], dict[str, Any]] = {}
-        for parameter, decay, scale in rules.values():
+        groups: dict[tuple[bool, float, float], dict[str, Any]] = {}
+        for parameter, decays, decay, scale in rules.values():
+            own = "" if decay in (0.0, weight_decay) else f" {decay:g}"
             empty: dict[str, Any] = {
-                "name": ("decay" if decay else "no-decay") + ("" if scale == 1.0 else f" lr×{scale:g}"),
+                "name": ("decay" if decays else "no-decay") + own + ("" if scale == 1.0 else f" lr×{scale:g}"),
                 "params": [],
                 "lr": lr * scale,
-                "weight_decay": weight_decay if decay else 0.0,
+                "weight_decay": decay,
             }
-            groups.setdefault((decay, scale), empty)["params"].append(parameter)
+            groups.setdefault((decays, decay, scale), empty)["params"].append(parameter)
         return list(groups.values())
 
     @torch.no_grad()

@@ -143,6 +143,10 @@ class Scheme:
         """Whether a parameter has weight decay."""
         return role.is_matrix
 
+    def weight_decay(self, role: Role, base: float) -> float:
+        """Weight decay of a parameter, given that of the matrices: all of it where `decays` says so, else none."""
+        return base if self.decays(role) else 0.0
+
     def lr_scale(self, role: Role) -> float:
         """Multiplier on the learning rate of a parameter."""
         return 1.0

@@ -15,7 +15,7 @@ from torch import nn
 
 from normlab.errors import NormLabError
 from normlab.norms import Norm, rms_norm, widen
-from normlab.roles import OUTPUTS, Role, Spec
+from normlab.roles import COEFFICIENTS, OUTPUTS, Role, Spec
 from normlab.schemes.contract.bound_scheme import BoundScheme
 from normlab.schemes.contract.law import Law
 from normlab.schemes.contract.scheme import Scheme
@@ -55,7 +55,7 @@ class StreamScheme(Scheme):
         return mean_stream(state)
 
     def initial_std(self, role: Role, base: float, bound: BoundScheme) -> float:
-        if role.role == "mix":
+        if role.role in COEFFICIENTS:
             return _MIX_STD
         return base / math.sqrt(bound.updates) if self.depth_init and role.role in OUTPUTS else base
 

@@ -17,9 +17,12 @@ from normlab.schemes.contract.options import angle
 from normlab.schemes.contract.scheme import Scheme
 from normlab.schemes.deepnorm import DeepNorm
 from normlab.schemes.dual import Dual
+from normlab.schemes.gated import Gated
 from normlab.schemes.geonorm import GeoNorm
+from normlab.schemes.highway import Highway
 from normlab.schemes.hybrid import Hybrid
 from normlab.schemes.keel import Keel
+from normlab.schemes.lambdas import Lambdas
 from normlab.schemes.layerscale import LayerScale
 from normlab.schemes.lns import LNS
 from normlab.schemes.mhc import MHC
@@ -198,6 +201,7 @@ def _load_plugins() -> None:
 
 
 for _cls in (
-    DeepNorm, Dual, GeoNorm, Hybrid, Keel, LayerScale, LNS, MHC, Mix, NGPT, NoNorm, Output, Peri, Post, Pre, SpanNorm,
+    DeepNorm, Dual, Gated, GeoNorm, Highway, Hybrid, Keel, Lambdas, LayerScale, LNS, MHC, Mix, NGPT, NoNorm, Output,
+    Peri, Post, Pre, SpanNorm,
 ):  # fmt: skip
     _permanent.add(register(_cls))

@@ -41,6 +41,7 @@ class Attention(Sublayer):
     Modules in the slots receive (..., heads, head_dim).
     """
 
+    branch_kind = "attention"
     offers = frozenset({"q-norm", "k-norm", "v-norm", "qk-after-rotary", "softmax-scale"})
 
     def __init__(

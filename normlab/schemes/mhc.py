@@ -68,7 +68,7 @@ class MHC(StreamScheme):
     alpha: float = 0.01
     """Initial value of α, the weight of the part of the coefficients that depends on the state."""
     diagonal: float = 0.0
-    """Initial bias on the diagonal of the mixing logits: 0 starts with the average of the streams, 8 with the identity."""
+    """Initial bias on the diagonal of the mixing logits: with 0 comb starts as the average, with 8 as the identity."""
     magnitude: float = 2.0
     """Largest weight of an update in a stream; its initial weight is half of it."""
     merge: Literal["learned", "mean"] = "learned"

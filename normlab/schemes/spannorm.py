@@ -106,6 +106,12 @@ class SpanNorm(Scheme):
 class SpanBlock(Block):
     """Each step reads the previous step's result and writes onto the block's input."""
 
+    def run_steps(self, state: torch.Tensor, branches: Sequence[Branch]) -> torch.Tensor | None:
+        written = state
+        for step, branch in self.pairs(branches):
+            written = step(written, branch, onto=state)
+        return written
+
     def run(
         self, state: torch.Tensor, seen: Seen, branches: Sequence[Branch], after: nn.Module
     ) -> tuple[torch.Tensor, Seen]:

@@ -58,8 +58,16 @@ class Block(nn.Module):
         return zip(self.steps, branches, strict=True)
 
     def forward(self, state: torch.Tensor, branches: Sequence[Branch]) -> torch.Tensor:
+        if not torch.compiler.is_compiling() and any(map(own_hooks, self.steps)):
+            stepped = self.run_steps(state, branches)
+            if stepped is not None:
+                return stepped
         state, seen = read_state(state, self.first_read, self.usable_kernels())
         return self.run(state, seen, branches, nn.Identity())[0]
+
+    def run_steps(self, state: torch.Tensor, branches: Sequence[Branch]) -> torch.Tensor | None:
+        """`forward` by calls of the steps as modules, whose hooks then fire; None if the block is no chain of steps."""
+        return None
 
     def run(
         self, state: torch.Tensor, seen: Seen, branches: Sequence[Branch], after: nn.Module
@@ -84,19 +92,28 @@ class Block(nn.Module):
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether a module or one of its submodules has hooks, global hooks included, or a replaced `forward`."""
-    return bool(_has_any_global_hook()) or any(
-        part._forward_hooks
-        or part._forward_pre_hooks
-        or part._backward_hooks
-        or part._backward_pre_hooks
+    return bool(_has_any_global_hook()) or any(map(own_hooks, module.modules()))
+
+
+def own_hooks(module: nn.Module) -> bool:
+    """Whether a module itself has hooks or a replaced `forward`."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
         # Accelerate moves a module's inputs between devices by replacing its `forward`.
-        or "forward" in vars(part)
-        for part in module.modules()
+        or "forward" in vars(module)
     )
 
 
 class SerialBlock(Block):
     """Steps one after the other: the MLP reads the state that attention has updated."""
+
+    def run_steps(self, state: torch.Tensor, branches: Sequence[Branch]) -> torch.Tensor | None:
+        for step, branch in self.pairs(branches):
+            state = step(state, branch)
+        return state
 
     def run(
         self, state: torch.Tensor, seen: Seen, branches: Sequence[Branch], after: nn.Module

@@ -339,8 +339,9 @@ def call_branch(branch: Branch, x: torch.Tensor) -> torch.Tensor:
 class Step(nn.Module):
     """The residual step of one sublayer: write(x, shape(branch(read(x)))).
 
-    Blocks call `read`, `shape` and `write` themselves, so that a write can share a kernel with the next read. Register
-    hooks on these modules, not on the step.
+    Blocks call `read`, `shape` and `write` themselves, so that a write can share a kernel with the next read; a block
+    with a hook on one of its steps calls its steps instead. Only the steps of a parallel block, which share one write,
+    never run as modules: hook their `read`, `shape` and `write`.
     """
 
     def __init__(self, write: Write, *, read: nn.Module | None = None, shape: nn.Module | None = None):
@@ -353,9 +354,10 @@ class Step(nn.Module):
         """The update that `write` receives: shape(branch(read(state)))."""
         return self.shape(call_branch(branch, split_read(self.read(state))[0]))
 
-    def forward(self, state: torch.Tensor, branch: Branch) -> torch.Tensor:
+    def forward(self, state: torch.Tensor, branch: Branch, onto: torch.Tensor | None = None) -> torch.Tensor:
+        """The next state. The step reads `state` and writes onto the same, or onto another state."""
         x, carry = split_read(self.read(state))
-        return self.write(state, self.shape(call_branch(branch, x)), *carry)
+        return self.write(state if onto is None else onto, self.shape(call_branch(branch, x)), *carry)
 
     def update_bound(self, state: float, branch: BranchBound) -> float:
         """Largest RMS of the update, given the largest RMS of the state."""

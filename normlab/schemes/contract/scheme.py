@@ -26,12 +26,12 @@ from normlab.choices import Topology
 from normlab.errors import NormLabError
 from normlab.roles import Role
 from normlab.schemes.contract.blocks import Block, ParallelBlock, SerialBlock
-from normlab.schemes.contract.bound_scheme import BoundScheme
+from normlab.schemes.contract.bound_scheme import BoundScheme, usual_kinds
 from normlab.schemes.contract.law import Law
 from normlab.schemes.contract.needs import Need
 from normlab.schemes.contract.options import check_types, read_angles
 from normlab.schemes.contract.parts import Step
-from normlab.schemes.contract.site import Site
+from normlab.schemes.contract.site import Kind, Site
 
 
 @dataclass(frozen=True)
@@ -195,14 +195,22 @@ class Scheme:
         return law(len(blocks), blocks=blocks) if learns else law(len(blocks))
 
     def bind(
-        self, *, depth: int, dim: int, first: int = 0, topology: Topology = "serial", branches: int = 2
+        self,
+        *,
+        depth: int,
+        dim: int,
+        first: int = 0,
+        topology: Topology = "serial",
+        branches: int | Sequence[Sequence[Kind]] = 2,
     ) -> BoundScheme:
         """Bind the scheme to a network of `depth` blocks of width `dim`.
 
         `first` is the index of the first block of this part of the network (pipeline stages); `branches` the number of
-        sublayers in a block.
+        sublayers in a block or, where blocks differ, what each sublayer of each block is.
         """
-        return BoundScheme(scheme=self, depth=depth, dim=dim, first=first, topology=topology, branches=branches)
+        same = isinstance(branches, int)
+        kinds = (usual_kinds(branches),) * depth if same else tuple(tuple(block) for block in branches)
+        return BoundScheme(scheme=self, depth=depth, dim=dim, first=first, topology=topology, kinds=kinds)
 
     def refine(self, m: float) -> Scheme:
         """The same scheme with every step divided by m: bound to m times the depth it covers the same time."""

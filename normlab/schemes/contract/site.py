@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+Kind = Literal["attention", "mlp"]
+"""What a branch is: attention (self- or cross-attention) or an MLP."""
+
 
 @dataclass(frozen=True)
 class Site:
@@ -22,8 +25,12 @@ class Site:
     """Steps in this block: one per branch, or one for all of them if they run in parallel."""
     cut: float = 1
     """What every step is divided by; 1 unless the scheme was refined."""
-    kind: Literal["attention", "mlp"] = "attention"
-    """What the branch is: the last of several is the MLP, all before it (self- and cross-attention) are attention."""
+    kind: Kind = "attention"
+    """What the branch is: as its module says in `branch_kind`, else the last of several is the MLP."""
+    before: int = 0
+    """Steps of the whole network before this block."""
+    in_all: int = 0
+    """Steps of the whole network."""
 
     @property
     def dt(self) -> float:
@@ -43,9 +50,9 @@ class Site:
     @property
     def step(self) -> int:
         """Steps of the whole network before this one."""
-        return self.block * self.steps + (self.branch if self.steps > 1 else 0)
+        return self.before + (self.branch if self.steps > 1 else 0)
 
     @property
     def sublayers(self) -> float:
-        """Steps in the whole network; 2L in the equations."""
-        return self.steps * self.horizon
+        """Steps in the whole network, in whole ones; 2L in the equations."""
+        return self.in_all / self.cut

@@ -15,6 +15,7 @@ from normlab.errors import NormLabError, unknown
 from normlab.schemes.catalog import reference
 from normlab.schemes.contract.options import angle
 from normlab.schemes.contract.scheme import Scheme
+from normlab.schemes.attnres import AttnRes
 from normlab.schemes.deepnorm import DeepNorm
 from normlab.schemes.dual import Dual
 from normlab.schemes.gated import Gated
@@ -201,7 +202,7 @@ def _load_plugins() -> None:
 
 
 for _cls in (
-    DeepNorm, Dual, Gated, GeoNorm, Highway, Hybrid, Keel, Lambdas, LayerScale, LNS, MHC, Mix, NGPT, NoNorm, Output,
-    Peri, Post, Pre, SpanNorm,
+    AttnRes, DeepNorm, Dual, Gated, GeoNorm, Highway, Hybrid, Keel, Lambdas, LayerScale, LNS, MHC, Mix, NGPT, NoNorm,
+    Output, Peri, Post, Pre, SpanNorm,
 ):  # fmt: skip
     _permanent.add(register(_cls))

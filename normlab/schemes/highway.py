@@ -59,7 +59,15 @@ class Highway(Scheme):
     name = "highway"
     aliases = ("highway-gate", "highway-network")
     variants = MappingProxyType(
-        {"muse-spark": {"gain": "offset", "keep": "variance", "temperature": 0.3, "gate_bias": 0.0, "output_gain": False}}
+        {
+            "muse-spark": {
+                "gain": "offset",
+                "keep": "variance",
+                "temperature": 0.3,
+                "gate_bias": 0.0,
+                "output_gain": False,
+            }
+        }
     )
     zero_outputs = False
     depth_transfer = "derived"
@@ -117,7 +125,9 @@ class Highway(Scheme):
             rms=lambda i: math.sqrt(kept ** (2 * i) + taken**2 * sum(kept ** (2 * j) for j in range(i))),
             forward="bounded",
             backward="the skip decays by 1 − t a sublayer",
-            note="" if self.gate == "static" else "the law of W = 0; none is known for a gate that depends on the state",
+            note=""
+            if self.gate == "static"
+            else "the law of W = 0; none is known for a gate that depends on the state",
         )
 
     @property

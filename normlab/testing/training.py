@@ -54,7 +54,9 @@ def fingerprint(scheme: Scheme) -> list[torch.Tensor]:
     """Everything that an option can change: initial weights, the optimiser's rules, all states, the output."""
     stack = make_stack(scheme).double()
     weights = [p.detach().clone() for p in stack.parameters()]
-    rules = {id(p): (g["lr"], g["weight_decay"]) for g in stack.param_groups(lr=1.0, weight_decay=0.1) for p in g["params"]}
+    rules = {
+        id(p): (g["lr"], g["weight_decay"]) for g in stack.param_groups(lr=1.0, weight_decay=0.1) for p in g["params"]
+    }
     weights.append(torch.tensor([rules[id(p)] for p in stack.parameters()]))
     # Move gains and scalars away from their initial values, or options that act through them would have no effect.
     for role in stack.find_roles():

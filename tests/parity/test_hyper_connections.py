@@ -47,7 +47,7 @@ class AsAttention(nn.Module):
         super().__init__()
         self.branch, self.results = branch, results
 
-    def forward(self, hidden_states: torch.Tensor, **_ignored) -> tuple:
+    def forward(self, hidden_states: torch.Tensor, *_positions, **_ignored) -> tuple:
         return (self.branch(hidden_states), *[None] * (self.results - 1))
 
 

@@ -21,7 +21,7 @@ from .small import gaussian
 B, T, D, HIDDEN = 2, 4, 6, 7
 TAU = 1e-3  # the library's guard where a learned angle offset b meets a zero update (facts, 2.1)
 DEPTHS = (1, 2, 5)
-START_AS_PRE = {"pre", "mhc"}
+START_AS_PRE = {"pre", "mhc", "attnres"}
 """Schemes whose first state is Pre-Norm's by design."""
 
 
@@ -220,6 +220,62 @@ def mhc(net, x, f):
     )
 
 
+def gated(net, x, f):
+    def read(module):
+        matrices = [module.down.weight, module.up.weight]
+        return (net.gain(module.norm.affine), *matrices, *([] if module.inject is None else [module.inject.weight]))
+
+    reads = [[read(step.read) for step in block.steps] for block in net.blocks]
+    return written.gated(x, f, reads, read(net.exit), n=net.scheme.streams, norm=net.norm)
+
+
+def highway(net, x, f):
+    s = net.scheme
+
+    def gate(module):
+        return module.logit, None if module.project is None else module.project.weight
+
+    return written.highway(
+        x,
+        f,
+        net.gains("read"),
+        net.gains("shape"),
+        [[gate(step.write.gate) for step in block.steps] for block in net.blocks],
+        net.gain(net.entry) if s.entry_norm else False,
+        net.final,
+        variance=s.keep == "variance",
+        T=s.temperature,
+        norm=net.norm,
+    )
+
+
+def lambdas(net, x, f):
+    reads = [block.steps[0].read for block in net.blocks]
+    entry = net.gain(net.entry.norm) if net.scheme.entry_norm else False
+    scalars = [(read.lambda_r, read.lambda_0) for read in reads]
+    return written.lambdas(x, f, scalars, net.gains("read.norm"), entry, net.gain(net.exit.norm), norm=net.norm)
+
+
+def attnres(net, x, f):
+    s = net.scheme
+
+    def query(read):
+        return (read.weight, net.gain(read.key)) if hasattr(read, "key") else (None, None)
+
+    length = 1 if s.groups >= 2 * net.depth else 2 * math.ceil(net.depth / s.groups)
+    return written.attnres(
+        x,
+        f,
+        [[query(step.read) for step in block.steps] for block in net.blocks],
+        net.gains("read.norm"),
+        query(net.exit),
+        net.gain(net.exit.norm),
+        length=length,
+        norm=net.norm,
+        key_norm=net.norm,
+    )
+
+
 def none(net, x, f):
     return written.none(x, f)
 
@@ -292,6 +348,25 @@ CASES = {
     "mhc(alpha=1.0, magnitude=1.0, mix_eps=1e-3)": mhc,
     "mhc(mixing='none')": mhc,
     "mhc(norm='layer', bias=True)": mhc,
+    "gated": gated,
+    "gated(streams=2, rank=3)": gated,
+    "gated(rank=3, gain='offset')": gated,
+    "gated(rank=3, norm='layer', bias=True)": gated,
+    "highway": highway,
+    "highway(gate='dynamic')": highway,
+    "highway(keep='variance', temperature=0.3, gate_bias=0.0)": highway,
+    "muse-spark(gate='dynamic')": highway,
+    "highway(entry_norm=False)": highway,
+    "highway(norm='layer', bias=True)": highway,
+    "lambdas": lambdas,
+    "nanochat": lambdas,
+    "lambdas(entry_norm=False)": lambdas,
+    "lambdas(norm='layer', bias=True)": lambdas,
+    "attnres": attnres,
+    "attnres(groups=2)": attnres,
+    "attnres(groups=1)": attnres,
+    "attnres(groups=3, key_gain=True)": attnres,
+    "attnres(norm='layer', bias=True)": attnres,
 }
 
 

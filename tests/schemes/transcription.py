@@ -370,3 +370,83 @@ def mhc(x, blocks, logits, gains, head, final, *, n, rounds, magnitude, eps, mix
         return norm(sum(streams) / n, final)
     (pre,) = stream_logits(streams, *head, [n], eps)
     return norm(weigh(pre, streams), final)
+
+
+def gated(x, blocks, reads, head, *, n, norm=rms_norm):
+    """`reads`: (gain, W_down, W_up, W_inj) per block and sublayer, gain and matrices over all streams in a row.
+
+    `head`: (gain, W_down, W_up) of the exit, which has no norm behind it.
+    """
+    D = x.shape[-1]
+
+    def parts(row):
+        return [row[..., j * D : (j + 1) * D] for j in range(n)]
+
+    def look(streams, gain, down, up):
+        gain, bias = gain if isinstance(gain, tuple) else (gain, None)
+        normed = [norm(stream) * part for stream, part in zip(streams, parts(gain), strict=True)]
+        if bias is not None:
+            normed = [stream + part for stream, part in zip(normed, parts(bias), strict=True)]
+        row = torch.cat(normed, dim=-1)
+        u = row @ down.T / n
+        gates = parts(1 / (1 + torch.exp(-((u / (1 + torch.exp(-u))) @ up.T))))
+        return sum(g * y for g, y in zip(gates, normed, strict=True)) / n, row
+
+    streams = [x] * n
+    for k, branches in enumerate(blocks):
+        for i, branch in enumerate(branches):
+            *gate, inject = reads[k][i]
+            h, row = look(streams, *gate)
+            f, post = branch(h), 2 * torch.sigmoid(row @ inject.T / n)
+            streams = [streams[t] + post[..., t : t + 1] * f for t in range(n)]
+    return look(streams, *head)[0]
+
+
+# -- gates, scalars and attention over depth -------------------------------------------------------------------------
+
+
+def highway(x, blocks, gains_in, gains_out, gates, entry, final, *, variance=False, T=1.0, norm=rms_norm):
+    """`gates`: (b, W) per block and sublayer, W None for a static gate; `entry`: gain, False for no norm there."""
+    if entry is not False:
+        x = norm(x, entry)
+    for k, branches in enumerate(blocks):
+        for i, branch in enumerate(branches):
+            b, W = gates[k][i]
+            t = torch.sigmoid((b if W is None else x @ W.T + b) / T)
+            f = norm(branch(norm(x, gains_in[k][i])), gains_out[k][i])
+            x = (torch.sqrt(torch.clamp(1 - t * t, min=1e-3)) if variance else 1 - t) * x + t * f
+    return norm(x, final)
+
+
+def lambdas(x, blocks, scalars, gains, entry, final, *, norm=rms_norm):
+    """`scalars`: (λ_r, λ_0) per block; `entry`: gain of the embedding's norm, False for none."""
+    x0 = x if entry is False else norm(x, entry)
+    x = x0
+    for k, (attention, mlp) in enumerate(blocks):
+        x = scalars[k][0] * x + scalars[k][1] * x0
+        x = x + attention(norm(x, gains[k][0]))
+        x = x + mlp(norm(x, gains[k][1]))
+    return norm(x, final)
+
+
+def attnres(x, blocks, queries, gains, head, final, *, length, norm=rms_norm, key_norm=rms_norm):
+    """`queries`: (w, gain of the keys) per block and sublayer, never looked at where there is one source; `head`: the
+    same for the exit. `length`: sublayers in a group.
+    """
+
+    def look(sources, w, gain):
+        if len(sources) == 1:
+            return sources[0]
+        weights = [torch.exp((w * key_norm(V, gain)).sum(-1, keepdim=True)) for V in sources]
+        return sum(a * V for a, V in zip(weights, sources, strict=True)) / sum(weights)
+
+    finished, partial, done = [x], None, 0
+    for k, branches in enumerate(blocks):
+        for i, branch in enumerate(branches):
+            if done % length == 0 and partial is not None:
+                finished, partial = [*finished, partial], None
+            h = look(finished if partial is None else [*finished, partial], *queries[k][i])
+            f = branch(norm(h, gains[k][i]))
+            partial = f if partial is None else partial + f
+            done += 1
+    return norm(look([*finished, partial], *head), final)

@@ -2,8 +2,8 @@
 
 The role of a matrix is one of `q k v o gate up down embed head router`, `patch position` for images, `mix` for a matrix
 that computes coefficients of a scheme's residual step from the stream (mixing of streams, gates), and `spread` for one
-that computes a coefficient for every channel of the stream from a few numbers; a parameter with one dimension or none is
-a `bias` or a `vector` (gains, scales). A matrix whose role is unknown raises an error.
+that computes a coefficient for every channel of the stream from a few numbers; a parameter with one dimension or none
+is a `bias` or a `vector` (gains, scales). A matrix whose role is unknown raises an error.
 """
 
 # torch annotates `named_modules` and some tensor functions only in part.

@@ -12,10 +12,10 @@ from importlib.metadata import entry_points
 from typing import Any, get_type_hints
 
 from normlab.errors import NormLabError, unknown
+from normlab.schemes.attnres import AttnRes
 from normlab.schemes.catalog import reference
 from normlab.schemes.contract.options import angle
 from normlab.schemes.contract.scheme import Scheme
-from normlab.schemes.attnres import AttnRes
 from normlab.schemes.deepnorm import DeepNorm
 from normlab.schemes.dual import Dual
 from normlab.schemes.gated import Gated

@@ -54,9 +54,9 @@ def fingerprint(scheme: Scheme) -> list[torch.Tensor]:
     """Everything that an option can change: initial weights, all states, the output."""
     stack = make_stack(scheme).double()
     weights = [p.detach().clone() for p in stack.parameters()]
-    # Move gains and scalars away from their initial values, or options that act through them would have no effect.
+    # Move what may start at a neutral value away from it, or options that act through it would have no effect.
     for role in stack.find_roles():
-        if not role.is_matrix:
+        if not role.is_matrix or role.role == "mix":
             role.parameter.data += 0.8
     states: list[torch.Tensor] = []
     for layer in stack.layers:

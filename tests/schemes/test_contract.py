@@ -80,7 +80,6 @@ OTHER = {
     "diagonal": 4.0,
     "eps": 1e-2,
     "final_eps": 1e-2,
-    "form": "sphere",
     "gain": "offset",
     "gamma": 0.5,
     "magnitude": 1.0,
@@ -105,8 +104,8 @@ OTHER = {
 
 def another_value(scheme, option):
     default = getattr(scheme, option)
-    if option == "init":
-        return {"base": "xavier", "xavier": "base"}[default]
+    if option in ("init", "form"):
+        return {"base": "xavier", "xavier": "base", "plain": "sphere", "post": "hybrid"}[default]
     return not default if isinstance(default, bool) else OTHER[option]
 
 

@@ -18,6 +18,7 @@ from normlab.schemes.contract.scheme import Scheme
 from normlab.schemes.deepnorm import DeepNorm
 from normlab.schemes.dual import Dual
 from normlab.schemes.geonorm import GeoNorm
+from normlab.schemes.hc import HC
 from normlab.schemes.hybrid import Hybrid
 from normlab.schemes.keel import Keel
 from normlab.schemes.layerscale import LayerScale
@@ -30,6 +31,7 @@ from normlab.schemes.output import Output
 from normlab.schemes.peri import Peri
 from normlab.schemes.post import Post
 from normlab.schemes.pre import Pre
+from normlab.schemes.siamese import Siamese
 from normlab.schemes.spannorm import SpanNorm
 
 ENTRY_POINT_GROUP = "normlab.schemes"
@@ -198,6 +200,7 @@ def _load_plugins() -> None:
 
 
 for _cls in (
-    DeepNorm, Dual, GeoNorm, Hybrid, Keel, LayerScale, LNS, MHC, Mix, NGPT, NoNorm, Output, Peri, Post, Pre, SpanNorm,
+    DeepNorm, Dual, GeoNorm, HC, Hybrid, Keel, LayerScale, LNS, MHC, Mix, NGPT, NoNorm, Output, Peri, Post, Pre,
+    Siamese, SpanNorm,
 ):  # fmt: skip
     _permanent.add(register(_cls))

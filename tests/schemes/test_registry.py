@@ -14,7 +14,7 @@ from normlab.schemes import Add, Scheme, Step
 from normlab.schemes.catalog import registry
 from normlab.schemes.pre import Pre
 
-NAMED = "deepnorm dual geonorm hybrid keel layerscale lns mhc mix ngpt none output peri post pre spannorm"
+NAMED = "deepnorm dual geonorm hc hybrid keel layerscale lns mhc mix ngpt none output peri post pre siamese spannorm"
 
 
 @dataclass(frozen=True, kw_only=True)

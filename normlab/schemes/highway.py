@@ -37,6 +37,8 @@ from normlab.schemes.contract.site import Site
 
 Keep = Literal["complement", "variance"]
 
+_MUSE_SPARK = {"gain": "offset", "keep": "variance", "temperature": 0.3, "gate_bias": 0.0, "output_gain": False}
+
 _LEAST_KEPT = 1e-3
 """Least value of 1 − t² under the root, as in the public code: its gradient is infinite at zero."""
 
@@ -58,17 +60,7 @@ class Highway(Scheme):
 
     name = "highway"
     aliases = ("highway-gate", "highway-network")
-    variants = MappingProxyType(
-        {
-            "muse-spark": {
-                "gain": "offset",
-                "keep": "variance",
-                "temperature": 0.3,
-                "gate_bias": 0.0,
-                "output_gain": False,
-            }
-        }
-    )
+    variants = MappingProxyType({"muse-spark": _MUSE_SPARK})
     zero_outputs = False
     depth_transfer = "derived"
     depth_rule = "gates × L₀/L, which makes a step of that part of the way; b starts and learns as at L₀"
@@ -125,9 +117,7 @@ class Highway(Scheme):
             rms=lambda i: math.sqrt(kept ** (2 * i) + taken**2 * sum(kept ** (2 * j) for j in range(i))),
             forward="bounded",
             backward="the skip decays by 1 − t a sublayer",
-            note=""
-            if self.gate == "static"
-            else "the law of W = 0; none is known for a gate that depends on the state",
+            note="" if self.gate == "static" else "the law of W = 0; none is known for gates that depend on the state",
         )
 
     @property
@@ -178,7 +168,8 @@ class GatedWrite(Write):
 
     def __init__(self, gate: Gate, keep: Keep, dt: float):
         super().__init__()
-        self.gate, self.keep, self.part, self.dt = gate, keep, dt, factor(dt)
+        self.gate, self.part, self.dt = gate, dt, factor(dt)
+        self.keep: Keep = keep
 
     def forward(self, state: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
         kept, taken = weights(self.gate.value(state), self.keep)

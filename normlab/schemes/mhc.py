@@ -32,6 +32,7 @@ from normlab.schemes.contract.streams import (
     add_update,
     full_precision,
     mix_streams,
+    mixing_matrix,
     part_of_step,
     weighted_sum,
 )
@@ -155,6 +156,9 @@ class MHCWrite(Write):
         wide = widen(state)
         mixed = part_of_step(wide, mix_streams(comb[0], wide), self.dt) if comb else wide
         return add_update(mixed, self.dt(post), widen(update)).to(state.dtype)
+
+    def mixing(self, *carry: torch.Tensor) -> torch.Tensor | None:
+        return mixing_matrix(carry[1], self.dt) if len(carry) > 1 else None
 
     def rms_bound(self, state: float, update: float) -> float:
         return state + self.largest * update

@@ -10,6 +10,7 @@ import torch
 
 from normlab.errors import NormLabError
 from normlab.models import Decoder, DecoderConfig
+from normlab.roles import COEFFICIENTS
 from normlab.schemes.contract.scheme import Scheme
 from normlab.testing.rules import require, require_finite, require_refusal, rule
 from normlab.testing.small import gradients, make_input, make_stack
@@ -54,13 +55,12 @@ def fingerprint(scheme: Scheme) -> list[torch.Tensor]:
     """Everything that an option can change: initial weights, the optimiser's rules, all states, the output."""
     stack = make_stack(scheme).double()
     weights = [p.detach().clone() for p in stack.parameters()]
-    rules = {
-        id(p): (g["lr"], g["weight_decay"]) for g in stack.param_groups(lr=1.0, weight_decay=0.1) for p in g["params"]
-    }
+    groups = stack.param_groups(lr=1.0, weight_decay=0.1)
+    rules = {id(p): (group["lr"], group["weight_decay"]) for group in groups for p in group["params"]}
     weights.append(torch.tensor([rules[id(p)] for p in stack.parameters()]))
-    # Move gains and scalars away from their initial values, or options that act through them would have no effect.
+    # Move what may start at a neutral value away from it, or options that act through it would have no effect.
     for role in stack.find_roles():
-        if not role.is_matrix:
+        if not role.is_matrix or role.role in COEFFICIENTS:
             role.parameter.data += 0.8
     states: list[torch.Tensor] = []
     for layer in stack.layers:

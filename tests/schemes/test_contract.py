@@ -87,7 +87,6 @@ OTHER = {
     "final_eps": 1e-2,
     "first_0": 0.0,
     "first_r": 1.0,
-    "form": "sphere",
     "gain": "offset",
     "gamma": 0.5,
     "gate": "dynamic",
@@ -122,8 +121,8 @@ OTHER = {
 
 def another_value(scheme, option):
     default = getattr(scheme, option)
-    if option == "init":
-        return {"base": "xavier", "xavier": "base"}[default]
+    if option in ("init", "form"):
+        return {"base": "xavier", "xavier": "base", "plain": "sphere", "post": "hybrid"}[default]
     return not default if isinstance(default, bool) else OTHER[option]
 
 

@@ -21,7 +21,7 @@ from .small import gaussian
 B, T, D, HIDDEN = 2, 4, 6, 7
 TAU = 1e-3  # the library's guard where a learned angle offset b meets a zero update (facts, 2.1)
 DEPTHS = (1, 2, 5)
-START_AS_PRE = {"pre", "mhc", "attnres"}
+START_AS_PRE = {"pre", "mhc", "hc", "attnres"}
 """Schemes whose first state is Pre-Norm's by design."""
 
 
@@ -276,6 +276,40 @@ def attnres(net, x, f):
     )
 
 
+def hc_dynamic(net, part):
+    w, n = part.project.weight, net.scheme.streams
+    return net.gain(part.norm), w[0], w[1 : n + 1].T, w[n + 1], part.scale[0], part.scale[1]
+
+
+def hc(net, x, f):
+    s = net.scheme
+    reads = [[step.read for step in block.steps] for block in net.blocks]
+    dynamic = [[hc_dynamic(net, read.dynamic) for read in pair] for pair in reads] if s.dynamic else None
+    return written.hc(
+        x,
+        f,
+        [[(read.read, read.mix, read.write) for read in pair] for pair in reads],
+        net.gains("read.norm"),
+        net.gain(net.exit.norm),
+        n=s.streams,
+        dynamic=dynamic,
+        tanh=s.tanh,
+        norm=net.norm,
+    )
+
+
+def siamese_gains(net, read):
+    if read.main is None:
+        return read.scale.weight, net.gain(read.beside)
+    return tuple(net.gain(norm) for norm in (read.main, read.beside, read.inner))
+
+
+def siamese(net, x, f):
+    gains = [[siamese_gains(net, step.read) for step in block.steps] for block in net.blocks]
+    last = [net.gain(norm) for norm in (net.exit.main, net.exit.beside, net.exit.final)]
+    return written.siamese(x, f, gains, last, hybrid=net.scheme.form == "hybrid", norm=net.norm)
+
+
 def none(net, x, f):
     return written.none(x, f)
 
@@ -367,6 +401,14 @@ CASES = {
     "attnres(groups=1)": attnres,
     "attnres(groups=3, key_gain=True)": attnres,
     "attnres(norm='layer', bias=True)": attnres,
+    "hc": hc,
+    "hc(dynamic=False)": hc,
+    "hc(streams=3, tanh=False, alpha=0.5)": hc,
+    "hc(streams=1, norm='layer', bias=True)": hc,
+    "siamese": siamese,
+    "siamese(norm='layer', bias=True)": siamese,
+    "siamese(form='hybrid')": siamese,
+    "siamese(form='hybrid', gain='offset')": siamese,
 }
 
 

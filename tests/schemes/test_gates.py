@@ -1,4 +1,4 @@
-"""Gates, residual scalars and attention over depth: what they reduce to, what bounds them, and their optimiser rules."""
+"""Gates, residual scalars and attention over depth: what they reduce to, what bounds them, their optimiser rules."""
 
 import math
 

@@ -15,8 +15,8 @@ from normlab.schemes.catalog import registry
 from normlab.schemes.pre import Pre
 
 NAMED = (
-    "attnres deepnorm dual gated geonorm highway hybrid keel lambdas layerscale lns mhc mix ngpt none output peri post pre"
-    " spannorm"
+    "attnres deepnorm dual gated geonorm hc highway hybrid keel lambdas layerscale lns mhc mix ngpt none output peri"
+    " post pre siamese spannorm"
 )
 
 

@@ -372,6 +372,55 @@ def mhc(x, blocks, logits, gains, head, final, *, n, rounds, magnitude, eps, mix
     return norm(weigh(pre, streams), final)
 
 
+def hc(x, blocks, static, gains, final, *, n, dynamic=None, tanh=True, norm=rms_norm):
+    """`static`: (a, A, b) per block and sublayer; `dynamic`: (gain, w_a, W_A, w_b, s_α, s_β) likewise.
+
+    Row s of the dynamic part comes from stream s alone: w_a and w_b have length D, W_A is (D, n).
+    """
+
+    def squash(z):
+        return torch.tanh(z) if tanh else z
+
+    streams = [x] * n
+    for k, branches in enumerate(blocks):
+        for i, branch in enumerate(branches):
+            a, mix, b = static[k][i]
+            read, write = [a[s] for s in range(n)], [b[t] for t in range(n)]
+            mixed = [[mix[s, t] for t in range(n)] for s in range(n)]
+            if dynamic is not None:
+                gain, w_a, w_mix, w_b, s_alpha, s_beta = dynamic[k][i]
+                for s in range(n):
+                    normed = norm(streams[s], gain)
+                    read[s] = read[s] + s_alpha * squash((normed * w_a).sum(-1, keepdim=True))
+                    write[s] = write[s] + s_beta * squash((normed * w_b).sum(-1, keepdim=True))
+                    mixed[s] = [
+                        mixed[s][t] + s_alpha * squash((normed * w_mix[:, t]).sum(-1, keepdim=True)) for t in range(n)
+                    ]
+            f = branch(norm(sum(read[s] * streams[s] for s in range(n)), gains[k][i]))
+            streams = [write[t] * f + sum(mixed[s][t] * streams[s] for s in range(n)) for t in range(n)]
+    return norm(sum(streams), final)
+
+
+def siamese(x, blocks, gains, last, *, hybrid=False, norm=rms_norm):
+    """`gains`: (N_p, N_u, N_i) per block and sublayer, for attention of the hybrid form (c₁, N_u); `last`: of the exit.
+
+    Post form of the vision code; hybrid form of the language code.
+    """
+    p, u = x, x
+    for k, branches in enumerate(blocks):
+        c = math.sqrt(2 * (k + 1))
+        for i, branch in enumerate(branches):
+            if hybrid and i == 0:
+                c1, n_u = gains[k][i]
+                f = branch(c1 * p + norm(u, n_u))
+            else:
+                n_p, n_u, n_i = gains[k][i]
+                p = norm(p, n_p)
+                f = branch(norm(p + norm(u, n_u), n_i))
+            p, u = p + f / c, u + f
+    return norm(norm(p, last[0]) + norm(u, last[1]), last[2])
+
+
 def gated(x, blocks, reads, head, *, n, norm=rms_norm):
     """`reads`: (gain, W_down, W_up, W_inj) per block and sublayer, gain and matrices over all streams in a row.
 

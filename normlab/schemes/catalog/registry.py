@@ -20,6 +20,7 @@ from normlab.schemes.deepnorm import DeepNorm
 from normlab.schemes.dual import Dual
 from normlab.schemes.gated import Gated
 from normlab.schemes.geonorm import GeoNorm
+from normlab.schemes.hc import HC
 from normlab.schemes.highway import Highway
 from normlab.schemes.hybrid import Hybrid
 from normlab.schemes.keel import Keel
@@ -34,6 +35,7 @@ from normlab.schemes.output import Output
 from normlab.schemes.peri import Peri
 from normlab.schemes.post import Post
 from normlab.schemes.pre import Pre
+from normlab.schemes.siamese import Siamese
 from normlab.schemes.spannorm import SpanNorm
 
 ENTRY_POINT_GROUP = "normlab.schemes"
@@ -202,7 +204,7 @@ def _load_plugins() -> None:
 
 
 for _cls in (
-    AttnRes, DeepNorm, Dual, Gated, GeoNorm, Highway, Hybrid, Keel, Lambdas, LayerScale, LNS, MHC, Mix, NGPT, NoNorm,
-    Output, Peri, Post, Pre, SpanNorm,
+    AttnRes, DeepNorm, Dual, Gated, GeoNorm, HC, Highway, Hybrid, Keel, Lambdas, LayerScale, LNS, MHC, Mix, NGPT,
+    NoNorm, Output, Peri, Post, Pre, Siamese, SpanNorm,
 ):  # fmt: skip
     _permanent.add(register(_cls))

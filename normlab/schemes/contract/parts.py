@@ -193,6 +193,10 @@ class Write(nn.Module):
     def forward(self, state: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError
 
+    def mixing(self, *carry: torch.Tensor) -> torch.Tensor | None:
+        """The matrix (..., n, n) by which a write multiplies n streams, given what the read handed on; None if none."""
+        return None
+
     def clamped(self, state: torch.Tensor, update: torch.Tensor) -> torch.Tensor | None:
         """A boolean for each token: whether a clamp shortened its step. None for writes without a clamp."""
         return None

@@ -170,6 +170,12 @@ def part_of_step(state: torch.Tensor, mixed: torch.Tensor, dt: nn.Module) -> tor
     return mixed if isinstance(dt, nn.Identity) else state + dt(mixed - state)
 
 
+def mixing_matrix(matrix: torch.Tensor, dt: nn.Module) -> torch.Tensor:
+    """What a step multiplies the streams by from the left: matrixᵀ, or (1 − dt)·1 + dt·matrixᵀ for a refined step."""
+    matrix = matrix.mT
+    return part_of_step(torch.eye(matrix.shape[-1]).to(matrix), matrix, dt)
+
+
 def mean_stream(state: torch.Tensor) -> torch.Tensor:
     """The mean of the streams, (..., n, D) → (..., D)."""
     return widen(state).mean(-2).to(state.dtype)

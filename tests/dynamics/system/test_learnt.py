@@ -25,6 +25,8 @@ from normlab.targets import resolve
 from tests.dynamics.particles import follow, uniform
 from tests.matrix import parametrize
 
+SCHEMES = [name for name in laws.law_names() if name != "sqrt"]
+
 BETA, DEPTH, DIM, TIME = torch.tensor([1.5], dtype=torch.float64), 4, 6, 3.0
 
 
@@ -82,7 +84,7 @@ def test_first_order_toward_the_law_of_what_was_learnt(spec):
     assert float((exact.theta - plain.theta).abs().max()) > 2 * errors[1]
 
 
-@pytest.mark.parametrize("spec", [*normlab.list_schemes(), "peri(output_gain=0.3)", "geonorm(order='decay-first')"])
+@pytest.mark.parametrize("spec", [*SCHEMES, "peri(output_gain=0.3)", "geonorm(order='decay-first')"])
 @parametrize("dtype", [torch.float64, torch.float32], quick=[torch.float32])
 def test_initial_values_change_nothing(spec, dtype):
     """Bit for bit, whatever fp32 makes of 0.05."""

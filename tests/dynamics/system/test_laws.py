@@ -16,7 +16,7 @@ from normlab.schemes.contract.law import Law, Motion, on_sphere
 from normlab.schemes.contract.parts import Add, Step
 from tests.dynamics.particles import flow, follow, uniform
 
-WITHOUT_FLOW = {"siamese"}
+WITHOUT_FLOW = {"lambdas", "siamese"}
 """Schemes that state how they grow, but no speed."""
 
 REST = {"rms": on_sphere, "forward": "bounded", "backward": ""}

@@ -10,6 +10,9 @@ Kernels = Literal["auto", "reference", "triton"]
 Topology = Literal["serial", "parallel"]
 """Attention and MLP one after the other, or both on the same state."""
 
+ValueResidual = Literal["none", "mean", "learned"]
+"""How much of the first block's values later blocks attend with: nothing, half, or a learned part."""
+
 Stream = Literal["auto", "fp32", "bf16"]
 """Number format of the residual stream."""
 

@@ -1,7 +1,9 @@
 """Parameter roles: the function of each parameter in a Transformer, for initialisation, weight decay and constraints.
 
-The role of a matrix is one of `q k v o gate up down embed head router`, and `patch position` for images; a parameter
-with one dimension or none is a `bias` or a `vector` (gains, scales). A matrix whose role is unknown raises an error.
+The role of a matrix is one of `q k v o gate up down embed head router`, `patch position` for images, `mix` for a matrix
+that computes coefficients of a scheme's residual step from the stream (mixing of streams, gates), and `spread` for one
+that computes a coefficient for every channel of the stream from a few numbers; a parameter with one dimension or none
+is a `bias` or a `vector` (gains, scales). A matrix whose role is unknown raises an error.
 """
 
 # torch annotates `named_modules` and some tensor functions only in part.
@@ -23,10 +25,10 @@ from torch import nn
 
 from normlab.errors import NormLabError
 
-READERS = ("q", "k", "v", "gate", "up", "head", "router")
+READERS = ("q", "k", "v", "gate", "up", "head", "router", "mix")
 """Roles of matrices that read from the residual stream: the model dimension is their input axis."""
 
-WRITERS = ("o", "down", "embed", "patch", "position")
+WRITERS = ("o", "down", "embed", "patch", "position", "spread")
 """Roles of matrices that write to the residual stream: the model dimension is their output axis."""
 
 OUTPUTS = ("o", "down")
@@ -34,6 +36,9 @@ OUTPUTS = ("o", "down")
 
 FRONT = ("patch", "position")
 """Roles of image embeddings: the patch projection, and position embeddings with that of the class token."""
+
+COEFFICIENTS = ("mix", "spread")
+"""Roles of matrices that a scheme adds to compute the coefficients of its residual steps."""
 
 MATRICES = READERS + WRITERS
 VECTORS = ("bias", "vector")
@@ -129,6 +134,11 @@ class Role:
     def fans(self) -> tuple[int, int]:
         """(fan in, fan out) of this slice, so that a fused matrix is initialised like separate ones."""
         return self.parameter.shape[self.input_axis], self._length
+
+
+def drawing_order(roles: Sequence[Role]) -> list[Role]:
+    """Roles with a scheme's own matrices last: sublayers then start alike under every scheme, for the same seed."""
+    return sorted(roles, key=lambda role: role.role in COEFFICIENTS)
 
 
 def whole_parameters(roles: Sequence[Role]) -> list[Role]:
@@ -254,8 +264,8 @@ def _expand(name: str, parameter: nn.Parameter, spec: Spec) -> list[Role]:
 
 
 def xavier_std(role: Role, base: float) -> float:
-    """√(2/(fan in + fan out)) for the matrices of sublayers; the base for embeddings, head and router."""
-    if role.role in ("embed", "head", "router"):
+    """√(2/(fan in + fan out)) for the matrices of sublayers; the base for embeddings, head, router and coefficients."""
+    if role.role in ("embed", "head", "router", *COEFFICIENTS):
         return base
     fan_in, fan_out = role.fans
     return math.sqrt(2.0 / (fan_in + fan_out))

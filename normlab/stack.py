@@ -7,21 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from normlab.choices import Kernels, Topology
-from normlab.errors import NormLabError
+from normlab.errors import NormLabError, unknown
 from normlab.roles import Role, Spec, find_roles
 from normlab.schemes.catalog.registry import scheme as find_scheme
 from normlab.schemes.contract.blocks import Block, has_hooks
-from normlab.schemes.contract.bound_scheme import BoundScheme
+from normlab.schemes.contract.bound_scheme import BoundScheme, usual_kinds
 from normlab.schemes.contract.needs import meet_needs
-from normlab.schemes.contract.parts import Branch, BranchBound, read_state, rms_bound_of, unbounded
+from normlab.schemes.contract.parts import Branch, BranchBound, Seen, read_state, rms_bound_of, unbounded
 from normlab.schemes.contract.scheme import Scheme
+from normlab.schemes.contract.site import Kind
 from normlab.utils.uninitialized import NaNUntilInitialised, require_initialised
 
 
@@ -32,27 +33,28 @@ class Layer(nn.Module):
         super().__init__()
         self.block = block
         self.branches = nn.ModuleList(branches)
+        # A block may have no attention at all; masks and caches are not for an MLP.
+        self._takes_extras = _kind(branches[0]) != "mlp"
 
     def forward(self, state: torch.Tensor, **to_first: Any) -> torch.Tensor:
         return self.block(state, self._calls(to_first))
 
-    def run(
-        self, state: torch.Tensor, seen: torch.Tensor, after: nn.Module, **to_first: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the block from (state, first branch's input); returns (next state, after(next state))."""
+    def run(self, state: torch.Tensor, seen: Seen, after: nn.Module, **to_first: Any) -> tuple[torch.Tensor, Seen]:
+        """Run the block from (state, what its first read returned); returns (next state, after(next state))."""
         return self.block.run(state, seen, self._calls(to_first), after)
 
     def _calls(self, to_first: Mapping[str, Any]) -> list[Branch]:
         first, *rest = self.branches
-        return [partial(first, **to_first), *rest]
+        return [partial(first, **to_first) if self._takes_extras else first, *rest]
 
 
 class Stack(NaNUntilInitialised):
     """The residual stack of a Transformer: `stack(x, **to_attention)` returns the hidden states after the exit.
 
-    `blocks` holds one tuple of modules per block (attention, MLP, ...). Each module takes a tensor and returns the
-    update to the residual stream. Keyword arguments of a call go to the first module of every block; `per_block` adds
-    arguments for single blocks (caches).
+    `blocks` holds one tuple of modules per block (attention, MLP, ...); tuples may differ in length. Each module takes
+    a tensor and returns the update to the residual stream. The last of several in a block is taken for its MLP, unless
+    the modules say what they are: `branch_kind = "attention"` or `"mlp"`. Keyword arguments of a call go to the first
+    module of every block, unless that says it is an MLP; `per_block` adds arguments for single blocks (caches).
 
         stack = normlab.Stack("geonorm", [(attention, mlp) for ...], dim=768)
         stack.init_()
@@ -79,8 +81,8 @@ class Stack(NaNUntilInitialised):
         kernels: Kernels = "auto",
     ):
         super().__init__()
-        branches = _branch_count(blocks)
         whole = first + len(blocks) if depth is None else depth
+        branches = _branches(blocks, is_part=whole != len(blocks))
         self.bound = find_scheme(scheme).bind(depth=whole, dim=dim, first=first, topology=topology, branches=branches)
         if first + len(blocks) > whole:
             raise NormLabError(f"{len(blocks)} blocks from block {first} on do not fit into a depth of {whole}")
@@ -153,7 +155,7 @@ class Stack(NaNUntilInitialised):
         state, seen = read_state(state, blocks[0].first_read, self.kernels)  # type: ignore[arg-type, union-attr]
         for layer, after, extra in zip(self.layers, afters, extras, strict=True):
             state, seen = layer.run(state, seen, after, **extra)  # type: ignore[operator]
-        return seen
+        return seen  # pyright: ignore[reportReturnType]  # what the exit returned
 
     def _run(self, layer: nn.Module, state: torch.Tensor, extra: Mapping[str, Any]) -> torch.Tensor:
         if self.checkpointing and torch.is_grad_enabled():
@@ -161,8 +163,9 @@ class Stack(NaNUntilInitialised):
         return layer(state, **extra)
 
     def hidden(self, state: torch.Tensor) -> torch.Tensor:
-        """The (..., D) hidden state in a state between two layers."""
-        return self.bound.hidden(state)
+        """The (..., D) hidden state in a state between two layers: as the exit says if it has a `hidden` of its own."""
+        own: Callable[[torch.Tensor], torch.Tensor] | None = getattr(self.exit, "hidden", None)
+        return self.bound.hidden(state) if own is None else own(state)
 
     def find_roles(self) -> list[Role]:
         """The role of every parameter in the stack; raises for a matrix without one."""
@@ -199,17 +202,37 @@ class Stack(NaNUntilInitialised):
     def _meet_needs(self, blocks: Sequence[Sequence[nn.Module]]) -> None:
         inside = [need for need in self.scheme.needs if not need.in_head]
         for modules in blocks:
-            meet_needs(inside, modules, who=self.scheme.name)
+            # What concerns attention is not asked of a block whose modules all say that they are none.
+            asked = [need for need in inside if any(_kind(module) in (None, need.kind) for module in modules)]
+            meet_needs(asked, modules, who=self.scheme.name)
 
 
-def _branch_count(blocks: Sequence[Sequence[nn.Module]]) -> int:
+def _branches(blocks: Sequence[Sequence[nn.Module]], *, is_part: bool) -> int | list[tuple[Kind, ...]]:
+    """What `bind` is told of the branches: their number, or their kinds where blocks differ or modules say so."""
     counts = {len(modules) for modules in blocks}
-    if len(counts) != 1 or 0 in counts:
+    if not counts or 0 in counts:
         raise NormLabError(
-            "expected one tuple of modules per block, all of the same length, e.g. [(attention, mlp), ...]; "
+            "expected one tuple of modules per block, none of them empty, e.g. [(attention, mlp), ...]; "
             f"got {len(blocks)} blocks of {sorted(counts)} modules"
         )
-    return counts.pop()
+    kinds = [_kinds(modules) for modules in blocks]
+    if len(counts) == 1 and all(found == usual_kinds(len(found)) for found in kinds):
+        return counts.pop()
+    if is_part:
+        raise NormLabError("a part of a longer stack needs blocks like (attention, mlp), all of them alike")
+    return kinds
+
+
+def _kinds(modules: Sequence[nn.Module]) -> tuple[Kind, ...]:
+    return tuple(_kind(module) or usual for module, usual in zip(modules, usual_kinds(len(modules)), strict=True))
+
+
+def _kind(module: nn.Module) -> Kind | None:
+    """What a branch says it is; None if it says nothing."""
+    found = getattr(module, "branch_kind", None)
+    if found not in (None, *get_args(Kind)):
+        raise unknown("branch_kind", str(found), get_args(Kind))
+    return found
 
 
 def initialise_(module: nn.Module, bound: BoundScheme, roles: Sequence[Role], **options: Any) -> None:

@@ -45,6 +45,75 @@ def test_any_number_of_branches(name, count):
     assert stack(torch.randn(2, 3, 8)).shape == (2, 3, 8)
 
 
+UNEQUAL = [(Attention, MLP), (MLP,), (Attention, Attention, MLP), (Attention,)]
+
+
+def unequal(scheme, **options):
+    sizes = {Attention: 2, MLP: 12}
+    modules = [tuple(kind(8, sizes[kind]) for kind in block) for block in UNEQUAL]
+    return Stack(scheme, modules, 8, **options).init_(generator=torch.Generator().manual_seed(0), std=0.3)
+
+
+@pytest.mark.parametrize("name", normlab.list_schemes())
+def test_blocks_may_differ_in_their_branches(name):
+    """Masks go to attention alone, and so do a scheme's norms on queries: a block may have none."""
+    stack, x = unequal(name), torch.randn(2, 3, 8)
+    assert [layer.block.branches for layer in stack.layers] == [2, 1, 3, 1]
+    masked, plain = stack(x, causal=True), stack(x, causal=False)
+    assert masked.shape == x.shape
+    assert not torch.allclose(masked, plain)
+    single = stack(x, causal=True, states=(states := []))
+    assert torch.equal(single, masked)
+    assert len(states) == 5
+
+
+def test_constants_count_the_steps_of_unequal_blocks():
+    bound = unequal("deepnorm").bound
+    assert (bound.sublayers, bound.updates, bound.branches) == (7, 7, 3)
+    assert [bound.branches_before(k) for k in range(5)] == [0, 2, 3, 6, 7]
+    sites = [site for k in range(4) for site in bound._sites(k)]
+    assert [site.step for site in sites] == list(range(7))
+    assert [site.kind for site in sites] == ["attention", "mlp", "mlp", "attention", "attention", "mlp", "attention"]
+    assert all(site.sublayers == 7 for site in sites)
+    half = bound.scheme.refine(2).bind(depth=8, dim=8, branches=[kinds for kinds in bound.kinds for _ in range(2)])
+    assert (half.sublayers, half.updates) == (7, 7)
+
+
+@pytest.mark.parametrize("name", ["pre", "spannorm", "dual", "mhc"])
+def test_hooks_on_steps_fire_and_change_nothing(name):
+    stack, x = unequal(name).double(), torch.randn(2, 3, 8, dtype=torch.float64, requires_grad=True)
+    leaves = [x, *stack.parameters()]
+    plain = torch.autograd.grad(stack(x).square().sum(), leaves)
+    steps = [step for layer in stack.layers for step in layer.block.steps]
+    heard = []
+    for step in steps:
+        step.register_forward_hook(lambda step, _args, output: heard.append((step, output.shape)))
+    hooked = torch.autograd.grad(stack(x).square().sum(), leaves)
+    assert [step for step, _ in heard] == steps
+    assert len({shape for _, shape in heard}) == 1
+    assert all(torch.equal(one, two) for one, two in zip(plain, hooked, strict=True))
+
+
+def test_a_hook_on_a_step_may_replace_the_state():
+    stack, x = Stack("pre", blocks(), 8), torch.randn(3, 8)
+    whole = stack(x)
+    steps = [step for layer in stack.layers for step in layer.block.steps]
+    handles = [step.register_forward_hook(lambda _step, args, _output: args[0]) for step in steps]
+    assert torch.equal(stack(x), stack.exit(x))
+    for handle in handles:
+        handle.remove()
+    assert torch.equal(stack(x), whole)
+
+
+def test_the_hidden_state_may_have_parameters():
+    """An exit that weighs streams by learned numbers shows probes the same weighted sum."""
+    stack, state = Stack("mhc", blocks(), 8), torch.randn(3, 4, 8)
+    assert torch.allclose(stack.hidden(state), state.mean(-2))
+    weights = nn.Parameter(torch.tensor([1.0, 0.0, 0.0, 2.0]))
+    stack.exit.hidden = lambda state: (weights[:, None] * state).sum(-2)
+    assert torch.allclose(stack.hidden(state), state[:, 0] + 2 * state[:, 3])
+
+
 def test_any_batch_shape():
     stack = Stack("dual", blocks(), 8)
     x = torch.randn(2, 3, 5, 8)
@@ -85,7 +154,13 @@ def test_a_module_of_a_users_own_can_meet_a_need():
     ("call", "message"),
     [
         (lambda: Stack("pre", [], 8), "expected one tuple of modules per block"),
-        (lambda: Stack("pre", [(Foreign(),), (Foreign(), Foreign())], 8), "all of the same length"),
+        (lambda: Stack("pre", [(Foreign(),), ()], 8), "none of them empty"),
+        (lambda: Stack("pre", [(Foreign(),), (Foreign(), Foreign())], 8, depth=3), "all of them alike"),
+        (
+            lambda: normlab.scheme("pre").bind(depth=2, dim=8, branches=[["mlp"]]),
+            "branches of 2 blocks, got those of 1",
+        ),
+        (lambda: Stack("pre", [(Odd(),)], 8), "unknown branch_kind 'conv'"),
         (lambda: Stack("pre", blocks(), 8, depth=1), "2 blocks from block 0 on do not fit into a depth of 1"),
         (lambda: Stack("pre", blocks(), 8)(torch.randn(2, 7)), "the stack has width 8"),
         (lambda: Stack("spannorm", blocks(), 8, topology="parallel"), "spannorm has no parallel form"),
@@ -101,6 +176,10 @@ def test_bad_input_gets_one_clear_line(call, message):
     with pytest.raises(NormLabError, match=message) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+class Odd(Foreign):
+    branch_kind = "conv"
 
 
 class Tuple(Foreign):

@@ -16,6 +16,7 @@ from torch import nn
 from normlab.errors import NormLabError
 from normlab.kernels.rotary import Table, rotate, rotated_heads
 from normlab.models.sublayer import Sublayer, check_positive, project, through
+from normlab.models.value_residual import FirstValues, ValueMix
 from normlab.roles import Part, Spec
 
 
@@ -41,6 +42,7 @@ class Attention(Sublayer):
     Modules in the slots receive (..., heads, head_dim).
     """
 
+    branch_kind = "attention"
     offers = frozenset({"q-norm", "k-norm", "v-norm", "qk-after-rotary", "softmax-scale"})
 
     def __init__(
@@ -64,6 +66,7 @@ class Attention(Sublayer):
         self.v_norm: nn.Module | None = None
         self.qk_after_rotary: nn.Module | None = None
         self.softmax_scale: float | None = None
+        self.value_mix: ValueMix | None = None
 
     def forward(
         self,
@@ -74,12 +77,18 @@ class Attention(Sublayer):
         causal: bool = True,
         cache: LayerStore | None = None,
         mixer: Mixer | None = None,
+        first_values: FirstValues | None = None,
     ) -> torch.Tensor:
         """The attention output for x (B, T, dim). `mask`, True where a query may attend to a key, replaces `causal`.
 
-        A `mixer` replaces torch's scaled_dot_product_attention and interprets the mask itself.
+        A `mixer` replaces torch's scaled_dot_product_attention and interprets the mask itself. `first_values` keeps the
+        first block's values for the later ones, which have a `value_mix`.
         """
         q, k, v = self._queries_keys_values(x, rotary)
+        if first_values is not None:
+            v = first_values.mixed(v, self.value_mix)
+        elif self.value_mix is not None:
+            raise NormLabError("attention: value residual needs first_values, which the model passes; call the model")
         if cache is not None:
             k, v = cache.append(k, v)
         # Norms and caches may return another dtype than the projection; the product needs one dtype.

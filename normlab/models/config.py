@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
-from normlab.choices import Kernels, Stream, Topology
+from normlab.choices import Kernels, Stream, Topology, ValueResidual
 from normlab.errors import NormLabError, unknown
 
 if TYPE_CHECKING:
@@ -63,6 +63,8 @@ class TransformerConfig:
     """Type of MLP."""
     bias: bool = False
     """Biases in attention and MLP."""
+    value_residual: ValueResidual = "none"
+    """Mix the first block's values into those of later blocks: half of each (mean), or as learned."""
     topology: Topology = "serial"
     """Attention and MLP one after the other (serial), or both on the same state (parallel)."""
     experts: int = 0
@@ -93,6 +95,8 @@ class TransformerConfig:
                 raise NormLabError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.stream not in get_args(Stream):
             raise unknown("stream", self.stream, get_args(Stream))
+        if self.value_residual not in get_args(ValueResidual):
+            raise unknown("value_residual", self.value_residual, get_args(ValueResidual))
         if self.kernels not in get_args(Kernels):
             raise unknown("kernels", self.kernels, get_args(Kernels))
         if self.zero_outputs and not self.scheme_object.zero_outputs:

@@ -26,6 +26,8 @@ _OFFERS = {"swiglu": frozenset({"gate-scale", "up-scale"}), "gelu": frozenset({"
 class FeedForward(Sublayer):
     """Base class of `MLP` and `MoE`: the nonlinearity and its slots."""
 
+    branch_kind = "mlp"
+
     def __init__(self, dim: int, hidden: int, kind: str) -> None:
         super().__init__()
         if kind not in _OFFERS:

@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from normlab.errors import NormLabError, unknown
 from normlab.norms import widen
 from normlab.schemes.contract.blocks import has_hooks
+from normlab.schemes.contract.site import Kind
 
 
 class Sublayer(nn.Module):
@@ -16,6 +17,9 @@ class Sublayer(nn.Module):
 
     The slot `q-norm` is the attribute `q_norm`; an empty slot is None.
     """
+
+    branch_kind: Kind | None = None
+    """Whether this is attention or an MLP; None: by its place in the block."""
 
     offers: frozenset[str] = frozenset()
     """Names of the slots."""

@@ -65,7 +65,7 @@ class TokenModel(Transformer):
         """Run the stack on embeddings (B, T, D) at positions (T,) or (B, T); returns the head's input."""
         config, state = self.config, self._in_stream(embedded)
         table = rotary_table(positions, config.width_of_head, config.rope_theta, dtype=_table_dtype(state))
-        return self.stack(state, rotary=table, causal=self.causal, **to_stack)
+        return self.stack(state, rotary=table, causal=self.causal, **self._to_attention(), **to_stack)
 
     def _check(self, tokens: torch.Tensor, documents: torch.Tensor | None, seen: int) -> None:
         if tokens.ndim != 2 or tokens.is_floating_point():

@@ -16,6 +16,7 @@ from normlab.models.cross_entropy import Loss, chunked_cross_entropy
 from normlab.models.head import Head
 from normlab.models.mlp import MLP
 from normlab.models.moe import MoE
+from normlab.models.value_residual import FirstValues, ValueMix
 from normlab.roles import Role, find_roles
 from normlab.schemes.contract.needs import meet_needs
 from normlab.stack import Stack, initialise_
@@ -26,9 +27,11 @@ _MANY_BLOCKS = 1000
 _STREAMS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def sublayers(config: TransformerConfig) -> tuple[nn.Module, nn.Module]:
+def sublayers(config: TransformerConfig, block: int = 0) -> tuple[nn.Module, nn.Module]:
     """The attention and the MLP of one block."""
     attention = Attention(config.dim, config.heads, config.kv_heads, config.head_dim, config.bias)
+    if config.value_residual != "none" and block > 0:
+        attention.value_mix = ValueMix(learned=config.value_residual == "learned")
     if not config.experts:
         return attention, MLP(config.dim, config.width_of_mlp, config.mlp, config.bias)
     if config.bias:
@@ -68,7 +71,7 @@ class Transformer(NaNUntilInitialised, ABC):
             self.embedding = self._new_embedding()
             self.stack = Stack(
                 config.scheme,
-                [sublayers(config) for _ in range(config.depth)],
+                [sublayers(config, k) for k in range(config.depth)],
                 config.dim,
                 topology=config.topology,
                 checkpointing=config.checkpointing,
@@ -185,6 +188,10 @@ class Transformer(NaNUntilInitialised, ABC):
         """Apply the scheme's constraint to the parameters; call it after every optimiser step."""
         if self.stack.bound.constrains:
             self.stack.bound.after_step(self.find_roles())
+
+    def _to_attention(self) -> dict[str, Any]:
+        """Arguments of every attention in one forward pass that follow from the configuration."""
+        return {} if self.config.value_residual == "none" else {"first_values": FirstValues()}
 
     def _in_stream(self, state: torch.Tensor) -> torch.Tensor:
         """Cast the first state to the dtype of the residual stream."""

@@ -30,7 +30,7 @@ class VisionTransformer(Transformer):
     def features(self, inputs: torch.Tensor) -> torch.Tensor:
         """The head's input (B, D): the class token or the mean over the patches."""
         self._check(inputs)
-        hidden = self.stack(self._in_stream(self.embedding(inputs)), causal=False)
+        hidden = self.stack(self._in_stream(self.embedding(inputs)), causal=False, **self._to_attention())
         return hidden[:, 0] if self.config.pooling == "class" else hidden.mean(dim=1)
 
     def example(self, batch: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -27,7 +27,7 @@ from normlab.probes.blocks import BlockStack
 from normlab.probes.hidden_state import sample
 from normlab.probes.ledger import Ledger
 from normlab.probes.measures import Like, MeasureSet
-from normlab.probes.outputs import first_state, tensors
+from normlab.probes.outputs import first_state, given_state, tensors
 from normlab.probes.sharded import local
 
 
@@ -87,7 +87,7 @@ class StackWatch:
         """The raw state at the last boundary, its version counter, and the part of it that is measured."""
         self._version = 0
         self._seen: Like | None = None
-        self._entering: list[tuple[torch.Tensor, int]] = []
+        self._entering: tuple[torch.Tensor, int] | None = None
         self._owner_began = False
         self._owner_runs = False
         self._asked: list[torch.Tensor] = []
@@ -138,14 +138,12 @@ class StackWatch:
     def _on_block(self, block: nn.Module, args: Any, kwargs: Any) -> None:
         if in_backward():
             return
-        found = list(tensors((args, kwargs)))
-        if self._starts_pass(block, found):
+        if self._starts_pass(block, list(tensors((args, kwargs)))):
             self.passes.append(Pass())
             self._forget()
-            self._entering = [(tensor, _version(tensor)) for tensor in found]
-            # Without positional tensors any keyword may be the state; one that has a gradient already is.
-            certain = any(True for _ in tensors(args)) or not any(tensor.requires_grad for tensor in found)
-            self._ask(found[0] if found and certain else None)
+            state = given_state(block, args, kwargs)
+            self._entering = None if state is None else (state, _version(state))
+            self._ask(state)
         self._owner_began = False
         self.running.append(BlockCall(block))
 
@@ -168,7 +166,7 @@ class StackWatch:
         after = first_state(output, args, kwargs)
         with torch.no_grad(), torch.autocast(after.device.type, enabled=False):
             if now.before is None:
-                now.before = self._enter(block, after)
+                now.before = self._enter(block)
                 now.tokens = self.stack.hidden(after)[..., 0].numel()
             before = self._unwritten()
             call.after = self._measure(block, after, len(now.calls) + 1)
@@ -177,10 +175,9 @@ class StackWatch:
         self._state, self._version = after, _version(after)
         now.calls.append(call)
 
-    def _enter(self, block: nn.Module, after: torch.Tensor) -> Boundary:
-        """Measure the first boundary: the state is the input of the first block that has the shape of its output."""
-        given = next((one for one in self._entering if one[0].shape == after.shape), None)
-        self._entering = []
+    def _enter(self, block: nn.Module) -> Boundary:
+        """Measure the first boundary: the state that the first block was given."""
+        given, self._entering = self._entering, None
         if given is None:
             return Boundary()
         self._state, self._version = given
@@ -225,8 +222,7 @@ class StackWatch:
         return waiting is block and all(boundary is not one.before for one in self.passes)
 
     def _forget(self) -> None:
-        self._state = self._seen = None
-        self._entering = []
+        self._state = self._seen = self._entering = None
         self.running.clear()
 
     def _let_go(self) -> None:

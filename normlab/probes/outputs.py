@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -32,6 +33,17 @@ def tensors(value: Any, min_ndim: int = 2) -> Iterator[torch.Tensor]:
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for spec in dataclasses.fields(value):
             yield from tensors(getattr(value, spec.name, None), min_ndim)
+
+
+def given_state(block: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> torch.Tensor | None:
+    """The hidden state that a block is given: in its positional arguments or else in the first named one.
+
+    Names are in the order of the block's signature, whatever the order of the call; None where there is no tensor.
+    """
+    listed = inspect.signature(block.forward).parameters
+    named = [kwargs[name] for name in listed if name in kwargs]
+    others = [value for name, value in kwargs.items() if name not in listed]
+    return next(tensors((args, named, others)), None)
 
 
 def first_state(output: Any, args: Any, kwargs: Any) -> torch.Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from normlab.probes.attention import in_backward
 from normlab.probes.blocks import BlockStack
-from normlab.probes.outputs import first_state, tensors
+from normlab.probes.outputs import first_state, given_state
 
 
 @dataclass
@@ -50,7 +50,7 @@ def capture(stack: BlockStack, blocks: Sequence[nn.Module], run: Callable[[], An
         if block not in calls and not in_backward():
             # A copy of caches as they are now: the block is about to write into them.
             args, kwargs = again(args), again(kwargs)
-            state = next(tensors((args, kwargs)), None)
+            state = given_state(block, args, kwargs)
             if state is not None:
                 calls[block] = RecordedCall(block, args, kwargs, state, stack.hidden(state).shape[-1])
 

@@ -39,7 +39,6 @@ class Dual(Scheme):
 
     name = "dual"
     aliases = ("residual-dual", "resi-dual", "residual", "dual-residual")
-    streams = 2
     depth_rule = "no constant depends on the depth, and none is changed"
 
     scale: float = 1.0
@@ -52,6 +51,10 @@ class Dual(Scheme):
     def check(self) -> None:
         if self.scale <= 0.0:
             raise NormLabError(f"dual: scale must be positive, got {self.scale}; try 0.05 for fp16")
+
+    @property
+    def streams(self) -> int:
+        return 2
 
     def sublayer(self, site: Site) -> Step:
         return Step(DualWrite(self.new_norm(site.dim), self.scale, site.dt), read=FirstStream())

@@ -22,7 +22,7 @@ from normlab.schemes.contract.blocks import Block
 from normlab.schemes.contract.bound_scheme import BoundScheme
 from normlab.schemes.contract.law import Law, Motion, Value, on_sphere
 from normlab.schemes.contract.learnt import first_steps, mean
-from normlab.schemes.contract.parts import ConstantScale, Step, ToSphere, Write, read_state
+from normlab.schemes.contract.parts import ConstantScale, Seen, Step, ToSphere, Write, read_state
 from normlab.schemes.contract.scheme import Scheme
 from normlab.schemes.contract.site import Site
 
@@ -158,8 +158,14 @@ class Geodesic(Write):
         return geodesic_step(state, update, **self._options(), kernels="reference")
 
     def write_and_read(
-        self, state: torch.Tensor, update: torch.Tensor, shape: nn.Module, read: nn.Module, kernels: str
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self,
+        state: torch.Tensor,
+        update: torch.Tensor,
+        shape: nn.Module,
+        read: nn.Module,
+        kernels: str,
+        *carry: torch.Tensor,
+    ) -> tuple[torch.Tensor, Seen]:
         if backends.choose(kernels, state) != "triton" or not isinstance(shape, nn.Identity):
             return super().write_and_read(state, update, shape, read, kernels)
         state, seen = geodesic_pair(state, update, **self._options(), kernels=kernels)

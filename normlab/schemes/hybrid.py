@@ -55,7 +55,7 @@ class Hybrid(Scheme):
     def sublayer(self, site: Site) -> Step:
         if self.star and site.block == 0:
             return Step(Add(site.dt), read=self.new_norm(site.dim))
-        if site.branch == 0:
+        if site.kind == "attention":
             # Everything after reads z = N(y) and not y, so the norm is part of the write.
             return Step(AddNorm(self.new_norm(site.dim), step=site.dt))
         return Step(Add(site.dt))

@@ -27,6 +27,7 @@ from normlab.schemes.contract.parts import (
     BoundedSequential,
     ConstantScale,
     LearnedScale,
+    Seen,
     Step,
     ToSphere,
     Write,
@@ -142,8 +143,14 @@ class SphereLerp(Write):
         return sphere_lerp(state, update, self.step_size(), self.eps, kernels="reference")
 
     def write_and_read(
-        self, state: torch.Tensor, update: torch.Tensor, shape: nn.Module, read: nn.Module, kernels: str
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self,
+        state: torch.Tensor,
+        update: torch.Tensor,
+        shape: nn.Module,
+        read: nn.Module,
+        kernels: str,
+        *carry: torch.Tensor,
+    ) -> tuple[torch.Tensor, Seen]:
         if backends.choose(kernels, state) != "triton" or not isinstance(shape, nn.Identity):
             return super().write_and_read(state, update, shape, read, kernels)
         state, seen = sphere_lerp_pair(state, update, self.step_size(), self.eps, kernels=kernels)

@@ -16,7 +16,16 @@ from normlab.schemes.contract.blocks import Block
 from normlab.schemes.contract.bound_scheme import BoundScheme
 from normlab.schemes.contract.law import Law, Value, on_sphere, squared_radius
 from normlab.schemes.contract.learnt import first_gains, main_gains
-from normlab.schemes.contract.parts import AddNorm, Branch, BranchBound, Step, ToSphere, call_branch
+from normlab.schemes.contract.parts import (
+    AddNorm,
+    Branch,
+    BranchBound,
+    Seen,
+    Step,
+    ToSphere,
+    call_branch,
+    split_read,
+)
 from normlab.schemes.contract.scheme import Scheme
 from normlab.schemes.contract.site import Site
 
@@ -97,12 +106,19 @@ class SpanNorm(Scheme):
 class SpanBlock(Block):
     """Each step reads the previous step's result and writes onto the block's input."""
 
+    def run_steps(self, state: torch.Tensor, branches: Sequence[Branch]) -> torch.Tensor | None:
+        written = state
+        for step, branch in self.pairs(branches):
+            written = step(written, branch, onto=state)
+        return written
+
     def run(
-        self, state: torch.Tensor, seen: torch.Tensor, branches: Sequence[Branch], after: nn.Module
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, state: torch.Tensor, seen: Seen, branches: Sequence[Branch], after: nn.Module
+    ) -> tuple[torch.Tensor, Seen]:
         kernels, written = self.usable_kernels(), state
         for (step, branch), read in zip(self.pairs(branches), self.reads(after), strict=True):
-            written, seen = step.write.write_and_read(state, call_branch(branch, seen), step.shape, read, kernels)
+            x, carry = split_read(seen)
+            written, seen = step.write.write_and_read(state, call_branch(branch, x), step.shape, read, kernels, *carry)
         return written, seen
 
     def rms_bound(self, state: float, branches: Sequence[BranchBound]) -> float:

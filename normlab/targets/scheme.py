@@ -20,7 +20,7 @@ from normlab.models.config import DecoderConfig, TransformerConfig
 from normlab.models.memory_check import check_memory_for_parameters, estimate_params
 from normlab.models.transformer import Transformer
 from normlab.probes.start import Fresh
-from normlab.roles import Role, xavier_std
+from normlab.roles import Role, drawing_order, xavier_std
 from normlab.schemes.contract.scheme import Scheme
 from normlab.schemes.pre import Pre
 from normlab.targets.data import TokenData
@@ -127,7 +127,7 @@ def twin_of(target: Target) -> Target | None:
 def initialise_(model: Transformer, generator: torch.Generator) -> None:
     """Gains, scales and biases as the scheme says; matrices, too, with a base of their own for each."""
     model.init_(generator=generator)
-    for role in model.find_roles():
+    for role in drawing_order(model.find_roles()):
         if role.is_matrix:
             model.stack.bound.init_([role], std=_base(role), generator=generator)
 

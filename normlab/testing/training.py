@@ -10,6 +10,7 @@ import torch
 
 from normlab.errors import NormLabError
 from normlab.models import Decoder, DecoderConfig
+from normlab.roles import COEFFICIENTS
 from normlab.schemes.contract.scheme import Scheme
 from normlab.testing.rules import require, require_finite, require_refusal, rule
 from normlab.testing.small import gradients, make_input, make_stack
@@ -51,12 +52,15 @@ def _changed(scheme: Scheme, option: str, value: Any) -> Scheme | None:
 
 
 def fingerprint(scheme: Scheme) -> list[torch.Tensor]:
-    """Everything that an option can change: initial weights, all states, the output."""
+    """Everything that an option can change: initial weights, the optimiser's rules, all states, the output."""
     stack = make_stack(scheme).double()
     weights = [p.detach().clone() for p in stack.parameters()]
-    # Move gains and scalars away from their initial values, or options that act through them would have no effect.
+    groups = stack.param_groups(lr=1.0, weight_decay=0.1)
+    rules = {id(p): (group["lr"], group["weight_decay"]) for group in groups for p in group["params"]}
+    weights.append(torch.tensor([rules[id(p)] for p in stack.parameters()]))
+    # Move what may start at a neutral value away from it, or options that act through it would have no effect.
     for role in stack.find_roles():
-        if not role.is_matrix:
+        if not role.is_matrix or role.role in COEFFICIENTS:
             role.parameter.data += 0.8
     states: list[torch.Tensor] = []
     for layer in stack.layers:
@@ -92,14 +96,14 @@ def check_zero_outputs(scheme: Scheme) -> None:
 
 @rule("optimiser-groups")
 def check_optimiser_groups(scheme: Scheme) -> None:
-    """Every parameter is in exactly one group, and gains and scales have no weight decay."""
+    """Every parameter is in exactly one group, and gains and scales have no weight decay but one of their own."""
     stack = make_stack(scheme)
     groups = stack.param_groups(lr=1e-3, weight_decay=0.1)
     listed = [id(p) for group in groups for p in group["params"]]
     require(sorted(listed) == sorted(map(id, stack.parameters())), "a parameter stands in no group, or in several")
     small = {id(role.parameter) for role in stack.find_roles() if not role.is_matrix}
     for group in groups:
-        decays = group["weight_decay"] != 0.0 and bool(small & {id(p) for p in group["params"]})
+        decays = group["weight_decay"] == 0.1 and bool(small & {id(p) for p in group["params"]})
         require(not decays, "weight decay acts on a gain, a scale or a bias")
     torch.optim.AdamW(groups)
 

@@ -4,8 +4,10 @@ Width: muP (arXiv 2203.03466). With m = dim / base width, and relative to what t
 
     role                        initial std    rate (AdamW)    rate (Muon)
     q k v o gate up down        1/√m           1/m             1/√m
-    embed, patch, position      1              1               –
-    head of its own, router     1/m            1/m             –
+    embed, patch, position,     1              1               –
+    spread of coefficients
+    head of its own, router,    1/m            1/m             –
+    mixing of streams
     gains, scales, biases       1              1               –
     tied head                   logits × 1/m
     AdamW's ε inside blocks     1/m
@@ -51,7 +53,7 @@ Rule = Literal["adamw", "muon"]
 HIDDEN = ("q", "k", "v", "o", "gate", "up", "down")
 """Roles of matrices both of whose dimensions grow with the width."""
 
-_READOUT = ("head", "router")
+_READOUT = ("head", "router", "mix")
 
 _BLOCKS = "stack.layers."
 """Prefix of the names of parameters inside blocks."""
@@ -194,7 +196,8 @@ class Transfer:
 
 def _own_growth(role: Role, at_base: Role, model: Transformer, base: Transformer) -> float:
     """How the scheme's own initial std changes from the base width to this one."""
-    return _own_std(role, model) / _own_std(at_base, base)
+    std = _own_std(at_base, base)
+    return _own_std(role, model) / std if std else 1.0
 
 
 def _own_std(role: Role, model: Transformer) -> float:

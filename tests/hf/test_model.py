@@ -19,6 +19,7 @@ VARIANTS = {
     "parallel": {"scheme": "peri", "topology": "parallel"}, "tied": {"tied": True},
     "gelu": {"mlp": "gelu", "bias": True},
     "experts": {"scheme": "peri", "experts": 4}, "fp32-stream": {"stream": "fp32"},
+    "values": {"value_residual": "learned"},
 }  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from safetensors.torch import load, save
 
 import normlab
 from normlab import NormLabError
+from normlab.roles import drawing_order
 from normlab.schemes.catalog.card import SECTIONS, Card
 from normlab.testing import RULES
 from normlab.testing.small import DIM, make_input, make_stack
@@ -60,10 +61,13 @@ def test_any_two_schemes_differ():
     outputs = {}
     for scheme in SCHEMES:
         stack = make_stack(scheme)
-        matrices = [role.view() for role in stack.find_roles() if role.is_matrix]
+        roles = drawing_order(stack.find_roles())
         generator = torch.Generator().manual_seed(3)
-        for matrix in matrices:
-            matrix.copy_(torch.randn(matrix.shape, generator=generator) / math.sqrt(DIM))
+        for role in roles:
+            if role.is_matrix:
+                role.view().copy_(torch.randn(role.view().shape, generator=generator) / math.sqrt(DIM))
+            else:
+                role.view().add_(0.3)  # some schemes start as another one
         outputs[scheme.name] = stack(make_input()).detach()
     for (a, first), (b, second) in itertools.combinations(outputs.items(), 2):
         assert (first - second).abs().max() > 1e-3, (a, b)
@@ -76,30 +80,49 @@ OTHER = {
     "beta": 0.5,
     "cut": 3,
     "decay": "sqrt",
+    "decay_r": 0.05,
     "decoder_depth": 8,
+    "diagonal": 4.0,
     "eps": 1e-2,
     "final_eps": 1e-2,
-    "form": "sphere",
+    "first_0": 0.0,
+    "first_r": 1.0,
     "gain": "offset",
     "gamma": 0.5,
+    "gate": "dynamic",
+    "gate_bias": 0.0,
+    "groups": 2,
+    "keep": "variance",
+    "last_0": 0.0,
+    "last_r": 1.0,
+    "lr_0": 5.0,
+    "lr_r": 5.0,
+    "magnitude": 1.0,
     "max_angle": 0.1,
+    "merge": "mean",
+    "mix_eps": 1e-3,
+    "mixing": "none",
     "norm": "layer",
     "order": "decay-first",
     "output_gain": 0.5,
     "post_fraction": 0.5,
     "post_weight": 0.5,
     "qk_norm": "head",
+    "rank": 3,
+    "rounds": 3,
     "scale": 0.5,
     "scale_init": "sublayers",
     "step": 0.5,
+    "streams": 2,
     "tau": 0.3,
+    "temperature": 0.5,
 }
 
 
 def another_value(scheme, option):
     default = getattr(scheme, option)
-    if option == "init":
-        return {"base": "xavier", "xavier": "base"}[default]
+    if option in ("init", "form"):
+        return {"base": "xavier", "xavier": "base", "plain": "sphere", "post": "hybrid"}[default]
     return not default if isinstance(default, bool) else OTHER[option]
 
 
@@ -160,6 +183,12 @@ def test_cards_are_complete(scheme):
         ("layerscale", "(4L + 1)·d"),
         ("geonorm", "d + 4L"),
         ("spannorm", "(2L + 1)·d"),
+        ("highway", "(6L + 2)·d"),
+        ("highway(gate='dynamic')", "2L·d² + (6L + 2)·d"),
+        # n·d(2r + n + 1) a sublayer, n·d(2r + 1) at the exit
+        ("gated(streams=2, rank=3)", "(36L + 14)·d"),
+        ("lambdas(gain='none')", "2L"),
+        ("attnres", "(4L + 1)·d"),
         ("none", "none"),
     ],
 )

@@ -14,7 +14,10 @@ from normlab.schemes import Add, Scheme, Step
 from normlab.schemes.catalog import registry
 from normlab.schemes.pre import Pre
 
-NAMED = "deepnorm dual geonorm hybrid keel layerscale lns mix ngpt none output peri post pre spannorm"
+NAMED = (
+    "attnres deepnorm dual gated geonorm hc highway hybrid keel lambdas layerscale lns mhc mix ngpt none output peri"
+    " post pre siamese spannorm"
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -316,3 +316,186 @@ def layerscale(x, blocks, gains, gammas, final, *, norm=rms_norm):
         x = x + gammas[k][0] * attention(norm(x, gains[k][0]))
         x = x + gammas[k][1] * mlp(norm(x, gains[k][1]))
     return norm(x, final)
+
+
+# -- several streams: written with one tensor per stream and explicit sums over indices ------------------------------
+
+
+def stream_logits(streams, fn, base, scales, sizes, eps):
+    """Groups of logits from the flattened streams, with one scale for each group."""
+    flat = torch.cat(streams, dim=-1)
+    flat = flat / torch.sqrt((flat * flat).mean(-1, keepdim=True) + eps)
+    z, groups, at = flat @ fn.T, [], 0
+    for scale, size in zip(scales, sizes, strict=True):
+        groups.append(scale * z[..., at : at + size] + base[at : at + size])
+        at += size
+    return groups
+
+
+def balanced(z, n, rounds, eps):
+    """Sinkhorn on entries: comb[s][t] with rows s, columns t; columns are divided last."""
+    z = [[z[..., s * n + t] for t in range(n)] for s in range(n)]
+    comb = []
+    for row in z:
+        exps = [torch.exp(entry) for entry in row]
+        comb.append([entry / sum(exps) + eps for entry in exps])
+
+    def by_columns(m):
+        sums = [sum(m[s][t] for s in range(n)) + eps for t in range(n)]
+        return [[m[s][t] / sums[t] for t in range(n)] for s in range(n)]
+
+    comb = by_columns(comb)
+    for _ in range(rounds - 1):
+        comb = by_columns([[entry / (sum(row) + eps) for entry in row] for row in comb])
+    return comb
+
+
+def mhc(x, blocks, logits, gains, head, final, *, n, rounds, magnitude, eps, mix_eps, mixing=True, norm=rms_norm):
+    """`logits`: (fn, base, scales) per block and sublayer; `head`: the same for the exit, None for a mean."""
+
+    def weigh(z, streams):
+        return sum((torch.sigmoid(z[..., j : j + 1]) + mix_eps) * streams[j] for j in range(n))
+
+    streams = [x] * n
+    for k, branches in enumerate(blocks):
+        for i, branch in enumerate(branches):
+            pre, post, *comb = stream_logits(streams, *logits[k][i], [n, n, n * n][: 3 if mixing else 2], eps)
+            f = branch(norm(weigh(pre, streams), gains[k][i]))
+            post = magnitude * torch.sigmoid(post) + (0.0 if mixing else mix_eps)
+            if mixing:
+                square = balanced(comb[0], n, rounds, mix_eps)
+                streams = [sum(square[s][t].unsqueeze(-1) * streams[s] for s in range(n)) for t in range(n)]
+            streams = [streams[t] + post[..., t : t + 1] * f for t in range(n)]
+    if head is None:
+        return norm(sum(streams) / n, final)
+    (pre,) = stream_logits(streams, *head, [n], eps)
+    return norm(weigh(pre, streams), final)
+
+
+def hc(x, blocks, static, gains, final, *, n, dynamic=None, tanh=True, norm=rms_norm):
+    """`static`: (a, A, b) per block and sublayer; `dynamic`: (gain, w_a, W_A, w_b, s_α, s_β) likewise.
+
+    Row s of the dynamic part comes from stream s alone: w_a and w_b have length D, W_A is (D, n).
+    """
+
+    def squash(z):
+        return torch.tanh(z) if tanh else z
+
+    streams = [x] * n
+    for k, branches in enumerate(blocks):
+        for i, branch in enumerate(branches):
+            a, mix, b = static[k][i]
+            read, write = [a[s] for s in range(n)], [b[t] for t in range(n)]
+            mixed = [[mix[s, t] for t in range(n)] for s in range(n)]
+            if dynamic is not None:
+                gain, w_a, w_mix, w_b, s_alpha, s_beta = dynamic[k][i]
+                for s in range(n):
+                    normed = norm(streams[s], gain)
+                    read[s] = read[s] + s_alpha * squash((normed * w_a).sum(-1, keepdim=True))
+                    write[s] = write[s] + s_beta * squash((normed * w_b).sum(-1, keepdim=True))
+                    mixed[s] = [
+                        mixed[s][t] + s_alpha * squash((normed * w_mix[:, t]).sum(-1, keepdim=True)) for t in range(n)
+                    ]
+            f = branch(norm(sum(read[s] * streams[s] for s in range(n)), gains[k][i]))
+            streams = [write[t] * f + sum(mixed[s][t] * streams[s] for s in range(n)) for t in range(n)]
+    return norm(sum(streams), final)
+
+
+def siamese(x, blocks, gains, last, *, hybrid=False, norm=rms_norm):
+    """`gains`: (N_p, N_u, N_i) per block and sublayer, for attention of the hybrid form (c₁, N_u); `last`: of the exit.
+
+    Post form of the vision code; hybrid form of the language code.
+    """
+    p, u = x, x
+    for k, branches in enumerate(blocks):
+        c = math.sqrt(2 * (k + 1))
+        for i, branch in enumerate(branches):
+            if hybrid and i == 0:
+                c1, n_u = gains[k][i]
+                f = branch(c1 * p + norm(u, n_u))
+            else:
+                n_p, n_u, n_i = gains[k][i]
+                p = norm(p, n_p)
+                f = branch(norm(p + norm(u, n_u), n_i))
+            p, u = p + f / c, u + f
+    return norm(norm(p, last[0]) + norm(u, last[1]), last[2])
+
+
+def gated(x, blocks, reads, head, *, n, norm=rms_norm):
+    """`reads`: (gain, W_down, W_up, W_inj) per block and sublayer, gain and matrices over all streams in a row.
+
+    `head`: (gain, W_down, W_up) of the exit, which has no norm behind it.
+    """
+    D = x.shape[-1]
+
+    def parts(row):
+        return [row[..., j * D : (j + 1) * D] for j in range(n)]
+
+    def look(streams, gain, down, up):
+        gain, bias = gain if isinstance(gain, tuple) else (gain, None)
+        normed = [norm(stream) * part for stream, part in zip(streams, parts(gain), strict=True)]
+        if bias is not None:
+            normed = [stream + part for stream, part in zip(normed, parts(bias), strict=True)]
+        row = torch.cat(normed, dim=-1)
+        u = row @ down.T / n
+        gates = parts(1 / (1 + torch.exp(-((u / (1 + torch.exp(-u))) @ up.T))))
+        return sum(g * y for g, y in zip(gates, normed, strict=True)) / n, row
+
+    streams = [x] * n
+    for k, branches in enumerate(blocks):
+        for i, branch in enumerate(branches):
+            *gate, inject = reads[k][i]
+            h, row = look(streams, *gate)
+            f, post = branch(h), 2 * torch.sigmoid(row @ inject.T / n)
+            streams = [streams[t] + post[..., t : t + 1] * f for t in range(n)]
+    return look(streams, *head)[0]
+
+
+# -- gates, scalars and attention over depth -------------------------------------------------------------------------
+
+
+def highway(x, blocks, gains_in, gains_out, gates, entry, final, *, variance=False, T=1.0, norm=rms_norm):
+    """`gates`: (b, W) per block and sublayer, W None for a static gate; `entry`: gain, False for no norm there."""
+    if entry is not False:
+        x = norm(x, entry)
+    for k, branches in enumerate(blocks):
+        for i, branch in enumerate(branches):
+            b, W = gates[k][i]
+            t = torch.sigmoid((b if W is None else x @ W.T + b) / T)
+            f = norm(branch(norm(x, gains_in[k][i])), gains_out[k][i])
+            x = (torch.sqrt(torch.clamp(1 - t * t, min=1e-3)) if variance else 1 - t) * x + t * f
+    return norm(x, final)
+
+
+def lambdas(x, blocks, scalars, gains, entry, final, *, norm=rms_norm):
+    """`scalars`: (λ_r, λ_0) per block; `entry`: gain of the embedding's norm, False for none."""
+    x0 = x if entry is False else norm(x, entry)
+    x = x0
+    for k, (attention, mlp) in enumerate(blocks):
+        x = scalars[k][0] * x + scalars[k][1] * x0
+        x = x + attention(norm(x, gains[k][0]))
+        x = x + mlp(norm(x, gains[k][1]))
+    return norm(x, final)
+
+
+def attnres(x, blocks, queries, gains, head, final, *, length, norm=rms_norm, key_norm=rms_norm):
+    """`queries`: (w, gain of the keys) per block and sublayer, never looked at where there is one source; `head`: the
+    same for the exit. `length`: sublayers in a group.
+    """
+
+    def look(sources, w, gain):
+        if len(sources) == 1:
+            return sources[0]
+        weights = [torch.exp((w * key_norm(V, gain)).sum(-1, keepdim=True)) for V in sources]
+        return sum(a * V for a, V in zip(weights, sources, strict=True)) / sum(weights)
+
+    finished, partial, done = [x], None, 0
+    for k, branches in enumerate(blocks):
+        for i, branch in enumerate(branches):
+            if done % length == 0 and partial is not None:
+                finished, partial = [*finished, partial], None
+            h = look(finished if partial is None else [*finished, partial], *queries[k][i])
+            f = branch(norm(h, gains[k][i]))
+            partial = f if partial is None else partial + f
+            done += 1
+    return norm(look([*finished, partial], *head), final)

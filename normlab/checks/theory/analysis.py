@@ -111,7 +111,7 @@ def _sizes(bound: BoundScheme, law: Law) -> list[float]:
     if law.rms is None:
         return []
     cut = bound.scheme.cut
-    whole = [law.rms(round(bound.branches * place / cut)) for place in range(bound.depth + 1)]
+    whole = [law.rms(round(bound.branches_before(place) / cut)) for place in range(bound.depth + 1)]
     # Blocks are independent: steps of 1/cut, cut times as many, add 1/cut of the variance.
     return [math.sqrt(1.0 + (size**2 - 1.0) / cut) for size in whole]
 

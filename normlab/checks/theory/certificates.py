@@ -157,8 +157,9 @@ def _widest(x: torch.Tensor) -> torch.Tensor:
     return x.float() if x.device.type == "mps" else x.double()
 
 
-def _note_clamp(shares: list[torch.Tensor], write: Any, args: tuple[torch.Tensor, torch.Tensor], _state: Any) -> None:
-    marks = write.clamped(*args)
+def _note_clamp(shares: list[torch.Tensor], write: Any, args: tuple[torch.Tensor, ...], _state: Any) -> None:
+    # A read may hand further tensors to its write.
+    marks = write.clamped(*args[:2])
     if marks is not None:
         shares.append(marks.float().mean())
 
@@ -168,7 +169,7 @@ def _slack(stack: Stack, stream: torch.dtype, branch: torch.dtype) -> float:
 
     What a branch returns is rounded in its own format, and never piles up: each step has a branch of its own.
     """
-    steps = len(stack.layers) * stack.bound.steps
+    steps = sum(len(layer.block.steps) for layer in stack.layers)  # type: ignore[union-attr, arg-type]
     own = (steps + _ROUNDINGS) * math.log1p(torch.finfo(stream).eps / 2)
     return math.expm1(own + _ROUNDINGS * math.log1p(torch.finfo(branch).eps / 2))
 
@@ -242,8 +243,8 @@ def _step_for_goal(stack: Stack, curve: Sequence[float], segments: Sequence[Segm
 def _slopes(stack: Stack, branches: Sequence[Sequence[BranchBound]]) -> dict[str, list[float]]:
     slopes: dict[str, list[float]] = {}
     layers: list[Any] = list(stack.layers)
-    names = _names([eager(branch) for branch in layers[0].branches])
     for layer, bounds in zip(layers, branches, strict=True):
+        names = _names([eager(branch) for branch in layer.branches])
         for name, step, bound in zip(names, layer.block.steps, bounds, strict=True):
             seen = _known(rms_bound_of(step.read, math.inf))
             slopes.setdefault(name, []).append(_known(bound(seen if math.isfinite(seen) else 1.0)))

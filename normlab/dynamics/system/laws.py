@@ -28,8 +28,15 @@ _ALONE: dict[str, Callable[[int], Law]] = {"sqrt": _sqrt}
 
 
 def law_names() -> list[str]:
-    """Names of all laws, sorted."""
-    return sorted([*registry.list_schemes(), *_ALONE])
+    """Names of all laws that can be followed, sorted: of the schemes that state a speed, and those alone."""
+    return sorted([*filter(_has_flow, registry.list_schemes()), *_ALONE])
+
+
+def _has_flow(name: str) -> bool:
+    try:
+        return registry.scheme(name).law(1).speed is not None
+    except NormLabError:
+        return False
 
 
 def find_law(spec: str | Scheme | Law, depth: int) -> Law:

@@ -144,26 +144,30 @@ def _split(body: str) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class ParamFormula:
-    """(a·L + b)·d + c·L + e parameters for L blocks of width d."""
+    """(p·L + q)·d² + (a·L + b)·d + c·L + e parameters for L blocks of width d."""
 
     a: int
     b: int
     c: int
     e: int
+    p: int = 0
+    q: int = 0
 
     @classmethod
     def of(cls, scheme: Scheme) -> ParamFormula:
-        """Solve for the coefficients from four small stacks; not of one block, which may be an exception."""
-        (a, c), (b, e) = _line([_line([_count(scheme, L, d) for d in (1, 2)]) for L in (4, 5)], start=4)
-        return cls(int(a), int(b), int(c), int(e))
+        """Solve for the coefficients from six small stacks; not of one block, which may be an exception."""
+        (p, a, c), (q, b, e) = _line([_parabola([_count(scheme, L, d) for d in (1, 2, 3)]) for L in (4, 5)], start=4)
+        return cls(int(a), int(b), int(c), int(e), int(p), int(q))
 
     def at(self, depth: int, dim: int) -> int:
         """The number of parameters at a depth and width."""
-        return (self.a * depth + self.b) * dim + self.c * depth + self.e
+        squares = self.p * depth + self.q
+        return squares * dim**2 + (self.a * depth + self.b) * dim + self.c * depth + self.e
 
     def __str__(self) -> str:
-        widths, scalars = _polynomial(self.a, self.b), _polynomial(self.c, self.e)
-        terms = [_times(widths, "d"), scalars if scalars != "0" else ""]
+        squares, widths = _polynomial(self.p, self.q), _polynomial(self.a, self.b)
+        scalars = _polynomial(self.c, self.e)
+        terms = [_times(squares, "d²"), _times(widths, "d"), scalars if scalars != "0" else ""]
         return " + ".join(term for term in terms if term) or "none"
 
 
@@ -171,6 +175,14 @@ def _line(values: list[Any], start: int = 1) -> Any:
     """(slope, intercept) through the values at `start` and `start` + 1."""
     at_start, slope = np.asarray(values[0]), np.asarray(values[1]) - np.asarray(values[0])
     return slope, at_start - start * slope
+
+
+def _parabola(values: list[int]) -> tuple[int, int, int]:
+    """(u, v, w) of u·d² + v·d + w through the values at d = 1, 2 and 3."""
+    first, second, third = values
+    square = (third - 2 * second + first) // 2
+    slope = second - first - 3 * square
+    return square, slope, first - slope - square
 
 
 def _count(scheme: Scheme, depth: int, dim: int) -> int:

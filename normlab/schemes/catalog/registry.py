@@ -12,16 +12,22 @@ from importlib.metadata import entry_points
 from typing import Any, get_type_hints
 
 from normlab.errors import NormLabError, unknown
+from normlab.schemes.attnres import AttnRes
 from normlab.schemes.catalog import reference
 from normlab.schemes.contract.options import angle
 from normlab.schemes.contract.scheme import Scheme
 from normlab.schemes.deepnorm import DeepNorm
 from normlab.schemes.dual import Dual
+from normlab.schemes.gated import Gated
 from normlab.schemes.geonorm import GeoNorm
+from normlab.schemes.hc import HC
+from normlab.schemes.highway import Highway
 from normlab.schemes.hybrid import Hybrid
 from normlab.schemes.keel import Keel
+from normlab.schemes.lambdas import Lambdas
 from normlab.schemes.layerscale import LayerScale
 from normlab.schemes.lns import LNS
+from normlab.schemes.mhc import MHC
 from normlab.schemes.mix import Mix
 from normlab.schemes.ngpt import NGPT
 from normlab.schemes.none import NoNorm
@@ -29,6 +35,7 @@ from normlab.schemes.output import Output
 from normlab.schemes.peri import Peri
 from normlab.schemes.post import Post
 from normlab.schemes.pre import Pre
+from normlab.schemes.siamese import Siamese
 from normlab.schemes.spannorm import SpanNorm
 
 ENTRY_POINT_GROUP = "normlab.schemes"
@@ -197,6 +204,7 @@ def _load_plugins() -> None:
 
 
 for _cls in (
-    DeepNorm, Dual, GeoNorm, Hybrid, Keel, LayerScale, LNS, Mix, NGPT, NoNorm, Output, Peri, Post, Pre, SpanNorm,
+    AttnRes, DeepNorm, Dual, Gated, GeoNorm, HC, Highway, Hybrid, Keel, Lambdas, LayerScale, LNS, MHC, Mix, NGPT,
+    NoNorm, Output, Peri, Post, Pre, Siamese, SpanNorm,
 ):  # fmt: skip
     _permanent.add(register(_cls))

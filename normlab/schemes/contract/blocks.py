@@ -14,7 +14,17 @@ from torch import nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from normlab.errors import NormLabError
-from normlab.schemes.contract.parts import Branch, BranchBound, Step, Write, call_branch, read_state, rms_bound_of
+from normlab.schemes.contract.parts import (
+    Branch,
+    BranchBound,
+    Seen,
+    Step,
+    Write,
+    call_branch,
+    read_state,
+    rms_bound_of,
+    split_read,
+)
 
 
 class Block(nn.Module):
@@ -48,13 +58,21 @@ class Block(nn.Module):
         return zip(self.steps, branches, strict=True)
 
     def forward(self, state: torch.Tensor, branches: Sequence[Branch]) -> torch.Tensor:
+        if not torch.compiler.is_compiling() and any(map(own_hooks, self.steps)):
+            stepped = self.run_steps(state, branches)
+            if stepped is not None:
+                return stepped
         state, seen = read_state(state, self.first_read, self.usable_kernels())
         return self.run(state, seen, branches, nn.Identity())[0]
 
+    def run_steps(self, state: torch.Tensor, branches: Sequence[Branch]) -> torch.Tensor | None:
+        """`forward` by calls of the steps as modules, whose hooks then fire; None if the block is no chain of steps."""
+        return None
+
     def run(
-        self, state: torch.Tensor, seen: torch.Tensor, branches: Sequence[Branch], after: nn.Module
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the block from (state, first branch's input); returns (next state, after(next state))."""
+        self, state: torch.Tensor, seen: Seen, branches: Sequence[Branch], after: nn.Module
+    ) -> tuple[torch.Tensor, Seen]:
+        """Run the block from (state, what the first read returned); returns (next state, after(next state))."""
         raise NotImplementedError
 
     def rms_bound(self, state: float, branches: Sequence[BranchBound]) -> float:
@@ -74,26 +92,36 @@ class Block(nn.Module):
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether a module or one of its submodules has hooks, global hooks included, or a replaced `forward`."""
-    return bool(_has_any_global_hook()) or any(
-        part._forward_hooks
-        or part._forward_pre_hooks
-        or part._backward_hooks
-        or part._backward_pre_hooks
+    return bool(_has_any_global_hook()) or any(map(own_hooks, module.modules()))
+
+
+def own_hooks(module: nn.Module) -> bool:
+    """Whether a module itself has hooks or a replaced `forward`."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
         # Accelerate moves a module's inputs between devices by replacing its `forward`.
-        or "forward" in vars(part)
-        for part in module.modules()
+        or "forward" in vars(module)
     )
 
 
 class SerialBlock(Block):
     """Steps one after the other: the MLP reads the state that attention has updated."""
 
+    def run_steps(self, state: torch.Tensor, branches: Sequence[Branch]) -> torch.Tensor | None:
+        for step, branch in self.pairs(branches):
+            state = step(state, branch)
+        return state
+
     def run(
-        self, state: torch.Tensor, seen: torch.Tensor, branches: Sequence[Branch], after: nn.Module
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, state: torch.Tensor, seen: Seen, branches: Sequence[Branch], after: nn.Module
+    ) -> tuple[torch.Tensor, Seen]:
         kernels = self.usable_kernels()
         for (step, branch), read in zip(self.pairs(branches), self.reads(after), strict=True):
-            state, seen = step.write.write_and_read(state, call_branch(branch, seen), step.shape, read, kernels)
+            x, carry = split_read(seen)
+            state, seen = step.write.write_and_read(state, call_branch(branch, x), step.shape, read, kernels, *carry)
         return state, seen
 
     def rms_bound(self, state: float, branches: Sequence[BranchBound]) -> float:
@@ -123,14 +151,15 @@ class ParallelBlock(Block):
         super().__init__(steps)
 
     def run(
-        self, state: torch.Tensor, seen: torch.Tensor, branches: Sequence[Branch], after: nn.Module
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, state: torch.Tensor, seen: Seen, branches: Sequence[Branch], after: nn.Module
+    ) -> tuple[torch.Tensor, Seen]:
+        first, carry = split_read(seen)
+        inputs = [first, *(first if self.shares_read else split_read(s.read(state))[0] for s in self.steps[1:])]  # type: ignore
         updates = [
-            step.shape(call_branch(branch, seen if step is self.steps[0] or self.shares_read else step.read(state)))
-            for step, branch in self.pairs(branches)
+            step.shape(call_branch(branch, x)) for (step, branch), x in zip(self.pairs(branches), inputs, strict=True)
         ]
         total = sum(updates[1:], start=updates[0])
-        return self.steps[0].write.write_and_read(state, total, nn.Identity(), after, self.usable_kernels())  # type: ignore
+        return self.steps[0].write.write_and_read(state, total, nn.Identity(), after, self.usable_kernels(), *carry)  # type: ignore
 
     def rms_bound(self, state: float, branches: Sequence[BranchBound]) -> float:
         if self.shares_read:

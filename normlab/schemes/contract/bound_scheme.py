@@ -12,13 +12,19 @@ from torch import nn
 
 from normlab.choices import Topology
 from normlab.errors import NormLabError, unknown
-from normlab.roles import FRONT, OUTPUTS, Role
+from normlab.roles import FRONT, OUTPUTS, Role, drawing_order
 from normlab.schemes.contract.blocks import Block
 from normlab.schemes.contract.law import Law
-from normlab.schemes.contract.site import Site
+from normlab.schemes.contract.site import Kind, Site
 
 if TYPE_CHECKING:
     from normlab.schemes.contract.scheme import Scheme
+
+
+def usual_kinds(branches: int) -> tuple[Kind, ...]:
+    """The kinds of a block's branches if nobody says: the last of several is the MLP, all others are attention."""
+    last: tuple[Kind, ...] = ("mlp",) if branches > 1 else ("attention",)
+    return (("attention",) * (branches - 1) + last) if branches else ()
 
 
 @dataclass(frozen=True)
@@ -33,15 +39,17 @@ class BoundScheme:
     first: int
     """Index of the first block of this part of the network (pipeline stages); 0 for the whole."""
     topology: Topology
-    branches: int
-    """Branches in a block: 2 for attention and MLP."""
+    kinds: tuple[tuple[Kind, ...], ...]
+    """What each branch is, for every block of the whole network: blocks may differ in the number of branches."""
 
     def __post_init__(self) -> None:
         who = self.scheme.name
-        if self.depth < 1 or self.dim < 1 or self.branches < 1:
-            raise NormLabError(
-                f"{who}: depth, dim and branches must be at least 1, got {self.depth}, {self.dim}, {self.branches}"
-            )
+        fewest = min(map(len, self.kinds), default=1)
+        if min(self.depth, self.dim, fewest) < 1:
+            sizes = f"{self.depth}, {self.dim}, {fewest}"
+            raise NormLabError(f"{who}: depth, dim and branches must be at least 1, got {sizes}")
+        if len(self.kinds) != self.depth:
+            raise NormLabError(f"{who}: expected the branches of {self.depth} blocks, got those of {len(self.kinds)}")
         if not 0 <= self.first < self.depth:
             raise NormLabError(f"{who}: first must lie in [0, {self.depth}), got {self.first}")
         if self.topology not in get_args(Topology):
@@ -55,19 +63,27 @@ class BoundScheme:
         return self.depth / self.scheme.cut
 
     @property
-    def steps(self) -> int:
-        """Steps in a block: one per branch, or one for all of them if they run in parallel."""
-        return self.branches if self.topology == "serial" else 1
+    def branches(self) -> int:
+        """Branches in a block, 2 for attention and MLP; the most in any, where blocks differ."""
+        return max(map(len, self.kinds))
+
+    def branches_before(self, block: int) -> int:
+        """Branches in all blocks of the whole network before one; `block` = depth counts all."""
+        return sum(map(len, self.kinds[:block]))
+
+    def steps_before(self, block: int) -> int:
+        """Steps in all blocks before one: one per branch, or one per block if its branches run in parallel."""
+        return self.branches_before(block) if self.topology == "serial" else block
 
     @property
     def sublayers(self) -> float:
         """Steps in the whole network: 2L in constants that depend on depth."""
-        return self.steps * self.horizon
+        return self.steps_before(self.depth) / self.scheme.cut
 
     @property
     def updates(self) -> float:
         """Updates added to the state in the whole network: 2L in initialisation rules."""
-        return self.branches * self.horizon
+        return self.branches_before(self.depth) / self.scheme.cut
 
     @property
     def constrains(self) -> bool:
@@ -92,8 +108,11 @@ class BoundScheme:
                 f"{self.scheme.name}: block {k} is out of range; "
                 f"this part has blocks 0 to {self.depth - self.first - 1} (depth {self.depth}, first {self.first})"
             )
-        place = (self.depth, self.dim, self.steps, self.scheme.cut)
-        return [Site(self.first + k, i, *place) for i in range(self.branches)]
+        block = self.first + k
+        steps = len(self.kinds[block]) if self.topology == "serial" else 1
+        place = (self.depth, self.dim, steps, self.scheme.cut)
+        counts = (self.steps_before(block), self.steps_before(self.depth))
+        return [Site(block, i, *place, kind, *counts) for i, kind in enumerate(self.kinds[block])]
 
     def hidden(self, state: torch.Tensor) -> torch.Tensor:
         """The (..., D) hidden state in a state of the scheme, which may hold several streams."""
@@ -121,7 +140,7 @@ class BoundScheme:
                 f"leave zero_outputs off"
             )
         base = self.scheme.base_std(self.dim) if std is None else std
-        for role in roles:
+        for role in drawing_order(roles):
             if role.role == "bias":
                 nn.init.zeros_(role.parameter)
             elif role.is_matrix:
@@ -148,21 +167,23 @@ class BoundScheme:
 
     def param_groups(self, roles: Sequence[Role], *, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
         """Parameter groups for an optimiser, with learning rate and weight decay; every parameter is in exactly one."""
-        rules: dict[int, tuple[nn.Parameter, bool, float]] = {}
+        rules: dict[int, tuple[nn.Parameter, bool, float, float]] = {}
         for role in roles:
-            rule = (role.parameter, self.scheme.decays(role), self.scheme.lr_scale(role))
+            decay = self.scheme.weight_decay(role, weight_decay)
+            rule = (role.parameter, self.scheme.decays(role) or decay != 0.0, decay, self.scheme.lr_scale(role))
             known = rules.setdefault(id(role.parameter), rule)
             if known[1:] != rule[1:]:
                 raise NormLabError(f"{role.name}: parts of one parameter ask for different optimiser rules; split it")
-        groups: dict[tuple[bool, float], dict[str, Any]] = {}
-        for parameter, decay, scale in rules.values():
+        groups: dict[tuple[bool, float, float], dict[str, Any]] = {}
+        for parameter, decays, decay, scale in rules.values():
+            own = "" if decay in (0.0, weight_decay) else f" {decay:g}"
             empty: dict[str, Any] = {
-                "name": ("decay" if decay else "no-decay") + ("" if scale == 1.0 else f" lr×{scale:g}"),
+                "name": ("decay" if decays else "no-decay") + own + ("" if scale == 1.0 else f" lr×{scale:g}"),
                 "params": [],
                 "lr": lr * scale,
-                "weight_decay": weight_decay if decay else 0.0,
+                "weight_decay": decay,
             }
-            groups.setdefault((decay, scale), empty)["params"].append(parameter)
+            groups.setdefault((decays, decay, scale), empty)["params"].append(parameter)
         return list(groups.values())
 
     @torch.no_grad()

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from torch import nn
 
 from normlab.errors import NormLabError
+from normlab.schemes.contract.site import Kind
 
 NeedName = Literal[
     "q-norm",
@@ -52,6 +53,11 @@ class Need:
     def in_head(self) -> bool:
         """Whether this concerns the head and not the sublayers."""
         return self.name in ("logit-scale", "untied-head")
+
+    @property
+    def kind(self) -> Kind:
+        """What kind of sublayer this concerns."""
+        return "mlp" if self.name in ("gate-scale", "up-scale") else "attention"
 
     def __str__(self) -> str:
         return f"{self.name} ({PLACES[self.name]})"

@@ -7,6 +7,9 @@ updated):
     state ──┬── read ── branch ── shape ──┐
             └──────────────────────────write── next state
 
+A `read` whose `write` needs more than the update returns a tuple: the branch's input, then what `write` receives as
+further arguments (`split_read`). So coefficients that depend on the state are computed once a step.
+
 Every module also states its `rms_bound`, the largest RMS that it can return. The bound of a whole network is composed
 from these, so no scheme has to derive its own.
 """
@@ -31,6 +34,9 @@ from normlab.norms import LayerNorm, Norm, RMSNorm, widen
 
 Branch = Callable[[torch.Tensor], torch.Tensor]
 """A sublayer (attention or MLP) as a callable: takes its input, returns the update to the residual stream."""
+
+Seen = torch.Tensor | tuple[torch.Tensor, ...]
+"""What a `read` returns: the branch's input, or a tuple of it and of what the step's `write` receives."""
 
 BranchBound = Callable[[float], float]
 """Maps a bound on the RMS of a branch's input to a bound on the RMS of its output."""
@@ -164,10 +170,15 @@ class ToSphere(nn.Module):
         return self.radius / math.sqrt(self.dim)
 
 
+def split_read(seen: Seen) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    """(the branch's input, what the read hands to the write of its step)."""
+    return (seen[0], seen[1:]) if isinstance(seen, tuple) else (seen, ())
+
+
 class Write(nn.Module):
     """Base class of the ways to add an update to the residual stream: `write(state, update)` returns the next state.
 
-    The result has the state's dtype.
+    The result has the state's dtype. If the step's `read` returns a tuple, its further tensors follow the update.
     """
 
     linear = False
@@ -182,19 +193,29 @@ class Write(nn.Module):
     def forward(self, state: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError
 
+    def mixing(self, *carry: torch.Tensor) -> torch.Tensor | None:
+        """The matrix (..., n, n) by which a write multiplies n streams, given what the read handed on; None if none."""
+        return None
+
     def clamped(self, state: torch.Tensor, update: torch.Tensor) -> torch.Tensor | None:
         """A boolean for each token: whether a clamp shortened its step. None for writes without a clamp."""
         return None
 
     def write_and_read(
-        self, state: torch.Tensor, update: torch.Tensor, shape: nn.Module, read: nn.Module, kernels: str
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self,
+        state: torch.Tensor,
+        update: torch.Tensor,
+        shape: nn.Module,
+        read: nn.Module,
+        kernels: str,
+        *carry: torch.Tensor,
+    ) -> tuple[torch.Tensor, Seen]:
         """Apply the update and compute the next branch's input: returns (next state, read(next state)).
 
-        `update` is the branch's output, before `shape`. A subclass that has a fused kernel for these operations
-        overrides this method; the result must be the same.
+        `update` is the branch's output, before `shape`; `carry` is what this step's read handed on. A subclass that has
+        a fused kernel for these operations overrides this method; the result must be the same.
         """
-        state = self(state, shape(update))
+        state = self(state, shape(update), *carry)
         return state, read(state)
 
     def rms_bound(self, state: float, update: float) -> float:
@@ -210,12 +231,18 @@ class _Residual(Write):
         raise NotImplementedError
 
     def write_and_read(
-        self, state: torch.Tensor, update: torch.Tensor, shape: nn.Module, read: nn.Module, kernels: str
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self,
+        state: torch.Tensor,
+        update: torch.Tensor,
+        shape: nn.Module,
+        read: nn.Module,
+        kernels: str,
+        *carry: torch.Tensor,
+    ) -> tuple[torch.Tensor, Seen]:
         keep, step, norm = self.terms()
         before, at, behind = _affine(shape), _affine(norm), _affine(read)
         if backends.choose(kernels, state) != "triton" or before is None or at is None or behind is None:
-            return super().write_and_read(state, update, shape, read, kernels)
+            return super().write_and_read(state, update, shape, read, kernels, *carry)
         return residual_step(
             state,
             update,
@@ -251,7 +278,7 @@ def _affine(part: nn.Module | None) -> tuple[Affine | None, torch.Tensor | None]
 _NORM_KINDS: dict[type, str] = {RMSNorm: "rms", LayerNorm: "layer"}
 
 
-def read_state(state: torch.Tensor, read: nn.Module, kernels: str) -> tuple[torch.Tensor, torch.Tensor]:
+def read_state(state: torch.Tensor, read: nn.Module, kernels: str) -> tuple[torch.Tensor, Seen]:
     """Returns (state, read(state)), for a norm with one kernel whose backward pass adds up both gradients."""
     found = _affine(read)
     if backends.choose(kernels, state) != "triton" or found is None or found[0] is None:
@@ -316,8 +343,9 @@ def call_branch(branch: Branch, x: torch.Tensor) -> torch.Tensor:
 class Step(nn.Module):
     """The residual step of one sublayer: write(x, shape(branch(read(x)))).
 
-    Blocks call `read`, `shape` and `write` themselves, so that a write can share a kernel with the next read. Register
-    hooks on these modules, not on the step.
+    Blocks call `read`, `shape` and `write` themselves, so that a write can share a kernel with the next read; a block
+    with a hook on one of its steps calls its steps instead. Only the steps of a parallel block, which share one write,
+    never run as modules: hook their `read`, `shape` and `write`.
     """
 
     def __init__(self, write: Write, *, read: nn.Module | None = None, shape: nn.Module | None = None):
@@ -328,10 +356,12 @@ class Step(nn.Module):
 
     def update(self, state: torch.Tensor, branch: Branch) -> torch.Tensor:
         """The update that `write` receives: shape(branch(read(state)))."""
-        return self.shape(call_branch(branch, self.read(state)))
+        return self.shape(call_branch(branch, split_read(self.read(state))[0]))
 
-    def forward(self, state: torch.Tensor, branch: Branch) -> torch.Tensor:
-        return self.write(state, self.update(state, branch))
+    def forward(self, state: torch.Tensor, branch: Branch, onto: torch.Tensor | None = None) -> torch.Tensor:
+        """The next state. The step reads `state` and writes onto the same, or onto another state."""
+        x, carry = split_read(self.read(state))
+        return self.write(state if onto is None else onto, self.shape(call_branch(branch, x)), *carry)
 
     def update_bound(self, state: float, branch: BranchBound) -> float:
         """Largest RMS of the update, given the largest RMS of the state."""

@@ -26,12 +26,12 @@ from normlab.choices import Topology
 from normlab.errors import NormLabError
 from normlab.roles import Role
 from normlab.schemes.contract.blocks import Block, ParallelBlock, SerialBlock
-from normlab.schemes.contract.bound_scheme import BoundScheme
+from normlab.schemes.contract.bound_scheme import BoundScheme, usual_kinds
 from normlab.schemes.contract.law import Law
 from normlab.schemes.contract.needs import Need
 from normlab.schemes.contract.options import check_types, read_angles
 from normlab.schemes.contract.parts import Step
-from normlab.schemes.contract.site import Site
+from normlab.schemes.contract.site import Kind, Site
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,6 @@ class Scheme:
     """Names for certain options of this scheme: `rezero` for LayerScale with a scalar that starts at zero."""
     topologies: ClassVar[tuple[Topology, ...]] = ("serial", "parallel")
     """Block topologies that the scheme supports."""
-    streams: ClassVar[int] = 1
-    """Residual streams in a state: (..., D) for one, (..., streams, D) for more."""
     zero_outputs: ClassVar[bool] = True
     """Whether output projections may start at zero. Not if their output is normalised: the gradient there is 1/√eps."""
     truncate: ClassVar[float | None] = None
@@ -122,6 +120,11 @@ class Scheme:
         return state
 
     @property
+    def streams(self) -> int:
+        """Residual streams in a state: (..., D) for one, (..., streams, D) for more. An option in some schemes."""
+        return 1
+
+    @property
     def needs(self) -> tuple[Need, ...]:
         """Modules that the scheme places inside sublayers and head."""
         if self.qk_norm == "none":
@@ -139,6 +142,10 @@ class Scheme:
     def decays(self, role: Role) -> bool:
         """Whether a parameter has weight decay."""
         return role.is_matrix
+
+    def weight_decay(self, role: Role, base: float) -> float:
+        """Weight decay of a parameter, given that of the matrices: all of it where `decays` says so, else none."""
+        return base if self.decays(role) else 0.0
 
     def lr_scale(self, role: Role) -> float:
         """Multiplier on the learning rate of a parameter."""
@@ -188,14 +195,22 @@ class Scheme:
         return law(len(blocks), blocks=blocks) if learns else law(len(blocks))
 
     def bind(
-        self, *, depth: int, dim: int, first: int = 0, topology: Topology = "serial", branches: int = 2
+        self,
+        *,
+        depth: int,
+        dim: int,
+        first: int = 0,
+        topology: Topology = "serial",
+        branches: int | Sequence[Sequence[Kind]] = 2,
     ) -> BoundScheme:
         """Bind the scheme to a network of `depth` blocks of width `dim`.
 
         `first` is the index of the first block of this part of the network (pipeline stages); `branches` the number of
-        sublayers in a block.
+        sublayers in a block or, where blocks differ, what each sublayer of each block is.
         """
-        return BoundScheme(scheme=self, depth=depth, dim=dim, first=first, topology=topology, branches=branches)
+        same = isinstance(branches, int)
+        kinds = (usual_kinds(branches),) * depth if same else tuple(tuple(block) for block in branches)
+        return BoundScheme(scheme=self, depth=depth, dim=dim, first=first, topology=topology, kinds=kinds)
 
     def refine(self, m: float) -> Scheme:
         """The same scheme with every step divided by m: bound to m times the depth it covers the same time."""

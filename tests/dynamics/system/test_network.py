@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import normlab
+from normlab.dynamics.system import laws
 from normlab.dynamics.system.drift import RandomMLP
 from normlab.dynamics.system.flow import Flow, ParticleState
 from normlab.dynamics.system.network import ParticleNetwork, renormalises
@@ -17,6 +18,7 @@ from tests.dynamics.particles import follow, uniform
 from tests.matrix import parametrize
 
 BETA = torch.tensor([1.5], dtype=torch.float64)
+SCHEMES = [name for name in laws.law_names() if name != "sqrt"]
 OPTIONS = [
     "pre(step=0.3)", "peri(step=0.3)", "peri(output_gain=0.5)", "ngpt(alpha=0.7)",
     "geonorm(max_angle=0.3)", "geonorm(decay='sqrt')", "geonorm(decay='none')", "geonorm(decay='linear')",
@@ -46,7 +48,7 @@ def _order(
     return math.log2(errors[0] / errors[1])
 
 
-@parametrize("spec", [*normlab.list_schemes(), *OPTIONS], quick=["pre", "geonorm", "ngpt"])
+@parametrize("spec", [*SCHEMES, *OPTIONS], quick=["pre", "geonorm", "ngpt"])
 def test_first_order_toward_the_law(spec):
     """Half the step, half the error: simulator, theory and training code describe the same thing."""
     assert _order(spec, RandomWeights(matrices="identity", dim=6)) == pytest.approx(1.0, abs=0.06)

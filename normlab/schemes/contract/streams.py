@@ -1,0 +1,190 @@
+"""States of several residual streams, (..., n, D): the base class of such schemes, and parts to build them from.
+
+Coefficients of the streams are computed in fp32 (fp64 for an fp64 state) whatever the stream's dtype and autocast say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from normlab.errors import NormLabError
+from normlab.norms import Norm, rms_norm, widen
+from normlab.roles import COEFFICIENTS, OUTPUTS, Role, Spec
+from normlab.schemes.contract.bound_scheme import BoundScheme
+from normlab.schemes.contract.law import Law
+from normlab.schemes.contract.scheme import Scheme
+
+_MIX_STD = 0.02
+"""Initial std of matrices that compute coefficients: that of the public code, whatever the std of other matrices."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamScheme(Scheme):
+    """Base class of schemes with n copies of the embedding as streams, which are Pre-Norm at initialisation.
+
+    Branches read a weighted sum of the streams; a probe sees their mean. All branches of a block would have to share
+    one set of coefficients if they ran in parallel, so blocks are serial.
+    """
+
+    topologies = ("serial",)
+    depth_rule = "its own initialisation, output projections ÷ √(2L); no constant is changed"
+
+    streams: int = 4  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType]  # an option here
+    """Residual streams n."""
+    depth_init: bool = True
+    """Divide output projections by √(2L) at initialisation, as Pre-Norm does."""
+
+    fewest_streams = 1
+
+    def check(self) -> None:
+        if self.streams < self.fewest_streams:
+            raise NormLabError(
+                f"{self.name}: streams must be at least {self.fewest_streams}, got {self.streams}; try 4"
+            )
+
+    def entry(self, bound: BoundScheme) -> nn.Module:
+        return CopyStreams(self.streams)
+
+    def hidden(self, state: torch.Tensor) -> torch.Tensor:
+        return mean_stream(state)
+
+    def initial_std(self, role: Role, base: float, bound: BoundScheme) -> float:
+        if role.role in COEFFICIENTS:
+            return _MIX_STD
+        return base / math.sqrt(bound.updates) if self.depth_init and role.role in OUTPUTS else base
+
+    def law(self, depth: int) -> Law:
+        return Law(
+            speed=lambda m: m.radius,
+            radial=lambda m: m.radial,
+            rms=lambda i: math.sqrt(1 + i),
+            forward="linear",
+            backward="power law in depth",
+            note="the law of the mean stream at initialisation, which is Pre-Norm's; none is known for trained"
+            " coefficients",
+        )
+
+
+class CopyStreams(nn.Module):
+    """x → n copies of x, stacked before the last dimension."""
+
+    def __init__(self, streams: int):
+        super().__init__()
+        self.streams = streams
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([x] * self.streams, dim=-2)
+
+    def rms_bound(self, rms_in: float) -> float:
+        return rms_in
+
+    def extra_repr(self) -> str:
+        return f"{self.streams}"
+
+
+class MeanNorm(nn.Module):
+    """N(mean of the streams); with `total` N(sum of the streams), which differs by the norm's epsilon."""
+
+    def __init__(self, norm: Norm, *, total: bool = False):
+        super().__init__()
+        self.norm, self.total = norm, total
+
+    def forward(self, state: torch.Tensor) -> torch.Tensor:
+        wide = widen(state)
+        return self.norm(wide.sum(-2) if self.total else wide.mean(-2)).to(state.dtype)
+
+
+class MixProjection(nn.Module):
+    """W·x without bias, in full precision: from normalised streams to logits of coefficients. Zero before `init_`."""
+
+    def __init__(self, inputs: int, outputs: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs, dtype=torch.float32))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
+
+    def parameter_roles(self) -> Mapping[str, Spec]:
+        return {"weight": "mix"}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with full_precision(x):
+            return nn.functional.linear(widen(x), widen(self.weight))
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.shape[1]} to {self.weight.shape[0]}"
+
+
+class StreamLogits(nn.Module):
+    """scale · (rms(X)·Wᵀ) + base over the flattened streams: logits in groups, with one scale for each group.
+
+    The RMS is one number per token, without gain. `start` holds the initial base of every group, `alpha` the initial
+    scale.
+    """
+
+    def __init__(self, streams: int, dim: int, start: Sequence[Sequence[float]], *, alpha: float, eps: float):
+        super().__init__()
+        self.start, self.alpha, self.eps = [list(group) for group in start], alpha, eps
+        self.sizes = [len(group) for group in start]
+        self.project = MixProjection(streams * dim, sum(self.sizes))
+        self.base = nn.Parameter(torch.empty(sum(self.sizes), dtype=torch.float32))
+        self.scale = nn.Parameter(torch.empty(len(self.sizes), dtype=torch.float32))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        with torch.no_grad():
+            self.base.copy_(torch.tensor([value for group in self.start for value in group]))
+            self.scale.fill_(self.alpha)
+
+    def forward(self, state: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        found = torch.split(self.project(rms_norm(state.flatten(-2), self.eps)), self.sizes, dim=-1)
+        scales, bases = widen(self.scale).unbind(0), torch.split(widen(self.base), self.sizes)
+        return tuple(scale * group + base for scale, group, base in zip(scales, found, bases, strict=True))
+
+
+def weighted_sum(weights: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+    """Σ_j weights_j · state_j over the streams: (..., n) and (..., n, D) give (..., D)."""
+    return (weights.unsqueeze(-1) * state).sum(-2)
+
+
+def mix_streams(matrix: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+    """matrixᵀ·state: stream t of the result is Σ_s matrix[s, t] · state_s. The sum is over the **first** index."""
+    with full_precision(state):
+        return matrix.transpose(-1, -2) @ state
+
+
+def add_update(state: torch.Tensor, weights: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
+    """state_t + weights_t · update for every stream t."""
+    return state + weights.unsqueeze(-1) * update.unsqueeze(-2)
+
+
+def part_of_step(state: torch.Tensor, mixed: torch.Tensor, dt: nn.Module) -> torch.Tensor:
+    """(1 − dt)·state + dt·mixed: a refined step goes a part of the way."""
+    return mixed if isinstance(dt, nn.Identity) else state + dt(mixed - state)
+
+
+def mixing_matrix(matrix: torch.Tensor, dt: nn.Module) -> torch.Tensor:
+    """What a step multiplies the streams by from the left: matrixᵀ, or (1 − dt)·1 + dt·matrixᵀ for a refined step."""
+    matrix = matrix.mT
+    return part_of_step(torch.eye(matrix.shape[-1]).to(matrix), matrix, dt)
+
+
+def mean_stream(state: torch.Tensor) -> torch.Tensor:
+    """The mean of the streams, (..., n, D) → (..., D)."""
+    return widen(state).mean(-2).to(state.dtype)
+
+
+def full_precision(x: torch.Tensor) -> contextlib.AbstractContextManager[object]:
+    """Context manager that turns autocast off."""
+    kind = x.device.type
+    # Not on the meta device, which autocast does not know; by name, because torch 2.11 cannot compile the question.
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
+        return contextlib.nullcontext()
+    return torch.autocast(kind, enabled=False)

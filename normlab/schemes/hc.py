@@ -1,0 +1,191 @@
+"""Hyper-connections: n streams with learned weights to read them, to mix them and to write to them."""
+
+# torch annotates some tensor functions only in part.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import cast
+
+import torch
+from torch import nn
+
+from normlab.errors import NormLabError
+from normlab.norms import Norm, widen
+from normlab.roles import OUTPUTS, Role, Spec
+from normlab.schemes.contract.bound_scheme import BoundScheme
+from normlab.schemes.contract.parts import BranchBound, Step, Write, factor
+from normlab.schemes.contract.site import Site
+from normlab.schemes.contract.streams import (
+    MeanNorm,
+    MixProjection,
+    StreamScheme,
+    add_update,
+    full_precision,
+    mix_streams,
+    mixing_matrix,
+    part_of_step,
+    weighted_sum,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HC(StreamScheme):
+    """
+    Hyper-connections: n residual streams with learned weights for what a branch reads, mixes and writes.
+
+    Formula    h = Σ_s a_s·X_s; X_t ← Σ_s A[s,t]·X_s + b_t·F(N(h))
+               a, A, b = learned numbers; dynamic: + α·tanh(W·N_s(X_s)), row s from stream s alone
+               exit N(Σ_s X_s)
+    Placement  X ─┬─ Σ a ─ N ─ F ─ ·b ─┐
+                  └─ Aᵀ ───────────────+─ X'
+    Init       n copies of the embedding; A = 1, b = 1, a picks stream k mod n in the k-th sublayer; W = 0, α = 0.01
+               output projections ÷ √(2L) as Pre-Norm and ÷ √n; W decays, a, A, b and α do not
+    Source     Zhu et al. 2024, arXiv 2409.19606
+    Law        Pre-Norm's at initialisation, which it equals; trained, the largest stream may grow by max_t Σ_s |A[s,t]|
+               a sublayer
+    Fails      nothing bounds the product of the A: gains of 3000 and a surge of the loss at 27B (arXiv 2512.24880);
+               use mhc
+    """
+
+    name = "hc"
+    aliases = ("hyper-connections", "hyper-connection", "dhc")
+    variants = MappingProxyType({"shc": {"dynamic": False}})
+
+    dynamic: bool = True
+    """Add a part to the weights that depends on the token; False: learned numbers alone."""
+    tanh: bool = True
+    """Squash the dynamic part; the paper's variant without it is slightly better at n = 4, but has no bound."""
+    alpha: float = 0.01
+    """Initial value of α, the weight of the dynamic part."""
+
+    def check(self) -> None:
+        super().check()
+        if not self.dynamic and (self.tanh, self.alpha) != (True, 0.01):
+            raise NormLabError("hc: tanh and alpha belong to dynamic=True; leave them out")
+
+    def sublayer(self, site: Site) -> Step:
+        dynamic = self._dynamic(site.dim) if self.dynamic else None
+        return HCStep(HCRead(self.streams, site.step % self.streams, self.new_norm(site.dim), dynamic), site.dt)
+
+    def _dynamic(self, dim: int) -> DynamicWeights:
+        return DynamicWeights(self.new_norm(dim), self.streams, alpha=self.alpha, tanh=self.tanh)
+
+    def exit(self, bound: BoundScheme) -> nn.Module:
+        return MeanNorm(self.new_norm(bound.dim), total=True)
+
+    def initial_std(self, role: Role, base: float, bound: BoundScheme) -> float:
+        if role.role == "mix":
+            return 0.0
+        std = super().initial_std(role, base, bound)
+        # Every stream takes every update, and the exit adds up the streams.
+        return std / math.sqrt(self.streams) if role.role in OUTPUTS else std
+
+
+class DynamicWeights(nn.Module):
+    """X → α·tanh(W·N(X_s)) for every stream s: what is added to a_s, to the row A[s, :] and to b_s."""
+
+    def __init__(self, norm: Norm, streams: int, *, alpha: float, tanh: bool):
+        super().__init__()
+        self.norm, self.streams, self.alpha, self.tanh = norm, streams, alpha, tanh
+        self.project = MixProjection(norm.dim, streams + 2)
+        self.scale = nn.Parameter(torch.empty(2, dtype=torch.float32))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.scale, self.alpha)
+
+    def forward(self, state: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        found = self.project(self.norm(state))
+        found = (found.tanh() if self.tanh else found) * self._scales()
+        read, mix, write = found.split([1, self.streams, 1], dim=-1)
+        return read.squeeze(-1), mix, write.squeeze(-1)
+
+    def limits(self) -> tuple[float, torch.Tensor, float]:
+        """Largest absolute values that are added to a_s, to A[s, t] for each t, and to b_s."""
+        weight = widen(self.project.weight.detach())
+        # |w·x| ≤ ‖w‖·√D·RMS(x)
+        largest = torch.linalg.vector_norm(weight, dim=-1) * math.sqrt(self.norm.dim) * self.norm.rms_bound(math.inf)
+        largest = largest.nan_to_num(math.inf).clamp(max=1.0 if self.tanh else math.inf)
+        found = largest * self._scales().detach().abs()
+        return float(found[0]), found[1:-1], float(found[-1])
+
+    def _scales(self) -> torch.Tensor:
+        """One scale for the weights that read and mix, one for those that write."""
+        shared, write = widen(self.scale).unbind(0)
+        return torch.stack([shared] * (self.streams + 1) + [write])
+
+
+class HCRead(nn.Module):
+    """X → (N(Σ_s a_s X_s), b, A): a branch's input and the weights of its write."""
+
+    def __init__(self, streams: int, first: int, norm: Norm, dynamic: DynamicWeights | None):
+        super().__init__()
+        self.first, self.norm, self.dynamic = first, norm, dynamic
+        self.read = nn.Parameter(torch.empty(streams, dtype=torch.float32))
+        self.mix = nn.Parameter(torch.empty(streams, streams, dtype=torch.float32))
+        self.write = nn.Parameter(torch.empty(streams, dtype=torch.float32))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        with torch.no_grad():
+            self.read.zero_()[self.first] = 1.0
+        nn.init.eye_(self.mix)
+        nn.init.ones_(self.write)
+
+    def parameter_roles(self) -> Mapping[str, Spec]:
+        # n × n numbers, whatever the width: no matrix of the model.
+        return {"mix": "vector"}
+
+    def forward(self, state: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        wide = widen(state)
+        with full_precision(state):
+            read, mix, write = widen(self.read), widen(self.mix), widen(self.write)
+            if self.dynamic is not None:
+                read, mix, write = (
+                    one + more for one, more in zip((read, mix, write), self.dynamic(wide), strict=True)
+                )
+            return self.norm(weighted_sum(read, wide)).to(state.dtype), write, mix
+
+    def limits(self) -> tuple[float, float, float]:
+        """(Σ |a_s|, max_t Σ_s |A[s, t]|, max |b_t|), each the largest for any state."""
+        read, mix, write = (widen(one.detach()).abs() for one in (self.read, self.mix, self.write))
+        more = (0.0, 0.0, 0.0) if self.dynamic is None else self.dynamic.limits()
+        return float((read + more[0]).sum()), float((mix + more[1]).sum(0).max()), float((write + more[2]).max())
+
+    def rms_bound(self, rms_in: float) -> float:
+        return self.norm.rms_bound(self.limits()[0] * rms_in)
+
+
+class HCWrite(Write):
+    """X_t ← Σ_s A[s, t]·X_s + b_t·f; a refined step mixes by (1 − dt)·1 + dt·Aᵀ."""
+
+    def __init__(self, dt: float):
+        super().__init__()
+        self.dt = factor(dt)
+
+    def forward(self, state: torch.Tensor, update: torch.Tensor, *carry: torch.Tensor) -> torch.Tensor:
+        write, mix = carry
+        wide = widen(state)
+        mixed = part_of_step(wide, mix_streams(mix, wide), self.dt)
+        return add_update(mixed, self.dt(write), widen(update)).to(state.dtype)
+
+    def mixing(self, *carry: torch.Tensor) -> torch.Tensor:
+        return mixing_matrix(carry[1], self.dt)
+
+
+class HCStep(Step):
+    """The step of hyper-connections: its bound needs the weights of the read and the step of the write."""
+
+    def __init__(self, read: HCRead, dt: float):
+        super().__init__(HCWrite(dt), read=read)
+        self.fraction = dt
+
+    def rms_bound(self, state: float, branch: BranchBound) -> float:
+        _, mix, write = cast(HCRead, self.read).limits()
+        grown = (1.0 - self.fraction + self.fraction * mix) * state
+        return grown + self.fraction * write * self.update_bound(state, branch)

@@ -87,6 +87,14 @@ class CheckConfig:
     step_ladder: bool = False
     """Also measure smaller and larger residual steps Δt, if the design has a step."""
 
+    coordinates: bool = False
+    """Coordinate check instead of all else: how activations, and their changes in the first 8 steps (or --steps),
+    depend on width and on depth, with at least two seeds. --widths and --depths set the sizes."""
+    base_dim: int | None = None
+    """Coordinate check with the transfer rules of normlab train --base-dim."""
+    base_depth: int | None = None
+    """Coordinate check with the transfer rules of normlab train --base-depth."""
+
     max_seconds: float = 60.0
     """Time limit of each ladder in seconds; if it is short, sizes between the smallest and the target's own are
     skipped, and the result says so."""
@@ -104,7 +112,16 @@ class CheckConfig:
         object.__setattr__(self, "fail_on", parse(self.fail_on))
         _check_counts("depths", self.depths, 2)
         _check_counts("widths", self.widths, 1)
-        for name, least in (("steps", 1), ("seeds", 1), ("length", 2), ("batch_size", 1), ("width", 1), ("shrink", 1)):
+        for name, least in (
+            ("steps", 1),
+            ("seeds", 1),
+            ("length", 2),
+            ("batch_size", 1),
+            ("width", 1),
+            ("shrink", 1),
+            ("base_dim", 1),
+            ("base_depth", 1),
+        ):
             self._check_whole(name, least)
         for name in ("lr", "reference_loss", "max_seconds"):
             self._check_positive(name)

@@ -192,7 +192,7 @@ class _Session:
             return verdicts
         self.tell(f"{depth} blocks at a gentler rate")
         asked = depth if "depth" in self.target.resizable else None
-        return second_opinion(self.target, run, verdicts, depth=asked, steps=self.config.steps)
+        return second_opinion(self.target, run, verdicts, depth=asked, steps=self.config.burst_steps)
 
     def _judged_depth(self, found: DepthLadder) -> int:
         """The deepest rung up to the depth that is judged."""

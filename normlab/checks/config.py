@@ -46,8 +46,8 @@ class CheckConfig:
 
     depths: _Depths | None = None
     """Depths to build, in blocks, e.g. 6,12,24,48; none: doublings up to the target's own depth."""
-    steps: int = 30
-    """Number of training steps at each size (the burst)."""
+    steps: int | None = None
+    """Number of training steps at each size (the burst); none: 30, and 8 for a coordinate check."""
     lr: float | Literal["auto"] = "auto"
     """Learning rate; auto: 1e-3 for schemes, for other targets 0.8 % of the RMS of their weights, at most 1e-3."""
     seeds: int = 1
@@ -88,8 +88,8 @@ class CheckConfig:
     """Also measure smaller and larger residual steps Δt, if the design has a step."""
 
     coordinates: bool = False
-    """Coordinate check instead of all else: how activations, and their changes in the first 8 steps (or --steps),
-    depend on width and on depth, with at least two seeds. --widths and --depths set the sizes."""
+    """Coordinate check instead of all else: how activations, and their changes in the first steps of training, depend
+    on width and on depth, with at least three seeds. --widths and --depths set the sizes."""
     base_dim: int | None = None
     """Coordinate check with the transfer rules of normlab train --base-dim."""
     base_depth: int | None = None
@@ -123,12 +123,19 @@ class CheckConfig:
             ("base_depth", 1),
         ):
             self._check_whole(name, least)
+        if not self.coordinates and (self.base_dim or self.base_depth):
+            raise NormLabError("check: base_dim and base_depth are options of a coordinate check; add --coordinates")
         for name in ("lr", "reference_loss", "max_seconds"):
             self._check_positive(name)
         if self.start_size not in (*PRESETS, "none"):
             raise unknown("start size", self.start_size, (*PRESETS, "none"))
         if self.dtype not in get_args(Dtype):
             raise unknown("number format", str(self.dtype), get_args(Dtype))
+
+    @property
+    def burst_steps(self) -> int:
+        """Number of training steps, by default that of the kind of check."""
+        return self.steps or (8 if self.coordinates else 30)
 
     @property
     def wants_widths(self) -> bool:

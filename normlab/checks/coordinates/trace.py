@@ -127,8 +127,10 @@ def _look(target: Target, model: nn.Module, batch: Any, places: dict[nn.Module, 
 
 
 def _with_logits(seen: Outputs, logits: torch.Tensor) -> Outputs:
-    """The outputs with the logits last, in place of a head that returned the same."""
+    """The outputs with the logits last, in place of a head that returned the same; states are no logits."""
     same = {name for name, found in seen.items() if len(found) == 1 and torch.equal(found[0], logits)}
+    if any(name.endswith(LAST) for name in same):
+        return seen
     return {name: found for name, found in seen.items() if name not in same} | {LOGITS: [logits]}
 
 

@@ -15,8 +15,8 @@ from normlab.cli.main import main
 PUBLIC = {
     "normlab": [
         "Decoder", "DecoderConfig", "Encoder", "EncoderConfig", "NormLabError", "Scheme", "Stack", "TrainConfig",
-        "VisionConfig", "VisionTransformer", "check", "check_coordinates", "geometry", "ladder", "list_schemes", "load_run",
-        "norms", "ops", "probe", "register", "scheme", "schemes", "simulate", "testing",
+        "VisionConfig", "VisionTransformer", "check", "check_coordinates", "geometry", "ladder", "list_schemes",
+        "load_run", "norms", "ops", "probe", "register", "scheme", "schemes", "simulate", "testing",
     ],
     "normlab.schemes": [
         "Add", "AddNorm", "Block", "BoundScheme", "BoundedSequential", "ConstantScale", "Law", "LearnedScale", "Motion",

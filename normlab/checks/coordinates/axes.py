@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -178,7 +178,7 @@ class _Session:
 def start(
     target: Target, *, lr: float, seed: int, bases: Bases = (None, None), **sizes: int | None
 ) -> tuple[nn.Module, Optimizer]:
-    """A model before its first step, in training mode, and its optimiser; by the transfer rules where bases are given."""
+    """A model before its first step, in training mode, and its optimiser; with bases, by the transfer rules."""
     if not isinstance(target, DesignTarget):
         model = target.build(seed=seed, **sizes).train()
         return model, adamw(target, model, lr)

@@ -77,6 +77,7 @@ def _tone(trend: Trend) -> str:
 
 def _foot(check: CoordinateCheck) -> str:
     return (
-        f"p of value ∝ size^p, ± half its 95 % interval over {counted(check.seeds, 'seed')}; |p| ≤ {check.threshold:g} is "
-        f"flat; {counted(check.steps, 'step')} on one batch at rate {rate(check.lr)}; {duration(check.seconds)}"
+        f"p of value ∝ size^p, ± half its 95 % interval over {counted(check.seeds, 'seed')}; "
+        f"|p| ≤ {check.threshold:g} is flat; {counted(check.steps, 'step')} "
+        f"on one batch at rate {rate(check.lr)}; {duration(check.seconds)}"
     )

@@ -19,12 +19,20 @@ def trend(module: str, points: Sequence[Point], threshold: float) -> Trend:
     relative = _exponent(points, _relative(_first if steepest(first, last) is first else _last))
     size = judge(start, [_start(point) for point in points], threshold)
     change = judge(steepest(first, last), [x for point in points for x in point.changes], threshold)
-    if change == "shrinks" and relative is not None and judge(relative, (), threshold) != "shrinks":
+    if _is_excused(change, size, steepest(first, last), relative, threshold):
         change = "as its size"
     return Trend(
         module=module, points=tuple(points), start=start, first=first, last=last, size=size, change=change,
         relative=relative,
     )  # fmt: skip
+
+
+def _is_excused(change: Finding, size: Finding, fit: Fit | None, relative: Fit | None, threshold: float) -> bool:
+    """Whether a change shrinks, or may do so, no faster than the output itself."""
+    if relative is None or fit is None or judge(relative, (), threshold) == "shrinks":
+        return False
+    may_shrink = change == "unclear" and size == "shrinks" and fit.high is not None and fit.high <= threshold
+    return change == "shrinks" or may_shrink
 
 
 def judge(fit: Fit | None, values: Iterable[Number], threshold: float) -> Finding:

@@ -65,7 +65,7 @@ def plot_data(check: CoordinateCheck) -> dict[str, Any]:
 
 def _drawn(trend: Trend, sizes: Sequence[int]) -> dict[str, Any]:
     return {
-        "fits": {name: _fit(fit) for name, fit in (("start", trend.start), ("first", trend.first), ("last", trend.last))},
+        "fits": {name: _fit(getattr(trend, name)) for name in ("start", "first", "last")},
         "fine": trend.change in FINE,
         "size": [_over_seeds(trend, sizes, "sizes", step) for step in range(len(trend.points[0].sizes))],
         "change": [_over_seeds(trend, sizes, "changes", step) for step in range(len(trend.points[0].changes))],
@@ -94,13 +94,12 @@ def _sections(check: CoordinateCheck) -> list[Section]:
     return [
         section("exponents", "Exponents", "check/exponents.html", lines=most, seeds=check.seeds, **shared),
         section("values", "Values", "check/values.html", **shared),
-        *(
-            section(axis.name, f"Over {axis.name}", "table.html", table=exponent_table(axis, check))
-            for axis in check.axes
-        ),
-        section("configuration", "Configuration", "configuration.html", config=_config(check), environment=_versions(check)),
+        *(section(axis.name, f"Over {axis.name}", "table.html", table=exponent_table(axis, check))
+          for axis in check.axes),
+        section("configuration", "Configuration", "configuration.html",
+                config=_config(check), environment=_versions(check)),
         section("reproduce", "How to reproduce", "reproduce.html", commands=commands([check])),
-    ]
+    ]  # fmt: skip
 
 
 def exponent_table(axis: Axis, check: CoordinateCheck) -> Table:
@@ -114,7 +113,7 @@ def exponent_table(axis: Axis, check: CoordinateCheck) -> Table:
         [*titles, Column("Finding")],
         [_row(trend, names[trend.module], axis, check) for trend in axis.trends],
         note=f"{sizes_of(axis).capitalize()}, {rule_words(axis, check)}. p of value ∝ {axis.name}^p with half its 95 % "
-        f"interval over {check.seeds} seeds; the last two numbers are changes after {check.steps} steps, means over seeds.",
+        f"interval over {check.seeds} seeds. The last two numbers: changes after {check.steps} steps, seeds' means.",
     )
 
 

@@ -66,8 +66,7 @@ class Trend:
     size: Finding
     """Of the RMS at step 0."""
     change: Finding
-    """Of the change, at the step, first or last, at which it grows more: later on a large change is bounded by norms."""
-
+    """Of the change, at the step, first or last, at which it grows more: later on norms bound what was large."""
     relative: Fit | None
     """Exponent of that change over the RMS at step 0."""
 

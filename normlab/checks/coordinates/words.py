@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from normlab.checks.coordinates.records import Axis, AxisName, CoordinateCheck, Finding, Trend
@@ -30,7 +31,7 @@ _OPTION: dict[AxisName, str] = {"width": "--base-dim", "depth": "--base-depth"}
 def headline(check: CoordinateCheck) -> str:
     """What was found over all axes, in one line."""
     clauses = [_clause(axis) for axis in check.axes]
-    if len(check.axes) > 1 and all(clause == _independent(axis) for clause, axis in zip(clauses, check.axes, strict=True)):
+    if clauses == [_independent(axis) for axis in check.axes] and len(clauses) > 1:
         clauses = ["depend neither on width nor on depth"]
     words = f"Changes in training {' and '.join(clauses)}"
     return f"The transfer rules do not hold: {words[0].lower()}{words[1:]}" if check.failed else words
@@ -95,8 +96,8 @@ def _label(module: str, prefix: str) -> str:
 
 
 def _clause(axis: Axis) -> str:
-    counts = {kind: sum(trend.change == kind for trend in axis.trends) for kind in _VERBS}
-    found = next((kind for kind in _VERBS if counts[kind]), None)
+    counts = Counter(trend.change for trend in axis.trends)
+    found: Finding | None = next((kind for kind in _VERBS if counts[kind]), None)
     if found is None:
         words = _independent(axis)
         grown = sum(trend.size == "grows" for trend in axis.trends)
@@ -140,7 +141,7 @@ def _counted(fine: Sequence[Trend], axis: Axis) -> str:
 def _advice(axis: Axis, check: CoordinateCheck) -> list[str]:
     """What to do about growth where no rule was applied, and how to read a hypothesis."""
     if axis.rule == "hypothesis":
-        return [f"The depth rule of {check.target.scheme} is a hypothesis: it claims nothing that this could contradict."]
+        return [f"The depth rule of {check.target.scheme} is a hypothesis: nothing is claimed, so nothing can fail."]
     if axis.rule == "none" and any(trend.change in ("grows", "not finite") for trend in axis.trends):
         advice = f"A learning rate that was tuned at one {axis.name} is then too large at a greater one"
         own = check.target.kind in ("scheme", "run")

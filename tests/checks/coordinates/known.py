@@ -1,8 +1,8 @@
 """A model whose changes in training are known in closed form, at every width, depth and step.
 
 The state starts at 10 x with x = ±1, and every block adds W sign(state) / division. While the additions stay below 10,
-sign(state) = x, and sign passes no gradient on. The loss is the sum of c · state with c = ±1, so the gradient of every W
-is c xᵀ / division at every step, and Adam moves every entry by the rate: ΔW = -lr t c xᵀ after t steps. So
+sign(state) = x, and sign passes no gradient on. The loss is the sum of c · state with c = ±1, so the gradient of every
+W is c xᵀ / division at every step, and Adam moves every entry by the rate: ΔW = -lr t c xᵀ after t steps. So
 
     change of W x      lr t width
     change of state    lr t width depth / division

@@ -1,4 +1,4 @@
-"""Coordinate checks as a whole: known exponents, negative controls, planted faults, bad input, what is stored and shown."""
+"""Coordinate checks as a whole: known exponents, negative controls, planted faults, bad input, and what is shown."""
 
 from __future__ import annotations
 
@@ -45,20 +45,24 @@ def test_exponents_known_in_closed_form() -> None:
         matrix, last = found.trends
         for fit in (last.first, last.last):
             # Sums around 10 in fp32 at the smallest change, 1e-3 · 8 · 2: 1e-6 / 0.016 at most.
-            assert fit is not None and fit.exponent == pytest.approx(state, abs=2e-4)
+            assert fit is not None
+            assert fit.exponent == pytest.approx(state, abs=2e-4)
         # In every block the same, whatever the depth.
-        assert matrix.first is not None and matrix.first.exponent == pytest.approx(float(axis == "width"), abs=2e-4)
+        assert matrix.first is not None
+        assert matrix.first.exponent == pytest.approx(float(axis == "width"), abs=2e-4)
     assert changes(plain(), "width") == {"layers.*.matrix": "grows", "layers (last)": "grows"}
     assert changes(plain(), "depth") == {"layers.*.matrix": "flat", "layers (last)": "grows"}
     # Nothing was claimed.
-    assert not plain().failed and level(plain()) == "warn"
+    assert not plain().failed
+    assert level(plain()) == "warn"
 
 
 def test_a_model_with_its_own_rule_is_flat() -> None:
     check = normlab.check_coordinates(known.with_rule, widths=(8, 16, 32), depths=(2, 4, 8), steps=2, lr=1e-3)
     for axis in check.axes:
         last = axis.trends[-1]
-        assert last.change == "flat" and last.first is not None
+        assert last.change == "flat"
+        assert last.first is not None
         assert last.first.exponent == pytest.approx(0.0, abs=2e-3)
 
 
@@ -73,7 +77,8 @@ def test_a_rate_that_is_not_divided_is_found(monkeypatch) -> None:
     assert not normlab.check_coordinates("pre", base_dim=32, **ACROSS).failed
     monkeypatch.setattr(Transfer, "rates", unscaled_rates)
     check = normlab.check_coordinates("pre", base_dim=32, **ACROSS)
-    assert check.failed and level(check) == "fail"
+    assert check.failed
+    assert level(check) == "fail"
     assert headline(check).startswith("The transfer rules do not hold: changes in training grow with width in")
     found = changes(check, "width")
     # The embedding's rate is 1 under the rule as well.
@@ -127,7 +132,8 @@ def test_with_the_rules_changes_do_not_depend_on_the_width(scheme) -> None:
 def test_over_depth_changes_are_flat_with_the_derived_rule(scheme) -> None:
     check = normlab.check_coordinates(scheme, base_depth=4, **DEEP)
     axis = check.axis("depth")
-    assert axis is not None and axis.rule == "derived"
+    assert axis is not None
+    assert axis.rule == "derived"
     assert not check.failed
     assert "grows" not in {trend.change for trend in axis.trends}
 
@@ -154,10 +160,12 @@ def test_json_round_trip_and_schema() -> None:
 
 
 def test_the_words() -> None:
-    assert headline(plain()) == "Changes in training grow with width in 2 of 2 modules and grow with depth in 1 of 2 modules"
+    words = "Changes in training grow with width in 2 of 2 modules and grow with depth in 1 of 2 modules"
+    assert headline(plain()) == words
     over_width, advice, over_depth, _ = sentences(plain())
     assert over_width.startswith("Over width 8, 16, 32 at 2 blocks, without a transfer rule: changes grow in ")
-    assert "too large at a greater one" in advice and "--base-dim" not in advice
+    assert "too large at a greater one" in advice
+    assert "--base-dim" not in advice
     assert "state after the last block (+1.00 ± 0.00)" in over_depth
     assert "changes are flat within ±0.25 in 1 of 2 modules" in over_depth
 
@@ -165,7 +173,8 @@ def test_the_words() -> None:
 def test_the_card() -> None:
     lines = plain().table().splitlines()
     row = next(line for line in lines if line.strip().startswith("*.matrix"))
-    assert row.split()[-1] == "grows" and "+1.00 ± 0.00" in row
+    assert row.split()[-1] == "grows"
+    assert "+1.00 ± 0.00" in row
     assert all(len(line) <= 110 for line in lines)
     assert "−0.00" not in plain().table()
 
@@ -228,7 +237,7 @@ def test_rules_are_for_our_own_models() -> None:
         normlab.check_coordinates(known.without_rule, base_dim=8)
     with pytest.raises(NormLabError, match="add --coordinates"):
         normlab.check("pre", base_dim=8)
-    with pytest.raises(NormLabError, match="normlab.check_coordinates"):
+    with pytest.raises(NormLabError, match=r"normlab\.check_coordinates"):
         normlab.check("pre", coordinates=True)
 
 
@@ -241,7 +250,8 @@ def test_an_axis_of_one_size_is_left_out() -> None:
 def test_a_hypothesis_cannot_fail() -> None:
     check = normlab.check_coordinates("post", base_depth=2, **SMALL | {"width": 16, "widths": (16,), "depths": (2, 4)})
     axis = check.axis("depth")
-    assert axis is not None and axis.rule == "hypothesis"
+    assert axis is not None
+    assert axis.rule == "hypothesis"
     assert not check.failed
     assert any("is a hypothesis" in line for line in sentences(check))
 

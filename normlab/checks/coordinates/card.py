@@ -48,7 +48,7 @@ def card(check: CoordinateCheck) -> RenderableType:
         title = Text.assemble((f"Over {axis.name}", "bold"), (f"  {sizes_of(axis)}, {rule_words(axis, check)}", "dim"))
         parts += [title, axis_table(axis, check.steps), Text()]
     parts += [Text(line) for line in sentences(check)]
-    parts += [Text(), Text(_foot(check), style="dim")]
+    parts += [Text(), *(Text(line, style="dim") for line in _foot(check))]
     return Padding(Group(*parts), (0, 1))
 
 
@@ -75,9 +75,9 @@ def _tone(trend: Trend) -> str:
     return _STYLE["grows"] if trend.size in ("grows", "not finite") else _STYLE[trend.change]
 
 
-def _foot(check: CoordinateCheck) -> str:
-    return (
-        f"p of value ∝ size^p, ± half its 95 % interval over {counted(check.seeds, 'seed')}; "
-        f"|p| ≤ {check.threshold:g} is flat; {counted(check.steps, 'step')} "
-        f"on one batch at rate {rate(check.lr)}; {duration(check.seconds)}"
-    )
+def _foot(check: CoordinateCheck) -> list[str]:
+    return [
+        f"p of value ∝ size^p, ± half its 95 % interval over seeds; |p| ≤ {check.threshold:g} is flat",
+        f"{counted(check.steps, 'step')} on one batch at rate {rate(check.lr)}, {counted(check.seeds, 'seed')}, "
+        f"{duration(check.seconds)}",
+    ]

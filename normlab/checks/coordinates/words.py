@@ -22,6 +22,13 @@ _VERBS: dict[Finding, str] = {
 }
 """In the order of their weight."""
 
+_CLAUSES: dict[Finding, str] = {
+    "not finite": "are not finite at some {axis} in",
+    "grows": "grow with {axis} in",
+    "shrinks": "shrink with {axis} in",
+    "unclear": "may depend on {axis} in",
+}
+
 _MOST = 3
 """Modules that a sentence names; the table has them all."""
 
@@ -97,12 +104,12 @@ def _label(module: str, prefix: str) -> str:
 
 def _clause(axis: Axis) -> str:
     counts = Counter(trend.change for trend in axis.trends)
-    found: Finding | None = next((kind for kind in _VERBS if counts[kind]), None)
+    found: Finding | None = next((kind for kind in _CLAUSES if counts[kind]), None)
     if found is None:
         words = _independent(axis)
         grown = sum(trend.size == "grows" for trend in axis.trends)
         return f"{words}, though {grown} of {len(axis.trends)} modules start larger" if grown else words
-    return f"{_VERBS[found]} with {axis.name} in {counts[found]} of {len(axis.trends)} modules"
+    return f"{_CLAUSES[found].format(axis=axis.name)} {counts[found]} of {len(axis.trends)} modules"
 
 
 def _independent(axis: Axis) -> str:

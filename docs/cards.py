@@ -31,7 +31,13 @@ def peri_steps() -> str:
     return text(Against(small, large)).partition("\n\n peri(step=0.1)\n")[0]
 
 
-CARDS: dict[str, Callable[[], str]] = {"post": post, "peri-steps": peri_steps}
+def coordinates() -> str:
+    """With the rules for the width, and without one for the depth."""
+    sizes = {"widths": (64, 128, 256), "depths": (4, 8, 16)}
+    return normlab.check_coordinates("pre", base_dim=64, **sizes, max_seconds=_TIME).table()
+
+
+CARDS: dict[str, Callable[[], str]] = {"post": post, "peri-steps": peri_steps, "coordinates": coordinates}
 
 
 def fenced(card: str) -> str:

@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from normlab import geometry, norms, ops, schemes, testing
     from normlab.checks.check import check
+    from normlab.checks.coordinates.axes import check_coordinates
     from normlab.dynamics.simulate import simulate
     from normlab.errors import NormLabError
     from normlab.ladders.ladder import ladder
@@ -34,6 +35,7 @@ __all__ = [
     "VisionConfig",
     "VisionTransformer",
     "check",
+    "check_coordinates",
     "geometry",
     "ladder",
     "list_schemes",
@@ -62,6 +64,7 @@ __getattr__ = loader(
         "VisionConfig": "models",
         "VisionTransformer": "models",
         "check": "checks.check",
+        "check_coordinates": "checks.coordinates.axes",
         "geometry": "",
         "ladder": "ladders.ladder",
         "list_schemes": "schemes.catalog.registry",

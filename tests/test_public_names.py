@@ -15,8 +15,8 @@ from normlab.cli.main import main
 PUBLIC = {
     "normlab": [
         "Decoder", "DecoderConfig", "Encoder", "EncoderConfig", "NormLabError", "Scheme", "Stack", "TrainConfig",
-        "VisionConfig", "VisionTransformer", "check", "geometry", "ladder", "list_schemes", "load_run", "norms", "ops", "probe",
-        "register", "scheme", "schemes", "simulate", "testing",
+        "VisionConfig", "VisionTransformer", "check", "check_coordinates", "geometry", "ladder", "list_schemes",
+        "load_run", "norms", "ops", "probe", "register", "scheme", "schemes", "simulate", "testing",
     ],
     "normlab.schemes": [
         "Add", "AddNorm", "Block", "BoundScheme", "BoundedSequential", "ConstantScale", "Law", "LearnedScale", "Motion",
@@ -39,7 +39,8 @@ PUBLIC = {
     "normlab.compare": ["CompareConfig", "compare"],
     "normlab.ladders": ["LadderConfig", "LadderRow"],
     "normlab.checks": [
-        "Check", "CheckConfig", "HFCallback", "Ladder", "Theory", "Thresholds", "Verdict", "Watch", "judge_ladder",
+        "Check", "CheckConfig", "CoordinateCheck", "HFCallback", "Ladder", "Theory", "Thresholds", "Verdict", "Watch",
+        "judge_ladder",
     ],
     "normlab.probes": ["Probe", "Profile", "measure"],
     "normlab.targets": ["Target", "resolve"],

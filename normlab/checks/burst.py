@@ -113,7 +113,7 @@ class _Course:
         self.losses: list[Number] = []
         self.broken = False
         self.gradients = GradientTrace()
-        self._optimiser = _adamw(target, model, lr)
+        self._optimiser = adamw(target, model, lr)
         self._batches = target.batches(seed)
         self._batch: Any = None
 
@@ -177,7 +177,8 @@ def auto_lr(target: Target, model: nn.Module) -> float:
     return min(_AUTO_SHARE * size, _AUTO_LR) if size > 0.0 else _AUTO_LR
 
 
-def _adamw(target: Target, model: nn.Module, lr: float) -> Optimizer:
+def adamw(target: Target, model: nn.Module, lr: float) -> Optimizer:
+    """AdamW without weight decay, in the groups that the target asks for."""
     groups = target.param_groups(model, lr, 0.0)
     if not any(group["params"] for group in groups):
         raise NormLabError(f"{target.name} has no parameter that can be trained; unfreeze some of its blocks")

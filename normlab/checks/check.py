@@ -31,7 +31,7 @@ from normlab.checks.result import Check, Subject
 from normlab.checks.structure.inspect import Structure, inspect_start, inspect_structure
 from normlab.checks.theory.analysis import theory
 from normlab.checks.theory.records import Theory
-from normlab.errors import unknown
+from normlab.errors import NormLabError, unknown
 from normlab.probes.profile import Profile
 from normlab.probes.start import Start
 from normlab.schemes.contract.scheme import Scheme
@@ -64,9 +64,11 @@ def check(
     Options are the fields of `CheckConfig`: `depths`, `steps`, `seeds`, `lr_ladder`, ... `progress` shows a
     progress bar on standard error.
     """
-    config = config or _config(options)
+    config = config or config_of(options)
+    if config.coordinates:
+        raise NormLabError("a coordinate check has a result of its own; call normlab.check_coordinates")
     found = target if isinstance(target, Target) else prepare(target, config, batch=batch, loss_fn=loss_fn)
-    with _Progress(found.name, progress=progress) as display:
+    with CheckProgress(found.name, progress=progress) as display:
         return _Session(found, config, display).run(command)
 
 
@@ -190,7 +192,7 @@ class _Session:
             return verdicts
         self.tell(f"{depth} blocks at a gentler rate")
         asked = depth if "depth" in self.target.resizable else None
-        return second_opinion(self.target, run, verdicts, depth=asked, steps=self.config.steps)
+        return second_opinion(self.target, run, verdicts, depth=asked, steps=self.config.burst_steps)
 
     def _judged_depth(self, found: DepthLadder) -> int:
         """The deepest rung up to the depth that is judged."""
@@ -232,7 +234,7 @@ class _Session:
         )
 
 
-class _Progress:
+class CheckProgress:
     """Progress: the current work, with the time it has taken on a terminal."""
 
     def __init__(self, name: str, *, progress: bool):
@@ -248,7 +250,7 @@ class _Progress:
         elif self._live.is_due:
             self._live.say(line)
 
-    def __enter__(self) -> _Progress:
+    def __enter__(self) -> CheckProgress:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -265,7 +267,8 @@ def own_depth(target: Target, config: CheckConfig) -> int:
     return deepest if target.kind == "scheme" else max(deepest, target.depth)
 
 
-def _config(options: dict[str, Any]) -> CheckConfig:
+def config_of(options: dict[str, Any]) -> CheckConfig:
+    """The configuration with these fields; raises for one that there is not."""
     known = {spec.name for spec in dataclasses.fields(CheckConfig)}
     for name in options:
         if name not in known:

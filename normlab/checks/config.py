@@ -46,8 +46,8 @@ class CheckConfig:
 
     depths: _Depths | None = None
     """Depths to build, in blocks, e.g. 6,12,24,48; none: doublings up to the target's own depth."""
-    steps: int = 30
-    """Number of training steps at each size (the burst)."""
+    steps: int | None = None
+    """Number of training steps at each size (the burst); none: 30, and 8 for a coordinate check."""
     lr: float | Literal["auto"] = "auto"
     """Learning rate; auto: 1e-3 for schemes, for other targets 0.8 % of the RMS of their weights, at most 1e-3."""
     seeds: int = 1
@@ -87,6 +87,14 @@ class CheckConfig:
     step_ladder: bool = False
     """Also measure smaller and larger residual steps Δt, if the design has a step."""
 
+    coordinates: bool = False
+    """Coordinate check instead of all else: how activations, and their changes in the first steps of training, depend
+    on width and on depth, with at least three seeds. --widths and --depths set the sizes."""
+    base_dim: int | None = None
+    """Coordinate check with the transfer rules of normlab train --base-dim."""
+    base_depth: int | None = None
+    """Coordinate check with the transfer rules of normlab train --base-depth."""
+
     max_seconds: float = 60.0
     """Time limit of each ladder in seconds; if it is short, sizes between the smallest and the target's own are
     skipped, and the result says so."""
@@ -104,14 +112,30 @@ class CheckConfig:
         object.__setattr__(self, "fail_on", parse(self.fail_on))
         _check_counts("depths", self.depths, 2)
         _check_counts("widths", self.widths, 1)
-        for name, least in (("steps", 1), ("seeds", 1), ("length", 2), ("batch_size", 1), ("width", 1), ("shrink", 1)):
+        for name, least in (
+            ("steps", 1),
+            ("seeds", 1),
+            ("length", 2),
+            ("batch_size", 1),
+            ("width", 1),
+            ("shrink", 1),
+            ("base_dim", 1),
+            ("base_depth", 1),
+        ):
             self._check_whole(name, least)
+        if not self.coordinates and (self.base_dim or self.base_depth):
+            raise NormLabError("check: base_dim and base_depth are options of a coordinate check; add --coordinates")
         for name in ("lr", "reference_loss", "max_seconds"):
             self._check_positive(name)
         if self.start_size not in (*PRESETS, "none"):
             raise unknown("start size", self.start_size, (*PRESETS, "none"))
         if self.dtype not in get_args(Dtype):
             raise unknown("number format", str(self.dtype), get_args(Dtype))
+
+    @property
+    def burst_steps(self) -> int:
+        """Number of training steps, by default that of the kind of check."""
+        return self.steps or (8 if self.coordinates else 30)
 
     @property
     def wants_widths(self) -> bool:

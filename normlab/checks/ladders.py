@@ -103,7 +103,7 @@ def depth_ladder(
         climb.take(depth)
     climb.finish()
     bursts = dict(sorted(climb.bursts.items()))
-    cut = _note_cut("depth", [depth for depth in depths if depth not in bursts], config)
+    cut = note_cut("depth", [depth for depth in depths if depth not in bursts], config)
     return DepthLadder(_by_stack(bursts), bursts, (*cut, *climb.notes))
 
 
@@ -130,7 +130,7 @@ def width_ladder(
         found = [burst(target, depth=depth, width=width, **options) for options in _seeds(config)]
         budget.paid(width, sum(run.seconds for run in found))
         rungs[width] = WidthRung(width=width, ladder=_main(found))
-    cut = _note_cut("width", [width for width in widths if width not in rungs], config)
+    cut = note_cut("width", [width for width in widths if width not in rungs], config)
     return [rungs[width] for width in sorted(rungs)], cut
 
 
@@ -149,7 +149,7 @@ def step_ladder(
         found = [burst(variants[size], depth=depth, **options) for options in _seeds(config)]
         budget.paid(1.0, sum(run.seconds for run in found))
         rungs[size] = _step(size, depth, _main(found))
-    cut = _note_cut("residual step", [size for size in variants if size not in rungs], config)
+    cut = note_cut("residual step", [size for size in variants if size not in rungs], config)
     return [rungs[size] for size in sorted(rungs)], cut
 
 
@@ -230,7 +230,7 @@ def _depths(target: Target, config: CheckConfig) -> list[int]:
 
 def _seeds(config: CheckConfig) -> list[dict[str, Any]]:
     """What bursts are run with, one for each seed."""
-    return [{"seed": seed, "steps": config.steps, "lr": config.lr} for seed in range(config.seeds)]
+    return [{"seed": seed, "steps": config.burst_steps, "lr": config.lr} for seed in range(config.seeds)]
 
 
 def _by_stack(bursts: dict[int, list[Burst]]) -> dict[str, Ladder]:
@@ -265,7 +265,7 @@ def _look(profiles: Sequence[Profile]) -> Look:
     )
 
 
-def _note_cut(what: str, left_out: Iterable[float], config: CheckConfig) -> tuple[str, ...]:
+def note_cut(what: str, left_out: Iterable[float], config: CheckConfig) -> tuple[str, ...]:
     named = ", ".join(f"{rung:g}" for rung in left_out)
     if not named:
         return ()

@@ -24,9 +24,10 @@ def schema(record: type = Check) -> dict[str, Any]:
     """The schema of one kind of record, by default of a check."""
     records = _Records()
     root = records.of(record)
+    name = getattr(record, "what", record.__name__.lower())
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": f"NormLab {record.__name__.lower()}, schema {SCHEMA}",
+        "title": f"NormLab {name}, schema {getattr(record, 'schema', SCHEMA)}",
         **root,
         "$defs": dict(sorted(records.definitions.items())),
     }

@@ -40,7 +40,7 @@ class RunTarget(DesignTarget):
         run = load_run(folder)
         super().__init__(run.config.model, **options)
         self.folder, self.name, self.weights = folder, folder.resolve().name, weights
-        self._bases, self._trained = (run.config.base_dim, run.config.base_depth), run.config.model
+        self.bases, self._trained = (run.config.base_dim, run.config.base_depth), run.config.model
         if weights:
             self.resizable = frozenset()
             run.model  # noqa: B018  # a run that has no weights yet says so here
@@ -82,10 +82,10 @@ class RunTarget(DesignTarget):
     def _make(self, depth: int, width: int | None, seed: int) -> nn.Module:
         if self.weights:
             return load_run(self.folder).model
-        return self._initial(dataclasses.replace(self._at_width(width or self._design.dim), depth=depth))
+        return self._initial(self.sized(depth, width))
 
     def _initial(self, design: TransformerConfig) -> nn.Module:
-        transfer = Transfer.to(design, *self._bases)
+        transfer = Transfer.to(design, *self.bases)
         if transfer is None:
             return design.build(device="cpu")
         return transfer.init_(transfer.design(design).build(device="cpu"))

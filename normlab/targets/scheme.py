@@ -38,6 +38,8 @@ class DesignTarget(Target):
 
     resizable = frozenset({"depth", "width"})
     blocks = "stack.layers.*"
+    bases: tuple[int | None, int | None] = (None, None)
+    """Width and depth at which the learning rate was tuned, where the design says so."""
 
     def __init__(self, design: TransformerConfig, **options: Any):
         super().__init__(**options)
@@ -45,9 +47,13 @@ class DesignTarget(Target):
         self.depth, self.width = design.depth, design.dim
 
     def check_room(self, *, depth: int | None = None, width: int | None = None) -> None:
-        design = dataclasses.replace(self._at_width(width or self._design.dim), depth=depth or self.depth)
+        design = self.sized(depth or self.depth, width)
         what = f"{self.name} at {design.depth:,} blocks of width {design.dim:,}"
         check_memory_for_parameters(estimate_params(design), self.device, what, "smaller --depths or --width")
+
+    def sized(self, depth: int, width: int | None) -> TransformerConfig:
+        """The design at another depth and width; at its own width without one."""
+        return dataclasses.replace(self._at_width(width or self._design.dim), depth=depth)
 
     def _at_width(self, width: int) -> TransformerConfig:
         """The design at another width."""
@@ -102,8 +108,7 @@ class SchemeTarget(DesignTarget):
         return [*super().fresh(size), fresh_design(preset, size, with_tied=not preset.needs_own_head)]
 
     def _make(self, depth: int, width: int | None, seed: int) -> nn.Module:
-        design = dataclasses.replace(self._at_width(width or self._design.dim), depth=depth)
-        model = design.build(device="meta").to_empty(device="cpu")
+        model = self.sized(depth, width).build(device="meta").to_empty(device="cpu")
         initialise_(model, torch.Generator().manual_seed(seed))
         return model
 

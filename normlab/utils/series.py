@@ -46,6 +46,24 @@ def power_law(depths: Sequence[float], values: Sequence[float], *, level: float 
     return Fit(exponent=slope, intercept=intercept, low=slope - half, high=slope + half, n=len(x), level=level)
 
 
+def mean_fit(fits: Sequence[Fit], *, level: float = 0.95) -> Fit:
+    """The mean of fits to several seeds, with Student's t interval of the exponent over the seeds."""
+    if not fits:
+        raise NormLabError("power law: expected the fit of at least one seed, got none")
+    exponents = [fit.exponent for fit in fits]
+    mean, half = float(np.mean(exponents)), half_width(exponents, level)
+    low, high = (None, None) if half is None else (mean - half, mean + half)
+    intercept = float(np.mean([fit.intercept for fit in fits]))
+    return Fit(exponent=mean, intercept=intercept, low=low, high=high, n=len(fits), level=level)
+
+
+def half_width(values: Sequence[float], level: float) -> float | None:
+    """Half of Student's t interval of a mean; None for a single value."""
+    if len(values) < 2:
+        return None
+    return t_interval(level, len(values) - 1) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+
+
 def line(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     """Slope and intercept of a least-squares line."""
     apart = x - x.mean()

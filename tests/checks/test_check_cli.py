@@ -9,9 +9,11 @@ import textwrap
 
 import pytest
 
+from normlab.checks.coordinates.records import CoordinateCheck
 from normlab.checks.result import Check
 from normlab.checks.view.side_by_side import Against
 from normlab.cli import main
+from normlab.train.transfer import Transfer
 from tests.matrix import parametrize
 
 QUICK = ["--steps", "2", "--width", "16", "--length", "8", "--batch-size", "2", "--start-size", "tiny"]
@@ -156,3 +158,46 @@ def test_json_has_no_numbers_that_json_has_not(normlab, tmp_path):
         raise AssertionError(f"{constant} is no JSON")
 
     json.loads(record.read_text("utf-8"), parse_constant=refuse)
+
+
+# -- coordinate checks -------------------------------------------------------------------------------------------------
+
+COORDINATES = ["check", "pre", "--coordinates", "--steps", "1", "--length", "8", "--batch-size", "2", "--depths", "2"]
+
+
+def test_a_coordinate_check_and_its_files(normlab, tmp_path):
+    record, page = tmp_path / "found.json", tmp_path / "found.html"
+    code, out, _ = normlab(*COORDINATES, "--widths", "16,32", "--json", str(record), "--html", str(page))
+    assert code == 0
+    found = CoordinateCheck.from_json(record.read_text("utf-8"))
+    assert [(axis.name, axis.sizes, axis.fixed) for axis in found.axes] == [("width", (16, 32), 2)]
+    assert found.command[:2] == ("normlab", "check")
+    assert "Over width" in out
+    assert str(record) in out
+    assert "</html>" in page.read_text("utf-8")
+
+
+def test_a_broken_rule_ends_a_coordinate_check_with_1(normlab, monkeypatch):
+    monkeypatch.setattr(Transfer, "rates", lambda _self, model, _rule="adamw": dict.fromkeys(_names(model), 1.0))
+    code, out, _ = normlab(*COORDINATES, "--widths", "32,128", "--base-dim", "32")
+    assert code == 1
+    assert "The transfer rules do not hold" in out
+
+
+def _names(model):
+    return [name for name, _ in model.named_parameters()]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["check", "pre", "--coordinates", "--against", "post"], "leave out --against"),
+        (["check", "pre", "--base-dim", "64"], "add --coordinates"),
+        (["check", "pre", "--coordinates", "--widths", "32", "--depths", "2"], "expected two of either"),
+    ],
+)
+def test_coordinate_checks_refuse_in_one_line(normlab, words, message):
+    code, _, err = normlab(*words)
+    assert code == 2
+    assert message in " ".join(err.split())
+    assert "Traceback" not in err

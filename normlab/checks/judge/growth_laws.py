@@ -16,8 +16,7 @@ import numpy as np
 from normlab.checks.judge.thresholds import Thresholds
 from normlab.checks.ladder_records import Ladder
 from normlab.probes.profile import Number, Profile, When
-from normlab.utils.series import Fit, line, power_law
-from normlab.utils.student_t import t_interval
+from normlab.utils.series import Fit, half_width, line, power_law
 
 Forward = Literal[
     "not judged", "bounded", "shrinking", "random walk", "linear", "common part", "super-linear", "exploding"
@@ -110,7 +109,7 @@ def p_depth(ladder: Ladder, when: When, pair: tuple[int, int] | None = None) -> 
     mean = float(np.mean(slopes))
     sizes = [size for profile in ladder.at(pair[1], when) if (size := profile.rms[-1])]
     intercept = float(np.mean(np.log(sizes))) - mean * math.log(pair[1])
-    half = _half_width(slopes, 0.95)
+    half = half_width(slopes, 0.95)
     low, high = (None, None) if half is None else (mean - half, mean + half)
     return Fit(exponent=mean, intercept=intercept, low=low, high=high, n=len(slopes))
 
@@ -245,12 +244,6 @@ def _slopes(ladder: Ladder, when: When, pair: tuple[int, int], read: Callable[[P
     small, large = ({p.seed: size for p in ladder.at(depth, when) if (size := read(p))} for depth in pair)
     step = math.log(pair[1] / pair[0])
     return [(math.log(large[seed]) - math.log(small[seed])) / step for seed in small if seed in large]
-
-
-def _half_width(values: Sequence[float], level: float) -> float | None:
-    if len(values) < 2:
-        return None
-    return t_interval(level, len(values) - 1) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
 
 
 def _mean_kappa(ladder: Ladder, depth: int, when: When) -> float | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from normlab.checks.judge.blame import blocks
 from normlab.checks.judge.verdict import Verdict
@@ -57,7 +57,16 @@ def compose(checks: Sequence[Check], *, title: str, first: Sequence[Section] = (
     )
 
 
-def commands(checks: Sequence[Check]) -> list[str]:
+class Reproducible(Protocol):
+    """A result that knows how it was made."""
+
+    @property
+    def command(self) -> Sequence[str]: ...
+    @property
+    def versions(self) -> Mapping[str, str]: ...
+
+
+def commands(checks: Sequence[Reproducible]) -> list[str]:
     """What to type to get the same again."""
     lines = dict.fromkeys(shlex.join(check.command) for check in checks if check.command)
     versions = checks[0].versions

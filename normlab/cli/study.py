@@ -21,6 +21,7 @@ def study(
     html: Path = Path("claims.html"),
     data: tuple[str, ...] = (),
     val_data: tuple[str, ...] = (),
+    val_sets: tuple[str, ...] = (),
     tokenizer: str | None = None,
     workers: int | None = None,
     device: str | None = None,
@@ -31,8 +32,8 @@ def study(
 
     For example:
       normlab study
-      normlab study peri-step --dry-run
-      normlab study peri-step --minutes 9 --data "books/*.jsonl.xz"
+      normlab study high-rates --dry-run
+      normlab study high-rates --minutes 9 --data "books/*.jsonl.xz"
       normlab study --report
 
     Args:
@@ -46,6 +47,7 @@ def study(
         html: HTML file that --report writes.
         data: Training data of the study on this machine; see normlab train --help.
         val_data: Validation data on this machine.
+        val_sets: Further validation sets on this machine, NAME=FILES.
         tokenizer: Tokenizer on this machine.
         workers: Parallel runs.
         device: Device: cpu, cuda.
@@ -55,7 +57,7 @@ def study(
     from normlab.studies.study import load_study
 
     places = {"data": list(data), "val_data": list(val_data), "tokenizer": tokenizer, "workers": workers}
-    places |= {"device": device}
+    places |= {"device": device, "val_sets": list(val_sets)}
     if report:
         command.write_report(studies, results, docs, html)
     elif name is None:

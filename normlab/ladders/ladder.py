@@ -48,6 +48,20 @@ def ladder(
     current runs are saved. Ctrl-C and SIGTERM do the same and raise KeyboardInterrupt. `command` is stored for the
     report.
     """
+    run_ladder(config, folder, minutes=minutes, progress=progress, command=command)
+    return read_report(Path(folder)).answer
+
+
+def run_ladder(
+    config: LadderConfig,
+    folder: str | os.PathLike[str],
+    *,
+    minutes: float | None = None,
+    progress: bool = True,
+    command: Sequence[str] = (),
+    stamp: Mapping[str, Any] | None = None,
+) -> None:
+    """The same without an answer, which a few runs may not have yet; `stamp` is added to every row."""
     check_call(minutes)
     path = make_folder(folder)
     with hold(path / "lock"):
@@ -55,13 +69,12 @@ def ladder(
         stored = read_forecast(path)
         plan = LadderPlan(config, stored.hash if stored else None)
         write_description(path, config, data, design_of(plan, Store(path).rows(), data, command))
-        session = LadderSession(plan, path, data, progress=progress)
+        session = LadderSession(plan, path, data, progress=progress, stamp=stamp)
         asked = session.execute(minutes)
         # Again: the rates found and the runs lost are known now.
         write_description(path, config, data, design_of(plan, Store(path).rows(), data, command))
     if asked is not None:
         raise KeyboardInterrupt(asked)
-    return read_report(path).answer
 
 
 def left(config: LadderConfig, folder: str | os.PathLike[str], *, progress: bool = False) -> int:
@@ -97,11 +110,13 @@ class LadderSession(Session):
 
     plan: LadderPlan
 
-    def __init__(self, plan: LadderPlan, folder: Path, data: Data, *, progress: bool):
+    def __init__(
+        self, plan: LadderPlan, folder: Path, data: Data, *, progress: bool, stamp: Mapping[str, Any] | None = None
+    ):
         config = plan.config
         super().__init__(
             plan, config.run_settings, folder, data.fingerprint, metric=config.base.task_object.metric,
-            progress=progress,
+            progress=progress, stamp=stamp,
         )  # fmt: skip
 
     def job(self, run: PlannedRun) -> Job:

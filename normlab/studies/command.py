@@ -43,7 +43,7 @@ def show_plan(study: Study, places: Mapping[str, Any]) -> None:
     total = f", {sum(size.flops for size in sizes):.2g} FLOPs" if any(size.flops for size in sizes) else ""
     print(f"in all: {counted(sum(size.runs for size in sizes), 'run')}{total}; {study.cost}")
     for claim in study.claims:
-        print(f"claim {claim.name}: {claim.claim}\n  rule: {claim.rule.kind}, {claim.rule.words}")
+        print(f"claim {claim.name}: {claim.claim}\n  holds if {claim.rule.sentence}")
 
 
 def run(

@@ -1,11 +1,11 @@
 """Study: a TOML file with published claims, the runs that test them, and the rules that turn rows into verdicts.
 
-kind = "train"                 # or check, simulate, bench, rows
+kind = "train"                 # or ladder, check, simulate, bench, rows
 title = "..."
 cost = "17 GPU minutes on one H200"
 rows = ["benchmarks/results/a-ladder"]   # folders whose rows are also used; with kind "rows" only these are
 
-[settings]                     # those of `normlab compare` (or check, simulate, bench step)
+[settings]                     # those of `normlab compare` (or ladder, check, simulate, bench step)
 [vary]                         # every combination of these lists is an arm: the settings with these changes
 [arms.NAME]                    # or arms by name
 
@@ -37,7 +37,7 @@ from normlab.studies.headlines import RESULTS_TESTED
 from normlab.studies.rules import VERSION, read_rule
 from normlab.studies.rules.base import Rule
 
-Kind = Literal["train", "check", "simulate", "bench", "rows"]
+Kind = Literal["train", "ladder", "check", "simulate", "bench", "rows"]
 Table = dict[str, Any]
 
 FOLDER = Path("studies")

@@ -41,6 +41,19 @@ class Rule(ABC):
         """The schemes that the rule refers to."""
 
     @property
+    @abstractmethod
+    def sentence(self) -> str:
+        """What must hold for "reproduced", in plain words."""
+
+    def by_interval(self, kind: str) -> str:
+        """How an interval decides."""
+        every = " in every arm" if len(self.arms) > 1 or any("*" in arm for arm in self.arms) else ""
+        return (
+            f"{kind}{every}: reproduced if the whole {100 * self.level:g} % interval lies there, refuted if none of it "
+            f"does, open otherwise and where a run failed"
+        )
+
+    @property
     def words(self) -> str:
         """The rule with its parameters, as text."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}

@@ -48,6 +48,15 @@ class BoundRule(Rule):
     def schemes(self) -> tuple[str, ...]:
         return (self.scheme, *self.also, *([] if self.against is None else [self.against]))
 
+    @property
+    def sentence(self) -> str:
+        whose = " and of ".join((self.scheme, *self.also))
+        what = f"{self.value} of {whose}" + (f", divided by that of {self.against}," if self.against else "")
+        ends = [f"{words} {end:g}" for words, end in (("at least", self.at_least), ("at most", self.at_most))
+                if end is not None]  # fmt: skip
+        decided = "every number that was computed must be" if self.exact else self.by_interval("by its mean over seeds")
+        return f"{what} is {' and '.join(ends)}; {decided}"
+
     def decide(self, evidence: Evidence) -> Finding:
         cases = [(scheme, arm) for arm in evidence.arms(self.arms) for scheme in (self.scheme, *self.also)]
         level = each(self.level, len(cases))

@@ -47,12 +47,16 @@ class Evidence:
             raise NormLabError(f"no arm matches {', '.join(patterns)}; there are {', '.join(self.rows) or 'none'}")
         return found
 
+    def canonical(self, scheme: str) -> str:
+        """Name of a scheme in the rows."""
+        return self._names.get(scheme, scheme)
+
     def of(self, scheme: str, arm: str) -> list[Row]:
         """A scheme's rows in an arm, or in the arm given with the scheme: "pre@weight_decay=0.0"."""
         name, _, named = scheme.partition("@")
         if named and named not in self.rows:
             raise unknown("arm", named, self.rows)
-        return [row for row in self.rows[named or arm] if row["scheme"] == self._names.get(name, name)]
+        return [row for row in self.rows[named or arm] if row["scheme"] == self.canonical(name)]
 
     def sample(self, scheme: str, arm: str, path: str) -> Sample:
         """A scheme's results at the rate selected by its tune runs; all results if nothing was tuned."""
@@ -71,7 +75,7 @@ class Evidence:
 
     def all(self, schemes: Sequence[str], arms: Sequence[str]) -> list[Row]:
         """Every row of these schemes (all if there are none) in these arms, at any rate."""
-        wanted = {self._names.get(name, name) for name in schemes}
+        wanted = {self.canonical(name) for name in schemes}
         rows = [row for arm in self.arms(arms) for row in self.rows[arm]]
         return [row for row in rows if not wanted or row["scheme"] in wanted]
 

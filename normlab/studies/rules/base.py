@@ -45,12 +45,13 @@ class Rule(ABC):
     def sentence(self) -> str:
         """What must hold for "reproduced", in plain words."""
 
-    def by_interval(self, kind: str) -> str:
-        """How an interval decides."""
-        every = " in every arm" if len(self.arms) > 1 or any("*" in arm for arm in self.arms) else ""
+    def by_interval(self, kind: str, *, every: bool = False) -> str:
+        """How an interval decides; `every`: there are several arms whatever the patterns say."""
+        several = every or len(self.arms) > 1 or any("*" in arm for arm in self.arms)
+        where = f"{kind}, in every arm" if several else kind
         return (
-            f"{kind}{every}: reproduced if the whole {100 * self.level:g} % interval lies there, refuted if none of it "
-            f"does, open otherwise and where a run failed"
+            f"{where}: reproduced if the whole {100 * self.level:g} % interval lies there, refuted if none of it does, "
+            f"open otherwise and where a run failed"
         )
 
     @property

@@ -13,8 +13,12 @@ from typing import Any
 from normlab.compare.statistics import SchemeResult, rank_schemes
 from normlab.errors import NormLabError, unknown
 from normlab.studies.values import row_number, row_numbers
+from normlab.utils.text import counted
 
 Row = Mapping[str, Any]
+
+VALUE = "value"
+"""Field of a row with the metric of a comparison: the validation loss, or the accuracy."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,17 @@ class Evidence:
         problems = [f"{scheme}: {len(failed)} of {len(chosen)} runs {_how(failed)}"] if failed else []
         missing = sum(value is None for value in values.values()) - len(failed)
         problems += [f"{scheme}: {missing} runs have no {path}"] if missing else []
-        return Sample(scheme, values, problems, _notes(scheme, standing))
+        edges = _edges(scheme, standing)
+        # Which loss is lower depends on the rates; what a model does inside is shown at the best of those tried.
+        return Sample(scheme, values, problems + edges, []) if path == VALUE else Sample(scheme, values, problems, edges)
+
+    def at_start(self, scheme: str, arm: str, path: str) -> Sample:
+        """What was measured before training, by seed, whatever became of the run: all rates of a seed start alike."""
+        rows = self.of(scheme, arm)
+        found = {row["seed"]: row_number(row, path) for row in reversed(rows)}
+        missing = [seed for seed, value in found.items() if value is None]
+        problems = [f"{scheme}: no {path} with {counted(len(missing), 'seed')}"] if missing else []
+        return Sample(scheme, found, problems if rows else [f"{scheme} has no runs"])
 
     def all(self, schemes: Sequence[str], arms: Sequence[str]) -> list[Row]:
         """Every row of these schemes (all if there are none) in these arms, at any rate."""
@@ -114,10 +128,12 @@ def _standing(rows: Sequence[Row]) -> SchemeResult | None:
     return found if found.lr is not None else None
 
 
-def _notes(scheme: str, standing: SchemeResult | None) -> list[str]:
+def _edges(scheme: str, standing: SchemeResult | None) -> list[str]:
+    """A best rate that is not between two others: a claim on it would be one on the list of rates."""
     if standing is None or standing.edge is None:
         return []
-    return [f"the best rate of {scheme} is the {standing.edge} tried ({standing.lr:g}): a better one may lie beyond"]
+    more = f"add a {'larger' if standing.edge == 'largest' else 'smaller'} one to lrs"
+    return [f"the best rate of {scheme} is the {standing.edge} tried ({standing.lr:g}): {more}"]
 
 
 def _how(rows: Sequence[Row]) -> str:

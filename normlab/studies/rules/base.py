@@ -9,11 +9,10 @@ from typing import Any, ClassVar
 
 from normlab.compare.statistics import Difference, bonferroni_level, minimum_detectable
 from normlab.errors import NormLabError
-from normlab.studies.evidence import Evidence
+from normlab.studies.evidence import VALUE, Evidence
 from normlab.studies.finding import Finding
 
-VALUE = "value"
-"""Field of a row with the metric of a comparison: the validation loss, or the accuracy."""
+__all__ = ["VALUE", "Rule", "each", "interval", "power_of"]
 
 
 @dataclass(frozen=True, kw_only=True)

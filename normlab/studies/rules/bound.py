@@ -32,6 +32,8 @@ class BoundRule(Rule):
     at_most: float | None = None
     at_least: float | None = None
     exact: bool = False
+    at_start: bool = False
+    """The value is one from before training: runs count whatever became of them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,7 +71,8 @@ class BoundRule(Rule):
 
     def _in(self, evidence: Evidence, scheme: str, arm: str, level: float, where: str) -> Finding:
         compared = (scheme,) if self.against is None else (scheme, self.against)
-        samples = [evidence.sample(one, arm, self.value) for one in compared]
+        sample = evidence.at_start if self.at_start else evidence.sample
+        samples = [sample(one, arm, self.value) for one in compared]
         problems = [problem for one in samples for problem in one.problems]
         values = _ratios(*samples) if self.against is not None else samples[0].finished
         if not values:

@@ -46,7 +46,7 @@ def study(
         results: Folder of the results, with one folder per study.
         docs: Markdown file that --report writes.
         html: HTML file that --report writes.
-        data_dir: Folder that the paths in the study are relative to; none: the current one. Rows from different machines
+        data_dir: Folder that the paths in the study are relative to; none: the current one. Rows of several machines
             belong together if only this differs.
         data: Other training data than the study's; see normlab train --help. Other data make other runs.
         val_data: Other validation data.

@@ -11,9 +11,9 @@ from typing import Any
 from normlab.errors import NormLabError
 from normlab.pages.numbers import count
 from normlab.studies import report
+from normlab.studies.claim_lines import MARKS
 from normlab.studies.judge import judge_claims
 from normlab.studies.record import StudyRecord
-from normlab.studies.report import MARKS
 from normlab.studies.study import Study, find_studies, load_study
 from normlab.utils.files import write_atomically
 from normlab.utils.text import counted

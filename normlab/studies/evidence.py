@@ -75,9 +75,10 @@ class Evidence:
         problems = [f"{scheme}: {len(failed)} of {len(chosen)} runs {_how(failed)}"] if failed else []
         missing = sum(value is None for value in values.values()) - len(failed)
         problems += [f"{scheme}: {missing} runs have no {path}"] if missing else []
-        edges = _edges(scheme, standing)
+        notes: list[str] = []
         # Which loss is lower depends on the rates; what a model does inside is shown at the best of those tried.
-        return Sample(scheme, values, problems + edges, []) if path == VALUE else Sample(scheme, values, problems, edges)
+        (problems if path == VALUE else notes).extend(_edges(scheme, standing))
+        return Sample(scheme, values, problems, notes)
 
     def at_start(self, scheme: str, arm: str, path: str) -> Sample:
         """What was measured before training, by seed, whatever became of the run: all rates of a seed start alike."""

@@ -76,5 +76,7 @@ def test_heads_are_not_tied_and_tuned_rates_can_be_bracketed():
             if config.base.task == "language":
                 assert not config.base.model.tied_head, (name, arm)
             rules = [claim.rule for claim in study.claims if not claim.rule.arms or arm in claim.rule.arms]
-            compares = any(isinstance(rule, DifferenceRule | OrderRule | ChangeRule) and rule.value == VALUE for rule in rules)
+            compares = any(
+                isinstance(rule, DifferenceRule | OrderRule | ChangeRule) and rule.value == VALUE for rule in rules
+            )
             assert not compares or len(config.lrs) > 2, (name, arm)

@@ -12,7 +12,7 @@ import pytest
 
 from normlab.compare.store import Store
 from normlab.errors import NormLabError
-from normlab.studies import command, report
+from normlab.studies import command, report, summary
 from normlab.studies import run as running
 from normlab.studies.judge import judge_claims
 from normlab.studies.run import run_study
@@ -105,6 +105,33 @@ def test_a_study_goes_on_where_it_was(copy):
     assert (found.verdict, found.seeds) == ("reproduced", 4)
 
 
+@pytest.mark.full
+def test_results_and_data_may_be_carried_to_another_machine(tmp_path, capsys):
+    """Slices on rented machines: rows come back without checkpoints, and the data lie elsewhere next time."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    text = write_text(here / "text")
+    names = {name: [path.name] for name, path in (("data", text), ("val_data", held_out(text)))}
+    folder = write_study(tmp_path / "studies", **names)
+    options = {"minutes": None, "places": {}, "command": ["normlab", "study"]}
+    study = load_study("tiny", folder)
+    assert command.run(study, here / "results", data_dir=text.parent, **options) == 0
+    before = (here / "results/tiny/main/rows.jsonl").read_bytes()
+    shutil.copytree(here / "results", there / "results", ignore=shutil.ignore_patterns("runs"))
+    shutil.copytree(here, there / "texts", ignore=shutil.ignore_patterns("results"))
+    shutil.rmtree(here)
+    file = folder / "tiny.toml"
+    file.write_text(file.read_text().replace("seeds = 3", "seeds = 4"))
+    assert command.run(load_study("tiny", folder), there / "results", data_dir=there / "texts", **options) == 0
+    after = (there / "results/tiny/main/rows.jsonl").read_bytes()
+    assert after.startswith(before)
+    assert len(after.splitlines()) == 8
+    assert str(tmp_path).encode() not in after
+    assert "gap: reproduced" in capsys.readouterr().out
+    with pytest.raises(NormLabError, match="there is no folder"):
+        command.run(study, there / "results", data_dir=tmp_path / "nowhere", **options)
+
+
 def test_a_rule_changed_afterwards_voids_the_rows(copy):
     path = copy / "studies/tiny.toml"
     path.write_text(path.read_text().replace("by = 2.0", "by = 3.0"))
@@ -128,9 +155,30 @@ def test_the_report_is_made_of_rows_alone(root, tmp_path):
     assert "2×16 for 1.54k tokens, 6 rows, cpu" in text.lower()
     assert text == report.markdown(report.claim_lines(root / "studies", root / "results"))
     page = report.claims_page(found)
+    assert "Headline results" in page
     # Without the 5 MB that draw other pages' plots.
     assert len(page) < 100_000
     assert "reproduced" in page
+
+
+def test_readme_and_cards_have_verdicts_alone(root, tmp_path):
+    numbered = TINY.replace('"gap"', '"gap"\nnumber = 16').replace('"never"', '"never"\nnumber = 6')
+    shutil.copytree(root / "results", tmp_path / "results")
+    write_study(tmp_path / "studies", numbered)
+    write_study(tmp_path / "studies", numbered, name="later")
+    found = report.claim_lines(tmp_path / "studies", tmp_path / "results")
+    table = summary.found_table(found)
+    assert "[1 reproduced](docs/claims.md#tiny); 1 part not run yet" in table
+    assert "Peri-LN uses its depth best" not in table
+    assert "| 15 | Peri-LN uses its depth best |  |  |" in summary.results_table(found)
+    lines = summary.card_lines(found, "pre")
+    assert [line[:12] for line in lines] == ["✓ reproduced", "? open: Pre-"]
+    assert "(../claims.md#tiny)" in lines[0]
+    # Post-Norm is what Pre-Norm is compared with: nothing is claimed of it.
+    assert summary.card_lines(found, "post") == []
+    unrun = report.claim_lines(tmp_path / "studies", tmp_path / "nothing")
+    assert summary.found_table(unrun) == "No study has been run yet ([all claims](docs/claims.md))."
+    assert summary.card_lines(unrun, "pre") == []
 
 
 def test_what_a_file_says_is_text_on_the_page(tmp_path):

@@ -40,6 +40,11 @@ class Rule(ABC):
         """The schemes that the rule refers to."""
 
     @property
+    def subjects(self) -> tuple[str, ...]:
+        """The schemes that something is claimed of, without those that they are compared with."""
+        return self.schemes[:1]
+
+    @property
     @abstractmethod
     def sentence(self) -> str:
         """What must hold for "reproduced", in plain words."""

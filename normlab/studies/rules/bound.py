@@ -51,6 +51,10 @@ class BoundRule(Rule):
         return (self.scheme, *self.also, *([] if self.against is None else [self.against]))
 
     @property
+    def subjects(self) -> tuple[str, ...]:
+        return (self.scheme, *self.also)
+
+    @property
     def sentence(self) -> str:
         whose = " and of ".join((self.scheme, *self.also))
         what = f"{self.value} of {whose}" + (f", divided by that of {self.against}," if self.against else "")

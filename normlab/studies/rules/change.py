@@ -53,8 +53,7 @@ class ChangeRule(Rule):
 
     def _to(self, evidence: Evidence, arm: str, level: float) -> Finding:
         samples = [evidence.sample(scheme, place, self.value) for place in (arm, self.start) for scheme in self.schemes]
-        problems = [f"{problem} ({place})" for one, place in zip(samples, (arm, arm, self.start, self.start), strict=True)
-                    for problem in one.problems]  # fmt: skip
+        problems = [problem for one in samples for problem in one.problems]
         notes = [note for one in samples for note in one.notes]
         then, now = (_differences(a.finished, b.finished) for a, b in (samples[2:], samples[:2]))
         if not then.keys() & now.keys():

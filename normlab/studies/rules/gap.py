@@ -88,9 +88,9 @@ class GapRule(LadderRule):
         claimed = RANGES[self.direction](self.by)
         notes = [f"{place}: fewer than 3,000 steps, so partly who starts faster"] if gap.few_steps else []
         spread = "" if seed_sd is None else f"; a difference varies by {seed_sd:.2g} over seeds"
+        ends = f"{100 * gap.gap.level:.3g} % interval {low:+.4f} to {high:+.4f}"
         return Finding(
-            verdict=side(low, high, claimed),
-            ours=f"{mean:+.4f} ({place}), {100 * gap.gap.level:.3g} % interval {low:+.4f} to {high:+.4f}, {gap.n} seeds",
+            verdict=side(low, high, claimed), ours=f"{mean:+.4f} ({place}), {ends}, {gap.n} seeds",
             estimate=mean, low=low, high=high, claimed=claimed, runs=2 * gap.n, seeds=gap.n,
             power=f"the interval is ±{(high - low) / 2:.2g} wide{spread}",
         ).noting(notes)  # fmt: skip

@@ -40,6 +40,10 @@ class OrderRule(Rule):
         return tuple(scheme for tier in self.tiers for scheme in tier)
 
     @property
+    def subjects(self) -> tuple[str, ...]:
+        return self.tiers[0]
+
+    @property
     def sentence(self) -> str:
         order = ", then ".join(" and ".join(tier) for tier in self.tiers)
         return (

@@ -38,11 +38,14 @@ class RankRule(Rule):
         return self.expected
 
     @property
+    def subjects(self) -> tuple[str, ...]:
+        return self.expected
+
+    @property
     def sentence(self) -> str:
         return (
-            f"{self.value} rises in this order: {', '.join(self.expected)}; reproduced if so good an agreement "
-            f"(Kendall's tau) has a chance below {100 * (1.0 - self.level):.3g} % among all orders, refuted if so bad a "
-            f"one has"
+            f"{self.value} rises in this order: {', '.join(self.expected)}; reproduced if an agreement (Kendall's tau) "
+            f"as good has a chance below {100 * (1.0 - self.level):.3g} % among all orders, refuted if one as bad has"
         )
 
     def decide(self, evidence: Evidence) -> Finding:

@@ -44,15 +44,17 @@ class RateRule(Rule):
     def sentence(self) -> str:
         arms = ", ".join(self.arms) or "all arms"
         return (
-            f"the best rates of {self.scheme} in {arms} are within a factor of {self.factor:.3g}; open if a best rate is "
-            f"an end of those tried, refuted if they are further apart"
+            f"the best rates of {self.scheme} in {arms} are within a factor of {self.factor:.3g}; refuted if they are "
+            f"further apart, open if a best rate is an end of those tried"
         )
 
     def decide(self, evidence: Evidence) -> Finding:
         found = {arm: _best(rows) for arm in evidence.arms(self.arms) if (rows := evidence.of(self.scheme, arm))}
         known = {arm: best for arm, best in found.items() if best is not None}
         if len(known) < 2:
-            return Finding(verdict="open", notes=(f"rates of {self.scheme} are known in {len(known)} arms, not in two",))
+            return Finding(
+                verdict="open", notes=(f"rates of {self.scheme} are known in {len(known)} arms, not in two",)
+            )
         rates = [lr for lr, _ in known.values()]
         apart = max(rates) / min(rates)
         edges = [f"{arm}: the best rate is the {edge} tried ({lr:.3g})" for arm, (lr, edge) in known.items() if edge]

@@ -168,7 +168,8 @@ def test_readme_and_cards_have_verdicts_alone(root, tmp_path):
     write_study(tmp_path / "studies", numbered, name="later")
     found = report.claim_lines(tmp_path / "studies", tmp_path / "results")
     table = summary.found_table(found)
-    assert "[1 reproduced](docs/claims.md#tiny); 1 part not run yet" in table
+    assert "[1 of 2 parts reproduced](docs/claims.md#tiny)" in table
+    assert "not run" not in table
     assert "Peri-LN uses its depth best" not in table
     assert "| 15 | Peri-LN uses its depth best |  |  |" in summary.results_table(found)
     lines = summary.card_lines(found, "pre")
@@ -279,3 +280,53 @@ def test_rows_that_are_not_there_are_asked_for(tmp_path):
     study = other("rows", "", 'kind = "count"\nscheme = "a"\nat_most = 0.0', head=f'rows = ["{tmp_path / "none"}"]')
     with pytest.raises(NormLabError, match="make them first"):
         run_study(study, tmp_path / "results", progress=False)
+
+
+# -- ladders -------------------------------------------------------------------------------------------------------
+
+LADDER = """
+kind = "ladder"
+title = "A tiny ladder"
+cost = "8 runs"
+
+[settings]
+schemes = ["pre", "post"]
+sizes = ["2x16", "2x32"]
+budgets = [768, 1536]
+seeds = 1
+hold_out = false
+lrs = [1e-2]
+warmup_steps = 2
+head_width = 8
+workers = 1
+length = 32
+batch = 4
+device = "cpu"
+evals = 2
+eval_tokens = 600
+saves = 0
+epochs = 100.0
+"""
+
+
+@pytest.mark.full
+def test_a_ladder_is_a_study_and_its_cells_are_arms(tmp_path):
+    text = write_text(tmp_path / "text")
+    rule = 'kind = "bound"\nscheme = "pre"\nvalue = "loss"\nat_most = 100.0\nexact = true\narms = ["2x32,1.54k"]'
+    write_study(tmp_path / "studies", LADDER + CLAIM + rule, data=[str(text)], val_data=[str(held_out(text))])
+    study = load_study("tiny", tmp_path / "studies")
+    assert sum(size.runs for size in running.study_plan(study)) == 8
+    assert run_study(study, tmp_path / "results", progress=False) == 0
+    stored = rows_in(tmp_path / "results/tiny/main")
+    assert {one["rule"] for one in stored} == {study.rule_hash}
+    assert {(one["size"], one["budget"]) for one in stored} == {(s, b) for s in ("2x16", "2x32") for b in (768, 1536)}
+    found = judge_claims(study, tmp_path / "results")["it"]
+    assert (found.verdict, found.runs) == ("reproduced", 1)
+    # The same rows, made by `normlab ladder` and read by a study of rows.
+    other_study = other("rows", "", rule, head=f'rows = ["{tmp_path / "results/tiny/main"}"]')
+    assert run_study(other_study, tmp_path / "again", progress=False) == 0
+    assert judge_claims(other_study, tmp_path / "again")["it"].ours == found.ours
+
+
+def rows_in(folder: Path) -> list[dict]:
+    return Store(folder).rows()

@@ -18,6 +18,7 @@ import normlab
 from normlab.schemes.catalog.card import Card
 from normlab.schemes.catalog.terminal import names_of, rows
 from normlab.studies import report, summary
+from normlab.studies.claim_lines import ClaimLine
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- schemes: begin (make docs) -->", "<!-- schemes: end -->"
@@ -28,15 +29,15 @@ def cards() -> list[Card]:
     return [Card.of(normlab.scheme(name)) for name in normlab.list_schemes()]
 
 
-def page(card: Card, claims: Sequence[str] = ()) -> str:
+def page(card: Card, verdicts: Sequence[str] = ()) -> str:
     """One scheme: the card, in Markdown, with the verdicts on what is claimed of it."""
     parts = [f"# {card.title}", f"`{card.scheme.name}`: {card.summary}"]
     for heading, text in rows(card):
         body = f"```\n{text}\n```" if heading in ("Formula", "Placement") else _paragraph(text)
         parts.append(f"## {heading}\n\n{body}")
     parts.append("## Options\n\n" + _options(card))
-    if claims:
-        parts.append("## Claims tested\n\n" + "\n".join(f"- {line}" for line in claims))
+    if verdicts:
+        parts.append("## Claims tested\n\n" + "\n".join(f"- {line}" for line in verdicts))
     parts.append("Also known as: " + ", ".join(f"`{alias}`" for alias in names_of(card)))
     note = f"_Written by `make docs` from `normlab/schemes/{card.scheme.name}.py`; edit that file._"
     return "\n\n".join([*parts, note]) + "\n"
@@ -69,22 +70,30 @@ def _cell(text: str) -> str:
     return " ".join(text.replace("|", "\\|").split())
 
 
+def claims() -> list[ClaimLine]:
+    """Every claim with its verdict, from the stored rows."""
+    with contextlib.chdir(ROOT):
+        return report.claim_lines()
+
+
+def scheme_pages(found: Sequence[ClaimLine]) -> dict[Path, str]:
+    """The page of every scheme."""
+    lines = {card.scheme.name: summary.card_lines(found, card.scheme.name) for card in cards()}
+    return {ROOT / "docs" / "schemes" / f"{c.scheme.name}.md": page(c, lines[c.scheme.name]) for c in cards()}
+
+
 def documents() -> dict[Path, str]:
     """Every generated file with what it should hold."""
-    with contextlib.chdir(ROOT):
-        claims = report.claim_lines()
-    pages = {
-        ROOT / "docs" / "schemes" / f"{name}.md": page(card, summary.card_lines(claims, name))
-        for card in cards() if (name := card.scheme.name)
-    }  # fmt: skip
+    found = claims()
+    pages = scheme_pages(found)
     readme = _with((ROOT / "README.md").read_text("utf-8"), BEGIN, table(), END)
-    pages[ROOT / "README.md"] = _with(readme, FOUND, summary.found_table(claims), FOUND_END)
+    pages[ROOT / "README.md"] = _with(readme, FOUND, summary.found_table(found), FOUND_END)
     import rooms
 
     architecture = ROOT / "docs" / "architecture.md"
     pages[architecture] = _with(architecture.read_text("utf-8"), rooms.BEGIN, rooms.modules(), rooms.END)
     pages[ROOT / "docs" / "figures" / "rooms.svg"] = rooms.drawing()
-    pages[ROOT / "docs" / "claims.md"] = report.markdown(claims)
+    pages[ROOT / "docs" / "claims.md"] = report.markdown(found)
     if importlib.util.find_spec("transformers") is not None:
         import conversions
 

@@ -112,7 +112,7 @@ def _ladder_size(arm: str, config: LadderConfig) -> StudySize:
     searches = plan.rates.runs([])
     what = f"{len(config.names)} schemes, {len(config.rungs)} sizes, {config.seeds} seeds"
     if searches:
-        what += f", and at least {len(searches)} runs that find rates"
+        what += f", and {len(searches)} runs that begin the search for rates"
     tokens = sum(round(run.work / run.flops_per_token) for run in judged)
     return StudySize(arm, what, len(judged), float(sum(run.work for run in judged)), tokens)
 
@@ -168,7 +168,8 @@ def _climb_all(
     from normlab.ladders.ladder import run_ladder
     from normlab.ladders.outcome import outcome
 
-    counts: dict[str, tuple[int, int]] = {arm: (_ladder_size(arm, config).runs,) * 2 for arm, config in climbs.items()}
+    runs = {arm: _ladder_size(arm, config).runs for arm, config in climbs.items()}
+    counts = {arm: (number, number) for arm, number in runs.items()}
     try:
         for arm, config in climbs.items():
             minutes = None if end is None else (end - time.monotonic()) / 60.0

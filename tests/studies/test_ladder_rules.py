@@ -191,6 +191,12 @@ def test_trend(gap, ways, expected):
     assert found.verdict == expected, found.ours
 
 
+@pytest.mark.parametrize(("gap", "expected"), [(-0.03, "reproduced"), (0.03, "refuted"), (0.0, "open")])
+def test_a_gain_that_does_not_shrink_is_a_gain(gap, expected):
+    found = rule("trend", scheme="geonorm", against="pre", ways=["constant", "grows"], top="below")
+    assert found.decide(on_ladder(lambda *_: gap)).verdict == expected
+
+
 def test_every_rule_says_when_it_holds():
     whole = {
         "difference": {"scheme": "a", "against": "b"}, "change": {"scheme": "a", "against": "b", "start": "x"},

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from normlab.errors import NormLabError
 from normlab.studies.evidence import Evidence
-from normlab.studies.finding import Finding
+from normlab.studies.finding import Finding, Verdict, side
+from normlab.studies.rules.difference import RANGES
 from normlab.studies.rules.gap import LadderRule
+
+if TYPE_CHECKING:
+    from normlab.ladders.statistics.answer import TrendTest
 
 Way = Literal["shrinks", "grows", "crosses", "constant"]
 
@@ -25,6 +29,8 @@ class TrendRule(LadderRule):
     ways: tuple[Way, ...]
     axis: Literal["compute", "tokens", "sizes"] = "compute"
     """From the smallest cell to the largest, over budgets at the largest size, or over sizes at the largest budget."""
+    top: Literal["below", "above", "any"] = "any"
+    """On which side of zero the gap at the top of the axis must be: below, the scheme is better there."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -33,9 +39,11 @@ class TrendRule(LadderRule):
 
     @property
     def sentence(self) -> str:
+        ways = " or ".join("is constant" if way == "constant" else way for way in self.ways)
+        side_of_zero = "" if self.top == "any" else f" and is {self.top} 0 at the top, with its whole interval"
         return (
-            f"the gap in {self.value} of {self.scheme} to {self.against} over {self.axis} {' or '.join(self.ways)}; "
-            f"refuted if the ladder shows another of shrinks, grows, crosses and constant, open if it shows none"
+            f"the gap in {self.value} of {self.scheme} to {self.against} {ways} over {self.axis}{side_of_zero}; "
+            f"refuted if the ladder shows otherwise, open if it shows neither"
         )
 
     def decide(self, evidence: Evidence) -> Finding:
@@ -44,12 +52,17 @@ class TrendRule(LadderRule):
         if test is None:
             return Finding(verdict="open", notes=(f"the ladder has no two cells along {self.axis} yet",))
         change = test.change
-        verdict = "open" if test.verdict == "not shown" else "reproduced" if test.verdict in self.ways else "refuted"
         seeds = min(cell.n for cell in found.cells if cell.is_usable)
         return Finding(
-            verdict=verdict, estimate=change.mean, low=change.low, high=change.high, seeds=seeds,
+            verdict=self._verdict(test), estimate=change.mean, low=change.low, high=change.high, seeds=seeds,
             runs=2 * sum(cell.n for cell in found.cells),
             ours=f"{test.verdict}: {test.gap_bottom.mean:+.4f} at {test.bottom.name}, {test.gap_top.mean:+.4f} at "
             f"{test.top.name}; change {change.low:+.4f} to {change.high:+.4f}",
             power=f"a change below {test.margin:.2g} counts as constant; the interval is ±{change.width / 2:.2g} wide",
         ).noting([cell.reason for cell in found.cells if cell.reason])  # fmt: skip
+
+    def _verdict(self, test: TrendTest) -> Verdict:
+        at_top = "reproduced" if self.top == "any" else side(test.gap_top.low, test.gap_top.high, RANGES[self.top](0.0))
+        moves = "open" if test.verdict == "not shown" else "reproduced" if test.verdict in self.ways else "refuted"
+        both = {at_top, moves}
+        return "refuted" if "refuted" in both else "open" if "open" in both else "reproduced"

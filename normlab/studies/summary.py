@@ -32,8 +32,8 @@ def found_table(found: Sequence[ClaimLine], claims: str = "docs/claims.md") -> s
         own = of_result(found, number)
         run = [line for line in own if line.finding.verdict != "not run"]
         if run:
-            of_all = verdict_counts(run) if len(run) == len(own) else _of_all(run, len(own))
-            lines.append(f"| {cell_text(result)} | [{of_all}]({claims}#{run[0].study.name}) |")
+            parts = "" if len(run) == len(own) else f" of {len(own)} parts"
+            lines.append(f"| {cell_text(result)} | [{verdict_counts(run)}{parts}]({claims}#{run[0].study.name}) |")
     return "\n".join(lines) if len(lines) > 2 else f"No study has been run yet ([all claims]({claims}))."
 
 
@@ -51,11 +51,6 @@ def verdict_counts(found: Sequence[ClaimLine]) -> str:
     """How many claims have each verdict: "2 reproduced, 1 open"."""
     counts = Counter(line.finding.verdict for line in found)
     return ", ".join(f"{counts[verdict]} {verdict}" for verdict in MARKS if counts[verdict])
-
-
-def _of_all(run: Sequence[ClaimLine], parts: int) -> str:
-    counts = Counter(line.finding.verdict for line in run)
-    return ", ".join(f"{counts[verdict]} of {parts} parts {verdict}" for verdict in MARKS if counts[verdict])
 
 
 def _sentence(line: ClaimLine) -> str:

@@ -1,5 +1,6 @@
 """Generate documentation from code: a page per scheme, the README's table, the modules of docs/architecture.md, the
-matrix of conversions where the Hugging Face library is installed, and the table of claims from the rows of studies.
+matrix of conversions where the Hugging Face library is installed, and verdicts on claims from the rows of studies (in
+docs/claims.md, the README and the page of each scheme).
 
 make docs          writes the files
 build.py --check   says which are not current, and exits with 1 if any is
@@ -10,28 +11,33 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import normlab
 from normlab.schemes.catalog.card import Card
 from normlab.schemes.catalog.terminal import names_of, rows
-from normlab.studies import report as studies
+from normlab.studies import report, summary
+from normlab.studies.claim_lines import ClaimLine
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- schemes: begin (make docs) -->", "<!-- schemes: end -->"
+FOUND, FOUND_END = "<!-- found: begin (make docs) -->", "<!-- found: end -->"
 
 
 def cards() -> list[Card]:
     return [Card.of(normlab.scheme(name)) for name in normlab.list_schemes()]
 
 
-def page(card: Card) -> str:
-    """One scheme: the card, in Markdown."""
+def page(card: Card, verdicts: Sequence[str] = ()) -> str:
+    """One scheme: the card, in Markdown, with the verdicts on what is claimed of it."""
     parts = [f"# {card.title}", f"`{card.scheme.name}`: {card.summary}"]
     for heading, text in rows(card):
         body = f"```\n{text}\n```" if heading in ("Formula", "Placement") else _paragraph(text)
         parts.append(f"## {heading}\n\n{body}")
     parts.append("## Options\n\n" + _options(card))
+    if verdicts:
+        parts.append("## Claims tested\n\n" + "\n".join(f"- {line}" for line in verdicts))
     parts.append("Also known as: " + ", ".join(f"`{alias}`" for alias in names_of(card)))
     note = f"_Written by `make docs` from `normlab/schemes/{card.scheme.name}.py`; edit that file._"
     return "\n\n".join([*parts, note]) + "\n"
@@ -64,28 +70,41 @@ def _cell(text: str) -> str:
     return " ".join(text.replace("|", "\\|").split())
 
 
+def claims() -> list[ClaimLine]:
+    """Every claim with its verdict, from the stored rows."""
+    with contextlib.chdir(ROOT):
+        return report.claim_lines()
+
+
+def scheme_pages(found: Sequence[ClaimLine]) -> dict[Path, str]:
+    """The page of every scheme."""
+    lines = {card.scheme.name: summary.card_lines(found, card.scheme.name) for card in cards()}
+    return {ROOT / "docs" / "schemes" / f"{c.scheme.name}.md": page(c, lines[c.scheme.name]) for c in cards()}
+
+
 def documents() -> dict[Path, str]:
     """Every generated file with what it should hold."""
-    pages = {ROOT / "docs" / "schemes" / f"{card.scheme.name}.md": page(card) for card in cards()}
-    pages[ROOT / "README.md"] = _with(ROOT / "README.md", BEGIN, table(), END)
+    found = claims()
+    pages = scheme_pages(found)
+    readme = _with((ROOT / "README.md").read_text("utf-8"), BEGIN, table(), END)
+    pages[ROOT / "README.md"] = _with(readme, FOUND, summary.found_table(found), FOUND_END)
     import rooms
 
     architecture = ROOT / "docs" / "architecture.md"
-    pages[architecture] = _with(architecture, rooms.BEGIN, rooms.modules(), rooms.END)
+    pages[architecture] = _with(architecture.read_text("utf-8"), rooms.BEGIN, rooms.modules(), rooms.END)
     pages[ROOT / "docs" / "figures" / "rooms.svg"] = rooms.drawing()
-    with contextlib.chdir(ROOT):
-        pages[ROOT / "docs" / "claims.md"] = studies.markdown(studies.claim_lines())
+    pages[ROOT / "docs" / "claims.md"] = report.markdown(found)
     if importlib.util.find_spec("transformers") is not None:
         import conversions
 
         guide = ROOT / "docs" / "guides" / "converting.md"
-        pages[guide] = _with(guide, conversions.BEGIN, conversions.table(), conversions.END)
+        pages[guide] = _with(guide.read_text("utf-8"), conversions.BEGIN, conversions.table(), conversions.END)
     return pages
 
 
-def _with(path: Path, begin: str, text: str, end: str) -> str:
-    """A file with the text between two lines replaced."""
-    before, _, rest = path.read_text(encoding="utf-8").partition(begin)
+def _with(whole: str, begin: str, text: str, end: str) -> str:
+    """A text with what is between two of its lines replaced."""
+    before, _, rest = whole.partition(begin)
     return f"{before}{begin}\n{text}\n{end}{rest.partition(end)[2]}"
 
 

@@ -74,12 +74,12 @@ def ladder_table(
 
 
 def _run(config: LadderConfig, out: Path, minutes: float | None) -> None:
-    from normlab.ladders.ladder import execute
+    from normlab.ladders.ladder import run_ladder
     from normlab.ladders.outcome import outcome
     from normlab.ladders.report import terminal_lines
     from normlab.ladders.results import read_report, write_report
 
-    execute(config, out, minutes=minutes, command=["normlab", *sys.argv[1:]])
+    run_ladder(config, out, minutes=minutes, command=["normlab", *sys.argv[1:]])
     content, ended = read_report(out), outcome(config, out)
     print(*ended.lines, *terminal_lines(content), f"page: {write_report(content, out)}", sep="\n")
     sys.exit(ended.exit_code)

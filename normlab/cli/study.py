@@ -19,8 +19,10 @@ def study(
     results: Path = Path("benchmarks/results/studies"),
     docs: Path = Path("docs/claims.md"),
     html: Path = Path("claims.html"),
+    data_dir: Path | None = None,
     data: tuple[str, ...] = (),
     val_data: tuple[str, ...] = (),
+    val_sets: tuple[str, ...] = (),
     tokenizer: str | None = None,
     workers: int | None = None,
     device: str | None = None,
@@ -31,8 +33,8 @@ def study(
 
     For example:
       normlab study
-      normlab study peri-step --dry-run
-      normlab study peri-step --minutes 9 --data "books/*.jsonl.xz"
+      normlab study high-rates --dry-run
+      normlab study high-rates --minutes 9 --data-dir texts
       normlab study --report
 
     Args:
@@ -44,9 +46,12 @@ def study(
         results: Folder of the results, with one folder per study.
         docs: Markdown file that --report writes.
         html: HTML file that --report writes.
-        data: Training data of the study on this machine; see normlab train --help.
-        val_data: Validation data on this machine.
-        tokenizer: Tokenizer on this machine.
+        data_dir: Folder that the paths in the study are relative to; none: the current one. Rows of several machines
+            belong together if only this differs.
+        data: Other training data than the study's; see normlab train --help. Other data make other runs.
+        val_data: Other validation data.
+        val_sets: Other further validation sets, NAME=FILES.
+        tokenizer: Another tokenizer.
         workers: Parallel runs.
         device: Device: cpu, cuda.
     """
@@ -55,7 +60,7 @@ def study(
     from normlab.studies.study import load_study
 
     places = {"data": list(data), "val_data": list(val_data), "tokenizer": tokenizer, "workers": workers}
-    places |= {"device": device}
+    places |= {"device": device, "val_sets": list(val_sets)}
     if report:
         command.write_report(studies, results, docs, html)
     elif name is None:
@@ -64,5 +69,6 @@ def study(
         command.show_plan(load_study(name, studies), places)
     else:
         line = ["normlab", *sys.argv[1:]]
-        if command.run(load_study(name, studies), results, minutes=minutes, places=places, command=line):
+        found = load_study(name, studies)
+        if command.run(found, results, minutes=minutes, places=places, command=line, data_dir=data_dir):
             sys.exit(130)

@@ -50,19 +50,20 @@ def ladder(
     While no run of the baseline has ended but those that find rates, the answer has no schemes. `command` is stored for
     the report.
     """
-    execute(config, folder, minutes=minutes, progress=progress, command=command)
+    run_ladder(config, folder, minutes=minutes, progress=progress, command=command)
     return read_report(make_folder(folder)).answer
 
 
-def execute(
+def run_ladder(
     config: LadderConfig,
     folder: str | os.PathLike[str],
     *,
     minutes: float | None = None,
     progress: bool = True,
     command: Sequence[str] = (),
+    stamp: Mapping[str, Any] | None = None,
 ) -> None:
-    """`ladder` without its answer."""
+    """The same without an answer, which a few runs may not have yet; `stamp` is added to every row."""
     check_call(minutes)
     began = time.monotonic()
     path = make_folder(folder)
@@ -73,7 +74,7 @@ def execute(
             refuse_lost_forecast(Store(path).rows(), path)
         plan = LadderPlan(config, stored.hash if stored else None)
         write_description(path, config, data, design_of(plan, Store(path).rows(), data, command))
-        session = LadderSession(plan, path, data, progress=progress)
+        session = LadderSession(plan, path, data, progress=progress, stamp=stamp)
         asked = session.execute(None if minutes is None else minutes - (time.monotonic() - began) / 60.0)
         # Again: the rates found and the runs lost are known now.
         write_description(path, config, data, design_of(plan, Store(path).rows(), data, command))
@@ -114,11 +115,13 @@ class LadderSession(Session):
 
     plan: LadderPlan
 
-    def __init__(self, plan: LadderPlan, folder: Path, data: Data, *, progress: bool):
+    def __init__(
+        self, plan: LadderPlan, folder: Path, data: Data, *, progress: bool, stamp: Mapping[str, Any] | None = None
+    ):
         config = plan.config
         super().__init__(
             plan, config.run_settings, folder, data.fingerprint, metric=config.base.task_object.metric,
-            progress=progress,
+            progress=progress, stamp=stamp,
         )  # fmt: skip
 
     def job(self, run: PlannedRun) -> Job:

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from normlab.errors import NormLabError
 from normlab.pages.numbers import count
 from normlab.studies import report
+from normlab.studies.claim_lines import MARKS
 from normlab.studies.judge import judge_claims
 from normlab.studies.record import StudyRecord
-from normlab.studies.report import MARKS
 from normlab.studies.study import Study, find_studies, load_study
 from normlab.utils.files import write_atomically
 from normlab.utils.text import counted
 
 
 def show_list(folder: Path, results: Path) -> None:
-    """List every study with its status."""
-    for name in find_studies(folder):
-        study = load_study(name, folder)
-        print(f"{name:<24} {_state(study, results)}\n{'':<24} {study.title}; {study.cost}")
+    """List every study with its status and cost, and the cost of those that have not ended."""
+    studies = [load_study(name, folder) for name in find_studies(folder)]
+    for study in studies:
+        print(f"{study.name:<24} {_state(study, results)}\n{'':<24} {study.title}; {cost_of(study)}")
+    left = sum(study.gpu_minutes for study in studies if not _is_done(study, results))
+    print(f"in all: {sum(study.gpu_minutes for study in studies):g} GPU minutes, {left:g} of them in studies not ended")
+
+
+def cost_of(study: Study) -> str:
+    """Runs and estimated GPU minutes, as text."""
+    return f"{study.cost}; {f'about {study.gpu_minutes:g} GPU minutes' if study.gpu_minutes else 'no GPU'}"
+
+
+def _is_done(study: Study, results: Path) -> bool:
+    return StudyRecord(study, results / study.name).about.get("left") == 0
 
 
 def _state(study: Study, results: Path) -> str:
@@ -41,18 +54,29 @@ def show_plan(study: Study, places: Mapping[str, Any]) -> None:
         work = f", {count(size.tokens)} tokens, {size.flops:.2g} FLOPs" if size.tokens else ""
         print(f"{size.arm}: {size.what}: {counted(size.runs, 'run')}{work}")
     total = f", {sum(size.flops for size in sizes):.2g} FLOPs" if any(size.flops for size in sizes) else ""
-    print(f"in all: {counted(sum(size.runs for size in sizes), 'run')}{total}; {study.cost}")
+    print(f"in all: {counted(sum(size.runs for size in sizes), 'run')}{total}; {cost_of(study)}")
     for claim in study.claims:
-        print(f"claim {claim.name}: {claim.claim}\n  rule: {claim.rule.kind}, {claim.rule.words}")
+        print(f"claim {claim.name}: {claim.claim}\n  holds if {claim.rule.sentence}")
+        if claim.power:
+            print(f"  could show: {claim.power}")
 
 
 def run(
-    study: Study, results: Path, *, minutes: float | None, places: Mapping[str, Any], command: Sequence[str]
+    study: Study,
+    results: Path,
+    *,
+    minutes: float | None,
+    places: Mapping[str, Any],
+    command: Sequence[str],
+    data_dir: Path | None = None,
 ) -> int:
     """Run what is left and print the verdicts; return the number of runs left."""
     from normlab.studies.run import run_study
 
-    left = run_study(study, results, minutes=minutes, places=places, command=command)
+    results = results.absolute()
+    # Paths are part of a run's name: read from their folder, they are the same on every machine.
+    with contextlib.chdir(_folder(data_dir)):
+        left = run_study(study, results, minutes=minutes, places=places, command=command)
     for name, finding in judge_claims(study, results).items():
         print(f"{MARKS[finding.verdict]} {name}: {finding.verdict}" + (f"; {finding.ours}" if finding.ours else ""))
         for note in finding.notes:
@@ -60,6 +84,12 @@ def run(
     if left:
         print(f"{counted(left, 'run')} left: the same command goes on")
     return left
+
+
+def _folder(data_dir: Path | None) -> Path:
+    if data_dir is not None and not data_dir.is_dir():
+        raise NormLabError(f"there is no folder {data_dir}; --data-dir is the folder that holds the study's data")
+    return data_dir or Path()
 
 
 def write_report(folder: Path, results: Path, docs: Path, html: Path) -> None:

@@ -13,8 +13,12 @@ from typing import Any
 from normlab.compare.statistics import SchemeResult, rank_schemes
 from normlab.errors import NormLabError, unknown
 from normlab.studies.values import row_number, row_numbers
+from normlab.utils.text import counted
 
 Row = Mapping[str, Any]
+
+VALUE = "value"
+"""Field of a row with the metric of a comparison: the validation loss, or the accuracy."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +51,16 @@ class Evidence:
             raise NormLabError(f"no arm matches {', '.join(patterns)}; there are {', '.join(self.rows) or 'none'}")
         return found
 
+    def canonical(self, scheme: str) -> str:
+        """Name of a scheme in the rows."""
+        return self._names.get(scheme, scheme)
+
     def of(self, scheme: str, arm: str) -> list[Row]:
         """A scheme's rows in an arm, or in the arm given with the scheme: "pre@weight_decay=0.0"."""
         name, _, named = scheme.partition("@")
         if named and named not in self.rows:
             raise unknown("arm", named, self.rows)
-        return [row for row in self.rows[named or arm] if row["scheme"] == self._names.get(name, name)]
+        return [row for row in self.rows[named or arm] if row["scheme"] == self.canonical(name)]
 
     def sample(self, scheme: str, arm: str, path: str) -> Sample:
         """A scheme's results at the rate selected by its tune runs; all results if nothing was tuned."""
@@ -67,11 +75,22 @@ class Evidence:
         problems = [f"{scheme}: {len(failed)} of {len(chosen)} runs {_how(failed)}"] if failed else []
         missing = sum(value is None for value in values.values()) - len(failed)
         problems += [f"{scheme}: {missing} runs have no {path}"] if missing else []
-        return Sample(scheme, values, problems, _notes(scheme, standing))
+        notes: list[str] = []
+        # Which loss is lower depends on the rates; what a model does inside is shown at the best of those tried.
+        (problems if path == VALUE else notes).extend(_edges(scheme, standing))
+        return Sample(scheme, values, problems, notes)
+
+    def at_start(self, scheme: str, arm: str, path: str) -> Sample:
+        """What was measured before training, by seed, whatever became of the run: all rates of a seed start alike."""
+        rows = self.of(scheme, arm)
+        found = {row["seed"]: row_number(row, path) for row in reversed(rows)}
+        missing = [seed for seed, value in found.items() if value is None]
+        problems = [f"{scheme}: no {path} with {counted(len(missing), 'seed')}"] if missing else []
+        return Sample(scheme, found, problems if rows else [f"{scheme} has no runs"])
 
     def all(self, schemes: Sequence[str], arms: Sequence[str]) -> list[Row]:
         """Every row of these schemes (all if there are none) in these arms, at any rate."""
-        wanted = {self._names.get(name, name) for name in schemes}
+        wanted = {self.canonical(name) for name in schemes}
         rows = [row for arm in self.arms(arms) for row in self.rows[arm]]
         return [row for row in rows if not wanted or row["scheme"] in wanted]
 
@@ -110,10 +129,12 @@ def _standing(rows: Sequence[Row]) -> SchemeResult | None:
     return found if found.lr is not None else None
 
 
-def _notes(scheme: str, standing: SchemeResult | None) -> list[str]:
+def _edges(scheme: str, standing: SchemeResult | None) -> list[str]:
+    """A best rate that is not between two others: a claim on it would be one on the list of rates."""
     if standing is None or standing.edge is None:
         return []
-    return [f"the best rate of {scheme} is the {standing.edge} tried ({standing.lr:g}): a better one may lie beyond"]
+    more = f"add a {'larger' if standing.edge == 'largest' else 'smaller'} one to lrs"
+    return [f"the best rate of {scheme} is the {standing.edge} tried ({standing.lr:g}): {more}"]
 
 
 def _how(rows: Sequence[Row]) -> str:

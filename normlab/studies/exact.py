@@ -1,7 +1,8 @@
-"""Exact statistics for small samples: Clopper-Pearson bounds, Fisher's exact test, correlation intervals; no scipy."""
+"""Exact statistics for small samples: Clopper-Pearson, Fisher's exact test, correlations, orders; no scipy."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from statistics import NormalDist
@@ -64,6 +65,19 @@ def correlation_interval(r: float, free: float, level: float, *, of_ranks: bool 
 def quantile(level: float) -> float:
     """z with P(|Z| ≤ z) = level for a standard normal Z."""
     return NormalDist().inv_cdf((1.0 + level) / 2.0)
+
+
+def kendall_tau(values: Sequence[float]) -> float:
+    """Kendall's tau of a sequence against its positions: 1 if it rises throughout, -1 if it falls; ties count zero."""
+    pairs = list(itertools.combinations(values, 2))
+    return sum((b > a) - (b < a) for a, b in pairs) / len(pairs)
+
+
+def order_p_values(values: Sequence[float]) -> tuple[float, float]:
+    """Shares of all orders of the values whose tau is at least, and at most, that of the given order."""
+    tau = kendall_tau(values)
+    all_taus = [kendall_tau(order) for order in itertools.permutations(values)]
+    return sum(t >= tau for t in all_taus) / len(all_taus), sum(t <= tau for t in all_taus) / len(all_taus)
 
 
 def _root(rising: Callable[[float], float]) -> float:

@@ -1,4 +1,4 @@
-"""The headline results of the four papers that studies test, by number: what docs/claims.md lists in its first table."""
+"""The headline results of the four papers that studies test, by number, as docs/claims.md lists them."""
 
 from __future__ import annotations
 

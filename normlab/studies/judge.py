@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from normlab.errors import NormLabError
+from normlab.studies.cells import by_cell
 from normlab.studies.evidence import Evidence
 from normlab.studies.finding import Finding
 from normlab.studies.record import StudyRecord
@@ -21,7 +22,7 @@ def judge_claims(study: Study, results: Path = RESULTS) -> dict[str, Finding]:
         return {claim.name: Finding(verdict="open", notes=(str(error),)) for claim in study.claims}
     if not rows:
         return {claim.name: Finding(verdict="not run") for claim in study.claims}
-    evidence = Evidence(rows, record.about.get("names"))
+    evidence = Evidence(by_cell(rows), record.about.get("names"))
     return {claim.name: _decide(claim, evidence, record) for claim in study.claims}
 
 

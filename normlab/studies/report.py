@@ -2,78 +2,39 @@
 
 from __future__ import annotations
 
-import html
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-from normlab.errors import NormLabError
-from normlab.pages.numbers import NONE, count
+from normlab.pages.numbers import NONE
 from normlab.pages.page import render, section
+from normlab.studies.claim_lines import MARKS, ClaimLine, cell_text, claim_lines, markdown_text
 from normlab.studies.finding import Finding
-from normlab.studies.judge import judge_claims
-from normlab.studies.record import StudyRecord
-from normlab.studies.study import FOLDER, RESULTS, Claim, Study, find_studies, load_study
+from normlab.studies.headlines import RESULTS_TESTED
+from normlab.studies.summary import of_result, results_table, verdict_counts
 from normlab.utils.text import counted
 
-MARKS = {"reproduced": "✓", "refuted": "✗", "open": "?", "not run": NONE}
+__all__ = ["claim_lines", "claims_page", "headline", "markdown"]
+
 _TONES = {"reproduced": "ok", "refuted": "fail", "open": "warn", "not run": ""}
+_HEADS = ("Claim", "Source", "Theirs", "Ours", "Seeds", "Budget", "Verdict", "Power")
 _NOTE = """_Written by `normlab study --report` from `studies/` and the rows in `benchmarks/results/studies/`; do not
 edit it. A verdict is that of the rule in the study's file, whose hash every row carries. Intervals hold
-together at the rule's level. **Open** names what leaves a claim undecided; **not run** is no verdict._"""
-
-
-@dataclass(frozen=True)
-class ClaimLine:
-    """A claim with its finding and its cost."""
-
-    study: Study
-    claim: Claim
-    finding: Finding
-    budget: str
-
-
-def claim_lines(folder: Path = FOLDER, results: Path = RESULTS) -> list[ClaimLine]:
-    """All claims of all studies, by study."""
-    found = []
-    for study in (load_study(name, folder) for name in find_studies(folder)):
-        findings, budget = judge_claims(study, results), budget_of(study, results)
-        found += [ClaimLine(study, claim, findings[claim.name], budget) for claim in study.claims]
-    return found
-
-
-def budget_of(study: Study, results: Path = RESULTS) -> str:
-    """Model sizes, tokens and number of runs, from the rows."""
-    try:
-        rows = [row for own in StudyRecord(study, results / study.name).rows().values() for row in own]
-    except NormLabError:  # the finding reports what is wrong with the rows
-        return NONE
-    if not rows:
-        return NONE
-    sizes = dict.fromkeys(size for row in rows if (size := _size(row)))
-    devices = dict.fromkeys(str(row["device"]) for row in rows if row.get("device"))
-    return ", ".join([*sizes, counted(len(rows), "row"), *devices])
-
-
-def _size(row: Mapping[str, Any]) -> str:
-    config = row.get("config")
-    if not isinstance(config, dict) or not isinstance(config.get("model"), dict):
-        return ""
-    model, tokens = config["model"], row.get("tokens")
-    return f"{model.get('depth')}×{model.get('dim')} for {count(config.get('tokens') or tokens)} tokens"
+together at the rule's level. **Open** names what leaves a claim undecided; **not run** is no verdict. The numbers
+are those of the results that the studies test; a result has several parts, and each has a verdict of its own._"""
 
 
 def markdown(found: Sequence[ClaimLine]) -> str:
-    """Markdown: the table of all claims, then the details of each."""
-    heads = ("Claim", "Source", "Theirs", "Ours", "Seeds", "Budget", "Verdict", "Power")
-    table = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    table += ["| " + " | ".join(map(_cell, _cells(line))) + " |" for line in found]
-    parts = ["# Claims", headline(found), _NOTE, "\n".join(table)]
+    """Markdown: the headline results with their verdicts, then every study with its claims and rules."""
+    parts = ["# Claims", headline(found), _NOTE, results_table(found)]
     names = dict.fromkeys(line.study.name for line in found)
     parts += [_details([line for line in found if line.study.name == name]) for name in names]
     return "\n\n".join(parts) + "\n"
+
+
+def _table(found: Sequence[ClaimLine]) -> str:
+    table = ["| " + " | ".join(_HEADS) + " |", "|" + "---|" * len(_HEADS)]
+    return "\n".join([*table, *("| " + " | ".join(map(cell_text, _cells(line))) + " |" for line in found)])
 
 
 def headline(found: Sequence[ClaimLine]) -> str:
@@ -86,7 +47,9 @@ def headline(found: Sequence[ClaimLine]) -> str:
 def claims_page(found: Sequence[ClaimLine]) -> str:
     """The same as one HTML file."""
     studies = {line.study.name: line.study for line in found}
-    sections = [
+    results = [(number, text, verdict_counts(of_result(found, number))) for number, text in RESULTS_TESTED.items()]
+    sections = [section("results", "Headline results", "study/results.html", results=results)] if found else []
+    sections += [
         section(
             name, study.title, "study/claims.html", study=study,
             cards=[_card(line) for line in found if line.study.name == name],
@@ -100,28 +63,29 @@ def _cells(line: ClaimLine) -> tuple[str, ...]:
     found, claim = line.finding, line.claim
     verdict = f"{MARKS[found.verdict]} {found.verdict}"
     seeds = f"{found.seeds} ({counted(found.runs, 'run')})" if found.seeds else NONE
-    ours, power = found.ours or NONE, found.power or NONE
+    ours, power = found.ours or NONE, found.power or (f"planned: {claim.power}" if claim.power else NONE)
     return claim.claim, claim.source, claim.theirs, ours, seeds, line.budget, verdict, power
 
 
 def _details(found: Sequence[ClaimLine]) -> str:
     study = found[0].study
-    about = f"`normlab study {study.name}` · {study.cost} · rule `{study.rule_hash}`"
+    minutes = f"{study.gpu_minutes:g} GPU minutes" if study.gpu_minutes else "no GPU"
+    cost = f"{markdown_text(study.cost)} · {minutes}"
+    about = f"{markdown_text(study.title)}. `normlab study {study.name}` · {cost} · rule `{study.rule_hash}`"
     points = []
     for line in found:
-        points.append(f"- `{line.claim.name}`, {line.claim.rule.kind}: {_text(line.claim.rule.words)}")
-        points += [f"  - {_text(note)}" for note in line.finding.notes]
-    return "\n".join([f"## {_text(study.title)}\n", about, "", *points])
+        points.append(f"- `{line.claim.name}` holds if {markdown_text(line.claim.rule.sentence)}")
+        points += [f"  - {markdown_text(note)}" for note in line.finding.notes]
+    return "\n".join([f"## {study.name}\n", about, "", _table(found), "", *points])
 
 
 def _card(line: ClaimLine) -> dict[str, Any]:
     found = line.finding
-    names = ("Claim", "Source", "Theirs", "Ours", "Seeds", "Budget", "Verdict", "Power")
-    shown = [(n, text) for n, text in zip(names, _cells(line), strict=True) if n not in ("Claim", "Verdict")]
+    shown = [(n, text) for n, text in zip(_HEADS, _cells(line), strict=True) if n not in ("Claim", "Verdict")]
     facts = [fact for fact in shown if fact[1] != NONE]
     return {
         "name": line.claim.name, "claim": line.claim.claim, "verdict": found.verdict, "mark": MARKS[found.verdict],
-        "tone": _TONES[found.verdict], "facts": facts, "rule": line.claim.rule.words,
+        "tone": _TONES[found.verdict], "facts": facts, "rule": line.claim.rule.sentence,
         "kind": line.claim.rule.kind, "notes": found.notes,
         "bars": [bar for part in (found.parts or (found,)) if (bar := _bar(part))],
     }  # fmt: skip
@@ -143,12 +107,3 @@ def _bar(found: Finding) -> dict[str, Any] | None:
     estimate = place(found.estimate, (low + high) / 2)
     return {"claimed": (left, max(right - left, 0.5)), "interval": (low, max(high - low, 0.8)), "estimate": estimate,
             "ends": (f"{first:.3g}", f"{last:.3g}"), "ours": found.ours}  # fmt: skip
-
-
-def _text(words: str) -> str:
-    """Escape user text for Markdown: no tags, no accidental emphasis."""
-    return html.escape(" ".join(words.split()), quote=False).replace("*", "\\*").replace("_", "\\_")
-
-
-def _cell(words: str) -> str:
-    return _text(words).replace("|", "\\|")

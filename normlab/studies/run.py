@@ -1,6 +1,7 @@
-"""Run a study: a comparison for each arm, other work items one by one, and imported rows.
+"""Run a study: a comparison or a ladder for each arm, other work items one by one, and imported rows.
 
-Every study can be stopped and resumed by the same call: a comparison within a run, other work after the last item.
+Every study can be stopped and resumed by the same call: comparisons and ladders within a run, other work after the last
+item.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from typing import Any
 from normlab.compare.config import CompareConfig
 from normlab.compare.store import RESULT_FIELDS, Store
 from normlab.errors import NormLabError, unknown
+from normlab.ladders.config import LadderConfig
 from normlab.studies.elsewhere import import_rows
 from normlab.studies.items import run_item, study_items
 from normlab.studies.record import StudyRecord
-from normlab.studies.settings import comparison_config
+from normlab.studies.settings import comparison_config, ladder_config
 from normlab.studies.study import RESULTS, Study
 from normlab.train.storage.folder import now
 
@@ -49,13 +51,15 @@ def run_study(
     if minutes is not None and not minutes > 0.0:
         raise NormLabError(f"minutes must be positive, got {minutes}; leave it out to go on to the end")
     record = StudyRecord(study, results / study.name)
-    configs = configurations(study, places)
-    _check_rules(study, configs)
+    configs, climbs = configurations(study, places), ladders(study, places)
+    _check_rules(study, configs or climbs)
     record.begin(_names(study), now())
     import_rows(record)
     end = time.monotonic() + 60.0 * minutes if minutes is not None else None
     if study.kind == "train":
         return _compare_all(record, configs, end, progress, command)
+    if study.kind == "ladder":
+        return _climb_all(record, climbs, end, progress, command)
     return _work_all(record, end) if study.kind != "rows" else _told(record, 0, 0)
 
 
@@ -63,6 +67,8 @@ def study_plan(study: Study, places: Mapping[str, Any] | None = None) -> list[St
     """The runs of a study, by arm; nothing is started."""
     if study.kind == "train":
         return [_size(arm, config) for arm, config in configurations(study, places).items()]
+    if study.kind == "ladder":
+        return [_ladder_size(arm, config) for arm, config in ladders(study, places).items()]
     if study.kind == "rows":
         return [StudySize(name, "rows that are there", 0) for name in study.rows]
     return [StudySize(item.arm, f"{study.kind} {item.scheme}", 1) for item in study_items(study)]
@@ -72,8 +78,19 @@ def configurations(study: Study, places: Mapping[str, Any] | None = None) -> dic
     """The comparison of every arm of a study of training runs."""
     if study.kind != "train":
         return {}
+    return {arm: comparison_config(*_of_arm(study, arm, places)) for arm in study.arms}
+
+
+def ladders(study: Study, places: Mapping[str, Any] | None = None) -> dict[str, LadderConfig]:
+    """The ladder of every arm of a study of ladders."""
+    if study.kind != "ladder":
+        return {}
+    return {arm: ladder_config(*_of_arm(study, arm, places)) for arm in study.arms}
+
+
+def _of_arm(study: Study, arm: str, places: Mapping[str, Any] | None) -> tuple[dict[str, Any], str]:
     given = {name: value for name, value in (places or {}).items() if value}
-    return {arm: comparison_config({**study.settings_of(arm), **given}, f"{study.name}, {arm}") for arm in study.arms}
+    return {**study.settings_of(arm), **given}, f"{study.name}, {arm}"
 
 
 def _size(arm: str, config: CompareConfig) -> StudySize:
@@ -84,7 +101,23 @@ def _size(arm: str, config: CompareConfig) -> StudySize:
     return StudySize(arm, what, runs, float(flops), runs * base.tokens_in_all)
 
 
-def _check_rules(study: Study, configs: Mapping[str, CompareConfig]) -> None:
+def _ladder_size(arm: str, config: LadderConfig) -> StudySize:
+    """Runs of a ladder: trunks and branches, and the fewest of its learning-rate searches."""
+    from normlab.ladders.plan import LadderPlan
+    from normlab.ladders.rates import FoundRate
+
+    plan = LadderPlan(config)
+    rates = {name: FoundRate(name, 1e-3) for name in config.names}
+    judged = [run for rung in config.rungs for run in plan.judged(rung, rates)]
+    searches = plan.rates.runs([])
+    what = f"{len(config.names)} schemes, {len(config.rungs)} sizes, {config.seeds} seeds"
+    if searches:
+        what += f", and {len(searches)} runs that begin the search for rates"
+    tokens = sum(round(run.work / run.flops_per_token) for run in judged)
+    return StudySize(arm, what, len(judged), float(sum(run.work for run in judged)), tokens)
+
+
+def _check_rules(study: Study, configs: Mapping[str, CompareConfig | LadderConfig]) -> None:
     """Raise if a rule names a scheme that is not run: its claim would stay open."""
     if not configs or study.rows:
         return
@@ -98,7 +131,7 @@ def _check_rules(study: Study, configs: Mapping[str, CompareConfig]) -> None:
 def _names(study: Study) -> dict[str, str]:
     """Registry name of every scheme in a rule, so that verdicts do not import the registry."""
     written = {scheme.partition("@")[0] for claim in study.claims for scheme in claim.rule.schemes}
-    return {name: _canonical(name) for name in sorted(written)} if study.kind in ("train", "rows") else {}
+    return {name: _canonical(name) for name in sorted(written)} if study.kind in ("train", "ladder", "rows") else {}
 
 
 def _canonical(name: str) -> str:
@@ -126,6 +159,30 @@ def _compare_all(
         stored = [(config.plan(), Store(record.folder / arm).rows()) for arm, config in configs.items()]
         left = sum(plan.left(rows) for plan, rows in stored)
         _told(record, sum(plan.size(rows) for plan, rows in stored), left)
+    return left
+
+
+def _climb_all(
+    record: StudyRecord, climbs: Mapping[str, LadderConfig], end: float | None, progress: bool, command: Sequence[str]
+) -> int:
+    from normlab.ladders.ladder import run_ladder
+    from normlab.ladders.outcome import outcome
+
+    runs = {arm: _ladder_size(arm, config).runs for arm, config in climbs.items()}
+    counts = {arm: (number, number) for arm, number in runs.items()}
+    try:
+        for arm, config in climbs.items():
+            minutes = None if end is None else (end - time.monotonic()) / 60.0
+            if minutes is not None and minutes <= 0.0:
+                break
+            folder = record.folder / arm
+            run_ladder(config, folder, minutes=minutes, progress=progress, command=command, stamp=record.stamp)
+            found = outcome(config, folder)
+            # While rates are searched for, the runs that depend on them are not known yet.
+            left = counts[arm][0] if found.is_open else found.left
+            counts[arm] = (max(counts[arm][0], left), left)
+    finally:
+        left = _told(record, sum(runs for runs, _ in counts.values()), sum(left for _, left in counts.values()))
     return left
 
 

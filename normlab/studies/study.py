@@ -1,11 +1,12 @@
 """Study: a TOML file with published claims, the runs that test them, and the rules that turn rows into verdicts.
 
-kind = "train"                 # or check, simulate, bench, rows
+kind = "train"                 # or ladder, check, simulate, bench, rows
 title = "..."
-cost = "17 GPU minutes on one H200"
+cost = "on one H200: 30 runs of 10M tokens"
+gpu_minutes = 17               # 0: no GPU is needed
 rows = ["benchmarks/results/a-ladder"]   # folders whose rows are also used; with kind "rows" only these are
 
-[settings]                     # those of `normlab compare` (or check, simulate, bench step)
+[settings]                     # those of `normlab compare` (or ladder, check, simulate, bench step)
 [vary]                         # every combination of these lists is an arm: the settings with these changes
 [arms.NAME]                    # or arms by name
 
@@ -15,6 +16,7 @@ number = 3                     # of the results listed in normlab/studies/headli
 claim = "..."
 source = "..."
 theirs = "..."
+power = "..."                  # what the planned runs could show, said before they are made
 [claims.rule]
 kind = "difference"            # normlab/studies/rules
 """
@@ -24,6 +26,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import re
 import tomllib
 from collections.abc import Mapping
@@ -37,7 +40,7 @@ from normlab.studies.headlines import RESULTS_TESTED
 from normlab.studies.rules import VERSION, read_rule
 from normlab.studies.rules.base import Rule
 
-Kind = Literal["train", "check", "simulate", "bench", "rows"]
+Kind = Literal["train", "ladder", "check", "simulate", "bench", "rows"]
 Table = dict[str, Any]
 
 FOLDER = Path("studies")
@@ -45,8 +48,8 @@ FOLDER = Path("studies")
 RESULTS = Path("benchmarks/results/studies")
 """Folder of their rows."""
 
-_FIELDS = {"kind", "title", "cost", "rows", "settings", "vary", "arms", "claims"}
-_OF_CLAIM = ("name", "number", "claim", "source", "theirs", "rule")
+_FIELDS = {"kind", "title", "cost", "gpu_minutes", "rows", "settings", "vary", "arms", "claims"}
+_OF_CLAIM = ("name", "number", "claim", "source", "theirs", "power", "rule")
 _MAIN = "main"
 """Name of the only arm."""
 
@@ -65,6 +68,8 @@ class Claim:
     """The rule as written in the file."""
     number: int | None = None
     """Number of the result that it is a part of, in the list of docs/claims.md."""
+    power: str = ""
+    """What the planned runs could show, said before they are made; a finding has the power of the runs themselves."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,8 @@ class Study:
     arms: dict[str, Table]
     """Changed settings of each arm, by name."""
     rows: tuple[str, ...] = ()
+    gpu_minutes: float = 0.0
+    """Estimated minutes on one H200; 0: no GPU is needed."""
 
     @cached_property
     def rule_hash(self) -> str:
@@ -133,7 +140,7 @@ def read_study(name: str, table: Mapping[str, Any], where: str) -> Study:
     return Study(
         name=name, kind=kind, title=_text(table, "title", where), cost=_text(table, "cost", where), claims=claims,
         settings=settings["settings"], arms=_arms(settings["arms"], settings["vary"], where),
-        rows=tuple(_strings(table.get("rows", []), f"{where}: rows")),
+        rows=tuple(_strings(table.get("rows", []), f"{where}: rows")), gpu_minutes=_minutes(table, where),
     )  # fmt: skip
 
 
@@ -148,7 +155,8 @@ def _claim(table: Mapping[str, Any], where: str) -> Claim:
     if number is not None and number not in RESULTS_TESTED:
         raise NormLabError(f"{where}: number must be one of docs/claims.md, 1 to {len(RESULTS_TESTED)}, got {number!r}")
     rule = read_rule(table.get("rule"), f"{where}, rule")
-    return Claim(name=name, **texts, rule=rule, raw=table.get("rule") or {}, number=number)
+    power = _text(table, "power", where) if "power" in table else ""
+    return Claim(name=name, **texts, rule=rule, raw=table.get("rule") or {}, number=number, power=power)
 
 
 def _arms(named: Table, vary: Table, where: str) -> dict[str, Table]:
@@ -168,6 +176,13 @@ def _arms(named: Table, vary: Table, where: str) -> dict[str, Table]:
         if not re.fullmatch(r"[\w.,=+()-]+", name) or name.startswith("."):
             raise NormLabError(f"{where}: arm {name!r} must be fit for a folder's name: letters, digits, .,=+-()")
     return arms
+
+
+def _minutes(table: Mapping[str, Any], where: str) -> float:
+    found = table.get("gpu_minutes", 0)
+    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found < math.inf:
+        raise NormLabError(f"{where}: gpu_minutes must be a number from 0 on, got {found!r}")
+    return float(found)
 
 
 def _short(value: Any) -> str:

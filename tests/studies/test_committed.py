@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import math
+import re
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 
-from normlab.studies.run import _check_rules, configurations, study_plan
+from normlab.studies.cells import cell_name
+from normlab.studies.headlines import RESULTS_TESTED
+from normlab.studies.rules.base import VALUE
+from normlab.studies.rules.change import ChangeRule
+from normlab.studies.rules.difference import DifferenceRule
+from normlab.studies.rules.order import OrderRule
+from normlab.studies.run import _check_rules, configurations, ladders, study_plan
 from normlab.studies.study import find_studies, load_study
 
 FOLDER = Path(__file__).parents[2] / "studies"
@@ -16,14 +25,58 @@ FOLDER = Path(__file__).parents[2] / "studies"
 def test_it_can_be_planned(name):
     study = load_study(name, FOLDER)
     sizes = study_plan(study)
-    assert sum(size.runs for size in sizes) > 0
-    _check_rules(study, configurations(study))
+    assert study.kind == "rows" or sum(size.runs for size in sizes) > 0
+    _check_rules(study, configurations(study) or ladders(study))
     named = {arm for claim in study.claims for scheme in claim.rule.schemes if (arm := scheme.partition("@")[2])}
     assert named <= {*study.arms}
+    assert all(claim.number is not None and claim.rule.sentence for claim in study.claims)
+
+
+def test_every_headline_result_has_a_study():
+    claims = [claim for name in find_studies(FOLDER) for claim in load_study(name, FOLDER).claims]
+    assert {claim.number for claim in claims} == {*RESULTS_TESTED}
+
+
+def test_rules_name_cells_that_the_ladder_has():
+    study = load_study("ladder", FOLDER)
+    cells = {
+        cell_name(str(rung.size), budget)
+        for config in ladders(study).values()
+        for rung in config.rungs
+        for budget in rung.budgets
+    }
+    for claim in study.claims:
+        patterns = [getattr(claim.rule, "cell", "*"), *claim.rule.arms]
+        for pattern in patterns:
+            assert any(fnmatchcase(cell, pattern.removeprefix("rates,")) for cell in cells), (claim.name, pattern)
 
 
 def test_the_cost_that_is_stated_counts_the_runs():
-    for name, runs in (("geonorm-clamp-decay", 60), ("spannorm-depth-128", 30), ("peri-step", 36), ("high-rates", 135)):
+    for name in find_studies(FOLDER):
+        study, words = load_study(name, FOLDER), load_study(name, FOLDER).cost
+        stated = sum(int(number) for number in re.findall(r"(\d+) (?:runs|of 3M|simulations|checks)", words))
+        assert stated in (sum(size.runs for size in study_plan(study)), 0), name
+
+
+def test_what_could_be_shown_is_said_before_the_runs():
+    for name in find_studies(FOLDER):
+        assert all(claim.power for claim in load_study(name, FOLDER).claims), name
+
+
+def test_high_rates_are_not_softened():
+    for config in configurations(load_study("high-rates", FOLDER)).values():
+        assert (config.base.trouble, config.base.clip) == ("none", math.inf)
+
+
+def test_heads_are_not_tied_and_tuned_rates_can_be_bracketed():
+    """Two rates have no middle: a best rate would always be an end of the list."""
+    for name in find_studies(FOLDER):
         study = load_study(name, FOLDER)
-        assert sum(size.runs for size in study_plan(study)) == runs
-        assert f"{runs} runs" in study.cost
+        for arm, config in configurations(study).items():
+            if config.base.task == "language":
+                assert not config.base.model.tied_head, (name, arm)
+            rules = [claim.rule for claim in study.claims if not claim.rule.arms or arm in claim.rule.arms]
+            compares = any(
+                isinstance(rule, DifferenceRule | OrderRule | ChangeRule) and rule.value == VALUE for rule in rules
+            )
+            assert not compares or len(config.lrs) > 2, (name, arm)

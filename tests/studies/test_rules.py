@@ -12,7 +12,7 @@ from normlab.compare.statistics import paired_difference
 from normlab.errors import NormLabError
 from normlab.studies.evidence import Evidence
 from normlab.studies.exact import at_least, correlation_interval, fisher_exact, pearson, rank_values, share_bounds
-from normlab.studies.finding import side
+from normlab.studies.finding import Finding, side
 from normlab.studies.rules import read_rule
 from normlab.studies.values import row_number, row_numbers
 from tests.studies.rows import evidence, row, rows_of
@@ -77,10 +77,24 @@ def test_one_seed_is_open():
     assert verdict("difference", evidence({"a": [3.0], "b": [4.0]}), scheme="a", against="b") == "open"
 
 
+def tuned(losses: dict[float, float], **options) -> Finding:
+    """The finding on a scheme whose tune runs had these losses by rate, and which was judged at 2e-3."""
+    tune = [row("a", 1000, value, lr=lr, role="tune") for lr, value in losses.items()]
+    judge = rows_of({"a": shifted(-0.1)}, lr=2e-3, size=1.0)
+    other = rows_of({"b": BASE}, size=2.0)
+    return rule("difference", scheme="a", against="b", **options).decide(Evidence({"main": tune + judge + other}))
+
+
 def test_the_rate_is_the_one_that_was_picked():
-    tune = [row("a", 1000, value, lr=lr, role="tune") for lr, value in ((1e-3, 5.0), (2e-3, 3.0))]
-    judge = rows_of({"a": shifted(-0.1)}, lr=2e-3)
-    found = rule("difference", scheme="a", against="b").decide(Evidence({"main": tune + judge + rows_of({"b": BASE})}))
+    assert tuned({1e-3: 5.0, 2e-3: 3.0, 4e-3: 4.0}).verdict == "reproduced"
+
+
+def test_a_rate_that_is_not_bracketed_leaves_a_claim_on_losses_open():
+    found = tuned({1e-3: 5.0, 2e-3: 3.0})
+    assert (found.verdict, found.estimate) == ("open", pytest.approx(-0.1))
+    assert "the best rate of a is the largest tried (0.002): add a larger one to lrs" in found.notes
+    # What is no loss is shown at the best of the rates tried, and that it is the last one is told.
+    found = tuned({1e-3: 5.0, 2e-3: 3.0}, value="size")
     assert found.verdict == "reproduced"
     assert any("largest tried" in note for note in found.notes)
 

@@ -12,7 +12,7 @@ import pytest
 
 from normlab.compare.store import Store
 from normlab.errors import NormLabError
-from normlab.studies import command, report
+from normlab.studies import command, report, summary
 from normlab.studies import run as running
 from normlab.studies.judge import judge_claims
 from normlab.studies.run import run_study
@@ -105,6 +105,33 @@ def test_a_study_goes_on_where_it_was(copy):
     assert (found.verdict, found.seeds) == ("reproduced", 4)
 
 
+@pytest.mark.full
+def test_results_and_data_may_be_carried_to_another_machine(tmp_path, capsys):
+    """Slices on rented machines: rows come back without checkpoints, and the data lie elsewhere next time."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    text = write_text(here / "text")
+    names = {name: [path.name] for name, path in (("data", text), ("val_data", held_out(text)))}
+    folder = write_study(tmp_path / "studies", **names)
+    options = {"minutes": None, "places": {}, "command": ["normlab", "study"]}
+    study = load_study("tiny", folder)
+    assert command.run(study, here / "results", data_dir=text.parent, **options) == 0
+    before = (here / "results/tiny/main/rows.jsonl").read_bytes()
+    shutil.copytree(here / "results", there / "results", ignore=shutil.ignore_patterns("runs"))
+    shutil.copytree(here, there / "texts", ignore=shutil.ignore_patterns("results"))
+    shutil.rmtree(here)
+    file = folder / "tiny.toml"
+    file.write_text(file.read_text().replace("seeds = 3", "seeds = 4"))
+    assert command.run(load_study("tiny", folder), there / "results", data_dir=there / "texts", **options) == 0
+    after = (there / "results/tiny/main/rows.jsonl").read_bytes()
+    assert after.startswith(before)
+    assert len(after.splitlines()) == 8
+    assert str(tmp_path).encode() not in after
+    assert "gap: reproduced" in capsys.readouterr().out
+    with pytest.raises(NormLabError, match="there is no folder"):
+        command.run(study, there / "results", data_dir=tmp_path / "nowhere", **options)
+
+
 def test_a_rule_changed_afterwards_voids_the_rows(copy):
     path = copy / "studies/tiny.toml"
     path.write_text(path.read_text().replace("by = 2.0", "by = 3.0"))
@@ -128,9 +155,31 @@ def test_the_report_is_made_of_rows_alone(root, tmp_path):
     assert "2×16 for 1.54k tokens, 6 rows, cpu" in text.lower()
     assert text == report.markdown(report.claim_lines(root / "studies", root / "results"))
     page = report.claims_page(found)
+    assert "Headline results" in page
     # Without the 5 MB that draw other pages' plots.
     assert len(page) < 100_000
     assert "reproduced" in page
+
+
+def test_readme_and_cards_have_verdicts_alone(root, tmp_path):
+    numbered = TINY.replace('"gap"', '"gap"\nnumber = 16').replace('"never"', '"never"\nnumber = 6')
+    shutil.copytree(root / "results", tmp_path / "results")
+    write_study(tmp_path / "studies", numbered)
+    write_study(tmp_path / "studies", numbered, name="later")
+    found = report.claim_lines(tmp_path / "studies", tmp_path / "results")
+    table = summary.found_table(found)
+    assert "[1 reproduced of 2 parts](docs/claims.md#tiny)" in table
+    assert "not run" not in table
+    assert "Peri-LN uses its depth best" not in table
+    assert "| 15 | Peri-LN uses its depth best |  |  |" in summary.results_table(found)
+    lines = summary.card_lines(found, "pre")
+    assert [line[:12] for line in lines] == ["✓ reproduced", "? open: Pre-"]
+    assert "(../claims.md#tiny)" in lines[0]
+    # Post-Norm is what Pre-Norm is compared with: nothing is claimed of it.
+    assert summary.card_lines(found, "post") == []
+    unrun = report.claim_lines(tmp_path / "studies", tmp_path / "nothing")
+    assert summary.found_table(unrun) == "No study has been run yet ([all claims](docs/claims.md))."
+    assert summary.card_lines(unrun, "pre") == []
 
 
 def test_what_a_file_says_is_text_on_the_page(tmp_path):
@@ -231,3 +280,53 @@ def test_rows_that_are_not_there_are_asked_for(tmp_path):
     study = other("rows", "", 'kind = "count"\nscheme = "a"\nat_most = 0.0', head=f'rows = ["{tmp_path / "none"}"]')
     with pytest.raises(NormLabError, match="make them first"):
         run_study(study, tmp_path / "results", progress=False)
+
+
+# -- ladders -------------------------------------------------------------------------------------------------------
+
+LADDER = """
+kind = "ladder"
+title = "A tiny ladder"
+cost = "8 runs"
+
+[settings]
+schemes = ["pre", "post"]
+sizes = ["2x16", "2x32"]
+budgets = [768, 1536]
+seeds = 1
+hold_out = false
+lrs = [1e-2]
+warmup_steps = 2
+head_width = 8
+workers = 1
+length = 32
+batch = 4
+device = "cpu"
+evals = 2
+eval_tokens = 600
+saves = 0
+epochs = 100.0
+"""
+
+
+@pytest.mark.full
+def test_a_ladder_is_a_study_and_its_cells_are_arms(tmp_path):
+    text = write_text(tmp_path / "text")
+    rule = 'kind = "bound"\nscheme = "pre"\nvalue = "loss"\nat_most = 100.0\nexact = true\narms = ["2x32,1.54k"]'
+    write_study(tmp_path / "studies", LADDER + CLAIM + rule, data=[str(text)], val_data=[str(held_out(text))])
+    study = load_study("tiny", tmp_path / "studies")
+    assert sum(size.runs for size in running.study_plan(study)) == 8
+    assert run_study(study, tmp_path / "results", progress=False) == 0
+    stored = rows_in(tmp_path / "results/tiny/main")
+    assert {one["rule"] for one in stored} == {study.rule_hash}
+    assert {(one["size"], one["budget"]) for one in stored} == {(s, b) for s in ("2x16", "2x32") for b in (768, 1536)}
+    found = judge_claims(study, tmp_path / "results")["it"]
+    assert (found.verdict, found.runs) == ("reproduced", 1)
+    # The same rows, made by `normlab ladder` and read by a study of rows.
+    other_study = other("rows", "", rule, head=f'rows = ["{tmp_path / "results/tiny/main"}"]')
+    assert run_study(other_study, tmp_path / "again", progress=False) == 0
+    assert judge_claims(other_study, tmp_path / "again")["it"].ours == found.ours
+
+
+def rows_in(folder: Path) -> list[dict]:
+    return Store(folder).rows()

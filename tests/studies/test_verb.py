@@ -30,7 +30,7 @@ def test_help_has_examples_and_needs_no_torch():
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
-    assert "normlab study peri-step --dry-run" in found.stdout
+    assert "normlab study high-rates --dry-run" in found.stdout
 
 
 def test_the_list_needs_no_torch(tmp_path):

@@ -1,10 +1,15 @@
 """Rules that turn rows into verdicts: a small fixed set, selected and parametrised by a study's TOML file.
 
 difference   the paired difference of two schemes against a threshold
+change       how that difference changes from one arm (size, budget, length) to another
 order        the order of several schemes, all pairs together
 bound        a value of a scheme, or its ratio to another scheme's, against a bound
 count        how many runs diverged, failed, were stuck or spiked
 correlation  the correlation of two values over many runs
+rank         the order of schemes against the order that theory gives
+gap          the gap of two schemes at a cell of a ladder
+trend        how that gap moves within the ladder
+rate         the best learning rates of a scheme in several arms
 """
 
 from __future__ import annotations
@@ -15,15 +20,22 @@ from typing import Any
 from normlab.errors import NormLabError, unknown
 from normlab.studies.rules.base import Rule
 from normlab.studies.rules.bound import BoundRule
+from normlab.studies.rules.change import ChangeRule
 from normlab.studies.rules.correlation import CorrelationRule
 from normlab.studies.rules.count import CountRule
 from normlab.studies.rules.difference import DifferenceRule
+from normlab.studies.rules.gap import GapRule
 from normlab.studies.rules.order import OrderRule
+from normlab.studies.rules.rank import RankRule
+from normlab.studies.rules.rate import RateRule
+from normlab.studies.rules.trend import TrendRule
 from normlab.utils.records import from_plain, hints
 
-RULES: dict[str, type[Rule]] = {
-    rule.kind: rule for rule in (DifferenceRule, OrderRule, BoundRule, CountRule, CorrelationRule)
-}
+_ALL: tuple[type[Rule], ...] = (
+    DifferenceRule, ChangeRule, OrderRule, BoundRule, CountRule, CorrelationRule, RankRule, GapRule, TrendRule,
+    RateRule,
+)  # fmt: skip
+RULES: dict[str, type[Rule]] = {rule.kind: rule for rule in _ALL}
 
 VERSION = 1
 """Part of every rule's hash; incremented when the meaning of a rule changes, which invalidates earlier rows."""

@@ -9,11 +9,10 @@ from typing import Any, ClassVar
 
 from normlab.compare.statistics import Difference, bonferroni_level, minimum_detectable
 from normlab.errors import NormLabError
-from normlab.studies.evidence import Evidence
+from normlab.studies.evidence import VALUE, Evidence
 from normlab.studies.finding import Finding
 
-VALUE = "value"
-"""Field of a row with the metric of a comparison: the validation loss, or the accuracy."""
+__all__ = ["VALUE", "Rule", "each", "interval", "power_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +38,25 @@ class Rule(ABC):
     @abstractmethod
     def schemes(self) -> tuple[str, ...]:
         """The schemes that the rule refers to."""
+
+    @property
+    def subjects(self) -> tuple[str, ...]:
+        """The schemes that something is claimed of, without those that they are compared with."""
+        return self.schemes[:1]
+
+    @property
+    @abstractmethod
+    def sentence(self) -> str:
+        """What must hold for "reproduced", in plain words."""
+
+    def by_interval(self, kind: str, *, every: bool = False) -> str:
+        """How an interval decides; `every`: there are several arms whatever the patterns say."""
+        several = every or len(self.arms) > 1 or any("*" in arm for arm in self.arms)
+        where = f"{kind}, in every arm" if several else kind
+        return (
+            f"{where}: reproduced if the whole {100 * self.level:g} % interval lies there, refuted if none of it does, "
+            f"open otherwise and where a run failed"
+        )
 
     @property
     def words(self) -> str:

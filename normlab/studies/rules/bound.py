@@ -32,6 +32,8 @@ class BoundRule(Rule):
     at_most: float | None = None
     at_least: float | None = None
     exact: bool = False
+    at_start: bool = False
+    """The value is one from before training: runs count whatever became of them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -48,6 +50,19 @@ class BoundRule(Rule):
     def schemes(self) -> tuple[str, ...]:
         return (self.scheme, *self.also, *([] if self.against is None else [self.against]))
 
+    @property
+    def subjects(self) -> tuple[str, ...]:
+        return (self.scheme, *self.also)
+
+    @property
+    def sentence(self) -> str:
+        whose = " and of ".join((self.scheme, *self.also))
+        what = f"{self.value} of {whose}" + (f", divided by that of {self.against}," if self.against else "")
+        ends = [f"{words} {end:g}" for words, end in (("at least", self.at_least), ("at most", self.at_most))
+                if end is not None]  # fmt: skip
+        decided = "every number that was computed must be" if self.exact else self.by_interval("by its mean over seeds")
+        return f"{what} is {' and '.join(ends)}; {decided}"
+
     def decide(self, evidence: Evidence) -> Finding:
         cases = [(scheme, arm) for arm in evidence.arms(self.arms) for scheme in (self.scheme, *self.also)]
         level = each(self.level, len(cases))
@@ -60,7 +75,8 @@ class BoundRule(Rule):
 
     def _in(self, evidence: Evidence, scheme: str, arm: str, level: float, where: str) -> Finding:
         compared = (scheme,) if self.against is None else (scheme, self.against)
-        samples = [evidence.sample(one, arm, self.value) for one in compared]
+        sample = evidence.at_start if self.at_start else evidence.sample
+        samples = [sample(one, arm, self.value) for one in compared]
         problems = [problem for one in samples for problem in one.problems]
         values = _ratios(*samples) if self.against is not None else samples[0].finished
         if not values:

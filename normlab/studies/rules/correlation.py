@@ -40,6 +40,15 @@ class CorrelationRule(Rule):
     def schemes(self) -> tuple[str, ...]:
         return self.only
 
+    @property
+    def sentence(self) -> str:
+        within = f", within each {' and '.join(self.within)}" if self.within else ""
+        least = f" of more than {self.at_least:g}" if self.at_least else ""
+        return (
+            f"{self.x} and {self.y} have a {self.sign} correlation{least} over runs{within}: reproduced if the whole "
+            f"{100 * self.level:g} % interval has it, refuted if none of it does"
+        )
+
     def decide(self, evidence: Evidence) -> Finding:
         rows = evidence.all(self.only, self.arms)
         pairs = {id(row): (row_number(row, self.x), row_number(row, self.y)) for row in rows if is_sound(row)}

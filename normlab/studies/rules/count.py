@@ -51,6 +51,21 @@ class CountRule(Rule):
     def schemes(self) -> tuple[str, ...]:
         return (self.scheme,) if self.less_than is None else (self.scheme, self.less_than)
 
+    @property
+    def sentence(self) -> str:
+        counted = ["were stuck" if one == "stuck" else one for one in self.what]
+        what = " or ".join([*counted, *([] if self.above is None else [f"ended above {self.above:g}"])])
+        if self.less_than is not None:
+            return (
+                f"fewer runs of {self.scheme} than of {self.less_than} {what}, at all rates together, by Fisher's "
+                f"exact test at {100 * self.level:g} %; refuted if more did by the same test"
+            )
+        share, bound = (self.at_most, "at most") if self.at_most is not None else (self.at_least or 0.0, "at least")
+        return (
+            f"{bound} {100 * share:g} % of the runs of {self.scheme} {what}, at all rates together; reproduced if the "
+            f"exact bound of the share is within {100 * self.margin:g} points of that, refuted if it is beyond it"
+        )
+
     def decide(self, evidence: Evidence) -> Finding:
         rows = [self._rows(evidence, scheme) for scheme in self.schemes]
         if not all(rows):

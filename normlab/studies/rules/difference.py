@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -11,7 +12,12 @@ from normlab.studies.evidence import Evidence
 from normlab.studies.finding import Finding, combine_findings, side
 from normlab.studies.rules.base import VALUE, Rule, each, interval, power_of
 
-_WAYS = {"below": lambda by: (None, -by), "above": lambda by: (by, None), "within": lambda by: (-by, by)}
+Direction = Literal["below", "above", "within"]
+
+RANGES: dict[str, Callable[[float], tuple[float | None, float | None]]] = {
+    "below": lambda by: (None, -by), "above": lambda by: (by, None), "within": lambda by: (-by, by),
+}  # fmt: skip
+"""The range that a direction and its margin claim."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,18 +32,24 @@ class DifferenceRule(Rule):
 
     scheme: str
     against: str
-    direction: Literal["below", "above", "within"] = "below"
+    direction: Direction = "below"
     by: float = 0.0
     value: str = VALUE
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.by < 0.0 or (self.direction == "within" and not self.by > 0.0):
-            raise NormLabError(f"by is a size, and positive where the direction is 'within', got {self.by}")
+        check_margin(self.direction, self.by)
 
     @property
     def schemes(self) -> tuple[str, ...]:
         return self.scheme, self.against
+
+    @property
+    def sentence(self) -> str:
+        return (
+            f"{self.value} of {self.scheme} less that of {self.against} {range_words(self.direction, self.by)}, "
+            f"{self.by_interval('paired over seeds')}"
+        )
 
     def decide(self, evidence: Evidence) -> Finding:
         arms = evidence.arms(self.arms)
@@ -49,7 +61,7 @@ class DifferenceRule(Rule):
         if not a.finished.keys() & b.finished.keys():
             return Finding(verdict="open", notes=(*problems, f"{a.name} and {b.name} share no finished seed"))
         found = paired_difference(a.values, b.values, level)
-        claimed = _WAYS[self.direction](self.by)
+        claimed = RANGES[self.direction](self.by)
         where = f" ({arm})" if named else ""
         return Finding(
             verdict=side(found.low, found.high, claimed),
@@ -57,3 +69,16 @@ class DifferenceRule(Rule):
             estimate=found.mean, low=found.low, high=found.high, claimed=claimed,
             runs=len(a.values) + len(b.values), seeds=found.n, power=power_of(found),
         ).noting(notes).unless(problems)  # fmt: skip
+
+
+def check_margin(direction: Direction, by: float) -> None:
+    """Raise for a margin that is no size."""
+    if by < 0.0 or (direction == "within" and not by > 0.0):
+        raise NormLabError(f"by is a size, and positive where the direction is 'within', got {by}")
+
+
+def range_words(direction: Direction, by: float) -> str:
+    """The claimed range in words."""
+    if direction == "within":
+        return f"is between −{by:g} and +{by:g}"
+    return f"is {direction} {'−' if direction == 'below' and by else ''}{by:g}"

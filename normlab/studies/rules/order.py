@@ -39,6 +39,18 @@ class OrderRule(Rule):
     def schemes(self) -> tuple[str, ...]:
         return tuple(scheme for tier in self.tiers for scheme in tier)
 
+    @property
+    def subjects(self) -> tuple[str, ...]:
+        return self.tiers[0]
+
+    @property
+    def sentence(self) -> str:
+        order = ", then ".join(" and ".join(tier) for tier in self.tiers)
+        return (
+            f"{self.value} is {self.better} in this order: {order}; reproduced if every pair of neighbouring tiers is "
+            f"apart by an interval (all at {100 * self.level:g} % together), refuted if any pair is the other way round"
+        )
+
     def decide(self, evidence: Evidence) -> Finding:
         arms = evidence.arms(self.arms)
         return combine_findings([self._in(evidence, arm, each(self.level, len(arms)), len(arms) > 1) for arm in arms])

@@ -1,0 +1,69 @@
+"""Claims of all studies with their findings and budgets: what reports are made of, and how they write text."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from normlab.errors import NormLabError
+from normlab.pages.numbers import NONE, count
+from normlab.studies.finding import Finding
+from normlab.studies.judge import judge_claims
+from normlab.studies.record import StudyRecord
+from normlab.studies.study import FOLDER, RESULTS, Claim, Study, find_studies, load_study
+from normlab.utils.text import counted
+
+MARKS = {"reproduced": "✓", "refuted": "✗", "open": "?", "not run": NONE}
+
+
+@dataclass(frozen=True)
+class ClaimLine:
+    """A claim with its finding and its cost."""
+
+    study: Study
+    claim: Claim
+    finding: Finding
+    budget: str
+
+
+def claim_lines(folder: Path = FOLDER, results: Path = RESULTS) -> list[ClaimLine]:
+    """All claims of all studies, by study."""
+    found = []
+    for study in (load_study(name, folder) for name in find_studies(folder)):
+        findings, budget = judge_claims(study, results), budget_of(study, results)
+        found += [ClaimLine(study, claim, findings[claim.name], budget) for claim in study.claims]
+    return found
+
+
+def budget_of(study: Study, results: Path = RESULTS) -> str:
+    """Model sizes, tokens and number of runs, from the rows."""
+    try:
+        rows = [row for own in StudyRecord(study, results / study.name).rows().values() for row in own]
+    except NormLabError:  # the finding reports what is wrong with the rows
+        return NONE
+    if not rows:
+        return NONE
+    sizes = dict.fromkeys(size for row in rows if (size := _size(row)))
+    devices = dict.fromkeys(str(row["device"]) for row in rows if row.get("device"))
+    return ", ".join([*sizes, counted(len(rows), "row"), *devices])
+
+
+def _size(row: Mapping[str, Any]) -> str:
+    config = row.get("config")
+    if not isinstance(config, dict) or not isinstance(config.get("model"), dict):
+        return ""
+    model, tokens = config["model"], row.get("tokens")
+    return f"{model.get('depth')}×{model.get('dim')} for {count(config.get('tokens') or tokens)} tokens"
+
+
+def markdown_text(words: str) -> str:
+    """Escape user text for Markdown: no tags, no accidental emphasis."""
+    return html.escape(" ".join(words.split()), quote=False).replace("*", "\\*").replace("_", "\\_")
+
+
+def cell_text(words: str) -> str:
+    """The same for a cell of a Markdown table."""
+    return markdown_text(words).replace("|", "\\|")

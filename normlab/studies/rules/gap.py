@@ -1,0 +1,96 @@
+"""Gap rule: the gap of two schemes at cells of a ladder, by the ladder's own estimator from all of its cells."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, ClassVar
+
+from normlab.errors import NormLabError
+from normlab.studies.cells import RATES, cell_name
+from normlab.studies.evidence import Evidence
+from normlab.studies.finding import Finding, combine_findings, side
+from normlab.studies.rules.base import Rule, each
+from normlab.studies.rules.difference import RANGES, Direction, check_margin, range_words
+
+if TYPE_CHECKING:
+    from normlab.ladders.statistics.answer import CellGap, SchemeAnswer
+
+
+@dataclass(frozen=True, kw_only=True)
+class LadderRule(Rule):
+    """A rule on the answer of a ladder for one scheme against another."""
+
+    scheme: str
+    against: str
+    value: str = "loss"
+    """Field of the rows with the loss: loss, or that of a further validation set, as loss_books."""
+
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        return self.scheme, self.against
+
+    def answer(self, evidence: Evidence, level: float) -> SchemeAnswer:
+        """The ladder's answer from the rows of these two schemes, with intervals at this level."""
+        # Imported late: numpy's linear algebra is not needed to list studies.
+        from normlab.ladders.statistics import answer
+        from normlab.ladders.stored_rows import judged_rows
+
+        cells = [arm for arm in evidence.arms(self.arms) if not arm.startswith(RATES)]
+        rows = [row for row in evidence.all(self.schemes, cells) if "size" in row] if cells else []
+        found = {row["scheme"] for row in rows}
+        own, other = map(evidence.canonical, self.schemes)
+        missing = [scheme for scheme in (own, other) if scheme not in found]
+        if missing:
+            raise NormLabError(f"{' and '.join(missing)} {'have' if len(missing) > 1 else 'has'} no runs on the ladder")
+        return answer(judged_rows(rows, self.value), baseline=other, level=level).schemes[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GapRule(LadderRule):
+    """The claim: the gap of `scheme` to `against` at every cell that matches `cell` is below, above or within `by`.
+
+    The interval is that of the ladder's form-free estimator (docs/guides/ladder.md). It pools all cells and is wider
+    where there is only one seed, so that a cell with few seeds can be judged.
+    """
+
+    kind: ClassVar = "gap"
+
+    cell: str
+    """Pattern of cells: size and budget, as 12x768,118M."""
+    direction: Direction = "below"
+    by: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_margin(self.direction, self.by)
+
+    @property
+    def sentence(self) -> str:
+        return (
+            f"{self.value} of {self.scheme} less that of {self.against} at {self.cell} of the ladder "
+            f"{range_words(self.direction, self.by)}, {self.by_interval('by the interval from all cells')}"
+        )
+
+    def decide(self, evidence: Evidence) -> Finding:
+        cells = [arm for arm in evidence.rows if not arm.startswith(RATES) and fnmatchcase(arm, self.cell)]
+        if not cells:
+            return Finding(verdict="open", notes=(f"no cell {self.cell} on the ladder yet",))
+        found = self.answer(evidence, each(self.level, len(cells)))
+        judged = [gap for gap in found.cells if cell_name(gap.size, gap.tokens) in cells]
+        return combine_findings([self._at(gap, found.seed_sd) for gap in judged])
+
+    def _at(self, gap: CellGap, seed_sd: float | None) -> Finding:
+        place = cell_name(gap.size, gap.tokens)
+        if gap.gap is None or not gap.is_usable:
+            return Finding(verdict="open", notes=(f"{place}: {gap.reason or 'no estimate'}",))
+        low, high, mean = gap.gap.low, gap.gap.high, gap.gap.mean
+        claimed = RANGES[self.direction](self.by)
+        notes = [f"{place}: fewer than 3,000 steps, so partly who starts faster"] if gap.few_steps else []
+        spread = "" if seed_sd is None else f"; a difference varies by {seed_sd:.2g} over seeds"
+        ends = f"{100 * gap.gap.level:.3g} % interval {low:+.4f} to {high:+.4f}"
+        return Finding(
+            verdict=side(low, high, claimed), ours=f"{mean:+.4f} ({place}), {ends}, {gap.n} seeds",
+            estimate=mean, low=low, high=high, claimed=claimed, runs=2 * gap.n, seeds=gap.n,
+            power=f"the interval is ±{(high - low) / 2:.2g} wide{spread}",
+        ).noting(notes)  # fmt: skip

@@ -1,0 +1,77 @@
+"""Rate rule: whether the best learning rates of a scheme in several arms (sizes, widths, depths) agree."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from normlab.compare.tuning import grid_edge, group_by_rate, pick_rate
+from normlab.errors import NormLabError
+from normlab.studies.evidence import Evidence
+from normlab.studies.finding import Finding
+from normlab.studies.rules.base import Rule
+from normlab.train.metrics import metric_named
+
+_ROUNDING = 1.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class RateRule(Rule):
+    """The claim: the best rates of `scheme` in all arms are within a `factor` of each other.
+
+    Best is the rate that its tune runs pick in an arm, before any factor for the batch. Open if there are fewer than
+    two arms, or if a best rate is the largest or smallest tried. One seed tunes a rate, so there is no interval.
+    """
+
+    kind: ClassVar = "rate"
+
+    scheme: str
+    factor: float = math.sqrt(2.0)
+    """Of a search whose steps are √2: one step."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.factor >= 1.0:
+            raise NormLabError(f"the factor between two rates is at least 1, got {self.factor}; try 1.42")
+
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        return (self.scheme,)
+
+    @property
+    def sentence(self) -> str:
+        arms = ", ".join(self.arms) or "all arms"
+        return (
+            f"the best rates of {self.scheme} in {arms} are within a factor of {self.factor:.3g}; refuted if they are "
+            f"further apart, open if a best rate is an end of those tried"
+        )
+
+    def decide(self, evidence: Evidence) -> Finding:
+        found = {arm: _best(rows) for arm in evidence.arms(self.arms) if (rows := evidence.of(self.scheme, arm))}
+        known = {arm: best for arm, best in found.items() if best is not None}
+        if len(known) < 2:
+            return Finding(
+                verdict="open", notes=(f"rates of {self.scheme} are known in {len(known)} arms, not in two",)
+            )
+        rates = [lr for lr, _ in known.values()]
+        apart = max(rates) / min(rates)
+        edges = [f"{arm}: the best rate is the {edge} tried ({lr:.3g})" for arm, (lr, edge) in known.items() if edge]
+        return Finding(
+            verdict="reproduced" if apart <= _ROUNDING * self.factor else "refuted",
+            ours=f"a factor of {apart:.3g}: " + ", ".join(f"{lr:.3g} ({arm})" for arm, (lr, _) in known.items()),
+            estimate=apart, claimed=(None, self.factor), seeds=1,
+            runs=sum(len(evidence.of(self.scheme, arm)) for arm in known),
+            power="one seed for each rate: the factor has no interval",
+        ).unless(edges)  # fmt: skip
+
+
+def _best(rows: Sequence[Mapping[str, Any]]) -> tuple[float, str | None] | None:
+    """The rate that the tune runs pick, and whether it is an end of those tried."""
+    tuned = [{**row, "lr": row.get("base_lr", row["lr"])} for row in rows if row["role"] == "tune"]
+    if not tuned:
+        return None
+    tried = group_by_rate(tuned, "tune")
+    lr = pick_rate(tried, metric_named(tuned[0]["metric"])) if tried else None
+    return None if lr is None else (lr, grid_edge(lr, tried))

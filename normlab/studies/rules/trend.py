@@ -1,0 +1,68 @@
+"""Trend rule: whether the gap of two schemes shrinks, grows, crosses or stays within a ladder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from normlab.errors import NormLabError
+from normlab.studies.evidence import Evidence
+from normlab.studies.finding import Finding, Verdict, side
+from normlab.studies.rules.difference import RANGES
+from normlab.studies.rules.gap import LadderRule
+
+if TYPE_CHECKING:
+    from normlab.ladders.statistics.answer import TrendTest
+
+Way = Literal["shrinks", "grows", "crosses", "constant"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrendRule(LadderRule):
+    """The claim: along an axis of the ladder the gap of `scheme` to `against` moves in one of the `ways`.
+
+    The way is the ladder's own verdict, which is "not shown" where its interval leaves several: then the claim is open.
+    """
+
+    kind: ClassVar = "trend"
+
+    ways: tuple[Way, ...]
+    axis: Literal["compute", "tokens", "sizes"] = "compute"
+    """From the smallest cell to the largest, over budgets at the largest size, or over sizes at the largest budget."""
+    top: Literal["below", "above", "any"] = "any"
+    """On which side of zero the gap at the top of the axis must be: below, the scheme is better there."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.ways:
+            raise NormLabError("a trend names the ways that the claim allows: shrinks, grows, crosses, constant")
+
+    @property
+    def sentence(self) -> str:
+        ways = " or ".join("is constant" if way == "constant" else way for way in self.ways)
+        side_of_zero = "" if self.top == "any" else f" and is {self.top} 0 at the top, with its whole interval"
+        return (
+            f"the gap in {self.value} of {self.scheme} to {self.against} {ways} over {self.axis}{side_of_zero}; "
+            f"refuted if the ladder shows otherwise, open if it shows neither"
+        )
+
+    def decide(self, evidence: Evidence) -> Finding:
+        found = self.answer(evidence, self.level)
+        test = getattr(found.trend, self.axis)
+        if test is None:
+            return Finding(verdict="open", notes=(f"the ladder has no two cells along {self.axis} yet",))
+        change = test.change
+        seeds = min(cell.n for cell in found.cells if cell.is_usable)
+        return Finding(
+            verdict=self._verdict(test), estimate=change.mean, low=change.low, high=change.high, seeds=seeds,
+            runs=2 * sum(cell.n for cell in found.cells),
+            ours=f"{test.verdict}: {test.gap_bottom.mean:+.4f} at {test.bottom.name}, {test.gap_top.mean:+.4f} at "
+            f"{test.top.name}; change {change.low:+.4f} to {change.high:+.4f}",
+            power=f"a change below {test.margin:.2g} counts as constant; the interval is ±{change.width / 2:.2g} wide",
+        ).noting([cell.reason for cell in found.cells if cell.reason])  # fmt: skip
+
+    def _verdict(self, test: TrendTest) -> Verdict:
+        at_top = "reproduced" if self.top == "any" else side(test.gap_top.low, test.gap_top.high, RANGES[self.top](0.0))
+        moves = "open" if test.verdict == "not shown" else "reproduced" if test.verdict in self.ways else "refuted"
+        both = {at_top, moves}
+        return "refuted" if "refuted" in both else "open" if "open" in both else "reproduced"

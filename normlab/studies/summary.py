@@ -1,0 +1,63 @@
+"""Verdicts by headline result, for docs/claims.md, the README and the cards of the schemes; made from rows alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from normlab.studies.claim_lines import MARKS, ClaimLine, cell_text
+from normlab.studies.headlines import RESULTS_TESTED
+
+
+def of_result(found: Sequence[ClaimLine], number: int) -> list[ClaimLine]:
+    """The claims that are parts of a headline result."""
+    return [line for line in found if line.claim.number == number]
+
+
+def results_table(found: Sequence[ClaimLine]) -> str:
+    """Markdown table of all headline results with the verdicts on their parts, those not run included."""
+    lines = ["| # | Result | Verdicts on its parts | Studies |", "|---|---|---|---|"]
+    for number, result in RESULTS_TESTED.items():
+        own = of_result(found, number)
+        names = dict.fromkeys(line.study.name for line in own)
+        studies = ", ".join(f"[{name}](#{name})" for name in names)
+        lines.append(f"| {number} | {cell_text(result)} | {verdict_counts(own)} | {studies} |")
+    return "\n".join(lines)
+
+
+def found_table(found: Sequence[ClaimLine], claims: str = "docs/claims.md") -> str:
+    """The README's table: results of which a part has been run, with what was decided; claims not run are left out."""
+    lines = ["| Result of a paper | What we found |", "|---|---|"]
+    for number, result in RESULTS_TESTED.items():
+        own = of_result(found, number)
+        run = [line for line in own if line.finding.verdict != "not run"]
+        if run:
+            parts = "" if len(run) == len(own) else f" of {len(own)} parts"
+            lines.append(f"| {cell_text(result)} | [{verdict_counts(run)}{parts}]({claims}#{run[0].study.name}) |")
+    return "\n".join(lines) if len(lines) > 2 else f"No study has been run yet ([all claims]({claims}))."
+
+
+def card_lines(found: Sequence[ClaimLine], scheme: str, claims: str = "../claims.md") -> list[str]:
+    """Verdicts on what is claimed of a scheme, for its card; claims that were not run are no verdicts."""
+    return [
+        f"{MARKS[line.finding.verdict]} {line.finding.verdict}: {_sentence(line)} "
+        f"([{line.study.name}]({claims}#{line.study.name}))"
+        for line in found
+        if line.finding.verdict != "not run" and scheme in map(_name, line.claim.rule.subjects)
+    ]
+
+
+def verdict_counts(found: Sequence[ClaimLine]) -> str:
+    """How many claims have each verdict: "2 reproduced, 1 open"."""
+    counts = Counter(line.finding.verdict for line in found)
+    return ", ".join(f"{counts[verdict]} {verdict}" for verdict in MARKS if counts[verdict])
+
+
+def _sentence(line: ClaimLine) -> str:
+    ours = f" Ours: {cell_text(line.finding.ours)}." if line.finding.ours else ""
+    return f"{cell_text(line.claim.claim)} Theirs: {cell_text(line.claim.theirs)}.{ours}"
+
+
+def _name(scheme: str) -> str:
+    """Name of a scheme without options and arm: "peri" of "peri(step=0.1)@no-decay"."""
+    return scheme.partition("@")[0].partition("(")[0]

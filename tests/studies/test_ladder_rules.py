@@ -1,0 +1,224 @@
+"""Rules on changes, ranks, rates and ladders: verdicts worked out by hand, or equal to the ladder's own answer."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+
+import pytest
+
+from normlab.errors import NormLabError
+from normlab.ladders.statistics import answer
+from normlab.ladders.stored_rows import judged_rows
+from normlab.studies.cells import by_cell, cell_name
+from normlab.studies.evidence import Evidence
+from normlab.studies.exact import kendall_tau, order_p_values
+from normlab.studies.rules import RULES, read_rule
+from tests.studies.rows import evidence, row, rows_of
+
+BASE = [4.0, 4.1, 3.9]
+SIZES = {"4x256": (12_000_000, 76e6), "6x384": (23_000_000, 153e6), "8x512": (42_000_000, 280e6)}
+BUDGETS = (29_507_584, 59_015_168, 118_013_952)
+
+
+def rule(kind: str, **table):
+    return read_rule({"kind": kind, **table}, "a test")
+
+
+# -- change ------------------------------------------------------------------------------------------------------------
+
+
+def lengths(gap_at_2048: float) -> Evidence:
+    """A gap of -0.04 at length 512, and another one at 2048, over three seeds with a little noise."""
+    noise = (0.001, -0.001, 0.0)
+    return Evidence({
+        "512": rows_of({"a": [b - 0.04 for b in BASE], "b": BASE}),
+        "2048": rows_of({"a": [b + gap_at_2048 + n for b, n in zip(BASE, noise, strict=True)], "b": BASE}),
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize(("gap", "expected"), [(-0.04, "reproduced"), (0.0, "refuted"), (-0.02, "open")])
+def test_a_change_is_the_difference_of_two_gaps(gap, expected):
+    found = rule("change", scheme="a", against="b", start="512", by=0.02).decide(lengths(gap))
+    assert found.verdict == expected
+    assert found.estimate == pytest.approx(gap + 0.04)
+    # Student's interval with two degrees of freedom and a standard deviation of 0.001.
+    assert found.high - found.low == pytest.approx(2 * 4.302653 * 0.001 / math.sqrt(3), rel=1e-5)
+
+
+def test_a_change_needs_another_arm():
+    found = rule("change", scheme="a", against="b", start="512", arms=["512"]).decide(lengths(0.0))
+    assert (found.verdict, found.notes) == ("open", ("there is no arm besides 512",))
+
+
+# -- rank --------------------------------------------------------------------------------------------------------------
+
+
+def test_tau_and_its_chances_are_those_of_all_orders():
+    assert (kendall_tau([1, 2, 3]), kendall_tau([3, 2, 1]), kendall_tau([1, 1, 2])) == (1.0, -1.0, pytest.approx(2 / 3))
+    # Of the 24 orders of four, 1 has no inversion, 3 have one, 5 have two (Mahonian numbers).
+    assert order_p_values([1, 2, 3, 4])[0] == pytest.approx(1 / 24)
+    assert order_p_values([2, 1, 3, 4])[0] == pytest.approx(4 / 24)
+    assert order_p_values([2, 1, 4, 3])[0] == pytest.approx(9 / 24)
+    for values in itertools.permutations([1.0, 2.0, 3.0, 4.0]):
+        assert order_p_values(values)[0] == pytest.approx(order_p_values([-v for v in values])[1])
+
+
+@pytest.mark.parametrize(
+    ("means", "expected"), [([1, 2, 3, 4, 5], "reproduced"), ([5, 4, 3, 2, 1], "refuted"), ([2, 1, 4, 3, 5], "open")]
+)
+def test_rank(means, expected):
+    names = [f"s{k}" for k in range(5)]
+    values = {name: [mean + seed / 10 for seed in range(3)] for name, mean in zip(names, means, strict=True)}
+    found = rule("rank", expected=names).decide(evidence(values))
+    # 1/120 for agreement; two exchanged neighbours have (1 + 4 + 9) / 120.
+    assert found.verdict == expected
+    assert (found.seeds, found.runs) == (3, 15)
+
+
+def test_a_rank_needs_four_different_schemes_that_all_ran():
+    with pytest.raises(NormLabError, match="4 to 8 different schemes"):
+        rule("rank", expected=["a", "b", "c"])
+    found = rule("rank", expected=["a", "b", "c", "d"]).decide(evidence({"a": [1.0], "b": [2.0], "c": [3.0]}))
+    assert (found.verdict, found.notes) == ("open", ("d has no runs",))
+
+
+# -- rate --------------------------------------------------------------------------------------------------------------
+
+
+def tuned(arm: str, losses: dict[float, float]) -> dict[str, list[dict]]:
+    return {arm: [row("a", 1000, loss, lr=2 * lr, base_lr=lr, role="tune") for lr, loss in losses.items()]}
+
+
+@pytest.mark.parametrize(
+    ("second", "expected"),
+    [
+        ({1e-3: 3.0, 2e-3: 2.0, 4e-3: 3.0}, "reproduced"),
+        ({1e-3: 2.4, 1.414e-3: 2.0, 2e-3: 2.1}, "reproduced"),
+        ({5e-4: 2.1, 1e-3: 2.0, 2e-3: 2.4}, "refuted"),
+        ({2e-3: 2.0, 4e-3: 2.1}, "open"),
+    ],
+)
+def test_rates_agree_within_a_step(second, expected):
+    rows = tuned("small", {1e-3: 3.0, 2e-3: 2.0, 4e-3: 3.0}) | tuned("large", second)
+    assert rule("rate", scheme="a").decide(Evidence(rows)).verdict == expected
+
+
+def test_one_size_says_nothing_of_carrying_rates():
+    assert rule("rate", scheme="a").decide(Evidence(tuned("small", {1e-3: 2.0, 2e-3: 1.0}))).verdict == "open"
+
+
+# -- ladders -----------------------------------------------------------------------------------------------------------
+
+
+def ladder_rows(gap, *, seeds: int = 3) -> list[dict]:
+    """Rows of a ladder of `pre` and `geonorm`; `gap` is a function of parameters and tokens."""
+    rows = []
+    for (size, (parameters, per_token)), budget, seed in itertools.product(SIZES.items(), BUDGETS, range(seeds)):
+        loss = 1.7 + 400 / parameters**0.34 + 500 / budget**0.28 + 0.01 * seed
+        for scheme, shift in (("pre", 0.0), ("geonorm", gap(parameters, budget) + 0.001 * (seed - 1))):
+            place = {"size": size, "parameters": parameters, "budget": budget, "flops": per_token * budget}
+            name = f"{scheme}-{size}-{seed}"
+            rows.append(row(
+                scheme, seed, loss + shift, **place, trunk=name, planned_steps=budget // 16384, tokens_per_s=1e6,
+                loss_books=loss + 2 * shift, run=f"{name}-{budget}", arm="main",
+            ))  # fmt: skip
+    return rows
+
+
+def on_ladder(gap) -> Evidence:
+    return Evidence(by_cell({"main": ladder_rows(gap)}))
+
+
+def test_cells_are_arms_and_tune_runs_are_apart():
+    rows = ladder_rows(lambda *_: 0.0)
+    tune = [{**rows[0], "role": "tune", "run": "t"}]
+    found = by_cell({"main": rows + tune})
+    assert sorted(found) == sorted([*(cell_name(s, b) for s in SIZES for b in BUDGETS), "rates,4x256,29.5M"])
+    assert {one["arm"] for one in found["8x512,118M"]} == {"8x512,118M"}
+    assert len(found["8x512,118M"]) == 6
+    assert by_cell({"arm": rows_of({"a": BASE})})["arm"] == [{**one, "arm": "arm"} for one in rows_of({"a": BASE})]
+    with pytest.raises(NormLabError, match="one ladder"):
+        by_cell({"a": rows, "b": rows})
+
+
+def test_a_gap_is_the_ladders_own_interval():
+    rows = ladder_rows(lambda *_: -0.03)
+    found = rule("gap", scheme="geonorm", against="pre", cell="8x512,118M").decide(Evidence(by_cell({"main": rows})))
+    own = answer(judged_rows(rows), baseline="pre", level=0.95).schemes[0].cells[-1].gap
+    assert own is not None
+    assert (found.estimate, found.low, found.high) == (own.mean, own.low, own.high)
+    assert (found.verdict, found.seeds) == ("reproduced", 3)
+    on_books = rule("gap", scheme="geonorm", against="pre", cell="8x512,118M", value="loss_books", by=0.05)
+    assert on_books.decide(Evidence(by_cell({"main": rows}))).estimate == pytest.approx(-0.06, abs=2e-3)
+
+
+@pytest.mark.parametrize(("gap", "expected"), [(-0.03, "reproduced"), (0.03, "refuted"), (0.0, "open")])
+def test_gaps_at_several_cells(gap, expected):
+    found = rule("gap", scheme="geonorm", against="pre", cell="8x512,*").decide(on_ladder(lambda *_: gap))
+    assert found.verdict == expected
+    assert len(found.parts) == 3
+
+
+def test_a_cell_with_a_failure_is_open_and_a_missing_one_too():
+    rows = ladder_rows(lambda *_: -0.03)
+    lost = [{**one, "state": "failed", "value": None, "loss": None, "diverged": 9}
+            if one["run"].startswith("geonorm-8x512-0") else one for one in rows]  # fmt: skip
+    found = rule("gap", scheme="geonorm", against="pre", cell="8x512,118M").decide(Evidence(by_cell({"main": lost})))
+    assert found.verdict == "open"
+    assert "seed 0 of geonorm diverged" in found.notes[0]
+    found = rule("gap", scheme="geonorm", against="pre", cell="12x768,*").decide(on_ladder(lambda *_: 0.0))
+    assert (found.verdict, found.notes) == ("open", ("no cell 12x768,* on the ladder yet",))
+    with pytest.raises(NormLabError, match="peri has no runs on the ladder"):
+        rule("gap", scheme="peri", against="pre", cell="8x512,*").decide(on_ladder(lambda *_: 0.0))
+
+
+def shrinking(_: int, tokens: int) -> float:
+    return {BUDGETS[0]: -0.12, BUDGETS[1]: -0.08, BUDGETS[2]: -0.04}[tokens]
+
+
+@pytest.mark.parametrize(
+    ("gap", "ways", "expected"),
+    [
+        (shrinking, ["shrinks"], "reproduced"),
+        (shrinking, ["constant", "grows"], "refuted"),
+        (lambda *_: -0.03, ["constant"], "reproduced"),
+    ],
+)
+def test_trend(gap, ways, expected):
+    found = rule("trend", scheme="geonorm", against="pre", ways=ways).decide(on_ladder(gap))
+    assert found.verdict == expected, found.ours
+
+
+@pytest.mark.parametrize(("gap", "expected"), [(-0.03, "reproduced"), (0.03, "refuted"), (0.0, "open")])
+def test_a_gain_that_does_not_shrink_is_a_gain(gap, expected):
+    found = rule("trend", scheme="geonorm", against="pre", ways=["constant", "grows"], top="below")
+    assert found.decide(on_ladder(lambda *_: gap)).verdict == expected
+
+
+def test_every_rule_says_when_it_holds():
+    whole = {
+        "difference": {"scheme": "a", "against": "b"}, "change": {"scheme": "a", "against": "b", "start": "x"},
+        "order": {"tiers": [["a"], ["b"]]}, "bound": {"scheme": "a", "at_most": 1.0},
+        "count": {"scheme": "a", "at_most": 0.0}, "correlation": {"x": "u", "y": "value"},
+        "rank": {"expected": list("abcd")}, "gap": {"scheme": "a", "against": "b", "cell": "c"},
+        "trend": {"scheme": "a", "against": "b", "ways": ["grows"]}, "rate": {"scheme": "a"},
+    }  # fmt: skip
+    assert whole.keys() == RULES.keys()
+    for kind, table in whole.items():
+        made = rule(kind, **table)
+        assert "reproduced" in made.sentence or "refuted" in made.sentence
+        assert {*made.subjects} <= {*made.schemes}
+        assert json.dumps(made.words)
+
+
+def test_a_value_from_before_training_counts_whatever_became_of_the_run():
+    runs = ((0, 1e-3, "judge"), (1, 1e-3, "judge"), (1000, 1e-3, "tune"), (1000, 2e-3, "tune"))
+    rows = [row("a", seed, None, stuck=True, lr=lr, role=role, profiles=[{"grad": 0.001 + 0.0001 * seed}])
+            for seed, lr, role in runs]  # fmt: skip
+    table = {"scheme": "a", "value": "profiles.0.grad", "at_most": 0.5}
+    assert rule("bound", **table).decide(Evidence({"main": rows})).verdict == "open"
+    found = rule("bound", **table, at_start=True).decide(Evidence({"main": rows}))
+    # Two rates of a seed start from the same weights: one observation.
+    assert found.seeds == 3

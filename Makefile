@@ -13,7 +13,7 @@ PYTEST := -m pytest -n auto --dist worksteal --durations 10
 # The oldest transformers that works, with what it cannot share with the newest.
 OLD_TRANSFORMERS := $(CURDIR)/$(VENV)/transformers-5.4.0
 
-.PHONY: demo demo-ladder demo-encoder demo-vision test test-full coverage test-gpu test-oldest lint docs site figures notebook clean
+.PHONY: demo demo-ladder demo-encoder demo-vision test test-full coverage test-gpu test-oldest test-install test-install-base lint docs site figures notebook clean
 
 # The main job at a size for two cores: 24 small runs on the standard library's own text, ending in demo/report.html.
 DEMO := --schemes pre post peri geonorm --lrs 3e-3 6e-3 1.2e-2 --seeds 3 --depth 4 --dim 64 --heads 2 --length 128 --batch 16 \
@@ -62,6 +62,13 @@ test-gpu: $(VENV)/.test
 test-oldest: $(VENV)/.test $(OLD_TRANSFORMERS)
 	PYTHONPATH=$(OLD_TRANSFORMERS) $(TEST_ENV) $(BIN)/python $(PYTEST) -m "not full" tests/hf
 
+# Source archive and wheel, installed in fresh environments; the README's commands run there, away from the checkout.
+test-install:
+	$(TEST_ENV) $(PYTHON) tests/documentation/install.py base hf cluster
+
+test-install-base:
+	$(TEST_ENV) $(PYTHON) tests/documentation/install.py base
+
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -91,6 +98,11 @@ $(VENV)/.base: pyproject.toml constraints.txt
 $(VENV)/.vision: $(VENV)/.base
 	$(PIP) --editable ".[vision]"
 	touch $@
+
+# examples/normlab_tour.ipynb, from the cells of docs/tour.py, executed.
+notebook: $(VENV)/.base
+	$(PIP) --editable ".[notebook]"
+	$(BIN)/python docs/notebook.py
 
 $(VENV)/.docs: $(VENV)/.base
 	$(PIP) --editable ".[docs]"

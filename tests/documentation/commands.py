@@ -5,6 +5,7 @@ Imports neither torch nor pytest: `tests/documentation/install.py` runs the READ
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Iterator
@@ -45,8 +46,8 @@ SPECIAL: dict[str, dict[str, str | None]] = {
     "check path/to/config.json": CHECK | {"--shrink": None},
     "check runs/": {"--steps": "2"},
     "--tokenizer bpe:": RUN | TEXT | {"--tokenizer": "bpe:300"},
-    "--base-depth": RUN | TEXT | RATES | {"--base-depth": "2", "--base-dim": "32"},
     "--depth 32": RUN | TEXT | {"--base-depth": "2", "--base-dim": "32"},
+    "--base-depth": RUN | TEXT | RATES | {"--base-depth": "2", "--base-dim": "32"},
 }
 """Settings of commands that need others than their verb, by words that they contain; the first that fits."""
 
@@ -118,4 +119,13 @@ def smaller(command: Command) -> tuple[str, ...]:
         return command.words
     special = next((options for words, options in SPECIAL.items() if words in line), None)
     found = USUAL.get(command.words[0], {}) if special is None else special
-    return with_options(command.words, found)
+    return with_options(_two_schemes(command.words), found)
+
+
+def _two_schemes(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Of the schemes to compare the first and the last."""
+    if "--schemes" not in words:
+        return words
+    first = words.index("--schemes") + 1
+    named = list(itertools.takewhile(lambda word: not word.startswith("--"), words[first:]))
+    return (*words[:first], *dict.fromkeys((named[0], named[-1])), *words[first + len(named) :])

@@ -60,7 +60,7 @@ def write_surroundings(folder: Path) -> None:
     (folder / "book.txt").write_text(TEXT)
     (folder / "highway.py").write_text(HIGHWAY)
     (folder / "books").mkdir()
-    records = "".join(json.dumps({"text": TEXT}) + "\n" for _ in range(4))
+    records = "".join(json.dumps({"text": f"book {number}: {TEXT[number:4000]}"}) + "\n" for number in range(40))
     (folder / "books" / "a.jsonl.xz").write_bytes(lzma.compress(records.encode()))
     (folder / "path" / "to").mkdir(parents=True)
     (folder / "path" / "to" / "config.json").write_text(json.dumps(CONFIG))
@@ -81,21 +81,23 @@ def _losses(path: Path) -> None:
     """Losses of a power law in size and budget, two schemes, two seeds."""
     with path.open("w", newline="") as file:
         rows = csv.writer(file)
-        rows.writerow(["scheme", "parameters", "tokens", "seed", "loss"])
+        rows.writerow(["scheme", "parameters", "tokens", "flops", "seed", "loss"])
         for size in (1e6, 3e6, 1e7, 3e7):
             for budget in (2e7, 6e7, 2e8):
                 for seed in (0, 1):
                     loss = 1.7 + 400 / size**0.34 + 410 / budget**0.28 + 1e-3 * seed
-                    rows.writerow(["pre", int(size), int(budget), seed, loss])
-                    rows.writerow(["peri", int(size), int(budget), seed, loss - 0.02])
+                    start = [int(size), int(budget), 6 * size * budget, seed]
+                    rows.writerow(["pre", *start, loss])
+                    rows.writerow(["peri", *start, loss - 0.02])
 
 
 def write_images(folder: Path) -> None:
     """Folders of images, a class each. Needs Pillow."""
     from PIL import Image
 
-    for part in ("photographs", "held-out"):
+    for blue, part in enumerate(("photographs", "held-out")):
         for k, name in enumerate(("dark", "light")):
             (folder / part / name).mkdir(parents=True)
             for number in range(24):
-                Image.new("RGB", (64, 64), (40 + 120 * k + number,) * 3).save(folder / part / name / f"{number}.png")
+                grey = 40 + 120 * k + number
+                Image.new("RGB", (64, 64), (grey, grey, blue)).save(folder / part / name / f"{number}.png")

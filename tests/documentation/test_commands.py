@@ -17,8 +17,8 @@ from tests.documentation.surroundings import write_images, write_surroundings
 
 COMMANDS = [command for page in pages() for command in commands(page)]
 RUN = [command for command in COMMANDS if reason_not_to_run(command) is None]
-# A command that several pages show is run once.
-ONCE = list({shlex.join(command.words): command for command in RUN}.values())
+# Commands that are the same once they are smaller are run once.
+ONCE = list({shlex.join(smaller(command)): command for command in RUN}.values())
 # What makes a folder that later commands of the same page need.
 BEFORE = {
     "report comparison": [command for command in COMMANDS if command.words == ("compare",)],

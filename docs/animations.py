@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 
 import torch
+from moving_svg import curve_panel, picture, sphere_panel
 
 import normlab
-from moving_svg import curve_panel, picture, sphere_panel
 from normlab.norms import rms
 
 FIGURES = Path(__file__).parent / "figures"
@@ -42,7 +43,7 @@ def states(scheme: str) -> tuple[list[float], list[float]]:
     for module in (model.stack.entry, *model.stack.layers):
         module.register_forward_hook(lambda _module, _inputs, state: seen.append(model.stack.hidden(state).double()))
     model(torch.randint(0, config.vocab_size, (2, TOKENS)))
-    turns = [float(normlab.geometry.angle(*pair).mean()) for pair in zip(seen, seen[1:], strict=False)]
+    turns = [float(normlab.geometry.angle(*pair).mean()) for pair in itertools.pairwise(seen)]
     return [float(rms(state).mean()) for state in seen[1:]], turns
 
 

@@ -50,7 +50,9 @@ def sphere_panel(name: str, paths: Sequence[Sequence[Sequence[float]]], cosines:
     length = PANEL - 40
     widths = [max(length * cosine, 0.0) for cosine in cosines]
     parts.append(f'<rect x="20" y="204" width="{length}" height="7" class="axis"/>')
-    parts.append(f'<rect x="20" y="204" width="{widths[-1]:.4g}" height="7" class="bar">{moving("width", widths)}</rect>')
+    parts.append(
+        f'<rect x="20" y="204" width="{widths[-1]:.4g}" height="7" class="bar">{moving("width", widths)}</rect>'
+    )
     return "".join([*parts, label(f"mean cosine {cosines[0]:.2f} → {cosines[-1]:.2f}", 226), label(note, 243)])
 
 

@@ -18,8 +18,10 @@ LARGEST = 1_000_000
 
 
 def cells(source: str) -> list[tuple[str, str]]:
-    """Kind (markdown, code) and text of every cell of a script with `# %%` lines; what stands before the first is for readers
-    of the script."""
+    """Kind (markdown, code) and text of every cell of a script with `# %%` lines.
+
+    What stands before the first such line is for readers of the script.
+    """
     _, *parts = MARK.split(source)
     kinds = ["markdown" if mark else "code" for mark in parts[::2]]
     return [(kind, _plain(kind, text)) for kind, text in zip(kinds, parts[1::2], strict=True)]

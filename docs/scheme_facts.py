@@ -1,6 +1,6 @@
 """What is known of a scheme outside its file: measured speed, studies that test it, published models that have it.
 
-Everything is read from files of the repository: benchmarks/results, studies/, and the matrix of docs/guides/converting.md.
+Everything is read from the repository: benchmarks/results, studies/, and the matrix of docs/guides/converting.md.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def _step(name: str) -> str:
         return ""
     record, row = found[-1]
     return (
-        f"- Training step: {row['over_pre']:.3f} of Pre-Norm's tokens a second, {row['memory_over_pre']:.3f} of its memory"
-        f" (median of {len(row['paired'])} interleaved repeats; {_source(record)})."
+        f"- Training step: {row['over_pre']:.3f} of Pre-Norm's tokens a second,"
+        f" {row['memory_over_pre']:.3f} of its memory (median of {len(row['paired'])} interleaved repeats; {_source(record)})."
     )
 
 
@@ -63,7 +63,9 @@ def _has(case: str, of: Scheme) -> bool:
 
 
 def _source(record: dict[str, Any]) -> str:
-    return f"`{record['command']}`, {record['device']}, torch {record['torch'].partition('+')[0]}, {record['date'][:10]}"
+    return (
+        f"`{record['command']}`, {record['device']}, torch {record['torch'].partition('+')[0]}, {record['date'][:10]}"
+    )
 
 
 @cache
@@ -82,7 +84,9 @@ def _read(path: Path) -> dict[str, Any]:
 def evidence(name: str) -> str:
     """The studies whose claims are about it. Their verdicts are on the page of claims."""
     lines = [f"- `{study}`: {title}" for study, title, names in studies() if name in names]
-    return "Studies that test it, with their verdicts in [claims](../claims.md):\n\n" + "\n".join(lines) if lines else ""
+    return (
+        "Studies that test it, with their verdicts in [claims](../claims.md):\n\n" + "\n".join(lines) if lines else ""
+    )
 
 
 @cache

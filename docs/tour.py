@@ -3,8 +3,8 @@
 # %% [markdown]
 # # A tour of NormLab
 #
-# Put a normalisation scheme into a model of your own, check whether it survives depth, train it for a minute, and look inside.
-# Everything here ran on a CPU; `make notebook` runs it again. You need `pip install "normlab[plots]"`.
+# Put a normalisation scheme into a model of your own, check whether it survives depth, train it for a minute, and
+# look inside. Everything here ran on a CPU; `make notebook` runs it again. You need `pip install "normlab[plots]"`.
 
 # %%
 import argparse
@@ -28,8 +28,8 @@ print(normlab.list_schemes())
 # %% [markdown]
 # ## What is there
 #
-# A scheme is an object with options. `normlab schemes` lists all of them; the card of one says what it is, what it costs and where it
-# fails.
+# A scheme is an object with options. `normlab schemes` lists all of them; the card of one says what it is, what it
+# costs and where it fails.
 
 # %%
 scheme = normlab.scheme("peri", step=0.5)
@@ -38,8 +38,9 @@ print(scheme, "|", scheme.law(DEPTH).forward, "|", scheme.law(DEPTH).backward)
 # %% [markdown]
 # ## Put a scheme into a model
 #
-# You bring attention and MLP: tensor in, update out. `normlab.Stack` owns the residual connections and the norms. Names such as `0.weight`
-# say nothing of what a matrix does, so the model says it once (`find_roles`); initialisation, weight decay and constraints follow from that.
+# You bring attention and MLP: tensor in, update out. `normlab.Stack` owns the residual connections and the norms.
+# Names such as `0.weight` say nothing of what a matrix does, so the model says it once (`find_roles`);
+# initialisation, weight decay and constraints follow from that.
 
 
 # %%
@@ -75,8 +76,8 @@ print(Model("geonorm").stack.certificate())
 # %% [markdown]
 # ## Check it
 #
-# The design is built at several depths, measured at initialisation and again after thirty steps. Each line has a number, its limit, and the
-# blocks to blame. (On the command line: `normlab check post`.)
+# The design is built at several depths, measured at initialisation and again after thirty steps. Each line has a
+# number, its limit, and the blocks to blame. (On the command line: `normlab check post`.)
 
 # %%
 report = normlab.check("post", depths=CHECK_DEPTHS, max_seconds=600, progress=False)
@@ -85,9 +86,10 @@ print(report.table())
 # %% [markdown]
 # ## Train it for a minute
 #
-# A plain loop. Two lines belong to the scheme: its parameter groups, and `after_step`, which re-imposes what a scheme keeps fixed (nGPT's unit
-# rows; nothing for most). In the last step a probe measures every block. One learning rate serves all schemes here, so **this is no
-# comparison**: `normlab compare` tunes the rate of each and repeats over seeds.
+# A plain loop. Two lines belong to the scheme: its parameter groups, and `after_step`, which re-imposes what a scheme
+# keeps fixed (nGPT's unit rows; nothing for most). In the last step a probe measures every block. One learning rate
+# serves all schemes here, so **this is no comparison**: `normlab compare` tunes the rate of each and repeats over
+# seeds.
 
 # %%
 text = torch.tensor(list(Path(argparse.__file__).read_bytes()))
@@ -122,12 +124,18 @@ for name, (losses, _) in trained.items():
 # %% [markdown]
 # ## Look at it
 #
-# The loss says which of them learns. The profiles say why: the size of the state, how alike tokens are, how far a block turns a token, and what
-# gradient reaches each boundary.
+# The loss says which of them learns. The profiles say why: the size of the state, how alike tokens are, how far a
+# block turns a token, and what gradient reaches each boundary.
 
 # %%
 figure, axes = plt.subplots(1, 5, figsize=(17, 3.2))
-titles = ("loss, nats a byte", "RMS of the state", "mean cosine of two tokens", "turn of a block, rad", "gradient of the state")
+titles = (
+    "loss, nats a byte",
+    "RMS of the state",
+    "mean cosine of two tokens",
+    "turn of a block, rad",
+    "gradient of the state",
+)
 for name, (losses, profile) in trained.items():
     for axis, curve in zip(axes, (losses, profile.rms, profile.cos, profile.ang, profile.grad_h), strict=True):
         axis.plot(curve, label=name)
@@ -143,7 +151,8 @@ plt.show()
 # %% [markdown]
 # ## And in theory?
 #
-# Tokens as particles on a sphere that attract each other through attention: how fast do they become one under each scheme?
+# Tokens as particles on a sphere that attract each other through attention: how fast do they become one under each
+# scheme?
 
 # %%
 simulation = normlab.simulate(list(SCHEMES), tokens=32, dim=3, time=10.0, looks=20, device="cpu")

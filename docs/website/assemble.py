@@ -20,7 +20,15 @@ CONFIG = Path(__file__).with_name("mkdocs.yml")
 MOVED = {"README.md": "index.md", "benchmarks/README.md": "benchmarks.md"}
 """Pages that the site shows under another name."""
 PROJECT = ("CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md")
-LANGUAGES = {".py": "python", ".toml": "toml", ".yml": "yaml", ".yaml": "yaml", ".txt": "text", ".cff": "yaml", "": "text"}
+LANGUAGES = {
+    ".py": "python",
+    ".toml": "toml",
+    ".yml": "yaml",
+    ".yaml": "yaml",
+    ".txt": "text",
+    ".cff": "yaml",
+    "": "text",
+}
 """Files that are shown as text, by suffix; all others are copied as they are."""
 PICTURES = (".svg", ".png")
 
@@ -99,7 +107,9 @@ def _place_of_file(path: Path, source: str) -> str:
 
 
 def _as_page(path: Path) -> str:
-    return f"# {path.name}\n\n`{_posix(path)}`\n\n````{LANGUAGES[path.suffix]}\n{path.read_text('utf-8').rstrip()}\n````\n"
+    return (
+        f"# {path.name}\n\n`{_posix(path)}`\n\n````{LANGUAGES[path.suffix]}\n{path.read_text('utf-8').rstrip()}\n````\n"
+    )
 
 
 def scheme_index() -> str:

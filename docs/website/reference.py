@@ -13,7 +13,9 @@ def reference_pages(package: Path) -> dict[str, str]:
     """File name → page, for `normlab` and its modules with public names."""
     modules = public_modules(package)
     pages = {f"{module}.md": _page(module, names, lines) for module, (names, lines) in modules.items() if names}
-    rows = [f"| [`{module}`]({module}.md) | {first} |" for module, (_, first) in modules.items() if f"{module}.md" in pages]
+    rows = [
+        f"| [`{module}`]({module}.md) | {first} |" for module, (_, first) in modules.items() if f"{module}.md" in pages
+    ]
     table = "\n".join(["| module | what it is |", "|---|---|", *rows])
     pages["index.md"] = (
         "# Python API\n\nNames that may be imported; everything else may change without notice. "
@@ -47,7 +49,11 @@ def exported(tree: ast.Module) -> list[str]:
 def _is_module(package: Path, path: Path, name: str) -> bool:
     """Whether a name of a package's `__all__` is a module, which has a page of its own."""
     beside = path.parent / name
-    return path.name == "__init__.py" and path.parent == package and (beside.is_dir() or beside.with_suffix(".py").exists())
+    return (
+        path.name == "__init__.py"
+        and path.parent == package
+        and (beside.is_dir() or beside.with_suffix(".py").exists())
+    )
 
 
 def _module_name(package: Path, path: Path) -> str:

@@ -7,7 +7,15 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-LOADED = {"script": "src", "img": "src", "link": "href", "iframe": "src", "source": "src", "object": "data", "video": "src"}
+LOADED = {
+    "script": "src",
+    "img": "src",
+    "link": "href",
+    "iframe": "src",
+    "source": "src",
+    "object": "data",
+    "video": "src",
+}
 """What a browser fetches by itself, by tag."""
 NOT_FETCHED = {"canonical", "prev", "next", "alternate"}
 

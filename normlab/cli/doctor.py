@@ -14,7 +14,7 @@ _OPTIONAL = ("triton", "tokenizers", "transformers", "liger-kernel", "plotly")
 
 
 def doctor(json: bool = False) -> None:
-    """Show device and versions, which kernels can run on this machine or why not, and which extras are missing for what.
+    """Show device and versions, which kernels can run here or why not, and which extras are missing for what.
 
     Args:
         json: Print JSON.
@@ -79,4 +79,3 @@ def _native_bf16() -> bool:
     if torch.cuda.is_available():
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.ops.mkldnn._is_mkldnn_bf16_supported()
-

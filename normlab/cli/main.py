@@ -61,7 +61,21 @@ def _deferred(verb: Callable[..., None]) -> Callable[..., Callable[[], None]]:
 
 _VERBS = {
     verb.__name__: _deferred(verb)
-    for verb in (schemes, train, compare, ladder, check, simulate, study, report, generate, export, doctor, completion, bench)
+    for verb in (
+        schemes,
+        train,
+        compare,
+        ladder,
+        check,
+        simulate,
+        study,
+        report,
+        generate,
+        export,
+        doctor,
+        completion,
+        bench,
+    )
 }
 _BENCHES = {"kernels": _deferred(bench_kernels), "step": _deferred(bench_step), "grid": _deferred(bench_grid)}
 

@@ -109,4 +109,4 @@ def _plotly() -> str:
 
 
 def _missing(package: str) -> NormLabError:
-    return NormLabError(f'a report needs {package}, which is not installed; try: pip install {package}')
+    return NormLabError(f"a report needs {package}, which is not installed; try: pip install {package}")

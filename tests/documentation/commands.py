@@ -22,8 +22,8 @@ RATES = {"--lrs": "1e-2", "--seeds": "1", "--workers": "1"}
 CHECK = {"--depths": "2,4,6", "--steps": "2", "--start-size": "none"}
 SIMULATE = {"--tokens": "8", "--dim": "3", "--time": "2"}
 LADDER = {
-    "--sizes": "1x16 2x16", "--budgets": "2k", "--head-width": "16", "--length": "32", "--batch": "4", "--warmup-steps": "2",
-    "--lrs": "1e-2", "--seeds": "1", "--eval-tokens": "1k", "--evals": "1", "--saves": "0", "--schemes": "pre peri",
+    "--sizes": "1x16 2x16", "--budgets": "2k", "--head-width": "16", "--length": "32", "--batch": "4",
+    "--warmup-steps": "2", "--lrs": "1e-2", "--seeds": "1", "--eval-tokens": "1k", "--evals": "1", "--saves": "0", "--schemes": "pre peri",
     "--rate-budgets": None, "--target": None, "--tokenizer": None, "--workers": "1",
 }  # fmt: skip
 
@@ -81,7 +81,11 @@ def pages() -> list[Path]:
 def commands(page: Path) -> list[Command]:
     """The page's `normlab` commands, in order, with lines that continue joined and comments dropped."""
     name = page.relative_to(ROOT).as_posix()
-    return [Command(name, tuple(shlex.split(line, comments=True)[1:])) for line in _lines(page) if line.startswith("normlab ")]
+    return [
+        Command(name, tuple(shlex.split(line, comments=True)[1:]))
+        for line in _lines(page)
+        if line.startswith("normlab ")
+    ]
 
 
 def blocks(page: Path, language: str = "") -> list[str]:

@@ -44,7 +44,9 @@ def build(folder: Path) -> Path:
     tool(folder / "tools", "pip", "install", "--quiet", "hatchling>=1.26")
     run(folder / "tools" / "bin" / "hatchling", "build", "-t", "sdist", "-d", folder / "dist", cwd=ROOT)
     (source,) = (folder / "dist").glob("*.tar.gz")
-    tool(folder / "tools", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", folder / "dist", source)
+    tool(
+        folder / "tools", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", folder / "dist", source
+    )
     (wheel,) = (folder / "dist").glob("*.whl")
     check_source(source)
     check_wheel(wheel)
@@ -54,7 +56,9 @@ def build(folder: Path) -> Path:
 def check_wheel(wheel: Path) -> None:
     """The package alone."""
     names = zipfile.ZipFile(wheel).namelist()
-    strange = [name for name in names if not name.startswith("normlab/") and ".dist-info/" not in name.partition("/")[0] + "/"]
+    strange = [
+        name for name in names if not name.startswith("normlab/") and ".dist-info/" not in name.partition("/")[0] + "/"
+    ]
     if strange:
         sys.exit(f"{wheel.name} holds more than the package: {strange[:5]}")
     for needed in EXPECTED:
@@ -108,7 +112,12 @@ def check_hf(environment: Path) -> None:
             normlab(environment, work, smaller(command))
     code = "import normlab.hf; from transformers import LlamaConfig, LlamaForCausalLM as M;"
     size = "vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2"
-    run(environment / "bin" / "python", "-c", f"{code} print(normlab.hf.convert(M(LlamaConfig({size})), 'geonorm'))", cwd=work)
+    run(
+        environment / "bin" / "python",
+        "-c",
+        f"{code} print(normlab.hf.convert(M(LlamaConfig({size})), 'geonorm'))",
+        cwd=work,
+    )
 
 
 def check_cluster(environment: Path) -> None:
@@ -133,7 +142,9 @@ def workplace(environment: Path) -> Path:
     return work
 
 
-def normlab(environment: Path, work: Path, words: tuple[str, ...], *, expected: int = 0) -> subprocess.CompletedProcess[str]:
+def normlab(
+    environment: Path, work: Path, words: tuple[str, ...], *, expected: int = 0
+) -> subprocess.CompletedProcess[str]:
     print("  normlab", *words, flush=True)
     return run(environment / "bin" / "normlab", *words, cwd=work, expected=expected)
 
@@ -147,9 +158,13 @@ def run(*words: str | Path, cwd: Path, expected: int = 0) -> subprocess.Complete
     """A command without the checkout on its path; ends this program if it exits with another code."""
     clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     clean["NORMLAB_CACHE"] = str(cwd / ".cache")
-    found = subprocess.run([str(word) for word in words], cwd=cwd, env=clean, capture_output=True, text=True, check=False)
+    found = subprocess.run(
+        [str(word) for word in words], cwd=cwd, env=clean, capture_output=True, text=True, check=False
+    )
     if found.returncode != expected:
-        sys.exit(f"{' '.join(map(str, words))}\nexit code {found.returncode}\n{found.stdout[-3000:]}{found.stderr[-3000:]}")
+        sys.exit(
+            f"{' '.join(map(str, words))}\nexit code {found.returncode}\n{found.stdout[-3000:]}{found.stderr[-3000:]}"
+        )
     return found
 
 

@@ -13,7 +13,8 @@ from tests.documentation.commands import ROOT
 TEXT = "the quick brown fox jumps over the lazy dog, and the dog does not mind. " * 400
 CONFIG = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 32, "intermediate_size": 64,
-    "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 128, "max_position_embeddings": 64,
+    "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 128,
+    "max_position_embeddings": 64,
 }  # fmt: skip
 HIGHWAY = '''
 from dataclasses import dataclass

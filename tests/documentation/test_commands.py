@@ -71,8 +71,8 @@ def trained(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 200)
     config = TrainConfig(
-        model=DecoderConfig(scheme="peri", depth=2, dim=32, heads=2), data=(str(folder / "text.txt"),), length=32, batch=4,
-        tokens=2048, evals=1, eval_tokens=1024, saves=0,
+        model=DecoderConfig(scheme="peri", depth=2, dim=32, heads=2), data=(str(folder / "text.txt"),), length=32,
+        batch=4, tokens=2048, evals=1, eval_tokens=1024, saves=0,
     )  # fmt: skip
     train(config, folder / "run", progress=False)
     return folder / "run"

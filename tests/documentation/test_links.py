@@ -36,7 +36,8 @@ def test_a_link_that_leads_nowhere_is_found():
 
 
 def test_anchors_are_those_of_github():
-    page = "# A comparison at 125M, one H200 (2026-11-16)\n## Same\n## Same\n```\n# a comment\n```\n## `normlab check`: [how](x.md)\n"
+    page = "# A comparison at 125M, one H200 (2026-11-16)\n## Same\n## Same\n```\n# a comment\n```\n"
+    page += "## `normlab check`: [how](x.md)\n"
     assert anchors(page) == {"a-comparison-at-125m-one-h200-2026-11-16", "same", "same-1", "normlab-check-how"}
     assert slugify("Why κ?") == "why-κ"
 
@@ -49,11 +50,13 @@ def test_links_in_code_are_left_alone():
 
 def test_a_built_page_is_checked(tmp_path):
     head = '<script src="https://cdn.example/x.js"></script><link rel="canonical" href="https://example.org">'
-    (tmp_path / "a.html").write_text(head + '<h1 id="top"></h1><a href="b.html#no">b</a><a href="c.html">c</a><a href="#top">t</a>')
+    (tmp_path / "a.html").write_text(
+        head + '<h1 id="top"></h1><a href="b.html#no">b</a><a href="c.html">c</a><a href="#top">t</a>'
+    )
     (tmp_path / "b.html").write_text('<a href="a.html#top">a</a><a href="https://example.org">out</a><img src="x.png">')
     assert complaints(tmp_path) == [
-        "a.html: loads https://cdn.example/x.js", "a.html: b.html#no has no such anchor", "a.html: c.html does not exist",
-        "b.html: x.png does not exist",
+        "a.html: loads https://cdn.example/x.js", "a.html: b.html#no has no such anchor",
+        "a.html: c.html does not exist", "b.html: x.png does not exist",
     ]  # fmt: skip
 
 
@@ -74,10 +77,11 @@ def test_the_reference_has_every_public_name():
 def test_a_notebook_becomes_a_page(tmp_path):
     notebook = tmp_path / "tour.ipynb"
     notebook.write_text(
-        '{"cells": [{"cell_type": "markdown", "source": ["# Tour"]}, {"cell_type": "code", "source": ["1 + 1"], "outputs":'
+        '{"cells": [{"cell_type": "markdown", "source": ["# Tour"]}, {"cell_type": "code", "source": ["1 + 1"],'
+        ' "outputs":'
         '[{"output_type": "execute_result", "data": {"text/plain": ["2"]}},'
         ' {"output_type": "display_data", "data": {"image/png": "AAAA", "text/plain": ["<Figure>"]}}]}]}'
     )
     page = as_markdown(notebook, tmp_path / "tour.md")
-    assert page.startswith("# Tour\n\n```python\n1 + 1\n```\n\n```text\n2\n```\n\n<img src=\"tour-1.png\"")
+    assert page.startswith('# Tour\n\n```python\n1 + 1\n```\n\n```text\n2\n```\n\n<img src="tour-1.png"')
     assert (tmp_path / "tour-1.png").read_bytes() == b"\x00\x00\x00"

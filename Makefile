@@ -90,6 +90,11 @@ figures: $(VENV)/.base
 	$(BIN)/python docs/figures.py
 	$(BIN)/python docs/animations.py
 
+# examples/normlab_tour.ipynb, from the cells of docs/tour.py, executed.
+notebook: $(VENV)/.base
+	$(PIP) --editable ".[notebook]"
+	$(BIN)/python docs/notebook.py
+
 $(VENV)/.base: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) --editable .
@@ -98,11 +103,6 @@ $(VENV)/.base: pyproject.toml constraints.txt
 $(VENV)/.vision: $(VENV)/.base
 	$(PIP) --editable ".[vision]"
 	touch $@
-
-# examples/normlab_tour.ipynb, from the cells of docs/tour.py, executed.
-notebook: $(VENV)/.base
-	$(PIP) --editable ".[notebook]"
-	$(BIN)/python docs/notebook.py
 
 $(VENV)/.docs: $(VENV)/.base
 	$(PIP) --editable ".[docs]"

@@ -39,7 +39,8 @@ def _step(name: str) -> str:
     record, row = found[-1]
     return (
         f"- Training step: {row['over_pre']:.3f} of Pre-Norm's tokens a second,"
-        f" {row['memory_over_pre']:.3f} of its memory (median of {len(row['paired'])} interleaved repeats; {_source(record)})."
+        f" {row['memory_over_pre']:.3f} of its memory"
+        f" (median of {len(row['paired'])} interleaved repeats; {_source(record)})."
     )
 
 

@@ -23,7 +23,8 @@ CHECK = {"--depths": "2,4,6", "--steps": "2", "--start-size": "none"}
 SIMULATE = {"--tokens": "8", "--dim": "3", "--time": "2"}
 LADDER = {
     "--sizes": "1x16 2x16", "--budgets": "2k", "--head-width": "16", "--length": "32", "--batch": "4",
-    "--warmup-steps": "2", "--lrs": "1e-2", "--seeds": "1", "--eval-tokens": "1k", "--evals": "1", "--saves": "0", "--schemes": "pre peri",
+    "--warmup-steps": "2", "--lrs": "1e-2", "--seeds": "1", "--eval-tokens": "1k", "--evals": "1", "--saves": "0",
+    "--schemes": "pre peri",
     "--rate-budgets": None, "--target": None, "--tokenizer": None, "--workers": "1",
 }  # fmt: skip
 

@@ -125,7 +125,7 @@ def scheme_index() -> str:
 
 def config(added: dict[str, list[str]]) -> str:
     """mkdocs.yml with the pages that nobody lists by hand."""
-    text = CONFIG.read_text("utf-8")
+    text = CONFIG.read_text("utf-8").replace("../..", str(ROOT))
     for mark, names in added.items():
         line = next(line for line in text.splitlines() if line.strip() == f"# {mark}")
         indent = line[: len(line) - len(line.lstrip())]
@@ -133,9 +133,9 @@ def config(added: dict[str, list[str]]) -> str:
     return text
 
 
-def main() -> None:
-    shutil.rmtree(OUT, ignore_errors=True)
-    site = Site(OUT)
+def main(out: Path = OUT) -> None:
+    shutil.rmtree(out, ignore_errors=True)
+    site = Site(out)
     site.write_all()
     shutil.copyfile(CONFIG.with_name("iframe-worker.js"), site.out / "iframe-worker.js")
     (site.out / "schemes" / "index.md").write_text(scheme_index(), "utf-8")
@@ -152,7 +152,7 @@ def main() -> None:
         "guides that are not named above": [name for name in others if name.startswith("guides/")],
         "source": [name for name in others if not name.startswith(("guides/", "schemes/", "source/"))],
     }
-    (OUT / "mkdocs.yml").write_text(config(added), "utf-8")
+    (out / "mkdocs.yml").write_text(config(added), "utf-8")
     print(f"{len(site.places)} files, {len(reference)} pages of the API")
 
 

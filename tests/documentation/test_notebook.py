@@ -12,11 +12,11 @@ from tests.documentation.commands import ROOT
 BUILDER = runpy.run_path(str(ROOT / "docs" / "notebook.py"))
 CELLS = BUILDER["cells"](BUILDER["SOURCE"].read_text("utf-8"))
 SMALLER = (
-    ("DEPTH, DIM, STEPS = 8, 64, 100", "DEPTH, DIM, STEPS = 2, 32, 2"),
+    ("DEPTH, DIM, STEPS = 8, 64, 60", "DEPTH, DIM, STEPS = 2, 32, 2"),
     ("CHECK_DEPTHS = (6, 12)", "CHECK_DEPTHS = (2, 4)"),
-    ("max_seconds=600", "max_seconds=600, steps=2, start_size='none'"),
+    ("max_seconds=600", "max_seconds=600, steps=2"),
     ("time=10.0, looks=20", "time=1.0, looks=4"),
-    ("torch.set_num_threads(2)", "pass"),
+    ("torch.set_num_threads(1)", "pass"),
 )
 
 

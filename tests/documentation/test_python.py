@@ -49,25 +49,23 @@ SMALLER = {
 """Page → what is put in the place of what, so that it takes seconds; every one must be found."""
 
 
-class Mixer(nn.Linear):
-    """A sublayer with an argument of its own."""
+class Mixer(nn.Module):
+    """A sublayer with one matrix, whose name says its role."""
 
-    def forward(self, x: torch.Tensor, **_options: Any) -> torch.Tensor:
-        return super().forward(x)
+    def __init__(self, name: str, dim: int = 32):
+        super().__init__()
+        self.add_module(name, nn.Linear(dim, dim))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return next(self.children())(x)
 
 
 def readme_names() -> dict[str, Any]:
     """What the README's blocks leave to the reader."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    size = {
-        "vocab_size": 64,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-    }
-    sublayers = [(Mixer(32, 32), Mixer(32, 32)) for _ in range(2)]
+    size = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    sublayers = [(Mixer("o_proj"), Mixer("down_proj")) for _ in range(2)]
     tokens = torch.arange(16)[None]
     return {
         "your_sublayers": sublayers,
@@ -94,15 +92,7 @@ def checking_names() -> dict[str, Any]:
 def training_names() -> dict[str, Any]:
     Path("text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 400)
     model = normlab.DecoderConfig(depth=1, dim=32, heads=2)
-    small = {
-        "model": model,
-        "data": ("text.txt",),
-        "length": 32,
-        "batch": 4,
-        "evals": 1,
-        "eval_tokens": 1024,
-        "saves": 0,
-    }
+    small = {"model": model, "data": ("text.txt",), "length": 32, "batch": 4, "evals": 1, "eval_tokens": 1024}
     train(normlab.TrainConfig(**small, saves=0, tokens=1024), Path("runs/books"), progress=False)
     return {"small": small, "normlab": normlab, "TrainConfig": normlab.TrainConfig, "train": train, "Path": Path}
 

@@ -13,7 +13,7 @@ PYTEST := -m pytest -n auto --dist worksteal --durations 10
 # The oldest transformers that works, with what it cannot share with the newest.
 OLD_TRANSFORMERS := $(CURDIR)/$(VENV)/transformers-5.4.0
 
-.PHONY: demo demo-ladder demo-encoder demo-vision test test-full coverage test-gpu test-oldest lint docs figures clean
+.PHONY: demo demo-ladder demo-encoder demo-vision test test-full coverage test-gpu test-oldest test-install test-install-base lint docs site figures notebook clean
 
 # The main job at a size for two cores: 24 small runs on the standard library's own text, ending in demo/report.html.
 DEMO := --schemes pre post peri geonorm --lrs 3e-3 6e-3 1.2e-2 --seeds 3 --depth 4 --dim 64 --heads 2 --length 128 --batch 16 \
@@ -62,6 +62,13 @@ test-gpu: $(VENV)/.test
 test-oldest: $(VENV)/.test $(OLD_TRANSFORMERS)
 	PYTHONPATH=$(OLD_TRANSFORMERS) $(TEST_ENV) $(BIN)/python $(PYTEST) -m "not full" tests/hf
 
+# Source archive and wheel, installed in fresh environments; the README's commands run there, away from the checkout.
+test-install:
+	$(TEST_ENV) $(PYTHON) tests/documentation/install.py base hf cluster
+
+test-install-base:
+	$(TEST_ENV) $(PYTHON) tests/documentation/install.py base
+
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -71,9 +78,22 @@ lint: $(VENV)/.test
 docs: $(VENV)/.base
 	$(BIN)/python docs/build.py
 
+# The documentation as one folder, site/, that works from a disk. Strict: a broken link, in or between pages, is an error.
+site: $(VENV)/.docs
+	$(BIN)/python docs/website/assemble.py
+	cd build/website && $(abspath $(BIN))/zensical build --strict
+	rm -rf site && mv build/website/site site
+	$(BIN)/python docs/website/verify.py site
+
 figures: $(VENV)/.base
 	$(PIP) --editable ".[plots]"
 	$(BIN)/python docs/figures.py
+	$(BIN)/python docs/animations.py
+
+# examples/normlab_tour.ipynb, from the cells of docs/tour.py, executed.
+notebook: $(VENV)/.base
+	$(PIP) --editable ".[notebook]"
+	$(BIN)/python docs/notebook.py
 
 $(VENV)/.base: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -82,6 +102,10 @@ $(VENV)/.base: pyproject.toml constraints.txt
 
 $(VENV)/.vision: $(VENV)/.base
 	$(PIP) --editable ".[vision]"
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.base
+	$(PIP) --editable ".[docs]"
 	touch $@
 
 $(VENV)/.test: $(VENV)/.base
@@ -94,4 +118,4 @@ $(OLD_TRANSFORMERS): $(VENV)/.test
 	  transformers==5.4.0 "huggingface-hub>=1.31,<2" "tokenizers>=0.22,<=0.23.0" "httpx<1" "httpcore<2"
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .coverage*
+	rm -rf $(VENV) build dist site .pytest_cache .ruff_cache .hypothesis .coverage*

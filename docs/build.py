@@ -30,11 +30,14 @@ def cards() -> list[Card]:
 
 
 def page(card: Card, verdicts: Sequence[str] = ()) -> str:
-    """One scheme: the card, in Markdown, with the verdicts on what is claimed of it."""
+    """One scheme: the card in Markdown, then what is measured, tested and used of it."""
+    import scheme_facts
+
     parts = [f"# {card.title}", f"`{card.scheme.name}`: {card.summary}"]
     for heading, text in rows(card):
         body = f"```\n{text}\n```" if heading in ("Formula", "Placement") else _paragraph(text)
         parts.append(f"## {heading}\n\n{body}")
+    parts += [f"## {heading}\n\n{text}" for heading, text in scheme_facts.sections(card.scheme)]
     parts.append("## Options\n\n" + _options(card))
     if verdicts:
         parts.append("## Claims tested\n\n" + "\n".join(f"- {line}" for line in verdicts))
@@ -44,7 +47,8 @@ def page(card: Card, verdicts: Sequence[str] = ()) -> str:
 
 
 def _paragraph(text: str) -> str:
-    return "\n".join(f"- {line}" for line in text.splitlines()) if "\n" in text else text
+    """Lines that were broken for the terminal, as one paragraph."""
+    return " ".join(text.split())
 
 
 def _options(card: Card) -> str:

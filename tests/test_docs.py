@@ -1,10 +1,9 @@
-"""Documentation that cannot rot: generated pages are current, links lead somewhere, every module imports."""
+"""Documentation that cannot rot: generated pages are current, every module imports. Links: tests/documentation."""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-import re
 import runpy
 import subprocess
 import sys
@@ -21,7 +20,8 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-def test_every_scheme_has_its_page_and_its_line_in_the_readme():
+def test_every_scheme_has_its_page_and_its_line_in_the_readme(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
     build = runpy.run_path(str(ROOT / "docs" / "build.py"))
     for page, text in build["scheme_pages"](build["claims"]()).items():
         assert page.read_text("utf-8") == text, f"{page.name} is not current; run make docs"
@@ -37,12 +37,6 @@ def test_pages_are_what_the_schemes_say():
 def test_every_module_imports():
     for module in pkgutil.walk_packages(normlab.__path__, "normlab."):
         importlib.import_module(module.name)
-
-
-def test_links_in_the_documentation_lead_somewhere():
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
-        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-            assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"
 
 
 def test_the_tree_in_the_documentation_is_the_tree():

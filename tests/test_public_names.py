@@ -61,7 +61,8 @@ PUBLIC = {
 }  # fmt: skip
 
 VERBS = [
-    "bench", "check", "compare", "doctor", "export", "generate", "ladder", "report", "schemes", "simulate", "study", "train",
+    "bench", "check", "compare", "completion", "doctor", "export", "generate", "ladder", "report", "schemes",
+    "simulate", "study", "train",
 ]  # fmt: skip
 BENCHMARKS = ["grid", "kernels", "step"]
 

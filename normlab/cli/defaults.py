@@ -121,7 +121,7 @@ def refuse_empty_paths(verb: Verb, words: Sequence[str]) -> None:
 def value_of(words: Sequence[str], flag: str) -> str | None:
     """The value of a flag among words that are not parsed yet; the last one, where it is given twice."""
     value = None
-    for word, following in zip(words, [*words[1:], None], strict=True):
+    for word, following in zip(words, [*words[1:], None], strict=False):
         name, joined, text = word.partition("=")
         if name == flag:
             value = text if joined else following

@@ -1,20 +1,20 @@
-"""The command `normlab doctor`: device, versions, available kernels. Importing this does not import torch."""
+"""The command `normlab doctor`: device, versions, kernels, extras. Importing this does not import torch."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import platform
 from typing import Any
 
 import normlab
+from normlab.cli.extras import extras, version
 from normlab.utils.text import counted
 
 _OPTIONAL = ("triton", "tokenizers", "transformers", "liger-kernel", "plotly")
 
 
 def doctor(json: bool = False) -> None:
-    """Show device, versions, and which kernels can run on this machine or why they cannot.
+    """Show device and versions, which kernels can run here or why not, and which extras are missing for what.
 
     Args:
         json: Print JSON.
@@ -35,8 +35,9 @@ def findings() -> dict[str, Any]:
         "torch": torch.__version__,
         "device": _device(),
         "bf16": "native" if _native_bf16() else "emulated: works, slowly",
-        "packages": {name: _version(name) for name in _OPTIONAL},
+        "packages": {name: version(name) or "not installed" for name in _OPTIONAL},
         "kernels": backends.status(),
+        "extras": {extra.name: extra.line for extra in extras()},
         "schemes": normlab.list_schemes(),
     }
 
@@ -44,6 +45,7 @@ def findings() -> dict[str, Any]:
 def print_findings(*, as_json: bool = False) -> None:
     """Print the findings as a table, or as JSON."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     found = findings()
@@ -54,7 +56,7 @@ def print_findings(*, as_json: bool = False) -> None:
     for name, value in found.items():
         if isinstance(value, dict):
             for key, detail in value.items():
-                table.add_row(f"[bold]{name}[/bold] {key}", str(detail))
+                table.add_row(f"[bold]{name}[/bold] {key}", escape(str(detail)))
         else:
             table.add_row(f"[bold]{name}[/bold]", ", ".join(value) if isinstance(value, list) else str(value))
     Console().print(table, highlight=False)
@@ -77,10 +79,3 @@ def _native_bf16() -> bool:
     if torch.cuda.is_available():
         return torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.ops.mkldnn._is_mkldnn_bf16_supported()
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"

@@ -15,6 +15,7 @@ from normlab import __version__
 from normlab.cli.bench import bench, bench_grid, bench_kernels, bench_step
 from normlab.cli.check import check
 from normlab.cli.compare import compare, report
+from normlab.cli.completion import completion
 from normlab.cli.defaults import Defaults, refuse_empty_paths, value_of
 from normlab.cli.doctor import doctor
 from normlab.cli.ladder import ladder, ladder_table
@@ -42,7 +43,8 @@ Examples:
   normlab study                     published claims and our reproductions
   normlab generate --run DIR        generate text with a trained model
   normlab export RUN DIR            export a trained model to Hugging Face transformers
-  normlab doctor                    what this machine can run
+  normlab doctor                    what this machine can run, and what is missing for what
+  normlab completion bash           script that completes verbs and options in a shell
   normlab bench kernels             benchmark fused kernels
   normlab bench step                benchmark training steps of every scheme
   normlab bench grid                benchmark many runs of small models on one GPU
@@ -63,7 +65,7 @@ _VERBS = {
     verb.__name__: _deferred(verb)
     for verb in (
         *(schemes, train, compare, ladder, check, simulate, study),
-        *(watch, report, generate, export, doctor, bench),
+        *(watch, report, generate, export, doctor, completion, bench),
     )
 }
 _BENCHES = {"kernels": _deferred(bench_kernels), "step": _deferred(bench_step), "grid": _deferred(bench_grid)}

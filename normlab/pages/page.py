@@ -111,4 +111,4 @@ def _plotly() -> str:
 
 
 def _missing(package: str) -> NormLabError:
-    return NormLabError(f'a report needs {package}, which is not installed; try pip install "normlab[report]"')
+    return NormLabError(f"a report needs {package}, which is not installed; try: pip install {package}")

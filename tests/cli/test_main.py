@@ -10,6 +10,7 @@ import sys
 import pytest
 
 import normlab
+from normlab.cli.defaults import value_of
 from tests.command import normlab as run
 
 
@@ -69,6 +70,12 @@ def test_mistakes_get_exit_code_2_and_no_traceback(arguments, message):
     assert found.returncode == 2
     assert "Traceback" not in found.stderr
     assert message in found.stderr + found.stdout
+
+
+def test_a_verb_without_options_has_no_flag():
+    assert value_of([], "--toml") is None
+    assert value_of(["--toml"], "--toml") is None
+    assert value_of(["--toml", "a", "--toml=b"], "--toml") == "b"
 
 
 @pytest.mark.parametrize(

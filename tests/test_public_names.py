@@ -61,6 +61,7 @@ PUBLIC = {
 
 VERBS = [
     "bench", "check", "compare", "doctor", "export", "generate", "ladder", "report", "schemes", "simulate", "study", "train",
+    "watch",
 ]  # fmt: skip
 BENCHMARKS = ["grid", "kernels", "step"]
 

@@ -62,7 +62,7 @@ PUBLIC = {
 
 VERBS = [
     "bench", "check", "compare", "completion", "doctor", "export", "generate", "ladder", "report", "schemes",
-    "simulate", "study", "train",
+    "simulate", "study", "train", "watch",
 ]  # fmt: skip
 BENCHMARKS = ["grid", "kernels", "step"]
 

@@ -30,8 +30,12 @@ def _columns(*titles: str) -> list[Column]:
 
 def run_table(simulation: Simulation) -> Table:
     """Table of the first and last value of every observable."""
-    names = [name for name in OBSERVABLES if name in simulation.runs[0].bands]
-    rows = [[Cell(OBSERVABLE_LABELS[name], name), *(_change(run, name) for run in simulation.runs)] for name in names]
+    seen = simulation.runs[0].bands
+    rows = [
+        [Cell(OBSERVABLE_LABELS[name]), *(_change(run, name) for run in simulation.runs)]
+        for name in OBSERVABLES
+        if name in seen
+    ]
     titles = [f"{label}#" for label in run_labels(simulation)]
     return Table("First and last values", _columns("Quantity", *titles), rows, sortable=False)
 

@@ -28,8 +28,8 @@ def check(
       normlab check package.module:factory --depths 12,24,48 --fail-on exploding,unsteady
       normlab check pre --coordinates --base-dim 64 --base-depth 4
 
-    Exit code: 1 if a verdict named by --fail-on is found, 2 if the target cannot be checked. With --coordinates: 1 if a
-    change grows with the size where the transfer rules say that none does.
+    Exit code: 1 if a verdict named by --fail-on is found, 2 if the target cannot be checked. With --coordinates: 1 if
+    activations depend on width or depth against a derived transfer rule.
 
     Args:
         target: A scheme with options, one in a file (highway.py:Highway), a Hugging Face id, a config.json,

@@ -55,9 +55,10 @@ def card(check: CoordinateCheck) -> RenderableType:
 def axis_table(axis: Axis, steps: int) -> Table:
     """The exponents of every module over one axis."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("module")
+    # Folded on a narrow terminal: what is cut off tells modules apart.
+    table.add_column("module", overflow="fold")
     last = [f"change, step {steps}"] if steps > 1 else []
-    for title in ("size at the start", "change, step 1", *last):
+    for title in ("size, step 0", "change, step 1", *last):
         table.add_column(title, justify="right")
     table.add_column("finding")
     names = labels(trend.module for trend in axis.trends)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 import runpy
 import subprocess
 import sys
@@ -44,3 +45,12 @@ def test_the_tree_in_the_documentation_is_the_tree():
     for path in (ROOT / "normlab").iterdir():
         if path.suffix == ".py" and path.name not in ("__init__.py", "errors.py"):
             assert path.name in page, path.name
+
+
+def test_the_citation_names_the_version():
+    assert f"version: {normlab.__version__}\n" in (ROOT / "CITATION.cff").read_text("utf-8")
+
+
+def test_hooks_use_the_pinned_linter():
+    (ruff,) = re.findall(r'"ruff==([\d.]+)"', (ROOT / "pyproject.toml").read_text("utf-8"))
+    assert f"rev: v{ruff}\n" in (ROOT / ".pre-commit-config.yaml").read_text("utf-8")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-ALIKE = {"hc": "mhc", "siamese": "dual"}
+ALIKE = {"attnres": "mhc", "gated": "mhc", "hc": "mhc", "highway": "peri", "lambdas": "dual", "siamese": "dual"}
 """Schemes that take the same paths through models, training and checks as another: quick in `tests/schemes` only."""
 
 

@@ -124,8 +124,7 @@ class Stack(NaNUntilInitialised):
         **to_attention: Any,
     ) -> torch.Tensor:
         """Run the stack on x; appends the state after the entry and after every layer to `states`, if given."""
-        if self.bound.first == 0 and x.shape[-1] != self.dim:
-            raise NormLabError(f"the stack has width {self.dim}, got a tensor of shape {tuple(x.shape)}")
+        self._check_input(x)
         state = self.entry(x)
         extras = [
             to_attention if per_block is None else {**to_attention, **per_block[k]} for k in range(len(self.layers))
@@ -139,6 +138,21 @@ class Stack(NaNUntilInitialised):
         if states is not None:
             states.append(state)
         return self.exit(state)
+
+    def _check_input(self, x: torch.Tensor) -> None:
+        streams = self.scheme.streams
+        if self.bound.first == 0 and x.shape[-1] != self.dim:
+            raise NormLabError(f"the stack has width {self.dim}, got a tensor of shape {tuple(x.shape)}")
+        if self.bound.first > 0 and streams > 1 and tuple(x.shape[-2:]) != (streams, self.dim):
+            raise NormLabError(
+                f"this part of the stack takes the state of the part before it, (..., {streams}, {self.dim}), "
+                f"got a tensor of shape {tuple(x.shape)}"
+            )
+        if streams > 1 and not torch.compiler.is_compiling() and _has_sharded_width(x):
+            raise NormLabError(
+                f"{self.scheme.name}: {streams} streams cannot be split over their width (tensor parallelism), since "
+                "their weights need whole streams; shard parameters instead (FSDP2), or use a scheme with one stream"
+            )
 
     def _can_fuse_layers(self) -> bool:
         """Whether a block's last write may be fused with the next block's first norm.
@@ -205,6 +219,12 @@ class Stack(NaNUntilInitialised):
             # What concerns attention is not asked of a block whose modules all say that they are none.
             asked = [need for need in inside if any(_kind(module) in (None, need.kind) for module in modules)]
             meet_needs(asked, modules, who=self.scheme.name)
+
+
+def _has_sharded_width(x: torch.Tensor) -> bool:
+    """Whether x is a DTensor whose last dimension is shared out."""
+    placements: Sequence[Any] = getattr(x, "placements", ())
+    return any(place.is_shard(x.ndim - 1) or place.is_shard(-1) for place in placements)
 
 
 def _branches(blocks: Sequence[Sequence[nn.Module]], *, is_part: bool) -> int | list[tuple[Kind, ...]]:

@@ -17,6 +17,7 @@ import torch
 from hypothesis import settings
 
 from tests.browser import browser, open_page  # noqa: F401  # fixtures of every page's tests
+from tests.matrix import is_repetition
 
 torch.set_num_threads(1)
 if DEVICE != "cpu":
@@ -42,3 +43,9 @@ def no_default_device():
     torch.set_default_device(None)
     yield
     torch.set_default_device(DEVICE if DEVICE != "cpu" else None)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if is_repetition(item):
+            item.add_marker(pytest.mark.full)

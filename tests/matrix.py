@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+ALIKE = {"attnres": "mhc", "gated": "mhc", "hc": "mhc", "highway": "peri", "lambdas": "dual", "siamese": "dual"}
+"""Schemes that take the same paths through models, training and checks as another: quick in `tests/schemes` only."""
+
 
 def parametrize(names: str | tuple[str, ...], values: Iterable[Any], *, quick: Collection[Any], **options: Any) -> Any:
     """Like `pytest.mark.parametrize`, with the mark `full` on every case that is not in `quick`.
@@ -26,3 +29,10 @@ def parametrize(names: str | tuple[str, ...], values: Iterable[Any], *, quick: C
 
 def _named(case: tuple[Any, ...], several: bool, quick: Collection[Any]) -> Any:
     return case if several and case in quick else case[0]
+
+
+def is_repetition(item: pytest.Item) -> bool:
+    """Whether a test outside of `tests/schemes` runs over every scheme, and now over one that is like another."""
+    callspec: Any = getattr(item, "callspec", None)
+    values = [] if callspec is None else [value for value in callspec.params.values() if isinstance(value, str)]
+    return "/tests/schemes/" not in str(item.path) and any(value in ALIKE for value in values)

@@ -114,6 +114,33 @@ def test_the_hidden_state_may_have_parameters():
     assert torch.allclose(stack.hidden(state), state[:, 0] + 2 * state[:, 3])
 
 
+@pytest.mark.parametrize("name", ["mhc", "dual"])
+def test_streams_are_not_split_over_their_width(name, tmp_path):
+    """Tensor parallelism is refused in one line; a split over tokens passes."""
+    import torch.distributed as dist
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        stack, x = Stack(name, blocks(), 8), torch.randn(2, 3, 8)
+        for place in (Shard(2), Shard(-1)):
+            with pytest.raises(NormLabError, match=r"tensor parallelism.*FSDP2") as caught:
+                stack(distribute_tensor(x, mesh, [place]))
+            assert "\n" not in str(caught.value)
+        stack._check_input(distribute_tensor(x, mesh, [Shard(1)]))
+        stack._check_input(distribute_tensor(x, mesh, [Replicate()]))
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_later_pipeline_stage_takes_a_state_of_streams():
+    stage = Stack("mhc", blocks(), 8, first=2, depth=4)
+    assert stage(torch.randn(3, 4, 8)).shape == (3, 8)
+    with pytest.raises(NormLabError, match=r"state of the part before it, \(\.\.\., 4, 8\)"):
+        stage(torch.randn(3, 8))
+
+
 def test_any_batch_shape():
     stack = Stack("dual", blocks(), 8)
     x = torch.randn(2, 3, 5, 8)

@@ -62,8 +62,7 @@ class Highway(Scheme):
     aliases = ("highway-gate", "highway-network")
     variants = MappingProxyType({"muse-spark": _MUSE_SPARK})
     zero_outputs = False
-    depth_transfer = "derived"
-    depth_rule = "gates × L₀/L, which makes a step of that part of the way; b starts and learns as at L₀"
+    depth_rule = "no constant is changed: gates start from one b at every depth, and the embedding fades with it"
 
     gate: Literal["static", "dynamic"] = "static"
     """A learned vector, or a learned function of the state."""

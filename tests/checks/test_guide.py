@@ -42,8 +42,8 @@ def test_the_card_names_verdicts_and_remedies_that_there_are():
     # Names stand in a column as wide as the longest of them.
     width = max(map(len, VERDICTS))
     rows = {line[2 : 2 + width].strip() for line in card.splitlines() if re.match(r"[✓!✗] [a-z]", line)}
-    # Post keeps no length, so that nothing can drift.
-    assert rows == VERDICTS - {"norm drift"}
+    # Post keeps no length, so that nothing can drift, and has no streams to mix.
+    assert rows == VERDICTS - {"norm drift", "mixing"}
     remedies = re.findall(r"^ \d\. (.+(?:\n {4}.+)*)", card, re.MULTILINE)
     assert remedies
     assert {" ".join(words.split()) for words in remedies} <= {remedy.words for remedy in MENU}

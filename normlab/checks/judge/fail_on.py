@@ -14,7 +14,7 @@ from normlab.errors import unknown
 VERDICTS = frozenset(
     {"forward", "backward", "unsteady", "collapse", "dead depth", "attention", "attention logits", "update ratio"}
     | {"bf16 absorption", "headroom", "outliers", "uneven", "certificate", "norm drift"}
-    | {"untrained", "leaks", "structure", "start"}
+    | {"untrained", "leaks", "structure", "start", "mixing"}
 )
 """What a check judges."""
 
@@ -22,7 +22,7 @@ FINDINGS = frozenset(
     {"exploding", "super-linear", "shrinking", "vanishing", "unsteady", "collapse", "dead depth", "low entropy"}
     | {"large logits", "small updates", "large updates", "absorbed", "little headroom", "outliers", "uneven"}
     | {"certificate violated", "norm drift", "untrained", "detached", "sees the future", "mixes samples"}
-    | {"no norm", "no final norm", "skip gain", "echo", "high first loss"}
+    | {"no norm", "no final norm", "skip gain", "echo", "high first loss", "mixing gain"}
 )
 """What it can find that is not fine."""
 

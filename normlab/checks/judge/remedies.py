@@ -86,6 +86,7 @@ MENU: tuple[Remedy, ...] = (
     _remedy("a cap on the attention logits", "architecture", "low entropy", "large logits"),
     _remedy("a gate on the attention output, or a sink that is not a token", "architecture", "outliers"),
     _remedy("a norm whose gain falls with depth", "architecture", "dead depth"),
+    _remedy("doubly stochastic mixing of the streams, as mhc has it", "architecture", "mixing gain"),
     _remedy(
         "a skip that no norm interrupts: mixed, scaled or spanning in place of a norm after every addition",
         "architecture",

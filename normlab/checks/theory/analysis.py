@@ -16,6 +16,7 @@ from normlab.checks.judge.blame import blocks as named
 from normlab.checks.theory.branch_bounds import slopes_by_role
 from normlab.checks.theory.certificates import certify, entry_bound, find_stack, keeps_norm, observe
 from normlab.checks.theory.jacobians import jacobian_rows
+from normlab.checks.theory.mixing import MixingGain
 from normlab.checks.theory.records import (
     GradientSlope,
     JacobianRow,
@@ -75,6 +76,7 @@ def _scheme_theory(model: nn.Module, stack: Stack, run: Callable[[], Any], profi
         slopes=_slopes(proven.slopes),
         drift=None if seen.drift is None else _plain([seen.drift])[0],
         clamped=_plain(seen.clamped),
+        **_mixing(seen.mixing),
     )
     return Theory(
         scheme=stack.scheme.label,
@@ -85,6 +87,11 @@ def _scheme_theory(model: nn.Module, stack: Stack, run: Callable[[], Any], profi
         before=look,
         **_law(stack, profile.rms[0], proven.segments),
     )
+
+
+def _mixing(found: MixingGain | None) -> dict[str, Any]:
+    names = ("mixing_forward", "mixing_backward", "stream_spread")
+    return dict(zip(names, _plain((found.forward, found.backward, found.spread)), strict=True)) if found else {}
 
 
 def _law(stack: Stack, entry: Number, segments: Sequence[Segment]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from torch import nn
 
 from normlab.checks.judge.blame import blocks as named
 from normlab.checks.theory.branch_bounds import branch_bound
+from normlab.checks.theory.mixing import MixingGain, MixingWatch, widest
 from normlab.checks.theory.records import Kind, Segment
 from normlab.models.tokens import TokenModel
 from normlab.norms import rms
@@ -87,12 +88,14 @@ class Observation:
     """Share of tokens whose step was clamped, for each block; empty where nothing clamps."""
     slack: float
     """Relative excess over a bound that rounding alone can make."""
+    mixing: MixingGain | None
+    """What mixing does to several streams; None where there is none."""
 
 
 def observe(stack: Stack, run: Callable[[], Any]) -> Observation:
     """What the state does in `run`, a pass through the stack that leaves everything else as it is."""
     with ExitStack() as hooks, torch.no_grad():
-        watch = _Watch(stack)
+        watch = _Watch(stack, MixingWatch(stack))
         watch.listen(hooks)
         run()
     return watch.observation()
@@ -101,6 +104,7 @@ def observe(stack: Stack, run: Callable[[], Any]) -> Observation:
 @dataclass
 class _Watch:
     stack: Stack
+    mixing: MixingWatch
     states: list[torch.Tensor] = field(default_factory=list)
     """(pooled RMS, largest token's RMS, largest drift) at each boundary."""
     entering: torch.Tensor | None = None
@@ -111,6 +115,7 @@ class _Watch:
 
     def listen(self, hooks: ExitStack) -> None:
         layers: list[Any] = list(self.stack.layers)
+        self.mixing.listen(hooks)
         hooks.callback(self.stack.register_forward_pre_hook(self._enter).remove)
         hooks.callback(layers[0].register_forward_pre_hook(lambda _layer, args: self._note(args[0])).remove)
         hooks.callback(layers[0].branches[0].register_forward_hook(self._hear_branch).remove)
@@ -121,13 +126,13 @@ class _Watch:
                 hooks.callback(step.write.register_forward_hook(partial(_note_clamp, shares)).remove)
 
     def _enter(self, _stack: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
-        self.entering = rms(_widest(args[0])).max()
+        self.entering = rms(widest(args[0])).max()
 
     def _hear_branch(self, _branch: nn.Module, _args: Any, update: torch.Tensor) -> None:
         self.branch = update.dtype
 
     def _note(self, state: torch.Tensor) -> None:
-        sizes = rms(_widest(self.stack.hidden(state))).squeeze(-1)
+        sizes = rms(widest(self.stack.hidden(state))).squeeze(-1)
         self.stream = state.dtype
         self.first = sizes if self.first is None else self.first
         # A token without length has none to keep.
@@ -144,17 +149,13 @@ class _Watch:
             drift=max(drifts) if keeps_norm(self.stack) else None,
             clamped=clamps,
             slack=_slack(self.stack, self.stream, self.branch),
+            mixing=self.mixing.found(),
         )
 
 
 def keeps_norm(stack: Stack) -> bool:
     """Whether a token is as long after every write as it was before the first."""
     return all(step.write.keeps_norm for layer in stack.layers for step in layer.block.steps)  # type: ignore[union-attr]
-
-
-def _widest(x: torch.Tensor) -> torch.Tensor:
-    """In the widest format of the device: squares of fp32 overflow above 2·10¹⁹."""
-    return x.float() if x.device.type == "mps" else x.double()
 
 
 def _note_clamp(shares: list[torch.Tensor], write: Any, args: tuple[torch.Tensor, ...], _state: Any) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from normlab.checks.judge.blame import blame
-from normlab.checks.judge.verdict import Verdict, unmeasured
+from normlab.checks.judge.verdict import Level, Verdict, unmeasured
 from normlab.probes.profile import Number
 from normlab.utils.records import from_plain, to_plain
 
@@ -19,6 +19,9 @@ Numbers = tuple[Number, ...]
 
 Kind = Literal["resets", "keeps", "adds", "multiplies", "unbounded"]
 """What a block does to the bound of the state: forgets it, leaves it, adds to it, multiplies it, or has none."""
+
+MIXING_WARN, MIXING_FAIL = 10.0, 1000.0
+"""Gains of mixing through depth: mHC stays below 1.6 at 27B, hyper-connections reached 3000 when their loss surged."""
 
 _TRIFLE = 0.05
 """An exponent that is no growth to speak of: 20 % over 48 blocks."""
@@ -94,11 +97,22 @@ class TheoryLook:
     """Largest relative change of a token's length, where the scheme keeps it; None elsewhere."""
     clamped: Numbers = ()
     """Share of tokens whose angle was clamped, for each block; empty where nothing clamps."""
+    mixing_forward: Number = None
+    """Most that the product of all mixing matrices enlarges the largest stream; None where no streams are mixed."""
+    mixing_backward: Number = None
+    """The same for gradients."""
+    stream_spread: Number = None
+    """RMS of the streams' distance from their mean over that of the streams, after the last block."""
 
     @property
     def use(self) -> Number:
         """The share of the bound that is used after the last block."""
         return self.used[-1] if self.used else None
+
+    @property
+    def mixing(self) -> Number:
+        """The larger of the two gains of mixing."""
+        return _largest((self.mixing_forward, self.mixing_backward))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,9 +185,14 @@ class Theory:
         return from_plain(cls, record, "theory")
 
     def verdicts(self) -> list[Verdict]:
-        """Verdicts: a state above its proven bound, a norm that drifts where the scheme preserves it."""
+        """Verdicts: a state above its proven bound, a length that drifts, streams that mixing enlarges."""
         drifts = [look.drift for look in self.looks if look.drift is not None]
-        return [self._certificate_verdict(), *([self._drift_verdict(max(drifts))] if drifts else [])]
+        mixed = [look for look in self.looks if look.mixing is not None]
+        return [
+            self._certificate_verdict(),
+            *([self._drift_verdict(max(drifts))] if drifts else []),
+            *([self._mixing_verdict(max(mixed, key=lambda look: look.mixing or 0.0))] if mixed else []),
+        ]
 
     def _certificate_verdict(self) -> Verdict:
         if not any(look.certificate for look in self.looks):
@@ -206,6 +225,23 @@ class Theory:
             level="fail" if over else "ok",
             value=drift,
             threshold=self.slack,
+            words=words,
+        )
+
+    def _mixing_verdict(self, worst: TheoryLook) -> Verdict:
+        gain = worst.mixing or 0.0
+        level: Level = "fail" if gain > MIXING_FAIL else "warn" if gain > MIXING_WARN else "ok"
+        apart = "" if worst.stream_spread is None else f"; streams {worst.stream_spread:.2%} apart"
+        words = (
+            f"the product of all mixing matrices multiplies a stream by up to {worst.mixing_forward:.3g}, "
+            f"a gradient by up to {worst.mixing_backward:.3g}, at step {worst.step}{apart}"
+        )
+        return Verdict(
+            name="mixing",
+            finding="fine" if level == "ok" else "mixing gain",
+            level=level,
+            value=gain,
+            threshold=MIXING_FAIL if level == "fail" else MIXING_WARN,
             words=words,
         )
 

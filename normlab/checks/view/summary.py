@@ -21,6 +21,7 @@ _FATES = {
     ("attention logits", "large logits"): "saturate its attention",
     ("bf16 absorption", "absorbed"): "round its updates away in bf16",
     ("norm drift", "norm drift"): "let its tokens drift from their length",
+    ("mixing", "mixing gain"): "blow up its streams by mixing them",
 }
 """What a failing verdict means for the model, after "will"."""
 _FAULTS = {
@@ -69,6 +70,7 @@ _MEANINGS = {
     ("outliers", "outliers"): "Single entries dwarf the rest of the state, which costs digits in low precision.",
     ("uneven", "uneven"): "A block behaves unlike all its neighbours: that is a fault rather than a law.",
     ("norm drift", "norm drift"): "Tokens change their length where the scheme promises to keep it.",
+    ("mixing", "mixing gain"): "The mixing of residual streams multiplies a stream, or its gradient, through depth.",
     ("untrained", "untrained"): "Some parameters get no gradient: they stay as they were drawn, and add noise.",
     ("untrained", "detached"): "Some branches read a detached state: what lies below cannot learn what they need.",
     ("leaks", "sees the future"): "An output depends on later tokens: its loss in training is not what it will be when "

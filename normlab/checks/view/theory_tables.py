@@ -53,6 +53,7 @@ def _rows(check: Check, theory: Theory) -> list[tuple[str, str, str]]:
     seen = [
         ("Length of a token", "kept by every block", _looks(theory, _drift, "largest relative change")),
         ("Angles", "never beyond the clamp", _looks(theory, _clamped, "of the tokens clamped in the worst block")),
+        ("Mixing", "doubly stochastic matrices have a gain of 1", _looks(theory, _mixing, "by the product of all")),
         ("Slopes Λ", "the largest RMS that a branch can return for a normalised input", theory.slopes),
         ("Jacobians", "the gradient's gain: Σ log χ ≤ Σ log(1 + ‖J‖) over the branches", theory.jacobians),
         ("Scale test", "a branch's gradient against the size of its last matrix", theory.scale),
@@ -84,6 +85,12 @@ def _drift(look: TheoryLook) -> str | None:
 def _clamped(look: TheoryLook) -> str | None:
     shares = [share for share in look.clamped if share is not None]
     return f"{100 * max(shares):.3g} %" if shares else None
+
+
+def _mixing(look: TheoryLook) -> str | None:
+    if look.mixing is None:
+        return None
+    return f"streams × {look.mixing_forward:.3g}, gradients × {look.mixing_backward:.3g}"
 
 
 def _scale(row: ScaleRow) -> list[Cell]:

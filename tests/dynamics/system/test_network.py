@@ -126,5 +126,7 @@ def test_times_between_blocks_are_refused():
 def test_which_networks_put_a_start_on_the_sphere():
     """Those with a norm on the main path of their first block, or one at their entry."""
     found = {name for name in normlab.list_schemes() if renormalises(normlab.scheme(name))}
-    assert found == {"deepnorm", "dual", "geonorm", "hybrid", "mix", "ngpt", "peri", "post", "spannorm"}
+    assert found == {
+        "deepnorm", "dual", "geonorm", "highway", "hybrid", "lambdas", "mix", "ngpt", "peri", "post", "spannorm",
+    }  # fmt: skip
     assert not any(renormalises(normlab.scheme(spec)) for spec in ("geonorm(entry_norm=False)", PERI))

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from normlab.errors import NormLabError
-from normlab.ladders.statistics.cells import in_words
+from normlab.pages.numbers import count
 
 Row = Mapping[str, Any]
 
@@ -20,7 +20,7 @@ RATES = "rates,"
 
 def cell_name(size: str, budget: int) -> str:
     """Name of a size and budget as an arm."""
-    return f"{size},{in_words(budget)}"
+    return f"{size},{count(budget)}"
 
 
 def by_cell(rows: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:

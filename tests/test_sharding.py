@@ -49,7 +49,7 @@ def sharded(rank: int, port: int, scheme: str, results: str) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("scheme", ["ngpt", "geonorm", "hybrid"])
+@pytest.mark.parametrize("scheme", ["ngpt", "geonorm", "hybrid", "gated", "attnres"])
 def test_two_processes_train_as_one(scheme, tmp_path):
     results = str(tmp_path / "weights.safetensors")
     spawn(sharded, args=(free_port(), scheme, results), nprocs=2)

@@ -86,7 +86,7 @@ def test_a_verb_without_options_has_no_flag():
         (("Train", "--help"), "unknown verb 'Train'; did you mean 'train'? known: bench, check, "),
         (("xyzzy",), "unknown verb 'xyzzy'; known: bench, check, "),
         (("",), "unknown verb ''; known: bench, check, "),
-        (("bench", "kernals"), "unknown benchmark 'kernals'; did you mean 'kernels'? known: kernels, step"),
+        (("bench", "kernals"), "unknown benchmark 'kernals'; did you mean 'kernels'? known: grid, kernels, step"),
     ],
     ids=["export", "schemes", "capital", "nothing near", "empty", "bench"],
 )

@@ -35,8 +35,8 @@ def _plain(kind: str, text: str) -> str:
 
 def executed() -> dict[str, Any]:
     """The notebook with its outputs."""
-    import nbformat
-    from nbclient import NotebookClient
+    import nbformat  # pyright: ignore[reportMissingImports]  # an extra of its own
+    from nbclient import NotebookClient  # pyright: ignore[reportMissingImports]
 
     book = nbformat.v4.new_notebook()
     for number, (kind, text) in enumerate(cells(SOURCE.read_text("utf-8"))):

@@ -1,5 +1,5 @@
 # The cells of examples/normlab_tour.ipynb, which `make notebook` executes. Tests run them with smaller settings.
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportPossiblyUnboundVariable=false
 # %% [markdown]
 # # A tour of NormLab
 #

@@ -56,7 +56,12 @@ def show(result: Check | Against, console: Console | None = None) -> None:
 def text(result: Check | Against, width: int = 110) -> str:
     """The card without colour."""
     page = io.StringIO()
-    show(result, Console(file=page, width=width, color_system=None, force_terminal=False, legacy_windows=False))
+    show(
+        result,
+        Console(
+            file=page, width=width, color_system=None, force_terminal=False, force_jupyter=False, legacy_windows=False
+        ),
+    )
     return "\n".join(line.rstrip() for line in page.getvalue().splitlines())
 
 

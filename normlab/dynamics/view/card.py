@@ -35,7 +35,7 @@ def result_text(result: ExperimentResult) -> str:
 
 
 def _text(result: Simulation | ExperimentResult) -> str:
-    console = Console(file=io.StringIO(), width=_WIDTH, no_color=True)
+    console = Console(file=io.StringIO(), width=_WIDTH, no_color=True, force_jupyter=False)
     _print(result, console)
     assert isinstance(console.file, io.StringIO)
     return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n"

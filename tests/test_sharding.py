@@ -49,7 +49,7 @@ def sharded(rank: int, port: int, scheme: str, results: str) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("scheme", ["ngpt", "geonorm", "hybrid", "gated", "attnres"])
+@pytest.mark.parametrize("scheme", ["ngpt", "geonorm", "hybrid", "mhc", "hc", "siamese", "gated", "attnres"])
 def test_two_processes_train_as_one(scheme, tmp_path):
     results = str(tmp_path / "weights.safetensors")
     spawn(sharded, args=(free_port(), scheme, results), nprocs=2)
@@ -63,7 +63,8 @@ def test_two_processes_train_as_one(scheme, tmp_path):
         # (gradients of order eps) a step of lr may differ in sign. Three steps of 1e-2 at most, and almost nowhere.
         difference = (found[name] - weight).abs()
         assert difference.max() <= 6.1e-2, name
-        assert difference.median() <= 1e-5, name
+        # Equal streams are the same however they are mixed: at first most logits of mhc have such a gradient.
+        assert difference.median() <= (1e-3 if name.endswith("logits.base") else 1e-5), name
 
 
 def test_every_row_or_column_has_unit_length_after_a_step():

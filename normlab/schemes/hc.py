@@ -29,6 +29,7 @@ from normlab.schemes.contract.streams import (
     mix_streams,
     mixing_matrix,
     part_of_step,
+    set_values_,
     weighted_sum,
 )
 
@@ -132,9 +133,9 @@ class HCRead(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        with torch.no_grad():
-            self.read.zero_()[self.first] = 1.0
-        nn.init.eye_(self.mix)
+        one = torch.eye(len(self.mix), device="cpu")
+        set_values_(self.read, one[self.first])
+        set_values_(self.mix, one)
         nn.init.ones_(self.write)
 
     def parameter_roles(self) -> Mapping[str, Spec]:

@@ -9,6 +9,7 @@ import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -139,9 +140,8 @@ class StreamLogits(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        with torch.no_grad():
-            self.base.copy_(torch.tensor([value for group in self.start for value in group]))
-            self.scale.fill_(self.alpha)
+        set_values_(self.base, torch.tensor([value for group in self.start for value in group], device="cpu"))
+        nn.init.constant_(self.scale, self.alpha)
 
     def forward(self, state: torch.Tensor) -> tuple[torch.Tensor, ...]:
         found = torch.split(self.project(rms_norm(state.flatten(-2), self.eps)), self.sizes, dim=-1)
@@ -174,6 +174,17 @@ def mixing_matrix(matrix: torch.Tensor, dt: nn.Module) -> torch.Tensor:
     """What a step multiplies the streams by from the left: matrixᵀ, or (1 − dt)·1 + dt·matrixᵀ for a refined step."""
     matrix = matrix.mT
     return part_of_step(torch.eye(matrix.shape[-1]).to(matrix), matrix, dt)
+
+
+@torch.no_grad()
+def set_values_(parameter: nn.Parameter, values: torch.Tensor) -> None:
+    """Copy values into a parameter, which may be sharded (FSDP2)."""
+    target: Any = parameter
+    if hasattr(target, "full_tensor"):
+        from torch.distributed.tensor import distribute_tensor
+
+        values = distribute_tensor(values.to(target.device), target.device_mesh, target.placements)
+    target.copy_(values)
 
 
 def mean_stream(state: torch.Tensor) -> torch.Tensor:

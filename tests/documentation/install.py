@@ -7,6 +7,7 @@ install.py base           one of them
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -98,6 +99,8 @@ def check_base(environment: Path) -> None:
             if "normlab[hf]" not in found.stderr:
                 sys.exit(f"{command}: expected a line that names the extra hf, got {found.stderr}")
         else:
+            # Each command starts anew: another comparison in the same folder is refused.
+            shutil.rmtree(work / "comparison", ignore_errors=True)
             normlab(environment, work, smaller(command))
     told = normlab(environment, work, ("doctor",)).stdout
     if "not installed (ray)" not in told:

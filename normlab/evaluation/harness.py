@@ -40,13 +40,15 @@ class Task:
 
     def evaluate(self, subject: Subject, *, progress: bool) -> list[Score]:
         """Every metric of the task, and of each task of a group."""
-        import lm_eval
-        from lm_eval.models.huggingface import HFLM
-
+        # As Any: decorators of the harness hide the signatures.
+        harness = import_optional("lm_eval", "eval", "normlab eval --tasks")
+        models = import_optional("lm_eval.models.huggingface", "eval", "normlab eval --tasks")
         model, tokenizer = subject.for_transformers()
         with _errors(self.name), _sandboxed(self._config.allow_code):
-            lm = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=self._config.batch, device=str(model.device))
-            found: Any = lm_eval.simple_evaluate(
+            lm = models.HFLM(
+                pretrained=model, tokenizer=tokenizer, batch_size=self._config.batch, device=str(model.device)
+            )
+            found = harness.simple_evaluate(
                 model=lm, tasks=[self._spec], task_manager=self._manager, limit=self._config.limit,
                 bootstrap_iters=_RESAMPLES, log_samples=False,
             )  # fmt: skip

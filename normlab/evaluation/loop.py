@@ -56,7 +56,8 @@ def _row(
     if said is not None:
         print(said if row is None else f"{said}: done before", file=sys.stderr, flush=True)
     if row is not None:
-        return row
+        # The same weights may have been evaluated under another name.
+        return row | {"run": str(subject.path)}
     scores = question.evaluate(subject, progress=said is not None)
     about = {"run": str(subject.path), "weights": subject.identity, "task": question.name, "settings": dict(facts)}
     return store.add(key, scores, **about, command=command, versions=versions())

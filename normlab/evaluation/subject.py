@@ -108,22 +108,30 @@ class ExportSubject(Subject):
     def __init__(self, path: Path, device: str):
         super().__init__(path)
         self._device = pick_device(device)
+        self._loaded: Any = None
         self.longest = self.length = read_json(path / "config.json")["model"]["max_length"]
 
     def _decisive(self) -> Sequence[Path]:
         return [*self.path.glob("*.safetensors"), *self.path.glob("*config.json"), self.path / "tokenizer.json"]
 
-    @cached_property
+    @property
     def tokenizer(self) -> Tokenizer:
-        return load_tokenizer(self.path / "tokenizer.json")
+        return self._tokenizer
 
     @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        return load_tokenizer(self.path / "tokenizer.json")
+
+    @property
     def _model(self) -> Any:
         from normlab.hf import NormLabForCausalLM
 
-        with in_one_line(f"{self.path} cannot be loaded", "export the run again: normlab export RUN DIR --overwrite"):
-            model: Any = NormLabForCausalLM.from_pretrained(self.path, local_files_only=True)
-        return model.to(self._device).eval()
+        if self._loaded is None:
+            again = "export the run again: normlab export RUN DIR --overwrite"
+            with in_one_line(f"{self.path} cannot be loaded", again):
+                model: Any = NormLabForCausalLM.from_pretrained(self.path, local_files_only=True)
+            self._loaded = model.to(self._device).eval()
+        return self._loaded
 
     @property
     def decoder(self) -> Decoder:
@@ -135,7 +143,7 @@ class ExportSubject(Subject):
         return self._model, AutoTokenizer.from_pretrained(self.path, local_files_only=True)
 
     def forget(self) -> None:
-        self.__dict__.pop("_model", None)
+        self._loaded = None
 
 
 def open_subject(path: str | Path, device: str) -> Subject:

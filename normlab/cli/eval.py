@@ -49,11 +49,15 @@ def evaluate(
     from normlab.evaluation import evaluate as evaluate_runs
     from normlab.evaluation.terminal import print_rows
 
-    names = tuple(name.strip() for words in tasks for name in words.split(",") if name.strip())
     config = EvaluationConfig(
-        runs=tuple(map(str, runs)), tasks=names, task_files=tuple(map(str, task_files)), allow_code=allow_code,
-        bits=bits, length=length, stride=stride, limit=limit, batch=batch, device=device,
+        runs=tuple(map(str, runs)), tasks=task_names(tasks), task_files=tuple(map(str, task_files)),
+        allow_code=allow_code, bits=bits, length=length, stride=stride, limit=limit, batch=batch, device=device,
     )  # fmt: skip
     rows = evaluate_runs(config, out, command=["normlab", *sys.argv[1:]])
     print_rows(rows)
     print(f"scores: {out}")
+
+
+def task_names(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Names separated by commas or spaces."""
+    return tuple(name.strip() for word in words for name in word.split(",") if name.strip())

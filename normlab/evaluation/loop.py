@@ -35,7 +35,7 @@ def evaluate(
     subjects = [open_subject(path, config.device) for path in dict.fromkeys(config.runs)]
     with hold(out.with_name(f".{out.name}.lock")):
         store = Store(out)
-        questions = [*(Text(spec, config) for spec in dict.fromkeys(config.bits)), *_tasks(config)]
+        questions = open_questions(config)
         # Every key before the first evaluation: what is wrong with the last run is said at once.
         pairs = [(subject, question, question.facts(subject)) for subject in subjects for question in questions]
         rows: list[dict[str, Any]] = []
@@ -45,6 +45,11 @@ def evaluate(
             if number == len(pairs) or pairs[number][0] is not subject:
                 subject.forget()
     return rows
+
+
+def open_questions(config: EvaluationConfig) -> list[Question]:
+    """The texts and tasks of an evaluation; raises for what is missing or not known."""
+    return [*(Text(spec, config) for spec in dict.fromkeys(config.bits)), *_tasks(config)]
 
 
 def _row(

@@ -33,6 +33,11 @@ class Store:
         self.path = path
         self._rows: dict[str, dict[str, Any]] = {row["key"]: row for row in _read(path)}
 
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """All results, in the order in which they were made."""
+        return list(self._rows.values())
+
     def get(self, key: str) -> dict[str, Any] | None:
         """The row of a key, if it was evaluated."""
         return self._rows.get(key)
@@ -42,7 +47,7 @@ class Store:
         date = datetime.now(UTC).isoformat(timespec="seconds")
         row = {"key": key, **facts, "scores": [dataclasses.asdict(score) for score in scores], "date": date}
         self._rows[key] = row
-        write_json(self.path, {"normlab_evaluation": _FORMAT, "results": list(self._rows.values())})
+        write_json(self.path, {"normlab_evaluation": _FORMAT, "results": self.rows})
         return row
 
 

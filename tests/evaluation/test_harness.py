@@ -104,6 +104,8 @@ def test_a_task_is_scored_as_by_hand_and_only_once(places, tmp_path):
         plain.append(float(chances.argmax() == question["answer"]))
         lengths = [len(end) for end in question["ends"]]
         normed.append(float((chances / lengths).argmax() == question["answer"]))
+    # A model that is always right or always wrong would agree with anything.
+    assert 0 < np.mean(plain) < 1
     for row in json.loads(out.read_text())["results"]:
         scores = {score["metric"]: score for score in row["scores"]}
         for name, right in (("acc", plain), ("acc_norm", normed)):

@@ -49,6 +49,7 @@ PUBLIC = {
         "NormLabForCausalLM", "ResidualBranch", "Rules", "SchemeIdentity", "convert", "export", "identify", "load",
         "optimizer_cls_and_kwargs", "rules",
     ],
+    "normlab.evaluation": ["EvaluationConfig", "Score", "evaluate"],
     "normlab.ops": ["Affine", "geodesic_step", "residual_step", "sphere_lerp", "unit_rows_"],
     "normlab.geometry": [
         "angle", "distance", "exp", "log", "norm", "project", "sinc_sqrt", "transport", "unit", "versine_sqrt",
@@ -61,8 +62,8 @@ PUBLIC = {
 }  # fmt: skip
 
 VERBS = [
-    "bench", "check", "compare", "completion", "doctor", "export", "generate", "ladder", "report", "schemes",
-    "simulate", "study", "train", "watch",
+    "bench", "check", "compare", "completion", "doctor", "eval", "export", "generate", "ladder", "report",
+    "schemes", "simulate", "study", "train", "watch",
 ]  # fmt: skip
 BENCHMARKS = ["grid", "kernels", "step"]
 

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import tyro
 
+from normlab.cli.eval import task_names
 from normlab.compare.config import CompareConfig
 
 
@@ -18,6 +19,10 @@ def compare(
     preset: str | None = None,
     toml: Path | None = None,
     minutes: float | None = None,
+    eval_tasks: Annotated[tuple[str, ...], tyro.conf.arg(name="eval")] = (),
+    eval_files: tuple[Path, ...] = (),
+    eval_bits: tuple[str, ...] = (),
+    eval_limit: int | None = None,
 ) -> None:
     """Train several schemes under the same conditions; report differences with confidence intervals.
 
@@ -35,13 +40,31 @@ def compare(
         out: Folder of the comparison.
         preset: Model size: tiny, 125m, 350m, 1.3b; for images digits, vit-s, vit-b. Other flags override it.
         toml: TOML file with any of these options; flags override it.
-        minutes: Time limit; the same command resumes later.
+        minutes: Time limit of the training; the same command resumes later.
+        eval_tasks: Score the final runs on tasks of lm-evaluation-harness, separated by commas; see normlab eval.
+        eval_files: YAML files of tasks of your own, or folders of some.
+        eval_bits: Score the final runs in bits per byte of these texts.
+        eval_limit: Questions of each task, the first ones; none: all.
     """
     from normlab.compare.comparison import compare as run
+    from normlab.compare.comparison import left
     from normlab.compare.outcome import outcome
     from normlab.compare.report import build, terminal
+    from normlab.compare.scores import check_scoring, score_judges
+    from normlab.evaluation import EvaluationConfig
 
-    run(config, out, minutes=minutes, command=["normlab", *sys.argv[1:]])
+    command = ["normlab", *sys.argv[1:]]
+    scoring = None
+    if eval_tasks or eval_files or eval_bits:
+        scoring = EvaluationConfig(
+            runs=("those of the comparison",), tasks=task_names(eval_tasks), task_files=tuple(map(str, eval_files)),
+            bits=eval_bits, limit=eval_limit, device=config.base.device,
+        )  # fmt: skip
+        check_scoring(config, scoring)
+    run(config, out, minutes=minutes, command=command)
+    # A comparison that is made in slices is scored after the last one.
+    if scoring is not None and not left(config, out):
+        score_judges(out, scoring, command=command)
     page, ended = build(out), outcome(config, out)
     print(*ended.lines, f"page: {page}", sep="\n")
     terminal.print_ranking(out)

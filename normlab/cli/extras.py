@@ -9,7 +9,7 @@ from dataclasses import dataclass
 ENABLES = {
     "bpe": "BPE tokenizers: train --tokenizer bpe:32768",
     "cluster": "runs on many machines: compare --on ray",
-    "eval": "lm-evaluation-harness on exported models",
+    "eval": "tasks of lm-evaluation-harness: eval --tasks",
     "hf": "Hugging Face: hf: data sets, published configurations, export, convert, Trainer",
     "parquet": "Parquet files as training text",
     "plots": "static figures: bench --plot",

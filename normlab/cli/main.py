@@ -18,6 +18,7 @@ from normlab.cli.compare import compare, report
 from normlab.cli.completion import completion
 from normlab.cli.defaults import Defaults, refuse_empty_paths, value_of
 from normlab.cli.doctor import doctor
+from normlab.cli.eval import evaluate
 from normlab.cli.ladder import ladder, ladder_table
 from normlab.cli.schemes import schemes
 from normlab.cli.simulate import simulate
@@ -42,6 +43,7 @@ Examples:
   normlab report DIR                HTML report of a comparison, a ladder or a run
   normlab study                     published claims and our reproductions
   normlab generate --run DIR        generate text with a trained model
+  normlab eval RUN --tasks arc_easy  scores on tasks of lm-evaluation-harness, or bits per byte of a text
   normlab export RUN DIR            export a trained model to Hugging Face transformers
   normlab doctor                    what this machine can run, and what is missing for what
   normlab completion bash           script that completes verbs and options in a shell
@@ -67,7 +69,7 @@ _VERBS = {
         *(schemes, train, compare, ladder, check, simulate, study),
         *(watch, report, generate, export, doctor, completion, bench),
     )
-}
+} | {"eval": _deferred(evaluate)}
 _BENCHES = {"kernels": _deferred(bench_kernels), "step": _deferred(bench_step), "grid": _deferred(bench_grid)}
 
 

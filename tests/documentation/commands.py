@@ -30,6 +30,8 @@ LADDER = {
 
 NOT_RUN = {
     "study peri-step --minutes": "trains on books; tests/studies runs a study from beginning to end",
+    "eval runs/fox --tasks": "data from the hub; tests/evaluation/test_harness.py says so without a network",
+    "eval runs/fox --task-files": "tests/evaluation/test_harness.py evaluates a task of its own",
     "study --report": "tests/studies makes the report from rows of its own",
 }
 """Commands that are only parsed, by how they begin, with the reason."""

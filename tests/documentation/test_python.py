@@ -97,7 +97,19 @@ def training_names() -> dict[str, Any]:
     return {"small": small, "normlab": normlab, "TrainConfig": normlab.TrainConfig, "train": train, "Path": Path}
 
 
-NAMES = {"README.md": readme_names, "checking.md": checking_names, "training.md": training_names}
+def evaluating_names() -> dict[str, Any]:
+    """A run and a text, under the names of the guide."""
+    Path("book.txt").write_text("the quick brown fox jumps over the lazy dog. " * 100)
+    model = normlab.DecoderConfig(depth=1, dim=32, heads=2)
+    small = {"model": model, "data": ("book.txt",), "length": 32, "batch": 4, "evals": 1, "eval_tokens": 1024}
+    train(normlab.TrainConfig(**small, saves=0, tokens=1024), Path("runs/fox"), progress=False)
+    return {}
+
+
+NAMES = {
+    "README.md": readme_names, "checking.md": checking_names, "evaluating.md": evaluating_names,
+    "training.md": training_names,
+}  # fmt: skip
 SHOWN = [page for page in pages() if blocks(page, "python")]
 
 

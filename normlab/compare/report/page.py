@@ -10,6 +10,7 @@ from normlab.compare.report import tables
 from normlab.compare.report.header import header_facts
 from normlab.compare.report.plots import plot_data
 from normlab.compare.report.results import Results, find_field, load_results
+from normlab.compare.report.scores import scores_table
 from normlab.compare.report.verdict import level_note, verdict
 from normlab.errors import NormLabError
 from normlab.pages.numbers import join_names, rate
@@ -85,8 +86,10 @@ def _sections(results: Results, data: dict[str, Any]) -> list[Section]:
     if results.kind == "run":
         return sections
     curves, *rest = sections
+    scores = scores_table(results)
     return [
         _ranking(results, data),
+        *([section("scores", "Scores on tasks and texts", "table.html", table=scores)] if scores.rows else []),
         curves,
         section("rates", "Learning rate", "compare/rates.html", rates=data["rates"], higher=results.metric.higher),
         *rest,

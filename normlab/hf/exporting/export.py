@@ -12,6 +12,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from transformers import PreTrainedTokenizerFast
+
 from normlab.errors import NormLabError
 from normlab.hf.exporting.model_card import model_card
 from normlab.hf.exporting.modelling import NormLabForCausalLM
@@ -26,20 +28,25 @@ def export(run: str | Path | Run, folder: str | Path, *, overwrite: bool = False
     found = run if isinstance(run, Run) else load_run(run)
     folder = Path(folder)
     _check_target(folder, overwrite)
-    decoder = found.model
-    if not isinstance(decoder, Decoder):
-        raise NormLabError(
-            f"{found.folder.path} holds a model of the task {found.config.task}, and only decoders can be exported; "
-            f"name a run of the task language"
-        )
-    tokenizer = to_fast_tokenizer(found.tokenizer, decoder.config.max_length)
-    end = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), found.tokenizer.end)
-    model = NormLabForCausalLM.from_decoder(decoder, base_dim=found.config.base_dim, **end)
+    model, tokenizer = for_transformers(found)
     with replacing_folder(folder) as part:
         model.save_pretrained(part)
         tokenizer.save_pretrained(part)
-        write_atomically(part / "README.md", model_card(found, decoder.config))
+        write_atomically(part / "README.md", model_card(found, model.decoder.config))
     return folder
+
+
+def for_transformers(run: Run) -> tuple[NormLabForCausalLM, PreTrainedTokenizerFast]:
+    """The run's model and tokenizer as objects of transformers; the weights are shared, not copied."""
+    decoder = run.model
+    if not isinstance(decoder, Decoder):
+        raise NormLabError(
+            f"{run.folder.path} holds a model of the task {run.config.task}, and only decoders can be exported; "
+            f"name a run of the task language"
+        )
+    tokenizer = to_fast_tokenizer(run.tokenizer, decoder.config.max_length)
+    end = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), run.tokenizer.end)
+    return NormLabForCausalLM.from_decoder(decoder, base_dim=run.config.base_dim, **end), tokenizer
 
 
 def _check_target(folder: Path, overwrite: bool) -> None:

@@ -1,0 +1,18 @@
+"""`Score`: one number of an evaluation, with its standard error."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """One metric of one model on one task or text."""
+
+    task: str
+    metric: str
+    value: float
+    stderr: float | None
+    """Standard error over questions or windows, not over training seeds; None where it is not defined."""
+    samples: int | None
+    """Number of questions or windows."""

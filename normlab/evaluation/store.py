@@ -1,0 +1,60 @@
+"""Stored scores: one JSON file, written atomically after every run × task, so that an evaluation can go on.
+
+{"normlab_evaluation": 1, "results": [{"key", "run", "weights", "task", "settings", "scores", "command", "versions",
+"date"}]}. The key is a hash of weights, task and settings: the same question is not asked twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from normlab.errors import NormLabError
+from normlab.evaluation.score import Score
+from normlab.utils.files import read_json, write_json
+
+_FORMAT = 1
+
+
+def key_of(identity: str, facts: Mapping[str, Any]) -> str:
+    """The key of the scores of a model on a task."""
+    return hashlib.sha256(json.dumps([identity, facts], sort_keys=True).encode()).hexdigest()[:24]
+
+
+class Store:
+    """The results in a file; those of other calls stay."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._rows: dict[str, dict[str, Any]] = {row["key"]: row for row in _read(path)}
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """All results, in the order in which they were made."""
+        return list(self._rows.values())
+
+    def get(self, key: str) -> dict[str, Any] | None:
+        """The row of a key, if it was evaluated."""
+        return self._rows.get(key)
+
+    def add(self, key: str, scores: Sequence[Score], **facts: Any) -> dict[str, Any]:
+        """Add a row and write the file."""
+        date = datetime.now(UTC).isoformat(timespec="seconds")
+        row = {"key": key, **facts, "scores": [dataclasses.asdict(score) for score in scores], "date": date}
+        self._rows[key] = row
+        write_json(self.path, {"normlab_evaluation": _FORMAT, "results": self.rows})
+        return row
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    found = read_json(path)
+    if not isinstance(found, dict) or found.get("normlab_evaluation") != _FORMAT:
+        raise NormLabError(f"{path} holds something that this normlab eval did not write; choose another --out")
+    return found["results"]

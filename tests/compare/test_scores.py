@@ -1,0 +1,87 @@
+"""`compare --eval`: scores of the judging runs, their table beside the loss, and mistakes said before training."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from normlab.compare.report.results import ReportedRun, Results
+from normlab.compare.report.scores import scores_table
+from normlab.compare.scores import FILE
+from normlab.evaluation.score import Score
+from normlab.evaluation.store import Store
+from normlab.utils.student_t import t_interval
+from tests.command import normlab
+from tests.compare.small import held_out, write_text
+
+SMALL = (
+    "compare --schemes pre peri --lrs 1e-2 --seeds 2 --depth 1 --dim 16 --heads 2 --tokens 1536 --length 32 "
+    "--batch 4 --eval-tokens 300 --device cpu --workers 1 --saves 0 --evals 1"
+)
+VALUES = {"pre": [0.5, 0.6, 0.4], "peri": [0.7, 0.65, 0.62]}
+
+
+def results(folder) -> Results:
+    runs = [
+        ReportedRun(id=f"{scheme}-{seed}", scheme=scheme, label=scheme, state="done", lr=1e-3, seed=seed, role="judge")
+        for scheme in VALUES
+        for seed in range(3)
+    ]
+    return Results(folder=folder, kind="comparison", runs=runs, baseline="pre")
+
+
+def test_the_table_has_paired_differences(tmp_path):
+    store = Store(tmp_path / FILE)
+    for scheme, values in VALUES.items():
+        for seed, value in enumerate(values):
+            score = Score(task="cloze", metric="acc", value=value, stderr=0.1, samples=5)
+            store.add(f"{scheme}{seed}", [score], run=f"elsewhere/runs/{scheme}-{seed}", settings={"limit": 5})
+    unknown = Score(task="cloze", metric="acc", value=9.0, stderr=None, samples=5)
+    store.add("x", [unknown], run="runs/of-another", settings={"limit": 5})
+    table = scores_table(results(tmp_path))
+    texts = [[cell.text for cell in row] for row in table.rows]
+    gaps = np.subtract(VALUES["peri"], VALUES["pre"])
+    half = t_interval(0.95, 2) * gaps.std(ddof=1) / math.sqrt(3)
+    assert texts[0][:4] == ["pre", "cloze (first 5)", "acc", "0.5000"]
+    assert texts[1][:5] == ["peri", "cloze (first 5)", "acc", f"{np.mean(VALUES['peri']):.4f}", f"+{gaps.mean():.4f}"]
+    assert texts[1][5] == f"−{half - gaps.mean():.4f} to +{half + gaps.mean():.4f}"
+    assert texts[1][6] == "3"
+    assert table.rows[1][5].sort == pytest.approx(gaps.mean() - half)
+
+
+def test_without_scores_there_is_no_table(tmp_path):
+    assert scores_table(results(tmp_path)).rows == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--eval-bits", "missing.txt"), "missing.txt"),
+        (("--eval-files", "missing.yaml"), "missing.yaml does not exist"),
+        (("--task", "images", "--eval-bits", "missing.txt"), "scores runs of the task language"),
+    ],
+)
+def test_a_mistake_is_said_before_training(words, message, tmp_path):
+    data = () if "images" in words else ("--data", str(write_text(tmp_path / "text")))
+    found = normlab("compare", *words, *data, "--out", str(tmp_path / "out"))
+    assert found.returncode == 2
+    assert message in found.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.full
+def test_judging_runs_are_scored_and_shown(tmp_path, monkeypatch):
+    monkeypatch.setenv("NORMLAB_CACHE", str(tmp_path / "cache"))
+    text = write_text(tmp_path / "text")
+    words = SMALL.split()
+    places = ("--data", str(text), "--val-data", str(held_out(text)), "--out", str(tmp_path / "out"))
+    found = normlab(*words, *places, "--eval-bits", str(held_out(text)))
+    assert found.returncode == 0, found.stderr
+    rows = json.loads((tmp_path / "out" / FILE).read_text())["results"]
+    assert len({row["weights"] for row in rows}) == 4
+    assert "Scores on tasks and texts" in (tmp_path / "out" / "report.html").read_text()
+    again = normlab(*words, *places, "--eval-bits", str(held_out(text)))
+    assert again.stderr.count("done before") == 4

@@ -121,5 +121,5 @@ def test_xavier_counts_the_fans_of_the_part():
     role = Role("w", nn.Parameter(torch.empty(12, 4)), "v", 8, 4)
     assert xavier_std(role, 0.02) == pytest.approx((2 / 8) ** 0.5)
     assert xavier_std(Role("e", nn.Parameter(torch.empty(12, 4)), "embed"), 0.02) == 0.02
-    known = {"q", "k", "v", "o", "gate", "up", "down", "embed", "head", "router", "patch", "position", "mix"}
+    known = {"q", "k", "v", "o", "gate", "up", "down", "embed", "head", "router", "patch", "position", "mix", "spread"}
     assert set(MATRICES) == known

@@ -170,15 +170,15 @@ class WrongLaw(Healthy):
 
 @dataclass(frozen=True, kw_only=True)
 class Grows(Healthy):
-    """Its number of parameters is no polynomial of depth and width."""
+    """Its number of parameters is no polynomial of second degree of the width."""
 
     def new_write(self, site):
-        return Squares(site.dim)
+        return Cubes(site.dim)
 
 
-class Squares(Gate):
+class Cubes(Gate):
     def __init__(self, dim):
-        self.shape = (dim * dim,)
+        self.shape = (dim * dim * dim,)
         super().__init__(0.1)
 
     forward, rms_bound = Write.forward, Write.rms_bound

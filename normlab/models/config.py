@@ -34,6 +34,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     "1.3b": {"depth": 24, "dim": 2048, "heads": 16, "vocab_size": 50304, "max_length": 1024},
 }
 
+ADDED_LATER = ("value_residual",)
+"""Fields that version 0.1 did not have. At its default such a field is not written: stored runs keep their names."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
@@ -176,7 +179,9 @@ class TransformerConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain values, the scheme as text; the class accepts them as arguments."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)} | {"scheme": str(self.scheme)}
+        fields = {field: getattr(self, field.name) for field in dataclasses.fields(self)}
+        written = {f.name: v for f, v in fields.items() if not (f.name in ADDED_LATER and v == f.default)}
+        return written | {"scheme": str(self.scheme)}
 
     @property
     def needs_own_head(self) -> bool:

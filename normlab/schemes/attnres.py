@@ -146,16 +146,16 @@ class SourcesRead(nn.Module):
     def __init__(self, norm: Norm, key: Norm, visible: int):
         super().__init__()
         self.norm, self.key, self.visible = norm, key, ConstantScale(visible)
-        self.weight = nn.Parameter(torch.empty(norm.dim, dtype=torch.float32))
+        self.query = nn.Parameter(torch.empty(norm.dim, dtype=torch.float32))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.query)
 
     def shares(self, state: torch.Tensor) -> torch.Tensor:
         """The weight α_j of every slot, (..., slots); zero for those that are not read."""
         with full_precision(state):
-            scores = self.key(widen(state)) @ widen(self.weight)
+            scores = self.key(widen(state)) @ widen(self.query)
         read = torch.arange(state.shape[-2], device=state.device) < self.visible.tensor
         return scores.masked_fill(~read, -math.inf).softmax(-1)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from normlab.pages.numbers import finite_or_none
 from normlab.train.monitor.summary import BOUNDARIES, digits
-from normlab.utils.series import evenly_spaced
+from normlab.utils.spaced import evenly_spaced
 
 Series = list[float | None]
 

@@ -37,7 +37,7 @@ class Highway(Scheme):
     Fails      never tried
     """
 
-    name = "highway"
+    name = "own"
     gate: float = 0.0
     """Damping before the sigmoid."""
 

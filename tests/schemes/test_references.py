@@ -36,7 +36,7 @@ from normlab.schemes import Law, Scheme, Step, Write
 @dataclass(frozen=True, kw_only=True)
 class Highway(Scheme):
     '''A gate between the state and the update.'''
-    name = "highway"
+    name = "own"
     gate: float = -1.0
 
     def sublayer(self, site):
@@ -89,10 +89,10 @@ def in_a_process(code: str, folder: Path, *arguments: str) -> str:
 @pytest.mark.parametrize("spec", [SPEC, "./highway.py:Highway( gate = -2 )", "highway:Highway(gate=-2)"])
 def test_a_reference_is_read_and_read_back(here, spec):
     scheme = normlab.scheme(spec)
-    assert scheme.label == "highway(gate=-2.0)"
+    assert scheme.label == "own(gate=-2.0)"
     assert normlab.scheme(str(scheme)) == scheme
     assert copy.deepcopy(scheme) == pickle.loads(pickle.dumps(scheme)) == scheme
-    assert normlab.scheme(scheme, gate=-3.0).label == "highway(gate=-3.0)"
+    assert normlab.scheme(scheme, gate=-3.0).label == "own(gate=-3.0)"
     assert terminal.card(spec) is None
     sys.modules.pop("highway", None)
 
@@ -106,15 +106,13 @@ def test_stored_text_is_absolute_and_shared_text_is_not(here):
 @pytest.mark.full
 def test_another_process_in_another_folder_finds_it(here, tmp_path):
     code = "import sys, normlab; print(normlab.scheme(sys.argv[1]).label)"
-    assert in_a_process(code, tmp_path, str(normlab.scheme(SPEC))) == "highway(gate=-2.0)"
+    assert in_a_process(code, tmp_path, str(normlab.scheme(SPEC))) == "own(gate=-2.0)"
 
 
 def test_a_file_may_import_its_neighbours(here):
     before = list(sys.path)
     (here / "neighbour_of_better.py").write_text("FACTOR = 2.0")
-    (here / "better.py").write_text(
-        HIGHWAY.replace('"highway"', '"better"') + "\nfrom neighbour_of_better import FACTOR"
-    )
+    (here / "better.py").write_text(HIGHWAY.replace('"own"', '"better"') + "\nfrom neighbour_of_better import FACTOR")
     assert normlab.scheme("better.py:Highway").name == "better"
     assert sys.path == before
 
@@ -141,7 +139,7 @@ def test_a_file_that_registers_itself_is_found_by_its_file(here):
         (here / "self_made.py").write_text((here / "self_made.py").read_text().replace("-1.0", "-3.0"))
         assert normlab.scheme("self_made.py:Highway").gate == -3.0
     finally:
-        registry.unregister(registry.find_class("highway"))
+        registry.unregister(registry.find_class("own"))
 
 
 def test_a_change_of_the_file_is_seen_at_once_and_by_stored_text(here):
@@ -164,8 +162,8 @@ def test_a_change_of_the_file_is_seen_at_once_and_by_stored_text(here):
         ("highway.py:Higway", "unknown scheme of highway.py 'Higway'; did you mean 'Highway'"),
         ("highway.py:Gate", "highway.py:Gate is not a scheme but a class of another kind"),
         ("highway.py:torch", "highway.py:torch is not a scheme but a module"),
-        ("highway.py:Highway(gat=-2)", "unknown option of highway 'gat'; did you mean 'gate'"),
-        ("highway.py:Highway(gate=big)", "highway: gate must be a number"),
+        ("highway.py:Highway(gat=-2)", "unknown option of own 'gat'; did you mean 'gate'"),
+        ("highway.py:Highway(gate=big)", "own: gate must be a number"),
         ("highway.py:Highway(-2)", "cannot read scheme"),
         ("highway.py:Highway(gate=__import__('os'))", "cannot read scheme"),
         ("torn.py:Highway", r"torn\.py, line 1: "),
@@ -185,11 +183,11 @@ def test_what_is_missing_is_said_in_one_line(here, spec, message):
     (here / "lost.py").write_text("import nowhere_at_all")
     (here / "leaves.py").write_text("raise SystemExit(3)")
     (here / "empty.py").write_text("")
-    (here / "taken.py").write_text(HIGHWAY.replace('"highway"', '"pre"'))
-    (here / "nameless.py").write_text(HIGHWAY.replace('name = "highway"', ""))
+    (here / "taken.py").write_text(HIGHWAY.replace('"own"', '"pre"'))
+    (here / "nameless.py").write_text(HIGHWAY.replace('name = "own"', ""))
     (here / "undecorated.py").write_text(HIGHWAY.replace("@dataclass(frozen=True, kw_only=True)", ""))
     check = "    def check(self):\n        if self.gate > 0: raise ValueError('too wide\\nby far')\n\n    def sublayer"
-    (here / "strict.py").write_text(HIGHWAY.replace("    def sublayer", check).replace('"highway"', '"strict"'))
+    (here / "strict.py").write_text(HIGHWAY.replace("    def sublayer", check).replace('"own"', '"strict"'))
     with pytest.raises(NormLabError, match=message) as caught:
         normlab.scheme(spec)
     assert "\n" not in str(caught.value)
@@ -200,9 +198,9 @@ def test_what_is_missing_is_said_in_one_line(here, spec, message):
 
 def test_check_and_simulate_take_it(here):
     target = resolve(SPEC, depth=2, width=16)
-    assert (target.kind, target.name, target.notes) == ("scheme", "highway(gate=-2.0)", ())
+    assert (target.kind, target.name, target.notes) == ("scheme", "own(gate=-2.0)", ())
     found = simulate(SPEC, tokens=4, dim=4, time=1.0, looks=2, shown=0, bins=0)
-    assert found.runs[0].scheme == "highway(gate=-2.0)"
+    assert found.runs[0].scheme == "own(gate=-2.0)"
     with pytest.raises(NormLabError, match="did you mean 'Highway'"):
         resolve("highway.py:Higway")
 
@@ -216,7 +214,7 @@ def test_check_works_on_a_law_without_rms(here):
 
 def test_bench_takes_it(here, monkeypatch):
     bench_of = Comparison([("pre", "triton"), (SPEC, "reference")], preset="tiny", batch=1, length=8, stream="fp32")
-    assert list(bench_of.configs) == [("pre", "triton"), ("highway(gate=-2.0)", "reference")]
+    assert list(bench_of.configs) == [("pre", "triton"), ("own(gate=-2.0)", "reference")]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(NormLabError, match="did you mean 'Highway'"):
         bench.step(["highway.py:Higway"], preset="tiny", batch=1, length=8, stream="fp32")
@@ -231,7 +229,7 @@ def test_a_run_is_resumed_and_loaded_from_another_folder(here, tmp_path, monkeyp
     text = write_text(tmp_path / "text")
     folder = tmp_path / "run"
     assert train(run_config(text), folder, progress=False).state == "done"
-    assert run_config(text).name.startswith("highway-gate--2.0-")
+    assert run_config(text).name.startswith("own-gate--2.0-")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "highway.py").write_text(HIGHWAY)
@@ -278,19 +276,17 @@ def small(text: Path, *schemes: str, **changes) -> CompareConfig:
 def test_workers_of_a_comparison_find_it(here, tmp_path, monkeypatch):
     text, folder = write_text(tmp_path / "text"), tmp_path / "comparison"
     standings = compare(small(text, "pre", SPEC), folder, progress=False)
-    assert {standing.label for standing in standings} == {"pre", "highway(gate=-2.0)"}
+    assert {standing.label for standing in standings} == {"pre", "own(gate=-2.0)"}
     rows = Store(folder).rows()
-    assert {row["scheme"] for row in rows} == {"pre", "highway(gate=-2.0)"}
+    assert {row["scheme"] for row in rows} == {"pre", "own(gate=-2.0)"}
     # What is shared says which file it was, not where it lay.
     page = build(folder).read_text()
     for shared in (page, json.dumps(rows), (folder / "compare.json").read_text()):
-        assert "highway" in shared
+        assert "own(gate=-2.0)" in shared
         assert str(here) not in shared
     # A changed file is another scheme: its rows are not mixed with the earlier ones.
     (here / "highway.py").write_text(HIGHWAY.replace("1 - share", "1.0 - share"))
-    with pytest.raises(
-        NormLabError, match=r"its scheme highway\(gate=-2.0\) was highway.py@\w+:Highway, not highway.py@"
-    ):
+    with pytest.raises(NormLabError, match=r"its scheme own\(gate=-2.0\) was highway.py@\w+:Highway, not highway.py@"):
         compare(small(text, "pre", SPEC), folder, progress=False)
     (here / "highway.py").write_text(HIGHWAY)
     elsewhere = tmp_path / "elsewhere"
@@ -310,7 +306,7 @@ def test_workers_of_a_comparison_find_it(here, tmp_path, monkeypatch):
 def test_a_gate_that_nobody_initialised_is_refused(here, tmp_path, start):
     text, folder = write_text(tmp_path / "text"), tmp_path / "out"
     (here / "careless.py").write_text(CARELESS)
-    message = r"highway: layers\.0\.block\.steps\.0\.write\.gate is not initialised: .*give Gate a reset_parameters"
+    message = r"own: layers\.0\.block\.steps\.0\.write\.gate is not initialised: .*give Gate a reset_parameters"
     with pytest.raises(NormLabError, match=message):
         start(text, folder)
     assert not folder.exists()
@@ -318,7 +314,7 @@ def test_a_gate_that_nobody_initialised_is_refused(here, tmp_path, start):
 
 def test_two_files_must_not_share_a_name(here, tmp_path):
     (here / "other.py").write_text(HIGHWAY + "\n")
-    with pytest.raises(NormLabError, match=r"scheme highway is named twice"):
+    with pytest.raises(NormLabError, match=r"scheme own is named twice"):
         small(tmp_path, "highway.py:Highway", "other.py:Highway")
 
 
@@ -348,4 +344,4 @@ def test_a_downloaded_model_does_not_choose_what_is_run(here, tmp_path):
     )
     refused, found = in_a_process(code, here, str(tmp_path / "model")).split("\n")
     assert "name it first if you trust it: normlab.scheme('path/to/highway.py:Highway')" in refused
-    assert found == "highway(gate=-2.0)"
+    assert found == "own(gate=-2.0)"

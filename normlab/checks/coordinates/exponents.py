@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from normlab.checks.coordinates.records import Finding, Point, Trend, steepest
 from normlab.probes.profile import Number
-from normlab.utils.series import Fit, mean_fit, power_law
+from normlab.utils.power_law import Fit, mean_fit, power_law
 
 
 def trend(module: str, points: Sequence[Point], threshold: float) -> Trend:

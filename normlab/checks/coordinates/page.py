@@ -25,7 +25,7 @@ from normlab.pages.numbers import duration, rate
 from normlab.pages.page import Section, render, section
 from normlab.pages.tables import Cell, Column, Table, flatten, numeric_cell
 from normlab.probes.profile import Number
-from normlab.utils.series import Fit
+from normlab.utils.power_law import Fit
 
 
 def page(check: CoordinateCheck) -> str:

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from normlab.checks.result import Subject
 from normlab.probes.profile import Number
+from normlab.utils.power_law import Fit
 from normlab.utils.records import StoredResult
-from normlab.utils.series import Fit
 
 AxisName = Literal["width", "depth"]
 

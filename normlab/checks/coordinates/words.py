@@ -9,7 +9,7 @@ from normlab.checks.coordinates.records import Axis, AxisName, CoordinateCheck, 
 from normlab.checks.coordinates.trace import LAST
 from normlab.checks.judge.verdict import Level
 from normlab.pages.numbers import NONE, join_names, minus
-from normlab.utils.series import Fit
+from normlab.utils.power_law import Fit
 
 FINE: tuple[Finding, ...] = ("flat", "as its size", "constant")
 """Findings on a change that need no words."""

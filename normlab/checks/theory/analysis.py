@@ -37,7 +37,7 @@ from normlab.schemes.contract.bound_scheme import BoundScheme
 from normlab.schemes.contract.law import Law
 from normlab.stack import Stack
 from normlab.targets.target import Target
-from normlab.utils.series import power_law
+from normlab.utils.power_law import power_law
 
 _NOTHING = 1e-30
 _SHARDED = "no scale test and no Jacobians: weights are shared out over processes; check the model before that"

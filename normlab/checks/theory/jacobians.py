@@ -25,7 +25,7 @@ from normlab.probes.blocks import BlockStack
 from normlab.probes.branches import detached, find_branches, vjp
 from normlab.probes.replay import RecordedCall, capture
 from normlab.probes.untouched import at_rest
-from normlab.utils.series import evenly_spaced
+from normlab.utils.spaced import evenly_spaced
 
 Product = Callable[[Tensor], Tensor]
 

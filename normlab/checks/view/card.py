@@ -28,7 +28,7 @@ from normlab.checks.view.summary import (  # fmt: skip
 )
 from normlab.pages.numbers import duration
 from normlab.probes.profile import Number
-from normlab.utils.series import evenly_spaced
+from normlab.utils.spaced import evenly_spaced
 
 STYLES: dict[Level, str] = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 

@@ -9,7 +9,7 @@ from typing import Any
 from normlab.compare.report.results import ReportedRun, Results
 from normlab.compare.report.run_metrics import PROFILES, Columns, Record, metric_columns, profile_values, with_seconds
 from normlab.pages.numbers import finite_or_none
-from normlab.utils.series import evenly_spaced
+from normlab.utils.spaced import evenly_spaced
 
 POINTS_A_CURVE = 1000
 POINTS_IN_ALL = 80_000  # about 2.5 MB of text, beside 5 MB of plotly.js

@@ -205,6 +205,8 @@ class NormLabForCausalLM(PreTrainedModel, GenerationMixin):
         reentrant = getattr(gradient_checkpointing_func, "keywords", {}).get("use_reentrant")
         if enable and reentrant and self.decoder.config.experts:
             raise NormLabError("experts' routers would lose the gradient of their losses; use use_reentrant=False")
+        if enable and reentrant and self.decoder.config.value_residual != "none":
+            raise NormLabError("the first block's values would lose their gradient; use use_reentrant=False")
         super()._set_gradient_checkpointing(enable, gradient_checkpointing_func)
         self.decoder.stack.checkpointing = enable
         if enable:

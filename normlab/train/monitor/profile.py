@@ -23,7 +23,7 @@ from normlab.probes.ledger import Ledger
 from normlab.probes.pooling import pool
 from normlab.probes.profile import Profile, Series
 from normlab.probes.untouched import eager_mode, untouched
-from normlab.utils.series import evenly_spaced
+from normlab.utils.spaced import evenly_spaced
 
 RANKED = 17
 """Most boundaries whose effective rank is computed: it takes the eigenvalues of a matrix, on the host."""

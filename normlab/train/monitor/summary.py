@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from normlab.utils.series import evenly_spaced
+from normlab.utils.spaced import evenly_spaced
 
 Record = dict[str, Any]
 Number = float | None

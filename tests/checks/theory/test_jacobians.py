@@ -17,7 +17,7 @@ from normlab.checks.theory.jacobians import MOST_BLOCKS, WHOLE, jacobian_rows, l
 from normlab.probes.blocks import find_stacks
 from normlab.probes.probe import measure
 from normlab.probes.replay import capture
-from normlab.utils.series import evenly_spaced
+from normlab.utils.spaced import evenly_spaced
 from tests.matrix import parametrize
 from tests.targets.tiny import MODELS, batch_for, hugging_face
 

@@ -9,7 +9,7 @@ import pytest
 
 from normlab.train.monitor.summary import BINS, BOUNDARIES, curve, digits, summarise
 from normlab.train.trainer import train
-from normlab.utils.series import evenly_spaced
+from normlab.utils.spaced import evenly_spaced
 from tests.matrix import parametrize
 from tests.train.runs import after_building, config_of, spikes, spoils
 

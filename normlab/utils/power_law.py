@@ -1,4 +1,4 @@
-"""Series over depth or steps: fit a power law with an interval for its exponent; pick evenly spaced indices."""
+"""Power laws: fit value = c · x^p by least squares in logarithms, with an interval for the exponent."""
 
 from __future__ import annotations
 
@@ -69,10 +69,3 @@ def line(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     apart = x - x.mean()
     slope = float((apart * (y - y.mean())).sum() / (apart**2).sum())
     return slope, float(y.mean() - slope * x.mean())
-
-
-def evenly_spaced(count: int, most: int) -> list[int]:
-    """At most `most` of the indices 0 to `count` - 1, in order; 0 and `count` - 1 are among them."""
-    if count <= most:
-        return list(range(count))
-    return [round(place * (count - 1) / max(most - 1, 1)) for place in range(most)]

@@ -22,7 +22,7 @@ from normlab.schemes.contract.law import Law
 from normlab.schemes.contract.parts import ConstantScale, Step, Write, factor
 from normlab.schemes.contract.scheme import Scheme
 from normlab.schemes.contract.site import Site
-from normlab.schemes.contract.streams import add_update, full_precision, weighted_sum
+from normlab.schemes.contract.streams import FirstStreamRead, add_update, full_precision, weighted_sum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ class AttnRes(Scheme):
     def _read(self, dim: int, visible: int) -> nn.Module:
         norm = self.new_norm(dim)
         if visible == 1:
-            return EmbeddingRead(norm)
+            return FirstStreamRead(norm)
         key = self.new_norm(dim, gain=self.gain if self.key_gain else "none", bias=False)
         return SourcesRead(norm, key, visible)
 
@@ -124,20 +124,6 @@ class FirstSlot(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.slots}"
-
-
-class EmbeddingRead(nn.Module):
-    """V → N(V_0): what a sublayer reads that has no other source."""
-
-    def __init__(self, norm: Norm):
-        super().__init__()
-        self.norm = norm
-
-    def forward(self, state: torch.Tensor) -> torch.Tensor:
-        return self.norm(state[..., 0, :])
-
-    def rms_bound(self, rms_in: float) -> float:
-        return self.norm.rms_bound(rms_in)
 
 
 class SourcesRead(nn.Module):

@@ -18,6 +18,7 @@ from normlab.schemes.contract.law import Growth, Law
 from normlab.schemes.contract.parts import BranchBound, Step, Write, factor, rms_bound_of
 from normlab.schemes.contract.scheme import Scheme
 from normlab.schemes.contract.site import Site
+from normlab.schemes.contract.streams import FirstStreamRead
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,14 +82,14 @@ class Lambdas(Scheme):
     def sublayer(self, site: Site) -> Step:
         norm = self.new_norm(site.dim)
         if site.branch > 0:
-            return Step(StateWrite(site.dt), read=StateRead(norm))
+            return Step(StateWrite(site.dt), read=FirstStreamRead(norm))
         return LambdaStep(StateWrite(site.dt), LambdaRead(norm, *self.starts(site.time, site.horizon), site.dt))
 
     def entry(self, bound: BoundScheme) -> nn.Module:
         return WithEmbedding(self.new_norm(bound.dim) if self.entry_norm else nn.Identity())
 
     def exit(self, bound: BoundScheme) -> nn.Module:
-        return StateRead(self.new_norm(bound.dim))
+        return FirstStreamRead(self.new_norm(bound.dim))
 
     def hidden(self, state: torch.Tensor) -> torch.Tensor:
         return state[..., 0, :]
@@ -147,20 +148,6 @@ class WithEmbedding(nn.Module):
 
     def rms_bound(self, rms_in: float) -> float:
         return rms_bound_of(self.norm, rms_in)
-
-
-class StateRead(nn.Module):
-    """(x, x₀) → N(x)."""
-
-    def __init__(self, norm: Norm):
-        super().__init__()
-        self.norm = norm
-
-    def forward(self, state: torch.Tensor) -> torch.Tensor:
-        return self.norm(state[..., 0, :])
-
-    def rms_bound(self, rms_in: float) -> float:
-        return self.norm.rms_bound(rms_in)
 
 
 class LambdaRead(nn.Module):

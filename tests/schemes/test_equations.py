@@ -260,7 +260,7 @@ def attnres(net, x, f):
     s = net.scheme
 
     def query(read):
-        return (read.weight, net.gain(read.key)) if hasattr(read, "key") else (None, None)
+        return (read.query, net.gain(read.key)) if hasattr(read, "key") else (None, None)
 
     length = 1 if s.groups >= 2 * net.depth else 2 * math.ceil(net.depth / s.groups)
     return written.attnres(

@@ -89,6 +89,20 @@ class CopyStreams(nn.Module):
         return f"{self.streams}"
 
 
+class FirstStreamRead(nn.Module):
+    """X → N(X_0): the branch's input is the normalised first stream."""
+
+    def __init__(self, norm: Norm):
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, state: torch.Tensor) -> torch.Tensor:
+        return self.norm(state[..., 0, :])
+
+    def rms_bound(self, rms_in: float) -> float:
+        return self.norm.rms_bound(rms_in)
+
+
 class MeanNorm(nn.Module):
     """N(mean of the streams); with `total` N(sum of the streams), which differs by the norm's epsilon."""
 

@@ -13,7 +13,7 @@ PYTEST := -m pytest -n auto --dist worksteal --durations 10
 # The oldest transformers that works, with what it cannot share with the newest.
 OLD_TRANSFORMERS := $(CURDIR)/$(VENV)/transformers-5.4.0
 
-.PHONY: demo demo-ladder demo-encoder demo-vision test test-full coverage test-gpu test-oldest test-install test-install-base lint docs site figures notebook clean
+.PHONY: demo demo-ladder demo-encoder demo-vision test test-full test-alike coverage test-gpu test-oldest test-install test-install-base lint docs site figures notebook clean
 
 # The main job at a size for two cores: 24 small runs on the standard library's own text, ending in demo/report.html.
 DEMO := --schemes pre post peri geonorm --lrs 3e-3 6e-3 1.2e-2 --seeds 3 --depth 4 --dim 64 --heads 2 --length 128 --batch 16 \
@@ -43,15 +43,19 @@ demo-vision: $(VENV)/.vision
 
 # Under 5 minutes on two idle cores; docs/testing.md says how the suites are cut.
 test: $(VENV)/.test
-	$(TEST_ENV) $(BIN)/python $(PYTEST) -m "not full"
+	$(TEST_ENV) $(BIN)/python $(PYTEST) -m "not full and not alike"
 
 test-full: $(VENV)/.test
-	$(TEST_ENV) $(BIN)/python $(PYTEST) -m full
+	$(TEST_ENV) $(BIN)/python $(PYTEST) -m "full and not alike"
+
+# Cases of schemes that take the same paths as another, outside of tests/schemes: not in CI.
+test-alike: $(VENV)/.test
+	$(TEST_ENV) $(BIN)/python $(PYTEST) -m alike
 
 # Lines and branches of the package that the quick suite runs, subprocesses counted.
 coverage: $(VENV)/.test
 	$(BIN)/coverage erase
-	$(TEST_ENV) $(BIN)/coverage run $(PYTEST) -m "not full"
+	$(TEST_ENV) $(BIN)/coverage run $(PYTEST) -m "not full and not alike"
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --skip-covered
 
@@ -60,7 +64,7 @@ test-gpu: $(VENV)/.test
 	NORMLAB_TEST_DEVICE=cuda $(BIN)/python -m pytest -n 8 tests/kernels
 
 test-oldest: $(VENV)/.test $(OLD_TRANSFORMERS)
-	PYTHONPATH=$(OLD_TRANSFORMERS) $(TEST_ENV) $(BIN)/python $(PYTEST) -m "not full" tests/hf
+	PYTHONPATH=$(OLD_TRANSFORMERS) $(TEST_ENV) $(BIN)/python $(PYTEST) -m "not full and not alike" tests/hf
 
 # Source archive and wheel, installed in fresh environments; the README's commands run there, away from the checkout.
 test-install:

@@ -48,4 +48,4 @@ def no_default_device():
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if is_repetition(item):
-            item.add_marker(pytest.mark.full)
+            item.add_marker(pytest.mark.alike)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 ALIKE = {"attnres": "mhc", "gated": "mhc", "hc": "mhc", "highway": "peri", "lambdas": "dual", "siamese": "dual"}
-"""Schemes that take the same paths through models, training and checks as another: quick in `tests/schemes` only."""
+"""Schemes that take the same paths through models, training and checks as another. Outside of `tests/schemes` their
+cases have the mark `alike`: `make test-alike` runs them, for who changes such a scheme and before a release."""
 
 
 def parametrize(names: str | tuple[str, ...], values: Iterable[Any], *, quick: Collection[Any], **options: Any) -> Any:

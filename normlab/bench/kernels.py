@@ -16,6 +16,7 @@ from torch import Tensor
 from normlab.bench import peers
 from normlab.bench.timing import Timing, copy_bandwidth, measure
 from normlab.errors import NormLabError
+from normlab.kernels.dual import dual_step
 from normlab.kernels.geodesic import geodesic_pair
 from normlab.kernels.lerp import sphere_lerp_pair
 from normlab.kernels.residual import Affine, residual_step
@@ -38,6 +39,15 @@ class Case:
     """Returns (function of state, update and kernels; its parameters)."""
     forward: int
     backward: int
+    streams: int = 1
+    """Residual streams: the state has as many times the size of the update, in whose size traffic is counted."""
+
+    def inputs(self, shape: tuple[int, int], device: torch.device, dtype: torch.dtype) -> Pair:
+        """A random state and update."""
+        rows, dim = shape
+        state = (rows, dim) if self.streams == 1 else (rows, self.streams, dim)
+        x, g = (torch.randn(size, device=device).to(dtype).requires_grad_() for size in (state, shape))
+        return x, g
 
 
 def _gain(dim: int, device: torch.device) -> Tensor:
@@ -67,6 +77,12 @@ def _lerp(dim: int, device: torch.device):
     return lambda h, g, kernels: sphere_lerp_pair(h, g, alpha, 1e-6, kernels=kernels), [alpha]
 
 
+def _dual(dim: int, device: torch.device):
+    gain = _gain(dim, device)
+    norm = Affine("rms", gain, None, 1e-6)
+    return lambda x, g, kernels: dual_step(x, g, norm, kernels=kernels), [gain]
+
+
 def _norm(kind: str):
     def build(dim: int, device: torch.device):
         gain = _gain(dim, device)
@@ -83,6 +99,7 @@ CASES = (
     Case("norm-add-norm (peri)", _residual(shape=True, read=True), 4, 6),
     Case("norm of sum + norm (keel)", _residual(write=True, read=True), 4, 5),
     Case("spherical lerp (ngpt)", _lerp, 3, 6),
+    Case("two streams (dual)", _dual, 5, 8, streams=2),
     Case("RMSNorm", _norm("rms"), 2, 4),
     Case("LayerNorm", _norm("layer"), 2, 4),
 )
@@ -160,7 +177,7 @@ def _calls(
     torch._dynamo.reset()
     case, shape = next(case for case in CASES if case.name == place[0]), place[1]
     step, parameters = case.build(shape[1], device)
-    x, g = (torch.randn(shape, device=device).to(dtype).requires_grad_() for _ in range(2))
+    x, g = case.inputs(shape, device, dtype)
     fused = "triton" if device.type == "cuda" else "reference"
     calls: dict[str, Callable[[], Pair]] = {
         "fused": lambda: step(x, g, fused),
@@ -178,7 +195,7 @@ def _calls(
 def _rows(place: Place, device: torch.device, dtype: torch.dtype) -> Iterator[Row]:
     calls, inputs, case = _calls(place, device, dtype)
     for direction, count in (("forward", case.forward), ("backward", case.backward)):
-        moved = count * inputs[0].numel() * dtype.itemsize
+        moved = count * inputs[1].numel() * dtype.itemsize
         copy = copy_bandwidth(device, moved)
         times = {name: _time(call, direction, inputs, device) for name, call in calls.items()}
         yield Row(case.name, place[1], direction, moved, copy, times.pop("fused"), times)

@@ -51,7 +51,7 @@ def backward(
     if not rows:
         return before, d_update, torch.zeros(wanted, dim, dtype=torch.float32, device=state.device)
     reads = (streams, flat, upstream[0], *upstream)
-    walk = launch.sweep(dim, rows, reads, elements=2048 if dim <= 1024 else 1, per_thread=32, together=2)
+    walk = _walk(dim, rows, reads)
     partial = torch.empty(wanted, walk.programs, dim, dtype=torch.float32, device=state.device)
     with torch.cuda.device_of(state):
         _backward[(walk.programs,)](
@@ -59,6 +59,15 @@ def backward(
             walk.tile.rows, walk.tile.block, walk.stages, num_warps=walk.tile.warps,
         )  # fmt: skip
     return before, d_update, sum_partials(partial)
+
+
+def _walk(dim: int, rows: int, reads: tuple[Tensor | None, ...]) -> launch.Sweep:
+    """Grid of the backward kernel: that of a single stream with one norm (`residual.py`), not measured for two."""
+    if dim <= 1024:
+        return launch.sweep(dim, rows, reads, elements=2048, per_thread=32, together=4)
+    if dim <= 2048:
+        return launch.sweep(dim, rows, reads, elements=1, per_thread=16, together=3)
+    return launch.sweep(dim, rows, reads, elements=1, per_thread=32, together=2 if dim <= 4096 else 1)
 
 
 @triton.jit

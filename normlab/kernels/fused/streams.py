@@ -53,7 +53,9 @@ def backward(x, f, post, comb, pre, gain, bias, kind, eps, offset, d_state, d_se
     upstream = [None if d is None else launch.as_rows(d) for d in (d_state, d_seen if reads else None)]
     flat, update = launch.as_rows(x), _packed(f)
     loads = [*[flat, upstream[0]] * streams, update, upstream[1]]
-    walk = launch.sweep(dim, rows, loads, elements=1024, per_thread=16, together=2 if dim <= 1024 else 1)
+    # All streams and their gradients take the 255 registers that a thread may have: eight warps on a multiprocessor.
+    together = max(1, 8 // launch.tile(dim, per_thread=16).warps)
+    walk = launch.sweep(dim, rows, loads, elements=1024, per_thread=16, together=together)
     out = [None if t is None else torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (x, f)]
     found = [_per_token(c, rows, own) for c, own in ((post, 1), (comb, 2), (pre, 1))]
     wanted = (gain is not None) + (bias is not None)

@@ -1,8 +1,8 @@
 """Compile the kernels of a step for compute capability 9.0, without a GPU: every launch compiles and runs nothing.
 
-`python -m tests.kernels.compile_without_gpu two|many WIDTH` prints one line per kernel. The interpreter accepts code that the
-compiler refuses, so parity alone does not say that a kernel can run. Not under TRITON_INTERPRET, which replaces the
-compiler.
+`python -m tests.kernels.compile_without_gpu two|many WIDTH` prints one line per kernel: name, warps, shared memory. The
+interpreter accepts code that the compiler refuses, so parity alone does not say that a kernel can run. Not under
+TRITON_INTERPRET, which replaces the compiler.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def many_streams(dim: int) -> None:
     static = (x, f, post[0], comb[0], post[0], *norm)
     write = (x, f, post, comb, None, None, None, 3, 0.0, False)
     read = (x, None, None, None, post, *norm)
-    for inputs, upstream in ((static, (x, f)), (static, (None, f)), (write, (x, None)), (read, (x, f))):
+    few = (x[:, :2], f, post[0, :2], comb[0, :2, :2], post[0, :2], *norm)
+    for inputs, upstream in ((static, (x, f)), (few, (None, f)), (write, (x, None)), (read, (x, f))):
         streams.forward(*inputs)
         streams.backward(*inputs, *upstream)
 

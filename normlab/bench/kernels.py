@@ -14,78 +14,15 @@ import torch
 from torch import Tensor
 
 from normlab.bench import peers
+from normlab.bench.cases import CASES, Case, Outputs
 from normlab.bench.timing import Timing, copy_bandwidth, measure
 from normlab.errors import NormLabError
-from normlab.kernels.geodesic import geodesic_pair
-from normlab.kernels.lerp import sphere_lerp_pair
-from normlab.kernels.residual import Affine, residual_step
 
 SHAPES = ((65536, 768), (32768, 1024), (32768, 2048), (16384, 4096), (8192, 8192))
 CPU_SHAPES = ((2048, 768), (1024, 2048))
 
-Pair = tuple[Tensor, Tensor]
-
 _CORES = 2
 """CPU cores used by one compilation."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """One fused step, and the number of tensors that an ideal kernel reads and writes."""
-
-    name: str
-    build: Callable[[int, torch.device], tuple[Callable[[Tensor, Tensor, str], Pair], list[Tensor]]]
-    """Returns (function of state, update and kernels; its parameters)."""
-    forward: int
-    backward: int
-
-
-def _gain(dim: int, device: torch.device) -> Tensor:
-    return torch.ones(dim, device=device, requires_grad=True)
-
-
-def _residual(*, shape: bool = False, write: bool = False, read: bool = False):
-    def build(dim: int, device: torch.device):
-        places = {"shape": shape, "write": write, "read": read}
-        affines: dict[str, Any] = {
-            name: Affine("rms", _gain(dim, device), None, 1e-6) for name, wanted in places.items() if wanted
-        }
-        gains = [affine.gain for affine in affines.values() if affine.gain is not None]
-        return lambda x, g, kernels: residual_step(x, g, **affines, kernels=kernels), gains
-
-    return build
-
-
-def _geodesic(dim: int, device: torch.device):
-    a, b = torch.ones(1, device=device, requires_grad=True), torch.zeros(1, device=device, requires_grad=True)
-    factor = torch.full((), 0.5, device=device)
-    return lambda x, g, kernels: geodesic_pair(x, g, factor, 0.785, a=a, b=b, kernels=kernels), [a, b]
-
-
-def _lerp(dim: int, device: torch.device):
-    alpha = torch.full((dim,), 0.05, device=device, requires_grad=True)
-    return lambda h, g, kernels: sphere_lerp_pair(h, g, alpha, 1e-6, kernels=kernels), [alpha]
-
-
-def _norm(kind: str):
-    def build(dim: int, device: torch.device):
-        gain = _gain(dim, device)
-        norm = Affine(kind, gain, None, 1e-6)
-        return lambda x, g, kernels: residual_step(x, None, read=norm, kernels=kernels), [gain]
-
-    return build
-
-
-CASES = (
-    Case("geodesic step", _geodesic, 3, 6),
-    Case("add + norm (pre)", _residual(read=True), 4, 4),
-    Case("norm of sum (post)", _residual(write=True), 3, 5),
-    Case("norm-add-norm (peri)", _residual(shape=True, read=True), 4, 6),
-    Case("norm of sum + norm (keel)", _residual(write=True, read=True), 4, 5),
-    Case("spherical lerp (ngpt)", _lerp, 3, 6),
-    Case("RMSNorm", _norm("rms"), 2, 4),
-    Case("LayerNorm", _norm("layer"), 2, 4),
-)
 
 
 @dataclass(frozen=True)
@@ -155,14 +92,14 @@ def _compile(place: Place, dtype: torch.dtype) -> None:
 
 def _calls(
     place: Place, device: torch.device, dtype: torch.dtype
-) -> tuple[dict[str, Callable[[], Pair]], list[Tensor], Case]:
+) -> tuple[dict[str, Callable[[], Outputs]], list[Tensor], Case]:
     """The functions to time, after a parity check, with their inputs and the case."""
     torch._dynamo.reset()
     case, shape = next(case for case in CASES if case.name == place[0]), place[1]
-    step, parameters = case.build(shape[1], device)
-    x, g = (torch.randn(shape, device=device).to(dtype).requires_grad_() for _ in range(2))
+    step, parameters = case.build(shape, device)
+    x, g = case.inputs(shape, device, dtype)
     fused = "triton" if device.type == "cuda" else "reference"
-    calls: dict[str, Callable[[], Pair]] = {
+    calls: dict[str, Callable[[], Outputs]] = {
         "fused": lambda: step(x, g, fused),
         "eager": lambda: step(x, g, "reference"),
         "compiled": torch.compile(lambda: step(x, g, "reference")),
@@ -170,7 +107,7 @@ def _calls(
     inputs = [x, g, *parameters]
     _check_parity(case.name, calls["fused"], calls["eager"], inputs)
     if device.type == "cuda":
-        found = peers.calls(case.name, x, g, parameters[0])
+        found = peers.calls(case.name, x, g, parameters)
         calls |= {name: call for name, call in found.items() if _is_peer(name, call, calls["eager"], inputs)}
     return calls, inputs, case
 
@@ -178,13 +115,13 @@ def _calls(
 def _rows(place: Place, device: torch.device, dtype: torch.dtype) -> Iterator[Row]:
     calls, inputs, case = _calls(place, device, dtype)
     for direction, count in (("forward", case.forward), ("backward", case.backward)):
-        moved = count * inputs[0].numel() * dtype.itemsize
+        moved = count * inputs[1].numel() * dtype.itemsize
         copy = copy_bandwidth(device, moved)
         times = {name: _time(call, direction, inputs, device) for name, call in calls.items()}
         yield Row(case.name, place[1], direction, moved, copy, times.pop("fused"), times)
 
 
-def _time(call: Callable[[], Pair], direction: str, inputs: list[Tensor], device: torch.device) -> Timing:
+def _time(call: Callable[[], Outputs], direction: str, inputs: list[Tensor], device: torch.device) -> Timing:
     if direction == "forward":
         with torch.no_grad():
             return measure(call, device)
@@ -193,7 +130,7 @@ def _time(call: Callable[[], Pair], direction: str, inputs: list[Tensor], device
     return measure(lambda: torch.autograd.grad(outputs, inputs, upstream, retain_graph=True, allow_unused=True), device)
 
 
-def _is_peer(name: str, call: Callable[[], Pair], reference: Callable[[], Pair], inputs: list[Tensor]) -> bool:
+def _is_peer(name: str, call: Callable[[], Outputs], reference: Callable[[], Outputs], inputs: list[Tensor]) -> bool:
     """Whether another library's kernel gives the same results; one that fails or differs is reported and not timed."""
     try:
         _check_parity(name, call, reference, inputs)
@@ -203,7 +140,9 @@ def _is_peer(name: str, call: Callable[[], Pair], reference: Callable[[], Pair],
     return True
 
 
-def _check_parity(name: str, fused: Callable[[], Pair], reference: Callable[[], Pair], inputs: list[Tensor]) -> None:
+def _check_parity(
+    name: str, fused: Callable[[], Outputs], reference: Callable[[], Outputs], inputs: list[Tensor]
+) -> None:
     """Raise unless outputs and gradients agree within a few rounding errors of the stream's dtype."""
     found = []
     for call in (fused, reference):

@@ -70,12 +70,12 @@ def residual_step(
         keep, step, scale = (None if c is None else c.to(x.device) for c in (keep, step, scale))
         return _Fused.apply(x, g, keep, step, scale, *affines[0][0], *affines[1][0], *affines[2][0],
                             tuple(affine[1] for affine in affines))  # fmt: skip
-    state = x if g is None else _weighted(keep, widen(x)) + _weighted(step, apply(shape, g))
+    state = x if g is None else weighted(keep, widen(x)) + weighted(step, apply(shape, g))
     state = apply(write, state).to(x.dtype) if g is not None else x
-    return state, state if read is None else _weighted(scale, apply(read, state)).to(x.dtype)
+    return state, state if read is None else weighted(scale, apply(read, state)).to(x.dtype)
 
 
-def _weighted(weight: Tensor | None, x: Tensor) -> Tensor:
+def weighted(weight: Tensor | None, x: Tensor) -> Tensor:
     return x if weight is None else weight * x
 
 
@@ -87,13 +87,13 @@ class _Place(NamedTuple):
     offset: bool
 
 
-_KINDS = {"rms": 1, "layer": 2, "scale": 3}
+KINDS = {"rms": 1, "layer": 2, "scale": 3}
 
 
 def _flat(affine: Affine | None) -> tuple[tuple[Tensor | None, Tensor | None], _Place]:
     if affine is None:
         return (None, None), _Place(0, 0.0, False)
-    return (affine.gain, affine.bias), _Place(_KINDS[affine.kind], affine.eps, affine.offset)
+    return (affine.gain, affine.bias), _Place(KINDS[affine.kind], affine.eps, affine.offset)
 
 
 @torch.library.custom_op("normlab::residual_forward", mutates_args=())

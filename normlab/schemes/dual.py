@@ -9,12 +9,14 @@ import torch
 from torch import nn
 
 from normlab.errors import NormLabError
+from normlab.kernels import backends
+from normlab.kernels.dual import dual_step
 from normlab.norms import Norm, widen
 from normlab.schemes.contract.blocks import Block
 from normlab.schemes.contract.bound_scheme import BoundScheme
 from normlab.schemes.contract.law import Law, Value, on_sphere, squared_radius
 from normlab.schemes.contract.learnt import main_gains
-from normlab.schemes.contract.parts import Step, Write, factor
+from normlab.schemes.contract.parts import Seen, Step, Write, affine_of, factor, tensor_of
 from normlab.schemes.contract.scheme import Scheme
 from normlab.schemes.contract.site import Site
 
@@ -57,7 +59,7 @@ class Dual(Scheme):
         return 2
 
     def sublayer(self, site: Site) -> Step:
-        return Step(DualWrite(self.new_norm(site.dim), self.scale, site.dt), read=FirstStream())
+        return DualStep(DualWrite(self.new_norm(site.dim), self.scale, site.dt), read=FirstStream())
 
     def entry(self, bound: BoundScheme) -> nn.Module:
         return DualEntry(self.scale)
@@ -117,8 +119,34 @@ class DualWrite(Write):
         update = self.dt(widen(update))
         return torch.stack([self.norm(post + update), collected + self.scale(update)], dim=-2).to(state.dtype)
 
+    def write_and_read(
+        self,
+        state: torch.Tensor,
+        update: torch.Tensor,
+        shape: nn.Module,
+        read: nn.Module,
+        kernels: str,
+        *carry: torch.Tensor,
+    ) -> tuple[torch.Tensor, Seen]:
+        norm = affine_of(self.norm)
+        if backends.choose(kernels, state) != "triton" or not isinstance(shape, nn.Identity):
+            return super().write_and_read(state, update, shape, read, kernels, *carry)
+        if norm is None or norm[0] is None or update.dtype == torch.float64:
+            return super().write_and_read(state, update, shape, read, kernels, *carry)
+        step, scale = tensor_of(self.dt), tensor_of(self.scale)
+        state, seen = dual_step(state, update, norm[0], step=step, scale=scale, kernels=kernels)
+        return state, seen if isinstance(read, FirstStream) else read(state)
+
     def rms_bound(self, state: float, update: float) -> float:
         return self.norm.rms_bound(state + update)
+
+
+class DualStep(Step):
+    """The step of ResiDual: less traffic than its parts suggest."""
+
+    def traffic(self, streams: int = 1) -> tuple[int, int]:
+        # A branch reads a view of p, and the gradient of u needs neither state nor update (`normlab/kernels/dual.py`).
+        return 5, 8
 
 
 class DualExit(nn.Module):

@@ -18,19 +18,19 @@ from normlab.errors import NormLabError
 from normlab.norms import Norm, widen
 from normlab.roles import OUTPUTS, Role, Spec
 from normlab.schemes.contract.bound_scheme import BoundScheme
-from normlab.schemes.contract.parts import BranchBound, Step, Write, factor
+from normlab.schemes.contract.parts import BranchBound, Step, factor
 from normlab.schemes.contract.site import Site
 from normlab.schemes.contract.streams import (
     MeanNorm,
     MixProjection,
+    StreamRead,
     StreamScheme,
+    StreamWrite,
     add_update,
-    full_precision,
     mix_streams,
     mixing_matrix,
     part_of_step,
     set_values_,
-    weighted_sum,
 )
 
 
@@ -121,7 +121,7 @@ class DynamicWeights(nn.Module):
         return torch.stack([shared] * (self.streams + 1) + [write])
 
 
-class HCRead(nn.Module):
+class HCRead(StreamRead):
     """X → (N(Σ_s a_s X_s), b, A): a branch's input and the weights of its write."""
 
     def __init__(self, streams: int, first: int, norm: Norm, dynamic: DynamicWeights | None):
@@ -142,15 +142,15 @@ class HCRead(nn.Module):
         # n × n numbers, whatever the width: no matrix of the model.
         return {"mix": "vector"}
 
-    def forward(self, state: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        wide = widen(state)
-        with full_precision(state):
-            read, mix, write = widen(self.read), widen(self.mix), widen(self.write)
-            if self.dynamic is not None:
-                read, mix, write = (
-                    one + more for one, more in zip((read, mix, write), self.dynamic(wide), strict=True)
-                )
-            return self.norm(weighted_sum(read, wide)).to(state.dtype), write, mix
+    @property
+    def static(self) -> bool:
+        return self.dynamic is None
+
+    def coefficients(self, state: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        read, mix, write = widen(self.read), widen(self.mix), widen(self.write)
+        if self.dynamic is not None:
+            read, mix, write = (one + more for one, more in zip((read, mix, write), self.dynamic(state), strict=True))
+        return read, write, mix
 
     def limits(self) -> tuple[float, float, float]:
         """(Σ |a_s|, max_t Σ_s |A[s, t]|, max |b_t|), each the largest for any state."""
@@ -162,7 +162,7 @@ class HCRead(nn.Module):
         return self.norm.rms_bound(self.limits()[0] * rms_in)
 
 
-class HCWrite(Write):
+class HCWrite(StreamWrite):
     """X_t ← Σ_s A[s, t]·X_s + b_t·f; a refined step mixes by (1 − dt)·1 + dt·Aᵀ."""
 
     def __init__(self, dt: float):

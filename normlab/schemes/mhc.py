@@ -23,12 +23,14 @@ from torch import nn
 from normlab.errors import NormLabError
 from normlab.norms import Norm, widen
 from normlab.schemes.contract.bound_scheme import BoundScheme
-from normlab.schemes.contract.parts import Step, Write, factor
+from normlab.schemes.contract.parts import Step, factor
 from normlab.schemes.contract.site import Site
 from normlab.schemes.contract.streams import (
     MeanNorm,
     StreamLogits,
+    StreamRead,
     StreamScheme,
+    StreamWrite,
     add_update,
     full_precision,
     mix_streams,
@@ -119,7 +121,7 @@ def sinkhorn(logits: torch.Tensor, rounds: int, eps: float) -> torch.Tensor:
     return matrix
 
 
-class MHCRead(nn.Module):
+class MHCRead(StreamRead):
     """X → (N(Σ pre_j X_j), post, comb): a branch's input and the coefficients of its write; no comb without mixing."""
 
     def __init__(self, logits: StreamLogits, norm: Norm, rounds: int, magnitude: float, eps: float):
@@ -128,22 +130,19 @@ class MHCRead(nn.Module):
         self.rounds, self.magnitude, self.eps = rounds, magnitude, eps
         self.streams = logits.sizes[0]
 
-    def forward(self, state: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        wide = widen(state)
-        with full_precision(state):
-            pre, post, *comb = self.logits(wide)
-            seen = self.norm(weighted_sum(pre.sigmoid() + self.eps, wide)).to(state.dtype)
-            post = self.magnitude * post.sigmoid()
-            if not comb:
-                return seen, post + self.eps
-            square = comb[0].unflatten(-1, (self.streams, self.streams))
-            return seen, post, sinkhorn(square, self.rounds, self.eps)
+    def coefficients(self, state: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        pre, post, *comb = self.logits(state)
+        pre, post = pre.sigmoid() + self.eps, self.magnitude * post.sigmoid()
+        if not comb:
+            return pre, post + self.eps
+        square = comb[0].unflatten(-1, (self.streams, self.streams))
+        return pre, post, sinkhorn(square, self.rounds, self.eps)
 
     def rms_bound(self, rms_in: float) -> float:
         return self.norm.rms_bound(self.streams * (1.0 + self.eps) * rms_in)
 
 
-class MHCWrite(Write):
+class MHCWrite(StreamWrite):
     """X_t ← Σ_s comb[s, t]·X_s + post_t·f; a refined step mixes by (1 − dt)·1 + dt·combᵀ, doubly stochastic, too."""
 
     def __init__(self, magnitude: float, eps: float, dt: float):

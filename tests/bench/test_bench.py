@@ -39,9 +39,23 @@ def test_cases_move_what_the_cards_say():
     from normlab.schemes.catalog.card import Card
 
     cases = {case.name: (case.forward, case.backward) for case in kernels.CASES}
-    for name, case in (("geonorm", "geodesic step"), ("pre", "add + norm (pre)"), ("peri", "norm-add-norm (peri)")):
+    named = {
+        "geonorm": "geodesic step",
+        "pre": "add + norm (pre)",
+        "peri": "norm-add-norm (peri)",
+        "dual": "two streams (dual)",
+        "hc(dynamic=False)": "4 streams, write + norm (hc static)",
+    }
+    for name, case in named.items():
         forward, backward = Card.of(scheme(name)).traffic
         assert cases[case] == (forward // 2, backward // 2)
+
+
+def test_cases_of_several_streams_run_and_count_in_updates(monkeypatch):
+    monkeypatch.setattr(kernels, "CPU_SHAPES", ((8, 64),))
+    monkeypatch.setattr(torch, "compile", lambda call: call)
+    moved = [row["bytes_moved"] // (8 * 64 * 4) for row in run.kernels(only="streams", cpu=True)]
+    assert moved == [5, 8, 10, 15, 9, 14, 5, 13]
 
 
 def test_figures_are_kept_with_what_it_takes_to_repeat_them(tmp_path, monkeypatch):

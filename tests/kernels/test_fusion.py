@@ -29,6 +29,8 @@ SPECS = [
     "hybrid(star=True)",
     "geonorm(decay='sqrt', learned=False, input_norm=True)",
     "pre(norm='dyt')",
+    "hc(dynamic=False)",
+    "mhc(mixing='none')",
 ]
 
 
@@ -54,16 +56,25 @@ def run(stack: normlab.Stack, x: torch.Tensor) -> list[torch.Tensor]:
     return [y.detach(), x.grad, *(p.grad for p in stack.parameters())]
 
 
-def close(ours: list[torch.Tensor], theirs: list[torch.Tensor], roundings: float) -> None:
+def close(ours: list[torch.Tensor], theirs: list[torch.Tensor], roundings: float, floor: float = 1e-2) -> None:
     for one, two in zip(ours, theirs, strict=True):
-        assert (one - two).abs().max() <= roundings * 2.0**-24 * two.abs().max().clamp_min(1e-2)
+        assert (one - two).abs().max() <= roundings * 2.0**-24 * two.abs().max().clamp_min(floor)
 
 
-@parametrize("spec", SPECS, quick=["pre", "post", "peri", "geonorm", "ngpt", "spannorm", "hybrid", "pre(norm='dyt')"])
+def floor(spec: str) -> float:
+    """Size of the terms of the smallest gradients."""
+    # While streams are alike, a coefficient before a norm has no gradient: what is left are roundings of its terms.
+    return 0.1 if normlab.scheme(spec).streams > 2 else 1e-2
+
+
+QUICK = ["pre", "post", "peri", "geonorm", "ngpt", "spannorm", "hybrid", "dual", "mhc", "pre(norm='dyt')"]
+
+
+@parametrize("spec", SPECS, quick=QUICK)
 def test_fused_and_reference_agree(spec):
     x = torch.randn(2, 5, DIM)
     # Six sublayers, each some forty fp32 roundings in norms and products, forward and backward.
-    close(run(build(spec, "triton"), x), run(build(spec, "reference"), x), 500)
+    close(run(build(spec, "triton"), x), run(build(spec, "reference"), x), 500, floor(spec))
 
 
 @parametrize("spec", ["pre", "post", "peri", "geonorm", "ngpt"], quick=["peri", "geonorm"])
@@ -124,18 +135,18 @@ def test_hooks_on_layers_alone_see_settled_states(spec):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("spec", ["pre", "peri", "post", "spannorm"])
+@pytest.mark.parametrize("spec", ["pre", "peri", "post", "spannorm", "dual", "hc(dynamic=False)", "mhc"])
 def test_fused_stacks_compile_whole_and_checkpoint(spec, request):
     torch._dynamo.reset()
     x = torch.randn(2, 5, DIM)
     stack = build(spec, "triton")
     expected = run(stack, x)
     stack.checkpointing = True
-    close(run(stack, x), expected, 500)
+    close(run(stack, x), expected, 500, floor(spec))
     stack.checkpointing = False
     request.getfixturevalue("no_default_device")
     stack.compile(fullgraph=True, backend="aot_eager")
-    close(run(stack, x), expected, 500)
+    close(run(stack, x), expected, 500, floor(spec))
 
 
 def test_constants_are_where_the_kernel_can_read_them():

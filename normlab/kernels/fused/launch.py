@@ -35,9 +35,9 @@ class Sweep:
     stages: int
 
 
-def tile(dim: int) -> Tile:
+def tile(dim: int, per_thread: int = 32) -> Tile:
     """Tile size of a kernel that visits every row once; a tile holds several rows if they are narrow."""
-    return _tile(dim, 1024, 32)
+    return _tile(dim, 1024, per_thread)
 
 
 def visit(dim: int, rows: int, reads: Sequence[torch.Tensor | None], *, ahead: bool) -> Sweep:

@@ -14,21 +14,10 @@ from torch import Tensor
 
 from normlab.kernels.backends import interpreting
 from normlab.kernels.fused.launch import Sweep, as_rows, sweep, visit
+from normlab.kernels.fused.norms import centre, column_values, inverse_size, normalise, normalise_back
 from normlab.kernels.fused.partials import sum_partials
 
 # KIND of a place: 0 nothing, 1 RMSNorm, 2 LayerNorm, 3 a scale.
-
-
-@triton.jit
-def _column(pointer, columns, inside, HAS: tl.constexpr, OFFSET: tl.constexpr, DEFAULT: tl.constexpr):
-    """A gain or bias in fp32, or `DEFAULT` if there is none."""
-    if HAS:
-        value = tl.load(pointer + columns, mask=inside, other=0.0).to(tl.float32)
-        if OFFSET:
-            value += 1.0
-    else:
-        value = tl.full(columns.shape, DEFAULT, tl.float32)
-    return value
 
 
 @triton.jit
@@ -48,54 +37,16 @@ def _sums(a, b, PAIRED: tl.constexpr):
 
 
 @triton.jit
-def _centre(v, inside, DIM: tl.constexpr, KIND: tl.constexpr):
-    """Subtract the mean of each row for LayerNorm. Columns beyond the width stay zero."""
-    if KIND == 2:
-        v = tl.where(inside, v - (tl.sum(v, axis=1) / DIM)[:, None], 0.0)
-    return v
-
-
-@triton.jit
-def _inverse_size(squares, eps, DIM: tl.constexpr):
-    """1/√(mean square + eps). Padding rows are zero and must stay finite if eps is 0."""
-    square = squares / DIM + eps
-    return 1.0 / tl.sqrt(tl.where(square == 0.0, 1.0, square))
-
-
-@triton.jit
-def _normalise(v, inside, eps, DIM: tl.constexpr, KIND: tl.constexpr):
-    """(normalised rows, inverse RMS); a scale leaves rows unchanged."""
-    if KIND == 3:
-        inverse = tl.full((v.shape[0],), 1.0, tl.float32)
-        n = v
-    else:
-        v = _centre(v, inside, DIM, KIND)
-        inverse = _inverse_size(tl.sum(v * v, axis=1), eps, DIM)
-        n = v * inverse[:, None]
-    return n, inverse
-
-
-@triton.jit
-def _normalise_back(d, n, inverse, inside, DIM: tl.constexpr, KIND: tl.constexpr):
-    """Gradient of the rows, given that of the normalised rows."""
-    if KIND != 3:
-        along = tl.sum(d * n, axis=1) / DIM
-        d = _centre(d, inside, DIM, KIND)
-        d = (d - n * along[:, None]) * inverse[:, None]
-    return d
-
-
-@triton.jit
 def _normalise_and_back(v, d, inside, eps, DIM: tl.constexpr, KIND: tl.constexpr, PAIRED: tl.constexpr):
     """(normalised rows, gradient of the rows), given the rows and the gradient of the normalised rows."""
     if KIND == 3:
         n = v
     else:
-        v = _centre(v, inside, DIM, KIND)
+        v = centre(v, inside, DIM, KIND)
         squares, along = _sums(v * v, d * v, PAIRED)
-        inverse = _inverse_size(squares, eps, DIM)
+        inverse = inverse_size(squares, eps, DIM)
         n = v * inverse[:, None]
-        d = _centre(d, inside, DIM, KIND)
+        d = centre(d, inside, DIM, KIND)
         d = (d - n * (along * inverse / DIM)[:, None]) * inverse[:, None]
     return n, d
 
@@ -118,8 +69,8 @@ def _two_norms_and_back(v, w_gain, d, w_eps, r_eps, DIM: tl.constexpr, DTYPE: tl
         squares = tl.sum(v * v, axis=1)
         gained_squares = tl.sum(gained * gained, axis=1)
         along = tl.sum(gained * d, axis=1)
-    inverse_w = _inverse_size(squares, w_eps, DIM)
-    inverse_r = _inverse_size(gained_squares * inverse_w * inverse_w, r_eps, DIM)
+    inverse_w = inverse_size(squares, w_eps, DIM)
+    inverse_r = inverse_size(gained_squares * inverse_w * inverse_w, r_eps, DIM)
     state = (gained * inverse_w[:, None]).to(DTYPE).to(tl.float32)
     n_r = state * inverse_r[:, None]
     d = (d - n_r * (along * inverse_w * inverse_r / DIM)[:, None]) * inverse_r[:, None]
@@ -144,26 +95,26 @@ def _forward_tile(
     if HAS_G:
         u = tl.load(g_ptr + place, mask=inside, other=0.0).to(tl.float32)
         if SHAPE > 0:
-            n, _ = _normalise(u, inside, s_eps, DIM, SHAPE)
-            u = n * _column(sg_ptr, column, within, SG, S_OFF, 1.0)[None, :]
-            u += _column(sb_ptr, column, within, SB, False, 0.0)[None, :]
+            n, _ = normalise(u, inside, s_eps, DIM, SHAPE)
+            u = n * column_values(sg_ptr, column, within, SG, S_OFF, 1.0)[None, :]
+            u += column_values(sb_ptr, column, within, SB, False, 0.0)[None, :]
         if STEP:
             u *= tl.load(step_ptr).to(tl.float32)
         if KEEP:
             state *= tl.load(keep_ptr).to(tl.float32)
         state += u
         if WRITE > 0:
-            n, _ = _normalise(state, inside, w_eps, DIM, WRITE)
-            state = n * _column(wg_ptr, column, within, WG, W_OFF, 1.0)[None, :]
-            state += _column(wb_ptr, column, within, WB, False, 0.0)[None, :]
+            n, _ = normalise(state, inside, w_eps, DIM, WRITE)
+            state = n * column_values(wg_ptr, column, within, WG, W_OFF, 1.0)[None, :]
+            state += column_values(wb_ptr, column, within, WB, False, 0.0)[None, :]
         rounded = state.to(state_ptr.dtype.element_ty)
         tl.store(state_ptr + place, rounded, mask=inside)
         # The next norm reads the rounded value that was stored, so that results equal those without fusion.
         state = rounded.to(tl.float32)
     if READ > 0:
-        n, _ = _normalise(state, inside, r_eps, DIM, READ)
-        y = n * _column(rg_ptr, column, within, RG, R_OFF, 1.0)[None, :]
-        y += _column(rb_ptr, column, within, RB, False, 0.0)[None, :]
+        n, _ = normalise(state, inside, r_eps, DIM, READ)
+        y = n * column_values(rg_ptr, column, within, RG, R_OFF, 1.0)[None, :]
+        y += column_values(rb_ptr, column, within, RB, False, 0.0)[None, :]
         if SCALE:
             y *= tl.load(scale_ptr).to(tl.float32)
         tl.store(seen_ptr + place, y.to(seen_ptr.dtype.element_ty), mask=inside)
@@ -210,9 +161,9 @@ def _backward(
     program = tl.program_id(0)
     column = tl.arange(0, BLOCK)
     within = column < DIM
-    s_gain = _column(sg_ptr, column, within, SG, S_OFF, 1.0)[None, :]
-    w_gain = _column(wg_ptr, column, within, WG, W_OFF, 1.0)[None, :]
-    r_gain = _column(rg_ptr, column, within, RG, R_OFF, 1.0)[None, :]
+    s_gain = column_values(sg_ptr, column, within, SG, S_OFF, 1.0)[None, :]
+    w_gain = column_values(wg_ptr, column, within, WG, W_OFF, 1.0)[None, :]
+    r_gain = column_values(rg_ptr, column, within, RG, R_OFF, 1.0)[None, :]
     keep = tl.load(keep_ptr).to(tl.float32) if KEEP else 1.0
     step = tl.load(step_ptr).to(tl.float32) if STEP else 1.0
     scale = tl.load(scale_ptr).to(tl.float32) if SCALE else 1.0
@@ -231,8 +182,8 @@ def _backward(
         if WRITE > 0:
             u = tl.load(g_ptr + place, mask=inside, other=0.0).to(tl.float32)
             if SHAPE > 0:
-                n_s, inverse_s = _normalise(u, inside, s_eps, DIM, SHAPE)
-                u = n_s * s_gain + _column(sb_ptr, column, within, SB, False, 0.0)[None, :]
+                n_s, inverse_s = normalise(u, inside, s_eps, DIM, SHAPE)
+                u = n_s * s_gain + column_values(sb_ptr, column, within, SB, False, 0.0)[None, :]
             v = keep * tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32) + step * u
         if D_INPUT:
             d = tl.load(d_input_ptr + place, mask=inside, other=0.0).to(tl.float32)
@@ -244,10 +195,10 @@ def _backward(
             )
         else:
             if WRITE > 0:
-                n_w, inverse_w = _normalise(v, inside, w_eps, DIM, WRITE)
+                n_w, inverse_w = normalise(v, inside, w_eps, DIM, WRITE)
             if D_INPUT and READ > 0:
                 if WRITE > 0:
-                    state = n_w * w_gain + _column(wb_ptr, column, within, WB, False, 0.0)[None, :]
+                    state = n_w * w_gain + column_values(wb_ptr, column, within, WB, False, 0.0)[None, :]
                     state = state.to(dx_ptr.dtype.element_ty).to(tl.float32)
                 else:
                     state = tl.load(state_ptr + place, mask=inside, other=0.0).to(tl.float32)
@@ -266,13 +217,13 @@ def _backward(
                 d_wg += tl.sum(d * n_w, axis=0)
             if WB:
                 d_wb += tl.sum(d, axis=0)
-            d = _normalise_back(d * w_gain, n_w, inverse_w, inside, DIM, WRITE)
+            d = normalise_back(d * w_gain, n_w, inverse_w, inside, DIM, WRITE)
         tl.store(dx_ptr + place, (keep * d).to(dx_ptr.dtype.element_ty), mask=inside)
         if HAS_G and SEPARATE:
             d *= step
             if SHAPE > 0:
                 if WRITE > 0:
-                    back = _normalise_back(d * s_gain, n_s, inverse_s, inside, DIM, SHAPE)
+                    back = normalise_back(d * s_gain, n_s, inverse_s, inside, DIM, SHAPE)
                 else:
                     g = tl.load(g_ptr + place, mask=inside, other=0.0).to(tl.float32)
                     n_s, back = _normalise_and_back(g, d * s_gain, inside, s_eps, DIM, SHAPE, PAIRED)

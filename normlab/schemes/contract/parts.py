@@ -240,14 +240,14 @@ class _Residual(Write):
         *carry: torch.Tensor,
     ) -> tuple[torch.Tensor, Seen]:
         keep, step, norm = self.terms()
-        before, at, behind = _affine(shape), _affine(norm), _affine(read)
+        before, at, behind = affine_of(shape), affine_of(norm), affine_of(read)
         if backends.choose(kernels, state) != "triton" or before is None or at is None or behind is None:
             return super().write_and_read(state, update, shape, read, kernels, *carry)
         return residual_step(
             state,
             update,
-            keep=_tensor(keep),
-            step=_tensor(step),
+            keep=tensor_of(keep),
+            step=tensor_of(step),
             shape=before[0],
             write=at[0],
             read=behind[0],
@@ -256,11 +256,12 @@ class _Residual(Write):
         )
 
 
-def _tensor(constant: nn.Module) -> torch.Tensor | None:
+def tensor_of(constant: nn.Module) -> torch.Tensor | None:
+    """The constant that a module multiplies by, as a kernel's argument; None for 1."""
     return constant.tensor if isinstance(constant, ConstantScale) else None
 
 
-def _affine(part: nn.Module | None) -> tuple[Affine | None, torch.Tensor | None] | None:
+def affine_of(part: nn.Module | None) -> tuple[Affine | None, torch.Tensor | None] | None:
     """(norm or scale, constant factor) as the kernel's arguments; None for a module that the kernel does not cover."""
     if part is None or isinstance(part, nn.Identity):
         return None, None
@@ -269,7 +270,7 @@ def _affine(part: nn.Module | None) -> tuple[Affine | None, torch.Tensor | None]
     if isinstance(part, LearnedScale) and part.weight.numel() > 1:
         return Affine("scale", part.value()), None
     if isinstance(part, BoundedSequential) and len(part) == 2:
-        norm, constant = _affine(part[0]), part[1]
+        norm, constant = affine_of(part[0]), part[1]
         if norm is not None and norm[0] is not None and isinstance(constant, ConstantScale):
             return norm[0], constant.tensor
     return None
@@ -280,7 +281,7 @@ _NORM_KINDS: dict[type, str] = {RMSNorm: "rms", LayerNorm: "layer"}
 
 def read_state(state: torch.Tensor, read: nn.Module, kernels: str) -> tuple[torch.Tensor, Seen]:
     """Returns (state, read(state)), for a norm with one kernel whose backward pass adds up both gradients."""
-    found = _affine(read)
+    found = affine_of(read)
     if backends.choose(kernels, state) != "triton" or found is None or found[0] is None:
         return state, read(state)
     return residual_step(state, None, read=found[0], scale=found[1], kernels=kernels)

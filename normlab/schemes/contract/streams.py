@@ -15,10 +15,13 @@ import torch
 from torch import nn
 
 from normlab.errors import NormLabError
+from normlab.kernels import backends
+from normlab.kernels.streams import read_streams, uses_kernel, write_and_read_streams, write_streams
 from normlab.norms import Norm, rms_norm, widen
 from normlab.roles import COEFFICIENTS, OUTPUTS, Role, Spec
 from normlab.schemes.contract.bound_scheme import BoundScheme
 from normlab.schemes.contract.law import Law
+from normlab.schemes.contract.parts import Seen, Write, affine_of
 from normlab.schemes.contract.scheme import Scheme
 
 _MIX_STD = 0.02
@@ -113,6 +116,67 @@ class MeanNorm(nn.Module):
     def forward(self, state: torch.Tensor) -> torch.Tensor:
         wide = widen(state)
         return self.norm(wide.sum(-2) if self.total else wide.mean(-2)).to(state.dtype)
+
+
+class StreamRead(nn.Module):
+    """Base class of reads X → (N(Σ_j pre_j X_j), post, comb): a branch's input and the coefficients of its write."""
+
+    norm: Norm
+
+    @property
+    def static(self) -> bool:
+        """Whether the coefficients are the same for every state, so that a write need not wait for its streams."""
+        return False
+
+    def coefficients(self, state: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """(pre, post, comb) for streams in fp32 or fp64; no comb without mixing."""
+        raise NotImplementedError
+
+    def forward(self, state: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        wide = widen(state)
+        with full_precision(state):
+            pre, *carry = self.coefficients(wide)
+            return self.norm(weighted_sum(pre, wide)).to(state.dtype), *carry
+
+
+class StreamWrite(Write):
+    """Base class of writes X_t ← Σ_s comb[s, t]·X_s + post_t·f, (post, comb) from a `StreamRead`, with fused kernels.
+
+    A static read shares the write's kernel. Any other has coefficients that depend on the streams written: a kernel
+    writes, and another reads them and adds up the gradients of its two outputs.
+    """
+
+    dt: nn.Module
+
+    def write_and_read(
+        self,
+        state: torch.Tensor,
+        update: torch.Tensor,
+        shape: nn.Module,
+        read: nn.Module,
+        kernels: str,
+        *carry: torch.Tensor,
+    ) -> tuple[torch.Tensor, Seen]:
+        if not isinstance(shape, nn.Identity) or not _fuses(kernels, state, update):
+            return super().write_and_read(state, update, shape, read, kernels, *carry)
+        post, comb = self.dt(carry[0]), None if len(carry) < 2 else mixing_matrix(carry[1], self.dt).mT
+        norm = affine_of(read.norm) if isinstance(read, StreamRead) else None
+        if not isinstance(read, StreamRead) or norm is None:
+            state = write_streams(state, update, post, comb, kernels=kernels)
+            return state, read(state)
+        if read.static:
+            pre, *carry_on = read.coefficients(state)
+            state, seen = write_and_read_streams(state, update, post, comb, pre, norm[0], kernels=kernels)
+            return state, (seen, *carry_on)
+        state = write_streams(state, update, post, comb, kernels=kernels)
+        with full_precision(state):
+            pre, *carry_on = read.coefficients(widen(state))
+        state, seen = read_streams(state, pre, norm[0], kernels=kernels)
+        return state, (seen, *carry_on)
+
+
+def _fuses(kernels: str, state: torch.Tensor, update: torch.Tensor) -> bool:
+    return backends.choose(kernels, state) == "triton" and update.dtype != torch.float64 and uses_kernel(kernels, state)
 
 
 class MixProjection(nn.Module):

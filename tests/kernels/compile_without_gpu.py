@@ -1,0 +1,70 @@
+"""Compile the kernels of a step for compute capability 9.0, without a GPU: every launch compiles and runs nothing.
+
+`python -m tests.kernels.compile_without_gpu two|many WIDTH` prints one line per kernel: name, warps, shared memory. The
+interpreter accepts code that the compiler refuses, so parity alone does not say that a kernel can run. Not under
+TRITON_INTERPRET, which replaces the compiler.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from normlab.kernels.fused import dual, launch, streams
+
+_TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16"}
+_SHARED = 227 * 1024
+"""Shared memory of one program on an H100 or H200, in bytes."""
+
+
+def compile_only(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, num_warps: int = 4, **named: Any) -> None:
+    """In place of a launch: compile for these arguments."""
+    values = dict(zip(kernel.arg_names, args, strict=False)) | named
+    fixed = {p.name for p in kernel.params if p.is_constexpr}
+    signature, constants, hints = {}, {}, {}
+    for place, name in enumerate(kernel.arg_names):
+        value = values[name]
+        if isinstance(value, torch.Tensor):
+            signature[name], hints[(place,)] = _TYPES[value.dtype], [["tt.divisibility", 16]]
+        elif value is None or name in fixed:
+            signature[name], constants[(place,)] = "constexpr", value
+        else:
+            signature[name] = "i32" if isinstance(value, int) else "fp32"
+    source = ASTSource(kernel, signature, constants, hints)
+    found = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": num_warps})
+    assert found.metadata.shared <= _SHARED, f"{kernel.__name__} needs {found.metadata.shared} bytes"
+    print(kernel.__name__, num_warps, found.metadata.shared)
+
+
+def two_streams(dim: int) -> None:
+    state, update = torch.zeros(64, 2, dim).bfloat16(), torch.zeros(64, dim).bfloat16()
+    scale, gain = torch.ones(()), torch.ones(dim)
+    for options in ((None, scale, gain, None, 1, 1e-6, False), (scale, None, None, gain, 2, 1e-6, True)):
+        dual.forward(state, update, *options)
+        dual.backward(state, update, *options, state, update)
+        dual.backward(state, update, *options, None, update)
+
+
+def many_streams(dim: int) -> None:
+    x, f = torch.zeros(64, 4, dim).bfloat16(), torch.zeros(64, dim).bfloat16()
+    post, comb, gain = torch.zeros(64, 4), torch.zeros(64, 4, 4), torch.ones(dim)
+    norm = (gain, None, 1, 1e-6, False)
+    static = (x, f, post[0], comb[0], post[0], *norm)
+    write = (x, f, post, comb, None, None, None, 3, 0.0, False)
+    read = (x, None, None, None, post, *norm)
+    few = (x[:, :2], f, post[0, :2], comb[0, :2, :2], post[0, :2], *norm)
+    for inputs, upstream in ((static, (x, f)), (few, (None, f)), (write, (x, None)), (read, (x, f))):
+        streams.forward(*inputs)
+        streams.backward(*inputs, *upstream)
+
+
+if __name__ == "__main__":
+    JITFunction.run = compile_only
+    launch._multiprocessors = lambda device: 132
+    {"two": two_streams, "many": many_streams}[sys.argv[1]](int(sys.argv[2]))

@@ -1,0 +1,23 @@
+"""Kernels that no GPU has run yet are compiled for one: the interpreter accepts what the compiler refuses."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton", reason="kernels are compiled by Triton")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("step", ["two", "many"])
+def test_kernels_compile_for_a_gpu(step, tmp_path):
+    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-W", "ignore", "-m", "tests.kernels.compile_without_gpu", step, "768"]
+    env = {**kept, "TRITON_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    found = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
+    assert found.returncode == 0, found.stderr[-2000:]
+    names = {line.split()[0] for line in found.stdout.splitlines()}
+    assert names == {"_forward", "_backward", "_sum"}

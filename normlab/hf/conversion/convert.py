@@ -12,9 +12,10 @@ from torch import nn
 from normlab.choices import Topology
 from normlab.errors import NormLabError
 from normlab.hf.conversion.converted_layer import Conversion, SchemeWiring, convert_layer, converted_layers
-from normlab.hf.conversion.foreign_norm import ModelNorm
+from normlab.hf.conversion.foreign_gate import ModelGate, recognise_gate
+from normlab.hf.conversion.foreign_norm import ModelNorm, NormOptions
 from normlab.hf.conversion.identify import match_scheme, with_model_options
-from normlab.hf.conversion.layer_structure import LayerStructure, model_norm
+from normlab.hf.conversion.layer_structure import LayerStructure, model_norm, norm_options
 from normlab.hf.conversion.model_structure import Adapter, ModelStructure, analyse_model
 from normlab.hf.conversion.scheme_rules import Rules, rules
 from normlab.norms import Norm
@@ -87,12 +88,18 @@ def plan_conversion(
         _check_needs(target, model, found)
     depth, branches = len(found.layers), found.branches
     bound = target.bind(depth=depth, dim=found.dim, topology=topology or found.topology, branches=branches)
-    if found.final_is_shared and _changes(bound, found):
+    if found.final_is_shared and not _keeps_final(model, bound, found):
         raise NormLabError(
             f"{type(model).__name__} uses {found.final!r} elsewhere, too, so its final norm cannot be changed alone; "
             "give the other place a norm of its own"
         )
     return Conversion(bound, residual_only, dict(roles or {}))
+
+
+def _keeps_final(model: Any, bound: BoundScheme, found: ModelStructure) -> bool:
+    """Whether the scheme's exit is the norm that the model has in this place."""
+    exit_ = bound.exit()
+    return found.final is not None and isinstance(exit_, Norm) and model_norm(model, found.final).options.matches(exit_)
 
 
 def _check_norms(model: Any, found: ModelStructure) -> None:
@@ -126,23 +133,32 @@ def _wiring(k: int, layer: nn.Module, structure: LayerStructure, conversion: Con
     if not conversion.residual_only:
         meet_needs(scheme.needs, [part for part in layer.modules() if offers(part)], who=scheme.name)
     block = conversion.bound.block(k)
+    usual = norm_options(layer, structure)
     for step, own in zip(block.steps, structure.norms(layer), strict=True):
         for place, norm in own.items():
-            reuse_norm(step, place, norm)
+            reuse_norm(step, place, norm, usual)
+    for step, branch in zip(block.steps, structure.branches, strict=True):
+        own_gate = branch.write_module(layer)
+        if isinstance(own_gate, ModelGate) and recognise_gate(own_gate.gate) == recognise_gate(step.write):
+            step.write = own_gate
     if structure.shared_read and isinstance(block, ParallelBlock):
         block.share_read()
     return SchemeWiring(conversion, structure, _to_device_of(block, layer))
 
 
-def reuse_norm(parent: nn.Module, name: str, own: ModelNorm) -> None:
-    """Replace a new norm of the scheme by the model's own norm if both are of the same kind."""
+def reuse_norm(parent: nn.Module, name: str, own: ModelNorm, usual: NormOptions | None) -> None:
+    """Replace a new norm of the scheme by the model's own norm if both are of the same kind.
+
+    A scheme has one epsilon and one form of gain. Where they are those of the model's first norm (`usual`), its other
+    norms may differ in them.
+    """
     made = getattr(parent, name)
     if isinstance(made, Norm):
-        if own.options.matches(made):
+        if own.options.matches(made) or (usual is not None and own.options.serves(made, usual)):
             setattr(parent, name, own)
         return
     for below, _ in made.named_children():
-        reuse_norm(made, below, own)
+        reuse_norm(made, below, own, usual)
 
 
 def _place_exit(model: nn.Module, found: ModelStructure, last: SchemeWiring, layer: nn.Module) -> None:
@@ -151,7 +167,7 @@ def _place_exit(model: nn.Module, found: ModelStructure, last: SchemeWiring, lay
     if found.final is None:
         last.exit = _to_device_of(exit_["exit"], layer)
         return
-    reuse_norm(exit_, "exit", model_norm(model, found.final))
+    reuse_norm(exit_, "exit", model_norm(model, found.final), found.norm)
     owner, _, name = found.final.rpartition(".")
     setattr(model.get_submodule(owner), name, _to_device_of(exit_["exit"], layer))
 

@@ -44,6 +44,7 @@ class SchemeWiring(nn.Module):
     def forward(self, layer: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         state, call = self.structure.signature.bind(args, kwargs)
         state = self.block(self.entry(state), self.structure.bind_branches(layer, call))
+        state = self.structure.scaled(layer, state)
         return self.structure.output(self.exit(state), call)
 
 
@@ -61,8 +62,8 @@ class ConvertedLayer(nn.Module):
 
 
 def convert_layer(layer: nn.Module, wiring: SchemeWiring) -> None:
-    """Convert a layer in place; its old norms are removed (those in use have moved into the wiring)."""
-    for path in wiring.structure.norm_paths():
+    """Convert a layer in place; its old norms and gates are removed (those in use have moved into the wiring)."""
+    for path in wiring.structure.replaced_paths():
         parent, _, name = path.rpartition(".")
         delattr(layer.get_submodule(parent), name)
     layer.__class__ = _converted(type(layer))

@@ -7,6 +7,7 @@ inside. A branch is everything between state and update; norms at its two ends b
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from normlab.errors import NormLabError
+from normlab.hf.conversion.foreign_gate import recognise_gate
 from normlab.hf.conversion.foreign_norm import recognise_norm
 from normlab.hf.conversion.function_norm import FunctionNorm, may_be_norm
 from normlab.hf.conversion.layer_structure import LayerStructure, NormLocation, ResidualBranch, norm_module
@@ -52,16 +54,14 @@ def analyse_layer(layer: nn.Module, opened: set[str] | None = None) -> LayerStru
         raise NormLabError(f"{type(layer).__name__} is wired differently in training; {ADVICE}")
     pairs = zip(training.branches, resting.branches, strict=True)
     branches = tuple(
-        ResidualBranch(TrainEvalProgram(one.run, two.run), *_places(two), name=two.name)  # type: ignore
+        dataclasses.replace(two, run=TrainEvalProgram(one.run, two.run))  # type: ignore[arg-type]
         for one, two in pairs
     )
-    return LayerStructure(
-        branches, resting.signature, resting.topology, resting.shared_read, resting.returns, resting.exact
-    )
+    return dataclasses.replace(resting, branches=branches)
 
 
-def _places(branch: ResidualBranch) -> tuple[NormLocation | None, NormLocation | None, NormLocation | None]:
-    return branch.read, branch.shape, branch.write
+def _places(branch: ResidualBranch) -> tuple[NormLocation | None, ...]:
+    return branch.read, branch.shape, branch.write, branch.gate
 
 
 def _analyse(layer: nn.Module, opened: set[str], *, training: bool) -> LayerStructure:
@@ -85,6 +85,7 @@ class _Addition:
     updates: list[fx.Node]
     write: NormLocation | None
     exact: bool
+    gate: str | None = None
 
 
 class _TracedLayer:
@@ -104,7 +105,8 @@ class _TracedLayer:
 
     def structure(self) -> LayerStructure:
         end = self.returned[0] if isinstance(self.returned, tuple | list) else self.returned
-        additions = self._additions(end)
+        scaled, scale = self._without_scale(end)
+        additions = self._additions(scaled)
         if len(additions) == 1:
             # Parallel branches: the update of the one addition is their sum.
             additions[0].updates = [term for one in additions[0].updates for term in self._terms(one)]
@@ -120,9 +122,19 @@ class _TracedLayer:
             shared_read=parallel and len(inputs) == 1 and cuts[0].read is not None,
             returns=_renamed(replace_nodes(self.returned), end.name),
             exact=all(one.exact for one in additions),
+            scale=scale,
         )
 
     # -- from the end to the start -------------------------------------------------------------------------------
+
+    def _without_scale(self, end: Any) -> tuple[Any, str | None]:
+        """(the state before its multiplication by a number of the layer, the number's path), or the state and None."""
+        node = self._plain(end)
+        factors = node.args if _is_product(node) else ()
+        for one, other in (factors, factors[::-1]) if factors else ():
+            if _is_number(self.layer, other) and isinstance(one, fx.Node):
+                return one, module_path(other)
+        return end, None
 
     def _additions(self, end: Any) -> list[_Addition]:
         found: list[_Addition] = []
@@ -136,6 +148,9 @@ class _TracedLayer:
         return found
 
     def _addition(self, node: fx.Node) -> _Addition:
+        gated = self._gated(node)
+        if gated is not None:
+            return gated
         write = self._norm(node)
         total = node if write is None else self._normed(node)
         if not _is_sum(total):
@@ -150,6 +165,16 @@ class _TracedLayer:
             if all(self._plain(skip) in self._above[update] for update in updates):
                 return _Addition(skip, updates, write, exact=False)
         raise self._not_a_sum(total)
+
+    def _gated(self, node: fx.Node) -> _Addition | None:
+        """The addition that a module computes from (state, update) with weights of its own; None if it is no such."""
+        if node.op != "call_module" or len(node.args) != 2 or node.kwargs:
+            return None
+        skip, update = node.args
+        pair = isinstance(skip, fx.Node) and isinstance(update, fx.Node) and self._plain(skip) in self._above[update]
+        if not pair or recognise_gate(get_part(self.layer, module_path(node))) is None:
+            return None
+        return _Addition(skip, [update], None, exact=True, gate=module_path(node))  # type: ignore[arg-type]
 
     def _terms(self, node: fx.Node) -> list[fx.Node]:
         """Terms of a sum in the order of computation; nested sums without other users are expanded."""
@@ -186,11 +211,11 @@ class _TracedLayer:
         # Of consecutive candidates the last one is the norm: a cast after it belongs to it.
         reads = [node for node in found if not any(node in self._above[other] for other in found)]
         if not reads:
-            return _Cut(end, addition.skip, skip, None, shape, addition.write)
+            return _Cut(end, addition.skip, skip, None, shape, addition.write, addition.gate)
         if len(reads) > 1 or skip in self._needed(end, {reads[0]}):
             names = ", ".join(sorted(str(self._norm(node)) for node in reads))
             raise NormLabError(f"{self.who}: a branch reads the state through {names} and in another way; {ADVICE}")
-        return _Cut(end, reads[0], skip, self._norm(reads[0]), shape, addition.write)
+        return _Cut(end, reads[0], skip, self._norm(reads[0]), shape, addition.write, addition.gate)
 
     def _branches(self, cuts: Sequence[_Cut], extras: Sequence[fx.Node]) -> tuple[ResidualBranch, ...]:
         programs = [self._program(cut, []) for cut in cuts]
@@ -202,7 +227,7 @@ class _TracedLayer:
             else:
                 raise NormLabError(f"{self.who} returns {extra.name!r}, which no branch computes; {ADVICE}")
         return tuple(
-            ResidualBranch(program, cut.read, cut.shape, cut.write, self._name(program))
+            ResidualBranch(program, cut.read, cut.shape, cut.write, self._name(program), cut.gate)
             for cut, program in zip(cuts, programs, strict=True)
         )
 
@@ -233,7 +258,8 @@ class _TracedLayer:
         """Raise if the layer itself computes with an argument, which may depend on whether it is None."""
         for node in needed:
             own = [part for part in node.all_input_nodes if _is_argument(part)]
-            if own and node.op != "call_module" and not _is_argument(node):
+            # A product with None raises, so that an argument which it needs is never silently missed.
+            if own and node.op != "call_module" and not _is_argument(node) and not _is_product(node):
                 raise NormLabError(f"{self.who} computes with its argument {own[0].args[1]!r} itself; {ADVICE}")
 
     def _is_fact_of_state(self, node: fx.Node) -> bool:
@@ -301,6 +327,7 @@ class _Cut:
     read: NormLocation | None
     shape: NormLocation | None
     write: NormLocation | None
+    gate: str | None
 
 
 def _is(node: Any, *functions: Callable[..., Any]) -> bool:
@@ -310,6 +337,15 @@ def _is(node: Any, *functions: Callable[..., Any]) -> bool:
 def _is_sum(node: fx.Node) -> bool:
     adds = _is(node, operator.add, operator.iadd, torch.add) or (node.op == "call_method" and node.target == "add")
     return adds and len(node.args) == 2 and not node.kwargs and all(isinstance(part, fx.Node) for part in node.args)
+
+
+def _is_product(node: Any) -> bool:
+    return _is(node, operator.mul, operator.imul, torch.mul) and len(node.args) == 2
+
+
+def _is_number(layer: nn.Module, node: Any) -> bool:
+    """Whether a node is a parameter or buffer of one element."""
+    return isinstance(node, fx.Node) and node.op == "get_attr" and get_part(layer, module_path(node)).numel() == 1
 
 
 def _joins_outputs(node: Any) -> bool:

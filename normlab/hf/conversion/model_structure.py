@@ -13,11 +13,12 @@ from torch import nn
 from normlab.choices import Topology
 from normlab.errors import NormLabError, in_one_line
 from normlab.hf.conversion.converted_layer import check_scheme_loaded
+from normlab.hf.conversion.foreign_gate import GateOptions, recognise_gate
 from normlab.hf.conversion.foreign_norm import NormOptions, recognise_norm
 from normlab.hf.conversion.function_norm import FinalNorm
 from normlab.hf.conversion.layer_analysis import analyse_layer
 from normlab.hf.conversion.layer_structure import LayerStructure, norm_options
-from normlab.hf.conversion.trace import ADVICE, makes_same_calls
+from normlab.hf.conversion.trace import ADVICE, get_part, makes_same_calls
 from normlab.probes.blocks import BlockStack, find_stacks, walk
 from normlab.probes.outputs import first_state
 from normlab.probes.replay import RecordedCall, capture
@@ -60,6 +61,12 @@ class ModelStructure:
         """Common path of the blocks, with a star for the index."""
         columns = zip(*(name.split(".") for name in self.stack.names), strict=True)
         return ".".join(column[0] if len(set(column)) == 1 else "*" for column in columns)
+
+    @property
+    def gate(self) -> GateOptions | None:
+        """Options of the first block's first gate; None without gates."""
+        paths = [branch.gate for branch in self.layers[0].branches if branch.gate is not None]
+        return recognise_gate(get_part(self.stack.blocks[0], paths[0])) if paths else None
 
     @property
     def topology(self) -> Topology:
@@ -197,6 +204,7 @@ def _verify(name: str, structure: LayerStructure, call: RecordedCall) -> None:
     state, arguments = structure.signature.bind(call.args, call.kwargs)
     with in_one_line(f"{name}: what was read from it does not run", ADVICE):
         found = structure.block(call.block)(state, structure.bind_branches(call.block, arguments))
+        found = structure.scaled(call.block, found)
     if expected.is_meta:
         return
     if found.dtype != expected.dtype:

@@ -14,6 +14,7 @@ from normlab.errors import NormLabError
 from normlab.hf.conversion.converted_layer import Conversion, SchemeWiring, convert_layer, converted_layers
 from normlab.hf.conversion.foreign_gate import ModelGate, recognise_gate
 from normlab.hf.conversion.foreign_norm import ModelNorm, NormOptions
+from normlab.hf.conversion.foreign_streams import FirstStream
 from normlab.hf.conversion.identify import match_scheme, with_model_options
 from normlab.hf.conversion.layer_structure import LayerStructure, model_norm, norm_options
 from normlab.hf.conversion.model_structure import Adapter, ModelStructure, analyse_model
@@ -93,6 +94,10 @@ def plan_conversion(
             f"{type(model).__name__} uses {found.final!r} elsewhere, too, so its final norm cannot be changed alone; "
             "give the other place a norm of its own"
         )
+    if found.streams is not None and found.head is None:
+        raise NormLabError(
+            f"{type(model).__name__} merges its streams by functions, which cannot be replaced; make that a module"
+        )
     return Conversion(bound, residual_only, dict(roles or {}))
 
 
@@ -120,7 +125,7 @@ def rewire_model(model: Any, found: ModelStructure, conversion: Conversion) -> N
         _wiring(k, layer, structure, conversion)
         for k, (layer, structure) in enumerate(zip(layers, found.layers, strict=True))
     ]
-    wirings[0].entry = _to_device_of(conversion.bound.entry(), layers[0])
+    wirings[0].entry = _to_device_of(_entry(conversion.bound, found), layers[0])
     _place_exit(model, found, wirings[-1], layers[-1])
     for layer, wiring in zip(layers, wirings, strict=True):
         convert_layer(layer, wiring)
@@ -138,12 +143,25 @@ def _wiring(k: int, layer: nn.Module, structure: LayerStructure, conversion: Con
         for place, norm in own.items():
             reuse_norm(step, place, norm, usual)
     for step, branch in zip(block.steps, structure.branches, strict=True):
+        if branch.streams is not None and branch.streams.read.reads_as(scheme):
+            norm = next((part for part in step.read.children() if isinstance(part, Norm | ModelNorm)), None)
+            own_step = branch.streams.step(layer, norm if branch.read else None, step.write)
+            step.read, step.write = own_step.read, own_step.write
         own_gate = branch.write_module(layer)
         if isinstance(own_gate, ModelGate) and recognise_gate(own_gate.gate) == recognise_gate(step.write):
             step.write = own_gate
     if structure.shared_read and isinstance(block, ParallelBlock):
         block.share_read()
     return SchemeWiring(conversion, structure, _to_device_of(block, layer))
+
+
+def _entry(bound: BoundScheme, found: ModelStructure) -> nn.Module:
+    """The scheme's entry. A model of several streams has made copies: they are the scheme's, or one of them is used."""
+    if found.streams is None:
+        return bound.entry()
+    if found.streams.reads_as(bound.scheme):
+        return nn.Identity()
+    return nn.Sequential(FirstStream(found.streams.scheme.streams, found.streams.flat), bound.entry())
 
 
 def reuse_norm(parent: nn.Module, name: str, own: ModelNorm, usual: NormOptions | None) -> None:
@@ -162,14 +180,35 @@ def reuse_norm(parent: nn.Module, name: str, own: ModelNorm, usual: NormOptions 
 
 
 def _place_exit(model: nn.Module, found: ModelStructure, last: SchemeWiring, layer: nn.Module) -> None:
-    """Put the scheme's exit in the place of the model's final norm, or in the last layer if it has none."""
-    exit_ = nn.ModuleDict({"exit": last.conversion.bound.exit()})
+    """Put the scheme's exit in the place of the model's final norm, or in the last layer if it has none.
+
+    A module that merges the model's streams is kept if the scheme merges alike; the exit is then the norm behind it.
+    """
+    bound = last.conversion.bound
+    merges = _merges_alike(bound.scheme, found)
+    exit_ = nn.ModuleDict({"exit": bound.scheme.new_norm(bound.dim) if merges else bound.exit()})
+    if found.head is not None and not merges:
+        _replace(model, found.head, nn.Identity())
+    if found.final is None and merges:
+        return
     if found.final is None:
         last.exit = _to_device_of(exit_["exit"], layer)
         return
     reuse_norm(exit_, "exit", model_norm(model, found.final), found.norm)
-    owner, _, name = found.final.rpartition(".")
-    setattr(model.get_submodule(owner), name, _to_device_of(exit_["exit"], layer))
+    _replace(model, found.final, _to_device_of(exit_["exit"], layer))
+
+
+def _merges_alike(scheme: Scheme, found: ModelStructure) -> bool:
+    """Whether the scheme reads and merges the streams as the model does."""
+    read, merged = found.streams, found.merged
+    if read is None or merged is None or not read.reads_as(scheme):
+        return False
+    return all(getattr(scheme, name) == getattr(merged, name) for name in merged.exit_options)
+
+
+def _replace(model: nn.Module, path: str, part: nn.Module) -> None:
+    owner, _, name = path.rpartition(".")
+    setattr(model.get_submodule(owner), name, part)
 
 
 def _to_device_of(part: Any, layer: nn.Module) -> Any:
@@ -196,6 +235,7 @@ def _record(found: ModelStructure, conversion: Conversion) -> dict[str, Any]:
         "roles": {name: spec if isinstance(spec, str) else _parts(spec) for name, spec in conversion.roles.items()},
         "blocks": found.pattern,
         "final": found.final,
+        "head": found.head,
     }
 
 

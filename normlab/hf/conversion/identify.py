@@ -77,6 +77,8 @@ def identify(
 
 def match_scheme(found: ModelStructure) -> Scheme | None:
     """Return the scheme that places norms where the model has them; None if there is none."""
+    if found.streams is not None:
+        return _match_streams(found)
     wanted = [
         tuple(_places(branch, layer) for branch in structure.branches)
         for layer, structure in zip(found.stack.blocks, found.layers, strict=True)
@@ -98,6 +100,22 @@ def match_scheme(found: ModelStructure) -> Scheme | None:
             if not gated:
                 break
     return max(matching, key=lambda scheme: _kept_norms(scheme, found), default=None)
+
+
+def _match_streams(found: ModelStructure) -> Scheme | None:
+    """The scheme that reads, writes and merges several streams as the model does; None if there is none."""
+    scheme, read = found.merged, found.streams
+    branches = [branch for structure in found.layers for branch in structure.branches]
+    if scheme is None or read is None or found.has_final == read.normed:
+        return None
+    if any(one.streams is None or one.streams.read != read or one.shape is not None for one in branches):
+        return None
+    if any((one.read is None) != read.normed for one in branches):
+        return None
+    if not read.normed and found.norm is not None:
+        scheme = dataclasses.replace(scheme, **found.norm.scheme_options())
+    # One epsilon for the norms and for the coefficients.
+    return scheme if read.reads_as(scheme) else None
 
 
 def _candidates(*, variants: bool) -> Iterator[Callable[[], Scheme]]:
@@ -217,16 +235,22 @@ def _how(found: ModelStructure) -> tuple[str, ...]:
         lines.append(f"its norms compute {norm.norm}, eps {norm.eps:g}, gain {norm.gain}, {bias}")
     if found.gate is not None:
         lines.append(f"its gates keep {found.gate.keep}, temperature {found.gate.temperature:g}")
+    if found.streams is not None:
+        lines.append(f"{found.streams.scheme.streams} streams, read by {', '.join(sorted(first.connections()))}")
+        lines.append(f"{found.head!r} merges them" if found.head else "no module merges them")
     if first.scale is not None:
         lines.append(f"{first.scale!r} multiplies the whole state at the end of a layer; a conversion keeps it")
     final = found.final or found.final_function
     lines.append(f"{final!r} reads the last block" if final else "no norm reads the last block")
-    inner = [
-        path for path, part in walk(stack.blocks[0], "") if recognise_norm(part) and path not in first.norm_paths()
-    ]
+    inner = [path for path, part in walk(stack.blocks[0], "") if recognise_norm(part) and not _belongs(path, first)]
     lines += [f"inside its branches: {', '.join(inner)}"] if inner else []
     beside = list(dict.fromkeys(part for branch in first.branches for part in _beside(stack.blocks[0], branch)))
     return (*lines, *([f"its branches also hold: {', '.join(beside)}"] if beside else []))
+
+
+def _belongs(path: str, structure: LayerStructure) -> bool:
+    """Whether a norm is one of the layer's own places, or part of what reads the streams."""
+    return path in structure.norm_paths() or path.startswith(tuple(f"{one}." for one in structure.connections()))
 
 
 def _beside(layer: nn.Module, branch: ResidualBranch) -> Iterator[str]:
@@ -250,6 +274,9 @@ def _layer_formula(structure: LayerStructure) -> str:
 
 def _formula(branch: ResidualBranch) -> str:
     update = f"{branch.name}({f'{branch.read}(x)' if branch.read else 'x'})"
+    if branch.streams is not None:
+        seen = f"{branch.streams.connection}(X)"
+        return f"X ← write(X, {branch.name}({f'{branch.read}({seen})' if branch.read else seen}))"
     shaped = f"{branch.shape}({update})" if branch.shape else update
     total = f"{branch.gate}(x, {shaped})" if branch.gate else f"x + {shaped}"
     return f"x ← {f'{branch.write}({total})' if branch.write else total}"

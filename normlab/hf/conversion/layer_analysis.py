@@ -9,22 +9,21 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import fx, nn
-from torch.nn import functional as F
 
 from normlab.errors import NormLabError
 from normlab.hf.conversion.foreign_gate import recognise_gate
 from normlab.hf.conversion.foreign_norm import recognise_norm
+from normlab.hf.conversion.foreign_streams import StreamRead, recognise_read
 from normlab.hf.conversion.function_norm import FunctionNorm, may_be_norm
 from normlab.hf.conversion.layer_structure import LayerStructure, NormLocation, ResidualBranch, norm_module
+from normlab.hf.conversion.stream_step import StreamStep, WriteProgram
 from normlab.hf.conversion.trace import (
     ADVICE,
-    ARGUMENTS,
     HIDDEN_STATE,
     BranchProgram,
     LayerSignature,
@@ -36,9 +35,23 @@ from normlab.hf.conversion.trace import (
     to_traced_call,
     trace_layer,
 )
-
-_VIEWS = ("view", "reshape", "contiguous", "to", "type_as", "float", "clone")
-_FACTS = ("size", "dim", "ndimension", "numel")
+from normlab.hf.conversion.trace_nodes import (
+    FACTS,
+    is_argument,
+    is_call,
+    is_idle_dropout,
+    is_number,
+    is_output,
+    is_product,
+    is_sum,
+    is_view,
+    items_of,
+    joins_outputs,
+    kept,
+    nodes_in,
+    renamed,
+    summands,
+)
 
 
 def analyse_layer(layer: nn.Module, opened: set[str] | None = None) -> LayerStructure:
@@ -60,8 +73,8 @@ def analyse_layer(layer: nn.Module, opened: set[str] | None = None) -> LayerStru
     return dataclasses.replace(resting, branches=branches)
 
 
-def _places(branch: ResidualBranch) -> tuple[NormLocation | None, ...]:
-    return branch.read, branch.shape, branch.write, branch.gate
+def _places(branch: ResidualBranch) -> tuple[NormLocation | StreamStep | None, ...]:
+    return branch.read, branch.shape, branch.write, branch.gate, branch.streams
 
 
 def _analyse(layer: nn.Module, opened: set[str], *, training: bool) -> LayerStructure:
@@ -86,6 +99,9 @@ class _Addition:
     write: NormLocation | None
     exact: bool
     gate: str | None = None
+    streams: StreamStep | None = None
+    source: fx.Node | None = None
+    """What a branch reads instead of the state: one vector made of the streams."""
 
 
 class _TracedLayer:
@@ -97,6 +113,7 @@ class _TracedLayer:
         self.state = next(node for node in self.nodes if node.name == HIDDEN_STATE.name)
         self.returned = next(node for node in self.nodes if node.op == "output").args[0]
         self._states = {self.state}
+        self._stream_reads: dict[fx.Node, StreamRead | None] = {}
         self._norms: dict[fx.Node, tuple[NormLocation, fx.Node] | None] = {}
         self._above: dict[fx.Node, set[fx.Node]] = {}
         for node in self.nodes:
@@ -112,7 +129,7 @@ class _TracedLayer:
             additions[0].updates = [term for one in additions[0].updates for term in self._terms(one)]
         parallel = len(additions[0].updates) > 1
         cuts = [self._cut(update, one) for one in additions for update in one.updates]
-        extras = [node for node in _nodes_in(self.returned) if node is not end]
+        extras = [node for node in nodes_in(self.returned) if node is not end]
         branches = self._branches(cuts, extras)
         inputs = {cut.source for cut in cuts}
         return LayerStructure(
@@ -120,7 +137,7 @@ class _TracedLayer:
             LayerSignature.of(self.layer),
             "parallel" if parallel else "serial",
             shared_read=parallel and len(inputs) == 1 and cuts[0].read is not None,
-            returns=_renamed(replace_nodes(self.returned), end.name),
+            returns=renamed(replace_nodes(self.returned), end.name),
             exact=all(one.exact for one in additions),
             scale=scale,
         )
@@ -130,19 +147,19 @@ class _TracedLayer:
     def _without_scale(self, end: Any) -> tuple[Any, str | None]:
         """(the state before its multiplication by a number of the layer, the number's path), or the state and None."""
         node = self._plain(end)
-        factors = node.args if _is_product(node) else ()
+        factors = node.args if is_product(node) else ()
         for one, other in (factors, factors[::-1]) if factors else ():
-            if _is_number(self.layer, other) and isinstance(one, fx.Node):
+            if is_number(self.layer, other) and isinstance(one, fx.Node):
                 return one, module_path(other)
         return end, None
 
     def _additions(self, end: Any) -> list[_Addition]:
         found: list[_Addition] = []
-        node = self._plain(end)
-        while node is not self.state:
-            found.insert(0, self._addition(node))
-            node = self._plain(found[0].skip)
-            self._states.add(node)
+        node = end
+        while self._plain(node) is not self.state:
+            found.insert(0, self._streamed(node) or self._addition(self._plain(node)))
+            node = found[0].skip
+            self._states.add(self._plain(node))
         if not found:
             raise NormLabError(f"{self.who} adds nothing to its input; {ADVICE}")
         return found
@@ -153,9 +170,9 @@ class _TracedLayer:
             return gated
         write = self._norm(node)
         total = node if write is None else self._normed(node)
-        if not _is_sum(total):
+        if not is_sum(total):
             raise self._not_a_sum(total)
-        one, other = _summands(total)
+        one, other = summands(total)
         for skip, update in ((one, other), (other, one)):
             if self._plain(skip) in self._above[update]:
                 return _Addition(skip, [update], write, exact=True)
@@ -165,6 +182,61 @@ class _TracedLayer:
             if all(self._plain(skip) in self._above[update] for update in updates):
                 return _Addition(skip, updates, write, exact=False)
         raise self._not_a_sum(total)
+
+    def _streamed(self, end: fx.Node) -> _Addition | None:
+        """The write to several streams, whose coefficients and branch's input one module made of them; None if none."""
+        reads = [node for node in self._above[end] if self._stream_read(node) is not None]
+        if not reads:
+            return None
+        call = max(reads, key=self.nodes.index)
+        read, state = self._stream_read(call), call.args[0]
+        assert read is not None
+        assert isinstance(state, fx.Node)
+        self._states.add(self._plain(state))
+        source, *carry = (items_of(call, place) for place in read.outputs)
+        states = {state, self._plain(state), *(items_of(call, read.state) if read.state is not None else ())}
+        given = states.union(*carry)
+        update = next(
+            (node for node in self._outputs_behind(source, end) if not self._reads(end, node, given, source)), None
+        )
+        if update is None or len(source) != 1:
+            raise NormLabError(f"{self.who}: no update was found behind {module_path(call)!r}; {ADVICE}")
+        write = self._write_program(end, update, states, carry)
+        return _Addition(
+            state, [update], None, exact=True, streams=StreamStep(module_path(call), read, write), source=source[0]
+        )
+
+    def _outputs_behind(self, source: Sequence[fx.Node], end: fx.Node) -> list[fx.Node]:
+        """Outputs of modules that depend on a branch's input, the last one first."""
+        behind = [node for node in self._above[end] if not self._above[node].isdisjoint(source)]
+        return sorted((node for node in behind if is_output(node)), key=self.nodes.index, reverse=True)
+
+    def _reads(self, end: fx.Node, update: fx.Node, given: set[fx.Node], source: Sequence[fx.Node]) -> bool:
+        """Whether a write depends on a branch's input in another way than through its update."""
+        return not self._needed(end, given | {update}).isdisjoint(source)
+
+    def _write_program(
+        self, end: fx.Node, update: fx.Node, states: set[fx.Node], carry: Sequence[Sequence[fx.Node]]
+    ) -> WriteProgram:
+        needed = self._needed(end, states.union([update], *carry))
+        other = next((node for node in needed if node.op not in ("call_function", "call_method")), None)
+        if other is not None:
+            raise NormLabError(f"{self.who}: its write to the streams also reads {other.name!r}; {ADVICE}")
+        calls = tuple(to_traced_call(node) for node in self.nodes if node in needed)
+        names = [node.name for node in self.nodes if node in states] + self._asked(needed)
+        carried = tuple(tuple(node.name for node in nodes) for nodes in carry)
+        return WriteProgram(tuple(dict.fromkeys(names)), update.name, carried, calls, end.name)
+
+    def _stream_read(self, node: fx.Node) -> StreamRead | None:
+        """What a node computes that calls a module on the streams alone and takes its output apart; else None."""
+        if node not in self._stream_reads:
+            apart = (
+                node.op == "call_module" and bool(node.users) and all(is_call(u, operator.getitem) for u in node.users)
+            )
+            alone = apart and len(node.args) == 1 and not node.kwargs
+            known = recognise_read(get_part(self.layer, module_path(node))) if alone else None
+            self._stream_reads[node] = known
+        return self._stream_reads[node]
 
     def _gated(self, node: fx.Node) -> _Addition | None:
         """The addition that a module computes from (state, update) with weights of its own; None if it is no such."""
@@ -179,18 +251,18 @@ class _TracedLayer:
     def _terms(self, node: fx.Node) -> list[fx.Node]:
         """Terms of a sum in the order of computation; nested sums without other users are expanded."""
         plain = self._plain(node)
-        if not _is_sum(plain) or len(plain.users) > 1:
+        if not is_sum(plain) or len(plain.users) > 1:
             return [node]
-        return sorted((term for part in _summands(plain) for term in self._terms(part)), key=self.nodes.index)
+        return sorted((term for part in summands(plain) for term in self._terms(part)), key=self.nodes.index)
 
     def _not_a_sum(self, node: fx.Node) -> Exception:
         """Exception for a state that no addition returned: trace inside a submodule, or fail."""
-        source = node.args[0] if _is(node, operator.getitem) else node
+        source = node.args[0] if is_call(node, operator.getitem) else node
         if isinstance(source, fx.Node) and source.op == "call_module":
             path = module_path(source)
             if next(get_part(self.layer, path).children(), None) is not None:
                 return _AddsInside(path)
-        if _joins_outputs(source):
+        if joins_outputs(source):
             return NormLabError(
                 f"{self.who}: its state was not found: a tuple of outputs is joined to another on the way; {ADVICE}"
             )
@@ -203,7 +275,7 @@ class _TracedLayer:
     # -- one branch ----------------------------------------------------------------------------------------------
 
     def _cut(self, update: fx.Node, addition: _Addition) -> _Cut:
-        skip, end = self._plain(addition.skip), self._plain(update)
+        skip, end = addition.source or self._plain(addition.skip), self._plain(update)
         shape = self._norm(end)
         if shape is not None:
             end = self._normed(end)
@@ -211,24 +283,25 @@ class _TracedLayer:
         # Of consecutive candidates the last one is the norm: a cast after it belongs to it.
         reads = [node for node in found if not any(node in self._above[other] for other in found)]
         if not reads:
-            return _Cut(end, addition.skip, skip, None, shape, addition.write, addition.gate)
+            return _Cut(end, addition.source or addition.skip, skip, None, shape, addition)
         if len(reads) > 1 or skip in self._needed(end, {reads[0]}):
             names = ", ".join(sorted(str(self._norm(node)) for node in reads))
             raise NormLabError(f"{self.who}: a branch reads the state through {names} and in another way; {ADVICE}")
-        return _Cut(end, reads[0], skip, self._norm(reads[0]), shape, addition.write, addition.gate)
+        return _Cut(end, reads[0], skip, self._norm(reads[0]), shape, addition)
 
     def _branches(self, cuts: Sequence[_Cut], extras: Sequence[fx.Node]) -> tuple[ResidualBranch, ...]:
         programs = [self._program(cut, []) for cut in cuts]
         for extra in extras:
             for place, cut in enumerate(cuts):
                 if cut.source in self._above[extra] and self.state not in self._needed(extra, {cut.source, cut.skip}):
-                    programs[place] = self._program(cut, [extra, *_kept(self.nodes, programs[place])])
+                    programs[place] = self._program(cut, [extra, *kept(self.nodes, programs[place])])
                     break
             else:
                 raise NormLabError(f"{self.who} returns {extra.name!r}, which no branch computes; {ADVICE}")
         return tuple(
-            ResidualBranch(program, cut.read, cut.shape, cut.write, self._name(program), cut.gate)
+            ResidualBranch(program, cut.read, cut.shape, one.write, self._name(program), one.gate, one.streams)
             for cut, program in zip(cuts, programs, strict=True)
+            for one in (cut.addition,)
         )
 
     def _program(self, cut: _Cut, extras: Sequence[fx.Node]) -> BranchProgram:
@@ -239,9 +312,12 @@ class _TracedLayer:
         self._check_arguments(needed)
         calls = tuple(to_traced_call(node) for node in self.nodes if node in needed and node.op != "placeholder")
         # Nodes that ask for the shape of the state can use the input of the branch, which has the same shape.
-        asked = [node.args[0].name for node in self.nodes if node in needed and self._is_fact_of_state(node)]  # type: ignore
-        inputs = tuple(dict.fromkeys((cut.source.name, cut.skip.name, *asked)))
+        inputs = tuple(dict.fromkeys((cut.source.name, cut.skip.name, *self._asked(needed))))
         return BranchProgram(inputs, calls, ValueRef(cut.end.name), tuple(node.name for node in extras))
+
+    def _asked(self, needed: set[fx.Node]) -> list[str]:
+        """Names of the states whose shape or dtype is asked for."""
+        return [node.args[0].name for node in self.nodes if node in needed and self._is_fact_of_state(node)]  # type: ignore
 
     def _needed(self, node: fx.Node, given: set[fx.Node]) -> set[fx.Node]:
         """Nodes that must be computed for a node if those in `given` are known."""
@@ -257,14 +333,14 @@ class _TracedLayer:
     def _check_arguments(self, needed: set[fx.Node]) -> None:
         """Raise if the layer itself computes with an argument, which may depend on whether it is None."""
         for node in needed:
-            own = [part for part in node.all_input_nodes if _is_argument(part)]
+            own = [part for part in node.all_input_nodes if is_argument(part)]
             # A product with None raises, so that an argument which it needs is never silently missed.
-            if own and node.op != "call_module" and not _is_argument(node) and not _is_product(node):
+            if own and node.op != "call_module" and not is_argument(node) and not is_product(node):
                 raise NormLabError(f"{self.who} computes with its argument {own[0].args[1]!r} itself; {ADVICE}")
 
     def _is_fact_of_state(self, node: fx.Node) -> bool:
         """Whether a node reads only the shape or dtype of a state."""
-        asks = _is(node, getattr) or (node.op == "call_method" and node.target in _FACTS)
+        asks = is_call(node, getattr) or (node.op == "call_method" and node.target in FACTS)
         return asks and self._plain(node.args[0]) in self._states
 
     def _name(self, program: BranchProgram) -> str:
@@ -299,7 +375,7 @@ class _TracedLayer:
 
     def _functions(self, node: fx.Node) -> Iterator[tuple[NormLocation, fx.Node]]:
         """Candidate function norms that end in a node and read one tensor besides parameters, with that tensor."""
-        core = self._plain(node) if _is_view(node) else node
+        core = self._plain(node) if is_view(node) else node
         sources = [part for part in core.args if isinstance(part, fx.Node)] if may_be_norm(core) else []
         for source in dict.fromkeys(self._plain(part) for part in sources):
             needed = self._needed(node, {source})
@@ -310,7 +386,7 @@ class _TracedLayer:
 
     def _plain(self, node: Any) -> fx.Node:
         """The node before views, casts and inactive dropout."""
-        while isinstance(node, fx.Node) and (_is_view(node) or _is_idle_dropout(node)):
+        while isinstance(node, fx.Node) and (is_view(node) or is_idle_dropout(node)):
             node = node.args[0]
         if not isinstance(node, fx.Node):
             raise NormLabError(f"{self.who} returns no tensor where its state was expected; {ADVICE}")
@@ -326,67 +402,4 @@ class _Cut:
     skip: fx.Node
     read: NormLocation | None
     shape: NormLocation | None
-    write: NormLocation | None
-    gate: str | None
-
-
-def _is(node: Any, *functions: Callable[..., Any]) -> bool:
-    return isinstance(node, fx.Node) and node.op == "call_function" and node.target in functions
-
-
-def _is_sum(node: fx.Node) -> bool:
-    adds = _is(node, operator.add, operator.iadd, torch.add) or (node.op == "call_method" and node.target == "add")
-    return adds and len(node.args) == 2 and not node.kwargs and all(isinstance(part, fx.Node) for part in node.args)
-
-
-def _is_product(node: Any) -> bool:
-    return _is(node, operator.mul, operator.imul, torch.mul) and len(node.args) == 2
-
-
-def _is_number(layer: nn.Module, node: Any) -> bool:
-    """Whether a node is a parameter or buffer of one element."""
-    return isinstance(node, fx.Node) and node.op == "get_attr" and get_part(layer, module_path(node)).numel() == 1
-
-
-def _joins_outputs(node: Any) -> bool:
-    """Whether tuples or lists are added: (state,) + outputs[1:]."""
-    return _is(node, operator.add) and any(isinstance(part, tuple | list) for part in node.args)
-
-
-def _summands(total: fx.Node) -> Sequence[Any]:
-    return total.args
-
-
-def _is_view(node: fx.Node) -> bool:
-    return node.op == "call_method" and node.target in _VIEWS
-
-
-def _is_idle_dropout(node: fx.Node) -> bool:
-    if not _is(node, F.dropout):
-        return False
-    p, training = (*node.args[1:], 0.5, True)[:2]
-    return node.kwargs.get("training", training) is False or node.kwargs.get("p", p) in (0, 0.0)
-
-
-def _is_argument(node: fx.Node) -> bool:
-    """Whether a node is one of the layer's arguments or an item of one."""
-    source = node
-    while _is(source, operator.getitem):
-        source = source.args[0]  # type: ignore[assignment]
-    return source is not node and isinstance(source, fx.Node) and source.name == ARGUMENTS
-
-
-def _nodes_in(value: Any) -> list[fx.Node]:
-    parts = value if isinstance(value, tuple | list) else [value]
-    return [part for part in parts if isinstance(part, fx.Node)]
-
-
-def _kept(nodes: Sequence[fx.Node], program: BranchProgram) -> list[fx.Node]:
-    return [node for node in nodes if node.name in program.keeps]
-
-
-def _renamed(returned: Any, end: str) -> Any:
-    """Return value with the node `end` replaced by `HIDDEN_STATE`."""
-    if isinstance(returned, tuple | list):
-        return tuple(HIDDEN_STATE if part == ValueRef(end) else part for part in returned)
-    return HIDDEN_STATE
+    addition: _Addition

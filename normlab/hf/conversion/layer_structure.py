@@ -22,9 +22,10 @@ from torch import nn
 
 from normlab.choices import Topology
 from normlab.errors import NormLabError
-from normlab.hf.conversion.foreign_norm import ModelNorm, NormOptions, recognise_norm
 from normlab.hf.conversion.foreign_gate import ModelGate
+from normlab.hf.conversion.foreign_norm import ModelNorm, NormOptions, recognise_norm
 from normlab.hf.conversion.function_norm import FunctionNorm
+from normlab.hf.conversion.stream_step import StreamStep
 from normlab.hf.conversion.trace import HIDDEN_STATE, LayerSignature, get_part, resolve_refs
 from normlab.schemes.contract.blocks import Block, ParallelBlock, SerialBlock
 from normlab.schemes.contract.parts import Add, AddNorm, Branch, Step, Write
@@ -49,6 +50,8 @@ class ResidualBranch:
     name: str = "branch"
     gate: str | None = None
     """Path of the module that takes (state, update) and returns the next state, in place of an addition."""
+    streams: StreamStep | None = None
+    """How it reads several streams and writes to them; `read` is then the norm of what it reads."""
 
     def norms(self) -> Iterator[tuple[str, NormLocation]]:
         """Yield (place, path or function) of each norm of the branch."""
@@ -101,7 +104,12 @@ class LayerStructure:
 
     def replaced_paths(self) -> set[str]:
         """Paths of the modules that a conversion replaces: norms and gates."""
-        return self.norm_paths() | {branch.gate for branch in self.branches if branch.gate is not None}
+        gates = {branch.gate for branch in self.branches if branch.gate is not None}
+        return self.norm_paths() | gates | self.connections()
+
+    def connections(self) -> set[str]:
+        """Paths of the modules that read several streams."""
+        return {branch.streams.connection for branch in self.branches if branch.streams is not None}
 
     def norm_paths(self) -> set[str]:
         """Paths of the norms that are modules."""
@@ -113,10 +121,7 @@ class LayerStructure:
 
     def block(self, layer: nn.Module) -> Block:
         """The layer as a NormLab block, with its own norms."""
-        steps = [
-            _step(norms, branch.write_module(layer))
-            for norms, branch in zip(self.norms(layer), self.branches, strict=True)
-        ]
+        steps = [_step(layer, branch, norms) for branch, norms in zip(self.branches, self.norms(layer), strict=True)]
         if self.topology == "serial":
             return SerialBlock(steps)
         block = ParallelBlock(steps)
@@ -148,6 +153,8 @@ def norm_options(layer: nn.Module, structure: LayerStructure) -> NormOptions | N
     return recognise_norm(norm_module(layer, paths[0]), layer) if paths else None
 
 
-def _step(norms: dict[str, ModelNorm], own: Write | None) -> Step:
-    write = own or (AddNorm(norms["write"]) if "write" in norms else Add())  # type: ignore[arg-type]
-    return Step(write, read=norms.get("read"), shape=norms.get("shape"))
+def _step(layer: nn.Module, branch: ResidualBranch, norms: dict[str, ModelNorm]) -> Step:
+    if branch.streams is not None:
+        return branch.streams.step(layer, norms.get("read"))
+    added = AddNorm(norms["write"]) if "write" in norms else Add()  # type: ignore[arg-type]
+    return Step(branch.write_module(layer) or added, read=norms.get("read"), shape=norms.get("shape"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from normlab.errors import NormLabError, in_one_line
 from normlab.hf.conversion.convert import rewire_model
 from normlab.hf.conversion.converted_layer import Conversion
 from normlab.hf.conversion.layer_structure import norm_options
-from normlab.hf.conversion.model_structure import Adapter, ModelStructure, analyse_layers, find_one_stack
+from normlab.hf.conversion.model_structure import Adapter, ModelStructure, analyse_layers, find_one_stack, merged_by
 from normlab.roles import Part, Spec
 from normlab.schemes.catalog.reference import refuse_unknown
 from normlab.schemes.catalog.registry import scheme as find_scheme
@@ -47,6 +48,9 @@ def _rewire(model: Any, spec: dict[str, Any], adapter: Adapter | None) -> None:
     structures = analyse_layers(stack, adapter)
     norm = norm_options(stack.blocks[0], structures[0])
     found = ModelStructure(stack, structures, spec["final"], spec["dim"], norm)
+    if found.streams is not None:
+        head = spec.get("head")
+        found = replace(found, head=head, merged=merged_by(model, head, found.streams, found.dim))
     bound = find_scheme(spec["scheme"]).bind(
         depth=len(structures), dim=found.dim, topology=spec["topology"], branches=found.branches
     )

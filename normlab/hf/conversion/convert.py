@@ -14,17 +14,20 @@ from normlab.errors import NormLabError
 from normlab.hf.conversion.converted_layer import Conversion, SchemeWiring, convert_layer, converted_layers
 from normlab.hf.conversion.foreign_gate import ModelGate, recognise_gate
 from normlab.hf.conversion.foreign_norm import ModelNorm, NormOptions
-from normlab.hf.conversion.foreign_streams import FirstStream
+from normlab.hf.conversion.foreign_streams import FirstStream, load_weights_
 from normlab.hf.conversion.identify import match_scheme, with_model_options
 from normlab.hf.conversion.layer_structure import LayerStructure, model_norm, norm_options
 from normlab.hf.conversion.model_structure import Adapter, ModelStructure, analyse_model
 from normlab.hf.conversion.scheme_rules import Rules, rules
+from normlab.hf.conversion.stream_step import StreamStep
+from normlab.hf.conversion.trace import get_part
 from normlab.norms import Norm
 from normlab.roles import Part, Spec
 from normlab.schemes.catalog.registry import scheme as find_scheme
 from normlab.schemes.contract.blocks import ParallelBlock
 from normlab.schemes.contract.bound_scheme import BoundScheme
 from normlab.schemes.contract.needs import meet_needs, offers
+from normlab.schemes.contract.parts import Step
 from normlab.schemes.contract.scheme import Scheme
 
 
@@ -40,6 +43,7 @@ def convert(
     init: bool = False,
     topology: Topology | None = None,
     residual_only: bool = False,
+    native: bool = False,
     roles: Mapping[str, Spec] | None = None,
     adapter: Adapter | None = None,
     batch: Mapping[str, Any] | None = None,
@@ -50,15 +54,17 @@ def convert(
     Weights are kept unless `init` is set. Attention, MLP, cache, mask and head are not changed. A norm of the model is
     kept where the scheme has the same kind of norm; others are new, of the model's kind unless the scheme's options
     name another. `residual_only` leaves out what the scheme changes inside the sublayers; `topology` rewires serial
-    blocks as parallel ones or back. For `adapter`, `batch` and `blocks` see `identify`; for `roles` see
-    `normlab.roles`.
+    blocks as parallel ones or back. Of a model of several streams the modules are kept where the scheme computes the
+    same; `native` copies their weights into the scheme's own modules instead, for its kernels. For `adapter`, `batch`
+    and `blocks` see `identify`; for `roles` see `normlab.roles`.
     """
     if not hasattr(model, "config"):
         raise NormLabError(f"{type(model).__name__} is no model of transformers; for your own see normlab.Stack")
     if converted_layers(model):
         raise NormLabError("the model is converted already; convert the original, or a new one from its configuration")
     found = analyse_model(model, batch=batch, blocks=blocks, adapter=adapter)
-    conversion = plan_conversion(model, found, scheme, topology=topology, residual_only=residual_only, roles=roles)
+    options = {"topology": topology, "residual_only": residual_only, "native": native, "roles": roles}
+    conversion = plan_conversion(model, found, scheme, **options)
     if init:
         # A matrix without a role raises, before anything is changed.
         Rules(model, conversion, found.stack.names).find_roles()
@@ -80,6 +86,7 @@ def plan_conversion(
     *,
     topology: Topology | None = None,
     residual_only: bool = False,
+    native: bool = False,
     roles: Mapping[str, Spec] | None = None,
 ) -> Conversion:
     """Check that the model can be converted and return the conversion; raises otherwise. Nothing is changed."""
@@ -98,7 +105,9 @@ def plan_conversion(
         raise NormLabError(
             f"{type(model).__name__} merges its streams by functions, which cannot be replaced; make that a module"
         )
-    return Conversion(bound, residual_only, dict(roles or {}))
+    if native and (found.streams is None or not found.streams.reads_as(target)):
+        raise NormLabError(f"native copies weights of streams, and {type(model).__name__} has none that {target} reads")
+    return Conversion(bound, residual_only, dict(roles or {}), native)
 
 
 def _keeps_final(model: Any, bound: BoundScheme, found: ModelStructure) -> bool:
@@ -125,7 +134,7 @@ def rewire_model(model: Any, found: ModelStructure, conversion: Conversion) -> N
         _wiring(k, layer, structure, conversion)
         for k, (layer, structure) in enumerate(zip(layers, found.layers, strict=True))
     ]
-    wirings[0].entry = _to_device_of(_entry(conversion.bound, found), layers[0])
+    wirings[0].entry = _to_device_of(_entry(conversion, found), layers[0])
     _place_exit(model, found, wirings[-1], layers[-1])
     for layer, wiring in zip(layers, wirings, strict=True):
         convert_layer(layer, wiring)
@@ -143,10 +152,8 @@ def _wiring(k: int, layer: nn.Module, structure: LayerStructure, conversion: Con
         for place, norm in own.items():
             reuse_norm(step, place, norm, usual)
     for step, branch in zip(block.steps, structure.branches, strict=True):
-        if branch.streams is not None and branch.streams.read.reads_as(scheme):
-            norm = next((part for part in step.read.children() if isinstance(part, Norm | ModelNorm)), None)
-            own_step = branch.streams.step(layer, norm if branch.read else None, step.write)
-            step.read, step.write = own_step.read, own_step.write
+        if branch.streams is not None:
+            _read_streams(step, branch.streams, layer, conversion)
         own_gate = branch.write_module(layer)
         if isinstance(own_gate, ModelGate) and recognise_gate(own_gate.gate) == recognise_gate(step.write):
             step.write = own_gate
@@ -155,13 +162,26 @@ def _wiring(k: int, layer: nn.Module, structure: LayerStructure, conversion: Con
     return SchemeWiring(conversion, structure, _to_device_of(block, layer))
 
 
-def _entry(bound: BoundScheme, found: ModelStructure) -> nn.Module:
+def _entry(conversion: Conversion, found: ModelStructure) -> nn.Module:
     """The scheme's entry. A model of several streams has made copies: they are the scheme's, or one of them is used."""
+    entry = conversion.bound.entry()
     if found.streams is None:
-        return bound.entry()
-    if found.streams.reads_as(bound.scheme):
+        return entry
+    if found.streams.reads_as(conversion.bound.scheme) and not conversion.native:
         return nn.Identity()
-    return nn.Sequential(FirstStream(found.streams.scheme.streams, found.streams.flat), bound.entry())
+    return nn.Sequential(FirstStream(found.streams.scheme.streams, found.streams.flat), entry)
+
+
+def _read_streams(step: Step, own: StreamStep, layer: nn.Module, conversion: Conversion) -> None:
+    """Let a step read and write by the model's own modules or with their weights, if the scheme does the same."""
+    if not own.read.reads_as(conversion.bound.scheme):
+        return
+    if conversion.native:
+        load_weights_(step.read, get_part(layer, own.connection))
+        return
+    norms = (part for part in step.read.children() if isinstance(part, Norm | ModelNorm))
+    kept = own.step(layer, None if own.read.normed else next(norms), step.write)
+    step.read, step.write = kept.read, kept.write
 
 
 def reuse_norm(parent: nn.Module, name: str, own: ModelNorm, usual: NormOptions | None) -> None:
@@ -185,11 +205,14 @@ def _place_exit(model: nn.Module, found: ModelStructure, last: SchemeWiring, lay
     A module that merges the model's streams is kept if the scheme merges alike; the exit is then the norm behind it.
     """
     bound = last.conversion.bound
-    merges = _merges_alike(bound.scheme, found)
-    exit_ = nn.ModuleDict({"exit": bound.scheme.new_norm(bound.dim) if merges else bound.exit()})
-    if found.head is not None and not merges:
+    alike = _merges_alike(bound.scheme, found)
+    keeps = alike and not last.conversion.native
+    exit_ = nn.ModuleDict({"exit": bound.scheme.new_norm(bound.dim) if keeps else bound.exit()})
+    if found.head is not None and not keeps:
+        if alike:
+            load_weights_(exit_, model.get_submodule(found.head))
         _replace(model, found.head, nn.Identity())
-    if found.final is None and merges:
+    if found.final is None and keeps:
         return
     if found.final is None:
         last.exit = _to_device_of(exit_["exit"], layer)
@@ -236,6 +259,7 @@ def _record(found: ModelStructure, conversion: Conversion) -> dict[str, Any]:
         "blocks": found.pattern,
         "final": found.final,
         "head": found.head,
+        "native": conversion.native,
     }
 
 

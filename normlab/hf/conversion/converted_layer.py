@@ -29,6 +29,8 @@ class Conversion:
     """Whether the scheme's changes inside the sublayers were left out."""
     roles: Mapping[str, Spec] = field(default_factory=dict)
     """User-defined roles of parameters."""
+    native: bool = False
+    """Whether NormLab's modules read and merge the streams with the model's weights, in place of the model's own."""
 
 
 class SchemeWiring(nn.Module):

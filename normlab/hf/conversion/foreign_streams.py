@@ -97,7 +97,9 @@ def recognise_read(module: nn.Module) -> StreamRead | None:
     numbers = [(name, value) for part in module.modules() for name, value in vars(part).items() if _is_number(value)]
     key = (type(module), tuple(_shapes(module)), tuple(numbers))
     if key not in _known:
-        _known[key] = _recognise_read(module)
+        # On the CPU even while a model is laid out on the meta device: what is compared has values.
+        with torch.device("cpu"), torch.no_grad():
+            _known[key] = _recognise_read(module)
     return _known[key]
 
 
@@ -114,21 +116,18 @@ def _recognise_read(module: nn.Module) -> StreamRead | None:
 
 def recognise_head(module: nn.Module, scheme: StreamScheme, dim: int, flat: bool) -> StreamScheme | None:
     """The scheme with the options of its exit by which it merges the streams as a module does; None if it cannot."""
-    for setting in _exits(scheme):
-        ours = _build(setting, dim, exit_=True)
-        if ours is not None and _shapes(ours) == _shapes(module) and _merges(module, ours, setting, dim, flat):
-            return setting
-    return None
+    with torch.device("cpu"), torch.no_grad():
+        alike = (one for one in _exits(scheme) if _shapes(_build(one, dim, exit_=True)) == _shapes(module))
+        return next((one for one in alike if _merges(module, one, dim, flat)), None)
 
 
 def load_weights_(ours: nn.Module, theirs: nn.Module) -> None:
-    """Copy parameters into a scheme's module from a model's, by their shapes and order."""
-    waiting = list(theirs.parameters())
+    """Copy all parameters of a model's module into a scheme's, by their shapes and order."""
+    waiting = list(ours.parameters())
     with torch.no_grad():
-        for parameter in ours.parameters():
-            source = next(one for one in waiting if one.shape == parameter.shape)
-            waiting = [one for one in waiting if one is not source]
-            parameter.copy_(source)
+        for source in theirs.parameters():
+            place = next(place for place, one in enumerate(waiting) if one.shape == source.shape)
+            waiting.pop(place).copy_(source)
 
 
 # -- which settings are tried ----------------------------------------------------------------------------------------
@@ -155,8 +154,7 @@ def _settings(kind: type[StreamScheme], names: Sequence[str], module: nn.Module)
             dim = width // scheme.streams
             shape = (gain, dim, *(value for value in values if not isinstance(value, float)))
             if shape not in known:
-                built = _build(scheme, dim, exit_=False)
-                known[shape] = built is not None and _shapes(built) == wanted
+                known[shape] = _shapes(_build(scheme, dim, exit_=False)) == wanted
             if known[shape]:
                 yield scheme, dim
 
@@ -177,7 +175,7 @@ def _values(kind: type[StreamScheme], name: str, module: nn.Module) -> list[Any]
     return list(dict.fromkeys([*own, default, *sizes]))
 
 
-def _build(scheme: StreamScheme, dim: int, *, exit_: bool) -> nn.Module | None:
+def _build(scheme: StreamScheme, dim: int, *, exit_: bool) -> nn.Module:
     with torch.device("meta"):
         bound = scheme.bind(depth=1, dim=dim)
         return bound.exit() if exit_ else bound.block(0).steps[0].read  # type: ignore[return-value]
@@ -210,7 +208,7 @@ def _compare(module: nn.Module, read: nn.Module, scheme: StreamScheme, dim: int,
     return found
 
 
-def _merges(module: nn.Module, ours: nn.Module, scheme: StreamScheme, dim: int, flat: bool) -> bool:
+def _merges(module: nn.Module, scheme: StreamScheme, dim: int, flat: bool) -> bool:
     made = scheme.bind(depth=1, dim=dim).exit()
     for trial, one, x in _trials(module, made, scheme, dim):
         (theirs, *_) = [*_outputs(trial, x.flatten(-2) if flat else x), None]
@@ -223,19 +221,18 @@ def _trials(
     module: nn.Module, ours: nn.Module, scheme: StreamScheme, dim: int
 ) -> Iterator[tuple[nn.Module, nn.Module, Tensor]]:
     """(module, our module with its parameters, streams): at random, at a tiny state, with sigmoids nearly closed."""
-    with torch.device("cpu"), torch.no_grad():
-        generator = torch.Generator().manual_seed(0)
-        trial = copy.deepcopy(module).to_empty(device="cpu").float().eval()
-        x = torch.randn(2, 3, scheme.streams, dim, generator=generator, dtype=torch.float32)
-        rows = {len(one) for one in trial.parameters() if one.ndim == 2}
-        for scale, shift in ((1.0, 0.0), (_TINY, 0.0), (1.0, _CLOSED)):
-            for one in trial.parameters():
-                size = _LOGIT / one.shape[-1] ** 0.5 if one.ndim == 2 else 1.0
-                one.copy_(size * torch.randn(one.shape, generator=generator))
-                if one.ndim == 1 and len(one) in rows:
-                    one.add_(shift)
-            load_weights_(ours, trial)
-            yield trial, ours, scale * x
+    generator = torch.Generator().manual_seed(0)
+    trial = copy.deepcopy(module).to_empty(device="cpu").float().eval()
+    x = torch.randn(2, 3, scheme.streams, dim, generator=generator, dtype=torch.float32)
+    rows = {len(one) for one in trial.parameters() if one.ndim == 2}
+    for scale, shift in ((1.0, 0.0), (_TINY, 0.0), (1.0, _CLOSED)):
+        for one in trial.parameters():
+            size = _LOGIT / one.shape[-1] ** 0.5 if one.ndim == 2 else 1.0
+            one.copy_(size * torch.randn(one.shape, generator=generator))
+            if one.ndim == 1 and len(one) in rows:
+                one.add_(shift)
+        load_weights_(ours, trial)
+        yield trial, ours, scale * x
 
 
 def _outputs(trial: nn.Module, x: Tensor) -> list[Tensor]:

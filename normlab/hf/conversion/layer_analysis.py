@@ -18,13 +18,12 @@ from torch import fx, nn
 from normlab.errors import NormLabError
 from normlab.hf.conversion.foreign_gate import recognise_gate
 from normlab.hf.conversion.foreign_norm import recognise_norm
-from normlab.hf.conversion.foreign_streams import StreamRead, recognise_read
 from normlab.hf.conversion.function_norm import FunctionNorm, may_be_norm
 from normlab.hf.conversion.layer_structure import LayerStructure, NormLocation, ResidualBranch, norm_module
-from normlab.hf.conversion.stream_step import StreamStep, WriteProgram
+from normlab.hf.conversion.stream_step import StreamStep
+from normlab.hf.conversion.stream_trace import find_stream_write
 from normlab.hf.conversion.trace import (
     ADVICE,
-    HIDDEN_STATE,
     BranchProgram,
     LayerSignature,
     TrainEvalProgram,
@@ -35,17 +34,14 @@ from normlab.hf.conversion.trace import (
     to_traced_call,
     trace_layer,
 )
+from normlab.hf.conversion.trace_graph import TracedGraph
 from normlab.hf.conversion.trace_nodes import (
-    FACTS,
     is_argument,
     is_call,
-    is_idle_dropout,
     is_number,
-    is_output,
     is_product,
     is_sum,
     is_view,
-    items_of,
     joins_outputs,
     kept,
     nodes_in,
@@ -104,21 +100,12 @@ class _Addition:
     """What a branch reads instead of the state: one vector made of the streams."""
 
 
-class _TracedLayer:
-    """The traced graph of one layer."""
+class _TracedLayer(TracedGraph):
+    """The search for residual branches in the traced graph of one layer."""
 
     def __init__(self, layer: nn.Module, graph: fx.Graph):
-        self.layer, self.who = layer, type(layer).__name__
-        self.nodes = list(graph.nodes)
-        self.state = next(node for node in self.nodes if node.name == HIDDEN_STATE.name)
-        self.returned = next(node for node in self.nodes if node.op == "output").args[0]
-        self._states = {self.state}
-        self._stream_reads: dict[fx.Node, StreamRead | None] = {}
+        super().__init__(layer, graph)
         self._norms: dict[fx.Node, tuple[NormLocation, fx.Node] | None] = {}
-        self._above: dict[fx.Node, set[fx.Node]] = {}
-        for node in self.nodes:
-            sources = node.all_input_nodes
-            self._above[node] = set(sources).union(*(self._above[source] for source in sources))
 
     def structure(self) -> LayerStructure:
         end = self.returned[0] if isinstance(self.returned, tuple | list) else self.returned
@@ -146,7 +133,7 @@ class _TracedLayer:
 
     def _without_scale(self, end: Any) -> tuple[Any, str | None]:
         """(the state before its multiplication by a number of the layer, the number's path), or the state and None."""
-        node = self._plain(end)
+        node = self.plain(end)
         factors = node.args if is_product(node) else ()
         for one, other in (factors, factors[::-1]) if factors else ():
             if is_number(self.layer, other) and isinstance(one, fx.Node):
@@ -156,10 +143,10 @@ class _TracedLayer:
     def _additions(self, end: Any) -> list[_Addition]:
         found: list[_Addition] = []
         node = end
-        while self._plain(node) is not self.state:
-            found.insert(0, self._streamed(node) or self._addition(self._plain(node)))
+        while self.plain(node) is not self.state:
+            found.insert(0, self._streamed(node) or self._addition(self.plain(node)))
             node = found[0].skip
-            self._states.add(self._plain(node))
+            self.states.add(self.plain(node))
         if not found:
             raise NormLabError(f"{self.who} adds nothing to its input; {ADVICE}")
         return found
@@ -174,83 +161,35 @@ class _TracedLayer:
             raise self._not_a_sum(total)
         one, other = summands(total)
         for skip, update in ((one, other), (other, one)):
-            if self._plain(skip) in self._above[update]:
+            if self.plain(skip) in self.above[update]:
                 return _Addition(skip, [update], write, exact=True)
         terms = self._terms(total)
         for skip in terms:
             updates = [term for term in terms if term is not skip]
-            if all(self._plain(skip) in self._above[update] for update in updates):
+            if all(self.plain(skip) in self.above[update] for update in updates):
                 return _Addition(skip, updates, write, exact=False)
         raise self._not_a_sum(total)
 
     def _streamed(self, end: fx.Node) -> _Addition | None:
-        """The write to several streams, whose coefficients and branch's input one module made of them; None if none."""
-        reads = [node for node in self._above[end] if self._stream_read(node) is not None]
-        if not reads:
+        """The write to several streams that a state is; None if it is none."""
+        found = find_stream_write(self, end)
+        if found is None:
             return None
-        call = max(reads, key=self.nodes.index)
-        read, state = self._stream_read(call), call.args[0]
-        assert read is not None
-        assert isinstance(state, fx.Node)
-        self._states.add(self._plain(state))
-        source, *carry = (items_of(call, place) for place in read.outputs)
-        states = {state, self._plain(state), *(items_of(call, read.state) if read.state is not None else ())}
-        given = states.union(*carry)
-        update = next(
-            (node for node in self._outputs_behind(source, end) if not self._reads(end, node, given, source)), None
-        )
-        if update is None or len(source) != 1:
-            raise NormLabError(f"{self.who}: no update was found behind {module_path(call)!r}; {ADVICE}")
-        write = self._write_program(end, update, states, carry)
-        return _Addition(
-            state, [update], None, exact=True, streams=StreamStep(module_path(call), read, write), source=source[0]
-        )
-
-    def _outputs_behind(self, source: Sequence[fx.Node], end: fx.Node) -> list[fx.Node]:
-        """Outputs of modules that depend on a branch's input, the last one first."""
-        behind = [node for node in self._above[end] if not self._above[node].isdisjoint(source)]
-        return sorted((node for node in behind if is_output(node)), key=self.nodes.index, reverse=True)
-
-    def _reads(self, end: fx.Node, update: fx.Node, given: set[fx.Node], source: Sequence[fx.Node]) -> bool:
-        """Whether a write depends on a branch's input in another way than through its update."""
-        return not self._needed(end, given | {update}).isdisjoint(source)
-
-    def _write_program(
-        self, end: fx.Node, update: fx.Node, states: set[fx.Node], carry: Sequence[Sequence[fx.Node]]
-    ) -> WriteProgram:
-        needed = self._needed(end, states.union([update], *carry))
-        other = next((node for node in needed if node.op not in ("call_function", "call_method")), None)
-        if other is not None:
-            raise NormLabError(f"{self.who}: its write to the streams also reads {other.name!r}; {ADVICE}")
-        calls = tuple(to_traced_call(node) for node in self.nodes if node in needed)
-        names = [node.name for node in self.nodes if node in states] + self._asked(needed)
-        carried = tuple(tuple(node.name for node in nodes) for nodes in carry)
-        return WriteProgram(tuple(dict.fromkeys(names)), update.name, carried, calls, end.name)
-
-    def _stream_read(self, node: fx.Node) -> StreamRead | None:
-        """What a node computes that calls a module on the streams alone and takes its output apart; else None."""
-        if node not in self._stream_reads:
-            apart = (
-                node.op == "call_module" and bool(node.users) and all(is_call(u, operator.getitem) for u in node.users)
-            )
-            alone = apart and len(node.args) == 1 and not node.kwargs
-            known = recognise_read(get_part(self.layer, module_path(node))) if alone else None
-            self._stream_reads[node] = known
-        return self._stream_reads[node]
+        return _Addition(found.state, [found.update], None, True, streams=found.step, source=found.source)
 
     def _gated(self, node: fx.Node) -> _Addition | None:
         """The addition that a module computes from (state, update) with weights of its own; None if it is no such."""
         if node.op != "call_module" or len(node.args) != 2 or node.kwargs:
             return None
         skip, update = node.args
-        pair = isinstance(skip, fx.Node) and isinstance(update, fx.Node) and self._plain(skip) in self._above[update]
+        pair = isinstance(skip, fx.Node) and isinstance(update, fx.Node) and self.plain(skip) in self.above[update]
         if not pair or recognise_gate(get_part(self.layer, module_path(node))) is None:
             return None
         return _Addition(skip, [update], None, exact=True, gate=module_path(node))  # type: ignore[arg-type]
 
     def _terms(self, node: fx.Node) -> list[fx.Node]:
         """Terms of a sum in the order of computation; nested sums without other users are expanded."""
-        plain = self._plain(node)
+        plain = self.plain(node)
         if not is_sum(plain) or len(plain.users) > 1:
             return [node]
         return sorted((term for part in summands(plain) for term in self._terms(part)), key=self.nodes.index)
@@ -275,16 +214,16 @@ class _TracedLayer:
     # -- one branch ----------------------------------------------------------------------------------------------
 
     def _cut(self, update: fx.Node, addition: _Addition) -> _Cut:
-        skip, end = addition.source or self._plain(addition.skip), self._plain(update)
+        skip, end = addition.source or self.plain(addition.skip), self.plain(update)
         shape = self._norm(end)
         if shape is not None:
             end = self._normed(end)
-        found = [node for node in self._above[end] | {end} if self._norm(node) and self._normed(node) is skip]
+        found = [node for node in self.above[end] | {end} if self._norm(node) and self._normed(node) is skip]
         # Of consecutive candidates the last one is the norm: a cast after it belongs to it.
-        reads = [node for node in found if not any(node in self._above[other] for other in found)]
+        reads = [node for node in found if not any(node in self.above[other] for other in found)]
         if not reads:
             return _Cut(end, addition.source or addition.skip, skip, None, shape, addition)
-        if len(reads) > 1 or skip in self._needed(end, {reads[0]}):
+        if len(reads) > 1 or skip in self.needed(end, {reads[0]}):
             names = ", ".join(sorted(str(self._norm(node)) for node in reads))
             raise NormLabError(f"{self.who}: a branch reads the state through {names} and in another way; {ADVICE}")
         return _Cut(end, reads[0], skip, self._norm(reads[0]), shape, addition)
@@ -293,7 +232,7 @@ class _TracedLayer:
         programs = [self._program(cut, []) for cut in cuts]
         for extra in extras:
             for place, cut in enumerate(cuts):
-                if cut.source in self._above[extra] and self.state not in self._needed(extra, {cut.source, cut.skip}):
+                if cut.source in self.above[extra] and self.state not in self.needed(extra, {cut.source, cut.skip}):
                     programs[place] = self._program(cut, [extra, *kept(self.nodes, programs[place])])
                     break
             else:
@@ -306,29 +245,14 @@ class _TracedLayer:
 
     def _program(self, cut: _Cut, extras: Sequence[fx.Node]) -> BranchProgram:
         given = {cut.source, cut.skip}
-        needed = set[fx.Node]().union(*(self._needed(node, given) for node in (cut.end, *extras)))
+        needed = set[fx.Node]().union(*(self.needed(node, given) for node in (cut.end, *extras)))
         if self.state in needed:
             raise NormLabError(f"{self.who}: a branch reads the layer's input behind the first addition; {ADVICE}")
         self._check_arguments(needed)
         calls = tuple(to_traced_call(node) for node in self.nodes if node in needed and node.op != "placeholder")
         # Nodes that ask for the shape of the state can use the input of the branch, which has the same shape.
-        inputs = tuple(dict.fromkeys((cut.source.name, cut.skip.name, *self._asked(needed))))
+        inputs = tuple(dict.fromkeys((cut.source.name, cut.skip.name, *self.asked(needed))))
         return BranchProgram(inputs, calls, ValueRef(cut.end.name), tuple(node.name for node in extras))
-
-    def _asked(self, needed: set[fx.Node]) -> list[str]:
-        """Names of the states whose shape or dtype is asked for."""
-        return [node.args[0].name for node in self.nodes if node in needed and self._is_fact_of_state(node)]  # type: ignore
-
-    def _needed(self, node: fx.Node, given: set[fx.Node]) -> set[fx.Node]:
-        """Nodes that must be computed for a node if those in `given` are known."""
-        needed: set[fx.Node] = set()
-        waiting = [node]
-        while waiting:
-            one = waiting.pop()
-            if one not in given and one not in needed:
-                needed.add(one)
-                waiting += [] if self._is_fact_of_state(one) else one.all_input_nodes
-        return needed
 
     def _check_arguments(self, needed: set[fx.Node]) -> None:
         """Raise if the layer itself computes with an argument, which may depend on whether it is None."""
@@ -337,11 +261,6 @@ class _TracedLayer:
             # A product with None raises, so that an argument which it needs is never silently missed.
             if own and node.op != "call_module" and not is_argument(node) and not is_product(node):
                 raise NormLabError(f"{self.who} computes with its argument {own[0].args[1]!r} itself; {ADVICE}")
-
-    def _is_fact_of_state(self, node: fx.Node) -> bool:
-        """Whether a node reads only the shape or dtype of a state."""
-        asks = is_call(node, getattr) or (node.op == "call_method" and node.target in FACTS)
-        return asks and self._plain(node.args[0]) in self._states
 
     def _name(self, program: BranchProgram) -> str:
         """Name of a branch: its submodule with the most parameters."""
@@ -367,7 +286,7 @@ class _TracedLayer:
         """Input of the norm that a node computes."""
         found = self._norms[norm]
         assert found is not None
-        return self._plain(found[1])
+        return self.plain(found[1])
 
     def _module(self, node: fx.Node) -> tuple[NormLocation, fx.Node] | None:
         alone = len(node.args) == 1 and not node.kwargs and isinstance(node.args[0], fx.Node)
@@ -375,22 +294,14 @@ class _TracedLayer:
 
     def _functions(self, node: fx.Node) -> Iterator[tuple[NormLocation, fx.Node]]:
         """Candidate function norms that end in a node and read one tensor besides parameters, with that tensor."""
-        core = self._plain(node) if is_view(node) else node
+        core = self.plain(node) if is_view(node) else node
         sources = [part for part in core.args if isinstance(part, fx.Node)] if may_be_norm(core) else []
-        for source in dict.fromkeys(self._plain(part) for part in sources):
-            needed = self._needed(node, {source})
+        for source in dict.fromkeys(self.plain(part) for part in sources):
+            needed = self.needed(node, {source})
             if not any(one.op in ("placeholder", "call_module") for one in needed):
                 calls = tuple(to_traced_call(one) for one in self.nodes if one in needed)
                 name = core.target if isinstance(core.target, str) else core.target.__name__
                 yield FunctionNorm(name, BranchProgram((source.name,), calls, ValueRef(node.name))), source
-
-    def _plain(self, node: Any) -> fx.Node:
-        """The node before views, casts and inactive dropout."""
-        while isinstance(node, fx.Node) and (is_view(node) or is_idle_dropout(node)):
-            node = node.args[0]
-        if not isinstance(node, fx.Node):
-            raise NormLabError(f"{self.who} returns no tensor where its state was expected; {ADVICE}")
-        return node
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,9 @@ def _rewire(model: Any, spec: dict[str, Any], adapter: Adapter | None) -> None:
     bound = find_scheme(spec["scheme"]).bind(
         depth=len(structures), dim=found.dim, topology=spec["topology"], branches=found.branches
     )
-    rewire_model(model, found, Conversion(bound, spec["residual_only"], _roles(spec["roles"])))
+    rewire_model(
+        model, found, Conversion(bound, spec["residual_only"], _roles(spec["roles"]), spec.get("native", False))
+    )
 
 
 def _roles(plain: dict[str, Any]) -> dict[str, Spec]:

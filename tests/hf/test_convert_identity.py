@@ -48,7 +48,7 @@ def same(ours, theirs) -> None:
 
 
 @DTYPES
-@parametrize("name", EXACT, quick=("llama", "gpt2", "falcon", "bert"))
+@parametrize("name", EXACT, quick=("llama", "gpt2", "falcon", "bert", "gemma4", "deepseek-v4"))
 def test_logits_and_gradients_are_equal_to_the_last_bit(name, dtype):
     model, converted, names = pair(name, dtype)
     for padding in ("none", "left", "right"):

@@ -153,9 +153,9 @@ def _wiring(k: int, layer: nn.Module, structure: LayerStructure, conversion: Con
             reuse_norm(step, place, norm, usual)
     for step, branch in zip(block.steps, structure.branches, strict=True):
         if branch.streams is not None:
-            _read_streams(step, branch.streams, layer, conversion)
+            _read_streams(step, branch.streams, layer, conversion)  # type: ignore[arg-type]
         own_gate = branch.write_module(layer)
-        if isinstance(own_gate, ModelGate) and recognise_gate(own_gate.gate) == recognise_gate(step.write):
+        if isinstance(own_gate, ModelGate) and recognise_gate(own_gate.gate) == recognise_gate(step.write):  # type: ignore[arg-type]
             step.write = own_gate
     if structure.shared_read and isinstance(block, ParallelBlock):
         block.share_read()

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from normlab.errors import NormLabError
 from normlab.hf.conversion.foreign_norm import ModelNorm
-from normlab.norms import rms_norm
+from normlab.norms import Norm, rms_norm
 from normlab.roles import Spec
 from normlab.schemes.catalog.registry import find_class, list_schemes
 from normlab.schemes.contract.parts import split_read
@@ -64,7 +64,7 @@ class StreamRead:
 class ModelRead(nn.Module):
     """Wrapper of a model's own module that reads the streams, and of the norm behind it, for use in a block."""
 
-    def __init__(self, connection: nn.Module, outputs: Sequence[int], norm: ModelNorm | None):
+    def __init__(self, connection: nn.Module, outputs: Sequence[int], norm: ModelNorm | Norm | None):
         super().__init__()
         self.connection, self.norm, self.outputs = connection, norm or nn.Identity(), tuple(outputs)
 
@@ -106,7 +106,7 @@ def recognise_read(module: nn.Module) -> StreamRead | None:
 def _recognise_read(module: nn.Module) -> StreamRead | None:
     for kind in _stream_schemes():
         for scheme, dim in _settings(kind, kind.read_options, module):
-            read = scheme.bind(depth=1, dim=dim).block(0).steps[0].read
+            read: Any = scheme.bind(depth=1, dim=dim).block(0).steps[0].read
             for flat in (False, True):
                 found = _compare(module, read, scheme, dim, flat)
                 if found is not None:

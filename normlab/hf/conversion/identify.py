@@ -129,11 +129,13 @@ def _candidates(*, variants: bool) -> Iterator[Callable[[], Scheme]]:
 def _kept_norms(scheme: Scheme, found: ModelStructure) -> int:
     """How many norms of the first layer have the gain and bias that the scheme gives them."""
     steps = scheme.bind(depth=1, dim=_NARROW, topology=found.topology, branches=found.branches).block(0).steps
+    usual = found.norm
+    if usual is None:
+        return 0
     own_norms = found.layers[0].norms(found.stack.blocks[0])
     norms = [(step, *one) for step, own in zip(steps, own_norms, strict=True) for one in own.items()]
     return sum(
-        isinstance(made := getattr(step, place), Norm) and own.options.serves(made, found.norm)
-        for step, place, own in norms
+        isinstance(made := getattr(step, place), Norm) and own.options.serves(made, usual) for step, place, own in norms
     )
 
 
@@ -194,7 +196,7 @@ def _layout(block: Block, gated: bool) -> tuple[NormPlaces, ...] | None:
     for place, step in enumerate(block.steps):
         parts = (step.read, step.shape)
         write = block.steps[0].write if isinstance(block, ParallelBlock) else step.write
-        gate = recognise_gate(write) if gated else None
+        gate = recognise_gate(write) if gated else None  # type: ignore[arg-type]
         plain = gate is not None or _adds_plainly(write)
         if not plain or not all(isinstance(part, nn.Identity | Norm) for part in parts):
             return None

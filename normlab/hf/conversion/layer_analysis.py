@@ -137,7 +137,7 @@ class _TracedLayer(TracedGraph):
         factors = node.args if is_product(node) else ()
         for one, other in (factors, factors[::-1]) if factors else ():
             if is_number(self.layer, other) and isinstance(one, fx.Node):
-                return one, module_path(other)
+                return one, module_path(other)  # type: ignore[arg-type]
         return end, None
 
     def _additions(self, end: Any) -> list[_Addition]:

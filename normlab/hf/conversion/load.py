@@ -35,8 +35,10 @@ def load(folder: str | Path, *, adapter: Adapter | None = None, **options: Any) 
     with in_one_line(
         f"{name}: the converted model cannot be loaded", "expected a folder of save_pretrained, unchanged"
     ):
-        # transformers builds the model and then loads the weights: the layers must be rewired in between.
-        model = type(base.__name__, (base,), {"__init__": build}).from_pretrained(
+        # transformers builds the model and then loads the weights: the layers must be rewired in between. It renames
+        # weights for classes of its own modules alone.
+        made_by = {"__init__": build, "__module__": base.__module__}
+        model = type(base.__name__, (base,), made_by).from_pretrained(
             folder, use_safetensors=True, trust_remote_code=False, **options
         )
     model.__class__ = base

@@ -7,6 +7,7 @@ no bit.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,7 +16,9 @@ from normlab.hf.conversion.foreign_norm import ModelNorm
 from normlab.hf.conversion.foreign_streams import ModelRead, StreamRead
 from normlab.hf.conversion.trace import TracedCall, get_part
 from normlab.norms import Norm
-from normlab.schemes.contract.parts import Step, Write
+from normlab.schemes.contract.parts import Step, Write, split_read
+
+_AGREE = 1e-4
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,21 @@ class StreamStep:
         """The step made of the layer's own parts; `like` is the write of a scheme that computes the same."""
         reads = ModelRead(get_part(layer, self.connection), self.read.outputs, norm)
         return Step(ModelStreamWrite(self.write, like or Write()), read=reads)
+
+
+def writes_alike(read: StreamRead, program: WriteProgram) -> bool:
+    """Whether a layer writes to its streams as the scheme does that reads them in the same way."""
+    streams = read.scheme.streams
+    with torch.device("cpu"), torch.no_grad():
+        generator = torch.Generator().manual_seed(0)
+        step: Any = read.scheme.bind(depth=1, dim=streams + 3).block(0).steps[0]
+        for parameter in step.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+        x, f = torch.randn(2, 2, 3, streams, streams + 3, generator=generator, dtype=torch.float32)
+        _, carry = split_read(step.read(x))
+        expected = step.write(x, f[:, :, 0], *carry)
+        found = ModelStreamWrite(program, Write())(x.flatten(-2) if read.flat else x, f[:, :, 0], *carry)
+    return torch.allclose(found.flatten(2), expected.flatten(2), rtol=_AGREE, atol=_AGREE)
 
 
 class ModelStreamWrite(Write):

@@ -10,7 +10,7 @@ from torch import fx
 
 from normlab.errors import NormLabError
 from normlab.hf.conversion.foreign_streams import StreamRead, recognise_read
-from normlab.hf.conversion.stream_step import StreamStep, WriteProgram
+from normlab.hf.conversion.stream_step import StreamStep, WriteProgram, writes_alike
 from normlab.hf.conversion.trace import ADVICE, get_part, module_path, to_traced_call
 from normlab.hf.conversion.trace_graph import TracedGraph
 from normlab.hf.conversion.trace_nodes import is_call, is_output, items_of
@@ -45,6 +45,11 @@ def find_stream_write(graph: TracedGraph, end: fx.Node) -> StreamWrite | None:
     if update is None or len(source) != 1:
         raise NormLabError(f"{graph.who}: no update was found behind {module_path(call)!r}; {ADVICE}")
     write = _write_program(graph, end, update, states, carry)
+    if not writes_alike(read, write):
+        raise NormLabError(
+            f"{graph.who}: {module_path(call)!r} reads its streams as {read.scheme.name} does, but what {end.name!r} "
+            f"writes to them is something else; {ADVICE}"
+        )
     return StreamWrite(state, source[0], update, StreamStep(module_path(call), read, write))
 
 

@@ -13,7 +13,8 @@ from .zoo import DEPTH, NAMED, ZOO, answer, inputs
 
 EXACT = [name for name in ZOO if ZOO[name].exact]
 WRITERS = ("llama", "gpt2", "gemma3", "falcon")
-TEXT = [name for name in NAMED if name not in ("bert", "vit")]
+RECENT = ("nanochat", "gemma4", "deepseek-v4", "hy-v4", "qwen4")
+TEXT = [*(name for name in NAMED if name not in ("bert", "vit")), *RECENT]
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 
 

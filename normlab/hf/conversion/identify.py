@@ -94,8 +94,8 @@ def match_scheme(found: ModelStructure) -> Scheme | None:
         except NormLabError:
             # Its options exclude such norms, or it has no such topology.
             continue
-        layouts = [_layout(bound.block(k), gated) for k in range(depth)]
-        if layouts == (wanted * depth)[:depth] and _has_ends(bound, found) and not scheme.needs:
+        alike = not scheme.needs and _has_ends(bound, found)
+        if alike and all(_layout(bound.block(k), gated) == wanted[k % len(wanted)] for k in range(depth)):
             matching.append(scheme)
             if not gated:
                 break

@@ -32,6 +32,7 @@ _LOGIT = 6.0
 _CLOSED = -14.0
 """Logit at which a sigmoid is as small as common epsilons, which are then seen."""
 _TINY = 1e-3
+_ANY_WIDTH = 8
 _GAINS = ("none", "plain", "offset")
 
 
@@ -143,9 +144,11 @@ def _stream_schemes() -> Iterator[type[StreamScheme]]:
 def _settings(kind: type[StreamScheme], names: Sequence[str], module: nn.Module) -> Iterator[tuple[StreamScheme, int]]:
     """Settings of a scheme whose read has parameters of the module's shapes, and the width of one stream."""
     wanted, widths = _shapes(module), sorted({size for one in module.parameters() for size in one.shape})
-    choices = [_values(kind, name, module) for name in (*names, "eps")]
+    # Most modules have another number of matrices or vectors, and nothing else is tried for them.
+    gains = [gain for gain in _GAINS if _ranks(_build(kind(gain=gain), _ANY_WIDTH, exit_=False)) == _ranks(module)]
+    choices = [_values(kind, name, module) for name in (*names, "eps")] if gains else []
     known: dict[Any, bool] = {}
-    for gain, values, width in itertools.product(_GAINS, itertools.product(*choices), widths):
+    for gain, values, width in itertools.product(gains, itertools.product(*choices), widths):
         try:
             scheme = kind(**dict(zip((*names, "eps"), values, strict=True)), gain=gain)
         except NormLabError:
@@ -179,6 +182,10 @@ def _build(scheme: StreamScheme, dim: int, *, exit_: bool) -> nn.Module:
     with torch.device("meta"):
         bound = scheme.bind(depth=1, dim=dim)
         return bound.exit() if exit_ else bound.block(0).steps[0].read  # type: ignore[return-value]
+
+
+def _ranks(module: nn.Module) -> list[int]:
+    return sorted(parameter.ndim for parameter in module.parameters())
 
 
 def _is_number(value: Any) -> bool:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from normlab.errors import NormLabError
 from normlab.hf.conversion.foreign_norm import ModelNorm
-from normlab.norms import Norm, rms_norm
+from normlab.norms import Gain, Norm, rms_norm
 from normlab.roles import Spec
 from normlab.schemes.catalog.registry import find_class, list_schemes
 from normlab.schemes.contract.parts import split_read
@@ -33,7 +33,7 @@ _CLOSED = -14.0
 """Logit at which a sigmoid is as small as common epsilons, which are then seen."""
 _TINY = 1e-3
 _ANY_WIDTH = 8
-_GAINS = ("none", "plain", "offset")
+_GAINS: tuple[Gain, ...] = ("none", "plain", "offset")
 
 
 _known: dict[Any, StreamRead | None] = {}

@@ -149,8 +149,9 @@ def _settings(kind: type[StreamScheme], names: Sequence[str], module: nn.Module)
     choices = [_values(kind, name, module) for name in (*names, "eps")] if gains else []
     known: dict[Any, bool] = {}
     for gain, values, width in itertools.product(gains, itertools.product(*choices), widths):
+        options: dict[str, Any] = dict(zip((*names, "eps"), values, strict=True)) | {"gain": gain}
         try:
-            scheme = kind(**dict(zip((*names, "eps"), values, strict=True)), gain=gain)
+            scheme = kind(**options)
         except NormLabError:
             continue
         if width % scheme.streams == 0 and width > scheme.streams:

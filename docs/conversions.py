@@ -24,8 +24,9 @@ BEGIN, END = "<!-- matrix: begin (make docs) -->", "<!-- matrix: end -->"
 ARCHITECTURES = {
     "Llama": "Llama", "Qwen 2": "Qwen2", "Qwen 3": "Qwen3", "Mistral": "Mistral", "Mixtral": "Mixtral", "GPT-2": "GPT2",
     "OPT": "OPT", "GPT-NeoX": "GPTNeoX", "GPT-J": "GPTJ", "Phi": "Phi", "Falcon": "Falcon", "Cohere": "Cohere",
-    "Gemma 2": "Gemma2", "Gemma 3": "Gemma3Text", "OLMo 2": "Olmo2", "BERT": "Bert", "DistilBERT": "DistilBert",
-    "ViT": "ViT",
+    "Gemma 2": "Gemma2", "Gemma 3": "Gemma3Text", "Gemma 4": "Gemma4Text", "NanoChat": "NanoChat",
+    "Muse Spark": "MuseSparkText", "DeepSeek-V4": "DeepseekV4", "HY-V4": "HYV4", "OLMo 2": "Olmo2", "BERT": "Bert",
+    "DistilBERT": "DistilBert", "ViT": "ViT",
 }  # fmt: skip
 
 WAYS: dict[str, dict[str, Any]] = {

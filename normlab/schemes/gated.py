@@ -40,6 +40,7 @@ class Gated(StreamScheme):
     name = "gated"
     aliases = ("gated-residual", "qwen-gated-residual", "qwen4")
     fewest_streams = 2
+    read_options = ("streams", "rank")
 
     rank: int = 320
     """Rank r of the gate: width between W_down and W_up."""

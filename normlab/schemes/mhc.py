@@ -63,6 +63,8 @@ class MHC(StreamScheme):
     aliases = ("manifold-hyper-connections", "manifold-constrained-hyper-connections", "deepseek-v4")
     variants = MappingProxyType({"hy-v4": {"mixing": "none"}, "glm-5-next": {"merge": "mean"}})
     fewest_streams = 2
+    read_options = ("streams", "mixing", "rounds", "magnitude", "mix_eps")
+    exit_options = ("merge",)
 
     mixing: Literal["sinkhorn", "none"] = "sinkhorn"
     """none: the streams are not mixed, X ← X + post·f (HY-V4)."""

@@ -13,7 +13,8 @@ from .zoo import DEPTH, NAMED, ZOO, answer, inputs
 
 EXACT = [name for name in ZOO if ZOO[name].exact]
 WRITERS = ("llama", "gpt2", "gemma3", "falcon")
-TEXT = [name for name in NAMED if name not in ("bert", "vit")]
+RECENT = ("nanochat", "gemma4", "deepseek-v4", "hy-v4", "qwen4")
+TEXT = [*(name for name in NAMED if name not in ("bert", "vit")), *RECENT]
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 
 
@@ -48,7 +49,7 @@ def same(ours, theirs) -> None:
 
 
 @DTYPES
-@parametrize("name", EXACT, quick=("llama", "gpt2", "falcon", "bert"))
+@parametrize("name", EXACT, quick=("llama", "gpt2", "falcon", "bert", "gemma4", "deepseek-v4"))
 def test_logits_and_gradients_are_equal_to_the_last_bit(name, dtype):
     model, converted, names = pair(name, dtype)
     for padding in ("none", "left", "right"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,12 +36,14 @@ class Architecture:
     def build(self, **changes: Any) -> Any:
         torch.manual_seed(0)
         config = configuration(self.config, **(self.options | changes))
-        return scatter_(getattr(transformers, self.model)(config)).eval()
+        return scatter_(model_class(self.model, config)(config)).eval()
 
 
 def configuration(name: str, **options: Any) -> Any:
     """One of the library's configurations."""
-    kind = getattr(transformers, name)
+    kind = getattr(transformers, name, None)
+    if kind is None:
+        pytest.skip(f"transformers {transformers.__version__} has no {name}")
     try:
         kind()
     except StrictDataclassError as error:
@@ -49,11 +52,39 @@ def configuration(name: str, **options: Any) -> Any:
     return kind(**options)
 
 
+def model_class(name: str, config: Any) -> Any:
+    """One of the library's model classes, of which some are in the module beside the configuration alone."""
+    beside = importlib.import_module(type(config).__module__.replace("configuration_", "modeling_"))
+    return getattr(transformers, name, None) or getattr(beside, name)
+
+
 LAYER = "norm='layer', eps=1e-05, bias=True"
 BERT = "norm='layer', eps=1e-12, bias=True"
 OPT = {**TEXT, "ffn_dim": 48, "word_embed_proj_dim": WIDTH}
 OPT.pop("intermediate_size")
 VISION = {**SIZES, "image_size": 16, "patch_size": 4, "num_labels": 3}
+LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "v_head_dim": 8, "index_n_heads": 2}
+EXPERTS = {"moe_intermediate_size": 16, "num_experts_per_tok": 2}
+GEMMA4 = GROUPED | {"head_dim": 8, "global_head_dim": 8, "hidden_size_per_layer_input": 0}
+LINEAR = {"layer_types": ["linear_attention", "indexed_attention"]}
+DEEPSEEK = TEXT | EXPERTS | {
+    "head_dim": 16, "q_lora_rank": 16, "n_routed_experts": 4, "o_groups": 2, "o_lora_rank": 8, "index_n_heads": 2,
+    "index_head_dim": 16, "index_topk": 4, "sliding_window": 8, "partial_rotary_factor": 0.5,
+}  # fmt: skip
+DEEPSEEK.pop("intermediate_size")
+HY = TEXT | {"num_key_value_heads": 4} | EXPERTS | LATENT | {
+    "head_dim": 8, "n_routed_experts": 4, "qk_rope_head_dim": 8, "index_topk": 4, "index_head_dim": 8
+}  # fmt: skip
+GLM = TEXT | {"num_key_value_heads": 4} | EXPERTS | LATENT | LINEAR | {
+    "n_routed_experts": 4, "index_topk": 32, "index_head_dim": 8, "linear_head_dim": 8, "linear_num_heads": 4,
+}  # fmt: skip
+QWEN4 = GROUPED | EXPERTS | LINEAR | {
+    "head_dim": 8, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2, "hc_lowrank": 8,
+    "linear_num_value_heads": 4, "shared_expert_intermediate_size": 16, "num_experts": 4, "indexer_n_heads": 2,
+    "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 4, "indexer_compress_ratio": 2,
+}  # fmt: skip
+QWEN4.pop("intermediate_size")
+MUSE = GROUPED | EXPERTS | {"head_dim": 8, "num_local_experts": 4, "moe_hidden_size": 16}
 
 ZOO = {
     "llama": Architecture("LlamaForCausalLM", "LlamaConfig", GROUPED, "pre"),
@@ -101,6 +132,17 @@ ZOO = {
         f"post({BERT})",
     ),
     "vit": Architecture("ViTForImageClassification", "ViTConfig", VISION, f"pre({BERT})"),
+    "nanochat": Architecture("NanoChatForCausalLM", "NanoChatConfig", GROUPED, "pre(gain='none')"),
+    "gemma4": Architecture("Gemma4ForCausalLM", "Gemma4TextConfig", GEMMA4, "peri(entry_norm=False)"),
+    "muse-spark": Architecture(
+        "MuseSparkTextModel", "MuseSparkTextConfig", MUSE,
+        "highway(eps=1e-05, gain='offset', keep='variance', gate_bias=0.0, temperature=0.3, output_gain=False,"
+        " entry_norm=False)",
+    ),
+    "deepseek-v4": Architecture("DeepseekV4ForCausalLM", "DeepseekV4Config", DEEPSEEK, "mhc"),
+    "hy-v4": Architecture("HYV4ForCausalLM", "HYV4Config", HY, "mhc(eps=1e-05, mixing='none')"),
+    "glm-5-next": Architecture("Glm5NextTextModel", "Glm5NextTextConfig", GLM, "mhc(eps=1e-05, merge='mean')"),
+    "qwen4": Architecture("Qwen4ExpForCausalLM", "Qwen4ExpTextConfig", QWEN4, "gated(gain='offset', rank=8)"),
     "clip": Architecture("CLIPVisionModel", "CLIPVisionConfig", VISION, f"pre({LAYER})"),
 }  # fmt: skip
 
@@ -126,7 +168,9 @@ def scatter_(model: Any) -> Any:
     """Gains and biases off their round numbers, so that one in another's place is seen."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for parameter in model.parameters():
+        # Gemma 4's factor on the state is a buffer.
+        numbers = [buffer for buffer in model.buffers() if buffer.ndim == 1 and buffer.numel() == 1]
+        for parameter in (*model.parameters(), *numbers):
             if parameter.ndim == 1:
                 parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
     return model

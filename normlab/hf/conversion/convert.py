@@ -12,17 +12,22 @@ from torch import nn
 from normlab.choices import Topology
 from normlab.errors import NormLabError
 from normlab.hf.conversion.converted_layer import Conversion, SchemeWiring, convert_layer, converted_layers
-from normlab.hf.conversion.foreign_norm import ModelNorm
+from normlab.hf.conversion.foreign_gate import ModelGate, recognise_gate
+from normlab.hf.conversion.foreign_norm import ModelNorm, NormOptions
+from normlab.hf.conversion.foreign_streams import FirstStream, load_weights_
 from normlab.hf.conversion.identify import match_scheme, with_model_options
-from normlab.hf.conversion.layer_structure import LayerStructure, model_norm
+from normlab.hf.conversion.layer_structure import LayerStructure, model_norm, norm_options
 from normlab.hf.conversion.model_structure import Adapter, ModelStructure, analyse_model
 from normlab.hf.conversion.scheme_rules import Rules, rules
+from normlab.hf.conversion.stream_step import StreamStep
+from normlab.hf.conversion.trace import get_part
 from normlab.norms import Norm
 from normlab.roles import Part, Spec
 from normlab.schemes.catalog.registry import scheme as find_scheme
 from normlab.schemes.contract.blocks import ParallelBlock
 from normlab.schemes.contract.bound_scheme import BoundScheme
 from normlab.schemes.contract.needs import meet_needs, offers
+from normlab.schemes.contract.parts import Step
 from normlab.schemes.contract.scheme import Scheme
 
 
@@ -38,6 +43,7 @@ def convert(
     init: bool = False,
     topology: Topology | None = None,
     residual_only: bool = False,
+    native: bool = False,
     roles: Mapping[str, Spec] | None = None,
     adapter: Adapter | None = None,
     batch: Mapping[str, Any] | None = None,
@@ -48,15 +54,17 @@ def convert(
     Weights are kept unless `init` is set. Attention, MLP, cache, mask and head are not changed. A norm of the model is
     kept where the scheme has the same kind of norm; others are new, of the model's kind unless the scheme's options
     name another. `residual_only` leaves out what the scheme changes inside the sublayers; `topology` rewires serial
-    blocks as parallel ones or back. For `adapter`, `batch` and `blocks` see `identify`; for `roles` see
-    `normlab.roles`.
+    blocks as parallel ones or back. Of a model of several streams the modules are kept where the scheme computes the
+    same; `native` copies their weights into the scheme's own modules instead, for its kernels. For `adapter`, `batch`
+    and `blocks` see `identify`; for `roles` see `normlab.roles`.
     """
     if not hasattr(model, "config"):
         raise NormLabError(f"{type(model).__name__} is no model of transformers; for your own see normlab.Stack")
     if converted_layers(model):
         raise NormLabError("the model is converted already; convert the original, or a new one from its configuration")
     found = analyse_model(model, batch=batch, blocks=blocks, adapter=adapter)
-    conversion = plan_conversion(model, found, scheme, topology=topology, residual_only=residual_only, roles=roles)
+    options = {"topology": topology, "residual_only": residual_only, "native": native, "roles": roles}
+    conversion = plan_conversion(model, found, scheme, **options)
     if init:
         # A matrix without a role raises, before anything is changed.
         Rules(model, conversion, found.stack.names).find_roles()
@@ -78,6 +86,7 @@ def plan_conversion(
     *,
     topology: Topology | None = None,
     residual_only: bool = False,
+    native: bool = False,
     roles: Mapping[str, Spec] | None = None,
 ) -> Conversion:
     """Check that the model can be converted and return the conversion; raises otherwise. Nothing is changed."""
@@ -87,12 +96,24 @@ def plan_conversion(
         _check_needs(target, model, found)
     depth, branches = len(found.layers), found.branches
     bound = target.bind(depth=depth, dim=found.dim, topology=topology or found.topology, branches=branches)
-    if found.final_is_shared and _changes(bound, found):
+    if found.final_is_shared and not _keeps_final(model, bound, found):
         raise NormLabError(
             f"{type(model).__name__} uses {found.final!r} elsewhere, too, so its final norm cannot be changed alone; "
             "give the other place a norm of its own"
         )
-    return Conversion(bound, residual_only, dict(roles or {}))
+    if found.streams is not None and found.head is None:
+        raise NormLabError(
+            f"{type(model).__name__} merges its streams by functions, which cannot be replaced; make that a module"
+        )
+    if native and (found.streams is None or not found.streams.reads_as(target)):
+        raise NormLabError(f"native copies weights of streams, and {type(model).__name__} has none that {target} reads")
+    return Conversion(bound, residual_only, dict(roles or {}), native)
+
+
+def _keeps_final(model: Any, bound: BoundScheme, found: ModelStructure) -> bool:
+    """Whether the scheme's exit is the norm that the model has in this place."""
+    exit_ = bound.exit()
+    return found.final is not None and isinstance(exit_, Norm) and model_norm(model, found.final).options.matches(exit_)
 
 
 def _check_norms(model: Any, found: ModelStructure) -> None:
@@ -113,7 +134,7 @@ def rewire_model(model: Any, found: ModelStructure, conversion: Conversion) -> N
         _wiring(k, layer, structure, conversion)
         for k, (layer, structure) in enumerate(zip(layers, found.layers, strict=True))
     ]
-    wirings[0].entry = _to_device_of(conversion.bound.entry(), layers[0])
+    wirings[0].entry = _to_device_of(_entry(conversion, found), layers[0])
     _place_exit(model, found, wirings[-1], layers[-1])
     for layer, wiring in zip(layers, wirings, strict=True):
         convert_layer(layer, wiring)
@@ -126,34 +147,91 @@ def _wiring(k: int, layer: nn.Module, structure: LayerStructure, conversion: Con
     if not conversion.residual_only:
         meet_needs(scheme.needs, [part for part in layer.modules() if offers(part)], who=scheme.name)
     block = conversion.bound.block(k)
+    usual = norm_options(layer, structure)
     for step, own in zip(block.steps, structure.norms(layer), strict=True):
         for place, norm in own.items():
-            reuse_norm(step, place, norm)
+            reuse_norm(step, place, norm, usual)
+    for step, branch in zip(block.steps, structure.branches, strict=True):
+        if branch.streams is not None:
+            _read_streams(step, branch.streams, layer, conversion)  # type: ignore[arg-type]
+        own_gate = branch.write_module(layer)
+        if isinstance(own_gate, ModelGate) and recognise_gate(own_gate.gate) == recognise_gate(step.write):  # type: ignore[arg-type]
+            step.write = own_gate
     if structure.shared_read and isinstance(block, ParallelBlock):
         block.share_read()
     return SchemeWiring(conversion, structure, _to_device_of(block, layer))
 
 
-def reuse_norm(parent: nn.Module, name: str, own: ModelNorm) -> None:
-    """Replace a new norm of the scheme by the model's own norm if both are of the same kind."""
+def _entry(conversion: Conversion, found: ModelStructure) -> nn.Module:
+    """The scheme's entry. A model of several streams has made copies: they are the scheme's, or one of them is used."""
+    entry = conversion.bound.entry()
+    if found.streams is None:
+        return entry
+    if found.streams.reads_as(conversion.bound.scheme) and not conversion.native:
+        return nn.Identity()
+    return nn.Sequential(FirstStream(found.streams.scheme.streams, found.streams.flat), entry)
+
+
+def _read_streams(step: Step, own: StreamStep, layer: nn.Module, conversion: Conversion) -> None:
+    """Let a step read and write by the model's own modules or with their weights, if the scheme does the same."""
+    if not own.read.reads_as(conversion.bound.scheme):
+        return
+    if conversion.native:
+        load_weights_(step.read, get_part(layer, own.connection))
+        return
+    norms = (part for part in step.read.children() if isinstance(part, Norm | ModelNorm))
+    kept = own.step(layer, None if own.read.normed else next(norms), step.write)
+    step.read, step.write = kept.read, kept.write
+
+
+def reuse_norm(parent: nn.Module, name: str, own: ModelNorm, usual: NormOptions | None) -> None:
+    """Replace a new norm of the scheme by the model's own norm if both are of the same kind.
+
+    A scheme has one epsilon and one form of gain. Where they are those of the model's first norm (`usual`), its other
+    norms may differ in them.
+    """
     made = getattr(parent, name)
     if isinstance(made, Norm):
-        if own.options.matches(made):
+        if own.options.matches(made) or (usual is not None and own.options.serves(made, usual)):
             setattr(parent, name, own)
         return
     for below, _ in made.named_children():
-        reuse_norm(made, below, own)
+        reuse_norm(made, below, own, usual)
 
 
 def _place_exit(model: nn.Module, found: ModelStructure, last: SchemeWiring, layer: nn.Module) -> None:
-    """Put the scheme's exit in the place of the model's final norm, or in the last layer if it has none."""
-    exit_ = nn.ModuleDict({"exit": last.conversion.bound.exit()})
+    """Put the scheme's exit in the place of the model's final norm, or in the last layer if it has none.
+
+    A module that merges the model's streams is kept if the scheme merges alike; the exit is then the norm behind it.
+    """
+    bound = last.conversion.bound
+    alike = _merges_alike(bound.scheme, found)
+    keeps = alike and not last.conversion.native
+    exit_ = nn.ModuleDict({"exit": bound.scheme.new_norm(bound.dim) if keeps else bound.exit()})
+    if found.head is not None and not keeps:
+        if alike:
+            load_weights_(exit_, model.get_submodule(found.head))
+        _replace(model, found.head, nn.Identity())
+    if found.final is None and keeps:
+        return
     if found.final is None:
         last.exit = _to_device_of(exit_["exit"], layer)
         return
-    reuse_norm(exit_, "exit", model_norm(model, found.final))
-    owner, _, name = found.final.rpartition(".")
-    setattr(model.get_submodule(owner), name, _to_device_of(exit_["exit"], layer))
+    reuse_norm(exit_, "exit", model_norm(model, found.final), found.norm)
+    _replace(model, found.final, _to_device_of(exit_["exit"], layer))
+
+
+def _merges_alike(scheme: Scheme, found: ModelStructure) -> bool:
+    """Whether the scheme reads and merges the streams as the model does."""
+    read, merged = found.streams, found.merged
+    if read is None or merged is None or not read.reads_as(scheme):
+        return False
+    return all(getattr(scheme, name) == getattr(merged, name) for name in merged.exit_options)
+
+
+def _replace(model: nn.Module, path: str, part: nn.Module) -> None:
+    owner, _, name = path.rpartition(".")
+    setattr(model.get_submodule(owner), name, part)
 
 
 def _to_device_of(part: Any, layer: nn.Module) -> Any:
@@ -180,6 +258,8 @@ def _record(found: ModelStructure, conversion: Conversion) -> dict[str, Any]:
         "roles": {name: spec if isinstance(spec, str) else _parts(spec) for name, spec in conversion.roles.items()},
         "blocks": found.pattern,
         "final": found.final,
+        "head": found.head,
+        "native": conversion.native,
     }
 
 

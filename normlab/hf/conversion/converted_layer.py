@@ -29,6 +29,8 @@ class Conversion:
     """Whether the scheme's changes inside the sublayers were left out."""
     roles: Mapping[str, Spec] = field(default_factory=dict)
     """User-defined roles of parameters."""
+    native: bool = False
+    """Whether NormLab's modules read and merge the streams with the model's weights, in place of the model's own."""
 
 
 class SchemeWiring(nn.Module):
@@ -44,6 +46,7 @@ class SchemeWiring(nn.Module):
     def forward(self, layer: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         state, call = self.structure.signature.bind(args, kwargs)
         state = self.block(self.entry(state), self.structure.bind_branches(layer, call))
+        state = self.structure.scaled(layer, state)
         return self.structure.output(self.exit(state), call)
 
 
@@ -61,8 +64,8 @@ class ConvertedLayer(nn.Module):
 
 
 def convert_layer(layer: nn.Module, wiring: SchemeWiring) -> None:
-    """Convert a layer in place; its old norms are removed (those in use have moved into the wiring)."""
-    for path in wiring.structure.norm_paths():
+    """Convert a layer in place; its old norms and gates are removed (those in use have moved into the wiring)."""
+    for path in wiring.structure.replaced_paths():
         parent, _, name = path.rpartition(".")
         delattr(layer.get_submodule(parent), name)
     layer.__class__ = _converted(type(layer))

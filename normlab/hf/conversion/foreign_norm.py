@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import itertools
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -29,12 +31,27 @@ class NormOptions:
     eps: float
     gain: Gain
     bias: bool
+    input_gain: Gain = "none"
+    """Gain on the norm's input (Muse Spark): a scale of what is normalised, no option of a scheme."""
+
+    def scheme_options(self) -> dict[str, Any]:
+        """The options by their names in a scheme."""
+        return {"norm": self.norm, "eps": self.eps, "gain": self.gain, "bias": self.bias}
 
     def matches(self, norm: norms.Norm) -> bool:
         """Whether a NormLab norm has these options and initial gain 1."""
         gain = "none" if norm.weight is None else "offset" if norm.offset else "plain"
         made = (type(norm), norm.eps, gain, norm.bias is not None, norm.init)
         return made == (norms.NORMS[self.norm], self.eps, self.gain, self.bias, 1.0)
+
+    def serves(self, norm: norms.Norm, usual: NormOptions) -> bool:
+        """Whether such a norm can take the place of one that was built with the `usual` options of its model.
+
+        It may have another epsilon, and its gain another form.
+        """
+        alike = (self.norm, self.gain == "none", self.bias) == (usual.norm, norm.weight is None, norm.bias is not None)
+        expected = dataclasses.replace(usual, gain="none" if norm.weight is None else usual.gain, bias=self.bias)
+        return alike and expected.matches(norm)
 
     def build(self, dim: int) -> norms.Norm:
         return norms.norm(self.norm, dim, eps=self.eps, gain=self.gain, bias=self.bias)
@@ -58,7 +75,7 @@ class ModelNorm(nn.Module):
     def reset_parameters(self) -> None:
         gain, bias = _parameters(self.norm)
         if gain is not None:
-            gain.fill_(0.0 if self.options.gain == "offset" else 1.0)
+            gain.fill_(self._neutral)
         if bias is not None:
             bias.zero_()
 
@@ -66,13 +83,22 @@ class ModelNorm(nn.Module):
     def is_fresh(self) -> bool:
         """Whether the gain has its initial value."""
         gain, _ = _parameters(self.norm)
-        return gain is None or gain.is_meta or bool((gain == (0.0 if self.options.gain == "offset" else 1.0)).all())
+        return gain is None or gain.is_meta or bool((gain == self._neutral).all())
+
+    @property
+    def _neutral(self) -> float:
+        """The gain's value that changes nothing."""
+        return 0.0 if "offset" in (self.options.gain, self.options.input_gain) else 1.0
 
     @torch.no_grad()
     def rms_bound(self, rms_in: float) -> float:
         """Largest RMS of the output."""
         gain, bias = _parameters(self.norm)
-        largest = 1.0 if gain is None else float((gain.float() + (self.options.gain == "offset")).abs().max())
+        largest = (
+            1.0
+            if gain is None or self.options.gain == "none"
+            else float((gain.float() + (self.options.gain == "offset")).abs().max())
+        )
         return largest + (0.0 if bias is None else float(norms.rms(bias)))
 
 
@@ -90,14 +116,35 @@ def recognise_norm(module: nn.Module, beside: nn.Module | None = None) -> NormOp
 def _recognise(module: nn.Module, dim: int) -> NormOptions | None:
     # On the CPU even if the model is on the meta device: the copy has values.
     with torch.device("cpu"):
-        trial = _trial(module)
+        trial = as_trial(module)
         gain, bias = _parameters(trial)
         x = 3.0 * torch.randn(4, dim, generator=torch.Generator().manual_seed(0), dtype=torch.float32) + 0.5
         for kind, form in _candidates(gain is not None):
             likeness = NormOptions(kind, 0.0, form, bias is not None).build(dim)
             if _behaves(trial, likeness, x, gain, bias):
                 return NormOptions(kind, _epsilon(trial, likeness, x), form, bias is not None)
+        return None if gain is None or bias is not None else _with_input_gain(trial, gain, x)
+
+
+def _with_input_gain(trial: nn.Module, gain: torch.Tensor, x: torch.Tensor) -> NormOptions | None:
+    """Options of a norm that scales its input instead of its output; None if the module is no such norm."""
+    forms: list[tuple[Gain, torch.Tensor]] = [("plain", gain.detach()), ("offset", 1.0 + gain.detach())]
+    for (form, scale), (kind, none) in itertools.product(forms, _candidates(has_gain=False)):
+        unscaled, likeness = _Unscaled(trial, scale), NormOptions(kind, 0.0, none, False).build(x.shape[-1])
+        if _behaves(unscaled, likeness, x, None, None):
+            return NormOptions(kind, _epsilon(unscaled, likeness, x), none, False, form)
     return None
+
+
+class _Unscaled(nn.Module):
+    """A module whose input is divided by a scale first."""
+
+    def __init__(self, module: nn.Module, scale: torch.Tensor):
+        super().__init__()
+        self.module, self.scale = module, scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.module(x / self.scale)
 
 
 def _candidates(has_gain: bool) -> list[tuple[Literal["rms", "layer"], Gain]]:
@@ -125,7 +172,7 @@ def _epsilon(trial: nn.Module, likeness: norms.Norm, x: torch.Tensor) -> float:
         assert small is not None
         kept = ((small - shift) / (large - shift)).double().nanmedian(-1).values
         eps = float((centred.double().square().mean(-1) * (kept**-2 - 1.0)).mean())
-    own = (value for value in vars(trial).values() if isinstance(value, float))
+    own = (value for part in trial.modules() for value in vars(part).values() if isinstance(value, float))
     near = (value for value in own if abs(value - eps) <= 0.02 * abs(eps) + 1e-10)
     return next(near, float(f"{max(eps, 0.0):.2g}"))
 
@@ -139,7 +186,7 @@ def _output(trial: nn.Module, x: torch.Tensor) -> torch.Tensor | None:
     return found.float() if isinstance(found, torch.Tensor) and found.shape == x.shape else None
 
 
-def _trial(module: nn.Module) -> nn.Module:
+def as_trial(module: nn.Module) -> nn.Module:
     """A copy in fp32 with distinct parameter values, also of a module on the meta device."""
     trial = copy.deepcopy(module).to_empty(device="cpu").float()
     with torch.no_grad():

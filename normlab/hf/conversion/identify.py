@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -13,6 +14,7 @@ from torch import nn
 from normlab.choices import Topology
 from normlab.errors import NormLabError
 from normlab.hf.conversion.converted_layer import converted_layers
+from normlab.hf.conversion.foreign_gate import GateOptions, recognise_gate
 from normlab.hf.conversion.foreign_norm import recognise_norm
 from normlab.hf.conversion.layer_structure import LayerStructure, ResidualBranch
 from normlab.hf.conversion.model_structure import Adapter, ModelStructure, analyse_model
@@ -32,8 +34,8 @@ _UNIFORM = 16
 _NARROW = 2
 """Width at which candidate blocks are built; the places of norms do not depend on it."""
 
-NormPlaces = tuple[bool, bool, bool]
-"""Whether a branch has a norm before it, on its output, and after the addition."""
+NormPlaces = tuple[bool, bool, bool, GateOptions | None]
+"""Whether a branch has a norm before it, on its output, and after the addition; the gate in place of the addition."""
 
 
 @dataclass(frozen=True)
@@ -75,20 +77,66 @@ def identify(
 
 def match_scheme(found: ModelStructure) -> Scheme | None:
     """Return the scheme that places norms where the model has them; None if there is none."""
-    wanted = [tuple(_places(branch) for branch in structure.branches) for structure in found.layers]
+    if found.streams is not None:
+        return _match_streams(found)
+    wanted = [
+        tuple(_places(branch, layer) for branch in structure.branches)
+        for layer, structure in zip(found.stack.blocks, found.layers, strict=True)
+    ]
     uniform = len(set(wanted)) == 1
     depth = max(_UNIFORM, len(wanted)) if uniform else len(wanted)
-    for name in list_schemes():
+    gated = found.gate is not None
+    matching: list[Scheme] = []
+    for made in _candidates(variants=gated):
         try:
-            scheme = with_model_norms(_without_entry(find_class(name)()), found)
+            scheme = with_model_gate(with_model_norms(_without_entry(made()), found), found)
             bound = scheme.bind(depth=depth, dim=_NARROW, topology=found.topology, branches=found.branches)
         except NormLabError:
             # Its options exclude such norms, or it has no such topology.
             continue
-        layouts = [_layout(bound.block(k)) for k in range(depth)]
-        if layouts == (wanted * depth)[:depth] and _has_ends(bound, found) and not scheme.needs:
-            return scheme
-    return None
+        alike = not scheme.needs and _has_ends(bound, found)
+        if alike and all(_layout(bound.block(k), gated) == wanted[k % len(wanted)] for k in range(depth)):
+            matching.append(scheme)
+            if not gated:
+                break
+    return max(matching, key=lambda scheme: _kept_norms(scheme, found), default=None)
+
+
+def _match_streams(found: ModelStructure) -> Scheme | None:
+    """The scheme that reads, writes and merges several streams as the model does; None if there is none."""
+    scheme, read = found.merged, found.streams
+    branches = [branch for structure in found.layers for branch in structure.branches]
+    if scheme is None or read is None or found.has_final == read.normed:
+        return None
+    if any(one.streams is None or one.streams.read != read or one.shape is not None for one in branches):
+        return None
+    if any((one.read is None) != read.normed for one in branches):
+        return None
+    if not read.normed and found.norm is not None:
+        scheme = dataclasses.replace(scheme, **found.norm.scheme_options())
+    # One epsilon for the norms and for the coefficients.
+    return scheme if read.reads_as(scheme) else None
+
+
+def _candidates(*, variants: bool) -> Iterator[Callable[[], Scheme]]:
+    """Every scheme at its default options, then their variants if asked for."""
+    classes = [find_class(name) for name in list_schemes()]
+    yield from classes
+    for kind in classes if variants else ():
+        yield from (partial(kind, **options) for options in kind.variants.values())
+
+
+def _kept_norms(scheme: Scheme, found: ModelStructure) -> int:
+    """How many norms of the first layer have the gain and bias that the scheme gives them."""
+    steps = scheme.bind(depth=1, dim=_NARROW, topology=found.topology, branches=found.branches).block(0).steps
+    usual = found.norm
+    if usual is None:
+        return 0
+    own_norms = found.layers[0].norms(found.stack.blocks[0])
+    norms = [(step, *one) for step, own in zip(steps, own_norms, strict=True) for one in own.items()]
+    return sum(
+        isinstance(made := getattr(step, place), Norm) and own.options.serves(made, usual) for step, place, own in norms
+    )
 
 
 def with_model_options(scheme: Scheme, found: ModelStructure) -> Scheme:
@@ -112,8 +160,14 @@ def with_model_norms(scheme: Scheme, found: ModelStructure) -> Scheme:
     if found.norm is None or not _places_norms(scheme, found):
         return scheme
     changed = scheme.changed()
-    options = dataclasses.asdict(found.norm)
+    options = found.norm.scheme_options()
     return dataclasses.replace(scheme, **{name: value for name, value in options.items() if name not in changed})
+
+
+def with_model_gate(scheme: Scheme, found: ModelStructure) -> Scheme:
+    """The scheme with the options of the model's gates, if it has such options."""
+    options = {} if found.gate is None else dataclasses.asdict(found.gate)
+    return dataclasses.replace(scheme, **options) if options.keys() <= scheme.options().keys() else scheme
 
 
 def _places_norms(scheme: Scheme, found: ModelStructure) -> bool:
@@ -129,11 +183,12 @@ def _has_ends(bound: BoundScheme, found: ModelStructure) -> bool:
     return isinstance(entry, nn.Identity) and plain_exit and final_norm == found.has_final
 
 
-def _places(branch: ResidualBranch) -> NormPlaces:
-    return branch.read is not None, branch.shape is not None, branch.write is not None
+def _places(branch: ResidualBranch, layer: nn.Module) -> NormPlaces:
+    gate = None if branch.gate is None else recognise_gate(get_part(layer, branch.gate))
+    return branch.read is not None, branch.shape is not None, branch.write is not None, gate
 
 
-def _layout(block: Block) -> tuple[NormPlaces, ...] | None:
+def _layout(block: Block, gated: bool) -> tuple[NormPlaces, ...] | None:
     """Places of norms in a NormLab block; None if the block does more than add and normalise."""
     if type(block) not in (SerialBlock, ParallelBlock):
         return None
@@ -141,11 +196,13 @@ def _layout(block: Block) -> tuple[NormPlaces, ...] | None:
     for place, step in enumerate(block.steps):
         parts = (step.read, step.shape)
         write = block.steps[0].write if isinstance(block, ParallelBlock) else step.write
-        if not all(isinstance(part, nn.Identity | Norm) for part in parts) or not _adds_plainly(write):
+        gate = recognise_gate(write) if gated else None  # type: ignore[arg-type]
+        plain = gate is not None or _adds_plainly(write)
+        if not plain or not all(isinstance(part, nn.Identity | Norm) for part in parts):
             return None
         # Parallel branches have one common write, that of the first step.
         normed = isinstance(write, AddNorm) and (place == 0 or isinstance(block, SerialBlock))
-        found.append((isinstance(parts[0], Norm), isinstance(parts[1], Norm), normed))
+        found.append((isinstance(parts[0], Norm), isinstance(parts[1], Norm), normed, gate))
     return tuple(found)
 
 
@@ -178,14 +235,24 @@ def _how(found: ModelStructure) -> tuple[str, ...]:
         norm = found.norm
         bias = "with bias" if norm.bias else "without bias"
         lines.append(f"its norms compute {norm.norm}, eps {norm.eps:g}, gain {norm.gain}, {bias}")
+    if found.gate is not None:
+        lines.append(f"its gates keep {found.gate.keep}, temperature {found.gate.temperature:g}")
+    if found.streams is not None:
+        lines.append(f"{found.streams.scheme.streams} streams, read by {', '.join(sorted(first.connections()))}")
+        lines.append(f"{found.head!r} merges them" if found.head else "no module merges them")
+    if first.scale is not None:
+        lines.append(f"{first.scale!r} multiplies the whole state at the end of a layer; a conversion keeps it")
     final = found.final or found.final_function
     lines.append(f"{final!r} reads the last block" if final else "no norm reads the last block")
-    inner = [
-        path for path, part in walk(stack.blocks[0], "") if recognise_norm(part) and path not in first.norm_paths()
-    ]
+    inner = [path for path, part in walk(stack.blocks[0], "") if recognise_norm(part) and not _belongs(path, first)]
     lines += [f"inside its branches: {', '.join(inner)}"] if inner else []
     beside = list(dict.fromkeys(part for branch in first.branches for part in _beside(stack.blocks[0], branch)))
     return (*lines, *([f"its branches also hold: {', '.join(beside)}"] if beside else []))
+
+
+def _belongs(path: str, structure: LayerStructure) -> bool:
+    """Whether a norm is one of the layer's own places, or part of what reads the streams."""
+    return path in structure.norm_paths() or path.startswith(tuple(f"{one}." for one in structure.connections()))
 
 
 def _beside(layer: nn.Module, branch: ResidualBranch) -> Iterator[str]:
@@ -209,5 +276,9 @@ def _layer_formula(structure: LayerStructure) -> str:
 
 def _formula(branch: ResidualBranch) -> str:
     update = f"{branch.name}({f'{branch.read}(x)' if branch.read else 'x'})"
-    total = f"x + {f'{branch.shape}({update})' if branch.shape else update}"
+    if branch.streams is not None:
+        seen = f"{branch.streams.connection}(X)"
+        return f"X ← write(X, {branch.name}({f'{branch.read}({seen})' if branch.read else seen}))"
+    shaped = f"{branch.shape}({update})" if branch.shape else update
+    total = f"{branch.gate}(x, {shaped})" if branch.gate else f"x + {shaped}"
     return f"x ← {f'{branch.write}({total})' if branch.write else total}"

@@ -7,23 +7,23 @@ inside. A branch is everything between state and update; norms at its two ends b
 
 from __future__ import annotations
 
+import dataclasses
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import fx, nn
-from torch.nn import functional as F
 
 from normlab.errors import NormLabError
+from normlab.hf.conversion.foreign_gate import recognise_gate
 from normlab.hf.conversion.foreign_norm import recognise_norm
 from normlab.hf.conversion.function_norm import FunctionNorm, may_be_norm
 from normlab.hf.conversion.layer_structure import LayerStructure, NormLocation, ResidualBranch, norm_module
+from normlab.hf.conversion.stream_step import StreamStep
+from normlab.hf.conversion.stream_trace import find_stream_write
 from normlab.hf.conversion.trace import (
     ADVICE,
-    ARGUMENTS,
-    HIDDEN_STATE,
     BranchProgram,
     LayerSignature,
     TrainEvalProgram,
@@ -34,9 +34,20 @@ from normlab.hf.conversion.trace import (
     to_traced_call,
     trace_layer,
 )
-
-_VIEWS = ("view", "reshape", "contiguous", "to", "type_as", "float", "clone")
-_FACTS = ("size", "dim", "ndimension", "numel")
+from normlab.hf.conversion.trace_graph import TracedGraph
+from normlab.hf.conversion.trace_nodes import (
+    is_argument,
+    is_call,
+    is_number,
+    is_product,
+    is_sum,
+    is_view,
+    joins_outputs,
+    kept,
+    nodes_in,
+    renamed,
+    summands,
+)
 
 
 def analyse_layer(layer: nn.Module, opened: set[str] | None = None) -> LayerStructure:
@@ -52,16 +63,14 @@ def analyse_layer(layer: nn.Module, opened: set[str] | None = None) -> LayerStru
         raise NormLabError(f"{type(layer).__name__} is wired differently in training; {ADVICE}")
     pairs = zip(training.branches, resting.branches, strict=True)
     branches = tuple(
-        ResidualBranch(TrainEvalProgram(one.run, two.run), *_places(two), name=two.name)  # type: ignore
+        dataclasses.replace(two, run=TrainEvalProgram(one.run, two.run))  # type: ignore[arg-type]
         for one, two in pairs
     )
-    return LayerStructure(
-        branches, resting.signature, resting.topology, resting.shared_read, resting.returns, resting.exact
-    )
+    return dataclasses.replace(resting, branches=branches)
 
 
-def _places(branch: ResidualBranch) -> tuple[NormLocation | None, NormLocation | None, NormLocation | None]:
-    return branch.read, branch.shape, branch.write
+def _places(branch: ResidualBranch) -> tuple[NormLocation | StreamStep | None, ...]:
+    return branch.read, branch.shape, branch.write, branch.gate, branch.streams
 
 
 def _analyse(layer: nn.Module, opened: set[str], *, training: bool) -> LayerStructure:
@@ -85,32 +94,29 @@ class _Addition:
     updates: list[fx.Node]
     write: NormLocation | None
     exact: bool
+    gate: str | None = None
+    streams: StreamStep | None = None
+    source: fx.Node | None = None
+    """What a branch reads instead of the state: one vector made of the streams."""
 
 
-class _TracedLayer:
-    """The traced graph of one layer."""
+class _TracedLayer(TracedGraph):
+    """The search for residual branches in the traced graph of one layer."""
 
     def __init__(self, layer: nn.Module, graph: fx.Graph):
-        self.layer, self.who = layer, type(layer).__name__
-        self.nodes = list(graph.nodes)
-        self.state = next(node for node in self.nodes if node.name == HIDDEN_STATE.name)
-        self.returned = next(node for node in self.nodes if node.op == "output").args[0]
-        self._states = {self.state}
+        super().__init__(layer, graph)
         self._norms: dict[fx.Node, tuple[NormLocation, fx.Node] | None] = {}
-        self._above: dict[fx.Node, set[fx.Node]] = {}
-        for node in self.nodes:
-            sources = node.all_input_nodes
-            self._above[node] = set(sources).union(*(self._above[source] for source in sources))
 
     def structure(self) -> LayerStructure:
         end = self.returned[0] if isinstance(self.returned, tuple | list) else self.returned
-        additions = self._additions(end)
+        scaled, scale = self._without_scale(end)
+        additions = self._additions(scaled)
         if len(additions) == 1:
             # Parallel branches: the update of the one addition is their sum.
             additions[0].updates = [term for one in additions[0].updates for term in self._terms(one)]
         parallel = len(additions[0].updates) > 1
         cuts = [self._cut(update, one) for one in additions for update in one.updates]
-        extras = [node for node in _nodes_in(self.returned) if node is not end]
+        extras = [node for node in nodes_in(self.returned) if node is not end]
         branches = self._branches(cuts, extras)
         inputs = {cut.source for cut in cuts}
         return LayerStructure(
@@ -118,54 +124,84 @@ class _TracedLayer:
             LayerSignature.of(self.layer),
             "parallel" if parallel else "serial",
             shared_read=parallel and len(inputs) == 1 and cuts[0].read is not None,
-            returns=_renamed(replace_nodes(self.returned), end.name),
+            returns=renamed(replace_nodes(self.returned), end.name),
             exact=all(one.exact for one in additions),
+            scale=scale,
         )
 
     # -- from the end to the start -------------------------------------------------------------------------------
 
+    def _without_scale(self, end: Any) -> tuple[Any, str | None]:
+        """(the state before its multiplication by a number of the layer, the number's path), or the state and None."""
+        node = self.plain(end)
+        factors = node.args if is_product(node) else ()
+        for one, other in (factors, factors[::-1]) if factors else ():
+            if is_number(self.layer, other) and isinstance(one, fx.Node):
+                return one, module_path(other)  # type: ignore[arg-type]
+        return end, None
+
     def _additions(self, end: Any) -> list[_Addition]:
         found: list[_Addition] = []
-        node = self._plain(end)
-        while node is not self.state:
-            found.insert(0, self._addition(node))
-            node = self._plain(found[0].skip)
-            self._states.add(node)
+        node = end
+        while self.plain(node) is not self.state:
+            found.insert(0, self._streamed(node) or self._addition(self.plain(node)))
+            node = found[0].skip
+            self.states.add(self.plain(node))
         if not found:
             raise NormLabError(f"{self.who} adds nothing to its input; {ADVICE}")
         return found
 
     def _addition(self, node: fx.Node) -> _Addition:
+        gated = self._gated(node)
+        if gated is not None:
+            return gated
         write = self._norm(node)
         total = node if write is None else self._normed(node)
-        if not _is_sum(total):
+        if not is_sum(total):
             raise self._not_a_sum(total)
-        one, other = _summands(total)
+        one, other = summands(total)
         for skip, update in ((one, other), (other, one)):
-            if self._plain(skip) in self._above[update]:
+            if self.plain(skip) in self.above[update]:
                 return _Addition(skip, [update], write, exact=True)
         terms = self._terms(total)
         for skip in terms:
             updates = [term for term in terms if term is not skip]
-            if all(self._plain(skip) in self._above[update] for update in updates):
+            if all(self.plain(skip) in self.above[update] for update in updates):
                 return _Addition(skip, updates, write, exact=False)
         raise self._not_a_sum(total)
 
+    def _streamed(self, end: fx.Node) -> _Addition | None:
+        """The write to several streams that a state is; None if it is none."""
+        found = find_stream_write(self, end)
+        if found is None:
+            return None
+        return _Addition(found.state, [found.update], None, True, streams=found.step, source=found.source)
+
+    def _gated(self, node: fx.Node) -> _Addition | None:
+        """The addition that a module computes from (state, update) with weights of its own; None if it is no such."""
+        if node.op != "call_module" or len(node.args) != 2 or node.kwargs:
+            return None
+        skip, update = node.args
+        pair = isinstance(skip, fx.Node) and isinstance(update, fx.Node) and self.plain(skip) in self.above[update]
+        if not pair or recognise_gate(get_part(self.layer, module_path(node))) is None:
+            return None
+        return _Addition(skip, [update], None, exact=True, gate=module_path(node))  # type: ignore[arg-type]
+
     def _terms(self, node: fx.Node) -> list[fx.Node]:
         """Terms of a sum in the order of computation; nested sums without other users are expanded."""
-        plain = self._plain(node)
-        if not _is_sum(plain) or len(plain.users) > 1:
+        plain = self.plain(node)
+        if not is_sum(plain) or len(plain.users) > 1:
             return [node]
-        return sorted((term for part in _summands(plain) for term in self._terms(part)), key=self.nodes.index)
+        return sorted((term for part in summands(plain) for term in self._terms(part)), key=self.nodes.index)
 
     def _not_a_sum(self, node: fx.Node) -> Exception:
         """Exception for a state that no addition returned: trace inside a submodule, or fail."""
-        source = node.args[0] if _is(node, operator.getitem) else node
+        source = node.args[0] if is_call(node, operator.getitem) else node
         if isinstance(source, fx.Node) and source.op == "call_module":
             path = module_path(source)
             if next(get_part(self.layer, path).children(), None) is not None:
                 return _AddsInside(path)
-        if _joins_outputs(source):
+        if joins_outputs(source):
             return NormLabError(
                 f"{self.who}: its state was not found: a tuple of outputs is joined to another on the way; {ADVICE}"
             )
@@ -178,68 +214,53 @@ class _TracedLayer:
     # -- one branch ----------------------------------------------------------------------------------------------
 
     def _cut(self, update: fx.Node, addition: _Addition) -> _Cut:
-        skip, end = self._plain(addition.skip), self._plain(update)
+        skip, end = addition.source or self.plain(addition.skip), self.plain(update)
         shape = self._norm(end)
         if shape is not None:
             end = self._normed(end)
-        found = [node for node in self._above[end] | {end} if self._norm(node) and self._normed(node) is skip]
+        found = [node for node in self.above[end] | {end} if self._norm(node) and self._normed(node) is skip]
         # Of consecutive candidates the last one is the norm: a cast after it belongs to it.
-        reads = [node for node in found if not any(node in self._above[other] for other in found)]
+        reads = [node for node in found if not any(node in self.above[other] for other in found)]
         if not reads:
-            return _Cut(end, addition.skip, skip, None, shape, addition.write)
-        if len(reads) > 1 or skip in self._needed(end, {reads[0]}):
+            return _Cut(end, addition.source or addition.skip, skip, None, shape, addition)
+        if len(reads) > 1 or skip in self.needed(end, {reads[0]}):
             names = ", ".join(sorted(str(self._norm(node)) for node in reads))
             raise NormLabError(f"{self.who}: a branch reads the state through {names} and in another way; {ADVICE}")
-        return _Cut(end, reads[0], skip, self._norm(reads[0]), shape, addition.write)
+        return _Cut(end, reads[0], skip, self._norm(reads[0]), shape, addition)
 
     def _branches(self, cuts: Sequence[_Cut], extras: Sequence[fx.Node]) -> tuple[ResidualBranch, ...]:
         programs = [self._program(cut, []) for cut in cuts]
         for extra in extras:
             for place, cut in enumerate(cuts):
-                if cut.source in self._above[extra] and self.state not in self._needed(extra, {cut.source, cut.skip}):
-                    programs[place] = self._program(cut, [extra, *_kept(self.nodes, programs[place])])
+                if cut.source in self.above[extra] and self.state not in self.needed(extra, {cut.source, cut.skip}):
+                    programs[place] = self._program(cut, [extra, *kept(self.nodes, programs[place])])
                     break
             else:
                 raise NormLabError(f"{self.who} returns {extra.name!r}, which no branch computes; {ADVICE}")
         return tuple(
-            ResidualBranch(program, cut.read, cut.shape, cut.write, self._name(program))
+            ResidualBranch(program, cut.read, cut.shape, one.write, self._name(program), one.gate, one.streams)
             for cut, program in zip(cuts, programs, strict=True)
+            for one in (cut.addition,)
         )
 
     def _program(self, cut: _Cut, extras: Sequence[fx.Node]) -> BranchProgram:
         given = {cut.source, cut.skip}
-        needed = set[fx.Node]().union(*(self._needed(node, given) for node in (cut.end, *extras)))
+        needed = set[fx.Node]().union(*(self.needed(node, given) for node in (cut.end, *extras)))
         if self.state in needed:
             raise NormLabError(f"{self.who}: a branch reads the layer's input behind the first addition; {ADVICE}")
         self._check_arguments(needed)
         calls = tuple(to_traced_call(node) for node in self.nodes if node in needed and node.op != "placeholder")
         # Nodes that ask for the shape of the state can use the input of the branch, which has the same shape.
-        asked = [node.args[0].name for node in self.nodes if node in needed and self._is_fact_of_state(node)]  # type: ignore
-        inputs = tuple(dict.fromkeys((cut.source.name, cut.skip.name, *asked)))
+        inputs = tuple(dict.fromkeys((cut.source.name, cut.skip.name, *self.asked(needed))))
         return BranchProgram(inputs, calls, ValueRef(cut.end.name), tuple(node.name for node in extras))
-
-    def _needed(self, node: fx.Node, given: set[fx.Node]) -> set[fx.Node]:
-        """Nodes that must be computed for a node if those in `given` are known."""
-        needed: set[fx.Node] = set()
-        waiting = [node]
-        while waiting:
-            one = waiting.pop()
-            if one not in given and one not in needed:
-                needed.add(one)
-                waiting += [] if self._is_fact_of_state(one) else one.all_input_nodes
-        return needed
 
     def _check_arguments(self, needed: set[fx.Node]) -> None:
         """Raise if the layer itself computes with an argument, which may depend on whether it is None."""
         for node in needed:
-            own = [part for part in node.all_input_nodes if _is_argument(part)]
-            if own and node.op != "call_module" and not _is_argument(node):
+            own = [part for part in node.all_input_nodes if is_argument(part)]
+            # A product with None raises, so that an argument which it needs is never silently missed.
+            if own and node.op != "call_module" and not is_argument(node) and not is_product(node):
                 raise NormLabError(f"{self.who} computes with its argument {own[0].args[1]!r} itself; {ADVICE}")
-
-    def _is_fact_of_state(self, node: fx.Node) -> bool:
-        """Whether a node reads only the shape or dtype of a state."""
-        asks = _is(node, getattr) or (node.op == "call_method" and node.target in _FACTS)
-        return asks and self._plain(node.args[0]) in self._states
 
     def _name(self, program: BranchProgram) -> str:
         """Name of a branch: its submodule with the most parameters."""
@@ -265,7 +286,7 @@ class _TracedLayer:
         """Input of the norm that a node computes."""
         found = self._norms[norm]
         assert found is not None
-        return self._plain(found[1])
+        return self.plain(found[1])
 
     def _module(self, node: fx.Node) -> tuple[NormLocation, fx.Node] | None:
         alone = len(node.args) == 1 and not node.kwargs and isinstance(node.args[0], fx.Node)
@@ -273,22 +294,14 @@ class _TracedLayer:
 
     def _functions(self, node: fx.Node) -> Iterator[tuple[NormLocation, fx.Node]]:
         """Candidate function norms that end in a node and read one tensor besides parameters, with that tensor."""
-        core = self._plain(node) if _is_view(node) else node
+        core = self.plain(node) if is_view(node) else node
         sources = [part for part in core.args if isinstance(part, fx.Node)] if may_be_norm(core) else []
-        for source in dict.fromkeys(self._plain(part) for part in sources):
-            needed = self._needed(node, {source})
+        for source in dict.fromkeys(self.plain(part) for part in sources):
+            needed = self.needed(node, {source})
             if not any(one.op in ("placeholder", "call_module") for one in needed):
                 calls = tuple(to_traced_call(one) for one in self.nodes if one in needed)
                 name = core.target if isinstance(core.target, str) else core.target.__name__
                 yield FunctionNorm(name, BranchProgram((source.name,), calls, ValueRef(node.name))), source
-
-    def _plain(self, node: Any) -> fx.Node:
-        """The node before views, casts and inactive dropout."""
-        while isinstance(node, fx.Node) and (_is_view(node) or _is_idle_dropout(node)):
-            node = node.args[0]
-        if not isinstance(node, fx.Node):
-            raise NormLabError(f"{self.who} returns no tensor where its state was expected; {ADVICE}")
-        return node
 
 
 @dataclass(frozen=True)
@@ -300,57 +313,4 @@ class _Cut:
     skip: fx.Node
     read: NormLocation | None
     shape: NormLocation | None
-    write: NormLocation | None
-
-
-def _is(node: Any, *functions: Callable[..., Any]) -> bool:
-    return isinstance(node, fx.Node) and node.op == "call_function" and node.target in functions
-
-
-def _is_sum(node: fx.Node) -> bool:
-    adds = _is(node, operator.add, operator.iadd, torch.add) or (node.op == "call_method" and node.target == "add")
-    return adds and len(node.args) == 2 and not node.kwargs and all(isinstance(part, fx.Node) for part in node.args)
-
-
-def _joins_outputs(node: Any) -> bool:
-    """Whether tuples or lists are added: (state,) + outputs[1:]."""
-    return _is(node, operator.add) and any(isinstance(part, tuple | list) for part in node.args)
-
-
-def _summands(total: fx.Node) -> Sequence[Any]:
-    return total.args
-
-
-def _is_view(node: fx.Node) -> bool:
-    return node.op == "call_method" and node.target in _VIEWS
-
-
-def _is_idle_dropout(node: fx.Node) -> bool:
-    if not _is(node, F.dropout):
-        return False
-    p, training = (*node.args[1:], 0.5, True)[:2]
-    return node.kwargs.get("training", training) is False or node.kwargs.get("p", p) in (0, 0.0)
-
-
-def _is_argument(node: fx.Node) -> bool:
-    """Whether a node is one of the layer's arguments or an item of one."""
-    source = node
-    while _is(source, operator.getitem):
-        source = source.args[0]  # type: ignore[assignment]
-    return source is not node and isinstance(source, fx.Node) and source.name == ARGUMENTS
-
-
-def _nodes_in(value: Any) -> list[fx.Node]:
-    parts = value if isinstance(value, tuple | list) else [value]
-    return [part for part in parts if isinstance(part, fx.Node)]
-
-
-def _kept(nodes: Sequence[fx.Node], program: BranchProgram) -> list[fx.Node]:
-    return [node for node in nodes if node.name in program.keeps]
-
-
-def _renamed(returned: Any, end: str) -> Any:
-    """Return value with the node `end` replaced by `HIDDEN_STATE`."""
-    if isinstance(returned, tuple | list):
-        return tuple(HIDDEN_STATE if part == ValueRef(end) else part for part in returned)
-    return HIDDEN_STATE
+    addition: _Addition

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from normlab.errors import NormLabError, in_one_line
 from normlab.hf.conversion.convert import rewire_model
 from normlab.hf.conversion.converted_layer import Conversion
 from normlab.hf.conversion.layer_structure import norm_options
-from normlab.hf.conversion.model_structure import Adapter, ModelStructure, analyse_layers, find_one_stack
+from normlab.hf.conversion.model_structure import Adapter, ModelStructure, analyse_layers, find_one_stack, merged_by
 from normlab.roles import Part, Spec
 from normlab.schemes.catalog.reference import refuse_unknown
 from normlab.schemes.catalog.registry import scheme as find_scheme
@@ -34,8 +35,10 @@ def load(folder: str | Path, *, adapter: Adapter | None = None, **options: Any) 
     with in_one_line(
         f"{name}: the converted model cannot be loaded", "expected a folder of save_pretrained, unchanged"
     ):
-        # transformers builds the model and then loads the weights: the layers must be rewired in between.
-        model = type(base.__name__, (base,), {"__init__": build}).from_pretrained(
+        # transformers builds the model and then loads the weights: the layers must be rewired in between. It renames
+        # weights for classes of its own modules alone.
+        made_by = {"__init__": build, "__module__": base.__module__}
+        model = type(base.__name__, (base,), made_by).from_pretrained(
             folder, use_safetensors=True, trust_remote_code=False, **options
         )
     model.__class__ = base
@@ -47,10 +50,15 @@ def _rewire(model: Any, spec: dict[str, Any], adapter: Adapter | None) -> None:
     structures = analyse_layers(stack, adapter)
     norm = norm_options(stack.blocks[0], structures[0])
     found = ModelStructure(stack, structures, spec["final"], spec["dim"], norm)
+    if found.streams is not None:
+        head = spec.get("head")
+        found = replace(found, head=head, merged=merged_by(model, head, found.streams, found.dim))
     bound = find_scheme(spec["scheme"]).bind(
         depth=len(structures), dim=found.dim, topology=spec["topology"], branches=found.branches
     )
-    rewire_model(model, found, Conversion(bound, spec["residual_only"], _roles(spec["roles"])))
+    rewire_model(
+        model, found, Conversion(bound, spec["residual_only"], _roles(spec["roles"]), spec.get("native", False))
+    )
 
 
 def _roles(plain: dict[str, Any]) -> dict[str, Spec]:

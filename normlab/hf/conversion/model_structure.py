@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -13,15 +13,18 @@ from torch import nn
 from normlab.choices import Topology
 from normlab.errors import NormLabError, in_one_line
 from normlab.hf.conversion.converted_layer import check_scheme_loaded
+from normlab.hf.conversion.foreign_gate import GateOptions, recognise_gate
 from normlab.hf.conversion.foreign_norm import NormOptions, recognise_norm
+from normlab.hf.conversion.foreign_streams import StreamRead, recognise_head
 from normlab.hf.conversion.function_norm import FinalNorm
 from normlab.hf.conversion.layer_analysis import analyse_layer
 from normlab.hf.conversion.layer_structure import LayerStructure, norm_options
-from normlab.hf.conversion.trace import ADVICE, makes_same_calls
+from normlab.hf.conversion.trace import ADVICE, get_part, makes_same_calls
 from normlab.probes.blocks import BlockStack, find_stacks, walk
 from normlab.probes.outputs import first_state
 from normlab.probes.replay import RecordedCall, capture
 from normlab.probes.untouched import at_rest
+from normlab.schemes.contract.streams import StreamScheme
 from normlab.targets import hub
 from normlab.targets.config_sizes import parts, special_tokens
 from normlab.targets.config_tasks import image_shape
@@ -49,6 +52,10 @@ class ModelStructure:
     """Name of the function that is the norm after the last block, if it is no module."""
     final_is_shared: bool = False
     """Whether the norm after the last block is also used elsewhere."""
+    head: str | None = None
+    """Path of the module that merges several streams after the last block."""
+    merged: StreamScheme | None = None
+    """The scheme that reads and merges streams as the model does, whatever its norms."""
 
     @property
     def has_final(self) -> bool:
@@ -60,6 +67,18 @@ class ModelStructure:
         """Common path of the blocks, with a star for the index."""
         columns = zip(*(name.split(".") for name in self.stack.names), strict=True)
         return ".".join(column[0] if len(set(column)) == 1 else "*" for column in columns)
+
+    @property
+    def streams(self) -> StreamRead | None:
+        """How the first block reads several streams; None for a model of one."""
+        found = self.layers[0].branches[0].streams
+        return None if found is None else found.read
+
+    @property
+    def gate(self) -> GateOptions | None:
+        """Options of the first block's first gate; None without gates."""
+        paths = [branch.gate for branch in self.layers[0].branches if branch.gate is not None]
+        return recognise_gate(get_part(self.stack.blocks[0], paths[0])) if paths else None
 
     @property
     def topology(self) -> Topology:
@@ -85,11 +104,45 @@ def analyse_model(
     with at_rest(model), torch.no_grad(), hub.quiet():
         with in_one_line(f"{type(model).__name__} does not run", "pass batch={...} with what its forward takes"):
             inputs = sample_batch(model) if batch is None else dict(batch)
-            ends, calls = _run(model, stack, norms, inputs)
+            ends, calls = _run(model, stack, norms, _Heads.of(model, stack, structures[0]), inputs)
         for name, structure, call in zip(stack.names, structures, calls, strict=True):
             _verify(name, structure, call)
     norm = norm_options(stack.blocks[0], structures[0])
-    return ModelStructure(stack, structures, ends.path, calls[0].width, norm, ends.function, ends.is_shared)
+    found = ModelStructure(stack, structures, ends.path, calls[0].width, norm, ends.function, ends.is_shared)
+    return found if found.streams is None else _with_streams(model, found, ends.head, calls[0])
+
+
+def _with_streams(model: nn.Module, found: ModelStructure, head: str | None, call: RecordedCall) -> ModelStructure:
+    """The structure of a model of several streams: the width of one, and what merges them."""
+    read = found.streams
+    assert read is not None
+    state, _ = found.layers[0].signature.bind(call.args, call.kwargs)
+    rows = state.unflatten(-1, (read.scheme.streams, -1)) if read.flat else state
+    if not state.is_meta and not torch.equal(rows, rows[..., :1, :].expand_as(rows)):
+        raise NormLabError(f"{found.stack.names[0]}: its streams differ before the first layer; expected equal copies")
+    dim = rows.shape[-1]
+    return replace(found, dim=dim, head=head, merged=merged_by(model, head, read, dim))
+
+
+def merged_by(model: nn.Module, head: str | None, read: StreamRead, dim: int) -> StreamScheme | None:
+    """The scheme that merges the streams as the model's module does; None if there is none."""
+    return None if head is None else recognise_head(model.get_submodule(head), read.scheme, dim, read.flat)
+
+
+class _Heads(NamedTuple):
+    """Modules that may merge the streams after the last block; none for a model of one stream."""
+
+    modules: Mapping[str, nn.Module]
+    streams: int = 1
+
+    @classmethod
+    def of(cls, model: nn.Module, stack: BlockStack, first: LayerStructure) -> _Heads:
+        found = first.branches[0].streams
+        if found is None:
+            return cls({})
+        above = {name[:place] for name in stack.names for place, letter in enumerate(name) if letter == "."} | {""}
+        outside = ((path, part) for path, part in model.named_modules() if path not in above)
+        return cls({path: part for path, part in outside if not _inside(path, stack)}, found.read.scheme.streams)
 
 
 class _End(NamedTuple):
@@ -98,6 +151,7 @@ class _End(NamedTuple):
     path: str | None
     function: str | None
     is_shared: bool
+    head: str | None
 
 
 def find_one_stack(model: nn.Module, blocks: str | None) -> BlockStack:
@@ -152,12 +206,17 @@ def sample_batch(model: Any) -> dict[str, torch.Tensor]:
 
 
 def _run(
-    model: nn.Module, stack: BlockStack, norms: Mapping[str, nn.Module], inputs: Mapping[str, Any]
+    model: nn.Module,
+    stack: BlockStack,
+    norms: Mapping[str, nn.Module],
+    heads: _Heads,
+    inputs: Mapping[str, Any],
 ) -> tuple[_End, list[RecordedCall]]:
     """Run the model once; return the norm after the last block and the recorded call of every block."""
     last: list[torch.Tensor] = []
     readers: list[str] = []
     used: list[str] = []
+    merges: list[str] = []
     function = FinalNorm(last)
     with ExitStack() as hooks:
         end = stack.blocks[-1].register_forward_hook(
@@ -166,13 +225,15 @@ def _run(
         hooks.callback(end.remove)
         for path, norm in norms.items():
             hooks.callback(norm.register_forward_pre_hook(_noting(path, readers, used, last)).remove)
+        for path, head in heads.modules.items():
+            hooks.callback(head.register_forward_hook(_noting_merge(path, heads.streams, merges, readers, last)).remove)
         hooks.enter_context(function)
         calls = capture(stack, stack.blocks, lambda: model(**inputs))
     silent = [name for name, call in zip(stack.names, calls, strict=True) if call is None]
     if silent:
         raise NormLabError(f"{silent[0]} did not run; expected every block to run once in a pass")
     path = next(iter(readers), None)
-    end = _End(path, function.found if path is None else None, used.count(path or "") > 1)
+    end = _End(path, function.found if path is None else None, used.count(path or "") > 1, next(iter(merges), None))
     return end, [call for call in calls if call is not None]
 
 
@@ -181,6 +242,20 @@ def _noting(path: str, readers: list[str], used: list[str], last: list[torch.Ten
         used.append(path)
         if last and args and _is_part_of(args[0], last[-1]):
             readers.append(path)
+
+    return note
+
+
+def _noting_merge(
+    path: str, streams: int, merges: list[str], readers: list[str], last: list[torch.Tensor]
+) -> Callable[..., None]:
+    def note(_module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        reads = bool(last) and bool(args) and not merges and _is_part_of(args[0], last[-1])
+        if reads and isinstance(output, torch.Tensor) and output.numel() * streams == last[-1].numel():
+            merges.append(path)
+            # What is normalised next is the merged state; norms inside the module belong to it.
+            readers.clear()
+            last.append(output)
 
     return note
 
@@ -197,6 +272,7 @@ def _verify(name: str, structure: LayerStructure, call: RecordedCall) -> None:
     state, arguments = structure.signature.bind(call.args, call.kwargs)
     with in_one_line(f"{name}: what was read from it does not run", ADVICE):
         found = structure.block(call.block)(state, structure.bind_branches(call.block, arguments))
+        found = structure.scaled(call.block, found)
     if expected.is_meta:
         return
     if found.dtype != expected.dtype:

@@ -9,7 +9,7 @@ import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -45,6 +45,10 @@ class StreamScheme(Scheme):
     """Divide output projections by √(2L) at initialisation, as Pre-Norm does."""
 
     fewest_streams = 1
+    read_options: ClassVar[tuple[str, ...]] = ()
+    """Options on which a branch's input and the coefficients of its write depend, if published layers read so."""
+    exit_options: ClassVar[tuple[str, ...]] = ()
+    """Options on which only the exit depends."""
 
     def check(self) -> None:
         if self.streams < self.fewest_streams:

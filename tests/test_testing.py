@@ -170,15 +170,15 @@ class WrongLaw(Healthy):
 
 @dataclass(frozen=True, kw_only=True)
 class Grows(Healthy):
-    """Its number of parameters is no polynomial of second degree of the width."""
+    """Its number of parameters is no polynomial of depth and width."""
 
     def new_write(self, site):
-        return Cubes(site.dim)
+        return RoundedUp(site.dim)
 
 
-class Cubes(Gate):
+class RoundedUp(Gate):
     def __init__(self, dim):
-        self.shape = (dim * dim * dim,)
+        self.shape = (1 << dim.bit_length(),)
         super().__init__(0.1)
 
     forward, rms_bound = Write.forward, Write.rms_bound

@@ -29,7 +29,7 @@ LADDER = {
 }  # fmt: skip
 
 NOT_RUN = {
-    "study peri-step --minutes": "trains on books; tests/studies runs a study from beginning to end",
+    "study high-rates --minutes": "trains on books; tests/studies runs a study from beginning to end",
     "eval runs/fox --tasks": "data from the hub; tests/evaluation/test_harness.py says so without a network",
     "eval runs/fox --task-files": "tests/evaluation/test_harness.py evaluates a task of its own",
     "study --report": "tests/studies makes the report from rows of its own",

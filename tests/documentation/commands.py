@@ -46,6 +46,7 @@ SPECIAL: dict[str, dict[str, str | None]] = {
     "--rows": {},
     "speed-laws": {"--tokens": "4"},
     "real-model": {},
+    "check pre --coordinates": {"--widths": "32,64", "--depths": "4,8", "--steps": "2"},
     "check path/to/config.json": CHECK | {"--shrink": None},
     "check runs/": {"--steps": "2"},
     "--tokenizer bpe:": RUN | TEXT | {"--tokenizer": "bpe:300"},

@@ -32,6 +32,7 @@ NOT_RUN = {
     "study high-rates --minutes": "trains on books; tests/studies runs a study from beginning to end",
     "eval runs/fox --tasks": "data from the hub; tests/evaluation/test_harness.py says so without a network",
     "eval runs/fox --task-files": "tests/evaluation/test_harness.py evaluates a task of its own",
+    "watch": "serves until Ctrl-C; tests/watch runs it, with --once as well",
     "study --report": "tests/studies makes the report from rows of its own",
 }
 """Commands that are only parsed, by how they begin, with the reason."""

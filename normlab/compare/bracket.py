@@ -6,7 +6,7 @@ scheme:
 1. Try the start (`start_rate`, a function of the model size), half and twice that rate.
 2. While the best rate is the smallest or largest tried, try the next one beyond it, a factor of 2 away, from start/16
    up to 16 · start. While no run has trained, extend in both directions.
-3. Try the rates a factor of √2 below and above the best.
+3. If the search is refined, try the rates a factor of √2 below and above the best.
 
 The best rate is then *interior* (the next rate on either side was tried and is worse) or lies at a limit. The search is
 a pure function of scores and does not depend on runs, rows or torch.
@@ -61,6 +61,8 @@ class Bracket:
     """Learning-rate search from a start, which is rounded to a power of 2 on the grid."""
 
     start: float
+    refined: bool = True
+    """Whether rates a factor of √2 from the best are tried as well."""
 
     @property
     def first(self) -> tuple[float, ...]:
@@ -98,7 +100,8 @@ class Bracket:
         best = _best(seen)
         beyond = [below] * (best == min(seen)) + [above] * (best == max(seen))
         # Factors of 2 first: refining around a best rate that may still move would waste runs.
-        return self._inside(*beyond) or [k for k in self._inside(best - 1, best + 1) if k not in seen]
+        around = (best - 1, best + 1) if self.refined else ()
+        return self._inside(*beyond) or [k for k in self._inside(*around) if k not in seen]
 
     def _inside(self, *indices: int) -> list[int]:
         return [k for k in indices if abs(k - self._start) <= _REACH]

@@ -43,6 +43,8 @@ class CompareConfig(RunOptions):
     auto starts with 1e-3 * (85M / (12 depth width^2))^0.2, half and twice that rate,
     widens by factors of 2, at most 16 either way, until the best lies between two others,
     and then tries the best times and divided by sqrt(2)."""
+    refine_rates: bool = True
+    """Whether auto ends with the rates a factor of sqrt(2) from the best: two runs of each scheme."""
     seeds: int = 3
     """Final runs of each scheme at its tuned rate; seed i of all schemes sees the same data in the same order."""
     tune_seeds: int = 1
@@ -94,7 +96,7 @@ class CompareConfig(RunOptions):
         """The learning-rate search; None where the rates are listed."""
         # A rate that is transferred is that of the base.
         depth, width = self.base.base_depth or self.base.model.depth, self.base.base_dim or self.base.model.dim
-        return Bracket(start_rate(depth, width)) if self.lrs == "auto" else None
+        return Bracket(start_rate(depth, width), self.refine_rates) if self.lrs == "auto" else None
 
     @property
     def first_rates(self) -> tuple[float, ...]:
@@ -123,10 +125,14 @@ class CompareConfig(RunOptions):
         base = self.base.to_dict()
         model = {name: value for name, value in base["model"].items() if name != "scheme"}
         shared = {name: value for name, value in base.items() if name not in ("lr", "seed")} | {"model": model}
+        # Left out where they say nothing, as in comparisons that were stored before there were such options.
+        special: dict[str, Any] = {"sources": self.sources} if self.sources else {}
+        if not self.refine_rates:
+            special["refine_rates"] = False
         return {
             "schemes": list(self.names), "lrs": self.lrs if self.lrs == "auto" else list(self.lrs), "seeds": self.seeds,
             "tune_seeds": self.tune_seeds, "baseline": self.baseline_name, "level": self.level, "base": shared,
-        } | ({"sources": self.sources} if self.sources else {})  # fmt: skip
+        } | special  # fmt: skip
 
     def _baseline(self) -> Scheme:
         from normlab.schemes.catalog.registry import scheme

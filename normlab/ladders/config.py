@@ -70,6 +70,8 @@ class LadderConfig(RunOptions):
     lrs: Literal["auto"] | tuple[float, ...] = "auto"
     """Learning rates to try at the smallest size: auto (a search that widens until the best lies between two others),
     or a list; with one rate nothing is tuned."""
+    refine_rates: bool = True
+    """Whether a search ends with the rates a factor of sqrt(2) from the best."""
     rate_budgets: tuple[Count, ...] = ()
     """Budgets at which the rates are tried; none: the smallest and the largest."""
     carry: Carry = "width"

@@ -24,8 +24,8 @@ from normlab.utils.text import counted, duration, size
 _USUAL_SHARE = 0.4
 """Fraction of the measured peak FLOP/s that the runs of a ladder usually reach together."""
 
-_LEAST_RATES = 5
-"""Learning rates of the shortest search: three by factors of 2, and two between them."""
+_COARSE_RATES, _FINE_RATES = 3, 2
+"""Learning rates of the shortest search: three by factors of 2, and two between them if it is refined."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,8 @@ def _rate_runs(config: LadderConfig, plan: LadderPlan) -> list[LadderRun]:
     """The runs of the shortest searches."""
     if not config.is_tuned:
         return []
-    tried = _LEAST_RATES if config.lrs == "auto" else len(config.lrs)
+    least = _COARSE_RATES + (_FINE_RATES if config.refine_rates else 0)
+    tried = least if config.lrs == "auto" else len(config.lrs)
     searched = [(config.rungs[0], budget) for budget in config.search_budgets]
     if plan.rates.middle is not None:
         searched.append((plan.rates.middle, plan.rates.middle.budgets[0]))

@@ -140,7 +140,8 @@ class Rates:
     def _state(self, tried: Mapping[float, RateResults], start: float) -> RateSearch:
         """What to try next, or how the search has ended."""
         if self._config.lrs == "auto":
-            return Bracket(start).next({lr: own.score(self._metric) for lr, own in tried.items()})
+            bracket = Bracket(start, self._config.refine_rates)
+            return bracket.next({lr: own.score(self._metric) for lr, own in tried.items()})
         due = tuple(lr for lr in map(float, self._config.lrs) if lr not in tried)
         if due:
             return RateSearch(next_rates=due)

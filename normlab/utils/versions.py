@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 from functools import cache
@@ -26,9 +27,12 @@ def versions() -> dict[str, str]:
 
 @cache
 def commit_of(checkout: Path) -> str | None:
-    """The git commit of a folder, with -dirty if files differ from it; None if unknown."""
+    """The git commit of a folder, with -dirty if files differ from it; None if unknown.
+
+    The variable NORMLAB_COMMIT names it in a copy of a checkout that came without its .git.
+    """
     if not (checkout / ".git").exists():
-        return None
+        return os.environ.get("NORMLAB_COMMIT")
     # Without optional locks, because many runs may ask at once.
     ask = ["git", "--no-optional-locks", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:

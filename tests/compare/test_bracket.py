@@ -53,6 +53,12 @@ def test_a_best_rate_in_the_middle_takes_two_rounds() -> None:
     assert end == RateSearch(pick=1e-3, end="interior")
 
 
+def test_a_search_that_is_not_refined_ends_with_factors_of_two() -> None:
+    end, asked = walk(Bracket(1e-3, refined=False), valley(2.8e-3))
+    assert asked == [(5e-4, 1e-3, 2e-3), (4e-3,)]
+    assert end == RateSearch(pick=2e-3, end="interior")
+
+
 @pytest.mark.parametrize("octaves", [-3.4, -2.0, -1.3, -0.6, 0.0, 0.4, 1.0, 1.9, 3.3])
 def test_the_pick_is_the_best_rate_of_the_grid_wherever_it_lies(octaves: float) -> None:
     optimum = 1e-3 * 2.0**octaves

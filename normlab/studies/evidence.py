@@ -58,9 +58,10 @@ class Evidence:
     def of(self, scheme: str, arm: str) -> list[Row]:
         """A scheme's rows in an arm, or in the arm given with the scheme: "pre@weight_decay=0.0"."""
         name, _, named = scheme.partition("@")
-        if named and named not in self.rows:
-            raise unknown("arm", named, self.rows)
-        return [row for row in self.rows[named or arm] if row["scheme"] == self.canonical(name)]
+        place = named or arm
+        if place not in self.rows:
+            raise unknown("arm with rows", place, self.rows)
+        return [row for row in self.rows[place] if row["scheme"] == self.canonical(name)]
 
     def sample(self, scheme: str, arm: str, path: str) -> Sample:
         """A scheme's results at the rate selected by its tune runs; all results if nothing was tuned."""

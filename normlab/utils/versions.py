@@ -29,14 +29,16 @@ def versions() -> dict[str, str]:
 def commit_of(checkout: Path) -> str | None:
     """The git commit of a folder, with -dirty if files differ from it; None if unknown.
 
-    The variable NORMLAB_COMMIT names it in a copy of a checkout that came without its .git.
+    The variable NORMLAB_COMMIT names it in a copy of a checkout whose .git is missing or does not follow it.
     """
+    if told := os.environ.get("NORMLAB_COMMIT"):
+        return told
     if not (checkout / ".git").exists():
-        return os.environ.get("NORMLAB_COMMIT")
+        return None
     # Without optional locks, because many runs may ask at once.
     ask = ["git", "--no-optional-locks", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
-        told = subprocess.run(ask, cwd=checkout, capture_output=True, text=True, timeout=_PATIENCE, check=True)
+        answer = subprocess.run(ask, cwd=checkout, capture_output=True, text=True, timeout=_PATIENCE, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return told.stdout.strip() or None
+    return answer.stdout.strip() or None

@@ -47,6 +47,11 @@ def test_a_change_is_the_difference_of_two_gaps(gap, expected):
     assert found.high - found.low == pytest.approx(2 * 4.302653 * 0.001 / math.sqrt(3), rel=1e-5)
 
 
+def test_a_change_from_an_arm_without_rows_yet_is_not_decided():
+    with pytest.raises(NormLabError, match="256"):
+        rule("change", scheme="a", against="b", start="256").decide(lengths(0.0))
+
+
 def test_a_change_needs_another_arm():
     found = rule("change", scheme="a", against="b", start="512", arms=["512"]).decide(lengths(0.0))
     assert (found.verdict, found.notes) == ("open", ("there is no arm besides 512",))

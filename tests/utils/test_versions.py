@@ -64,6 +64,6 @@ def test_without_git_there_is_no_telling(checkout: Path, monkeypatch: pytest.Mon
     assert commit_of(checkout) is None
 
 
-def test_a_copy_without_git_says_its_commit_by_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_says_its_commit_by_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NORMLAB_COMMIT", "0123456789ab")
     assert commit_of(tmp_path) == "0123456789ab"

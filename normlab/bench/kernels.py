@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import sys
-from collections.abc import Callable, Container, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+import time
+from collections.abc import Callable, Container, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -23,6 +25,13 @@ CPU_SHAPES = ((2048, 768), (1024, 2048))
 
 _CORES = 2
 """CPU cores used by one compilation."""
+
+_BYTES = 80
+"""GPU memory of one compilation, per element of the state: eager code holds 47 at once with four streams (counted on a
+CPU), and the parity check and what the allocator keeps come on top."""
+
+_PATIENCE = 15.0
+"""Seconds without a finished compilation after which a line says what is under way."""
 
 
 @dataclass(frozen=True)
@@ -59,23 +68,84 @@ def rows(device: torch.device, dtype: torch.dtype, places: list[Place]) -> Itera
         yield from _rows(place, device, dtype)
 
 
-def plan(device: torch.device, only: str = "", done: Container[Place] = ()) -> list[Place]:
-    """The measurements to do: every case at every shape that is not `done`."""
-    shapes = SHAPES if device.type == "cuda" else CPU_SHAPES
-    places = [(case.name, shape) for case in CASES if only in case.name for shape in shapes]
+def parse_shape(text: str) -> tuple[int, int]:
+    """Tokens and width from text like 65536x768."""
+    match = re.fullmatch(r"(\d+)[x×](\d+)", text.strip())
+    if match is None or not int(match[1]) or not int(match[2]):
+        raise NormLabError(f"{text!r} is not a shape; expected tokens x width, e.g. 65536x768")
+    return int(match[1]), int(match[2])
+
+
+def plan(
+    device: torch.device, only: str = "", done: Container[Place] = (), shapes: Sequence[tuple[int, int]] = ()
+) -> list[Place]:
+    """The measurements to do: every case at every shape, or at `shapes`, that is not `done`."""
+    shapes = shapes or (SHAPES if device.type == "cuda" else CPU_SHAPES)
+    places = [(case.name, shape) for case in CASES if only in case.name for shape in dict.fromkeys(shapes)]
     return [place for place in places if place not in done]
 
 
-def compile_ahead(dtype: torch.dtype, places: list[Place]) -> Iterator[Place]:
-    """Compile everything in parallel processes, which takes most of the time; later measurements use the cache."""
-    workers = min(len(places), max(1, (os.cpu_count() or 1) // _CORES))
+def name_of(place: Place) -> str:
+    """A place in words."""
+    return f"{place[0]} {place[1][0]}×{place[1][1]}"
+
+
+def compile_ahead(dtype: torch.dtype, places: list[Place], say: Callable[[str], None]) -> dict[Place, str]:
+    """Compile everything in parallel processes, which takes most of the time; later measurements use the cache.
+
+    Returns the places that cannot be measured, with the reason: one failure must not cost a short session the rest.
+    """
+    failed: dict[Place, str] = {}
+    if not places:
+        return failed
+    workers, begin = _workers(places), time.perf_counter()
     # Otherwise the compiler of every worker would start one worker per core.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(_CORES))
+    say(f"compiling {len(places)} places in {workers} processes")
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        futures = {pool.submit(_compile, place, dtype): place for place in places}
-        for future in as_completed(futures):
-            future.result()
-            yield futures[future]
+        futures = {pool.submit(_try_compile, place, dtype): place for place in places}
+        try:
+            for done, future in enumerate(_finished(futures, say), 1):
+                place, (seconds, error) = futures[future], future.result()
+                failed |= {place: error} if error else {}
+                what = f"{name_of(place)}, " + (f"failed: {error}" if error else f"{seconds:.0f} s")
+                say(f"compiled {done}/{len(places)} after {time.perf_counter() - begin:.0f} s: {what}")
+        except BaseException:
+            # Leaving the pool waits for all that was submitted, and says nothing meanwhile.
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return failed
+
+
+def _workers(places: list[Place]) -> int:
+    """Processes that compile at once: as many as cores and GPU memory allow."""
+    streams = {case.name: case.streams for case in CASES}
+    largest = max(_BYTES * streams[name] * rows * dim for name, (rows, dim) in places)
+    fit = torch.cuda.mem_get_info()[0] // largest
+    return max(1, min(len(places), (os.cpu_count() or 1) // _CORES, fit))
+
+
+def _finished(futures: dict[Future[Any], Place], say: Callable[[str], None]) -> Iterator[Future[Any]]:
+    """Compilations as they finish; lines in between, so that silence means trouble."""
+    waiting, begin = set(futures), time.perf_counter()
+    while waiting:
+        done, waiting = wait(waiting, timeout=_PATIENCE, return_when=FIRST_COMPLETED)
+        if not done:
+            under_way = [name_of(futures[future]) for future in futures if future in waiting and future.running()]
+            say(f"still compiling after {time.perf_counter() - begin:.0f} s: {'; '.join(under_way)}")
+        yield from done
+
+
+def _try_compile(place: Place, dtype: torch.dtype) -> tuple[float, str]:
+    """(seconds, error in one line): a text, since not every exception of a compiler survives the way to the parent."""
+    begin = time.perf_counter()
+    try:
+        _compile(place, dtype)
+    except Exception as error:
+        line = next(iter(str(error).strip().splitlines()), "")
+        text = line if isinstance(error, NormLabError) else f"{type(error).__name__}: {line}"
+        return time.perf_counter() - begin, text
+    return time.perf_counter() - begin, ""
 
 
 def _compile(place: Place, dtype: torch.dtype) -> None:

@@ -29,30 +29,58 @@ from normlab.utils.progress import ProgressDisplay
 
 
 def kernels(
-    *, only: str = "", cpu: bool = False, out: Path | None = None, plot: Path | None = None
+    *,
+    only: str = "",
+    shapes: Iterable[str] = (),
+    cpu: bool = False,
+    out: Path | None = None,
+    plot: Path | None = None,
 ) -> list[dict[str, Any]]:
     """Benchmark every fused step against the copy bandwidth, torch.compile and other libraries."""
+    chosen = [kernel_bench.parse_shape(shape) for shape in shapes]
     device = _device(cpu, "the reference against torch.compile")
     _check_out(out)
     _check_plot(plot)
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     if not kernel_bench.plan(device, only):
         known = ", ".join(case.name for case in kernel_bench.CASES)
         raise NormLabError(f"no step's name contains {only!r}; known: {known}")
     found = _kept(out)
-    todo = kernel_bench.plan(device, only, done={(row["case"], tuple(row["shape"])) for row in found})
-    if device.type == "cuda":
-        for _ in _track(kernel_bench.compile_ahead(dtype, todo), "compiling", len(todo)):
-            pass
+    todo = kernel_bench.plan(device, only, {(row["case"], tuple(row["shape"])) for row in found}, chosen)
+    failed = _measure_kernels(device, todo, found, out)
+    Console(width=120).print(_kernel_table(found))
+    _keep(out, found, complete=not failed)
+    _draw(plot if found else None, draw_kernels, found)
+    _refuse(failed, len(todo))
+    return found
+
+
+def _measure_kernels(
+    device: torch.device, todo: list[kernel_bench.Place], found: list[dict[str, Any]], out: Path | None
+) -> dict[kernel_bench.Place, str]:
+    """Append rows to `found`, and store them as they come; returns the places that could not be compiled, and why."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    failed = kernel_bench.compile_ahead(dtype, todo, _say) if device.type == "cuda" else {}
+    todo = [place for place in todo if place not in failed]
     for row in _track(kernel_bench.rows(device, dtype, todo), "timing", 2 * len(todo)):
         found.append(row.to_dict())
         # Store both directions together: an interrupted benchmark continues from here.
         if row.direction == "backward":
             _keep(out, found, complete=False)
-    Console(width=120).print(_kernel_table(found))
-    _keep(out, found, complete=True)
-    _draw(plot, draw_kernels, found)
-    return found
+    return failed
+
+
+def _refuse(failed: dict[kernel_bench.Place, str], total: int) -> None:
+    """Raise if something was not measured, after everything else was."""
+    if failed:
+        place, reason = next(iter(failed.items()))
+        more = f" and {len(failed) - 1} more, each named above" if len(failed) > 1 else ""
+        raise NormLabError(
+            f"{len(failed)} of {total} places are not measured: {kernel_bench.name_of(place)} ({reason}){more}"
+        )
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _kernel_table(found: list[dict[str, Any]]) -> Table:
@@ -146,7 +174,7 @@ def grid(
     shapes = [Shape(*grid_bench.parse_size(size), *place) for size in chosen]
     bench = grid_bench.GridBench(shapes, counts, seconds=seconds or (1.0 if quick else 2.0), processes=processes)
     for line in bench.measure():
-        print(line, file=sys.stderr, flush=True)
+        _say(line)
     found = [row.to_dict() for row in bench.rows]
     Console(width=160).print(grid_bench.grid_table(found))
     print("\n".join(grid_bench.verdicts(found)))

@@ -10,18 +10,25 @@ def bench() -> None:
     """Benchmark speed: `bench kernels` (fused kernels), `bench step` (a training step) or `bench grid` (many runs)."""
 
 
-def bench_kernels(only: str = "", cpu: bool = False, out: Path | None = None, plot: Path | None = None) -> None:
+def bench_kernels(
+    only: str = "",
+    shapes: tuple[str, ...] = (),
+    cpu: bool = False,
+    out: Path | None = None,
+    plot: Path | None = None,
+) -> None:
     """Benchmark the fused kernels against copy bandwidth, eager PyTorch, torch.compile, Liger and quack.
 
     Args:
         only: Only kernels whose name contains this text, e.g. geodesic.
+        shapes: Tokens x width, e.g. 65536x768 32768x2048; none: five shapes, or two small ones on a CPU.
         cpu: Without a GPU: the reference implementation against torch.compile.
         out: Write the results to this JSON file.
         plot: Plot the results into this .svg, .png or .pdf file.
     """
     from normlab.bench import run
 
-    run.kernels(only=only, cpu=cpu, out=out, plot=plot)
+    run.kernels(only=only, shapes=shapes, cpu=cpu, out=out, plot=plot)
 
 
 def bench_step(

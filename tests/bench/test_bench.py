@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ import torch
 from normlab import NormLabError
 from normlab.bench import kernels, plot, run
 from normlab.bench.timing import Timing
+from normlab.cli.main import main
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="these are the rules for machines without a GPU")
 
@@ -139,3 +142,96 @@ def test_figures_that_cannot_be_kept_are_not_measured(tmp_path, monkeypatch):
         run.kernels(cpu=True, out=blocked / "figures.json")
     with pytest.raises(NormLabError, match="is a folder; expected a file"):
         run.kernels(cpu=True, out=tmp_path)
+
+
+_PLACES = [(kernels.CASES[0].name, (8, 64)), (kernels.CASES[1].name, (8, 64)), (kernels.CASES[1].name, (8, 96))]
+
+
+@pytest.fixture
+def threads(monkeypatch):
+    """Threads in place of processes, on a machine whose GPU has memory for four places of one stream."""
+    monkeypatch.setattr(kernels, "ProcessPoolExecutor", lambda workers, _: ThreadPoolExecutor(workers))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (4 * kernels._BYTES * 8 * 96, 0))
+    monkeypatch.setattr(kernels.os, "cpu_count", lambda: 16)
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
+
+def _compile_but(monkeypatch, broken, error):
+    def compile_place(place, _):
+        if place == broken:
+            raise error
+
+    monkeypatch.setattr(kernels, "_compile", compile_place)
+
+
+def test_every_compiled_place_has_a_line(threads, monkeypatch):
+    _compile_but(monkeypatch, None, None)
+    said = []
+    assert kernels.compile_ahead(torch.bfloat16, _PLACES, said.append) == {}
+    assert said[0] == "compiling 3 places in 3 processes"
+    assert [line.split()[1] for line in said[1:]] == ["1/3", "2/3", "3/3"]
+    for place in _PLACES:
+        assert sum(kernels.name_of(place) in line for line in said) == 1
+    assert kernels.compile_ahead(torch.bfloat16, [], said.append) == {}
+
+
+def test_a_slow_compilation_is_named_while_it_lasts(threads, monkeypatch):
+    monkeypatch.setattr(kernels, "_PATIENCE", 0.05)
+    monkeypatch.setattr(kernels, "_compile", lambda *_: time.sleep(0.5))
+    said = []
+    kernels.compile_ahead(torch.bfloat16, _PLACES[:1], said.append)
+    assert said[1].startswith("still compiling after 0 s: geodesic step 8×64")
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [(NormLabError("they differ by 2"), "they differ by 2"), (MemoryError("full\nmore"), "MemoryError: full")],
+)
+def test_a_place_that_fails_is_named_at_once_and_costs_no_other(threads, monkeypatch, error, line):
+    _compile_but(monkeypatch, _PLACES[1], error)
+    said = []
+    assert kernels.compile_ahead(torch.bfloat16, _PLACES, said.append) == {_PLACES[1]: line}
+    assert [text for text in said if text.endswith(f"{kernels.name_of(_PLACES[1])}, failed: {line}")]
+    assert len(said) == 4
+
+
+def test_processes_share_cores_and_memory(threads, monkeypatch):
+    four = next(case.name for case in kernels.CASES if case.streams == 4)
+    assert kernels._workers([(kernels.CASES[0].name, (8, 96))] * 9) == 4
+    assert kernels._workers([(four, (8, 96))] * 9) == 1
+    assert kernels._workers([(four, (8, 960))] * 9) == 1
+    monkeypatch.setattr(kernels.os, "cpu_count", lambda: 4)
+    assert kernels._workers([(kernels.CASES[0].name, (8, 96))] * 9) == 2
+
+
+def test_what_failed_is_refused_after_the_rest_was_measured(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(torch, "compile", lambda call: call)
+    broken, out = ("geodesic step", (8, 96)), tmp_path / "kernels.json"
+    measure = kernels.rows
+    monkeypatch.setattr(run, "_device", lambda *_: torch.device("cuda"))
+    monkeypatch.setattr(kernels, "compile_ahead", lambda *_: {broken: "they differ"})
+    monkeypatch.setattr(kernels, "rows", lambda _, dtype, places: measure(torch.device("cpu"), dtype, places))
+    with pytest.raises(NormLabError, match=r"^1 of 2 places are not measured: geodesic step 8×96 \(they differ\)$"):
+        run.kernels(only="geodesic", shapes=["8x64", "8x96"], out=out)
+    kept = json.loads(out.read_text())
+    assert kept["complete"] is False
+    assert {tuple(row["shape"]) for row in kept["rows"]} == {(8, 64)}
+    assert "8×64" in capsys.readouterr().out
+
+
+def test_shapes_choose_a_part(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda call: call)
+    found = run.kernels(only="geodesic", shapes=["8x64", "4×96", "8x64"], cpu=True)
+    assert [row["shape"] for row in found] == [(8, 64)] * 2 + [(4, 96)] * 2
+    assert kernels.plan(torch.device("cuda"), "geodesic") == [("geodesic step", shape) for shape in kernels.SHAPES]
+
+
+@pytest.mark.parametrize("bad", ["768", "0x768", "65536x", "65536x768x4"])
+def test_a_bad_shape_is_one_line_and_exit_code_2(bad, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["normlab", "bench", "kernels", "--cpu", "--shapes", "8x64", bad])
+    monkeypatch.setattr(kernels, "rows", lambda *_: pytest.fail("measured"))
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    said = capsys.readouterr().err
+    assert said == f"normlab: {bad!r} is not a shape; expected tokens x width, e.g. 65536x768\n"

@@ -115,29 +115,29 @@ def _streams(at, first, inside, N: tl.constexpr, DIM: tl.constexpr):
 
 
 @triton.jit
-def _coefficient(at, token, known, index, SIZE: tl.constexpr, SHARED: tl.constexpr):
-    """Coefficient `index` of every token, as a column."""
-    if SHARED:
-        value = tl.load(at + index)
-    else:
-        value = tl.load(at + token * SIZE + index, mask=known, other=0.0)
-    return value
+def _coefficients(at, token, known, SIZE: tl.constexpr, SHARED: tl.constexpr):
+    """All coefficients of every token, as columns: each is loaded once, since the compiler repeats equal loads."""
+    found = ()
+    if at is not None:
+        for index in tl.static_range(SIZE):
+            if SHARED:
+                found = found + (tl.load(at + index),)  # noqa: RUF005
+            else:
+                found = found + (tl.load(at + token * SIZE + index, mask=known, other=0.0),)  # noqa: RUF005
+    return found
 
 
 @triton.jit
-def _written(
-    xs, f, post_at, comb_at, token, known, t,
-    N: tl.constexpr, POST: tl.constexpr, COMB: tl.constexpr, DTYPE: tl.constexpr,
-):  # fmt: skip
+def _written(xs, f, post, comb, t, N: tl.constexpr, POSTS: tl.constexpr, MIXES: tl.constexpr, DTYPE: tl.constexpr):
     """X'_t in fp32, rounded as it is stored: the read sees what a read without fusion would see."""
-    if comb_at is None:
+    if not MIXES:
         value = xs[t].to(tl.float32)
     else:
-        value = _coefficient(comb_at, token, known, t, N * N, COMB) * xs[0].to(tl.float32)
+        value = comb[t] * xs[0].to(tl.float32)
         for s in tl.static_range(1, N):
-            value += _coefficient(comb_at, token, known, s * N + t, N * N, COMB) * xs[s].to(tl.float32)
-    if post_at is not None:
-        value += _coefficient(post_at, token, known, t, N, POST) * f
+            value += comb[s * N + t] * xs[s].to(tl.float32)
+    if POSTS:
+        value += post[t] * f
     return value.to(DTYPE).to(tl.float32)
 
 
@@ -157,17 +157,20 @@ def _forward(
     inside = known & within[None, :]
     at = start * DIM + (row * DIM + column[None, :])
     first = start * N * DIM + (row * N * DIM + column[None, :])
+    post = _coefficients(post_at, token, known, N, POST)
+    comb = _coefficients(comb_at, token, known, N * N, COMB)
+    pre = _coefficients(pre_at, token, known, N, PRE)
     xs = _streams(x_at, first, inside, N, DIM)
     f = 0.0
     if f_at is not None:
         f = tl.load(f_at + at, mask=inside, other=0.0).to(tl.float32)
     h = tl.zeros((ROWS, BLOCK), tl.float32)
     for t in tl.static_range(N):
-        value = _written(xs, f, post_at, comb_at, token, known, t, N, POST, COMB, x_at.dtype.element_ty)
+        value = _written(xs, f, post, comb, t, N, post_at is not None, comb_at is not None, x_at.dtype.element_ty)
         if f_at is not None:
             tl.store(state_at + first + t * DIM, value.to(state_at.dtype.element_ty), mask=inside)
         if pre_at is not None:
-            h += _coefficient(pre_at, token, known, t, N, PRE) * value
+            h += pre[t] * value
     if pre_at is not None:
         n, _ = normalise(h, inside, eps, DIM, KIND)
         y = n * column_values(gain_at, column, within, gain_at is not None, OFFSET, 1.0)[None, :]
@@ -176,14 +179,14 @@ def _forward(
 
 
 @triton.jit
-def _upstream(gs, d, pre_at, token, known, t, N: tl.constexpr, PRE: tl.constexpr, HAS: tl.constexpr):
+def _upstream(gs, d, pre, t, READS: tl.constexpr, HAS: tl.constexpr):
     """G'_t: the gradient of X'_t, from the next write and from the read."""
     if HAS:
         value = gs[t].to(tl.float32)
-        if pre_at is not None:
-            value += _coefficient(pre_at, token, known, t, N, PRE) * d
+        if READS:
+            value += pre[t] * d
     else:
-        value = _coefficient(pre_at, token, known, t, N, PRE) * d
+        value = pre[t] * d
     return value
 
 
@@ -212,6 +215,9 @@ def _backward(
         mine = own < rows
         at = start * DIM + (row * DIM + column[None, :])
         first = start * N * DIM + (row * N * DIM + column[None, :])
+        post = _coefficients(post_at, token, known, N, POST)
+        comb = _coefficients(comb_at, token, known, N * N, COMB)
+        pre = _coefficients(pre_at, token, known, N, PRE)
         xs = _streams(x_at, first, inside, N, DIM)
         f = 0.0
         if f_at is not None:
@@ -220,8 +226,10 @@ def _backward(
         if pre_at is not None:
             h = tl.zeros((ROWS, BLOCK), tl.float32)
             for t in tl.static_range(N):
-                value = _written(xs, f, post_at, comb_at, token, known, t, N, POST, COMB, x_at.dtype.element_ty)
-                h += _coefficient(pre_at, token, known, t, N, PRE) * value
+                value = _written(
+                    xs, f, post, comb, t, N, post_at is not None, comb_at is not None, x_at.dtype.element_ty
+                )
+                h += pre[t] * value
             n, inverse = normalise(h, inside, eps, DIM, KIND)
             d = tl.load(d_seen_at + at, mask=inside, other=0.0).to(tl.float32)
             if gain_at is not None:
@@ -230,7 +238,9 @@ def _backward(
                 d_bias += tl.sum(d, axis=0)
             d = normalise_back(d * gain, n, inverse, inside, DIM, KIND)
             for t in tl.static_range(N):
-                value = _written(xs, f, post_at, comb_at, token, known, t, N, POST, COMB, x_at.dtype.element_ty)
+                value = _written(
+                    xs, f, post, comb, t, N, post_at is not None, comb_at is not None, x_at.dtype.element_ty
+                )
                 tl.store(d_pre_at + own * N + t, tl.sum(d * value, axis=1), mask=mine)
         gs = ()
         if HAS:
@@ -238,19 +248,19 @@ def _backward(
         if f_at is not None:
             df = tl.zeros((ROWS, BLOCK), tl.float32)
             for t in tl.static_range(N):
-                g = _upstream(gs, d, pre_at, token, known, t, N, PRE, HAS)
-                df += _coefficient(post_at, token, known, t, N, POST) * g
+                g = _upstream(gs, d, pre, t, pre_at is not None, HAS)
+                df += post[t] * g
                 tl.store(d_post_at + own * N + t, tl.sum(f * g, axis=1), mask=mine)
             tl.store(df_at + at, df.to(df_at.dtype.element_ty), mask=inside)
         for s in tl.static_range(N):
             if comb_at is None:
-                dx = _upstream(gs, d, pre_at, token, known, s, N, PRE, HAS)
+                dx = _upstream(gs, d, pre, s, pre_at is not None, HAS)
             else:
                 dx = tl.zeros((ROWS, BLOCK), tl.float32)
                 x = xs[s].to(tl.float32)
                 for t in tl.static_range(N):
-                    g = _upstream(gs, d, pre_at, token, known, t, N, PRE, HAS)
-                    dx += _coefficient(comb_at, token, known, s * N + t, N * N, COMB) * g
+                    g = _upstream(gs, d, pre, t, pre_at is not None, HAS)
+                    dx += comb[s * N + t] * g
                     tl.store(d_comb_at + own * (N * N) + (s * N + t), tl.sum(x * g, axis=1), mask=mine)
             tl.store(dx_at + first + s * DIM, dx.to(dx_at.dtype.element_ty), mask=inside)
     slot = partial_at + program * DIM + column

@@ -113,11 +113,18 @@ class GridWorker:
     def overhead(self, shape: Shape) -> float:
         """Seconds that a whole run of a known shape takes beside its steps: start, first step, evaluation, files."""
         self._close(shape)
-        folder, begin = self._new_folder(), time.perf_counter()
-        train(shape.run(_SHORT, seed=1000), folder, data=self._corpus, progress=False)
+        # A shape is known once a whole run has ended: what was timed before has compiled no evaluation.
+        self._short_run(shape)
+        begin = time.perf_counter()
+        folder = self._short_run(shape)
         whole = time.perf_counter() - begin
         steps = [record["seconds"] for record in read_records(folder / "metrics.jsonl") if record["kind"] == "step"]
         return whole - (steps[-1] - steps[0])
+
+    def _short_run(self, shape: Shape) -> Path:
+        folder = self._new_folder()
+        train(shape.run(_SHORT, seed=1000), folder, data=self._corpus, progress=False)
+        return folder
 
     def close(self) -> None:
         """End all runs and remove their files."""

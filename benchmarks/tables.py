@@ -53,6 +53,32 @@ def training(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def grid(rows: list[dict[str, Any]]) -> str:
+    """One line per size: milliseconds of a step, shares of the ceiling, what bounds it."""
+    counts = list(rows[0]["shares"])
+    titles = ["size", "plain loop, ms", "no graphs", "graphs", "kernels alone", *(f"{n} at once" for n in counts)]
+    lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
+    for row in rows:
+        rates = (row["plain"], row["without_graphs"], row["at_once"]["1"], 1.0 / row["replay_seconds"])
+        cells = [f"{1e3 / rate:.1f}" for rate in rates] + [f"{row['shares'][n]:.1%}" for n in counts]
+        lines.append("| " + " | ".join([row["size"], *cells]) + " |")
+    return "\n".join(lines)
+
+
+def rates(rows: list[dict[str, Any]]) -> str:
+    """One line per scheme: the loss of the run that tried each rate, and the judging runs at the best one."""
+    tried = sorted({row["lr"] for row in rows})
+    titles = ["scheme", *(f"{lr:g}" for lr in tried), "judging seeds, at the best rate"]
+    lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
+    for scheme in dict.fromkeys(row["scheme"] for row in rows):
+        own = [row for row in rows if row["scheme"] == scheme]
+        tuned = {row["lr"]: _loss(row) for row in own if row["role"] == "tune"}
+        judged = sorted((row for row in own if row["role"] == "judge"), key=lambda row: row["seed"])
+        cells = [*(tuned.get(lr, "–") for lr in tried), ", ".join(map(_loss, judged)) or "not run yet"]
+        lines.append("| " + " | ".join([scheme, *cells]) + " |")
+    return "\n".join(lines)
+
+
 def dynamics(rows: list[dict[str, Any]]) -> str:
     """One line per case: the time of each solver over that of our adaptive one, which stands first."""
     solvers = list(dict.fromkeys(row["solver"] for row in rows))
@@ -158,7 +184,7 @@ def main() -> None:
     text = page.read_text(encoding="utf-8")
     makers = {
         "kernels": kernels, "step": steps, "model-kernels": model_kernels, "training": training, "dynamics": dynamics,
-        "heads": heads, "starts": starts, "warm-ups": warmups,
+        "heads": heads, "starts": starts, "warm-ups": warmups, "grid": grid, "rates": rates,
         "ladder-calibration": ladder_calibration,
     }  # fmt: skip
 

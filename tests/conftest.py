@@ -9,7 +9,7 @@ import os
 import pytest
 
 from tests.browser import browser, open_page  # noqa: F401  # fixtures of every page's tests
-from tests.matrix import is_repetition
+from tests.matrix import is_left_out, is_repetition
 
 # `NORMLAB_TEST_DEVICE=cuda` runs the kernels' tests on a GPU (`make test-gpu`). Everywhere else they run in Triton's
 # interpreter: the same code, in Python, on the CPU. Triton asks when it is first imported.
@@ -82,3 +82,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if is_repetition(item):
             item.add_marker(pytest.mark.alike)
+        if is_left_out(item):
+            item.add_marker(pytest.mark.full)

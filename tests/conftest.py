@@ -23,6 +23,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 def pytest_configure(config: pytest.Config) -> None:
     """Torch is imported here, after the environment is set, and only by processes that run tests."""
     if not hands_out_tests(config):
+        set_up_files()
         set_up_torch()
         set_up_hypothesis()
         gc.disable()  # until everything is collected: what is imported stays
@@ -31,6 +32,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def hands_out_tests(config: pytest.Config) -> bool:
     """Whether other processes run the tests (`-n 2`): they start once this one is configured."""
     return not hasattr(config, "workerinput") and config.getoption("dist", "no") != "no"
+
+
+def set_up_files() -> None:
+    """Nobody pulls the plug of a test: what it writes need not reach the disk. Processes that it starts do wait."""
+    os.fsync = lambda _file: None  # tests of full and failing disks put their own in its place
 
 
 def set_up_torch() -> None:

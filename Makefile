@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 # Two versions of x-transformers cannot share an environment; only the old one has ResiDual.
 OLD_X_TRANSFORMERS := $(VENV)/x-transformers-1.44.8
-# One thread a process: the suite runs in as many processes as there are cores.
-TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+# One thread a process: the suite runs in as many processes as there are cores. Bytecode is kept, whatever the environment
+# says: else every process of every run compiles the package again, and pytest rewrites every assertion.
+TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 # Work stealing keeps neighbours in one process, where they share fixtures, and no process idle at the end.
 PYTEST := -m pytest -n auto --dist worksteal --durations 10
 
@@ -41,7 +42,7 @@ demo-encoder: $(VENV)/.base
 demo-vision: $(VENV)/.vision
 	$(BIN)/normlab compare $(DEMO_VISION) --out demo-vision
 
-# About 7 minutes on two cores; docs/testing.md says how the suites are cut.
+# About 5 minutes on two cores; docs/testing.md says how the suites are cut.
 test: $(VENV)/.test
 	$(TEST_ENV) $(BIN)/python $(PYTEST) -m "not full and not alike"
 

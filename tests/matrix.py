@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import inspect
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import pytest
@@ -26,6 +27,21 @@ def parametrize(names: str | tuple[str, ...], values: Iterable[Any], *, quick: C
     marks = [() if name in quick else pytest.mark.full for name in found]
     params = [pytest.param(*case, marks=mark) for case, mark in zip(cases, marks, strict=True)]
     return pytest.mark.parametrize(names, params, **options)
+
+
+def quick_if(chosen: Callable[..., bool]) -> Any:
+    """Of stacked matrices, the mark `full` on every case for which `chosen` is false; it takes arguments of the test.
+
+    For products of which each value is quick with one partner, not with all of them.
+    """
+    return pytest.mark.quick_if.with_args(chosen)
+
+
+def is_left_out(item: pytest.Item) -> bool:
+    """Whether a condition of `quick_if` leaves this case to `make test-full`."""
+    params: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
+    conditions = [mark.args[0] for mark in item.iter_markers("quick_if")]
+    return not all(chosen(*(params[name] for name in inspect.signature(chosen).parameters)) for chosen in conditions)
 
 
 def _named(case: tuple[Any, ...], several: bool, quick: Collection[Any]) -> Any:

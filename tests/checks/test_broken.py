@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import cache
 
-import pytest
 import torch
 
 import normlab
@@ -64,7 +63,11 @@ def test_no_other_structural_fault_is_alleged(name):
     assert others - {FAULTS[name][0]} <= ({"start"} if name == "no_norm" else set())
 
 
-@pytest.mark.parametrize("name", FAULTS)
+# One of each finding, and those that are checked above.
+SPOKEN = {FAULTS[name][1]: name for name in reversed([*QUICK, *FAULTS])}.values()
+
+
+@parametrize("name", FAULTS, quick={*SPOKEN, *QUICK})
 def test_the_headline_the_bullets_and_the_remedies_speak_of_the_fault(name):
     check, found = report(name), report(name).verdict(FAULTS[name][0])
     words = {

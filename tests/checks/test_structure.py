@@ -33,7 +33,7 @@ def inspected(target, **build) -> list[Structure]:
     return inspect_structure(target, model, LIMITS)
 
 
-@pytest.mark.parametrize("scheme", HEALTHY)
+@parametrize("scheme", HEALTHY, quick=["pre", "post", "peri", "geonorm", "ngpt", "hybrid", "dual", "mhc"])
 def test_healthy_schemes_have_norms_skips_and_no_leaks(scheme):
     (found,) = inspected(resolve(scheme, width=32, **SIZE), depth=4)
     assert not found.missing

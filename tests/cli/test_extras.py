@@ -29,7 +29,7 @@ def test_every_extra_that_is_named_exists():
         *(ROOT / "normlab").rglob("*.py"),
         ROOT / "README.md",
         *(ROOT / "docs").rglob("*.md"),
-        *(ROOT / "examples").glob("*"),
+        *(path for path in (ROOT / "examples").glob("*") if path.is_file()),
     ]
     for path in texts:
         for names in re.findall(r"normlab\[([a-z,]+)\]", path.read_text("utf-8")):

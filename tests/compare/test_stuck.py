@@ -10,35 +10,11 @@ import pytest
 
 from normlab.compare import session
 from normlab.compare.comparison import compare, left
-from normlab.compare.run_one import Job, execute_job
 from normlab.compare.store import Row, Store
 from normlab.train.monitor import stuck
 from tests.compare import small
+from tests.compare.here import Here
 from tests.compare.small import configuration, losses
-
-
-class Here:
-    """A pool that does its runs in this process, where a test can change the rules."""
-
-    def __init__(self, _places: Any):
-        self.running: list[Job] = []
-
-    is_free = True
-
-    def choose(self, _runs: Any) -> int:
-        return 0
-
-    def start(self, job: Job) -> None:
-        self.running.append(job)
-
-    def wait(self, _seconds: float) -> list[tuple[Job, Any]]:
-        ended = [(job, execute_job(job)) for job in self.running]
-        self.running = []
-        return ended
-
-    def stop(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 @pytest.fixture

@@ -11,22 +11,22 @@ from tests.matrix import parametrize
 
 @pytest.mark.parametrize(("function", "count"), FUNCTIONS)
 def test_gradcheck_and_gradgradcheck(function, count):
-    arguments = tuple(v.requires_grad_() for v in vectors(count, 2, 4, seed=3))
+    arguments = tuple(v.requires_grad_() for v in vectors(count, 2, 3, seed=3))
     assert gradcheck(function, arguments, check_forward_ad=True, check_batched_grad=True)
     assert gradgradcheck(function, arguments, check_fwd_over_rev=True)
 
 
 @parametrize("function", [project, exp], quick=[exp])
 def test_gradcheck_and_gradgradcheck_at_zero_tangent(function):
-    x = gaussian(2, 4).requires_grad_()
-    zero = torch.zeros(2, 4, dtype=torch.float64, requires_grad=True)
+    x = gaussian(2, 3).requires_grad_()
+    zero = torch.zeros(2, 3, dtype=torch.float64, requires_grad=True)
     assert gradcheck(function, (x, zero), check_forward_ad=True)
     assert gradgradcheck(function, (x, zero), check_fwd_over_rev=True)
 
 
 @parametrize("function", [log, transport], quick=[log])
 def test_gradcheck_and_gradgradcheck_at_equal_points(function):
-    x, y, u = (v.requires_grad_() for v in (gaussian(2, 4), 2 * gaussian(2, 4), gaussian(2, 4, seed=1)))
+    x, y, u = (v.requires_grad_() for v in (gaussian(2, 3), 2 * gaussian(2, 3), gaussian(2, 3, seed=1)))
     arguments = (x, y) if function is log else (x, y, u)
     assert gradcheck(function, arguments, check_forward_ad=True)
     assert gradgradcheck(function, arguments, check_fwd_over_rev=True)

@@ -7,7 +7,7 @@ import torch
 
 from normlab import NormLabError, hf
 from normlab.schemes.contract.blocks import Block
-from tests.matrix import parametrize
+from tests.matrix import parametrize, quick_if
 
 from .zoo import DEPTH, NAMED, ZOO, answer, inputs
 
@@ -48,6 +48,7 @@ def same(ours, theirs) -> None:
         assert gradient is None or torch.equal(gradient, found[name]), name
 
 
+@quick_if(lambda name, dtype: (dtype == torch.bfloat16) == (name in ("llama", "bert", "gemma4")))
 @DTYPES
 @parametrize("name", EXACT, quick=("llama", "gpt2", "falcon", "bert", "gemma4", "deepseek-v4"))
 def test_logits_and_gradients_are_equal_to_the_last_bit(name, dtype):

@@ -13,7 +13,7 @@ from normlab import NormLabError
 from normlab.hf import NormLabForCausalLM
 from tests.hf import small
 from tests.hf.small import GREEDY, LENGTH, close, tokens
-from tests.matrix import parametrize
+from tests.matrix import parametrize, quick_if
 
 # The library compiles what runs on a static cache; here its arithmetic is the matter, not its speed.
 STATIC = {"cache_implementation": "static", "disable_compile": True}
@@ -75,6 +75,7 @@ def test_an_offloaded_cache_is_as_good_as_none(kind):
     assert torch.equal(model.generate(x, **GREEDY, cache_implementation=kind), reference)
 
 
+@quick_if(lambda scheme, options: options == STATIC or scheme == "geonorm")
 @pytest.mark.parametrize("options", [{}, STATIC], ids=["dynamic", "static"])
 @pytest.mark.parametrize("scheme", ["geonorm", "ngpt", "dual"])
 def test_beams(scheme, options):
@@ -84,6 +85,7 @@ def test_beams(scheme, options):
     assert not torch.equal(reference, uncached(model)), "beams found nothing better: they show nothing"
 
 
+@quick_if(lambda scheme, options: options == STATIC or scheme == "geonorm")
 @pytest.mark.parametrize("options", [{}, STATIC, {"use_cache": False}], ids=["dynamic", "static", "none"])
 @parametrize("scheme", ["geonorm", "ngpt", "dual"], quick=["geonorm", "dual"])
 def test_left_padding_changes_nothing(scheme, options):

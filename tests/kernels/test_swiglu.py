@@ -43,7 +43,7 @@ def assert_backward(raw, dh) -> None:
         assert ((one.double() - two).abs() <= allowed).all()
 
 
-@pytest.mark.parametrize("width", [1, 3, 64, 100, 2048, 2049, 5000])
+@parametrize("width", [1, 3, 64, 100, 2048, 2049, 5000], quick=[1, 100, 2049])
 @pytest.mark.parametrize("dtypes", [(F32, F32), (BF16, BF16), (F16, F16), (F32, BF16), (BF16, F32)], ids=str)
 def test_gradients_and_hidden_layer(dtypes, width):
     rows = 2 * max(1, 2048 // width) + 1

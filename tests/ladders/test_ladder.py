@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 
 from normlab.compare import session
-from normlab.compare.pool import EndedRun
-from normlab.compare.run_one import Job, execute_job
 from normlab.compare.store import Store
 from normlab.errors import NormLabError
 from normlab.ladders.forecast import read_forecast
@@ -22,6 +20,7 @@ from normlab.ladders.outcome import outcome
 from normlab.ladders.results import build, is_ladder, markdown, read_report
 from normlab.train.trainer import train
 from tests.command import normlab as run_command
+from tests.compare.here import Here
 from tests.compare.small import write_text
 from tests.ladders.small import STEP, configuration
 
@@ -29,37 +28,6 @@ from tests.ladders.small import STEP, configuration
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_text(tmp_path_factory.mktemp("ladder") / "text")
-
-
-class Here:
-    """A pool of one that executes runs in this process: no start of processes to wait for."""
-
-    def __init__(self, places: Any):
-        self._job: Job | None = None
-
-    @property
-    def running(self) -> list[Job]:
-        return [] if self._job is None else [self._job]
-
-    @property
-    def is_free(self) -> bool:
-        return self._job is None
-
-    def choose(self, runs: Any) -> int:
-        return 0
-
-    def start(self, job: Job) -> None:
-        self._job = job
-
-    def wait(self, seconds: float) -> list[EndedRun]:
-        job, self._job = self._job, None
-        return [] if job is None else [(job, execute_job(job))]
-
-    def stop(self) -> None:
-        self._job = None
-
-    def close(self) -> None:
-        pass
 
 
 @pytest.fixture

@@ -198,7 +198,9 @@ def test_memory_is_estimated_without_being_taken(name, precision):
     assert "GiB" in str(estimate)
 
 
-@pytest.mark.parametrize(("size", "batch", "measured"), [("125m", 32, 11.0), ("350m", 32, 28.67), ("1.3b", 16, 41.38)])
+@parametrize(
+    ("size", "batch", "measured"), [("125m", 32, 11.0), ("350m", 32, 28.67), ("1.3b", 16, 41.38)], quick=["125m"]
+)
 def test_a_compiled_model_is_estimated_as_it_was_measured(size, batch, measured):
     """On one H200: benchmarks/results/2026-11-15-training-h200.json; 125m in docs/log.md."""
     config = DecoderConfig.preset(size, vocab_size=50304, max_length=1024, stream="bf16", tied=True)

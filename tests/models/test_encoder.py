@@ -24,7 +24,7 @@ def tokens(batch: int = 2, length: int = 12) -> torch.Tensor:
     return torch.randint(0, 61, (batch, length), generator=torch.Generator().manual_seed(3))
 
 
-@pytest.mark.parametrize("place", [0, 5, 11])
+@parametrize("place", [0, 5, 11], quick=[5])
 def test_every_token_changes_what_is_said_of_all_others(name, place):
     model = Encoder(EncoderConfig(scheme=name, init_std=0.3, **SIZE)).double()
     one, two = tokens(), tokens()

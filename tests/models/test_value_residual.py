@@ -12,6 +12,7 @@ import normlab
 from normlab.errors import NormLabError
 from normlab.models import Attention
 from normlab.models.value_residual import FirstValues, ValueMix
+from tests.matrix import parametrize
 
 SIZES = {"depth": 3, "dim": 16, "heads": 4, "kv_heads": 2, "vocab_size": 32, "max_length": 32}
 KINDS = ("mean", "learned")
@@ -131,7 +132,7 @@ def test_it_goes_with_every_kind_of_scheme(spec):
 
 # The compiler itself reads .grad of the states between layers, which are not leaves.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-@pytest.mark.parametrize("whole", [True, False])
+@parametrize("whole", [True, False], quick=[False])
 def test_compiled_models_agree_in_few_graphs(whole):
     model, graphs = decoder(depth=6), []
     expected = model(tokens()).detach()

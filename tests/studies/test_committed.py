@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from fnmatch import fnmatchcase
@@ -21,11 +22,16 @@ from normlab.studies.study import find_studies, load_study
 FOLDER = Path(__file__).parents[2] / "studies"
 
 
+@functools.cache
+def planned_runs(name: str) -> int:
+    """Planning a ladder takes seconds."""
+    return sum(size.runs for size in study_plan(load_study(name, FOLDER)))
+
+
 @pytest.mark.parametrize("name", find_studies(FOLDER))
 def test_it_can_be_planned(name):
     study = load_study(name, FOLDER)
-    sizes = study_plan(study)
-    assert study.kind == "rows" or sum(size.runs for size in sizes) > 0
+    assert study.kind == "rows" or planned_runs(name) > 0
     _check_rules(study, configurations(study) or ladders(study))
     named = {arm for claim in study.claims for scheme in claim.rule.schemes if (arm := scheme.partition("@")[2])}
     assert named <= {*study.arms}
@@ -53,9 +59,9 @@ def test_rules_name_cells_that_the_ladder_has():
 
 def test_the_cost_that_is_stated_counts_the_runs():
     for name in find_studies(FOLDER):
-        study, words = load_study(name, FOLDER), load_study(name, FOLDER).cost
+        words = load_study(name, FOLDER).cost
         stated = sum(int(number) for number in re.findall(r"(\d+) (?:runs|of 3M|simulations|checks)", words))
-        assert stated in (sum(size.runs for size in study_plan(study)), 0), name
+        assert stated in (planned_runs(name), 0), name
 
 
 def test_what_could_be_shown_is_said_before_the_runs():

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from normlab.compare import session
 from normlab.compare.store import Store
 from normlab.errors import NormLabError
 from normlab.studies import command, report, summary
@@ -17,6 +18,7 @@ from normlab.studies import run as running
 from normlab.studies.judge import judge_claims
 from normlab.studies.run import run_study
 from normlab.studies.study import load_study, read_study
+from tests.compare.here import Here
 from tests.compare.small import held_out, write_text
 from tests.studies.rows import TINY, row, write_study
 
@@ -30,12 +32,14 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the tiny study, done."""
+    """A folder with the tiny study, done in this process."""
     folder = tmp_path_factory.mktemp("root")
     text = write_text(folder / "text")
     write_study(folder / "studies", data=[str(text)], val_data=[str(held_out(text))])
     study = load_study("tiny", folder / "studies")
-    assert run_study(study, folder / "results", progress=False) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session, "ProcessPool", Here)
+        assert run_study(study, folder / "results", progress=False) == 0
     return folder
 
 

@@ -18,7 +18,7 @@ from normlab.probes.sharded import whole
 from normlab.train.monitor.profile import profile
 from normlab.train.optimiser import _QUINTIC, _ROUNDS, MOMENTUM, Muon, build, orthogonalise, set_lr
 from normlab.train.transfer import HIDDEN, Transfer
-from tests.matrix import parametrize
+from tests.matrix import parametrize, quick_if
 from tests.ranks import free_port, join, leave, spawn
 
 SIZE = {"depth": 2, "dim": 32, "heads": 4, "vocab_size": 61, "max_length": 64}
@@ -39,6 +39,7 @@ def fill_gradients(model, seed=0):
 # -- groups ------------------------------------------------------------------------------------------------------------
 
 
+@quick_if(lambda name, kind: kind == "adamw" or name in ("pre", "ngpt", "geonorm", "mhc"))
 @pytest.mark.parametrize("name", normlab.list_schemes())
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
 @parametrize("base", [None, 8], quick=[8])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
-from typing import TYPE_CHECKING, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 from normlab.errors import NormLabError
 
@@ -22,9 +23,15 @@ def angle(text: str) -> float | None:
     return float(found["times"] or 1) * math.pi / float(found["over"] or 1)
 
 
+@functools.cache
+def _type_hints(kind: type[Scheme]) -> dict[str, Any]:
+    """Evaluated once for each class: annotations are text, and compiling them takes longer than all else here."""
+    return get_type_hints(kind)
+
+
 def read_angles(scheme: Scheme) -> None:
     """Replace angles given as text ("pi/8") by numbers, so that equal schemes have one text and one hash."""
-    hints = get_type_hints(type(scheme))
+    hints = _type_hints(type(scheme))
     for name in scheme.options():
         value = getattr(scheme, name)
         turn = angle(value) if hints[name] is float and isinstance(value, str) else None
@@ -34,7 +41,7 @@ def read_angles(scheme: Scheme) -> None:
 
 def check_types(scheme: Scheme) -> None:
     """Raise for an option whose value is of the wrong type or not among its choices."""
-    hints = get_type_hints(type(scheme))
+    hints = _type_hints(type(scheme))
     for name in scheme.options():
         value, hint = getattr(scheme, name), hints[name]
         if get_origin(hint) is Literal and value not in get_args(hint):

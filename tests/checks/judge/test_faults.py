@@ -15,7 +15,7 @@ from normlab.checks.judge.verdict import Verdict
 from normlab.checks.ladder_records import Ladder
 from normlab.probes.probe import measure, measure_stacks, probe
 from normlab.probes.profile import Profile
-from tests.matrix import parametrize
+from tests.matrix import parametrize, quick_if
 from tests.targets.tiny import MODELS, batch_for, hugging_face
 
 DEPTH = 8
@@ -61,6 +61,7 @@ def train(model: Decoder, steps: int = 10) -> None:
 # -- one block's output matrix x50 -----------------------------------------------------------------------------------
 
 
+@quick_if(lambda scheme, part: (part == "mlp") == (scheme in ("pre", "geonorm", "hybrid")))
 @parametrize("scheme", SCHEMES, quick=("pre", "post", "geonorm", "ngpt", "hybrid"))
 @pytest.mark.parametrize("part", PARTS)
 @parametrize("block", [5, 0, DEPTH - 1], quick=[5])
@@ -76,6 +77,7 @@ def test_a_matrix_that_is_fifty_times_too_large_is_named_with_its_block(scheme, 
     assert found.words.endswith(f"block {block}")
 
 
+@quick_if(lambda scheme, part: (part == "mlp") == (scheme == "pre"))
 @parametrize("scheme", ["pre", "post", "deepnorm", "mix", "layerscale", "keel"], quick=("pre", "post"))
 @pytest.mark.parametrize("part", PARTS)
 @parametrize("block", [4, 5, DEPTH - 1], quick=(4, DEPTH - 1))

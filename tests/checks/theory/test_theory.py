@@ -106,7 +106,7 @@ def test_slopes_that_grow_with_depth_are_named():
     assert ", does not grow with depth (exponent 0.00" in found.slopes
 
 
-@pytest.mark.parametrize(
+@parametrize(
     ("scheme", "growth", "last"),
     [
         # RMS after 8 sublayers at initialisation for an entry of RMS 2, by hand.
@@ -121,6 +121,7 @@ def test_slopes_that_grow_with_depth_are_named():
         ("keel", "bounded", 1.0),
         ("ngpt", "bounded", 0.25),
     ],
+    quick=["pre", "lns", "none", "geonorm(entry_norm=False)", "post", "ngpt"],
 )
 def test_predicted_laws(scheme, growth, last):
     model = ours(scheme)

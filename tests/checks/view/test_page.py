@@ -20,7 +20,6 @@ from normlab.probes.profile import BLOCK, BOUNDARY
 from tests.browser import browsing
 from tests.checks import finished
 from tests.checks.test_result import RATES, THEORY, full
-from tests.matrix import parametrize
 
 
 def theory_of(depth: int) -> Any:
@@ -194,7 +193,8 @@ def test_two_checks_share_every_plot(visit: Any, check: Check) -> None:
 
 
 @browsing
-@parametrize("width", [360, 320], quick=[360])
+@pytest.mark.full
+@pytest.mark.parametrize("width", [360, 320])
 def test_a_phone_needs_no_sideways_scrolling(visit: Any, check: Check, width: int) -> None:
     page = visit(check, viewport={"width": width, "height": 740}, is_mobile=True, has_touch=True)
     page.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")

@@ -16,7 +16,6 @@ from normlab.compare.report.run_metrics import PROFILES
 from normlab.compare.store import Store
 from tests.browser import browsing
 from tests.compare.report import synthetic
-from tests.matrix import parametrize
 
 pytestmark = browsing
 
@@ -277,7 +276,8 @@ def test_dark_mode_reaches_page_and_plots(open_page: Any, comparison: str) -> No
     assert page.evaluate(paper) != light[0]
 
 
-@parametrize("width", [320, 360, 768], quick=[360])
+@pytest.mark.full
+@pytest.mark.parametrize("width", [320, 360, 768])
 def test_a_narrow_screen_needs_no_sideways_scrolling(open_page: Any, comparison: str, width: int) -> None:
     page = open_page(comparison, viewport={"width": width, "height": 740}, is_mobile=True, has_touch=True)
     assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -20,6 +20,7 @@ from normlab.dynamics.system.integrators import RungeKutta4
 from normlab.errors import NormLabError
 from normlab.probes import measures
 from normlab.schemes.catalog.registry import scheme
+from tests.matrix import parametrize
 
 EPS = torch.finfo(torch.float64).eps
 
@@ -90,7 +91,7 @@ def test_energy_of_each_system_has_its_own_beta_and_its_matrices():
         assert found[system].item() == pytest.approx(-np.mean([h - math.log(17**2) for h in heads]) / beta, abs=1e-13)
 
 
-@pytest.mark.parametrize("name", ["post", "pre", "peri", "ngpt", "geonorm", "spannorm"])
+@parametrize("name", ["post", "pre", "peri", "ngpt", "geonorm", "spannorm"], quick=["pre", "ngpt", "geonorm"])
 def test_energy_never_rises(name):
     state = tokens(systems=2)._replace(radius=torch.ones(2, 17, dtype=torch.float64))
     moved_by = flow(4.0, name)

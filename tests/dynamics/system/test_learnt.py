@@ -192,7 +192,7 @@ def simulated(monkeypatch):
 VECTORS = ["pre", "post", "peri", "output", "geonorm", "keel", "deepnorm", "lns", "mix", "layerscale", "dual"]
 
 
-@pytest.mark.parametrize("scheme", VECTORS)
+@parametrize("scheme", VECTORS, quick=["peri", "post", "layerscale", "geonorm"])
 def test_blocks_keep_what_a_network_has_learnt(scheme, simulated):
     """Every vector of entry and blocks: the blocks are the network, to its single precision."""
     target, model = _bare(scheme)

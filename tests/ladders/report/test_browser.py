@@ -12,7 +12,6 @@ from normlab.ladders.report import LadderReport, build
 from tests.browser import browsing
 from tests.ladders.report import answers, synthetic
 from tests.ladders.report.reports import full, path, table_only
-from tests.matrix import parametrize
 
 pytestmark = browsing
 
@@ -122,7 +121,8 @@ def test_hostile_text_is_shown_as_text(open_page: Any, ladder: str) -> None:
     assert any(tick.startswith("spannorm <script>") for tick in ticks)
 
 
-@parametrize("width", [320, 400, 768], quick=[400])
+@pytest.mark.full
+@pytest.mark.parametrize("width", [320, 400, 768])
 def test_a_narrow_screen_needs_no_sideways_scrolling(open_page: Any, ladder: str, width: int) -> None:
     page = open_page(ladder, viewport={"width": width, "height": 740}, is_mobile=True, has_touch=True)
     assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -24,7 +24,9 @@ from tests.targets.tiny import MODELS, batch_for, hugging_face
 
 LIMITS = Thresholds()
 SIZE = {"length": 16, "batch_size": 4}
-HEALTHY = [scheme for scheme in normlab.list_schemes() if scheme != "none"]
+SKIP_GAINS = {"highway": (1.0 - torch.sigmoid(torch.tensor(-2.0)).item()) ** 2, "lambdas": 1.15}
+"""Schemes whose skips multiply the state by design, as their cards say, with the least factor of the first block."""
+HEALTHY = [scheme for scheme in normlab.list_schemes() if scheme not in ("none", *SKIP_GAINS)]
 
 
 def inspected(target, **build) -> list[Structure]:
@@ -42,6 +44,30 @@ def test_healthy_schemes_have_norms_skips_and_no_leaks(scheme):
     assert leaks(found, LIMITS).finding == "fine"
     # Nothing that a later token or another sample holds gets through, not even rounding.
     assert found.future.share == found.batch.share == 0.0
+
+
+@pytest.mark.parametrize(("scheme", "least"), SKIP_GAINS.items())
+def test_a_skip_that_multiplies_the_state_by_design_is_told_of(scheme, least):
+    (found,) = inspected(resolve(scheme, width=32, **SIZE), depth=4)
+    verdict = structure(found, LIMITS)
+    # Over four blocks it is borne.
+    assert (verdict.finding, verdict.level) == ("skip gain", "warn")
+    # λ_0·x₀ adds at most 0.2 of the state where the state still is x₀.
+    assert least - 3e-3 < found.scalings[0].gain < least + 0.2
+    assert not found.missing and not found.cuts
+
+
+@pytest.mark.parametrize("scheme", ["hc", "hc(dynamic=False)", "lambdas", "gated", "mhc"])
+def test_a_skip_that_mixes_streams_is_no_missing_norm(scheme):
+    """With coefficients that are far from where they start."""
+    target = resolve(scheme, width=32, **SIZE)
+    model = target.build(depth=4)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".steps." in name:
+                parameter += 0.3 * torch.randn_like(parameter)
+    (found,) = inspect_structure(target, model.train(), LIMITS)
+    assert all(one.has_norm(LIMITS.norm_exponent) for one in found.scalings)
 
 
 def test_none_has_no_norm():

@@ -8,6 +8,8 @@ into what is proportional to the state and the rest:
 - a is the gain of the skip: 1 for a plain residual block, 0 where a norm stands behind the sum;
 - r(c) is what the branches add. Behind a norm, before the branch or after it, it does not depend on c. Without one it
   grows at least like c. It is taken from f(f(c·h)): a block may rely on the norm at the end of the one before it.
+  A skip that is no multiple of the state (streams that are mixed, a gate for each channel) leaves a part that grows as
+  well, so a rest that grows counts only if a branch's last matrix returns more the larger the state is.
 
 Nothing here knows a scheme or a class of norm.
 """
@@ -72,8 +74,13 @@ def block_scaling(call: RecordedCall, limit: float) -> BlockScaling | None:
     first, second = _Split(inputs[-1], once[-1]), [_Split(x, y) for x, y in zip(once, twice, strict=True)]
     exponent = _exponent([split.rest for split in second])
     if exponent > limit:
-        turns = _keeps_length(once[-1], inputs[-1])
-        return BlockScaling(None, 0.0) if turns else BlockScaling(None, exponent, _following(call, unit, limit))
+        if _keeps_length(once[-1], inputs[-1]):
+            return BlockScaling(None, 0.0)
+        growth = _branch_exponents(call, unit)
+        following = tuple(name for name, of_branch in growth.items() if of_branch > limit)
+        if following or not growth:
+            return BlockScaling(None, exponent, following)
+        exponent = max(growth.values())
     # A stream whose size the block resets has no skip, whatever its direction has in common with the one before.
     skips = [b for a, b in zip(first.gains, second[-1].gains, strict=True) if abs(a) > _NO_SKIP]
     return BlockScaling(max(skips, key=lambda gain: abs(gain - 1.0), default=None), exponent)
@@ -110,8 +117,8 @@ def _keeps_length(output: Tensor, state: Tensor) -> bool:
     return bool(((after / before.clamp_min(1e-30) - 1.0).abs() < _KEPT).all())
 
 
-def _following(call: RecordedCall, unit: Tensor, limit: float) -> tuple[str, ...]:
-    """The branches whose last matrix returns more the larger the state is."""
+def _branch_exponents(call: RecordedCall, unit: Tensor) -> dict[str, float]:
+    """By branch, the power of the state's size with which the outputs of its last matrices grow; empty: none found."""
     with torch.enable_grad():
         branches = find_branches(call)
     sizes: dict[nn.Module, list[float]] = {end: [] for branch in branches for end in branch.ends.values()}
@@ -125,5 +132,9 @@ def _following(call: RecordedCall, unit: Tensor, limit: float) -> tuple[str, ...
             hooks.callback(end.register_forward_hook(keep).remove)
         for size in SIZES:
             _run(call, size * unit)
-    grows = {end for end, found in sizes.items() if len(found) == len(SIZES) and _exponent(found) > limit}
-    return tuple(branch.name for branch in branches if grows & set(branch.ends.values()))
+    grown = {end: _exponent(found) for end, found in sizes.items() if len(found) == len(SIZES)}
+    return {
+        branch.name: max(grown[end] for end in ends)
+        for branch in branches
+        if (ends := [end for end in branch.ends.values() if end in grown])
+    }

@@ -24,13 +24,22 @@ def kernels(rows: list[dict[str, Any]]) -> str:
 
 
 def steps(rows: list[dict[str, Any]]) -> str:
-    """One line per scheme, beside the faster Pre-Norm."""
-    lines = ["| scheme | kernels | tokens/s | × the faster Pre-Norm | lowest to highest | memory × |", "|" + "---|" * 6]
+    """One line per scheme or peer, beside the faster Pre-Norm; the GPU's share where the file has it."""
+    titles = ["scheme", "kernels", "tokens/s", "× the faster Pre-Norm", "lowest to highest", "memory ×"]
+    has_shares = "mfu" in rows[0]
+    titles += ["parameters", "of the ceiling", "MFU, data sheet"] if has_shares else []
+    lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
     for row in rows:
         span = f"{min(row['paired']):.3f} to {max(row['paired']):.3f}"
         cells = [f"{row['median']:,.0f}", f"{row['over_pre']:.3f}", span, f"{row['memory_over_pre']:.3f}"]
+        cells += _shares(row) if has_shares else []
         lines.append(f"| {row['scheme']} | {row['kernels']} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _shares(row: dict[str, Any]) -> list[str]:
+    shares = ["–" if row[name] is None else f"{row[name]:.1%}" for name in ("share_of_ceiling", "mfu")]
+    return [f"{row['parameters'] / 1e6:,.1f} M", *shares]
 
 
 def model_kernels(rows: list[dict[str, Any]]) -> str:

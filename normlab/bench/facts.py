@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,16 @@ def facts(*peers: str) -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else processor(),
         "cores": os.cpu_count(),
         **versions(),
-        **{name: version(name) for name in peers},
+        **{name: _version(name) for name in peers},
     }
+
+
+def _version(package: str) -> str:
+    # A checkout on the path can be imported without being installed.
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"
 
 
 def command(words: list[str]) -> str:

@@ -18,12 +18,15 @@ from rich.table import Table
 from normlab.bench import grid as grid_bench
 from normlab.bench import kernels as kernel_bench
 from normlab.bench import step as step_bench
+from normlab.bench import step_peers
+from normlab.bench.data_sheet import data_sheet_flops
 from normlab.bench.facts import dated, facts
 from normlab.bench.grid_worker import Shape
 from normlab.bench.plot import check_format, draw_kernels, draw_steps
 from normlab.errors import NormLabError
 from normlab.models import DecoderConfig
 from normlab.schemes.catalog.registry import scheme as find_scheme
+from normlab.train.hardware import matmul_ceiling
 from normlab.utils.files import write_json
 from normlab.utils.progress import ProgressDisplay
 
@@ -102,10 +105,11 @@ def step(
     length: int,
     stream: str,
     repeats: int = 5,
+    peers: bool = False,
     out: Path | None = None,
     plot: Path | None = None,
 ) -> list[dict[str, Any]]:
-    """Benchmark training steps of schemes relative to the faster of two Pre-Norm baselines."""
+    """Benchmark training steps of schemes, and of other trainers, relative to the faster of two Pre-Norm baselines."""
     # Check all names before any model is built.
     schemes = [str(find_scheme(name)) for name in schemes]
     DecoderConfig.preset(preset)
@@ -114,38 +118,77 @@ def step(
     _check_out(out)
     _check_plot(plot)
     names = [step_bench.BASELINE, ("pre", "reference"), *((s, "triton") for s in schemes if s != "pre")]
-    bench = step_bench.Comparison(names, preset=preset, batch=batch, length=length, stream=stream)
-    for _ in _track(bench.build(), "compiling", len(names)):
+    ours = step_bench.scheme_entrants(names, preset=preset, length=length, stream=stream)
+    others = step_peers.peers(ours[0].config) if peers else []
+    bench, limits = step_bench.Comparison([*ours, *others], batch=batch), _limits()
+    for _ in _follow(bench, bench.build(), "compiling", len(bench.entrants)):
         pass
-    for _ in _track(bench.time(repeats), "timing", repeats):
-        _keep(out, _beside_pre(bench.rows()), complete=False)
-    found = _beside_pre(bench.rows())
-    Console(width=120).print(_step_table(found))
-    _keep(out, found, complete=True)
+    for _ in _follow(bench, bench.time(repeats), "timing", repeats):
+        _keep(out, _beside_pre(bench.rows(), limits), complete=False)
+    found = _beside_pre(bench.rows(), limits)
+    Console(width=140).print(_step_table(found))
+    missing = {entrant.name: bench.failed[entrant.name] for entrant in ours if entrant.name in bench.failed}
+    packages = [peer.package for peer in others if peer.package is not None and peer.name not in bench.failed]
+    left_out = {step_bench.title(name): reason for name, reason in bench.failed.items()}
+    _keep(out, found, *packages, complete=not missing, left_out=left_out, **limits)
     _draw(plot, draw_steps, found)
+    _refuse_schemes(missing)
     return found
 
 
-def _beside_pre(rows: list[step_bench.StepRow]) -> list[dict[str, Any]]:
-    """Rows with speed relative to the faster Pre-Norm: with Triton or with reference kernels."""
-    yard, reference = rows[:2]
-    faster = max(1.0, statistics.median(reference.ratios))
+def _limits() -> dict[str, float | None]:
+    """FLOP/s of bf16 matrix products: measured now, while the GPU does nothing else, and from the data sheet."""
+    ceiling = matmul_ceiling(torch.device("cuda"), torch.bfloat16)
+    # The contenders need the memory.
+    torch.cuda.empty_cache()
+    return {"ceiling": ceiling, "data_sheet": data_sheet_flops(torch.cuda.get_device_name())}
+
+
+def _follow(bench: step_bench.Comparison, part: Iterable[Any], what: str, total: int) -> Iterator[Any]:
+    """Track a part of the benchmark, then name the contenders that failed in it."""
+    before = set(bench.failed)
+    yield from _track(part, what, total)
+    for name, reason in bench.failed.items():
+        if name not in before:
+            _say(f"{step_bench.title(name)} is left out: {reason}")
+
+
+def _refuse_schemes(missing: dict[step_bench.Name, str]) -> None:
+    """Raise if a scheme was not measured, after everything else was. A peer may be missing."""
+    if missing:
+        reasons = ", ".join(f"{step_bench.title(name)}: {reason}" for name, reason in missing.items())
+        raise NormLabError(f"{len(missing)} of the schemes asked for are not measured: {reasons}")
+
+
+def _beside_pre(rows: list[step_bench.StepRow], limits: dict[str, float | None]) -> list[dict[str, Any]]:
+    """Rows with speed relative to the faster Pre-Norm, with Triton or with reference kernels, and to the GPU's."""
+    yard = rows[0]
+    faster = max(statistics.median(row.ratios) for row in rows if row.scheme == "pre")
     return [
         row.to_dict()
         | {
             "over_pre": statistics.median(row.ratios) / faster,
             "paired": [ratio / faster for ratio in row.ratios],
             "memory_over_pre": row.peak_bytes / yard.peak_bytes,
+            "share_of_ceiling": _share(row, limits["ceiling"]),
+            "mfu": _share(row, limits["data_sheet"]),
         }
         for row in rows
     ]
 
 
+def _share(row: step_bench.StepRow, limit: float | None) -> float | None:
+    return None if limit is None else row.flops_per_second / limit
+
+
 def _step_table(found: list[dict[str, Any]]) -> Table:
-    table = Table("scheme", "kernels", "tokens/s", "× pre", "lowest", "highest", "memory × pre", pad_edge=False)
+    titles = ("× pre", "lowest", "highest", "memory × pre", "of ceiling", "MFU, data sheet")
+    table = Table("model", "kernels", "parameters", "tokens/s", *titles, pad_edge=False)
     for row in found:
         ratios = (row["over_pre"], min(row["paired"]), max(row["paired"]), row["memory_over_pre"])
-        table.add_row(row["scheme"], row["kernels"], f"{row['median']:,.0f}", *(f"{ratio:.3f}" for ratio in ratios))
+        shares = ("–" if share is None else f"{share:.1%}" for share in (row["share_of_ceiling"], row["mfu"]))
+        counts = (f"{row['parameters'] / 1e6:,.1f}M", f"{row['median']:,.0f}")
+        table.add_row(row["scheme"], row["kernels"], *counts, *(f"{ratio:.3f}" for ratio in ratios), *shares)
     return table
 
 
@@ -231,11 +274,11 @@ def _draw(plot: Path | None, draw: Callable[[list[dict[str, Any]], Path], None],
         print(f"plot in {plot}")
 
 
-def _keep(out: Path | None, rows: list[dict[str, Any]], *, complete: bool) -> None:
+def _keep(out: Path | None, rows: list[dict[str, Any]], *packages: str, complete: bool, **more: Any) -> None:
     """Write the results atomically, also incomplete ones, so that an interrupted benchmark loses nothing."""
     if out is None:
         return
-    write_json(out, {**dated(), "complete": complete, "rows": rows})
+    write_json(out, {**dated(*packages), **more, "complete": complete, "rows": rows})
     if complete:
         print(f"figures in {out}")
 

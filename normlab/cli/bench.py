@@ -38,10 +38,13 @@ def bench_step(
     length: int = 1024,
     stream: Literal["fp32", "bf16"] = "bf16",
     repeats: int = 5,
+    peers: bool = False,
     out: Path | None = None,
     plot: Path | None = None,
 ) -> None:
     """Benchmark whole training steps of every scheme relative to Pre-Norm, compiled, in bf16.
+
+    Each row has its share of the speed of matrix products, as measured here and as the GPU's data sheet states (MFU).
 
     Args:
         schemes: Schemes to measure; none: all.
@@ -50,13 +53,15 @@ def bench_step(
         length: Sequence length in tokens.
         stream: Data type of the residual stream.
         repeats: Interleaved repeats of each scheme.
+        peers: Time other trainers at the same size, too: nanoGPT's model, Hugging Face Llama, litgpt where installed;
+            e.g. normlab bench step --schemes pre --peers.
         out: Write the results to this JSON file.
         plot: Plot the results into this .svg, .png or .pdf file.
     """
     from normlab import list_schemes
     from normlab.bench import run
 
-    options = {"batch": batch, "length": length, "stream": stream, "repeats": repeats}
+    options = {"batch": batch, "length": length, "stream": stream, "repeats": repeats, "peers": peers}
     run.step(schemes or list_schemes(), preset=preset, **options, out=out, plot=plot)  # type: ignore[arg-type]
 
 

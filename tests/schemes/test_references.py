@@ -15,7 +15,7 @@ import torch
 import normlab
 from normlab import NormLabError
 from normlab.bench import run as bench
-from normlab.bench.step import Comparison
+from normlab.bench.step import Comparison, scheme_entrants
 from normlab.compare import CompareConfig, compare
 from normlab.compare.report import build
 from normlab.compare.store import Store
@@ -213,8 +213,9 @@ def test_check_works_on_a_law_without_rms(here):
 
 
 def test_bench_takes_it(here, monkeypatch):
-    bench_of = Comparison([("pre", "triton"), (SPEC, "reference")], preset="tiny", batch=1, length=8, stream="fp32")
-    assert list(bench_of.configs) == [("pre", "triton"), ("own(gate=-2.0)", "reference")]
+    names = [("pre", "triton"), (SPEC, "reference")]
+    bench_of = Comparison(scheme_entrants(names, preset="tiny", length=8, stream="fp32"), batch=1)
+    assert list(bench_of.entrants) == [("pre", "triton"), ("own(gate=-2.0)", "reference")]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(NormLabError, match="did you mean 'Highway'"):
         bench.step(["highway.py:Higway"], preset="tiny", batch=1, length=8, stream="fp32")

@@ -54,7 +54,8 @@ def test_a_skip_that_multiplies_the_state_by_design_is_told_of(scheme, least):
     assert (verdict.finding, verdict.level) == ("skip gain", "warn")
     # λ_0·x₀ adds at most 0.2 of the state where the state still is x₀.
     assert least - 3e-3 < found.scalings[0].gain < least + 0.2
-    assert not found.missing and not found.cuts
+    assert not found.missing
+    assert not found.cuts
 
 
 @pytest.mark.parametrize("scheme", ["hc", "hc(dynamic=False)", "lambdas", "gated", "mhc"])

@@ -17,9 +17,9 @@ SIZES: dict[str, Any] = {
 GREEDY: dict[str, Any] = {"max_new_tokens": 10, "do_sample": False, "pad_token_id": 0}
 
 
-def make(scheme: str = "geonorm", **changes: Any) -> NormLabForCausalLM:
+def make(scheme: str = "geonorm", *, seed: int = 0, **changes: Any) -> NormLabForCausalLM:
     """A model ready to evaluate, the same each time."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     return NormLabForCausalLM(NormLabConfig(model={**SIZES, "scheme": scheme, **changes})).eval()
 
 

@@ -22,7 +22,7 @@ WIDE = {"depth": 2, "dim": 768, "heads": 12, "vocab_size": 8192}
 BOOKS = {"depth": 12, "dim": 768, "heads": 12, "vocab_size": 32768}
 # Its width is what matters, and 350m is as deep.
 SIZES = {**PRESETS, "1.3b": {**PRESETS["1.3b"], "depth": 4}, "books": BOOKS}
-ECHOING = ("deepnorm", "dual", "geonorm", "mix", "post", "spannorm")
+ECHOING = ("deepnorm", "dual", "geonorm", "lambdas", "mix", "post", "siamese", "spannorm")
 # `none` has no norm at the exit: its logits are as large as its state.
 SCHEMES = [name for name in normlab.list_schemes() if name != "none"]
 

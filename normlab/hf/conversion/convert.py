@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import copy as copies
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -188,15 +189,19 @@ def reuse_norm(parent: nn.Module, name: str, own: ModelNorm, usual: NormOptions 
     """Replace a new norm of the scheme by the model's own norm if both are of the same kind.
 
     A scheme has one epsilon and one form of gain. Where they are those of the model's first norm (`usual`), its other
-    norms may differ in them.
+    norms may differ in them. A scheme that has several norms in that place gets copies: they learn by themselves.
     """
+    for i, (holder, place, made) in enumerate(_norms_in(parent, name)):
+        if own.options.matches(made) or (usual is not None and own.options.serves(made, usual)):
+            setattr(holder, place, copy.deepcopy(own) if i else own)
+
+
+def _norms_in(parent: nn.Module, name: str) -> list[tuple[nn.Module, str, Norm]]:
+    """The norms at and below a place, each with the module that holds it and its name there."""
     made = getattr(parent, name)
     if isinstance(made, Norm):
-        if own.options.matches(made) or (usual is not None and own.options.serves(made, usual)):
-            setattr(parent, name, own)
-        return
-    for below, _ in made.named_children():
-        reuse_norm(made, below, own, usual)
+        return [(parent, name, made)]
+    return [found for below, _ in made.named_children() for found in _norms_in(made, below)]
 
 
 def _place_exit(model: nn.Module, found: ModelStructure, last: SchemeWiring, layer: nn.Module) -> None:
@@ -236,6 +241,10 @@ def _replace(model: nn.Module, path: str, part: nn.Module) -> None:
 
 def _to_device_of(part: Any, layer: nn.Module) -> Any:
     """Move a new module to the layer's device; its gains stay in fp32."""
+    for own in part.modules():
+        if not any(True for _ in own.parameters(recurse=False)):
+            # Models of the library initialise what is named like a norm when they are loaded, a gain or not.
+            own._is_hf_initialized = True
     return part.to(next(layer.parameters()).device)
 
 

@@ -31,7 +31,8 @@ def build(scheme: str, seed: int = 0, **options) -> Decoder:
     model = Decoder(DecoderConfig(scheme=scheme, **{**SIZE, **options}))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.ndim == 2 and scheme != "ngpt":
+            # Matrices of the scheme's own are no branches: those that mix streams start as the identity.
+            if parameter.ndim == 2 and scheme != "ngpt" and ".steps." not in name:
                 parameter.normal_(0.0, 1.0 if name.startswith("embedding") else parameter.shape[1] ** -0.5)
     return model
 

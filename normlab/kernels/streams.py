@@ -101,16 +101,18 @@ def _read(x: Tensor, pre: Tensor, norm: Affine | None) -> Tensor:
 
 
 def _check(x: Tensor, f: Tensor | None, post: Tensor | None, comb: Tensor | None, pre: Tensor | None) -> None:
-    *tokens, streams, dim = x.shape
-    named = {"post": (post, [streams]), "comb": (comb, [streams, streams]), "pre": (pre, [streams])}
+    shape = tuple(x.shape)
+    tokens, streams, dim = shape[:-2], *shape[-2:]
+    # Tuples: the compiler of torch 2.11 finds equal lists of sizes unequal.
+    named = {"post": (post, (streams,)), "comb": (comb, (streams, streams)), "pre": (pre, (streams,))}
     for name, (given, own) in named.items():
-        if given is not None and list(given.shape) not in (own, tokens + own):
+        if given is not None and tuple(given.shape) not in (own, tokens + own):
             raise NormLabError(
-                f"streams {tuple(x.shape)} need {name} of shape {tuple(tokens + own)}, or {tuple(own)} "
-                f"if all tokens share it; got {tuple(given.shape)}"
+                f"streams {shape} need {name} of shape {tokens + own}, or {own} if all tokens share it; "
+                f"got {tuple(given.shape)}"
             )
-    if f is not None and list(f.shape) != [*tokens, dim]:
-        raise NormLabError(f"streams {tuple(x.shape)} need an update {(*tokens, dim)}, got {tuple(f.shape)}")
+    if f is not None and tuple(f.shape) != (*tokens, dim):
+        raise NormLabError(f"streams {shape} need an update {(*tokens, dim)}, got {tuple(f.shape)}")
 
 
 _NO_NORM = (KINDS["scale"], 0.0, False)

@@ -8,6 +8,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from normlab.compare.statistics import SchemeResult, rank_schemes
+
 HERE = Path(__file__).parent
 
 
@@ -86,6 +88,27 @@ def rates(rows: list[dict[str, Any]]) -> str:
         cells = [*(tuned.get(lr, "–") for lr in tried), ", ".join(map(_loss, judged)) or "not run yet"]
         lines.append("| " + " | ".join([scheme, *cells]) + " |")
     return "\n".join(lines)
+
+
+def gaps(arms: list[dict[str, Any]]) -> str:
+    """One line per scheme: its difference to the baseline in every arm of a study, with simultaneous intervals."""
+    lines = [
+        "| | " + " | ".join(arm["name"].replace("=", " ") for arm in arms) + " |",
+        "|" + "---|" * (len(arms) + 1),
+    ]
+    standings = [rank_schemes(arm["rows"], arm["baseline"]) for arm in arms]
+    for scheme in dict.fromkeys(own.scheme for each in standings for own in each if own.verdict != "baseline"):
+        cells = [_gap(next((own for own in each if own.scheme == scheme), None)) for each in standings]
+        lines.append("| " + " | ".join([scheme, *cells]) + " |")
+    return "\n".join(lines)
+
+
+def _gap(own: SchemeResult | None) -> str:
+    if own is None or own.difference is None:
+        return "not run yet"
+    found = own.difference
+    span = "" if found.low is None or found.high is None else f"{found.low:+.3f} to {found.high:+.3f}, "
+    return f"{found.mean:+.3f} ({span}{found.n} seeds, rate {own.lr:g})"
 
 
 def dynamics(rows: list[dict[str, Any]]) -> str:
@@ -184,6 +207,12 @@ def _schemes(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _read(file: Path) -> list[dict[str, Any]]:
+    """The rows of a file, or the arms of a study's folder."""
+    if file.is_dir():
+        return [
+            {"name": arm.name, "rows": _read(arm / "rows.jsonl")} | json.loads((arm / "compare.json").read_text())
+            for arm in sorted(file.iterdir()) if arm.is_dir()
+        ]  # fmt: skip
     text = file.read_text(encoding="utf-8")
     return [json.loads(line) for line in text.splitlines()] if file.suffix == ".jsonl" else json.loads(text)["rows"]
 
@@ -193,7 +222,7 @@ def main() -> None:
     text = page.read_text(encoding="utf-8")
     makers = {
         "kernels": kernels, "step": steps, "model-kernels": model_kernels, "training": training, "dynamics": dynamics,
-        "heads": heads, "starts": starts, "warm-ups": warmups, "grid": grid, "rates": rates,
+        "heads": heads, "starts": starts, "warm-ups": warmups, "grid": grid, "rates": rates, "gaps": gaps,
         "ladder-calibration": ladder_calibration,
     }  # fmt: skip
 

@@ -27,8 +27,8 @@ def sections(of: Scheme) -> list[tuple[str, str]]:
 
 
 def speed(of: Scheme) -> str:
-    """Its newest training step against Pre-Norm's, and its fused kernel, with machine and date."""
-    lines = [line for line in (_step(of.name), _kernel(of)) if line]
+    """Its newest training step against Pre-Norm's, and its fused kernels, with machine and date."""
+    lines = [line for line in (_step(of.name), *_kernels(of)) if line]
     return "\n".join(lines) + "\n\n[All figures](../../benchmarks/README.md)." if lines else ""
 
 
@@ -44,23 +44,27 @@ def _step(name: str) -> str:
     )
 
 
-def _kernel(of: Scheme) -> str:
-    found = [(record, row) for record, row in _rows("kernels") if row.get("shape") == SHAPE and _has(row["case"], of)]
-    newest = {row["direction"]: (record, row) for record, row in found}
-    if not {"forward", "backward"} <= set(newest):
-        return ""
-    shares = " / ".join(f"{newest[way][1]['share']:.2f}" for way in ("forward", "backward"))
-    ratios = " / ".join(f"{newest[way][1]['over_compiled']:.2f}" for way in ("forward", "backward"))
-    record, row = newest["forward"]
+def _kernels(of: Scheme) -> list[str]:
+    """A line per fused kernel of the scheme: its newest figures in both directions."""
+    newest: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {}
+    for record, row in _rows("kernels"):
+        if row.get("shape") == SHAPE and _has(row["case"], of):
+            newest.setdefault(row["case"], {})[row["direction"]] = (record, row)
+    return [_kernel(case, ways) for case, ways in newest.items() if {"forward", "backward"} <= set(ways)]
+
+
+def _kernel(case: str, ways: dict[str, tuple[dict[str, Any], dict[str, Any]]]) -> str:
+    shares = " / ".join(f"{ways[way][1]['share']:.2f}" for way in ("forward", "backward"))
+    ratios = " / ".join(f"{ways[way][1]['over_compiled']:.2f}" for way in ("forward", "backward"))
     return (
-        f"- Fused kernel, {row['case']}, {SHAPE[0]} × {SHAPE[1]}, forward / backward: {shares} of the copy bandwidth,"
-        f" {ratios} × as fast as `torch.compile` ({_source(record)})."
+        f"- Fused kernel, {case}, {SHAPE[0]} × {SHAPE[1]}, forward / backward: {shares} of the copy bandwidth,"
+        f" {ratios} × as fast as `torch.compile` ({_source(ways['forward'][0])})."
     )
 
 
 def _has(case: str, of: Scheme) -> bool:
-    """Whether a kernel is that of a scheme: named in brackets, or by the first word."""
-    return case.endswith(f"({of.name})") or case.partition(" ")[0] in of.aliases
+    """Whether a kernel is that of a scheme: named first in brackets, or by the first word."""
+    return f"({of.name})" in case or f"({of.name} " in case or case.partition(" ")[0] in of.aliases
 
 
 def _source(record: dict[str, Any]) -> str:

@@ -22,6 +22,12 @@ from normlab.studies.claim_lines import ClaimLine
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- schemes: begin (make docs) -->", "<!-- schemes: end -->"
+HEADINGS = {
+    "Init": "Initialisation", "Fails": "Where it fails", "Outputs": "Output projections",
+    "Needs": "Needs inside a sublayer", "Cost": "Memory traffic", "Forward": "Growth of the state",
+    "Backward": "Growth of the gradient", "Depth rule": "Learning rate over depth",
+}  # fmt: skip
+"""Headings of a page for those of a card, which are short enough for a column of the terminal."""
 FOUND, FOUND_END = "<!-- found: begin (make docs) -->", "<!-- found: end -->"
 
 
@@ -36,11 +42,9 @@ def page(card: Card, verdicts: Sequence[str] = ()) -> str:
     parts = [f"# {card.title}", f"`{card.scheme.name}`: {card.summary}"]
     for heading, text in rows(card):
         body = f"```\n{text}\n```" if heading in ("Formula", "Placement") else _paragraph(text)
-        parts.append(f"## {heading}\n\n{body}")
-    parts += [f"## {heading}\n\n{text}" for heading, text in scheme_facts.sections(card.scheme)]
+        parts.append(f"## {HEADINGS.get(heading, heading)}\n\n{body}")
+    parts += [f"## {heading}\n\n{text}" for heading, text in scheme_facts.sections(card.scheme, verdicts)]
     parts.append("## Options\n\n" + _options(card))
-    if verdicts:
-        parts.append("## Claims tested\n\n" + "\n".join(f"- {line}" for line in verdicts))
     parts.append("Also known as: " + ", ".join(f"`{alias}`" for alias in names_of(card)))
     note = f"_Written by `make docs` from `normlab/schemes/{card.scheme.name}.py`; edit that file._"
     return "\n\n".join([*parts, note]) + "\n"

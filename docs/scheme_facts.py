@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,9 @@ SHAPE = [65536, 768]
 """Tokens × width of the kernels that a page shows."""
 
 
-def sections(of: Scheme) -> list[tuple[str, str]]:
-    """Heading and text, for a scheme's page."""
-    found = [("Speed", speed(of)), ("Evidence", evidence(of.name)), ("Used by", users(of.name))]
+def sections(of: Scheme, verdicts: Sequence[str] = ()) -> list[tuple[str, str]]:
+    """Heading and text, for a scheme's page; `verdicts` are those on its claims."""
+    found = [("Speed", speed(of)), ("Evidence", evidence(of.name, verdicts)), ("Used by", users(of.name))]
     return [(heading, text) for heading, text in found if text]
 
 
@@ -86,12 +87,17 @@ def _read(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def evidence(name: str) -> str:
-    """The studies whose claims are about it. Their verdicts are on the page of claims."""
-    lines = [f"- `{study}`: {title}" for study, title, names in studies() if name in names]
-    return (
-        "Studies that test it, with their verdicts in [claims](../claims.md):\n\n" + "\n".join(lines) if lines else ""
-    )
+def evidence(name: str, verdicts: Sequence[str] = ()) -> str:
+    """Verdicts on its claims, then the studies of it that have none yet."""
+    waiting = [
+        f"- `{study}`: {title}"
+        for study, title, names in studies()
+        if name in names and not any(f"#{study})" in verdict for verdict in verdicts)
+    ]
+    parts = ["\n".join(f"- {verdict}" for verdict in verdicts)] if verdicts else []
+    if waiting:
+        parts.append("Studies of it without a verdict so far ([claims](../claims.md)):\n\n" + "\n".join(waiting))
+    return "\n\n".join(parts)
 
 
 @cache

@@ -5,6 +5,8 @@ Needs matplotlib (`pip install ".[plots]"`). `make figures` runs it; the decoder
 
 from __future__ import annotations
 
+import math
+import textwrap
 from pathlib import Path
 
 import matplotlib.pyplot as plt  # pyright: ignore[reportMissingImports]  # an extra of its own
@@ -15,6 +17,10 @@ from normlab.norms import rms
 
 DEPTH, DIM, TOKENS = 48, 256, 128
 FIGURES = Path(__file__).parent / "figures"
+TOP = 100.0
+"""Upper end of the axis."""
+NEAR = 0.05
+"""Largest distance of two curves that share a line, as a difference of logarithms."""
 
 
 @torch.no_grad()
@@ -35,18 +41,35 @@ def growth(name: str) -> list[float]:
     return [size / sizes[0] for size in sizes]
 
 
+def together(curves: dict[str, list[float]]) -> list[tuple[list[str], list[float]]]:
+    """Schemes whose curves cannot be told apart, with the curve of the first; the fastest growth first."""
+    groups: list[tuple[list[str], list[float]]] = []
+    for name, curve in curves.items():
+        near = (names for names, other in groups if max(map(_distance, curve, other)) < NEAR)
+        names = next(near, None)
+        groups.append(([name], curve)) if names is None else names.append(name)
+    return sorted(groups, key=lambda group: -_size(group[1][-1]))
+
+
+def _distance(a: float, b: float) -> float:
+    """Of two points on the logarithmic axis; points above it are the same."""
+    return abs(math.log(min(_size(a), TOP) / min(_size(b), TOP)))
+
+
+def _size(value: float) -> float:
+    # NaN is where the state left fp32: the largest of all.
+    return value if value < math.inf else math.inf
+
+
 def main() -> None:
     plt.rcParams.update({"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "normlab"})
     figure, axes = plt.subplots(figsize=(8, 4.2))
-    curves = {name: growth(name) for name in normlab.list_schemes()}
-    colours = plt.get_cmap("tab20").colors  # type: ignore[attr-defined]
-    # NaN is where the state left fp32: the largest of all.
-    ranked = sorted(curves.items(), key=lambda item: -item[1][-1] if item[1][-1] < float("inf") else float("-inf"))
-    for colour, (name, curve) in zip(colours, ranked, strict=False):
-        end = f"×{curve[-1]:.3g}" if curve[-1] < float("inf") else "overflows"
-        axes.plot(curve, label=f"{name}  {end}", color=colour, linewidth=1.6)
+    groups = together({name: growth(name) for name in normlab.list_schemes()})
+    for colour, (names, curve) in zip(plt.get_cmap("tab10").colors, groups, strict=False):  # type: ignore[attr-defined]
+        end = f"×{curve[-1]:.3g}" if curve[-1] < math.inf else "overflows"
+        axes.plot(curve, label=textwrap.fill(f"{', '.join(names)}: {end}", 26), color=colour, linewidth=1.6)
     axes.set(xlabel="block", ylabel="RMS of the state, relative to the entry", title="State growth at initialisation")
-    axes.set(yscale="log", xlim=(0, DEPTH), ylim=(0.7, 100))
+    axes.set(yscale="log", xlim=(0, DEPTH), ylim=(0.1, TOP))
     axes.grid(alpha=0.25)
     axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, title="after 48 blocks")
     FIGURES.mkdir(exist_ok=True)

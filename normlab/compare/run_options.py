@@ -23,6 +23,8 @@ class RunOptions:
     """Where to run: processes on this machine (here), or a Ray cluster that shares the folder and the data (ray)."""
     workers: int | None = None
     """Parallel runs; none: one per GPU, else one per core. Small models use a GPU better with several per GPU."""
+    whole_runs: bool = False
+    """With --minutes: start no run that is not expected to end in time. For machines whose checkpoints are lost."""
 
     def check_run_options(self) -> None:
         """Raise for values that make no sense."""

@@ -14,6 +14,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, Protocol
 
+from normlab.compare.durations import RunDurations
 from normlab.compare.plan import PlannedRun, Work
 from normlab.compare.pool import Pool
 from normlab.compare.progress import ComparisonProgress
@@ -68,6 +69,8 @@ class Session:
         """Number of times each run's process was killed in this call."""
         self.fault: NormLabError | None = None
         """An error that affects all runs; the current ones are saved before it is raised."""
+        self._durations = RunDurations()
+        self._end = float("inf")
 
     # -- what a subclass may add --------------------------------------------------------------------------------------
 
@@ -89,7 +92,7 @@ class Session:
 
     def execute(self, minutes: float | None) -> str | None:
         """Execute runs until none is left or it is time to stop; return the signal that stopped it, if any."""
-        end = time.monotonic() + 60.0 * minutes if minutes is not None else float("inf")
+        self._end = time.monotonic() + 60.0 * minutes if minutes is not None else float("inf")
         interrupt = Interrupt(progress=False)
         with ExitStack() as stack:
             view = ComparisonProgress(progress=self.progress, metric=self.metric)
@@ -100,7 +103,7 @@ class Session:
             pool = stack.enter_context(closing(_pool(self.settings)))
             # After the pool has been created: Ray would replace these signal handlers.
             stack.enter_context(interrupt.heard())
-            self._loop(pool, view, lambda: interrupt.reason is not None or time.monotonic() > end)
+            self._loop(pool, view, lambda: interrupt.reason is not None or time.monotonic() > self._end)
             self._say_how_it_ended(view)
         if self.fault is not None:
             raise self.fault
@@ -125,8 +128,15 @@ class Session:
         under_way = {job.run.name for job in pool.running}
         given_up = {name for name, kills in self.kills.items() if kills > self.settings.options.retries}
         waiting = [run for run in self.plan.runnable(self.rows) if run.name not in under_way | given_up]
-        while waiting and pool.is_free:
-            pool.start(self.job(waiting.pop(pool.choose(waiting))))
+        while pool.is_free and (waiting := [run for run in waiting if self._fits(run)]):
+            run = waiting.pop(pool.choose(waiting))
+            self._durations.begin(run)
+            pool.start(self.job(run))
+
+    def _fits(self, run: PlannedRun) -> bool:
+        """Whether a run may start. Without `whole_runs` one that ends too late is saved and goes on in another call."""
+        late = time.monotonic() + self._durations.expected(run) > self._end
+        return not (late and self.settings.options.whole_runs)
 
     def _take_in(self, pool: Pool, view: ComparisonProgress) -> None:
         view.update(self.plan.work(self.rows), pool.running)
@@ -141,6 +151,7 @@ class Session:
         if row["state"] == "interrupted":
             self._count_kill(run, row, view)
             return
+        self._durations.end(run, row.get("steps") or 0)
         self.store.append(row)
         self.rows.append(row)
         view.ended(run, row)

@@ -1,0 +1,61 @@
+"""Slices of time: what runs are expected to take, and which are started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from normlab.compare import compare, session
+from normlab.compare.durations import RunDurations
+from normlab.compare.store import Store
+from tests.compare import small
+from tests.compare.here import Here
+
+
+def test_a_run_is_expected_to_take_as_long_as_the_last_of_its_kind() -> None:
+    now = [0.0]
+    durations = RunDurations(clock=lambda: now[0])
+    pre, post = (
+        next(run for run in small.configuration("text").plan().tune() if run.scheme == s) for s in ("pre", "post")
+    )
+    assert durations.expected(pre) == 0.0
+    durations.begin(pre)
+    now[0] = 20.0
+    durations.end(pre, steps=small.SHORT)
+    assert durations.expected(pre) == pytest.approx(22.0)
+    # Until a run of its own kind has ended, the last of any kind stands in.
+    assert durations.expected(post) == pytest.approx(22.0)
+    durations.begin(post)
+    now[0] = 25.0
+    # Stopped half-way: a whole one takes twice as long.
+    durations.end(post, steps=small.SHORT // 2)
+    assert durations.expected(post) == pytest.approx(11.0)
+    assert durations.expected(pre) == pytest.approx(22.0)
+
+
+@pytest.mark.parametrize(("whole_runs", "started"), [(True, 2), (False, 3)])
+def test_a_slice_starts_only_runs_that_it_can_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole_runs: bool, started: int
+) -> None:
+    """On a clock where every run takes 20 minutes: of three in 55 minutes, the third would end too late."""
+    text, minutes, begun = small.write_text(tmp_path / "text"), [0.0], []
+
+    class Slow(Here):
+        def start(self, job) -> None:
+            begun.append(job.run.name)
+            super().start(job)
+
+        def wait(self, seconds: float):
+            minutes[0] += 20.0 * bool(self.running)
+            return super().wait(seconds)
+
+    clock = SimpleNamespace(monotonic=lambda: 60.0 * minutes[0])
+    monkeypatch.setattr(session, "time", clock)
+    monkeypatch.setattr(session, "ProcessPool", Slow)
+    monkeypatch.setattr(session, "RunDurations", lambda: RunDurations(clock=clock.monotonic))
+    config = small.configuration(text, whole_runs=whole_runs)
+    compare(config, tmp_path / "out", progress=False, minutes=55.0)
+    assert len(begun) == started
+    assert len(Store(tmp_path / "out").rows()) == started

@@ -8,6 +8,7 @@ from typing import Any
 
 from normlab.compare.config import CompareConfig
 from normlab.compare.description import write_description
+from normlab.compare.executor import RunExecutor
 from normlab.compare.plan import Plan
 from normlab.compare.session import Session, check_call, make_folder
 from normlab.compare.statistics import SchemeResult, rank_schemes
@@ -23,6 +24,7 @@ def compare(
     progress: bool = True,
     command: Sequence[str] = (),
     stamp: Mapping[str, Any] | None = None,
+    executor: RunExecutor | None = None,
 ) -> list[SchemeResult]:
     """Run what `folder` does not contain yet, and return the ranking of the schemes.
 
@@ -30,7 +32,7 @@ def compare(
     `minutes` the current runs are saved, and the ranking is that of the finished ones (`left` counts the others).
     Ctrl-C and SIGTERM do the same and raise KeyboardInterrupt. A run whose process is killed is restarted from its
     checkpoint, at most `config.retries` times. `command` is stored for the report; `stamp` (a study's name and the hash
-    of its rule) is added to every row.
+    of its rule) is added to every row; with an `executor` several comparisons use the same processes.
     """
     check_call(minutes)
     for model in config.models.values():
@@ -41,8 +43,9 @@ def compare(
         write_description(path, config, data, command)
         metric = config.base.task_object.metric
         session = Session(
-            Plan(config), config.run_settings, path, data.fingerprint, metric=metric, progress=progress, stamp=stamp
-        )
+            Plan(config), config.run_settings, path, data.fingerprint,
+            metric=metric, progress=progress, stamp=stamp, executor=executor,
+        )  # fmt: skip
         asked = session.execute(minutes)
         rows = Store(path).rows()
     if asked is not None:

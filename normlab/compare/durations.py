@@ -17,7 +17,7 @@ class RunDurations:
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
         self._began: dict[str, float] = {}
-        self._paces: dict[tuple[str, int, int], float] = {}
+        self._paces: dict[tuple[str | int, ...], float] = {}
         self._last: float | None = None
 
     def begin(self, run: PlannedRun) -> None:
@@ -39,5 +39,6 @@ class RunDurations:
         return 0.0 if pace is None else _MARGIN * pace * run.work
 
 
-def _kind(run: PlannedRun) -> tuple[str, int, int]:
-    return run.scheme, run.config.model.depth, run.config.model.dim
+def _kind(run: PlannedRun) -> tuple[str | int, ...]:
+    config = run.config
+    return run.scheme, config.model.depth, config.model.dim, config.sequence, config.batch

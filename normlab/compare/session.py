@@ -14,15 +14,13 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, Protocol
 
-from normlab.compare.durations import RunDurations
+from normlab.compare.executor import RunExecutor
 from normlab.compare.plan import PlannedRun, Work
 from normlab.compare.pool import Pool
 from normlab.compare.progress import ComparisonProgress
-from normlab.compare.ray_pool import RayPool
 from normlab.compare.run_one import Job
 from normlab.compare.run_options import RunSettings
 from normlab.compare.store import Row, Store
-from normlab.compare.workers import ProcessPool, worker_slots
 from normlab.errors import NormLabError
 from normlab.train.metrics import Metric
 from normlab.train.monitor.interrupt import Interrupt
@@ -57,8 +55,12 @@ class Session:
         metric: Metric,
         progress: bool,
         stamp: Mapping[str, Any] | None = None,
+        executor: RunExecutor | None = None,
     ):
-        """`fingerprint` is that of the data, the same for all runs; `stamp` is added to every row."""
+        """`fingerprint` is that of the data, the same for all runs; `stamp` is added to every row.
+
+        `executor` has the processes; without one the session has its own, and ends them.
+        """
         self.plan, self.settings, self.folder, self.fingerprint = plan, settings, folder, fingerprint
         self.metric, self.progress, self.stamp = metric, progress, stamp or {}
         self.store = Store(folder)
@@ -69,7 +71,7 @@ class Session:
         """Number of times each run's process was killed in this call."""
         self.fault: NormLabError | None = None
         """An error that affects all runs; the current ones are saved before it is raised."""
-        self._durations = RunDurations()
+        self._executor, self._is_owner = executor or RunExecutor(), executor is None
         self._end = float("inf")
 
     # -- what a subclass may add --------------------------------------------------------------------------------------
@@ -100,7 +102,9 @@ class Session:
             self.before_runs(view)
             if not self.plan.runnable(self.rows):
                 return None
-            pool = stack.enter_context(closing(_pool(self.settings)))
+            if self._is_owner:
+                stack.enter_context(closing(self._executor))
+            pool = self._executor.pool(self.settings)
             # After the pool has been created: Ray would replace these signal handlers.
             stack.enter_context(interrupt.heard())
             self._loop(pool, view, lambda: interrupt.reason is not None or time.monotonic() > self._end)
@@ -130,12 +134,12 @@ class Session:
         waiting = [run for run in self.plan.runnable(self.rows) if run.name not in under_way | given_up]
         while pool.is_free and (waiting := [run for run in waiting if self._fits(run)]):
             run = waiting.pop(pool.choose(waiting))
-            self._durations.begin(run)
+            self._executor.durations.begin(run)
             pool.start(self.job(run))
 
     def _fits(self, run: PlannedRun) -> bool:
         """Whether a run may start. Without `whole_runs` one that ends too late is saved and goes on in another call."""
-        late = time.monotonic() + self._durations.expected(run) > self._end
+        late = time.monotonic() + self._executor.durations.expected(run) > self._end
         return not (late and self.settings.options.whole_runs)
 
     def _take_in(self, pool: Pool, view: ComparisonProgress) -> None:
@@ -151,7 +155,7 @@ class Session:
         if row["state"] == "interrupted":
             self._count_kill(run, row, view)
             return
-        self._durations.end(run, row.get("steps") or 0)
+        self._executor.durations.end(run, row.get("steps") or 0)
         self.store.append(row)
         self.rows.append(row)
         view.ended(run, row)
@@ -172,10 +176,6 @@ class Session:
         view.update(work, [])
         if work.ended < work.runs:
             view.say(f"stopped: {work} have ended; the same command goes on from here")
-
-
-def _pool(settings: RunSettings) -> Pool:
-    return RayPool(settings) if settings.options.on == "ray" else ProcessPool(worker_slots(settings))
 
 
 def check_call(minutes: float | None) -> None:

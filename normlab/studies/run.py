@@ -147,15 +147,19 @@ def _compare_all(
     record: StudyRecord, configs: Mapping[str, CompareConfig], end: float | None, progress: bool, command: Sequence[str]
 ) -> int:
     from normlab.compare.comparison import compare
+    from normlab.compare.executor import RunExecutor
 
+    # One for all arms: most of them differ in what no compiled code depends on.
+    executor = RunExecutor()
+    told: dict[str, Any] = {"progress": progress, "command": command, "stamp": record.stamp, "executor": executor}
     try:
         for arm, config in configs.items():
             minutes = None if end is None else (end - time.monotonic()) / 60.0
             if minutes is not None and minutes <= 0.0:
                 break
-            folder = record.folder / arm
-            compare(config, folder, minutes=minutes, progress=progress, command=command, stamp=record.stamp)
+            compare(config, record.folder / arm, minutes=minutes, **told)
     finally:
+        executor.close()
         stored = [(config.plan(), Store(record.folder / arm).rows()) for arm, config in configs.items()]
         left = sum(plan.left(rows) for plan, rows in stored)
         _told(record, sum(plan.size(rows) for plan, rows in stored), left)

@@ -9,7 +9,7 @@ from normlab.compare.run_one import Job, execute_job
 
 
 class Here:
-    """Stands in for `session.ProcessPool`."""
+    """Stands in for `executor.ProcessPool`."""
 
     def __init__(self, _places: Any):
         self._job: Job | None = None

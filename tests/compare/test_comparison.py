@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from normlab.compare import session
+from normlab.compare import executor, session
 from normlab.compare.comparison import compare, left
 from normlab.compare.outcome import outcome
 from normlab.compare.statistics import rank_schemes
@@ -40,7 +40,7 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_places: Any) -> None:
         raise AssertionError("a run was started")
 
-    monkeypatch.setattr(session, "ProcessPool", refuse)
+    monkeypatch.setattr(executor, "ProcessPool", refuse)
 
 
 def test_every_run_is_a_row(whole: Path, text: Path) -> None:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from normlab.compare import compare, session
+from normlab.compare import compare, executor, session
 from normlab.compare.durations import RunDurations
 from normlab.compare.store import Store
 from tests.compare import small
@@ -53,8 +53,8 @@ def test_a_slice_starts_only_runs_that_it_can_end(
 
     clock = SimpleNamespace(monotonic=lambda: 60.0 * minutes[0])
     monkeypatch.setattr(session, "time", clock)
-    monkeypatch.setattr(session, "ProcessPool", Slow)
-    monkeypatch.setattr(session, "RunDurations", lambda: RunDurations(clock=clock.monotonic))
+    monkeypatch.setattr(executor, "ProcessPool", Slow)
+    monkeypatch.setattr(executor, "RunDurations", lambda: RunDurations(clock=clock.monotonic))
     config = small.configuration(text, whole_runs=whole_runs)
     compare(config, tmp_path / "out", progress=False, minutes=55.0)
     assert len(begun) == started

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from normlab.cli import main
-from normlab.compare import session
+from normlab.compare import executor
 from normlab.compare.outcome import Outcome, outcome
 from normlab.compare.store import Store
 from tests.compare import small
@@ -45,7 +45,7 @@ def test_it_ends_well_with_the_table_and_the_headline(
 def test_failed_runs_make_the_exit_code_1(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(session, "ProcessPool", Here)
+    monkeypatch.setattr(executor, "ProcessPool", Here)
     wild = ["--schemes", "none", "--depth", "12", "--lrs", "100", "--trouble", "stop", "--clip", "inf", "--warmup", "0"]
     assert call(monkeypatch, text, tmp_path / "c", *wild) == 1
     assert capsys.readouterr().out.splitlines()[0] == "one run failed; --repeat-failed tries again"

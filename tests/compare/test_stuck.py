@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from normlab.compare import session
+from normlab.compare import executor
 from normlab.compare.comparison import compare, left
 from normlab.compare.store import Row, Store
 from normlab.train.monitor import stuck
@@ -20,7 +20,7 @@ from tests.compare.small import configuration, losses
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Judge runs five steps after warm-up."""
-    monkeypatch.setattr(session, "ProcessPool", Here)
+    monkeypatch.setattr(executor, "ProcessPool", Here)
     monkeypatch.setattr(stuck, "PATIENCE", 5)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from normlab.compare import session
+from normlab.compare import executor
 from normlab.compare.store import Store
 from normlab.errors import NormLabError
 from normlab.ladders.forecast import read_forecast
@@ -32,14 +32,14 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "ProcessPool", Here)
+    monkeypatch.setattr(executor, "ProcessPool", Here)
 
 
 @pytest.fixture(scope="module")
 def finished(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ladders") / "whole"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session, "ProcessPool", Here)
+        patch.setattr(executor, "ProcessPool", Here)
         ladder(configuration(text, target=("4x32:1M",)), folder, progress=False)
     return folder
 
@@ -80,7 +80,7 @@ def test_checkpoints_of_branches_are_removed_when_no_run_needs_them(finished: Pa
 
 
 def test_the_same_call_again_trains_nothing(finished: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "ProcessPool", None)
+    monkeypatch.setattr(executor, "ProcessPool", None)
     assert ladder(configuration(text), finished, progress=False).baseline == "pre"
 
 

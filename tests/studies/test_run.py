@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from normlab.compare import session
+from normlab.compare import executor
 from normlab.compare.store import Store
 from normlab.errors import NormLabError
 from normlab.studies import command, report, summary
@@ -38,7 +38,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_study(folder / "studies", data=[str(text)], val_data=[str(held_out(text))])
     study = load_study("tiny", folder / "studies")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session, "ProcessPool", Here)
+        patch.setattr(executor, "ProcessPool", Here)
         assert run_study(study, folder / "results", progress=False) == 0
     return folder
 
@@ -215,6 +215,24 @@ def test_time_is_shared_by_the_arms(copy, monkeypatch):
     assert [4.5 < options["minutes"] <= 5.0 for options in asked] == [True, True]
     with pytest.raises(NormLabError, match="minutes must be positive"):
         run_study(study, copy / "results", minutes=0.0, progress=False)
+
+
+def test_the_arms_share_their_processes(copy, monkeypatch):
+    """A process that compiled a model for one arm has it for the next."""
+    text = (copy / "studies/tiny.toml").read_text().replace("seeds = 3", "seeds = 1")
+    text = text.replace("[[claims]]", "[vary]\nweight_decay = [0.0, 0.1]\n[[claims]]", 1)
+    study = read_study("other", tomllib.loads(text), "other.toml")
+    made: list[Here] = []
+
+    class Counted(Here):
+        def __init__(self, places):
+            super().__init__(places)
+            made.append(self)
+
+    monkeypatch.setattr(executor, "ProcessPool", Counted)
+    assert run_study(study, copy / "results", progress=False) == 0
+    assert len(made) == 1
+    assert len(list((copy / "results/other").glob("*/rows.jsonl"))) == 2
 
 
 # -- other kinds of work -------------------------------------------------------------------------------------------

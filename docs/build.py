@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -69,7 +70,8 @@ def table() -> str:
         formula = card.sections["Formula"].splitlines()[0]
         growth = card.scheme.law(1).forward
         proven = "no" if card.certificate.startswith("none") else "yes"
-        source = _cell(card.sections["Source"]).partition(";")[0]
+        # Who and where; what follows is on the scheme's page.
+        source = re.split(r"[;:]|\. (?=[A-Z])", _cell(card.sections["Source"]))[0]
         lines.append(f"| [`{name}`](docs/schemes/{name}.md) | `{_cell(formula)}` | {growth} | {proven} | {source} |")
     return "\n".join(lines)
 

@@ -1,4 +1,5 @@
-"""Draw the README's figure: how the state of each scheme grows through 48 blocks, at initialisation.
+"""Draw the README's figures: how the state of each scheme grows through 48 blocks at initialisation, and how gains change
+with the budget (from the rows of the study books-125m).
 
 Needs matplotlib (`pip install ".[plots]"`). `make figures` runs it; the decoder, its width and the seed are fixed here.
 """
@@ -13,10 +14,13 @@ import matplotlib.pyplot as plt  # pyright: ignore[reportMissingImports]  # an e
 import torch
 
 import normlab
+from normlab.compare.statistics import rank_schemes
+from normlab.compare.store import Store
 from normlab.norms import rms
 
 DEPTH, DIM, TOKENS = 48, 256, 128
 FIGURES = Path(__file__).parent / "figures"
+BUDGETS = Path(__file__).parents[1] / "benchmarks/results/studies/books-125m"
 TOP = 100.0
 """Upper end of the axis."""
 NEAR = 0.05
@@ -61,8 +65,8 @@ def _size(value: float) -> float:
     return value if value < math.inf else math.inf
 
 
-def main() -> None:
-    plt.rcParams.update({"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "normlab"})
+def draw_growth() -> None:
+    """State growth of every scheme: growth.svg."""
     figure, axes = plt.subplots(figsize=(8, 4.2))
     groups = together({name: growth(name) for name in normlab.list_schemes()})
     for colour, (names, curve) in zip(plt.get_cmap("tab10").colors, groups, strict=False):  # type: ignore[attr-defined]
@@ -72,8 +76,36 @@ def main() -> None:
     axes.set(yscale="log", xlim=(0, DEPTH), ylim=(0.1, TOP))
     axes.grid(alpha=0.25)
     axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, title="after 48 blocks")
-    FIGURES.mkdir(exist_ok=True)
     figure.savefig(FIGURES / "growth.svg", bbox_inches="tight", metadata={"Date": None})
+
+
+def draw_budgets() -> None:
+    """Differences to the baseline at every budget of a study, with their intervals: budgets.svg."""
+    figure, axes = plt.subplots(figsize=(8, 3.0))
+    arms = sorted(BUDGETS.glob("tokens=*"), key=lambda arm: int(arm.name.removeprefix("tokens=").removesuffix("M")))
+    standings = [rank_schemes(Store(arm).rows(), "pre") for arm in arms]
+    schemes = [own.scheme for own in standings[0] if own.difference is not None]
+    for place, (colour, scheme) in enumerate(zip(plt.get_cmap("tab10").colors, schemes, strict=False)):  # type: ignore[attr-defined]
+        found = [next(own.difference for own in each if own.scheme == scheme) for each in standings]
+        known = [(at, one) for at, one in enumerate(found) if one is not None and one.low is not None]
+        at = [at + 0.06 * (place - (len(schemes) - 1) / 2) for at, _ in known]
+        means = [one.mean for _, one in known]
+        ends = [[one.mean - one.low for _, one in known], [one.high - one.mean for _, one in known]]
+        axes.errorbar(at, means, yerr=ends, label=scheme, color=colour, marker="o", capsize=3, linewidth=1.2)
+    axes.axhline(0.0, color="0.3", linewidth=0.8)
+    axes.set(ylabel="loss less Pre-Norm's (nats)", title="125M on books: the gain shrinks with the budget")
+    axes.set_xticks(range(len(arms)), [f"{arm.name.removeprefix('tokens=')} tokens" for arm in arms])
+    axes.set_xlim(-0.4, len(arms) - 0.6)
+    axes.grid(axis="y", alpha=0.25)
+    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+    figure.savefig(FIGURES / "budgets.svg", bbox_inches="tight", metadata={"Date": None})
+
+
+def main() -> None:
+    plt.rcParams.update({"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "normlab"})
+    FIGURES.mkdir(exist_ok=True)
+    draw_growth()
+    draw_budgets()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Draw the README's figures: how the state of each scheme grows through 48 blocks at initialisation, and how gains change
-with the budget (from the rows of the study books-125m).
+"""Draw the README's figures: how the state of each scheme grows through 48 blocks at initialisation, and how gains
+change with the budget (from the rows of the study books-125m).
 
 Needs matplotlib (`pip install ".[plots]"`). `make figures` runs it; the decoder, its width and the seed are fixed here.
 """

@@ -5,8 +5,8 @@
     normlab eval runs/fox --choices cloze/cloze_books.jsonl            # without it, the same score
 
 A question is a passage of whole sentences of one document, less the last word, and four words to go on with. The wrong
-ones end other sentences of the same document, are about as frequent in it and about as long, so that neither
-frequency nor length gives the answer away. No candidate occurs in the passage: it cannot be copied. Names are left
+ones end other sentences of the same document, are about as frequent in it and as long, so that neither frequency
+nor length gives the answer away. No candidate occurs in the passage: it cannot be copied. Names are left
 out (every candidate is in lower case). Passages do not overlap. The same text and seed give the same files.
 """
 
@@ -147,13 +147,21 @@ def wrong_words(
     there, right = _words(passage.start), passage.word
     alike = [
         word for word in last
-        if abs(len(word) - len(right)) <= 1 and 0.5 <= frequency[word] / frequency[right] <= 2.0
+        if len(word) == len(right) and 0.5 <= frequency[word] / frequency[right] <= 2.0
         and word[:LETTERS] != right[:LETTERS] and word not in there
     ]  # fmt: skip
     alike.sort(key=lambda word: abs(math.log(frequency[word] / frequency[right])))
-    drawn = chance.sample(alike[:NEAREST], min(CHOICES - 1, len(alike)))
+    # A place among the four, by frequency, that is drawn: else the right word would mostly be one of the middle ones.
+    more = chance.randrange(CHOICES)
+    drawn = _draw([word for word in alike if frequency[word] >= frequency[right]], more, chance)
+    rest = [word for word in alike if frequency[word] <= frequency[right] and word not in drawn]
+    drawn += _draw(rest, CHOICES - 1 - more, chance)
     # Two forms of one word among the wrong ones would leave three choices.
     return drawn if len({word[:LETTERS] for word in drawn}) == CHOICES - 1 else None
+
+
+def _draw(nearest: Sequence[str], count: int, chance: random.Random) -> list[str]:
+    return chance.sample(nearest[:NEAREST], min(count, len(nearest[:NEAREST])))
 
 
 def write(found: Sequence[Question], folder: Path, name: str, about: str) -> Path:

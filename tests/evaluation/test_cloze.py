@@ -65,9 +65,23 @@ def test_questions_are_fair(books):
         # Four words that are different, not in the passage, and alike in length and frequency.
         assert len({word[:4] for word in words}) == 4
         assert not set(words) & set(re.findall("[a-z]+", one.start.lower()))
-        assert all(abs(len(word) - len(right)) <= 1 for word in words)
+        assert {len(word) for word in words} == {len(right)}
         assert all(0.5 <= text.count(f" {word}.") / text.count(f" {right}.") <= 2.0 for word in words)
     assert len({one.answer for one in found}) == 4
+
+
+def test_frequency_does_not_give_the_answer_away(tmp_path):
+    """Words whose frequencies differ: the place of the right one among the four, by frequency, is any."""
+    nouns = [f"{letter * 4}er" for letter in "abcdefghijklmnopqrst"]
+    frequency = Counter({noun: 100 + 4 * place for place, noun in enumerate(nouns)})
+    chance, places = random.Random(0), Counter()
+    for _ in range(400):
+        right = nouns[chance.randrange(5, 15)]
+        wrong = cloze.wrong_words(cloze.Passage("Nothing", right), nouns, frequency, chance)
+        places[sum(frequency[word] > frequency[right] for word in wrong)] += 1
+    # 400 draws of one place in four: 100, with a standard deviation of 8.7.
+    assert sorted(places) == [0, 1, 2, 3]
+    assert all(abs(count - 100) < 4 * 8.7 for count in places.values())
 
 
 def test_passages_do_not_overlap():

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from normlab.utils.lazy import loader
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from normlab import geometry, norms, ops, schemes, testing

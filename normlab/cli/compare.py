@@ -21,6 +21,7 @@ def compare(
     minutes: float | None = None,
     eval_tasks: Annotated[tuple[str, ...], tyro.conf.arg(name="eval")] = (),
     eval_files: tuple[Path, ...] = (),
+    eval_choices: tuple[str, ...] = (),
     eval_bits: tuple[str, ...] = (),
     eval_limit: int | None = None,
 ) -> None:
@@ -43,6 +44,7 @@ def compare(
         minutes: Time limit of the training; the same command resumes later.
         eval_tasks: Score the final runs on tasks of lm-evaluation-harness, separated by commas; see normlab eval.
         eval_files: YAML files of tasks of your own, or folders of some.
+        eval_choices: Score the final runs on files of multiple-choice questions.
         eval_bits: Score the final runs in bits per byte of these texts.
         eval_limit: Questions of each task, the first ones; none: all.
     """
@@ -55,10 +57,12 @@ def compare(
 
     command = ["normlab", *sys.argv[1:]]
     scoring = None
-    if eval_tasks or eval_files or eval_bits:
+    if eval_tasks or eval_files or eval_choices or eval_bits:
         scoring = EvaluationConfig(
             runs=("those of the comparison",), tasks=task_names(eval_tasks), task_files=tuple(map(str, eval_files)),
-            bits=eval_bits, limit=eval_limit, device=config.base.device,
+            choices=eval_choices, bits=eval_bits, limit=eval_limit, device=config.base.device,
+            # What was trained in such batches is evaluated in them, but large ones are no faster.
+            batch=min(32, config.base.batch),
         )  # fmt: skip
         check_scoring(config, scoring)
     run(config, out, minutes=minutes, command=command)

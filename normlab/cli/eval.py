@@ -15,6 +15,7 @@ def evaluate(
     tasks: tuple[str, ...] = (),
     task_files: tuple[Path, ...] = (),
     allow_code: bool = False,
+    choices: tuple[str, ...] = (),
     bits: tuple[str, ...] = (),
     length: int | None = None,
     stride: int | None = None,
@@ -37,10 +38,11 @@ def evaluate(
         tasks: Tasks, groups or tags of lm-evaluation-harness, separated by commas or spaces; none: all of --task-files.
         task_files: YAML files of tasks of your own, or folders of some.
         allow_code: Let --task-files run Python code (!function and the like).
+        choices: Files of multiple-choice questions, JSON lines; they need no lm-evaluation-harness.
         bits: Texts for bits per byte: files, folders, globs, hf:NAME, as in normlab train --data.
         length: Tokens in a window of --bits; none: the training length of a run, the longest that an export takes.
         stride: Tokens between windows of --bits; none: half a window; equal to --length: contiguous windows.
-        limit: Questions of each task, the first ones; none: all.
+        limit: Questions of each task or file, the first ones; none: all.
         batch: Sequences in a batch.
         device: Device: auto, cpu, cuda.
         out: JSON file of the scores; those of other commands stay in it.
@@ -51,7 +53,8 @@ def evaluate(
 
     config = EvaluationConfig(
         runs=tuple(map(str, runs)), tasks=task_names(tasks), task_files=tuple(map(str, task_files)),
-        allow_code=allow_code, bits=bits, length=length, stride=stride, limit=limit, batch=batch, device=device,
+        allow_code=allow_code, choices=choices, bits=bits, length=length, stride=stride, limit=limit, batch=batch,
+        device=device,
     )  # fmt: skip
     rows = evaluate_runs(config, out, command=["normlab", *sys.argv[1:]])
     print_rows(rows)

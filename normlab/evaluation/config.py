@@ -19,6 +19,8 @@ class EvaluationConfig:
     """YAML files of tasks, or folders of some."""
     allow_code: bool = False
     """Whether `task_files` may run Python code."""
+    choices: tuple[str, ...] = ()
+    """Files of multiple-choice questions (JSON lines), which need no lm-evaluation-harness."""
     bits: tuple[str, ...] = ()
     """Texts whose bits per byte are measured: sources as in training."""
     length: int | None = None
@@ -26,7 +28,7 @@ class EvaluationConfig:
     stride: int | None = None
     """Tokens between the starts of two windows; None: half a window. As long as a window: contiguous windows."""
     limit: int | None = None
-    """Questions of each task, the first ones; None: all."""
+    """Questions of each task or file, the first ones; None: all."""
     batch: int = 8
     """Sequences in a batch."""
     device: str = "auto"
@@ -35,7 +37,7 @@ class EvaluationConfig:
     def __post_init__(self) -> None:
         if not self.runs:
             raise NormLabError("no run given; expected folders of runs or exports, e.g. normlab eval runs/peri")
-        if not (self.tasks or self.task_files or self.bits):
+        if not (self.tasks or self.task_files or self.choices or self.bits):
             raise NormLabError("nothing to evaluate on; try --tasks hellaswag,arc_easy or --bits book.txt")
         for name in ("length", "stride", "limit", "batch"):
             value = getattr(self, name)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import importlib.metadata
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 
 from normlab.errors import NormLabError, reason
 from normlab.evaluation.config import EvaluationConfig
+from normlab.evaluation.groups import group_scores, grouped_mean
 from normlab.evaluation.score import Score
 from normlab.evaluation.subject import Subject
 from normlab.evaluation.task_files import TaskFile, read_task_files
@@ -32,6 +35,7 @@ class Task:
         self.name, self._spec, self._manager, self._config = name, spec, manager, config
         # Tasks of a file may use other files of the same call, a group for example.
         self._definition = sorted(file.fingerprint for file in files)
+        self._group_by = {name: file.group_by for file in files if file.group_by for name in file.names}
 
     def facts(self, subject: Subject) -> Mapping[str, Any]:
         """What decides the scores, besides the weights."""
@@ -50,9 +54,10 @@ class Task:
             )
             found = harness.simple_evaluate(
                 model=lm, tasks=[self._spec], task_manager=self._manager, limit=self._config.limit,
-                bootstrap_iters=_RESAMPLES, log_samples=False,
+                bootstrap_iters=_RESAMPLES, log_samples=bool(self._group_by),
             )  # fmt: skip
-        return scores(found)
+        with _errors(self.name):
+            return [_with_groups(score, found, self._group_by) for score in scores(found)]
 
 
 def open_tasks(config: EvaluationConfig) -> list[Task]:
@@ -87,6 +92,22 @@ def scores(found: Mapping[str, Any]) -> list[Score]:
                 stderr = float(error) if isinstance(error, (int, float)) else None
                 made.append(Score(task=task, metric=name, value=float(value), stderr=stderr, samples=samples))
     return made
+
+
+def _with_groups(score: Score, found: Mapping[str, Any], group_by: Mapping[str, str]) -> Score:
+    """The score with its groups, if its task has some and the harness scores each question by itself."""
+    field, logged = group_by.get(score.task), found.get("samples", {}).get(score.task, [])
+    values = (
+        [(str(one["doc"][field]), one.get(score.metric)) for one in logged if one["filter"] == "none"] if field else ()
+    )
+    if not values or not all(isinstance(value, (int, float)) for _, value in values):
+        return score
+    groups = group_scores((group, float(value)) for group, value in values)
+    over = grouped_mean(groups)
+    # Some metrics are no means of what the harness keeps of a question: a perplexity is the exponential of one.
+    if not math.isclose(over.mean, score.value, rel_tol=1e-9, abs_tol=1e-12):
+        return score
+    return dataclasses.replace(score, group_stderr=over.stderr, groups=groups)
 
 
 def _manager(config: EvaluationConfig, *, include_defaults: bool) -> Any:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from normlab.evaluation.bits import Text
+from normlab.evaluation.choices import Choices
 from normlab.evaluation.config import EvaluationConfig
 from normlab.evaluation.score import Score
 from normlab.evaluation.store import Store, key_of
@@ -18,7 +19,7 @@ from normlab.utils.versions import versions
 
 
 class Question(Protocol):
-    """What a model is scored on: a text, or a task of lm-evaluation-harness."""
+    """What a model is scored on: a text, a file of questions, or a task of lm-evaluation-harness."""
 
     name: str
 
@@ -48,8 +49,9 @@ def evaluate(
 
 
 def open_questions(config: EvaluationConfig) -> list[Question]:
-    """The texts and tasks of an evaluation; raises for what is missing or not known."""
-    return [*(Text(spec, config) for spec in dict.fromkeys(config.bits)), *_tasks(config)]
+    """The texts, files of questions and tasks of an evaluation; raises for what is missing or not known."""
+    texts = [Text(spec, config) for spec in dict.fromkeys(config.bits)]
+    return [*texts, *(Choices(path, config) for path in dict.fromkeys(config.choices)), *_tasks(config)]
 
 
 def _row(

@@ -46,6 +46,13 @@ class TaskFile:
         tags = self.settings.get("tag") or []
         return tuple(str(name) for name in (named, *([tags] if isinstance(tags, str) else tags)) if name)
 
+    @property
+    def group_by(self) -> str | None:
+        """The field that names the group of a question, if questions of a group are not independent."""
+        metadata = self.settings.get("metadata")
+        found = metadata.get("group_by") if isinstance(metadata, Mapping) else None
+        return None if found is None else str(found)
+
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the files and of the local data that they name."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -45,8 +45,13 @@ def window_sums(
     decoder: Decoder, ids: np.ndarray, *, length: int, stride: int, batch: int
 ) -> Iterator[list[WindowSum]]:
     """Sums of -ln p over the scored tokens of each window of `ids[1:]`, a batch at a time; `ids[0]` is only read."""
-    places = windows(len(ids) - 1, length, stride)
-    while part := list(islice(places, batch)):
+    return sums(decoder, ids, windows(len(ids) - 1, length, stride), batch=batch)
+
+
+def sums(decoder: Decoder, ids: np.ndarray, places: Iterable[Window], *, batch: int) -> Iterator[list[WindowSum]]:
+    """Sums of -ln p over the scored tokens of each window, a batch at a time."""
+    left = iter(places)
+    while part := list(islice(left, batch)):
         yield _sums(decoder, ids, part)
 
 

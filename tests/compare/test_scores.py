@@ -52,6 +52,32 @@ def test_the_table_has_paired_differences(tmp_path):
     assert table.rows[1][5].sort == pytest.approx(gaps.mean() - half)
 
 
+def test_the_table_has_differences_over_groups(tmp_path):
+    store = Store(tmp_path / FILE)
+    books = {"pre": (0.4, 0.5, 0.6), "peri": (0.5, 0.7, 0.6)}
+    for scheme, means in books.items():
+        for seed, shift in enumerate((0.0, 0.1, 0.2)):
+            groups = {name: (mean + shift, size) for name, mean, size in zip("abc", means, (10, 10, 20), strict=True)}
+            score = Score(task="cloze", metric="acc", value=0.5, stderr=0.1, samples=40, groups=groups)
+            store.add(f"{scheme}{seed}", [score], run=f"runs/{scheme}-{seed}", settings={"limit": None})
+    table = scores_table(results(tmp_path))
+    assert [column.title for column in table.columns][-2:] == ["Interval over groups", "Groups"]
+    pre, peri = ([cell.text for cell in row] for row in table.rows)
+    assert pre[-2:] == ["–", "–"]
+    # Differences 0.1, 0.2 and 0 of 10, 10 and 20 questions; their mean is 0.075.
+    error = math.sqrt(3 / 2 * (0.25**2 + 1.25**2 + 1.5**2)) / 40
+    half = t_interval(0.95, 2) * error
+    assert peri[-2:] == [f"−{half - 0.075:.4f} to +{half + 0.075:.4f}", "3"]
+
+
+def test_other_groups_have_no_common_difference(tmp_path):
+    store = Store(tmp_path / FILE)
+    for scheme, names in (("pre", "ab"), ("peri", "ac")):
+        score = Score(task="t", metric="acc", value=0.5, stderr=0.1, samples=8, groups=dict.fromkeys(names, (0.5, 4)))
+        store.add(scheme, [score], run=f"runs/{scheme}-0", settings={"limit": None})
+    assert [row[-2].text for row in scores_table(results(tmp_path)).rows] == ["–", "–"]
+
+
 def test_without_scores_there_is_no_table(tmp_path):
     assert scores_table(results(tmp_path)).rows == []
 

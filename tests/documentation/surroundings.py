@@ -76,6 +76,9 @@ def write_surroundings(folder: Path) -> None:
     (folder / "my_package" / "__init__.py").touch()
     shutil.copytree(ROOT / "studies", folder / "studies")
     _losses(folder / "losses.csv")
+    (folder / "cloze").mkdir()
+    question = {"start": "the quick brown", "ends": [" fox", " dog"], "answer": 0, "document": "a"}
+    (folder / "cloze" / "cloze_books.jsonl").write_text(json.dumps(question) + "\n")
 
 
 def _losses(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Markdown report of a comparison: the ranking with intervals, seeds, rates, tokens, hardware and versions."""
+"""Markdown report of a comparison: the ranking with intervals, scores on tasks, tokens, hardware and versions."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from normlab.compare.report.results import Results, load_results
+from normlab.compare.report.scores import scores_table
 from normlab.compare.report.tables import environment_table, ranking_table, run_table, speed_table
 from normlab.compare.report.verdict import level_note, verdict
 from normlab.pages.markdown import escape, table
@@ -21,6 +22,8 @@ def markdown(folder: str | Path) -> str:
         parts += [table(run_table(results)), table(speed_table(results))]
     elif results.standings:
         parts += [table(ranking_table(results)), escape(level_note(results))]
+        scores = scores_table(results)
+        parts += [table(scores), escape(scores.note)] if scores.rows else []
     lines = [*words.findings, *words.cautions]
     parts += ["\n".join(f"- {escape(line)}" for line in lines)] if lines else []
     return "\n\n".join([*parts, _conditions(results)]) + "\n"

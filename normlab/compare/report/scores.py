@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from normlab.compare.report.results import Results
 from normlab.compare.scores import FILE
 from normlab.compare.statistics import paired_difference
+from normlab.evaluation.groups import Groups, grouped_mean
 from normlab.evaluation.store import Store
 from normlab.pages.numbers import NONE, finite_or_none, fixed, signed
 from normlab.pages.tables import Cell, Column, Table, numeric_cell
+from normlab.utils.student_t import t_interval
 
 _PLACES = 4
-Values = dict[int, float]
+
+
+class _Scored(NamedTuple):
+    """The score of one run."""
+
+    value: float
+    groups: Groups | None
+
+
+_Seeds = Mapping[int, _Scored]
 """Scores by seed."""
 
 
@@ -22,24 +34,29 @@ def scores_table(results: Results) -> Table:
     base = results.baseline or ""
     columns = [
         Column("Scheme"), Column("Task"), Column("Metric"), Column("Mean", True),
-        Column(f"Against {results.label(base)}", True), Column("Interval"), Column("Seeds", True),
+        Column(f"Against {results.label(base)}", True), Column("Interval over seeds"), Column("Seeds", True),
     ]  # fmt: skip
+    scores = _scores(results)
+    grouped = any(run.groups for schemes in scores.values() for seeds in schemes.values() for run in seeds.values())
+    columns += [Column("Interval over groups"), Column("Groups", True)] if grouped else []
     rows: list[list[Cell]] = []
-    for (task, metric, _), schemes in _scores(results).items():
+    for (task, metric, _), schemes in scores.items():
         for scheme in (name for name in results.schemes if name in schemes):
             other = schemes.get(base, {}) if scheme != base else {}
-            rows.append(_line(results, scheme, task, metric, schemes[scheme], other))
+            line = _line(results, scheme, task, metric, schemes[scheme], other)
+            rows.append([*line, *(_of_groups(schemes[scheme], other, results.level) if grouped else ())])
     note = (
         f"Means over seeds. Intervals are those of paired differences at level {results.level:g}, each line by itself: "
-        f"among many lines some differ by chance."
+        f"among many lines some differ by chance. Over seeds: other runs on the same questions."
     )
+    note += " Over groups: the same runs on other groups of questions (other books, say)." if grouped else ""
     return Table("Scores on tasks and texts", columns, rows, note=note)
 
 
-def _scores(results: Results) -> dict[tuple[str, str, str], dict[str, Values]]:
+def _scores(results: Results) -> dict[tuple[str, str, str], dict[str, dict[int, _Scored]]]:
     """(task, metric, settings) → scheme → scores by seed, of the runs that represent a scheme."""
     runs = {run.id: run for scheme in results.schemes for run in results.chosen(scheme) if run.role == "judge"}
-    found: dict[tuple[str, str, str], dict[str, Values]] = {}
+    found: dict[tuple[str, str, str], dict[str, dict[int, _Scored]]] = {}
     for row in Store(results.folder / FILE).rows:
         run = runs.get(row["run"].rpartition("/")[2])
         if run is None or run.seed is None:
@@ -47,7 +64,7 @@ def _scores(results: Results) -> dict[tuple[str, str, str], dict[str, Values]]:
         for score in row["scores"]:
             if (value := finite_or_none(score["value"])) is not None:
                 key = (_named(score["task"], row["settings"]), score["metric"], json.dumps(row["settings"]))
-                found.setdefault(key, {}).setdefault(run.scheme, {})[run.seed] = value
+                found.setdefault(key, {}).setdefault(run.scheme, {})[run.seed] = _Scored(value, score.get("groups"))
     return found
 
 
@@ -56,10 +73,10 @@ def _named(task: str, settings: dict[str, Any]) -> str:
     return task if limit is None else f"{task} (first {limit})"
 
 
-def _line(results: Results, scheme: str, task: str, metric: str, own: Values, base: Values) -> list[Cell]:
+def _line(results: Results, scheme: str, task: str, metric: str, own: _Seeds, base: _Seeds) -> list[Cell]:
     shared = own.keys() & base.keys()
-    difference = paired_difference(own, base, results.level) if shared else None
-    mean = sum(own.values()) / len(own)
+    difference = paired_difference(_values(own), _values(base), results.level) if shared else None
+    mean = sum(_values(own).values()) / len(own)
     low, interval = None, NONE
     if difference is not None and difference.low is not None:
         low, interval = difference.low, f"{signed(difference.low, _PLACES)} to {signed(difference.high, _PLACES)}"
@@ -70,3 +87,28 @@ def _line(results: Results, scheme: str, task: str, metric: str, own: Values, ba
         numeric_cell(fixed(mean, _PLACES), mean), numeric_cell(signed(gap, _PLACES), gap),
         Cell(interval, low, whole=True), numeric_cell(str(len(own)), len(own)),
     ]  # fmt: skip
+
+
+def _values(seeds: _Seeds) -> dict[int, float]:
+    return {seed: run.value for seed, run in seeds.items()}
+
+
+def _of_groups(own: _Seeds, base: _Seeds, level: float) -> list[Cell]:
+    """Student's t interval of the difference over groups, each averaged over the seeds that both have."""
+    gaps = _gaps(own, base)
+    over = grouped_mean(gaps) if gaps else None
+    if over is None or over.stderr is None:
+        return [Cell(NONE, None, whole=True), numeric_cell(NONE, None)]
+    half = t_interval(level, over.groups - 1) * over.stderr
+    interval = f"{signed(over.mean - half, _PLACES)} to {signed(over.mean + half, _PLACES)}"
+    return [Cell(interval, over.mean - half, whole=True), numeric_cell(str(over.groups), over.groups)]
+
+
+def _gaps(own: _Seeds, base: _Seeds) -> dict[str, tuple[float, int]]:
+    """The mean difference of every group; empty unless all runs have the same groups."""
+    pairs = [(own[seed].groups or {}, base[seed].groups or {}) for seed in sorted(own.keys() & base.keys())]
+    sizes = {tuple((group, size) for group, (_, size) in sorted(one.items())) for pair in pairs for one in pair}
+    if len(sizes) != 1:
+        return {}
+    (common,) = sizes
+    return {group: (sum(a[group][0] - b[group][0] for a, b in pairs) / len(pairs), size) for group, size in common}

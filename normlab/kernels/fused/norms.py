@@ -60,3 +60,34 @@ def normalise_back(d, n, inverse, inside, DIM: tl.constexpr, KIND: tl.constexpr)
         d = centre(d, inside, DIM, KIND)
         d = (d - n * along[:, None]) * inverse[:, None]
     return d
+
+
+@triton.jit
+def _add_both(a, b, c, d):
+    return a + c, b + d
+
+
+@triton.jit
+def _sums(a, b, PAIRED: tl.constexpr):
+    """Both row sums; paired, they need one reduction instead of two."""
+    if PAIRED:
+        first, second = tl.reduce((a, b), 1, _add_both)
+    else:
+        first = tl.sum(a, axis=1)
+        second = tl.sum(b, axis=1)
+    return first, second
+
+
+@triton.jit
+def normalise_and_back(v, d, inside, eps, DIM: tl.constexpr, KIND: tl.constexpr, PAIRED: tl.constexpr):
+    """(normalised rows, gradient of the rows), given the rows and the gradient of the normalised rows."""
+    if KIND == 3:
+        n = v
+    else:
+        v = centre(v, inside, DIM, KIND)
+        squares, along = _sums(v * v, d * v, PAIRED)
+        inverse = inverse_size(squares, eps, DIM)
+        n = v * inverse[:, None]
+        d = centre(d, inside, DIM, KIND)
+        d = (d - n * (along * inverse / DIM)[:, None]) * inverse[:, None]
+    return n, d

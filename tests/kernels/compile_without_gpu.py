@@ -16,7 +16,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from normlab.kernels.fused import dual, launch, streams
+from normlab.kernels.fused import dual, launch, streams, streams_gradient
 
 _TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16"}
 _SHARED = 227 * 1024
@@ -61,7 +61,7 @@ def many_streams(dim: int) -> None:
     few = (x[:, :2], f, post[0, :2], comb[0, :2, :2], post[0, :2], *norm)
     for inputs, upstream in ((static, (x, f)), (few, (None, f)), (write, (x, None)), (read, (x, f))):
         streams.forward(*inputs)
-        streams.backward(*inputs, *upstream)
+        streams_gradient.backward(*inputs, *upstream)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,15 @@ from normlab.kernels.backends import interpreting
 _SHARED = 200 * 1024
 """Shared memory in bytes that the programs of one multiprocessor may prefetch into."""
 
+_ALL_SHARED = 226 * 1024
+"""Shared memory in bytes of one multiprocessor, less what is better left to the cache."""
+
+_OVERHEAD = 2 * 1024
+"""Shared memory in bytes that a program takes beside its tiles: the system's and that of reductions."""
+
+_REGISTERS = 65536
+"""Registers of one multiprocessor."""
+
 
 @dataclass(frozen=True)
 class Tile:
@@ -33,6 +42,8 @@ class Sweep:
     tile: Tile
     programs: int
     stages: int
+    registers: int = 255
+    """Most that a thread may have, if all programs of a multiprocessor are to run at once."""
 
 
 def tile(dim: int, per_thread: int = 32) -> Tile:
@@ -69,6 +80,29 @@ def sweep(
     # A fourth stage is faster only if it leaves a third of the shared memory free.
     stages = 4 if 4 * ahead <= _SHARED * 2 // 3 else min(3, _SHARED // ahead)
     return Sweep(plan, _programs(triton.cdiv(rows, plan.rows), together, reads), max(1, min(stages, most_stages)))
+
+
+def chunks(
+    dim: int, rows: int, reads: Sequence[torch.Tensor | None], *, per_thread: int, vector: int, registers: int
+) -> Sweep:
+    """Grid of a kernel that sums over rows and takes a row in chunks, with `vector` elements of each in a thread.
+
+    A row is padded to a multiple of a chunk and not to a power of two. As many programs run together as registers and
+    shared memory allow: they hide one another's latency.
+    """
+    warps = min(32, triton.next_power_of_2(triton.cdiv(dim, 32 * per_thread)))
+    block = min(32 * warps * vector, triton.next_power_of_2(dim))
+    plan = Tile(32 * warps * vector // block, block, warps)
+    most = max(1, _REGISTERS // (32 * warps * registers))
+    fit = _ALL_SHARED // (triton.cdiv(dim, block) * _tile_bytes(plan, reads) + _OVERHEAD)
+    together = max(1, min(most, fit))
+    # The pipeline keeps one tile less than it has stages, and loads the next one at the end of an iteration.
+    stages = min(3, 1 + fit // together)
+    if together == 1 and stages == 2:
+        # Nothing would be computed while a tile is loaded.
+        together, stages = most, 1
+    registers = min(255, _REGISTERS // (32 * warps * together) // 8 * 8)
+    return Sweep(plan, _programs(triton.cdiv(rows, plan.rows), together, reads), stages, registers)
 
 
 def _tile(dim: int, elements: int, per_thread: int) -> Tile:

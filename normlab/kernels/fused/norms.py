@@ -68,7 +68,7 @@ def _add_both(a, b, c, d):
 
 
 @triton.jit
-def _sums(a, b, PAIRED: tl.constexpr):
+def sums(a, b, PAIRED: tl.constexpr):
     """Both row sums; paired, they need one reduction instead of two."""
     if PAIRED:
         first, second = tl.reduce((a, b), 1, _add_both)
@@ -85,7 +85,7 @@ def normalise_and_back(v, d, inside, eps, DIM: tl.constexpr, KIND: tl.constexpr,
         n = v
     else:
         v = centre(v, inside, DIM, KIND)
-        squares, along = _sums(v * v, d * v, PAIRED)
+        squares, along = sums(v * v, d * v, PAIRED)
         inverse = inverse_size(squares, eps, DIM)
         n = v * inverse[:, None]
         d = centre(d, inside, DIM, KIND)

@@ -37,7 +37,8 @@ def compile_only(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, num_w
         else:
             signature[name] = "i32" if isinstance(value, int) else "fp32"
     source = ASTSource(kernel, signature, constants, hints)
-    found = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": num_warps})
+    options = {"num_warps": num_warps} | {name: value for name, value in named.items() if name == "maxnreg"}
+    found = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     assert found.metadata.shared <= _SHARED, f"{kernel.__name__} needs {found.metadata.shared} bytes"
     print(kernel.__name__, num_warps, found.metadata.shared)
 
@@ -67,4 +68,5 @@ def many_streams(dim: int) -> None:
 if __name__ == "__main__":
     JITFunction.run = compile_only
     launch._multiprocessors = lambda device: 132
+    launch._shared_memory = lambda device: 228 * 1024
     {"two": two_streams, "many": many_streams}[sys.argv[1]](int(sys.argv[2]))

@@ -16,11 +16,8 @@ from normlab.kernels.backends import interpreting
 _SHARED = 200 * 1024
 """Shared memory in bytes that the programs of one multiprocessor may prefetch into."""
 
-_ALL_SHARED = 226 * 1024
-"""Shared memory in bytes of one multiprocessor, less what is better left to the cache."""
-
 _OVERHEAD = 2 * 1024
-"""Shared memory in bytes that a program takes beside its tiles: the system's and that of reductions."""
+"""Shared memory in bytes that a program takes beside its tiles: for the system, and for reductions."""
 
 _REGISTERS = 65536
 """Registers of one multiprocessor."""
@@ -94,7 +91,7 @@ def chunks(
     block = min(32 * warps * vector, triton.next_power_of_2(dim))
     plan = Tile(32 * warps * vector // block, block, warps)
     most = max(1, _REGISTERS // (32 * warps * registers))
-    fit = _ALL_SHARED // (triton.cdiv(dim, block) * _tile_bytes(plan, reads) + _OVERHEAD)
+    fit = _shared_memory(_device(reads)) // (triton.cdiv(dim, block) * _tile_bytes(plan, reads) + _OVERHEAD)
     together = max(1, min(most, fit))
     # The pipeline keeps one tile less than it has stages, and loads the next one at the end of an iteration.
     stages = min(3, 1 + fit // together)
@@ -118,9 +115,20 @@ def _tile_bytes(plan: Tile, reads: Sequence[torch.Tensor | None]) -> int:
 def _programs(tiles: int, together: int, reads: Sequence[torch.Tensor | None]) -> int:
     """The smallest number of programs that needs no more rounds than the most that run at once: an even last round."""
     # In the interpreter: an odd few, so that tests cover uneven shares.
-    device = next(read.device for read in reads if read is not None)
-    most = 3 if interpreting() else together * _multiprocessors(device)
+    most = 3 if interpreting() else together * _multiprocessors(_device(reads))
     return max(1, triton.cdiv(tiles, max(1, triton.cdiv(tiles, most))))
+
+
+def _device(reads: Sequence[torch.Tensor | None]) -> torch.device:
+    return next(read.device for read in reads if read is not None)
+
+
+@cache
+def _shared_memory(device: torch.device) -> int:
+    """Shared memory in bytes of one multiprocessor: that of an H200 in the interpreter."""
+    if interpreting():
+        return 228 * 1024
+    return torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor
 
 
 @cache

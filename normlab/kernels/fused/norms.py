@@ -25,6 +25,22 @@ def column_values(pointer, columns, inside, HAS: tl.constexpr, OFFSET: tl.conste
 
 
 @triton.jit
+def _add_both(a, b, c, d):
+    return a + c, b + d
+
+
+@triton.jit
+def sums(a, b, PAIRED: tl.constexpr):
+    """Both row sums; paired, they need one reduction instead of two."""
+    if PAIRED:
+        first, second = tl.reduce((a, b), 1, _add_both)
+    else:
+        first = tl.sum(a, axis=1)
+        second = tl.sum(b, axis=1)
+    return first, second
+
+
+@triton.jit
 def centre(v, inside, DIM: tl.constexpr, KIND: tl.constexpr):
     """Subtract the mean of each row for LayerNorm. Columns beyond the width stay zero."""
     if KIND == 2:
@@ -60,34 +76,3 @@ def normalise_back(d, n, inverse, inside, DIM: tl.constexpr, KIND: tl.constexpr)
         d = centre(d, inside, DIM, KIND)
         d = (d - n * along[:, None]) * inverse[:, None]
     return d
-
-
-@triton.jit
-def _add_both(a, b, c, d):
-    return a + c, b + d
-
-
-@triton.jit
-def sums(a, b, PAIRED: tl.constexpr):
-    """Both row sums; paired, they need one reduction instead of two."""
-    if PAIRED:
-        first, second = tl.reduce((a, b), 1, _add_both)
-    else:
-        first = tl.sum(a, axis=1)
-        second = tl.sum(b, axis=1)
-    return first, second
-
-
-@triton.jit
-def normalise_and_back(v, d, inside, eps, DIM: tl.constexpr, KIND: tl.constexpr, PAIRED: tl.constexpr):
-    """(normalised rows, gradient of the rows), given the rows and the gradient of the normalised rows."""
-    if KIND == 3:
-        n = v
-    else:
-        v = centre(v, inside, DIM, KIND)
-        squares, along = sums(v * v, d * v, PAIRED)
-        inverse = inverse_size(squares, eps, DIM)
-        n = v * inverse[:, None]
-        d = centre(d, inside, DIM, KIND)
-        d = (d - n * (along * inverse / DIM)[:, None]) * inverse[:, None]
-    return n, d

@@ -14,10 +14,25 @@ from torch import Tensor
 
 from normlab.kernels.backends import interpreting
 from normlab.kernels.fused.launch import Sweep, as_rows, sweep, visit
-from normlab.kernels.fused.norms import column_values, inverse_size, normalise, normalise_and_back, normalise_back
+from normlab.kernels.fused.norms import centre, column_values, inverse_size, normalise, normalise_back, sums
 from normlab.kernels.fused.partials import sum_partials
 
 # KIND of a place: 0 nothing, 1 RMSNorm, 2 LayerNorm, 3 a scale.
+
+
+@triton.jit
+def _normalise_and_back(v, d, inside, eps, DIM: tl.constexpr, KIND: tl.constexpr, PAIRED: tl.constexpr):
+    """(normalised rows, gradient of the rows), given the rows and the gradient of the normalised rows."""
+    if KIND == 3:
+        n = v
+    else:
+        v = centre(v, inside, DIM, KIND)
+        squares, along = sums(v * v, d * v, PAIRED)
+        inverse = inverse_size(squares, eps, DIM)
+        n = v * inverse[:, None]
+        d = centre(d, inside, DIM, KIND)
+        d = (d - n * (along * inverse / DIM)[:, None]) * inverse[:, None]
+    return n, d
 
 
 @triton.jit
@@ -171,7 +186,7 @@ def _backward(
                     state = state.to(dx_ptr.dtype.element_ty).to(tl.float32)
                 else:
                     state = tl.load(state_ptr + place, mask=inside, other=0.0).to(tl.float32)
-                n_r, back = normalise_and_back(state, d * r_gain, inside, r_eps, DIM, READ, PAIRED)
+                n_r, back = _normalise_and_back(state, d * r_gain, inside, r_eps, DIM, READ, PAIRED)
         if D_INPUT and READ > 0:
             if RG:
                 d_rg += tl.sum(d * n_r, axis=0)
@@ -195,7 +210,7 @@ def _backward(
                     back = normalise_back(d * s_gain, n_s, inverse_s, inside, DIM, SHAPE)
                 else:
                     g = tl.load(g_ptr + place, mask=inside, other=0.0).to(tl.float32)
-                    n_s, back = normalise_and_back(g, d * s_gain, inside, s_eps, DIM, SHAPE, PAIRED)
+                    n_s, back = _normalise_and_back(g, d * s_gain, inside, s_eps, DIM, SHAPE, PAIRED)
                 if SG:
                     d_sg += tl.sum(d * n_s, axis=0)
                 if SB:

@@ -95,7 +95,7 @@ def chunks(
     together = max(1, min(most, fit))
     # The pipeline keeps one tile less than it has stages, and loads the next one at the end of an iteration.
     stages = min(3, 1 + fit // together)
-    if together == 1 and stages == 2:
+    if together == 1 and stages <= 2:
         # Nothing would be computed while a tile is loaded.
         together, stages = most, 1
     registers = min(255, _REGISTERS // (32 * warps * together) // 8 * 8)

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from normlab.kernels.backends import interpreting
 from normlab.kernels.fused import launch
-from normlab.kernels.fused.norms import column_values, inverse_size, sums
+from normlab.kernels.fused.norms import column_values, normalise_and_back_chunks
 from normlab.kernels.fused.partials import sum_partials
 from normlab.kernels.fused.streams import load_coefficients, load_streams, packed, shared_by_tokens, sizes
 
@@ -40,7 +40,7 @@ def backward(x, f, post, comb, pre, gain, bias, kind, eps, offset, d_state, d_se
     """Gradients of x, f, post, comb, pre, and of the gain and bias that exist, stacked; empty for what is absent."""
     rows, streams, dim = sizes(x)
     coefficients, shared = (post, comb, pre), shared_by_tokens(post, comb, pre)
-    # Then every program sums over its tokens.
+    # If all tokens share all of them, every program sums over its tokens.
     summed = all(own for given, own in zip(coefficients, shared, strict=True) if given is not None)
     reads = pre is not None and d_seen is not None
     upstream = [None if d is None else launch.as_rows(d) for d in (d_state, d_seen if reads else None)]
@@ -141,51 +141,6 @@ def _returned(weights, first, g, share, own, d, N: tl.constexpr, MIXES: tl.const
 
 
 @triton.jit
-def _centred(values, insides, DIM: tl.constexpr, CHUNKS: tl.constexpr):
-    """Rows without their mean; columns beyond the width stay zero."""
-    total = values[0]
-    for c in tl.static_range(1, CHUNKS):
-        total += values[c]
-    mean = (tl.sum(total, axis=1) / DIM)[:, None]
-    found = ()
-    for c in tl.static_range(CHUNKS):
-        found = found + (tl.where(insides[c], values[c] - mean, 0.0),)
-    return found
-
-
-@triton.jit
-def _products(left, right, CHUNKS: tl.constexpr):
-    """Σ left·right over chunks, column by column."""
-    total = left[0] * right[0]
-    for c in tl.static_range(1, CHUNKS):
-        total += left[c] * right[c]
-    return total
-
-
-@triton.jit
-def _normalise_and_back(
-    v, d, insides, eps, DIM: tl.constexpr, KIND: tl.constexpr, CHUNKS: tl.constexpr, PAIRED: tl.constexpr
-):
-    """(normalised rows, gradient of the rows) in chunks, given the rows and the gradient of the normalised rows."""
-    n = v
-    if KIND != 3:
-        if KIND == 2:
-            v = _centred(v, insides, DIM, CHUNKS)
-        squares, along = sums(_products(v, v, CHUNKS), _products(d, v, CHUNKS), PAIRED)
-        if KIND == 2:
-            d = _centred(d, insides, DIM, CHUNKS)
-        inverse = inverse_size(squares, eps, DIM)[:, None]
-        along = along[:, None] * inverse / DIM
-        n = ()
-        back = ()
-        for c in tl.static_range(CHUNKS):
-            n = n + (v[c] * inverse,)
-            back = back + ((d[c] - n[c] * along) * inverse,)
-        d = back
-    return n, d
-
-
-@triton.jit
 def _seen(
     x, f, d, gain, share, inside, eps, N: tl.constexpr, DIM: tl.constexpr, POSTS: tl.constexpr, KIND: tl.constexpr,
     CHUNKS: tl.constexpr, PAIRED: tl.constexpr,
@@ -199,7 +154,7 @@ def _seen(
             value += share[N] * f[c]
         h = h + (value,)
         gained = gained + (d[c] * gain[c],)
-    return _normalise_and_back(h, gained, inside, eps, DIM, KIND, CHUNKS, PAIRED)
+    return normalise_and_back_chunks(h, gained, inside, eps, DIM, KIND, CHUNKS, PAIRED)
 
 
 @triton.jit

@@ -2,7 +2,7 @@
 
 # Triton's decorator hides signatures, and names bound under a constant condition look unbound.
 # pyright: reportCallIssue=false, reportArgumentType=false, reportPossiblyUnboundVariable=false
-# pyright: reportAttributeAccessIssue=false
+# pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 

@@ -48,6 +48,7 @@ def _liger_write_streams(x: Tensor, g: Tensor, post: Tensor, comb: Tensor) -> Ou
 def _liger_read_streams(x: Tensor, gain: Tensor, pre: Tensor) -> Outputs:
     from liger_kernel.ops.mhc import LigerMHCPreFunction
 
+    # Two kernels: the sum is rounded to the stream's dtype before the norm, and so is its gradient on the way back.
     return x.view_as(x), _liger_norm(LigerMHCPreFunction.apply(x, pre), gain)[1]
 
 

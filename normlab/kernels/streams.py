@@ -13,7 +13,7 @@ Traffic, in tensors of the update's size (n = 4 in brackets; coefficients, n² +
     write alone   X, f → X': 2n + 1 (9)            X, f, G → dX, df: 3n + 2 (14)
     read alone    X → y: n + 1 (5)                 X, G, gy → dX: 3n + 1 (13)
 
-X' is recomputed in the backward pass, which needs X and f in any case. Coefficients of the next read that depend on X'
+The backward pass needs X and f in any case and no X' beside them. Coefficients of the next read that depend on X'
 (dynamic hyper-connections, mHC) need the whole row of X' first, hence a write alone and a read alone.
 """
 
@@ -157,9 +157,9 @@ def _(x: Tensor, f: Tensor | None, post: Any, comb: Any, pre: Tensor | None, *_:
     "(Tensor dx, Tensor df, Tensor d_post, Tensor d_comb, Tensor d_pre, Tensor d_affine)",
 )
 def _backward_op(*inputs: Any) -> tuple[Tensor, ...]:
-    from normlab.kernels.fused import streams
+    from normlab.kernels.fused import streams_gradient
 
-    return streams.backward(*inputs)
+    return streams_gradient.backward(*inputs)
 
 
 @_backward_op.register_fake

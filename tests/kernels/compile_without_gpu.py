@@ -16,7 +16,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from normlab.kernels.fused import dual, launch, streams
+from normlab.kernels.fused import dual, launch, streams, streams_gradient
 
 _TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16"}
 _SHARED = 227 * 1024
@@ -37,7 +37,8 @@ def compile_only(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, num_w
         else:
             signature[name] = "i32" if isinstance(value, int) else "fp32"
     source = ASTSource(kernel, signature, constants, hints)
-    found = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": num_warps})
+    options = {"num_warps": num_warps} | {name: value for name, value in named.items() if name == "maxnreg"}
+    found = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     assert found.metadata.shared <= _SHARED, f"{kernel.__name__} needs {found.metadata.shared} bytes"
     print(kernel.__name__, num_warps, found.metadata.shared)
 
@@ -61,10 +62,11 @@ def many_streams(dim: int) -> None:
     few = (x[:, :2], f, post[0, :2], comb[0, :2, :2], post[0, :2], *norm)
     for inputs, upstream in ((static, (x, f)), (few, (None, f)), (write, (x, None)), (read, (x, f))):
         streams.forward(*inputs)
-        streams.backward(*inputs, *upstream)
+        streams_gradient.backward(*inputs, *upstream)
 
 
 if __name__ == "__main__":
     JITFunction.run = compile_only
     launch._multiprocessors = lambda device: 132
+    launch._shared_memory = lambda device: 228 * 1024
     {"two": two_streams, "many": many_streams}[sys.argv[1]](int(sys.argv[2]))

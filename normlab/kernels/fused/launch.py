@@ -16,6 +16,12 @@ from normlab.kernels.backends import interpreting
 _SHARED = 200 * 1024
 """Shared memory in bytes that the programs of one multiprocessor may prefetch into."""
 
+_OVERHEAD = 2 * 1024
+"""Shared memory in bytes that a program takes beside its tiles: for the system, and for reductions."""
+
+_REGISTERS = 65536
+"""Registers of one multiprocessor."""
+
 
 @dataclass(frozen=True)
 class Tile:
@@ -33,6 +39,8 @@ class Sweep:
     tile: Tile
     programs: int
     stages: int
+    registers: int = 255
+    """Most that a thread may have, if all programs of a multiprocessor are to run at once."""
 
 
 def tile(dim: int, per_thread: int = 32) -> Tile:
@@ -71,6 +79,29 @@ def sweep(
     return Sweep(plan, _programs(triton.cdiv(rows, plan.rows), together, reads), max(1, min(stages, most_stages)))
 
 
+def chunks(
+    dim: int, rows: int, reads: Sequence[torch.Tensor | None], *, per_thread: int, vector: int, registers: int
+) -> Sweep:
+    """Grid of a kernel that sums over rows and takes a row in chunks, with `vector` elements of each in a thread.
+
+    A row is padded to a multiple of a chunk and not to a power of two. As many programs run together as registers and
+    shared memory allow: they hide one another's latency.
+    """
+    warps = min(32, triton.next_power_of_2(triton.cdiv(dim, 32 * per_thread)))
+    block = min(32 * warps * vector, triton.next_power_of_2(dim))
+    plan = Tile(32 * warps * vector // block, block, warps)
+    most = max(1, _REGISTERS // (32 * warps * registers))
+    fit = _shared_memory(_device(reads)) // (triton.cdiv(dim, block) * _tile_bytes(plan, reads) + _OVERHEAD)
+    together = max(1, min(most, fit))
+    # The pipeline keeps one tile less than it has stages, and loads the next one at the end of an iteration.
+    stages = min(3, 1 + fit // together)
+    if together == 1 and stages <= 2:
+        # Nothing would be computed while a tile is loaded.
+        together, stages = most, 1
+    registers = min(255, _REGISTERS // (32 * warps * together) // 8 * 8)
+    return Sweep(plan, _programs(triton.cdiv(rows, plan.rows), together, reads), stages, registers)
+
+
 def _tile(dim: int, elements: int, per_thread: int) -> Tile:
     block = triton.next_power_of_2(dim)
     rows = max(1, elements // block)
@@ -84,9 +115,20 @@ def _tile_bytes(plan: Tile, reads: Sequence[torch.Tensor | None]) -> int:
 def _programs(tiles: int, together: int, reads: Sequence[torch.Tensor | None]) -> int:
     """The smallest number of programs that needs no more rounds than the most that run at once: an even last round."""
     # In the interpreter: an odd few, so that tests cover uneven shares.
-    device = next(read.device for read in reads if read is not None)
-    most = 3 if interpreting() else together * _multiprocessors(device)
+    most = 3 if interpreting() else together * _multiprocessors(_device(reads))
     return max(1, triton.cdiv(tiles, max(1, triton.cdiv(tiles, most))))
+
+
+def _device(reads: Sequence[torch.Tensor | None]) -> torch.device:
+    return next(read.device for read in reads if read is not None)
+
+
+@cache
+def _shared_memory(device: torch.device) -> int:
+    """Shared memory in bytes of one multiprocessor: that of an H200 in the interpreter."""
+    if interpreting():
+        return 228 * 1024
+    return torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor
 
 
 @cache

@@ -2,7 +2,7 @@
 
 # Triton's decorator hides signatures, and names bound under a constant condition look unbound.
 # pyright: reportCallIssue=false, reportArgumentType=false, reportPossiblyUnboundVariable=false
-# pyright: reportAttributeAccessIssue=false
+# pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
@@ -22,6 +22,22 @@ def column_values(pointer, columns, inside, HAS: tl.constexpr, OFFSET: tl.conste
     else:
         value = tl.full(columns.shape, DEFAULT, tl.float32)
     return value
+
+
+@triton.jit
+def _add_both(a, b, c, d):
+    return a + c, b + d
+
+
+@triton.jit
+def sums(a, b, PAIRED: tl.constexpr):
+    """Both row sums; paired, they need one reduction instead of two."""
+    if PAIRED:
+        first, second = tl.reduce((a, b), 1, _add_both)
+    else:
+        first = tl.sum(a, axis=1)
+        second = tl.sum(b, axis=1)
+    return first, second
 
 
 @triton.jit
@@ -60,3 +76,48 @@ def normalise_back(d, n, inverse, inside, DIM: tl.constexpr, KIND: tl.constexpr)
         d = centre(d, inside, DIM, KIND)
         d = (d - n * along[:, None]) * inverse[:, None]
     return d
+
+
+@triton.jit
+def _centred(values, insides, DIM: tl.constexpr, CHUNKS: tl.constexpr):
+    """Rows without their mean; columns beyond the width stay zero."""
+    total = values[0]
+    for c in tl.static_range(1, CHUNKS):
+        total += values[c]
+    mean = (tl.sum(total, axis=1) / DIM)[:, None]
+    found = ()
+    for c in tl.static_range(CHUNKS):
+        found = found + (tl.where(insides[c], values[c] - mean, 0.0),)  # noqa: RUF005
+    return found
+
+
+@triton.jit
+def _products(left, right, CHUNKS: tl.constexpr):
+    """Σ left·right over chunks, column by column."""
+    total = left[0] * right[0]
+    for c in tl.static_range(1, CHUNKS):
+        total += left[c] * right[c]
+    return total
+
+
+@triton.jit
+def normalise_and_back_chunks(
+    v, d, insides, eps, DIM: tl.constexpr, KIND: tl.constexpr, CHUNKS: tl.constexpr, PAIRED: tl.constexpr
+):
+    """(normalised rows, gradient of the rows) in chunks, given the rows and the gradient of the normalised rows."""
+    n = v
+    if KIND != 3:
+        if KIND == 2:
+            v = _centred(v, insides, DIM, CHUNKS)
+        squares, along = sums(_products(v, v, CHUNKS), _products(d, v, CHUNKS), PAIRED)
+        if KIND == 2:
+            d = _centred(d, insides, DIM, CHUNKS)
+        inverse = inverse_size(squares, eps, DIM)[:, None]
+        along = along[:, None] * inverse / DIM
+        n = ()
+        back = ()
+        for c in tl.static_range(CHUNKS):
+            n = n + (v[c] * inverse,)  # noqa: RUF005  # Triton's tuples
+            back = back + ((d[c] - n[c] * along) * inverse,)  # noqa: RUF005
+        d = back
+    return n, d

@@ -14,26 +14,10 @@ from torch import Tensor
 
 from normlab.kernels.backends import interpreting
 from normlab.kernels.fused.launch import Sweep, as_rows, sweep, visit
-from normlab.kernels.fused.norms import centre, column_values, inverse_size, normalise, normalise_back
+from normlab.kernels.fused.norms import centre, column_values, inverse_size, normalise, normalise_back, sums
 from normlab.kernels.fused.partials import sum_partials
 
 # KIND of a place: 0 nothing, 1 RMSNorm, 2 LayerNorm, 3 a scale.
-
-
-@triton.jit
-def _add_both(a, b, c, d):
-    return a + c, b + d
-
-
-@triton.jit
-def _sums(a, b, PAIRED: tl.constexpr):
-    """Both row sums; paired, they need one reduction instead of two."""
-    if PAIRED:
-        first, second = tl.reduce((a, b), 1, _add_both)
-    else:
-        first = tl.sum(a, axis=1)
-        second = tl.sum(b, axis=1)
-    return first, second
 
 
 @triton.jit
@@ -43,7 +27,7 @@ def _normalise_and_back(v, d, inside, eps, DIM: tl.constexpr, KIND: tl.constexpr
         n = v
     else:
         v = centre(v, inside, DIM, KIND)
-        squares, along = _sums(v * v, d * v, PAIRED)
+        squares, along = sums(v * v, d * v, PAIRED)
         inverse = inverse_size(squares, eps, DIM)
         n = v * inverse[:, None]
         d = centre(d, inside, DIM, KIND)

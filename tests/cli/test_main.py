@@ -72,6 +72,29 @@ def test_mistakes_get_exit_code_2_and_no_traceback(arguments, message):
     assert message in found.stderr + found.stdout
 
 
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ((), "Expected one of {schemes, train, "),
+        (("train", "--shceme", "peri"), "Unrecognized options: --shceme, peri; did you mean --scheme? normlab train"),
+        (("train", "--depth", "three"), "Error parsing --depth: 'three' is not a whole number; normlab train --help"),
+        (("simulate", "--beta", "hot"), "Error parsing --beta: 'hot' is not a number; normlab simulate --help"),
+        (("train", "--betas", "0.9"), "Missing value for argument '--betas'. Expected 2 values; normlab train --help"),
+        (("export", "runs/peri"), "Missing from normlab export: DIR; normlab export --help lists all options"),
+        (("bench", "step", "--mode", "x"), "Unrecognized options: --mode, x; "),
+        (("completion", "bsh"), "Invalid choice 'bsh' for argument 'shell'. Expected one of ('bash', 'zsh', 'fish')"),
+        (("--hepl",), "Unrecognized options: --hepl; normlab --help lists all options"),
+    ],
+    ids=lambda words: " ".join(words) if isinstance(words, tuple) else "",
+)
+@pytest.mark.parametrize("columns", [60, 200])
+def test_a_mistyped_option_is_one_line_with_the_nearest_of_its_verb(arguments, line, columns):
+    found = run(*arguments, columns=columns)
+    assert (found.returncode, found.stdout) == (2, "")
+    assert found.stderr.startswith(f"normlab: {line}")
+    assert found.stderr.count("\n") == 1
+
+
 def test_a_verb_without_options_has_no_flag():
     assert value_of([], "--toml") is None
     assert value_of(["--toml"], "--toml") is None

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 import normlab
+from normlab.cli import main
 from normlab.cli.defaults import value_of
 from tests.command import normlab as run
 
@@ -161,3 +162,12 @@ def test_a_flag_is_not_blamed_on_the_file(tmp_path):
 
 def test_version():
     assert run("--version").stdout == f"normlab {normlab.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "words", [[name] for name in main._VERBS if name != "bench"] + [["bench", name] for name in main._BENCHES]
+)
+def test_every_help_has_an_example(words):
+    found = run(*words, "--help")
+    assert found.returncode == 0
+    assert re.search(rf"For example:\n  .*normlab {' '.join(words)}\b", found.stdout)

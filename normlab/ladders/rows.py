@@ -96,7 +96,7 @@ def read_table(path: Path) -> list[LadderRow]:
 
 
 def _parse(text: Mapping[str, str], place: str) -> LadderRow:
-    found = {name: _cell(name, text.get(name, ""), place) for name in _READ}
+    found: dict[str, Any] = {name: _cell(name, text.get(name, ""), place) for name in _READ}
     trained = found["loss"] is not None and math.isfinite(found["loss"])
     found["loss"] = found["loss"] if trained else None
     found["state"] = found["state"] or ("done" if trained else "failed")
@@ -108,7 +108,8 @@ def _parse(text: Mapping[str, str], place: str) -> LadderRow:
     for name in ("parameters", "tokens", "flops", "loss"):
         if found[name] is not None and not 0.0 < found[name] < math.inf:
             raise NormLabError(f"{place}: {name} must be positive, got {text[name]}")
-    return LadderRow(**found | {"size": found["size"] or numbers.count(found["parameters"])})
+    found["size"] = found["size"] or numbers.count(found["parameters"])
+    return LadderRow(**found)
 
 
 def _cell(name: str, text: str, place: str) -> Any:

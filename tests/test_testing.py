@@ -16,6 +16,7 @@ from normlab import NormLabError
 from normlab.schemes import Law, Scheme, Step, Write
 from normlab.schemes.pre import Pre
 from normlab.testing import RULES, check_scheme
+from tests.documentation.commands import blocks
 
 ROOT = Path(__file__).parents[1]
 QUICK = ("compile", "derivatives", "decoder", "depth", "edges")
@@ -242,3 +243,9 @@ def test_it_runs_as_a_plain_script_and_leaves_random_numbers_alone():
 
 def test_normlab_knows_it():
     assert normlab.testing.check_scheme is check_scheme
+
+
+def test_the_scheme_in_the_list_of_concepts_keeps_the_contract(tmp_path):
+    (block,) = blocks(ROOT / "docs" / "concepts-of-a-scheme.md", "python")
+    (tmp_path / "gain.py").write_text(block)
+    assert "certificate" in check_scheme(f"{tmp_path / 'gain.py'}:Gain")

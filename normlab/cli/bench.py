@@ -19,6 +19,10 @@ def bench_kernels(
 ) -> None:
     """Benchmark the fused kernels against copy bandwidth, eager PyTorch, torch.compile, Liger and quack.
 
+    For example:
+      normlab bench kernels --only geodesic --shapes 65536x768 --out kernels.json
+      normlab bench kernels --cpu
+
     Args:
         only: Only kernels whose name contains this text, e.g. geodesic.
         shapes: Tokens x width, e.g. 65536x768 32768x2048; none: five shapes, or two small ones on a CPU.
@@ -45,6 +49,9 @@ def bench_step(
     """Benchmark whole training steps of every scheme relative to Pre-Norm, compiled, in bf16.
 
     Each row has its share of the speed of matrix products, as measured here and as the GPU's data sheet states (MFU).
+
+    For example:
+      normlab bench step --schemes pre geonorm --preset 125m --out step.json
 
     Args:
         schemes: Schemes to measure; none: all.
@@ -76,6 +83,9 @@ def bench_grid(
     out: Path | None = None,
 ) -> None:
     """Benchmark many runs of small models on one GPU, alone and several at once, beside a plain torch.compile loop.
+
+    For example:
+      normlab bench grid --sizes 4x256 6x384 --at-once 1 2 --out grid.json
 
     Args:
         sizes: Model sizes, depth x width; none: 4x256 6x384 8x512 10x640.

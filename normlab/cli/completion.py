@@ -8,7 +8,10 @@ import tyro
 
 
 def completion(shell: Annotated[Literal["bash", "zsh", "fish"], tyro.conf.Positional]) -> None:
-    """Print the completion script of a shell. bash: `source <(normlab completion bash)`.
+    """Print the script that completes verbs and options in a shell.
+
+    For example:
+      source <(normlab completion bash)
 
     Args:
         shell: The shell that the script is for.

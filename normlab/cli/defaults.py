@@ -34,6 +34,23 @@ _NOT_SETTINGS = ("model", "base", "continued")
 _OF_ONE_RUN = ("branches",)
 """Fields of a run that a comparison does not have."""
 
+_ELSEWHERE = {
+    "depth": ("layers", "n_layers", "n_layer", "num_layers", "num_hidden_layers", "blocks"),
+    "dim": ("width", "d_model", "n_embd", "hidden_size", "hidden_dim"),
+    "heads": ("n_heads", "n_head", "num_heads", "num_attention_heads"),
+    "lr": ("learning_rate", "max_lr"),
+    "batch": ("batch_size", "bs"),
+    "accumulate": ("gradient_accumulation_steps", "grad_accum"),
+    "length": ("seq_len", "seq_length", "sequence_length", "block_size", "context", "context_length"),
+    "tokens": ("steps", "max_steps", "iterations", "max_iters", "num_epochs"),
+    "warmup": ("warmup_steps", "warmup_iters", "warmup_ratio"),
+    "clip": ("grad_clip", "max_grad_norm", "clip_grad"),
+    "toml": ("config", "config_file"),
+    "optimiser": ("optimizer", "optim"),
+    "out": ("output", "out_dir", "output_dir"),
+}
+"""What other programs call an option of ours, whose name is not near it."""
+
 
 class Defaults:
     """The sources of the defaults of a command with a parameter `config`, found in the words typed after it."""
@@ -58,7 +75,9 @@ class Defaults:
         options = {name: kind for name, kind in hints.items() if name not in ("config", "toml", "return")}
         task = self._task()
         configs = [task.config, task.config.model_class, *([] if self._many is None else [self._many])]
-        self._refuse_foreign(task, field_names(*configs) | options.keys())
+        known = field_names(*configs) | options.keys() | {"toml"}
+        self._refuse_other_names(known)
+        self._refuse_foreign(task, known)
         settings = self._typed({**_kinds(configs), **options})
         given = {name: value for name, value in settings.items() if name in options}
         preset = value_of(self._words, "--preset") or given.get("preset")
@@ -79,10 +98,24 @@ class Defaults:
         stored = DEFAULT_TASK if self._stored is None else self._stored.task
         return find_task(value_of(self._words, "--task") or str(self._settings.get("task", stored)))
 
+    @property
+    def _named(self) -> list[str]:
+        """The options that are given, on the command line and then in the file."""
+        flags = [word for word in self._words if word.startswith("--")]
+        return [*map(_field, flags), *(name.replace("-", "_") for name in self._settings)]
+
+    def _refuse_other_names(self, known: Collection[str]) -> None:
+        """Raise for an option under the name that it has in other programs."""
+        ours = {other: name for name, others in _ELSEWHERE.items() for other in others}
+        for name in self._named:
+            if name not in known and ours.get(name) in known:
+                several = {} if self._many is None else self._many.several
+                near = several.get(ours[name], ours[name])
+                raise NormLabError(f"unknown option {name!r}; did you mean --{near}?")
+
     def _refuse_foreign(self, task: Task, known: Collection[str]) -> None:
         """Raise for an option that only other tasks have, and for one that a comparison replaces by a list."""
-        flags = [word for word in self._words if word.startswith("--")]
-        for name in [*map(_field, flags), *(name.replace("-", "_") for name in self._settings)]:
+        for name in self._named:
             what = "comparison" if self._many is CompareConfig else "ladder"
             if self._many is not None and name in self._many.several:
                 raise NormLabError(f"a {what} has no {name} of its own; name --{self._many.several[name]}")

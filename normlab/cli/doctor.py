@@ -16,6 +16,10 @@ _OPTIONAL = ("triton", "tokenizers", "transformers", "liger-kernel", "plotly")
 def doctor(json: bool = False) -> None:
     """Show device and versions, which kernels can run here or why not, and which extras are missing for what.
 
+    For example:
+      normlab doctor
+      normlab doctor --json
+
     Args:
         json: Print JSON.
     """

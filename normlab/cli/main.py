@@ -9,8 +9,6 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-import tyro
-
 from normlab import __version__
 from normlab.cli.bench import bench, bench_grid, bench_kernels, bench_step
 from normlab.cli.check import check
@@ -20,6 +18,7 @@ from normlab.cli.defaults import Defaults, refuse_empty_paths, value_of
 from normlab.cli.doctor import doctor
 from normlab.cli.eval import evaluate
 from normlab.cli.ladder import ladder, ladder_table
+from normlab.cli.parsing import parse
 from normlab.cli.schemes import schemes
 from normlab.cli.simulate import simulate
 from normlab.cli.study import study
@@ -101,7 +100,7 @@ def run(words: list[str]) -> None:
         raise unknown("benchmark" if verbs is _BENCHES else "verb", name, verbs)
     if name in verbs:
         refuse_empty_paths(verbs[name], words)
-    options: dict[str, Any] = {"prog": prog, "description": description, "args": words}
+    options: dict[str, Any] = {"description": description}
     with ExitStack() as errors:
         if name == "ladder" and value_of(words, "--rows") is not None:
             verbs = {**verbs, name: _deferred(ladder_table)}
@@ -112,7 +111,7 @@ def run(words: list[str]) -> None:
         elif name == "simulate":
             named = next((EXPERIMENTS[word] for word in words if word in EXPERIMENTS), None)
             verbs = {**verbs, name: partial(verbs[name], config=named.defaults)} if named else verbs
-        work = tyro.extras.subcommand_cli_from_dict(verbs, **options, config=(tyro.conf.OmitArgPrefixes,))
+        work = parse(verbs, words, prog, **options)
     work()
 
 

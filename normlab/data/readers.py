@@ -237,6 +237,11 @@ def _decode(raw: bytes, name: str, line: int) -> str:
         line += raw.count(b"\n", 0, error.start)
         bad = raw[error.start : error.start + 1].hex()
         raise NormLabError(f"{name}, line {line}: byte 0x{bad} is not UTF-8; convert the file to UTF-8") from None
+    if (zeros := text.count("\0")) > len(text) // 10:
+        raise NormLabError(
+            f"{name}, line {line}: {zeros:,} of {len(text):,} characters are NUL, as in a binary or a damaged file; "
+            f"expected text"
+        )
     return text[1:] if line == 1 and raw.startswith(_BOM) else text
 
 

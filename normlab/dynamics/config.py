@@ -172,7 +172,7 @@ class SimulateConfig:
     def _check_numbers(self) -> None:
         for beta in self.beta:
             if not 0.0 <= beta < math.inf:
-                raise NormLabError(f"simulate: β must not be negative, got {beta:g}; try 1")
+                raise NormLabError(f"simulate: β must be finite and not negative, got {beta:g}; try 1")
         for name in ("time", "step", "tolerance", "radius"):
             value = getattr(self, name)
             if not 0.0 < value < math.inf:

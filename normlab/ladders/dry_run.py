@@ -91,8 +91,14 @@ class DryRun:
         return [f"{100 * self.level:g} % interval of every scheme's gap, at best: {'; '.join(told)} nats"]
 
     def _short(self) -> list[str]:
-        few = [f"{one.rung.size} at {one.steps[0]:,}" for one in self.rungs if one.steps[0] < FEW_STEPS]
+        few = [f"{one.rung.size} ({_few(one.steps)})" for one in self.rungs if one.steps[0] < FEW_STEPS]
         return [f"fewer than {FEW_STEPS:,} steps, marked on the page: {', '.join(few)}"] if few else []
+
+
+def _few(steps: tuple[int, int]) -> str:
+    """The steps of the budgets of a size, from the smallest; the largest is named where it is too small as well."""
+    low, high = steps
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}" if high < FEW_STEPS else f"from {low:,}"
 
 
 def dry_run(config: LadderConfig, data: Any) -> DryRun:

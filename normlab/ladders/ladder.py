@@ -6,6 +6,7 @@ the largest, and then its runs, which carry the hash of the forecast.
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import time
@@ -106,7 +107,7 @@ def _check_epochs(config: LadderConfig, data: Data) -> None:
     if most > config.epochs * unique:
         raise NormLabError(
             f"{most:,} tokens are {most / unique:.1f} passes over the {unique:,} training tokens, more than "
-            f"{config.epochs:g}; name more data, smaller budgets, or --epochs {most / unique:.2g}"
+            f"{config.epochs:g}; name more data, smaller budgets, or --epochs {math.ceil(most / unique * 100) / 100:g}"
         )
 
 

@@ -94,9 +94,12 @@ def report_of_table(
     """The content of the report of a table of losses, which may come from anyone's runs."""
     rows = read_table(path)
     schemes = list(dict.fromkeys(row.scheme for row in rows))
-    base = baseline or ("pre" if "pre" in schemes else next(iter(schemes), ""))
+    if len(schemes) < 2 or not any(row.is_usable for row in rows):
+        what = "no run with a loss" if len(schemes) > 1 else f"one scheme ({schemes[0]})" if schemes else "no rows"
+        raise NormLabError(f"{path} has {what}; a gap needs losses of two schemes at the same sizes and budgets")
+    base = baseline or ("pre" if "pre" in schemes else schemes[0])
     if base not in schemes:
-        raise NormLabError(f"baseline {base!r} is not in {path}; its schemes are {', '.join(schemes) or 'none'}")
+        raise NormLabError(f"baseline {base!r} is not in {path}; its schemes are {', '.join(schemes)}")
     places = [_table_target(text, rows) for text in targets]
     return LadderReport(rows, answer(rows, baseline=base, targets=places, level=level))
 
@@ -107,6 +110,8 @@ def _table_target(text: str, rows: Sequence[LadderRow]) -> Place:
     if not colon:
         raise NormLabError(f"{text!r} is not a target of a table; expected parameters:tokens, e.g. 1.3B:26B")
     parameters, tokens = count(parameters_text), count(tokens_text)
+    if not (parameters and tokens):
+        raise NormLabError(f"target {text!r}: parameters and tokens must be positive; try 1.3B:26B")
     nearest = max(rows, key=lambda row: (row.parameters, row.tokens))
     flops = nearest.flops / (nearest.parameters * nearest.tokens) * parameters * tokens
     return Place(name=text, size=parameters_text, parameters=parameters, tokens=tokens, flops=flops)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from normlab.errors import NormLabError
 from normlab.pages import numbers
@@ -18,6 +19,17 @@ from normlab.utils.counts import count
 
 REQUIRED = ("scheme", "parameters", "tokens", "flops", "seed", "loss")
 """Columns of a table of losses; `size`, `steps`, `trunk`, `tokens_per_s`, `lr` and `state` may be added."""
+
+STATES = ("done", "stuck", "diverged", "failed")
+"""How a run may have ended; only rows that are done enter a fit."""
+
+_READ: dict[str, tuple[Callable[[str], Any], str]] = {
+    **dict.fromkeys(("scheme", "size", "trunk", "state"), (str, "text")),
+    **dict.fromkeys(("parameters", "tokens", "steps"), (count, "a count")),
+    **dict.fromkeys(("flops", "loss", "tokens_per_s", "lr"), (float, "a number")),
+    "seed": (int, "a whole number"),
+}
+"""How the cells of each column are read, and what they should be."""
 
 
 @dataclass(frozen=True)
@@ -64,41 +76,51 @@ def read_table(path: Path) -> list[LadderRow]:
     Counts may have units (29.5M). An empty loss, nan or inf is a run that did not train.
     """
     try:
-        with path.open(newline="") as file:
-            reader = csv.DictReader(file)
-            lines = list(reader)
+        # "-sig": spreadsheets begin a file with a byte-order mark.
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            head, *lines = list(csv.reader(file)) or [[]]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise NormLabError(f"cannot read {path}: {error}; expected a CSV table with {', '.join(REQUIRED)}") from None
-    missing = [name for name in REQUIRED if name not in (reader.fieldnames or ())]
+        said = error.strerror if isinstance(error, OSError) else error
+        raise NormLabError(f"cannot read {path}: {said}; expected a CSV table with {', '.join(REQUIRED)}") from None
+    names = [name.strip() for name in head]
+    missing = [name for name in REQUIRED if name not in names]
     if missing:
-        raise NormLabError(f"{path} has no column {missing[0]}; expected {', '.join(REQUIRED)} in its first line")
-    rows = [_parse(line, f"{path}, line {number}") for number, line in enumerate(lines, start=2)]
+        raise NormLabError(
+            f"{path} has no column {missing[0]}; expected {', '.join(REQUIRED)} in its first line, separated by "
+            f"commas, got {', '.join(names)[:200] or 'an empty line'}"
+        )
+    texts = [(number, [cell.strip() for cell in line]) for number, line in enumerate(lines, start=2) if any(line)]
+    rows = [_parse(dict(zip(names, line, strict=False)), f"{path}, line {number}") for number, line in texts]
     _refuse_repeats(rows, path)
     return rows
 
 
-def _parse(line: Mapping[str | None, str | None], place: str) -> LadderRow:
-    text = {str(name): (value or "").strip() for name, value in line.items() if not isinstance(value, list)}
+def _parse(text: Mapping[str, str], place: str) -> LadderRow:
+    found: dict[str, Any] = {name: _cell(name, text.get(name, ""), place) for name in _READ}
+    trained = found["loss"] is not None and math.isfinite(found["loss"])
+    found["loss"] = found["loss"] if trained else None
+    found["state"] = found["state"] or ("done" if trained else "failed")
+    if found["state"] not in STATES:
+        raise NormLabError(f"{place}: unknown state {found['state']!r}; expected {', '.join(STATES)}, or nothing")
+    needed = ("scheme", "parameters", "tokens", "flops", "seed")
+    if empty := next((name for name in needed if found[name] is None), None):
+        raise NormLabError(f"{place}: {empty} is empty; only the loss of a run that did not train may be")
+    for name in ("parameters", "tokens", "flops", "loss"):
+        if found[name] is not None and not 0.0 < found[name] < math.inf:
+            raise NormLabError(f"{place}: {name} must be positive, got {text[name]}")
+    found["size"] = found["size"] or numbers.count(found["parameters"])
+    return LadderRow(**found)
+
+
+def _cell(name: str, text: str, place: str) -> Any:
+    """The value of one cell of a table; None where it is empty."""
+    read, kind = _READ[name]
     try:
-        parameters, loss = count(text["parameters"]), _number(text["loss"])
-        trained = loss is not None and math.isfinite(loss)
-        row = LadderRow(
-            scheme=text["scheme"], size=text.get("size") or numbers.count(parameters), parameters=parameters,
-            tokens=count(text["tokens"]), flops=float(text["flops"]), seed=int(text["seed"]),
-            loss=loss if trained else None,
-            steps=count(text["steps"]) if text.get("steps") else None, trunk=text.get("trunk") or None,
-            tokens_per_s=_number(text.get("tokens_per_s")), lr=_number(text.get("lr")),
-            state=text.get("state") or ("done" if trained else "failed"),
-        )  # fmt: skip
-    except (ValueError, NormLabError) as error:
-        raise NormLabError(f"{place}: {error}; expected {', '.join(REQUIRED)}") from None
-    if not row.scheme or row.parameters <= 0 or row.tokens <= 0 or not (0.0 < row.flops < math.inf):
-        raise NormLabError(f"{place}: scheme, parameters, tokens and flops must be given and positive")
-    return row
-
-
-def _number(text: str | None) -> float | None:
-    return float(text) if text else None
+        return read(text) if text else None
+    except ValueError:
+        raise NormLabError(f"{place}: {name}: {text!r} is not {kind}") from None
+    except NormLabError as error:
+        raise NormLabError(f"{place}: {name}: {error}") from None
 
 
 def _refuse_repeats(rows: list[LadderRow], path: Path) -> None:

@@ -41,7 +41,10 @@ class Target:
         size, colon, tokens = text.partition(":")
         if not colon:
             raise NormLabError(f"{text!r} is not a target; expected size:tokens, e.g. 16x1024:400M")
-        return cls(Size.parse(size), count(tokens))
+        found = cls(Size.parse(size), count(tokens))
+        if found.tokens < 1:
+            raise NormLabError(f"target {text!r}: tokens must be positive; try {size}:400M")
+        return found
 
     def __str__(self) -> str:
         return f"{self.size}:{self.tokens}"

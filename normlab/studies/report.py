@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from normlab.pages.numbers import NONE
+from normlab.pages.numbers import NONE, minus
 from normlab.pages.page import render, section
 from normlab.studies.claim_lines import MARKS, ClaimLine, cell_text, claim_lines, markdown_text
 from normlab.studies.finding import Finding
@@ -96,14 +97,20 @@ def _bar(found: Finding) -> dict[str, Any] | None:
     if found.low is None or found.high is None:
         return None
     ends = [found.low, found.high, *(end for end in found.claimed if end is not None)]
-    span = (max(ends) - min(ends)) or abs(found.low) or 1.0
-    first, last = min(ends) - 0.15 * span, max(ends) + 0.15 * span
+    # A ratio of 1e20 and a bound of 1000 cannot be told apart from 0 on a linear strip.
+    is_log = min(ends) > 0.0 and max(ends) > 100.0 * min(ends)
+    scale = math.log10 if is_log else float
+    span = (scale(max(ends)) - scale(min(ends))) or abs(found.low) or 1.0
+    first, last = scale(min(ends)) - 0.15 * span, scale(max(ends)) + 0.15 * span
+    if min(ends) > 0.0 and not is_log:
+        first = max(first, 0.0)
 
     def place(value: float | None, missing: float) -> float:
-        return missing if value is None else 100.0 * (value - first) / (last - first)
+        return missing if value is None else 100.0 * (scale(value) - first) / (last - first)
 
     left, right = place(found.claimed[0], 0.0), place(found.claimed[1], 100.0)
     low, high = place(found.low, 0.0), place(found.high, 100.0)
     estimate = place(found.estimate, (low + high) / 2)
+    shown = [minus(f"{10.0**end if is_log else end:.3g}") for end in (first, last)]
     return {"claimed": (left, max(right - left, 0.5)), "interval": (low, max(high - low, 0.8)), "estimate": estimate,
-            "ends": (f"{first:.3g}", f"{last:.3g}"), "ours": found.ours}  # fmt: skip
+            "ends": (shown[0], f"{shown[1]}, logarithmic" if is_log else shown[1]), "ours": found.ours}  # fmt: skip

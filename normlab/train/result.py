@@ -62,4 +62,7 @@ def ending(result: TrainResult, task: Task, folder: Path) -> str:
     lines = [f"{result.state}: {task.describe(result.scores)}"] if result.scores else []
     if result.stuck and result.unigram_entropy is not None and not result.reason:
         lines.append(f"{where(task.metric.guess, result.unigram_entropy, result.scores['loss'])}: {ADVICE}")
-    return "\n".join([*lines, f"run in {folder}" + (f": {result.reason}" if result.reason else "")])
+    lines.append(f"run in {folder}" + (f": {result.reason}" if result.reason else ""))
+    if result.state == "stopped":
+        lines.append(f"to go on: normlab train --resume {folder}")
+    return "\n".join(lines)

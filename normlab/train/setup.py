@@ -32,15 +32,17 @@ from normlab.train.tasks import Data
 
 
 def open_data(config: TrainConfig, group: Group, data: Data | None, *, progress: bool) -> Data:
-    """The data of a run, opened unless it is given. Raises where the batch or the memory do not allow the run."""
+    """The data of a run, opened unless it is given. Raises where data, batch or memory do not allow the run."""
     opened: Data = data or config.task_object.open(config, progress=progress)
     if config.batch % (config.accumulate * group.world):
         raise NormLabError(
             f"batch {config.batch} cannot be shared by {group.world} processes in {config.accumulate} parts; "
             f"make it a multiple of {group.world * config.accumulate}"
         )
+    sized = config.for_data(opened)
+    config.task_object.line(sized, opened)  # raises where the data is shorter than one sample
     check_memory_to_train(
-        config.for_data(opened).model, group.device, batch=config.batch // (config.accumulate * group.world),
+        sized.model, group.device, batch=config.batch // (config.accumulate * group.world),
         length=config.sequence, precision=_precision(config, group), world=group.world,
         compiled=_compiles(config, group) and group.device.type == "cuda",
     )  # fmt: skip

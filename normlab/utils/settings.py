@@ -23,9 +23,13 @@ def read_settings(path: Path) -> dict[str, Any]:
         raise NormLabError(f"cannot read {path}: {error.strerror}; check the path") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise NormLabError(f"{path} is no TOML: {error}") from None
-    flat = {}
+    flat: dict[str, Any] = {}
     for name, value in found.items():
-        flat |= value if isinstance(value, dict) else {name: value}
+        table = value if isinstance(value, dict) else {name: value}
+        twice = {one.replace("-", "_") for one in table} & {one.replace("-", "_") for one in flat}
+        if twice:
+            raise NormLabError(f"{path}: {min(twice)} is set twice; tables only group names, so leave one out")
+        flat |= table
     return flat
 
 
@@ -54,7 +58,8 @@ def blame(path: Path | None, names: Collection[str]) -> Iterator[None]:
     try:
         yield
     except NormLabError as error:
-        if path is None or not any(re.search(rf"\b{name.replace('-', '_')}\b", str(error)) for name in names):
+        named = any(re.search(rf"\b{name.replace('-', '_')}\b", str(error)) for name in names)
+        if path is None or path.name in str(error) or not named:
             raise
         raise NormLabError(f"{path.name}: {error}") from None
 

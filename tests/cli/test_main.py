@@ -10,6 +10,7 @@ import sys
 import pytest
 
 import normlab
+from normlab.cli import main
 from normlab.cli.defaults import value_of
 from tests.command import normlab as run
 
@@ -70,6 +71,29 @@ def test_mistakes_get_exit_code_2_and_no_traceback(arguments, message):
     assert found.returncode == 2
     assert "Traceback" not in found.stderr
     assert message in found.stderr + found.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ((), "Expected one of {schemes, train, "),
+        (("train", "--shceme", "peri"), "Unrecognized options: --shceme, peri; did you mean --scheme? normlab train"),
+        (("train", "--depth", "three"), "Error parsing --depth: 'three' is not a whole number; normlab train --help"),
+        (("simulate", "--beta", "hot"), "Error parsing --beta: 'hot' is not a number; normlab simulate --help"),
+        (("train", "--betas", "0.9"), "Missing value for argument '--betas'. Expected 2 values; normlab train --help"),
+        (("export", "runs/peri"), "Missing from normlab export: DIR; normlab export --help lists all options"),
+        (("bench", "step", "--mode", "x"), "Unrecognized options: --mode, x; "),
+        (("completion", "bsh"), "Invalid choice 'bsh' for argument 'shell'. Expected one of ('bash', 'zsh', 'fish')"),
+        (("--hepl",), "Unrecognized options: --hepl; normlab --help lists all options"),
+    ],
+    ids=lambda words: " ".join(words) if isinstance(words, tuple) else "",
+)
+@pytest.mark.parametrize("columns", [60, 200])
+def test_a_mistyped_option_is_one_line_with_the_nearest_of_its_verb(arguments, line, columns):
+    found = run(*arguments, columns=columns)
+    assert (found.returncode, found.stdout) == (2, "")
+    assert found.stderr.startswith(f"normlab: {line}")
+    assert found.stderr.count("\n") == 1
 
 
 def test_a_verb_without_options_has_no_flag():
@@ -138,3 +162,12 @@ def test_a_flag_is_not_blamed_on_the_file(tmp_path):
 
 def test_version():
     assert run("--version").stdout == f"normlab {normlab.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "words", [[name] for name in main._VERBS if name != "bench"] + [["bench", name] for name in main._BENCHES]
+)
+def test_every_help_has_an_example(words):
+    found = run(*words, "--help")
+    assert found.returncode == 0
+    assert re.search(rf"For example:\n  .*normlab {' '.join(words)}\b", found.stdout)

@@ -168,6 +168,15 @@ def test_wrong_encoding_is_named_with_its_line(tmp_path):
         _texts(tmp_path / "a.txt")
 
 
+def test_a_file_of_zeros_is_no_text(tmp_path):
+    (tmp_path / "hole.txt").write_bytes(b"text" + bytes(100_000))
+    message = r"hole\.txt, line 1: 100,000 of 100,004 characters are NUL, .*; expected text"
+    with pytest.raises(NormLabError, match=message):
+        _texts(tmp_path / "hole.txt")
+    (tmp_path / "odd.txt").write_bytes(b"a NUL now and then\0 does no harm")
+    assert len(_texts(tmp_path / "odd.txt")) == 1
+
+
 @pytest.mark.parametrize(
     ("spec", "message"),
     [

@@ -70,7 +70,7 @@ def test_an_experiment_has_its_own_defaults_and_flags_change_them(tmp_path: Path
     [
         (("--tokens", "1"), "tokens must be a whole number from 2 on, got 1"),
         (("--dim", "1"), "dim must be a whole number from 2 on, got 1"),
-        (("--beta", "-1"), "β must not be negative, got -1"),
+        (("--beta", "-1"), "β must be finite and not negative, got -1"),
         (("--time", "nan"), "time must be positive and finite"),
         (("--scheme", "peery"), "did you mean 'peri'"),
         (("sped-laws",), "did you mean 'speed-laws'"),

@@ -231,8 +231,8 @@ def test_every_switch_of_the_configuration_changes_the_orbit():
     [
         ({"tokens": 1}, "tokens must be a whole number from 2 on"),
         ({"dim": 1}, "dim must be a whole number from 2 on"),
-        ({"beta": -1}, "β must not be negative"),
-        ({"beta": float("nan")}, "β must not be negative"),
+        ({"beta": -1}, "β must be finite and not negative"),
+        ({"beta": float("nan")}, "β must be finite and not negative"),
         ({"time": 0}, "time must be positive"),
         ({"time": float("inf")}, "time must be positive and finite"),
         ({"start": "orthonormal", "tokens": 9, "dim": 4}, "cannot be orthogonal"),

@@ -15,9 +15,10 @@ from normlab.compare import executor
 from normlab.compare.store import Store
 from normlab.errors import NormLabError
 from normlab.ladders.forecast import read_forecast
-from normlab.ladders.ladder import ladder, left
+from normlab.ladders.ladder import ladder, left, open_data
 from normlab.ladders.outcome import outcome
 from normlab.ladders.results import build, is_ladder, markdown, read_report
+from normlab.ladders.size import Target
 from normlab.train.trainer import train
 from tests.command import normlab as run_command
 from tests.compare.here import Here
@@ -183,6 +184,15 @@ def test_gaps_on_further_validation_sets_stand_beside_the_main_ones(text: Path, 
 def test_more_epochs_than_allowed_are_refused(text: Path, tmp_path: Path) -> None:
     with pytest.raises(NormLabError, match=r"passes over the .* training tokens.*--epochs"):
         ladder(configuration(text, epochs=0.01), tmp_path / "out", progress=False)
+    with pytest.raises(NormLabError) as refused:
+        open_data(configuration(text, epochs=0.01), progress=False)
+    enough = float(str(refused.value).rpartition("--epochs ")[2])
+    open_data(configuration(text, epochs=enough), progress=False)
+
+
+def test_a_target_without_tokens_is_refused() -> None:
+    with pytest.raises(NormLabError, match="tokens must be positive"):
+        Target.parse("16x1024:0")
 
 
 @pytest.mark.usefixtures("here")
@@ -214,7 +224,7 @@ def test_stopped_and_killed_ladders_go_on(text: Path, finished: Path, tmp_path: 
     call = f"""
 import sys
 from tests.ladders.small import configuration
-from normlab.ladders.ladder import ladder, left
+from normlab.ladders.ladder import ladder, left, open_data
 if __name__ == "__main__":
     config, minutes = configuration({str(text)!r}), 0.1
     while left(config, {str(tmp_path / "out")!r}):

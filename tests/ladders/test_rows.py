@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from normlab.errors import NormLabError
+from normlab.ladders.results import report_of_table
 from normlab.ladders.rows import read_table
 
 HEAD = "scheme,parameters,tokens,flops,seed,loss"
@@ -40,9 +41,15 @@ def test_a_run_without_a_loss_did_not_train(tmp_path: Path, loss: str) -> None:
     ("lines", "head", "message"),
     [
         (["pre,110M,29.5M,0,3.2"], "scheme,parameters,tokens,seed,loss", "has no column flops"),
-        (["pre,many,29.5M,1e16,0,3.2"], HEAD, "line 2: 'many' is not a count"),
-        (["pre,110M,29.5M,1e16,0,low"], HEAD, "line 2: could not convert"),
-        (["pre,110M,29.5M,-1,0,3.2"], HEAD, "positive"),
+        (["pre,many,29.5M,1e16,0,3.2"], HEAD, "line 2: parameters: 'many' is not a count"),
+        (["pre,110M,29.5M,1e16,0,low"], HEAD, "line 2: loss: 'low' is not a number"),
+        (["pre,110M,29.5M,-1,0,3.2"], HEAD, "line 2: flops must be positive, got -1"),
+        (["pre,110M,29.5M,1e16,0,-3.2"], HEAD, "line 2: loss must be positive, got -3.2"),
+        (["pre,110M,29.5M,1e16,0.5,3.2"], HEAD, "line 2: seed: '0.5' is not a whole number"),
+        (["", "pre,110M,29.5M,1e16,,3.2"], HEAD, "line 3: seed is empty"),
+        (["pre,110M,29.5M,1e16,0,3.2,ended"], f"{HEAD},state", "line 2: unknown state 'ended'; expected done, stuck"),
+        ([], HEAD.replace(",", ";"), "no column scheme; expected .* separated by commas, got scheme;parameters"),
+        ([], "", "has no column scheme; .* got an empty line"),
         (["pre,110M,29.5M,1e16,0,3.2", "pre,110M,29.5M,1e16,0,3.3"], HEAD, "listed twice"),
     ],
 )
@@ -55,3 +62,36 @@ def test_bad_tables_are_refused_in_one_line(tmp_path: Path, lines: list[str], he
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(NormLabError, match="cannot read"):
         read_table(tmp_path / "nowhere.csv")
+
+
+def test_an_empty_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "losses.csv").touch()
+    with pytest.raises(NormLabError, match="has no column scheme"):
+        read_table(tmp_path / "losses.csv")
+
+
+def test_tables_of_spreadsheets_and_with_spaces_are_read(tmp_path: Path) -> None:
+    path = table(tmp_path, "pre , 110M, 29.5M, 2.1e16, 0, 3.25", "", ",,,,,", head=HEAD.replace(",", ", "))
+    path.write_text(path.read_text(), encoding="utf-8-sig")
+    (row,) = read_table(path)
+    assert (row.scheme, row.parameters, row.loss) == ("pre", 110_000_000, 3.25)
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([], "has no rows; a gap needs"),
+        (["pre,110M,29.5M,1e16,0,3.2"], r"has one scheme \(pre\); a gap needs"),
+        (["pre,110M,29.5M,1e16,0,", "peri,110M,29.5M,1e16,0,nan"], "has no run with a loss; a gap needs"),
+    ],
+)
+def test_a_table_without_a_gap_is_refused(tmp_path: Path, lines: list[str], message: str) -> None:
+    with pytest.raises(NormLabError, match=message):
+        report_of_table(table(tmp_path, *lines))
+
+
+@pytest.mark.parametrize("target", ["0:26B", "1.3B:0"])
+def test_a_target_of_nothing_is_refused(tmp_path: Path, target: str) -> None:
+    lines = [f"{scheme},110M,29.5M,1e16,0,3.2" for scheme in ("pre", "peri")]
+    with pytest.raises(NormLabError, match="parameters and tokens must be positive"):
+        report_of_table(table(tmp_path, *lines), targets=[target])

@@ -104,6 +104,7 @@ def test_options_in_text_and_in_code_are_the_same():
     ("call", "message"),
     [
         (lambda: normlab.scheme("peery"), "unknown scheme 'peery'; did you mean 'peri'"),
+        (lambda: normlab.scheme("pre,peri"), "'pre,peri' are 2 schemes, expected one; .* write pre peri"),
         (lambda: normlab.scheme("sandwhich"), "did you mean 'sandwich'"),
         (lambda: normlab.scheme("peri", stp=0.1), "unknown option of peri 'stp'; did you mean 'step'"),
         (lambda: normlab.scheme(normlab.scheme("peri"), stp=0.1), "unknown option of peri 'stp'"),

@@ -347,6 +347,14 @@ def test_a_run_that_is_refused_for_memory_leaves_nothing(begun, text, tmp_path, 
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_a_run_whose_data_is_too_short_leaves_nothing(text, tmp_path):
+    file, folder = tmp_path / "few.txt", tmp_path / "runs" / "new"
+    file.write_text("a few words")
+    with pytest.raises(NormLabError, match="fewer than one window"):
+        train(dataclasses.replace(config_of(text, steps=1), data=(str(file),)), folder, progress=False)
+    assert not folder.parent.exists()
+
+
 def test_it_says_nothing_when_told_so(text, tmp_path, capfd):
     train(config_of(text, steps=1), tmp_path, progress=False)
     assert capfd.readouterr() == ("", "")

@@ -113,7 +113,9 @@ def headroom(view: Snapshot, limits: Thresholds) -> Verdict:
     verdict = upper("headroom", "little headroom", "", needed, view, -limits.headroom_bits, first=-1)
     if verdict.value is None:
         return verdict
-    words = f"{-verdict.value:.1f} bits below the largest fp16 number ({limits.headroom_bits:g} is the least)"
+    over = verdict.value > 0.0
+    words = f"{abs(verdict.value):.1f} bits {'above' if over else 'below'} the largest fp16 number"
+    words += f" ({limits.headroom_bits:g} {'below it ' if over else ''}is the least)"
     where = f" at step {view.step}{blame(verdict.layers, view.depth)}"
     return dataclasses.replace(verdict, value=-verdict.value, threshold=limits.headroom_bits, words=words + where)
 

@@ -80,6 +80,10 @@ def find_class(name: str) -> type[Scheme]:
         return reference.find(named)
     _load_plugins()
     owner = _owner(name)
+    if owner is None and (parts := name.replace(",", " ").split())[1:] and all(map(_owner, parts)):
+        raise NormLabError(
+            f"{name!r} are {len(parts)} schemes, expected one; where several are taken, write {' '.join(parts)}"
+        )
     if owner is None:
         raise NormLabError(f"{unknown('scheme', name, _SCHEMES, _ALIASES)}; one of your own: path/to/file.py:Name")
     return owner

@@ -266,6 +266,8 @@ def test_limits_of_a_state():
     near = verdict("headroom", stack(max_abs=states(1.0, b2=65504 / 2**3.9)))
     assert (near.level, near.layers, near.threshold) == ("warn", (2,), 4.0)
     assert near.value == pytest.approx(3.9)
+    over = verdict("headroom", stack(max_abs=states(65504 * 2**0.7)))
+    assert "0.7 bits above the largest fp16 number (4 below it is the least)" in over.words
     assert verdict("headroom", stack(max_abs=states(65504 / 2**4.1))).level == "ok"
     assert verdict("headroom", stack(max_abs=states(0.0))).finding == "not measured"
     assert verdict("outliers", stack(outlier_ratio=states(99.0))).level == "ok"

@@ -87,10 +87,14 @@ def draw_budgets() -> None:
     schemes = [own.scheme for own in standings[0] if own.difference is not None]
     for place, (colour, scheme) in enumerate(zip(plt.get_cmap("tab10").colors, schemes, strict=False)):  # type: ignore[attr-defined]
         found = [next(own.difference for own in each if own.scheme == scheme) for each in standings]
-        known = [(at, one) for at, one in enumerate(found) if one is not None and one.low is not None]
-        at = [at + 0.06 * (place - (len(schemes) - 1) / 2) for at, _ in known]
-        means = [one.mean for _, one in known]
-        ends = [[one.mean - one.low for _, one in known], [one.high - one.mean for _, one in known]]
+        known = [(at, one.mean, one.low, one.high) for at, one in enumerate(found) if one is not None]
+        at = [at + 0.06 * (place - (len(schemes) - 1) / 2) for at, *_ in known]
+        means = [mean for _, mean, *_ in known]
+        # One pair of seeds has no interval.
+        ends = [
+            [0.0 if low is None else mean - low for _, mean, low, _ in known],
+            [0.0 if high is None else high - mean for _, mean, _, high in known],
+        ]
         axes.errorbar(at, means, yerr=ends, label=scheme, color=colour, marker="o", capsize=3, linewidth=1.2)
     axes.axhline(0.0, color="0.3", linewidth=0.8)
     axes.set(ylabel="loss less Pre-Norm's (nats)", title="125M on books: the gain shrinks with the budget")

@@ -12,7 +12,7 @@ from normlab.pages.numbers import NONE, join_names, minus
 from normlab.utils.power_law import Fit
 
 FINE: tuple[Finding, ...] = ("flat", "as its size", "constant")
-"""Findings on a change that need no words."""
+"""Findings on a change that are no reason to worry."""
 
 _VERBS: dict[Finding, str] = {
     "not finite": "are not finite",
@@ -123,9 +123,13 @@ def _found(axis: Axis, check: CoordinateCheck) -> str:
         found = [trend for trend in axis.trends if trend.change == kind]
         if found:
             parts.append(f"changes {verb} in {_named(found, names, lambda trend: trend.steepest)}")
-    fine = [trend for trend in axis.trends if trend.change in FINE]
-    if fine:
-        parts.append(f"changes are flat within ±{check.threshold:g} in {_counted(fine, axis)}")
+    scaled = [trend for trend in axis.trends if trend.change == "as its size"]
+    if scaled:
+        shown = _named(scaled, names, lambda trend: trend.steepest)
+        parts.append(f"changes shrink, but no faster than the output itself, in {shown}")
+    flat = [trend for trend in axis.trends if trend.change in ("flat", "constant")]
+    if flat:
+        parts.append(f"changes are flat within ±{check.threshold:g} in {_counted(flat, axis)}")
     larger = [trend for trend in axis.trends if trend.size == "grows"]
     if larger:
         parts.append(f"sizes at the start grow in {_named(larger, names, lambda trend: trend.start)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from normlab.ladders.report.content import LadderReport
+from normlab.ladders.rows import LadderRow
 from normlab.pages.numbers import count, join_names, minus, rate
 from normlab.utils.text import counted
 
@@ -15,6 +16,7 @@ def cautions(content: LadderReport) -> list[str]:
         *_edges(content),
         *_missing_at_top(content),
         *_lost(content),
+        *_unpaired(content),
         *_repeated(content),
         *_hypotheses(content),
         *content.design.cautions,
@@ -57,6 +59,26 @@ def _lost(content: LadderReport) -> list[str]:
         return []
     what, are = f"{counted(len(content.lost), 'run')} did not train", "it is" if len(content.lost) == 1 else "they are"
     return [f"{what[0].upper()}{what[1:]}: {are} listed below and part of no gap and no fit."]
+
+
+def _unpaired(content: LadderReport) -> list[str]:
+    """Runs whose seed the other side of a gap lacks at that cell; while runs are left, their partners may yet come."""
+    baseline, found = content.answer.baseline, []
+    for scheme in [] if content.design.runs_left else content.schemes[1:]:
+        sides = [{_cell_seed(row): row for row in content.rows if row.scheme == name} for name in (scheme, baseline)]
+        # A cell that one side has not been trained at is named elsewhere.
+        shared = {cell for cell, _ in sides[0]} & {cell for cell, _ in sides[1]}
+        alone = [side[key] for side in sides for key in side if key[0] in shared and not all(key in s for s in sides)]
+        if alone:
+            first = f"{alone[0].scheme} at {alone[0].size}, {count(alone[0].tokens)} tokens, seed {alone[0].seed}"
+            more = f" and {len(alone) - 1} more" if len(alone) > 1 else ""
+            what = f"{counted(len(alone), 'run')} without a partner of the same seed, part of no gap"
+            found.append(f"{scheme} against {baseline}: {what} ({first}{more}).")
+    return found
+
+
+def _cell_seed(row: LadderRow) -> tuple[tuple[str, int], int]:
+    return (row.size, row.tokens), row.seed
 
 
 def _repeated(content: LadderReport) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -168,6 +169,15 @@ def test_the_words() -> None:
     assert "--base-dim" not in advice
     assert "state after the last block (+1.00 ± 0.00)" in over_depth
     assert "changes are flat within ±0.25 in 1 of 2 modules" in over_depth
+
+
+def test_what_shrinks_with_its_own_size_is_not_called_flat() -> None:
+    over_width, over_depth = plain().axes
+    matrix, last = over_depth.trends
+    changed = replace(over_depth, trends=(matrix, replace(last, change="as its size")))
+    words = sentences(replace(plain(), axes=(over_width, changed)))[-1]
+    assert "changes shrink, but no faster than the output itself, in state after the last block (+1.00" in words
+    assert "changes are flat within ±0.25 in 1 of 2 modules" in words
 
 
 def test_the_card() -> None:

@@ -11,6 +11,7 @@ from normlab.ladders.report.cautions import cautions
 from normlab.ladders.report.design import LadderDesign, RateRule
 from normlab.ladders.report.verdict import findings, forecast_sentence, headline, hit_words
 from normlab.ladders.statistics.answer import HeldOut, Interval, Place
+from normlab.pages.numbers import count
 from tests.ladders.report import answers, synthetic
 from tests.ladders.report.reports import full, table_only
 
@@ -117,3 +118,18 @@ def _held_out(measured: float | None) -> HeldOut:
         scheme="peri", place=place, seeds=2, forecast=Interval(-0.04, 0.01, -0.015, 0.95), simple_law=None,
         measured=measured, is_hit=inside, is_simple_law_hit=None,
     )  # fmt: skip
+
+
+def test_runs_without_a_partner_are_named() -> None:
+    """A seed that one side lacks is part of no gap: said, unless it may still come."""
+    report = full()
+    assert not any("without a partner" in line for line in cautions(report))
+    gone = next(row for row in report.rows if row.scheme == "peri" and row.size == "6x384" and row.seed == 1)
+    short = replace(report, rows=[row for row in report.rows if row is not gone])
+    told = [line for line in cautions(short) if "without a partner" in line]
+    assert told == [
+        "peri against pre: one run without a partner of the same seed, part of no gap "
+        f"(pre at 6x384, {count(gone.tokens)} tokens, seed 1)."
+    ]
+    waiting = replace(short, design=replace(short.design, runs_left=3))
+    assert not any("without a partner" in line for line in cautions(waiting))

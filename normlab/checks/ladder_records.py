@@ -23,7 +23,7 @@ class Ladder:
         keys = [(profile.depth, profile.when, profile.seed) for profile in self.profiles]
         twice = next((key for key in keys if keys.count(key) > 1), None)
         if twice is not None:
-            raise NormLabError(f"ladder: two profiles of depth {twice[0]}, {twice[1]} the burst, seed {twice[2]}")
+            raise NormLabError(f"ladder: two profiles of depth {twice[0]}, {twice[1]} training, seed {twice[2]}")
 
     @property
     def depths(self) -> tuple[int, ...]:

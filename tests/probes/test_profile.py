@@ -83,7 +83,7 @@ def test_ladders_sort_and_refuse_doubles():
     assert ladder.snapshots == ("before", "after")
     assert [profile.seed for profile in ladder.at(12, "after")] == [0, 1]
     assert {profile.depth for profile in ladder.deepest("before")} == {12}
-    with pytest.raises(NormLabError, match="two profiles of depth 6, after the burst, seed 0"):
+    with pytest.raises(NormLabError, match="two profiles of depth 6, after training, seed 0"):
         Ladder((Profile(boundaries=7, step=30), Profile(boundaries=7, step=7)))
     with pytest.raises(NormLabError, match="at least one"):
         Ladder(())

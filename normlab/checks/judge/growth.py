@@ -11,6 +11,9 @@ from normlab.checks.judge.verdict import Level, Snapshot, Verdict, plain, unmeas
 from normlab.checks.ladder_records import Ladder
 from normlab.probes.profile import Number, Profile
 
+GRADIENT_RATIO = "gradient of the first block over the last's"
+"""What tables and formulas call G."""
+
 
 def forward(ladder: Ladder, limits: Thresholds) -> Verdict:
     """How the RMS of the state grows with depth."""
@@ -50,8 +53,8 @@ def backward(ladder: Ladder, limits: Thresholds, target: int | None = None) -> V
     bad = law.name != "power law"
     layers = _gradient_to_blame(view, law.name) if bad else ()
     how = "measured" if law.measured else "extrapolated"
-    size = f"G = {law.value:.3g}" if math.isfinite(law.value) else "a gradient is not finite"
-    power = f", G ∝ L^{law.fit.exponent:.2f}{_interval(law.fit)}" if law.fit else ", one depth: no exponent"
+    size = f"{GRADIENT_RATIO} {law.value:.3g}" if math.isfinite(law.value) else "a gradient is not finite"
+    power = f", ∝ L^{law.fit.exponent:.2f}{_interval(law.fit)}" if law.fit else ", one depth: no exponent"
     bounds = f"{limits.gradient_low:g} to {limits.gradient_high:g}"
     words = f"{law.name}: {size} at {law.target} blocks ({how}, {bounds} is fine){power} at step {law.step}"
     return Verdict(
@@ -69,9 +72,9 @@ def unsteady(ladder: Ladder, limits: Thresholds) -> Verdict:
     """Whether the gradient's gain moved during the burst."""
     factor = growth_laws.moved(ladder)
     if factor is None:
-        return unmeasured("unsteady", "it takes a look before and one after the burst")
+        return unmeasured("unsteady", "it takes a measurement before training and one after it")
     over = factor > limits.gradient_moved
-    words = f"G changed {factor:.3g}-fold during the burst ({limits.gradient_moved:g} is the limit)"
+    words = f"{GRADIENT_RATIO} changed {factor:.3g}-fold in training ({limits.gradient_moved:g} is the limit)"
     return Verdict(
         name="unsteady",
         finding="unsteady" if over else "fine",
@@ -125,8 +128,8 @@ def _slope(law: growth_laws.ForwardLaw, limits: Thresholds) -> str:
         return ""
     small, large = law.depths
     grows = law.kappa_depth > _HARDLY and 0.0 < law.kappa_ratio < math.inf
-    found: list[tuple[str, Number, Number]] = [("κL", law.kappa_depth, limits.kappa_depth)]
-    found += [(f"κ({large})/κ({small})", law.kappa_ratio, law.kappa_ratio_limit)] if grows else []
+    found: list[tuple[str, Number, Number]] = [("growth rate × depth", law.kappa_depth, limits.kappa_depth)]
+    found += [(f"growth rate at {large} over {small} blocks", law.kappa_ratio, law.kappa_ratio_limit)] if grows else []
     # Worth a word where nothing else speaks against an explosion.
     bent = grows and law.bend is not None and law.p is not None and law.p.exponent > limits.p_linear
     found += [("upper half over lower half", law.bend, limits.bend)] if bent else []

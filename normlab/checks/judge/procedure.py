@@ -97,14 +97,14 @@ def _scale(theory: Theory | None) -> ProcedureStep:
 def _training(ladder: Ladder, verdicts: Sequence[Verdict], target: int | None, limits: Thresholds) -> ProcedureStep:
     question = "Do both hold once the model is trained?"
     if "after" not in ladder.snapshots:
-        answer = "not answered: no burst was run, or the model broke in its first step; use --steps 30"
+        answer = "not answered: nothing was trained, or the model broke in its first step; use --steps 30"
         return ProcedureStep(name="both after training", question=question, done="not run", answer=answer)
     forward, back = (
         growth_laws.forward_law(ladder, "after", limits),
         growth_laws.backward_law(ladder, "after", target, limits),
     )
     factor = growth_laws.moved(ladder)
-    moved = "" if factor is None else f"; G moved {factor:.3g}-fold ({limits.gradient_moved:g} is the limit)"
+    moved = "" if factor is None else f"; G changed {factor:.3g}-fold ({limits.gradient_moved:g} is the limit)"
     judged = [verdict for verdict in verdicts if verdict.name in ("unsteady", "collapse")]
     trouble = [verdict.finding for verdict in judged if verdict.level == "fail"]
     return ProcedureStep(

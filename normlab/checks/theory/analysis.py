@@ -241,7 +241,7 @@ def _one_slope(slope: GradientSlope, first: GradientSlope | None) -> str:
         rises = "grows" if slope.trend.grows else "does not grow"
         words += f", {rises} with depth (exponent {slope.trend.exponent:z.2f}{span})"
     start = _mean(first.values) if first and first is not slope else None
-    return f"{words}, {middle / start:.2f} times its start after the burst" if start and middle else words
+    return f"{words}, {middle / start:.2f} times its start after training" if start and middle else words
 
 
 def _mean(values: Numbers) -> Number:

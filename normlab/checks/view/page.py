@@ -78,7 +78,7 @@ def _facts(checks: Sequence[Check]) -> list[tuple[str, str]]:
     """The line under the title: what was looked at, and how."""
     first = checks[0]
     steps = max(profile.step for profile in first.ladder.profiles)
-    facts = [("blocks", ", ".join(map(str, first.ladder.depths))), ("burst", f"{steps} steps")]
+    facts = [("blocks", ", ".join(map(str, first.ladder.depths))), ("training", f"{steps} steps")]
     facts += [("seeds", str(len({profile.seed for profile in first.ladder.profiles})))]
     if len(checks) == 1:
         facts = [("kind", first.target.kind), ("own depth", str(first.target.depth)), *facts]

@@ -79,7 +79,16 @@ def _start(check: Check, start: Start) -> list[Cell]:
 
 def ladder_table(checks: Sequence[Check]) -> Table:
     """Every rung of the depth ladder."""
-    titles = columns("Blocks#", "Burst", "RMS#", "G#", "κL#", "Token cosine#", "Rank#", "Loss#")
+    titles = columns(
+        "Blocks#",
+        "Training",
+        "RMS#",
+        "First / last gradient#",
+        "Growth rate × depth#",
+        "Token cosine#",
+        "Rank#",
+        "Loss#",
+    )
     rows = [
         (check, _rung(check.ladder.at(depth, when)))
         for check in checks
@@ -110,7 +119,7 @@ def _rung(profiles: Sequence[Profile]) -> list[Cell]:
 
 def law_table(checks: Sequence[Check]) -> Table:
     """The fitted laws with their intervals."""
-    titles = columns("Law", "Burst", "Exponent#", "Interval", "From", "Class")
+    titles = columns("Law", "Training", "Exponent#", "Interval", "From", "Class")
     rows = [(check, row) for check in checks for when in check.ladder.snapshots for row in _laws(check, when)]
     note = (
         "Exponents are of the RMS: 1 in RMS is 2 in variance. Intervals are Student's, at 95 %, over seeds or depths; "
@@ -126,7 +135,7 @@ def _laws(check: Check, when: When) -> list[list[Cell]]:
     every = f"{fitted_from(check, when)} to {check.ladder.deepest(when)[0].depth} blocks"
     return [
         _law("RMS of the state ∝ L^p", when, forward.p, pair, forward.name),
-        _law("Gradient's gain G ∝ L^p", when, backward.fit, every, backward.name),
+        _law("Gradient of the first block over the last's ∝ L^p", when, backward.fit, every, backward.name),
     ]
 
 
@@ -144,7 +153,12 @@ def width_table(checks: Sequence[Check]) -> Table:
         for rung in check.widths or ()
         for when in rung.ladder.snapshots
     ]
-    return owned(checks, "Width ladder", columns("Width#", "Blocks#", "Burst", "RMS#", "G#", "Loss#"), rows)
+    return owned(
+        checks,
+        "Width ladder",
+        columns("Width#", "Blocks#", "Training", "RMS#", "First / last gradient#", "Loss#"),
+        rows,
+    )
 
 
 def _width(width: int, profiles: Sequence[Profile]) -> list[Cell]:

@@ -66,14 +66,14 @@ def test_a_gradient_that_moves_in_training_fails():
     step = answers(found)["both after training"]
     assert step.number == pytest.approx(1000.0)
     assert step.level == "fail"
-    assert step.answer.endswith("; G moved 1e+03-fold (10 is the limit); unsteady")
+    assert step.answer.endswith("; G changed 1e+03-fold (10 is the limit); unsteady")
     assert step.done == "6, 12, 24, 48 blocks after 30 optimiser steps"
 
 
 def test_without_a_burst_the_step_says_so():
     step = answers(ladder(steps=(0,)))["both after training"]
     assert step.number is None
-    assert step.answer.startswith("not answered: no burst was run")
+    assert step.answer.startswith("not answered: nothing was trained")
 
 
 def test_one_depth_is_not_judged():

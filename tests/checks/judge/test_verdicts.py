@@ -80,7 +80,7 @@ def test_forward_levels(rms, finding, grade):
     found = judge_ladder(ladder(rms, seeds=3))[0]
     assert (found.finding, found.level) == (finding, grade)
     assert "1.2 is the limit" in found.words
-    assert "κL" in found.words
+    assert "growth rate × depth" in found.words
     assert f"L^{found.value:.2f}" in found.words
 
 

@@ -84,7 +84,7 @@ def test_before_and_after_the_burst():
     # Λ is linear in the last matrix.
     assert after == pytest.approx([3.0 * value for value in before])
     assert "mlp: Λ" in both.slopes
-    assert "3.00 times its start after the burst" in both.slopes
+    assert "3.00 times its start after training" in both.slopes
     assert "attention: Λ" in both.slopes
     assert both.after.certificate[-1] > both.before.certificate[-1]
 

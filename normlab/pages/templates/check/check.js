@@ -10,8 +10,8 @@
   const owner = (check) => (several ? `${name(check)}, ` : "");
   const known = (values) => values.filter((value) => value !== null && Number.isFinite(value));
   const digits = (value) => (Math.abs(value) >= 1e-2 && Math.abs(value) < 1e4 ? String(Number(value.toPrecision(3))) : rate(value));
-  const WHEN = { before: { dash: "dot", width: 2, symbol: "circle-open", words: "before the burst" },
-                 after: { dash: "solid", width: 2.6, symbol: "circle", words: "after the burst" } };
+  const WHEN = { before: { dash: "dot", width: 2, symbol: "circle-open", words: "before training" },
+                 after: { dash: "solid", width: 2.6, symbol: "circle", words: "after training" } };
 
   // 1, 2, 5 in a decade, or whole powers where there are many; plotly's own choice within less than a decade.
   const logTicks = (values) => {
@@ -129,7 +129,7 @@
   const drawPanels = data.panels.map((panel) => plot(`plot-${panel.name}`, panelPlot(panel)));
   markGuilty();
 
-  // One number against depth, width or step, before and after the burst, on logarithmic axes.
+  // One number against depth, width or step, before and after training, on logarithmic axes.
   const marks = (check, when, points, words) => ({
     x: points.map((p) => p.x), y: points.map((p) => p.y), mode: "lines+markers",
     line: { color: colour(check.scheme), width: 1.6, dash: when === "before" ? "dot" : "solid" },

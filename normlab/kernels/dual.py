@@ -106,9 +106,20 @@ _backward_op.register_autograd(_no_second_derivative)
 class _Dual(torch.autograd.Function):
     """Autograd of the fused step. The second output views the first stream, with a gradient of its own."""
 
+    # Every input by name: without gradients torch.compile tells by their number that `forward` takes no context.
     @staticmethod
-    def forward(state: Tensor, update: Tensor, *options: Any) -> Any:
-        after = _forward_op(state, update, *options)
+    def forward(
+        state: Tensor,
+        update: Tensor,
+        step: Tensor | None,
+        scale: Tensor | None,
+        gain: Tensor | None,
+        bias: Tensor | None,
+        kind: int,
+        eps: float,
+        offset: bool,
+    ) -> Any:
+        after = _forward_op(state, update, step, scale, gain, bias, kind, eps, offset)
         return after, after.select(-2, 0)
 
     @staticmethod

@@ -188,11 +188,23 @@ _backward_op.register_autograd(_no_second_derivative)
 class _Streams(torch.autograd.Function):
     """Autograd of the fused step; outputs are the streams, and the normalised sum if there is a `pre`."""
 
+    # Every input by name: without gradients torch.compile tells by their number that `forward` takes no context.
     @staticmethod
-    def forward(x: Tensor, f: Tensor | None, *rest: Any) -> Any:
-        state, seen = _forward_op(x, f, *rest)
+    def forward(
+        x: Tensor,
+        f: Tensor | None,
+        post: Tensor | None,
+        comb: Tensor | None,
+        pre: Tensor | None,
+        gain: Tensor | None,
+        bias: Tensor | None,
+        kind: int,
+        eps: float,
+        offset: bool,
+    ) -> Any:
+        state, seen = _forward_op(x, f, post, comb, pre, gain, bias, kind, eps, offset)
         state = x.view_as(x) if f is None else state
-        return (state,) if rest[2] is None else (state, seen)
+        return (state,) if pre is None else (state, seen)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

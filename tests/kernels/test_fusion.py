@@ -149,6 +149,18 @@ def test_fused_stacks_compile_whole_and_checkpoint(spec, request):
     close(run(stack, x), expected, 500, floor(spec))
 
 
+@pytest.mark.parametrize("spec", ["pre", "geonorm", "ngpt", "dual", "hc(dynamic=False)", "mhc"])
+def test_fused_stacks_compile_without_gradients(spec, request):
+    # An evaluation: the compiler then calls `forward` of an autograd function itself.
+    torch._dynamo.reset()
+    x, stack = torch.randn(2, 5, DIM), build(spec, "triton")
+    request.getfixturevalue("no_default_device")
+    with torch.no_grad():
+        expected = stack(x)
+        stack.compile(fullgraph=True, backend="eager")
+        assert torch.equal(stack(x), expected)
+
+
 def test_constants_are_where_the_kernel_can_read_them():
     # Built beside the stream or moved there later, under any default device.
     for stack in (build("lns", "triton"), build("lns", "triton").cpu().to(torch.get_default_device())):

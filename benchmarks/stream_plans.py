@@ -32,7 +32,7 @@ PLANS: dict[tuple[int, int], dict[str, list[Plan | None]]] = {
     (65536, 768): {
         "step": [
             None,
-            (2, 4, 4, 2),
+            (2, 4, 4, 3),
             (2, 4, 4, 4),
             (2, 4, 5, 3),
             (2, 4, 6, 2),
@@ -44,14 +44,14 @@ PLANS: dict[tuple[int, int], dict[str, list[Plan | None]]] = {
         "read": [None, (2, 4, 5, 3), (2, 4, 7, 2), (1, 8, 8, 2), (1, 8, 7, 3)],
     },
     (32768, 2048): {
-        "step": [None, (4, 4, 2, 2), (4, 8, 2, 3), (8, 4, 1, 4)],
+        "step": [None, (4, 4, 2, 3), (4, 8, 2, 2), (4, 8, 2, 3)],
         "write": [None, (2, 8, 3, 3), (4, 4, 5, 2), (4, 8, 3, 3)],
-        "read": [None, (2, 8, 4, 2), (4, 4, 4, 2)],
+        "read": [None, (4, 4, 2, 2), (4, 8, 2, 3)],
     },
     (16384, 4096): {
         "step": [None, (8, 8, 1, 3), (8, 4, 1, 2), (16, 4, 1, 3)],
         "write": [None, (4, 8, 2, 2), (4, 8, 1, 3), (8, 4, 3, 2), (8, 8, 1, 4)],
-        "read": [None, (8, 4, 2, 2), (4, 8, 2, 2)],
+        "read": [None, (8, 8, 1, 3), (8, 4, 1, 2)],
     },
 }
 _DEFAULT = streams_gradient._walk
@@ -64,7 +64,7 @@ def backward(plan: Plan | None) -> Callable[..., tuple[torch.Tensor, ...]]:
         streams_gradient._walk = _DEFAULT if plan is None else walk
         return streams_gradient.backward(*arguments)
 
-    def walk(x: torch.Tensor, loads: list[torch.Tensor | None], _reads: bool) -> launch.Sweep:
+    def walk(x: torch.Tensor, loads: list[torch.Tensor | None], **_modes: bool) -> launch.Sweep:
         assert plan is not None
         warps, vector, together, stages = plan
         rows, _, dim = streams.sizes(x)

@@ -35,7 +35,7 @@ class DeepNorm(Scheme):
     Source     Wang et al. 2022, arXiv 2203.00555
     Law        RMS = 1 at every depth; Post-Norm's flow, slowed by the factor α
     Fails      constants from the wrong depth; scaling all of a fused QKV matrix, or biases; short warm-up: at 125M and
-               6e-4 or 1.2e-3, 7 of 8 runs stayed at the unigram entropy with 40 steps of warm-up, 0 of 4 with 100
+               6e-4 or 1.2e-3, 7 of 8 runs stayed at the unigram entropy with 40 steps of warm-up, 1 of 8 with 100
     """
 
     name = "deepnorm"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -50,6 +51,17 @@ def test_the_table_has_paired_differences(tmp_path):
     assert texts[1][5] == f"−{half - gaps.mean():.4f} to +{half + gaps.mean():.4f}"
     assert texts[1][6] == "3"
     assert table.rows[1][5].sort == pytest.approx(gaps.mean() - half)
+
+
+def test_the_table_says_how_many_seeds_are_paired(tmp_path):
+    store = Store(tmp_path / FILE)
+    for scheme, seeds in {"pre": (1, 2), "peri": (0, 1, 2)}.items():
+        for seed in seeds:
+            score = Score(task="cloze", metric="acc", value=VALUES[scheme][seed], stderr=0.1, samples=5)
+            store.add(f"{scheme}{seed}", [score], run=f"runs/{scheme}-{seed}", settings={"limit": None})
+    base, peri = ([cell.text for cell in row] for row in scores_table(results(tmp_path)).rows)
+    assert (base[6], peri[6]) == ("2", "3, 2 paired")
+    assert peri[4] == f"+{np.subtract(VALUES['peri'], VALUES['pre'])[1:].mean():.4f}"
 
 
 def test_the_table_has_differences_over_groups(tmp_path):
@@ -111,3 +123,10 @@ def test_judging_runs_are_scored_and_shown(tmp_path, monkeypatch):
     assert "Scores on tasks and texts" in (tmp_path / "out" / "report.html").read_text()
     again = normlab(*words, *places, "--eval-bits", str(held_out(text)))
     assert again.stderr.count("done before") == 4
+    # Rows that came from another machine, without the runs: those with scores keep them, the others are named.
+    shutil.rmtree(tmp_path / "out" / "runs")
+    assert "not scored" not in normlab(*words, *places, "--eval-bits", str(held_out(text))).stderr
+    (tmp_path / "out" / FILE).unlink()
+    lost = normlab(*words, *places, "--eval-bits", str(held_out(text))).stderr
+    (line,) = (line for line in lost.splitlines() if "not scored" in line)
+    assert line.count("seed") == 4

@@ -85,8 +85,13 @@ def _line(results: Results, scheme: str, task: str, metric: str, own: _Seeds, ba
     return [
         Cell(label, label.lower(), scheme=results.schemes.index(scheme)), Cell(task, task), Cell(metric, metric),
         numeric_cell(fixed(mean, _PLACES), mean), numeric_cell(signed(gap, _PLACES), gap),
-        Cell(interval, low, whole=True), numeric_cell(str(len(own)), len(own)),
+        Cell(interval, low, whole=True), _seeds_cell(len(own), len(shared) if base else len(own)),
     ]  # fmt: skip
+
+
+def _seeds_cell(seeds: int, pairs: int) -> Cell:
+    """The seeds of the mean, and how many of them the baseline has, too, if not all."""
+    return numeric_cell(str(seeds) if pairs == seeds else f"{seeds}, {pairs} paired", seeds)
 
 
 def _values(seeds: _Seeds) -> dict[int, float]:

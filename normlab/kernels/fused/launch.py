@@ -80,12 +80,19 @@ def sweep(
 
 
 def chunks(
-    dim: int, rows: int, reads: Sequence[torch.Tensor | None], *, per_thread: int, vector: int, registers: int
+    dim: int,
+    rows: int,
+    reads: Sequence[torch.Tensor | None],
+    *,
+    per_thread: int,
+    vector: int,
+    registers: int,
+    most_stages: int = 3,
 ) -> Sweep:
     """Grid of a kernel that sums over rows and takes a row in chunks, with `vector` elements of each in a thread.
 
     A row is padded to a multiple of a chunk and not to a power of two. As many programs run together as registers and
-    shared memory allow: they hide one another's latency.
+    shared memory allow: they hide one another's latency. `most_stages` applies to programs that have company.
     """
     warps = min(32, triton.next_power_of_2(triton.cdiv(dim, 32 * per_thread)))
     block = min(32 * warps * vector, triton.next_power_of_2(dim))
@@ -94,7 +101,7 @@ def chunks(
     fit = _shared_memory(_device(reads)) // (triton.cdiv(dim, block) * _tile_bytes(plan, reads) + _OVERHEAD)
     together = max(1, min(most, fit))
     # The pipeline keeps one tile less than it has stages, and loads the next one at the end of an iteration.
-    stages = min(3, 1 + fit // together)
+    stages = min(most_stages if together > 1 else 3, 1 + fit // together)
     if together == 1 and stages <= 2:
         # Nothing would be computed while a tile is loaded.
         together, stages = most, 1

@@ -106,6 +106,7 @@ def step(
     stream: str,
     repeats: int = 5,
     peers: bool = False,
+    compile_limit: float = 300.0,
     out: Path | None = None,
     plot: Path | None = None,
 ) -> list[dict[str, Any]]:
@@ -120,9 +121,10 @@ def step(
     names = [step_bench.BASELINE, ("pre", "reference"), *((s, "triton") for s in schemes if s != "pre")]
     ours = step_bench.scheme_entrants(names, preset=preset, length=length, stream=stream)
     others = step_peers.peers(ours[0].config) if peers else []
-    bench, limits = step_bench.Comparison([*ours, *others], batch=batch), _limits()
-    for _ in _follow(bench, bench.build(), "compiling", len(bench.entrants)):
-        pass
+    bench, limits = step_bench.Comparison([*ours, *others], batch=batch, compile_limit=compile_limit), _limits()
+    for name in _follow(bench, bench.build(), "compiling", len(bench.entrants)):
+        if name in bench.facts:
+            _say(f"{step_bench.title(name)} is compiled after {bench.compile_seconds[name]:.0f} s")
     for _ in _follow(bench, bench.time(repeats), "timing", repeats):
         _keep(out, _beside_pre(bench.rows(), limits), complete=False)
     found = _beside_pre(bench.rows(), limits)

@@ -9,9 +9,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import statistics
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
@@ -71,12 +73,17 @@ def scheme_entrants(names: Iterable[Name], *, preset: str, length: int, stream: 
 class Comparison:
     """All contenders of one model size, each in its own process."""
 
-    def __init__(self, entrants: Iterable[Entrant], *, batch: int):
+    def __init__(self, entrants: Iterable[Entrant], *, batch: int, compile_limit: float = 300.0):
         self.entrants = {entrant.name: entrant for entrant in entrants}
         self.batch = batch
+        self.compile_limit = compile_limit
+        """Seconds after which a contender that is not compiled is left out."""
         self.failed: dict[Name, str] = {}
         """Contenders that are left out, and why."""
         self.lines: dict[Name, Connection] = {}
+        self.processes: dict[Name, BaseProcess] = {}
+        self.begun: dict[Name, float] = {}
+        self.compile_seconds: dict[Name, float] = {}
         self.facts: dict[Name, ContenderFacts] = {}
         self.rates: dict[Name, list[float]] = {name: [] for name in self.entrants}
         self.beside: dict[Name, list[float]] = {name: [] for name in self.entrants}
@@ -95,12 +102,17 @@ class Comparison:
         while todo or busy:
             while todo and len(busy) < most:
                 name = todo.pop(0)
+                self.begun[name] = time.monotonic()
                 busy[self._start(name)] = name
-            for line in wait(list(busy)):
-                name = busy.pop(line)  # type: ignore[arg-type]
+            ready: list[Any] = wait(list(busy), self._patience(busy.values()))
+            for line in ready:
+                name = busy.pop(line)
+                self.compile_seconds[name] = time.monotonic() - self.begun[name]
                 if (facts := self._answer(name)) is not None:
                     self.facts[name] = facts
                 yield name
+            for line in [line for line, name in busy.items() if self._patience([name]) <= 0.0]:
+                yield self._give_up(busy.pop(line))
 
     def time(self, repeats: int) -> Iterator[int]:
         """Interleave repeats of all contenders; yields the number of the repeat after each round."""
@@ -146,10 +158,21 @@ class Comparison:
     def _start(self, name: Name) -> Connection:
         spawn = multiprocessing.get_context("spawn")
         ours, theirs = spawn.Pipe()
-        spawn.Process(target=serve, args=(theirs, self.entrants[name], self.batch), daemon=True).start()
+        self.processes[name] = spawn.Process(target=serve, args=(theirs, self.entrants[name], self.batch), daemon=True)
+        self.processes[name].start()
         theirs.close()
         self.lines[name] = ours
         return ours
+
+    def _patience(self, names: Iterable[Name]) -> float:
+        """Seconds until the first of these has compiled for as long as it may."""
+        return max(0.0, min(map(self.begun.__getitem__, names)) + self.compile_limit - time.monotonic())
+
+    def _give_up(self, name: Name) -> Name:
+        """End the process of a contender that compiles for too long."""
+        self.processes[name].kill()
+        self._leave_out(name, f"not compiled within {self.compile_limit:g} s; try --compile-limit")
+        return name
 
     def _answer(self, name: Name) -> Any:
         """What a contender's process sends next; None if it failed, and is left out from now on."""

@@ -8,6 +8,7 @@ import multiprocessing
 import pickle
 import sys
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -151,6 +152,7 @@ def machine(monkeypatch):
             theirs.send(answer)
         self.ends = [*getattr(self, "ends", []), theirs]
         self.lines[name] = ours
+        self.processes[name] = SimpleNamespace(kill=lambda: answers.setdefault("killed", []).append(name[0]))
         return ours
 
     monkeypatch.setattr(Comparison, "_start", start)
@@ -163,8 +165,8 @@ def machine(monkeypatch):
     return answers
 
 
-def bench(*schemes, peers=True, out=None):
-    options = {"preset": "tiny", "batch": 2, "length": 16, "stream": "bf16", "repeats": 2}
+def bench(*schemes, peers=True, out=None, **more):
+    options = {"preset": "tiny", "batch": 2, "length": 16, "stream": "bf16", "repeats": 2, **more}
     return run.step(schemes, peers=peers, out=out, **options)
 
 
@@ -202,6 +204,15 @@ def test_a_peer_that_fails_while_it_is_timed_costs_no_other(machine, capsys):
     machine["nanogpt", "torch.compile"] = [FACTS, 1e9, "OutOfMemoryError: full"]
     assert [row["scheme"] for row in bench("peri")] == ["pre", "pre", "peri"]
     assert "nanogpt (torch.compile) is left out: OutOfMemoryError: full" in capsys.readouterr().err
+
+
+def test_a_peer_that_compiles_for_too_long_costs_no_other(machine, capsys):
+    machine["nanogpt", "torch.compile"] = []
+    assert [row["scheme"] for row in bench("peri", compile_limit=0.2)] == ["pre", "pre", "peri"]
+    said = capsys.readouterr().err
+    assert "nanogpt (torch.compile) is left out: not compiled within 0.2 s; try --compile-limit\n" in said
+    assert "peri (triton) is compiled after 0 s\n" in said
+    assert machine["killed"] == ["nanogpt"]
 
 
 def test_a_scheme_that_fails_is_refused_after_the_rest_was_measured(machine, capsys, tmp_path):

@@ -92,6 +92,8 @@ def generate(
         seed: Random seed of the sampling.
         device: Device: cpu, cuda.
     """
+    if tokens < 1:
+        raise NormLabError(f"--tokens must be at least 1, got {tokens}; try 200")
     from normlab.train.run import load_run
 
     options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}

@@ -186,6 +186,11 @@ def test_a_checkpoint_writes_text(stopped, straight, monkeypatch, capsys):
                                       "--seed", "0"])  # fmt: skip
     main.main()
     assert capsys.readouterr().out == text + "\n"
+    monkeypatch.setattr(sys, "argv", ["normlab", "generate", "--run", str(stopped), "--tokens", "0"])
+    with pytest.raises(SystemExit) as refused:
+        main.main()
+    assert refused.value.code == 2
+    assert capsys.readouterr().err == "normlab: --tokens must be at least 1, got 0; try 200\n"
 
 
 def test_the_weights_are_those_of_the_newest_checkpoint(stopped, text, tmp_path):

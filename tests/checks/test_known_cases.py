@@ -1,30 +1,27 @@
-"""Designs whose fate is known get the verdict that is known.
-
-`make test` takes one design at one seed and 12 and 24 blocks; `full` takes the others and repeats all over three seeds
-at 48 and 96 blocks.
-"""
+"""Designs whose fate is known get the verdict that is known: at one seed and 48 blocks or 96, at three seeds and 24."""
 
 from __future__ import annotations
 
 import math
-from functools import cache
 
 import pytest
 
 import normlab
 from normlab.checks.judge.growth_laws import p_depth
 from normlab.checks.result import Check
-from tests.matrix import parametrize
+from tests.checks.reports import report
 
-QUICK, DEEP = (12, 24), (6, 12, 24, 48)
-ALL = normlab.list_schemes()
+# A check goes to 48 blocks by itself.
+SHALLOW, DEEP, DEEPER = (12, 24), None, (12, 24, 48, 96)
+SEEN_DEEP = ("none", "post", "pre", "peri", "geonorm", "ngpt")
+"""Schemes that some other test here takes to 48 blocks."""
 
-quick_and_full = parametrize(("depths", "seeds"), [(QUICK, 1), (DEEP, 3)], quick=[QUICK], ids=["quick", "three-seeds"])
+pytestmark = pytest.mark.full
 
 
-@cache
-def report(scheme: str, depths: tuple[int, ...] = QUICK, seeds: int = 1) -> Check:
-    return normlab.check(scheme, depths=depths, seeds=seeds, max_seconds=900.0)
+def deep_or_often(deep: tuple[int, ...] | None = DEEP, often: tuple[int, ...] = SHALLOW) -> pytest.MarkDecorator:
+    """One seed at great depths, and three seeds at others."""
+    return pytest.mark.parametrize(("depths", "seeds"), [(deep, 1), (often, 3)], ids=["deep", "three-seeds"])
 
 
 def angles(check: Check) -> tuple[float, float]:
@@ -36,8 +33,7 @@ def angles(check: Check) -> tuple[float, float]:
     return first, last
 
 
-@pytest.mark.full
-@quick_and_full
+@deep_or_often()
 def test_none_explodes(depths, seeds):
     check = report("none", depths, seeds)
     assert check.verdict("forward").finding == "exploding"
@@ -45,8 +41,7 @@ def test_none_explodes(depths, seeds):
     assert check.failed(check.config["fail_on"])
 
 
-@pytest.mark.full
-@quick_and_full
+@deep_or_often(often=(24, 48))  # not every seed is lost at 24 blocks
 def test_post_looks_healthy_at_the_start_and_is_caught_after_the_burst(depths, seeds):
     check = report("post", depths, seeds)
     for before, after in zip(check.ladder.deepest("before"), check.ladder.deepest("after"), strict=True):
@@ -62,14 +57,13 @@ def test_post_looks_healthy_at_the_start_and_is_caught_after_the_burst(depths, s
     assert check.verdict("collapse").level == "fail"
 
 
-@pytest.mark.full
-@quick_and_full
+@deep_or_often()
 @pytest.mark.parametrize("scheme", ["pre", "pre(depth_init=False)"])
 def test_pre_grows_between_square_root_and_linear_and_slows_down(scheme, depths, seeds):
     check = report(scheme, depths, seeds)
     law = p_depth(check.ladder, "after")
     # Training has begun to align what the blocks add: between ½ and 1. At 24 blocks it has not come as far.
-    least = 0.5 if depths == DEEP else 0.3
+    least = 0.5 if depths is DEEP else 0.3
     assert least < law.exponent < 1.0
     assert check.verdict("forward").finding in ("random walk", "linear")
     first, last = angles(check)
@@ -79,8 +73,7 @@ def test_pre_grows_between_square_root_and_linear_and_slows_down(scheme, depths,
     assert not check.failed(check.config["fail_on"])
 
 
-@pytest.mark.full
-@quick_and_full
+@deep_or_often()
 def test_peri_stays_within_its_certificate(depths, seeds):
     check = report("peri", depths, seeds)
     assert check.verdict("certificate").level == "ok"
@@ -93,8 +86,7 @@ def test_peri_stays_within_its_certificate(depths, seeds):
     assert check.level != "fail"
 
 
-@pytest.mark.full
-@quick_and_full
+@deep_or_often()
 def test_peri_with_a_small_step_grows_least(depths, seeds):
     small = report("peri(step=0.1)", depths, seeds)
     assert small.verdict("forward").finding == "random walk"
@@ -105,8 +97,7 @@ def test_peri_with_a_small_step_grows_least(depths, seeds):
     assert small.level != "fail"
 
 
-@pytest.mark.full
-@quick_and_full
+@deep_or_often()
 @pytest.mark.parametrize("scheme", ["geonorm", "ngpt"])
 def test_norms_that_are_kept_are_kept_to_rounding(scheme, depths, seeds):
     check = report(scheme, depths, seeds)
@@ -119,12 +110,7 @@ def test_norms_that_are_kept_are_kept_to_rounding(scheme, depths, seeds):
     assert check.level != "fail"
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("depths", "seeds"),
-    [((12, 24), 1), ((12, 24, 48, 96), 3)],
-    ids=["quick", "three-seeds"],
-)
+@deep_or_often(deep=DEEPER)
 @pytest.mark.parametrize("scheme", ["deepnorm", "spannorm"])
 def test_gradients_are_kept_where_the_skip_is_strong(scheme, depths, seeds):
     check = report(scheme, depths, seeds)
@@ -137,11 +123,10 @@ def test_gradients_are_kept_where_the_skip_is_strong(scheme, depths, seeds):
     assert check.level != "fail"
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("scheme", ALL)
+@pytest.mark.parametrize("scheme", normlab.list_schemes())
 def test_every_scheme_gets_a_whole_report(scheme):
-    check = normlab.check(scheme, max_seconds=900.0)
-    assert check.ladder.depths == DEEP
+    check = report(scheme, DEEP if scheme in SEEN_DEEP else SHALLOW, 1)
+    assert check.ladder.depths == ((6, 12, 24, 48) if scheme in SEEN_DEEP else SHALLOW)
     assert check.theory is not None
     assert check.verdict("certificate").level != "fail"
     assert all(verdict.finding != "not measured" for verdict in check.verdicts if verdict.name != "norm drift")

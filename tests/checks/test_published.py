@@ -18,7 +18,6 @@ SHRINK = {
     "Qwen3": 32,
     "Gemma2": 16,
     "Olmo2": 32,
-    "Mistral": 32,
     "GPTNeoX": 48,
 }
 """How many times narrower each is made, so that its check takes half a minute of one core."""

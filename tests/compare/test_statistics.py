@@ -278,6 +278,7 @@ def test_a_winner_must_beat_everyone() -> None:
     assert find_winner(rank_schemes(tuned("pre", A), "pre")) is None
 
 
+@pytest.mark.full
 def test_joint_coverage_and_false_winners_hold_their_level() -> None:
     """Equal schemes: some interval misses zero in at most 10 % of comparisons, and fewer name a winner."""
     generator = np.random.default_rng(0)

@@ -45,7 +45,7 @@ SPECIAL: dict[str, dict[str, str | None]] = {
     "train --task images": {"--batch": "8", "--images": "32", "--evals": "1", "--saves": "0"} | MODEL,
     "compare --task images": {"--batch": "8", "--images": "32", "--evals": "1", "--saves": "0"} | MODEL | RATES,
     "--rows": {},
-    "speed-laws": {"--tokens": "4"},
+    "speed-laws": {"--tokens": "4", "--scheme": "post,pre"},
     "real-model": {},
     "check pre --coordinates": {"--widths": "32,64", "--depths": "4,8", "--steps": "2"},
     "check path/to/config.json": CHECK | {"--shrink": None},

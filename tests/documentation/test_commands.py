@@ -10,8 +10,10 @@ import pytest
 
 from normlab import DecoderConfig, TrainConfig
 from normlab.cli import main
+from normlab.compare import executor
 from normlab.train.trainer import train
 from tests.command import normlab
+from tests.compare.here import Here
 from tests.documentation.commands import Command, commands, pages, reason_not_to_run, smaller, with_options
 from tests.documentation.surroundings import write_images, write_surroundings
 
@@ -83,6 +85,8 @@ def trained(tmp_path_factory) -> Path:
 def test_it_runs(command: Command, trained: Path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NORMLAB_CACHE", str(tmp_path / "cache"))
+    # Runs in this process: that a comparison's own processes do the same is the matter of tests/compare.
+    monkeypatch.setattr(executor, "ProcessPool", Here)
     monkeypatch.syspath_prepend(tmp_path)
     write_surroundings(tmp_path)
     if "photographs/" in command.words:

@@ -112,6 +112,7 @@ def test_a_refrain_is_asked_for_once(tmp_path):
     assert {one.start for one in once} <= set(starts)
 
 
+@pytest.mark.full
 def test_equal_text_and_seed_give_equal_files(books, tmp_path):
     def made(name: str, seed: str) -> bytes:
         line = [sys.executable, SCRIPT, "--data", books, "--out", name, "--seed", seed, "--most", "9"]

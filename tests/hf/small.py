@@ -33,5 +33,5 @@ def tolerance(logits: torch.Tensor, depth: int = 3) -> float:
     return (8 * depth + 1) * torch.finfo(logits.dtype).eps * max(1.0, float(logits.detach().abs().max()))
 
 
-def close(found: torch.Tensor, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance(expected))
+def close(found: torch.Tensor, expected: torch.Tensor, depth: int = 3) -> None:
+    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance(expected, depth))

@@ -56,26 +56,10 @@ def test_inductor_gives_the_same_numbers(name):
     )
 
 
-@pytest.mark.full
-# Every value of the three options, and every pair that touches the same code, in three of their eight combinations.
-@pytest.mark.parametrize(
-    ("topology", "stream", "experts"), [("serial", "fp32", 0), ("parallel", "bf16", 0), ("serial", "bf16", 4)]
-)
-def test_decoders_compile_whole(scheme, topology, stream, experts):
-    if topology not in scheme.topologies:
-        pytest.skip("refused by the scheme, see test_parallel_blocks_work_or_are_refused")
-    config = normlab.DecoderConfig(
-        scheme=scheme,
-        depth=2,
-        dim=DIM,
-        heads=2,
-        hidden=32,
-        vocab_size=32,
-        topology=topology,
-        stream=stream,
-        experts=experts,
-    )
-    model = normlab.Decoder(config)
+def assert_compiles_whole(scheme: normlab.Scheme, **options) -> None:
+    """A decoder in one graph, in fp32 and under autocast: the same logits."""
+    sizes = {"depth": 2, "dim": DIM, "heads": 2, "hidden": 32, "vocab_size": 32}
+    model = normlab.Decoder(normlab.DecoderConfig(scheme=scheme, **sizes, **options))
     tokens = torch.randint(0, 32, (2, 8))
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     for context in (torch.autocast("cpu", torch.bfloat16, enabled=False), torch.autocast("cpu", torch.bfloat16)):
@@ -83,3 +67,19 @@ def test_decoders_compile_whole(scheme, topology, stream, experts):
             expected, found = model(tokens), compiled(tokens)
         # The same kernels run in both; only where a cast is placed may differ, by a rounding of bf16.
         assert torch.allclose(expected.float(), found.float(), atol=2**-6 * float(expected.detach().abs().max()))
+
+
+@pytest.mark.full
+# Serial decoders with a stream in fp32 are compiled in tests/hf, with their gradients.
+@pytest.mark.parametrize("topology", ["serial", "parallel"])
+def test_decoders_compile_whole(scheme, topology):
+    if topology not in scheme.topologies:
+        pytest.skip("refused by the scheme, see test_parallel_blocks_work_or_are_refused")
+    assert_compiles_whole(scheme, topology=topology, stream="bf16")
+
+
+@pytest.mark.full
+# Experts are a branch like another: one scheme that adds, one on the sphere, one of several streams.
+@pytest.mark.parametrize("name", ["pre", "geonorm", "mhc"])
+def test_decoders_with_experts_compile_whole(name):
+    assert_compiles_whole(normlab.scheme(name), stream="fp32", experts=4)

@@ -65,6 +65,7 @@ def test_pre_norm_on_the_sphere_is_post_norm_with_a_shrinking_step(norm, radius,
     close(left, right)
 
 
+@pytest.mark.full
 @torch.no_grad()
 def test_the_hidden_step_decays_like_the_root_of_depth():
     """R/‖x‖ in Pre-Norm with independent branches: 1/√(1 + i·σ²), a decay that nobody wrote down."""

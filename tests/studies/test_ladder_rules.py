@@ -179,7 +179,7 @@ def test_a_gap_is_the_ladders_own_interval():
     assert on_books.decide(Evidence(by_cell({"main": rows}))).estimate == pytest.approx(-0.06, abs=2e-3)
 
 
-@parametrize(("gap", "expected"), [(-0.03, "reproduced"), (0.03, "refuted"), (0.0, "open")], quick=[-0.03, 0.03])
+@parametrize(("gap", "expected"), [(-0.03, "reproduced"), (0.03, "refuted"), (0.0, "open")], quick=[-0.03])
 def test_gaps_at_several_cells(gap, expected):
     found = rule("gap", scheme="geonorm", against="pre", cell="8x512,*").decide(on_ladder(lambda *_: gap))
     assert found.verdict == expected

@@ -45,7 +45,7 @@ def gradients(model) -> list[torch.Tensor]:
     return [p.grad for p in model.parameters() if p.requires_grad and p.grad is not None]
 
 
-@parametrize("name", CONFIGS, quick=["GPT2", "Bert", "T5", "ViT", "Mixtral"])
+@parametrize("name", CONFIGS, quick=["GPT2", "Bert", "T5", "ViT"])
 def test_every_architecture_shrinks_builds_and_learns(name):
     makes, depth, width = CONFIGS[name]
     config = config_of(name)
@@ -71,7 +71,8 @@ def test_every_architecture_shrinks_builds_and_learns(name):
     assert loss.item() == pytest.approx(guess, abs=2.5 if tied else 1.25)
 
 
-@parametrize("factor", [4, 16], quick=[16])
+@pytest.mark.full
+@pytest.mark.parametrize("factor", [4, 16])
 def test_shrinking_keeps_what_the_blocks_do_to_a_state(factor):
     """The gain of every matrix, and so the size of the state, is that of the model at its own width."""
 

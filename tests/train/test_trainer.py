@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import threading
+from functools import partial
 
 import pytest
 import torch
@@ -265,8 +266,10 @@ def test_depth_transfer(text, straight, tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_compiled(accumulate, text, straight, tmp_path):
+# The whole compiler once; a batch in parts is the same code to compile, which need not become machine code again.
+@pytest.mark.parametrize(("accumulate", "backend"), [(1, "inductor"), (2, "aot_eager")])
+def test_compiled(accumulate, backend, text, straight, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     result = train(config_of(text, compile="yes", accumulate=accumulate), tmp_path, progress=False)
     assert result.state == "done"
     # Fused kernels round in another order.

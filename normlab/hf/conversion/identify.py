@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import nn
 
@@ -33,6 +34,8 @@ _UNIFORM = 16
 """Depth at which candidate schemes are built for models with equal blocks: with few blocks many schemes look alike."""
 _NARROW = 2
 """Width at which candidate blocks are built; the places of norms do not depend on it."""
+
+_MATCHED: WeakKeyDictionary[ModelStructure, Scheme | None] = WeakKeyDictionary()
 
 NormPlaces = tuple[bool, bool, bool, GateOptions | None]
 """Whether a branch has a norm before it, on its output, and after the addition; the gate in place of the addition."""
@@ -77,6 +80,13 @@ def identify(
 
 def match_scheme(found: ModelStructure) -> Scheme | None:
     """Return the scheme that places norms where the model has them; None if there is none."""
+    # Asked for by each conversion of a model, and every scheme is built for the answer.
+    if found not in _MATCHED:
+        _MATCHED[found] = _match(found)
+    return _MATCHED[found]
+
+
+def _match(found: ModelStructure) -> Scheme | None:
     if found.streams is not None:
         return _match_streams(found)
     wanted = [

@@ -37,9 +37,9 @@ _ROUNDINGS = 4
 """Tolerance for sums in another order, in rounding errors of the largest entry."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ModelStructure:
-    """Structure of a model."""
+    """Structure of a model; another one is of another model."""
 
     stack: BlockStack
     layers: list[LayerStructure]

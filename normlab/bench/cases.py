@@ -12,7 +12,9 @@ from torch import Tensor
 from normlab.kernels.dual import dual_step
 from normlab.kernels.geodesic import geodesic_pair
 from normlab.kernels.lerp import sphere_lerp_pair
+from normlab.kernels.normalised_projection import normalised_projection
 from normlab.kernels.residual import Affine, residual_step
+from normlab.kernels.sinkhorn import sinkhorn
 from normlab.kernels.streams import read_streams, write_and_read_streams, write_streams
 
 Shape = tuple[int, int]
@@ -23,6 +25,8 @@ Outputs = tuple[Tensor, ...]
 
 _N = 4
 """Residual streams of the cases with several, as in published models."""
+_ROUNDS = 20
+"""Rounds of Sinkhorn's algorithm, likewise."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,15 @@ class Case:
     backward: int
     streams: int = 1
     """Residual streams: the state has as many times the size of the update, in whose size traffic is counted."""
+    numbers: tuple[int, int] = (0, 0)
+    """Numbers in fp32 that are moved for each token beside those tensors, forward and backward."""
+
+    def bytes_moved(self, shape: Shape, dtype: torch.dtype) -> dict[str, int]:
+        """Bytes that an ideal kernel reads and writes, by direction."""
+        rows, dim = shape
+        tensors = {"forward": self.forward, "backward": self.backward}
+        small = dict(zip(tensors, self.numbers, strict=True))
+        return {way: rows * (count * dim * dtype.itemsize + small[way] * 4) for way, count in tensors.items()}
 
     def inputs(self, shape: Shape, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """A random state and update."""
@@ -112,6 +125,43 @@ def _read_streams(shape: Shape, device: torch.device):
     return lambda x, g, kernels: read_streams(x, pre, norm, kernels=kernels), [gain, pre]
 
 
+def _logits(rows: int, outputs: int):
+    """RMSNorm and linear map of all streams of a token together (1 row) or of each of them (n rows)."""
+
+    def build(shape: Shape, device: torch.device):
+        width = _N * shape[1] // rows
+        weight = (torch.randn(outputs, width, device=device) * 0.02).requires_grad_()
+
+        def step(x: Tensor, g: Tensor, kernels: str) -> Outputs:
+            flat, found = normalised_projection(x.view(-1, rows, width), weight, 1e-6, kernels=kernels)
+            return flat.view(x.shape), found
+
+        return step, [weight]
+
+    return build
+
+
+def _sinkhorn(shape: Shape, device: torch.device):
+    logits = torch.randn(shape[0], _N, _N, device=device, requires_grad=True)
+    return lambda x, g, kernels: (sinkhorn(logits, _ROUNDS, 1e-6, kernels=kernels),), [logits]
+
+
+def _stream_coefficients(shape: Shape, device: torch.device):
+    weight = (torch.randn(_N * (_N + 2), _N * shape[1], device=device) * 0.02).requires_grad_()
+    base = torch.zeros(_N * (_N + 2), device=device, requires_grad=True)
+    scales = [torch.ones((), device=device, requires_grad=True) for _ in range(3)]
+
+    def step(x: Tensor, g: Tensor, kernels: str) -> Outputs:
+        flat, found = normalised_projection(x.flatten(-2), weight, 1e-6, kernels=kernels)
+        sizes = (_N, _N, _N * _N)
+        factors = torch.cat([scale.expand(size) for scale, size in zip(scales, sizes, strict=True)])
+        pre, post, comb = (factors * found + base).split(sizes, dim=-1)
+        mixing = sinkhorn(comb.unflatten(-1, (_N, _N)), _ROUNDS, 1e-6, kernels=kernels)
+        return flat.view(x.shape), pre.sigmoid() + 1e-6, 2.0 * post.sigmoid(), mixing
+
+    return step, [weight, base, *scales]
+
+
 CASES = (
     Case("geodesic step", _geodesic, 3, 6),
     Case("add + norm (pre)", _residual("read"), 4, 4),
@@ -123,6 +173,11 @@ CASES = (
     Case("4 streams, write + norm (hc static)", _static_streams, 10, 15, streams=_N),
     Case("4 streams, write (mhc)", _write_streams, 9, 14, streams=_N),
     Case("4 streams, sum + norm (mhc)", _read_streams, 5, 13, streams=_N),
+    # The state is read, and backward its gradient read and written; a row's result and inverse RMS are small.
+    Case("4 streams, logits (mhc)", _logits(1, 24), 4, 12, streams=_N, numbers=(25, 49)),
+    Case("4 streams, logits (hc)", _logits(_N, 6), 4, 12, streams=_N, numbers=(28, 52)),
+    Case("4 streams, Sinkhorn (mhc)", _sinkhorn, 0, 0, streams=_N, numbers=(32, 48)),
+    Case("4 streams, coefficients (mhc)", _stream_coefficients, 4, 12, streams=_N, numbers=(49, 73)),
     Case("RMSNorm", _norm("rms"), 2, 4),
     Case("LayerNorm", _norm("layer"), 2, 4),
 )

@@ -184,8 +184,7 @@ def _calls(
 
 def _rows(place: Place, device: torch.device, dtype: torch.dtype) -> Iterator[Row]:
     calls, inputs, case = _calls(place, device, dtype)
-    for direction, count in (("forward", case.forward), ("backward", case.backward)):
-        moved = count * inputs[1].numel() * dtype.itemsize
+    for direction, moved in case.bytes_moved(place[1], dtype).items():
         copy = copy_bandwidth(device, moved)
         times = {name: _time(call, direction, inputs, device) for name, call in calls.items()}
         yield Row(case.name, place[1], direction, moved, copy, times.pop("fused"), times)

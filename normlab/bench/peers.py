@@ -20,6 +20,7 @@ def calls(step: str, x: Tensor, g: Tensor, parameters: list[Tensor]) -> dict[str
         "RMSNorm": {"liger": lambda: _liger_norm(x, gain), "quack": lambda: _quack_norm(x, gain)},
         "4 streams, write (mhc)": {"liger": lambda: _liger_write_streams(x, g, *parameters)},
         "4 streams, sum + norm (mhc)": {"liger": lambda: _liger_read_streams(x, *parameters)},
+        "4 streams, coefficients (mhc)": {"liger": lambda: _liger_coefficients(x, *parameters)},
     }
     homes = {"liger": "liger_kernel", "quack": "quack"}
     return {name: call for name, call in known.get(step, {}).items() if find_spec(homes[name]) is not None}
@@ -50,6 +51,15 @@ def _liger_read_streams(x: Tensor, gain: Tensor, pre: Tensor) -> Outputs:
 
     # Two kernels: the sum is rounded to the stream's dtype before the norm, and so is its gradient on the way back.
     return x.view_as(x), _liger_norm(LigerMHCPreFunction.apply(x, pre), gain)[1]
+
+
+def _liger_coefficients(x: Tensor, weight: Tensor, base: Tensor, *scales: Tensor) -> Outputs:
+    from liger_kernel.ops.mhc import LigerMHCCoeffsFunction
+
+    # Its weight is transposed and of the state's dtype, which its tensor cores need.
+    projection = weight.T.to(x.dtype)
+    options = (False, 20, 1e-6, 1e-6, 1e-6, 2.0)  # no fp32; rounds; epsilons of norm, pre and Sinkhorn; largest post
+    return x.view_as(x), *LigerMHCCoeffsFunction.apply(x, projection, base, *scales, *options)
 
 
 def _quack_add(x: Tensor, g: Tensor, gain: Tensor) -> Outputs:

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from normlab.errors import NormLabError
-from normlab.norms import Norm, widen
+from normlab.kernels.normalised_projection import fuses_projection, normalised_projection
+from normlab.norms import Norm, RMSNorm, widen
 from normlab.roles import OUTPUTS, Role, Spec
 from normlab.schemes.contract.bound_scheme import BoundScheme
 from normlab.schemes.contract.parts import BranchBound, Step, factor
@@ -100,11 +101,22 @@ class DynamicWeights(nn.Module):
     def reset_parameters(self) -> None:
         nn.init.constant_(self.scale, self.alpha)
 
-    def forward(self, state: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        found = self.project(self.norm(state))
+    def forward(self, state: torch.Tensor, kernels: str = "reference") -> tuple[torch.Tensor, ...]:
+        """(state, what is added); go on with this state, as with that of `StreamRead.coefficients`."""
+        state, found = self._projected(state, kernels)
         found = (found.tanh() if self.tanh else found) * self._scales()
         read, mix, write = found.split([1, self.streams, 1], dim=-1)
-        return read.squeeze(-1), mix, write.squeeze(-1)
+        return state, read.squeeze(-1), mix, write.squeeze(-1)
+
+    def _projected(self, state: torch.Tensor, kernels: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """(state, W·N(X_s) for every stream s)."""
+        weight, plain = self.project.weight, type(self.norm) is RMSNorm and self.norm.bias is None
+        if not plain or not fuses_projection(kernels, state, weight):
+            return state, self.project(self.norm(widen(state)))
+        # The kernel's norm has no gain: it becomes a part of the weight, which is far smaller than the streams.
+        gain = self.norm.scale()
+        weight = widen(weight) if gain is None else widen(weight) * gain
+        return normalised_projection(state, weight, self.norm.eps, kernels=kernels)
 
     def limits(self) -> tuple[float, torch.Tensor, float]:
         """Largest absolute values that are added to a_s, to A[s, t] for each t, and to b_s."""
@@ -146,11 +158,12 @@ class HCRead(StreamRead):
     def static(self) -> bool:
         return self.dynamic is None
 
-    def coefficients(self, state: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def coefficients(self, state: torch.Tensor, kernels: str = "reference") -> tuple[torch.Tensor, ...]:
         read, mix, write = widen(self.read), widen(self.mix), widen(self.write)
         if self.dynamic is not None:
-            read, mix, write = (one + more for one, more in zip((read, mix, write), self.dynamic(state), strict=True))
-        return read, write, mix
+            state, *more = self.dynamic(state, kernels)
+            read, mix, write = (one + other for one, other in zip((read, mix, write), more, strict=True))
+        return state, read, write, mix
 
     def limits(self) -> tuple[float, float, float]:
         """(Σ |a_s|, max_t Σ_s |A[s, t]|, max |b_t|), each the largest for any state."""

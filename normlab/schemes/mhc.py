@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from normlab.errors import NormLabError
+from normlab.kernels.sinkhorn import sinkhorn
 from normlab.norms import Norm, widen
 from normlab.schemes.contract.bound_scheme import BoundScheme
 from normlab.schemes.contract.parts import Step, factor
@@ -32,11 +33,9 @@ from normlab.schemes.contract.streams import (
     StreamScheme,
     StreamWrite,
     add_update,
-    full_precision,
     mix_streams,
     mixing_matrix,
     part_of_step,
-    weighted_sum,
 )
 
 
@@ -113,16 +112,6 @@ class MHC(StreamScheme):
         return [-math.log(self.streams - 1.0)] * self.streams
 
 
-def sinkhorn(logits: torch.Tensor, rounds: int, eps: float) -> torch.Tensor:
-    """A matrix ≥ 0 whose columns sum to 1 and whose rows do as far as `rounds` go; logits (..., n, n)."""
-    matrix = logits.softmax(-1) + eps
-    matrix = matrix / (matrix.sum(-2, keepdim=True) + eps)
-    for _ in range(rounds - 1):
-        matrix = matrix / (matrix.sum(-1, keepdim=True) + eps)
-        matrix = matrix / (matrix.sum(-2, keepdim=True) + eps)
-    return matrix
-
-
 class MHCRead(StreamRead):
     """X → (N(Σ pre_j X_j), post, comb): a branch's input and the coefficients of its write; no comb without mixing."""
 
@@ -132,13 +121,13 @@ class MHCRead(StreamRead):
         self.rounds, self.magnitude, self.eps = rounds, magnitude, eps
         self.streams = logits.sizes[0]
 
-    def coefficients(self, state: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        pre, post, *comb = self.logits(state)
+    def coefficients(self, state: torch.Tensor, kernels: str = "reference") -> tuple[torch.Tensor, ...]:
+        state, pre, post, *comb = self.logits(state, kernels)
         pre, post = pre.sigmoid() + self.eps, self.magnitude * post.sigmoid()
         if not comb:
-            return pre, post + self.eps
+            return state, pre, post + self.eps
         square = comb[0].unflatten(-1, (self.streams, self.streams))
-        return pre, post, sinkhorn(square, self.rounds, self.eps)
+        return state, pre, post, sinkhorn(square, self.rounds, self.eps, kernels=kernels)
 
     def rms_bound(self, rms_in: float) -> float:
         return self.norm.rms_bound(self.streams * (1.0 + self.eps) * rms_in)
@@ -165,15 +154,13 @@ class MHCWrite(StreamWrite):
         return state + self.largest * update
 
 
-class MHCExit(nn.Module):
+class MHCExit(StreamRead):
     """N(Σ pre_j X_j)."""
 
     def __init__(self, logits: StreamLogits, norm: Norm, eps: float):
         super().__init__()
         self.logits, self.norm, self.eps = logits, norm, eps
 
-    def forward(self, state: torch.Tensor) -> torch.Tensor:
-        wide = widen(state)
-        with full_precision(state):
-            (pre,) = self.logits(wide)
-            return self.norm(weighted_sum(pre.sigmoid() + self.eps, wide)).to(state.dtype)
+    def coefficients(self, state: torch.Tensor, kernels: str = "reference") -> tuple[torch.Tensor, ...]:
+        state, pre = self.logits(state, kernels)
+        return state, pre.sigmoid() + self.eps

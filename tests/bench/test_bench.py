@@ -58,7 +58,17 @@ def test_cases_of_several_streams_run_and_count_in_updates(monkeypatch):
     monkeypatch.setattr(kernels, "CPU_SHAPES", ((8, 64),))
     monkeypatch.setattr(torch, "compile", lambda call: call)
     moved = [row["bytes_moved"] // (8 * 64 * 4) for row in run.kernels(only="streams", cpu=True)]
-    assert moved == [5, 8, 10, 15, 9, 14, 5, 13]
+    # In whole updates of 64 numbers a token: a matrix of 16 logits is less than one.
+    assert moved == [5, 8, 10, 15, 9, 14, 5, 13, 4, 12, 4, 12, 0, 0, 4, 13]
+
+
+def test_numbers_beside_the_tensors_are_counted_in_fp32():
+    case = next(case for case in kernels.CASES if case.name == "4 streams, logits (mhc)")
+    # A token has four streams in bf16, 24 results and an inverse RMS; backward the gradient of the results as well.
+    assert case.bytes_moved((8, 64), torch.bfloat16) == {
+        "forward": 8 * (4 * 64 * 2 + 25 * 4),
+        "backward": 8 * (12 * 64 * 2 + 49 * 4),
+    }
 
 
 def test_figures_are_kept_with_what_it_takes_to_repeat_them(tmp_path, monkeypatch):

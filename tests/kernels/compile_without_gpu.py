@@ -1,8 +1,8 @@
 """Compile the kernels of a step for compute capability 9.0, without a GPU: every launch compiles and runs nothing.
 
-`python -m tests.kernels.compile_without_gpu two|many WIDTH` prints one line per kernel: name, warps, shared memory. The
-interpreter accepts code that the compiler refuses, so parity alone does not say that a kernel can run. Not under
-TRITON_INTERPRET, which replaces the compiler.
+`python -m tests.kernels.compile_without_gpu two|many|coefficients WIDTH` prints one line per kernel: name, warps,
+shared memory. The interpreter accepts code that the compiler refuses, so parity alone does not say that a kernel can
+run. Not under TRITON_INTERPRET, which replaces the compiler.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from normlab.kernels.fused import dual, launch, streams, streams_gradient
+from normlab.kernels.fused import dual, launch, normalised_projection, sinkhorn, streams, streams_gradient
 
 _TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16"}
 _SHARED = 227 * 1024
@@ -65,8 +65,21 @@ def many_streams(dim: int) -> None:
         streams_gradient.backward(*inputs, *upstream)
 
 
+def coefficients(dim: int) -> None:
+    for size, rounds in ((4, 20), (3, 2)):
+        logits = torch.zeros(64, size, size)
+        sinkhorn.forward(logits, rounds, 1e-6)
+        sinkhorn.backward(logits, logits, rounds, 1e-6)
+    # Four streams in one row, streams as rows, and the most outputs.
+    for outputs, width, dtype in ((24, 4 * dim, torch.bfloat16), (6, dim, torch.bfloat16), (64, dim, torch.float16)):
+        x, weight = torch.zeros(64, width, dtype=dtype), torch.zeros(outputs, width)
+        u, inverse = normalised_projection.forward(x, weight, 1e-6)
+        for d_x in (x, None):
+            normalised_projection.backward(x, weight, u, inverse, d_x, u)
+
+
 if __name__ == "__main__":
     JITFunction.run = compile_only
     launch._multiprocessors = lambda device: 132
     launch._shared_memory = lambda device: 228 * 1024
-    {"two": two_streams, "many": many_streams}[sys.argv[1]](int(sys.argv[2]))
+    {"two": two_streams, "many": many_streams, "coefficients": coefficients}[sys.argv[1]](int(sys.argv[2]))

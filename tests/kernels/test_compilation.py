@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="kernels are compiled by Triton")
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("step", ["two", "many"])
+@pytest.mark.parametrize("step", ["two", "many", "coefficients"])
 def test_kernels_compile_for_a_gpu(step, tmp_path):
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-W", "ignore", "-m", "tests.kernels.compile_without_gpu", step, "768"]

@@ -31,6 +31,7 @@ SPECS = [
     "pre(norm='dyt')",
     "hc(dynamic=False)",
     "mhc(mixing='none')",
+    "mhc(rounds=2)",
 ]
 
 
@@ -67,7 +68,7 @@ def floor(spec: str) -> float:
     return 0.1 if normlab.scheme(spec).streams > 2 else 1e-2
 
 
-QUICK = ["pre", "post", "peri", "geonorm", "ngpt", "spannorm", "hybrid", "dual", "mhc", "pre(norm='dyt')"]
+QUICK = ["pre", "post", "peri", "geonorm", "ngpt", "spannorm", "hybrid", "dual", "mhc(rounds=2)", "pre(norm='dyt')"]
 
 
 @parametrize("spec", SPECS, quick=QUICK)
@@ -135,7 +136,7 @@ def test_hooks_on_layers_alone_see_settled_states(spec):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("spec", ["pre", "peri", "post", "spannorm", "dual", "hc(dynamic=False)", "mhc"])
+@pytest.mark.parametrize("spec", ["pre", "peri", "post", "spannorm", "dual", "hc(dynamic=False)", "hc", "mhc"])
 def test_fused_stacks_compile_whole_and_checkpoint(spec, request):
     torch._dynamo.reset()
     x = torch.randn(2, 5, DIM)
@@ -149,7 +150,7 @@ def test_fused_stacks_compile_whole_and_checkpoint(spec, request):
     close(run(stack, x), expected, 500, floor(spec))
 
 
-@pytest.mark.parametrize("spec", ["pre", "geonorm", "ngpt", "dual", "hc(dynamic=False)", "mhc"])
+@pytest.mark.parametrize("spec", ["pre", "geonorm", "ngpt", "dual", "hc(dynamic=False)", "mhc(rounds=2)"])
 def test_fused_stacks_compile_without_gradients(spec, request):
     # An evaluation: the compiler then calls `forward` of an autograd function itself.
     torch._dynamo.reset()

@@ -7,6 +7,7 @@ import torch
 
 from normlab import Decoder, DecoderConfig
 from normlab.kernels import cross_entropy_gradient, rotary, swiglu
+from tests.kernels.graphs import compiled_graphs
 from tests.matrix import parametrize
 
 VOCABULARY = 211
@@ -140,3 +141,20 @@ def test_generation_takes_the_same_path():
 def test_experts_keep_the_plain_path():
     data, options = batch(), {"experts": 4, "shared_hidden": 16}
     close(run(build("triton", **options), *data), run(build("reference", **options), *data), 500)
+
+
+def nodes(scheme: str, depth: int) -> int:
+    """Nodes of the compiled forward and backward graph, with a bf16 stream."""
+    model, data = build("triton", scheme=scheme, depth=depth, stream="bf16"), batch()
+    with torch.autocast(data[0].device.type, torch.bfloat16):
+        return sum(map(len, compiled_graphs(model.loss, *data)))
+
+
+@pytest.mark.full
+def test_graphs_with_dynamic_coefficients_stay_small(no_default_device):
+    one, two = ({depth: nodes(scheme, depth) for depth in (1, 2)} for scheme in ("pre", "mhc(rounds=2)"))
+    # However many rounds there are: in plain operators each of them takes more than ten nodes.
+    assert nodes("mhc", 1) == two[1]
+    # A sublayer of Pre-Norm is one kernel beside the branch; here it is four, each with up to six results, and up to
+    # twenty operators on coefficients in either direction. Branches have about 70 nodes a sublayer in both.
+    assert two[2] - two[1] <= 2.25 * (one[2] - one[1])

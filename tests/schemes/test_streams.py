@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import normlab
+from normlab.kernels.sinkhorn import sinkhorn
 from normlab.norms import rms
 from normlab.schemes.contract.streams import mix_streams
-from normlab.schemes.mhc import sinkhorn
 from normlab.testing.small import make_input, make_stack
 
 from .agreement import with_gradients

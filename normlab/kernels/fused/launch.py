@@ -119,11 +119,19 @@ def _tile_bytes(plan: Tile, reads: Sequence[torch.Tensor | None]) -> int:
     return plan.rows * plan.block * sum(read.element_size() for read in reads if read is not None)
 
 
+def shares(tiles: int, pieces: int, together: int, like: torch.Tensor) -> int:
+    """Programs that share the tiles of rows, where every tile is taken by `pieces` programs, each with its columns."""
+    return _even(tiles, 3 if interpreting() else together * _multiprocessors(like.device) // pieces)
+
+
 def _programs(tiles: int, together: int, reads: Sequence[torch.Tensor | None]) -> int:
-    """The smallest number of programs that needs no more rounds than the most that run at once: an even last round."""
     # In the interpreter: an odd few, so that tests cover uneven shares.
-    most = 3 if interpreting() else together * _multiprocessors(_device(reads))
-    return max(1, triton.cdiv(tiles, max(1, triton.cdiv(tiles, most))))
+    return _even(tiles, 3 if interpreting() else together * _multiprocessors(_device(reads)))
+
+
+def _even(tiles: int, most: int) -> int:
+    """The smallest number of programs that needs no more rounds than the most that run at once: an even last round."""
+    return max(1, triton.cdiv(tiles, max(1, triton.cdiv(tiles, max(1, most)))))
 
 
 def _device(reads: Sequence[torch.Tensor | None]) -> torch.device:

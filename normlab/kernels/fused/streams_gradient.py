@@ -34,6 +34,7 @@ from normlab.kernels.fused import launch
 from normlab.kernels.fused.norms import column_values, normalise_and_back_chunks
 from normlab.kernels.fused.partials import sum_partials
 from normlab.kernels.fused.streams import load_coefficients, load_streams, packed, shared_by_tokens, sizes
+from normlab.kernels.fused.tuples import joined
 
 
 def backward(x, f, post, comb, pre, gain, bias, kind, eps, offset, d_state, d_seen) -> tuple[Tensor, ...]:
@@ -178,23 +179,11 @@ def _folded(value, LANES: tl.constexpr, VECTOR: tl.constexpr):
 
 
 @triton.jit
-def _halved(values, HALF: tl.constexpr):
-    """Half as many tensors with one more axis: entry 0 is from the first half, entry 1 from the second."""
-    joined = ()
-    for i in tl.static_range(HALF):
-        joined = joined + (tl.join(values[i], values[i + HALF]),)
-    return joined
-
-
-@triton.jit
 def _stacked(values, SIZE: tl.constexpr):
     """2^k tensors as one with a last axis: a sum over another axis is then one reduction for all of them."""
     ROWS: tl.constexpr = values[0].shape[0]
     LANES: tl.constexpr = values[0].shape[1]
-    for level in tl.static_range(10):
-        if SIZE >> (level + 1) > 0:
-            values = _halved(values, SIZE >> (level + 1))
-    return tl.reshape(values[0], (ROWS, LANES, SIZE))
+    return tl.reshape(joined(values, SIZE), (ROWS, LANES, SIZE))
 
 
 @triton.jit

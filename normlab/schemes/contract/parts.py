@@ -280,7 +280,13 @@ _NORM_KINDS: dict[type, str] = {RMSNorm: "rms", LayerNorm: "layer"}
 
 
 def read_state(state: torch.Tensor, read: nn.Module, kernels: str) -> tuple[torch.Tensor, Seen]:
-    """Returns (state, read(state)), for a norm with one kernel whose backward pass adds up both gradients."""
+    """Returns (state, read(state)), for a norm with one kernel whose backward pass adds up both gradients.
+
+    A module with kernels of its own has a method `read_state(state, kernels)`.
+    """
+    own = getattr(read, "read_state", None)
+    if own is not None:
+        return own(state, kernels)
     found = affine_of(read)
     if backends.choose(kernels, state) != "triton" or found is None or found[0] is None:
         return state, read(state)

@@ -16,12 +16,13 @@ from torch import nn
 
 from normlab.errors import NormLabError
 from normlab.kernels import backends
+from normlab.kernels.normalised_projection import fuses_projection, normalised_projection
 from normlab.kernels.streams import read_streams, uses_kernel, write_and_read_streams, write_streams
 from normlab.norms import Norm, rms_norm, widen
 from normlab.roles import COEFFICIENTS, OUTPUTS, Role, Spec
 from normlab.schemes.contract.bound_scheme import BoundScheme
 from normlab.schemes.contract.law import Law
-from normlab.schemes.contract.parts import Seen, Write, affine_of
+from normlab.schemes.contract.parts import Seen, Write, affine_of, read_state
 from normlab.schemes.contract.scheme import Scheme
 
 _MIX_STD = 0.02
@@ -123,7 +124,10 @@ class MeanNorm(nn.Module):
 
 
 class StreamRead(nn.Module):
-    """Base class of reads X → (N(Σ_j pre_j X_j), post, comb): a branch's input and the coefficients of its write."""
+    """Base class of reads X → (N(Σ_j pre_j X_j), post, comb): a branch's input and the coefficients of its write.
+
+    A read with pre alone, such as that of an exit, returns no tuple.
+    """
 
     norm: Norm
 
@@ -132,15 +136,29 @@ class StreamRead(nn.Module):
         """Whether the coefficients are the same for every state, so that a write need not wait for its streams."""
         return False
 
-    def coefficients(self, state: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """(pre, post, comb) for streams in fp32 or fp64; no comb without mixing."""
+    def coefficients(self, state: torch.Tensor, kernels: str = "reference") -> tuple[torch.Tensor, ...]:
+        """(state, pre, post, comb), coefficients in fp32 or fp64; no comb without mixing.
+
+        Go on with the state that it returns: a fused kernel adds the state's gradient to that of the coefficients.
+        """
         raise NotImplementedError
 
-    def forward(self, state: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(self, state: torch.Tensor) -> Seen:
         wide = widen(state)
         with full_precision(state):
-            pre, *carry = self.coefficients(wide)
-            return self.norm(weighted_sum(pre, wide)).to(state.dtype), *carry
+            wide, pre, *carry = self.coefficients(wide)
+            seen = self.norm(weighted_sum(pre, wide)).to(state.dtype)
+        return (seen, *carry) if carry else seen
+
+    def read_state(self, state: torch.Tensor, kernels: str) -> tuple[torch.Tensor, Seen]:
+        """(state, what `forward` returns), with fused kernels where they can run."""
+        norm = affine_of(self.norm)
+        if norm is None or not _fuses(kernels, state):
+            return state, self(state)
+        with full_precision(state):
+            state, pre, *carry = self.coefficients(state, kernels)
+        state, seen = read_streams(state, pre, norm[0], kernels=kernels)
+        return state, (seen, *carry) if carry else seen
 
 
 class StreamWrite(Write):
@@ -163,24 +181,20 @@ class StreamWrite(Write):
     ) -> tuple[torch.Tensor, Seen]:
         if not isinstance(shape, nn.Identity) or not _fuses(kernels, state, update):
             return super().write_and_read(state, update, shape, read, kernels, *carry)
-        post, comb = self.dt(carry[0]), None if len(carry) < 2 else mixing_matrix(carry[1], self.dt).mT
+        post, comb = self.dt(carry[0]), None if len(carry) < 2 else _refined(carry[1], self.dt)
         norm = affine_of(read.norm) if isinstance(read, StreamRead) else None
-        if not isinstance(read, StreamRead) or norm is None:
-            state = write_streams(state, update, post, comb, kernels=kernels)
-            return state, read(state)
-        if read.static:
-            pre, *carry_on = read.coefficients(state)
+        if norm is not None and isinstance(read, StreamRead) and read.static:
+            _, pre, *carry_on = read.coefficients(state)
             state, seen = write_and_read_streams(state, update, post, comb, pre, norm[0], kernels=kernels)
             return state, (seen, *carry_on)
         state = write_streams(state, update, post, comb, kernels=kernels)
-        with full_precision(state):
-            pre, *carry_on = read.coefficients(widen(state))
-        state, seen = read_streams(state, pre, norm[0], kernels=kernels)
-        return state, (seen, *carry_on)
+        return read_state(state, read, kernels)
 
 
-def _fuses(kernels: str, state: torch.Tensor, update: torch.Tensor) -> bool:
-    return backends.choose(kernels, state) == "triton" and update.dtype != torch.float64 and uses_kernel(kernels, state)
+def _fuses(kernels: str, state: torch.Tensor, update: torch.Tensor | None = None) -> bool:
+    if backends.choose(kernels, state) != "triton" or (update is not None and update.dtype == torch.float64):
+        return False
+    return uses_kernel(kernels, state)
 
 
 class MixProjection(nn.Module):
@@ -225,10 +239,17 @@ class StreamLogits(nn.Module):
         set_values_(self.base, torch.tensor([value for group in self.start for value in group], device="cpu"))
         nn.init.constant_(self.scale, self.alpha)
 
-    def forward(self, state: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        found = torch.split(self.project(rms_norm(state.flatten(-2), self.eps)), self.sizes, dim=-1)
-        scales, bases = widen(self.scale).unbind(0), torch.split(widen(self.base), self.sizes)
-        return tuple(scale * group + base for scale, group, base in zip(scales, found, bases, strict=True))
+    def forward(self, state: torch.Tensor, kernels: str = "reference") -> tuple[torch.Tensor, ...]:
+        """(state, logits of every group); go on with this state, as with that of `StreamRead.coefficients`."""
+        flat, weight = state.flatten(-2), self.project.weight
+        if fuses_projection(kernels, flat, weight):
+            flat, found = normalised_projection(flat, weight, self.eps, kernels=kernels)
+            state = flat.view(state.shape)
+        else:
+            found = self.project(rms_norm(flat, self.eps))
+        # One product and one sum for all groups, which are nodes of a graph at every sublayer.
+        scales = [scale.expand(size) for scale, size in zip(torch.split(widen(self.scale), 1), self.sizes, strict=True)]
+        return state, *torch.split(torch.cat(scales) * found + widen(self.base), self.sizes, dim=-1)
 
 
 def weighted_sum(weights: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
@@ -254,7 +275,10 @@ def part_of_step(state: torch.Tensor, mixed: torch.Tensor, dt: nn.Module) -> tor
 
 def mixing_matrix(matrix: torch.Tensor, dt: nn.Module) -> torch.Tensor:
     """What a step multiplies the streams by from the left: matrixᵀ, or (1 − dt)·1 + dt·matrixᵀ for a refined step."""
-    matrix = matrix.mT
+    return _refined(matrix, dt).mT
+
+
+def _refined(matrix: torch.Tensor, dt: nn.Module) -> torch.Tensor:
     return part_of_step(torch.eye(matrix.shape[-1]).to(matrix), matrix, dt)
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from normlab.kernels.fused.tuples import columns, joined
 
 _ROWS = 32
-"""Tokens of a program: one warp. The backward kernel takes all 255 registers of a thread."""
+"""Tokens of a program: one warp. Backward a thread takes nearly all of its 255 registers at 20 rounds with n = 4."""
 
 
 def forward(logits: Tensor, rounds: int, eps: float) -> Tensor:
@@ -46,16 +46,9 @@ def _launch(kernel, like: Tensor, inputs: tuple[Tensor, ...], rounds: int, eps: 
     if rows:
         with torch.cuda.device_of(like):
             kernel[(triton.cdiv(rows, _ROWS),)](
-                *(t.contiguous() for t in inputs),
-                out,
-                rows,
-                eps,
-                size,
-                triton.next_power_of_2(size),
-                2 * rounds - 1,
-                _ROWS,
-                num_warps=1,
-            )
+                *(t.contiguous() for t in inputs), out, rows, eps, size, triton.next_power_of_2(size), 2 * rounds - 1,
+                _ROWS, num_warps=1,
+            )  # fmt: skip
     return out
 
 

@@ -1,6 +1,7 @@
 """States of several residual streams, (..., n, D): the base class of such schemes, and parts to build them from.
 
 Coefficients of the streams are computed in fp32 (fp64 for an fp64 state) whatever the stream's dtype and autocast say.
+With fused kernels the matrix product of streams in half precision is exact to 2^-15 of its terms, not to 2^-24.
 """
 
 from __future__ import annotations
@@ -165,7 +166,7 @@ class StreamWrite(Write):
     """Base class of writes X_t ← Σ_s comb[s, t]·X_s + post_t·f, (post, comb) from a `StreamRead`, with fused kernels.
 
     A static read shares the write's kernel. Any other has coefficients that depend on the streams written: a kernel
-    writes, and another reads them and adds up the gradients of its two outputs.
+    writes, others compute coefficients and read, and each of these adds up the gradients of the streams and its own.
     """
 
     dt: nn.Module

@@ -52,6 +52,10 @@ def test_cases_move_what_the_cards_say():
     for name, case in named.items():
         forward, backward = Card.of(scheme(name)).traffic
         assert cases[case] == (forward // 2, backward // 2)
+    # Where coefficients depend on the streams, a sublayer takes three kernels.
+    parts = [cases[f"4 streams, {part} (mhc)"] for part in ("write", "logits", "sum + norm")]
+    forward, backward = (sum(part[way] for part in parts) for way in (0, 1))
+    assert Card.of(scheme("mhc")).traffic == Card.of(scheme("hc")).traffic == (2 * forward, 2 * backward)
 
 
 def test_cases_of_several_streams_run_and_count_in_updates(monkeypatch):

@@ -137,6 +137,15 @@ class StreamRead(nn.Module):
         """Whether the coefficients are the same for every state, so that a write need not wait for its streams."""
         return False
 
+    @property
+    def further_passes(self) -> tuple[int, int]:
+        """States that the kernels of the read move beside those of the write, (forward, backward).
+
+        Coefficients that depend on the state are computed from it in a pass of their own, and the sum is read in
+        another: each reads the state, and backward reads it and its gradient and writes the gradient.
+        """
+        return (0, 0) if self.static else (2, 6)
+
     def coefficients(self, state: torch.Tensor, kernels: str = "reference") -> tuple[torch.Tensor, ...]:
         """(state, pre, post, comb), coefficients in fp32 or fp64; no comb without mixing.
 

@@ -13,6 +13,7 @@ import normlab
 from normlab.cli import main
 from normlab.cli.defaults import value_of
 from tests.command import normlab as run
+from tests.matrix import parametrize
 
 
 def test_help_does_not_import_torch():
@@ -121,13 +122,14 @@ def test_a_mistyped_verb_is_one_line_with_the_nearest(arguments, line):
     assert found.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "arguments",
     [
         ("train", "--out", ""), ("train", "--out="), ("compare", "--out", ""), ("check", "pre", "--json", ""),
         ("simulate", "--html="), ("simulate", "speed-laws", "--json", ""), ("bench", "kernels", "--out", ""),
         ("train", "--toml", ""), ("generate", "--run", ""),
     ],
+    quick=[("train", "--out="), ("check", "pre", "--json", ""), ("generate", "--run", "")],
     ids=" ".join,
 )  # fmt: skip
 def test_an_empty_path_is_refused(arguments, tmp_path):

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
-from normlab.geometry import exp, log, project, transport
+from normlab.geometry import exp, log, project, transport, unit
 from tests.geometry.points import FUNCTIONS, eps, gaussian, rounding, vectors
 from tests.matrix import parametrize
 
 
-@pytest.mark.parametrize(("function", "count"), FUNCTIONS)
+@parametrize(("function", "count"), FUNCTIONS, quick=[unit, exp, log])
 def test_gradcheck_and_gradgradcheck(function, count):
     arguments = tuple(v.requires_grad_() for v in vectors(count, 2, 3, seed=3))
     assert gradcheck(function, arguments, check_forward_ad=True, check_batched_grad=True)

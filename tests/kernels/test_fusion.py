@@ -150,7 +150,10 @@ def test_fused_stacks_compile_whole_and_checkpoint(spec, request):
     close(run(stack, x), expected, 500, floor(spec))
 
 
-@pytest.mark.parametrize("spec", ["pre", "geonorm", "ngpt", "dual", "hc(dynamic=False)", "mhc(rounds=2)"])
+EVALUATED = ["pre", "geonorm", "ngpt", "dual", "hc(dynamic=False)", "mhc(rounds=2)"]
+
+
+@parametrize("spec", EVALUATED, quick=["dual", "mhc(rounds=2)"])
 def test_fused_stacks_compile_without_gradients(spec, request):
     # An evaluation: the compiler then calls `forward` of an autograd function itself.
     torch._dynamo.reset()

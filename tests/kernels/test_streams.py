@@ -244,6 +244,7 @@ def test_the_other_side_of_the_matrix_is_told_apart():
     assert ((ours - theirs).abs() > limit).float().mean() > 0.9
 
 
+@pytest.mark.full
 def test_gradients_are_the_same_bits_every_time():
     made = make(rows=(61,), dim=64, shared=True)
     upstream, found = upstream_of(made), []

@@ -38,6 +38,7 @@ def test_coefficients_of_which_only_some_are_shared(own):
     check(made._replace(**{own: getattr(common, own)}))
 
 
+@pytest.mark.full
 def test_no_token_is_lost_however_many_programs_there_are(monkeypatch):
     made = make(n=2, dim=300, rows=(13,), shared=True)
     for most in (1, 2, 5):

@@ -8,8 +8,6 @@ import re
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-import pytest
-
 from normlab.studies.cells import cell_name
 from normlab.studies.headlines import RESULTS_TESTED
 from normlab.studies.rules.base import VALUE
@@ -18,6 +16,7 @@ from normlab.studies.rules.difference import DifferenceRule
 from normlab.studies.rules.order import OrderRule
 from normlab.studies.run import _check_rules, configurations, ladders, study_plan
 from normlab.studies.study import find_studies, load_study
+from tests.matrix import parametrize
 
 FOLDER = Path(__file__).parents[2] / "studies"
 
@@ -28,7 +27,7 @@ def planned_runs(name: str) -> int:
     return sum(size.runs for size in study_plan(load_study(name, FOLDER)))
 
 
-@pytest.mark.parametrize("name", find_studies(FOLDER))
+@parametrize("name", find_studies(FOLDER), quick={*find_studies(FOLDER)} - {"ladder"})
 def test_it_can_be_planned(name):
     study = load_study(name, FOLDER)
     assert study.kind == "rows" or planned_runs(name) > 0

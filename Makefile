@@ -42,7 +42,7 @@ demo-encoder: $(VENV)/.base
 demo-vision: $(VENV)/.vision
 	$(BIN)/normlab compare $(DEMO_VISION) --out demo-vision
 
-# About 5 minutes on two cores; docs/testing.md says how the suites are cut.
+# Under 5 minutes on two cores; docs/testing.md says how the suites are cut.
 test: $(VENV)/.test
 	$(TEST_ENV) $(BIN)/python $(PYTEST) -m "not full and not alike"
 

@@ -26,14 +26,18 @@ def test_quantiles():
 def test_no_figure_without_parity():
     x = torch.randn(4, 8, requires_grad=True)
     with pytest.raises(NormLabError, match=r"differ by .*; no speed is reported"):
-        kernels._check_parity("broken", lambda: (x * 1.1, x), lambda: (x * 1.0, x), [x])
-    kernels._check_parity("right", lambda: (x * 1.0, x), lambda: (x * 1.0, x), [x])
+        kernels._check_parity("broken", lambda: (x * 1.1, x), [x], expected(x))
+    kernels._check_parity("right", lambda: (x * 1.0, x), [x], expected(x))
+
+
+def expected(x: torch.Tensor) -> list[torch.Tensor]:
+    return kernels._results(lambda: (x * 1.0, x), [x])
 
 
 def test_a_peer_that_differs_is_named_and_not_timed(capsys):
     x = torch.randn(4, 8, requires_grad=True)
-    assert kernels._is_peer("same", lambda: (x * 1.0, x), lambda: (x * 1.0, x), [x])
-    assert not kernels._is_peer("other", lambda: (x * 1.1, x), lambda: (x * 1.0, x), [x])
+    assert kernels._is_peer("same", lambda: (x * 1.0, x), [x], expected(x))
+    assert not kernels._is_peer("other", lambda: (x * 1.1, x), [x], expected(x))
     assert "other is left out: other and the reference differ by" in capsys.readouterr().err
 
 

@@ -256,8 +256,9 @@ def test_that_count_sees_a_state_that_is_not_handed_on():
 @pytest.mark.parametrize("spec", ["hc", "mhc(rounds=2)"])
 def test_compiled_stacks_add_no_gradients_of_streams_themselves(spec, request):
     stack = normlab.Stack(spec, [(torch.nn.Identity(),) * 2], 24, kernels="triton")
+    state = torch.randn(2, 3, 24).bfloat16().requires_grad_()
     request.getfixturevalue("no_default_device")
-    _, backward = compiled_graphs(stack, torch.randn(2, 3, 24).bfloat16().requires_grad_())
+    _, backward = compiled_graphs(stack, state)
     reads = 3 if "mhc" in spec else 2  # both branches', and that of an exit with weights
     assert count(backward, "normlab.normalised_projection_backward") == reads
     assert count(backward, "aten.add", (2, 3, 4, 24), (2, 3, 96)) == 0
@@ -272,9 +273,9 @@ def test_coefficients_of_half_precision_streams_are_the_references(spec):
     with torch.no_grad():
         for parameter in step.parameters():
             parameter += torch.randn(parameter.shape) * 0.3
-    found = []
+    found, streams = [], torch.randn(2, 3, 4, 24).bfloat16()
     for kernels in ("triton", "reference"):
-        state = torch.randn(2, 3, 4, 24, generator=torch.Generator().manual_seed(0)).bfloat16().requires_grad_()
+        state = streams.clone().requires_grad_()
         # In fp32, the kernel's result is that of the reference; both read the same streams.
         after, *coefficients = step.read.coefficients(state, kernels)
         loss = sum((c * torch.linspace(-1.0, 1.0, c.shape[-1])).sum() for c in coefficients) + after.float().sum()

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from normlab.bench.timing import measure
 from normlab.models import Decoder, DecoderConfig
 from normlab.models.memory_check import check_memory_to_train
+from normlab.train.optimiser import set_capturable
+from normlab.train.step_graph import Graph, record_cuda
 
 _STEPS = 10
 """Steps in one repeat."""
@@ -62,6 +64,11 @@ class Entrant(Protocol):
     def check(self, batch: int) -> None:
         """Raise a NormLabError if it cannot take part."""
 
+    @property
+    def graphs(self) -> bool:
+        """Whether its step is recorded as a CUDA graph and replayed."""
+        ...
+
     def extra_bytes(self, batch: int) -> int:
         """Memory of a step beyond the estimate for `config`."""
         ...
@@ -76,6 +83,8 @@ class SchemeEntrant:
     """One of NormLab's models."""
 
     config: DecoderConfig
+    graphs: bool = True
+    """As `normlab train` does on one GPU."""
 
     @property
     def name(self) -> Name:
@@ -115,7 +124,7 @@ class Contender:
         torch.manual_seed(0)
         self.device, length = torch.device("cuda"), entrant.config.max_length
         self.tokens = batch * length
-        self.training = entrant.build(self.device)
+        self.training, self.graphs = entrant.build(self.device), entrant.graphs
         self.batch = torch.randint(0, entrant.config.vocab_size, (batch, length + 1), device=self.device)
         for _ in range(3):
             self.step()
@@ -130,10 +139,16 @@ class Contender:
 
     def rate(self) -> float:
         """Tokens per second in one repeat."""
-        found = self.tokens / measure(self.step, self.device, repeats=_STEPS, warmup=2).median
-        # Free memory for the next contender.
+        step = self._recorded().replay if self.graphs else self.step
+        found = self.tokens / measure(step, self.device, repeats=_STEPS, warmup=2).median
+        # Free memory for the next contender, that of the graph as well: it is recorded anew for every repeat.
+        del step
         torch.cuda.empty_cache()
         return found
+
+    def _recorded(self) -> Graph:
+        set_capturable(self.training.optimiser, True)
+        return record_cuda(self.step, None)
 
 
 def serve(parent: Connection, entrant: Entrant, batch: int) -> None:

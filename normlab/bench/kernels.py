@@ -220,7 +220,7 @@ def _results(call: Callable[[], Outputs], inputs: list[Tensor]) -> list[Tensor]:
 
 
 def _check_parity(name: str, call: Callable[[], Outputs], inputs: list[Tensor], expected: list[Tensor]) -> None:
-    """Raise unless outputs and gradients agree with the expected ones within a few rounding errors of the stream's dtype.
+    """Raise unless outputs and gradients are the expected ones within a few rounding errors of the stream's dtype.
 
     What is expected is computed in fp32: sums over all tokens whose terms cancel, such as the gradients of shared
     coefficients, magnify the roundings of a reference that stores every intermediate result in half precision.

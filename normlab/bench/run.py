@@ -106,6 +106,7 @@ def step(
     stream: str,
     repeats: int = 5,
     peers: bool = False,
+    graphs: bool = True,
     compile_limit: float = 300.0,
     out: Path | None = None,
     plot: Path | None = None,
@@ -119,7 +120,7 @@ def step(
     _check_out(out)
     _check_plot(plot)
     names = [step_bench.BASELINE, ("pre", "reference"), *((s, "triton") for s in schemes if s != "pre")]
-    ours = step_bench.scheme_entrants(names, preset=preset, length=length, stream=stream)
+    ours = step_bench.scheme_entrants(names, preset=preset, length=length, stream=stream, graphs=graphs)
     others = step_peers.peers(ours[0].config) if peers else []
     bench, limits = step_bench.Comparison([*ours, *others], batch=batch, compile_limit=compile_limit), _limits()
     for name in _follow(bench, bench.build(), "compiling", len(bench.entrants)):

@@ -41,6 +41,8 @@ class StepRow:
     tokens_per_second: list[float]
     beside: list[float]
     """Mean of the baseline's rates just before and after each of these."""
+    graphs: bool
+    """Whether the step was recorded as a CUDA graph."""
     parameters: int
     flops_per_token: int
     peak_bytes: int
@@ -63,11 +65,13 @@ class StepRow:
         return asdict(self) | {"median": self.median}
 
 
-def scheme_entrants(names: Iterable[Name], *, preset: str, length: int, stream: str) -> list[SchemeEntrant]:
+def scheme_entrants(
+    names: Iterable[Name], *, preset: str, length: int, stream: str, graphs: bool = True
+) -> list[SchemeEntrant]:
     """NormLab's models of one size by scheme and kernels."""
     shared: dict[str, Any] = {"stream": stream, "max_length": length}
     configs = (DecoderConfig.preset(preset, scheme=scheme, kernels=kernels, **shared) for scheme, kernels in names)
-    return [SchemeEntrant(config) for config in configs]
+    return [SchemeEntrant(config, graphs) for config in configs]
 
 
 class Comparison:
@@ -131,7 +135,7 @@ class Comparison:
         """The results, the baseline first."""
         self.beside[BASELINE] = self.rates[BASELINE]
         return [
-            StepRow(*name, self.rates[name], self.beside[name], **asdict(self.facts[name]))
+            StepRow(*name, self.rates[name], self.beside[name], self.entrants[name].graphs, **asdict(self.facts[name]))
             for name in (BASELINE, *self.others)
         ]
 

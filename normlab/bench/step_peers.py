@@ -35,6 +35,9 @@ class Peer:
     make: Callable[[DecoderConfig, torch.device], Training]
     config: DecoderConfig
 
+    graphs = False
+    """None of these trainers records its step."""
+
     @property
     def name(self) -> Name:
         return self.label, "torch.compile"

@@ -43,6 +43,7 @@ def bench_step(
     stream: Literal["fp32", "bf16"] = "bf16",
     repeats: int = 5,
     peers: bool = False,
+    graphs: bool = True,
     compile_limit: float = 300.0,
     out: Path | None = None,
     plot: Path | None = None,
@@ -63,6 +64,7 @@ def bench_step(
         repeats: Interleaved repeats of each scheme.
         peers: Time other trainers at the same size, too: nanoGPT's model, Hugging Face Llama, litgpt where installed;
             e.g. normlab bench step --schemes pre --peers.
+        graphs: Record the steps of our models as CUDA graphs, as normlab train does on one GPU.
         compile_limit: Leave out a model that is not compiled after so many seconds.
         out: Write the results to this JSON file.
         plot: Plot the results into this .svg, .png or .pdf file.
@@ -71,7 +73,7 @@ def bench_step(
     from normlab.bench import run
 
     options = {"batch": batch, "length": length, "stream": stream, "repeats": repeats, "peers": peers}
-    options["compile_limit"] = compile_limit
+    options |= {"graphs": graphs, "compile_limit": compile_limit}
     run.step(schemes or list_schemes(), preset=preset, **options, out=out, plot=plot)  # type: ignore[arg-type]
 
 

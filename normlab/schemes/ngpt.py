@@ -52,7 +52,8 @@ class NGPT(Scheme):
     Source     Loshchilov et al. 2024, arXiv 2410.01131
     Law        ‖h‖ = 1 at every depth; tokens merge at the rate e^(−2∫α)
     Fails      output projections that start at zero (no direction; refused); a tied head; weight decay; the best
-               learning rate depends on the width
+               learning rate depends on the width: at 125M, 4 of 4 runs are above the unigram entropy after 200 steps at
+               6e-4, 0 of 4 at 1.2e-3
     """
 
     name = "ngpt"

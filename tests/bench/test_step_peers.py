@@ -231,6 +231,32 @@ def test_nothing_is_compared_without_the_baseline(machine):
         bench("peri")
 
 
+def test_our_steps_are_recorded_and_those_of_peers_are_not(machine):
+    recorded = {row["scheme"]: row["graphs"] for row in bench("peri")}
+    assert recorded == {"pre": True, "peri": True, "nanogpt": False}
+    assert not any(row["graphs"] for row in bench("peri", graphs=False))
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_a_rate_is_that_of_the_recorded_step(monkeypatch, graphs):
+    """Each repeat records the step once, with an optimiser that can be recorded, and times replays of it."""
+    made = []
+    entrant = scheme_entrants([("pre", "reference")], preset="tiny", length=16, stream="fp32", graphs=graphs)[0]
+
+    def record(work, pool):
+        made.append(("recorded", rival.training.optimiser.param_groups[0]["capturable"]))
+        return SimpleNamespace(replay=lambda: made.append("replayed"))
+
+    monkeypatch.setattr(contender, "record_cuda", record)
+    monkeypatch.setattr(contender, "measure", lambda step, *_, **__: step() or SimpleNamespace(median=0.5))
+    monkeypatch.setattr(contender.Contender, "step", lambda self: made.append("step"))
+    rival = contender.Contender.__new__(contender.Contender)
+    rival.tokens, rival.graphs, rival.device = 32, graphs, torch.device("cpu")
+    rival.training = entrant.build(rival.device)
+    assert rival.rate() == 64.0
+    assert made == ([("recorded", True), "replayed"] if graphs else ["step"])
+
+
 def test_memory_of_all_logits_is_reserved_for_peers(monkeypatch):
     ours = scheme_entrants([BASELINE], preset="tiny", length=16, stream="fp32")
     peer = step_peers.peers(ours[0].config)[0]

@@ -283,6 +283,9 @@ def test_a_narrow_screen_needs_no_sideways_scrolling(open_page: Any, comparison:
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     page.locator("#curves summary").tap()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+    # Links to sections: on more than one line where that leaves room for the page, else on one that scrolls.
+    links = page.locator(".contents ul")
+    assert links.evaluate("element => element.scrollWidth <= element.clientWidth") == (width >= 640)
 
 
 def test_hostile_text_is_shown_as_text(open_page: Any, comparison: str) -> None:

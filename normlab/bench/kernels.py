@@ -175,8 +175,8 @@ def _calls(
         "compiled": torch.compile(lambda: step(x, g, "reference")),
     }
     inputs = [x, g, *parameters]
-    wide = [t.detach().float().requires_grad_() for t in (x, g)]
-    expected = _results(lambda: step(*wide, "reference"), [*wide, *parameters])
+    wide, update = (t.detach().float().requires_grad_() for t in (x, g))
+    expected = _results(lambda: step(wide, update, "reference"), [wide, update, *parameters])
     _check_parity(case.name, calls["fused"], inputs, expected)
     if device.type == "cuda":
         found = peers.calls(case.name, x, g, parameters)

@@ -110,9 +110,17 @@ def _steps(
 
 def weights_of(u: Tensor, read: DynamicRead) -> Tensor:
     """The weights of the read, given the logit of every stream."""
-    act = {"identity": lambda z: z, "sigmoid": torch.sigmoid, "tanh": torch.tanh}[read.activation]
-    found = act(read.scale * u + read.base) if read.inside else read.base + read.scale * act(u)
+    if read.inside:
+        found = _activated(read.scale * u + read.base, read.activation)
+    else:
+        found = read.base + read.scale * _activated(u, read.activation)
     return found + read.constant
+
+
+def _activated(z: Tensor, activation: str) -> Tensor:
+    if activation == "sigmoid":
+        return z.sigmoid()
+    return z.tanh() if activation == "tanh" else z
 
 
 def _check(x: Tensor, read: DynamicRead) -> None:

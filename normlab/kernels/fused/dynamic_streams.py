@@ -74,8 +74,8 @@ def forward(
     if rows:
         with torch.cuda.device_of(x):
             _forward[(triton.cdiv(rows, chosen.rows),)](
-                launch.as_rows(x), *map(packed, (f, post, comb)), in_parts(weight), scale, base, gain, state, seen,
-                *numbers, rows, eps, constant, norm_eps,
+                launch.as_rows(x), *map(packed, (f, post, comb)), in_parts(weight), *map(packed, (scale, base, gain)),
+                state, seen, *numbers, rows, eps, constant, norm_eps,
                 streams, dim, weight.shape[0], _PADDED, together, activation, inside, offset,
                 chosen.rows, chosen.block, max(16, 8 * 32 * chosen.warps // chosen.rows), chosen.stages,
                 interpreting(), num_warps=chosen.warps,

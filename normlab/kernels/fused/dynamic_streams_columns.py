@@ -55,12 +55,12 @@ def gradients(x, f, post, comb, weight, gain, offset, pre, size, d, along, kappa
     found = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, f, post)]
     d_comb = torch.empty_like(comb, memory_format=torch.contiguous_format) if comb is not None else None
     slots = streams * (1 + streams * (comb is not None))
-    dots = torch.empty((pieces, rows * slots), device=x.device)
+    dots = torch.empty((pieces, rows * slots), dtype=torch.float32, device=x.device)
     if rows:
         upstream = None if d_state is None else launch.as_rows(d_state)
         with torch.cuda.device_of(x):
             _columns[(pieces, programs)](
-                launch.as_rows(x), *map(packed, (f, post, comb)), in_parts(weight), gain, *map(packed, (pre, size)), d,
+                launch.as_rows(x), *map(packed, (f, post, comb)), in_parts(weight), *map(packed, (gain, pre, size)), d,
                 along, kappa, zero, upstream, launch.as_rows(d_seen), *found[:2], dots, rows,
                 streams, dim, outputs, padded(outputs), together, offset, PLAN.rows, PLAN.block, PLAN.stages,
                 triton.next_power_of_2(streams), *thread(tile, x), ZEROS, interpreting(), num_warps=PLAN.warps,

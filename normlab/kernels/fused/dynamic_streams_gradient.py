@@ -72,13 +72,14 @@ def _by_tokens(
     walk = launch.chunks(dim, rows, [*[flat] * streams, upstream], **_FIRST)
     d = torch.empty((rows, groups, 2, width), dtype=torch.bfloat16, device=u.device)
     zero = torch.empty(ZEROS, dtype=torch.bfloat16, device=u.device)
-    along, kappa = torch.empty((rows, groups), device=u.device), torch.empty(rows, device=u.device)
+    along, kappa = (torch.empty(shape, dtype=torch.float32, device=u.device) for shape in ((rows, groups), (rows,)))
     new = torch.empty if rows else torch.zeros
-    partial = new(1, walk.programs, 2 * streams + dim * (gain is not None), device=u.device)
+    vectors = 2 * streams + dim * (gain is not None)
+    partial = new(1, walk.programs, vectors, dtype=torch.float32, device=u.device)
     if rows:
         with torch.cuda.device_of(state):
             _sums[(walk.programs,)](
-                flat, upstream, *map(packed, (u, inverse, pre, size, d_u)), scale, base, gain, d, along, kappa, zero,
+                flat, upstream, *map(packed, (u, inverse, pre, size, d_u, scale, base, gain)), d, along, kappa, zero,
                 partial, rows, streams, dim, outputs, width, together, activation, inside, offset, walk.tile.rows,
                 walk.tile.block, walk.stages, *thread(walk.tile, state), ZEROS, num_warps=walk.tile.warps,
                 maxnreg=walk.registers,
@@ -93,7 +94,7 @@ def _of_weight(state, d, weight) -> Tensor:
     tiles, pieces = triton.cdiv(rows, WEIGHT_PLAN.rows), triton.cdiv(width, WEIGHT_PLAN.block)
     programs = launch.shares(tiles, pieces, WEIGHT_PLAN.together, state)
     new = torch.empty if rows else torch.zeros
-    partial = new(1, programs, weight.numel(), device=state.device)
+    partial = new(1, programs, weight.numel(), dtype=torch.float32, device=state.device)
     if rows:
         with torch.cuda.device_of(state):
             _weight[(pieces, programs)](

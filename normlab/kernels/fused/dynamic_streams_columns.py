@@ -78,13 +78,14 @@ def _anchor(zeros_at, column, inside, ZEROS: tl.constexpr, INTERPRETED: tl.const
 
     The compiler computes a sum with a product of tensor cores in the product's layout, in which a thread has a few
     columns of many tokens, and so the coefficients of all these tokens in its registers. A load that comes after the
-    product makes it use the load's layout. Pipelined loads do not, so this one must not be: it is of two bytes at a
-    place that the compiler cannot look through.
+    product makes it use the load's layout. Pipelined loads do not, so this one must not be: it is of fewer bytes than
+    can be loaded ahead, single ones at places that the compiler cannot look through but for pairs.
     """
     place = column[None, :] % ZEROS + tl.zeros(inside.shape, tl.int32)
     if not INTERPRETED:
         place = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [place], tl.int32, is_pure=True, pack=1)
-    return tl.load(zeros_at + place, mask=inside, other=0.0).to(tl.float32)
+        place = tl.max_contiguous(tl.multiple_of(place, [1, 2]), [1, 2])
+    return tl.load(zeros_at + place, mask=inside, other=0).to(tl.float32)
 
 
 @triton.jit

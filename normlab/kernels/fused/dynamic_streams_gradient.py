@@ -71,7 +71,7 @@ def _by_tokens(
     flat, upstream = launch.as_rows(state), launch.as_rows(d_seen)
     walk = launch.chunks(dim, rows, [*[flat] * streams, upstream], **_FIRST)
     d = torch.empty((rows, groups, 2, width), dtype=torch.bfloat16, device=u.device)
-    zero = torch.empty(ZEROS, dtype=torch.bfloat16, device=u.device)
+    zero = torch.empty(ZEROS, dtype=torch.int8, device=u.device)
     along, kappa = (torch.empty(shape, dtype=torch.float32, device=u.device) for shape in ((rows, groups), (rows,)))
     new = torch.empty if rows else torch.zeros
     vectors = 2 * streams + dim * (gain is not None)
@@ -192,9 +192,7 @@ def _sums(
     for _ in tl.static_range(2 * N):
         totals = totals + (tl.zeros((ROWS,), tl.float32),)
     program = tl.program_id(0)
-    tl.store(
-        zeros_at + tl.arange(0, ZEROS), tl.zeros((ZEROS,), tl.bfloat16), mask=tl.arange(0, ZEROS) >= program * ZEROS
-    )
+    tl.store(zeros_at + tl.arange(0, ZEROS), tl.zeros((ZEROS,), tl.int8), mask=tl.arange(0, ZEROS) >= program * ZEROS)
     # Every program visits its tiles in a fixed order, so sums over tokens are deterministic.
     for tile in tl.range(program, tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
         start = tl.cast(tile, tl.int64) * ROWS

@@ -43,7 +43,7 @@ from normlab.kernels.fused.streams_gradient import folded, thread, weighted
 # Compiled for compute capability 9.0 with n = 4, width 768 and bf16, nothing spilled: the first pass has 127 registers
 # with 24 outputs of all streams and 128 with 6 of each (two warps, eight programs together), the third has 64. None of
 # it was timed.
-_FIRST = {"per_thread": 16, "vector": 4, "registers": 128}
+FIRST_PLAN = {"per_thread": 12, "vector": 4, "registers": 128}
 WEIGHT_PLAN = dynamic_streams_columns.Plan(64, 128, 4, 3, 3)
 
 
@@ -69,7 +69,7 @@ def _by_tokens(
     together, outputs = u.dim() < state.dim(), u.shape[-1]
     groups, width = 1 if together else streams, padded(outputs)
     flat, upstream = launch.as_rows(state), launch.as_rows(d_seen)
-    walk = launch.chunks(dim, rows, [*[flat] * streams, upstream], **_FIRST)
+    walk = launch.chunks(dim, rows, [*[flat] * streams, upstream], **FIRST_PLAN)
     d = torch.empty((rows, groups, 2, width), dtype=torch.bfloat16, device=u.device)
     zero = torch.empty(ZEROS, dtype=torch.int8, device=u.device)
     along, kappa = (torch.empty(shape, dtype=torch.float32, device=u.device) for shape in ((rows, groups), (rows,)))

@@ -14,7 +14,8 @@ Traffic, in tensors of the update's size (n = 4 in brackets; coefficients, n² +
     read alone    X → y: n + 1 (5)                 X, G, gy → dX: 3n + 1 (13)
 
 The backward pass needs X and f in any case and no X' beside them. Coefficients of the next read that depend on X'
-(dynamic hyper-connections, mHC) need the whole row of X' first, hence a write alone and a read alone.
+(dynamic hyper-connections, mHC) need the whole row of X' first: `dynamic_streams.py` has a kernel that computes them as
+well, and for what it does not cover there are a write alone and a read alone.
 """
 
 # torch annotates autograd functions, custom operators and some tensor methods only in part.

@@ -157,7 +157,8 @@ def _write(
     GROUPS: tl.constexpr = 1 if TOGETHER else N
     DTYPE: tl.constexpr = x_at.dtype.element_ty
     row = tl.arange(0, ROWS)[:, None]
-    totals = zeros(GROUPS, 2 * PADDED, ROWS)
+    # One for each stream: products that are added to one another take the compiler another layout, and conversions.
+    totals = zeros(N, 2 * PADDED, ROWS)
     squares = zeros(GROUPS, ROWS, BLOCK)
     for first in tl.range(0, DIM, BLOCK, num_stages=STAGES):
         column = first + tl.arange(0, BLOCK)
@@ -170,17 +171,19 @@ def _write(
         for t in tl.static_range(N):
             value = written(xs, f, post, comb, t, N, True, MIXES, DTYPE)
             tl.store(state_at + at + t * DIM, value.to(DTYPE), mask=inside)
-            # Streams that are normalised together share a sum.
             weight = weights[t if TOGETHER else 0]
-            total = _projected(weight, parts(value.to(DTYPE)), totals[0 if TOGETHER else t], INTERPRETED)
-            totals = replaced(totals, 0 if TOGETHER else t, total)
+            totals = replaced(totals, t, _projected(weight, parts(value.to(DTYPE)), totals[t], INTERPRETED))
+            # Streams that are normalised together share a sum.
             squares = replaced(squares, 0 if TOGETHER else t, squares[0 if TOGETHER else t] + value * value)
     found = ()
     inverses = ()
     for g in tl.static_range(GROUPS):
         inverse = inverse_size(tl.sum(squares[g], axis=1), eps, DIM * (N // GROUPS))
+        total = totals[g]
+        for t in tl.static_range(1, N // GROUPS):
+            total += totals[t]
         # The products with both parts of the weight.
-        total = tl.sum(tl.reshape(totals[g], (2, PADDED, ROWS)), axis=0)
+        total = tl.sum(tl.reshape(total, (2, PADDED, ROWS)), axis=0)
         found = found + (total * inverse[None, :],)
         inverses = inverses + (inverse,)
     return found, inverses

@@ -29,7 +29,7 @@ from normlab.kernels.backends import interpreting
 from normlab.kernels.fused import launch
 from normlab.kernels.fused.norms import column_values, inverse_size
 from normlab.kernels.fused.parts import in_parts, parts
-from normlab.kernels.fused.streams import load_coefficients, load_streams, packed, sizes, written
+from normlab.kernels.fused.streams import load_streams, packed, sizes, written
 
 
 class Plan(NamedTuple):
@@ -44,19 +44,24 @@ class Plan(NamedTuple):
     together: int
 
 
+_READ = 16
+"""Tokens that a program takes at once in the second scan, with eight columns in a thread."""
 _PADDED = 32
 """Outputs with padding. With both parts of the weight the product has 64 rows, which tensor cores take at once from
 shared memory; fewer would go through registers, and X' would be computed again in the layout that those need."""
 
 
-def plan(dim: int) -> Plan:
-    """A thread holds at most 96 numbers of h.
+def plan(dim: int, together: bool) -> Plan:
+    """With a weight for all streams together, n times as large, more tokens read it at once.
 
-    Compiled for compute capability 9.0 with n = 4, width 768 and bf16: 127 registers with 24 outputs of all streams and
-    128 with 6 of each, nothing spilled, so that two programs run together. Not timed: 32 tokens read the weight half as
-    often, but spill six registers if two programs are to fit. `benchmarks/dynamic_stream_plans.py` times both.
+    Compiled for compute capability 9.0 with n = 4, width 768 and bf16 (Triton 3.6 and 3.9): 128 registers, nothing
+    spilled, so that two programs run together. What 264 programs write of 32 tokens is 52 MB, as much as the cache of
+    an H200 holds; a program has written half of its own on average. None of it was timed:
+    `benchmarks/dynamic_stream_plans.py` does that.
     """
-    return Plan(16, 64, 8, 2, 2) if dim <= 1536 else Plan(16, 64, 16, 2, 1)
+    if dim > 1536:
+        return Plan(16, 64, 16, 2, 1)
+    return Plan(32 if together and dim <= 768 else 16, 64, 8, 2, 2)
 
 
 def forward(
@@ -70,14 +75,14 @@ def forward(
     seen = torch.empty((*tokens, dim), dtype=x.dtype, device=x.device)
     shapes = ((*tokens, *groups, weight.shape[0]), (*tokens, *groups), (*tokens, streams), tokens)
     numbers = [torch.empty(shape, dtype=torch.float32, device=x.device) for shape in shapes]
-    chosen = plan(dim)
+    chosen = plan(dim, together)
     if rows:
         with torch.cuda.device_of(x):
             _forward[(triton.cdiv(rows, chosen.rows),)](
                 launch.as_rows(x), *map(packed, (f, post, comb)), in_parts(weight), *map(packed, (scale, base, gain)),
                 state, seen, *numbers, rows, eps, constant, norm_eps,
                 streams, dim, weight.shape[0], _PADDED, together, activation, inside, offset,
-                chosen.rows, chosen.block, max(16, 8 * 32 * chosen.warps // chosen.rows), chosen.stages,
+                chosen.rows, chosen.block, _READ, 8 * 32 * chosen.warps // _READ, chosen.stages,
                 interpreting(), num_warps=chosen.warps,
                 maxnreg=launch.most_registers(chosen.warps, chosen.together),
             )  # fmt: skip
@@ -110,6 +115,17 @@ def replaced(values, index: tl.constexpr, value):
     found = ()
     for i in tl.static_range(len(values)):
         found = found + (value if i == index else values[i],)
+    return found
+
+
+@triton.jit
+def _numbers(at, rows, SIZE: tl.constexpr, ROWS: tl.constexpr):
+    """All numbers of every token, as columns, from the first token on."""
+    row = tl.arange(0, ROWS)
+    found = ()
+    for index in tl.static_range(SIZE):
+        # Loaded as a vector: of a column, Triton 3.6 loads each number once for every column of the tile.
+        found = found + (tl.load(at + row * SIZE + index, mask=row < rows, other=0.0)[:, None],)
     return found
 
 
@@ -191,21 +207,23 @@ def _write(
 
 @triton.jit
 def _read(
-    state_at, seen_at, gain_at, size_at, pre, start, known, eps,
+    state_at, seen_at, gain_at, size_at, pre_at, start, rows, eps,
     N: tl.constexpr, DIM: tl.constexpr, OFFSET: tl.constexpr, ROWS: tl.constexpr, SCAN: tl.constexpr,
 ):  # fmt: skip
-    """The second scan: the normalised sum of the streams that the first has written."""
+    """The second scan: the normalised sum of the streams that the first has written, for some of its tokens."""
     CHUNKS: tl.constexpr = (DIM + SCAN - 1) // SCAN
     row = tl.arange(0, ROWS)[:, None]
+    known = start + row < rows
+    pre = _numbers(pre_at + start * N, rows - start, N, ROWS)
     h = ()
     squares = tl.zeros((ROWS, SCAN), tl.float32)
     for c in tl.static_range(CHUNKS):
         column = (c * SCAN + tl.arange(0, SCAN))[None, :]
         at = start * N * DIM + (row * (N * DIM) + column)
         xs = load_streams(state_at, at, known & (column < DIM), N, DIM)
-        value = pre[0][:, None] * xs[0].to(tl.float32)
+        value = pre[0] * xs[0].to(tl.float32)
         for t in tl.static_range(1, N):
-            value += pre[t][:, None] * xs[t].to(tl.float32)
+            value += pre[t] * xs[t].to(tl.float32)
         squares += value * value
         h = h + (value,)
     size = inverse_size(tl.sum(squares, axis=1), eps, DIM)[:, None]
@@ -224,15 +242,17 @@ def _forward(
     size_at, rows, eps, constant, norm_eps,
     N: tl.constexpr, DIM: tl.constexpr, K: tl.constexpr, PADDED: tl.constexpr, TOGETHER: tl.constexpr,
     ACTIVATION: tl.constexpr, INSIDE: tl.constexpr, OFFSET: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    SCAN: tl.constexpr, STAGES: tl.constexpr, INTERPRETED: tl.constexpr,
+    READ: tl.constexpr, SCAN: tl.constexpr, STAGES: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     GROUPS: tl.constexpr = 1 if TOGETHER else N
     # 64 bits for the start of a tile only: within it 32 are enough and cost half the registers.
     start = tl.program_id(0).to(tl.int64) * ROWS
     token = start + tl.arange(0, ROWS)
     known = token < rows
-    post = load_coefficients(post_at, token[:, None], known[:, None], N, False)
-    comb = load_coefficients(comb_at, token[:, None], known[:, None], N * N, False)
+    post = _numbers(post_at + start * N, rows - start, N, ROWS)
+    comb = ()
+    if comb_at is not None:
+        comb = _numbers(comb_at + start * (N * N), rows - start, N * N, ROWS)
     u, inverse = _write(
         x_at, f_at, state_at, weight_at, post, comb, start, known[:, None], eps,
         N, DIM, K, PADDED, TOGETHER, comb_at is not None, ROWS, BLOCK, STAGES, INTERPRETED,
@@ -242,13 +262,13 @@ def _forward(
         at = (token * GROUPS + g)[None, :] * K + output[:, None]
         tl.store(u_at + at, u[g], mask=known[None, :] & (output < K)[:, None])
         tl.store(inverse_at + token * GROUPS + g, inverse[g], mask=known)
-    pre = ()
     for t in tl.static_range(N):
         place = output[:, None] == (t if TOGETHER else 0)
         logit = tl.sum(tl.where(place, u[0 if TOGETHER else t], 0.0), axis=0)
         weight = _weight_of(logit, tl.load(scale_at + t), tl.load(base_at + t), constant, ACTIVATION, INSIDE)
         tl.store(pre_at + token * N + t, weight, mask=known)
-        pre = pre + (weight,)
     # The second scan reads what other threads wrote in the first.
     tl.debug_barrier()
-    _read(state_at, seen_at, gain_at, size_at, pre, start, known[:, None], norm_eps, N, DIM, OFFSET, ROWS, SCAN)
+    for part in tl.static_range(ROWS // READ):
+        own = start + part * READ
+        _read(state_at, seen_at, gain_at, size_at, pre_at, own, rows, norm_eps, N, DIM, OFFSET, READ, SCAN)

@@ -36,8 +36,10 @@ class Plan(NamedTuple):
     together: int
 
 
-# Compiled for compute capability 9.0 with n = 4, width 768 and bf16: 254 registers with 24 outputs of all streams, 241
-# with 6 of each. Nothing spills; it would with three programs together, or with three stages. None of it was timed.
+# Compiled for compute capability 9.0 with n = 4, width 768 and bf16: 255 registers with Triton 3.6 and 240 with 3.9 for
+# 24 outputs of all streams, fewer for 6 of each. Nothing spills; with three programs together it would. A tile takes
+# 1472 instructions in each of four warps, of which 732 are arithmetic: 0.8 of the time that its memory takes, if a
+# multiprocessor issued them without a pause. None of it was timed.
 PLAN = Plan(16, 64, 4, 2, 2)
 ZEROS = 64
 """Zeros that the first pass writes for this one."""

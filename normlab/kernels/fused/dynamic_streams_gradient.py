@@ -40,10 +40,9 @@ from normlab.kernels.fused.parts import load_parts, padded, parts, product, tran
 from normlab.kernels.fused.streams import load_coefficients, load_streams, packed, sizes
 from normlab.kernels.fused.streams_gradient import folded, thread, weighted
 
-# Compiled for compute capability 9.0 with n = 4, width 768 and bf16, nothing spilled: the first pass has 127 registers
-# with 24 outputs of all streams and 128 with 6 of each (two warps, eight programs together), the third has 64. None of
-# it was timed.
-FIRST_PLAN = {"per_thread": 12, "vector": 4, "registers": 128}
+# Compiled for compute capability 9.0 with n = 4, width 768 and bf16 (Triton 3.6 and 3.9), nothing spilled: the first
+# pass has at most 184 registers (a warp for each token, eleven together), the third has 64. None of it was timed.
+FIRST_PLAN = {"per_thread": 24, "vector": 8, "registers": 184}
 WEIGHT_PLAN = dynamic_streams_columns.Plan(64, 128, 4, 3, 3)
 
 
@@ -215,7 +214,7 @@ def _sums(
         tl.store(kappa_at + token, kappa, mask=known)
         d_pre = ()
         for t in tl.static_range(N):
-            d_pre = d_pre + (size * tl.sum(sums[t], axis=1) - kappa * tl.sum(sums[N + t], axis=1),)
+            d_pre = d_pre + (tl.sum(size[:, None] * sums[t] - kappa[:, None] * sums[N + t], axis=1),)
         totals = _store_logits(
             u_at, inverse_at, d_u_at, d_at, along_at, d_pre, scale_at, base_at, token, known, totals,
             N, DIM, K, PADDED, TOGETHER, ACTIVATION, INSIDE,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from normlab.kernels.dual import dual_step
+from normlab.kernels.dynamic_streams import DynamicRead, dynamic_step
 from normlab.kernels.geodesic import geodesic_pair
 from normlab.kernels.lerp import sphere_lerp_pair
 from normlab.kernels.normalised_projection import normalised_projection
@@ -141,6 +142,25 @@ def _logits(rows: int, outputs: int):
     return build
 
 
+def _dynamic(together: bool):
+    """A whole step with logits of all streams of a token together (mhc), or of each of them (hc)."""
+
+    def build(shape: Shape, device: torch.device):
+        post, comb = _coefficients((shape[0], _N), (shape[0], _N, _N), device=device)
+        size = (_N * (_N + 2), _N * shape[1]) if together else (_N + 2, shape[1])
+        weight = (torch.randn(size, device=device) * 0.02).requires_grad_()
+        gain, (scale, base) = _gain(shape[1], device), _coefficients((_N,), (_N,), device=device)
+        norm = Affine("rms", gain, None, 1e-6)
+        read = DynamicRead(weight, 1e-6, scale, base, "sigmoid" if together else "tanh", inside=together)
+
+        def step(x: Tensor, g: Tensor, kernels: str) -> Outputs:
+            return dynamic_step(x, g, post, comb, read, norm, kernels=kernels)
+
+        return step, [gain, post, comb, weight, scale, base]
+
+    return build
+
+
 def _sinkhorn(shape: Shape, device: torch.device):
     logits = torch.randn(shape[0], _N, _N, device=device, requires_grad=True)
     return lambda x, g, kernels: (sinkhorn(logits, _ROUNDS, 1e-6, kernels=kernels),), [logits]
@@ -171,6 +191,9 @@ CASES = (
     Case("spherical lerp (ngpt)", _lerp, 3, 6),
     Case("two streams (dual)", _dual, 5, 8, streams=2),
     Case("4 streams, write + norm (hc static)", _static_streams, 10, 15, streams=_N),
+    # 20 coefficients of the write come in and 24 logits go out; backward both, and the gradients of both.
+    Case("4 streams, write + coefficients + norm (mhc)", _dynamic(True), 10, 24, streams=_N, numbers=(44, 88)),
+    Case("4 streams, write + coefficients + norm (hc)", _dynamic(False), 10, 24, streams=_N, numbers=(44, 88)),
     Case("4 streams, write (mhc)", _write_streams, 9, 14, streams=_N),
     Case("4 streams, sum + norm (mhc)", _read_streams, 5, 13, streams=_N),
     # The state is read, and backward its gradient read and written; a row's result and inverse RMS are small.

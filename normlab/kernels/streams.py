@@ -14,7 +14,8 @@ Traffic, in tensors of the update's size (n = 4 in brackets; coefficients, n² +
     read alone    X → y: n + 1 (5)                 X, G, gy → dX: 3n + 1 (13)
 
 The backward pass needs X and f in any case and no X' beside them. Coefficients of the next read that depend on X'
-(dynamic hyper-connections, mHC) need the whole row of X' first, hence a write alone and a read alone.
+(dynamic hyper-connections, mHC) need the whole row of X' first: `dynamic_streams.py` has a kernel that computes them as
+well, and for what it does not cover there are a write alone and a read alone.
 """
 
 # torch annotates autograd functions, custom operators and some tensor methods only in part.
@@ -38,7 +39,7 @@ MAX_ELEMENTS = 2 * MAX_DIM
 
 def write_streams(x: Tensor, f: Tensor, post: Tensor, comb: Tensor | None = None, *, kernels: str = "auto") -> Tensor:
     """X' as in the module's formula, in the dtype of `x`."""
-    _check(x, f, post, comb, None)
+    check(x, f, post, comb, None)
     if not uses_kernel(kernels, x, f):
         return _written(x, f, post, comb)
     return _Streams.apply(x, f, *map(_wide, (post, comb, None)), None, None, *_NO_NORM)[0]
@@ -49,7 +50,7 @@ def read_streams(x: Tensor, pre: Tensor, norm: Affine | None = None, *, kernels:
 
     Go on with the X that it returns: the backward kernel adds its gradient to that of y.
     """
-    _check(x, None, None, None, pre)
+    check(x, None, None, None, pre)
     if not uses_kernel(kernels, x):
         return x, _read(x, pre, norm)
     return _Streams.apply(x, None, *map(_wide, (None, None, pre)), *_flat(norm))
@@ -66,7 +67,7 @@ def write_and_read_streams(
     kernels: str = "auto",
 ) -> tuple[Tensor, Tensor]:
     """Returns (X', y) as in the module's formula, in the dtype of `x`; `pre` must not depend on X'."""
-    _check(x, f, post, comb, pre)
+    check(x, f, post, comb, pre)
     if not uses_kernel(kernels, x, f):
         state = _written(x, f, post, comb)
         return state, _read(state, pre, norm)
@@ -100,7 +101,8 @@ def _read(x: Tensor, pre: Tensor, norm: Affine | None) -> Tensor:
     return apply(norm, (pre.unsqueeze(-1) * widen(x)).sum(-2)).to(x.dtype)
 
 
-def _check(x: Tensor, f: Tensor | None, post: Tensor | None, comb: Tensor | None, pre: Tensor | None) -> None:
+def check(x: Tensor, f: Tensor | None, post: Tensor | None, comb: Tensor | None, pre: Tensor | None) -> None:
+    """Raise an error that names what does not fit the streams."""
     shape = tuple(x.shape)
     tokens, streams, dim = shape[:-2], *shape[-2:]
     # Tuples: the compiler of torch 2.11 finds equal lists of sizes unequal.
@@ -176,6 +178,14 @@ def _(
     found = [x.new_empty(0) if t is None else t.new_empty(t.shape) for t in (x, f, post, comb, pre)]
     wanted = (gain is not None) + (bias is not None)
     return *found, x.new_empty((wanted, x.shape[-1]), dtype=torch.float32)
+
+
+def write_gradients(x: Tensor, f: Tensor, post: Tensor, comb: Tensor | None, d_state: Tensor | None) -> Any:
+    """Gradients of x, f, post and comb of a write alone, None for what is absent: for whoever writes and does more."""
+    if d_state is None:
+        return (None,) * 4
+    dx, df, d_post, d_comb, *_ = _backward_op(x, f, post, comb, None, None, None, *_NO_NORM, d_state, None)
+    return dx, df, d_post, None if comb is None else d_comb
 
 
 def _no_second_derivative(ctx: Any, *grads: Any) -> Any:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from normlab.errors import NormLabError
+from normlab.kernels.dynamic_streams import DynamicRead
 from normlab.kernels.normalised_projection import fuses_projection, normalised_projection
 from normlab.norms import Norm, RMSNorm, widen
 from normlab.roles import OUTPUTS, Role, Spec
@@ -104,19 +105,36 @@ class DynamicWeights(nn.Module):
     def forward(self, state: torch.Tensor, kernels: str = "reference") -> tuple[torch.Tensor, ...]:
         """(state, what is added); go on with this state, as with that of `StreamRead.coefficients`."""
         state, found = self._projected(state, kernels)
+        return state, *self.weights(found)
+
+    def weights(self, found: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """What is added to a, A and b, given W·N(X_s) for every stream s."""
         found = (found.tanh() if self.tanh else found) * self._scales()
         read, mix, write = found.split([1, self.streams, 1], dim=-1)
-        return state, read.squeeze(-1), mix, write.squeeze(-1)
+        return read.squeeze(-1), mix, write.squeeze(-1)
+
+    def dynamic_read(self, base: torch.Tensor) -> DynamicRead | None:
+        """The weights of the read as a formula, if the norm is one that it has; `base` is the part they all share."""
+        weight = self._plain_weight()
+        if weight is None:
+            return None
+        scale, act = widen(self.scale)[0].expand(self.streams), "tanh" if self.tanh else "identity"
+        return DynamicRead(weight, self.norm.eps, scale, base, act, inside=False)
 
     def _projected(self, state: torch.Tensor, kernels: str) -> tuple[torch.Tensor, torch.Tensor]:
         """(state, W·N(X_s) for every stream s)."""
-        weight, plain = self.project.weight, type(self.norm) is RMSNorm and self.norm.bias is None
-        if not plain or not fuses_projection(kernels, state, weight):
-            return state, self.project(self.norm(widen(state)))
-        # The kernel's norm has no gain: it becomes a part of the weight, which is far smaller than the streams.
+        if fuses_projection(kernels, state, self.project.weight):
+            weight = self._plain_weight()
+            if weight is not None:
+                return normalised_projection(state, weight, self.norm.eps, kernels=kernels)
+        return state, self.project(self.norm(widen(state)))
+
+    def _plain_weight(self) -> torch.Tensor | None:
+        """W behind a norm without gain, which the kernels have: the gain becomes a part of the far smaller weight."""
+        if type(self.norm) is not RMSNorm or self.norm.bias is not None:
+            return None
         gain = self.norm.scale()
-        weight = widen(weight) if gain is None else widen(weight) * gain
-        return normalised_projection(state, weight, self.norm.eps, kernels=kernels)
+        return widen(self.project.weight) if gain is None else widen(self.project.weight) * gain
 
     def limits(self) -> tuple[float, torch.Tensor, float]:
         """Largest absolute values that are added to a_s, to A[s, t] for each t, and to b_s."""
@@ -164,6 +182,14 @@ class HCRead(StreamRead):
             state, *more = self.dynamic(state, kernels)
             read, mix, write = (one + other for one, other in zip((read, mix, write), more, strict=True))
         return state, read, write, mix
+
+    def dynamic_read(self) -> DynamicRead | None:
+        return None if self.dynamic is None else self.dynamic.dynamic_read(widen(self.read))
+
+    def carried(self, u: torch.Tensor, kernels: str) -> tuple[torch.Tensor, ...]:
+        assert self.dynamic is not None
+        _, mix, write = self.dynamic.weights(u)
+        return widen(self.write) + write, widen(self.mix) + mix
 
     def limits(self) -> tuple[float, float, float]:
         """(Σ |a_s|, max_t Σ_s |A[s, t]|, max |b_t|), each the largest for any state."""

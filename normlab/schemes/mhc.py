@@ -13,6 +13,7 @@ largest stream (by up to 1.08 for n = 4, 20 rounds and large logits).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
@@ -21,6 +22,7 @@ import torch
 from torch import nn
 
 from normlab.errors import NormLabError
+from normlab.kernels.dynamic_streams import DynamicRead
 from normlab.kernels.sinkhorn import sinkhorn
 from normlab.norms import Norm, widen
 from normlab.schemes.contract.bound_scheme import BoundScheme
@@ -122,12 +124,23 @@ class MHCRead(StreamRead):
         self.streams = logits.sizes[0]
 
     def coefficients(self, state: torch.Tensor, kernels: str = "reference") -> tuple[torch.Tensor, ...]:
-        state, pre, post, *comb = self.logits(state, kernels)
-        pre, post = pre.sigmoid() + self.eps, self.magnitude * post.sigmoid()
+        state, pre, *logits = self.logits(state, kernels)
+        return state, pre.sigmoid() + self.eps, *self._write_weights(logits, kernels)
+
+    def dynamic_read(self) -> DynamicRead:
+        return self.logits.first_group(self.eps)
+
+    def carried(self, u: torch.Tensor, kernels: str) -> tuple[torch.Tensor, ...]:
+        return self._write_weights(self.logits.groups(u)[1:], kernels)
+
+    def _write_weights(self, logits: Sequence[torch.Tensor], kernels: str) -> tuple[torch.Tensor, ...]:
+        """(post, comb), or post alone without mixing."""
+        post, *comb = logits
+        post = self.magnitude * post.sigmoid()
         if not comb:
-            return state, pre, post + self.eps
-        square = comb[0].unflatten(-1, (self.streams, self.streams))
-        return state, pre, post, sinkhorn(square, self.rounds, self.eps, kernels=kernels)
+            return (post + self.eps,)
+        square = comb[0].reshape(*comb[0].shape[:-1], self.streams, self.streams)
+        return post, sinkhorn(square, self.rounds, self.eps, kernels=kernels)
 
     def rms_bound(self, rms_in: float) -> float:
         return self.norm.rms_bound(self.streams * (1.0 + self.eps) * rms_in)
@@ -164,3 +177,9 @@ class MHCExit(StreamRead):
     def coefficients(self, state: torch.Tensor, kernels: str = "reference") -> tuple[torch.Tensor, ...]:
         state, pre = self.logits(state, kernels)
         return state, pre.sigmoid() + self.eps
+
+    def dynamic_read(self) -> DynamicRead:
+        return self.logits.first_group(self.eps)
+
+    def carried(self, u: torch.Tensor, kernels: str) -> tuple[torch.Tensor, ...]:
+        return ()

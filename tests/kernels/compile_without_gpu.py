@@ -1,13 +1,17 @@
 """Compile the kernels of a step for compute capability 9.0, without a GPU: every launch compiles and runs nothing.
 
-`python -m tests.kernels.compile_without_gpu two|many|coefficients WIDTH` prints one line per kernel: name, warps,
-shared memory. The interpreter accepts code that the compiler refuses, so parity alone does not say that a kernel can
-run. Not under TRITON_INTERPRET, which replaces the compiler.
+`python -m tests.kernels.compile_without_gpu two|many|coefficients|dynamic WIDTH` prints one line per kernel: name,
+warps, shared memory, registers of a thread, and bytes that it spills. The interpreter accepts code that the compiler
+refuses, so parity alone does not say that a kernel can run. Not under TRITON_INTERPRET, which replaces the compiler.
 """
 
 from __future__ import annotations
 
+import re
+import subprocess
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,9 +20,18 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from normlab.kernels.fused import dual, launch, normalised_projection, sinkhorn, streams, streams_gradient
+from normlab.kernels.fused import (
+    dual,
+    dynamic_streams,
+    dynamic_streams_gradient,
+    launch,
+    normalised_projection,
+    sinkhorn,
+    streams,
+    streams_gradient,
+)
 
-_TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16"}
+_TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int8: "*i8"}
 _SHARED = 227 * 1024
 """Shared memory of one program on an H100 or H200, in bytes."""
 
@@ -40,7 +53,19 @@ def compile_only(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, num_w
     options = {"num_warps": num_warps} | {name: value for name, value in named.items() if name == "maxnreg"}
     found = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     assert found.metadata.shared <= _SHARED, f"{kernel.__name__} needs {found.metadata.shared} bytes"
-    print(kernel.__name__, num_warps, found.metadata.shared)
+    print(kernel.__name__, num_warps, found.metadata.shared, *_registers(found.asm["cubin"]))
+
+
+def _registers(binary: bytes) -> tuple[str, ...]:
+    """(registers of a thread, bytes on its stack), as the compiler's own tool reports them."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary)
+        file.flush()
+        told = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
+    found = re.search(r"REG:(\d+) STACK:(\d+)", told.stdout)
+    assert found is not None, told.stdout
+    return found.groups()
 
 
 def two_streams(dim: int) -> None:
@@ -78,8 +103,27 @@ def coefficients(dim: int) -> None:
             normalised_projection.backward(x, weight, u, inverse, d_x, u)
 
 
+def dynamic(dim: int) -> None:
+    x, f, gain = torch.zeros(64, 4, dim).bfloat16(), torch.zeros(64, dim).bfloat16(), torch.ones(dim)
+    post, comb, vector = torch.zeros(64, 4), torch.zeros(64, 4, 4), torch.zeros(4)
+    # All streams of a token together, an exit, and each stream alone; without what is not there.
+    for outputs, together, mixing, upstream in (
+        (24, True, comb, x),
+        (4, True, comb, None),
+        (6, False, comb, x),
+        (8, True, None, x),
+    ):
+        weight = torch.zeros(outputs, 4 * dim if together else dim)
+        inputs = (x, f, post, mixing, weight, vector, vector, gain)
+        state, _, *numbers = dynamic_streams.forward(*inputs, 1e-6, 1 if together else 2, together, 1e-6, 1e-6, False)
+        d_u = None if upstream is None else numbers[0]
+        options = (1 if together else 2, together, False)
+        dynamic_streams_gradient.backward(*inputs, *options, state, *numbers, upstream, f, d_u)
+
+
 if __name__ == "__main__":
     JITFunction.run = compile_only
     launch._multiprocessors = lambda device: 132
     launch._shared_memory = lambda device: 228 * 1024
-    {"two": two_streams, "many": many_streams, "coefficients": coefficients}[sys.argv[1]](int(sys.argv[2]))
+    steps = {"two": two_streams, "many": many_streams, "coefficients": coefficients, "dynamic": dynamic}
+    steps[sys.argv[1]](int(sys.argv[2]))

@@ -105,8 +105,13 @@ def chunks(
     if together == 1 and stages <= 2:
         # Nothing would be computed while a tile is loaded.
         together, stages = most, 1
-    registers = min(255, _REGISTERS // (32 * warps * together) // 8 * 8)
-    return Sweep(plan, _programs(triton.cdiv(rows, plan.rows), together, reads), stages, registers)
+    programs = _programs(triton.cdiv(rows, plan.rows), together, reads)
+    return Sweep(plan, programs, stages, most_registers(warps, together))
+
+
+def most_registers(warps: int, together: int) -> int:
+    """Most registers of a thread, if so many programs are to run on one multiprocessor."""
+    return min(255, _REGISTERS // (32 * warps * max(1, together)) // 8 * 8)
 
 
 def _tile(dim: int, elements: int, per_thread: int) -> Tile:

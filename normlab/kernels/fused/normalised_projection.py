@@ -1,14 +1,8 @@
 """Triton kernels: RMSNorm followed by a small linear map, forward and backward, with matrix products on tensor cores.
 
-Tensor cores multiply bf16 exactly and add up in fp32. A number of more bits is the sum of two parts, the number rounded
-to bf16 and the rest rounded to bf16, which are exact to 2^-16 of it (two roundings of 2^-8); fp16 is exact in two
-parts, bf16 in one. The product of two second parts, 2^-16 of the whole, is left out. So a product of fp32 numbers is
-wrong by at most 3 · 2^-16 of Σ |a|·|b|, one of fp32 numbers and x by 2^-16 (2 · 2^-16 in fp16), beside the roundings of
-the sum. bf16 has the range of fp32: gradients need no scale.
-
-Forward, a program has some rows and takes their columns piece by piece. Backward, it has some columns and takes its
-rows tile by tile, in a fixed order, so that the gradient of the weight is a sum that stays in registers and is bitwise
-equal in every run.
+Numbers of more than bf16 are multiplied in parts, as `parts.py` says. Forward, a program has some rows and takes their
+columns piece by piece. Backward, it has some columns and takes its rows tile by tile, in a fixed order, so that the
+gradient of the weight is a sum that stays in registers and is bitwise equal in every run.
 """
 
 # Triton's language is not Python's: launch options and compile-time values look wrong to a type checker.
@@ -27,6 +21,7 @@ from normlab.kernels.backends import interpreting
 from normlab.kernels.fused import launch
 from normlab.kernels.fused.norms import inverse_size
 from normlab.kernels.fused.partials import sum_partials
+from normlab.kernels.fused.parts import padded, parts, product, transposed
 
 # Compiled for compute capability 9.0 with 24 outputs and bf16: 64 registers forward, and five programs fit on one
 # multiprocessor; 246 backward, two programs. Larger tiles spill, and so do 64 outputs in fp16. None of it was timed.
@@ -45,7 +40,7 @@ def forward(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     if rows:
         with torch.cuda.device_of(x):
             _forward[(triton.cdiv(rows, _FORWARD_TILE[0]),)](
-                launch.as_rows(x), weight.contiguous(), u, inverse, rows, eps, outputs, dim, _padded(outputs),
+                launch.as_rows(x), weight.contiguous(), u, inverse, rows, eps, outputs, dim, padded(outputs),
                 *_FORWARD_TILE, _STAGES, interpreting(), num_warps=_WARPS,
             )  # fmt: skip
     return u, inverse
@@ -64,7 +59,7 @@ def backward(x, weight, u, inverse, d_x, d_u) -> tuple[Tensor, Tensor]:
         with torch.cuda.device_of(x):
             _backward[(pieces, programs)](
                 launch.as_rows(x), *(t.contiguous() for t in (weight, u, inverse)), upstream, d_u.contiguous(), dx,
-                partial, rows, outputs, dim, _padded(outputs), *_BACKWARD_TILE, _STAGES, interpreting(),
+                partial, rows, outputs, dim, padded(outputs), *_BACKWARD_TILE, _STAGES, interpreting(),
                 num_warps=_WARPS,
             )  # fmt: skip
     return dx, sum_partials(partial).view(outputs, dim)
@@ -74,43 +69,6 @@ def _sizes(x: Tensor, weight: Tensor) -> tuple[int, int, int]:
     """(rows, K, D)."""
     outputs, dim = weight.shape
     return x.numel() // max(1, dim), outputs, dim
-
-
-def _padded(outputs: int) -> int:
-    """K as tensor cores take it: a power of two, at least 16."""
-    return max(16, triton.next_power_of_2(outputs))
-
-
-@triton.jit
-def _parts(value):
-    """The value as one bf16 tensor or as the sum of two."""
-    found = (value,)
-    if value.dtype != tl.bfloat16:
-        wide = value.to(tl.float32)
-        high = wide.to(tl.bfloat16)
-        found = (high, (wide - high.to(tl.float32)).to(tl.bfloat16))
-    return found
-
-
-@triton.jit
-def _transposed(parts):
-    found = ()
-    for i in tl.static_range(len(parts)):
-        found = found + (tl.trans(parts[i]),)  # noqa: RUF005  # Triton's tuples
-    return found
-
-
-@triton.jit
-def _product(left, right, total, INTERPRETED: tl.constexpr):
-    """total + left·right for matrices in parts, without the product of two second parts."""
-    for i in tl.static_range(len(left)):
-        for j in tl.static_range(len(right)):
-            if i + j < 2:
-                # The interpreter takes bf16 for integers.
-                a = left[i].to(tl.float32) if INTERPRETED else left[i]
-                b = right[j].to(tl.float32) if INTERPRETED else right[j]
-                total = tl.dot(a, b, total)
-    return total
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -136,7 +94,7 @@ def _forward(
         )
         wide = x.to(tl.float32)
         squares += tl.sum(wide * wide, axis=1)
-        total = _product(_parts(x), _transposed(_parts(weight)), total, INTERPRETED)
+        total = product(parts(x), transposed(parts(weight)), total, INTERPRETED)
     inverse = inverse_size(squares, eps, DIM)
     tl.store(inverse_at + start + row, inverse, mask=known)
     at = start * K + (row[:, None] * K + output[None, :])
@@ -156,7 +114,7 @@ def _backward(
     within = (column < DIM)[None, :]
     place = output[:, None] * DIM + column[None, :]
     real = (output < K)[:, None] & within
-    weight = _parts(tl.load(weight_at + place, mask=real, other=0.0))
+    weight = parts(tl.load(weight_at + place, mask=real, other=0.0))
     d_weight = tl.zeros((PADDED, BLOCK), tl.float32)
     for tile in tl.range(share, tl.cdiv(rows, ROWS), tl.num_programs(1), num_stages=STAGES):
         start = tl.cast(tile, tl.int64) * ROWS
@@ -170,11 +128,11 @@ def _backward(
         d = tl.load(d_u_at + small, mask=exists, other=0.0) * inverse[:, None]
         u = tl.load(u_at + small, mask=exists, other=0.0)
         along = tl.sum(d * u, axis=1) * inverse / DIM
-        parts = _parts(d)
-        dx = _product(parts, weight, tl.zeros((ROWS, BLOCK), tl.float32), INTERPRETED)
+        d_parts = parts(d)
+        dx = product(d_parts, weight, tl.zeros((ROWS, BLOCK), tl.float32), INTERPRETED)
         dx -= along[:, None] * x.to(tl.float32)
         if d_x_at is not None:
             dx += tl.load(d_x_at + at, mask=inside, other=0.0).to(tl.float32)
         tl.store(dx_at + at, dx.to(dx_at.dtype.element_ty), mask=inside)
-        d_weight = _product(_transposed(parts), _parts(x), d_weight, INTERPRETED)
+        d_weight = product(transposed(d_parts), parts(x), d_weight, INTERPRETED)
     tl.store(partial_at + share.to(tl.int64) * (K * DIM) + place, d_weight, mask=real)

@@ -77,7 +77,7 @@ def load_coefficients(at, token, known, SIZE: tl.constexpr, SHARED: tl.constexpr
 
 
 @triton.jit
-def _written(xs, f, post, comb, t, N: tl.constexpr, POSTS: tl.constexpr, MIXES: tl.constexpr, DTYPE: tl.constexpr):
+def written(xs, f, post, comb, t, N: tl.constexpr, POSTS: tl.constexpr, MIXES: tl.constexpr, DTYPE: tl.constexpr):
     """X'_t in fp32, rounded as it is stored: the read sees what a read without fusion would see."""
     if not MIXES:
         value = xs[t].to(tl.float32)
@@ -115,7 +115,7 @@ def _forward(
         f = tl.load(f_at + at, mask=inside, other=0.0).to(tl.float32)
     h = tl.zeros((ROWS, BLOCK), tl.float32)
     for t in tl.static_range(N):
-        value = _written(xs, f, post, comb, t, N, post_at is not None, comb_at is not None, x_at.dtype.element_ty)
+        value = written(xs, f, post, comb, t, N, post_at is not None, comb_at is not None, x_at.dtype.element_ty)
         if f_at is not None:
             tl.store(state_at + first + t * DIM, value.to(state_at.dtype.element_ty), mask=inside)
         if pre_at is not None:

@@ -61,7 +61,7 @@ def backward(x, f, post, comb, pre, gain, bias, kind, eps, offset, d_state, d_se
             _backward[(walk.programs,)](
                 flat, update, *map(packed, (post, comb, pre if reads else None)), *upstream, *out, *found, partial,
                 gain, bias, rows, eps, streams, dim, *shared, kind, offset, walk.tile.rows, walk.tile.block,
-                walk.stages, *_thread(walk.tile, x), triton.next_power_of_2(streams), summed, not interpreting(),
+                walk.stages, *thread(walk.tile, x), triton.next_power_of_2(streams), summed, not interpreting(),
                 num_warps=walk.tile.warps, maxnreg=walk.registers,
             )  # fmt: skip
     given = map(_gathered, found, coefficients, shared)
@@ -84,7 +84,7 @@ def _walk(x: Tensor, loads: list[Tensor | None], *, writes: bool, reads: bool) -
     return launch.chunks(dim, rows, loads, per_thread=max(vector, per_thread), vector=vector, **limits)
 
 
-def _thread(tile: launch.Tile, x: Tensor) -> tuple[int, int]:
+def thread(tile: launch.Tile, x: Tensor) -> tuple[int, int]:
     """(threads that share a row of a chunk, adjacent elements in each of them), as the compiler lays them out."""
     threads = 32 * tile.warps
     vector = min(tile.block, 16 // x.element_size(), max(1, tile.rows * tile.block // threads))
@@ -113,7 +113,7 @@ def _load(pointer, at, inside):
 
 
 @triton.jit
-def _weighted(weights, first, values, N: tl.constexpr):
+def weighted(weights, first, values, N: tl.constexpr):
     """Σ_i weights[first + i]·values[i] in fp32."""
     total = weights[first] * values[0].to(tl.float32)
     for i in tl.static_range(1, N):
@@ -126,9 +126,9 @@ def _shares(post, comb, pre, N: tl.constexpr, POSTS: tl.constexpr, MIXES: tl.con
     """(a_1, …, a_n, b): the shares of every stream and of the update in h."""
     found = ()
     for s in tl.static_range(N):
-        found = found + (_weighted(comb, s * N, pre, N) if MIXES else pre[s],)
+        found = found + (weighted(comb, s * N, pre, N) if MIXES else pre[s],)
     if POSTS:
-        found = found + (_weighted(post, 0, pre, N),)
+        found = found + (weighted(post, 0, pre, N),)
     return found
 
 
@@ -138,7 +138,7 @@ def _returned(weights, first, g, share, own, d, N: tl.constexpr, MIXES: tl.const
     if g is None:
         value = share[own] * d
     else:
-        value = _weighted(weights, first, g, N) if MIXES else g[first].to(tl.float32)
+        value = weighted(weights, first, g, N) if MIXES else g[first].to(tl.float32)
         if d is not None:
             value += share[own] * d
     return value
@@ -153,7 +153,7 @@ def _seen(
     h = ()
     gained = ()
     for c in tl.static_range(CHUNKS):
-        value = _weighted(share, 0, x[c], N)
+        value = weighted(share, 0, x[c], N)
         if POSTS:
             value += share[N] * f[c]
         h = h + (value,)
@@ -171,7 +171,7 @@ def _column_sums(totals, d, n, CHUNKS: tl.constexpr):
 
 
 @triton.jit
-def _folded(value, LANES: tl.constexpr, VECTOR: tl.constexpr):
+def folded(value, LANES: tl.constexpr, VECTOR: tl.constexpr):
     """(rows, columns) to (rows, lanes): the sum of what one thread holds of a row."""
     ROWS: tl.constexpr = value.shape[0]
     TURNS: tl.constexpr = value.shape[1] // (LANES * VECTOR)
@@ -187,7 +187,7 @@ def _stacked(values, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _dots(
+def row_products(
     left, right, L: tl.constexpr, R: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, LANES: tl.constexpr,
     VECTOR: tl.constexpr,
 ):  # fmt: skip
@@ -196,7 +196,7 @@ def _dots(
     for place in tl.static_range(P * Q):
         if (place // Q < L) & (place % Q < R):
             product = left[place // Q].to(tl.float32) * right[place % Q].to(tl.float32)
-            found = found + (_folded(product, LANES, VECTOR),)
+            found = found + (folded(product, LANES, VECTOR),)
         else:
             found = found + (tl.zeros((left[0].shape[0], LANES), tl.float32),)
     return _stacked(found, P * Q)
@@ -221,13 +221,13 @@ def _add_dots(
     xg, fg, xd, fd = dots
     if g is not None:
         if MIXES:
-            xg += _dots(x, g, N, N, P, P, LANES, VECTOR)
+            xg += row_products(x, g, N, N, P, P, LANES, VECTOR)
         if f is not None:
-            fg += _dots((f,), g, 1, N, 1, P, LANES, VECTOR)
+            fg += row_products((f,), g, 1, N, 1, P, LANES, VECTOR)
     if d is not None:
-        xd += _dots(x, (d,), N, 1, P, 1, LANES, VECTOR)
+        xd += row_products(x, (d,), N, 1, P, 1, LANES, VECTOR)
         if f is not None:
-            fd += _dots((f,), (d,), 1, 1, 1, 1, LANES, VECTOR)
+            fd += row_products((f,), (d,), 1, 1, 1, 1, LANES, VECTOR)
     return xg, fg, xd, fd
 
 

@@ -384,12 +384,13 @@ class Step(nn.Module):
         Forward: state and update are read; the next state is written, and its normalised copy if the next branch reads
         through a norm. Backward: what the write or the norms need again is read, two gradients come in (from the next
         branch and the next step), and one or two gradients go out. A read whose kernels pass over the state once more
-        has the number of states they move, (forward, backward), as `further_passes`.
+        has the number of vectors that they move, (forward, backward), as `further_traffic(streams)`.
         """
         reads = not isinstance(self.read, nn.Identity)
-        further: tuple[int, int] = getattr(self.read, "further_passes", (0, 0))
+        own = getattr(self.read, "further_traffic", None)
+        further: tuple[int, int] = (0, 0) if own is None else own(streams)
         shapes = not isinstance(self.shape, nn.Identity)
         forward = 2 * streams + 1 + reads
         kept = (reads + shapes) if self.write.linear else 1 + streams
         out = streams if self.write.same_gradient and not shapes else 1 + streams
-        return forward + streams * further[0], kept + (1 + streams) + out + streams * further[1]
+        return forward + further[0], kept + (1 + streams) + out + further[1]

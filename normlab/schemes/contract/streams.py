@@ -17,6 +17,7 @@ from torch import nn
 
 from normlab.errors import NormLabError
 from normlab.kernels import backends
+from normlab.kernels.dynamic_streams import DynamicRead, dynamic_step, fuses_step
 from normlab.kernels.normalised_projection import fuses_projection, normalised_projection
 from normlab.kernels.streams import read_streams, uses_kernel, write_and_read_streams, write_streams
 from normlab.norms import Norm, rms_norm, widen
@@ -137,20 +138,28 @@ class StreamRead(nn.Module):
         """Whether the coefficients are the same for every state, so that a write need not wait for its streams."""
         return False
 
-    @property
-    def further_passes(self) -> tuple[int, int]:
-        """States that the kernels of the read move beside those of the write, (forward, backward).
+    def further_traffic(self, streams: int) -> tuple[int, int]:
+        """Vectors per token that the kernels of the read move beside those of the write, (forward, backward).
 
-        Coefficients that depend on the state are computed from it in a pass of their own, and the sum is read in
-        another: each reads the state, and backward reads it and its gradient and writes the gradient.
+        Coefficients that depend on the state are sums over all of it, and so are their gradients. Forward, what was
+        written of the state is read again while the cache still holds it. Backward, the state and the gradient of the
+        branch's input are read once more for the gradients of the coefficients, and the state for that of the weight.
         """
-        return (0, 0) if self.static else (2, 6)
+        return (0, 0) if self.static else (0, 2 * streams + 1)
 
     def coefficients(self, state: torch.Tensor, kernels: str = "reference") -> tuple[torch.Tensor, ...]:
         """(state, pre, post, comb), coefficients in fp32 or fp64; no comb without mixing.
 
         Go on with the state that it returns: a fused kernel adds the state's gradient to that of the coefficients.
         """
+        raise NotImplementedError
+
+    def dynamic_read(self) -> DynamicRead | None:
+        """How `pre` follows from the state, if that is a formula that the kernel of the whole step has."""
+        return None
+
+    def carried(self, u: torch.Tensor, kernels: str) -> tuple[torch.Tensor, ...]:
+        """(post, comb), given the logits u of that formula."""
         raise NotImplementedError
 
     def forward(self, state: torch.Tensor) -> Seen:
@@ -174,8 +183,9 @@ class StreamRead(nn.Module):
 class StreamWrite(Write):
     """Base class of writes X_t ← Σ_s comb[s, t]·X_s + post_t·f, (post, comb) from a `StreamRead`, with fused kernels.
 
-    A static read shares the write's kernel. Any other has coefficients that depend on the streams written: a kernel
-    writes, others compute coefficients and read, and each of these adds up the gradients of the streams and its own.
+    A static read shares the write's kernel, and so does one with a `dynamic_read`. For any other, whose coefficients
+    depend on the streams written, a kernel writes, others compute coefficients and read, and each of these adds up the
+    gradients of the streams and its own.
     """
 
     dt: nn.Module
@@ -197,8 +207,32 @@ class StreamWrite(Write):
             _, pre, *carry_on = read.coefficients(state)
             state, seen = write_and_read_streams(state, update, post, comb, pre, norm[0], kernels=kernels)
             return state, (seen, *carry_on)
+        found = self._dynamic(state, update, post, comb, read, kernels)
+        if found is not None:
+            return found
         state = write_streams(state, update, post, comb, kernels=kernels)
         return read_state(state, read, kernels)
+
+    def _dynamic(
+        self,
+        state: torch.Tensor,
+        update: torch.Tensor,
+        post: torch.Tensor,
+        comb: torch.Tensor | None,
+        read: nn.Module,
+        kernels: str,
+    ) -> tuple[torch.Tensor, Seen] | None:
+        """Write and read with one kernel that also computes the weights of the read; None if there is none."""
+        norm = affine_of(read.norm) if isinstance(read, StreamRead) else None
+        if norm is None or not isinstance(read, StreamRead):
+            return None
+        with full_precision(state):
+            dynamic = read.dynamic_read()
+            if dynamic is None or not fuses_step(kernels, state, update, dynamic, norm[0]):
+                return None
+            state, seen, u = dynamic_step(state, update, post, comb, dynamic, norm[0], kernels=kernels)
+            carry = read.carried(u, kernels)
+        return state, (seen, *carry) if carry else seen
 
 
 def _fuses(kernels: str, state: torch.Tensor, update: torch.Tensor | None = None) -> bool:
@@ -257,9 +291,19 @@ class StreamLogits(nn.Module):
             state = flat.view(state.shape)
         else:
             found = self.project(rms_norm(flat, self.eps))
+        return state, *self.groups(found)
+
+    def groups(self, found: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The logits of every group, given rms(X)·Wᵀ."""
         # One product and one sum for all groups, which are nodes of a graph at every sublayer.
         scales = [scale.expand(size) for scale, size in zip(torch.split(widen(self.scale), 1), self.sizes, strict=True)]
-        return state, *torch.split(torch.cat(scales) * found + widen(self.base), self.sizes, dim=-1)
+        return torch.split(torch.cat(scales) * found + widen(self.base), self.sizes, dim=-1)
+
+    def first_group(self, constant: float) -> DynamicRead:
+        """The weights σ(logit) + constant of the streams, from the logits of the first group."""
+        size = self.sizes[0]
+        scale, base = widen(self.scale)[0].expand(size), widen(self.base)[:size]
+        return DynamicRead(self.project.weight, self.eps, scale, base, "sigmoid", inside=True, constant=constant)
 
 
 def weighted_sum(weights: torch.Tensor, state: torch.Tensor) -> torch.Tensor:

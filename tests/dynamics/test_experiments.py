@@ -96,6 +96,15 @@ def test_speed_laws_know_the_closed_forms_of_the_table():
             assert verdict.high - verdict.low < 1e-2
 
 
+def test_a_tail_without_a_prediction_is_fitted_and_not_judged():
+    """Output-Norm's speed depends on the radius in a way for which no tail is known."""
+    found = experiments.run("speed-laws", scheme=("output",), tokens=4, dim=4, looks=10)
+    (tail,) = [verdict for verdict in found.verdicts if verdict.quantity.startswith("tail")]
+    assert tail.predicted is None
+    assert tail.agrees is None
+    assert tail.measured < 0.0
+
+
 @pytest.mark.parametrize("name", ["post", "pre", "peri"])
 def test_the_circle_is_the_plane_of_the_full_flow(name):
     """Particles with weights against as many tokens at the same places."""

@@ -10,8 +10,9 @@ import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -21,6 +22,7 @@ import torch
 from normlab.bench.contender import ContenderFacts, Entrant, Name, SchemeEntrant, serve
 from normlab.errors import NormLabError
 from normlab.models import DecoderConfig
+from normlab.models.estimate import MemoryEstimate
 
 _CORES = 2
 """CPU cores used by one compilation."""
@@ -102,9 +104,9 @@ class Comparison:
                 yield name
         # Otherwise the compiler of every contender would start one worker per core.
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(_CORES))
-        todo, busy, most = [BASELINE, *self.others], {}, self._at_once()
+        todo, busy, room = [BASELINE, *self.others], {}, self._room()
         while todo or busy:
-            while todo and len(busy) < most:
+            while todo and self._fits(todo[0], busy.values(), room):
                 name = todo.pop(0)
                 self.begun[name] = time.monotonic()
                 busy[self._start(name)] = name
@@ -148,16 +150,26 @@ class Comparison:
         self.lines[name].send(True)
         return self._answer(name)
 
-    def _at_once(self) -> int:
-        # Pre-Norm's estimate is used for all. Compiled it needs less, which leaves room for schemes that need more.
-        config = self.entrants[BASELINE].config
-        one = config.memory(self.batch, config.max_length)
-        names = [BASELINE, *self.others]
+    def _room(self) -> float:
+        """Bytes of GPU memory for the steps of contenders, beside the weights and optimisers of all."""
+        one, names = self._estimate, [BASELINE, *self.others]
         waiting = len(names) * (one.weights + one.optimiser + _CONTEXT)
-        room = 0.95 * torch.cuda.mem_get_info()[1] - waiting
-        extra = max(self.entrants[name].extra_bytes(self.batch) for name in names)
-        running = one.total - one.weights - one.optimiser + extra
-        return max(1, min(int(room / running), (os.cpu_count() or 1) // _CORES))
+        return 0.95 * torch.cuda.mem_get_info()[1] - waiting
+
+    def _fits(self, name: Name, busy: Collection[Name], room: float) -> bool:
+        """Whether a contender can be compiled beside those that are; one alone always can."""
+        needs = (self._step_bytes(other) for other in (name, *busy))
+        return not busy or (len(busy) < (os.cpu_count() or 1) // _CORES and sum(needs) <= room)
+
+    def _step_bytes(self, name: Name) -> int:
+        # Pre-Norm's estimate is used for all. Compiled it needs less, which leaves room for schemes that need more.
+        one = self._estimate
+        return one.total - one.weights - one.optimiser + self.entrants[name].extra_bytes(self.batch)
+
+    @cached_property
+    def _estimate(self) -> MemoryEstimate:
+        config = self.entrants[BASELINE].config
+        return config.memory(self.batch, config.max_length)
 
     def _start(self, name: Name) -> Connection:
         spawn = multiprocessing.get_context("spawn")

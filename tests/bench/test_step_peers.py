@@ -156,7 +156,8 @@ def machine(monkeypatch):
         return ours
 
     monkeypatch.setattr(Comparison, "_start", start)
-    monkeypatch.setattr(Comparison, "_at_once", lambda _: 2)
+    monkeypatch.setattr(Comparison, "_room", lambda _: 0)
+    monkeypatch.setattr(Comparison, "_fits", lambda _, name, busy, room: len(busy) < 2)
     monkeypatch.setattr(contender, "check_memory_to_train", lambda *_, **__: None)
     monkeypatch.setattr(step_peers, "find_spec", lambda name: None if name == "litgpt" else object())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -262,13 +263,19 @@ def test_memory_of_all_logits_is_reserved_for_peers(monkeypatch):
     peer = step_peers.peers(ours[0].config)[0]
     assert peer.extra_bytes(2) == 10 * 2 * 16 * 256
     one = ours[0].config.memory(2, 16)
-    waiting = one.weights + one.optimiser
-    # Memory for two contenders that wait and twenty that run.
-    free = (2 * waiting + 20 * (one.total - waiting)) / 0.95 + 1
+    step_of_ours = one.total - one.weights - one.optimiser
     monkeypatch.setattr(step, "_CONTEXT", 0)
-    monkeypatch.setattr(step.os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(step.os, "cpu_count", lambda: 8)
+    bench = Comparison([*ours, peer], batch=2)
+    # Memory for two contenders that wait, one that runs, and the step of a peer but for its logits.
+    free = (2 * (one.weights + one.optimiser) + 2 * step_of_ours) / 0.95
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, free))
-    assert Comparison([*ours, peer], batch=2)._at_once() < 20 <= Comparison(ours, batch=2)._at_once()
+    room = bench._room()
+    assert room == pytest.approx(2 * step_of_ours)
+    assert bench._fits(BASELINE, [BASELINE], room + 1)
+    assert not bench._fits(peer.name, [BASELINE], room + 1)
+    assert bench._fits(peer.name, [], room)
+    assert not bench._fits(BASELINE, [BASELINE] * 4, 100 * room)
 
 
 def test_the_flag_reaches_the_benchmark(monkeypatch):

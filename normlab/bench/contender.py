@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from normlab.bench.timing import measure
+from normlab.errors import NormLabError
 from normlab.models import Decoder, DecoderConfig
 from normlab.models.memory_check import check_memory_to_train
 from normlab.train.optimiser import set_capturable
@@ -115,6 +116,7 @@ class ContenderFacts:
     parameters: int
     flops_per_token: int
     peak_bytes: int
+    """Of a step that is not recorded."""
 
 
 class Contender:
@@ -148,7 +150,13 @@ class Contender:
 
     def _recorded(self) -> Graph:
         set_capturable(self.training.optimiser, True)
-        return record_cuda(self.step, None)
+        try:
+            return record_cuda(self.step, None)
+        except (RuntimeError, NotImplementedError) as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise NormLabError(
+                f"its step cannot be recorded as a CUDA graph: {reason[:200]}; try --no-graphs"
+            ) from error
 
 
 def serve(parent: Connection, entrant: Entrant, batch: int) -> None:

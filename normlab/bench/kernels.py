@@ -27,8 +27,8 @@ _CORES = 2
 """CPU cores used by one compilation."""
 
 _BYTES = 80
-"""GPU memory of one compilation, per element of the state: eager code holds 47 at once with four streams (counted on a
-CPU), and the parity check and what the allocator keeps come on top."""
+"""GPU memory of one compilation, per element of the state: eager code in half precision holds 47 at once with four
+streams (counted on a CPU), and the parity check, whose reference is fp32, and what the allocator keeps come on top."""
 
 _PATIENCE = 15.0
 """Seconds without a finished compilation after which a line says what is under way."""

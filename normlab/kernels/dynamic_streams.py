@@ -15,6 +15,9 @@ Traffic, in tensors of the update's size (n = 4 in brackets; a token's few numbe
     forward     X, f → X', y; what was written of X' is read again from the cache: 2n + 2 (10)
     backward    X', gy → numbers of every token: n + 1 (5); X, f, G, gy → dX, df: 3n + 3 (15); X' → dW: n (4)
 
+Not in this count: backward, parts of the gradients of post and comb, n² + n numbers in fp32 of a token for every 32
+columns, are written and read once, as much as 2.5 tensors more for n = 4 in half precision.
+
 Three kernels in its place (write, `normalised_projection`, read) move 18 forward and 39 backward.
 """
 
@@ -35,7 +38,7 @@ from normlab.kernels.normalised_projection import normalised_projection
 from normlab.kernels.residual import Affine
 
 MAX_STREAMS, MAX_OUTPUTS, MAX_WIDTH = 4, 32, 2048
-"""What a program of the kernel holds in registers: n and K for each column of the streams, D for each token."""
+"""Limits of the kernel, which holds all of it in registers: streams, outputs K of the weight, width of a stream."""
 _ACTIVATIONS = {"identity": 0, "sigmoid": 1, "tanh": 2}
 _HALF = (torch.bfloat16, torch.float16)
 
@@ -47,7 +50,7 @@ class DynamicRead(NamedTuple):
     eps: float
     scale: Tensor
     base: Tensor
-    """(n,) each, as the scale."""
+    """(n,), as the scale."""
     activation: Literal["identity", "sigmoid", "tanh"]
     inside: bool
     """Whether the activation is applied to scale·u + base, or to u alone."""
@@ -89,7 +92,9 @@ def fuses_step(kernels: str, x: Tensor, f: Tensor, read: DynamicRead, norm: Affi
     if norm is None or norm.kind != "rms" or norm.bias is not None:
         return False
     n, dim = x.shape[-2:]
-    return 1 < n <= MAX_STREAMS and dim <= MAX_WIDTH and n <= read.weight.shape[0] * _groups(x, read) <= MAX_OUTPUTS * n
+    outputs = read.weight.shape[0]
+    fits = 1 < n <= MAX_STREAMS and dim <= MAX_WIDTH and outputs <= MAX_OUTPUTS
+    return fits and n <= outputs * _groups(x, read)
 
 
 def _groups(x: Tensor, read: DynamicRead) -> int:

@@ -52,11 +52,10 @@ shared memory; fewer would go through registers, and X' would be computed again 
 
 
 def plan(dim: int, together: bool) -> Plan:
-    """A weight for all streams together is n times as large: a piece has more columns, so that fewer tiles wait for it.
+    """Chosen on an H200 with n = 4, width 768 and bf16 (`benchmarks/dynamic_stream_plans.py`).
 
-    Timed on an H200 with n = 4, width 768 and bf16 (`benchmarks/dynamic_stream_plans.py`): 482 µs and 497 µs with a
-    weight for each stream, 0.5 of the copy bandwidth, where all plans have between 0.2 and 0.5. Wider streams were not
-    timed.
+    482 µs with a weight for all streams together and 497 µs with one for each stream, 0.5 of the copy bandwidth; all
+    plans that were timed make between 0.2 and 0.5. Wider streams were not timed.
     """
     if dim > 1536:
         return Plan(16, 64, 16, 2, 1)
@@ -70,6 +69,7 @@ def forward(
 ) -> tuple[Tensor, ...]:
     """(X', y, u, inverse RMS of what u comes from, weights of the read, inverse RMS of h); numbers in fp32."""
     rows, streams, dim = sizes(x)
+    assert weight.shape[0] <= _PADDED
     together, tokens = weight.shape[1] != dim, x.shape[:-2]
     groups = () if together else (streams,)
     state = torch.empty(x.shape, dtype=x.dtype, device=x.device)

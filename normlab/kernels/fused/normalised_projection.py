@@ -24,7 +24,8 @@ from normlab.kernels.fused.partials import sum_partials
 from normlab.kernels.fused.parts import padded, parts, product, transposed
 
 # Compiled for compute capability 9.0 with 24 outputs and bf16: 64 registers forward, and five programs fit on one
-# multiprocessor; 246 backward, two programs. Larger tiles spill, and so do 64 outputs in fp16. None of it was timed.
+# multiprocessor; 246 backward, two programs. Larger tiles spill, and so do 64 outputs in fp16. On an H200: 0.65
+# to 0.78 of the copy bandwidth forward and 0.54 to 0.60 backward, at width 768; other tiles were not timed.
 _STAGES, _WARPS = 3, 4
 _FORWARD_TILE, _BACKWARD_TILE = (64, 64), (32, 128)
 """(rows, columns)"""

@@ -21,10 +21,10 @@ KERNELS = {
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("step", KERNELS)
-def test_kernels_compile_for_a_gpu(step, tmp_path):
+@pytest.mark.parametrize(("step", "width"), [*((step, 768) for step in KERNELS), ("dynamic", 2048)])
+def test_kernels_compile_for_a_gpu(step, width, tmp_path):
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-W", "ignore", "-m", "tests.kernels.compile_without_gpu", step, "768"]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.kernels.compile_without_gpu", step, str(width)]
     env = {**kept, "TRITON_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
     found = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
     assert found.returncode == 0, found.stderr[-2000:]

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 import normlab
 from normlab import NormLabError
@@ -16,6 +15,7 @@ from normlab.kernels.backends import interpreting
 from normlab.kernels.dynamic_streams import DynamicRead, dynamic_step, weights_of
 from normlab.kernels.residual import Affine, apply
 from normlab.models import MLP
+from tests.kernels.chains import assert_same_otherwise, random_stack
 from tests.kernels.graphs import compiled_graphs, count
 from tests.matrix import parametrize
 
@@ -342,22 +342,9 @@ def chain_inputs() -> list[Tensor]:
 
 @parametrize("way", ["compiled", "checkpointed"], quick=["checkpointed"])
 def test_compiled_and_checkpointed_chains_give_the_same(way, request):
-    torch._dynamo.reset()
-    made, found = chain_inputs(), []
+    made = chain_inputs()
     request.getfixturevalue("no_default_device")
-    other = {
-        "compiled": torch.compile(chain, fullgraph=True, backend="aot_eager"),
-        "checkpointed": lambda *inputs: checkpoint(chain, *inputs, use_reentrant=False),
-    }[way]
-    for loss in (chain, other):
-        inputs = [t.clone().requires_grad_() for t in made]
-        loss(*inputs).backward()
-        found.append([t.grad for t in inputs])
-    for one, two in zip(*found, strict=True):
-        # The compiler adds the gradients of what several steps use in another order.
-        assert (one - two).abs().max() <= 8 * torch.finfo(one.dtype).eps * two.abs().max()
-    with torch.no_grad():
-        assert torch.equal(other(*made), chain(*made))
+    assert_same_otherwise(chain, made, way, roundings=8)
 
 
 def test_compiled_chain_adds_no_gradients_of_streams_itself(request):
@@ -391,13 +378,7 @@ ELSEWHERE = ("hc(norm='layer')", "mhc(streams=5)")
 
 def stack_gradients(spec: str, kernels: str, dtype=BF16) -> tuple[list[Tensor], list[str]]:
     """Output, gradient of the input, gradient of every parameter, at random coefficients."""
-    torch.manual_seed(0)
-    stack = normlab.Stack(spec, [(MLP(24, 40), MLP(24, 40)) for _ in range(2)], 24, kernels=kernels)
-    stack.init_(std=0.1, generator=torch.Generator(torch.get_default_device()).manual_seed(0))
-    with torch.no_grad():
-        for parameter in stack.parameters():
-            # At initialisation all streams are alike, and no kernel could be wrong about which is which.
-            parameter += torch.randn(parameter.shape) * 0.1
+    stack = random_stack(spec, kernels)
     x = torch.randn(2, 3, 24)
     for branch in stack.modules():
         if isinstance(branch, MLP):

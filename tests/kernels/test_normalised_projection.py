@@ -7,7 +7,6 @@ from typing import NamedTuple
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 import normlab
 from normlab import NormLabError
@@ -15,6 +14,7 @@ from normlab.kernels import normalised_projection as module
 from normlab.kernels.backends import interpreting
 from normlab.kernels.normalised_projection import normalised_projection
 from normlab.kernels.streams import read_streams, write_streams
+from tests.kernels.chains import assert_same_otherwise
 from tests.kernels.graphs import compiled_graphs, count
 from tests.matrix import parametrize
 
@@ -217,22 +217,9 @@ def streams() -> list[Tensor]:
 
 @parametrize("way", ["compiled", "checkpointed"], quick=["checkpointed"])
 def test_compiled_and_checkpointed_chains_give_the_same(way, request):
-    torch._dynamo.reset()
-    made, found = streams(), []
+    made = streams()
     request.getfixturevalue("no_default_device")
-    other = {
-        "compiled": torch.compile(chain, fullgraph=True, backend="aot_eager"),
-        "checkpointed": lambda *inputs: checkpoint(chain, *inputs, use_reentrant=False),
-    }[way]
-    for loss in (chain, other):
-        inputs = [t.clone().requires_grad_() for t in made]
-        loss(*inputs).backward()
-        found.append([t.grad for t in inputs])
-    for one, two in zip(*found, strict=True):
-        # The compiler adds the gradients of what both steps use in another order.
-        assert (one - two).abs().max() <= 4 * torch.finfo(one.dtype).eps * two.abs().max()
-    with torch.no_grad():
-        assert torch.equal(other(*made), chain(*made))
+    assert_same_otherwise(chain, made, way, roundings=4)
 
 
 def test_compiled_chain_adds_no_gradients_of_rows_itself():

@@ -14,7 +14,7 @@ from normlab import NormLabError
 from normlab.kernels import streams
 from normlab.kernels.residual import KINDS, Affine
 from normlab.kernels.streams import read_streams, write_and_read_streams, write_streams
-from normlab.models import MLP
+from tests.kernels.chains import random_stack
 from tests.kernels.graphs import compiled_graphs, count
 from tests.matrix import parametrize
 
@@ -349,13 +349,7 @@ SPECS = (
 
 def stack_gradients(spec: str, kernels: str, dtype=F32) -> tuple[list[Tensor], normlab.Stack]:
     """Output, gradient of the input, gradient of every parameter, at random coefficients."""
-    torch.manual_seed(0)
-    stack = normlab.Stack(spec, [(MLP(24, 40), MLP(24, 40)) for _ in range(2)], 24, kernels=kernels)
-    stack.init_(std=0.1, generator=torch.Generator(torch.get_default_device()).manual_seed(0))
-    with torch.no_grad():
-        for parameter in stack.parameters():
-            # At initialisation all streams are alike, and no kernel could be wrong about which is which.
-            parameter += torch.randn(parameter.shape) * 0.1
+    stack = random_stack(spec, kernels)
     x = torch.randn(2, 3, 24).to(dtype).requires_grad_()
     stack.to(dtype)
     y = stack(x)

@@ -62,8 +62,8 @@ def use(name: str, plan: Plan) -> None:
     dynamic_streams_gradient.FIRST_PLAN = dict(
         zip(("per_thread", "vector", "registers"), chosen["tokens"], strict=True)
     )
-    dynamic_streams_columns.PLAN = dynamic_streams_columns.Plan(*chosen["columns"])
-    dynamic_streams_gradient.WEIGHT_PLAN = dynamic_streams_columns.Plan(*chosen["weight"])
+    dynamic_streams_columns.PLAN = dynamic_streams.Plan(*chosen["columns"])
+    dynamic_streams_gradient.WEIGHT_PLAN = dynamic_streams.Plan(*chosen["weight"])
 
 
 def inputs(rows: int, together: bool) -> list[torch.Tensor]:

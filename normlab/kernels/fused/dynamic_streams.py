@@ -33,9 +33,7 @@ from normlab.kernels.fused.streams import load_streams, packed, sizes, written
 
 
 class Plan(NamedTuple):
-    """Tokens of a program, columns of a piece, warps, pipeline stages of the first scan, programs together on a
-    multiprocessor.
-    """
+    """Tokens and columns of a tile, warps, pipeline stages, programs together on a multiprocessor."""
 
     rows: int
     block: int

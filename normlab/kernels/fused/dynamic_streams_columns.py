@@ -12,29 +12,17 @@ some columns, keeps its part of the weight, and takes its tokens tile by tile.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 
 from normlab.kernels.backends import interpreting
 from normlab.kernels.fused import launch
+from normlab.kernels.fused.dynamic_streams import Plan
 from normlab.kernels.fused.norms import column_values
 from normlab.kernels.fused.parts import in_parts, load_parts, padded, product, transposed
 from normlab.kernels.fused.streams import load_coefficients, load_streams, packed, sizes, written
 from normlab.kernels.fused.streams_gradient import row_products, thread, weighted
-
-
-class Plan(NamedTuple):
-    """Tokens and columns of a tile, warps, pipeline stages, programs on a multiprocessor."""
-
-    rows: int
-    block: int
-    warps: int
-    stages: int
-    together: int
-
 
 # Compiled for compute capability 9.0 with n = 4, width 768 and bf16 nothing spills. Timed on an H200, 65536 tokens of
 # that width (`benchmarks/dynamic_stream_plans.py`): 656 µs with 24 outputs of all streams and 690 with 6 of each, 0.55

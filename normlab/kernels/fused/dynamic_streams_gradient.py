@@ -32,7 +32,7 @@ from torch import Tensor
 
 from normlab.kernels.backends import interpreting
 from normlab.kernels.fused import dynamic_streams_columns, launch
-from normlab.kernels.fused.dynamic_streams import activated, replaced, zeros
+from normlab.kernels.fused.dynamic_streams import Plan, activated, replaced, zeros
 from normlab.kernels.fused.dynamic_streams_columns import ZEROS
 from normlab.kernels.fused.norms import column_values
 from normlab.kernels.fused.partials import sum_partials
@@ -44,7 +44,7 @@ from normlab.kernels.fused.streams_gradient import folded, thread, weighted
 # that width (`benchmarks/dynamic_stream_plans.py`): the first pass takes 147 to 158 µs (0.77 to 0.83 of the copy
 # bandwidth), and 192 with 184 registers, which leave room for more programs; the third 107 to 110 µs (0.90 to 0.93).
 FIRST_PLAN = {"per_thread": 24, "vector": 8, "registers": 255}
-WEIGHT_PLAN = dynamic_streams_columns.Plan(64, 128, 8, 3, 2)
+WEIGHT_PLAN = Plan(64, 128, 8, 3, 2)
 
 
 def backward(

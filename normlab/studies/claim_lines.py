@@ -16,7 +16,7 @@ from normlab.studies.record import StudyRecord
 from normlab.studies.study import FOLDER, RESULTS, Claim, Study, find_studies, load_study
 from normlab.utils.text import counted
 
-MARKS = {"reproduced": "✓", "refuted": "✗", "open": "?", "not run": NONE}
+MARKS = {"reproduced": "✓", "refuted": "✗", "open": "?", "unfinished": "…", "not run": NONE}
 
 
 @dataclass(frozen=True)

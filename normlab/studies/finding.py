@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 from normlab.utils.records import to_plain
 
-Verdict = Literal["reproduced", "refuted", "open", "not run"]
+Verdict = Literal["reproduced", "refuted", "open", "unfinished", "not run"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """The verdict on one claim. "open": undecided because of the interval, failures or missing runs; see `notes`."""
+    """The verdict on one claim. "open": undecided because of the interval or failures; see `notes`."""
 
     verdict: Verdict
     ours: str = ""
@@ -31,6 +31,11 @@ class Finding:
     notes: tuple[str, ...] = ()
     parts: tuple[Finding, ...] = field(default=(), repr=False)
     """Findings that this one combines, if there are several."""
+
+    @property
+    def is_verdict(self) -> bool:
+        """Whether all runs of the study have ended."""
+        return self.verdict not in ("unfinished", "not run")
 
     def to_dict(self) -> dict[str, Any]:
         """Dictionary of plain values for JSON."""

@@ -27,12 +27,15 @@ def judge_claims(study: Study, results: Path = RESULTS) -> dict[str, Finding]:
 
 
 def _decide(claim: Claim, evidence: Evidence, record: StudyRecord) -> Finding:
+    left, runs = record.about.get("left"), record.about.get("runs")
+    if left != 0:
+        # An interval computed before all runs have ended does not have its nominal level.
+        waiting = f"{left if left is not None else 'some'} of {runs or '?'} runs have not ended"
+        return Finding(verdict="unfinished", notes=(waiting,))
     try:
         found = claim.rule.decide(evidence)
     except NormLabError as error:
         found = Finding(verdict="open", notes=(str(error),))
-    left, runs, older = record.about.get("left"), record.about.get("runs"), record.older(evidence.rows)
-    # An interval computed before all runs have ended does not have its nominal level.
-    waiting = [] if left == 0 else [f"{left if left is not None else 'some'} of {runs or '?'} runs have not ended"]
+    older = record.older(evidence.rows)
     notes = [f"{counted(older, 'row')} began before the rule was registered"] if older else []
-    return found.noting(notes).unless(waiting)
+    return found.noting(notes)

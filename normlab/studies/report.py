@@ -17,12 +17,13 @@ from normlab.utils.text import counted
 
 __all__ = ["claim_lines", "claims_page", "headline", "markdown"]
 
-_TONES = {"reproduced": "ok", "refuted": "fail", "open": "warn", "not run": ""}
+_TONES = {"reproduced": "ok", "refuted": "fail", "open": "warn", "unfinished": "", "not run": ""}
 _HEADS = ("Claim", "Source", "Theirs", "Ours", "Seeds", "Budget", "Verdict", "Power")
 _NOTE = """_Written by `normlab study --report` from `studies/` and the rows in `benchmarks/results/studies/`; do not
 edit it. A verdict is that of the rule in the study's file, whose hash every row carries. Intervals hold
-together at the rule's level. **Open** names what leaves a claim undecided; **not run** is no verdict. The numbers
-are those of the results that the studies test; a result has several parts, and each has a verdict of its own._"""
+together at the rule's level. **Open** names what leaves a claim undecided; **unfinished**, a study of which not
+all runs have ended, and **not run** are no verdicts. The numbers are those of the results that the studies test; a
+result has several parts, and each has a verdict of its own._"""
 
 
 def markdown(found: Sequence[ClaimLine]) -> str:
@@ -73,10 +74,11 @@ def _details(found: Sequence[ClaimLine]) -> str:
     minutes = f"{study.gpu_minutes:g} GPU minutes" if study.gpu_minutes else "no GPU"
     cost = f"{markdown_text(study.cost)} · {minutes}"
     about = f"{markdown_text(study.title)}. `normlab study {study.name}` · {cost} · rule `{study.rule_hash}`"
-    points = []
+    shared = [note for note in found[0].finding.notes if all(note in line.finding.notes for line in found)]
+    points = [f"- {markdown_text(note)}" for note in shared]
     for line in found:
         points.append(f"- `{line.claim.name}` holds if {markdown_text(line.claim.rule.sentence)}")
-        points += [f"  - {markdown_text(note)}" for note in line.finding.notes]
+        points += [f"  - {markdown_text(note)}" for note in line.finding.notes if note not in shared]
     return "\n".join([f"## {study.name}\n", about, "", _table(found), "", *points])
 
 

@@ -150,7 +150,7 @@ def _compare_all(
     from normlab.compare.executor import RunExecutor
 
     # One for all arms: most of them differ in what no compiled code depends on.
-    executor = RunExecutor()
+    executor, left = RunExecutor(), _count(record, configs)
     told: dict[str, Any] = {"progress": progress, "command": command, "stamp": record.stamp, "executor": executor}
     try:
         for arm, config in configs.items():
@@ -160,10 +160,15 @@ def _compare_all(
             compare(config, record.folder / arm, minutes=minutes, **told)
     finally:
         executor.close()
-        stored = [(config.plan(), Store(record.folder / arm).rows()) for arm, config in configs.items()]
-        left = sum(plan.left(rows) for plan, rows in stored)
-        _told(record, sum(plan.size(rows) for plan, rows in stored), left)
+        left = _count(record, configs)
     return left
+
+
+def _count(record: StudyRecord, configs: Mapping[str, CompareConfig]) -> int:
+    """Store how many runs there are and how many are left: before the first one, too, for a study that is killed."""
+    stored = [(config.plan(), Store(record.folder / arm).rows()) for arm, config in configs.items()]
+    left = sum(plan.left(rows) for plan, rows in stored)
+    return _told(record, sum(plan.size(rows) for plan, rows in stored), left)
 
 
 def _climb_all(

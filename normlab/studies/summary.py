@@ -26,11 +26,11 @@ def results_table(found: Sequence[ClaimLine]) -> str:
 
 
 def found_table(found: Sequence[ClaimLine], claims: str = "docs/claims.md") -> str:
-    """The README's table: results of which a part has been run, with what was decided; claims not run are left out."""
+    """The README's table: results of which a part has a verdict; claims of studies that have not ended are left out."""
     lines = ["| Result of a paper | What we found |", "|---|---|"]
     for number, result in RESULTS_TESTED.items():
         own = of_result(found, number)
-        run = [line for line in own if line.finding.verdict != "not run"]
+        run = [line for line in own if line.finding.is_verdict]
         if run:
             parts = "" if len(run) == len(own) else f" of {len(own)} parts"
             lines.append(f"| {cell_text(result)} | [{verdict_counts(run)}{parts}]({claims}#{run[0].study.name}) |")
@@ -38,12 +38,12 @@ def found_table(found: Sequence[ClaimLine], claims: str = "docs/claims.md") -> s
 
 
 def card_lines(found: Sequence[ClaimLine], scheme: str, claims: str = "../claims.md") -> list[str]:
-    """Verdicts on what is claimed of a scheme, for its card; claims that were not run are no verdicts."""
+    """Verdicts on what is claimed of a scheme, for its card; none for studies that have not ended."""
     return [
         f"{MARKS[line.finding.verdict]} {line.finding.verdict}: {_sentence(line)} "
         f"([{line.study.name}]({claims}#{line.study.name}))"
         for line in found
-        if line.finding.verdict != "not run" and scheme in map(_name, line.claim.rule.subjects)
+        if line.finding.is_verdict and scheme in map(_name, line.claim.rule.subjects)
     ]
 
 

@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from normlab.errors import NormLabError
@@ -34,12 +35,16 @@ def speed(of: Scheme) -> str:
 
 
 def _step(name: str) -> str:
-    found = [(record, row) for record, row in _rows("step") if row.get("scheme") == name and row["kernels"] == "triton"]
+    found = [
+        (record, row) for record, row in _rows("step")
+        if row.get("scheme") == name and row["kernels"] == "triton" and "--preset" not in record["command"]
+    ]  # fmt: skip
     if not found or not {"over_pre", "memory_over_pre", "paired"} <= set(found[-1][1]):
         return ""
     record, row = found[-1]
     return (
-        f"- Training step: {row['over_pre']:.3f} of Pre-Norm's tokens a second,"
+        f"- Training step at 125M: {median(row['tokens_per_second']):,.0f} tokens a second,"
+        f" {row['over_pre']:.3f} of Pre-Norm's,"
         f" {row['memory_over_pre']:.3f} of its memory"
         f" (median of {len(row['paired'])} interleaved repeats; {_source(record)})."
     )

@@ -31,6 +31,8 @@ class Sample:
     problems: list[str] = field(default_factory=list)
     """Reasons why the results do not allow a verdict."""
     notes: list[str] = field(default_factory=list)
+    unit: str = "seed"
+    """What the values differ in: "seed", or "repeat" in a benchmark, whose rows have several values each."""
 
     @property
     def finished(self) -> dict[int, float]:
@@ -79,7 +81,8 @@ class Evidence:
         notes: list[str] = []
         # Which loss is lower depends on the rates; what a model does inside is shown at the best of those tried.
         (problems if path == VALUE else notes).extend(_edges(scheme, standing))
-        return Sample(scheme, values, problems, notes)
+        unit = "repeat" if len(values) > len(chosen) else "seed"
+        return Sample(scheme, values, problems, notes, unit)
 
     def at_start(self, scheme: str, arm: str, path: str) -> Sample:
         """What was measured before training, by seed, whatever became of the run: all rates of a seed start alike."""

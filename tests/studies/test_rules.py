@@ -158,8 +158,9 @@ def test_a_ratio_is_geometric():
 def test_repeats_of_a_benchmark_are_observations():
     made = {"seed": 0, "state": "done", "arm": "main"}
     found = Evidence({"main": [{**made, "scheme": "a", "paired": [0.99, 0.995, 0.985, 0.991]}]})
-    assert rule("bound", scheme="a", value="paired", at_least=0.98).decide(found).seeds == 4
-    assert verdict("bound", found, scheme="a", value="paired", at_least=0.98) == "reproduced"
+    decided = rule("bound", scheme="a", value="paired", at_least=0.98).decide(found)
+    assert (decided.verdict, decided.runs, decided.seeds) == ("reproduced", 4, 0)
+    assert decided.ours.endswith("4 repeats")
 
 
 # -- count -----------------------------------------------------------------------------------------------------------

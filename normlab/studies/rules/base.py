@@ -79,11 +79,11 @@ def each(level: float, intervals: int) -> float:
     return bonferroni_level(level, intervals + 1)
 
 
-def interval(found: Difference, low: float | None, high: float | None, digits: int = 4) -> str:
+def interval(found: Difference, low: float | None, high: float | None, digits: int = 4, unit: str = "seed") -> str:
     """Format an interval with its level and number of pairs."""
     if low is None or high is None:
-        return "no interval: one seed"
-    return f"{100 * found.level:.3g} % interval {low:.{digits}g} to {high:.{digits}g}, {found.n} seeds"
+        return f"no interval: one {unit}"
+    return f"{100 * found.level:.3g} % interval {low:.{digits}g} to {high:.{digits}g}, {found.n} {unit}s"
 
 
 def power_of(found: Difference, what: str = "difference") -> str:

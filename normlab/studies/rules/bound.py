@@ -81,7 +81,7 @@ class BoundRule(Rule):
         values = _ratios(*samples) if self.against is not None else samples[0].finished
         if not values:
             return Finding(verdict="open", notes=(*problems, "no number to hold against the bound"))
-        found = self._exactly(values, where) if self.exact else self._by_interval(values, level, where)
+        found = self._exactly(values, where) if self.exact else self._by_interval(values, level, where, samples[0].unit)
         return found.noting([note for one in samples for note in one.notes]).unless(problems)
 
     def _exactly(self, values: dict[int, float], where: str) -> Finding:
@@ -95,14 +95,14 @@ class BoundRule(Rule):
             seeds=len(values), power="computed, not sampled",
         )  # fmt: skip
 
-    def _by_interval(self, values: dict[int, float], level: float, where: str) -> Finding:
+    def _by_interval(self, values: dict[int, float], level: float, where: str, unit: str) -> Finding:
         is_ratio = self.against is not None
         scaled = {key: math.log(value) for key, value in values.items()} if is_ratio else values
         found = paired_difference(scaled, dict.fromkeys(scaled, 0.0), level)
         mean, low, high = (_back(end, is_ratio) for end in (found.mean, found.low, found.high))
         return Finding(
-            verdict=side(low, high, self.claimed), ours=f"{mean:.4g}{where}, {interval(found, low, high)}",
-            estimate=mean, low=low, high=high, claimed=self.claimed, runs=len(values), seeds=found.n,
+            verdict=side(low, high, self.claimed), ours=f"{mean:.4g}{where}, {interval(found, low, high, unit=unit)}",
+            estimate=mean, low=low, high=high, claimed=self.claimed, runs=len(values), seeds=found.n if unit == "seed" else 0,
             power=_power(found, is_ratio),
         )  # fmt: skip
 

@@ -294,7 +294,7 @@ def test_a_benchmark_file_is_rows(tmp_path):
     study = other("rows", "", rule, head=f'rows = ["{tmp_path / "step.json"}"]')
     assert run_study(study, tmp_path / "results", progress=False) == 0
     found = judge_claims(study, tmp_path / "results")["it"]
-    assert (found.verdict, found.seeds) == ("reproduced", 3)
+    assert (found.verdict, found.runs, found.seeds) == ("reproduced", 3, 0)
 
 
 def test_rows_that_are_not_there_are_asked_for(tmp_path):

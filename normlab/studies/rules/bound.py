@@ -102,8 +102,8 @@ class BoundRule(Rule):
         mean, low, high = (_back(end, is_ratio) for end in (found.mean, found.low, found.high))
         return Finding(
             verdict=side(low, high, self.claimed), ours=f"{mean:.4g}{where}, {interval(found, low, high, unit=unit)}",
-            estimate=mean, low=low, high=high, claimed=self.claimed, runs=len(values), seeds=found.n if unit == "seed" else 0,
-            power=_power(found, is_ratio),
+            estimate=mean, low=low, high=high, claimed=self.claimed, runs=len(values),
+            seeds=found.n if unit == "seed" else 0, power=_power(found, is_ratio),
         )  # fmt: skip
 
 

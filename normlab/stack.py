@@ -88,6 +88,7 @@ class Stack(NaNUntilInitialised):
             raise NormLabError(f"{len(blocks)} blocks from block {first} on do not fit into a depth of {whole}")
         self.checkpointing = checkpointing
         self.checkpoint_with: Callable[..., torch.Tensor] = partial(checkpoint, use_reentrant=False)  # type: ignore
+        self._run_layer = _run_layer
         self._given_roles = dict(roles or {})
         self.entry = self.bound.entry() if first == 0 else nn.Identity()
         self.layers = nn.ModuleList(Layer(self.bound.block(k), modules) for k, modules in enumerate(blocks))
@@ -168,13 +169,26 @@ class Stack(NaNUntilInitialised):
         afters = [*(block.first_read for block in blocks[1:]), self.exit]  # type: ignore[union-attr]
         state, seen = read_state(state, blocks[0].first_read, self.kernels)  # type: ignore[arg-type, union-attr]
         for layer, after, extra in zip(self.layers, afters, extras, strict=True):
-            state, seen = layer.run(state, seen, after, **extra)  # type: ignore[operator]
+            state, seen = self._run_layer(layer, state, seen, after, extra)  # type: ignore[arg-type]
         return seen  # pyright: ignore[reportReturnType]  # what the exit returned
 
     def _run(self, layer: nn.Module, state: torch.Tensor, extra: Mapping[str, Any]) -> torch.Tensor:
         if self.checkpointing and torch.is_grad_enabled():
             return self.checkpoint_with(partial(layer, **extra), state)
         return layer(state, **extra)
+
+    def compile_layers(self, **options: Any) -> Stack:
+        """Compile one layer for all, in place: it takes as long as one block, where torch.compile(stack) takes all.
+
+        Blocks that differ in their code (the last one, which is fused with the exit) get code of their own. A block's
+        last write is still fused with the next block's first norm. `options` are those of torch.compile.
+        """
+        if self.checkpointing:
+            for layer in self.layers:
+                layer.compile(**options)
+        else:
+            self._run_layer = torch.compile(_run_layer, **options)
+        return self
 
     def hidden(self, state: torch.Tensor) -> torch.Tensor:
         """The (..., D) hidden state in a state between two layers: as the exit says if it has a `hidden` of its own."""
@@ -219,6 +233,12 @@ class Stack(NaNUntilInitialised):
             # What concerns attention is not asked of a block whose modules all say that they are none.
             asked = [need for need in inside if any(_kind(module) in (None, need.kind) for module in modules)]
             meet_needs(asked, modules, who=self.scheme.name)
+
+
+def _run_layer(
+    layer: Layer, state: torch.Tensor, seen: Seen, after: nn.Module, extra: Mapping[str, Any]
+) -> tuple[torch.Tensor, Seen]:
+    return layer.run(state, seen, after, **extra)
 
 
 def _has_sharded_width(x: torch.Tensor) -> bool:

@@ -160,6 +160,16 @@ class Transformer(NaNUntilInitialised, ABC):
             kernels=self.config.kernels,
         )
 
+    def compile_parts(self, **options: Any) -> Self:
+        """Compile one layer for all, and the head with its loss, in place; `options` are those of torch.compile.
+
+        Compiling `loss` as a whole takes time in proportion to the depth. This takes as long as a model of two blocks,
+        and costs some time of the host at every block, unless the step is recorded as a CUDA graph.
+        """
+        self.stack.compile_layers(**options)
+        self._cross_entropy = torch.compile(self._cross_entropy, **options)
+        return self
+
     def router_loss(self) -> torch.Tensor:
         """Weighted load-balancing loss and z-loss of the routers in the last forward pass, averaged over blocks."""
         found = [module.routing for module in self.modules() if isinstance(module, MoE)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ MOST_MODELS = 8
 MOST_BYTES = 4 * 2**30
 """Limits of what is kept: models, and memory of their weights together."""
 
-_RECOMPILATIONS = 64
+_RECOMPILATIONS = 512
 """Versions of a function that torch.compile may make before it gives up; its default of 8 suits one model."""
 
 _NOT_IN_SHAPE = (
@@ -100,11 +101,20 @@ def shape_of(config: TrainConfig) -> str:
 
 
 def compiled(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """The compiled function. Never for sizes that vary: another batch size of another run would make it slower."""
+    """The compiled function."""
+    return torch.compile(function, **compile_options())
+
+
+def compile_options() -> dict[str, Any]:
+    """Options of torch.compile for one of many models. Never for sizes that vary: another batch size of another run
+    would make it slower."""
     import torch._dynamo.config as config
 
     config.recompile_limit = max(config.recompile_limit, _RECOMPILATIONS)
-    return torch.compile(function, dynamic=False)
+    config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, _RECOMPILATIONS)
+    # The compiler itself reads .grad of the states between layers, which are not leaves.
+    warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
+    return {"dynamic": False}
 
 
 def reinitialise(model: Transformer, device: torch.device, seed: int) -> Transformer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._dynamo.backends.registry import lookup_backend
 
 import normlab
 from normlab.testing.small import DIM, make_input, make_stack, weighted_sum
@@ -44,6 +45,44 @@ def test_fullgraph_compile_gives_the_same_numbers(scheme):
 @pytest.mark.quick_schemes("pre", "hybrid")
 def test_one_graph_serves_every_depth(scheme):
     check_compile(scheme, blocks=48)
+
+
+def graphs_of_parts(scheme: normlab.Scheme, depth: int, **options) -> int:
+    """Compile a decoder by `compile_parts` and hold its loss and gradients against the eager ones; returns graphs."""
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return lookup_backend("aot_eager")(graph, inputs)
+
+    torch._dynamo.reset()
+    sizes = {"depth": depth, "dim": DIM, "heads": 2, "hidden": 32, "vocab_size": 32}
+    model = normlab.Decoder(normlab.DecoderConfig(scheme=scheme, **sizes, **options)).double()
+    inputs, targets = torch.randint(0, 32, (2, 2, 8))
+    found = []
+    for compiles in (False, True):
+        if compiles:
+            model.compile_parts(dynamic=False, backend=backend, fullgraph=True)
+        model.zero_grad()
+        loss = model.loss(inputs, targets)
+        loss.backward()
+        found.append([loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
+    for one, two in zip(*found, strict=True):
+        # The same operations, some in another order.
+        assert (one - two).abs().max() <= 1e-12 * one.abs().max().clamp_min(1e-3)
+    return len(graphs)
+
+
+@pytest.mark.quick_schemes("pre")
+def test_one_layer_is_compiled_for_all(scheme):
+    assert graphs_of_parts(scheme, depth=12) <= 5
+
+
+@pytest.mark.parametrize(
+    "options", [{"value_residual": "learned"}, {"experts": 4}, {"checkpointing": True}, {"topology": "parallel"}]
+)
+def test_one_layer_is_compiled_for_all_of_a_decoder_with(options):
+    assert graphs_of_parts(normlab.scheme("geonorm"), depth=3, **options) <= 5
 
 
 @pytest.mark.full

@@ -63,10 +63,11 @@ def test_width_transfer_starts_anew_too(tied):
 
 
 @pytest.mark.full
-def test_runs_of_one_shape_compile_once_and_are_the_same(text, tmp_path, monkeypatch, no_default_device):
+@pytest.mark.parametrize("mode", ["yes", "layers"])
+def test_runs_of_one_shape_compile_once_and_are_the_same(mode, text, tmp_path, monkeypatch, no_default_device):
     counter = CompileCounter()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter))
-    first = config_of(text, steps=4, evals=2, saves=0, compile="yes")
+    first = config_of(text, steps=4, evals=2, saves=0, compile=mode)
     other = dataclasses.replace(first, seed=3, lr=1e-3)
     torch._dynamo.reset()
     train(other, tmp_path / "alone", progress=False)
@@ -81,7 +82,8 @@ def test_runs_of_one_shape_compile_once_and_are_the_same(text, tmp_path, monkeyp
 
 
 @pytest.mark.full
-def test_many_shapes_in_one_process_are_all_compiled(text, tmp_path, monkeypatch, no_default_device):
+@pytest.mark.parametrize("mode", ["yes", "layers"])
+def test_many_shapes_in_one_process_are_all_compiled(mode, text, tmp_path, monkeypatch, no_default_device):
     """torch.compile would give up at the ninth and run it uncompiled."""
     counter = CompileCounter()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter))
@@ -90,7 +92,7 @@ def test_many_shapes_in_one_process_are_all_compiled(text, tmp_path, monkeypatch
     for width in range(16, 16 + 8 * 10, 8):
         model = {"depth": 1, "dim": width, "heads": 2, "hidden": 16}
         train(
-            config_of(text, steps=2, evals=1, saves=0, compile="yes", model=model),
+            config_of(text, steps=2, evals=1, saves=0, compile=mode, model=model),
             tmp_path / str(width),
             progress=False,
         )

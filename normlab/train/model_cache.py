@@ -106,8 +106,10 @@ def compiled(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
 
 
 def compile_options() -> dict[str, Any]:
-    """Options of torch.compile for one of many models. Never for sizes that vary: another batch size of another run
-    would make it slower."""
+    """Options of torch.compile for one of many models.
+
+    Never for sizes that vary: another batch size of another run would make it slower.
+    """
     import torch._dynamo.config as config
 
     config.recompile_limit = max(config.recompile_limit, _RECOMPILATIONS)

@@ -98,11 +98,11 @@ def documents() -> dict[Path, str]:
     pages = scheme_pages(found)
     readme = _with((ROOT / "README.md").read_text("utf-8"), BEGIN, table(), END)
     pages[ROOT / "README.md"] = _with(readme, FOUND, summary.found_table(found), FOUND_END)
-    import rooms
+    import packages
 
     architecture = ROOT / "docs" / "architecture.md"
-    pages[architecture] = _with(architecture.read_text("utf-8"), rooms.BEGIN, rooms.modules(), rooms.END)
-    pages[ROOT / "docs" / "figures" / "rooms.svg"] = rooms.drawing()
+    pages[architecture] = _with(architecture.read_text("utf-8"), packages.BEGIN, packages.modules(), packages.END)
+    pages[ROOT / "docs" / "figures" / "packages.svg"] = packages.drawing()
     pages[ROOT / "docs" / "claims.md"] = report.markdown(found)
     if importlib.util.find_spec("transformers") is not None:
         import conversions

@@ -58,7 +58,7 @@ class _Records:
         """The name of a record, which is defined when this returns."""
         if kind not in self._names:
             taken = kind.__name__ in self._names.values()
-            # Two rooms may use one word for different things.
+            # Two packages may use one word for different things.
             self._names[kind] = f"{kind.__module__.rpartition('.')[2]}.{kind.__name__}" if taken else kind.__name__
             self.definitions[self._names[kind]] = self._record(kind)
         return self._names[kind]

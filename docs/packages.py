@@ -1,4 +1,4 @@
-"""The generated parts of docs/architecture.md: the drawing of the rooms, and every module with its first line.
+"""The generated parts of docs/architecture.md: the drawing of the packages, and every module with its first line.
 
 The drawing is made from the layers that import-linter enforces (pyproject.toml), so it cannot differ from them.
 """
@@ -21,9 +21,9 @@ WIDTH, ROW, GAP = 760, 46, 10
 
 
 def layers() -> list[list[str]]:
-    """Rooms and modules of the package, the highest layer first."""
+    """Packages and modules, the highest layer first."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"]
-    found = next(contract["layers"] for contract in contracts if contract["name"] == "rooms")
+    found = next(contract["layers"] for contract in contracts if contract["name"] == "packages")
     rows = [layer.replace(" : ", " | ").split(" | ") for layer in found]
     kept = [[name for name in row if name not in OLD_NAMES and not name.startswith("__")] for row in rows]
     return [row for row in kept if row]
@@ -60,13 +60,13 @@ def _box(name: str, row: int, place: int, count: int) -> str:
 
 
 def modules() -> str:
-    """Every room with its modules, each with the first line of its docstring."""
-    parts = [_room(PACKAGE)]
-    parts += [_room(path) for path in sorted(PACKAGE.rglob("*")) if (path / "__init__.py").is_file()]
+    """Every package with its modules, each with the first line of its docstring."""
+    parts = [_package(PACKAGE)]
+    parts += [_package(path) for path in sorted(PACKAGE.rglob("*")) if (path / "__init__.py").is_file()]
     return "\n\n".join(parts)
 
 
-def _room(folder: Path) -> str:
+def _package(folder: Path) -> str:
     lines = [f"- `{path.name}`: {_first_line(path)}" for path in sorted(folder.glob("*.py")) if path.stem != "__init__"]
     name = folder.relative_to(ROOT).as_posix()
     return "\n".join([f"### {name}/", "", _first_line(folder / "__init__.py"), "", *lines]).rstrip()

@@ -89,9 +89,14 @@ def _obstacle(config: TrainConfig, group: Group) -> str | None:
         return f"there are {group.world} processes, and a graph records one"
     if config.optimiser == "muon":
         return "Muon is not recorded: the host decides on each of its updates"
-    if config.model.experts:
+    if config.model.experts and (config.precision == "fp32" or not _groups_products(group.device)):
         return "experts read their loads on the host"
     return None
+
+
+def _groups_products(device: torch.device) -> bool:
+    """Whether one kernel multiplies with all experts in bf16, which needs no loads on the host."""
+    return torch.cuda.is_available() and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _check_room(device: torch.device) -> None:

@@ -138,6 +138,15 @@ def test_where_graphs_are_used(text):
         graphs_are_used(asked, ALONE, compiles=True)
 
 
+@pytest.mark.parametrize(("capability", "precision", "used"), [((9, 0), "auto", True), ((8, 0), "auto", False),
+                                                              ((9, 0), "fp32", False)])  # fmt: skip
+def test_experts_are_recorded_where_the_host_need_not_know_their_loads(capability, precision, used, text, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    config = config_of(text, precision=precision, model={"experts": 4})
+    assert graphs_are_used(config, GPU, compiles=True) is used
+
+
 def test_graphs_do_not_change_the_name_of_a_run(text):
     config = config_of(text)
     assert dataclasses.replace(config, cuda_graphs="off").identity == config.identity

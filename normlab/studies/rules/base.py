@@ -21,6 +21,8 @@ class Rule(ABC):
 
     kind: ClassVar[str]
     """Its name in TOML files."""
+    takes_scheme_at_arm: ClassVar[bool] = True
+    """Whether a scheme may be one of another arm, as "pre@no-decay"; not where rows are taken from arms by pattern."""
 
     level: float = 0.95
     arms: tuple[str, ...] = ()
@@ -29,6 +31,13 @@ class Rule(ABC):
     def __post_init__(self) -> None:
         if not 0.5 < self.level < 1.0:
             raise NormLabError(f"the level of a rule lies between 0.5 and 1, got {self.level}; try 0.95")
+        placed = [] if self.takes_scheme_at_arm else [scheme for scheme in self.schemes if "@" in scheme]
+        if placed:
+            name, _, arm = placed[0].partition("@")
+            raise NormLabError(
+                f"{placed[0]!r} names an arm, which a rule of kind {self.kind} does not take with a scheme; write "
+                f"{name!r} and arms = [{arm!r}]"
+            )
 
     @abstractmethod
     def decide(self, evidence: Evidence) -> Finding:
@@ -86,9 +95,9 @@ def interval(found: Difference, low: float | None, high: float | None, digits: i
     return f"{100 * found.level:.3g} % interval {low:.{digits}g} to {high:.{digits}g}, {found.n} {unit}s"
 
 
-def power_of(found: Difference, what: str = "difference") -> str:
+def power_of(found: Difference, what: str = "difference", unit: str = "seed") -> str:
     """The true difference that these runs would detect."""
     if found.sd is None:
-        return "one seed shows nothing"
+        return f"one {unit} shows nothing"
     least = minimum_detectable(found.n, found.sd, found.level)
     return f"a true {what} of {least:.2g} would be shown four times out of five"

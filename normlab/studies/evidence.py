@@ -71,17 +71,25 @@ class Evidence:
         return [row for row in self._stored(scheme, arm) if has_ended(row)]
 
     def _stored(self, scheme: str, arm: str) -> list[Row]:
-        name, _, named = scheme.partition("@")
-        place = named or arm
+        name = self.canonical(scheme.partition("@")[0])
+        return [row for row in self._place(scheme, arm) if row["scheme"] == name]
+
+    def _place(self, scheme: str, arm: str) -> list[Row]:
+        place = scheme.partition("@")[2] or arm
         if place not in self.rows:
             raise unknown("arm with rows", place, self.rows)
-        return [row for row in self.rows[place] if row["scheme"] == self.canonical(name)]
+        return self.rows[place]
+
+    def _absent(self, scheme: str, arm: str) -> str:
+        """Why a scheme has no rows: the item that would have made them may have failed."""
+        failed = [f"{row['scheme']} {_how([row])}" for row in self._place(scheme, arm) if row.get("item_failed")]
+        return f"{scheme} has no runs" + (f": {'; '.join(dict.fromkeys(failed))}" if failed else "")
 
     def sample(self, scheme: str, arm: str, path: str) -> Sample:
         """A scheme's results at the rate selected by its tune runs; all results if nothing was tuned."""
         rows = self.of(scheme, arm)
         if not rows:
-            return Sample(scheme, {}, [f"{scheme} has no runs"])
+            return Sample(scheme, {}, [self._absent(scheme, arm)])
         standing = _standing(rows)
         judged = [row for row in rows if row.get("role", "judge") == "judge"]
         chosen = judged if standing is None else [row for row in judged if row["lr"] == standing.lr]
@@ -103,7 +111,7 @@ class Evidence:
         found = {(row["seed"], 0): row_number(row, path) for row in reversed(rows)}
         missing = [key for key, value in found.items() if value is None]
         problems = [f"{scheme}: no {path} with {counted(len(missing), 'seed')}"] if missing else []
-        return Sample(scheme, found, problems if rows else [f"{scheme} has no runs"])
+        return Sample(scheme, found, problems if rows else [self._absent(scheme, arm)])
 
     def all(self, schemes: Sequence[str], arms: Sequence[str]) -> list[Row]:
         """Every run that ended of these schemes (all if there are none) in these arms, at any rate."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from normlab.compare.statistics import Difference, bonferroni_level, minimum_detectable
 from normlab.errors import NormLabError
@@ -66,21 +65,6 @@ class Rule(ABC):
             f"{where}: reproduced if the whole {100 * self.level:g} % interval lies there, refuted if none of it does, "
             f"open otherwise and where a run failed"
         )
-
-    @property
-    def words(self) -> str:
-        """The rule with its parameters, as text."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        given = {f.name: fields[f.name] for f in dataclasses.fields(self) if fields[f.name] != f.default}
-        return ", ".join(f"{name} = {_shown(value)}" for name, value in given.items())
-
-
-def _shown(value: Any) -> str:
-    """Format tiers as "a before b, c", and other values unchanged."""
-    if not isinstance(value, tuple):
-        return str(value)
-    nested = any(isinstance(entry, tuple) for entry in value)
-    return (" before " if nested else ", ").join(map(_shown, value))
 
 
 def each(level: float, intervals: int) -> float:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -23,8 +23,8 @@ from normlab.errors import NormLabError, unknown
 from normlab.train.metrics import LOSS, Metric, metric_named
 from normlab.utils.student_t import shifted_outside, t_interval, t_outside
 
-Values = Mapping[int, float | None]
-"""Result of each seed; None, NaN and infinities are runs that failed or were stuck."""
+Values = Mapping[Any, float | None]
+"""Result of each seed, or of each repeat with a seed; None, NaN and infinities are runs that failed or were stuck."""
 
 Verdict = Literal[
     "baseline", "better", "worse", "no difference shown", "one seed", "unreliable", "failed", "stuck", "not judged",
@@ -277,7 +277,7 @@ def _verdict(own: SchemeResult, difference: Difference) -> Verdict:
     return "better" if own.metric.sign * difference.mean < 0.0 else "worse"
 
 
-def _finished(values: Values) -> dict[int, float]:
+def _finished(values: Values) -> dict[Any, float]:
     return {seed: value for seed, value in values.items() if value is not None and math.isfinite(value)}
 
 

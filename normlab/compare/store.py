@@ -7,7 +7,7 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,16 +35,21 @@ class Store:
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Add the row of a run that has ended: done, failed, or interrupted (its process was killed)."""
-        wrong = _fault(row, self._fields)
-        if wrong:
-            raise NormLabError(f"cannot store the row of run {row.get('run')!r}: {wrong}")
+        self.append_all([row])
+
+    def append_all(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Add rows that belong together, in one write."""
+        for row in rows:
+            wrong = _fault(row, self._fields)
+            if wrong:
+                raise NormLabError(f"cannot store the row of run {row.get('run')!r}: {wrong}")
         # ASCII, because a file name may contain characters that UTF-8 cannot encode.
-        line = json.dumps(dict(row)).encode() + b"\n"
+        lines = b"".join(json.dumps(dict(row)).encode() + b"\n" for row in rows)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with self._locked(os.O_RDWR | os.O_CREAT | os.O_APPEND, fcntl.LOCK_EX) as file:
                 _mend(file)
-                _write(file, line)
+                _write(file, lines)
             # A new file is durable only after its folder has been synced.
             sync(self.folder)
         except OSError as error:

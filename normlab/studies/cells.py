@@ -41,5 +41,7 @@ def _is_cell(row: Row) -> bool:
 
 
 def _cell_of(row: Row) -> str:
-    name = cell_name(str(row["size"]), int(row["budget"]))
+    if not isinstance(row["budget"], int):
+        raise NormLabError(f"the budget of a ladder's row is a whole number, got {row['budget']!r} in {row['run']}")
+    name = cell_name(str(row["size"]), row["budget"])
     return f"{RATES}{name}" if row.get("role") == "tune" else name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from normlab.studies.claim_lines import MARKS
 from normlab.studies.judge import judge_claims
 from normlab.studies.record import StudyRecord
 from normlab.studies.study import Study, find_studies, load_study
+from normlab.studies.summary import verdict_counts
 from normlab.utils.files import write_atomically
 from normlab.utils.text import counted
 
@@ -38,8 +38,7 @@ def _is_done(study: Study, results: Path) -> bool:
 
 
 def _state(study: Study, results: Path) -> str:
-    counts = Counter(finding.verdict for finding in judge_claims(study, results).values())
-    verdicts = ", ".join(f"{n} {verdict}" for verdict in MARKS if (n := counts[verdict]))
+    verdicts = verdict_counts(judge_claims(study, results).values())
     about = StudyRecord(study, results / study.name).about
     left = f"; {about['left']} of {about['runs']} runs left" if about.get("left") else ""
     return f"{counted(len(study.claims), 'claim')}: {verdicts}{left}"

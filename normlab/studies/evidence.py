@@ -1,10 +1,12 @@
 """Evidence: query the result rows of a study by scheme, arm, learning rate and seed.
 
-A run that failed, diverged or was stuck has no result; every rule counts such runs.
+A run that failed, diverged or was stuck has no result; every rule counts such runs. A run that was interrupted (its
+process was killed) says nothing of its scheme and is left out.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -12,10 +14,12 @@ from typing import Any
 
 from normlab.compare.statistics import SchemeResult, rank_schemes
 from normlab.errors import NormLabError, unknown
-from normlab.studies.values import row_number, row_numbers
+from normlab.studies.values import row_number, row_values
 from normlab.utils.text import counted
 
 Row = Mapping[str, Any]
+Key = tuple[int, int]
+"""Seed, and number of the repeat with this seed."""
 
 VALUE = "value"
 """Field of a row with the metric of a comparison: the validation loss, or the accuracy."""
@@ -23,11 +27,11 @@ VALUE = "value"
 
 @dataclass(frozen=True)
 class Sample:
-    """Results of one scheme in one arm, by seed; None is a run without a result."""
+    """Results of one scheme in one arm, by seed and repeat; None is a run without a result."""
 
     name: str
     """Name of the scheme, with its arm if one was given."""
-    values: dict[int, float | None]
+    values: dict[Key, float | None]
     problems: list[str] = field(default_factory=list)
     """Reasons why the results do not allow a verdict."""
     notes: list[str] = field(default_factory=list)
@@ -35,8 +39,13 @@ class Sample:
     """What the values differ in: "seed", or "repeat" in a benchmark, whose rows have several values each."""
 
     @property
-    def finished(self) -> dict[int, float]:
-        return {seed: value for seed, value in self.values.items() if value is not None}
+    def finished(self) -> dict[Key, float]:
+        return {key: value for key, value in self.values.items() if value is not None}
+
+
+def unit_of(samples: Sequence[Sample]) -> str:
+    """What the values of samples that are compared differ in."""
+    return "repeat" if any(one.unit == "repeat" for one in samples) else "seed"
 
 
 class Evidence:
@@ -59,44 +68,61 @@ class Evidence:
 
     def of(self, scheme: str, arm: str) -> list[Row]:
         """A scheme's rows in an arm, or in the arm given with the scheme: "pre@weight_decay=0.0"."""
-        name, _, named = scheme.partition("@")
-        place = named or arm
+        return [row for row in self._stored(scheme, arm) if has_ended(row)]
+
+    def _stored(self, scheme: str, arm: str) -> list[Row]:
+        name = self.canonical(scheme.partition("@")[0])
+        return [row for row in self._place(scheme, arm) if row["scheme"] == name]
+
+    def _place(self, scheme: str, arm: str) -> list[Row]:
+        place = scheme.partition("@")[2] or arm
         if place not in self.rows:
             raise unknown("arm with rows", place, self.rows)
-        return [row for row in self.rows[place] if row["scheme"] == self.canonical(name)]
+        return self.rows[place]
+
+    def _absent(self, scheme: str, arm: str) -> str:
+        """Why a scheme has no rows: the item that would have made them may have failed."""
+        failed = [f"{row['scheme']} {_how([row])}" for row in self._place(scheme, arm) if row.get("item_failed")]
+        return f"{scheme} has no runs" + (f": {'; '.join(dict.fromkeys(failed))}" if failed else "")
 
     def sample(self, scheme: str, arm: str, path: str) -> Sample:
         """A scheme's results at the rate selected by its tune runs; all results if nothing was tuned."""
         rows = self.of(scheme, arm)
         if not rows:
-            return Sample(scheme, {}, [f"{scheme} has no runs"])
+            return Sample(scheme, {}, [self._absent(scheme, arm)])
         standing = _standing(rows)
         judged = [row for row in rows if row.get("role", "judge") == "judge"]
         chosen = judged if standing is None else [row for row in judged if row["lr"] == standing.lr]
-        values = {key: value for row in chosen for key, value in _observed(row, path)}
-        failed = [row for row in chosen if not is_sound(row)]
-        problems = [f"{scheme}: {len(failed)} of {len(chosen)} runs {_how(failed)}"] if failed else []
-        missing = sum(value is None for value in values.values()) - len(failed)
-        problems += [f"{scheme}: {missing} runs have no {path}"] if missing else []
-        notes: list[str] = []
+        seen = [(row, row_values(row, path) if is_sound(row) else [None]) for row in chosen]
+        unit = "repeat" if any(len(values) > 1 for _, values in seen) else "seed"
+        problems, notes = _problems(scheme, path, seen, unit), self._killed(scheme, arm)
         # Which loss is lower depends on the rates; what a model does inside is shown at the best of those tried.
         (problems if path == VALUE else notes).extend(_edges(scheme, standing))
-        unit = "repeat" if len(values) > len(chosen) else "seed"
-        return Sample(scheme, values, problems, notes, unit)
+        return Sample(scheme, _by_key(seen), problems, notes, unit)
+
+    def _killed(self, scheme: str, arm: str) -> list[str]:
+        killed = sum(not has_ended(row) for row in self._stored(scheme, arm))
+        verb = "was interrupted and is" if killed == 1 else "were interrupted and are"
+        return [f"{scheme}: {counted(killed, 'run')} {verb} left out"] if killed else []
 
     def at_start(self, scheme: str, arm: str, path: str) -> Sample:
         """What was measured before training, by seed, whatever became of the run: all rates of a seed start alike."""
         rows = self.of(scheme, arm)
-        found = {row["seed"]: row_number(row, path) for row in reversed(rows)}
-        missing = [seed for seed, value in found.items() if value is None]
+        found = {(row["seed"], 0): row_number(row, path) for row in reversed(rows)}
+        missing = [key for key, value in found.items() if value is None]
         problems = [f"{scheme}: no {path} with {counted(len(missing), 'seed')}"] if missing else []
-        return Sample(scheme, found, problems if rows else [f"{scheme} has no runs"])
+        return Sample(scheme, found, problems if rows else [self._absent(scheme, arm)])
 
     def all(self, schemes: Sequence[str], arms: Sequence[str]) -> list[Row]:
-        """Every row of these schemes (all if there are none) in these arms, at any rate."""
+        """Every run that ended of these schemes (all if there are none) in these arms, at any rate."""
         wanted = {self.canonical(name) for name in schemes}
-        rows = [row for arm in self.arms(arms) for row in self.rows[arm]]
+        rows = [row for arm in self.arms(arms) for row in self.rows[arm] if has_ended(row)]
         return [row for row in rows if not wanted or row["scheme"] in wanted]
+
+
+def has_ended(row: Row) -> bool:
+    """Whether a run came to an end of its own, good or bad; its process was not killed."""
+    return row["state"] != "interrupted"
 
 
 def is_sound(row: Row) -> bool:
@@ -115,14 +141,28 @@ def has(row: Row, what: str) -> bool:
     return bool(row.get({"spiked": "spikes", "skipped": "skipped"}[what]))
 
 
-def _observed(row: Row, path: str) -> list[tuple[int, float | None]]:
-    """Values at a path. A list has one observation per entry, as in a repeated benchmark."""
-    if not is_sound(row):
-        return [(row["seed"], None)]
-    found = row_numbers(row, path)
-    if len(found) > 1:
-        return [(row["seed"] * 1000 + k, value) for k, value in enumerate(found)]
-    return [(row["seed"], row_number(row, path))]
+def _by_key(seen: Sequence[tuple[Row, Sequence[float | None]]]) -> dict[Key, float | None]:
+    """All values by seed and repeat. A list has one for every entry, as in a repeated benchmark; no two share a key."""
+    values: dict[Key, float | None] = {}
+    repeats: Counter[int] = Counter()
+    for row, own in seen:
+        for value in own:
+            values[row["seed"], repeats[row["seed"]]] = value
+            repeats[row["seed"]] += 1
+    return values
+
+
+def _problems(scheme: str, path: str, seen: Sequence[tuple[Row, Sequence[float | None]]], unit: str) -> list[str]:
+    """What keeps these values from deciding a claim."""
+    failed = [row for row, _ in seen if not is_sound(row)]
+    problems = [f"{scheme}: {len(failed)} of {len(seen)} runs {_how(failed)}"] if failed else []
+    missing = sum(value is None for row, own in seen if is_sound(row) for value in own)
+    if missing:
+        what = counted(missing, "repeat" if unit == "repeat" else "run")
+        problems.append(f"{scheme}: {what} {'has' if missing == 1 else 'have'} no {path}")
+    seeds = Counter(row["seed"] for row, _ in seen)
+    # Which of them would be paired with another scheme's run would be chance.
+    return problems + [f"{scheme}: several rows have seed {seed}" for seed, rows in seeds.items() if rows > 1]
 
 
 def _standing(rows: Sequence[Row]) -> SchemeResult | None:
@@ -143,4 +183,5 @@ def _edges(scheme: str, standing: SchemeResult | None) -> list[str]:
 
 def _how(rows: Sequence[Row]) -> str:
     kinds = [what for what in ("diverged", "stuck") if any(has(row, what) for row in rows)]
-    return " or ".join(kinds) if kinds else "failed"
+    reasons = dict.fromkeys(str(row["reason"]).splitlines()[0] for row in rows if row.get("reason"))
+    return " or ".join(kinds) if kinds else f"failed ({'; '.join(reasons)})" if reasons else "failed"

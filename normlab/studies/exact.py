@@ -58,8 +58,13 @@ def rank_values(values: Sequence[float]) -> list[float]:
 def correlation_interval(r: float, free: float, level: float, *, of_ranks: bool = False) -> tuple[float, float]:
     """Fisher's interval; `free` is the number of points minus three and minus the fitted parameters."""
     inside = max(-1 + 1e-12, min(1 - 1e-12, r))
-    half = quantile(level) * (1.06 if of_ranks else 1.0) / math.sqrt(free)
+    half = quantile(level) * correlation_error(free, of_ranks=of_ranks)
     return math.tanh(math.atanh(inside) - half), math.tanh(math.atanh(inside) + half)
+
+
+def correlation_error(free: float, *, of_ranks: bool = False) -> float:
+    """Standard error of Fisher's z; of ranks the variance is 1.06 times as large (Fieller, Hartley, Pearson 1957)."""
+    return math.sqrt((1.06 if of_ranks else 1.0) / free)
 
 
 def quantile(level: float) -> float:

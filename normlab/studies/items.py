@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,8 @@ Settings = Mapping[str, Any]
 _DROPPED = ("figures", "paths", "histogram", "command", "versions")
 """Parts of a result that are figures, or duplicates of the row."""
 
+_BROKE = "the loss or a gradient of the first step was not finite"
+
 
 @dataclass(frozen=True)
 class Item:
@@ -32,6 +34,20 @@ class Item:
     seed: int
     call: Callable[[], list[Row]]
     """Rows with `scheme` and the measured values."""
+
+    def is_done(self, rows: Sequence[Row]) -> bool:
+        """Whether the call has returned; one that ended by an error is tried again."""
+        return not all(_is_error(row) for row in self._own(rows))
+
+    def has_begun(self, rows: Sequence[Row]) -> bool:
+        """Whether there is a row of it, if only one of an error."""
+        return bool(self._own(rows))
+
+    def _own(self, rows: Sequence[Row]) -> list[Row]:
+        # Rows of earlier versions name their item in `run` alone.
+        return [
+            row for row in rows if row.get("item", self.name) == self.name and row["run"].startswith(self.name + "/")
+        ]
 
 
 def study_items(study: Study) -> list[Item]:
@@ -49,10 +65,16 @@ def run_item(item: Item) -> list[Row]:
         raise
     except Exception as error:
         traceback.print_exc()
-        found = [{"scheme": item.scheme, "state": "failed", "reason": f"{type(error).__name__}: {error}".strip()}]
-    shared = {"seed": item.seed, "state": "done", "reason": None, "versions": versions(), "started": began}
-    ends = {"finished": now()}
-    return [{**shared, **row, **ends, "run": f"{item.name}/{row['scheme']}/{k}"} for k, row in enumerate(found)]
+        reason = f"{type(error).__name__}: {error}".strip()
+        found = [{"scheme": item.scheme, "state": "failed", "reason": reason, "item_failed": True}]
+    shared = {"item": item.name, "seed": item.seed, "state": "done", "reason": None}
+    when = {"versions": versions(), "started": began, "finished": now()}
+    return [{**shared, **row, **when, "run": f"{item.name}/{row['scheme']}/{k}"} for k, row in enumerate(found)]
+
+
+def _is_error(row: Row) -> bool:
+    """Whether a row stands for an item that ended by an error; in earlier versions every failed row did."""
+    return bool(row.get("item_failed")) or ("item" not in row and row["state"] == "failed")
 
 
 def _checks(study: Study, arm: str, settings: Settings) -> Iterator[Item]:
@@ -82,7 +104,9 @@ def _check_seeds(found: Row) -> Iterator[Row]:
         steps = sorted((profile for profile in own if profile["seed"] == seed), key=lambda profile: profile["step"])
         # The profiles of other depths and seeds are stored once: they are most of a result.
         result = found if seed == 0 else {name: found[name] for name in ("verdicts", "theory")}
-        yield {"seed": seed, "before": steps[0], "after": steps[-1], "result": result}
+        row = {"seed": seed, "before": steps[0], "after": steps[-1], "result": result}
+        # A burst that breaks at its first step has one profile.
+        yield row if len(steps) > 1 else {**row, "after": None, "state": "failed", "reason": _BROKE}
 
 
 def _simulations(study: Study, arm: str, settings: Settings) -> Iterator[Item]:

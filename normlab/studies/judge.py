@@ -14,15 +14,15 @@ from normlab.utils.text import counted
 
 
 def judge_claims(study: Study, results: Path = RESULTS) -> dict[str, Finding]:
-    """The finding on every claim, by name, from the rows alone."""
+    """The finding on every claim, by name, from the rows alone; open where the rows cannot be read."""
     record = StudyRecord(study, results / study.name)
     try:
         rows = record.rows()
+        if not rows:
+            return {claim.name: Finding(verdict="not run") for claim in study.claims}
+        evidence = Evidence(by_cell(rows), record.about.get("names"))
     except NormLabError as error:
         return {claim.name: Finding(verdict="open", notes=(str(error),)) for claim in study.claims}
-    if not rows:
-        return {claim.name: Finding(verdict="not run") for claim in study.claims}
-    evidence = Evidence(by_cell(rows), record.about.get("names"))
     return {claim.name: _decide(claim, evidence, record) for claim in study.claims}
 
 
@@ -36,6 +36,9 @@ def _decide(claim: Claim, evidence: Evidence, record: StudyRecord) -> Finding:
         found = claim.rule.decide(evidence)
     except NormLabError as error:
         found = Finding(verdict="open", notes=(str(error),))
+    except KeyError as error:
+        # Rows of other programs and versions lack fields; the claims of all other studies do not depend on them.
+        found = Finding(verdict="open", notes=(f"a row has no field {error.args[0]!r}",))
     older = record.older(evidence.rows)
     notes = [f"{counted(older, 'row')} began before the rule was registered"] if older else []
     return found.noting(notes)

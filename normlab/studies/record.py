@@ -74,9 +74,15 @@ class StudyRecord:
                 f"{other[0].get('rule')}, now {self.study.rule_hash}), so they are refused; put the rule back, or move "
                 f"the folder away and run the study again"
             )
-        return {arm: own for arm, own in rows.items() if own}
+        return {arm: _without_past_errors(own) for arm, own in rows.items() if own}
 
     def older(self, rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> int:
         """Number of rows that began before the rule was registered, which is weaker evidence."""
         since = str(self.about.get("registered", ""))
         return sum(str(row["started"]) < since for own in rows.values() for row in own)
+
+
+def _without_past_errors(rows: Sequence[Row]) -> list[Row]:
+    """Rows less those of errors of items (checks, simulations, benchmarks) that were done in a later call."""
+    done = {row["item"] for row in rows if "item" in row and not row.get("item_failed")}
+    return [row for row in rows if not (row.get("item_failed") and row["item"] in done)]

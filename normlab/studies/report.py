@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from normlab.pages.page import render, section
 from normlab.studies.claim_lines import MARKS, ClaimLine, cell_text, claim_lines, markdown_text
 from normlab.studies.finding import Finding
 from normlab.studies.headlines import RESULTS_TESTED
-from normlab.studies.summary import of_result, results_table, verdict_counts
+from normlab.studies.summary import line_counts, of_result, results_table
 from normlab.utils.text import counted
 
 __all__ = ["claim_lines", "claims_page", "headline", "markdown"]
@@ -41,15 +40,13 @@ def _table(found: Sequence[ClaimLine]) -> str:
 
 def headline(found: Sequence[ClaimLine]) -> str:
     """Number of claims by verdict."""
-    counts = Counter(line.finding.verdict for line in found)
-    verdicts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in MARKS if counts[verdict])
-    return f"{counted(len(found), 'claim')}: {verdicts}." if found else "There are no studies yet."
+    return f"{counted(len(found), 'claim')}: {line_counts(found)}." if found else "There are no studies yet."
 
 
 def claims_page(found: Sequence[ClaimLine]) -> str:
     """The same as one HTML file."""
     studies = {line.study.name: line.study for line in found}
-    results = [(number, text, verdict_counts(of_result(found, number))) for number, text in RESULTS_TESTED.items()]
+    results = [(number, text, line_counts(of_result(found, number))) for number, text in RESULTS_TESTED.items()]
     sections = [section("results", "Headline results", "study/results.html", results=results)] if found else []
     sections += [
         section(

@@ -17,11 +17,12 @@ from normlab.compare.store import RESULT_FIELDS, Store
 from normlab.errors import NormLabError, unknown
 from normlab.ladders.config import LadderConfig
 from normlab.studies.elsewhere import import_rows
-from normlab.studies.items import run_item, study_items
+from normlab.studies.items import Item, run_item, study_items
 from normlab.studies.record import StudyRecord
 from normlab.studies.settings import comparison_config, ladder_config
 from normlab.studies.study import RESULTS, Study
 from normlab.train.storage.folder import now
+from normlab.utils.locks import hold
 
 
 @dataclass(frozen=True)
@@ -197,16 +198,24 @@ def _climb_all(
 
 def _work_all(record: StudyRecord, end: float | None) -> int:
     work = study_items(record.study)
-    for item in work:
-        if end is not None and time.monotonic() > end:
-            break
-        store = Store(record.folder / item.arm, fields=RESULT_FIELDS)
-        if not any(row["run"].startswith(f"{item.name}/") for row in store.rows()):
-            for row in run_item(item):
-                store.append({**row, **record.stamp})
-    ended = {row["run"] for own in record.rows().values() for row in own}
-    left = sum(not any(run.startswith(f"{item.name}/") for run in ended) for item in work)
-    return _told(record, len(work), left)
+    with hold(record.folder / "lock"):
+        _count_items(record, work)
+        rows = record.rows()
+        # What failed in an earlier call comes last: it may fail again, and take all the time.
+        for item in sorted(work, key=lambda item: item.has_begun(rows.get(item.arm, []))):
+            if end is not None and time.monotonic() > end:
+                break
+            if not item.is_done(rows.get(item.arm, [])):
+                store = Store(record.folder / item.arm, fields=RESULT_FIELDS)
+                # In one write: half an item would count as done.
+                store.append_all([{**row, **record.stamp} for row in run_item(item)])
+        return _count_items(record, work)
+
+
+def _count_items(record: StudyRecord, work: Sequence[Item]) -> int:
+    """Store how many items there are and how many are left; one that failed has ended, as a run of a comparison."""
+    rows = record.rows()
+    return _told(record, len(work), sum(not item.has_begun(rows.get(item.arm, [])) for item in work))
 
 
 def _told(record: StudyRecord, runs: int, left: int) -> int:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 from normlab.compare.config import CompareConfig
 from normlab.errors import NormLabError, unknown
 from normlab.ladders.config import LadderConfig
-from normlab.train.config import DEFAULT_TASK, TrainConfig, config_class
+from normlab.train.config import DEFAULT_TASK, config_class
 from normlab.utils.counts import count, is_count
 from normlab.utils.settings import field_names
 
@@ -49,7 +49,7 @@ def _experiment_config(experiment: type[Experiment], title: str, settings: Mappi
             raise NormLabError(f"{where}: a {title} has no {name} of its own; name {experiment.several[name]}")
         if name not in known:
             raise unknown(f"setting in {where}", name, known)
-        values[name] = _value(name, value, (kind, experiment), where)
+        values[name] = _value(name, value, (kind, experiment, kind.model_class), where)
     preset = values.pop("preset", None)
     outer = {name: value for name, value in values.items() if name in several}
     run = {name: value for name, value in values.items() if name in shared}
@@ -63,18 +63,21 @@ def _experiment_config(experiment: type[Experiment], title: str, settings: Mappi
         raise NormLabError(f"{where}: {error}") from None
 
 
-def _value(name: str, value: Any, kinds: tuple[type[TrainConfig], type], where: str) -> Any:
+def _value(name: str, value: Any, kinds: tuple[type, ...], where: str) -> Any:
     """A setting as a Python value: lists as tuples, counts as numbers. Raises for a value of another type."""
     hint = next((found[name] for kind in kinds if name in (found := get_type_hints(kind, include_extras=True))), None)
+    default = next((f.default for kind in kinds for f in fields(kind) if f.name == name), None)
+    takes_list = isinstance(default, tuple) or name == "lrs"
+    accepted, expected = _KINDS.get(type(default), ((object,), "a single value"))
     if isinstance(value, list):
+        if not takes_list:
+            raise NormLabError(f"{where}: {name} must be {expected}, got {value!r}")
         counts = any(is_count(entry) for entry in get_args(hint))
         return tuple(count(entry) if counts and isinstance(entry, str) else entry for entry in value)
     if isinstance(value, str) and is_count(hint):
         return count(value)
-    default = next((f.default for kind in kinds for f in fields(kind) if f.name == name), None)
-    if (isinstance(default, tuple) or name == "lrs") and value != "auto":
+    if takes_list and value != "auto":
         return (value,)
-    accepted, expected = _KINDS.get(type(default), ((object,), ""))
     is_truth = isinstance(value, bool) and bool not in accepted and object not in accepted
     if is_truth or not isinstance(value, accepted):
         raise NormLabError(f"{where}: {name} must be {expected}, got {value!r}")

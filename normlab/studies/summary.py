@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from normlab.studies.claim_lines import MARKS, ClaimLine, cell_text
+from normlab.studies.finding import Finding
 from normlab.studies.headlines import RESULTS_TESTED
 
 
@@ -21,7 +22,7 @@ def results_table(found: Sequence[ClaimLine]) -> str:
         own = of_result(found, number)
         names = dict.fromkeys(line.study.name for line in own)
         studies = ", ".join(f"[{name}](#{name})" for name in names)
-        lines.append(f"| {number} | {cell_text(result)} | {verdict_counts(own)} | {studies} |")
+        lines.append(f"| {number} | {cell_text(result)} | {line_counts(own)} | {studies} |")
     return "\n".join(lines)
 
 
@@ -33,7 +34,7 @@ def found_table(found: Sequence[ClaimLine], claims: str = "docs/claims.md") -> s
         run = [line for line in own if line.finding.is_verdict]
         if run:
             parts = "" if len(run) == len(own) else f" of {len(own)} parts"
-            lines.append(f"| {cell_text(result)} | [{verdict_counts(run)}{parts}]({claims}#{run[0].study.name}) |")
+            lines.append(f"| {cell_text(result)} | [{line_counts(run)}{parts}]({claims}#{run[0].study.name}) |")
     return "\n".join(lines) if len(lines) > 2 else f"No study has been run yet ([all claims]({claims}))."
 
 
@@ -47,9 +48,14 @@ def card_lines(found: Sequence[ClaimLine], scheme: str, claims: str = "../claims
     ]
 
 
-def verdict_counts(found: Sequence[ClaimLine]) -> str:
-    """How many claims have each verdict: "2 reproduced, 1 open"."""
-    counts = Counter(line.finding.verdict for line in found)
+def line_counts(found: Sequence[ClaimLine]) -> str:
+    """How many claims have each verdict."""
+    return verdict_counts(line.finding for line in found)
+
+
+def verdict_counts(findings: Iterable[Finding]) -> str:
+    """How many findings have each verdict: "2 reproduced, 1 open"."""
+    counts = Counter(finding.verdict for finding in findings)
     return ", ".join(f"{counts[verdict]} {verdict}" for verdict in MARKS if counts[verdict])
 
 

@@ -3,7 +3,9 @@
 Parts of a path are names, positions in a list (negative from its end), or, in a list of tables, the name, observable
 or subject of one; * is every entry of a list ("profiles.*.hidden_rms.-1"). The last part may reduce a list: min, max,
 mean, evenness (smallest over largest), growth, the slope of log y over log k, k = 1 on, or late_growth, the same from
-the middle on. "A / B" is the ratio of two single numbers of the row.
+the middle on. A list with a missing entry has no such number: what is not finite is stored as null, and a state that
+overflowed is not bounded. Only the first entry may be missing: no block comes before it. "A / B" is the ratio of two
+single numbers of the row.
 """
 
 from __future__ import annotations
@@ -21,12 +23,17 @@ _KEYS = ("name", "observable", "scheme", "subject")
 
 def row_numbers(row: Mapping[str, Any], path: str) -> list[float]:
     """The numbers at a path: one, or all of a list; empty if missing or not finite."""
+    return _finite(row_values(row, path))
+
+
+def row_values(row: Mapping[str, Any], path: str) -> list[float | None]:
+    """The same with None in the place of what is missing or not finite."""
     if " / " in path:
         over, under = (row_number(row, part) for part in path.split(" / ", 1))
-        return [] if over is None or not under else _finite([over / under])
+        return [None if over is None or not under else _number(over / under)]
     parts = path.split(".")
     found = _every(row, parts) if _EACH in parts else _walk(row, parts)
-    return _finite(found if isinstance(found, list | tuple) else [found])
+    return [_number(value) for value in (found if isinstance(found, list | tuple) else [found])]
 
 
 def row_number(row: Mapping[str, Any], path: str) -> float | None:
@@ -49,8 +56,8 @@ def _every(row: Mapping[str, Any], parts: list[str]) -> Any:
     inner, last = parts[place + 1 :], parts[-1] if parts[-1] in _REDUCE else None
     entries = _walk(row, parts[:place])
     found = [_walk(entry, inner[:-1] if last else inner) for entry in (entries if isinstance(entries, list) else [])]
-    flat = [value for one in found for value in (one if isinstance(one, list) else [one])]
-    return _REDUCE[last](_finite(flat)) if last else flat
+    series = found if all(isinstance(one, list) for one in found) else [found]
+    return _reduced(last, series) if last else [value for one in series for value in one]
 
 
 def _step(found: Any, part: str) -> Any:
@@ -62,7 +69,7 @@ def _step(found: Any, part: str) -> Any:
         place = int(part)
         return found[place] if -len(found) <= place < len(found) else None
     if part in _REDUCE:
-        return _REDUCE[part](_finite(found))
+        return _reduced(part, [found])
     return next((entry for entry in found if isinstance(entry, Mapping) and part in _names(entry)), None)
 
 
@@ -70,26 +77,47 @@ def _names(entry: Mapping[str, Any]) -> list[Any]:
     return [entry.get(key) for key in _KEYS] + [f"{entry.get('subject')}: {entry.get('quantity')}"]
 
 
-def _finite(values: Sequence[Any]) -> list[float]:
-    known = [value for value in values if isinstance(value, bool | int | float)]
-    return [float(value) for value in known if math.isfinite(value)]
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, bool | int | float) and math.isfinite(value) else None
 
 
-def _growth(values: list[float], first: int = 1) -> float | None:
-    """Exponent p of y ~ k^p by least squares, from the second entry on: the first is the input of the first block."""
-    points = [(math.log(k), math.log(y)) for k, y in enumerate(values) if k >= first and y > 0.0]
-    if len(points) < 2:
+def _finite(values: Sequence[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _reduced(name: str, series: Sequence[Sequence[Any]]) -> float | None:
+    """One number of all series together; None if any of them lacks an entry other than its first."""
+    known = [[_number(value) for value in one] for one in series]
+    if any(value is None for one in known for value in one[1:]):
         return None
+    values = [value for one in known for value in one]
+    return _REDUCE[name](values) if _finite(values) else None
+
+
+def _growth(values: Sequence[float | None], first: int = 1) -> float | None:
+    """Exponent p of y ~ k^p by least squares, from the second entry on: the first is the input of the first block."""
+    placed = [(k, y) for k, y in enumerate(values) if k >= first and y is not None]
+    if len(placed) < 2 or any(y <= 0.0 for _, y in placed):
+        return None
+    points = [(math.log(k), math.log(y)) for k, y in placed]
     mean_x, mean_y = (math.fsum(column) / len(points) for column in zip(*points, strict=True))
     slope = math.fsum((x - mean_x) * (y - mean_y) for x, y in points)
     return slope / math.fsum((x - mean_x) ** 2 for x, _ in points)
 
 
-_REDUCE: dict[str, Callable[[list[float]], float | None]] = {
-    "min": lambda values: min(values, default=None),
-    "max": lambda values: max(values, default=None),
-    "mean": lambda values: math.fsum(values) / len(values) if values else None,
-    "evenness": lambda values: min(values) / max(values) if values and max(values) > 0.0 else None,
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _evenness(values: Sequence[float]) -> float | None:
+    return min(values) / max(values) if max(values) > 0.0 else None
+
+
+_REDUCE: dict[str, Callable[[list[float | None]], float | None]] = {
+    "min": lambda values: min(_finite(values)),
+    "max": lambda values: max(_finite(values)),
+    "mean": lambda values: _mean(_finite(values)),
+    "evenness": lambda values: _evenness(_finite(values)),
     "growth": _growth,
     "late_growth": lambda values: _growth(values, max(1, len(values) // 2)),
 }

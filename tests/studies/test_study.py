@@ -80,6 +80,10 @@ def test_faults_name_file_and_field(old, new, words):
     [
         ("dim = 16", "dimm = 16", "unknown setting in tiny, main 'dimm'; did you mean 'dim'"),
         ("seeds = 3", 'seeds = "three"', "tiny, main: seeds must be a whole number"),
+        ("seeds = 3", "seeds = [1, 2]", r"tiny, main: seeds must be a whole number, got \[1, 2\]"),
+        ("depth = 2", "depth = [1, 2]", r"tiny, main: depth must be a whole number, got \[1, 2\]"),
+        ("dim = 16", 'dim = "wide"', "tiny, main: dim must be a whole number, got 'wide'"),
+        ("tokens = 1536", "tokens = [1536]", r"tiny, main: tokens must be a whole number, got \[1536\]"),
         ("lrs = [1e-2]", "lr = 1e-2", "name lrs"),
         ('"post"]', '"psot"]', "did you mean 'post'"),
         ('against = "post"', 'against = "peri"', "among those that run"),

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from normlab.compare.statistics import Difference, bonferroni_level, minimum_detectable
 from normlab.errors import NormLabError
@@ -21,6 +20,8 @@ class Rule(ABC):
 
     kind: ClassVar[str]
     """Its name in TOML files."""
+    takes_scheme_at_arm: ClassVar[bool] = True
+    """Whether a scheme may be one of another arm, as "pre@no-decay"; not where rows are taken from arms by pattern."""
 
     level: float = 0.95
     arms: tuple[str, ...] = ()
@@ -29,6 +30,13 @@ class Rule(ABC):
     def __post_init__(self) -> None:
         if not 0.5 < self.level < 1.0:
             raise NormLabError(f"the level of a rule lies between 0.5 and 1, got {self.level}; try 0.95")
+        placed = [] if self.takes_scheme_at_arm else [scheme for scheme in self.schemes if "@" in scheme]
+        if placed:
+            name, _, arm = placed[0].partition("@")
+            raise NormLabError(
+                f"{placed[0]!r} names an arm, which a rule of kind {self.kind} does not take with a scheme; write "
+                f"{name!r} and arms = [{arm!r}]"
+            )
 
     @abstractmethod
     def decide(self, evidence: Evidence) -> Finding:
@@ -58,21 +66,6 @@ class Rule(ABC):
             f"open otherwise and where a run failed"
         )
 
-    @property
-    def words(self) -> str:
-        """The rule with its parameters, as text."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        given = {f.name: fields[f.name] for f in dataclasses.fields(self) if fields[f.name] != f.default}
-        return ", ".join(f"{name} = {_shown(value)}" for name, value in given.items())
-
-
-def _shown(value: Any) -> str:
-    """Format tiers as "a before b, c", and other values unchanged."""
-    if not isinstance(value, tuple):
-        return str(value)
-    nested = any(isinstance(entry, tuple) for entry in value)
-    return (" before " if nested else ", ").join(map(_shown, value))
-
 
 def each(level: float, intervals: int) -> float:
     """Level of each of several intervals that hold jointly with probability `level`."""
@@ -86,9 +79,9 @@ def interval(found: Difference, low: float | None, high: float | None, digits: i
     return f"{100 * found.level:.3g} % interval {low:.{digits}g} to {high:.{digits}g}, {found.n} {unit}s"
 
 
-def power_of(found: Difference, what: str = "difference") -> str:
+def power_of(found: Difference, what: str = "difference", unit: str = "seed") -> str:
     """The true difference that these runs would detect."""
     if found.sd is None:
-        return "one seed shows nothing"
+        return f"one {unit} shows nothing"
     least = minimum_detectable(found.n, found.sd, found.level)
     return f"a true {what} of {least:.2g} would be shown four times out of five"

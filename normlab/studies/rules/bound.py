@@ -9,7 +9,7 @@ from typing import ClassVar
 from normlab.compare.statistics import Difference as Paired
 from normlab.compare.statistics import paired_difference
 from normlab.errors import NormLabError
-from normlab.studies.evidence import Evidence, Sample
+from normlab.studies.evidence import Evidence, Key, Sample, unit_of
 from normlab.studies.finding import Finding, combine_findings, side
 from normlab.studies.rules.base import VALUE, Rule, each, interval, power_of
 
@@ -78,13 +78,24 @@ class BoundRule(Rule):
         sample = evidence.at_start if self.at_start else evidence.sample
         samples = [sample(one, arm, self.value) for one in compared]
         problems = [problem for one in samples for problem in one.problems]
-        values = _ratios(*samples) if self.against is not None else samples[0].finished
+        values = samples[0].finished
+        if self.against is not None:
+            over, under = _pairs(*samples)
+            values = {key: over[key] / under[key] for key in over if over[key] > 0.0 and under[key] > 0.0}
+            problems += self._without_ratio(samples, len(over) - len(values), len(over))
         if not values:
             return Finding(verdict="open", notes=(*problems, "no number to hold against the bound"))
-        found = self._exactly(values, where) if self.exact else self._by_interval(values, level, where, samples[0].unit)
+        unit = unit_of(samples)
+        found = self._exactly(values, where) if self.exact else self._by_interval(values, level, where, unit)
         return found.noting([note for one in samples for note in one.notes]).unless(problems)
 
-    def _exactly(self, values: dict[int, float], where: str) -> Finding:
+    def _without_ratio(self, samples: list[Sample], missing: int, pairs: int) -> list[str]:
+        if not missing:
+            return []
+        a, b = (one.name for one in samples)
+        return [f"{missing} of {pairs} ratios of {a} to {b} do not exist: {self.value} is not positive"]
+
+    def _exactly(self, values: dict[Key, float], where: str) -> Finding:
         low, high = min(values.values()), max(values.values())
         first, last = self.claimed
         holds = (first is None or low >= first) and (last is None or high <= last)
@@ -95,7 +106,7 @@ class BoundRule(Rule):
             seeds=len(values), power="computed, not sampled",
         )  # fmt: skip
 
-    def _by_interval(self, values: dict[int, float], level: float, where: str, unit: str) -> Finding:
+    def _by_interval(self, values: dict[Key, float], level: float, where: str, unit: str) -> Finding:
         is_ratio = self.against is not None
         scaled = {key: math.log(value) for key, value in values.items()} if is_ratio else values
         found = paired_difference(scaled, dict.fromkeys(scaled, 0.0), level)
@@ -103,22 +114,21 @@ class BoundRule(Rule):
         return Finding(
             verdict=side(low, high, self.claimed), ours=f"{mean:.4g}{where}, {interval(found, low, high, unit=unit)}",
             estimate=mean, low=low, high=high, claimed=self.claimed, runs=len(values),
-            seeds=found.n if unit == "seed" else 0, power=_power(found, is_ratio),
+            seeds=found.n if unit == "seed" else 0, power=_power(found, is_ratio, unit),
         )  # fmt: skip
 
 
-def _ratios(a: Sample, b: Sample) -> dict[int, float]:
-    """a / b by seed; a single b is used for all a. Values that are not positive have no ratio."""
-    above, below = a.finished, b.finished
-    if len(below) == 1:
-        below = dict.fromkeys(above, *below.values())
-    shared = [seed for seed in above if seed in below and above[seed] > 0.0 and below[seed] > 0.0]
-    return {seed: above[seed] / below[seed] for seed in shared}
+def _pairs(a: Sample, b: Sample) -> tuple[dict[Key, float], dict[Key, float]]:
+    """Values of both by the seeds that they share; a single one of b is used for all of a."""
+    over, under = a.finished, b.finished
+    if len(under) == 1:
+        under = dict.fromkeys(over, *under.values())
+    return {key: value for key, value in over.items() if key in under}, under
 
 
 def _back(value: float | None, is_ratio: bool) -> float | None:
     return math.exp(value) if is_ratio and value is not None else value
 
 
-def _power(found: Paired, is_ratio: bool) -> str:
-    return power_of(found, "change of the logarithm" if is_ratio else "distance from the bound")
+def _power(found: Paired, is_ratio: bool, unit: str) -> str:
+    return power_of(found, "change of the logarithm" if is_ratio else "distance from the bound", unit)

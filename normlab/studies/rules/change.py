@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from normlab.compare.statistics import paired_difference
-from normlab.studies.evidence import Evidence
+from normlab.studies.evidence import Evidence, Key, unit_of
 from normlab.studies.finding import Finding, combine_findings, side
 from normlab.studies.rules.base import VALUE, Rule, each, interval, power_of
 from normlab.studies.rules.difference import RANGES, Direction, check_margin, range_words
@@ -21,6 +21,7 @@ class ChangeRule(Rule):
     """
 
     kind: ClassVar = "change"
+    takes_scheme_at_arm: ClassVar = False
 
     scheme: str
     against: str
@@ -56,17 +57,19 @@ class ChangeRule(Rule):
         problems = [problem for one in samples for problem in one.problems]
         notes = [note for one in samples for note in one.notes]
         then, now = (_differences(a.finished, b.finished) for a, b in (samples[2:], samples[:2]))
+        unit = unit_of(samples)
         if not then.keys() & now.keys():
-            return Finding(verdict="open", notes=(*problems, f"{arm} and {self.start} share no finished seed"))
+            return Finding(verdict="open", notes=(*problems, f"{arm} and {self.start} share no finished {unit}"))
         found = paired_difference(now, then, level)
         claimed = RANGES[self.direction](self.by)
         return Finding(
             verdict=side(found.low, found.high, claimed),
-            ours=f"{found.mean:+.4f} from {self.start} to {arm}, {interval(found, found.low, found.high)}",
+            ours=f"{found.mean:+.4f} from {self.start} to {arm}, {interval(found, found.low, found.high, unit=unit)}",
             estimate=found.mean, low=found.low, high=found.high, claimed=claimed,
-            runs=sum(len(one.values) for one in samples), seeds=found.n, power=power_of(found, "change"),
+            runs=sum(len(one.values) for one in samples), seeds=found.n if unit == "seed" else 0,
+            power=power_of(found, "change", unit),
         ).noting(notes).unless(problems)  # fmt: skip
 
 
-def _differences(a: dict[int, float], b: dict[int, float]) -> dict[int, float | None]:
-    return {seed: a[seed] - b[seed] for seed in a if seed in b}
+def _differences(a: dict[Key, float], b: dict[Key, float]) -> dict[Key, float | None]:
+    return {key: a[key] - b[key] for key in a if key in b}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from normlab.studies.evidence import Evidence, Row, is_sound
-from normlab.studies.exact import correlation_interval, pearson, quantile, rank_values
+from normlab.studies.exact import correlation_error, correlation_interval, pearson, quantile, rank_values
 from normlab.studies.finding import Finding, side
 from normlab.studies.rules.base import VALUE, Rule
 from normlab.studies.values import row_number
@@ -26,6 +26,7 @@ class CorrelationRule(Rule):
     """
 
     kind: ClassVar = "correlation"
+    takes_scheme_at_arm: ClassVar = False
 
     x: str
     y: str = VALUE
@@ -68,7 +69,7 @@ class CorrelationRule(Rule):
         r = pearson(x, y)
         low, high = correlation_interval(r, free, self.level, of_ranks=self.ranks)
         claimed = (self.at_least, None) if self.sign == "positive" else (None, -self.at_least)
-        least = math.tanh((quantile(self.level) + quantile(0.6)) / math.sqrt(free))
+        least = math.tanh((quantile(self.level) + quantile(0.6)) * correlation_error(free, of_ranks=self.ranks))
         return Finding(
             verdict=side(low, high, claimed), estimate=r, low=low, high=high, claimed=claimed, runs=len(rows),
             seeds=len({row["seed"] for row in rows}),

@@ -27,6 +27,7 @@ class CountRule(Rule):
     """
 
     kind: ClassVar = "count"
+    takes_scheme_at_arm: ClassVar = False
 
     scheme: str
     what: tuple[What, ...] = ("diverged", "failed", "stuck")

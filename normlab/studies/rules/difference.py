@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from normlab.compare.statistics import paired_difference
 from normlab.errors import NormLabError
-from normlab.studies.evidence import Evidence
+from normlab.studies.evidence import Evidence, unit_of
 from normlab.studies.finding import Finding, combine_findings, side
 from normlab.studies.rules.base import VALUE, Rule, each, interval, power_of
 
@@ -58,16 +58,18 @@ class DifferenceRule(Rule):
     def _in(self, evidence: Evidence, arm: str, level: float, named: bool) -> Finding:
         a, b = (evidence.sample(scheme, arm, self.value) for scheme in self.schemes)
         problems, notes = [*a.problems, *b.problems], [*a.notes, *b.notes]
+        unit = unit_of([a, b])
         if not a.finished.keys() & b.finished.keys():
-            return Finding(verdict="open", notes=(*problems, f"{a.name} and {b.name} share no finished seed"))
+            return Finding(verdict="open", notes=(*problems, f"{a.name} and {b.name} share no finished {unit}"))
         found = paired_difference(a.values, b.values, level)
         claimed = RANGES[self.direction](self.by)
         where = f" ({arm})" if named else ""
         return Finding(
             verdict=side(found.low, found.high, claimed),
-            ours=f"{found.mean:+.4f}{where}, {interval(found, found.low, found.high)}",
+            ours=f"{found.mean:+.4f}{where}, {interval(found, found.low, found.high, unit=unit)}",
             estimate=found.mean, low=found.low, high=found.high, claimed=claimed,
-            runs=len(a.values) + len(b.values), seeds=found.n, power=power_of(found),
+            runs=len(a.values) + len(b.values), seeds=found.n if unit == "seed" else 0,
+            power=power_of(found, unit=unit),
         ).noting(notes).unless(problems)  # fmt: skip
 
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 class LadderRule(Rule):
     """A rule on the answer of a ladder for one scheme against another."""
 
+    takes_scheme_at_arm: ClassVar = False
+
     scheme: str
     against: str
     value: str = "loss"

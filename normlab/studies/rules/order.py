@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from normlab.compare.statistics import paired_difference
 from normlab.errors import NormLabError
-from normlab.studies.evidence import Evidence, Sample
+from normlab.studies.evidence import Evidence, Sample, unit_of
 from normlab.studies.finding import Finding, combine_findings
 from normlab.studies.rules.base import VALUE, Rule, each, power_of
 
@@ -66,7 +66,7 @@ class OrderRule(Rule):
         return Finding(
             verdict=verdict, ours=_means(samples, self.better) + (f" ({arm})" if named else ""),
             runs=sum(len(s.values) for s in samples.values()),
-            seeds=min(len(s.finished) for s in samples.values()), parts=tuple(shown.values()),
+            seeds=_seeds(list(samples.values())), parts=tuple(shown.values()),
             power="; ".join(dict.fromkeys(one.power for one in shown.values() if one.power)),
             notes=tuple(one.ours for one in shown.values()),
         ).noting([note for s in samples.values() for note in s.notes]).unless(
@@ -75,15 +75,20 @@ class OrderRule(Rule):
 
     def _pair(self, a: Sample, b: Sample, level: float) -> Finding:
         if not a.finished.keys() & b.finished.keys():
-            return Finding(verdict="open", ours=f"{a.name} and {b.name} share no finished seed")
+            return Finding(verdict="open", ours=f"{a.name} and {b.name} share no finished {unit_of([a, b])}")
         found = paired_difference(a.values, b.values, level)
         sign = 1.0 if self.better == "lower" else -1.0
         holds = not found.spans_zero and (sign * found.mean < 0.0)
         verdict = "open" if found.spans_zero else "reproduced" if holds else "refuted"
         ends = "" if found.low is None else f" ({found.low:+.4f} to {found.high:+.4f})"
         return Finding(
-            verdict=verdict, ours=f"{a.name} less {b.name}: {found.mean:+.4f}{ends}", power=power_of(found)
+            verdict=verdict, ours=f"{a.name} less {b.name}: {found.mean:+.4f}{ends}",
+            power=power_of(found, unit=unit_of([a, b])),
         )  # fmt: skip
+
+
+def _seeds(samples: list[Sample]) -> int:
+    return min(len(one.finished) for one in samples) if unit_of(samples) == "seed" else 0
 
 
 def _means(samples: dict[str, Sample], better: str) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from normlab.errors import NormLabError
-from normlab.studies.evidence import Evidence
+from normlab.studies.evidence import Evidence, unit_of
 from normlab.studies.exact import kendall_tau, order_p_values
 from normlab.studies.finding import Finding, combine_findings
 from normlab.studies.rules.base import VALUE, Rule, each
@@ -65,6 +65,6 @@ class RankRule(Rule):
             verdict="reproduced" if better < limit else "refuted" if worse < limit else "open",
             ours=f"τ = {tau:+.2f}{where}, p = {better:.3g}: " + ", ".join(f"{name} {mean:.3g}" for name, mean in shown),
             estimate=tau, claimed=(0.0, None), runs=sum(len(one.values) for one in samples),
-            seeds=min(len(one.finished) for one in samples),
+            seeds=min(len(one.finished) for one in samples) if unit_of(samples) == "seed" else 0,
             power=f"perfect agreement would have p = {order_p_values(range(len(means)))[0]:.2g}",
         ).noting([note for one in samples for note in one.notes]).unless(problems)  # fmt: skip

@@ -26,6 +26,7 @@ class RateRule(Rule):
     """
 
     kind: ClassVar = "rate"
+    takes_scheme_at_arm: ClassVar = False
 
     scheme: str
     factor: float = math.sqrt(2.0)

@@ -1,0 +1,67 @@
+"""One bad study is an open finding that names what is wrong; the others are judged."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+
+import pytest
+
+from normlab.studies import command, report
+from normlab.studies.judge import judge_claims
+from normlab.studies.study import Study, read_study
+from tests.studies.rows import TINY, row, write_study
+
+RULES = {
+    "rate": 'kind = "rate"\nscheme = "pre"',
+    "count": 'kind = "count"\nscheme = "pre"\nlrs = [1e-3]\nat_most = 0.0',
+}
+
+
+def text(rule: str) -> str:
+    return TINY.partition("[claims.rule]")[0] + "[claims.rule]\n" + rule
+
+
+def store(folder, study: Study, rows: list[dict], arm: str = "main") -> None:
+    (folder / arm).mkdir(parents=True, exist_ok=True)
+    stamp = {"study": study.name, "rule": study.rule_hash}
+    (folder / arm / "rows.jsonl").write_text("".join(json.dumps({**one, **stamp}) + "\n" for one in rows))
+    (folder / "study.json").write_text(json.dumps({"runs": len(rows), "left": 0, **stamp}))
+
+
+def without(field: str) -> list[dict]:
+    rows = [row(scheme, seed, 4.0 + seed) for scheme in ("pre", "post") for seed in range(3)]
+    return [{name: value for name, value in one.items() if name != field} for one in rows]
+
+
+@pytest.mark.parametrize(("kind", "field"), [("rate", "role"), ("count", "lr")])
+def test_a_row_without_a_field_leaves_its_claim_open(kind, field, tmp_path):
+    study = read_study("tiny", tomllib.loads(text(RULES[kind])), "tiny.toml")
+    store(tmp_path / "tiny", study, without(field))
+    found = judge_claims(study, tmp_path)["gap"]
+    assert found.verdict == "open"
+    assert f"a row has no field {field!r}" in found.notes
+
+
+def test_two_ladders_leave_the_claims_open(tmp_path):
+    study = read_study("tiny", tomllib.loads(TINY), "tiny.toml")
+    rows = [row("pre", 0, 4.0, size="2x16", budget=768)]
+    for arm in ("one", "two"):
+        store(tmp_path / "tiny", study, rows, arm)
+    found = judge_claims(study, tmp_path)
+    assert {one.verdict for one in found.values()} == {"open"}
+    assert "a study has one ladder" in found["gap"].notes[0]
+
+
+@pytest.mark.parametrize("field", ["role", "budget"])
+def test_the_list_and_the_report_of_all_studies_go_on(field, tmp_path, capsys):
+    studies, results = write_study(tmp_path / "studies", text(RULES["rate"])), tmp_path / "results"
+    write_study(studies, TINY, name="other")
+    study = read_study("tiny", tomllib.loads(text(RULES["rate"])), "tiny.toml")
+    rows = [{**one, "size": "2x16", "budget": "many"} for one in without("role")] if field == "budget" else (
+        without(field)
+    )  # fmt: skip
+    store(results / "tiny", study, rows)
+    command.show_list(studies, results)
+    assert "1 open" in capsys.readouterr().out
+    assert "3 claims: 1 open, 2 not run." in report.markdown(report.claim_lines(studies, results))

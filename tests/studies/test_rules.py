@@ -230,6 +230,20 @@ def test_a_correlation_between_schemes_alone_is_none_within():
     assert verdict("correlation", Evidence({"main": rows}), x="spread", within=["scheme"]) == "open"
 
 
+def test_what_all_schemes_of_a_seed_share_does_not_count_across_seeds():
+    made = np.random.default_rng(2)
+    shared = made.normal(size=8)
+    rows = [row(name, k, 4.0 + shared[k] + 0.1 * float(made.normal()), spread=shared[k] + 0.1 * float(made.normal()))
+            for name in "abc" for k in range(8)]  # fmt: skip
+    options = {"x": "spread", "within": ["scheme"]}
+    assert verdict("correlation", Evidence({"main": rows}), **options) == "reproduced"
+    found = rule("correlation", **options, across=["arm", "seed"]).decide(Evidence({"main": rows}))
+    assert found.verdict == "open"
+    # Of 24 runs go 3 means of schemes and 8 of seeds, of which one follows from the others, and two for a correlation.
+    half = math.atanh(found.high) - math.atanh(found.estimate)
+    assert half == pytest.approx(1.959964 / math.sqrt(12), rel=1e-5)
+
+
 def test_intervals_of_correlations_cover():
     made, inside = np.random.default_rng(2), 0
     for _ in range(400):

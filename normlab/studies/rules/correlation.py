@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from normlab.studies.evidence import Evidence, Row, is_sound
 from normlab.studies.exact import correlation_error, correlation_interval, pearson, quantile, rank_values
 from normlab.studies.finding import Finding, side
 from normlab.studies.rules.base import VALUE, Rule
 from normlab.studies.values import row_number
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _LEAST = 5
 """Points needed for an interval, in addition to the fitted parameters."""
@@ -22,7 +25,9 @@ class CorrelationRule(Rule):
     """The claim: `x` and `y` correlate over all finished runs, positively or negatively, by more than `at_least`.
 
     `within` subtracts the mean of each scheme, arm or rate from both first, so that differences between these do not
-    count. Decided by Fisher's interval; runs that failed or were stuck are excluded and listed.
+    count. `across` does so for a second grouping at once: with ("arm", "seed") what the schemes share with a seed, their
+    batches, does not count, either. Decided by Fisher's interval; runs that failed or were stuck are excluded and
+    listed.
     """
 
     kind: ClassVar = "correlation"
@@ -34,6 +39,7 @@ class CorrelationRule(Rule):
     at_least: float = 0.0
     ranks: bool = False
     within: tuple[Literal["scheme", "arm", "lr"], ...] = ()
+    across: tuple[Literal["scheme", "arm", "lr", "seed"], ...] = ()
     only: tuple[str, ...] = ()
     """Schemes whose runs are used; none: all."""
 
@@ -43,7 +49,8 @@ class CorrelationRule(Rule):
 
     @property
     def sentence(self) -> str:
-        within = f", within each {' and '.join(self.within)}" if self.within else ""
+        ways = [f"within each {' and '.join(names)}" for names in (self.within, self.across) if names]
+        within = f", {' and '.join(ways)}" if ways else ""
         least = f" of more than {self.at_least:g}" if self.at_least else ""
         return (
             f"{self.x} and {self.y} have a {self.sign} correlation{least} over runs{within}: reproduced if the whole "
@@ -56,14 +63,16 @@ class CorrelationRule(Rule):
         known = [row for row in rows if None not in pairs.get(id(row), (None,))]
         left_out = len(rows) - len(known)
         notes = (f"{left_out} of {len(rows)} runs failed, were stuck or lack a number, and are left out",)
-        groups = [tuple(row.get(name) for name in self.within) for row in known]
-        free = len(known) - 2 - len(set(groups))
+        groups = [[tuple(row.get(name) for name in names) for row in known] for names in (self.within, self.across)]
+        free = len(known) - 2 - _means_taken(groups)
         if free < _LEAST - 3:
             return Finding(verdict="open", runs=len(known), notes=(*notes, "too few runs for a correlation"))
         found = self._over(known, [pairs[id(row)] for row in known], groups, free)  # type: ignore[arg-type]
         return found.noting(notes if left_out else ())
 
-    def _over(self, rows: Sequence[Row], pairs: list[tuple[float, float]], groups: list[tuple], free: int) -> Finding:
+    def _over(
+        self, rows: Sequence[Row], pairs: list[tuple[float, float]], groups: Sequence[Sequence[tuple]], free: int
+    ) -> Finding:
         columns = [list(column) for column in zip(*pairs, strict=True)]
         x, y = (_centred(rank_values(column) if self.ranks else column, groups) for column in columns)
         r = pearson(x, y)
@@ -78,10 +87,25 @@ class CorrelationRule(Rule):
         )  # fmt: skip
 
 
-def _centred(values: Sequence[float], groups: Sequence[tuple]) -> list[float]:
-    means = {group: _mean([v for v, g in zip(values, groups, strict=True) if g == group]) for group in set(groups)}
-    return [value - means[group] for value, group in zip(values, groups, strict=True)]
+def _centred(values: Sequence[float], groups: Sequence[Sequence[tuple]]) -> list[float]:
+    """What is left of the values when the means of all groups have been subtracted, by least squares."""
+    import numpy as np
+
+    members = _members(groups)
+    means = np.linalg.lstsq(members, np.array(values), rcond=None)[0]
+    return (np.array(values) - members @ means).tolist()
 
 
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
+def _means_taken(groups: Sequence[Sequence[tuple]]) -> int:
+    """Number of independent means: every group that is crossed with others shares one with them."""
+    import numpy as np
+
+    return int(np.linalg.matrix_rank(_members(groups))) if groups[0] else 0
+
+
+def _members(groups: Sequence[Sequence[tuple]]) -> np.ndarray:
+    """A column for each group, 1 where a run belongs to it."""
+    import numpy as np
+
+    columns = [[float(own == group) for own in owners] for owners in groups for group in dict.fromkeys(owners)]
+    return np.array(columns).T

@@ -79,6 +79,10 @@ class Plan:
         searched = self._searched(rows)
         return [run for scheme in self.config.names for run in self._tune_runs(scheme, self._wanted(searched[scheme]))]
 
+    def dependents(self, run: PlannedRun) -> list[PlannedRun]:
+        """The runs that need what a run leaves on disk."""
+        return []
+
     def rates(self, rows: Sequence[Row]) -> dict[str, float | None]:
         """The rate of each scheme whose tune runs have all ended; None if all of them failed."""
         if not self._is_tuned:

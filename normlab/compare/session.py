@@ -37,6 +37,10 @@ class RunPlan(Protocol):
         """Runs that have not ended and wait for no other run, in the order in which they should start."""
         ...
 
+    def dependents(self, run: PlannedRun) -> Sequence[PlannedRun]:
+        """Runs that need what this one leaves on disk."""
+        ...
+
     def work(self, rows: Sequence[Row]) -> Work:
         """Runs and work in all and ended."""
         ...
@@ -138,9 +142,12 @@ class Session:
             pool.start(self.job(run))
 
     def _fits(self, run: PlannedRun) -> bool:
-        """Whether a run may start. Without `whole_runs` one that ends too late is saved and goes on in another call."""
-        late = time.monotonic() + self._executor.durations.expected(run) > self._end
-        return not (late and self.settings.options.whole_runs)
+        """Whether a run may start. Without `whole_runs` one that ends too late is saved and goes on in another call.
+
+        Runs that depend on it must fit as well: another machine would have to repeat it for them.
+        """
+        expected = sum(map(self._executor.durations.expected, (run, *self.plan.dependents(run))))
+        return not (time.monotonic() + expected > self._end and self.settings.options.whole_runs)
 
     def _take_in(self, pool: Pool, view: ComparisonProgress) -> None:
         view.update(self.plan.work(self.rows), pool.running)

@@ -25,7 +25,7 @@ from normlab.utils.uninitialized import poison_
 if TYPE_CHECKING:
     from normlab.train.config import TrainConfig
 
-MOST_MODELS = 8
+MOST_MODELS = 16
 MOST_BYTES = 4 * 2**30
 """Limits of what is kept: models, and memory of their weights together."""
 

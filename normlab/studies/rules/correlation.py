@@ -25,7 +25,7 @@ class CorrelationRule(Rule):
     """The claim: `x` and `y` correlate over all finished runs, positively or negatively, by more than `at_least`.
 
     `within` subtracts the mean of each scheme, arm or rate from both first, so that differences between these do not
-    count. `across` does so for a second grouping at once: with ("arm", "seed") what the schemes share with a seed, their
+    count. `across` does so for a second grouping at once: with ("arm", "seed") what schemes share with a seed, their
     batches, does not count, either. Decided by Fisher's interval; runs that failed or were stuck are excluded and
     listed.
     """

@@ -82,7 +82,7 @@ def design_of(plan: LadderPlan, rows: Sequence[Row], data: Data, command: Sequen
     config, known = plan.config, versions()
     unique = data.facts()["train"]["tokens"]
     held_out = next((str(rung.size) for rung in config.rungs if rung.is_held_out), None)
-    found, work = plan.rates.found(rows), plan.work(rows)
+    found, work, set_aside = plan.rates.found(rows), plan.work(rows), plan.set_aside(rows)
     cells = [config.run(rung, config.baseline_name, budget, 1e-3, 0) for rung in config.rungs
              for budget in rung.budgets]  # fmt: skip
     return LadderDesign(
@@ -100,8 +100,8 @@ def design_of(plan: LadderPlan, rows: Sequence[Row], data: Data, command: Sequen
         ),
         rates=tuple(_rates(name, search) for name, own in plan.rates.searches(rows).items() for search in own),
         rules=tuple(_rule(config, name, found.get(name)) for name in config.names),
-        held_out=held_out, lost=tuple(_lost(row) for row in rows if _is_lost(row)),
-        runs_left=work.runs - work.ended,
+        held_out=held_out, runs_left=work.runs - work.ended, set_aside=tuple(sorted(set_aside)),
+        lost=tuple(_lost(row) for row in rows if _is_lost(row) and row["run"] not in set_aside),
     )  # fmt: skip
 
 

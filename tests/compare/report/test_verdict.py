@@ -74,6 +74,36 @@ def test_an_interval_that_spans_zero_names_no_winner(folder: Path) -> None:
     assert f"spans zero; a true difference of {own.detectable:.3f} would be shown four times out of five." in peri
 
 
+def test_no_winner_is_named_before_the_planned_seeds_have_ended(folder: Path) -> None:
+    about = json.loads((folder / "compare.json").read_text())
+    (folder / "compare.json").write_text(json.dumps(about | {"seeds": 5}))
+    assert words(folder).headline.startswith("No winner yet. Not ended: 3 of 5 seeds.")
+    (folder / "compare.json").write_text(json.dumps(about))
+    rewrite(folder, lambda row: None if row["scheme"] in ("peri", "geonorm") and row["seed"] == 2 else row)
+    assert words(folder).headline.startswith("No winner yet. Not ended: 2 of 3 seeds of peri and geonorm.")
+
+
+def test_no_winner_is_named_while_a_rate_is_searched_for(folder: Path) -> None:
+    about = json.loads((folder / "compare.json").read_text())
+    (folder / "compare.json").write_text(json.dumps(about | {"lrs": [*about["lrs"], 2.4e-3]}))
+    assert words(folder).headline.startswith(
+        "No winner yet. Not ended: the search for the rate of pre, post, peri and geonorm."
+    )
+    search = {"lrs": "auto", "rates": {"first": [5e-4, 1e-3, 2e-3], "limits": [6.25e-5, 1.6e-2]}}
+    (folder / "compare.json").write_text(json.dumps(about | search))
+    assert "Not ended: the search for the rate of" in words(folder).headline
+
+    def searched(row: dict[str, Any]) -> dict[str, Any]:
+        return row | {"lr": 1e-3 if row["lr"] == 1.2e-3 else 5e-4}
+
+    rewrite(folder, searched)
+    for at, lr in enumerate((2e-3, 7.07e-4, 1.41e-3)):
+        assert "Not ended" in words(folder).headline
+        for row in [row for row in Store(folder).rows() if row["role"] == "tune" and row["lr"] == 5e-4]:
+            Store(folder).append(row | {"run": f"{row['run']}-{at}", "lr": lr})
+    assert words(folder).headline.startswith("peri reaches the lowest validation loss")
+
+
 def test_better_than_the_baseline_is_not_yet_best(folder: Path) -> None:
     def alike(row: dict[str, Any]) -> dict[str, Any]:
         if row["scheme"] != "geonorm" or row["value"] is None:

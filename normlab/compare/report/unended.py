@@ -7,7 +7,6 @@ from normlab.compare.report.results import Results
 from normlab.compare.statistics import SchemeResult
 from normlab.compare.tuning import RateResults
 from normlab.pages.numbers import join_names
-from normlab.utils.text import counted
 
 
 def unended(results: Results) -> str:
@@ -33,8 +32,8 @@ def _seeds_left(results: Results, own: dict[str, SchemeResult | None], seeds: in
         if (ended := len(result.values) if result else 0) < seeds and not is_lost:
             by_number.setdefault(ended, []).append(results.label(name))
     if any(len(labels) == len(own) for labels in by_number.values()):
-        return [f"{ended} of {counted(seeds, 'seed')}" for ended in by_number]
-    return [f"{ended} of {counted(seeds, 'seed')} of {join_names(labels)}" for ended, labels in by_number.items()]
+        return [f"{ended} of {seeds} seeds" for ended in by_number]
+    return [f"{ended} of {seeds} seeds of {join_names(labels)}" for ended, labels in by_number.items()]
 
 
 def _is_searching(results: Results, own: SchemeResult | None) -> bool:

@@ -129,6 +129,9 @@ def _finding(results: Results, own: SchemeResult) -> str | None:
     if own.verdict == "stuck":
         ends = dict.fromkeys(fixed(end, 3) for end in own.stuck.values() if end is not None)
         end = f"at {join_names(ends)}" if ends else "early"
+        judged = [run for run in results.runs if (run.scheme, run.role) == (own.scheme, "judge")]
+        if any(run.has_recovered for run in judged):
+            return f"{own.label} was stuck at its rate ({rate(own.lr)}) and recovered too late: it ended {end}."
         return f"{own.label} did not train at its rate ({rate(own.lr)}): it ended {end}."
     if own.verdict == "no pairs":
         return f"{own.label} shares no finished seed with {base}, so it cannot be compared."
@@ -184,9 +187,11 @@ def _stuck(results: Results, scheme: str) -> str | None:
     if not stuck:
         return None
     rates = join_names(dict.fromkeys(rate(run.lr) for run in sorted(stuck, key=lambda run: run.lr or 0.0)))
+    recovered = sum(run.has_recovered for run in stuck)
+    back = f" ({counted(recovered, 'run')} recovered later)" if recovered else ""
     return (
-        f"{results.label(scheme)}: {len(stuck)} of {len(ended)} runs stuck (rate {rates}): their loss stayed near the "
-        "unigram entropy. They are part of no mean."
+        f"{results.label(scheme)}: {len(stuck)} of {len(ended)} runs stuck (rate {rates}): their loss was not "
+        f"0.1 below {results.metric.guess} 300 steps after warm-up, or at the end{back}. They are part of no mean."
     )
 
 
@@ -210,7 +215,7 @@ def _on_run(run: ReportedRun, metric: Metric) -> Conclusion:
     if run.state == "failed":
         return Conclusion(f"{run.label} failed: {failure_reason(run)}.", [f"Before that: {tail}."])
     if run.is_stuck:
-        return Conclusion(f"{run.label} is stuck: {tail}, near {metric.guess}.")
+        return Conclusion(f"{run.label} is stuck: {tail}, not 0.1 below {metric.guess}.")
     states = {"done": "finished", "running": "is running", "stopped": "was stopped"}
     note = [] if run.state == "done" else ["The run has not ended; this shows what there is so far."]
     return Conclusion(f"{run.label} {states.get(run.state, 'has no recorded state')}: {tail}.", [], note)

@@ -210,6 +210,17 @@ def test_a_scheme_that_never_trains_is_said_to_be_stuck(folder: Path) -> None:
     assert any("9 of 9 runs stuck (rate 6e-4 and 1.2e-3)" in line for line in found.findings)
 
 
+def test_a_run_that_recovered_is_not_said_to_have_learnt_nothing(folder: Path) -> None:
+    late = {"stuck": True, "stuck_at": 12, "steps": 24, "unigram_entropy": 6.9}
+    rewrite(folder, lambda row: row | late if (row["scheme"], row["role"]) == ("peri", "judge") else row)
+    found = words(folder)
+    assert "peri was stuck with all 3 judging seeds." in found.headline
+    (line,) = (line for line in found.findings if line.startswith("peri was stuck at its rate"))
+    assert "(1.2e-3) and recovered too late: it ended at 4." in line
+    (line,) = (line for line in found.findings if "runs stuck" in line)
+    assert "or at the end (3 runs recovered later)." in line
+
+
 def test_interrupted_runs_are_named_and_charged_to_nobody(folder: Path) -> None:
     killed = {"state": "interrupted", "value": None, "reason": "killed"}
     rewrite(folder, lambda row: row | killed if (row["scheme"], row["seed"]) == ("peri", 3) else row)

@@ -242,6 +242,11 @@ def test_the_last_lines_of_a_run(tmp_path):
         f"stuck at the unigram entropy (6.96): {stuck.ADVICE}\n"
         "run in runs/a"
     )
+    recovered = {"scores": scores | {"loss": 3.2}, "steps": 900, "stuck_at": 310}
+    back = TrainResult(state="done", reason=None, unigram_entropy=6.96, stuck=True, **(known | recovered))
+    assert ending(back, language, Path("runs/a")).splitlines()[1] == (
+        "was stuck at step 310 (not 0.1 below the unigram entropy, 6.96); its loss at the end is 3.20"
+    )
     early = TrainResult(state="stuck", reason="stuck at X", scores=scores, unigram_entropy=6.96, stuck=True, **known)
     assert ending(early, language, Path("runs/a")).splitlines()[1:] == ["run in runs/a: stuck at X"]
     failed = TrainResult(state="failed", reason="nan", **known)

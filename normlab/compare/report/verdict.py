@@ -149,6 +149,8 @@ def _finding(results: Results, own: SchemeResult) -> str | None:
             f"{own.label}: {mean} where both trained ({seeds}), but of {len(own.values)} judge runs {join_names(lost)}"
             ": no claim."
         )
+    if difference.low is None:
+        return f"{own.label}: {mean} with each of {counted(difference.n, 'seed')}: no scatter, so no interval and no claim."
     interval = _interval_words(difference, places)
     if own.verdict == "no difference shown":
         return f"{own.label}: no difference to {base} shown; {interval} spans zero{_power(own, places)}."

@@ -250,3 +250,14 @@ def test_the_note_says_what_the_intervals_promise(folder: Path) -> None:
 )
 def test_a_single_run_tells_its_state(tmp_path: Path, state: str, start: str) -> None:
     assert words(synthetic.run(tmp_path / "r", state=state)).headline.startswith(start)
+
+
+def test_seeds_without_scatter_are_said_to_show_nothing(folder: Path) -> None:
+    def same(row: dict[str, Any]) -> dict[str, Any]:
+        ended = {"pre": 4.25, "peri": 4.125}.get(row["scheme"])
+        return row | {"value": ended} if ended and row["role"] == "judge" else row
+
+    rewrite(folder, same)
+    assert (
+        "peri: 0.125 below pre with each of 3 seeds: no scatter, so no interval and no claim." in words(folder).findings
+    )

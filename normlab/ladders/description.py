@@ -28,7 +28,7 @@ from normlab.ladders.statistics.answer import Place
 from normlab.ladders.stored_rows import run_state
 from normlab.models.config import TransformerConfig
 from normlab.pages.numbers import count
-from normlab.train.config import LATER_DEFAULTS, NOT_DECISIVE
+from normlab.train.config import LATER_DEFAULTS, not_decisive
 from normlab.train.hardware import describe
 from normlab.train.tasks import Data
 from normlab.utils.files import read_json, write_json
@@ -189,7 +189,7 @@ def _fault(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
 
 def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> str | None:
     flat = [{**LATER_DEFAULTS, **side["base"], **side["base"]["model"], **side} for side in (before, after)]
-    skipped = {*_MAY_GROW, *_MAY_RISE, *_FREE, *NOT_DECISIVE, "base", "model"}
+    skipped = {*_MAY_GROW, *_MAY_RISE, *_FREE, *not_decisive(after["base"]["trouble"]), "base", "model"}
     for name, value in flat[1].items():
         if name not in skipped and flat[0].get(name) != value:
             return f"its {name} is {flat[0].get(name)!r}, not {value!r}"

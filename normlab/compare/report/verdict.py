@@ -150,7 +150,8 @@ def _finding(results: Results, own: SchemeResult) -> str | None:
             ": no claim."
         )
     if difference.low is None:
-        return f"{own.label}: {mean} with each of {counted(difference.n, 'seed')}: no scatter, so no interval and no claim."
+        seeds = counted(difference.n, "seed")
+        return f"{own.label}: {mean} with each of {seeds}: no scatter, so no interval and no claim."
     interval = _interval_words(difference, places)
     if own.verdict == "no difference shown":
         return f"{own.label}: no difference to {base} shown; {interval} spans zero{_power(own, places)}."

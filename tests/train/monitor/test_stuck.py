@@ -267,3 +267,9 @@ def test_the_names_of_stored_runs_stay():
     # As version 0.1 named it.
     assert TrainConfig(model=DecoderConfig(tied=None), stop_hopeless=False).identity == "08665875"
     assert TrainConfig().identity != TrainConfig(stop_hopeless=True).identity
+
+
+def test_checkpoints_are_part_of_the_name_where_a_rollback_goes_to_them():
+    for trouble, counts in (("skip", False), ("stop", False), ("none", False), ("rollback", True)):
+        names = {TrainConfig(trouble=trouble, **change).identity for change in ({}, {"saves": 7}, {"keep": 5})}
+        assert len(names) == (3 if counts else 1)

@@ -112,14 +112,6 @@ class SchemeResult:
         return self.tune[self.lr].values if self.lr in self.tune else {}
 
     @property
-    def failed_tune(self) -> int:
-        return sum(own.lost - len(own.stuck) for own in self.tune.values())
-
-    @property
-    def stuck_tune(self) -> int:
-        return sum(len(own.stuck) for own in self.tune.values())
-
-    @property
     def detectable(self) -> float | None:
         """The true difference to the baseline that is detected with a power of 80 %."""
         found = self.difference

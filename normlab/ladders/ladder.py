@@ -87,13 +87,6 @@ def run_ladder(
         raise KeyboardInterrupt(asked)
 
 
-def left(config: LadderConfig, folder: str | os.PathLike[str], *, progress: bool = False) -> int:
-    """Number of runs of a ladder that have not ended; a lower bound while rates are searched for."""
-    _, config = open_data(config, progress=progress)
-    work = LadderPlan(config).work(Store(folder).rows())
-    return work.runs - work.ended
-
-
 def open_data(config: LadderConfig, *, progress: bool) -> tuple[Any, LadderConfig]:
     """The data of a ladder, and its configuration with their vocabulary; raises if they are too few."""
     for models in config.models.values():

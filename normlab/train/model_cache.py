@@ -107,7 +107,8 @@ def compiled(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
 
 def compile_options() -> dict[str, Any]:
     """Options of torch.compile for one of many models. Never for sizes that vary: another batch size of another run
-    would make it slower."""
+    would make it slower.
+    """
     import torch._dynamo.config as config
 
     config.recompile_limit = max(config.recompile_limit, _RECOMPILATIONS)

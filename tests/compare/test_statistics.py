@@ -211,7 +211,7 @@ def test_an_end_of_the_grid_is_flagged(best: float, edge: str | None) -> None:
 def test_a_rate_that_broke_once_loses_to_one_that_held() -> None:
     rows = runs("pre", "tune", 1e-3, {101: 4.5, 102: 4.5}) + runs("pre", "tune", 2e-3, {101: 4.0, 102: None})
     own = standing(rows, "pre")
-    assert (own.lr, own.failed_tune) == (1e-3, 1)
+    assert (own.lr, {lr: at_rate.lost for lr, at_rate in own.tune.items()}) == (1e-3, {1e-3: 0, 2e-3: 1})
 
 
 def test_a_rate_that_lacks_seeds_cannot_be_picked_yet() -> None:
@@ -221,7 +221,7 @@ def test_a_rate_that_lacks_seeds_cannot_be_picked_yet() -> None:
 
 def test_tune_runs_that_all_failed() -> None:
     own = standing(runs("pre", "tune", 1e-3, {101: None}) + runs("pre", "tune", 2e-3, {101: None}), "pre")
-    assert (own.lr, own.verdict, own.failed_tune) == (None, "failed", 2)
+    assert (own.lr, own.verdict, [at_rate.lost for at_rate in own.tune.values()]) == (None, "failed", [1, 1])
 
 
 def test_without_tune_rows_a_single_rate_is_judged_and_several_are_not() -> None:

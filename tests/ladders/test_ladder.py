@@ -17,7 +17,7 @@ from normlab.compare.store import Store
 from normlab.errors import NormLabError
 from normlab.ladders.description import design_of, write_description
 from normlab.ladders.forecast import read_forecast
-from normlab.ladders.ladder import LadderSession, ladder, left, make_forecast, open_data
+from normlab.ladders.ladder import LadderSession, ladder, make_forecast, open_data
 from normlab.ladders.outcome import outcome
 from normlab.ladders.plan import LadderPlan
 from normlab.ladders.results import build, is_ladder, markdown, read_report
@@ -54,8 +54,8 @@ def test_every_cell_has_its_rows(finished: Path, text: Path) -> None:
     assert len(cells) == len(rows) == 2 * 3 * 2 * 2
     assert {row["state"] for row in rows} == {"done"}
     assert all(row["flops"] > 6 * row["parameters"] * row["budget"] * 0.1 for row in rows)
-    assert outcome(configuration(text), finished).exit_code == 0
-    assert left(configuration(text), finished) == 0
+    ended = outcome(configuration(text), finished)
+    assert (ended.exit_code, ended.left) == (0, 0)
 
 
 def test_the_largest_size_was_forecast_before_it_was_trained(finished: Path) -> None:
@@ -268,10 +268,11 @@ def test_stopped_and_killed_ladders_go_on(text: Path, finished: Path, tmp_path: 
     call = f"""
 import sys
 from tests.ladders.small import configuration
-from normlab.ladders.ladder import ladder, left, open_data
+from normlab.ladders.ladder import ladder
+from normlab.ladders.outcome import outcome
 if __name__ == "__main__":
     config, minutes = configuration({str(text)!r}), 0.1
-    while left(config, {str(tmp_path / "out")!r}):
+    while outcome(config, {str(tmp_path / "out")!r}).left:
         ladder(config, {str(tmp_path / "out")!r}, progress=False, minutes=minutes)
         minutes *= 1.5  # on a busy machine the first slices may be over before a process has started
 """

@@ -8,7 +8,7 @@ from typing import Any
 
 from normlab.compare.config import CompareConfig
 from normlab.errors import NormLabError
-from normlab.train.config import DEFAULT_TASK, LATER_DEFAULTS, NOT_DECISIVE
+from normlab.train.config import DEFAULT_TASK, LATER_DEFAULTS, not_decisive
 from normlab.train.tasks import Data
 from normlab.utils.files import read_json, write_json
 from normlab.utils.versions import versions
@@ -82,5 +82,5 @@ def _decisive(about: Mapping[str, Any]) -> dict[str, Any]:
     # Version 0.1 had no task and lacked some fields.
     base = {"task": DEFAULT_TASK, **LATER_DEFAULTS, **about["base"]}
     fields = {"baseline": about["baseline"], "level": about["level"], **base, **base["model"]}
-    kept = {name: value for name, value in fields.items() if name not in (*NOT_DECISIVE, "model")}
+    kept = {name: value for name, value in fields.items() if name not in (*not_decisive(base["trouble"]), "model")}
     return kept | {"corpus": about["corpus"]["fingerprint"]}

@@ -16,16 +16,19 @@ class RunDurations:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
-        self._began: dict[str, float] = {}
+        self._began: dict[str, tuple[float, float]] = {}
+        """When each run began in this call, and the work that earlier calls had done by then."""
         self._paces: dict[tuple[str | int, ...], float] = {}
         self._last: float | None = None
 
-    def begin(self, run: PlannedRun) -> None:
-        self._began[run.name] = self._clock()
+    def begin(self, run: PlannedRun, step: int = 0) -> None:
+        """Record that a run begins, or goes on from a step."""
+        self._began[run.name] = (self._clock(), run.work_until(step))
 
     def end(self, run: PlannedRun, steps: int) -> None:
         """Record a run that has ended after so many steps; one that was stopped early counts up to there."""
-        began, work = self._began.pop(run.name, None), run.work_until(steps)
+        began, before = self._began.pop(run.name, (None, 0.0))
+        work = run.work_until(steps) - before
         if began is not None and work > 0.0:
             self._last = self._paces[_kind(run)] = (self._clock() - began) / work
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from normlab.compare.plan import PlannedRun, Work
 from normlab.compare.run_one import Job, last_step
 from normlab.train.metrics import LOSS, Metric
-from normlab.train.monitor.stuck import where
+from normlab.train.monitor.stuck import end_of_stuck
 from normlab.utils.progress import ProgressDisplay
 
 _LEAST_SHARE = 0.005
@@ -55,8 +55,11 @@ class ComparisonProgress:
     def _outcome(self, row: dict[str, Any]) -> str:
         if row["state"] != "done":
             return f"{row['state']}: {row['reason']}"
-        stuck = f", {where(self._metric.guess, row['unigram_entropy'], row['loss'])}" if row.get("stuck") else ""
-        return f"{self._metric.field} {row['value']:.4f}{stuck}"
+        found = f"{self._metric.field} {row['value']:.4f}"
+        if not row.get("stuck"):
+            return found
+        facts = (row["unigram_entropy"], row["loss"], row.get("stuck_at"), row["steps"])
+        return f"{found}, {end_of_stuck(self._metric.guess, *facts)}"
 
     def _left(self, done: float, total: float) -> str:
         """Time left, from the speed since this call began; earlier runs are not part of it."""

@@ -43,7 +43,7 @@ class RayPool:
         cores = max(1, int(has.get("CPU", 1)) // self._slots)
         needs = {"num_cpus": cores, "num_gpus": min(1.0, gpus / self._slots)}
         # Ray must not retry: a failed run is a result, and the comparison itself restarts lost ones. On GPUs every run
-        # has a new process, as on one machine.
+        # has a new process here; the workers of one machine are kept for several runs.
         self._remote = self._ray.remote(max_retries=0, max_calls=1 if gpus else 0, **needs)(_perform)
         self._threads = cores
         self._tasks: dict[Any, _Task] = {}

@@ -115,7 +115,7 @@ def _row(job: Job, result: TrainResult, began: str) -> dict[str, Any]:
         "tokens": result.tokens, "steps": result.steps, "seconds": result.seconds,
         "tokens_per_s": result.tokens_per_s, "peak_bytes": result.peak_bytes, "device": result.device,
         "gpu": result.gpu, "first_loss": result.first_loss, "unigram_entropy": result.unigram_entropy,
-        "stuck": result.stuck, "diverged": result.diverged,
+        "stuck": result.stuck, "stuck_at": result.stuck_at, "diverged": result.diverged,
         "versions": versions(), "config": run.config.shared_dict(), "started": began, "finished": now(),
         **_measured(job),
     }  # fmt: skip

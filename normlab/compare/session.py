@@ -24,6 +24,7 @@ from normlab.compare.store import Row, Store
 from normlab.errors import NormLabError
 from normlab.train.metrics import Metric
 from normlab.train.monitor.interrupt import Interrupt
+from normlab.train.storage.folder import RunFolder
 from normlab.utils.files import file_error
 
 _LOOK_SECONDS = 0.25
@@ -138,8 +139,9 @@ class Session:
         waiting = [run for run in self.plan.runnable(self.rows) if run.name not in under_way | given_up]
         while pool.is_free and (waiting := [run for run in waiting if self._fits(run)]):
             run = waiting.pop(pool.choose(waiting))
-            self._executor.durations.begin(run)
-            pool.start(self.job(run))
+            job = self.job(run)
+            self._executor.durations.begin(run, RunFolder(job.folder).saved_step)
+            pool.start(job)
 
     def _fits(self, run: PlannedRun) -> bool:
         """Whether a run may start. Without `whole_runs` one that ends too late is saved and goes on in another call.

@@ -26,6 +26,9 @@ from normlab.utils.student_t import shifted_outside, t_interval, t_outside
 Values = Mapping[Any, float | None]
 """Result of each seed, or of each repeat with a seed; None, NaN and infinities are runs that failed or were stuck."""
 
+_ROUNDING = 4.0 * float(np.finfo(float).eps)
+"""Scatter of equal differences, relative to the values, that their rounding makes."""
+
 Verdict = Literal[
     "baseline", "better", "worse", "no difference shown", "one seed", "unreliable", "failed", "stuck", "not judged",
     "no pairs",
@@ -36,7 +39,8 @@ Verdict = Literal[
 class Difference:
     """Mean of a - b over the seeds with which both trained, with its confidence interval.
 
-    With one pair there is only a mean: no interval and no p-value.
+    With one pair there is only a mean: no interval and no p-value. The same where all pairs differ by one number, as a
+    few accuracies may, which are counts: their scatter of zero says nothing of how far another seed would be.
     """
 
     mean: float
@@ -108,14 +112,6 @@ class SchemeResult:
         return self.tune[self.lr].values if self.lr in self.tune else {}
 
     @property
-    def failed_tune(self) -> int:
-        return sum(own.lost - len(own.stuck) for own in self.tune.values())
-
-    @property
-    def stuck_tune(self) -> int:
-        return sum(len(own.stuck) for own in self.tune.values())
-
-    @property
     def detectable(self) -> float | None:
         """The true difference to the baseline that is detected with a power of 80 %."""
         found = self.difference
@@ -141,10 +137,16 @@ def paired_difference(a: Values, b: Values, level: float = 0.95) -> Difference:
     mean, n = float(differences.mean()), len(seeds)
     low = high = sd = p = None
     if n > 1:
-        sd = float(differences.std(ddof=1))
+        largest = max(abs(value) for seed in seeds for value in (first[seed], second[seed]))
+        spread = float(differences.std(ddof=1))
+        # What rounding leaves of equal differences is no scatter either.
+        sd = spread if spread > _ROUNDING * largest else 0.0
+    if sd:
         error = sd / math.sqrt(n)
         half = t_interval(level, n - 1) * error
-        low, high, p = mean - half, mean + half, _p_value(mean, error, n - 1)
+        low, high, p = mean - half, mean + half, t_outside(abs(mean) / error, n - 1)
+    elif n > 1 and mean == 0.0:
+        p = 1.0
     return Difference(
         mean=mean, low=low, high=high, n=n, level=level, sd=sd, p=p, failed_a=failed_a, failed_b=failed_b
     )  # fmt: skip
@@ -279,12 +281,6 @@ def _verdict(own: SchemeResult, difference: Difference) -> Verdict:
 
 def _finished(values: Values) -> dict[Any, float]:
     return {seed: value for seed, value in values.items() if value is not None and math.isfinite(value)}
-
-
-def _p_value(mean: float, error: float, df: int) -> float:
-    if error == 0.0:
-        return 1.0 if mean == 0.0 else 0.0
-    return t_outside(abs(mean) / error, df)
 
 
 def _check_seeds(scheme: str, tune: Mapping[float, RateResults], judge: Mapping[float, RateResults]) -> None:

@@ -69,15 +69,6 @@ class Store:
             found.extend(self._parse_torn(torn))
         return list({row["run"]: row for row in found}.values())
 
-    def find(self, run: str) -> Row | None:
-        """The row of a run; None if it has not ended."""
-        return next((row for row in self.rows() if row["run"] == run), None)
-
-    def done(self, run: str) -> bool:
-        """Whether the run ended with a result; a failed run has a row (`find`) but is not done."""
-        row = self.find(run)
-        return row is not None and row["state"] == "done"
-
     @contextmanager
     def _locked(self, flags: int, kind: int) -> Iterator[int]:
         # Closing the file releases the lock, also when the process is killed.

@@ -1,8 +1,8 @@
 """Select a scheme's learning rate from its tune runs.
 
-A run trains, fails (an error, a loss that is not finite) or is stuck (its loss never got clearly below the unigram
-entropy). Rates are compared by the number of failed and stuck runs first, then by the mean result. Interrupted runs
-(their process was killed) are ignored.
+A run trains, fails (an error, a loss that is not finite) or is stuck (its loss was not 0.1 below the unigram entropy
+300 steps after warm-up, or at its end; it stays marked if it recovers). Rates are compared by the number of failed and
+stuck runs first, then by the mean result. Interrupted runs (their process was killed) are ignored.
 """
 
 from __future__ import annotations

@@ -181,7 +181,8 @@ class _Worker:
                 return None
             answer, is_well = message
             self.is_spent = not is_well
-        except (EOFError, ConnectionError):
+        except (EOFError, OSError):
+            # OSError: killed while it was sending, so that the message ends early.
             answer = self._died()
         job, self.job = self.job, None
         return None if job is None else (job, answer)

@@ -79,11 +79,6 @@ class BatchLoader:
         self._ahead: Prefetch[Batch] | Iterator[Batch] | None = None
 
     @property
-    def sequences_per_epoch(self) -> int:
-        """Samples in an epoch, over all ranks."""
-        return self._samples.per_epoch
-
-    @property
     def epoch(self) -> float:
         """Epochs completed so far, as a fraction."""
         return self._sequence / self._samples.per_epoch

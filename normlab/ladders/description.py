@@ -28,7 +28,7 @@ from normlab.ladders.statistics.answer import Place
 from normlab.ladders.stored_rows import run_state
 from normlab.models.config import TransformerConfig
 from normlab.pages.numbers import count
-from normlab.train.config import LATER_DEFAULTS, NOT_DECISIVE
+from normlab.train.config import LATER_DEFAULTS, not_decisive
 from normlab.train.hardware import describe
 from normlab.train.tasks import Data
 from normlab.utils.files import read_json, write_json
@@ -82,7 +82,7 @@ def design_of(plan: LadderPlan, rows: Sequence[Row], data: Data, command: Sequen
     config, known = plan.config, versions()
     unique = data.facts()["train"]["tokens"]
     held_out = next((str(rung.size) for rung in config.rungs if rung.is_held_out), None)
-    found, work = plan.rates.found(rows), plan.work(rows)
+    found, work, set_aside = plan.rates.found(rows), plan.work(rows), plan.set_aside(rows)
     cells = [config.run(rung, config.baseline_name, budget, 1e-3, 0) for rung in config.rungs
              for budget in rung.budgets]  # fmt: skip
     return LadderDesign(
@@ -100,8 +100,8 @@ def design_of(plan: LadderPlan, rows: Sequence[Row], data: Data, command: Sequen
         ),
         rates=tuple(_rates(name, search) for name, own in plan.rates.searches(rows).items() for search in own),
         rules=tuple(_rule(config, name, found.get(name)) for name in config.names),
-        held_out=held_out, lost=tuple(_lost(row) for row in rows if _is_lost(row)),
-        runs_left=work.runs - work.ended,
+        held_out=held_out, runs_left=work.runs - work.ended, set_aside=tuple(sorted(set_aside)),
+        lost=tuple(_lost(row) for row in rows if _is_lost(row) and row["run"] not in set_aside),
     )  # fmt: skip
 
 
@@ -189,7 +189,7 @@ def _fault(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
 
 def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> str | None:
     flat = [{**LATER_DEFAULTS, **side["base"], **side["base"]["model"], **side} for side in (before, after)]
-    skipped = {*_MAY_GROW, *_MAY_RISE, *_FREE, *NOT_DECISIVE, "base", "model"}
+    skipped = {*_MAY_GROW, *_MAY_RISE, *_FREE, *not_decisive(after["base"]["trouble"]), "base", "model"}
     for name, value in flat[1].items():
         if name not in skipped and flat[0].get(name) != value:
             return f"its {name} is {flat[0].get(name)!r}, not {value!r}"

@@ -10,7 +10,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,20 +74,17 @@ def run_ladder(
         if stored is None:
             refuse_lost_forecast(Store(path).rows(), path)
         plan = LadderPlan(config, stored.hash if stored else None)
-        write_description(path, config, data, design_of(plan, Store(path).rows(), data, command))
-        session = LadderSession(plan, path, data, progress=progress, stamp=stamp)
+
+        def describe() -> None:
+            write_description(path, config, data, design_of(plan, Store(path).rows(), data, command))
+
+        describe()
+        session = LadderSession(plan, path, data, progress=progress, stamp=stamp, describe=describe)
         asked = session.execute(None if minutes is None else minutes - (time.monotonic() - began) / 60.0)
         # Again: the rates found and the runs lost are known now.
-        write_description(path, config, data, design_of(plan, Store(path).rows(), data, command))
+        describe()
     if asked is not None:
         raise KeyboardInterrupt(asked)
-
-
-def left(config: LadderConfig, folder: str | os.PathLike[str], *, progress: bool = False) -> int:
-    """Number of runs of a ladder that have not ended; a lower bound while rates are searched for."""
-    _, config = open_data(config, progress=progress)
-    work = LadderPlan(config).work(Store(folder).rows())
-    return work.runs - work.ended
 
 
 def open_data(config: LadderConfig, *, progress: bool) -> tuple[Any, LadderConfig]:
@@ -117,13 +114,26 @@ class LadderSession(Session):
     plan: LadderPlan
 
     def __init__(
-        self, plan: LadderPlan, folder: Path, data: Data, *, progress: bool, stamp: Mapping[str, Any] | None = None
+        self,
+        plan: LadderPlan,
+        folder: Path,
+        data: Data,
+        *,
+        progress: bool,
+        stamp: Mapping[str, Any] | None = None,
+        describe: Callable[[], None] | None = None,
     ):
+        """`describe` writes ladder.json anew; it is called after every run that a learning rate depends on."""
         config = plan.config
+        self._describe = describe
         super().__init__(
             plan, config.run_settings, folder, data.fingerprint, metric=config.base.task_object.metric,
             progress=progress, stamp=stamp,
         )  # fmt: skip
+
+    def execute(self, minutes: float | None) -> str | None:
+        self.give_up_lost_branches()
+        return super().execute(minutes)
 
     def job(self, run: PlannedRun) -> Job:
         assert isinstance(run, LadderRun)
@@ -147,7 +157,7 @@ class LadderSession(Session):
 
     def before_runs(self, view: ComparisonProgress) -> None:
         if self.plan.forecast is None and self._is_due():
-            made = make_forecast(self.plan.config, self.rows)
+            made = make_forecast(self.plan, self.rows)
             write_forecast(self.folder, made)
             self.plan.forecast = made.hash
             view.say(f"forecast of {made.size} written: {self.folder / 'forecast.json'} ({made.hash})")
@@ -156,6 +166,9 @@ class LadderSession(Session):
         return self.plan.config.hold_out and self.plan.fitted_have_ended(self.rows)
 
     def after_run(self, row: Row) -> None:
+        if row["role"] == "tune" and self._describe is not None:
+            # A repeated run may move a rate; ladder.json says which runs then no longer count.
+            self._describe()
         run = next((one for one in self.plan.known_runs(self.rows) if one.name == row["run"]), None)
         if run is None or run.role != "judge":
             return
@@ -166,9 +179,20 @@ class LadderSession(Session):
             # Checkpoints of three times the weights, which no other run starts from.
             shutil.rmtree(RunFolder(self._folder(trunk)).branches, ignore_errors=True)
 
+    def give_up_lost_branches(self) -> None:
+        """Give up branches that wait for a trunk that did not train, because an earlier call was killed before it did.
+
+        Or because failed runs are repeated: a trunk that was stuck is a result and is not, so its branches cannot be.
+        """
+        lost = {row["run"]: row for row in self.rows if not has_trained(row)}
+        for run in self.plan.known_runs(self.rows):
+            if run.role == "judge" and run.trunk is None and run.name in lost:
+                self._give_up_branches(run, lost[run.name])
+
     def _give_up_branches(self, trunk: LadderRun, row: Row) -> None:
         """Store a row for every branch of a trunk that did not train, so that no cell loses a seed in silence."""
-        for branch in self.plan.branches(trunk):
+        ended = ended_runs(self.rows)
+        for branch in (one for one in self.plan.branches(trunk) if one.name not in ended):
             reason = f"its trunk {trunk.name}: {run_state(row)}" + (f" ({row['reason']})" if row["reason"] else "")
             lost = lost_run_row(self.job(branch), "failed", reason, row["started"])
             lost |= {"stuck": row.get("stuck"), "diverged": row.get("diverged"), **self.facts(branch), **self.stamp}
@@ -179,10 +203,11 @@ class LadderSession(Session):
         return self.folder / "runs" / run.name
 
 
-def make_forecast(config: LadderConfig, rows: Sequence[Mapping[str, Any]]) -> StoredForecast:
+def make_forecast(plan: LadderPlan, rows: Sequence[Row]) -> StoredForecast:
     """The forecast of the largest size from the rows of the others."""
-    top, known = config.rungs[-1], versions()
-    fitted = [row for row in judged_rows(rows) if row.size != str(top.size)]
+    config, known, set_aside = plan.config, versions(), plan.set_aside(rows)
+    top = config.rungs[-1]
+    fitted = [row for row in judged_rows(rows, set_aside=set_aside) if row.size != str(top.size)]
     about = {
         "written": now(), "commit": known.get("commit"), "versions": known, "baseline": config.baseline_name,
         "level": config.level, "size": str(top.size), "made_from": hash_of_rows(fitted), "rows": len(fitted),

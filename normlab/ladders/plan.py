@@ -56,6 +56,15 @@ class LadderPlan:
             for budget in reversed(trunk.rung.budgets[:-1])
         ]
 
+    def dependents(self, run: LadderRun) -> list[LadderRun]:
+        """The branches of a trunk: the checkpoints that they start from are on the disk where it was trained."""
+        return self.branches(run) if run.config.branches else []
+
+    def set_aside(self, rows: Sequence[Row]) -> set[str]:
+        """Names of judged runs in the rows that count no longer: a repeated tuning run has moved their rate."""
+        known = {run.name for run in self.known_runs(rows)}
+        return {row["run"] for row in rows if row["role"] == "judge" and row["run"] not in known}
+
     def fitted_have_ended(self, rows: Sequence[Row]) -> bool:
         """Whether every run that the forecast of the held-out size is made from has ended."""
         ended = ended_runs(rows)

@@ -50,11 +50,6 @@ class Search:
     end: End | None = None
     """Position of the best rate, once the search has ended: interior, at an end of what was tried, or untrained."""
 
-    @property
-    def is_edge(self) -> bool:
-        """Whether a better rate may lie beyond those that were tried."""
-        return self.end in ("lowest", "highest")
-
 
 @dataclass(frozen=True)
 class FoundRate:
@@ -69,11 +64,6 @@ class FoundRate:
     """Result of the test at the middle size."""
     power: float = 0.0
     """Exponent over width that the middle size showed beyond the rule; 0 unless the rule was corrected."""
-
-    @property
-    def is_edge(self) -> bool:
-        """Whether a picked rate lies at the end of the rates tried, at any size."""
-        return any(search.is_edge for search in self.searches)
 
 
 class Rates:

@@ -30,14 +30,18 @@ def is_ladder(folder: Path) -> bool:
 def read_report(folder: Path) -> LadderReport:
     """The content of the report of a ladder's folder; raises if rows of the held-out size precede its forecast."""
     about, stored = read_description(folder), Store(folder).rows()
-    rows, design = judged_rows(stored), about.design
+    design = about.design
+    rows = judged_rows(stored, set_aside=design.set_aside)
     forecast = read_forecast(folder)
     check_rows(rows, forecast, folder, design.held_out)
     if forecast is not None:
         shown = StoredForecast(written=forecast.written, commit=forecast.commit, hash=forecast.hash)
         design = dataclasses.replace(design, forecast=shown)
     found = _answer(about, rows, forecast.cells if forecast is not None else None)
-    sets = {name: _answer(about, judged_rows(stored, f"loss_{name}")) for name in validation_sets(stored)}
+    sets = {
+        name: _answer(about, judged_rows(stored, f"loss_{name}", set_aside=design.set_aside))
+        for name in validation_sets(stored)
+    }
     return LadderReport(rows, found, design, sets)
 
 

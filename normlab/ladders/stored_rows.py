@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from normlab.compare.report.gpu_sharing import runs_sharing_gpu
@@ -12,9 +12,13 @@ from normlab.ladders.rows import LadderRow
 Row = Mapping[str, Any]
 
 
-def judged_rows(rows: Sequence[Row], field: str = "loss") -> list[LadderRow]:
-    """The rows that count for the answer, not those that found learning rates; `field` names the loss to take."""
-    judged = [row for row in rows if row["role"] == "judge" and row["state"] != "interrupted"]
+def judged_rows(rows: Sequence[Row], field: str = "loss", *, set_aside: Collection[str] = ()) -> list[LadderRow]:
+    """The rows that count for the answer, not those that found learning rates; `field` names the loss to take.
+
+    `set_aside` are runs at a rate that is no longer the picked one.
+    """
+    ended = [row for row in rows if row["role"] == "judge" and row["state"] != "interrupted"]
+    judged = [row for row in ended if row["run"] not in set_aside]
     # A run that shared its GPU, and one on a CPU whose cores others used, has no speed to compare.
     shared = runs_sharing_gpu((row["run"], row) for row in rows)
     return [_row(row, field, row["run"] not in shared) for row in judged]

@@ -180,12 +180,6 @@ def _of_softmax(rows: int, input: Any, dim: int | None = None, *_: Any, **__: An
     return Rows(scores, _is_visible(scores, input.dtype))
 
 
-def attention_stats(query: torch.Tensor, key: torch.Tensor, *args: Any, **kwargs: Any) -> AttentionStats | None:
-    """Statistics of `attention_rows`, whose arguments these are."""
-    rows = attention_rows(query, key, *args, **kwargs)
-    return None if rows is None else AttentionStats(**summarise(*rows))
-
-
 @torch.no_grad()
 def attention_rows(
     query: torch.Tensor,

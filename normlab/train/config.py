@@ -34,7 +34,10 @@ TaskName = Literal["language", "masked", "images"]
 
 NOT_DECISIVE = ("vocab_size", "classes", "saves", "keep", "sinks", "branches", "cuda_graphs")
 """Fields that are left out of a run's hash: the result does not depend on them, or (vocabulary size, number of classes)
-only through other fields."""
+only through other fields; `not_decisive` knows the exception."""
+
+_CHECKPOINTS = ("saves", "keep")
+"""Which checkpoints there are."""
 
 ADDED_LATER: tuple[str, ...] = ("stop_hopeless", "continued", "base_depth")
 """Fields that version 0.1 did not have. At its default such a field is left out of a run's hash, so that stored runs
@@ -45,6 +48,12 @@ LEFT_OUT: tuple[str, ...] = ("continued", "branches", "val_sets", "base_depth", 
 resumed."""
 
 DEFAULT_TASK: TaskName = "language"
+
+
+def not_decisive(trouble: str) -> tuple[str, ...]:
+    """Fields that the result of a run does not depend on, given its policy for bad steps."""
+    # A rollback goes back to a checkpoint, so the run depends on which there are.
+    return tuple(name for name in NOT_DECISIVE if trouble != "rollback" or name not in _CHECKPOINTS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,7 +283,8 @@ class TrainConfig:
             del known["task"]
         usual = [name for name, value in LATER_DEFAULTS.items() if getattr(self, name) == value]
         known = {name: value for name, value in known.items() if name not in usual}
-        known = {name: value for name, value in (known | known.pop("model")).items() if name not in NOT_DECISIVE}
+        free = not_decisive(self.trouble)
+        known = {name: value for name, value in (known | known.pop("model")).items() if name not in free}
         return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:8]
 
     @property

@@ -95,7 +95,8 @@ class Recorder(Setup):
             state=state, reason=reason, scores=self.last_eval, steps=self.step, tokens=tokens, seconds=seconds,
             tokens_per_s=tokens / seconds if seconds else 0.0, peak_bytes=self.memory.now, device=describe(device),
             gpu=identity(device), first_loss=self.first_loss, unigram_entropy=self.watch.entropy,
-            stuck=True if self.watch.is_stuck else False if state == "done" else None, diverged=self.diverged,
+            stuck=True if self.watch.is_stuck else False if state == "done" else None,
+            stuck_at=self.watch.at, diverged=self.diverged,
         )  # fmt: skip
         if self.group.is_main:
             self.journal.status(state, self.step, reason, result=result.to_dict())

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from normlab.train.monitor.stuck import ADVICE, where
+from normlab.train.monitor.stuck import ADVICE, end_of_stuck, has_recovered
 from normlab.train.tasks import Task
 
 
@@ -37,6 +37,8 @@ class TrainResult:
     """Loss of predicting by frequency alone, in nats per target: of tokens (unigram entropy) or of classes."""
     stuck: bool | None = None
     """Whether the loss was above unigram_entropy − 0.1 at 300 steps after warm-up, or at the end; None: not known."""
+    stuck_at: int | None = None
+    """The last step at which the run was found stuck; before the last step, it has recovered since."""
     diverged: int | None = None
     """Step at which the run was given up as diverged; None: it was not."""
 
@@ -61,7 +63,9 @@ def ending(result: TrainResult, task: Task, folder: Path) -> str:
     """The lines that `normlab train` prints at the end: scores, whether the run is stuck, folder and reason."""
     lines = [f"{result.state}: {task.describe(result.scores)}"] if result.scores else []
     if result.stuck and result.unigram_entropy is not None and not result.reason:
-        lines.append(f"{where(task.metric.guess, result.unigram_entropy, result.scores['loss'])}: {ADVICE}")
+        facts = (result.unigram_entropy, result.scores["loss"], result.stuck_at, result.steps)
+        advice = "" if has_recovered(*facts) else f": {ADVICE}"
+        lines.append(f"{end_of_stuck(task.metric.guess, *facts)}{advice}")
     lines.append(f"run in {folder}" + (f": {result.reason}" if result.reason else ""))
     if result.state == "stopped":
         lines.append(f"to go on: normlab train --resume {folder}")

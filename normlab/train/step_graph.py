@@ -63,13 +63,6 @@ def record_cuda(work: Callable[[], None], pool: Any, stream: torch.cuda.Stream |
     return graph
 
 
-class RecordedEagerly:
-    """A graph that calls the recorded function at every replay: for tests of all but the recording."""
-
-    def __init__(self, work: Callable[[], None], pool: Any = None):
-        self.replay = work
-
-
 def graphs_are_used(config: TrainConfig, group: Group, *, compiles: bool) -> bool:
     """Whether steps are replayed as CUDA graphs. Raises if they were asked for and are not possible."""
     if config.cuda_graphs == "off":

@@ -10,7 +10,6 @@ from normlab.utils.text import duration
 
 State = Literal["starting", "training", "silent", "stuck", "diverged", "failed", "stopped", "finished"]
 
-ACTIVE: tuple[State, ...] = ("starting", "training", "silent")
 TROUBLE: tuple[State, ...] = ("silent", "stuck", "diverged", "failed")
 
 SILENCE = 120.0

@@ -10,6 +10,7 @@ import pytest
 from normlab.compare import compare, executor, session
 from normlab.compare.durations import RunDurations
 from normlab.compare.store import Store
+from normlab.train.storage.folder import RunFolder
 from tests.compare import small
 from tests.compare.here import Here
 
@@ -33,6 +34,21 @@ def test_a_run_is_expected_to_take_as_long_as_the_last_of_its_kind() -> None:
     durations.end(post, steps=small.SHORT // 2)
     assert durations.expected(post) == pytest.approx(11.0)
     assert durations.expected(pre) == pytest.approx(22.0)
+
+
+def test_a_run_that_goes_on_counts_the_work_of_this_call(tmp_path: Path) -> None:
+    now = [0.0]
+    durations = RunDurations(clock=lambda: now[0])
+    run = small.configuration("text").plan().tune()[0]
+    for step in (small.SHORT // 4, small.SHORT // 2):
+        (tmp_path / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "step-00000099.partial").mkdir()
+    assert RunFolder(tmp_path).saved_step == small.SHORT // 2
+    durations.begin(run, RunFolder(tmp_path).saved_step)
+    now[0] = 10.0
+    # The second half took ten seconds: the whole takes twenty.
+    durations.end(run, steps=small.SHORT)
+    assert durations.expected(run) == pytest.approx(22.0)
 
 
 @pytest.mark.parametrize(("whole_runs", "started"), [(True, 2), (False, 3)])

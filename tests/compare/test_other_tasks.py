@@ -91,7 +91,7 @@ def rows_of(values: dict[str, dict[float, dict[int, float]]], metric: str, sign:
 def test_what_is_better_upwards_is_the_mirror_of_what_is_better_downwards():
     judged = {"pre": 0.50, "post": 0.61, "peri": 0.42, "geonorm": 0.495}
     values = {
-        scheme: {1e-3: {1000: 0.7} | {s: mean + 0.01 * (s * 7 % 3) for s in range(5)}, 1e-2: {1000: 0.9}}
+        scheme: {1e-3: {1000: 0.7} | {s: mean * (1 + 0.002 * (s * 7 % 3)) for s in range(5)}, 1e-2: {1000: 0.9}}
         for scheme, mean in judged.items()
     }
     down = rank_schemes(rows_of(values, "val_loss", 1.0), "pre")

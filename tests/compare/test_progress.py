@@ -45,7 +45,7 @@ def work(ended: int, *, is_open: bool = False) -> Work:
 
 def row(**changes: Any) -> dict[str, Any]:
     known = {"state": "done", "value": 1.25}
-    return known | {"reason": None, "loss": 1.25, "unigram_entropy": 1.3} | changes
+    return known | {"reason": None, "loss": 1.25, "unigram_entropy": 1.3, "steps": 12} | changes
 
 
 def test_lines_where_there_is_no_terminal(
@@ -67,12 +67,15 @@ def test_lines_where_there_is_no_terminal(
     assert capsys.readouterr().err.startswith("1 of at least 4 runs have ended; at least 10 min left; ")
     shown.ended(RUN, row())
     shown.ended(RUN, row(stuck=True))
+    shown.ended(RUN, row(stuck=True, stuck_at=310, steps=900))
     shown.ended(RUN, row(state="failed", value=None, reason="loss is nan"))
     shown.ended(RUN, row(state="interrupted", value=None, reason="killed"))
     shown.close()
     assert capsys.readouterr().err == (
         "[red]peri, rate 0.001, seed 2 (judge): loss 1.2500\n"
         "[red]peri, rate 0.001, seed 2 (judge): loss 1.2500, stuck at the unigram entropy (1.30)\n"
+        "[red]peri, rate 0.001, seed 2 (judge): loss 1.2500, was stuck at step 310 (not 0.1 below the unigram entropy, "
+        "1.30); its loss at the end is 1.25\n"
         "[red]peri, rate 0.001, seed 2 (judge): failed: loss is nan\n"
         "[red]peri, rate 0.001, seed 2 (judge): interrupted: killed\n"
     )

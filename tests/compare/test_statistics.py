@@ -92,7 +92,18 @@ def test_equal_runs_and_constant_differences() -> None:
     assert paired_difference(A, A).p == 1.0
     assert paired_difference(A, A).spans_zero
     shifted = paired_difference({1: 1.5, 2: 2.5}, {1: 1.0, 2: 2.0})
-    assert (shifted.low, shifted.high, shifted.p) == (0.5, 0.5, 0.0)
+    # Pairs that happen to differ by the same number say nothing of the next one.
+    assert (shifted.mean, shifted.sd, shifted.low, shifted.high, shifted.p) == (0.5, 0.0, None, None, None)
+    assert shifted.spans_zero
+
+
+def test_accuracies_that_differ_by_the_same_number_show_no_difference() -> None:
+    values = {"pre": {1: 0.88, 2: 0.89}, "peri": {1: 0.90, 2: 0.91}, "post": {1: 0.58, 2: 0.69}}
+    rows = [row | {"metric": "accuracy"} for scheme, own in values.items() for row in tuned(scheme, own)]
+    found = {own.scheme: own for own in rank_schemes(rows, "pre")}
+    assert found["peri"].verdict == "no difference shown"
+    assert found["peri"].difference is not None
+    assert found["peri"].difference.low is None
 
 
 @pytest.mark.parametrize("level", [0.0, 1.0, 95, -1, math.nan])
@@ -147,8 +158,9 @@ def standing(rows: list[dict[str, Any]], scheme: str) -> SchemeResult:
 @pytest.mark.parametrize(
     ("values", "verdict"),
     [
-        ({seed: value - 0.05 for seed, value in A.items()}, "better"),
-        ({seed: value + 0.05 for seed, value in A.items()}, "worse"),
+        ({seed: value - 0.05 - 0.001 * seed for seed, value in A.items()}, "better"),
+        ({seed: value + 0.05 + 0.001 * seed for seed, value in A.items()}, "worse"),
+        ({seed: value - 0.05 for seed, value in A.items()}, "no difference shown"),
         ({1: 4.3, 2: 4.0, 3: 4.2, 4: 4.1, 5: 4.2}, "no difference shown"),
         ({1: 4.0}, "one seed"),
         ({seed: value - 0.05 for seed, value in A.items()} | {3: None}, "unreliable"),
@@ -199,7 +211,7 @@ def test_an_end_of_the_grid_is_flagged(best: float, edge: str | None) -> None:
 def test_a_rate_that_broke_once_loses_to_one_that_held() -> None:
     rows = runs("pre", "tune", 1e-3, {101: 4.5, 102: 4.5}) + runs("pre", "tune", 2e-3, {101: 4.0, 102: None})
     own = standing(rows, "pre")
-    assert (own.lr, own.failed_tune) == (1e-3, 1)
+    assert (own.lr, {lr: at_rate.lost for lr, at_rate in own.tune.items()}) == (1e-3, {1e-3: 0, 2e-3: 1})
 
 
 def test_a_rate_that_lacks_seeds_cannot_be_picked_yet() -> None:
@@ -209,7 +221,7 @@ def test_a_rate_that_lacks_seeds_cannot_be_picked_yet() -> None:
 
 def test_tune_runs_that_all_failed() -> None:
     own = standing(runs("pre", "tune", 1e-3, {101: None}) + runs("pre", "tune", 2e-3, {101: None}), "pre")
-    assert (own.lr, own.verdict, own.failed_tune) == (None, "failed", 2)
+    assert (own.lr, own.verdict, [at_rate.lost for at_rate in own.tune.values()]) == (None, "failed", [1, 1])
 
 
 def test_without_tune_rows_a_single_rate_is_judged_and_several_are_not() -> None:

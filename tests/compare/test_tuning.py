@@ -90,7 +90,7 @@ def test_a_rate_with_a_stuck_run_ranks_below_every_other() -> None:
     assert tune[2e-3] == RateResults({1000: None}, {1000: 4.0})
     assert tune[2e-3].score(LOSS) == Score(1, math.inf)
     assert tune[1e-3].score(LOSS) == Score(0, 4.5)
-    assert standing(rows + judged("pre", {**PRE})).stuck_tune == 1
+    assert standing(rows + judged("pre", {**PRE})).tune[2e-3].stuck == {1000: 4.0}
 
 
 def test_scores_of_accuracies_fall_as_they_rise() -> None:
@@ -123,5 +123,6 @@ def test_an_interrupted_run_is_charged_to_nobody() -> None:
     rows = [one | killed if (one["scheme"], one["seed"]) == ("new", 1) else one for one in rows]
     rows.append(row("new", "tune", 1e-3, 1000, None, state="interrupted"))
     own = standing(rows)
-    assert (own.verdict, own.interrupted, own.failed, own.failed_tune) == ("better", 2, 0, 0)
+    assert (own.verdict, own.interrupted, own.failed) == ("better", 2, 0)
+    assert not any(at_rate.lost for at_rate in own.tune.values())
     assert list(own.values) == [0, 2, 3]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -135,6 +137,24 @@ def test_a_process_that_is_killed_before_it_is_ready_is_interrupted(text: Path, 
     assert isinstance(ended[0][1], dict)
     assert ended[0][1]["state"] == "interrupted"
     assert "killed (SIGKILL)" in ended[0][1]["reason"]
+
+
+def test_a_process_that_is_killed_while_it_answers_is_interrupted(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = workers._Worker.__new__(workers._Worker)
+    ours, theirs = multiprocessing.Pipe()
+    # A message of 100 bytes of which three arrive.
+    os.write(theirs.fileno(), struct.pack("!i", 100) + b"row")
+    theirs.close()
+    worker.job = Job(small.configuration(text).plan().tune()[0], tmp_path / "run", "")
+    worker.answers, worker._is_ready, worker._stopped, worker._began = ours, True, False, "now"
+    killed: Any = SimpleNamespace(join=lambda: None, exitcode=-signal.SIGKILL)
+    worker._process = killed
+    ended = worker.answer()
+    assert ended is not None
+    assert isinstance(ended[1], dict)
+    assert (ended[1]["state"], worker.is_spent) == ("interrupted", True)
 
 
 def test_a_gpu_that_is_not_there_is_refused_before_any_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -187,7 +187,7 @@ def test_another_corpus_seed_or_length_is_refused():
 
 def test_epochs_are_counted():
     loader = _loader(batch=3)
-    assert loader.sequences_per_epoch == sum(LENGTHS) // 8 == 15
+    assert loader._samples.per_epoch == sum(LENGTHS) // 8 == 15
     _take(loader, 10)
     assert loader.epoch == 2.0
 

@@ -112,7 +112,7 @@ def test_it_resumes_at_the_exact_token():
 
 def test_another_epoch_hides_others():
     feed = loader(batch=1, masking=Masking(5000, END, seed=3, share=0.5))
-    per_epoch = feed.sequences_per_epoch
+    per_epoch = feed._samples.per_epoch
     seen = [{int(t) for t in next(feed).targets.flatten() if t != IGNORED} for _ in range(4 * per_epoch)]
     epochs = [set().union(*seen[k * per_epoch : (k + 1) * per_epoch]) for k in range(4)]
     assert len({frozenset(epoch) for epoch in epochs}) == 4

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,16 +15,18 @@ import pytest
 from normlab.compare import executor
 from normlab.compare.store import Store
 from normlab.errors import NormLabError
+from normlab.ladders.description import design_of, write_description
 from normlab.ladders.forecast import read_forecast
-from normlab.ladders.ladder import ladder, left, open_data
+from normlab.ladders.ladder import LadderSession, ladder, make_forecast, open_data
 from normlab.ladders.outcome import outcome
+from normlab.ladders.plan import LadderPlan
 from normlab.ladders.results import build, is_ladder, markdown, read_report
 from normlab.ladders.size import Target
 from normlab.train.trainer import train
 from tests.command import normlab as run_command
 from tests.compare.here import Here
 from tests.compare.small import write_text
-from tests.ladders.small import STEP, configuration
+from tests.ladders.small import STEP, configuration, trained
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +54,8 @@ def test_every_cell_has_its_rows(finished: Path, text: Path) -> None:
     assert len(cells) == len(rows) == 2 * 3 * 2 * 2
     assert {row["state"] for row in rows} == {"done"}
     assert all(row["flops"] > 6 * row["parameters"] * row["budget"] * 0.1 for row in rows)
-    assert outcome(configuration(text), finished).exit_code == 0
-    assert left(configuration(text), finished) == 0
+    ended = outcome(configuration(text), finished)
+    assert (ended.exit_code, ended.left) == (0, 0)
 
 
 def test_the_largest_size_was_forecast_before_it_was_trained(finished: Path) -> None:
@@ -218,16 +221,58 @@ def test_a_trunk_that_is_lost_takes_its_cells_with_it_by_name(
     assert not any(cell.is_usable for cell in content.answer.schemes[0].cells)
 
 
+@pytest.mark.parametrize("repeat_failed", [False, True])
+def test_branches_that_a_killed_call_did_not_give_up_are_given_up_by_the_next(
+    tmp_path: Path, repeat_failed: bool
+) -> None:
+    """A call that is killed between the row of a stuck trunk and those of its branches must not wait for them."""
+    plan = LadderPlan(configuration(repeat_failed=repeat_failed))
+    lost = plan.runnable([])[0]
+    rows = [row | {"stuck": row["run"] == lost.name} for row in trained(plan, lambda run: 3.0)]
+    branches = {branch.name for branch in plan.branches(lost)}
+    for row in rows:
+        if row["run"] not in branches:
+            Store(tmp_path).append(row)
+    assert not plan.fitted_have_ended(Store(tmp_path).rows())
+    data: Any = SimpleNamespace(fingerprint="none")
+    session = LadderSession(plan, tmp_path, data, progress=False)
+    session.give_up_lost_branches()
+    assert plan.fitted_have_ended(session.rows)
+    given_up = [row for row in Store(tmp_path).rows() if row["run"] in branches]
+    assert {(row["state"], row["stuck"]) for row in given_up} == {("failed", True)}
+    assert all("its trunk" in row["reason"] for row in given_up)
+
+
+def test_rows_at_a_rate_that_is_no_longer_picked_are_set_aside(text: Path, tmp_path: Path) -> None:
+    """A repeated tuning run may move the best rate; runs at the rate before it are then part of nothing."""
+    data, config = open_data(configuration(text, lrs=(1e-2, 2e-2), hold_out=False), progress=False)
+    plan = LadderPlan(config)
+    before = trained(plan, lambda run: 3.0 if run.base_lr == 1e-2 else 3.5)
+    moved = [row | {"loss": 2.0, "value": 2.0} for row in before if row["role"] == "tune" and row["base_lr"] == 2e-2]
+    after = trained(
+        plan, lambda run: 3.5, [row for row in before if row["run"] not in {m["run"] for m in moved}] + moved
+    )
+    for row in (*before, *after):
+        Store(tmp_path).append(row)
+    rows = Store(tmp_path).rows()
+    write_description(tmp_path, config, data, design_of(plan, rows, data, ()))
+    content = read_report(tmp_path)
+    assert {row.lr for row in content.rows} == {2e-2}
+    assert len(content.rows) == len([run for run in plan.known_runs(rows) if run.role == "judge"])
+    assert make_forecast(plan, rows).rows == len([row for row in content.rows if row.size != "2x16"])
+
+
 @pytest.mark.full
 def test_stopped_and_killed_ladders_go_on(text: Path, finished: Path, tmp_path: Path) -> None:
     """A ladder in slices, in processes, gives the losses of the one that was never stopped."""
     call = f"""
 import sys
 from tests.ladders.small import configuration
-from normlab.ladders.ladder import ladder, left, open_data
+from normlab.ladders.ladder import ladder
+from normlab.ladders.outcome import outcome
 if __name__ == "__main__":
     config, minutes = configuration({str(text)!r}), 0.1
-    while left(config, {str(tmp_path / "out")!r}):
+    while outcome(config, {str(tmp_path / "out")!r}).left:
         ladder(config, {str(tmp_path / "out")!r}, progress=False, minutes=minutes)
         minutes *= 1.5  # on a busy machine the first slices may be over before a process has started
 """

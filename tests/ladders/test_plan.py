@@ -79,7 +79,7 @@ def test_rates_are_bracketed_at_two_budgets_and_tested_at_a_middle_size() -> Non
     places = {(entry["size"], entry["budget"]) for entry in tuned}
     assert places == {("1x8", 10 * STEP), ("1x8", 20 * STEP), ("1x16", 10 * STEP)}
     for name, found in plan.rates.found(rows).items():
-        assert (name, found.lr, found.verdict, found.is_edge) == (name, 4e-3, "confirmed", False)
+        assert (name, found.lr, found.verdict) == (name, 4e-3, "confirmed")
         assert [search.end for search in found.searches] == ["interior"] * 3
     judged = {entry["base_lr"] for entry in rows if entry["role"] == "judge"}
     assert judged == {4e-3}
@@ -116,8 +116,10 @@ def test_a_middle_size_that_wants_another_rate_corrects_the_rule() -> None:
 
 def test_an_edge_pick_is_widened_or_named() -> None:
     auto, listed = LadderPlan(configuration(lrs="auto")), LadderPlan(configuration(lrs=(1e-3, 2e-3)))
-    assert not auto.rates.found(trained(auto, bowl(3.2e-2)))["pre"].is_edge
-    assert listed.rates.found(trained(listed, bowl(6.4e-2)))["pre"].is_edge
+    widened = auto.rates.found(trained(auto, bowl(3.2e-2)))["pre"].searches
+    assert {search.end for search in widened} == {"interior"}
+    named = listed.rates.found(trained(listed, bowl(6.4e-2)))["pre"].searches
+    assert "highest" in {search.end for search in named}
 
 
 def test_a_scheme_that_never_trains_has_no_rate_and_stops_nobody() -> None:

@@ -12,7 +12,14 @@ from torch.utils.checkpoint import checkpoint
 
 from normlab.checks.theory.branch_bounds import balanced_mass
 from normlab.probes import attention
-from normlab.probes.attention import HEAVIEST, AttentionStats, attention_stats, summarise, watch_attention
+from normlab.probes.attention import HEAVIEST, AttentionStats, attention_rows, summarise, watch_attention
+
+
+def attention_stats(query, key, **options) -> AttentionStats:
+    """The statistics of the rows that are looked at."""
+    rows = attention_rows(query, key, **options)
+    assert rows is not None
+    return AttentionStats(**summarise(*rows))
 
 
 def brute_force(q, k, visible, bias=None, scale=None) -> AttentionStats:

@@ -80,7 +80,7 @@ def test_one_seed_is_open():
 def tuned(losses: dict[float, float], **options) -> Finding:
     """The finding on a scheme whose tune runs had these losses by rate, and which was judged at 2e-3."""
     tune = [row("a", 1000, value, lr=lr, role="tune") for lr, value in losses.items()]
-    judge = rows_of({"a": shifted(-0.1)}, lr=2e-3, size=1.0)
+    judge = [row | {"size": 1.0 + 0.01 * row["seed"]} for row in rows_of({"a": shifted(-0.1)}, lr=2e-3)]
     other = rows_of({"b": BASE}, size=2.0)
     return rule("difference", scheme="a", against="b", **options).decide(Evidence({"main": tune + judge + other}))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from normlab.cli import main
 from normlab.data import Batch, Loader
 from normlab.models.config import DecoderConfig
 from normlab.train.config import TrainConfig
-from normlab.train.step_graph import RecordedEagerly
 from normlab.train.storage.sinks import read_records
 from normlab.train.trainer import Trainer
 
@@ -120,6 +120,13 @@ def asks_to_stop(step: int):
         trainer._gradient = gradient
 
     return change
+
+
+class RecordedEagerly:
+    """A graph that calls the recorded function at every replay: for tests of all but the recording."""
+
+    def __init__(self, work: Callable[[], None], pool: Any = None):
+        self.replay = work
 
 
 def records_graphs(trainer: Trainer) -> None:

@@ -11,10 +11,19 @@ import torch
 from normlab.errors import NormLabError
 from normlab.train import optimiser as optimisers
 from normlab.train.distributed import ALONE, Group
-from normlab.train.step_graph import WARM_UP, RecordedEagerly, graphs_are_used
+from normlab.train.step_graph import WARM_UP, graphs_are_used
 from normlab.train.trainer import Trainer, train
 from tests.matrix import parametrize
-from tests.train.runs import after_building, asks_to_stop, config_of, events, records_graphs, same_run, spikes
+from tests.train.runs import (
+    RecordedEagerly,
+    after_building,
+    asks_to_stop,
+    config_of,
+    events,
+    records_graphs,
+    same_run,
+    spikes,
+)
 
 GPU = Group(0, 1, 0, torch.device("cuda"))
 

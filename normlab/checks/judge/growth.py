@@ -46,6 +46,9 @@ def growth_level(name: growth_laws.Forward) -> Level:
 def backward(ladder: Ladder, limits: Thresholds, target: int | None = None) -> Verdict:
     """How much the gradient grows or shrinks on its way to the first block, at the target depth."""
     law = growth_laws.classify_backward(ladder, target, limits)
+    if _is_cut_off(ladder):
+        words = "vanishing: the gradient behind the last block was measured and is exactly zero, so no block is trained"
+        return Verdict(name="backward", finding="vanishing", level="fail", value=0.0, words=words)
     if law.value is None:
         words = "gradient not judged: none was measured, or one depth alone and not the target"
         return Verdict(name="backward", finding=law.name, level="ok", words=words)
@@ -142,6 +145,12 @@ def _slope(law: growth_laws.ForwardLaw, limits: Thresholds) -> str:
 
 def _interval(fit: growth_laws.Fit) -> str:
     return "" if fit.low is None or fit.high is None else f" [{fit.low:.2f}, {fit.high:.2f}]"
+
+
+def _is_cut_off(ladder: Ladder) -> bool:
+    """Whether no gradient reaches the deepest stack at the last snapshot; an untrained head of zeros passes none."""
+    last = ladder.deepest(ladder.snapshots[-1])
+    return any(profile.grad_h[-1] == 0.0 and not profile.gradient_broken for profile in last)
 
 
 def _gradient_to_blame(view: Snapshot, name: str) -> tuple[int, ...]:

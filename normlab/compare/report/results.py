@@ -15,6 +15,7 @@ from normlab.errors import NormLabError
 from normlab.pages.numbers import finite_or_none
 from normlab.train.config import DEFAULT_TASK
 from normlab.train.metrics import LOSS, TITLES, Metric, metric_named
+from normlab.train.monitor.stuck import has_recovered
 from normlab.train.tasks import TASKS
 
 Table = dict[str, Any]
@@ -44,8 +45,19 @@ class ReportedRun:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether its loss never got clearly below the unigram entropy; rows of version 0.1 lack this field."""
+        """Whether its loss was not 0.1 below the unigram entropy 300 steps after warm-up, or at its end.
+
+        Rows of version 0.1 lack this field.
+        """
         return self.state == "stuck" or (self.state in ("done", "failed") and bool(self.row.get("stuck")))
+
+    @property
+    def has_recovered(self) -> bool:
+        """Whether it was stuck and no longer was at its end; it is marked all the same."""
+        entropy, loss = self.row.get("unigram_entropy"), self.row.get("loss")
+        if not self.is_stuck or entropy is None or loss is None:
+            return False
+        return has_recovered(entropy, loss, self.row.get("stuck_at"), self.row["steps"])
 
     @property
     def has_failed(self) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from normlab.compare.report.cautions import cautions, difference_digits, edge_summary
 from normlab.compare.report.results import ReportedRun, Results
+from normlab.compare.report.unended import unended
 from normlab.compare.statistics import Difference, SchemeResult, bonferroni_level, find_winner
 from normlab.pages.numbers import count, fixed, join_names, rate
 from normlab.train.metrics import Metric
@@ -50,22 +51,38 @@ def failure_reason(run: ReportedRun) -> str:
 
 
 def _claim(results: Results) -> str:
+    """Who is better, once every planned run has ended; until then what has not."""
+    found, waiting = _finding_of_best(results), unended(results)
+    if found and not waiting:
+        return found
+    # Seeds to come may undo an order, and whoever stops at the first that pleases would choose it.
+    return " ".join(filter(None, ["No winner yet." if found else _no_winner(results), waiting]))
+
+
+def _finding_of_best(results: Results) -> str | None:
+    """The winner, or those that are better than the baseline; None if there are none."""
     best, base = find_winner(results.standings, results.level), results.label(results.baseline or "")
-    better_result, budget = f"a {results.metric.comparative} {results.metric.title}", _budget(results)
     if best is not None:
         return _of_winner(results, best, base)
+    better = [own.label for own in results.standings if own.verdict == "better"]
+    claim = f"a {results.metric.comparative} {results.metric.title} than {base}{_budget(results)}"
+    if len(better) > 1:
+        return f"{join_names(better)} reach {claim}; which of them is best is not shown."
+    return f"{better[0]} reaches {claim}; that it is the best of all is not shown." if better else None
+
+
+def _no_winner(results: Results) -> str:
+    differences = [own.difference for own in results.standings if own.difference]
     if not any(own.finished for own in results.standings):
         return "No verdict: no scheme has a finished judge run at its picked rate."
-    better = [own.label for own in results.standings if own.verdict == "better"]
-    if len(better) > 1:
-        return f"{join_names(better)} reach {better_result} than {base}{budget}; which of them is best is not shown."
-    if better:
-        return f"{better[0]} reaches {better_result} than {base}{budget}; that it is the best of all is not shown."
-    if not any(own.difference for own in results.standings):
+    if not differences:
         return "No verdict: there is nothing to compare yet."
-    if all(own.difference.n == 1 for own in results.standings if own.difference):
+    if all(difference.n == 1 for difference in differences):
         return "No winner: one seed for each scheme shows no difference."
-    return f"No winner: no scheme is shown to reach {better_result} than {base}{budget}."
+    metric, base = results.metric, results.label(results.baseline or "")
+    return (
+        f"No winner: no scheme is shown to reach a {metric.comparative} {metric.title} than {base}{_budget(results)}."
+    )
 
 
 def _of_winner(results: Results, best: SchemeResult, base: str) -> str:
@@ -112,6 +129,9 @@ def _finding(results: Results, own: SchemeResult) -> str | None:
     if own.verdict == "stuck":
         ends = dict.fromkeys(fixed(end, 3) for end in own.stuck.values() if end is not None)
         end = f"at {join_names(ends)}" if ends else "early"
+        judged = [run for run in results.runs if (run.scheme, run.role) == (own.scheme, "judge")]
+        if any(run.has_recovered for run in judged):
+            return f"{own.label} was stuck at its rate ({rate(own.lr)}) and recovered too late: it ended {end}."
         return f"{own.label} did not train at its rate ({rate(own.lr)}): it ended {end}."
     if own.verdict == "no pairs":
         return f"{own.label} shares no finished seed with {base}, so it cannot be compared."
@@ -129,6 +149,9 @@ def _finding(results: Results, own: SchemeResult) -> str | None:
             f"{own.label}: {mean} where both trained ({seeds}), but of {len(own.values)} judge runs {join_names(lost)}"
             ": no claim."
         )
+    if difference.low is None:
+        seeds = counted(difference.n, "seed")
+        return f"{own.label}: {mean} with each of {seeds}: no scatter, so no interval and no claim."
     interval = _interval_words(difference, places)
     if own.verdict == "no difference shown":
         return f"{own.label}: no difference to {base} shown; {interval} spans zero{_power(own, places)}."
@@ -167,9 +190,11 @@ def _stuck(results: Results, scheme: str) -> str | None:
     if not stuck:
         return None
     rates = join_names(dict.fromkeys(rate(run.lr) for run in sorted(stuck, key=lambda run: run.lr or 0.0)))
+    recovered = sum(run.has_recovered for run in stuck)
+    back = f" ({counted(recovered, 'run')} recovered later)" if recovered else ""
     return (
-        f"{results.label(scheme)}: {len(stuck)} of {len(ended)} runs stuck (rate {rates}): their loss stayed near the "
-        "unigram entropy. They are part of no mean."
+        f"{results.label(scheme)}: {len(stuck)} of {len(ended)} runs stuck (rate {rates}): their loss was not "
+        f"0.1 below {results.metric.guess} 300 steps after warm-up, or at the end{back}. They are part of no mean."
     )
 
 
@@ -193,7 +218,7 @@ def _on_run(run: ReportedRun, metric: Metric) -> Conclusion:
     if run.state == "failed":
         return Conclusion(f"{run.label} failed: {failure_reason(run)}.", [f"Before that: {tail}."])
     if run.is_stuck:
-        return Conclusion(f"{run.label} is stuck: {tail}, near {metric.guess}.")
+        return Conclusion(f"{run.label} is stuck: {tail}, not 0.1 below {metric.guess}.")
     states = {"done": "finished", "running": "is running", "stopped": "was stopped"}
     note = [] if run.state == "done" else ["The run has not ended; this shows what there is so far."]
     return Conclusion(f"{run.label} {states.get(run.state, 'has no recorded state')}: {tail}.", [], note)

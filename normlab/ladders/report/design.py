@@ -154,6 +154,8 @@ class LadderDesign:
     lost: tuple[LostRun, ...] = ()
     runs_left: int | None = None
     """Runs that have not ended: a lower bound while rates are searched for."""
+    set_aside: tuple[str, ...] = ()
+    """Names of stored runs at a rate that is no longer the picked one; they are part of nothing."""
     cautions: tuple[str, ...] = ()
     """Further sentences for the list of cautions."""
 

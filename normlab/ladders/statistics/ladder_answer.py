@@ -177,4 +177,6 @@ def _student(cell: Cell, level: float) -> Interval | None:
     if len(cell.differences) < 2:
         return None
     found = paired_difference(cell.differences, dict.fromkeys(cell.differences, 0.0), level)
-    return Interval(found.low or 0.0, found.high or 0.0, found.mean, level)
+    if found.low is None or found.high is None:
+        return None
+    return Interval(found.low, found.high, found.mean, level)

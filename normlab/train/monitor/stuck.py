@@ -2,7 +2,7 @@
 
 A run is stuck where both its mean training loss over the last 50 steps and an evaluation are above H − 0.1 nats. H is
 the loss of guessing by frequency alone (`normlab/data/frequencies.py`). Runs are judged 300 steps after warm-up and at
-their end; a shorter one at its end only.
+their end; a shorter one at its end only. The mark stays where a run recovers later: it lost those steps.
 
 Why both losses: the training loss includes auxiliary losses and, in a short run, the first steps. The evaluation is
 also high where a model has memorised its training data.
@@ -43,6 +43,11 @@ class StuckWatch:
     def is_stuck(self) -> bool:
         """Whether the run was found stuck at any time."""
         return self._at is not None
+
+    @property
+    def at(self) -> int | None:
+        """The last step at which the run was found stuck; None if it never was."""
+        return self._at
 
     @property
     def limit(self) -> float:
@@ -98,6 +103,20 @@ def look(run: Setup, evaluated: float) -> bool:
         run.journal.event(run.step, "stuck", str(run.watch))
         run.meter.say(f"{run.watch}; {ADVICE}")
     return found
+
+
+def has_recovered(entropy: float, loss: float, at: int | None, steps: int) -> bool:
+    """Whether a run that was found stuck at step `at` no longer was after its last step."""
+    # Rows of before 0.2 do not have the step.
+    return at < steps if at is not None else loss <= entropy - MARGIN
+
+
+def end_of_stuck(name: str, entropy: float, loss: float, at: int | None, steps: int) -> str:
+    """How a run that is marked as stuck ended, in words; `loss` is that of its last evaluation."""
+    if not has_recovered(entropy, loss, at, steps):
+        return where(name, entropy, loss)
+    when = f"at step {at}" if at is not None else f"{PATIENCE} steps after warm-up"
+    return f"was stuck {when} (not {MARGIN} below {name}, {entropy:.2f}); its loss at the end is {loss:.2f}"
 
 
 def where(name: str, entropy: float, loss: float) -> str:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from normlab.errors import NormLabError
-from normlab.train.config import NOT_DECISIVE, TrainConfig
+from normlab.train.config import TrainConfig, not_decisive
 from normlab.utils.files import read_json, write_json
 from normlab.utils.versions import versions
 
@@ -108,6 +108,12 @@ class RunFolder:
     def set_status(self, state: str, **facts: Any) -> None:
         write_json(self.path / "status.json", {"state": state, "at": now(), **facts})
 
+    @property
+    def saved_step(self) -> int:
+        """Step of the newest checkpoint, from which the run goes on; 0 if there is none."""
+        names = [path.name for path in self.checkpoints.glob("step-*") if path.is_dir()]
+        return max((int(step) for name in names if (step := name.removeprefix("step-")).isdigit()), default=0)
+
     def drop_checkpoints(self) -> None:
         """Delete the checkpoints of a finished run, whose weights are exported."""
         shutil.rmtree(self.checkpoints, ignore_errors=True)
@@ -121,5 +127,6 @@ def difference(there: TrainConfig, given: TrainConfig) -> str:
     """The first field in which two configurations differ."""
     old, new = there.shared_dict(), given.shared_dict()
     old, new = old | old.pop("model"), new | new.pop("model")
-    name = next(name for name in {**new, **old} if old.get(name) != new.get(name) and name not in NOT_DECISIVE)
+    free = not_decisive(given.trouble)
+    name = next(name for name in {**new, **old} if old.get(name) != new.get(name) and name not in free)
     return f"its {name} is {old.get(name)!r}, not {new.get(name)!r}"

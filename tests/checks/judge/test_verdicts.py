@@ -138,6 +138,17 @@ def test_backward_at_a_measured_depth(gain, finding):
     assert "no exponent" in found.words
 
 
+def test_a_gradient_that_is_zero_is_not_one_that_was_not_measured():
+    zero = profile(DEPTH, grad_h=[0.0] * (DEPTH + 1))
+    found = verdict("backward", zero)
+    assert (found.level, found.finding, found.value) == ("fail", "vanishing", 0.0)
+    assert "measured and is exactly zero" in found.words
+    # A head that starts at zero passes no gradient before its first step.
+    assert verdict("backward", zero, profile(DEPTH, grad_h=slope(DEPTH, 1.0), step=30)).level == "ok"
+    missing = verdict("backward", profile(DEPTH))
+    assert (missing.level, missing.finding) == ("ok", "not judged")
+
+
 def test_backward_states_its_exponent_and_extrapolates_to_the_target():
     found = judge_ladder(ladder(gain=lambda depth: (depth / 12) ** -1.5), target=480)[1]
     assert found.finding == "vanishing"

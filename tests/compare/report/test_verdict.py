@@ -74,6 +74,36 @@ def test_an_interval_that_spans_zero_names_no_winner(folder: Path) -> None:
     assert f"spans zero; a true difference of {own.detectable:.3f} would be shown four times out of five." in peri
 
 
+def test_no_winner_is_named_before_the_planned_seeds_have_ended(folder: Path) -> None:
+    about = json.loads((folder / "compare.json").read_text())
+    (folder / "compare.json").write_text(json.dumps(about | {"seeds": 5}))
+    assert words(folder).headline.startswith("No winner yet. Not ended: 3 of 5 seeds.")
+    (folder / "compare.json").write_text(json.dumps(about))
+    rewrite(folder, lambda row: None if row["scheme"] in ("peri", "geonorm") and row["seed"] == 2 else row)
+    assert words(folder).headline.startswith("No winner yet. Not ended: 2 of 3 seeds of peri and geonorm.")
+
+
+def test_no_winner_is_named_while_a_rate_is_searched_for(folder: Path) -> None:
+    about = json.loads((folder / "compare.json").read_text())
+    (folder / "compare.json").write_text(json.dumps(about | {"lrs": [*about["lrs"], 2.4e-3]}))
+    assert words(folder).headline.startswith(
+        "No winner yet. Not ended: the search for the rate of pre, post, peri and geonorm."
+    )
+    search = {"lrs": "auto", "rates": {"first": [5e-4, 1e-3, 2e-3], "limits": [6.25e-5, 1.6e-2]}}
+    (folder / "compare.json").write_text(json.dumps(about | search))
+    assert "Not ended: the search for the rate of" in words(folder).headline
+
+    def searched(row: dict[str, Any]) -> dict[str, Any]:
+        return row | {"lr": 1e-3 if row["lr"] == 1.2e-3 else 5e-4}
+
+    rewrite(folder, searched)
+    for at, lr in enumerate((2e-3, 7.07e-4, 1.41e-3)):
+        assert "Not ended" in words(folder).headline
+        for row in [row for row in Store(folder).rows() if row["role"] == "tune" and row["lr"] == 5e-4]:
+            Store(folder).append(row | {"run": f"{row['run']}-{at}", "lr": lr})
+    assert words(folder).headline.startswith("peri reaches the lowest validation loss")
+
+
 def test_better_than_the_baseline_is_not_yet_best(folder: Path) -> None:
     def alike(row: dict[str, Any]) -> dict[str, Any]:
         if row["scheme"] != "geonorm" or row["value"] is None:
@@ -180,6 +210,17 @@ def test_a_scheme_that_never_trains_is_said_to_be_stuck(folder: Path) -> None:
     assert any("9 of 9 runs stuck (rate 6e-4 and 1.2e-3)" in line for line in found.findings)
 
 
+def test_a_run_that_recovered_is_not_said_to_have_learnt_nothing(folder: Path) -> None:
+    late = {"stuck": True, "stuck_at": 12, "steps": 24, "unigram_entropy": 6.9}
+    rewrite(folder, lambda row: row | late if (row["scheme"], row["role"]) == ("peri", "judge") else row)
+    found = words(folder)
+    assert "peri was stuck with all 3 judging seeds." in found.headline
+    (line,) = (line for line in found.findings if line.startswith("peri was stuck at its rate"))
+    assert "(1.2e-3) and recovered too late: it ended at 4." in line
+    (line,) = (line for line in found.findings if "runs stuck" in line)
+    assert "or at the end (3 runs recovered later)." in line
+
+
 def test_interrupted_runs_are_named_and_charged_to_nobody(folder: Path) -> None:
     killed = {"state": "interrupted", "value": None, "reason": "killed"}
     rewrite(folder, lambda row: row | killed if (row["scheme"], row["seed"]) == ("peri", 3) else row)
@@ -209,3 +250,14 @@ def test_the_note_says_what_the_intervals_promise(folder: Path) -> None:
 )
 def test_a_single_run_tells_its_state(tmp_path: Path, state: str, start: str) -> None:
     assert words(synthetic.run(tmp_path / "r", state=state)).headline.startswith(start)
+
+
+def test_seeds_without_scatter_are_said_to_show_nothing(folder: Path) -> None:
+    def same(row: dict[str, Any]) -> dict[str, Any]:
+        ended = {"pre": 4.25, "peri": 4.125}.get(row["scheme"])
+        return row | {"value": ended} if ended and row["role"] == "judge" else row
+
+    rewrite(folder, same)
+    assert (
+        "peri: 0.125 below pre with each of 3 seeds: no scatter, so no interval and no claim." in words(folder).findings
+    )

@@ -242,6 +242,11 @@ def test_the_last_lines_of_a_run(tmp_path):
         f"stuck at the unigram entropy (6.96): {stuck.ADVICE}\n"
         "run in runs/a"
     )
+    recovered = {"scores": scores | {"loss": 3.2}, "steps": 900, "stuck_at": 310}
+    back = TrainResult(state="done", reason=None, unigram_entropy=6.96, stuck=True, **(known | recovered))
+    assert ending(back, language, Path("runs/a")).splitlines()[1] == (
+        "was stuck at step 310 (not 0.1 below the unigram entropy, 6.96); its loss at the end is 3.20"
+    )
     early = TrainResult(state="stuck", reason="stuck at X", scores=scores, unigram_entropy=6.96, stuck=True, **known)
     assert ending(early, language, Path("runs/a")).splitlines()[1:] == ["run in runs/a: stuck at X"]
     failed = TrainResult(state="failed", reason="nan", **known)
@@ -262,3 +267,9 @@ def test_the_names_of_stored_runs_stay():
     # As version 0.1 named it.
     assert TrainConfig(model=DecoderConfig(tied=None), stop_hopeless=False).identity == "08665875"
     assert TrainConfig().identity != TrainConfig(stop_hopeless=True).identity
+
+
+def test_checkpoints_are_part_of_the_name_where_a_rollback_goes_to_them():
+    for trouble, counts in (("skip", False), ("stop", False), ("none", False), ("rollback", True)):
+        names = {TrainConfig(trouble=trouble, **change).identity for change in ({}, {"saves": 7}, {"keep": 5})}
+        assert len(names) == (3 if counts else 1)

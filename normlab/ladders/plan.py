@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from normlab.compare.plan import Role, Work, ended_runs
+from normlab.compare.plan import PlannedRun, Role, Work, ended_runs
 from normlab.compare.store import Row
 from normlab.ladders.config import LadderConfig
 from normlab.ladders.rates import FoundRate, Rates
@@ -56,9 +56,9 @@ class LadderPlan:
             for budget in reversed(trunk.rung.budgets[:-1])
         ]
 
-    def dependents(self, run: LadderRun) -> list[LadderRun]:
+    def dependents(self, run: PlannedRun) -> list[LadderRun]:
         """The branches of a trunk: the checkpoints that they start from are on the disk where it was trained."""
-        return self.branches(run) if run.config.branches else []
+        return self.branches(run) if isinstance(run, LadderRun) and run.config.branches else []
 
     def set_aside(self, rows: Sequence[Row]) -> set[str]:
         """Names of judged runs in the rows that count no longer: a repeated tuning run has moved their rate."""

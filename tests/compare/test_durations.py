@@ -9,6 +9,7 @@ import pytest
 
 from normlab.compare import compare, executor, session
 from normlab.compare.durations import RunDurations
+from normlab.compare.plan import Plan
 from normlab.compare.store import Store
 from normlab.train.storage.folder import RunFolder
 from tests.compare import small
@@ -51,11 +52,15 @@ def test_a_run_that_goes_on_counts_the_work_of_this_call(tmp_path: Path) -> None
     assert durations.expected(run) == pytest.approx(22.0)
 
 
-@pytest.mark.parametrize(("whole_runs", "started"), [(True, 2), (False, 3)])
+@pytest.mark.parametrize(("whole_runs", "dependents", "started"), [(True, 0, 2), (False, 0, 3), (True, 1, 1)])
 def test_a_slice_starts_only_runs_that_it_can_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole_runs: bool, started: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole_runs: bool, dependents: int, started: int
 ) -> None:
-    """On a clock where every run takes 20 minutes: of three in 55 minutes, the third would end too late."""
+    """On a clock where every run takes 20 minutes: of three in 55 minutes, the third would end too late.
+
+    With a dependent of each the second would, too.
+    """
+    monkeypatch.setattr(Plan, "dependents", lambda self, run: dependents * [run])
     text, minutes, begun = small.write_text(tmp_path / "text"), [0.0], []
 
     class Slow(Here):

@@ -43,6 +43,8 @@ def test_every_budget_of_a_seed_comes_from_one_trunk() -> None:
     branches = [run for run in runs if run.trunk is not None]
     assert {run.tokens for run in branches} == {10 * STEP}
     assert all(run.trunk is not None and run.facts()["trunk"] == run.trunk.name for run in branches)
+    assert [plan.dependents(run) for run in trunks] == [[branch] for branch in branches]
+    assert not any(plan.dependents(run) for run in branches)
     # Two of ten steps decay; only these are trained.
     assert {run.first_step for run in branches} == {8}
     assert all(math.isclose(run.work, 0.2 * run.facts()["flops"]) for run in branches)

@@ -75,13 +75,13 @@ def each(level: float, intervals: int) -> float:
 def interval(found: Difference, low: float | None, high: float | None, digits: int = 4, unit: str = "seed") -> str:
     """Format an interval with its level and number of pairs."""
     if low is None or high is None:
-        return f"no interval: one {unit}"
+        return f"no interval: one {unit}" if found.n < 2 else f"no interval: {found.n} {unit}s without scatter"
     return f"{100 * found.level:.3g} % interval {low:.{digits}g} to {high:.{digits}g}, {found.n} {unit}s"
 
 
 def power_of(found: Difference, what: str = "difference", unit: str = "seed") -> str:
     """The true difference that these runs would detect."""
     if found.sd is None:
-        return f"one {unit} shows nothing"
+        return f"one {unit} shows nothing" if found.n < 2 else f"{unit}s without scatter show nothing"
     least = minimum_detectable(found.n, found.sd, found.level)
     return f"a true {what} of {least:.2g} would be shown four times out of five"

@@ -273,9 +273,9 @@ def test_a_simulation_has_a_row_for_every_scheme(tmp_path):
 def test_rows_from_elsewhere_are_stamped_and_their_age_is_told(tmp_path):
     source = Store(tmp_path / "ladder" / "small")
     more = {"tokens": 1, "steps": 1, "seconds": 1.0, "tokens_per_s": 1.0, "peak_bytes": 1, "device": "x", "config": {}}
-    for scheme, value in (("pre", 4.0), ("peri", 3.0)):
+    for scheme, value, slope in (("pre", 4.0, 0.01), ("peri", 3.0, 0.012)):
         for seed in range(3):
-            source.append(row(scheme, seed, value + 0.01 * seed, **more))
+            source.append(row(scheme, seed, value + slope * seed, **more))
     rule = 'kind = "difference"\nscheme = "peri"\nagainst = "pre"'
     study = other("rows", "", rule, head=f'rows = ["{tmp_path / "ladder"}"]')
     assert run_study(study, tmp_path / "results", progress=False) == 0

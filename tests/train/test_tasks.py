@@ -235,7 +235,7 @@ def test_runs_that_were_made_before_there_were_tasks(tmp_path):
     }  # fmt: skip
     result = TrainResult.from_dict(old)
     assert (result.loss, dict(result.scores)) == (1.5, {"loss": 1.5, "bits_per_byte": 2.0})
-    later = ("gpu", "first_loss", "unigram_entropy", "stuck", "diverged")
+    later = ("gpu", "first_loss", "unigram_entropy", "stuck", "stuck_at", "diverged")
     assert result.to_dict() == old | dict.fromkeys(later)
     write_json(tmp_path / "config.json", {"config": before, "versions": {}, "device": "CPU"})
     assert normlab.load_run(tmp_path).config == TrainConfig()

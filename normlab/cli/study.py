@@ -59,16 +59,16 @@ def study(
     from normlab.studies import command
     from normlab.studies.study import load_study
 
-    places = {"data": list(data), "val_data": list(val_data), "tokenizer": tokenizer, "workers": workers}
-    places |= {"device": device, "val_sets": list(val_sets)}
+    overrides = {"data": list(data), "val_data": list(val_data), "tokenizer": tokenizer, "workers": workers}
+    overrides |= {"device": device, "val_sets": list(val_sets)}
     if report:
         command.write_report(studies, results, docs, html)
     elif name is None:
         command.show_list(studies, results)
     elif dry_run:
-        command.show_plan(load_study(name, studies), places)
+        command.show_plan(load_study(name, studies), overrides)
     else:
         line = ["normlab", *sys.argv[1:]]
         found = load_study(name, studies)
-        if command.run(found, results, minutes=minutes, places=places, command=line, data_dir=data_dir):
+        if command.run(found, results, minutes=minutes, overrides=overrides, command=line, data_dir=data_dir):
             sys.exit(130)

@@ -44,11 +44,11 @@ def _state(study: Study, results: Path) -> str:
     return f"{counted(len(study.claims), 'claim')}: {verdicts}{left}"
 
 
-def show_plan(study: Study, places: Mapping[str, Any]) -> None:
+def show_plan(study: Study, overrides: Mapping[str, Any]) -> None:
     """Print runs and cost by arm; nothing is started."""
     from normlab.studies.run import study_plan
 
-    sizes = study_plan(study, places)
+    sizes = study_plan(study, overrides)
     for size in sizes:
         work = f", {count(size.tokens)} tokens, {size.flops:.2g} FLOPs" if size.tokens else ""
         print(f"{size.arm}: {size.what}: {counted(size.runs, 'run')}{work}")
@@ -65,7 +65,7 @@ def run(
     results: Path,
     *,
     minutes: float | None,
-    places: Mapping[str, Any],
+    overrides: Mapping[str, Any],
     command: Sequence[str],
     data_dir: Path | None = None,
 ) -> int:
@@ -75,7 +75,7 @@ def run(
     results = results.absolute()
     # Paths are part of a run's name: read from their folder, they are the same on every machine.
     with contextlib.chdir(_folder(data_dir)):
-        left = run_study(study, results, minutes=minutes, places=places, command=command)
+        left = run_study(study, results, minutes=minutes, overrides=overrides, command=command)
     for name, finding in judge_claims(study, results).items():
         print(f"{MARKS[finding.verdict]} {name}: {finding.verdict}" + (f"; {finding.ours}" if finding.ours else ""))
         for note in finding.notes:

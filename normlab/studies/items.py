@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from normlab.errors import NormLabError, unknown
-from normlab.studies.elsewhere import benchmark_row
+from normlab.studies.import_rows import benchmark_row
 from normlab.studies.study import Study
 from normlab.train.monitor.summary import digits
 from normlab.train.storage.folder import now

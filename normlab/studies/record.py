@@ -58,7 +58,7 @@ class StudyRecord:
             raise file_error("make", error, self.folder) from error
         write_json(self.folder / "study.json", known)
 
-    def tell(self, runs: int, left: int) -> None:
+    def store_progress(self, runs: int, left: int) -> None:
         """Store the number of runs left."""
         write_json(self.folder / "study.json", {**self.about, "runs": runs, "left": left})
 

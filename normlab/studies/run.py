@@ -16,7 +16,7 @@ from normlab.compare.config import CompareConfig
 from normlab.compare.store import RESULT_FIELDS, Store
 from normlab.errors import NormLabError, unknown
 from normlab.ladders.config import LadderConfig
-from normlab.studies.elsewhere import import_rows
+from normlab.studies.import_rows import import_rows
 from normlab.studies.items import Item, run_item, study_items
 from normlab.studies.record import StudyRecord
 from normlab.studies.settings import comparison_config, ladder_config
@@ -41,56 +41,56 @@ def run_study(
     results: Path = RESULTS,
     *,
     minutes: float | None = None,
-    places: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, Any] | None = None,
     progress: bool = True,
     command: Sequence[str] = (),
 ) -> int:
     """Run what is left of a study, for at most `minutes`; return the number of runs left.
 
-    `places` are settings that depend on the machine (data, tokenizer, workers) and are not part of the file.
+    `overrides` are settings that depend on the machine (data, tokenizer, workers) and are not part of the file.
     """
     if minutes is not None and not minutes > 0.0:
         raise NormLabError(f"minutes must be positive, got {minutes}; leave it out to go on to the end")
     record = StudyRecord(study, results / study.name)
-    configs, climbs = configurations(study, places), ladders(study, places)
-    _check_rules(study, configs or climbs)
+    configs, ladder_configs = configurations(study, overrides), ladders(study, overrides)
+    _check_rules(study, configs or ladder_configs)
     record.begin(_names(study), now())
     import_rows(record)
     end = time.monotonic() + 60.0 * minutes if minutes is not None else None
     if study.kind == "train":
-        return _compare_all(record, configs, end, progress, command)
+        return _run_comparisons(record, configs, end, progress, command)
     if study.kind == "ladder":
-        return _climb_all(record, climbs, end, progress, command)
-    return _work_all(record, end) if study.kind != "rows" else _told(record, 0, 0)
+        return _run_ladders(record, ladder_configs, end, progress, command)
+    return _run_items(record, end) if study.kind != "rows" else _store_progress(record, 0, 0)
 
 
-def study_plan(study: Study, places: Mapping[str, Any] | None = None) -> list[StudySize]:
+def study_plan(study: Study, overrides: Mapping[str, Any] | None = None) -> list[StudySize]:
     """The runs of a study, by arm; nothing is started."""
     if study.kind == "train":
-        return [_size(arm, config) for arm, config in configurations(study, places).items()]
+        return [_size(arm, config) for arm, config in configurations(study, overrides).items()]
     if study.kind == "ladder":
-        return [_ladder_size(arm, config) for arm, config in ladders(study, places).items()]
+        return [_ladder_size(arm, config) for arm, config in ladders(study, overrides).items()]
     if study.kind == "rows":
         return [StudySize(name, "rows that are there", 0) for name in study.rows]
     return [StudySize(item.arm, f"{study.kind} {item.scheme}", 1) for item in study_items(study)]
 
 
-def configurations(study: Study, places: Mapping[str, Any] | None = None) -> dict[str, CompareConfig]:
+def configurations(study: Study, overrides: Mapping[str, Any] | None = None) -> dict[str, CompareConfig]:
     """The comparison of every arm of a study of training runs."""
     if study.kind != "train":
         return {}
-    return {arm: comparison_config(*_of_arm(study, arm, places)) for arm in study.arms}
+    return {arm: comparison_config(*_of_arm(study, arm, overrides)) for arm in study.arms}
 
 
-def ladders(study: Study, places: Mapping[str, Any] | None = None) -> dict[str, LadderConfig]:
+def ladders(study: Study, overrides: Mapping[str, Any] | None = None) -> dict[str, LadderConfig]:
     """The ladder of every arm of a study of ladders."""
     if study.kind != "ladder":
         return {}
-    return {arm: ladder_config(*_of_arm(study, arm, places)) for arm in study.arms}
+    return {arm: ladder_config(*_of_arm(study, arm, overrides)) for arm in study.arms}
 
 
-def _of_arm(study: Study, arm: str, places: Mapping[str, Any] | None) -> tuple[dict[str, Any], str]:
-    given = {name: value for name, value in (places or {}).items() if value}
+def _of_arm(study: Study, arm: str, overrides: Mapping[str, Any] | None) -> tuple[dict[str, Any], str]:
+    given = {name: value for name, value in (overrides or {}).items() if value}
     return {**study.settings_of(arm), **given}, f"{study.name}, {arm}"
 
 
@@ -144,7 +144,7 @@ def _canonical(name: str) -> str:
         return name
 
 
-def _compare_all(
+def _run_comparisons(
     record: StudyRecord, configs: Mapping[str, CompareConfig], end: float | None, progress: bool, command: Sequence[str]
 ) -> int:
     from normlab.compare.comparison import compare
@@ -169,19 +169,23 @@ def _count(record: StudyRecord, configs: Mapping[str, CompareConfig]) -> int:
     """Store how many runs there are and how many are left: before the first one, too, for a study that is killed."""
     stored = [(config.plan(), Store(record.folder / arm).rows()) for arm, config in configs.items()]
     left = sum(plan.left(rows) for plan, rows in stored)
-    return _told(record, sum(plan.size(rows) for plan, rows in stored), left)
+    return _store_progress(record, sum(plan.size(rows) for plan, rows in stored), left)
 
 
-def _climb_all(
-    record: StudyRecord, climbs: Mapping[str, LadderConfig], end: float | None, progress: bool, command: Sequence[str]
+def _run_ladders(
+    record: StudyRecord,
+    ladder_configs: Mapping[str, LadderConfig],
+    end: float | None,
+    progress: bool,
+    command: Sequence[str],
 ) -> int:
     from normlab.ladders.ladder import run_ladder
     from normlab.ladders.outcome import outcome
 
-    runs = {arm: _ladder_size(arm, config).runs for arm, config in climbs.items()}
+    runs = {arm: _ladder_size(arm, config).runs for arm, config in ladder_configs.items()}
     counts = {arm: (number, number) for arm, number in runs.items()}
     try:
-        for arm, config in climbs.items():
+        for arm, config in ladder_configs.items():
             minutes = None if end is None else (end - time.monotonic()) / 60.0
             if minutes is not None and minutes <= 0.0:
                 break
@@ -192,11 +196,13 @@ def _climb_all(
             left = counts[arm][0] if found.is_open else found.left
             counts[arm] = (max(counts[arm][0], left), left)
     finally:
-        left = _told(record, sum(runs for runs, _ in counts.values()), sum(left for _, left in counts.values()))
+        left = _store_progress(
+            record, sum(runs for runs, _ in counts.values()), sum(left for _, left in counts.values())
+        )
     return left
 
 
-def _work_all(record: StudyRecord, end: float | None) -> int:
+def _run_items(record: StudyRecord, end: float | None) -> int:
     work = study_items(record.study)
     with hold(record.folder / "lock"):
         _count_items(record, work)
@@ -215,9 +221,9 @@ def _work_all(record: StudyRecord, end: float | None) -> int:
 def _count_items(record: StudyRecord, work: Sequence[Item]) -> int:
     """Store how many items there are and how many are left; one that failed has ended, as a run of a comparison."""
     rows = record.rows()
-    return _told(record, len(work), sum(not item.has_begun(rows.get(item.arm, [])) for item in work))
+    return _store_progress(record, len(work), sum(not item.has_begun(rows.get(item.arm, [])) for item in work))
 
 
-def _told(record: StudyRecord, runs: int, left: int) -> int:
-    record.tell(runs, left)
+def _store_progress(record: StudyRecord, runs: int, left: int) -> int:
+    record.store_progress(runs, left)
     return left

@@ -116,7 +116,7 @@ def test_results_and_data_may_be_carried_to_another_machine(tmp_path, capsys):
     text = write_text(here / "text")
     names = {name: [path.name] for name, path in (("data", text), ("val_data", held_out(text)))}
     folder = write_study(tmp_path / "studies", **names)
-    options = {"minutes": None, "places": {}, "command": ["normlab", "study"]}
+    options = {"minutes": None, "overrides": {}, "command": ["normlab", "study"]}
     study = load_study("tiny", folder)
     assert command.run(study, here / "results", data_dir=text.parent, **options) == 0
     before = (here / "results/tiny/main/rows.jsonl").read_bytes()
@@ -271,13 +271,14 @@ def test_a_simulation_has_a_row_for_every_scheme(tmp_path):
 
 
 def test_rows_from_elsewhere_are_stamped_and_their_age_is_told(tmp_path):
-    source = Store(tmp_path / "ladder" / "small")
+    # A folder of that name above the source does not matter.
+    source = Store(tmp_path / "runs" / "ladder" / "small")
     more = {"tokens": 1, "steps": 1, "seconds": 1.0, "tokens_per_s": 1.0, "peak_bytes": 1, "device": "x", "config": {}}
     for scheme, value, slope in (("pre", 4.0, 0.01), ("peri", 3.0, 0.012)):
         for seed in range(3):
             source.append(row(scheme, seed, value + slope * seed, **more))
     rule = 'kind = "difference"\nscheme = "peri"\nagainst = "pre"'
-    study = other("rows", "", rule, head=f'rows = ["{tmp_path / "ladder"}"]')
+    study = other("rows", "", rule, head=f'rows = ["{tmp_path / "runs" / "ladder"}"]')
     assert run_study(study, tmp_path / "results", progress=False) == 0
     found = judge_claims(study, tmp_path / "results")["it"]
     assert found.verdict == "reproduced"

@@ -35,7 +35,9 @@ def _arms(source: Path, study: str) -> Iterator[tuple[str, list[Row]]]:
     if source.suffix == ".json" and source.is_file():
         yield source.stem, _of_file(source)
         return
-    found = sorted(path.parent for path in source.rglob("rows.jsonl") if "runs" not in path.parent.parts)
+    folders = [path.parent for path in source.rglob("rows.jsonl")]
+    # Folders of single runs have no rows of a comparison; what lies above the source does not matter.
+    found = sorted(folder for folder in folders if "runs" not in folder.relative_to(source).parts)
     if not found:
         raise NormLabError(f"{study} needs the rows in {source}, which has no rows.jsonl; make them first")
     for folder in found:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tokenizers
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from normlab.data import tokenizer as tokenizer_module
@@ -180,11 +180,19 @@ def test_the_environment_is_left_as_it_was(monkeypatch, before):
 @pytest.mark.parametrize("words", [Bytes(), BPE], ids=["bytes", "bpe"])
 @given(text=ANY_TEXT)
 def test_as_an_object_of_the_package_it_is_the_same(words, text):
+    # Written out, the end of a document is its token in a prompt, and mere letters in a document.
+    assume(END not in text)
     inner = words.as_package()
     assert inner.encode(text).ids == words.encode(text).tolist()
     assert inner.decode(inner.encode(text).ids) == text
     assert inner.id_to_token(words.end) == END
     assert inner.get_vocab_size() == words.vocab_size
+
+
+@pytest.mark.parametrize("words", [Bytes(), BPE], ids=["bytes", "bpe"])
+def test_the_end_of_a_document_written_out_is_its_token_in_the_package_alone(words):
+    assert words.as_package().encode(END).ids == [words.end]
+    assert words.end not in words.encode(END).tolist()
 
 
 @given(st.binary(max_size=20))

@@ -181,7 +181,7 @@ def test_the_environment_is_left_as_it_was(monkeypatch, before):
 @given(text=ANY_TEXT)
 def test_as_an_object_of_the_package_it_is_the_same(words, text):
     # Written out, the end of a document is its token in a prompt, and mere letters in a document.
-    assume(END not in text)
+    assume(words is not BPE or END not in text)
     inner = words.as_package()
     assert inner.encode(text).ids == words.encode(text).tolist()
     assert inner.decode(inner.encode(text).ids) == text
@@ -189,10 +189,9 @@ def test_as_an_object_of_the_package_it_is_the_same(words, text):
     assert inner.get_vocab_size() == words.vocab_size
 
 
-@pytest.mark.parametrize("words", [Bytes(), BPE], ids=["bytes", "bpe"])
-def test_the_end_of_a_document_written_out_is_its_token_in_the_package_alone(words):
-    assert words.as_package().encode(END).ids == [words.end]
-    assert words.end not in words.encode(END).tolist()
+def test_the_end_of_a_document_written_out_is_its_token_in_the_package_alone():
+    assert BPE.as_package().encode(END).ids == [BPE.end]
+    assert BPE.end not in BPE.encode(END).tolist()
 
 
 @given(st.binary(max_size=20))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
 from normlab.studies.evidence import Evidence
+from normlab.studies.study import Study, read_study
 
 TINY = """
 title = "A tiny study"
@@ -75,3 +77,19 @@ def write_study(folder: Path, text: str = TINY, name: str = "tiny", **settings: 
     lines = "".join(f"{key} = {value!r}\n" for key, value in settings.items())
     (folder / f"{name}.toml").write_text(text.replace("[settings]\n", f"[settings]\n{lines}"))
     return folder
+
+
+CLAIM = """
+[[claims]]
+name = "it"
+claim = "It holds."
+source = "nobody"
+theirs = "all"
+[claims.rule]
+"""
+
+
+def other(kind: str, settings: str, rule: str, head: str = "") -> Study:
+    """A study of one claim, "it"."""
+    text = f'kind = "{kind}"\ntitle = "T"\ncost = "none"\n{head}\n[settings]\n{settings}\n{CLAIM}{rule}'
+    return read_study("other", tomllib.loads(text), "other.toml")

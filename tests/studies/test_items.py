@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,29 +13,15 @@ from normlab.studies.items import Item, _check_seeds, run_item
 from normlab.studies.judge import judge_claims
 from normlab.studies.record import StudyRecord
 from normlab.studies.run import run_study
-from normlab.studies.study import Study, read_study
+from normlab.studies.study import Study
 from normlab.utils.locks import hold
+from tests.studies.rows import other
 
-TEXT = """
-kind = "bench"
-title = "T"
-cost = "none"
-[[claims]]
-name = "it"
-claim = "It holds."
-source = "nobody"
-theirs = "all"
-[claims.rule]
-kind = "bound"
-scheme = "geonorm"
-value = "speed"
-at_least = 0.5
-exact = true
-"""
+RULE = 'kind = "bound"\nscheme = "geonorm"\nvalue = "speed"\nat_least = 0.5\nexact = true'
 
 
 def study() -> Study:
-    return read_study("other", tomllib.loads(TEXT), "other.toml")
+    return other("bench", "", RULE)
 
 
 def measured() -> list[dict]:

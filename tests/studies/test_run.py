@@ -20,7 +20,7 @@ from normlab.studies.run import run_study
 from normlab.studies.study import load_study, read_study
 from tests.compare.here import Here
 from tests.compare.small import held_out, write_text
-from tests.studies.rows import TINY, row, write_study
+from tests.studies.rows import CLAIM, TINY, other, row, write_study
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -235,20 +235,6 @@ def test_the_arms_share_their_processes(copy, monkeypatch):
 
 
 # -- other kinds of work -------------------------------------------------------------------------------------------
-
-CLAIM = """
-[[claims]]
-name = "it"
-claim = "It holds."
-source = "nobody"
-theirs = "all"
-[claims.rule]
-"""
-
-
-def other(kind: str, settings: str, rule: str, head: str = ""):
-    text = f'kind = "{kind}"\ntitle = "T"\ncost = "none"\n{head}\n[settings]\n{settings}\n{CLAIM}{rule}'
-    return read_study("other", tomllib.loads(text), "other.toml")
 
 
 def test_a_check_is_a_row(tmp_path):

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from normlab.compare.bracket import grid_index
 from normlab.compare.config import CompareConfig
 from normlab.errors import NormLabError
 from normlab.train.config import DEFAULT_TASK, LATER_DEFAULTS, not_decisive
@@ -50,9 +51,11 @@ def _fault(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
 
 
 def _shrunk(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
-    if "auto" in (old["lrs"], new["lrs"]) and old["lrs"] != new["lrs"]:
+    searched = new["lrs"] == "auto"
+    # A search goes on from rates that were listed, if they are rates that it could have tried itself.
+    if old["lrs"] != new["lrs"] and (old["lrs"] == "auto" or (searched and None in map(grid_index, old["lrs"]))):
         return f"its lrs is {old['lrs']!r}, not {new['lrs']!r}"
-    for name in ("schemes", "lrs"):
+    for name in ("schemes",) if searched else ("schemes", "lrs"):
         missing = [value for value in old[name] if value not in new[name]]
         if missing:
             return f"its {name} have {missing[0]}, which is not among those given (it can grow, but not shrink)"

@@ -327,11 +327,16 @@ def test_rates_that_are_searched_end_inside_those_tried_and_resume(text: Path, t
     (tmp_path / "rows.jsonl").write_text("".join(lines[:2]))
     compare(config, tmp_path, progress=False)
     assert values(tmp_path) == {row["run"]: row["value"] for row in rows}
+    # A search goes on from rates of its grid that were listed before.
+    (tmp_path / "compare.json").write_text(json.dumps(about | {"lrs": sorted(tune)}))
+    compare(config, tmp_path, progress=False)
+    assert json.loads((tmp_path / "compare.json").read_text())["lrs"] == "auto"
+    assert values(tmp_path) == {row["run"]: row["value"] for row in rows}
 
 
 @pytest.mark.usefixtures("no_process")
 @pytest.mark.parametrize("lrs", ["auto", (1e-3, 1e-2)])
-def test_listed_and_searched_rates_do_not_mix(copy: Path, text: Path, lrs: Any) -> None:
+def test_lists_after_a_search_and_searches_off_its_grid_are_refused(copy: Path, text: Path, lrs: Any) -> None:
     about = json.loads((copy / "compare.json").read_text())
     (copy / "compare.json").write_text(json.dumps(about | {"lrs": [1e-3, 1e-2] if lrs == "auto" else "auto"}))
     with pytest.raises(NormLabError, match="its lrs is"):

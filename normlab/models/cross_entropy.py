@@ -67,7 +67,9 @@ def chunked_cross_entropy(
         weight = scale_rows(weight, factor)
     if not torch.is_grad_enabled() or not (hidden.requires_grad or weight.requires_grad):
         return Loss(*_value(hidden, weight, targets, z_loss, rows, ignore_index))
-    return Loss(*_Chunked.apply(hidden, weight, targets, z_loss, rows, ignore_index, kernels))
+    loss, z, count = _Chunked.apply(hidden, weight, targets, z_loss, rows, ignore_index, kernels)
+    # Marked as not differentiable already, which torch 2.11 forgets when all three are outputs of compiled code.
+    return Loss(loss, z.detach(), count.detach())
 
 
 def chunk_rows(vocabulary: int, itemsize: int) -> int:

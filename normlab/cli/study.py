@@ -10,7 +10,7 @@ import tyro
 
 
 def study(
-    name: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")] = None,
+    names: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME...")] = (),
     /,
     minutes: float | None = None,
     dry_run: bool = False,
@@ -29,17 +29,19 @@ def study(
 ) -> None:
     """Reproduce published claims. A TOML file states the claim, the runs, and the decision rule.
 
-    Without a name: list all studies with their verdicts. The same command again resumes an interrupted study.
+    Without a name: list all studies with their verdicts. The same command again resumes an interrupted study. Several
+    studies run one after the other and share the models that are compiled.
 
     For example:
       normlab study
       normlab study high-rates --dry-run
       normlab study high-rates --minutes 9 --data-dir texts
+      normlab study high-rates depth-use --minutes 27 --data-dir texts
       normlab study --report
 
     Args:
-        name: A study, or a TOML file.
-        minutes: Time limit; the same command resumes later.
+        names: Studies, or TOML files.
+        minutes: Time limit of all together; the same command resumes later.
         dry_run: Print runs, cost and rules without running anything.
         report: Write the table of all claims and its page from the stored results.
         studies: Folder of the TOML files.
@@ -63,12 +65,12 @@ def study(
     overrides |= {"device": device, "val_sets": list(val_sets)}
     if report:
         command.write_report(studies, results, docs, html)
-    elif name is None:
+    elif not names:
         command.show_list(studies, results)
-    elif dry_run:
-        command.show_plan(load_study(name, studies), overrides)
     else:
+        found = [load_study(name, studies) for name in names]
         line = ["normlab", *sys.argv[1:]]
-        found = load_study(name, studies)
-        if command.run(found, results, minutes=minutes, overrides=overrides, command=line, data_dir=data_dir):
+        if dry_run:
+            command.show_plans(found, overrides)
+        elif command.run(found, results, minutes=minutes, overrides=overrides, command=line, data_dir=data_dir):
             sys.exit(130)

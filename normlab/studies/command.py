@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,8 +45,19 @@ def _state(study: Study, results: Path) -> str:
     return f"{counted(len(study.claims), 'claim')}: {verdicts}{left}"
 
 
-def show_plan(study: Study, overrides: Mapping[str, Any]) -> None:
-    """Print runs and cost by arm; nothing is started."""
+def show_plans(studies: Sequence[Study], overrides: Mapping[str, Any]) -> None:
+    """Print runs and cost by arm, and the rules; nothing is started."""
+    for study in studies:
+        _print_title(study, studies)
+        _show_plan(study, overrides)
+
+
+def _print_title(study: Study, studies: Sequence[Study]) -> None:
+    if len(studies) > 1:
+        print(f"{study.name}: {study.title}")
+
+
+def _show_plan(study: Study, overrides: Mapping[str, Any]) -> None:
     from normlab.studies.run import study_plan
 
     sizes = study_plan(study, overrides)
@@ -61,7 +73,7 @@ def show_plan(study: Study, overrides: Mapping[str, Any]) -> None:
 
 
 def run(
-    study: Study,
+    studies: Sequence[Study],
     results: Path,
     *,
     minutes: float | None,
@@ -69,20 +81,45 @@ def run(
     command: Sequence[str],
     data_dir: Path | None = None,
 ) -> int:
-    """Run what is left and print the verdicts; return the number of runs left."""
-    from normlab.studies.run import run_study
+    """Run what is left of the studies, one after the other, for at most `minutes` in all, and print the verdicts.
 
-    results = results.absolute()
+    Returns the number of runs left.
+    """
+    from normlab.compare.executor import RunExecutor
+    from normlab.studies.run import check_minutes
+
+    check_minutes(minutes)
+    end = None if minutes is None else time.monotonic() + 60.0 * minutes
+    left = 0
+    with contextlib.closing(RunExecutor()) as executor:
+        told = {"overrides": overrides, "command": command, "executor": executor}
+        for study in studies:
+            _print_title(study, studies)
+            left += _run_until(end, study, results.absolute(), _folder(data_dir), told)
+            _print_verdicts(study, results)
+    if left:
+        print(f"{counted(left, 'run')} left: the same command goes on")
+    return left
+
+
+def _run_until(end: float | None, study: Study, results: Path, data_dir: Path, told: Mapping[str, Any]) -> int:
+    """Run what is left of a study, if there is time for it; return the number of runs left."""
+    from normlab.studies.run import run_study, study_plan
+
+    minutes = None if end is None else (end - time.monotonic()) / 60.0
+    if minutes is not None and minutes <= 0.0:
+        planned = sum(size.runs for size in study_plan(study, told["overrides"]))
+        return StudyRecord(study, results / study.name).about.get("left", planned)
     # Paths are part of a run's name: read from their folder, they are the same on every machine.
-    with contextlib.chdir(_folder(data_dir)):
-        left = run_study(study, results, minutes=minutes, overrides=overrides, command=command)
+    with contextlib.chdir(data_dir):
+        return run_study(study, results, minutes=minutes, **told)
+
+
+def _print_verdicts(study: Study, results: Path) -> None:
     for name, finding in judge_claims(study, results).items():
         print(f"{MARKS[finding.verdict]} {name}: {finding.verdict}" + (f"; {finding.ours}" if finding.ours else ""))
         for note in finding.notes:
             print(f"    {note}")
-    if left:
-        print(f"{counted(left, 'run')} left: the same command goes on")
-    return left
 
 
 def _folder(data_dir: Path | None) -> Path:

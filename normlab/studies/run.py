@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from normlab.compare.config import CompareConfig
 from normlab.compare.store import RESULT_FIELDS, Store
@@ -23,6 +24,9 @@ from normlab.studies.settings import comparison_config, ladder_config
 from normlab.studies.study import RESULTS, Study
 from normlab.train.storage.folder import now
 from normlab.utils.locks import hold
+
+if TYPE_CHECKING:
+    from normlab.compare.executor import RunExecutor
 
 
 @dataclass(frozen=True)
@@ -44,13 +48,14 @@ def run_study(
     overrides: Mapping[str, Any] | None = None,
     progress: bool = True,
     command: Sequence[str] = (),
+    executor: RunExecutor | None = None,
 ) -> int:
     """Run what is left of a study, for at most `minutes`; return the number of runs left.
 
-    `overrides` are settings that depend on the machine (data, tokenizer, workers) and are not part of the file.
+    `overrides` are settings that depend on the machine (data, tokenizer, workers) and are not part of the file. With an
+    `executor` the comparisons of several studies use the same processes.
     """
-    if minutes is not None and not minutes > 0.0:
-        raise NormLabError(f"minutes must be positive, got {minutes}; leave it out to go on to the end")
+    check_minutes(minutes)
     record = StudyRecord(study, results / study.name)
     configs, ladder_configs = configurations(study, overrides), ladders(study, overrides)
     _check_rules(study, configs or ladder_configs)
@@ -58,10 +63,17 @@ def run_study(
     import_rows(record)
     end = time.monotonic() + 60.0 * minutes if minutes is not None else None
     if study.kind == "train":
-        return _run_comparisons(record, configs, end, progress, command)
+        told = {"progress": progress, "command": command, "stamp": record.stamp}
+        return _run_comparisons(record, configs, end, told, executor)
     if study.kind == "ladder":
         return _run_ladders(record, ladder_configs, end, progress, command)
     return _run_items(record, end) if study.kind != "rows" else _store_progress(record, 0, 0)
+
+
+def check_minutes(minutes: float | None) -> None:
+    """Raise for a time limit that is none."""
+    if minutes is not None and not minutes > 0.0:
+        raise NormLabError(f"minutes must be positive, got {minutes}; leave it out to go on to the end")
 
 
 def study_plan(study: Study, overrides: Mapping[str, Any] | None = None) -> list[StudySize]:
@@ -145,23 +157,27 @@ def _canonical(name: str) -> str:
 
 
 def _run_comparisons(
-    record: StudyRecord, configs: Mapping[str, CompareConfig], end: float | None, progress: bool, command: Sequence[str]
+    record: StudyRecord,
+    configs: Mapping[str, CompareConfig],
+    end: float | None,
+    told: Mapping[str, Any],
+    executor: RunExecutor | None,
 ) -> int:
     from normlab.compare.comparison import compare
     from normlab.compare.executor import RunExecutor
 
-    # One for all arms: most of them differ in what no compiled code depends on.
-    executor, left = RunExecutor(), _count(record, configs)
-    told: dict[str, Any] = {"progress": progress, "command": command, "stamp": record.stamp, "executor": executor}
-    try:
-        for arm, config in configs.items():
-            minutes = None if end is None else (end - time.monotonic()) / 60.0
-            if minutes is not None and minutes <= 0.0:
-                break
-            compare(config, record.folder / arm, minutes=minutes, **told)
-    finally:
-        executor.close()
-        left = _count(record, configs)
+    left = _count(record, configs)
+    with ExitStack() as stack:
+        # One for all arms: most of them differ in what no compiled code depends on.
+        shared = executor or stack.enter_context(closing(RunExecutor()))
+        try:
+            for arm, config in configs.items():
+                minutes = None if end is None else (end - time.monotonic()) / 60.0
+                if minutes is not None and minutes <= 0.0:
+                    break
+                compare(config, record.folder / arm, minutes=minutes, executor=shared, **told)
+        finally:
+            left = _count(record, configs)
     return left
 
 

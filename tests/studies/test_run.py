@@ -16,7 +16,7 @@ from normlab.errors import NormLabError
 from normlab.studies import command, report, summary
 from normlab.studies import run as running
 from normlab.studies.judge import judge_claims
-from normlab.studies.run import run_study
+from normlab.studies.run import run_study, study_plan
 from normlab.studies.study import load_study, read_study
 from tests.compare.here import Here
 from tests.compare.small import held_out, write_text
@@ -118,21 +118,41 @@ def test_results_and_data_may_be_carried_to_another_machine(tmp_path, capsys):
     folder = write_study(tmp_path / "studies", **names)
     options = {"minutes": None, "overrides": {}, "command": ["normlab", "study"]}
     study = load_study("tiny", folder)
-    assert command.run(study, here / "results", data_dir=text.parent, **options) == 0
+    assert command.run([study], here / "results", data_dir=text.parent, **options) == 0
     before = (here / "results/tiny/main/rows.jsonl").read_bytes()
     shutil.copytree(here / "results", there / "results", ignore=shutil.ignore_patterns("runs"))
     shutil.copytree(here, there / "texts", ignore=shutil.ignore_patterns("results"))
     shutil.rmtree(here)
     file = folder / "tiny.toml"
     file.write_text(file.read_text().replace("seeds = 3", "seeds = 4"))
-    assert command.run(load_study("tiny", folder), there / "results", data_dir=there / "texts", **options) == 0
+    assert command.run([load_study("tiny", folder)], there / "results", data_dir=there / "texts", **options) == 0
     after = (there / "results/tiny/main/rows.jsonl").read_bytes()
     assert after.startswith(before)
     assert len(after.splitlines()) == 8
     assert str(tmp_path).encode() not in after
     assert "gap: reproduced" in capsys.readouterr().out
     with pytest.raises(NormLabError, match="there is no folder"):
-        command.run(study, there / "results", data_dir=tmp_path / "nowhere", **options)
+        command.run([study], there / "results", data_dir=tmp_path / "nowhere", **options)
+
+
+def test_several_studies_share_the_time_and_the_processes(tmp_path, monkeypatch, capsys):
+    studies = [load_study(write_study(tmp_path / name).joinpath("tiny.toml").as_posix()) for name in "abc"]
+    calls, clock = [], [100.0]
+
+    def run_for_two_minutes(study, results, *, minutes, executor, **options):
+        calls.append((study, round(minutes, 6), executor))
+        clock[0] += 120.0
+        return 0
+
+    monkeypatch.setattr(command.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr("normlab.studies.run.run_study", run_for_two_minutes)
+    left = command.run(studies, tmp_path / "results", minutes=3.0, overrides={}, command=[])
+    assert [(study, minutes) for study, minutes, _ in calls] == [(studies[0], 3.0), (studies[1], 1.0)]
+    assert calls[0][2] is calls[1][2]
+    # The third has not begun: all its runs are left, and nothing is written for it.
+    assert left == sum(size.runs for size in study_plan(studies[2])) > 0
+    assert not (tmp_path / "results").exists()
+    assert f"{left} runs left" in capsys.readouterr().out
 
 
 def test_a_rule_changed_afterwards_voids_the_rows(copy):

@@ -12,7 +12,7 @@ from normlab.ladders import report
 from normlab.ladders.description import FILE, Description, read_description
 from normlab.ladders.forecast import check_rows, read_forecast
 from normlab.ladders.report.content import LadderReport
-from normlab.ladders.report.design import StoredForecast
+from normlab.ladders.report.design import ForecastFacts
 from normlab.ladders.rows import LadderRow, read_table
 from normlab.ladders.statistics import EdgeRate, answer
 from normlab.ladders.statistics.answer import CellForecast, LadderAnswer, Place
@@ -35,7 +35,7 @@ def read_report(folder: Path) -> LadderReport:
     forecast = read_forecast(folder)
     check_rows(rows, forecast, folder, design.held_out)
     if forecast is not None:
-        shown = StoredForecast(written=forecast.written, commit=forecast.commit, hash=forecast.hash)
+        shown = ForecastFacts(written=forecast.written, commit=forecast.commit, hash=forecast.hash)
         design = dataclasses.replace(design, forecast=shown)
     found = _answer(about, rows, forecast.cells if forecast is not None else None)
     sets = {

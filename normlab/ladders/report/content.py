@@ -88,9 +88,9 @@ class LadderReport:
             HeldOut(
                 scheme=cell.scheme,
                 place=self._place(cell.size, cell.tokens, cell.flops, known.get((cell.size, cell.tokens))),
-                seeds=cell.seeds or 0, forecast=_interval(cell.unconditional, self.answer.level_each),
+                seeds=cell.seeds or 0, forecast=_interval(cell.smooth, self.answer.level_each),
                 simple_law=_interval(cell.simple_law, self.answer.level_each) if cell.simple_law else None,
-                measured=cell.came, is_hit=cell.is_hit, is_simple_law_hit=cell.is_simple_hit,
+                measured=cell.came, is_hit=cell.is_hit, is_simple_law_hit=cell.is_simple_law_hit,
             )
             for cell in stored.cells
             if cell.scheme in self.schemes

@@ -85,10 +85,10 @@ class ForecastCell:
     scheme: str
     size: str
     tokens: int
-    unconditional: Interval
-    """95 % prediction interval that assumes no form of the gap (M)."""
+    smooth: Interval
+    """95 % prediction interval of the smooth estimator."""
     simple_law: Interval | None = None
-    """Interval if the gap keeps a simple law (K)."""
+    """Interval if the gap keeps a simple law."""
     came: float | None = None
     """Measured gap, mean over paired seeds; None before the runs have ended."""
     seeds: int | None = None
@@ -97,18 +97,18 @@ class ForecastCell:
 
     @property
     def is_hit(self) -> bool | None:
-        """Whether the unconditional interval contains what came."""
-        return _contains(self.unconditional, self.came)
+        """Whether the smooth estimator's interval contains what came."""
+        return _contains(self.smooth, self.came)
 
     @property
-    def is_simple_hit(self) -> bool | None:
+    def is_simple_law_hit(self) -> bool | None:
         """Whether the simple law's interval contains what came."""
         return _contains(self.simple_law, self.came)
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoredForecast:
-    """Forecast of the held-out size, written before its first run began."""
+class ForecastFacts:
+    """The forecast of the held-out size, as a page shows it; `normlab.ladders.forecast` has the stored one."""
 
     written: str
     """Date and time in ISO format."""
@@ -150,7 +150,7 @@ class LadderDesign:
     rules: tuple[RateRule, ...] = ()
     held_out: str | None = None
     """Label of the size that was forecast before it was trained."""
-    forecast: StoredForecast | None = None
+    forecast: ForecastFacts | None = None
     lost: tuple[LostRun, ...] = ()
     runs_left: int | None = None
     """Runs that have not ended: a lower bound while rates are searched for."""

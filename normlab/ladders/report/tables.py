@@ -12,7 +12,7 @@ from normlab.pages.numbers import NONE, count, decimals, fixed, minus, rate, sig
 from normlab.pages.tables import Cell, Column, Table, numeric_cell
 
 _SIDES = {"better": "▼ better", "worse": "▲ worse", "open": "≈ sign open"}
-_ESTIMATORS = {"M": "95 % intervals (M)", "K": "if it keeps a simple law (K)"}
+_ESTIMATORS = {"smooth": "smooth gap: 95 % intervals", "simple_law": "simple law: dashed lines"}
 _CARRIED = {
     "width": "carried over width",
     "width+depth": "carried over width and depth",

@@ -3,8 +3,9 @@
 A gap is the loss of a scheme less the loss of the baseline in nats a token: negative is better. A compute multiplier k
 means that the scheme reaches with compute C what the baseline reaches with k·C: above one is better.
 
-Two estimators stand side by side. M assumes only that the gap is smooth: its intervals are the ones to call 95 %, and
-verdicts come from M alone. K assumes that the gap keeps a simple law: its intervals are conditional on that.
+Two estimators stand side by side. The smooth estimator assumes only that the gap changes smoothly: its intervals are
+the ones to call 95 %, and verdicts come from it alone. The simple-law estimator assumes that the gap keeps a simple
+law: its intervals are conditional on that.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class CellGap(Record):
     student: Interval | None
     """Student's interval from this cell alone; None with fewer than two pairs."""
     gap: Interval | None
-    """M's interval at this cell, from all cells together; None where no fit was possible."""
+    """The smooth estimator's interval at this cell, from all cells together; None where no fit was possible."""
     multiplier: Interval | None
     """Compute multiplier in FLOPs."""
     multiplier_in_time: Interval | None
@@ -104,7 +105,7 @@ class CellGap(Record):
     epochs: float | None = None
     """How often the data was seen; None where unknown."""
     off_sd: float | None = None
-    """Distance of the cell's mean from M's, in standard deviations of the cell's mean; above 3 it contradicts."""
+    """Standard deviations of the cell's mean by which it is off the smooth estimate; above 3 it contradicts."""
 
     @property
     def cell(self) -> tuple[int, int]:
@@ -113,7 +114,7 @@ class CellGap(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class TrendTest(Record):
-    """How the gap moves along one axis of the ladder, from M: from `bottom` to `top`."""
+    """How the gap moves along one axis of the ladder from `bottom` to `top`, by the smooth estimator."""
 
     axis: AxisName
     """compute: bottom cell to top cell; tokens: at the largest size; size: at the largest common budget."""
@@ -150,19 +151,19 @@ class Projection(Record):
     times_top: float
     """FLOPs there as a multiple of the top cell's."""
     gap: Interval
-    """M's interval of the mean gap: the one to call 95 %."""
+    """The smooth estimator's interval of the mean gap: the one to call 95 %."""
     simple_law: Interval
-    """K's interval, if the gap keeps a simple law: never in a verdict."""
+    """Interval if the gap keeps a simple law: never in a verdict."""
     constant_multiplier: Interval | None
     """Interval if the compute multiplier is constant; None where the ladder rejects that."""
     multiplier: Interval | None
-    """M's compute multiplier in FLOPs."""
+    """Compute multiplier in FLOPs, by the smooth estimator."""
     shrinks: float
-    """Probability under M that the gap is smaller there, in absolute value, than at the top."""
+    """Probability that the gap is smaller there, in absolute value, than at the top, by the smooth estimator."""
     shrinks_simple_law: float
-    """The same under K."""
+    """The same if the gap keeps a simple law."""
     is_smoothness: bool
-    """Beyond 100 × the top: M's interval, too, holds only if the gap stays as smooth as within the ladder."""
+    """Beyond 100 × the top: `gap`, too, holds only if the gap stays as smooth as within the ladder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +190,7 @@ class Identified(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Purchase(Record):
-    """What more runs would buy: the width of M's interval at a place, now and with them."""
+    """What more runs would buy: the width of the smooth estimator's interval at a place, now and with them."""
 
     what: str
     """For example "2 more seeds at every cell", "one more size above the top"."""
@@ -223,9 +224,9 @@ class SchemeAnswer(Record):
     projections: list[Projection]
     identified: Identified
     form_weights: dict[str, float]
-    """K's weights of the families: "fades or grows", "settles"; they sum to one. Empty where there is no fit."""
+    """Weights of the simple law's families, "fades or grows" and "settles", whose sum is one; empty without a fit."""
     axis_weights: dict[str, float]
-    """K's weights of the axis that drives the gap: "parameters", "mostly parameters", "compute", "mostly tokens",
+    """The same for the axis that drives the gap: "parameters", "mostly parameters", "compute", "mostly tokens",
     "tokens". On a path there is only "compute"."""
     sentence: str
     what_more: list[Purchase]
@@ -299,9 +300,9 @@ class CellForecast(Record):
     place: Place
     seeds: int
     gap: Interval
-    """M's prediction interval: this one judges the forecast."""
+    """The smooth estimator's prediction interval: this one judges the forecast."""
     simple_law: Interval
-    """K's."""
+    """Prediction interval if the gap keeps a simple law."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,7 +322,7 @@ class Design(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedWidth(Record):
-    """Width that M's interval would have at a place if the gap followed a straight line: the best case."""
+    """Width of the smooth estimator's interval at a place if the gap followed a straight line: the best case."""
 
     place: Place
     width: float

@@ -1,4 +1,4 @@
-"""What a design can show before it is trained, and what more runs would buy: widths of M's intervals."""
+"""What a design can show before it is trained, and what more runs would buy: widths of intervals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MORE_SEEDS = 2
 
 
 def expected_widths(design: Design, level: float = 0.95) -> list[ExpectedWidth]:
-    """Width of M's interval at the top rung, 3.5 × and 10 × it and the targets, if the gap were a straight line.
+    """Width of the interval at the top rung, 3.5 × and 10 × it and the targets, if the gap were a straight line.
 
     The best case: a gap that bends has wider intervals.
     """
@@ -40,7 +40,7 @@ def expected_widths(design: Design, level: float = 0.95) -> list[ExpectedWidth]:
 def purchases(sample: Sample, places: Sequence[Place], target: Place, level: float) -> list[Purchase]:
     """What more seeds, one larger size and, on a grid, a longer budget would buy at the target.
 
-    New cells are assumed to come out where M expects them.
+    New cells are assumed to come out where the smooth estimator expects them.
     """
     now = _width(sample, target, level)
     options = [(f"{MORE_SEEDS} more seeds at every cell", sample.with_seeds(MORE_SEEDS))]

@@ -149,7 +149,7 @@ class _OneScheme:
         )  # fmt: skip
 
     def _gaps(self, cells: Sequence[Cell], sample: Sample) -> list[CellGap]:
-        """All cells; M is evaluated at those left out as well, from the others."""
+        """All cells; the smooth estimator is evaluated at those left out as well, from the others."""
         found, slopes = estimate(sample, cells), slopes_at(self.means, cells)
         nodes = slopes.nodes if slopes is not None else [None] * len(cells)
         return [self._gap(cell, own, at, sample) for cell, own, at in zip(cells, found, nodes, strict=True)]

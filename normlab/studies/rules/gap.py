@@ -52,7 +52,7 @@ class LadderRule(Rule):
 class GapRule(LadderRule):
     """The claim: the gap of `scheme` to `against` at every cell that matches `cell` is below, above or within `by`.
 
-    The interval is that of the ladder's form-free estimator (docs/guides/ladder.md). It pools all cells and is wider
+    The interval is that of the ladder's smooth estimator (docs/guides/ladder.md). It pools all cells and is wider
     where there is only one seed, so that a cell with few seeds can be judged.
     """
 

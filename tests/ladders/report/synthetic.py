@@ -10,12 +10,12 @@ import numpy as np
 from normlab.ladders.report.design import (
     CellFacts,
     ForecastCell,
+    ForecastFacts,
     LadderDesign,
     LostRun,
     RateRule,
     RateSearch,
     SizeFacts,
-    StoredForecast,
     TriedRate,
 )
 from normlab.ladders.rows import LadderRow
@@ -102,7 +102,7 @@ def design(*, schemes: Sequence[str] = SCHEMES, budgets: Sequence[int] = BUDGETS
                      basis="derived" if scheme == "pre" else "hypothesis") for scheme in schemes
         ),
         held_out=TOP,
-        forecast=StoredForecast(
+        forecast=ForecastFacts(
             written="2026-11-16T12:30:00+00:00", commit="0123456789ab", hash="5f2c9d",
             cells=tuple(_forecast(scheme, tokens) for scheme in schemes[1:] for tokens in budgets),
         ),
@@ -128,6 +128,6 @@ def _forecast(scheme: str, tokens: int) -> ForecastCell:
     off = 0.07 if scheme == "peri" and tokens == BUDGETS[-1] else 0.006
     middle = truth + off
     return ForecastCell(
-        scheme=scheme, size=TOP, tokens=tokens, flops=flops, unconditional=(middle - 0.03, middle + 0.03),
+        scheme=scheme, size=TOP, tokens=tokens, flops=flops, smooth=(middle - 0.03, middle + 0.03),
         simple_law=(middle - 0.012, middle + 0.012), came=truth, seeds=2,
     )  # fmt: skip

@@ -55,7 +55,7 @@ def test_a_constant_multiplier_is_found_from_exact_losses(ladder: SimulatedLadde
     own = _only(answer(_exact_rows(ladder, "constant multiplier 1.1"), baseline="pre"))
     for cell in own.cells:
         assert cell.multiplier is not None
-        # exp(-gap/s) is exact for small ln k; its second-order term is α·(ln k)²/2 < 0.002 and M smooths a little.
+        # exp(-gap/s) is exact for small ln k; its second-order term is α·(ln k)²/2 < 0.002. The fit smooths a little.
         assert cell.multiplier.mean == pytest.approx(1.1, abs=0.01)
     assert own.trend.verdict == "shrinks"
     drift = own.trend.compute and own.trend.compute.log_multiplier_change
@@ -266,7 +266,7 @@ def test_only_a_baseline_is_an_answer_without_schemes() -> None:
 
 
 def test_probability_that_the_gap_is_smaller_agrees_with_samples() -> None:
-    """P(|there| < |top|) under M, for one seeded ladder, against draws from the joint posterior."""
+    """P(|there| < |top|) by the smooth estimator, for one seeded ladder, against draws from the joint posterior."""
     from normlab.ladders.statistics.cells import cells_of
     from normlab.ladders.statistics.estimators.fit import estimate, sample_of
 

@@ -53,7 +53,7 @@
     return axis(title, { type: "log", range: [low, high], tickvals: ticks, ticktext: ticks.map(write), tickangle: 0 });
   };
 
-  // Gap over compute: one panel a scheme, with M's band, K's dashed lines inside it, every paired seed and every cell's interval.
+  // Gap over compute: one panel a scheme, with the smooth band, the simple law's dashed lines inside it, every paired seed and every cell's interval.
   const outline = (points, low, high, more) => {
     const known = points.filter((point) => Number.isFinite(point[low]) && Number.isFinite(point[high]));
     const back = [...known].reverse();

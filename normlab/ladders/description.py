@@ -24,10 +24,9 @@ from normlab.ladders.report.design import (
     TriedRate,
 )
 from normlab.ladders.size import Size
-from normlab.ladders.statistics.answer import Place
+from normlab.ladders.statistics.answer import Place, place_name
 from normlab.ladders.stored_rows import run_state
 from normlab.models.config import TransformerConfig
-from normlab.pages.numbers import count
 from normlab.train.config import LATER_DEFAULTS, not_decisive
 from normlab.train.hardware import describe
 from normlab.train.tasks import Data
@@ -153,7 +152,7 @@ def _is_lost(row: Mapping[str, Any]) -> bool:
 
 
 def _lost(row: Mapping[str, Any]) -> LostRun:
-    name = f"{row['scheme']}, {row['size']}, {count(row['budget'])} tokens, seed {row['seed']}"
+    name = f"{row['scheme']}, {place_name(row['size'], row['budget'])}, seed {row['seed']}"
     return LostRun(name=name, state=run_state(row), reason=row["reason"] or "")
 
 

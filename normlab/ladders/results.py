@@ -18,7 +18,7 @@ from normlab.ladders.statistics import EdgeRate, answer
 from normlab.ladders.statistics.answer import CellForecast, LadderAnswer, Place
 from normlab.ladders.statistics.ladder_answer import no_answer
 from normlab.ladders.stored_rows import judged_rows, validation_sets
-from normlab.utils.counts import count
+from normlab.utils.counts import parse_count
 from normlab.utils.files import write_json
 
 
@@ -113,7 +113,7 @@ def _table_target(text: str, rows: Sequence[LadderRow]) -> Place:
     parameters_text, colon, tokens_text = text.partition(":")
     if not colon:
         raise NormLabError(f"{text!r} is not a target of a table; expected parameters:tokens, e.g. 1.3B:26B")
-    parameters, tokens = count(parameters_text), count(tokens_text)
+    parameters, tokens = parse_count(parameters_text), parse_count(tokens_text)
     if not (parameters and tokens):
         raise NormLabError(f"target {text!r}: parameters and tokens must be positive; try 1.3B:26B")
     nearest = max(rows, key=lambda row: (row.parameters, row.tokens))

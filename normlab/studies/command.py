@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from normlab.errors import NormLabError
-from normlab.pages.numbers import count
+from normlab.pages.numbers import format_count
 from normlab.studies import report
 from normlab.studies.claim_lines import MARKS
 from normlab.studies.judge import judge_claims
@@ -50,7 +50,7 @@ def show_plan(study: Study, overrides: Mapping[str, Any]) -> None:
 
     sizes = study_plan(study, overrides)
     for size in sizes:
-        work = f", {count(size.tokens)} tokens, {size.flops:.2g} FLOPs" if size.tokens else ""
+        work = f", {format_count(size.tokens)} tokens, {size.flops:.2g} FLOPs" if size.tokens else ""
         print(f"{size.arm}: {size.what}: {counted(size.runs, 'run')}{work}")
     total = f", {sum(size.flops for size in sizes):.2g} FLOPs" if any(size.flops for size in sizes) else ""
     print(f"in all: {counted(sum(size.runs for size in sizes), 'run')}{total}; {cost_of(study)}")

@@ -14,7 +14,7 @@ from normlab.compare.config import CompareConfig
 from normlab.errors import NormLabError, unknown
 from normlab.ladders.config import LadderConfig
 from normlab.train.config import DEFAULT_TASK, config_class
-from normlab.utils.counts import count, is_count
+from normlab.utils.counts import is_count, parse_count
 from normlab.utils.settings import field_names
 
 _KINDS: dict[type, tuple[tuple[type, ...], str]] = {
@@ -73,9 +73,9 @@ def _value(name: str, value: Any, kinds: tuple[type, ...], where: str) -> Any:
         if not takes_list:
             raise NormLabError(f"{where}: {name} must be {expected}, got {value!r}")
         counts = any(is_count(entry) for entry in get_args(hint))
-        return tuple(count(entry) if counts and isinstance(entry, str) else entry for entry in value)
+        return tuple(parse_count(entry) if counts and isinstance(entry, str) else entry for entry in value)
     if isinstance(value, str) and is_count(hint):
-        return count(value)
+        return parse_count(value)
     if takes_list and value != "auto":
         return (value,)
     is_truth = isinstance(value, bool) and bool not in accepted and object not in accepted

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from normlab.errors import NormLabError, unknown
-from normlab.utils.counts import count, is_count
+from normlab.utils.counts import is_count, parse_count
 from normlab.utils.records import from_plain, is_union
 
 
@@ -69,7 +69,7 @@ def _typed(kind: Any, value: Any, where: str) -> Any:
         return tuple(_typed(get_args(kind)[0], one, where) for one in (value if isinstance(value, list) else [value]))
     if is_count(kind) and not isinstance(value, bool | dict | list):
         try:
-            return count(str(value))
+            return parse_count(str(value))
         except NormLabError as error:
             raise NormLabError(f"{where}: {error}") from None
     if get_origin(kind) is tuple and not isinstance(value, list):

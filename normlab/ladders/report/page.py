@@ -18,7 +18,7 @@ from normlab.ladders.report.training import training_grid
 from normlab.ladders.report.validation import set_table
 from normlab.ladders.report.verdict import findings, forecast_sentence, headline, reasons, slope_sentence
 from normlab.ladders.report.weights import weight_bars
-from normlab.pages.numbers import count, join_names
+from normlab.pages.numbers import format_count, join_names
 from normlab.pages.page import Section, render, section
 from normlab.pages.tables import Table
 from normlab.utils.files import write_atomically
@@ -130,7 +130,7 @@ def _slices(content: LadderReport, data: dict[str, Any]) -> Section | None:
     cells = {(cell["size"], cell["tokens"]) for entry in data["gaps"] for cell in entry["cells"]}
     over_tokens = [(k, size) for k, size in enumerate(content.sizes) if len({t for s, t in cells if s == size}) > 1]
     over_size = [
-        (k, f"{count(tokens)} tokens")
+        (k, f"{format_count(tokens)} tokens")
         for k, tokens in enumerate(content.budgets)
         if len({s for s, t in cells if t == tokens}) > 1
     ]

@@ -6,8 +6,8 @@ from typing import Any
 
 from normlab.ladders.report.content import LadderReport, best_interval, mean_gap
 from normlab.ladders.report.design import RateSearch
-from normlab.ladders.statistics.answer import CellGap, HeldOut, Interval, Projection, SchemeAnswer
-from normlab.pages.numbers import count
+from normlab.ladders.statistics.answer import CellGap, HeldOut, Interval, Projection, SchemeAnswer, place_name
+from normlab.pages.numbers import format_count
 
 FAR = 30.0
 """Places at more than this multiple of the top's compute are drawn on request only."""
@@ -91,7 +91,9 @@ def _by_compute(own: SchemeAnswer) -> list[Projection]:
 
 def _short_name(projection: Projection) -> str:
     place = projection.place
-    return f"{projection.times_top:.3g} ×" if _is_multiple(projection) else f"{place.size}, {count(place.tokens)}"
+    if _is_multiple(projection):
+        return f"{projection.times_top:.3g} ×"
+    return f"{place.size}, {format_count(place.tokens)}"
 
 
 def _multipliers(content: LadderReport) -> list[dict[str, Any]]:
@@ -129,7 +131,7 @@ def rate_panels(content: LadderReport) -> list[dict[str, Any]]:
         if search.scheme in content.schemes and search.tried:
             panels.setdefault((search.size, search.tokens), []).append(search)
     return [
-        {"title": f"{size}, {count(tokens)} tokens", "searches": [_search(content, search) for search in searches]}
+        {"title": place_name(size, tokens), "searches": [_search(content, search) for search in searches]}
         for (size, tokens), searches in panels.items()
     ]
 

@@ -8,7 +8,7 @@ from normlab.ladders.report.content import LadderReport, best_interval, mean_gap
 from normlab.ladders.report.design import RateRule, RateSearch
 from normlab.ladders.report.verdict import hit_words
 from normlab.ladders.statistics.answer import CellGap, HeldOut, Interval, Projection, Purchase, SchemeAnswer
-from normlab.pages.numbers import NONE, count, decimals, fixed, minus, rate, signed
+from normlab.pages.numbers import NONE, decimals, fixed, format_count, minus, rate, signed
 from normlab.pages.tables import Cell, Column, Table, numeric_cell
 
 _SIDES = {"better": "▼ better", "worse": "▲ worse", "open": "≈ sign open"}
@@ -41,7 +41,7 @@ def _gap_row(content: LadderReport, own: SchemeAnswer, cell: CellGap, places: in
     return [
         scheme_cell(content, own.scheme),
         Cell(cell.size, cell.parameters),
-        numeric_cell(count(cell.tokens), cell.tokens),
+        numeric_cell(format_count(cell.tokens), cell.tokens),
         numeric_cell(flops(cell.flops), cell.flops),
         numeric_cell(str(cell.n), cell.n),
         numeric_cell(signed(mean, places), mean),
@@ -206,7 +206,7 @@ def _rate_row(content: LadderReport, search: RateSearch, rule: RateRule | None) 
     return [
         scheme_cell(content, search.scheme),
         Cell(search.size, search.size),
-        numeric_cell(count(search.tokens), search.tokens),
+        numeric_cell(format_count(search.tokens), search.tokens),
         Cell(", ".join(tried)),
         numeric_cell(rate(search.pick), search.pick),
         Cell(where, where, tone="failed" if search.edge else ""),

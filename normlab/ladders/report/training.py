@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from normlab.ladders.report.content import LadderCell, LadderReport
 from normlab.ladders.report.tables import flops
-from normlab.pages.numbers import NONE, count
+from normlab.pages.numbers import NONE, format_count
 from normlab.pages.tables import Cell, Column, Table, numeric_cell
 
 
@@ -52,13 +52,13 @@ def _trained(cell: LadderCell) -> TrainedCell:
         ("FLOPs", flops(cell.flops)),
     ]
     facts = tuple((name, text) for name, text in known if text != NONE)
-    return TrainedCell(f"{count(cell.tokens)} tokens", facts, cell.is_short, cell.is_held_out)
+    return TrainedCell(f"{format_count(cell.tokens)} tokens", facts, cell.is_short, cell.is_held_out)
 
 
 def _about(content: LadderReport, size: str) -> str:
     facts = content.design.size_facts(size)
     parameters = next(cell.parameters for cell in content.cells if cell.size == size)
-    parts = [f"{count(parameters)} parameters"]
+    parts = [f"{format_count(parameters)} parameters"]
     if facts is not None and facts.depth and facts.width and size != f"{facts.depth}x{facts.width}":
         parts.insert(0, f"{facts.depth} × {facts.width}")
     if facts is not None and facts.embedding_share is not None:
@@ -86,9 +86,9 @@ def _row(content: LadderReport, cell: LadderCell) -> list[Cell]:
     remarks = ["fewer than 3,000 steps"] * cell.is_short + ["held out"] * cell.is_held_out
     return [
         Cell(cell.size, cell.parameters),
-        numeric_cell(count(cell.parameters), cell.parameters),
+        numeric_cell(format_count(cell.parameters), cell.parameters),
         numeric_cell(NONE if share is None else f"{100 * share:.0f} %", share),
-        numeric_cell(count(cell.tokens), cell.tokens),
+        numeric_cell(format_count(cell.tokens), cell.tokens),
         numeric_cell(f"{cell.tokens_per_parameter:.2g}", cell.tokens_per_parameter),
         numeric_cell(NONE if cell.epochs is None else f"{cell.epochs:.2g}", cell.epochs),
         numeric_cell(NONE if cell.steps is None else f"{cell.steps:,}", cell.steps),

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from normlab.pages.numbers import format_count
 from normlab.utils.records import StoredResult, to_plain
 
 SCHEMA = 1
@@ -49,6 +50,11 @@ class Interval(Record):
     @property
     def spans_zero(self) -> bool:
         return self.low <= 0.0 <= self.high
+
+
+def place_name(size: str, tokens: int) -> str:
+    """A size and a budget in words: 12x768, 118M tokens."""
+    return f"{size}, {format_count(tokens)} tokens"
 
 
 @dataclass(frozen=True, kw_only=True)

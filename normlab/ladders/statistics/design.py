@@ -12,7 +12,7 @@ from normlab.ladders.statistics.answer import Design, ExpectedWidth, Place, Purc
 from normlab.ladders.statistics.estimators.fit import Sample, estimate
 from normlab.ladders.statistics.estimators.noise import ASSUMED_DF, SeedNoise, effective_df
 from normlab.ladders.statistics.projection import NEXT_RUNG, TEN_TIMES, times_top
-from normlab.pages.numbers import count
+from normlab.pages.numbers import format_count
 
 MORE_SEEDS = 2
 
@@ -69,14 +69,14 @@ def _extensions(sample: Sample, places: Sequence[Place]) -> list[tuple[str, list
         (_scaled(top, NEXT_RUNG, budget / top.tokens), fresh + (0 if is_branched else index))
         for index, budget in enumerate(budgets)
     ]
-    found = [(f"one more size, {count(top.parameters * NEXT_RUNG)}, at all budgets", larger)]
+    found = [(f"one more size, {format_count(top.parameters * NEXT_RUNG)}, at all budgets", larger)]
     at_top = [(place, int(group)) for place, group in zip(places, sample.groups, strict=True)
               if place.tokens == budgets[-1]]  # fmt: skip
     longer = [
         (_scaled(place, 1.0, 2.0), group if is_branched else fresh + index)
         for index, (place, group) in enumerate(at_top)
     ]
-    return [*found, (f"one more budget, {count(2 * budgets[-1])} tokens, at all sizes", longer)]
+    return [*found, (f"one more budget, {format_count(2 * budgets[-1])} tokens, at all sizes", longer)]
 
 
 def _scaled(place: Place, size: float, tokens: float) -> Place:

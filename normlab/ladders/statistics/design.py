@@ -23,7 +23,7 @@ def expected_widths(design: Design, level: float = 0.95) -> list[ExpectedWidth]:
     The best case: a gap that bends has wider intervals.
     """
     if not design.cells or design.seeds < 1:
-        raise NormLabError("a design needs at least one cell and one seed")
+        raise NormLabError("a design needs at least one cell and one seed; add a Place to cells, or try seeds=3")
     sizes = sorted({place.size for place in design.cells})
     groups = [sizes.index(own.size) if design.is_branched else index for index, own in enumerate(design.cells)]
     top = max(design.cells, key=lambda place: place.flops)

@@ -38,9 +38,9 @@ class BoundRule(Rule):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.at_most is None and self.at_least is None:
-            raise NormLabError("a bound says at_most, at_least or both")
+            raise NormLabError("a bound says at_most, at_least or both; try at_least = 0.0")
         if self.against is not None and any(end is not None and not end > 0.0 for end in self.claimed):
-            raise NormLabError(f"the bound of a ratio is positive, got {self.claimed}")
+            raise NormLabError(f"the bound of a ratio is positive, got {self.claimed}; try at_least = 1.0")
 
     @property
     def claimed(self) -> tuple[float | None, float | None]:

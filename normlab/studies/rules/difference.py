@@ -76,7 +76,7 @@ class DifferenceRule(Rule):
 def check_margin(direction: Direction, by: float) -> None:
     """Raise for a margin that is no size."""
     if by < 0.0 or (direction == "within" and not by > 0.0):
-        raise NormLabError(f"by is a size, and positive where the direction is 'within', got {by}")
+        raise NormLabError(f"by is a size, and positive where the direction is 'within', got {by}; try 0.01")
 
 
 def range_words(direction: Direction, by: float) -> str:

@@ -33,7 +33,9 @@ class OrderRule(Rule):
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.tiers) < 2 or not all(self.tiers):
-            raise NormLabError("tiers are at least two lists of schemes, best first, none of them empty")
+            raise NormLabError(
+                "tiers are at least two lists of schemes, best first, none of them empty; try [['peri'], ['pre']]"
+            )
 
     @property
     def schemes(self) -> tuple[str, ...]:

@@ -31,7 +31,10 @@ class RankRule(Rule):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 4 <= len(self.expected) <= _MOST or len({*self.expected}) < len(self.expected):
-            raise NormLabError(f"expected is an order of 4 to {_MOST} different schemes, got {list(self.expected)}")
+            raise NormLabError(
+                f"expected is an order of 4 to {_MOST} different schemes, got {list(self.expected)}; "
+                "for fewer, try a rule of kind order"
+            )
 
     @property
     def schemes(self) -> tuple[str, ...]:

@@ -35,7 +35,9 @@ class TrendRule(LadderRule):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.ways:
-            raise NormLabError("a trend names the ways that the claim allows: shrinks, grows, crosses, constant")
+            raise NormLabError(
+                "a trend names the ways that the claim allows (shrinks, grows, crosses, constant); try ['shrinks']"
+            )
 
     @property
     def sentence(self) -> str:

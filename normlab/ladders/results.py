@@ -10,7 +10,7 @@ from normlab.compare.store import Store
 from normlab.errors import NormLabError
 from normlab.ladders import report
 from normlab.ladders.description import FILE, Description, read_description
-from normlab.ladders.forecast import check_rows, read_forecast
+from normlab.ladders.forecast import check_rows_follow, read_forecast
 from normlab.ladders.report.content import LadderReport
 from normlab.ladders.report.design import ForecastFacts
 from normlab.ladders.rows import LadderRow, read_table
@@ -33,7 +33,7 @@ def read_report(folder: Path) -> LadderReport:
     design = about.design
     rows = judged_rows(stored, set_aside=design.set_aside)
     forecast = read_forecast(folder)
-    check_rows(rows, forecast, folder, design.held_out)
+    check_rows_follow(rows, forecast, folder, design.held_out)
     if forecast is not None:
         shown = ForecastFacts(written=forecast.written, commit=forecast.commit, hash=forecast.hash)
         design = dataclasses.replace(design, forecast=shown)

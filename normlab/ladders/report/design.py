@@ -12,8 +12,8 @@ from typing import Any, Literal, Self
 
 from normlab.utils.records import from_plain, to_plain
 
-Interval = tuple[float, float]
-"""Low and high end."""
+Ends = tuple[float, float]
+"""Low and high end of an interval."""
 Edge = Literal["largest", "smallest"]
 Carry = Literal["width", "width+depth", "none"]
 Basis = Literal["derived", "hypothesis"]
@@ -85,10 +85,10 @@ class ForecastCell:
     scheme: str
     size: str
     tokens: int
-    smooth: Interval
+    smooth: Ends
     """95 % prediction interval of the smooth estimator."""
-    simple_law: Interval | None = None
-    """Interval if the gap keeps a simple law."""
+    simple_law: Ends | None = None
+    """Ends if the gap keeps a simple law."""
     came: float | None = None
     """Measured gap, mean over paired seeds; None before the runs have ended."""
     seeds: int | None = None
@@ -175,5 +175,5 @@ class LadderDesign:
         return from_plain(cls, record, "ladder.json")
 
 
-def _contains(interval: Interval | None, value: float | None) -> bool | None:
+def _contains(interval: Ends | None, value: float | None) -> bool | None:
     return None if interval is None or value is None else interval[0] <= value <= interval[1]

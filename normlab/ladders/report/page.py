@@ -169,12 +169,12 @@ def _beyond(content: LadderReport) -> Section | None:
         for own in content.answer.schemes
         if own.identified.reasons
     ]
-    projections, purchases = tables.projection_table(content), tables.purchase_table(content)
-    if not (unknown or projections.rows or purchases.rows):
+    projections, more_runs = tables.projection_table(content), tables.more_runs_table(content)
+    if not (unknown or projections.rows or more_runs.rows):
         return None
     return section(
         "beyond", "Beyond the ladder", "ladder/beyond.html", unknown=unknown, projections=projections,
-        purchases=purchases,
+        more_runs=more_runs,
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from normlab.ladders.report.content import LadderReport, best_interval, mean_gap, side
 from normlab.ladders.report.design import RateRule, RateSearch
 from normlab.ladders.report.verdict import hit_words
-from normlab.ladders.statistics.answer import CellGap, HeldOut, Interval, Projection, Purchase, SchemeAnswer
+from normlab.ladders.statistics.answer import CellGap, HeldOut, Interval, MoreRuns, Projection, SchemeAnswer
 from normlab.pages.numbers import NONE, decimals, fixed, format_count, minus, rate, signed
 from normlab.pages.tables import Cell, Column, Table, numeric_cell
 
@@ -129,13 +129,13 @@ def _projection_row(content: LadderReport, own: SchemeAnswer, projection: Projec
     ]
 
 
-def purchase_table(content: LadderReport) -> Table:
-    """What more runs would buy, as widths of the interval now and then."""
+def more_runs_table(content: LadderReport) -> Table:
+    """What more runs would gain, as widths of the interval now and then."""
     columns = [
         Column("Scheme"), Column("Runs added"), Column("Place"), Column("Width now", True), Column("Width then", True),
         Column("Sign would show from", True),
     ]  # fmt: skip
-    rows = [_purchase_row(content, own, buy) for own in content.answer.schemes for buy in own.what_more]
+    rows = [_more_runs_row(content, own, more) for own in content.answer.schemes for more in own.what_more]
     note = (
         f"Width of the {_level(content)} interval of the gap in nats, if the added runs look like those that there "
         "are. The sign shows for a gap larger than half the width."
@@ -143,15 +143,15 @@ def purchase_table(content: LadderReport) -> Table:
     return Table("What it would take", columns, rows, note=note)
 
 
-def _purchase_row(content: LadderReport, own: SchemeAnswer, buy: Purchase) -> list[Cell]:
-    helps = buy.width_then < 0.98 * buy.width_now
+def _more_runs_row(content: LadderReport, own: SchemeAnswer, more: MoreRuns) -> list[Cell]:
+    helps = more.width_then < 0.98 * more.width_now
     return [
         scheme_cell(content, own.scheme),
-        Cell(buy.what, buy.what),
-        Cell(buy.place.name, buy.place.flops),
-        numeric_cell(fixed(buy.width_now, 3), buy.width_now),
-        numeric_cell(fixed(buy.width_then, 3) if helps else "no narrower", buy.width_then),
-        numeric_cell(f"±{fixed(min(buy.width_then, buy.width_now) / 2, 3)}", buy.width_then / 2),
+        Cell(more.what, more.what),
+        Cell(more.place.name, more.place.flops),
+        numeric_cell(fixed(more.width_now, 3), more.width_now),
+        numeric_cell(fixed(more.width_then, 3) if helps else "no narrower", more.width_then),
+        numeric_cell(f"±{fixed(min(more.width_then, more.width_now) / 2, 3)}", more.width_then / 2),
     ]
 
 

@@ -24,7 +24,10 @@ Verdict = Literal["shrinks", "grows", "crosses", "constant", "not shown"]
 """How the gap moves within the ladder. `constant`: its change is smaller than `TrendTest.margin`, at the level."""
 
 AxisName = Literal["compute", "tokens", "size"]
-Reason = Literal["a", "b", "c", "d", "e", "f"]
+Reason = Literal[
+    "wide interval", "forms disagree", "missed forecast", "small ladder", "other tokens per parameter", "rate at edge"
+]
+"""Why a gap is not identified, in the order in which reasons are shown."""
 
 
 class Record:
@@ -195,8 +198,8 @@ class Identified(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Purchase(Record):
-    """What more runs would buy: the width of the smooth estimator's interval at a place, now and with them."""
+class MoreRuns(Record):
+    """What more runs would gain: the width of the smooth estimator's interval at a place, now and with them."""
 
     what: str
     """For example "2 more seeds at every cell", "one more size above the top"."""
@@ -235,7 +238,7 @@ class SchemeAnswer(Record):
     """The same for the axis that drives the gap: "parameters", "mostly parameters", "compute", "mostly tokens",
     "tokens". On a path there is only "compute"."""
     sentence: str
-    what_more: list[Purchase]
+    what_more: list[MoreRuns]
     held_out: list[HeldOut]
     seed_sd: float | None
     """Standard deviation of a paired difference over seeds, pooled over cells."""

@@ -1,4 +1,4 @@
-"""What a design can show before it is trained, and what more runs would buy: widths of intervals."""
+"""What a design can show before it is trained, and what more runs would gain: widths of intervals."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from normlab.errors import NormLabError
-from normlab.ladders.statistics.answer import Design, ExpectedWidth, Place, Purchase
+from normlab.ladders.statistics.answer import Design, ExpectedWidth, MoreRuns, Place
 from normlab.ladders.statistics.estimators.fit import Sample, estimate
 from normlab.ladders.statistics.estimators.noise import ASSUMED_DF, SeedNoise, effective_df
 from normlab.ladders.statistics.projection import NEXT_RUNG, TEN_TIMES, times_top
@@ -37,8 +37,8 @@ def expected_widths(design: Design, level: float = 0.95) -> list[ExpectedWidth]:
     ]
 
 
-def purchases(sample: Sample, places: Sequence[Place], target: Place, level: float) -> list[Purchase]:
-    """What more seeds, one larger size and, on a grid, a longer budget would buy at the target.
+def effects_of_more_runs(sample: Sample, places: Sequence[Place], target: Place, level: float) -> list[MoreRuns]:
+    """What more seeds, one larger size and, on a grid, a longer budget would gain at the target.
 
     New cells are assumed to come out where the smooth estimator expects them.
     """
@@ -47,7 +47,7 @@ def purchases(sample: Sample, places: Sequence[Place], target: Place, level: flo
     for what, more in _extensions(sample, places):
         options.append((what, _extended(sample, more)))
     return [
-        Purchase(what=what, place=target, width_now=now, width_then=_width(own, target, level)) for what, own in options
+        MoreRuns(what=what, place=target, width_now=now, width_then=_width(own, target, level)) for what, own in options
     ]
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 from normlab.errors import NormLabError
 from normlab.studies.cells import RATES, cell_name
 from normlab.studies.evidence import Evidence
-from normlab.studies.finding import Finding, combine_findings, side
-from normlab.studies.rules.base import Rule, each
+from normlab.studies.finding import Finding, combine_findings, interval_verdict
+from normlab.studies.rules.base import Rule, level_of_each
 from normlab.studies.rules.difference import RANGES, Direction, check_margin, range_words
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class GapRule(LadderRule):
         cells = [arm for arm in evidence.rows if not arm.startswith(RATES) and fnmatchcase(arm, self.cell)]
         if not cells:
             return Finding(verdict="open", notes=(f"no cell {self.cell} on the ladder yet",))
-        found = self.answer(evidence, each(self.level, len(cells)))
+        found = self.answer(evidence, level_of_each(self.level, len(cells)))
         judged = [gap for gap in found.cells if cell_name(gap.size, gap.tokens) in cells]
         return combine_findings([self._at(gap, found.seed_sd) for gap in judged])
 
@@ -92,7 +92,7 @@ class GapRule(LadderRule):
         spread = "" if seed_sd is None else f"; a difference varies by {seed_sd:.2g} over seeds"
         ends = f"{100 * gap.gap.level:.3g} % interval {low:+.4f} to {high:+.4f}"
         return Finding(
-            verdict=side(low, high, claimed), ours=f"{mean:+.4f} ({place}), {ends}, {gap.n} seeds",
+            verdict=interval_verdict(low, high, claimed), ours=f"{mean:+.4f} ({place}), {ends}, {gap.n} seeds",
             estimate=mean, low=low, high=high, claimed=claimed, runs=2 * gap.n, seeds=gap.n,
             power=f"the interval is ±{(high - low) / 2:.2g} wide{spread}",
         ).noting(notes)  # fmt: skip

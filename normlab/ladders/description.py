@@ -19,7 +19,7 @@ from normlab.ladders.report.design import (
     LadderDesign,
     LostRun,
     RateRule,
-    RateSearch,
+    RateSearchFacts,
     SizeFacts,
     TriedRate,
 )
@@ -119,9 +119,9 @@ def embedding_share(model: TransformerConfig) -> float:
     return tables * model.answers * model.dim / model.num_params()
 
 
-def _rates(scheme: str, search: Search) -> RateSearch:
+def _rates(scheme: str, search: Search) -> RateSearchFacts:
     edges = {"lowest": "smallest", "highest": "largest"}
-    return RateSearch(
+    return RateSearchFacts(
         scheme=scheme, size=str(search.rung.size), tokens=search.budget,
         tried=tuple(_tried(lr, own) for lr, own in search.tried.items()), pick=search.pick,
         edge=edges.get(search.end or ""),  # type: ignore[arg-type]  # the two literals of Edge

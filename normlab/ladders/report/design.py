@@ -56,7 +56,7 @@ class TriedRate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RateSearch:
+class RateSearchFacts:
     """The rates tried for one scheme at one size and budget."""
 
     scheme: str
@@ -146,7 +146,7 @@ class LadderDesign:
     sizes: tuple[SizeFacts, ...] = ()
     budgets: tuple[int, ...] = ()
     cells: tuple[CellFacts, ...] = ()
-    rates: tuple[RateSearch, ...] = ()
+    rates: tuple[RateSearchFacts, ...] = ()
     rules: tuple[RateRule, ...] = ()
     held_out: str | None = None
     """Label of the size that was forecast before it was trained."""

@@ -18,6 +18,7 @@ from normlab.ladders.report.training import training_grid
 from normlab.ladders.report.validation import set_table
 from normlab.ladders.report.verdict import findings, forecast_sentence, headline, reasons, slope_sentence
 from normlab.ladders.report.weights import weight_bars
+from normlab.ladders.statistics.answer import FEW_STEPS
 from normlab.pages.numbers import format_count, join_names
 from normlab.pages.page import Section, render, section
 from normlab.pages.tables import Table
@@ -101,6 +102,7 @@ def _common(content: LadderReport) -> dict[str, Any]:
         "schemes": content.schemes,
         "baseline": content.answer.baseline,
         "level": f"{100 * content.answer.level:g} %",
+        "few_steps": f"{FEW_STEPS:,}",
         # One scheme beside the baseline needs no buttons to show or hide it.
         "several": len(content.schemes) > 2,
     }
@@ -184,7 +186,7 @@ def _training(content: LadderReport) -> Section | None:
         return None
     return section(
         "training", "How the cells were trained", "ladder/training.html", grid=grid,
-        columns=max(len(line.cells) for line in grid), design=content.design,
+        columns=max(len(line.cells) for line in grid), design=content.design, few_steps=f"{FEW_STEPS:,}",
         short=any(cell and cell.is_short for line in grid for cell in line.cells),
         held_out=any(cell and cell.is_held_out for line in grid for cell in line.cells),
     )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from normlab.ladders.report.content import LadderReport, best_interval, mean_gap
-from normlab.ladders.report.design import RateSearch
+from normlab.ladders.report.design import RateSearchFacts
 from normlab.ladders.statistics.answer import CellGap, HeldOut, Interval, Projection, SchemeAnswer, place_name
 from normlab.pages.numbers import format_count
 
@@ -126,7 +126,7 @@ def _forecast(content: LadderReport, entry: HeldOut) -> Point:
 
 def rate_panels(content: LadderReport) -> list[dict[str, Any]]:
     """One panel for every size and budget at which rates were tried."""
-    panels: dict[tuple[str, int], list[RateSearch]] = {}
+    panels: dict[tuple[str, int], list[RateSearchFacts]] = {}
     for search in content.design.rates:
         if search.scheme in content.schemes and search.tried:
             panels.setdefault((search.size, search.tokens), []).append(search)
@@ -136,7 +136,7 @@ def rate_panels(content: LadderReport) -> list[dict[str, Any]]:
     ]
 
 
-def _search(content: LadderReport, search: RateSearch) -> dict[str, Any]:
+def _search(content: LadderReport, search: RateSearchFacts) -> dict[str, Any]:
     tried = sorted(search.tried, key=lambda entry: entry.lr)
     return {
         "scheme": content.schemes.index(search.scheme), "pick": search.pick, "edge": search.edge,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from normlab.ladders.report.content import LadderReport, best_interval, mean_gap, side
-from normlab.ladders.report.design import RateRule, RateSearch
+from normlab.ladders.report.design import RateRule, RateSearchFacts
 from normlab.ladders.report.verdict import hit_words
-from normlab.ladders.statistics.answer import CellGap, HeldOut, Interval, MoreRuns, Projection, SchemeAnswer
+from normlab.ladders.statistics.answer import FEW_STEPS, CellGap, HeldOut, Interval, MoreRuns, Projection, SchemeAnswer
+from normlab.ladders.statistics.cautions import FAR_OFF
 from normlab.pages.numbers import NONE, decimals, fixed, format_count, minus, rate, signed
 from normlab.pages.tables import Cell, Column, Table, numeric_cell
 
@@ -72,8 +73,8 @@ def _remarks(cell: CellGap) -> Iterable[str]:
     if not cell.is_usable:
         yield cell.reason or "not part of the fit"
     if cell.few_steps:
-        yield "fewer than 3,000 steps"
-    if cell.off_sd is not None and abs(cell.off_sd) > 3:
+        yield f"fewer than {FEW_STEPS:,} steps"
+    if cell.off_sd is not None and abs(cell.off_sd) > FAR_OFF:
         yield f"{abs(cell.off_sd):.1f} sd from the fit"
 
 
@@ -197,7 +198,7 @@ def rate_table(content: LadderReport) -> Table:
     return Table("Learning rates", columns, rows).filled()
 
 
-def _rate_row(content: LadderReport, search: RateSearch, rule: RateRule | None) -> list[Cell]:
+def _rate_row(content: LadderReport, search: RateSearchFacts, rule: RateRule | None) -> list[Cell]:
     tried = [
         rate(entry.lr) + (f" ({fixed(entry.loss, 3)})" if entry.state == "done" else f" {entry.state}")
         for entry in sorted(search.tried, key=lambda entry: entry.lr)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from normlab.ladders.report.content import LadderCell, LadderReport
 from normlab.ladders.report.tables import flops
+from normlab.ladders.statistics.answer import FEW_STEPS
 from normlab.pages.numbers import NONE, format_count
 from normlab.pages.tables import Cell, Column, Table, numeric_cell
 
@@ -31,10 +32,7 @@ class TrainedSize:
 
 def training_grid(content: LadderReport) -> list[TrainedSize]:
     """One line for each size: with a column for every budget on a grid, without gaps on a path."""
-    return [
-        TrainedSize(size, _about(content, size), tuple(_line(content, size)))
-        for size in sorted(content.sizes, key=content.sizes.index)
-    ]
+    return [TrainedSize(size, _about(content, size), tuple(_line(content, size))) for size in content.sizes]
 
 
 def _line(content: LadderReport, size: str) -> list[TrainedCell | None]:
@@ -83,7 +81,7 @@ def training_table(content: LadderReport) -> Table:
 def _row(content: LadderReport, cell: LadderCell) -> list[Cell]:
     facts = content.design.size_facts(cell.size)
     share = facts.embedding_share if facts else None
-    remarks = ["fewer than 3,000 steps"] * cell.is_short + ["held out"] * cell.is_held_out
+    remarks = [f"fewer than {FEW_STEPS:,} steps"] * cell.is_short + ["held out"] * cell.is_held_out
     return [
         Cell(cell.size, cell.parameters),
         numeric_cell(format_count(cell.parameters), cell.parameters),

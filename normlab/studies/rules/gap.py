@@ -83,16 +83,18 @@ class GapRule(LadderRule):
         return combine_findings([self._at(gap, found.seed_sd) for gap in judged])
 
     def _at(self, gap: CellGap, seed_sd: float | None) -> Finding:
+        from normlab.ladders.statistics.answer import FEW_STEPS
+
         place = cell_name(gap.size, gap.tokens)
         if gap.gap is None or not gap.is_usable:
             return Finding(verdict="open", notes=(f"{place}: {gap.reason or 'no estimate'}",))
         low, high, mean = gap.gap.low, gap.gap.high, gap.gap.mean
         claimed = RANGES[self.direction](self.by)
-        notes = [f"{place}: fewer than 3,000 steps, so partly who starts faster"] if gap.few_steps else []
+        few = f"{place}: fewer than {FEW_STEPS:,} steps, so partly who starts faster"
         spread = "" if seed_sd is None else f"; a difference varies by {seed_sd:.2g} over seeds"
         ends = f"{100 * gap.gap.level:.3g} % interval {low:+.4f} to {high:+.4f}"
         return Finding(
             verdict=interval_verdict(low, high, claimed), ours=f"{mean:+.4f} ({place}), {ends}, {gap.n} seeds",
             estimate=mean, low=low, high=high, claimed=claimed, runs=2 * gap.n, seeds=gap.n,
             power=f"the interval is ±{(high - low) / 2:.2g} wide{spread}",
-        ).noting(notes)  # fmt: skip
+        ).noting([few] if gap.few_steps else [])  # fmt: skip

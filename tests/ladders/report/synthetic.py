@@ -14,7 +14,7 @@ from normlab.ladders.report.design import (
     LadderDesign,
     LostRun,
     RateRule,
-    RateSearch,
+    RateSearchFacts,
     SizeFacts,
     TriedRate,
 )
@@ -110,13 +110,13 @@ def design(*, schemes: Sequence[str] = SCHEMES, budgets: Sequence[int] = BUDGETS
     )  # fmt: skip
 
 
-def _search(scheme: str, size: str, tokens: int) -> RateSearch:
+def _search(scheme: str, size: str, tokens: int) -> RateSearchFacts:
     best = 2e-3 if scheme == "geonorm" and size == "4x256" else 1e-3
     tried = [(lr, 4.5 + 0.08 * math.log(lr / best) ** 2) for lr in (5e-4, 1e-3, 2e-3)]
     told = tuple(TriedRate(lr=lr, loss=loss) for lr, loss in tried)
     if scheme == "peri":
         told = (*told, TriedRate(lr=4e-3, loss=7.1, state="stuck"), TriedRate(lr=8e-3, state="diverged"))
-    return RateSearch(
+    return RateSearchFacts(
         scheme=scheme, size=size, tokens=tokens, tried=told, pick=best, edge="largest" if best == 2e-3 else None
     )
 

@@ -11,7 +11,7 @@ law: its intervals are conditional on that.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from normlab.pages.numbers import format_count
 from normlab.utils.records import StoredResult, to_plain
@@ -28,6 +28,8 @@ Reason = Literal[
     "wide interval", "forms disagree", "missed forecast", "small ladder", "other tokens per parameter", "rate at edge"
 ]
 """Why a gap is not identified, in the order in which reasons are shown."""
+OldReason = Literal["a", "b", "c", "d", "e", "f"]
+"""The same in answers that were stored before reasons had names."""
 
 
 class Record:
@@ -179,10 +181,14 @@ class Projection(Record):
 class Obstacle(Record):
     """One reason why the gap at a target is not identified."""
 
-    rule: Reason
+    rule: Reason | OldReason
     text: str
     target: str | None = None
     """Name of the target that it concerns; None: all of them."""
+
+    def __post_init__(self) -> None:
+        names = dict(zip(get_args(OldReason), get_args(Reason), strict=True))
+        object.__setattr__(self, "rule", names.get(self.rule, self.rule))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -131,6 +131,17 @@ def test_json_round_trip() -> None:
     assert found.to_dict()["schemes"][0]["projections"][-1]["place"]["name"] == TARGET.name
 
 
+def test_answers_stored_before_reasons_had_names_are_read() -> None:
+    found = answer(_rows(simulated_path(3), "shrinks"), baseline="pre")
+    stored = found.to_dict()
+    reasons = stored["schemes"][0]["identified"]["reasons"]
+    letters = {"wide interval": "a", "forms disagree": "b", "small ladder": "d"}
+    for reason in reasons:
+        reason["rule"] = letters[reason["rule"]]
+    assert "d" in [reason["rule"] for reason in reasons]
+    assert LadderAnswer.from_dict(stored) == found
+
+
 def test_schemes_share_the_level() -> None:
     rows = _rows(simulated_path(), "none")
     more = [replace(row, scheme="keel") for row in rows if row.scheme == "peri"]

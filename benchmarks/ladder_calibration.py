@@ -1,10 +1,11 @@
-"""How often a ladder's intervals cover the truth: 24 simulated truths, on a path and on a grid, M and K.
+"""How often a ladder's intervals cover the truth: 24 simulated truths, on a path and on a grid, both estimators.
 
     OMP_NUM_THREADS=1 python benchmarks/ladder_calibration.py --out results/ladder-calibration.json
 
-Required: M's nominal 95 % intervals cover at least 0.90 for the worst truth at the top rung, 3.5 × and 10 × beyond it,
-and so do those of the change of the gap over the ladder. Six of the truths are fresh: they were written down after M's
-scales were set. The other designs, and the forecasts of a held-out top rung, show where the intervals fail.
+Required: the smooth estimator's nominal 95 % intervals cover at least 0.90 for the worst truth at the top rung, 3.5 ×
+and 10 × beyond it, and so do those of the change of the gap over the ladder. Six of the truths are fresh: they were
+written down after its scales were set. The other designs, and the forecasts of a held-out top rung, show where the
+intervals fail.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import tyro
 from normlab.bench.facts import dated
 from normlab.ladders.statistics.priors import priors_in_words
 from normlab.ladders.statistics.simulated.calibration import (
+    ESTIMATORS,
     Case,
     Coverage,
     measure,
@@ -35,7 +37,7 @@ from normlab.utils.records import to_plain
 
 REQUIRED = 0.90
 TRUTH_SETS = {"known": TRUTHS, "fresh": FRESH_TRUTHS}
-"""M's scales were set with the known truths in sight; what these may flatter, the fresh ones show."""
+"""The smooth estimator's scales were set with the known truths in sight; the fresh ones show what that flatters."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +77,8 @@ def _measurements(arguments: Arguments) -> list[tuple[Case, str, str, int]]:
     """Case, estimator, set of truths and repeats."""
     required = [(case, arguments.repeats) for case in required_cases()]
     others = [(case, arguments.other_repeats) for case in other_cases()] if arguments.other_repeats else []
-    known = [(case, estimator, "known", repeats) for case, repeats in (*required, *others) for estimator in ("M", "K")]
-    return known + [(case, "M", "fresh", repeats) for case, repeats in required]
+    known = [(case, estimator, "known", repeats) for case, repeats in (*required, *others) for estimator in ESTIMATORS]
+    return known + [(case, "smooth", "fresh", repeats) for case, repeats in required]
 
 
 def other_cases() -> list[Case]:
@@ -99,7 +101,7 @@ def other_cases() -> list[Case]:
 
 def _summary(case: Case, estimator: str, found: Sequence[Coverage]) -> dict[str, Any]:
     lowest = worst(found)
-    required = case.is_required and estimator == "M"
+    required = case.is_required and estimator == "smooth"
     return {
         "case": case.name,
         "estimator": estimator,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 _LONGEST = 300
 """Characters of another library's error that are shown."""
@@ -20,6 +22,14 @@ def unknown(kind: str, name: str, known: Iterable[str], aliases: Iterable[str] =
     near = difflib.get_close_matches(name.lower(), [*names, *aliases], n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return NormLabError(f"unknown {kind} {name!r}; {hint}known: {', '.join(names)}")
+
+
+def advice_for(config: Any, name: str) -> str:
+    """What to try instead of a wrong value of a dataclass's field: its default, or to leave the field out."""
+    default = next(field.default for field in dataclasses.fields(config) if field.name == name)
+    if default is dataclasses.MISSING:
+        return "give another value"
+    return "leave it out" if default is None else f"try {default}"
 
 
 @contextmanager

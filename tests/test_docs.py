@@ -47,6 +47,13 @@ def test_the_tree_in_the_documentation_is_the_tree():
             assert path.name in page, path.name
 
 
+def test_the_modules_that_a_command_passes_through_exist():
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    paths = re.findall(r"`(\w+/[\w/]+\.py)`", page[: page.index("## Every module")])
+    assert len(paths) > 50
+    assert [path for path in paths if not (ROOT / "normlab" / path).is_file()] == []
+
+
 def test_the_citation_names_the_version():
     assert f"version: {normlab.__version__}\n" in (ROOT / "CITATION.cff").read_text("utf-8")
 

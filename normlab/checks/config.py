@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from tyro.constructors import PrimitiveConstructorSpec
 
-from normlab.errors import NormLabError, unknown
+from normlab.errors import NormLabError, advice_for, unknown
 from normlab.models.config import PRESETS
 
 Dtype = Literal["fp32", "bf16", "fp16"]
@@ -148,12 +148,17 @@ class CheckConfig:
     def _check_whole(self, name: str, least: int) -> None:
         value = getattr(self, name)
         if value is not None and (not isinstance(value, int) or value < least):
-            raise NormLabError(f"check: {name} must be a whole number from {least} on, got {value}")
+            raise NormLabError(
+                f"check: {name} must be a whole number from {least} on, got {value}; {advice_for(self, name)}"
+            )
 
     def _check_positive(self, name: str) -> None:
         value = getattr(self, name)
         if value not in (None, "auto") and not (isinstance(value, int | float) and 0.0 < value < math.inf):
-            raise NormLabError(f"check: {name} must be a positive number, got {value}")
+            raise NormLabError(f"check: {name} must be a positive number, got {value}; {advice_for(self, name)}")
+
+
+_EXAMPLES = {"depths": "6,12,24,48", "widths": "64,128"}
 
 
 def _check_counts(name: str, values: Sequence[int] | None, least: int) -> None:
@@ -161,6 +166,8 @@ def _check_counts(name: str, values: Sequence[int] | None, least: int) -> None:
         return
     if any(not isinstance(value, int) or value < least for value in values) or len(set(values)) < len(values):
         listed = ",".join(map(str, values))
-        raise NormLabError(f"check: {name} must be different whole numbers from {least} on, got {listed}")
+        raise NormLabError(
+            f"check: {name} must be different whole numbers from {least} on, got {listed}; try {_EXAMPLES[name]}"
+        )
     if name == "depths" and not values:
-        raise NormLabError("check: depths must name at least one depth, e.g. 6,12,24,48")
+        raise NormLabError(f"check: depths must name at least one depth; try {_EXAMPLES[name]}")

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from tyro.constructors import PrimitiveConstructorSpec
 
-from normlab.errors import NormLabError, unknown
+from normlab.errors import NormLabError, advice_for, unknown
 
 Observable = Literal[
     "cosine", "variance", "order", "energy", "close", "clusters", "rank", "speed", "fastest", "radius", "smallest",
@@ -162,12 +162,14 @@ class SimulateConfig:
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < least):
-                raise NormLabError(f"simulate: {name} must be a whole number from {least} on, got {value}")
+                raise NormLabError(
+                    f"simulate: {name} must be a whole number from {least} on, got {value}; {advice_for(self, name)}"
+                )
         if not self.scheme or not self.beta:
-            raise NormLabError("simulate: expected at least one scheme and one β")
+            raise NormLabError("simulate: at least one scheme and one β are needed; try --scheme peri --beta 1")
         if self.start == "orthonormal" and self.tokens > self.dim:
             room = f"{self.tokens} tokens in dimension {self.dim}"
-            raise NormLabError(f"simulate: {room} cannot be orthogonal; at most as many tokens as dimensions can")
+            raise NormLabError(f"simulate: {room} cannot be orthogonal; try --dim {self.tokens} or --tokens {self.dim}")
 
     def _check_numbers(self) -> None:
         for beta in self.beta:
@@ -176,7 +178,9 @@ class SimulateConfig:
         for name in ("time", "step", "tolerance", "radius"):
             value = getattr(self, name)
             if not 0.0 < value < math.inf:
-                raise NormLabError(f"simulate: {name} must be positive and finite, got {value:g}")
+                raise NormLabError(
+                    f"simulate: {name} must be positive and finite, got {value:g}; {advice_for(self, name)}"
+                )
         if not 0.0 < self.angle < math.pi:
             raise NormLabError(f"simulate: angle must lie in (0, π), got {self.angle:g}; try 0.1")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from normlab.errors import NormLabError
+from normlab.errors import NormLabError, advice_for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,4 +42,4 @@ class EvaluationConfig:
         for name in ("length", "stride", "limit", "batch"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise NormLabError(f"{name} must be at least 1, got {value}")
+                raise NormLabError(f"{name} must be at least 1, got {value}; {advice_for(self, name)}")

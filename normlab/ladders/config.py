@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 from normlab.compare.bracket import Bracket, start_rate
 from normlab.compare.config import check_list, listed_rates
 from normlab.compare.run_options import RunOptions, RunSettings
-from normlab.errors import NormLabError, unknown
+from normlab.errors import NormLabError, advice_for, unknown
 from normlab.ladders.rung import Rung, path_batch, path_decay
 from normlab.ladders.size import Size, Target
 from normlab.models.config import SchemeLike, TransformerConfig
@@ -174,7 +174,8 @@ class LadderConfig(RunOptions):
         """The model configuration of a size with each scheme, by the scheme's label."""
         if size.width % self.head_width:
             raise NormLabError(
-                f"size {size}: its width is no multiple of the head width {self.head_width}; set --head-width"
+                f"size {size}: its width is no multiple of the head width {self.head_width}; "
+                f"try --head-width {math.gcd(size.width, self.head_width)}"
             )
         shape = {"depth": size.depth, "dim": size.width, "heads": size.width // self.head_width, "head_dim": None}
         model = dataclasses.replace(self.base.model, **shape)
@@ -271,13 +272,14 @@ class LadderConfig(RunOptions):
                  and budget not in self.budgets]  # fmt: skip
         if stray:
             raise NormLabError(
-                f"rate budget {stray[0]:,} is not among the budgets ({', '.join(f'{b:,}' for b in self.budgets)})"
+                f"rate budget {stray[0]:,} is not among the budgets ({', '.join(f'{b:,}' for b in self.budgets)}); "
+                f"try --rate-budgets {min(self.budgets)}, or leave it out"
             )
 
     def _check_numbers(self) -> None:
         for name in ("seeds", "head_width"):
             if getattr(self, name) < 1:
-                raise NormLabError(f"{name} must be at least 1, got {getattr(self, name)}")
+                raise NormLabError(f"{name} must be at least 1, got {getattr(self, name)}; {advice_for(self, name)}")
         if max(self.seeds, self.top_seeds or 1) > TUNE_SEED or (self.top_seeds is not None and self.top_seeds < 1):
             raise NormLabError(f"seeds must lie in [1, {TUNE_SEED}], got {self.seeds} and {self.top_seeds}; try 3")
         if self.warmup_steps < 2:

@@ -19,15 +19,14 @@ from normlab.ladders.report.design import (
     LadderDesign,
     LostRun,
     RateRule,
-    RateSearch,
+    RateSearchFacts,
     SizeFacts,
     TriedRate,
 )
 from normlab.ladders.size import Size
-from normlab.ladders.statistics.answer import Place
+from normlab.ladders.statistics.answer import Place, place_name
 from normlab.ladders.stored_rows import run_state
 from normlab.models.config import TransformerConfig
-from normlab.pages.numbers import count
 from normlab.train.config import LATER_DEFAULTS, not_decisive
 from normlab.train.hardware import describe
 from normlab.train.tasks import Data
@@ -120,9 +119,9 @@ def embedding_share(model: TransformerConfig) -> float:
     return tables * model.answers * model.dim / model.num_params()
 
 
-def _rates(scheme: str, search: Search) -> RateSearch:
+def _rates(scheme: str, search: Search) -> RateSearchFacts:
     edges = {"lowest": "smallest", "highest": "largest"}
-    return RateSearch(
+    return RateSearchFacts(
         scheme=scheme, size=str(search.rung.size), tokens=search.budget,
         tried=tuple(_tried(lr, own) for lr, own in search.tried.items()), pick=search.pick,
         edge=edges.get(search.end or ""),  # type: ignore[arg-type]  # the two literals of Edge
@@ -153,7 +152,7 @@ def _is_lost(row: Mapping[str, Any]) -> bool:
 
 
 def _lost(row: Mapping[str, Any]) -> LostRun:
-    name = f"{row['scheme']}, {row['size']}, {count(row['budget'])} tokens, seed {row['seed']}"
+    name = f"{row['scheme']}, {place_name(row['size'], row['budget'])}, seed {row['seed']}"
     return LostRun(name=name, state=run_state(row), reason=row["reason"] or "")
 
 

@@ -85,7 +85,7 @@ def refuse_lost_forecast(rows: Sequence[Mapping[str, Any]], folder: Path) -> Non
         raise NormLabError(f"{folder / FILE} is missing, but rows were run after the forecast {known}; restore it")
 
 
-def check_rows(
+def check_rows_follow(
     rows: Sequence[LadderRow], forecast: StoredForecast | None, path: Path, held_out: str | None = None
 ) -> None:
     """Raise if a row of the held-out size has no forecast, began before it, or carries another one's hash."""

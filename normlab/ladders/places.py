@@ -5,9 +5,8 @@ from __future__ import annotations
 from normlab.ladders.config import LadderConfig
 from normlab.ladders.rung import Rung
 from normlab.ladders.size import Size
-from normlab.ladders.statistics.answer import Place
+from normlab.ladders.statistics.answer import Place, place_name
 from normlab.models.config import TransformerConfig
-from normlab.pages.numbers import count
 
 
 def places(config: LadderConfig, rung: Rung) -> list[Place]:
@@ -27,6 +26,6 @@ def target_places(config: LadderConfig) -> list[Place]:
 
 def _place(config: LadderConfig, size: Size, model: TransformerConfig, tokens: int, steps: int | None = None) -> Place:
     return Place(
-        name=f"{size}, {count(tokens)} tokens", size=str(size), parameters=model.num_params(), tokens=tokens,
+        name=place_name(str(size), tokens), size=str(size), parameters=model.num_params(), tokens=tokens,
         flops=float(tokens * model.flops_per_token(config.base.sequence)), steps=steps,
     )  # fmt: skip

@@ -115,7 +115,7 @@ class Rates:
             if searches[-1].due:
                 return searches
             start = searches[-1].pick or start
-        lr = self._serves_all(searches)
+        lr = self._rate_for_all_budgets(searches)
         if self.middle is not None and lr is not None:
             start = lr * self._rule(self.middle.size)
             searches.append(self._search(self.middle, scheme, self.middle.budgets[0], start, known))
@@ -145,7 +145,7 @@ class Rates:
         names = {lr: self._make_run(rung, scheme, budget, lr, TUNE_SEED).name for lr in sorted(rates)}
         return group_by_rate([{**known[name], "lr": lr} for lr, name in names.items() if name in known], "tune")
 
-    def _serves_all(self, searches: Sequence[Search]) -> float | None:
+    def _rate_for_all_budgets(self, searches: Sequence[Search]) -> float | None:
         """The rate for all budgets: of those tried at each, the one whose losses lie least above the best ones."""
         losses = [
             {lr: self._metric.sign * own.trained[0] for lr, own in one.tried.items() if own.trained} for one in searches
@@ -158,7 +158,7 @@ class Rates:
 
     def _found(self, scheme: str, searches: Sequence[Search]) -> FoundRate:
         budgets = len(self._config.search_budgets)
-        lr, tests = self._serves_all(searches[:budgets]), searches[budgets:]
+        lr, tests = self._rate_for_all_budgets(searches[:budgets]), searches[budgets:]
         pick = tests[0].pick if tests else None
         if lr is None or pick is None:
             return FoundRate(scheme, lr, tuple(searches))

@@ -10,15 +10,15 @@ from normlab.compare.store import Store
 from normlab.errors import NormLabError
 from normlab.ladders import report
 from normlab.ladders.description import FILE, Description, read_description
-from normlab.ladders.forecast import check_rows, read_forecast
+from normlab.ladders.forecast import check_rows_follow, read_forecast
 from normlab.ladders.report.content import LadderReport
-from normlab.ladders.report.design import StoredForecast
+from normlab.ladders.report.design import ForecastFacts
 from normlab.ladders.rows import LadderRow, read_table
 from normlab.ladders.statistics import EdgeRate, answer
 from normlab.ladders.statistics.answer import CellForecast, LadderAnswer, Place
 from normlab.ladders.statistics.ladder_answer import no_answer
 from normlab.ladders.stored_rows import judged_rows, validation_sets
-from normlab.utils.counts import count
+from normlab.utils.counts import parse_count
 from normlab.utils.files import write_json
 
 
@@ -33,9 +33,9 @@ def read_report(folder: Path) -> LadderReport:
     design = about.design
     rows = judged_rows(stored, set_aside=design.set_aside)
     forecast = read_forecast(folder)
-    check_rows(rows, forecast, folder, design.held_out)
+    check_rows_follow(rows, forecast, folder, design.held_out)
     if forecast is not None:
-        shown = StoredForecast(written=forecast.written, commit=forecast.commit, hash=forecast.hash)
+        shown = ForecastFacts(written=forecast.written, commit=forecast.commit, hash=forecast.hash)
         design = dataclasses.replace(design, forecast=shown)
     found = _answer(about, rows, forecast.cells if forecast is not None else None)
     sets = {
@@ -113,7 +113,7 @@ def _table_target(text: str, rows: Sequence[LadderRow]) -> Place:
     parameters_text, colon, tokens_text = text.partition(":")
     if not colon:
         raise NormLabError(f"{text!r} is not a target of a table; expected parameters:tokens, e.g. 1.3B:26B")
-    parameters, tokens = count(parameters_text), count(tokens_text)
+    parameters, tokens = parse_count(parameters_text), parse_count(tokens_text)
     if not (parameters and tokens):
         raise NormLabError(f"target {text!r}: parameters and tokens must be positive; try 1.3B:26B")
     nearest = max(rows, key=lambda row: (row.parameters, row.tokens))

@@ -15,7 +15,7 @@ from typing import Any
 
 from normlab.errors import NormLabError
 from normlab.pages import numbers
-from normlab.utils.counts import count
+from normlab.utils.counts import parse_count
 
 REQUIRED = ("scheme", "parameters", "tokens", "flops", "seed", "loss")
 """Columns of a table of losses; `size`, `steps`, `trunk`, `tokens_per_s`, `lr` and `state` may be added."""
@@ -25,7 +25,7 @@ STATES = ("done", "stuck", "diverged", "failed")
 
 _READ: dict[str, tuple[Callable[[str], Any], str]] = {
     **dict.fromkeys(("scheme", "size", "trunk", "state"), (str, "text")),
-    **dict.fromkeys(("parameters", "tokens", "steps"), (count, "a count")),
+    **dict.fromkeys(("parameters", "tokens", "steps"), (parse_count, "a count")),
     **dict.fromkeys(("flops", "loss", "tokens_per_s", "lr"), (float, "a number")),
     "seed": (int, "a whole number"),
 }
@@ -108,7 +108,7 @@ def _parse(text: Mapping[str, str], place: str) -> LadderRow:
     for name in ("parameters", "tokens", "flops", "loss"):
         if found[name] is not None and not 0.0 < found[name] < math.inf:
             raise NormLabError(f"{place}: {name} must be positive, got {text[name]}")
-    found["size"] = found["size"] or numbers.count(found["parameters"])
+    found["size"] = found["size"] or numbers.format_count(found["parameters"])
     return LadderRow(**found)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from normlab.compare.plan import PlannedRun
 from normlab.ladders.rung import Rung
-from normlab.pages.numbers import count
+from normlab.ladders.statistics.answer import place_name
 
 
 @dataclass(frozen=True)
@@ -57,5 +57,5 @@ class LadderRun(PlannedRun):
 
     def __str__(self) -> str:
         kind = "branch" if self.trunk is not None else self.role
-        where = f"{self.rung.size}, {count(self.tokens)} tokens"
+        where = place_name(str(self.rung.size), self.tokens)
         return f"{self.scheme} {where}, rate {self.config.lr:.3g}, seed {self.config.seed} ({kind})"

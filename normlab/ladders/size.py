@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from normlab.errors import NormLabError
-from normlab.utils.counts import count
+from normlab.utils.counts import parse_count
 
 
 @dataclass(frozen=True, order=True)
@@ -41,7 +41,7 @@ class Target:
         size, colon, tokens = text.partition(":")
         if not colon:
             raise NormLabError(f"{text!r} is not a target; expected size:tokens, e.g. 16x1024:400M")
-        found = cls(Size.parse(size), count(tokens))
+        found = cls(Size.parse(size), parse_count(tokens))
         if found.tokens < 1:
             raise NormLabError(f"target {text!r}: tokens must be positive; try {size}:400M")
         return found

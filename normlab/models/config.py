@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
 from normlab.choices import Kernels, Stream, Topology, ValueResidual
-from normlab.errors import NormLabError, unknown
+from normlab.errors import NormLabError, advice_for, unknown
 
 if TYPE_CHECKING:
     import torch
@@ -95,7 +95,7 @@ class TransformerConfig:
         object.__setattr__(self, "scheme", self.scheme_object)
         for name in self.sizes:
             if getattr(self, name) < 1:
-                raise NormLabError(f"{name} must be at least 1, got {getattr(self, name)}")
+                raise NormLabError(f"{name} must be at least 1, got {getattr(self, name)}; {advice_for(self, name)}")
         if self.stream not in get_args(Stream):
             raise unknown("stream", self.stream, get_args(Stream))
         if self.value_residual not in get_args(ValueResidual):
@@ -103,7 +103,9 @@ class TransformerConfig:
         if self.kernels not in get_args(Kernels):
             raise unknown("kernels", self.kernels, get_args(Kernels))
         if self.zero_outputs and not self.scheme_object.zero_outputs:
-            raise NormLabError(f"{self.scheme_object.name} forbids zero_outputs: it normalises what a branch returns")
+            raise NormLabError(
+                f"{self.scheme_object.name} forbids zero_outputs: it normalises what a branch returns; leave it out"
+            )
         self.check()
         # The modules check everything else themselves; building them on the meta device is cheap.
         self._build_one_block()

@@ -41,7 +41,7 @@ def rate(value: Any) -> str:
     return f"{mantissa.rstrip('0').rstrip('.')}e{int(power)}"
 
 
-def count(value: Any) -> str:
+def format_count(value: Any) -> str:
     """Three digits and a unit: 512, 33.6M, 1.2B."""
     found = finite_or_none(value)
     if found is None:

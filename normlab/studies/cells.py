@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from normlab.errors import NormLabError
-from normlab.pages.numbers import count
+from normlab.pages.numbers import format_count
 
 Row = Mapping[str, Any]
 
@@ -20,7 +20,7 @@ RATES = "rates,"
 
 def cell_name(size: str, budget: int) -> str:
     """Name of a size and budget as an arm."""
-    return f"{size},{count(budget)}"
+    return f"{size},{format_count(budget)}"
 
 
 def by_cell(rows: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:

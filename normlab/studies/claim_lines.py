@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from normlab.errors import NormLabError
-from normlab.pages.numbers import NONE, count
+from normlab.pages.numbers import NONE, format_count
 from normlab.studies.finding import Finding
 from normlab.studies.judge import judge_claims
 from normlab.studies.record import StudyRecord
@@ -56,7 +56,7 @@ def _size(row: Mapping[str, Any]) -> str:
     if not isinstance(config, dict) or not isinstance(config.get("model"), dict):
         return ""
     model, tokens = config["model"], row.get("tokens")
-    return f"{model.get('depth')}×{model.get('dim')} for {count(config.get('tokens') or tokens)} tokens"
+    return f"{model.get('depth')}×{model.get('dim')} for {format_count(config.get('tokens') or tokens)} tokens"
 
 
 def markdown_text(words: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from normlab.errors import NormLabError
-from normlab.pages.numbers import count
+from normlab.pages.numbers import format_count
 from normlab.studies import report
 from normlab.studies.claim_lines import MARKS
 from normlab.studies.judge import judge_claims
@@ -60,12 +60,12 @@ def _print_title(study: Study, studies: Sequence[Study]) -> None:
 def _show_plan(study: Study, overrides: Mapping[str, Any]) -> None:
     from normlab.studies.run import study_plan
 
-    sizes = study_plan(study, overrides)
-    for size in sizes:
-        work = f", {count(size.tokens)} tokens, {size.flops:.2g} FLOPs" if size.tokens else ""
-        print(f"{size.arm}: {size.what}: {counted(size.runs, 'run')}{work}")
-    total = f", {sum(size.flops for size in sizes):.2g} FLOPs" if any(size.flops for size in sizes) else ""
-    print(f"in all: {counted(sum(size.runs for size in sizes), 'run')}{total}; {cost_of(study)}")
+    arms = study_plan(study, overrides)
+    for arm in arms:
+        work = f", {format_count(arm.tokens)} tokens, {arm.flops:.2g} FLOPs" if arm.tokens else ""
+        print(f"{arm.arm}: {arm.what}: {counted(arm.runs, 'run')}{work}")
+    total = f", {sum(arm.flops for arm in arms):.2g} FLOPs" if any(arm.flops for arm in arms) else ""
+    print(f"in all: {counted(sum(arm.runs for arm in arms), 'run')}{total}; {cost_of(study)}")
     for claim in study.claims:
         print(f"claim {claim.name}: {claim.claim}\n  holds if {claim.rule.sentence}")
         if claim.power:

@@ -69,7 +69,7 @@ def combine_findings(parts: Sequence[Finding]) -> Finding:
     )
 
 
-def side(low: float | None, high: float | None, claimed: tuple[float | None, float | None]) -> Verdict:
+def interval_verdict(low: float | None, high: float | None, claimed: tuple[float | None, float | None]) -> Verdict:
     """Compare an interval with the claimed range: reproduced if it is inside, refuted if it is outside, else open."""
     if low is None or high is None:
         return "open"

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class StudySize:
-    """One arm of a study's plan."""
+class ArmPlan:
+    """What one arm of a study would run."""
 
     arm: str
     what: str
@@ -57,8 +57,8 @@ def run_study(
     """
     check_minutes(minutes)
     record = StudyRecord(study, results / study.name)
-    configs, ladder_configs = configurations(study, overrides), ladders(study, overrides)
-    _check_rules(study, configs or ladder_configs)
+    configs, ladders = comparison_configs(study, overrides), ladder_configs(study, overrides)
+    _check_rules(study, configs or ladders)
     record.begin(_names(study), now())
     import_rows(record)
     end = time.monotonic() + 60.0 * minutes if minutes is not None else None
@@ -66,7 +66,7 @@ def run_study(
         told = {"progress": progress, "command": command, "stamp": record.stamp}
         return _run_comparisons(record, configs, end, told, executor)
     if study.kind == "ladder":
-        return _run_ladders(record, ladder_configs, end, progress, command)
+        return _run_ladders(record, ladders, end, progress, command)
     return _run_items(record, end) if study.kind != "rows" else _store_progress(record, 0, 0)
 
 
@@ -76,25 +76,25 @@ def check_minutes(minutes: float | None) -> None:
         raise NormLabError(f"minutes must be positive, got {minutes}; leave it out to go on to the end")
 
 
-def study_plan(study: Study, overrides: Mapping[str, Any] | None = None) -> list[StudySize]:
+def study_plan(study: Study, overrides: Mapping[str, Any] | None = None) -> list[ArmPlan]:
     """The runs of a study, by arm; nothing is started."""
     if study.kind == "train":
-        return [_size(arm, config) for arm, config in configurations(study, overrides).items()]
+        return [_comparison_plan(arm, config) for arm, config in comparison_configs(study, overrides).items()]
     if study.kind == "ladder":
-        return [_ladder_size(arm, config) for arm, config in ladders(study, overrides).items()]
+        return [_ladder_plan(arm, config) for arm, config in ladder_configs(study, overrides).items()]
     if study.kind == "rows":
-        return [StudySize(name, "rows that are there", 0) for name in study.rows]
-    return [StudySize(item.arm, f"{study.kind} {item.scheme}", 1) for item in study_items(study)]
+        return [ArmPlan(name, "rows that are there", 0) for name in study.rows]
+    return [ArmPlan(item.arm, f"{study.kind} {item.scheme}", 1) for item in study_items(study)]
 
 
-def configurations(study: Study, overrides: Mapping[str, Any] | None = None) -> dict[str, CompareConfig]:
+def comparison_configs(study: Study, overrides: Mapping[str, Any] | None = None) -> dict[str, CompareConfig]:
     """The comparison of every arm of a study of training runs."""
     if study.kind != "train":
         return {}
     return {arm: comparison_config(*_of_arm(study, arm, overrides)) for arm in study.arms}
 
 
-def ladders(study: Study, overrides: Mapping[str, Any] | None = None) -> dict[str, LadderConfig]:
+def ladder_configs(study: Study, overrides: Mapping[str, Any] | None = None) -> dict[str, LadderConfig]:
     """The ladder of every arm of a study of ladders."""
     if study.kind != "ladder":
         return {}
@@ -106,15 +106,15 @@ def _of_arm(study: Study, arm: str, overrides: Mapping[str, Any] | None) -> tupl
     return {**study.settings_of(arm), **given}, f"{study.name}, {arm}"
 
 
-def _size(arm: str, config: CompareConfig) -> StudySize:
+def _comparison_plan(arm: str, config: CompareConfig) -> ArmPlan:
     base, runs = config.base, config.plan().size([])
     flops = runs * base.tokens_in_all * base.model.flops_per_token(base.sequence)
     rates = config.lrs if isinstance(config.lrs, str) else f"{len(config.lrs)} rates"
     what = f"{len(config.names)} schemes, {rates}, {config.seeds} seeds"
-    return StudySize(arm, what, runs, float(flops), runs * base.tokens_in_all)
+    return ArmPlan(arm, what, runs, float(flops), runs * base.tokens_in_all)
 
 
-def _ladder_size(arm: str, config: LadderConfig) -> StudySize:
+def _ladder_plan(arm: str, config: LadderConfig) -> ArmPlan:
     """Runs of a ladder: trunks and branches, and the fewest of its learning-rate searches."""
     from normlab.ladders.plan import LadderPlan
     from normlab.ladders.rates import FoundRate
@@ -127,7 +127,7 @@ def _ladder_size(arm: str, config: LadderConfig) -> StudySize:
     if searches:
         what += f", and {len(searches)} runs that begin the search for rates"
     tokens = sum(round(run.work / run.flops_per_token) for run in judged)
-    return StudySize(arm, what, len(judged), float(sum(run.work for run in judged)), tokens)
+    return ArmPlan(arm, what, len(judged), float(sum(run.work for run in judged)), tokens)
 
 
 def _check_rules(study: Study, configs: Mapping[str, CompareConfig | LadderConfig]) -> None:
@@ -166,22 +166,26 @@ def _run_comparisons(
     from normlab.compare.comparison import compare
     from normlab.compare.executor import RunExecutor
 
-    left = _count(record, configs)
+    left = _store_runs_left(record, configs)
     with ExitStack() as stack:
         # One for all arms: most of them differ in what no compiled code depends on.
         shared = executor or stack.enter_context(closing(RunExecutor()))
         try:
             for arm, config in configs.items():
-                minutes = None if end is None else (end - time.monotonic()) / 60.0
+                minutes = _minutes_until(end)
                 if minutes is not None and minutes <= 0.0:
                     break
                 compare(config, record.folder / arm, minutes=minutes, executor=shared, **told)
         finally:
-            left = _count(record, configs)
+            left = _store_runs_left(record, configs)
     return left
 
 
-def _count(record: StudyRecord, configs: Mapping[str, CompareConfig]) -> int:
+def _minutes_until(end: float | None) -> float | None:
+    return None if end is None else (end - time.monotonic()) / 60.0
+
+
+def _store_runs_left(record: StudyRecord, configs: Mapping[str, CompareConfig]) -> int:
     """Store how many runs there are and how many are left: before the first one, too, for a study that is killed."""
     stored = [(config.plan(), Store(record.folder / arm).rows()) for arm, config in configs.items()]
     left = sum(plan.left(rows) for plan, rows in stored)
@@ -190,7 +194,7 @@ def _count(record: StudyRecord, configs: Mapping[str, CompareConfig]) -> int:
 
 def _run_ladders(
     record: StudyRecord,
-    ladder_configs: Mapping[str, LadderConfig],
+    configs: Mapping[str, LadderConfig],
     end: float | None,
     progress: bool,
     command: Sequence[str],
@@ -198,11 +202,11 @@ def _run_ladders(
     from normlab.ladders.ladder import run_ladder
     from normlab.ladders.outcome import outcome
 
-    runs = {arm: _ladder_size(arm, config).runs for arm, config in ladder_configs.items()}
+    runs = {arm: _ladder_plan(arm, config).runs for arm, config in configs.items()}
     counts = {arm: (number, number) for arm, number in runs.items()}
     try:
-        for arm, config in ladder_configs.items():
-            minutes = None if end is None else (end - time.monotonic()) / 60.0
+        for arm, config in configs.items():
+            minutes = _minutes_until(end)
             if minutes is not None and minutes <= 0.0:
                 break
             folder = record.folder / arm
@@ -221,7 +225,7 @@ def _run_ladders(
 def _run_items(record: StudyRecord, end: float | None) -> int:
     work = study_items(record.study)
     with hold(record.folder / "lock"):
-        _count_items(record, work)
+        _store_items_left(record, work)
         rows = record.rows()
         # What failed in an earlier call comes last: it may fail again, and take all the time.
         for item in sorted(work, key=lambda item: item.has_begun(rows.get(item.arm, []))):
@@ -231,10 +235,10 @@ def _run_items(record: StudyRecord, end: float | None) -> int:
                 store = Store(record.folder / item.arm, fields=RESULT_FIELDS)
                 # In one write: half an item would count as done.
                 store.append_all([{**row, **record.stamp} for row in run_item(item)])
-        return _count_items(record, work)
+        return _store_items_left(record, work)
 
 
-def _count_items(record: StudyRecord, work: Sequence[Item]) -> int:
+def _store_items_left(record: StudyRecord, work: Sequence[Item]) -> int:
     """Store how many items there are and how many are left; one that failed has ended, as a run of a comparison."""
     rows = record.rows()
     return _store_progress(record, len(work), sum(not item.has_begun(rows.get(item.arm, [])) for item in work))

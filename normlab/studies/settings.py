@@ -14,7 +14,7 @@ from normlab.compare.config import CompareConfig
 from normlab.errors import NormLabError, unknown
 from normlab.ladders.config import LadderConfig
 from normlab.train.config import DEFAULT_TASK, config_class
-from normlab.utils.counts import count, is_count
+from normlab.utils.counts import is_count, parse_count
 from normlab.utils.settings import field_names
 
 _KINDS: dict[type, tuple[tuple[type, ...], str]] = {
@@ -60,7 +60,7 @@ def _experiment_config(experiment: type[Experiment], title: str, settings: Mappi
         )  # fmt: skip
         return experiment(base=base, **outer)
     except TypeError as error:
-        raise NormLabError(f"{where}: {error}") from None
+        raise NormLabError(f"{where}: {error}; check the types of its settings") from None
 
 
 def _value(name: str, value: Any, kinds: tuple[type, ...], where: str) -> Any:
@@ -71,14 +71,18 @@ def _value(name: str, value: Any, kinds: tuple[type, ...], where: str) -> Any:
     accepted, expected = _KINDS.get(type(default), ((object,), "a single value"))
     if isinstance(value, list):
         if not takes_list:
-            raise NormLabError(f"{where}: {name} must be {expected}, got {value!r}")
+            raise NormLabError(f"{where}: {name} must be {expected}, got {value!r}{_advice(default)}")
         counts = any(is_count(entry) for entry in get_args(hint))
-        return tuple(count(entry) if counts and isinstance(entry, str) else entry for entry in value)
+        return tuple(parse_count(entry) if counts and isinstance(entry, str) else entry for entry in value)
     if isinstance(value, str) and is_count(hint):
-        return count(value)
+        return parse_count(value)
     if takes_list and value != "auto":
         return (value,)
     is_truth = isinstance(value, bool) and bool not in accepted and object not in accepted
     if is_truth or not isinstance(value, accepted):
-        raise NormLabError(f"{where}: {name} must be {expected}, got {value!r}")
+        raise NormLabError(f"{where}: {name} must be {expected}, got {value!r}{_advice(default)}")
     return value
+
+
+def _advice(default: Any) -> str:
+    return "" if default is None else f"; try {default!r}"

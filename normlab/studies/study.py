@@ -119,13 +119,15 @@ def load_study(name: str, folder: Path = FOLDER) -> Study:
     except OSError as error:
         raise NormLabError(f"cannot read {path}: {error.strerror}; check the path") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise NormLabError(f"{path} is no TOML: {error}") from None
+        raise NormLabError(f"{path} is no TOML: {error}; the files of studies/ are examples") from None
 
 
 def read_study(name: str, table: Mapping[str, Any], where: str) -> Study:
     """Parse a study from the contents of its file; `where` is the file for error messages."""
     if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", name):
-        raise NormLabError(f"{where}: a study's name is of lower-case letters, digits, dots and hyphens, got {name!r}")
+        raise NormLabError(
+            f"{where}: a study's name is of lower-case letters, digits, dots and hyphens, got {name!r}; rename the file"
+        )
     for field in table:
         if field not in _FIELDS:
             raise unknown(f"field in {where}", field, _FIELDS)
@@ -163,25 +165,25 @@ def _arms(named: Table, vary: Table, where: str) -> dict[str, Table]:
     """Every named arm with every combination of the varied settings; the combination is part of its name."""
     for name, value in vary.items():
         if not isinstance(value, list) or not value:
-            raise NormLabError(f"{where}: vary.{name} must be a list of values, got {value!r}")
+            raise NormLabError(f"{where}: vary.{name} must be a list of values, got {value!r}; try [{value!r}]")
     mixes = [dict(zip(vary, values, strict=True)) for values in itertools.product(*vary.values())]
     arms: dict[str, Table] = {}
     for name, changes in (named or {"": {}}).items():
         if not isinstance(changes, dict):
-            raise NormLabError(f"{where}: arms.{name} must be a table of settings, got {changes!r}")
+            raise NormLabError(f"{where}: arms.{name} must be a table of settings, got {changes!r}; try [arms.{name}]")
         for mix in mixes:
             parts = [name, *(f"{key}={_short(value)}" for key, value in mix.items())]
             arms[",".join(part for part in parts if part) or _MAIN] = {**changes, **mix}
     for name in arms:
         if not re.fullmatch(r"[\w.,=+()-]+", name) or name.startswith("."):
-            raise NormLabError(f"{where}: arm {name!r} must be fit for a folder's name: letters, digits, .,=+-()")
+            raise NormLabError(f"{where}: arm {name!r} must be fit for a folder's name; use letters, digits, .,=+-()")
     return arms
 
 
 def _minutes(table: Mapping[str, Any], where: str) -> float:
     found = table.get("gpu_minutes", 0)
     if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found < math.inf:
-        raise NormLabError(f"{where}: gpu_minutes must be a number from 0 on, got {found!r}")
+        raise NormLabError(f"{where}: gpu_minutes must be a number from 0 on, got {found!r}; try 60")
     return float(found)
 
 
@@ -192,7 +194,7 @@ def _short(value: Any) -> str:
 def _table(table: Mapping[str, Any], name: str, where: str) -> Table:
     found = table.get(name, {})
     if not isinstance(found, dict):
-        raise NormLabError(f"{where}: {name} must be a table, got {found!r}")
+        raise NormLabError(f"{where}: {name} must be a table, got {found!r}; write [{name}]")
     return found
 
 
@@ -206,7 +208,7 @@ def _tables(table: Mapping[str, Any], name: str, where: str) -> list[Table]:
 def _text(table: Mapping[str, Any], name: str, where: str) -> str:
     found = table.get(name)
     if not isinstance(found, str) or not found.strip():
-        raise NormLabError(f"{where}: {name} must be a text, got {found!r}")
+        raise NormLabError(f'{where}: {name} must be a text, got {found!r}; write {name} = "..."')
     return " ".join(found.split())
 
 

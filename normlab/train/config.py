@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 import tyro
 
-from normlab.errors import NormLabError, unknown
+from normlab.errors import NormLabError, advice_for, unknown
 from normlab.models.config import TransformerConfig
 from normlab.train import schedule
 from normlab.utils.counts import Count
@@ -158,16 +158,16 @@ class TrainConfig:
         self._check_model()
         for name in ("batch", "accumulate", "keep"):
             if getattr(self, name) < 1:
-                raise NormLabError(f"{name} must be at least 1, got {getattr(self, name)}")
+                raise NormLabError(f"{name} must be at least 1, got {getattr(self, name)}; {advice_for(self, name)}")
         for name in ("base_dim", "base_depth"):
             if (base := getattr(self, name)) is not None and base < 1:
                 raise NormLabError(f"{name} must be at least 1, got {base}; leave it out for no transfer")
         for name in ("evals", "saves"):
             if getattr(self, name) < 0:
-                raise NormLabError(f"{name} must not be negative, got {getattr(self, name)}")
+                raise NormLabError(f"{name} must not be negative, got {getattr(self, name)}; {advice_for(self, name)}")
         for name in ("lr", "eps", "clip", "spike"):
             if not getattr(self, name) > 0:
-                raise NormLabError(f"{name} must be positive, got {getattr(self, name)}")
+                raise NormLabError(f"{name} must be positive, got {getattr(self, name)}; {advice_for(self, name)}")
         if not 0.0 <= self.z_loss < math.inf:
             raise NormLabError(f"z_loss must be a number from 0 on, got {self.z_loss}; try 1e-4")
         if not 0.0 <= self.weight_decay < math.inf:

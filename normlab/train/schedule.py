@@ -47,9 +47,11 @@ def check(*, total: int, kind: str, warmup: int, final: float, decay_fraction: f
     if kind not in get_args(Kind):
         raise unknown("schedule", str(kind), get_args(Kind))
     if total < 1:
-        raise NormLabError(f"schedule: expected at least 1 step, got {total}")
+        raise NormLabError(f"schedule: expected at least 1 step, got {total}; raise the budget, or lower batch")
     if not 0 <= warmup <= total:
-        raise NormLabError(f"schedule: warmup must lie in [0, {total}], the steps of the run, got {warmup}")
+        raise NormLabError(
+            f"schedule: warmup must lie in [0, {total}], the steps of the run, got {warmup}; try {total // 20}"
+        )
     if not 0.0 <= final <= 1.0:
         raise NormLabError(f"schedule: final must lie in [0, 1], a share of the full rate, got {final}; try 0.1")
     if not 0.0 < decay_fraction <= 1.0:
@@ -83,7 +85,9 @@ def check_branches(config: TrainConfig) -> None:
     own = getattr(config, config.budget)
     for budget in config.branches:
         if not 0 < budget < own:
-            raise NormLabError(f"a branch has fewer {config.budget} than its trunk, {own:,}; got {budget:,}")
+            raise NormLabError(
+                f"a branch has fewer {config.budget} than its trunk, {own:,}; got {budget:,}; try {max(1, own // 2):,}"
+            )
         branch = config.branch(budget)
         if branch.warmup_steps != config.warmup_steps:
             raise NormLabError(

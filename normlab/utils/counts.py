@@ -12,7 +12,7 @@ from normlab.errors import NormLabError
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9}
 
 
-def count(text: str) -> int:
+def parse_count(text: str) -> int:
     """A whole number from text: 200000, 200k, 33M, 1.5B, 3e7."""
     match = re.fullmatch(r"([\d_.]+(?:[eE]\+?\d+)?)([kmbgKMBG]?)", text)
     try:
@@ -29,7 +29,7 @@ Count = Annotated[
     PrimitiveConstructorSpec(
         nargs=1,
         metavar="INT",
-        instance_from_str=lambda words: count(words[0]),
+        instance_from_str=lambda words: parse_count(words[0]),
         is_instance=lambda value: isinstance(value, int) and not isinstance(value, bool),
         str_from_instance=lambda value: [str(value)],
     ),

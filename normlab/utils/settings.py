@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from normlab.errors import NormLabError, unknown
-from normlab.utils.counts import count, is_count
+from normlab.utils.counts import is_count, parse_count
 from normlab.utils.records import from_plain, is_union
 
 
@@ -22,7 +22,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise NormLabError(f"cannot read {path}: {error.strerror}; check the path") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise NormLabError(f"{path} is no TOML: {error}") from None
+        raise NormLabError(f"{path} is no TOML: {error}; expected lines such as depth = 12") from None
     flat: dict[str, Any] = {}
     for name, value in found.items():
         table = value if isinstance(value, dict) else {name: value}
@@ -69,7 +69,7 @@ def _typed(kind: Any, value: Any, where: str) -> Any:
         return tuple(_typed(get_args(kind)[0], one, where) for one in (value if isinstance(value, list) else [value]))
     if is_count(kind) and not isinstance(value, bool | dict | list):
         try:
-            return count(str(value))
+            return parse_count(str(value))
         except NormLabError as error:
             raise NormLabError(f"{where}: {error}") from None
     if get_origin(kind) is tuple and not isinstance(value, list):

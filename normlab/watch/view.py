@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from normlab.pages.numbers import NONE, count, finite_or_none, fixed
+from normlab.pages.numbers import NONE, finite_or_none, fixed, format_count
 from normlab.train.metrics import TITLES
 from normlab.utils.text import counted, duration
 from normlab.watch.history import History
@@ -48,7 +48,7 @@ def run_line(name: str, run: WatchedRun) -> RunLine:
         loss=_loss(history),
         validation=fixed(history.evals[-1]["loss"]) if history.evals else NONE,
         also=_also(history),
-        speed=count(history.last.get("tokens_per_s")),
+        speed=format_count(history.last.get("tokens_per_s")),
         quiet=NONE if all(one.is_empty for one in run.histories) else f"{duration(run.quiet)} ago",
         alarms=_alarms(run),
     )

@@ -12,7 +12,7 @@ from normlab.cli import main
 from normlab.compare import comparison
 from normlab.models.config import PRESETS
 from normlab.train import trainer
-from normlab.utils.counts import count
+from normlab.utils.counts import parse_count
 
 
 class Parsed(Exception):  # noqa: N818
@@ -60,7 +60,7 @@ def refused(*words: str) -> str:
     ],
 )
 def test_counts(text, number, parse):
-    assert count(text) == number
+    assert parse_count(text) == number
     assert parse("train", "--tokens", text).config.tokens == number
     assert parse("train", f"--eval-tokens={text}").config.eval_tokens == number
     assert parse("compare", "--task", "images", "--images", text).config.base.images == number

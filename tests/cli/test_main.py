@@ -159,7 +159,7 @@ def test_a_setting_that_cannot_be_is_blamed_on_its_file(line, message, tmp_path)
 def test_a_flag_is_not_blamed_on_the_file(tmp_path):
     (tmp_path / "run.toml").write_text("depth = 3")
     found = run("train", "--toml", str(tmp_path / "run.toml"), "--depth", "0")
-    assert found.stderr == "normlab: depth must be at least 1, got 0\n"
+    assert found.stderr == "normlab: depth must be at least 1, got 0; try 4\n"
 
 
 def test_version():

@@ -11,7 +11,7 @@ import pytest
 from normlab.errors import NormLabError
 from normlab.ladders.forecast import (
     StoredForecast,
-    check_rows,
+    check_rows_follow,
     hash_of_rows,
     read_forecast,
     write_forecast,
@@ -64,15 +64,15 @@ def test_a_forecast_that_was_changed_is_refused(tmp_path: Path) -> None:
 
 
 def test_rows_after_the_forecast_pass(tmp_path: Path) -> None:
-    check_rows([row(), row(size="1x8", forecast=None, started="2026-01-01T00:00:00+00:00")], made(), tmp_path)
+    check_rows_follow([row(), row(size="1x8", forecast=None, started="2026-01-01T00:00:00+00:00")], made(), tmp_path)
 
 
 def test_rows_before_the_forecast_or_of_another_are_refused(tmp_path: Path) -> None:
     with pytest.raises(NormLabError, match="began before the forecast"):
-        check_rows([row(started="2026-01-01T23:59:59+00:00")], made(), tmp_path)
+        check_rows_follow([row(started="2026-01-01T23:59:59+00:00")], made(), tmp_path)
     for other in (None, "another hash"):
         with pytest.raises(NormLabError, match="carries the hash"):
-            check_rows([row(forecast=other)], made(), tmp_path)
+            check_rows_follow([row(forecast=other)], made(), tmp_path)
 
 
 def test_the_hash_of_the_rows_depends_on_losses_and_not_on_their_order() -> None:

@@ -162,7 +162,7 @@ def test_the_report_is_rebuilt_as_page_json_and_markdown(finished: Path, tmp_pat
     assert page == finished / "report.html"
     stored = json.loads((finished / "report.json").read_text())
     assert stored["answer"]["baseline"] == "pre"
-    assert stored["answer"]["priors"]["M"]
+    assert stored["answer"]["priors"]["smooth"]
     assert stored["design"]["runs_left"] == 0
     assert json.loads(build(finished, out=tmp_path / "ladder.json").read_text()) == stored
     done = run_command("report", str(finished), "--out", str(tmp_path / "other.html"))

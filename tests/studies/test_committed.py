@@ -14,7 +14,7 @@ from normlab.studies.rules.base import VALUE
 from normlab.studies.rules.change import ChangeRule
 from normlab.studies.rules.difference import DifferenceRule
 from normlab.studies.rules.order import OrderRule
-from normlab.studies.run import _check_rules, configurations, ladders, study_plan
+from normlab.studies.run import _check_rules, comparison_configs, ladder_configs, study_plan
 from normlab.studies.study import find_studies, load_study
 from tests.matrix import parametrize
 
@@ -31,7 +31,7 @@ def planned_runs(name: str) -> int:
 def test_it_can_be_planned(name):
     study = load_study(name, FOLDER)
     assert study.kind == "rows" or planned_runs(name) > 0
-    _check_rules(study, configurations(study) or ladders(study))
+    _check_rules(study, comparison_configs(study) or ladder_configs(study))
     named = {arm for claim in study.claims for scheme in claim.rule.schemes if (arm := scheme.partition("@")[2])}
     assert named <= {*study.arms}
     assert all(claim.number is not None and claim.rule.sentence for claim in study.claims)
@@ -46,7 +46,7 @@ def test_rules_name_cells_that_the_ladder_has():
     study = load_study("ladder", FOLDER)
     cells = {
         cell_name(str(rung.size), budget)
-        for config in ladders(study).values()
+        for config in ladder_configs(study).values()
         for rung in config.rungs
         for budget in rung.budgets
     }
@@ -69,7 +69,7 @@ def test_what_could_be_shown_is_said_before_the_runs():
 
 
 def test_high_rates_are_not_softened():
-    for config in configurations(load_study("high-rates", FOLDER)).values():
+    for config in comparison_configs(load_study("high-rates", FOLDER)).values():
         assert (config.base.trouble, config.base.clip) == ("none", math.inf)
 
 
@@ -77,7 +77,7 @@ def test_heads_are_not_tied_and_tuned_rates_can_be_bracketed():
     """Two rates have no middle: a best rate would always be an end of the list."""
     for name in find_studies(FOLDER):
         study = load_study(name, FOLDER)
-        for arm, config in configurations(study).items():
+        for arm, config in comparison_configs(study).items():
             if config.base.task == "language":
                 assert not config.base.model.tied_head, (name, arm)
             rules = [claim.rule for claim in study.claims if not claim.rule.arms or arm in claim.rule.arms]

@@ -12,7 +12,7 @@ from normlab.compare.statistics import paired_difference
 from normlab.errors import NormLabError
 from normlab.studies.evidence import Evidence
 from normlab.studies.exact import at_least, correlation_interval, fisher_exact, pearson, rank_values, share_bounds
-from normlab.studies.finding import Finding, side
+from normlab.studies.finding import Finding, interval_verdict
 from normlab.studies.rules import read_rule
 from normlab.studies.values import row_number, row_numbers
 from tests.studies.rows import evidence, row, rows_of
@@ -284,10 +284,10 @@ def test_growth_is_an_exponent():
 
 
 def test_sides():
-    assert side(1.0, 2.0, (0.5, 2.5)) == "reproduced"
-    assert side(1.0, 2.0, (2.5, None)) == "refuted"
-    assert side(1.0, 2.0, (1.5, None)) == "open"
-    assert side(None, None, (1.5, None)) == "open"
+    assert interval_verdict(1.0, 2.0, (0.5, 2.5)) == "reproduced"
+    assert interval_verdict(1.0, 2.0, (2.5, None)) == "refuted"
+    assert interval_verdict(1.0, 2.0, (1.5, None)) == "open"
+    assert interval_verdict(None, None, (1.5, None)) == "open"
 
 
 @pytest.mark.parametrize(

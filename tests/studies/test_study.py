@@ -7,7 +7,7 @@ import tomllib
 import pytest
 
 from normlab.errors import NormLabError
-from normlab.studies.run import configurations, study_plan
+from normlab.studies.run import comparison_configs, study_plan
 from normlab.studies.study import find_studies, load_study, read_study
 from tests.studies.rows import TINY, write_study
 
@@ -26,11 +26,11 @@ def test_a_file_is_read(tmp_path):
 
 
 def test_settings_are_those_of_a_comparison():
-    (config,) = configurations(study()).values()
+    (config,) = comparison_configs(study()).values()
     assert config.names == ("pre", "post")
     assert (config.lrs, config.seeds, config.base.model.dim, config.base.tokens) == ((1e-2,), 3, 16, 1536)
     short = study(TINY.replace("tokens = 1536", 'tokens = "2k"').replace("lrs = [1e-2]", "lrs = 1e-2"))
-    (config,) = configurations(short, {"data": ["x"], "tokenizer": None}).values()
+    (config,) = comparison_configs(short, {"data": ["x"], "tokenizer": None}).values()
     assert (config.base.tokens, config.base.data, config.base.tokenizer) == (2000, ("x",), "bytes")
 
 
@@ -39,11 +39,11 @@ def test_every_combination_of_what_varies_is_an_arm():
     found = study(text)
     assert len(found.arms) == 6
     assert found.arms["weight_decay=0.0,lrs=0.002"] == {"weight_decay": 0.0, "lrs": 2e-3}
-    configs = configurations(found)
+    configs = comparison_configs(found)
     assert configs["weight_decay=0.0,lrs=0.002"].lrs == (2e-3,)
     assert [size.runs for size in study_plan(found)] == [6] * 6
     named = study(TINY.replace("[[claims]]", "[arms.short]\nlength = 16\n[arms.long]\nlength = 32\n[[claims]]", 1))
-    assert [config.base.length for config in configurations(named).values()] == [16, 32]
+    assert [config.base.length for config in comparison_configs(named).values()] == [16, 32]
 
 
 def test_the_hash_is_that_of_the_rules_alone():

@@ -14,7 +14,7 @@ from normlab.checks.view.panels import measured
 from normlab.checks.view.plots import plot_data
 from normlab.checks.view.side_by_side import Against
 from normlab.checks.view.summary import caveats, depth_of, headline, is_open, mark, meanings, open_words, reason
-from normlab.pages.numbers import count, duration, join_names
+from normlab.pages.numbers import duration, format_count, join_names
 from normlab.pages.page import Section, render, section
 
 
@@ -83,7 +83,7 @@ def _facts(checks: Sequence[Check]) -> list[tuple[str, str]]:
     if len(checks) == 1:
         facts = [("kind", first.target.kind), ("own depth", str(first.target.depth)), *facts]
         facts += [("width", str(first.target.width))] if first.target.width else []
-        facts += [("parameters", count(first.target.parameters))] if first.target.parameters else []
+        facts += [("parameters", format_count(first.target.parameters))] if first.target.parameters else []
     return [*facts, ("time", duration(sum(check.seconds for check in checks)))]
 
 

@@ -6,7 +6,7 @@ from normlab.checks.judge.blame import blocks
 from normlab.checks.judge.remedies import ROOTS
 from normlab.checks.judge.verdict import Level, Verdict
 from normlab.checks.result import Check
-from normlab.pages.numbers import count, join_names
+from normlab.pages.numbers import format_count, join_names
 
 MARKS: dict[Level, str] = {"ok": "✓", "warn": "!", "fail": "✗"}
 """Signs that read without colour."""
@@ -224,7 +224,7 @@ def subtitle(check: Check) -> str:
     """What was checked: kind, size, what it was built with."""
     target = check.target
     width = f", width {target.width}" if target.width else ""
-    size = f", {count(target.parameters)} parameters" if target.parameters else ""
+    size = f", {format_count(target.parameters)} parameters" if target.parameters else ""
     return f"{target.kind}, {target.depth} blocks{width}{size}"
 
 

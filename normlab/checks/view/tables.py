@@ -12,7 +12,7 @@ from normlab.checks.result import Check
 from normlab.checks.view.plots import fitted_from
 from normlab.checks.view.side_by_side import Against
 from normlab.checks.view.summary import is_open, mark
-from normlab.pages.numbers import NONE, count, duration, fixed, join_names, rate
+from normlab.pages.numbers import NONE, duration, fixed, format_count, join_names, rate
 from normlab.pages.tables import Cell, Column, Table, flatten, numeric_cell
 from normlab.probes.profile import Number, Profile, When
 from normlab.probes.start import Start
@@ -231,7 +231,7 @@ def environment_table(checks: Sequence[Check]) -> Table:
     names = list(dict.fromkeys(name for check in checks for name in check.versions))
     rows = [[Cell(name), *(Cell(check.versions.get(name, NONE)) for check in checks)] for name in names]
     rows.append([Cell("time"), *(Cell(duration(check.seconds)) for check in checks)])
-    rows.append([Cell("parameters"), *(Cell(count(check.target.parameters)) for check in checks)])
+    rows.append([Cell("parameters"), *(Cell(format_count(check.target.parameters)) for check in checks)])
     return Table("Environment", columns("What", *_names(checks)), rows, sortable=False)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from normlab.compare.report.results import ReportedRun, Results, find_field
 from normlab.errors import NormLabError
-from normlab.pages.numbers import NONE, count, finite_or_none, join_names, rate
+from normlab.pages.numbers import NONE, finite_or_none, format_count, join_names, rate
 
 Facts = list[tuple[str, str]]
 
@@ -48,7 +48,7 @@ def _parameters(results: Results) -> str:
     recorded = results.about.get("parameters")
     numbers = [n for n in recorded.values() if finite_or_none(n)] if isinstance(recorded, Mapping) else []
     numbers = numbers or [n for n in (_counted_anew(results),) if n]
-    return " to ".join(dict.fromkeys(count(n) for n in (min(numbers), max(numbers)))) if numbers else ""
+    return " to ".join(dict.fromkeys(format_count(n) for n in (min(numbers), max(numbers)))) if numbers else ""
 
 
 def _counted_anew(results: Results) -> int | None:
@@ -87,12 +87,13 @@ def _validation(results: Results, corpus: Mapping[str, Any]) -> str:
         finite_or_none(find_field(results.about, "eval_tokens")),
     )
     if tokens is None:
-        return f"{count(images)} images" if images else ""
-    return f"{count(most)} of {count(tokens)} tokens" if most and most < tokens else f"{count(tokens)} tokens"
+        return f"{format_count(images)} images" if images else ""
+    seen = f"{format_count(most)} of " if most and most < tokens else ""
+    return f"{seen}{format_count(tokens)} tokens"
 
 
 def _about_work(results: Results) -> Facts:
     tokens = sorted({t for run in results.runs if run.state == "done" and (t := run.row.get("tokens"))})
     devices = list(dict.fromkeys(str(d) for run in results.runs if (d := run.row.get("device"))))
-    ends = dict.fromkeys(count(t) for t in (tokens[0], tokens[-1])) if tokens else {}
+    ends = dict.fromkeys(format_count(t) for t in (tokens[0], tokens[-1])) if tokens else {}
     return [("tokens a run", " to ".join(ends)), ("device", join_names(devices) if devices else "")]

@@ -10,7 +10,7 @@ from normlab.compare.report.scores import scores_table
 from normlab.compare.report.tables import environment_table, ranking_table, run_table, speed_table
 from normlab.compare.report.verdict import level_note, verdict
 from normlab.pages.markdown import escape, table
-from normlab.pages.numbers import count
+from normlab.pages.numbers import format_count
 
 
 def markdown(folder: str | Path) -> str:
@@ -31,7 +31,7 @@ def markdown(folder: str | Path) -> str:
 
 def _conditions(results: Results) -> str:
     """One line on tokens, hardware and versions."""
-    tokens = dict.fromkeys(count(run.row.get("tokens")) for run in results.runs if run.state == "done")
+    tokens = dict.fromkeys(format_count(run.row.get("tokens")) for run in results.runs if run.state == "done")
     facts = [f"{' / '.join(tokens)} tokens a run"] if tokens else []
     facts += [f"{row[0].text} {row[1].text}" for row in environment_table(results).rows]
     return escape("; ".join(_sentence(facts)))

@@ -12,7 +12,7 @@ from normlab.compare.report.gpu_sharing import runs_sharing_gpu
 from normlab.compare.report.results import ReportedRun, Results
 from normlab.compare.report.verdict import failure_reason
 from normlab.compare.statistics import SchemeResult
-from normlab.pages.numbers import NONE, count, duration, finite_or_none, fixed, memory, rate, signed
+from normlab.pages.numbers import NONE, duration, finite_or_none, fixed, format_count, memory, rate, signed
 from normlab.pages.tables import Cell, Column, Table, flatten, numeric_cell
 from normlab.train.metrics import TITLES, Metric
 
@@ -118,7 +118,7 @@ def _cost_row(results: Results, k: int, scheme: str, base: Cost, *, alone: bool)
     mfu = own.mfu if alone else None
     return [
         Cell(results.label(scheme), results.label(scheme).lower(), scheme=k),
-        numeric_cell(count(own.speed), own.speed),
+        numeric_cell(format_count(own.speed), own.speed),
         numeric_cell(_percent(speed), speed),
         numeric_cell(_percent(mfu), mfu),
         numeric_cell(memory(own.peak), own.peak),
@@ -149,7 +149,7 @@ def _run_row(results: Results, run: ReportedRun) -> list[Cell]:
         Cell(state, state, tone=state),
         numeric_cell(fixed(value), value),
         *(numeric_cell(fixed(other), other) for other in others),
-        numeric_cell(count(run.row.get("tokens")), run.row.get("tokens")),
+        numeric_cell(format_count(run.row.get("tokens")), run.row.get("tokens")),
         Cell(failure_reason(run) if run.state == "failed" else run.reason or "", run.reason or ""),
     ]
 

@@ -9,7 +9,7 @@ from normlab.compare.report.cautions import cautions, difference_digits, edge_su
 from normlab.compare.report.results import ReportedRun, Results
 from normlab.compare.report.unended import unended
 from normlab.compare.statistics import Difference, SchemeResult, bonferroni_level, find_winner
-from normlab.pages.numbers import count, fixed, join_names, rate
+from normlab.pages.numbers import fixed, format_count, join_names, rate
 from normlab.train.metrics import Metric
 from normlab.utils.text import counted
 
@@ -108,7 +108,7 @@ def _of_winner(results: Results, best: SchemeResult, base: str) -> str:
 def _budget(results: Results) -> str:
     """Token budget of a claim: the order may differ at another budget."""
     tokens = [t for run in results.runs if run.state == "done" and (t := run.row.get("tokens"))]
-    return f" at {count(max(tokens))} tokens a run" if tokens else ""
+    return f" at {format_count(max(tokens))} tokens a run" if tokens else ""
 
 
 def _stuck_in_brief(results: Results) -> str:
@@ -213,7 +213,7 @@ def level_note(results: Results) -> str:
 
 
 def _on_run(run: ReportedRun, metric: Metric) -> Conclusion:
-    value, at = run.row.get(metric.field), count(run.row.get("tokens"))
+    value, at = run.row.get(metric.field), format_count(run.row.get("tokens"))
     tail = f"{metric.title} {fixed(value)} after {at} tokens" if value is not None else "no evaluation yet"
     if run.state == "failed":
         return Conclusion(f"{run.label} failed: {failure_reason(run)}.", [f"Before that: {tail}."])

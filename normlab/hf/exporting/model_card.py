@@ -8,7 +8,7 @@ from typing import cast
 
 from normlab.models.config import DecoderConfig
 from normlab.pages.markdown import escape, table
-from normlab.pages.numbers import count, fixed, rate
+from normlab.pages.numbers import fixed, format_count, rate
 from normlab.pages.tables import Cell, Column, Table
 from normlab.schemes.catalog.card import Card
 from normlab.schemes.contract.scheme import Scheme
@@ -34,7 +34,7 @@ def model_card(run: Run, model: DecoderConfig) -> str:
     header = "\n".join(f"{name}: {json.dumps(value)}" for name, value in metadata.items())
     parts = [
         f"---\n{header}\n---",
-        f"# {escape(about.title)} decoder, {count(model.num_params())} parameters",
+        f"# {escape(about.title)} decoder, {format_count(model.num_params())} parameters",
         f"{escape(about.title)}: {escape(about.summary)} Trained and exported by NormLab.",
         table(_as_table(_facts(run, model))),
         "## Use",
@@ -64,7 +64,7 @@ def _facts(run: Run, model: DecoderConfig) -> dict[str, str]:
         "Length": f"{model.max_length} tokens at most, trained on {config.length}",
         "Data": ", ".join(config.data),
         "Tokenizer": config.tokenizer,
-        "Tokens": count(result.get("tokens")),
+        "Tokens": format_count(result.get("tokens")),
         "Learning rate": f"{rate(config.lr)}, {config.optimiser}, {config.schedule}",
         "Seed": str(config.seed),
         "Validation loss (nats a token)": fixed(result.get("loss")),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from normlab.ladders.report.content import LadderReport
 from normlab.ladders.rows import LadderRow
-from normlab.pages.numbers import count, join_names, minus, rate
+from normlab.ladders.statistics.answer import place_name
+from normlab.pages.numbers import join_names, minus, rate
 from normlab.utils.text import counted
 
 
@@ -37,7 +38,7 @@ def _edges(content: LadderReport) -> list[str]:
     alike: dict[tuple[str, float], list[str]] = {}
     for search in content.design.rates:
         if search.edge and search.pick is not None:
-            where = f"{search.scheme} at {search.size}, {count(search.tokens)} tokens"
+            where = f"{search.scheme} at {place_name(search.size, search.tokens)}"
             alike.setdefault((search.edge, search.pick), []).append(where)
     return [
         f"The picked rate of {join_names(places)} is the {edge} tried ({rate(lr)}): a better one may lie beyond it."
@@ -70,7 +71,7 @@ def _unpaired(content: LadderReport) -> list[str]:
         shared = {cell for cell, _ in sides[0]} & {cell for cell, _ in sides[1]}
         alone = [side[key] for side in sides for key in side if key[0] in shared and not all(key in s for s in sides)]
         if alone:
-            first = f"{alone[0].scheme} at {alone[0].size}, {count(alone[0].tokens)} tokens, seed {alone[0].seed}"
+            first = f"{alone[0].scheme} at {place_name(alone[0].size, alone[0].tokens)}, seed {alone[0].seed}"
             more = f" and {len(alone) - 1} more" if len(alone) > 1 else ""
             what = f"{counted(len(alone), 'run')} without a partner of the same seed, part of no gap"
             found.append(f"{scheme} against {baseline}: {what} ({first}{more}).")

@@ -9,8 +9,16 @@ from typing import Literal
 
 from normlab.ladders.report.design import LadderDesign, LostRun
 from normlab.ladders.rows import LadderRow
-from normlab.ladders.statistics.answer import FEW_STEPS, CellGap, HeldOut, Interval, LadderAnswer, Place, SchemeAnswer
-from normlab.pages.numbers import count
+from normlab.ladders.statistics.answer import (
+    FEW_STEPS,
+    CellGap,
+    HeldOut,
+    Interval,
+    LadderAnswer,
+    Place,
+    SchemeAnswer,
+    place_name,
+)
 
 Side = Literal["better", "worse", "open"]
 
@@ -71,7 +79,7 @@ class LadderReport:
         if self.design.lost:
             return list(self.design.lost)
         return [
-            LostRun(name=f"{row.scheme}, {row.size}, {count(row.tokens)} tokens, seed {row.seed}", state=row.state)
+            LostRun(name=f"{row.scheme}, {place_name(row.size, row.tokens)}, seed {row.seed}", state=row.state)
             for row in self.rows
             if not row.is_usable
         ]
@@ -88,9 +96,9 @@ class LadderReport:
             HeldOut(
                 scheme=cell.scheme,
                 place=self._place(cell.size, cell.tokens, cell.flops, known.get((cell.size, cell.tokens))),
-                seeds=cell.seeds or 0, forecast=_interval(cell.unconditional, self.answer.level_each),
+                seeds=cell.seeds or 0, forecast=_interval(cell.smooth, self.answer.level_each),
                 simple_law=_interval(cell.simple_law, self.answer.level_each) if cell.simple_law else None,
-                measured=cell.came, is_hit=cell.is_hit, is_simple_law_hit=cell.is_simple_hit,
+                measured=cell.came, is_hit=cell.is_hit, is_simple_law_hit=cell.is_simple_law_hit,
             )
             for cell in stored.cells
             if cell.scheme in self.schemes
@@ -138,11 +146,6 @@ class LadderCell:
     @property
     def name(self) -> str:
         return place_name(self.size, self.tokens)
-
-
-def place_name(size: str, tokens: int) -> str:
-    """A place of the ladder in words: 12x768, 118M tokens."""
-    return f"{size}, {count(tokens)} tokens"
 
 
 def cell_at(own: SchemeAnswer, cell: LadderCell) -> CellGap | None:

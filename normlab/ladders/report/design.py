@@ -12,8 +12,8 @@ from typing import Any, Literal, Self
 
 from normlab.utils.records import from_plain, to_plain
 
-Interval = tuple[float, float]
-"""Low and high end."""
+Ends = tuple[float, float]
+"""Low and high end of an interval."""
 Edge = Literal["largest", "smallest"]
 Carry = Literal["width", "width+depth", "none"]
 Basis = Literal["derived", "hypothesis"]
@@ -56,7 +56,7 @@ class TriedRate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RateSearch:
+class RateSearchFacts:
     """The rates tried for one scheme at one size and budget."""
 
     scheme: str
@@ -85,10 +85,10 @@ class ForecastCell:
     scheme: str
     size: str
     tokens: int
-    unconditional: Interval
-    """95 % prediction interval that assumes no form of the gap (M)."""
-    simple_law: Interval | None = None
-    """Interval if the gap keeps a simple law (K)."""
+    smooth: Ends
+    """95 % prediction interval of the smooth estimator."""
+    simple_law: Ends | None = None
+    """Ends if the gap keeps a simple law."""
     came: float | None = None
     """Measured gap, mean over paired seeds; None before the runs have ended."""
     seeds: int | None = None
@@ -97,18 +97,18 @@ class ForecastCell:
 
     @property
     def is_hit(self) -> bool | None:
-        """Whether the unconditional interval contains what came."""
-        return _contains(self.unconditional, self.came)
+        """Whether the smooth estimator's interval contains what came."""
+        return _contains(self.smooth, self.came)
 
     @property
-    def is_simple_hit(self) -> bool | None:
+    def is_simple_law_hit(self) -> bool | None:
         """Whether the simple law's interval contains what came."""
         return _contains(self.simple_law, self.came)
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoredForecast:
-    """Forecast of the held-out size, written before its first run began."""
+class ForecastFacts:
+    """The forecast of the held-out size, as a page shows it; `normlab.ladders.forecast` has the stored one."""
 
     written: str
     """Date and time in ISO format."""
@@ -146,11 +146,11 @@ class LadderDesign:
     sizes: tuple[SizeFacts, ...] = ()
     budgets: tuple[int, ...] = ()
     cells: tuple[CellFacts, ...] = ()
-    rates: tuple[RateSearch, ...] = ()
+    rates: tuple[RateSearchFacts, ...] = ()
     rules: tuple[RateRule, ...] = ()
     held_out: str | None = None
     """Label of the size that was forecast before it was trained."""
-    forecast: StoredForecast | None = None
+    forecast: ForecastFacts | None = None
     lost: tuple[LostRun, ...] = ()
     runs_left: int | None = None
     """Runs that have not ended: a lower bound while rates are searched for."""
@@ -175,5 +175,5 @@ class LadderDesign:
         return from_plain(cls, record, "ladder.json")
 
 
-def _contains(interval: Interval | None, value: float | None) -> bool | None:
+def _contains(interval: Ends | None, value: float | None) -> bool | None:
     return None if interval is None or value is None else interval[0] <= value <= interval[1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from normlab.ladders.report.content import LadderReport, best_interval
 from normlab.ladders.report.tables import gap_digits, interval_cell, scheme_cell, side_cell, times_cell
 from normlab.ladders.statistics.answer import Projection, SchemeAnswer
-from normlab.pages.numbers import NONE, count
+from normlab.pages.numbers import NONE, format_count
 from normlab.pages.tables import Cell, Column, Table
 
 TRENDS = {
@@ -35,7 +35,7 @@ def _row(content: LadderReport, own: SchemeAnswer) -> list[Cell]:
     last = ahead[-1] if len(ahead) > 1 else None
     return [
         scheme_cell(content, own.scheme),
-        Cell(f"{top.size}, {count(top.tokens)}" if top else "not judged", whole=True),
+        Cell(f"{top.size}, {format_count(top.tokens)}" if top else "not judged", whole=True),
         interval_cell(interval, places),
         side_cell(interval) if interval else Cell("one seed: no interval" if top else NONE),
         times_cell(top.multiplier if top else None),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from normlab.ladders.report.content import LadderReport
-from normlab.pages.numbers import count, join_names
+from normlab.pages.numbers import format_count, join_names
 
 
 def header_facts(content: LadderReport) -> list[tuple[str, str]]:
@@ -11,12 +11,12 @@ def header_facts(content: LadderReport) -> list[tuple[str, str]]:
     design = content.design
     known = [
         ("sizes", _ends(content.sizes)),
-        ("tokens", _ends([count(tokens) for tokens in content.budgets])),
+        ("tokens", _ends([format_count(tokens) for tokens in content.budgets])),
         ("seeds", _seeds(content)),
         ("runs", str(len(content.rows))),
         ("compute span", _span(content)),
         ("data", design.data or ""),
-        ("unique tokens", count(design.unique_tokens) if design.unique_tokens else ""),
+        ("unique tokens", format_count(design.unique_tokens) if design.unique_tokens else ""),
         ("head", design.head or ""),
         ("device", design.device or ""),
         ("date", (design.date or "")[:10]),

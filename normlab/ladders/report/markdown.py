@@ -27,7 +27,7 @@ def markdown(content: LadderReport) -> str:
     parts += _table_section("Forecast and result", tables.forecast_table(content), _forecast_note(content))
     parts += _table_section("Beyond the ladder", tables.projection_table(content))
     parts += _list_section("Why a gap is not identified", _reasons(content))
-    parts += _table_section("What it would take", tables.purchase_table(content))
+    parts += _table_section("What it would take", tables.more_runs_table(content))
     parts += _table_section("Training", training_table(content))
     parts += _table_section("Learning rates", tables.rate_table(content))
     parts += _list_section(f"Loss of {content.answer.baseline}", _baseline(content))

@@ -18,7 +18,8 @@ from normlab.ladders.report.training import training_grid
 from normlab.ladders.report.validation import set_table
 from normlab.ladders.report.verdict import findings, forecast_sentence, headline, reasons, slope_sentence
 from normlab.ladders.report.weights import weight_bars
-from normlab.pages.numbers import count, join_names
+from normlab.ladders.statistics.answer import FEW_STEPS
+from normlab.pages.numbers import format_count, join_names
 from normlab.pages.page import Section, render, section
 from normlab.pages.tables import Table
 from normlab.utils.files import write_atomically
@@ -101,6 +102,7 @@ def _common(content: LadderReport) -> dict[str, Any]:
         "schemes": content.schemes,
         "baseline": content.answer.baseline,
         "level": f"{100 * content.answer.level:g} %",
+        "few_steps": f"{FEW_STEPS:,}",
         # One scheme beside the baseline needs no buttons to show or hide it.
         "several": len(content.schemes) > 2,
     }
@@ -130,7 +132,7 @@ def _slices(content: LadderReport, data: dict[str, Any]) -> Section | None:
     cells = {(cell["size"], cell["tokens"]) for entry in data["gaps"] for cell in entry["cells"]}
     over_tokens = [(k, size) for k, size in enumerate(content.sizes) if len({t for s, t in cells if s == size}) > 1]
     over_size = [
-        (k, f"{count(tokens)} tokens")
+        (k, f"{format_count(tokens)} tokens")
         for k, tokens in enumerate(content.budgets)
         if len({s for s, t in cells if t == tokens}) > 1
     ]
@@ -169,12 +171,12 @@ def _beyond(content: LadderReport) -> Section | None:
         for own in content.answer.schemes
         if own.identified.reasons
     ]
-    projections, purchases = tables.projection_table(content), tables.purchase_table(content)
-    if not (unknown or projections.rows or purchases.rows):
+    projections, more_runs = tables.projection_table(content), tables.more_runs_table(content)
+    if not (unknown or projections.rows or more_runs.rows):
         return None
     return section(
         "beyond", "Beyond the ladder", "ladder/beyond.html", unknown=unknown, projections=projections,
-        purchases=purchases,
+        more_runs=more_runs,
     )  # fmt: skip
 
 
@@ -184,7 +186,7 @@ def _training(content: LadderReport) -> Section | None:
         return None
     return section(
         "training", "How the cells were trained", "ladder/training.html", grid=grid,
-        columns=max(len(line.cells) for line in grid), design=content.design,
+        columns=max(len(line.cells) for line in grid), design=content.design, few_steps=f"{FEW_STEPS:,}",
         short=any(cell and cell.is_short for line in grid for cell in line.cells),
         held_out=any(cell and cell.is_held_out for line in grid for cell in line.cells),
     )  # fmt: skip

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from normlab.ladders.report.content import LadderReport, best_interval, mean_gap
-from normlab.ladders.report.design import RateSearch
-from normlab.ladders.statistics.answer import CellGap, HeldOut, Interval, Projection, SchemeAnswer
-from normlab.pages.numbers import count
+from normlab.ladders.report.design import RateSearchFacts
+from normlab.ladders.statistics.answer import CellGap, HeldOut, Interval, Projection, SchemeAnswer, place_name
+from normlab.pages.numbers import format_count
 
 FAR = 30.0
 """Places at more than this multiple of the top's compute are drawn on request only."""
@@ -91,7 +91,9 @@ def _by_compute(own: SchemeAnswer) -> list[Projection]:
 
 def _short_name(projection: Projection) -> str:
     place = projection.place
-    return f"{projection.times_top:.3g} ×" if _is_multiple(projection) else f"{place.size}, {count(place.tokens)}"
+    if _is_multiple(projection):
+        return f"{projection.times_top:.3g} ×"
+    return f"{place.size}, {format_count(place.tokens)}"
 
 
 def _multipliers(content: LadderReport) -> list[dict[str, Any]]:
@@ -124,17 +126,17 @@ def _forecast(content: LadderReport, entry: HeldOut) -> Point:
 
 def rate_panels(content: LadderReport) -> list[dict[str, Any]]:
     """One panel for every size and budget at which rates were tried."""
-    panels: dict[tuple[str, int], list[RateSearch]] = {}
+    panels: dict[tuple[str, int], list[RateSearchFacts]] = {}
     for search in content.design.rates:
         if search.scheme in content.schemes and search.tried:
             panels.setdefault((search.size, search.tokens), []).append(search)
     return [
-        {"title": f"{size}, {count(tokens)} tokens", "searches": [_search(content, search) for search in searches]}
+        {"title": place_name(size, tokens), "searches": [_search(content, search) for search in searches]}
         for (size, tokens), searches in panels.items()
     ]
 
 
-def _search(content: LadderReport, search: RateSearch) -> dict[str, Any]:
+def _search(content: LadderReport, search: RateSearchFacts) -> dict[str, Any]:
     tried = sorted(search.tried, key=lambda entry: entry.lr)
     return {
         "scheme": content.schemes.index(search.scheme), "pick": search.pick, "edge": search.edge,

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from normlab.ladders.report.content import LadderReport, best_interval, mean_gap, side
-from normlab.ladders.report.design import RateRule, RateSearch
+from normlab.ladders.report.design import RateRule, RateSearchFacts
 from normlab.ladders.report.verdict import hit_words
-from normlab.ladders.statistics.answer import CellGap, HeldOut, Interval, Projection, Purchase, SchemeAnswer
-from normlab.pages.numbers import NONE, count, decimals, fixed, minus, rate, signed
+from normlab.ladders.statistics.answer import FEW_STEPS, CellGap, HeldOut, Interval, MoreRuns, Projection, SchemeAnswer
+from normlab.ladders.statistics.cautions import FAR_OFF
+from normlab.pages.numbers import NONE, decimals, fixed, format_count, minus, rate, signed
 from normlab.pages.tables import Cell, Column, Table, numeric_cell
 
 _SIDES = {"better": "▼ better", "worse": "▲ worse", "open": "≈ sign open"}
-_ESTIMATORS = {"M": "95 % intervals (M)", "K": "if it keeps a simple law (K)"}
+_ESTIMATORS = {"smooth": "smooth gap: 95 % intervals", "simple_law": "simple law: dashed lines"}
 _CARRIED = {
     "width": "carried over width",
     "width+depth": "carried over width and depth",
@@ -41,7 +42,7 @@ def _gap_row(content: LadderReport, own: SchemeAnswer, cell: CellGap, places: in
     return [
         scheme_cell(content, own.scheme),
         Cell(cell.size, cell.parameters),
-        numeric_cell(count(cell.tokens), cell.tokens),
+        numeric_cell(format_count(cell.tokens), cell.tokens),
         numeric_cell(flops(cell.flops), cell.flops),
         numeric_cell(str(cell.n), cell.n),
         numeric_cell(signed(mean, places), mean),
@@ -72,8 +73,8 @@ def _remarks(cell: CellGap) -> Iterable[str]:
     if not cell.is_usable:
         yield cell.reason or "not part of the fit"
     if cell.few_steps:
-        yield "fewer than 3,000 steps"
-    if cell.off_sd is not None and abs(cell.off_sd) > 3:
+        yield f"fewer than {FEW_STEPS:,} steps"
+    if cell.off_sd is not None and abs(cell.off_sd) > FAR_OFF:
         yield f"{abs(cell.off_sd):.1f} sd from the fit"
 
 
@@ -129,13 +130,13 @@ def _projection_row(content: LadderReport, own: SchemeAnswer, projection: Projec
     ]
 
 
-def purchase_table(content: LadderReport) -> Table:
-    """What more runs would buy, as widths of the interval now and then."""
+def more_runs_table(content: LadderReport) -> Table:
+    """What more runs would gain, as widths of the interval now and then."""
     columns = [
         Column("Scheme"), Column("Runs added"), Column("Place"), Column("Width now", True), Column("Width then", True),
         Column("Sign would show from", True),
     ]  # fmt: skip
-    rows = [_purchase_row(content, own, buy) for own in content.answer.schemes for buy in own.what_more]
+    rows = [_more_runs_row(content, own, more) for own in content.answer.schemes for more in own.what_more]
     note = (
         f"Width of the {_level(content)} interval of the gap in nats, if the added runs look like those that there "
         "are. The sign shows for a gap larger than half the width."
@@ -143,15 +144,15 @@ def purchase_table(content: LadderReport) -> Table:
     return Table("What it would take", columns, rows, note=note)
 
 
-def _purchase_row(content: LadderReport, own: SchemeAnswer, buy: Purchase) -> list[Cell]:
-    helps = buy.width_then < 0.98 * buy.width_now
+def _more_runs_row(content: LadderReport, own: SchemeAnswer, more: MoreRuns) -> list[Cell]:
+    helps = more.width_then < 0.98 * more.width_now
     return [
         scheme_cell(content, own.scheme),
-        Cell(buy.what, buy.what),
-        Cell(buy.place.name, buy.place.flops),
-        numeric_cell(fixed(buy.width_now, 3), buy.width_now),
-        numeric_cell(fixed(buy.width_then, 3) if helps else "no narrower", buy.width_then),
-        numeric_cell(f"±{fixed(min(buy.width_then, buy.width_now) / 2, 3)}", buy.width_then / 2),
+        Cell(more.what, more.what),
+        Cell(more.place.name, more.place.flops),
+        numeric_cell(fixed(more.width_now, 3), more.width_now),
+        numeric_cell(fixed(more.width_then, 3) if helps else "no narrower", more.width_then),
+        numeric_cell(f"±{fixed(min(more.width_then, more.width_now) / 2, 3)}", more.width_then / 2),
     ]
 
 
@@ -197,7 +198,7 @@ def rate_table(content: LadderReport) -> Table:
     return Table("Learning rates", columns, rows).filled()
 
 
-def _rate_row(content: LadderReport, search: RateSearch, rule: RateRule | None) -> list[Cell]:
+def _rate_row(content: LadderReport, search: RateSearchFacts, rule: RateRule | None) -> list[Cell]:
     tried = [
         rate(entry.lr) + (f" ({fixed(entry.loss, 3)})" if entry.state == "done" else f" {entry.state}")
         for entry in sorted(search.tried, key=lambda entry: entry.lr)
@@ -206,7 +207,7 @@ def _rate_row(content: LadderReport, search: RateSearch, rule: RateRule | None) 
     return [
         scheme_cell(content, search.scheme),
         Cell(search.size, search.size),
-        numeric_cell(count(search.tokens), search.tokens),
+        numeric_cell(format_count(search.tokens), search.tokens),
         Cell(", ".join(tried)),
         numeric_cell(rate(search.pick), search.pick),
         Cell(where, where, tone="failed" if search.edge else ""),

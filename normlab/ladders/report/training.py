@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from normlab.ladders.report.content import LadderCell, LadderReport
 from normlab.ladders.report.tables import flops
-from normlab.pages.numbers import NONE, count
+from normlab.ladders.statistics.answer import FEW_STEPS
+from normlab.pages.numbers import NONE, format_count
 from normlab.pages.tables import Cell, Column, Table, numeric_cell
 
 
@@ -31,10 +32,7 @@ class TrainedSize:
 
 def training_grid(content: LadderReport) -> list[TrainedSize]:
     """One line for each size: with a column for every budget on a grid, without gaps on a path."""
-    return [
-        TrainedSize(size, _about(content, size), tuple(_line(content, size)))
-        for size in sorted(content.sizes, key=content.sizes.index)
-    ]
+    return [TrainedSize(size, _about(content, size), tuple(_line(content, size))) for size in content.sizes]
 
 
 def _line(content: LadderReport, size: str) -> list[TrainedCell | None]:
@@ -52,13 +50,13 @@ def _trained(cell: LadderCell) -> TrainedCell:
         ("FLOPs", flops(cell.flops)),
     ]
     facts = tuple((name, text) for name, text in known if text != NONE)
-    return TrainedCell(f"{count(cell.tokens)} tokens", facts, cell.is_short, cell.is_held_out)
+    return TrainedCell(f"{format_count(cell.tokens)} tokens", facts, cell.is_short, cell.is_held_out)
 
 
 def _about(content: LadderReport, size: str) -> str:
     facts = content.design.size_facts(size)
     parameters = next(cell.parameters for cell in content.cells if cell.size == size)
-    parts = [f"{count(parameters)} parameters"]
+    parts = [f"{format_count(parameters)} parameters"]
     if facts is not None and facts.depth and facts.width and size != f"{facts.depth}x{facts.width}":
         parts.insert(0, f"{facts.depth} × {facts.width}")
     if facts is not None and facts.embedding_share is not None:
@@ -83,12 +81,12 @@ def training_table(content: LadderReport) -> Table:
 def _row(content: LadderReport, cell: LadderCell) -> list[Cell]:
     facts = content.design.size_facts(cell.size)
     share = facts.embedding_share if facts else None
-    remarks = ["fewer than 3,000 steps"] * cell.is_short + ["held out"] * cell.is_held_out
+    remarks = [f"fewer than {FEW_STEPS:,} steps"] * cell.is_short + ["held out"] * cell.is_held_out
     return [
         Cell(cell.size, cell.parameters),
-        numeric_cell(count(cell.parameters), cell.parameters),
+        numeric_cell(format_count(cell.parameters), cell.parameters),
         numeric_cell(NONE if share is None else f"{100 * share:.0f} %", share),
-        numeric_cell(count(cell.tokens), cell.tokens),
+        numeric_cell(format_count(cell.tokens), cell.tokens),
         numeric_cell(f"{cell.tokens_per_parameter:.2g}", cell.tokens_per_parameter),
         numeric_cell(NONE if cell.epochs is None else f"{cell.epochs:.2g}", cell.epochs),
         numeric_cell(NONE if cell.steps is None else f"{cell.steps:,}", cell.steps),

@@ -6,7 +6,7 @@ from normlab.ladders.report.content import LadderReport, best_interval
 from normlab.ladders.report.glance import TRENDS
 from normlab.ladders.report.tables import gap_digits, interval_cell, scheme_cell, side_cell, times_cell
 from normlab.ladders.statistics.answer import SchemeAnswer
-from normlab.pages.numbers import NONE, count
+from normlab.pages.numbers import NONE, format_count
 from normlab.pages.tables import Cell, Column, Table
 
 MAIN = "all"
@@ -41,7 +41,7 @@ def _row(content: LadderReport, name: str, own: SchemeAnswer) -> list[Cell]:
     return [
         scheme_cell(content, own.scheme),
         Cell(name, name, whole=len(name) <= 24),
-        Cell(f"{top.size}, {count(top.tokens)}" if top else "not judged", whole=True),
+        Cell(f"{top.size}, {format_count(top.tokens)}" if top else "not judged", whole=True),
         interval_cell(interval, places),
         side_cell(interval) if interval else Cell(NONE),
         times_cell(top.multiplier if top else None),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from normlab.ladders.report.content import LadderCell, LadderReport, best_interval, cell_at, place_name, side
-from normlab.ladders.statistics.answer import HeldOut, SchemeAnswer
-from normlab.pages.numbers import count, fixed, join_names, minus
+from normlab.ladders.report.content import LadderCell, LadderReport, best_interval, cell_at, side
+from normlab.ladders.statistics.answer import HeldOut, SchemeAnswer, place_name
+from normlab.pages.numbers import fixed, join_names, minus
 from normlab.utils.text import counted
 
 _MOVES = {
@@ -23,7 +23,7 @@ def headline(content: LadderReport) -> str:
     top = content.top
     if top is None:
         return f"No verdict: no scheme shares a trained seed with {content.answer.baseline}."
-    return f"At the top of the ladder ({top.size}, {count(top.tokens)} tokens) {'; '.join(_clauses(content, top))}."
+    return f"At the top of the ladder ({top.name}) {'; '.join(_clauses(content, top))}."
 
 
 def findings(content: LadderReport) -> list[str]:

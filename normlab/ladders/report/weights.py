@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from normlab.ladders.report.content import LadderReport
-
-AXES = ("parameters", "mostly parameters", "compute", "mostly tokens", "tokens")
-"""From size alone to tokens alone."""
+from normlab.ladders.statistics.estimators.simple_law import AXES
 
 
 @dataclass(frozen=True)
@@ -46,6 +44,7 @@ def weight_bars(content: LadderReport) -> list[WeightBar]:
 def _axis(weights: Mapping[str, float]) -> tuple[Segment, ...]:
     if len(weights) < 2:
         return ()
+    # From size alone to tokens alone.
     order = [name for name in AXES if name in weights] + [name for name in weights if name not in AXES]
     return tuple(Segment(name, weights[name], k % 5) for k, name in enumerate(order))
 

@@ -3,15 +3,17 @@
 A gap is the loss of a scheme less the loss of the baseline in nats a token: negative is better. A compute multiplier k
 means that the scheme reaches with compute C what the baseline reaches with k·C: above one is better.
 
-Two estimators stand side by side. M assumes only that the gap is smooth: its intervals are the ones to call 95 %, and
-verdicts come from M alone. K assumes that the gap keeps a simple law: its intervals are conditional on that.
+Two estimators stand side by side. The smooth estimator assumes only that the gap changes smoothly: its intervals are
+the ones to call 95 %, and verdicts come from it alone. The simple-law estimator assumes that the gap keeps a simple
+law: its intervals are conditional on that.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
+from normlab.pages.numbers import format_count
 from normlab.utils.records import StoredResult, to_plain
 
 SCHEMA = 1
@@ -22,7 +24,12 @@ Verdict = Literal["shrinks", "grows", "crosses", "constant", "not shown"]
 """How the gap moves within the ladder. `constant`: its change is smaller than `TrendTest.margin`, at the level."""
 
 AxisName = Literal["compute", "tokens", "size"]
-Reason = Literal["a", "b", "c", "d", "e", "f"]
+Reason = Literal[
+    "wide interval", "forms disagree", "missed forecast", "small ladder", "other tokens per parameter", "rate at edge"
+]
+"""Why a gap is not identified, in the order in which reasons are shown."""
+OldReason = Literal["a", "b", "c", "d", "e", "f"]
+"""The same in answers that were stored before reasons had names."""
 
 
 class Record:
@@ -48,6 +55,11 @@ class Interval(Record):
     @property
     def spans_zero(self) -> bool:
         return self.low <= 0.0 <= self.high
+
+
+def place_name(size: str, tokens: int) -> str:
+    """A size and a budget in words: 12x768, 118M tokens."""
+    return f"{size}, {format_count(tokens)} tokens"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +102,7 @@ class CellGap(Record):
     student: Interval | None
     """Student's interval from this cell alone; None with fewer than two pairs."""
     gap: Interval | None
-    """M's interval at this cell, from all cells together; None where no fit was possible."""
+    """The smooth estimator's interval at this cell, from all cells together; None where no fit was possible."""
     multiplier: Interval | None
     """Compute multiplier in FLOPs."""
     multiplier_in_time: Interval | None
@@ -104,7 +116,7 @@ class CellGap(Record):
     epochs: float | None = None
     """How often the data was seen; None where unknown."""
     off_sd: float | None = None
-    """Distance of the cell's mean from M's, in standard deviations of the cell's mean; above 3 it contradicts."""
+    """Standard deviations of the cell's mean by which it is off the smooth estimate; above 3 it contradicts."""
 
     @property
     def cell(self) -> tuple[int, int]:
@@ -113,7 +125,7 @@ class CellGap(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class TrendTest(Record):
-    """How the gap moves along one axis of the ladder, from M: from `bottom` to `top`."""
+    """How the gap moves along one axis of the ladder from `bottom` to `top`, by the smooth estimator."""
 
     axis: AxisName
     """compute: bottom cell to top cell; tokens: at the largest size; size: at the largest common budget."""
@@ -150,29 +162,33 @@ class Projection(Record):
     times_top: float
     """FLOPs there as a multiple of the top cell's."""
     gap: Interval
-    """M's interval of the mean gap: the one to call 95 %."""
+    """The smooth estimator's interval of the mean gap: the one to call 95 %."""
     simple_law: Interval
-    """K's interval, if the gap keeps a simple law: never in a verdict."""
+    """Interval if the gap keeps a simple law: never in a verdict."""
     constant_multiplier: Interval | None
     """Interval if the compute multiplier is constant; None where the ladder rejects that."""
     multiplier: Interval | None
-    """M's compute multiplier in FLOPs."""
+    """Compute multiplier in FLOPs, by the smooth estimator."""
     shrinks: float
-    """Probability under M that the gap is smaller there, in absolute value, than at the top."""
+    """Probability that the gap is smaller there, in absolute value, than at the top, by the smooth estimator."""
     shrinks_simple_law: float
-    """The same under K."""
+    """The same if the gap keeps a simple law."""
     is_smoothness: bool
-    """Beyond 100 × the top: M's interval, too, holds only if the gap stays as smooth as within the ladder."""
+    """Beyond 100 × the top: `gap`, too, holds only if the gap stays as smooth as within the ladder."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Obstacle(Record):
     """One reason why the gap at a target is not identified."""
 
-    rule: Reason
+    rule: Reason | OldReason
     text: str
     target: str | None = None
     """Name of the target that it concerns; None: all of them."""
+
+    def __post_init__(self) -> None:
+        names = dict(zip(get_args(OldReason), get_args(Reason), strict=True))
+        object.__setattr__(self, "rule", names.get(self.rule, self.rule))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,8 +204,8 @@ class Identified(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Purchase(Record):
-    """What more runs would buy: the width of M's interval at a place, now and with them."""
+class MoreRuns(Record):
+    """What more runs would gain: the width of the smooth estimator's interval at a place, now and with them."""
 
     what: str
     """For example "2 more seeds at every cell", "one more size above the top"."""
@@ -223,12 +239,12 @@ class SchemeAnswer(Record):
     projections: list[Projection]
     identified: Identified
     form_weights: dict[str, float]
-    """K's weights of the families: "fades or grows", "settles"; they sum to one. Empty where there is no fit."""
+    """Weights of the simple law's families, "fades or grows" and "settles", whose sum is one; empty without a fit."""
     axis_weights: dict[str, float]
-    """K's weights of the axis that drives the gap: "parameters", "mostly parameters", "compute", "mostly tokens",
+    """The same for the axis that drives the gap: "parameters", "mostly parameters", "compute", "mostly tokens",
     "tokens". On a path there is only "compute"."""
     sentence: str
-    what_more: list[Purchase]
+    what_more: list[MoreRuns]
     held_out: list[HeldOut]
     seed_sd: float | None
     """Standard deviation of a paired difference over seeds, pooled over cells."""
@@ -299,9 +315,9 @@ class CellForecast(Record):
     place: Place
     seeds: int
     gap: Interval
-    """M's prediction interval: this one judges the forecast."""
+    """The smooth estimator's prediction interval: this one judges the forecast."""
     simple_law: Interval
-    """K's."""
+    """Prediction interval if the gap keeps a simple law."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,7 +337,7 @@ class Design(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedWidth(Record):
-    """Width that M's interval would have at a place if the gap followed a straight line: the best case."""
+    """Width of the smooth estimator's interval at a place if the gap followed a straight line: the best case."""
 
     place: Place
     width: float

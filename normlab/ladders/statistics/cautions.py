@@ -9,7 +9,7 @@ from normlab.ladders.statistics.cells import Cell
 from normlab.ladders.statistics.estimators.fit import estimate, sample_of
 
 FAR_OFF = 3.0
-"""Standard deviations from M at which a cell is listed."""
+"""Standard deviations from the smooth estimate at which a cell is listed."""
 
 
 def find_cautions(

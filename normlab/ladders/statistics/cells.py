@@ -11,7 +11,7 @@ import numpy as np
 from normlab.errors import NormLabError, unknown
 from normlab.ladders.rows import LadderRow
 from normlab.ladders.statistics.answer import Place
-from normlab.pages.numbers import count
+from normlab.pages.numbers import format_count
 
 LARGEST_GAP = 0.3
 """A gap of this many nats means that one of the two does not train well: it lies outside the estimators' priors."""
@@ -159,7 +159,7 @@ def _trunk(key: Key, branched: set[str]) -> str:
 
 def _place(row: LadderRow) -> Place:
     return Place(
-        name=f"{row.size} with {count(row.tokens)} tokens", size=row.size, parameters=row.parameters,
+        name=f"{row.size} with {format_count(row.tokens)} tokens", size=row.size, parameters=row.parameters,
         tokens=row.tokens, flops=row.flops, steps=row.steps,
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What a design can show before it is trained, and what more runs would buy: widths of M's intervals."""
+"""What a design can show before it is trained, and what more runs would gain: widths of intervals."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from collections.abc import Sequence
 import numpy as np
 
 from normlab.errors import NormLabError
-from normlab.ladders.statistics.answer import Design, ExpectedWidth, Place, Purchase
+from normlab.ladders.statistics.answer import Design, ExpectedWidth, MoreRuns, Place
 from normlab.ladders.statistics.estimators.fit import Sample, estimate
 from normlab.ladders.statistics.estimators.noise import ASSUMED_DF, SeedNoise, effective_df
 from normlab.ladders.statistics.projection import NEXT_RUNG, TEN_TIMES, times_top
-from normlab.pages.numbers import count
+from normlab.pages.numbers import format_count
 
 MORE_SEEDS = 2
 
 
 def expected_widths(design: Design, level: float = 0.95) -> list[ExpectedWidth]:
-    """Width of M's interval at the top rung, 3.5 × and 10 × it and the targets, if the gap were a straight line.
+    """Width of the interval at the top rung, 3.5 × and 10 × it and the targets, if the gap were a straight line.
 
     The best case: a gap that bends has wider intervals.
     """
     if not design.cells or design.seeds < 1:
-        raise NormLabError("a design needs at least one cell and one seed")
+        raise NormLabError("a design needs at least one cell and one seed; add a Place to cells, or try seeds=3")
     sizes = sorted({place.size for place in design.cells})
     groups = [sizes.index(own.size) if design.is_branched else index for index, own in enumerate(design.cells)]
     top = max(design.cells, key=lambda place: place.flops)
@@ -37,17 +37,17 @@ def expected_widths(design: Design, level: float = 0.95) -> list[ExpectedWidth]:
     ]
 
 
-def purchases(sample: Sample, places: Sequence[Place], target: Place, level: float) -> list[Purchase]:
-    """What more seeds, one larger size and, on a grid, a longer budget would buy at the target.
+def effects_of_more_runs(sample: Sample, places: Sequence[Place], target: Place, level: float) -> list[MoreRuns]:
+    """What more seeds, one larger size and, on a grid, a longer budget would gain at the target.
 
-    New cells are assumed to come out where M expects them.
+    New cells are assumed to come out where the smooth estimator expects them.
     """
     now = _width(sample, target, level)
     options = [(f"{MORE_SEEDS} more seeds at every cell", sample.with_seeds(MORE_SEEDS))]
     for what, more in _extensions(sample, places):
         options.append((what, _extended(sample, more)))
     return [
-        Purchase(what=what, place=target, width_now=now, width_then=_width(own, target, level)) for what, own in options
+        MoreRuns(what=what, place=target, width_now=now, width_then=_width(own, target, level)) for what, own in options
     ]
 
 
@@ -69,14 +69,14 @@ def _extensions(sample: Sample, places: Sequence[Place]) -> list[tuple[str, list
         (_scaled(top, NEXT_RUNG, budget / top.tokens), fresh + (0 if is_branched else index))
         for index, budget in enumerate(budgets)
     ]
-    found = [(f"one more size, {count(top.parameters * NEXT_RUNG)}, at all budgets", larger)]
+    found = [(f"one more size, {format_count(top.parameters * NEXT_RUNG)}, at all budgets", larger)]
     at_top = [(place, int(group)) for place, group in zip(places, sample.groups, strict=True)
               if place.tokens == budgets[-1]]  # fmt: skip
     longer = [
         (_scaled(place, 1.0, 2.0), group if is_branched else fresh + index)
         for index, (place, group) in enumerate(at_top)
     ]
-    return [*found, (f"one more budget, {count(2 * budgets[-1])} tokens, at all sizes", longer)]
+    return [*found, (f"one more budget, {format_count(2 * budgets[-1])} tokens, at all sizes", longer)]
 
 
 def _scaled(place: Place, size: float, tokens: float) -> Place:

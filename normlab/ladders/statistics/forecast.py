@@ -22,7 +22,7 @@ def forecast(
     """
     check_rows(rows, baseline)
     if seeds < 1:
-        raise NormLabError(f"a forecast is of at least one seed, got {seeds}")
+        raise NormLabError(f"a forecast is of at least one seed, got {seeds}; try 2")
     schemes = [scheme for scheme in dict.fromkeys(row.scheme for row in rows) if scheme != baseline]
     each = bonferroni_level(level, len(schemes) + 1)
     found = []

@@ -1,12 +1,13 @@
-"""Is the gap at the target identified? Six rules; if one applies, the reason is shown instead of a number."""
+"""Is the gap at the target identified? If one of six reasons speaks against it, that is shown and no number."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import get_args
 
-from normlab.ladders.statistics.answer import HeldOut, Identified, Obstacle, Place, Projection
+from normlab.ladders.statistics.answer import HeldOut, Identified, Obstacle, Place, Projection, Reason
 from normlab.ladders.statistics.cells import BaselineMean
 from normlab.ladders.statistics.estimators.fit import Sample
 from normlab.ladders.statistics.estimators.layout import layout_of
@@ -40,39 +41,48 @@ def identify(
     held_out: Sequence[HeldOut],
     edges: Sequence[EdgeRate],
 ) -> Identified:
-    """Check all rules at every target."""
-    reasons = _rule_d(sample)
+    """Look for all reasons at every target."""
+    reasons = _small_ladder(sample)
     for target in targets:
-        reasons += [*_rule_a(sample, target), *_rule_b(sample, target, baseline), *_rule_e(sample, target.place)]
+        reasons += _wide_interval(sample, target)
+        reasons += _forms_disagree(sample, target, baseline)
+        reasons += _other_tokens_per_parameter(sample, target.place)
     reasons += [
-        Obstacle(rule="c", text=f"the result at {own.place.name} fell outside the forecast that was made before it")
+        Obstacle(
+            rule="missed forecast",
+            text=f"the result at {own.place.name} fell outside the forecast that was made before it",
+        )
         for own in held_out
         if own.is_hit is False
     ]
-    reasons += [Obstacle(rule="f", text=edge.text) for edge in edges]
-    return Identified(is_identified=not reasons, reasons=sorted(reasons, key=lambda own: own.rule))
+    reasons += [Obstacle(rule="rate at edge", text=edge.text) for edge in edges]
+    return Identified(is_identified=not reasons, reasons=sorted(reasons, key=_place_in_order))
 
 
-def _rule_a(sample: Sample, target: Projection) -> list[Obstacle]:
+def _place_in_order(reason: Obstacle) -> int:
+    return get_args(Reason).index(reason.rule)
+
+
+def _wide_interval(sample: Sample, target: Projection) -> list[Obstacle]:
     largest = float(abs(sample.means).max())
     if target.gap.width <= 2.0 * largest:
         return []
     text = f"the interval at {target.place.name} is {target.gap.width:.3f} wide"
     told = f"{text}, more than twice the largest gap measured ({largest:.3f})"
-    return [Obstacle(rule="a", text=told, target=target.place.name)]
+    return [Obstacle(rule="wide interval", text=told, target=target.place.name)]
 
 
-def _rule_b(sample: Sample, target: Projection, baseline: Sequence[BaselineMean]) -> list[Obstacle]:
+def _forms_disagree(sample: Sample, target: Projection, baseline: Sequence[BaselineMean]) -> list[Obstacle]:
     found = opposite_signs(fit_forms(sample, target.place, baseline))
     if found is None:
         return []
     below, above = found
     text = f"forms that fit the ladder equally well disagree in sign at {target.place.name}"
     told = f"{text}: {below.name} {below.value:+.3f}, {above.name} {above.value:+.3f}"
-    return [Obstacle(rule="b", text=told, target=target.place.name)]
+    return [Obstacle(rule="forms disagree", text=told, target=target.place.name)]
 
 
-def _rule_d(sample: Sample) -> list[Obstacle]:
+def _small_ladder(sample: Sample) -> list[Obstacle]:
     reasons, layout = [], layout_of(sample.places)
     if layout.kind == "path":
         if layout.cells < FEWEST_RUNGS:
@@ -83,10 +93,10 @@ def _rule_d(sample: Sample) -> list[Obstacle]:
             reasons.append(f"{sizes} sizes and {budgets} budgets, fewer than {FEWEST_SIDE} of each")
     if layout.span < SMALLEST_SPAN:
         reasons.append(f"compute spans a factor {layout.span:.3g}, less than {SMALLEST_SPAN:g}")
-    return [Obstacle(rule="d", text=text) for text in reasons]
+    return [Obstacle(rule="small ladder", text=text) for text in reasons]
 
 
-def _rule_e(sample: Sample, place: Place) -> list[Obstacle]:
+def _other_tokens_per_parameter(sample: Sample, place: Place) -> list[Obstacle]:
     layout = layout_of(sample.places, [place])
     if layout.kind == "grid":
         return []
@@ -94,4 +104,4 @@ def _rule_e(sample: Sample, place: Place) -> list[Obstacle]:
     if off <= LARGEST_RATIO:
         return []
     text = f"{place.name} has tokens per parameter a factor {off:.3g} away from every rung of a ladder with one path"
-    return [Obstacle(rule="e", text=text, target=place.name)]
+    return [Obstacle(rule="other tokens per parameter", text=text, target=place.name)]

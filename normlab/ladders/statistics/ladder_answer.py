@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from normlab.ladders.statistics.answer import (
 from normlab.ladders.statistics.baseline import fit_baseline, slopes_at
 from normlab.ladders.statistics.cautions import find_cautions
 from normlab.ladders.statistics.cells import BaselineMean, Cell, baseline_means, cells_of, check_rows
-from normlab.ladders.statistics.design import purchases
+from normlab.ladders.statistics.design import effects_of_more_runs
 from normlab.ladders.statistics.estimators.fit import Sample, estimate, sample_of, simple_law_weights
 from normlab.ladders.statistics.estimators.layout import kind_of
 from normlab.ladders.statistics.estimators.mixture import Mixture
@@ -72,9 +73,11 @@ def answer(
     schemes = [scheme for scheme in dict.fromkeys(row.scheme for row in rows) if scheme != baseline]
     each = bonferroni_level(level, len(schemes) + 1)
     means = baseline_means(rows, baseline)
-    one = _OneScheme(baseline, means, targets, each, level, held_out or (), edge_rates, minimum_steps, epochs or {})
+    comparison = _Comparison(
+        baseline, means, targets, each, level, held_out or (), edge_rates, minimum_steps, epochs or {}
+    )
     by_scheme = {scheme: cells_of(rows, scheme, baseline) for scheme in schemes}
-    answers = [one.answer(scheme, cells) for scheme, cells in by_scheme.items()]
+    answers = [comparison.answer(scheme, cells) for scheme, cells in by_scheme.items()]
     return LadderAnswer(
         baseline=baseline, level=level, level_each=each, kind=kind_of(means) if len(means) > 1 else "too small",
         schemes=answers, baseline_law=fit_baseline(means, level),
@@ -95,24 +98,20 @@ def _versions() -> dict[str, str]:
     return {"normlab": __version__, "numpy": np.__version__, "python": platform.python_version()}
 
 
-class _OneScheme:
-    """What all schemes of a ladder share."""
+@dataclass(frozen=True)
+class _Comparison:
+    """Compares one scheme after the other with the baseline; holds what they share."""
 
-    def __init__(
-        self,
-        baseline: str,
-        means: Sequence[BaselineMean],
-        targets: Sequence[Place],
-        level: float,
-        joint_level: float,
-        held_out: Sequence[CellForecast],
-        edges: Sequence[EdgeRate],
-        minimum_steps: int,
-        epochs: dict[int, float],
-    ) -> None:
-        self.baseline, self.means, self.targets = baseline, means, tuple(targets)
-        self.level, self.joint_level = level, joint_level
-        self.held_out, self.edges, self.minimum_steps, self.epochs = held_out, edges, minimum_steps, epochs
+    baseline: str
+    means: Sequence[BaselineMean]
+    targets: Sequence[Place]
+    level: float
+    """Of each interval."""
+    joint_level: float
+    held_out: Sequence[CellForecast]
+    edges: Sequence[EdgeRate]
+    minimum_steps: int
+    epochs: Mapping[int, float]
 
     def answer(self, scheme: str, cells: Sequence[Cell]) -> SchemeAnswer:
         held_out = compare_with_forecast(scheme, cells, self.held_out)
@@ -135,12 +134,12 @@ class _OneScheme:
             scheme=scheme, cells=gaps, trend=trend, projections=beyond, identified=identified, form_weights=families,
             axis_weights=axes, held_out=held_out, seed_sd=sample.noise.sd,
             sentence=sentence(scheme, self.baseline, at_top, trend, beyond, judged, identified, self.joint_level),
-            what_more=purchases(sample, usable, nearest, self.level),
+            what_more=effects_of_more_runs(sample, usable, nearest, self.level),
         )  # fmt: skip
 
     def _without_fit(self, scheme: str, cells: Sequence[Cell]) -> SchemeAnswer:
         nothing = Trend(verdict="not shown", compute=None, tokens=None, sizes=None)
-        identified = Identified(is_identified=False, reasons=[Obstacle(rule="d", text="no cell is usable")])
+        identified = Identified(is_identified=False, reasons=[Obstacle(rule="small ladder", text="no cell is usable")])
         return SchemeAnswer(
             scheme=scheme, cells=[self._gap(cell, None, None, None) for cell in cells], trend=nothing, projections=[],
             identified=identified, form_weights={}, axis_weights={}, what_more=[], seed_sd=None,
@@ -149,7 +148,7 @@ class _OneScheme:
         )  # fmt: skip
 
     def _gaps(self, cells: Sequence[Cell], sample: Sample) -> list[CellGap]:
-        """All cells; M is evaluated at those left out as well, from the others."""
+        """All cells; the smooth estimator is evaluated at those left out as well, from the others."""
         found, slopes = estimate(sample, cells), slopes_at(self.means, cells)
         nodes = slopes.nodes if slopes is not None else [None] * len(cells)
         return [self._gap(cell, own, at, sample) for cell, own, at in zip(cells, found, nodes, strict=True)]

@@ -9,15 +9,17 @@ from normlab.ladders.statistics.estimators import noise, simple_law, smooth
 def priors_in_words() -> dict[str, str]:
     """Names and texts."""
     return {
-        "M": (
-            f"a smooth gap: level sd {smooth.LEVEL_SD} nats at the top; path: slope sd {smooth.SLOPE_SD} an e-fold of "
-            f"compute, integrated Wiener process with bends {_list(smooth.PATH_BENDS)}; grid: slope sd "
-            f"{smooth.GRID_SLOPE_SD} an e-fold of size and of tokens, four processes (size, tokens, compute, tokens "
-            f"per parameter), each with bends {_list(smooth.GRID_BENDS)} nats an e-fold^1.5; equal weights"
+        "smooth": (
+            f"the gap changes smoothly, in whatever form: level sd {smooth.LEVEL_SD} nats at the top; path: slope sd "
+            f"{smooth.SLOPE_SD} an e-fold of compute, integrated Wiener process with bends {_list(smooth.PATH_BENDS)}; "
+            f"grid: slope sd {smooth.GRID_SLOPE_SD} an e-fold of size and of tokens, four processes (size, tokens, "
+            f"compute, tokens per parameter), each with bends {_list(smooth.GRID_BENDS)} nats an e-fold^1.5; equal "
+            "weights"
         ),
-        "K": (
-            "a simple law, c^-γ(a + b ln c) or a + b c^-γ, γ up to 0.6, in compute; on a grid also in mixtures of "
-            f"compute with tokens or parameters; sd of a {simple_law.LEVEL_SD}, of b {simple_law.SLOPE_SD} an e-fold"
+        "simple_law": (
+            "the gap keeps a simple law: c^-γ(a + b ln c) or a + b c^-γ, γ up to 0.6, in compute; on a grid also in "
+            f"mixtures of compute with tokens or parameters; sd of a {simple_law.LEVEL_SD}, of b {simple_law.SLOPE_SD} "
+            "an e-fold"
         ),
         "noise": (
             "sd over seeds pooled over cells, averaged over its own error; a rung's effect on the scheme alone "

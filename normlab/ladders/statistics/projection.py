@@ -1,4 +1,4 @@
-"""The gap beyond the ladder: M's interval, K's if the gap keeps a simple law, and one if the multiplier is constant."""
+"""The gap beyond the ladder if it stays smooth, if it keeps a simple law, and if the compute multiplier is constant."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from normlab.utils.distributions import normal_cdf
 NEXT_RUNG = 3.5
 TEN_TIMES = 10.0
 SMOOTH_UP_TO = 100.0
-"""Beyond this multiple of the top, M's interval holds only if the gap stays as smooth as within the ladder."""
+"""Beyond this multiple of the top, even the smooth estimator needs the gap to stay as smooth as within the ladder."""
 
 _BOTH_AND_SUM = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(40)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from normlab.ladders.statistics.answer import CellGap, Identified, Interval, Projection, Trend, TrendTest
-from normlab.pages.numbers import count
+from normlab.pages.numbers import format_count
 
 _MOVES = {
     "shrinks": "the gap shrinks over the ladder",
@@ -46,7 +46,7 @@ def _at_target(own: Projection, identified: Identified) -> str:
 
 def _at_top(scheme: str, baseline: str, top: CellGap, level: str) -> str:
     assert top.gap is not None
-    where = f"at {top.size} with {count(top.tokens)} tokens"
+    where = f"at {top.size} with {format_count(top.tokens)} tokens"
     k = top.multiplier
     ratio = f", compute multiplier {k.mean:.2f} ({k.low:.2f} to {k.high:.2f})" if k else ""
     if top.gap.spans_zero:

@@ -1,4 +1,4 @@
-"""Does the gap shrink, grow or cross within the ladder? From M alone."""
+"""Does the gap shrink, grow or cross within the ladder? By the smooth estimator alone."""
 
 from __future__ import annotations
 

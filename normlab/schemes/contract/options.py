@@ -7,7 +7,7 @@ import math
 import re
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
-from normlab.errors import NormLabError
+from normlab.errors import NormLabError, advice_for
 
 if TYPE_CHECKING:
     from normlab.schemes.contract.scheme import Scheme
@@ -46,8 +46,15 @@ def check_types(scheme: Scheme) -> None:
         value, hint = getattr(scheme, name), hints[name]
         if get_origin(hint) is Literal and value not in get_args(hint):
             choices = ", ".join(map(repr, get_args(hint)))
-            raise NormLabError(f"{scheme.name}: {name} must be one of {choices}, got {value!r}")
+            raise NormLabError(
+                f"{scheme.name}: {name} must be one of {choices}, got {value!r}; {advice_for(scheme, name)}"
+            )
         if hint is float and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise NormLabError(f"{scheme.name}: {name} must be a number (angles may be written pi/8), got {value!r}")
+            raise NormLabError(
+                f"{scheme.name}: {name} must be a number (angles may be written pi/8), got {value!r}; "
+                f"{advice_for(scheme, name)}"
+            )
         if hint in (bool, int) and type(value) is not hint:
-            raise NormLabError(f"{scheme.name}: {name} must be of type {hint.__name__}, got {value!r}")
+            raise NormLabError(
+                f"{scheme.name}: {name} must be of type {hint.__name__}, got {value!r}; {advice_for(scheme, name)}"
+            )

@@ -52,5 +52,5 @@ def read_rule(table: Any, where: str) -> Rule:
     known = hints(RULES[kind])
     missing = [name for name in known if name not in values and not hasattr(RULES[kind], name)]
     if missing:
-        raise NormLabError(f"{where}: a rule of kind {kind} needs {missing[0]!r}")
+        raise NormLabError(f"{where}: a rule of kind {kind} needs {missing[0]!r}; add it to the rule")
     return from_plain(RULES[kind], values, where)

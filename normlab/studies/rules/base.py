@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 from normlab.compare.statistics import Difference, bonferroni_level, minimum_detectable
 from normlab.errors import NormLabError
 from normlab.studies.evidence import VALUE, Evidence
-from normlab.studies.finding import Finding
+from normlab.studies.finding import Finding, combine_findings
 
-__all__ = ["VALUE", "Rule", "each", "interval", "power_of"]
+__all__ = ["VALUE", "Rule", "interval_text", "level_of_each", "power_text"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,12 @@ class Rule(ABC):
     def decide(self, evidence: Evidence) -> Finding:
         """The verdict on the rows."""
 
+    def in_every_arm(self, evidence: Evidence, decide: Callable[[Evidence, str, float, bool], Finding]) -> Finding:
+        """What `decide` finds in each arm, combined; it gets the arm, its level, and whether to name the arm."""
+        arms = evidence.arms(self.arms)
+        level = level_of_each(self.level, len(arms))
+        return combine_findings([decide(evidence, arm, level, len(arms) > 1) for arm in arms])
+
     @property
     @abstractmethod
     def schemes(self) -> tuple[str, ...]:
@@ -67,19 +74,19 @@ class Rule(ABC):
         )
 
 
-def each(level: float, intervals: int) -> float:
+def level_of_each(level: float, intervals: int) -> float:
     """Level of each of several intervals that hold jointly with probability `level`."""
     return bonferroni_level(level, intervals + 1)
 
 
-def interval(found: Difference, low: float | None, high: float | None, digits: int = 4, unit: str = "seed") -> str:
+def interval_text(found: Difference, low: float | None, high: float | None, digits: int = 4, unit: str = "seed") -> str:
     """Format an interval with its level and number of pairs."""
     if low is None or high is None:
         return f"no interval: one {unit}" if found.n < 2 else f"no interval: {found.n} {unit}s without scatter"
     return f"{100 * found.level:.3g} % interval {low:.{digits}g} to {high:.{digits}g}, {found.n} {unit}s"
 
 
-def power_of(found: Difference, what: str = "difference", unit: str = "seed") -> str:
+def power_text(found: Difference, what: str = "difference", unit: str = "seed") -> str:
     """The true difference that these runs would detect."""
     if found.sd is None:
         return f"one {unit} shows nothing" if found.n < 2 else f"{unit}s without scatter show nothing"

@@ -10,8 +10,8 @@ from normlab.compare.statistics import Difference as Paired
 from normlab.compare.statistics import paired_difference
 from normlab.errors import NormLabError
 from normlab.studies.evidence import Evidence, Key, Sample, unit_of
-from normlab.studies.finding import Finding, combine_findings, side
-from normlab.studies.rules.base import VALUE, Rule, each, interval, power_of
+from normlab.studies.finding import Finding, combine_findings, interval_verdict
+from normlab.studies.rules.base import VALUE, Rule, interval_text, level_of_each, power_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +38,9 @@ class BoundRule(Rule):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.at_most is None and self.at_least is None:
-            raise NormLabError("a bound says at_most, at_least or both")
+            raise NormLabError("a bound says at_most, at_least or both; try at_least = 0.0")
         if self.against is not None and any(end is not None and not end > 0.0 for end in self.claimed):
-            raise NormLabError(f"the bound of a ratio is positive, got {self.claimed}")
+            raise NormLabError(f"the bound of a ratio is positive, got {self.claimed}; try at_least = 1.0")
 
     @property
     def claimed(self) -> tuple[float | None, float | None]:
@@ -65,7 +65,7 @@ class BoundRule(Rule):
 
     def decide(self, evidence: Evidence) -> Finding:
         cases = [(scheme, arm) for arm in evidence.arms(self.arms) for scheme in (self.scheme, *self.also)]
-        level = each(self.level, len(cases))
+        level = level_of_each(self.level, len(cases))
         return combine_findings([self._in(evidence, *case, level, self._where(*case, cases)) for case in cases])
 
     def _where(self, scheme: str, arm: str, cases: list[tuple[str, str]]) -> str:
@@ -112,7 +112,8 @@ class BoundRule(Rule):
         found = paired_difference(scaled, dict.fromkeys(scaled, 0.0), level)
         mean, low, high = (_back(end, is_ratio) for end in (found.mean, found.low, found.high))
         return Finding(
-            verdict=side(low, high, self.claimed), ours=f"{mean:.4g}{where}, {interval(found, low, high, unit=unit)}",
+            verdict=interval_verdict(low, high, self.claimed),
+            ours=f"{mean:.4g}{where}, {interval_text(found, low, high, unit=unit)}",
             estimate=mean, low=low, high=high, claimed=self.claimed, runs=len(values),
             seeds=found.n if unit == "seed" else 0, power=_power(found, is_ratio, unit),
         )  # fmt: skip
@@ -131,4 +132,4 @@ def _back(value: float | None, is_ratio: bool) -> float | None:
 
 
 def _power(found: Paired, is_ratio: bool, unit: str) -> str:
-    return power_of(found, "change of the logarithm" if is_ratio else "distance from the bound", unit)
+    return power_text(found, "change of the logarithm" if is_ratio else "distance from the bound", unit)

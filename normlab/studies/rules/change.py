@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from normlab.compare.statistics import paired_difference
 from normlab.studies.evidence import Evidence, Key, unit_of
-from normlab.studies.finding import Finding, combine_findings, side
-from normlab.studies.rules.base import VALUE, Rule, each, interval, power_of
+from normlab.studies.finding import Finding, combine_findings, interval_verdict
+from normlab.studies.rules.base import VALUE, Rule, interval_text, level_of_each, power_text
 from normlab.studies.rules.difference import RANGES, Direction, check_margin, range_words
 
 
@@ -50,7 +50,7 @@ class ChangeRule(Rule):
         arms = [arm for arm in evidence.arms(self.arms) if arm != self.start]
         if not arms:
             return Finding(verdict="open", notes=(f"there is no arm besides {self.start}",))
-        return combine_findings([self._to(evidence, arm, each(self.level, len(arms))) for arm in arms])
+        return combine_findings([self._to(evidence, arm, level_of_each(self.level, len(arms))) for arm in arms])
 
     def _to(self, evidence: Evidence, arm: str, level: float) -> Finding:
         samples = [evidence.sample(scheme, place, self.value) for place in (arm, self.start) for scheme in self.schemes]
@@ -61,13 +61,13 @@ class ChangeRule(Rule):
         if not then.keys() & now.keys():
             return Finding(verdict="open", notes=(*problems, f"{arm} and {self.start} share no finished {unit}"))
         found = paired_difference(now, then, level)
-        claimed = RANGES[self.direction](self.by)
+        claimed, ends = RANGES[self.direction](self.by), interval_text(found, found.low, found.high, unit=unit)
         return Finding(
-            verdict=side(found.low, found.high, claimed),
-            ours=f"{found.mean:+.4f} from {self.start} to {arm}, {interval(found, found.low, found.high, unit=unit)}",
+            verdict=interval_verdict(found.low, found.high, claimed),
+            ours=f"{found.mean:+.4f} from {self.start} to {arm}, {ends}",
             estimate=found.mean, low=found.low, high=found.high, claimed=claimed,
             runs=sum(len(one.values) for one in samples), seeds=found.n if unit == "seed" else 0,
-            power=power_of(found, "change", unit),
+            power=power_text(found, "change", unit),
         ).noting(notes).unless(problems)  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from normlab.studies.evidence import Evidence, Row, is_sound
 from normlab.studies.exact import correlation_error, correlation_interval, pearson, quantile, rank_values
-from normlab.studies.finding import Finding, side
+from normlab.studies.finding import Finding, interval_verdict
 from normlab.studies.rules.base import VALUE, Rule
 from normlab.studies.values import row_number
 
@@ -80,8 +80,8 @@ class CorrelationRule(Rule):
         claimed = (self.at_least, None) if self.sign == "positive" else (None, -self.at_least)
         least = math.tanh((quantile(self.level) + quantile(0.6)) * correlation_error(free, of_ranks=self.ranks))
         return Finding(
-            verdict=side(low, high, claimed), estimate=r, low=low, high=high, claimed=claimed, runs=len(rows),
-            seeds=len({row["seed"] for row in rows}),
+            verdict=interval_verdict(low, high, claimed), estimate=r, low=low, high=high, claimed=claimed,
+            runs=len(rows), seeds=len({row["seed"] for row in rows}),
             ours=f"r = {r:+.2f}, {100 * self.level:g} % interval {low:+.2f} to {high:+.2f}, {len(rows)} runs",
             power=f"a true correlation of {least:.2f} would be shown four times out of five",
         )  # fmt: skip

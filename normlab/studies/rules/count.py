@@ -44,9 +44,9 @@ class CountRule(Rule):
         super().__post_init__()
         given = [self.at_most, self.at_least, self.less_than]
         if sum(one is not None for one in given) != 1:
-            raise NormLabError("a count says one of at_most, at_least and less_than")
+            raise NormLabError("a count says one of at_most, at_least and less_than; try at_most = 0.0")
         if not self.what and self.above is None:
-            raise NormLabError("a count says what is counted: what, above or both")
+            raise NormLabError("a count says what is counted: what, above or both; try what = ['diverged']")
 
     @property
     def schemes(self) -> tuple[str, ...]:

@@ -9,8 +9,8 @@ from typing import ClassVar, Literal
 from normlab.compare.statistics import paired_difference
 from normlab.errors import NormLabError
 from normlab.studies.evidence import Evidence, unit_of
-from normlab.studies.finding import Finding, combine_findings, side
-from normlab.studies.rules.base import VALUE, Rule, each, interval, power_of
+from normlab.studies.finding import Finding, interval_verdict
+from normlab.studies.rules.base import VALUE, Rule, interval_text, power_text
 
 Direction = Literal["below", "above", "within"]
 
@@ -52,8 +52,7 @@ class DifferenceRule(Rule):
         )
 
     def decide(self, evidence: Evidence) -> Finding:
-        arms = evidence.arms(self.arms)
-        return combine_findings([self._in(evidence, arm, each(self.level, len(arms)), len(arms) > 1) for arm in arms])
+        return self.in_every_arm(evidence, self._in)
 
     def _in(self, evidence: Evidence, arm: str, level: float, named: bool) -> Finding:
         a, b = (evidence.sample(scheme, arm, self.value) for scheme in self.schemes)
@@ -65,18 +64,18 @@ class DifferenceRule(Rule):
         claimed = RANGES[self.direction](self.by)
         where = f" ({arm})" if named else ""
         return Finding(
-            verdict=side(found.low, found.high, claimed),
-            ours=f"{found.mean:+.4f}{where}, {interval(found, found.low, found.high, unit=unit)}",
+            verdict=interval_verdict(found.low, found.high, claimed),
+            ours=f"{found.mean:+.4f}{where}, {interval_text(found, found.low, found.high, unit=unit)}",
             estimate=found.mean, low=found.low, high=found.high, claimed=claimed,
             runs=len(a.values) + len(b.values), seeds=found.n if unit == "seed" else 0,
-            power=power_of(found, unit=unit),
+            power=power_text(found, unit=unit),
         ).noting(notes).unless(problems)  # fmt: skip
 
 
 def check_margin(direction: Direction, by: float) -> None:
     """Raise for a margin that is no size."""
     if by < 0.0 or (direction == "within" and not by > 0.0):
-        raise NormLabError(f"by is a size, and positive where the direction is 'within', got {by}")
+        raise NormLabError(f"by is a size, and positive where the direction is 'within', got {by}; try 0.01")
 
 
 def range_words(direction: Direction, by: float) -> str:

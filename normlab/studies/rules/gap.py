@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 from normlab.errors import NormLabError
 from normlab.studies.cells import RATES, cell_name
 from normlab.studies.evidence import Evidence
-from normlab.studies.finding import Finding, combine_findings, side
-from normlab.studies.rules.base import Rule, each
+from normlab.studies.finding import Finding, combine_findings, interval_verdict
+from normlab.studies.rules.base import Rule, level_of_each
 from normlab.studies.rules.difference import RANGES, Direction, check_margin, range_words
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class LadderRule(Rule):
 class GapRule(LadderRule):
     """The claim: the gap of `scheme` to `against` at every cell that matches `cell` is below, above or within `by`.
 
-    The interval is that of the ladder's form-free estimator (docs/guides/ladder.md). It pools all cells and is wider
+    The interval is that of the ladder's smooth estimator (docs/guides/ladder.md). It pools all cells and is wider
     where there is only one seed, so that a cell with few seeds can be judged.
     """
 
@@ -78,21 +78,23 @@ class GapRule(LadderRule):
         cells = [arm for arm in evidence.rows if not arm.startswith(RATES) and fnmatchcase(arm, self.cell)]
         if not cells:
             return Finding(verdict="open", notes=(f"no cell {self.cell} on the ladder yet",))
-        found = self.answer(evidence, each(self.level, len(cells)))
+        found = self.answer(evidence, level_of_each(self.level, len(cells)))
         judged = [gap for gap in found.cells if cell_name(gap.size, gap.tokens) in cells]
         return combine_findings([self._at(gap, found.seed_sd) for gap in judged])
 
     def _at(self, gap: CellGap, seed_sd: float | None) -> Finding:
+        from normlab.ladders.statistics.answer import FEW_STEPS
+
         place = cell_name(gap.size, gap.tokens)
         if gap.gap is None or not gap.is_usable:
             return Finding(verdict="open", notes=(f"{place}: {gap.reason or 'no estimate'}",))
         low, high, mean = gap.gap.low, gap.gap.high, gap.gap.mean
         claimed = RANGES[self.direction](self.by)
-        notes = [f"{place}: fewer than 3,000 steps, so partly who starts faster"] if gap.few_steps else []
+        few = f"{place}: fewer than {FEW_STEPS:,} steps, so partly who starts faster"
         spread = "" if seed_sd is None else f"; a difference varies by {seed_sd:.2g} over seeds"
         ends = f"{100 * gap.gap.level:.3g} % interval {low:+.4f} to {high:+.4f}"
         return Finding(
-            verdict=side(low, high, claimed), ours=f"{mean:+.4f} ({place}), {ends}, {gap.n} seeds",
+            verdict=interval_verdict(low, high, claimed), ours=f"{mean:+.4f} ({place}), {ends}, {gap.n} seeds",
             estimate=mean, low=low, high=high, claimed=claimed, runs=2 * gap.n, seeds=gap.n,
             power=f"the interval is ±{(high - low) / 2:.2g} wide{spread}",
-        ).noting(notes)  # fmt: skip
+        ).noting([few] if gap.few_steps else [])  # fmt: skip

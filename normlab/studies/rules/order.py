@@ -9,8 +9,8 @@ from typing import ClassVar, Literal
 from normlab.compare.statistics import paired_difference
 from normlab.errors import NormLabError
 from normlab.studies.evidence import Evidence, Sample, unit_of
-from normlab.studies.finding import Finding, combine_findings
-from normlab.studies.rules.base import VALUE, Rule, each, power_of
+from normlab.studies.finding import Finding
+from normlab.studies.rules.base import VALUE, Rule, level_of_each, power_text
 
 Tier = tuple[str, ...]
 
@@ -33,7 +33,9 @@ class OrderRule(Rule):
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.tiers) < 2 or not all(self.tiers):
-            raise NormLabError("tiers are at least two lists of schemes, best first, none of them empty")
+            raise NormLabError(
+                "tiers are at least two lists of schemes, best first, none of them empty; try [['peri'], ['pre']]"
+            )
 
     @property
     def schemes(self) -> tuple[str, ...]:
@@ -52,14 +54,14 @@ class OrderRule(Rule):
         )
 
     def decide(self, evidence: Evidence) -> Finding:
-        arms = evidence.arms(self.arms)
-        return combine_findings([self._in(evidence, arm, each(self.level, len(arms)), len(arms) > 1) for arm in arms])
+        return self.in_every_arm(evidence, self._in)
 
     def _in(self, evidence: Evidence, arm: str, level: float, named: bool) -> Finding:
         samples = {scheme: evidence.sample(scheme, arm, self.value) for scheme in self.schemes}
         pairs = [(i, j, a, b) for i, j in combinations(range(len(self.tiers)), 2)
                  for a, b in product(self.tiers[i], self.tiers[j])]  # fmt: skip
-        shown = {(i, j, a, b): self._pair(samples[a], samples[b], each(level, len(pairs))) for i, j, a, b in pairs}
+        of_pair = level_of_each(level, len(pairs))
+        shown = {(i, j, a, b): self._pair(samples[a], samples[b], of_pair) for i, j, a, b in pairs}
         neighbours = [one.verdict for (i, j, _, _), one in shown.items() if j == i + 1]
         refuted = any(one.verdict == "refuted" for one in shown.values())
         verdict = "refuted" if refuted else "reproduced" if set(neighbours) == {"reproduced"} else "open"
@@ -83,7 +85,7 @@ class OrderRule(Rule):
         ends = "" if found.low is None else f" ({found.low:+.4f} to {found.high:+.4f})"
         return Finding(
             verdict=verdict, ours=f"{a.name} less {b.name}: {found.mean:+.4f}{ends}",
-            power=power_of(found, unit=unit_of([a, b])),
+            power=power_text(found, unit=unit_of([a, b])),
         )  # fmt: skip
 
 

@@ -8,8 +8,8 @@ from typing import ClassVar
 from normlab.errors import NormLabError
 from normlab.studies.evidence import Evidence, unit_of
 from normlab.studies.exact import kendall_tau, order_p_values
-from normlab.studies.finding import Finding, combine_findings
-from normlab.studies.rules.base import VALUE, Rule, each
+from normlab.studies.finding import Finding
+from normlab.studies.rules.base import VALUE, Rule
 
 _MOST = 8
 """Schemes whose orders can all be tried: 8! = 40,320."""
@@ -31,7 +31,10 @@ class RankRule(Rule):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 4 <= len(self.expected) <= _MOST or len({*self.expected}) < len(self.expected):
-            raise NormLabError(f"expected is an order of 4 to {_MOST} different schemes, got {list(self.expected)}")
+            raise NormLabError(
+                f"expected is an order of 4 to {_MOST} different schemes, got {list(self.expected)}; "
+                "for fewer, try a rule of kind order"
+            )
 
     @property
     def schemes(self) -> tuple[str, ...]:
@@ -49,8 +52,7 @@ class RankRule(Rule):
         )
 
     def decide(self, evidence: Evidence) -> Finding:
-        arms = evidence.arms(self.arms)
-        return combine_findings([self._in(evidence, arm, each(self.level, len(arms)), len(arms) > 1) for arm in arms])
+        return self.in_every_arm(evidence, self._in)
 
     def _in(self, evidence: Evidence, arm: str, level: float, named: bool) -> Finding:
         samples = [evidence.sample(scheme, arm, self.value) for scheme in self.expected]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from normlab.errors import NormLabError
 from normlab.studies.evidence import Evidence
-from normlab.studies.finding import Finding, Verdict, side
+from normlab.studies.finding import Finding, Verdict, interval_verdict
 from normlab.studies.rules.difference import RANGES
 from normlab.studies.rules.gap import LadderRule
 
@@ -35,7 +35,9 @@ class TrendRule(LadderRule):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.ways:
-            raise NormLabError("a trend names the ways that the claim allows: shrinks, grows, crosses, constant")
+            raise NormLabError(
+                "a trend names the ways that the claim allows (shrinks, grows, crosses, constant); try ['shrinks']"
+            )
 
     @property
     def sentence(self) -> str:
@@ -62,7 +64,8 @@ class TrendRule(LadderRule):
         ).noting([cell.reason for cell in found.cells if cell.reason])  # fmt: skip
 
     def _verdict(self, test: TrendTest) -> Verdict:
-        at_top = "reproduced" if self.top == "any" else side(test.gap_top.low, test.gap_top.high, RANGES[self.top](0.0))
+        top = test.gap_top
+        at_top = "reproduced" if self.top == "any" else interval_verdict(top.low, top.high, RANGES[self.top](0.0))
         moves = "open" if test.verdict == "not shown" else "reproduced" if test.verdict in self.ways else "refuted"
         both = {at_top, moves}
         return "refuted" if "refuted" in both else "open" if "open" in both else "reproduced"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from normlab.errors import NormLabError
+from normlab.errors import NormLabError, advice_for
 from normlab.models.vision_config import VisionConfig
 from normlab.train.config import TaskName, TrainConfig
 from normlab.train.metrics import ACCURACY
@@ -46,7 +46,7 @@ class ImageTrainConfig(TrainConfig):
 
     def check(self) -> None:
         if self.images < 1:
-            raise NormLabError(f"images must be at least 1, got {self.images}")
+            raise NormLabError(f"images must be at least 1, got {self.images}; {advice_for(self, 'images')}")
         if not 0 <= self.shift < self.model.image_size:
             raise NormLabError(f"shift must be from 0 to less than an image's size, got {self.shift}; try 1")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from normlab.choices import Boundaries
-from normlab.errors import NormLabError
+from normlab.errors import NormLabError, advice_for
 from normlab.models.config import TokenConfig
 from normlab.train.config import TrainConfig
 from normlab.train.tasks.base import Task
@@ -76,7 +76,7 @@ class TextTrainConfig(TrainConfig):
     def check(self) -> None:
         for name in ("tokens", "length", "eval_tokens"):
             if getattr(self, name) < 1:
-                raise NormLabError(f"{name} must be at least 1, got {getattr(self, name)}")
+                raise NormLabError(f"{name} must be at least 1, got {getattr(self, name)}; {advice_for(self, name)}")
         if len(self.sources_of_sets) < len(self.val_sets):
             raise NormLabError(
                 f"val_sets names a set twice: {' '.join(self.val_sets)}; a folder or glob holds several files"

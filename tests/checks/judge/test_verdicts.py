@@ -1,4 +1,4 @@
-"""Verdicts: each rule on both sides of its threshold, with the blocks it names; remedies that follow from findings."""
+"""Verdicts: each rule on both sides of its threshold, with the blocks it names."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ import re
 
 import pytest
 
-from normlab.checks.judge.blame import blocks, standing_out
-from normlab.checks.judge.growth_laws import FORWARD_ORDER
 from normlab.checks.judge.ladder_verdicts import Thresholds, Verdict, judge_ladder, level
-from normlab.checks.judge.remedies import COSTS, MENU, remedies
+from normlab.checks.judge.remedies import remedies
 from normlab.checks.ladder_records import Ladder
 from normlab.errors import NormLabError
 from normlab.probes.profile import Profile
@@ -321,32 +319,6 @@ def test_thresholds_can_be_set_and_must_be_in_order():
     assert all(spec.default is not dataclasses.MISSING for spec in dataclasses.fields(Thresholds))
 
 
-@pytest.mark.parametrize(
-    ("layers", "words"),
-    [
-        ((5,), "block 5"),
-        ((3, 17, 18, 19), "blocks 3, 17-19"),
-        ((2, 1), "blocks 1-2"),
-        (tuple(range(24)), "all blocks"),
-        ((-1,), "the entry"),
-        ((-1, 0), "the entry and block 0"),
-        ((), ""),
-    ],
-)
-def test_blocks_in_words(layers, words):
-    assert blocks(layers, 24) == words
-
-
-def test_standing_out():
-    assert standing_out([1.0, 1.0, 5.0, 1.0, None]) == (2,)
-    assert standing_out([1.0, 1.0, -5.0, 1.0], sign=-1.0) == (2,)
-    assert standing_out([1.0, 1.0 + 1e-9, 1.0, 1.0]) == ()
-    assert standing_out([None, None]) == ()
-    # Median 0, median distance 1, so a standard deviation of 1.48: 3.5 of them are 5.19.
-    assert standing_out([-1.0, -1.0, 0.0, 1.0, 5.1]) == ()
-    assert standing_out([-1.0, -1.0, 0.0, 1.0, 5.3]) == (4,)
-
-
 def test_what_is_known_of_schemes_without_a_scheme():
     """Ladders shaped like those measured with a norm after every addition, and with no norm at all."""
     post = ladder(steps=[0], gain=lambda depth: 1.5).profiles
@@ -358,49 +330,3 @@ def test_what_is_known_of_schemes_without_a_scheme():
     assert {"bounded", "vanishing", "unsteady", "collapse"} <= findings
     free = judge_ladder(ladder(lambda k: math.exp(0.38 * k), gain=lambda depth: math.exp(0.9 * depth)))
     assert [item.finding for item in free[:3]] == ["exploding", "exploding", "fine"]
-
-
-FINDINGS = (
-    *(("forward", name) for name in FORWARD_ORDER if name in ("super-linear", "exploding", "shrinking")),
-    *(("backward", name) for name in ("vanishing", "exploding")),
-    *(("other", name) for name in ("unsteady", "collapse", "dead depth", "low entropy", "large logits", "uneven")),
-    *(("other", name) for name in ("small updates", "large updates", "absorbed", "little headroom", "outliers")),
-    *(("untrained", name) for name in ("untrained", "detached")),
-    *(("leaks", name) for name in ("sees the future", "mixes samples")),
-    *(("structure", name) for name in ("no norm", "no final norm", "skip gain")),
-    *(("start", name) for name in ("echo", "high first loss")),
-)
-
-
-@pytest.mark.parametrize(("name", "finding"), FINDINGS)
-def test_every_finding_has_a_remedy_and_the_cheapest_comes_first(name, finding):
-    chosen = remedies([Verdict(name=name, finding=finding, level="fail")])
-    assert chosen
-    costs = [COSTS.index(remedy.cost) for remedy in chosen]
-    assert costs == sorted(costs)
-
-
-def test_remedies_follow_the_finding():
-    def words(name: str, finding: str) -> str:
-        return " ".join(remedy.words for remedy in remedies([Verdict(name=name, finding=finding, level="warn")]))
-
-    assert "clipping" in words("backward", "exploding")
-    assert "clipping" not in words("forward", "exploding")
-    assert "query-key" in words("attention logits", "large logits")
-    assert remedies([Verdict(name="forward", finding="exploding", level="ok")]) == []
-
-
-def test_remedies_do_not_contradict_each_other():
-    def words(*findings: str) -> str:
-        return " ".join(r.words for r in remedies([Verdict(name="x", finding=f, level="warn") for f in findings]))
-
-    assert "learning rate" not in words("large updates", "small updates")
-    assert "learning rate" in words("large updates")
-    assert "step Δt" not in words("super-linear", "dead depth")
-    # A fault in the wiring comes first: no setting cures what follows from it.
-    assert words("no norm", "exploding", "large updates") == words("no norm")
-
-
-def test_no_remedy_is_for_a_finding_that_does_not_exist():
-    known = {finding for _, finding in FINDINGS} | {"exploding gradient", "mixing gain"}
-    assert {cure for remedy in MENU for cure in remedy.cures} <= known

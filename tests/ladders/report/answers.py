@@ -16,10 +16,10 @@ from normlab.ladders.statistics.answer import (
     Identified,
     Interval,
     LadderAnswer,
+    MoreRuns,
     Obstacle,
     Place,
     Projection,
-    Purchase,
     SchemeAnswer,
     Trend,
     TrendTest,
@@ -62,9 +62,8 @@ def _scheme(rows: Sequence[LadderRow], scheme: str, baseline: str, targets: bool
     ) if fitted else None  # fmt: skip
     projections = [_projection(top, times, name) for times, name in
                    ((3.5, ""), (10.0, ""), (7.1, "16x1024"))] if targets else []  # fmt: skip
-    reasons = (
-        [] if scheme == "peri" else [Obstacle(rule="b", text="Laws that fit equally well disagree in sign there.")]
-    )
+    disagree = Obstacle(rule="forms disagree", text="Laws that fit equally well disagree in sign there.")
+    reasons = [] if scheme == "peri" else [disagree]
     mean = _mean(top)
     return SchemeAnswer(
         scheme=scheme, cells=cells, trend=Trend(verdict=verdict, compute=test, tokens=None, sizes=None),
@@ -73,7 +72,7 @@ def _scheme(rows: Sequence[LadderRow], scheme: str, baseline: str, targets: bool
         axis_weights={"parameters": 0.02, "mostly parameters": 0.03, "compute": 0.15, "mostly tokens": 0.3,
                       "tokens": 0.5} if fitted else {},
         sentence=f"{scheme}: gap {mean:+.3f} at {top.size}, {top.tokens:,} tokens.",
-        what_more=[Purchase(what="2 more seeds at every cell", place=projections[0].place, width_now=0.08,
+        what_more=[MoreRuns(what="2 more seeds at every cell", place=projections[0].place, width_now=0.08,
                             width_then=0.06)] if projections else [],
         held_out=[], seed_sd=0.006,
     )  # fmt: skip

@@ -10,12 +10,12 @@ import numpy as np
 from normlab.ladders.report.design import (
     CellFacts,
     ForecastCell,
+    ForecastFacts,
     LadderDesign,
     LostRun,
     RateRule,
-    RateSearch,
+    RateSearchFacts,
     SizeFacts,
-    StoredForecast,
     TriedRate,
 )
 from normlab.ladders.rows import LadderRow
@@ -102,7 +102,7 @@ def design(*, schemes: Sequence[str] = SCHEMES, budgets: Sequence[int] = BUDGETS
                      basis="derived" if scheme == "pre" else "hypothesis") for scheme in schemes
         ),
         held_out=TOP,
-        forecast=StoredForecast(
+        forecast=ForecastFacts(
             written="2026-11-16T12:30:00+00:00", commit="0123456789ab", hash="5f2c9d",
             cells=tuple(_forecast(scheme, tokens) for scheme in schemes[1:] for tokens in budgets),
         ),
@@ -110,13 +110,13 @@ def design(*, schemes: Sequence[str] = SCHEMES, budgets: Sequence[int] = BUDGETS
     )  # fmt: skip
 
 
-def _search(scheme: str, size: str, tokens: int) -> RateSearch:
+def _search(scheme: str, size: str, tokens: int) -> RateSearchFacts:
     best = 2e-3 if scheme == "geonorm" and size == "4x256" else 1e-3
     tried = [(lr, 4.5 + 0.08 * math.log(lr / best) ** 2) for lr in (5e-4, 1e-3, 2e-3)]
     told = tuple(TriedRate(lr=lr, loss=loss) for lr, loss in tried)
     if scheme == "peri":
         told = (*told, TriedRate(lr=4e-3, loss=7.1, state="stuck"), TriedRate(lr=8e-3, state="diverged"))
-    return RateSearch(
+    return RateSearchFacts(
         scheme=scheme, size=size, tokens=tokens, tried=told, pick=best, edge="largest" if best == 2e-3 else None
     )
 
@@ -128,6 +128,6 @@ def _forecast(scheme: str, tokens: int) -> ForecastCell:
     off = 0.07 if scheme == "peri" and tokens == BUDGETS[-1] else 0.006
     middle = truth + off
     return ForecastCell(
-        scheme=scheme, size=TOP, tokens=tokens, flops=flops, unconditional=(middle - 0.03, middle + 0.03),
+        scheme=scheme, size=TOP, tokens=tokens, flops=flops, smooth=(middle - 0.03, middle + 0.03),
         simple_law=(middle - 0.012, middle + 0.012), came=truth, seeds=2,
     )  # fmt: skip

@@ -30,10 +30,10 @@ def test_a_wrong_field_is_named() -> None:
 def test_a_forecast_is_a_hit_if_its_interval_contains_the_result() -> None:
     def cell(came: float | None) -> ForecastCell:
         return ForecastCell(
-            scheme="peri", size="s", tokens=1, unconditional=(-0.03, 0.01), simple_law=(-0.02, -0.01), came=came
+            scheme="peri", size="s", tokens=1, smooth=(-0.03, 0.01), simple_law=(-0.02, -0.01), came=came
         )
 
-    assert (cell(-0.015).is_hit, cell(-0.015).is_simple_hit) == (True, True)
-    assert (cell(0.005).is_hit, cell(0.005).is_simple_hit) == (True, False)
-    assert (cell(0.02).is_hit, cell(0.02).is_simple_hit) == (False, False)
-    assert (cell(None).is_hit, cell(None).is_simple_hit) == (None, None)
+    assert (cell(-0.015).is_hit, cell(-0.015).is_simple_law_hit) == (True, True)
+    assert (cell(0.005).is_hit, cell(0.005).is_simple_law_hit) == (True, False)
+    assert (cell(0.02).is_hit, cell(0.02).is_simple_law_hit) == (False, False)
+    assert (cell(None).is_hit, cell(None).is_simple_law_hit) == (None, None)

@@ -11,7 +11,7 @@ from normlab.ladders.report.cautions import cautions
 from normlab.ladders.report.design import LadderDesign, RateRule
 from normlab.ladders.report.verdict import findings, forecast_sentence, headline, hit_words
 from normlab.ladders.statistics.answer import HeldOut, Interval, Place
-from normlab.pages.numbers import count
+from normlab.pages.numbers import format_count
 from tests.ladders.report import answers, synthetic
 from tests.ladders.report.reports import full, table_only
 
@@ -129,7 +129,7 @@ def test_runs_without_a_partner_are_named() -> None:
     told = [line for line in cautions(short) if "without a partner" in line]
     assert told == [
         "peri against pre: one run without a partner of the same seed, part of no gap "
-        f"(pre at 6x384, {count(gone.tokens)} tokens, seed 1)."
+        f"(pre at 6x384, {format_count(gone.tokens)} tokens, seed 1)."
     ]
     waiting = replace(short, design=replace(short.design, runs_left=3))
     assert not any("without a partner" in line for line in cautions(waiting))

@@ -70,7 +70,7 @@ def test_what_is_open_is_not_called_equal() -> None:
 
 
 def test_a_far_target_says_nothing_against_a_near_one() -> None:
-    why = Identified(is_identified=False, reasons=[Obstacle(rule="a", text="too wide", target="1.3b")])
+    why = Identified(is_identified=False, reasons=[Obstacle(rule="wide interval", text="too wide", target="1.3b")])
     near, far = _projection(-0.08, -0.01, 4.0, "350m"), _projection(-0.8, 0.1, 200.0, "1.3b")
     text = sentence("keel", "pre", _cell(0.01, 0.03), _trend("grows"), [near, far], [near, far], why)
     assert "at 350m between -0.080 and -0.010: better" in text
@@ -78,7 +78,7 @@ def test_a_far_target_says_nothing_against_a_near_one() -> None:
 
 
 def test_a_target_that_is_not_identified_has_a_reason_and_no_number() -> None:
-    why = Identified(is_identified=False, reasons=[Obstacle(rule="d", text="3 rungs, fewer than 4")])
+    why = Identified(is_identified=False, reasons=[Obstacle(rule="small ladder", text="3 rungs, fewer than 4")])
     target = _projection(-0.08, -0.01, 10.0, "10 × the top")
     text = sentence("keel", "pre", _cell(0.01, 0.03), _trend("grows", _interval(-0.2, -0.1)), [target], [target], why)
     assert text.startswith("keel: worse than pre by 0.020 nats (95 %: 0.010 to 0.030)")

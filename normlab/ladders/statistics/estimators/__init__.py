@@ -1,1 +1,1 @@
-"""Estimators of a gap: M (smooth) and K (a simple law), as Gaussian priors over cells and places, and their noise."""
+"""Estimators of a gap, smooth and simple-law, as Gaussian priors over cells and places, and their noise."""

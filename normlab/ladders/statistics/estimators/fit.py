@@ -1,4 +1,4 @@
-"""Fit M or K to the cells of one scheme: distributions of the gap, or of sums of gaps, at any places."""
+"""Fit an estimator to the cells of one scheme: distributions of the gap, or of sums of gaps, at any places."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def estimate(
 
 
 def simple_law_weights(sample: Sample) -> tuple[dict[str, float], dict[str, float]]:
-    """K's posterior weights of the families and of the axes."""
+    """Posterior weights of the simple law's families and axes."""
     prior = simple_law_prior(layout_of(sample.places, sample.places[-1:]))
     model = _model(sample, sample.places[-1:], None, simple_law_prior, None)
     weights = model.shape_weights(model.fit(sample.means[None]))

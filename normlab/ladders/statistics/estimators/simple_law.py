@@ -1,4 +1,4 @@
-"""K: the gap keeps a simple law in one variable. Conditional: it misses gaps that turn, and never enters a verdict.
+"""The simple-law estimator: the gap keeps a simple law in one variable. It misses gaps that turn, and decides nothing.
 
 Two families, c^-γ·(a + b·ln c) and a + b·c^-γ, averaged over γ with equal weight; c is compute relative to the top.
 On a grid c is c·r^φ with r tokens per parameter, averaged over φ: tokens alone (φ = 1), compute (0), parameters (-1).
@@ -21,7 +21,7 @@ AXES = {"parameters": -1.0, "mostly parameters": -0.5, "compute": 0.0, "mostly t
 
 
 def simple_law_prior(layout: Layout) -> Prior:
-    """The prior of K over the cells and places of a layout."""
+    """The simple-law prior over the cells and places of a layout."""
     axes = AXES if layout.kind == "grid" else {"compute": 0.0}
     covariances, weights, labels = [], [], []
     for axis, tilt in axes.items():

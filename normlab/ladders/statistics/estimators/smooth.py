@@ -1,4 +1,4 @@
-"""M: the gap is a smooth function and nothing else is assumed. A line plus an integrated Wiener process.
+"""The smooth estimator: it assumes only that the gap is a smooth function, a line plus an integrated Wiener process.
 
 On a path the process runs along ln C. On a grid there are four of them, along size, tokens, compute and tokens per
 parameter, each with a bend of its own: a gap that lives in tokens alone bends along tokens and nowhere else, and one
@@ -30,7 +30,7 @@ GRID_BENDS = (0.005, 0.015, 0.045)
 
 
 def smooth_prior(layout: Layout) -> Prior:
-    """The prior of M over the cells and places of a layout."""
+    """The smooth prior over the cells and places of a layout."""
     return _path_prior(layout) if layout.kind == "path" else _grid_prior(layout)
 
 

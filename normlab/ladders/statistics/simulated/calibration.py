@@ -34,7 +34,7 @@ from normlab.ladders.statistics.simulated.truths import Places, Truth
 
 Array = np.ndarray
 
-ESTIMATORS: dict[str, PriorOf] = {"M": smooth_prior, "K": simple_law_prior}
+ESTIMATORS: dict[str, PriorOf] = {"smooth": smooth_prior, "simple_law": simple_law_prior}
 _ROUNDING = 0.06
 _BRANCH_ROUNDING = 0.08
 _BATCH = 40
@@ -58,7 +58,7 @@ class Case:
     new_seeds: int = 2
     places: tuple[str, ...] = ("1x", "3.5x", "10x")
     is_required: bool = False
-    """Whether M's worst coverage must be at least 0.90."""
+    """Whether the smooth estimator's worst coverage must be at least 0.90."""
 
     @property
     def seeds_by_cell(self) -> Array:

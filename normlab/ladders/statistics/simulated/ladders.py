@@ -9,7 +9,7 @@ import numpy as np
 
 from normlab.ladders.rows import LadderRow
 from normlab.ladders.statistics.estimators.noise import correlation_matrix
-from normlab.ladders.statistics.simulated.truths import Array, M, Places, Truth, baseline_loss
+from normlab.ladders.statistics.simulated.truths import MILLION, Array, Places, Truth, baseline_loss
 
 
 @dataclass(frozen=True)
@@ -56,19 +56,19 @@ class SimulatedLadder:
 def simulated_path(rungs: int = 5) -> SimulatedLadder:
     """Rungs a factor 3.5 apart in compute at 4 tokens a parameter, up to 110M parameters."""
     factor = 3.5 ** -np.arange(rungs - 1, -1, -1.0)
-    cells = _along(110 * M, 440 * M, 6.0 * 110 * M * 440 * M, factor)
+    cells = _along(110 * MILLION, 440 * MILLION, 6.0 * 110 * MILLION * 440 * MILLION, factor)
     beyond = {f"{times:g}x": _along(*cells.top, np.array([times])) for times in (1.0, 3.5, 10.0, 100.0)}
-    sizes = tuple(f"{n / M:.3g}M" for n in cells.parameters)
+    sizes = tuple(f"{n / MILLION:.3g}M" for n in cells.parameters)
     return SimulatedLadder("path", cells, beyond, np.arange(rungs), sizes)
 
 
 def simulated_grid(sizes: int = 4, budgets: int = 3) -> SimulatedLadder:
     """Four sizes and three budgets that branch from one trunk; the top is 12x768 with 118M tokens."""
     names = ("4x256", "6x384", "8x512", "12x768")[:sizes]
-    parameters = np.array([11.6, 23.2, 42.5, 110.1])[:sizes] * M
-    per_token = np.array([76.0, 153.0, 280.0, 717.0])[:sizes] * M
-    tokens = np.array([29.5, 59.0, 118.0])[:budgets] * M
-    top = (110.1 * M, 118 * M, 717 * M * 118 * M)
+    parameters = np.array([11.6, 23.2, 42.5, 110.1])[:sizes] * MILLION
+    per_token = np.array([76.0, 153.0, 280.0, 717.0])[:sizes] * MILLION
+    tokens = np.array([29.5, 59.0, 118.0])[:budgets] * MILLION
+    top = (110.1 * MILLION, 118 * MILLION, 717 * MILLION * 118 * MILLION)
     cells = Places(np.repeat(parameters, budgets), np.tile(tokens, sizes), np.outer(per_token, tokens).ravel(), top)
     beyond = {f"{times:g}x": _along(*top, np.array([times])) for times in (1.0, 3.5, 10.0, 100.0)}
     group = np.repeat(np.arange(sizes), budgets)

@@ -1,8 +1,8 @@
 """True gaps that ladders are simulated with: twelve in compute, six in tokens or size, and six fresh ones.
 
 The order in which they were fixed: the eighteen `TRUTHS` before the estimator for grids was written; then the scales
-of M, with these eighteen in sight; then the six `FRESH_TRUTHS`, before they were run. None of them is to be tuned: an
-estimator that fails on one is reported as failing.
+of the smooth estimator, with these eighteen in sight; then the six `FRESH_TRUTHS`, before they were run. None of them
+is to be tuned: an estimator that fails on one is reported as failing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 Array = np.ndarray
-M = 1e6
+MILLION = 1e6
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Truth:
 
 def baseline_loss(parameters: Array, tokens: Array) -> Array:
     """The baseline's law, calibrated on 125M models: 4.18 with 33M and 3.80 with 100M tokens."""
-    return 2.1 + 0.9 * (parameters / (110 * M)) ** -0.30 + 1.18 * (tokens / (33 * M)) ** -0.35
+    return 2.1 + 0.9 * (parameters / (110 * MILLION)) ** -0.30 + 1.18 * (tokens / (33 * MILLION)) ** -0.35
 
 
 def _with_multiplier(log_multiplier: Callable[[Places], Array]) -> Callable[[Places], Array]:
@@ -75,14 +75,14 @@ def _step(x: Array) -> Array:
 
 
 TRUTHS: tuple[Truth, ...] = (
-    # In compute, the six that K was shaped on.
+    # In compute, the six that the simple law was shaped on.
     Truth("none", lambda at: np.zeros_like(at.x)),
     Truth("constant multiplier 1.1", _with_multiplier(lambda at: np.full_like(at.x, math.log(1.1)))),
     Truth("shrinks", lambda at: -0.020 * np.exp(-0.35 * at.x)),
     Truth("multiplier falls, crosses", _with_multiplier(lambda at: 0.0505 * (1.0 - at.x / math.log(10.0)))),
     Truth("crosses and settles", lambda at: 0.020 * (1.0 - np.exp(-0.35 * at.x))),
     Truth("grows and settles", lambda at: -0.0256 + 0.0036 * np.exp(-0.53 * at.x)),
-    # In compute, the six on which K failed.
+    # In compute, the six on which the simple law failed.
     Truth("logistic fade", lambda at: -0.080 * _step(-0.8 * (at.x + math.log(10.0)))),
     Truth("two powers", lambda at: 0.015 * np.exp(-0.05 * at.x) - 0.025 * np.exp(-0.35 * at.x)),
     Truth("bump", lambda at: -0.040 * np.exp(-(((at.x + math.log(10.0)) / 1.2) ** 2) / 2.0)),
@@ -99,7 +99,7 @@ TRUTHS: tuple[Truth, ...] = (
 )  # fmt: skip
 
 FRESH_TRUTHS: tuple[Truth, ...] = (
-    # Written down after the scales of M were set with the eighteen above in sight, and run once: never to tune by.
+    # Written down after the smooth estimator's scales were set by the eighteen above, and run once: never to tune by.
     Truth("waves in compute", lambda at: 0.020 * np.sin(1.2 * at.x)),
     Truth("step early in compute", lambda at: -0.050 * _step(-(at.x + 2.5) / 0.4)),
     Truth("less with tokens, more with size", lambda at: -0.030 * np.exp(0.3 * at.x_size - 0.4 * at.x_tokens)),

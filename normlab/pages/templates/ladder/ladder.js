@@ -6,7 +6,7 @@
   const finite = (values) => values.filter(Number.isFinite);
   const signed = (value, digits = 4) => (value === null ? "–" : `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(digits)}`);
   const SUFFIXES = [["T", 1e12], ["B", 1e9], ["M", 1e6], ["k", 1e3]];
-  const count = (value) => {
+  const formatCount = (value) => {
     const [unit, size] = SUFFIXES.find(([, least]) => value >= 0.9995 * least) || ["", 1];
     return `${Number((value / size).toPrecision(3))}${unit}`;
   };
@@ -24,7 +24,7 @@
     return [low - more, high + more];
   };
   const logRoom = (values, share = 0.06) => room(values.map(Math.log10), share);
-  const placeOf = (cell) => `${text(cell.size)}, ${count(cell.tokens)} tokens`;
+  const placeOf = (cell) => `${text(cell.size)}, ${formatCount(cell.tokens)} tokens`;
   const sizeSymbol = (size) => style(data.sizes.indexOf(size)).symbol;
   // Hollow: a short run. Cross: a cell that is left out of the fit.
   const marked = (symbol, cell) => (cell.usable ? symbol + (cell.short ? "-open" : "") : "x-thin");
@@ -53,7 +53,7 @@
     return axis(title, { type: "log", range: [low, high], tickvals: ticks, ticktext: ticks.map(write), tickangle: 0 });
   };
 
-  // Gap over compute: one panel a scheme, with M's band, K's dashed lines inside it, every paired seed and every cell's interval.
+  // Gap over compute: one panel a scheme, with the smooth band, the simple law's dashed lines inside it, every paired seed and every cell's interval.
   const outline = (points, low, high, more) => {
     const known = points.filter((point) => Number.isFinite(point[low]) && Number.isFinite(point[high]));
     const back = [...known].reverse();
@@ -168,7 +168,7 @@
       }]),
       layout: {
         shapes: [zero()], margin: { l: 50, r: 8, t: 8, b: 40 },
-        xaxis: axis(title, { type: "log", range: [low, high], tickvals: ticks, ticktext: ticks.map(count), tickangle: 0 }),
+        xaxis: axis(title, { type: "log", range: [low, high], tickvals: ticks, ticktext: ticks.map(formatCount), tickangle: 0 }),
         yaxis: axis("Gap (nats)", { range: room([...gapEntries().flatMap((entry) => cellEnds(entry.cells)), 0], 0.05), tickformat: ".3~f", nticks: 6 }),
       },
     };
@@ -232,7 +232,7 @@
         xaxis: axis(`Gap to ${brief(data.baseline, 16)} (nats)`, { range: room([0, ...entries.flatMap((entry) => [entry.low, entry.high, entry.came])]), tickformat: ".3~f", nticks: narrow() ? 4 : 9, tickangle: 0 }),
         yaxis: axis("", {
           range: [-0.6, entries.length - 0.4], tickvals: entries.map((_, i) => at(i)), gridcolor: "rgba(0, 0, 0, 0)",
-          ticktext: entries.map((entry) => `${brief(schemes[entry.scheme].label, narrow() ? 9 : 24)}, ${count(entry.tokens)}`),
+          ticktext: entries.map((entry) => `${brief(schemes[entry.scheme].label, narrow() ? 9 : 24)}, ${formatCount(entry.tokens)}`),
         }),
       },
     };

@@ -1,4 +1,4 @@
-"""M: its covariance, its posterior against a dense Gaussian process, and exact lines."""
+"""The smooth estimator: its covariance, its posterior against a dense Gaussian process, and exact lines."""
 
 from __future__ import annotations
 

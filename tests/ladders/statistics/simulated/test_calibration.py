@@ -1,4 +1,4 @@
-"""Nominal 95 % intervals of M cover at least 90 % for the worst of 24 truths, on a path and on a grid."""
+"""Nominal 95 % intervals of the smooth estimator cover 90 % and more for the worst of 24 truths, on path and grid."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ REQUIRED = 0.90
     ("case", "repeats"), list(zip(required_cases(), (1000, 600, 400), strict=True)), ids=["path", "grid", "plan-a"]
 )
 def test_smooth_intervals_cover_the_worst_truth(case: Case, repeats: int) -> None:
-    found = worst(measure(case, [*TRUTHS, *FRESH_TRUTHS], repeats, "M"))
+    found = worst(measure(case, [*TRUTHS, *FRESH_TRUTHS], repeats, "smooth"))
     for place, own in found.items():
         assert own.coverage >= REQUIRED, f"{place}: {own.truth} {own.coverage}"
 
 
 def test_simple_laws_cover_their_own_kind_and_miss_a_bump() -> None:
-    case = Case(name="K", ladder=simulated_path())
+    case = Case(name="simple law", ladder=simulated_path())
     names = {truth.name: truth for truth in TRUTHS}
     chosen = [names["constant multiplier 1.1"], names["shrinks"], names["bump"]]
-    found = {(own.truth, own.place): own.coverage for own in measure(case, chosen, 100, "K")}
+    found = {(own.truth, own.place): own.coverage for own in measure(case, chosen, 100, "simple_law")}
     assert found["constant multiplier 1.1", "10x"] > 0.9
     assert found["shrinks", "10x"] > 0.9
     assert found["bump", "10x"] < 0.2
@@ -40,7 +40,7 @@ def test_simple_laws_cover_their_own_kind_and_miss_a_bump() -> None:
 def test_a_batch_is_the_same_as_one_answer() -> None:
     """Widths of the shared factorisation against `estimate`, up to the rounding of the noise to 6 %."""
     case = Case(name="one", ladder=simulated_path())
-    (found,) = [own for own in measure(case, TRUTHS[2:3], 1, "M") if own.place == "3.5x"]
+    (found,) = [own for own in measure(case, TRUTHS[2:3], 1, "smooth") if own.place == "3.5x"]
     rng = np.random.default_rng(zlib.crc32(f"{case.name}/{TRUTHS[2].name}".encode()))
     gaps, losses = simulate(case.ladder, TRUTHS[2], USUAL, 3, 1, rng)
     sample = sample_of(cells_of(as_rows(case.ladder, gaps[0], losses[0]), "peri", "pre"))

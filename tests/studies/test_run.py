@@ -216,7 +216,7 @@ def test_what_a_file_says_is_text_on_the_page(tmp_path):
 def test_the_command_lists_plans_and_reports(root, capsys, tmp_path):
     command.show_list(root / "studies", root / "results")
     assert "2 claims: 1 reproduced, 1 open" in capsys.readouterr().out
-    command.show_plan(load_study("tiny", root / "studies"), {})
+    command.show_plans([load_study("tiny", root / "studies")], {})
     assert "in all: 6 runs" in capsys.readouterr().out
     command.write_report(root / "studies", root / "results", tmp_path / "claims.md", tmp_path / "claims.html")
     assert (tmp_path / "claims.md").read_text().startswith("# Claims")

@@ -113,6 +113,15 @@ def test_rates_agree_within_a_step(second, expected):
     assert rule("rate", scheme="a").decide(Evidence(rows)).verdict == expected
 
 
+def test_the_seeds_and_runs_of_a_rate_are_those_that_tuned_it():
+    rows = tuned("small", {1e-3: 3.0, 2e-3: 2.0, 4e-3: 3.0}) | tuned("large", {1e-3: 3.0, 2e-3: 2.0, 4e-3: 3.0})
+    second = {arm: [{**one, "seed": 1001, "run": one["run"] + "b"} for one in own] for arm, own in rows.items()}
+    judged = {arm: [row("a", seed, 1.9, lr=2e-3) for seed in range(5)] for arm in rows}
+    found = rule("rate", scheme="a").decide(Evidence({arm: rows[arm] + second[arm] + judged[arm] for arm in rows}))
+    assert (found.verdict, found.seeds, found.runs) == ("reproduced", 2, 12)
+    assert found.power.startswith("2 seeds for each rate")
+
+
 def test_one_size_says_nothing_of_carrying_rates():
     assert rule("rate", scheme="a").decide(Evidence(tuned("small", {1e-3: 2.0, 2e-3: 1.0}))).verdict == "open"
 

@@ -13,6 +13,7 @@ from normlab.studies.evidence import Evidence
 from normlab.studies.finding import Finding
 from normlab.studies.rules.base import Rule
 from normlab.train.metrics import metric_named
+from normlab.utils.text import counted
 
 _ROUNDING = 1.05
 
@@ -22,7 +23,7 @@ class RateRule(Rule):
     """The claim: the best rates of `scheme` in all arms are within a `factor` of each other.
 
     Best is the rate that its tune runs pick in an arm, before any factor for the batch. Open if there are fewer than
-    two arms, or if a best rate is the largest or smallest tried. One seed tunes a rate, so there is no interval.
+    two arms, or if a best rate is the largest or smallest tried. The few seeds that tune a rate give no interval.
     """
 
     kind: ClassVar = "rate"
@@ -50,8 +51,11 @@ class RateRule(Rule):
         )
 
     def decide(self, evidence: Evidence) -> Finding:
-        found = {arm: _best(rows) for arm in evidence.arms(self.arms) if (rows := evidence.of(self.scheme, arm))}
-        known = {arm: best for arm, best in found.items() if best is not None}
+        tuned = {
+            arm: [row for row in evidence.of(self.scheme, arm) if row["role"] == "tune"]
+            for arm in evidence.arms(self.arms)
+        }
+        known = {arm: best for arm, rows in tuned.items() if (best := _best(rows)) is not None}
         if len(known) < 2:
             return Finding(
                 verdict="open", notes=(f"rates of {self.scheme} are known in {len(known)} arms, not in two",)
@@ -59,20 +63,17 @@ class RateRule(Rule):
         rates = [lr for lr, _ in known.values()]
         apart = max(rates) / min(rates)
         edges = [f"{arm}: the best rate is the {edge} tried ({lr:.3g})" for arm, (lr, edge) in known.items() if edge]
+        seeds = min(len({row["seed"] for row in tuned[arm]}) for arm in known)
         return Finding(
             verdict="reproduced" if apart <= _ROUNDING * self.factor else "refuted",
             ours=f"a factor of {apart:.3g}: " + ", ".join(f"{lr:.3g} ({arm})" for arm, (lr, _) in known.items()),
-            estimate=apart, claimed=(None, self.factor), seeds=1,
-            runs=sum(len(evidence.of(self.scheme, arm)) for arm in known),
-            power="one seed for each rate: the factor has no interval",
+            estimate=apart, claimed=(None, self.factor), seeds=seeds, runs=sum(len(tuned[arm]) for arm in known),
+            power=f"{counted(seeds, 'seed')} for each rate: the factor has no interval",
         ).unless(edges)  # fmt: skip
 
 
-def _best(rows: Sequence[Mapping[str, Any]]) -> tuple[float, str | None] | None:
+def _best(tuned: Sequence[Mapping[str, Any]]) -> tuple[float, str | None] | None:
     """The rate that the tune runs pick, and whether it is an end of those tried."""
-    tuned = [{**row, "lr": row.get("base_lr", row["lr"])} for row in rows if row["role"] == "tune"]
-    if not tuned:
-        return None
-    tried = group_by_rate(tuned, "tune")
+    tried = group_by_rate([{**row, "lr": row.get("base_lr", row["lr"])} for row in tuned], "tune")
     lr = pick_rate(tried, metric_named(tuned[0]["metric"])) if tried else None
     return None if lr is None else (lr, grid_edge(lr, tried))

@@ -51,7 +51,7 @@ def test_a_scheme_missing_at_the_top_is_named() -> None:
     kept = [row for row in synthetic.rows(lost=False) if (row.scheme, row.size) != ("geonorm", synthetic.TOP)]
     report = LadderReport(kept, answers.answer(kept))
     assert "geonorm was not judged there" in headline(report)
-    assert "geonorm has no run at 12x768, 118M tokens, the top of the ladder." in cautions(report)
+    assert "geonorm has no run that trained at 12x768, 118M tokens, the top of the ladder." in cautions(report)
 
 
 def test_no_scheme_with_a_pair_gives_no_verdict() -> None:

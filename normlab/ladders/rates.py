@@ -181,8 +181,9 @@ class Rates:
     def _best(self, search: Search) -> list[float]:
         """The pick of a search, and the rates that are as good."""
         losses = self._losses(search)
-        tied = [lr for lr, loss in losses.items() if loss <= min(losses.values()) + _TIED]
-        return tied or [search.pick] * (search.pick is not None)
+        if not losses:
+            return [] if search.pick is None else [search.pick]
+        return [lr for lr, loss in losses.items() if loss <= min(losses.values()) + _TIED]
 
     def _losses(self, search: Search) -> dict[float, float]:
         """Losses of the rates that trained."""

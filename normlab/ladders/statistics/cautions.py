@@ -36,8 +36,8 @@ def _single_seeds(scheme: str, cells: Sequence[Cell]) -> list[str]:
 def _far_off(own: SchemeAnswer) -> list[str]:
     far = [cell for cell in own.cells if cell.off_sd is not None and cell.off_sd > FAR_OFF]
     return [
-        f"{own.scheme}, {cell.size} with {count(cell.tokens)} tokens: {cell.off_sd:.1f} standard deviations of its mean "
-        "off the smooth curve through all cells."
+        f"{own.scheme}, {cell.size} with {count(cell.tokens)} tokens: {cell.off_sd:.1f} standard deviations of its "
+        "mean off the smooth curve through all cells."
         for cell in far
     ]
 

@@ -145,7 +145,7 @@ def place_name(size: str, tokens: int) -> str:
     return f"{size}, {count(tokens)} tokens"
 
 
-def cell_at(own: SchemeAnswer, cell: LadderCell) -> CellGap | None:
+def cell_at(own: SchemeAnswer, cell: LadderCell | Place) -> CellGap | None:
     """The gap of a scheme at a cell."""
     return next((gap for gap in own.cells if (gap.size, gap.tokens) == (cell.size, cell.tokens)), None)
 

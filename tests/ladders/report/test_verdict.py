@@ -80,6 +80,10 @@ def test_a_forecast_against_its_result_in_words(measured: float | None, words: s
     assert hit_words(_held_out(measured), places=3) == words
 
 
+def test_a_forecast_whose_runs_did_not_train_has_no_result() -> None:
+    assert hit_words(_held_out(None), reason="seed 0 of peri stuck") == "no result: seed 0 of peri stuck"
+
+
 def test_forecasts_without_results_are_not_counted() -> None:
     assert forecast_sentence([_held_out(None)]) == ""
     assert forecast_sentence([_held_out(-0.02), _held_out(None)]) == "1 of one forecast made before the runs held."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,12 +30,14 @@ def compare(
     """Run what `folder` does not contain yet, and return the ranking of the schemes.
 
     The same call resumes a comparison that was stopped or killed; more schemes, rates or seeds extend it. After
-    `minutes` the current runs are saved, and the ranking is that of the finished ones (`left` counts the others).
-    Ctrl-C and SIGTERM do the same and raise KeyboardInterrupt. A run whose process is killed is restarted from its
-    checkpoint, at most `config.retries` times. `command` is stored for the report; `stamp` (a study's name and the hash
-    of its rule) is added to every row; with an `executor` several comparisons use the same processes.
+    `minutes`, those that the data take included, the current runs are saved, and the ranking is that of the finished
+    ones (`left` counts the others). Ctrl-C and SIGTERM do the same and raise KeyboardInterrupt. A run whose process is
+    killed is restarted from its checkpoint, at most `config.retries` times. `command` is stored for the report; `stamp`
+    (a study's name and the hash of its rule) is added to every row; with an `executor` several comparisons use the same
+    processes.
     """
     check_call(minutes)
+    began = time.monotonic()
     for model in config.models.values():
         model.check_start()
     path = make_folder(folder)
@@ -46,7 +49,7 @@ def compare(
             Plan(config), config.run_settings, path, data.fingerprint,
             metric=metric, progress=progress, stamp=stamp, executor=executor,
         )  # fmt: skip
-        asked = session.execute(minutes)
+        asked = session.execute(None if minutes is None else minutes - (time.monotonic() - began) / 60.0)
         rows = Store(path).rows()
     if asked is not None:
         raise KeyboardInterrupt(asked)

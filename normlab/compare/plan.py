@@ -38,6 +38,11 @@ class PlannedRun:
         """Cost of the run, in a unit that all runs of its plan share."""
         return self.config.steps
 
+    @property
+    def first_step(self) -> int:
+        """Step at which the run begins, where those that it depends on have left it their state."""
+        return 0
+
     def work_until(self, step: int) -> float:
         """Cost of the run up to a step."""
         return self.work * step / self.config.steps

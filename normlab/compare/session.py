@@ -85,6 +85,10 @@ class Session:
         """The run as a worker receives it."""
         return Job(run, self.folder / "runs" / run.name, self.fingerprint)
 
+    def start_step(self, run: PlannedRun) -> int:
+        """Step that a run would begin from now."""
+        return RunFolder(self.job(run).folder).saved_step
+
     def facts(self, run: PlannedRun) -> Mapping[str, Any]:
         """Fields to add to the row of a run, besides the stamp."""
         return {}
@@ -140,7 +144,7 @@ class Session:
         while pool.is_free and (waiting := [run for run in waiting if self._fits(run)]):
             run = waiting.pop(pool.choose(waiting))
             job = self.job(run)
-            self._executor.durations.begin(run, RunFolder(job.folder).saved_step)
+            self._executor.durations.begin(run, self.start_step(run))
             pool.start(job)
 
     def _fits(self, run: PlannedRun) -> bool:
@@ -148,7 +152,9 @@ class Session:
 
         Runs that depend on it must fit as well: another machine would have to repeat it for them.
         """
-        expected = sum(map(self._executor.durations.expected, (run, *self.plan.dependents(run))))
+        durations = self._executor.durations
+        expected = durations.expected(run, self.start_step(run))
+        expected += sum(durations.expected(one, one.first_step) for one in self.plan.dependents(run))
         return not (time.monotonic() + expected > self._end and self.settings.options.whole_runs)
 
     def _take_in(self, pool: Pool, view: ComparisonProgress) -> None:

@@ -136,8 +136,8 @@ def _tried(lr: float, own: RateResults) -> TriedRate:
 
 def _rule(config: LadderConfig, scheme: str, found: FoundRate | None) -> RateRule:
     notes = {
-        "confirmed": "the best rate at the middle size is within a factor of √2 of it",
-        "corrected": f"at the middle size another rate was best; rates follow width^{found.power if found else 0:.2f}",
+        "confirmed": "best rates at the middle size are within a factor of √2",
+        "corrected": f"at the middle size other rates were best; rates follow width^{found.power if found else 0:.2f}",
         "untested": "not tested at another size",
     }
     own = config.models[config.all_sizes[0]][scheme].scheme_object

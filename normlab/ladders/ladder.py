@@ -150,6 +150,11 @@ class LadderSession(Session):
         trunk = RunFolder(self._folder(run.trunk))
         return trunk.path if (trunk.branches / f"step-{run.first_step:08d}").is_dir() else None
 
+    def start_step(self, run: PlannedRun) -> int:
+        assert isinstance(run, LadderRun)
+        planted = run.first_step if self._start(run) is not None else 0
+        return max(planted, super().start_step(run))
+
     def facts(self, run: PlannedRun) -> Mapping[str, Any]:
         assert isinstance(run, LadderRun)
         is_forecast = run.role == "judge" and run.rung.is_held_out

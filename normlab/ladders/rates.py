@@ -9,8 +9,10 @@ For each scheme:
    search budget, the one whose losses lie least above the best of their budget, added up.
 3. The rule carries that rate over the sizes: muP or CompleteP put their factors into the optimiser, so the rate stays;
    without a rule rates fall with size^-0.2.
-4. At a middle size the carried rate starts a search at the smallest budget. If the best rate there is within a factor
-   of √2, the rule is confirmed. If not, rates follow the power of width that the two sizes show.
+4. At a middle size the carried rate starts a search at the smallest budget. Rates whose losses one seed does not tell
+   apart all count as best, at both sizes. If best rates of the two are within a factor of √2, the rule is confirmed. If
+   not, rates follow the smallest power of width that brings them together: the largest size is far beyond the middle
+   one, so that a factor of 2 by chance would be one of 6 there.
 """
 
 from __future__ import annotations
@@ -33,6 +35,9 @@ MakeRun = Callable[[Rung, str, int, float, int], LadderRun]
 
 _CONFIRMED = 1.05 * math.sqrt(2.0)
 """Largest factor between the carried rate and the best one that confirms the rule: one step of the grid, rounded."""
+
+_TIED = 0.01
+"""Nats within which one seed does not tell the losses of two rates apart."""
 
 
 @dataclass(frozen=True)
@@ -147,9 +152,7 @@ class Rates:
 
     def _rate_for_all_budgets(self, searches: Sequence[Search]) -> float | None:
         """The rate for all budgets: of those tried at each, the one whose losses lie least above the best ones."""
-        losses = [
-            {lr: self._metric.sign * own.trained[0] for lr, own in one.tried.items() if own.trained} for one in searches
-        ]
+        losses = [self._losses(one) for one in searches]
         common = set.intersection(*(set(own) for own in losses))
         if common:
             return min(sorted(common), key=lambda lr: sum(own[lr] - min(own.values()) for own in losses))
@@ -159,15 +162,32 @@ class Rates:
     def _found(self, scheme: str, searches: Sequence[Search]) -> FoundRate:
         budgets = len(self._config.search_budgets)
         lr, tests = self._rate_for_all_budgets(searches[:budgets]), searches[budgets:]
-        pick = tests[0].pick if tests else None
-        if lr is None or pick is None:
+        if lr is None or not tests or tests[0].pick is None:
             return FoundRate(scheme, lr, tuple(searches))
-        size = tests[0].rung.size
-        ratio = pick / (lr * self._rule(size))
+        size, ratio = tests[0].rung.size, self._factor(lr, searches[0], tests[0])
         if max(ratio, 1.0 / ratio) <= _CONFIRMED or size.width == self._smallest.size.width:
             return FoundRate(scheme, lr, tuple(searches), "confirmed")
         power = math.log(ratio) / math.log(size.width / self._smallest.size.width)
         return FoundRate(scheme, lr, tuple(searches), "corrected", power)
+
+    def _factor(self, lr: float, small: Search, test: Search) -> float:
+        """Factor from a carried rate to a best one of the test: the smallest there is.
+
+        The rate serves all budgets and the test has one: what was best with the smallest budget counts as carried, too.
+        """
+        carried = {own * self._rule(test.rung.size) for own in (lr, *self._best(small))}
+        return min((best / own for own in carried for best in self._best(test)), key=lambda one: abs(math.log(one)))
+
+    def _best(self, search: Search) -> list[float]:
+        """The pick of a search, and the rates that are as good."""
+        losses = self._losses(search)
+        if not losses:
+            return [] if search.pick is None else [search.pick]
+        return [lr for lr, loss in losses.items() if loss <= min(losses.values()) + _TIED]
+
+    def _losses(self, search: Search) -> dict[float, float]:
+        """Losses of the rates that trained."""
+        return {lr: self._metric.sign * own.trained[0] for lr, own in search.tried.items() if own.trained}
 
     def _rule(self, size: Size) -> float:
         """Factor on the rate of the smallest size; under muP and CompleteP the optimiser has it in its groups."""

@@ -74,12 +74,19 @@ class StudyRecord:
                 f"{other[0].get('rule')}, now {self.study.rule_hash}), so they are refused; put the rule back, or move "
                 f"the folder away and run the study again"
             )
-        return {arm: _without_past_errors(own) for arm, own in rows.items() if own}
+        return {arm: _without_past_errors(_counted(self.folder / arm, own)) for arm, own in rows.items() if own}
 
     def older(self, rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> int:
         """Number of rows that began before the rule was registered, which is weaker evidence."""
         since = str(self.about.get("registered", ""))
         return sum(str(row["started"]) < since for own in rows.values() for row in own)
+
+
+def _counted(folder: Path, rows: Sequence[Row]) -> list[Row]:
+    """Rows less those of a ladder's runs at a rate that is no longer picked; its description names them."""
+    path = folder / "ladder.json"
+    set_aside = read_json(path).get("design", {}).get("set_aside", []) if path.is_file() else []
+    return [row for row in rows if row["run"] not in set_aside]
 
 
 def _without_past_errors(rows: Sequence[Row]) -> list[Row]:

@@ -147,6 +147,18 @@ def test_a_ladder_goes_on_from_a_copy_of_its_results_alone(finished: Path, text:
 
 
 @pytest.mark.usefixtures("here")
+def test_a_branch_without_the_state_of_its_trunk_begins_at_its_first_step(text: Path, tmp_path: Path) -> None:
+    """So that a slice on another machine expects it to take as long as it does."""
+    data, config = open_data(configuration(text), progress=False)
+    plan = LadderPlan(config)
+    session = LadderSession(plan, tmp_path, data, progress=False)
+    trunk, branch, *_ = plan.judged(config.rungs[0], plan.rates.found([]))
+    assert session.start_step(branch) == 0
+    (tmp_path / "runs" / trunk.name / "branches" / f"step-{branch.first_step:08d}").mkdir(parents=True)
+    assert session.start_step(branch) == branch.first_step > 0
+    assert session.start_step(trunk) == 0
+
+
 def test_a_slice_in_which_no_judged_run_ends_has_a_page_and_no_answer(text: Path, tmp_path: Path) -> None:
     config = configuration(text, lrs=(1e-2, 2e-2))
     found = ladder(config, tmp_path, progress=False, minutes=1e-9)

@@ -116,6 +116,35 @@ def test_a_middle_size_that_wants_another_rate_corrects_the_rule() -> None:
     assert plan.rates.rate_at(found, Size(8, 32)) == pytest.approx(2.5e-4)
 
 
+def test_rates_that_one_seed_does_not_tell_apart_correct_nothing() -> None:
+    """At the middle size twice the rate is better by chance: carried on by a power, it would be 6 times at the top."""
+
+    def loss(run: LadderRun) -> float:
+        is_middle = str(run.rung.size) == "1x16"
+        lucky = 0.105 if is_middle and run.base_lr == 8e-3 else 0.0
+        return bowl(4e-3)(run) - lucky
+
+    plan = LadderPlan(configuration(lrs="auto"))
+    found = plan.rates.found(trained(plan, loss))["pre"]
+    assert [search.pick for search in found.searches] == [4e-3, 4e-3, 8e-3]
+    assert (found.verdict, found.power) == ("confirmed", 0.0)
+
+
+def test_what_a_budget_changes_is_not_taken_for_what_width_does() -> None:
+    """The larger budget wants an eighth of the rate, the test is at the smaller one."""
+
+    def loss(run: LadderRun) -> float:
+        best, weight = (8e-3, 1.0) if run.tokens == 10 * STEP else (1e-3, 100.0)
+        return 3.0 + weight * math.log2(run.base_lr / best) ** 2
+
+    plan = LadderPlan(configuration(lrs="auto"))
+    found = plan.rates.found(trained(plan, loss))["pre"]
+    assert found.searches[-1].pick == 8e-3
+    assert found.lr is not None
+    assert found.lr < 4e-3
+    assert found.verdict == "confirmed"
+
+
 def test_an_edge_pick_is_widened_or_named() -> None:
     auto, listed = LadderPlan(configuration(lrs="auto")), LadderPlan(configuration(lrs=(1e-3, 2e-3)))
     widened = auto.rates.found(trained(auto, bowl(3.2e-2)))["pre"].searches

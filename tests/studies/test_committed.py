@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import re
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from normlab.ladders.places import places
 from normlab.studies.cells import cell_name
 from normlab.studies.headlines import RESULTS_TESTED
 from normlab.studies.rules.base import VALUE
@@ -16,6 +18,8 @@ from normlab.studies.rules.difference import DifferenceRule
 from normlab.studies.rules.order import OrderRule
 from normlab.studies.run import _check_rules, comparison_configs, ladder_configs, study_plan
 from normlab.studies.study import find_studies, load_study
+from normlab.train.monitor.summary import summarise
+from normlab.train.plan import Milestones
 from tests.matrix import parametrize
 
 FOLDER = Path(__file__).parents[2] / "studies"
@@ -44,16 +48,29 @@ def test_every_headline_result_has_a_study():
 
 def test_rules_name_cells_that_the_ladder_has():
     study = load_study("ladder", FOLDER)
+    # By the tokens of whole steps, as in the rows: 118M are 7,203 steps, and some more tokens.
     cells = {
-        cell_name(str(rung.size), budget)
+        cell_name(place.size, place.tokens)
         for config in ladder_configs(study).values()
         for rung in config.rungs
-        for budget in rung.budgets
+        for place in places(config, rung)
     }
     for claim in study.claims:
         patterns = [getattr(claim.rule, "cell", "*"), *claim.rule.arms]
         for pattern in patterns:
             assert any(fnmatchcase(cell, pattern.removeprefix("rates,")) for cell in cells), (claim.name, pattern)
+
+
+def test_profiles_of_the_ladder_are_taken_at_the_steps_that_its_claims_name():
+    study = load_study("ladder", FOLDER)
+    claim = next(claim for claim in study.claims if claim.name == "pre-growth")
+    config = ladder_configs(study)["main"]
+    trunk = config.run(config.rungs[2], "pre", config.rungs[2].budgets[-1], 1e-3, 0)
+    trunk = dataclasses.replace(trunk, branches=config.rungs[2].budgets[:-1])
+    taken = sorted({0} | Milestones.of(trunk).profiles)
+    kept = summarise([{"kind": "profile", "step": step, "layers": [0]} for step in taken], trunk.steps)["profiles"]
+    places_named = [int(place) for place in re.findall(r"profiles\.(-\d+)", claim.rule.value)]
+    assert [f"{kept[place]['step']:,}" for place in places_named] == re.findall(r"\d,\d{3}", claim.claim)[::-1]
 
 
 def test_the_cost_that_is_stated_counts_the_runs():

@@ -106,11 +106,21 @@ def tuned(arm: str, losses: dict[float, float]) -> dict[str, list[dict]]:
         ({1e-3: 2.4, 1.414e-3: 2.0, 2e-3: 2.1}, "reproduced"),
         ({5e-4: 2.1, 1e-3: 2.0, 2e-3: 2.4}, "refuted"),
         ({2e-3: 2.0, 4e-3: 2.1}, "open"),
+        ({5e-4: 2.1, 1e-3: 2.0, 2e-3: 2.003, 4e-3: 2.4}, "open"),
     ],
 )
 def test_rates_agree_within_a_step(second, expected):
     rows = tuned("small", {1e-3: 3.0, 2e-3: 2.0, 4e-3: 3.0}) | tuned("large", second)
     assert rule("rate", scheme="a").decide(Evidence(rows)).verdict == expected
+
+
+def test_the_seeds_and_runs_of_a_rate_are_those_that_tuned_it():
+    rows = tuned("small", {1e-3: 3.0, 2e-3: 2.0, 4e-3: 3.0}) | tuned("large", {1e-3: 3.0, 2e-3: 2.0, 4e-3: 3.0})
+    second = {arm: [{**one, "seed": 1001, "run": one["run"] + "b"} for one in own] for arm, own in rows.items()}
+    judged = {arm: [row("a", seed, 1.9, lr=2e-3) for seed in range(5)] for arm in rows}
+    found = rule("rate", scheme="a").decide(Evidence({arm: rows[arm] + second[arm] + judged[arm] for arm in rows}))
+    assert (found.verdict, found.seeds, found.runs) == ("reproduced", 2, 12)
+    assert found.power.startswith("2 seeds for each rate")
 
 
 def test_one_size_says_nothing_of_carrying_rates():
@@ -213,6 +223,30 @@ def shrinking(_: int, tokens: int) -> float:
 def test_trend(gap, ways, expected):
     found = rule("trend", scheme="geonorm", against="pre", ways=ways).decide(on_ladder(gap))
     assert found.verdict == expected, found.ours
+
+
+@pytest.mark.parametrize(
+    ("lost", "axis", "open_for"),
+    [
+        ("8x512-0", "compute", "8x512,118M"),
+        ("8x512-0", "tokens", "8x512,118M"),
+        ("4x256-0", "sizes", "4x256,118M"),
+        ("4x256-0", "tokens", None),
+        ("6x384-0", "compute", None),
+    ],
+)
+def test_a_trend_over_less_than_the_axis_is_open(lost, axis, open_for):
+    """Where the largest size is stuck, what the smaller ones show is no verdict on a claim up to that size."""
+    rows = [
+        {**one, "stuck": True} if one["run"].startswith(f"geonorm-{lost}") else one for one in ladder_rows(shrinking)
+    ]
+    table = {"scheme": "geonorm", "against": "pre", "ways": ["shrinks", "constant"], "axis": axis}
+    found = rule("trend", **table).decide(Evidence(by_cell({"main": rows})))
+    size = lost.partition("-")[0]
+    assert f"{size},29.5M; {size},59M; {size},118M: unreliable: seed 0 of geonorm stuck" in found.notes
+    ends = [note for note in found.notes if note.startswith("no gap at")]
+    assert ends == ([f"no gap at {open_for}, an end of the ladder"] if open_for else [])
+    assert found.verdict == ("open" if open_for else "reproduced"), found.ours
 
 
 @pytest.mark.parametrize(("gap", "expected"), [(-0.03, "reproduced"), (0.03, "refuted"), (0.0, "open")])

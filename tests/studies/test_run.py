@@ -356,5 +356,14 @@ def test_a_ladder_is_a_study_and_its_cells_are_arms(tmp_path):
     assert judge_claims(other_study, tmp_path / "again")["it"].ours == found.ours
 
 
+def test_runs_that_a_ladder_has_set_aside_are_no_evidence(copy):
+    """A rate that moved leaves rows behind, at which a seed would count twice."""
+    study, arm = load_study("tiny", copy / "studies"), copy / "results/tiny/main"
+    first = rows(copy)[0]["run"]
+    (arm / "ladder.json").write_text(json.dumps({"design": {"set_aside": [first]}}))
+    stored = running.StudyRecord(study, copy / "results/tiny").rows()["main"]
+    assert (len(stored), first in {one["run"] for one in stored}) == (5, False)
+
+
 def rows_in(folder: Path) -> list[dict]:
     return Store(folder).rows()

@@ -148,7 +148,7 @@ class LadderCell:
         return place_name(self.size, self.tokens)
 
 
-def cell_at(own: SchemeAnswer, cell: LadderCell) -> CellGap | None:
+def cell_at(own: SchemeAnswer, cell: LadderCell | Place) -> CellGap | None:
     """The gap of a scheme at a cell."""
     return next((gap for gap in own.cells if (gap.size, gap.tokens) == (cell.size, cell.tokens)), None)
 

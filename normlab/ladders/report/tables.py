@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from normlab.ladders.report.content import LadderReport, best_interval, mean_gap, side
+from normlab.ladders.report.content import LadderReport, best_interval, cell_at, mean_gap, side
 from normlab.ladders.report.design import RateRule, RateSearchFacts
 from normlab.ladders.report.verdict import hit_words
 from normlab.ladders.statistics.answer import FEW_STEPS, CellGap, HeldOut, Interval, MoreRuns, Projection, SchemeAnswer
@@ -170,13 +170,15 @@ def forecast_table(content: LadderReport) -> Table:
 def _forecast_row(content: LadderReport, entry: HeldOut, places: int) -> list[Cell]:
     tone = "" if entry.is_hit is None else "hit" if entry.is_hit else "failed"
     simple = {None: NONE, True: "hit", False: "miss"}[entry.is_simple_law_hit]
+    own = next((own for own in content.answer.schemes if own.scheme == entry.scheme), None)
+    came = cell_at(own, entry.place) if own else None
     return [
         scheme_cell(content, entry.scheme),
         Cell(entry.place.name, entry.place.flops, whole=True),
         interval_cell(entry.forecast, places),
         numeric_cell(signed(entry.measured, places), entry.measured),
         numeric_cell(str(entry.seeds) if entry.seeds else NONE, entry.seeds or None),
-        Cell(hit_words(entry, places), str(entry.is_hit), tone=tone),
+        Cell(hit_words(entry, places, came.reason if came else None), str(entry.is_hit), tone=tone),
         interval_cell(entry.simple_law, places),
         Cell(simple, simple),
     ]

@@ -62,10 +62,10 @@ def slope_sentence(content: LadderReport) -> str:
     )
 
 
-def hit_words(entry: HeldOut, places: int = 4) -> str:
-    """A forecast against what came, in words."""
+def hit_words(entry: HeldOut, places: int = 4, reason: str | None = None) -> str:
+    """A forecast against what came, in words; `reason`: why nothing did."""
     if entry.measured is None:
-        return "not known yet"
+        return f"no result: {reason}" if reason else "not known yet"
     if entry.is_hit:
         return "hit: inside"
     ahead = "higher" if entry.measured > entry.forecast.high else "lower"

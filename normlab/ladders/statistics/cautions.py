@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from normlab.ladders.statistics.answer import SchemeAnswer
+from normlab.ladders.statistics.answer import SchemeAnswer, place_name
 from normlab.ladders.statistics.cells import Cell
 from normlab.ladders.statistics.estimators.fit import estimate, sample_of
 
@@ -35,8 +35,8 @@ def _single_seeds(scheme: str, cells: Sequence[Cell]) -> list[str]:
 def _far_off(own: SchemeAnswer) -> list[str]:
     far = [cell for cell in own.cells if cell.off_sd is not None and cell.off_sd > FAR_OFF]
     return [
-        f"{own.scheme}, {cell.size} with {cell.tokens:,} tokens: {cell.off_sd:.1f} standard deviations of its mean "
-        "off the smooth curve through all cells."
+        f"{own.scheme}, {place_name(cell.size, cell.tokens)}: {cell.off_sd:.1f} standard deviations of its mean off "
+        "the smooth curve through all cells."
         for cell in far
     ]
 

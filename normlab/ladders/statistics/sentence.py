@@ -61,7 +61,9 @@ def _moves(trend: Trend) -> str:
     if trend.compute is None:
         return ""
     test = trend.compute
-    return f"{_MOVES[test.verdict]} ({test.gap_bottom.mean:+.3f} to {test.gap_top.mean:+.3f}){_in_compute(test)}"
+    # With the place: where larger sizes did not train, the ladder of this scheme ends before that of others.
+    ends = f"{test.gap_bottom.mean:+.3f} at {test.bottom.name} to {test.gap_top.mean:+.3f}"
+    return f"{_MOVES[test.verdict]} ({ends}){_in_compute(test)}"
 
 
 def _in_compute(test: TrendTest) -> str:

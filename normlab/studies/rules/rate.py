@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from normlab.compare.tuning import grid_edge, group_by_rate, pick_rate
+from normlab.compare.tuning import grid_edge, group_by_rate
 from normlab.errors import NormLabError
 from normlab.studies.evidence import Evidence
 from normlab.studies.finding import Finding
 from normlab.studies.rules.base import Rule
 from normlab.train.metrics import metric_named
+from normlab.utils.text import counted
 
 _ROUNDING = 1.05
 
@@ -22,7 +24,8 @@ class RateRule(Rule):
     """The claim: the best rates of `scheme` in all arms are within a `factor` of each other.
 
     Best is the rate that its tune runs pick in an arm, before any factor for the batch. Open if there are fewer than
-    two arms, or if a best rate is the largest or smallest tried. One seed tunes a rate, so there is no interval.
+    two arms, if a best rate is the largest or smallest tried, or if best rates are further apart but others, whose
+    losses are within `tie` of the best, are not: the few seeds that tune a rate give no interval.
     """
 
     kind: ClassVar = "rate"
@@ -31,6 +34,8 @@ class RateRule(Rule):
     scheme: str
     factor: float = math.sqrt(2.0)
     """Of a search whose steps are √2: one step."""
+    tie: float = 0.01
+    """Difference in the loss that the seeds of a search do not show."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -46,33 +51,60 @@ class RateRule(Rule):
         arms = ", ".join(self.arms) or "all arms"
         return (
             f"the best rates of {self.scheme} in {arms} are within a factor of {self.factor:.3g}; refuted if they are "
-            f"further apart, open if a best rate is an end of those tried"
+            f"further apart, and so are all rates within {self.tie:g} of the best loss; open if only the best are, or "
+            f"if a best rate is an end of those tried"
         )
 
     def decide(self, evidence: Evidence) -> Finding:
-        found = {arm: _best(rows) for arm in evidence.arms(self.arms) if (rows := evidence.of(self.scheme, arm))}
-        known = {arm: best for arm, best in found.items() if best is not None}
+        tuned = {
+            arm: [row for row in evidence.of(self.scheme, arm) if row["role"] == "tune"]
+            for arm in evidence.arms(self.arms)
+        }
+        known = {arm: best for arm, rows in tuned.items() if (best := _best(rows, self.tie)) is not None}
         if len(known) < 2:
             return Finding(
                 verdict="open", notes=(f"rates of {self.scheme} are known in {len(known)} arms, not in two",)
             )
-        rates = [lr for lr, _ in known.values()]
-        apart = max(rates) / min(rates)
-        edges = [f"{arm}: the best rate is the {edge} tried ({lr:.3g})" for arm, (lr, edge) in known.items() if edge]
-        return Finding(
-            verdict="reproduced" if apart <= _ROUNDING * self.factor else "refuted",
-            ours=f"a factor of {apart:.3g}: " + ", ".join(f"{lr:.3g} ({arm})" for arm, (lr, _) in known.items()),
-            estimate=apart, claimed=(None, self.factor), seeds=1,
-            runs=sum(len(evidence.of(self.scheme, arm)) for arm in known),
-            power="one seed for each rate: the factor has no interval",
-        ).unless(edges)  # fmt: skip
+        apart = _apart([best.lr for best in known.values()])
+        nearest = min(map(_apart, itertools.product(*(best.tied for best in known.values()))))
+        edges = [f"{arm}: the best rate is the {best.edge} tried ({best.lr:.3g})"
+                 for arm, best in known.items() if best.edge]  # fmt: skip
+        seeds = min(len({row["seed"] for row in tuned[arm]}) for arm in known)
+        found = Finding(
+            verdict="reproduced" if self._agree(apart) else "refuted",
+            ours=f"a factor of {apart:.3g}: " + ", ".join(f"{best.lr:.3g} ({arm})" for arm, best in known.items()),
+            estimate=apart, claimed=(None, self.factor), seeds=seeds, runs=sum(len(tuned[arm]) for arm in known),
+            power=f"{counted(seeds, 'seed')} for each rate: the factor has no interval",
+        )  # fmt: skip
+        is_tied = self._agree(nearest) and not self._agree(apart)
+        ties = [f"rates within {self.tie:g} of the best loss are a factor of {nearest:.3g} apart"] if is_tied else []
+        return found.unless(edges + ties)
+
+    def _agree(self, apart: float) -> bool:
+        return apart <= _ROUNDING * self.factor
 
 
-def _best(rows: Sequence[Mapping[str, Any]]) -> tuple[float, str | None] | None:
-    """The rate that the tune runs pick, and whether it is an end of those tried."""
-    tuned = [{**row, "lr": row.get("base_lr", row["lr"])} for row in rows if row["role"] == "tune"]
-    if not tuned:
+@dataclass(frozen=True)
+class _Best:
+    lr: float
+    edge: str | None
+    """Whether it is an end of the rates tried."""
+    tied: tuple[float, ...]
+    """The rates that are as good, itself included."""
+
+
+def _best(tuned: Sequence[Mapping[str, Any]], tie: float) -> _Best | None:
+    """The rate that the tune runs pick; None if no run trained."""
+    tried = group_by_rate([{**row, "lr": row.get("base_lr", row["lr"])} for row in tuned], "tune")
+    if not any(own.trained for own in tried.values()):
         return None
-    tried = group_by_rate(tuned, "tune")
-    lr = pick_rate(tried, metric_named(tuned[0]["metric"])) if tried else None
-    return None if lr is None else (lr, grid_edge(lr, tried))
+    metric = metric_named(tuned[0]["metric"])
+    scores = {lr: own.score(metric) for lr, own in tried.items()}
+    lr = min(scores, key=lambda lr: (scores[lr], lr))
+    tied = [one for one, own in scores.items() if own.lost == scores[lr].lost and own.mean <= scores[lr].mean + tie]
+    return _Best(lr, grid_edge(lr, tried), tuple(tied))
+
+
+def _apart(rates: Iterable[float]) -> float:
+    known = list(rates)
+    return max(known) / min(known)

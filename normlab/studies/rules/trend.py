@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from normlab.errors import NormLabError
+from normlab.studies.cells import cell_name
 from normlab.studies.evidence import Evidence
 from normlab.studies.finding import Finding, Verdict, interval_verdict
 from normlab.studies.rules.difference import RANGES
 from normlab.studies.rules.gap import LadderRule
 
 if TYPE_CHECKING:
-    from normlab.ladders.statistics.answer import TrendTest
+    from normlab.ladders.statistics.answer import CellGap, SchemeAnswer, TrendTest
 
 Way = Literal["shrinks", "grows", "crosses", "constant"]
 
@@ -22,6 +24,7 @@ class TrendRule(LadderRule):
     """The claim: along an axis of the ladder the gap of `scheme` to `against` moves in one of the `ways`.
 
     The way is the ladder's own verdict, which is "not shown" where its interval leaves several: then the claim is open.
+    So it is where a cell at an end of the axis has no gap: the ladder's verdict is then on a shorter part of it.
     """
 
     kind: ClassVar = "trend"
@@ -61,7 +64,17 @@ class TrendRule(LadderRule):
             ours=f"{test.verdict}: {test.gap_bottom.mean:+.4f} at {test.bottom.name}, {test.gap_top.mean:+.4f} at "
             f"{test.top.name}; change {change.low:+.4f} to {change.high:+.4f}",
             power=f"a change below {test.margin:.2g} counts as constant; the interval is ±{change.width / 2:.2g} wide",
-        ).noting([cell.reason for cell in found.cells if cell.reason])  # fmt: skip
+        ).noting(_reasons(found.cells)).unless(self._lost_ends(found, test))  # fmt: skip
+
+    def _lost_ends(self, found: SchemeAnswer, test: TrendTest) -> list[str]:
+        """Cells without a gap before the first or after the last one that the trend is about."""
+        line = {"compute": found.cells, "tokens": [cell for cell in found.cells if cell.size == test.top.size],
+                "sizes": [cell for cell in found.cells if cell.tokens == test.top.tokens]}[self.axis]  # fmt: skip
+        # A larger size that has no gap at all would be the line itself.
+        ends = [cell for cell in line if cell.flops < test.bottom.flops]
+        ends += [cell for cell in found.cells if cell.flops > test.top.flops]
+        names = [cell_name(cell.size, cell.tokens) for cell in ends if not cell.is_usable]
+        return [f"no gap at {'; '.join(names)}, an end of the ladder"] if names else []
 
     def _verdict(self, test: TrendTest) -> Verdict:
         top = test.gap_top
@@ -69,3 +82,12 @@ class TrendRule(LadderRule):
         moves = "open" if test.verdict == "not shown" else "reproduced" if test.verdict in self.ways else "refuted"
         both = {at_top, moves}
         return "refuted" if "refuted" in both else "open" if "open" in both else "reproduced"
+
+
+def _reasons(cells: Sequence[CellGap]) -> list[str]:
+    """Why cells have no gap, each reason once."""
+    places: dict[str, list[str]] = {}
+    for cell in cells:
+        if cell.reason:
+            places.setdefault(cell.reason, []).append(cell_name(cell.size, cell.tokens))
+    return [f"{'; '.join(names)}: {reason}" for reason, names in places.items()]

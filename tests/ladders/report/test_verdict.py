@@ -51,7 +51,7 @@ def test_a_scheme_missing_at_the_top_is_named() -> None:
     kept = [row for row in synthetic.rows(lost=False) if (row.scheme, row.size) != ("geonorm", synthetic.TOP)]
     report = LadderReport(kept, answers.answer(kept))
     assert "geonorm was not judged there" in headline(report)
-    assert "geonorm has no run at 12x768, 118M tokens, the top of the ladder." in cautions(report)
+    assert "geonorm has no run that trained at 12x768, 118M tokens, the top of the ladder." in cautions(report)
 
 
 def test_no_scheme_with_a_pair_gives_no_verdict() -> None:
@@ -78,6 +78,10 @@ def test_findings_have_a_sentence_for_each_scheme_and_one_on_the_forecast() -> N
 )
 def test_a_forecast_against_its_result_in_words(measured: float | None, words: str) -> None:
     assert hit_words(_held_out(measured), places=3) == words
+
+
+def test_a_forecast_whose_runs_did_not_train_has_no_result() -> None:
+    assert hit_words(_held_out(None), reason="seed 0 of peri stuck") == "no result: seed 0 of peri stuck"
 
 
 def test_forecasts_without_results_are_not_counted() -> None:

@@ -56,10 +56,10 @@ def test_everything_that_is_shown() -> None:
     )  # fmt: skip
     assert text == (
         "peri: better than pre by 0.025 nats (95 %: 0.015 to 0.035) at 12x768 with 118M tokens, compute multiplier "
-        "1.09 (1.05 to 1.13); the gap shrinks over the ladder (-0.050 to -0.025), but a change of the compute "
-        "multiplier is not shown; one rung beyond (3.5 × the compute) between -0.040 and +0.020: sign open (-0.020 to "
-        "+0.010 if it keeps a simple law); at 1.3b between -0.080 and -0.010, if it stays smooth: better (-0.040 to "
-        "-0.005 if it keeps a simple law)."
+        "1.09 (1.05 to 1.13); the gap shrinks over the ladder (-0.050 at 4x256 with 29.5M tokens to -0.025), but a "
+        "change of the compute multiplier is not shown; one rung beyond (3.5 × the compute) between -0.040 and +0.020: "
+        "sign open (-0.020 to +0.010 if it keeps a simple law); at 1.3b between -0.080 and -0.010, if it stays smooth: "
+        "better (-0.040 to -0.005 if it keeps a simple law)."
     )
 
 

@@ -8,6 +8,7 @@ module with the same tensors it does so in any version.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import warnings
@@ -72,6 +73,8 @@ class ModelCache:
         self._kept[shape] = built
         while len(self._kept) > self._most or self.bytes > self._most_bytes:
             self._kept.popitem(last=False)
+            # Its cycles may be among what the collector was told to leave alone.
+            gc.unfreeze()
 
     @property
     def bytes(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -242,8 +243,9 @@ def test_a_gpu_that_answers_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     for name in ("synchronize", "empty_cache"):
         monkeypatch.setattr(torch.cuda, name, lambda name=name: done.append(name))
+    monkeypatch.setattr(gc, "freeze", lambda: done.append("freeze"))
     assert free_gpu()
-    assert done == ["synchronize", "empty_cache"]
+    assert done == ["freeze", "synchronize", "empty_cache"]
 
     def fail() -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import weakref
 from functools import partial
 
 import pytest
@@ -126,6 +128,24 @@ def test_the_model_unused_for_longest_is_dropped():
     small_cache.give_back("b", models[1])
     assert small_cache.take("a") is None
     assert small_cache.take("b") is models[1]
+
+
+def test_a_dropped_model_is_freed_though_the_collector_was_told_to_leave_it_alone():
+    """A worker freezes what a run has left; a model may be part of a cycle."""
+    cache, one = ModelCache(most=1), built()
+    object.__setattr__(one.model, "itself", one.model)
+    seen = weakref.ref(one.model)
+    cache.give_back("a", one)
+    del one
+    gc.freeze()
+    try:
+        gc.collect()
+        assert seen() is not None
+        cache.give_back("b", built())
+        gc.collect()
+        assert seen() is None
+    finally:
+        gc.unfreeze()
 
 
 def test_what_a_shape_is(text):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import pkgutil
 import re
 import runpy
@@ -33,6 +34,20 @@ def test_every_scheme_has_its_page_and_its_line_in_the_readme(monkeypatch):
 def test_pages_are_what_the_schemes_say():
     found = run("docs/build.py", "--check")
     assert found.returncode == 0, found.stdout + found.stderr
+
+
+def test_the_kernels_of_the_readme_are_those_of_the_results():
+    stored = json.loads((ROOT / "benchmarks" / "results" / "2026-11-15-kernels-h200.json").read_text("utf-8"))["rows"]
+    own = [row for row in stored if row["shape"] == [65536, 768]]
+    page = (ROOT / "README.md").read_text("utf-8")
+    for case, title in {
+        "geodesic step": "geodesic (GeoNorm)", "add + norm (pre)": "add + norm (Pre-Norm)",
+        "norm of sum (post)": "norm of sum (Post-Norm)", "norm-add-norm (peri)": "norm-add-norm (Peri-LN)",
+    }.items():  # fmt: skip
+        there, back = (row for row in own if row["case"] == case)
+        cells = [f"{there[key]:{form}} / {back[key]:{form}}" for key, form in
+                 (("share", ".2f"), ("over_eager", ".0f"), ("over_compiled", ".2f"))]  # fmt: skip
+        assert f"| {title} | {' | '.join(cells)} |" in page
 
 
 def test_every_module_imports():

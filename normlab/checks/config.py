@@ -73,8 +73,8 @@ class CheckConfig:
     """Pattern of the block modules, e.g. 'model.layers.*', if they are not found automatically."""
 
     start_size: str = "125m"
-    """Preset at which the initial loss of a scheme is measured (a scheme has no size): tiny, 125m, 350m, 1.3b; none:
-    skip the measurement for any target."""
+    """Preset at which the initial loss of a scheme is measured (a scheme has no size): tiny, 125m, 350m, 1.3b;
+    none: skip the measurement for any target."""
 
     lr_ladder: bool = False
     """Also train at eight learning rates from 1e-4 to 3e-1, with a Pre-Norm twin: usable range, largest stable rate."""
@@ -88,16 +88,16 @@ class CheckConfig:
     """Also measure smaller and larger residual steps Δt, if the design has a step."""
 
     coordinates: bool = False
-    """Coordinate check instead of all else: how activations, and their changes in the first steps of training, depend
-    on width and on depth, with at least three seeds. --widths and --depths set the sizes."""
+    """Coordinate check instead of all else: how activations, and their changes in the first steps of training,
+    depend on width and on depth, with at least three seeds. --widths and --depths set the sizes."""
     base_dim: int | None = None
     """Coordinate check with the transfer rules of normlab train --base-dim."""
     base_depth: int | None = None
     """Coordinate check with the transfer rules of normlab train --base-depth."""
 
     max_seconds: float = 60.0
-    """Time limit of each ladder in seconds; if it is short, sizes between the smallest and the target's own are
-    skipped, and the result says so."""
+    """Time limit of each ladder in seconds; if it is short,
+    sizes between the smallest and the target's own are skipped, and the result says so."""
     fail_on: _Findings = (
         "exploding", "vanishing", "collapse", "certificate", "untrained", "leaks", "structure", "start",
     )  # fmt: skip

@@ -25,7 +25,7 @@ def ladder(
 
     For example:
       normlab ladder --schemes pre peri geonorm --data "books/*.jsonl.xz" --tokenizer bpe.json.xz
-      normlab ladder --sizes 4x256 6x384 8x512 12x768 --budgets 29.5M 59M 118M --target 16x1024:400M --dry-run
+      normlab ladder --data "books/*.jsonl.xz" --target 16x1024:400M --dry-run
       normlab ladder --rows losses.csv --out answer
       normlab ladder --rows losses.csv --target 1.3B:26B
 

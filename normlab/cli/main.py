@@ -35,20 +35,22 @@ Examples:
   normlab schemes "peri(step=0.1)"  the same, with options
   normlab train --scheme peri       train on the built-in text; resumable
   normlab compare                   compare pre, post, peri and geonorm, with an HTML report
-  normlab ladder                    train schemes at several sizes and budgets: does the gain survive scale?
+  normlab ladder --data "*.txt"     train schemes at several sizes and budgets: does the gain survive scale?
   normlab check peri                check a deep model for exploding, vanishing or collapsing activations
   normlab simulate --scheme peri    simulate tokens through depth and compare with theory
   normlab watch DIR                 local page of runs in progress: curves, profiles of the blocks, alarms
   normlab report DIR                HTML report of a comparison, a ladder or a run
   normlab study                     published claims and our reproductions
   normlab generate --run DIR        generate text with a trained model
-  normlab eval RUN --tasks arc_easy  scores on tasks of lm-evaluation-harness, or bits per byte of a text
+  normlab eval RUN --bits book.txt  bits per byte of a text, or scores on tasks of lm-evaluation-harness
   normlab export RUN DIR            export a trained model to Hugging Face transformers
   normlab doctor                    what this machine can run, and what is missing for what
   normlab completion bash           script that completes verbs and options in a shell
   normlab bench kernels             benchmark fused kernels
   normlab bench step                benchmark training steps of every scheme
   normlab bench grid                benchmark many runs of small models on one GPU
+
+normlab COMMAND --help has all options of a command, with more examples.
 """
 
 

@@ -32,7 +32,8 @@ def parse(verbs: Mapping[str, Callable[..., Any]], words: Sequence[str], prog: s
             if name in verbs:  # alone, so that a mistyped option is compared with the options of this command
                 del options["description"]
                 return tyro.cli(verbs[name], prog=full, args=list(words[1:]), **options)
-            return tyro.extras.subcommand_cli_from_dict(dict(verbs), prog=full, args=list(words), **options)
+            shown = _brief(verbs) if name in ("-h", "--help") else dict(verbs)
+            return tyro.extras.subcommand_cli_from_dict(shown, prog=full, args=list(words), **options)
     except SystemExit as stop:
         if stop.code != 2:
             raise
@@ -41,6 +42,19 @@ def parse(verbs: Mapping[str, Callable[..., Any]], words: Sequence[str], prog: s
         raise NormLabError(error) from None
     finally:
         sys.stderr.write(printed.getvalue())
+
+
+def _brief(verbs: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+    """The verbs as the help of all lists them: the first paragraph of each. The rest is in the help of each."""
+    return {name: _described(verb, (verb.__doc__ or "").partition("\n\n")[0]) for name, verb in verbs.items()}
+
+
+def _described(verb: Callable[..., Any], words: str) -> Callable[[], Any]:
+    def call() -> Any:
+        return verb()
+
+    call.__doc__ = words
+    return call
 
 
 def one_line(box: str, prog: str) -> str:

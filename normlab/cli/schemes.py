@@ -8,7 +8,7 @@ import tyro
 
 
 def schemes(
-    name: Annotated[str | None, tyro.conf.Positional] = None,
+    name: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[SCHEME]")] = None,
     /,
     json: bool = False,
 ) -> None:

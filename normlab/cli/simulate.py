@@ -13,7 +13,7 @@ from normlab.dynamics.experiments import EXPERIMENTS
 
 
 def simulate(
-    experiment: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="EXPERIMENT")] = None,
+    experiment: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[EXPERIMENT]")] = None,
     /,
     config: SimulateConfig = SimulateConfig(),  # noqa: B008  # frozen
     json: Path | None = None,

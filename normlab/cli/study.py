@@ -10,7 +10,7 @@ import tyro
 
 
 def study(
-    names: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME...")] = (),
+    names: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[NAME...]")] = (),
     /,
     minutes: float | None = None,
     dry_run: bool = False,

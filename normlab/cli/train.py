@@ -23,7 +23,7 @@ def train(
 ) -> None:
     """Train one model. The same command again resumes an interrupted run.
 
-    --task is language (a decoder on text), masked (an encoder on text) or images (a vision Transformer).
+    The --task is language (a decoder on text), masked (an encoder on text) or images (a vision Transformer).
     The options below are those of one task: see also --task masked --help and --task images --help.
 
     For example:

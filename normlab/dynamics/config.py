@@ -78,8 +78,8 @@ class SimulateConfig:
     """Options of one simulation."""
 
     scheme: _Schemes = ("peri",)
-    """Schemes to simulate side by side, with options if any; also schemes in files (highway.py:Highway) and laws
-    without a block, such as sqrt."""
+    """Schemes to simulate side by side, with options if any;
+    also schemes in files (highway.py:Highway) and laws without a block, such as sqrt."""
     tokens: int = 64
     """Number of tokens."""
     dim: int = 3
@@ -100,8 +100,8 @@ class SimulateConfig:
     depth: int | None = None
     """Number of blocks, for laws that depend on depth; none: the end time, rounded up."""
     method: MethodName = "rk4"
-    """Integrator: rk4 with a fixed step, dopri (Dormand-Prince) with an adaptive step, or network, which runs the
-    scheme's own blocks."""
+    """Integrator: rk4 with a fixed step, dopri (Dormand-Prince) with an adaptive step,
+    or network, which runs the scheme's own blocks."""
     step: float = 0.05
     """Step size of rk4, in the time of the clock."""
     tolerance: float = 1e-8

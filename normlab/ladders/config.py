@@ -54,8 +54,8 @@ class LadderConfig(RunOptions):
     sizes: tuple[str, ...] = ("4x256", "6x384", "8x512", "12x768")
     """Model sizes, depth x width."""
     budgets: tuple[Count, ...] = (29_500_000, 59_000_000, 118_000_000)
-    """Training tokens at every size; all budgets of a size, scheme and seed come from one run at a constant rate, by
-    cooldown branches."""
+    """Training tokens at every size;
+    all budgets of a size, scheme and seed come from one run at a constant rate, by cooldown branches."""
     tokens_per_parameter: float | None = None
     """One budget for each size, this number of tokens per parameter, in place of --budgets; the batch grows with it."""
     seeds: int = 3
@@ -75,8 +75,8 @@ class LadderConfig(RunOptions):
     rate_budgets: tuple[Count, ...] = ()
     """Budgets at which the rates are tried; none: the smallest and the largest."""
     carry: Carry = "width"
-    """Rule that carries rates from the smallest size to the others: width (muP), width+depth (CompleteP where the
-    scheme derives it), or none (rates fall with size^-0.2). It is tested at a middle size."""
+    """Rule that carries rates from the smallest size to the others, tested at a middle size: width (muP),
+    width+depth (CompleteP where the scheme derives it), or none (rates fall with size^-0.2)."""
     warmup_steps: int = 200
     """Linear warm-up in steps, the same at every rung."""
     head_width: int = 64
@@ -190,6 +190,12 @@ class LadderConfig(RunOptions):
             carried["base_depth"] = smallest.depth
         # The rate is that of the first rung's batch; a larger batch takes a rate that is larger by its square root.
         lr *= math.sqrt(rung.batch / self.rungs[0].batch)
+        steps = dataclasses.replace(self.base, tokens=budget, batch=rung.batch, warmup=0.0).steps
+        if self.warmup_steps > steps:
+            raise NormLabError(
+                f"{rung.size} with {budget:,} tokens has {steps:,} steps, fewer than the {self.warmup_steps:,} of the "
+                f"warm-up; try --warmup-steps {max(2, steps // 10)}, or larger budgets"
+            )
         return dataclasses.replace(
             self.base, model=self.models[rung.size][scheme], tokens=budget, lr=lr, seed=seed, batch=rung.batch,
             weight_decay=rung.weight_decay, schedule="wsd", warmup=self.warmup_steps, stop_hopeless=True, **carried,

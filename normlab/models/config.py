@@ -223,8 +223,9 @@ class TokenConfig(TransformerConfig):
     rope_theta: float = 10000.0
     """Base of the rotary frequencies."""
     tied: bool | None = False
-    """Tie the weights of embedding and head. Off by default: if the last state is still close to the embedding, a tied
-    head initially predicts the current token. None: on, unless the scheme needs an untied head (as in version 0.1)."""
+    """Tie the weights of embedding and head. Off by default: if the last state is still close to the embedding,
+    a tied head initially predicts the current token.
+    None: on, unless the scheme needs an untied head (as in version 0.1)."""
 
     def check(self) -> None:
         if self.tied and self.needs_own_head:

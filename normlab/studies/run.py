@@ -24,6 +24,7 @@ from normlab.studies.settings import comparison_config, ladder_config
 from normlab.studies.study import RESULTS, Study
 from normlab.train.storage.folder import now
 from normlab.utils.locks import hold
+from normlab.utils.text import counted
 
 if TYPE_CHECKING:
     from normlab.compare.executor import RunExecutor
@@ -109,8 +110,8 @@ def _of_arm(study: Study, arm: str, overrides: Mapping[str, Any] | None) -> tupl
 def _comparison_plan(arm: str, config: CompareConfig) -> ArmPlan:
     base, runs = config.base, config.plan().size([])
     flops = runs * base.tokens_in_all * base.model.flops_per_token(base.sequence)
-    rates = config.lrs if isinstance(config.lrs, str) else f"{len(config.lrs)} rates"
-    what = f"{len(config.names)} schemes, {rates}, {config.seeds} seeds"
+    rates = f"{config.lrs} rates" if isinstance(config.lrs, str) else counted(len(config.lrs), "rate")
+    what = f"{counted(len(config.names), 'scheme')}, {rates}, {counted(config.seeds, 'seed')}"
     return ArmPlan(arm, what, runs, float(flops), runs * base.tokens_in_all)
 
 

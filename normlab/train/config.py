@@ -108,13 +108,13 @@ class TrainConfig:
     decay: float = 0.2
     """Length of the decay phase of the wsd schedules, as a fraction of all steps."""
     branches: tuple[Count, ...] = ()
-    """Smaller budgets that branch off this run: the whole state is kept where a run of such a budget would begin to
-    decay (schedule wsd or wsd-linear, warm-up in steps)."""
+    """Smaller budgets that branch off this run (schedule wsd or wsd-linear, warm-up in steps):
+    the whole state is kept where a run of such a budget would begin to decay."""
     base_dim: int | None = None
     """Width at which the learning rate was tuned: initialisation and rates are transferred from there (muP)."""
     base_depth: int | None = None
-    """Number of blocks at which the learning rate was tuned: the scheme's depth rule is applied from there
-    (CompleteP)."""
+    """Number of blocks at which the learning rate was tuned:
+    the scheme's depth rule is applied from there (CompleteP)."""
 
     seed: int = 0
     """Random seed of the initialisation and of the data order."""
@@ -123,11 +123,11 @@ class TrainConfig:
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Precision of matrix products; auto: bf16 on a GPU, else fp32."""
     compile: Literal["auto", "yes", "layers", "no"] = "auto"
-    """Use torch.compile; layers: compile one block for all of them, in a time that does not grow with depth; auto: on a
-    GPU, by layers from 32 blocks on."""
+    """Use torch.compile; layers: compile one block for all of them, in a time that does not grow with depth;
+    auto: on a GPU, by layers from 32 blocks on."""
     cuda_graphs: Literal["auto", "on", "off"] = "auto"
-    """Replay training steps as CUDA graphs, which spares small models the time of launching kernels; auto: for AdamW on
-    one GPU, compiled."""
+    """Replay training steps as CUDA graphs, which spares small models the time of launching kernels;
+    auto: for AdamW on one GPU, compiled."""
 
     evals: int = 10
     """Evaluations during the run, the last one at its end."""
@@ -136,9 +136,9 @@ class TrainConfig:
     keep: int = 2
     """Newest checkpoints to keep."""
     trouble: Literal["stop", "skip", "rollback", "none"] = "skip"
-    """On a non-finite loss or a loss spike: stop the run, skip the step, or roll back to a checkpoint. none, for
-    studies of divergence: take every step without gradient clipping (clip is inf), and end the run as diverged when
-    loss or gradient are not finite."""
+    """On a non-finite loss or a loss spike: stop the run, skip the step, or roll back to a checkpoint.
+    none, for studies of divergence: take every step without gradient clipping (clip is inf),
+    and end the run as diverged when loss or gradient are not finite."""
     spike: float = 10.0
     """Threshold of a loss spike, in robust standard deviations above the running median."""
     stop_hopeless: bool = False

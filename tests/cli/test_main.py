@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import itertools
 import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -173,3 +176,30 @@ def test_every_help_has_an_example(words):
     found = run(*words, "--help")
     assert found.returncode == 0
     assert re.search(rf"For example:\n  .*normlab {' '.join(words)}\b", found.stdout)
+
+
+def test_the_help_of_all_is_one_paragraph_a_verb():
+    shown = run("--help").stdout
+    assert all(f"• {verb}" in shown for verb in ("train", "ladder", "bench", "eval"))
+    assert "For example:" not in shown
+    assert "normlab COMMAND --help" in shown
+    assert shown.count("\n") < 75
+    assert "--fail-on" in run("check", "--help").stdout
+
+
+def test_a_line_of_help_breaks_after_a_clause():
+    """tyro keeps the line breaks of an attribute's docstring, whatever the width of the terminal."""
+    texts = [text for file in Path(normlab.__file__).parent.rglob("config.py") for text in _helps(file)]
+    inner = [line for text in texts for line in text.splitlines()[:-1]]
+    assert len(inner) > 10
+    assert [line for line in inner if line[-1] not in ".,;:"] == []
+
+
+def _helps(file: Path) -> list[str]:
+    """The docstrings of attributes of configurations in a file."""
+    classes = [node for node in ast.walk(ast.parse(file.read_text("utf-8"))) if isinstance(node, ast.ClassDef)]
+    pairs = [pair for node in classes if node.name.endswith("Config") for pair in itertools.pairwise(node.body)]
+    return [
+        after.value.value for field, after in pairs
+        if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+    ]  # fmt: skip

@@ -30,6 +30,7 @@ LADDER = {
 
 NOT_RUN = {
     "study high-rates --minutes": "trains on books; tests/studies runs a study from beginning to end",
+    "study high-rates depth-use": "trains on books; tests/studies runs several studies in one call",
     "eval runs/fox --tasks": "data from the hub; tests/evaluation/test_harness.py says so without a network",
     "eval runs/fox --task-files": "tests/evaluation/test_harness.py evaluates a task of its own",
     "watch": "serves until Ctrl-C; tests/watch runs it, with --once as well",

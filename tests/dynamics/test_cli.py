@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from functools import partial
@@ -50,6 +51,13 @@ def test_a_free_run_prints_a_table_and_keeps_both_files(tmp_path: Path) -> None:
     assert [one.scheme for one in kept.runs] == ["peri(step=0.1)", "post"]
     assert kept.command[:2] == ("normlab", "simulate")
     assert "Tokens through the layers under peri(step=0.1) and post" in page.read_text()
+
+
+def test_a_narrow_terminal_cuts_no_number() -> None:
+    found = run("speed-laws", "--scheme", "post,ngpt(alpha=1.0)", columns=80)
+    assert found.returncode == 0, found.stderr
+    assert "…" not in found.stdout
+    assert re.search(r"│ \d\S*e-\d\d ", found.stdout)
 
 
 def test_an_experiment_has_its_own_defaults_and_flags_change_them(tmp_path: Path) -> None:

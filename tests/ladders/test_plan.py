@@ -222,7 +222,7 @@ def test_rates_carried_by_a_rule(carry: str) -> None:
         ({"tokens_per_parameter": -1.0}, "must be positive"),
         ({"target": ("big",)}, "expected size:tokens"),
         ({"schemes": ()}, "needs schemes"),
-        ({"warmup_steps": 50}, "warm"),
+        ({"warmup_steps": 50}, r"steps, fewer than the 50 of the warm-up; try --warmup-steps \d+"),
     ],
 )
 def test_bad_options_are_refused_in_one_line(changes: dict[str, Any], message: str) -> None:

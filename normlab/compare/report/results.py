@@ -124,7 +124,7 @@ def load_results(folder: str | Path) -> Results:
         about = _read_table(folder / "config.json")
         return Results(folder=folder, kind="run", runs=[run], about=about, metric=_metric_of(run))
     if not folder.is_dir():
-        raise NormLabError(f"there is no folder {folder}; expected one that normlab train or normlab compare made")
+        raise NormLabError(f"there is no folder {folder}; expected one made by normlab train, compare or ladder")
     raise NormLabError(
         f"{folder} holds neither a comparison (compare.json, rows.jsonl) nor a run (metrics.jsonl); "
         "name a folder that normlab compare or normlab train made"

@@ -55,7 +55,7 @@ def _print_simulation(simulation: Simulation, console: Console) -> None:
     sizes = f"{options['tokens']} tokens in dimension {options['dim']}, {counted(options['seeds'], 'seed')}"
     table = Table(title=f"{sizes}, to time {options['time']:g}", pad_edge=False)
     for column in ("scheme", "β", "cosine", "clusters", "radius", "variance", "95 %", "theory"):
-        table.add_column(column)
+        table.add_column(column, overflow="fold")  # a number whose exponent is cut off is wrong
     for run in simulation.runs:
         fitted = next((fit for fit in run.fits if fit.observable == "variance"), None)
         changes = [_change(run, name) for name in ("cosine", "clusters", "radius")]
@@ -82,7 +82,7 @@ def _law(fitted: FittedLaw | None) -> tuple[str, str]:
 def _print_result(result: ExperimentResult, console: Console) -> None:
     table = Table(title=f"{result.experiment}: {result.about}", pad_edge=False)
     for column in result.columns:
-        table.add_column(escape(column))
+        table.add_column(escape(column), overflow="fold")
     for row in _thinned(result.rows):
         table.add_row(*(escape(_cell(cell)) for cell in row))
     console.print(table)
@@ -111,4 +111,7 @@ def _thinned(rows: Sequence[tuple]) -> Sequence[tuple]:
 def _cell(cell: float | str | None) -> str:
     if cell is None or cell != cell:
         return "–"
-    return cell if isinstance(cell, str) else f"{cell:.5g}"
+    if isinstance(cell, str):
+        return cell
+    text = f"{cell:.5g}"
+    return f"{cell:.3g}" if "e" in text else text

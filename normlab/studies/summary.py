@@ -27,14 +27,19 @@ def results_table(found: Sequence[ClaimLine]) -> str:
 
 
 def found_table(found: Sequence[ClaimLine], claims: str = "docs/claims.md") -> str:
-    """The README's table: results of which a part has a verdict; claims of studies that have not ended are left out."""
-    lines = ["| Result of a paper | What we found |", "|---|---|"]
+    """The README's table: results of which a part has a verdict, with the claims that were refuted.
+
+    Claims of studies that have not ended are left out.
+    """
+    lines = ["| Result of a paper | Verdicts on its parts | What was refuted |", "|---|---|---|"]
     for number, result in RESULTS_TESTED.items():
         own = of_result(found, number)
         run = [line for line in own if line.finding.is_verdict]
         if run:
             parts = "" if len(run) == len(own) else f" of {len(own)} parts"
-            lines.append(f"| {cell_text(result)} | [{line_counts(run)}{parts}]({claims}#{run[0].study.name}) |")
+            counts = f"[{line_counts(run)}{parts}]({claims}#{run[0].study.name})"
+            refuted = " ".join(cell_text(line.claim.claim) for line in run if line.finding.verdict == "refuted")
+            lines.append(f"| {cell_text(result)} | {counts} | {refuted} |")
     return "\n".join(lines) if len(lines) > 2 else f"No study has been run yet ([all claims]({claims}))."
 
 

@@ -193,8 +193,9 @@ def test_readme_and_cards_have_verdicts_alone(root, tmp_path):
     found = report.claim_lines(tmp_path / "studies", tmp_path / "results")
     table = summary.found_table(found)
     assert "[1 reproduced of 2 parts](docs/claims.md#tiny) |  |" in table
-    refuted = [dataclasses.replace(line, finding=dataclasses.replace(line.finding, verdict="refuted")) for line in found]
-    assert f"(docs/claims.md#later) | {found[0].claim.claim}" in summary.found_table(refuted[:1])
+    line = found[0]
+    refuted = dataclasses.replace(line, finding=dataclasses.replace(line.finding, verdict="refuted"))
+    assert f"(docs/claims.md#later) | {line.claim.claim}" in summary.found_table([refuted])
     assert "not run" not in table
     assert "Peri-LN uses its depth best" not in table
     assert "| 15 | Peri-LN uses its depth best |  |  |" in summary.results_table(found)

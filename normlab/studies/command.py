@@ -104,9 +104,9 @@ def run(
 
 def _run_until(end: float | None, study: Study, results: Path, data_dir: Path, told: Mapping[str, Any]) -> int:
     """Run what is left of a study, if there is time for it; return the number of runs left."""
-    from normlab.studies.run import run_study, study_plan
+    from normlab.studies.run import minutes_until, run_study, study_plan
 
-    minutes = None if end is None else (end - time.monotonic()) / 60.0
+    minutes = minutes_until(end)
     if minutes is not None and minutes <= 0.0:
         planned = sum(size.runs for size in study_plan(study, told["overrides"]))
         return StudyRecord(study, results / study.name).about.get("left", planned)

@@ -173,7 +173,7 @@ def _run_comparisons(
         shared = executor or stack.enter_context(closing(RunExecutor()))
         try:
             for arm, config in configs.items():
-                minutes = _minutes_until(end)
+                minutes = minutes_until(end)
                 if minutes is not None and minutes <= 0.0:
                     break
                 compare(config, record.folder / arm, minutes=minutes, executor=shared, **told)
@@ -182,7 +182,8 @@ def _run_comparisons(
     return left
 
 
-def _minutes_until(end: float | None) -> float | None:
+def minutes_until(end: float | None) -> float | None:
+    """Minutes that are left until a time of the monotonic clock; None: no limit."""
     return None if end is None else (end - time.monotonic()) / 60.0
 
 
@@ -207,7 +208,7 @@ def _run_ladders(
     counts = {arm: (number, number) for arm, number in runs.items()}
     try:
         for arm, config in configs.items():
-            minutes = _minutes_until(end)
+            minutes = minutes_until(end)
             if minutes is not None and minutes <= 0.0:
                 break
             folder = record.folder / arm

@@ -245,6 +245,7 @@ def test_shapes_and_strides():
         assert torch.equal(gradient, torch.zeros_like(gradient))
 
 
+@pytest.mark.full
 def test_results_are_the_same_bits_every_time():
     made = make(rows=(150,))
     assert all(map(torch.equal, run("mhc", made), run("mhc", made)))

@@ -9,6 +9,7 @@ from torch._dynamo.backends.registry import lookup_backend
 import normlab
 from normlab.testing.small import DIM, make_input, make_stack, weighted_sum
 from normlab.testing.steps import check_compile
+from tests.matrix import parametrize
 
 # Dynamo itself looks at .grad of the states between compiled layers, which are not leaves.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
@@ -78,8 +79,10 @@ def test_one_layer_is_compiled_for_all(scheme):
     assert graphs_of_parts(scheme, depth=12) <= 5
 
 
-@pytest.mark.parametrize(
-    "options", [{"value_residual": "learned"}, {"experts": 4}, {"checkpointing": True}, {"topology": "parallel"}]
+@parametrize(
+    "options",
+    [{"value_residual": "learned"}, {"experts": 4}, {"checkpointing": True}, {"topology": "parallel"}],
+    quick=[{"checkpointing": True}],
 )
 def test_one_layer_is_compiled_for_all_of_a_decoder_with(options):
     assert graphs_of_parts(normlab.scheme("geonorm"), depth=3, **options) <= 5

@@ -5,6 +5,7 @@
 Every model is trained twice by `normlab train`'s own loop on random tokens: a few steps, which compile it and its
 evaluation, and then a run of a known shape. Kernels that one mode has compiled may serve the other, so they take turns
 in coming first; an empty compiler cache (TORCHINDUCTOR_CACHE_DIR, TRITON_CACHE_DIR) makes the first figures cold.
+Losses and gradient norms of the first steps must agree between the modes; otherwise there is no figure.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tyro
 
 from normlab.bench.facts import dated
@@ -29,6 +31,8 @@ from normlab.utils.files import write_json
 _MODES = ("yes", "layers")
 _FIRST = 20
 """Steps of the first run: enough for its CUDA graphs and its evaluation."""
+_ALIKE = 0.02
+"""Largest relative difference of losses and gradient norms over the first steps: bf16 has 0.004 a rounding."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +54,12 @@ def main(arguments: Arguments) -> None:
     keep_models()
     rows = []
     for number, shape in enumerate(_shapes(arguments)):
-        corpus = synthetic_corpus(shape.vocabulary, 32 * shape.tokens)
+        corpus, expected = synthetic_corpus(shape.vocabulary, 32 * shape.tokens), None
         for mode in _MODES[:: 1 if number % 2 else -1]:
-            first, _ = _run(shape, mode, _FIRST, corpus)
-            known, step = _run(shape, mode, arguments.steps, corpus)
+            first, records = _run(shape, mode, _FIRST, corpus)
+            expected = _check_alike(records, expected)
+            known, records = _run(shape, mode, arguments.steps, corpus)
+            step = _late_step(records)
             beside = known - arguments.steps * step
             rows.append({"scheme": shape.scheme, "size": str(shape), "compile": mode, "first_seconds": first})
             rows[-1] |= {"step_seconds": step, "beside_seconds": beside}
@@ -71,16 +77,28 @@ def _shapes(arguments: Arguments) -> list[Shape]:
     return [Shape(*size, scheme=scheme, **options) for size in sizes for scheme in arguments.schemes]
 
 
-def _run(shape: Shape, mode: Any, steps: int, corpus: Any) -> tuple[float, float]:
-    """Seconds of a whole run, and of one of its later steps."""
+def _run(shape: Shape, mode: Any, steps: int, corpus: Any) -> tuple[float, list[dict[str, Any]]]:
+    """Seconds of a whole run, and the records of its steps."""
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()
         train(replace(shape.run(steps), compile=mode), Path(folder) / "run", data=corpus, progress=False)
         whole = time.perf_counter() - begin
         records = read_records(Path(folder) / "run" / "metrics.jsonl")
-    times = [record["seconds"] for record in records if record["kind"] == "step"]
-    late = times[len(times) // 2 :]
-    return whole, (late[-1] - late[0]) / (len(late) - 1)
+    return whole, [record for record in records if record["kind"] == "step"]
+
+
+def _check_alike(records: list[dict[str, Any]], expected: np.ndarray | None) -> np.ndarray:
+    """Loss and gradient norm of every step; raises where they are not those of the other mode."""
+    found = np.array([[record["loss"], record["grad_norm"]] for record in records])
+    if expected is not None and not np.allclose(found, expected, rtol=_ALIKE, atol=0.0):
+        raise SystemExit(f"the modes train differently: {np.abs(found / expected - 1.0).max():.3g} apart")
+    return found
+
+
+def _late_step(records: list[dict[str, Any]]) -> float:
+    """Seconds of a step in the second half of a run."""
+    late = records[len(records) // 2 :]
+    return (late[-1]["seconds"] - late[0]["seconds"]) / (late[-1]["step"] - late[0]["step"])
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from normlab.train.storage.journal import Journal
 from normlab.train.tasks import Data
 
 _DEEP = 32
-"""Blocks from which `auto` compiles by layers: the time to compile a whole model grows with its depth."""
+"""Blocks from which `auto` compiles by layers in any case: the time to compile a whole model grows with its depth."""
 
 
 def open_data(config: TrainConfig, group: Group, data: Data | None, *, progress: bool) -> Data:
@@ -60,8 +60,9 @@ def _compiles(config: TrainConfig, group: Group) -> bool:
     return config.compile in ("yes", "layers") or (config.compile == "auto" and group.device.type == "cuda")
 
 
-def _by_layers(config: TrainConfig) -> bool:
-    return config.compile == "layers" or (config.compile == "auto" and config.model.depth >= _DEEP)
+def _by_layers(config: TrainConfig, *, uses_graphs: bool) -> bool:
+    """Whether blocks are compiled and not the whole model. CUDA graphs hide what more calls cost the host."""
+    return config.compile == "layers" or (config.compile == "auto" and (uses_graphs or config.model.depth >= _DEEP))
 
 
 class Setup:
@@ -111,7 +112,7 @@ class Setup:
             cache_autograd_functions()
         functions: list[Callable[..., torch.Tensor]] = [model.loss, self.task.measure(model)]
         if self.compiles and self.group.world == 1:
-            if _by_layers(self.config):
+            if _by_layers(self.config, uses_graphs=self.uses_graphs):
                 model.compile_parts(**compile_options())
             else:
                 functions = [compiled(function) for function in functions]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -28,6 +29,11 @@ class Finding:
     seeds: int = 0
     power: str = ""
     """Statistical power, as text."""
+    runs_to_decide: float | None = None
+    """Runs in all that would decide an open claim, if means and scatter stay. Infinite: too many, or more of them would
+    not; None: unknown."""
+    settling: str = ""
+    """What it would take to decide an open claim, as text."""
     notes: tuple[str, ...] = ()
     parts: tuple[Finding, ...] = field(default=(), repr=False)
     """Findings that this one combines, if there are several."""
@@ -42,10 +48,10 @@ class Finding:
         return to_plain(self)
 
     def unless(self, problems: Sequence[str]) -> Finding:
-        """A copy with the verdict open and the problems as notes, if there are any."""
+        """A copy with the verdict open and the problems as notes, if there are any; more such runs would not help."""
         if not problems:
             return self
-        return replace(self, verdict="open", notes=(*self.notes, *problems))
+        return replace(self, verdict="open", notes=(*self.notes, *problems), runs_to_decide=math.inf)
 
     def noting(self, notes: Sequence[str]) -> Finding:
         return replace(self, notes=(*self.notes, *notes))
@@ -64,9 +70,16 @@ def combine_findings(parts: Sequence[Finding]) -> Finding:
         runs=sum(part.runs for part in parts),
         seeds=min((part.seeds for part in parts), default=0),
         power="; ".join(dict.fromkeys(part.power for part in parts if part.power)),
+        runs_to_decide=_runs_of_all(parts),
         notes=tuple(dict.fromkeys(note for part in parts for note in part.notes)),
         parts=tuple(parts),
     )
+
+
+def _runs_of_all(parts: Sequence[Finding]) -> float | None:
+    """Runs that would decide every part."""
+    runs = [part.runs_to_decide if part.verdict == "open" else part.runs for part in parts]
+    return None if None in runs else sum(filter(None, runs))
 
 
 def interval_verdict(low: float | None, high: float | None, claimed: tuple[float | None, float | None]) -> Verdict:

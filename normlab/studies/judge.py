@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from normlab.errors import NormLabError
@@ -9,6 +10,7 @@ from normlab.studies.cells import by_cell
 from normlab.studies.evidence import Evidence
 from normlab.studies.finding import Finding
 from normlab.studies.record import StudyRecord
+from normlab.studies.settling import settling_text
 from normlab.studies.study import RESULTS, Claim, Study
 from normlab.utils.text import counted
 
@@ -39,6 +41,7 @@ def _decide(claim: Claim, evidence: Evidence, record: StudyRecord) -> Finding:
     except KeyError as error:
         # Rows of other programs and versions lack fields; the claims of all other studies do not depend on them.
         found = Finding(verdict="open", notes=(f"a row has no field {error.args[0]!r}",))
+    found = replace(found, settling=settling_text(found, evidence.all(claim.rule.schemes, claim.rule.arms)))
     older = record.older(evidence.rows)
     notes = [f"{counted(older, 'row')} began before the rule was registered"] if older else []
     return found.noting(notes)

@@ -17,7 +17,7 @@ from normlab.utils.text import counted
 __all__ = ["claim_lines", "claims_page", "headline", "markdown"]
 
 _TONES = {"reproduced": "ok", "refuted": "fail", "open": "warn", "unfinished": "", "not run": ""}
-_HEADS = ("Claim", "Source", "Theirs", "Ours", "Seeds", "Budget", "Verdict", "Power")
+_HEADS = ("Claim", "Source", "Theirs", "Ours", "Seeds", "Budget", "Verdict", "Power", "To settle it")
 _NOTE = """_Written by `normlab study --report` from `studies/` and the rows in `benchmarks/results/studies/`; do not
 edit it. A verdict is that of the rule in the study's file, whose hash every row carries. Intervals hold
 together at the rule's level. **Open** names what leaves a claim undecided; **unfinished**, a study of which not
@@ -63,7 +63,7 @@ def _cells(line: ClaimLine) -> tuple[str, ...]:
     verdict = f"{MARKS[found.verdict]} {found.verdict}"
     seeds = f"{found.seeds} ({counted(found.runs, 'run')})" if found.seeds else NONE
     ours, power = found.ours or NONE, found.power or (f"planned: {claim.power}" if claim.power else NONE)
-    return claim.claim, claim.source, claim.theirs, ours, seeds, line.budget, verdict, power
+    return claim.claim, claim.source, claim.theirs, ours, seeds, line.budget, verdict, power, found.settling or NONE
 
 
 def _details(found: Sequence[ClaimLine]) -> str:

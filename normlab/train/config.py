@@ -124,7 +124,7 @@ class TrainConfig:
     """Precision of matrix products; auto: bf16 on a GPU, else fp32."""
     compile: Literal["auto", "yes", "layers", "no"] = "auto"
     """Use torch.compile; layers: compile one block for all of them, in a time that does not grow with depth;
-    auto: on a GPU, by layers with CUDA graphs or from 32 blocks on."""
+    auto: on a GPU; by layers for runs of minutes with CUDA graphs, and from 32 blocks on."""
     cuda_graphs: Literal["auto", "on", "off"] = "auto"
     """Replay training steps as CUDA graphs, which spares small models the time of launching kernels;
     auto: for AdamW on one GPU, compiled."""

@@ -86,6 +86,16 @@ def milestones(count: int, steps: int) -> set[int]:
     return {max(1, steps * i // count) for i in range(1, count + 1)}
 
 
+def training_seconds(config: TrainConfig, ceiling: float, devices: int = 1) -> float:
+    """First estimate of the time of a run's steps; `ceiling` is the peak FLOP/s of one device."""
+    return config.tokens_in_all / _usual_speed(config, ceiling, devices)
+
+
+def _usual_speed(config: TrainConfig, ceiling: float, devices: int) -> float:
+    """Tokens a second that a run usually reaches."""
+    return _USUAL_SHARE * ceiling * devices / config.model.flops_per_token(config.sequence)
+
+
 def expectation(
     config: TrainConfig, group: Group, work: Workload, *, precision: str, compiles: bool, ceiling: float
 ) -> str:
@@ -93,7 +103,7 @@ def expectation(
     part = config.batch // (config.accumulate * group.world)
     eager = config.model.memory(part, config.sequence, precision=precision)
     memory = (eager.compiled() if compiles and group.device.type == "cuda" else eager).total
-    speed = _USUAL_SHARE * ceiling * group.world / config.model.flops_per_token(config.sequence)
+    speed = _usual_speed(config, ceiling, group.world)
     return (
         f"{config.model.num_params():,} parameters, {config.steps:,} steps of {config.batch} × {config.sequence} "
         f"tokens on {describe(group.device)} ({ceiling / 1e12:.3g} TFLOP/s in products); "

@@ -22,7 +22,7 @@ from normlab.train.model_cache import BuiltModel, compile_options, compiled, kep
 from normlab.train.monitor.guard import Guard
 from normlab.train.monitor.interrupt import Interrupt
 from normlab.train.monitor.stuck import StuckWatch
-from normlab.train.plan import Workload, expectation
+from normlab.train.plan import Workload, expectation, training_seconds
 from normlab.train.progress import Meter, StepClock
 from normlab.train.step_graph import StepGraphs, graphs_are_used
 from normlab.train.storage.checkpoint import Checkpoints
@@ -32,6 +32,8 @@ from normlab.train.tasks import Data
 
 _DEEP = 32
 """Blocks from which `auto` compiles by layers in any case: the time to compile a whole model grows with its depth."""
+_LONG = 1200.0
+"""Seconds of training from which it pays to compile the whole model: 12 s more for steps that are 1 % faster."""
 
 
 def open_data(config: TrainConfig, group: Group, data: Data | None, *, progress: bool) -> Data:
@@ -60,9 +62,12 @@ def _compiles(config: TrainConfig, group: Group) -> bool:
     return config.compile in ("yes", "layers") or (config.compile == "auto" and group.device.type == "cuda")
 
 
-def _by_layers(config: TrainConfig, *, uses_graphs: bool) -> bool:
-    """Whether blocks are compiled and not the whole model. CUDA graphs hide what more calls cost the host."""
-    return config.compile == "layers" or (config.compile == "auto" and (uses_graphs or config.model.depth >= _DEEP))
+def by_layers(config: TrainConfig, *, uses_graphs: bool, ceiling: float) -> bool:
+    """Whether one block is compiled for all, and not the whole model. `ceiling`: peak FLOP/s of the device."""
+    if config.compile != "auto":
+        return config.compile == "layers"
+    # Without CUDA graphs more calls would cost the host time at every step.
+    return config.model.depth >= _DEEP or (uses_graphs and training_seconds(config, ceiling) < _LONG)
 
 
 class Setup:
@@ -112,7 +117,7 @@ class Setup:
             cache_autograd_functions()
         functions: list[Callable[..., torch.Tensor]] = [model.loss, self.task.measure(model)]
         if self.compiles and self.group.world == 1:
-            if _by_layers(self.config, uses_graphs=self.uses_graphs):
+            if by_layers(self.config, uses_graphs=self.uses_graphs, ceiling=self.ceiling):
                 model.compile_parts(**compile_options())
             else:
                 functions = [compiled(function) for function in functions]

@@ -17,6 +17,7 @@ from normlab.models.config import DecoderConfig
 from normlab.train import model_cache
 from normlab.train.distributed import ALONE, initialise
 from normlab.train.model_cache import BuiltModel, ModelCache, reinitialise, shape_of
+from normlab.train.setup import by_layers
 from normlab.train.trainer import train
 from normlab.train.transfer import Transfer
 from tests.train.runs import config_of, same_run
@@ -155,3 +156,21 @@ def test_what_a_shape_is(text):
     for change in ({"batch": 8}, {"length": 16}, {"precision": "bf16"}, {"base_dim": 16}, {"z_loss": 0.1}):
         assert shape_of(dataclasses.replace(config, **change)) != shape_of(config), change
     assert shape_of(config_of(text, model={"scheme": "pre"})) != shape_of(config)
+
+
+@pytest.mark.parametrize(
+    ("depth", "changed", "uses_graphs", "expected"),
+    [
+        (2, {}, True, True),
+        (2, {}, False, False),
+        (2, {"tokens": 10**9}, True, False),
+        (32, {"tokens": 10**9}, False, True),
+        (32, {"compile": "yes"}, True, False),
+        (2, {"compile": "layers", "tokens": 10**9}, False, True),
+    ],
+)
+def test_short_runs_and_deep_models_are_compiled_by_layers(text, depth, changed, uses_graphs, expected):
+    options = {"compile": "auto", **changed, "model": dataclasses.replace(small("pre"), depth=depth)}
+    config = dataclasses.replace(config_of(text, steps=4, evals=1), **options)
+    # At a billion FLOP/s a billion tokens take days.
+    assert by_layers(config, uses_graphs=uses_graphs, ceiling=1e9) is expected

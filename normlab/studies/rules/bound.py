@@ -12,6 +12,7 @@ from normlab.errors import NormLabError
 from normlab.studies.evidence import Evidence, Key, Sample, unit_of
 from normlab.studies.finding import Finding, combine_findings, interval_verdict
 from normlab.studies.rules.base import VALUE, Rule, interval_text, level_of_each, power_text
+from normlab.studies.settling import pairs_to_decide, runs_of_pairs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +87,8 @@ class BoundRule(Rule):
         if not values:
             return Finding(verdict="open", notes=(*problems, "no number to hold against the bound"))
         unit = unit_of(samples)
-        found = self._exactly(values, where) if self.exact else self._by_interval(values, level, where, unit)
+        runs = sum(len(one.values) for one in samples)
+        found = self._exactly(values, where) if self.exact else self._by_interval(values, runs, level, where, unit)
         return found.noting([note for one in samples for note in one.notes]).unless(problems)
 
     def _without_ratio(self, samples: list[Sample], missing: int, pairs: int) -> list[str]:
@@ -106,15 +108,17 @@ class BoundRule(Rule):
             seeds=len(values), power="computed, not sampled",
         )  # fmt: skip
 
-    def _by_interval(self, values: dict[Key, float], level: float, where: str, unit: str) -> Finding:
+    def _by_interval(self, values: dict[Key, float], runs: int, level: float, where: str, unit: str) -> Finding:
         is_ratio = self.against is not None
         scaled = {key: math.log(value) for key, value in values.items()} if is_ratio else values
         found = paired_difference(scaled, dict.fromkeys(scaled, 0.0), level)
         mean, low, high = (_back(end, is_ratio) for end in (found.mean, found.low, found.high))
+        ends = [math.log(end) if is_ratio and end is not None else end for end in self.claimed]
         return Finding(
             verdict=interval_verdict(low, high, self.claimed),
             ours=f"{mean:.4g}{where}, {interval_text(found, low, high, unit=unit)}",
-            estimate=mean, low=low, high=high, claimed=self.claimed, runs=len(values),
+            estimate=mean, low=low, high=high, claimed=self.claimed, runs=runs,
+            runs_to_decide=runs_of_pairs(pairs_to_decide(found, *ends), found, runs),
             seeds=found.n if unit == "seed" else 0, power=_power(found, is_ratio, unit),
         )  # fmt: skip
 

@@ -10,6 +10,7 @@ from normlab.studies.evidence import Evidence, Key, unit_of
 from normlab.studies.finding import Finding, combine_findings, interval_verdict
 from normlab.studies.rules.base import VALUE, Rule, interval_text, level_of_each, power_text
 from normlab.studies.rules.difference import RANGES, Direction, check_margin, range_words
+from normlab.studies.settling import pairs_to_decide, runs_of_pairs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,12 +63,13 @@ class ChangeRule(Rule):
             return Finding(verdict="open", notes=(*problems, f"{arm} and {self.start} share no finished {unit}"))
         found = paired_difference(now, then, level)
         claimed, ends = RANGES[self.direction](self.by), interval_text(found, found.low, found.high, unit=unit)
+        runs = sum(len(one.values) for one in samples)
         return Finding(
             verdict=interval_verdict(found.low, found.high, claimed),
             ours=f"{found.mean:+.4f} from {self.start} to {arm}, {ends}",
             estimate=found.mean, low=found.low, high=found.high, claimed=claimed,
-            runs=sum(len(one.values) for one in samples), seeds=found.n if unit == "seed" else 0,
-            power=power_text(found, "change", unit),
+            runs=runs, runs_to_decide=runs_of_pairs(pairs_to_decide(found, *claimed), found, runs),
+            seeds=found.n if unit == "seed" else 0, power=power_text(found, "change", unit),
         ).noting(notes).unless(problems)  # fmt: skip
 
 

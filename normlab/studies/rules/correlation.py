@@ -80,11 +80,19 @@ class CorrelationRule(Rule):
         claimed = (self.at_least, None) if self.sign == "positive" else (None, -self.at_least)
         least = math.tanh((quantile(self.level) + quantile(0.6)) * correlation_error(free, of_ranks=self.ranks))
         return Finding(
+            runs_to_decide=len(rows) + _more_points(r, claimed, least, free),
             verdict=interval_verdict(low, high, claimed), estimate=r, low=low, high=high, claimed=claimed,
             runs=len(rows), seeds=len({row["seed"] for row in rows}),
             ours=f"r = {r:+.2f}, {100 * self.level:g} % interval {low:+.2f} to {high:+.2f}, {len(rows)} runs",
             power=f"a true correlation of {least:.2f} would be shown four times out of five",
         )  # fmt: skip
+
+
+def _more_points(r: float, claimed: tuple[float | None, float | None], least: float, free: int) -> float:
+    """Points to add until the correlation's distance from the bound is what would be shown four times out of five."""
+    bound = next(end for end in claimed if end is not None)
+    distance = abs(math.atanh(r) - math.atanh(bound)) if abs(r) < 1.0 else math.inf
+    return free * ((math.atanh(least) / distance) ** 2 - 1.0) if distance else math.inf
 
 
 def _centred(values: Sequence[float], groups: Sequence[Sequence[tuple]]) -> list[float]:

@@ -10,6 +10,7 @@ from normlab.studies.evidence import Evidence, Row, has
 from normlab.studies.exact import fisher_exact, least_p, share_bounds
 from normlab.studies.finding import Finding
 from normlab.studies.rules.base import VALUE, Rule
+from normlab.studies.settling import counts_to_decide
 from normlab.studies.values import row_number
 
 What = Literal["diverged", "failed", "stuck", "spiked", "skipped"]
@@ -72,8 +73,15 @@ class CountRule(Rule):
         if not all(rows):
             return Finding(verdict="open", notes=("there are no runs to count",))
         counts = [(sum(map(self._happened, own)), len(own)) for own in rows]
-        found = self._against(*counts) if self.less_than else self._share(*counts[0])
-        return replace(found, seeds=min(len({row["seed"] for row in own}) for own in rows))
+        found = self._judge(*counts)
+        more = counts_to_decide(counts, self._is_decided) if found.verdict == "open" else None
+        return replace(found, runs_to_decide=more, seeds=min(len({row["seed"] for row in own}) for own in rows))
+
+    def _judge(self, *counts: tuple[int, int]) -> Finding:
+        return self._against(*counts) if self.less_than else self._share(*counts[0])
+
+    def _is_decided(self, *counts: tuple[int, int]) -> bool:
+        return self._judge(*counts).verdict != "open"
 
     def _rows(self, evidence: Evidence, scheme: str) -> list[Row]:
         rows = evidence.all([scheme], self.arms)

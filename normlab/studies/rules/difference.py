@@ -11,6 +11,7 @@ from normlab.errors import NormLabError
 from normlab.studies.evidence import Evidence, unit_of
 from normlab.studies.finding import Finding, interval_verdict
 from normlab.studies.rules.base import VALUE, Rule, interval_text, power_text
+from normlab.studies.settling import pairs_to_decide, runs_of_pairs
 
 Direction = Literal["below", "above", "within"]
 
@@ -63,12 +64,13 @@ class DifferenceRule(Rule):
         found = paired_difference(a.values, b.values, level)
         claimed = RANGES[self.direction](self.by)
         where = f" ({arm})" if named else ""
+        runs = len(a.values) + len(b.values)
         return Finding(
             verdict=interval_verdict(found.low, found.high, claimed),
             ours=f"{found.mean:+.4f}{where}, {interval_text(found, found.low, found.high, unit=unit)}",
             estimate=found.mean, low=found.low, high=found.high, claimed=claimed,
-            runs=len(a.values) + len(b.values), seeds=found.n if unit == "seed" else 0,
-            power=power_text(found, unit=unit),
+            runs=runs, runs_to_decide=runs_of_pairs(pairs_to_decide(found, *claimed), found, runs),
+            seeds=found.n if unit == "seed" else 0, power=power_text(found, unit=unit),
         ).noting(notes).unless(problems)  # fmt: skip
 
 

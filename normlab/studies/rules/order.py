@@ -11,6 +11,7 @@ from normlab.errors import NormLabError
 from normlab.studies.evidence import Evidence, Sample, unit_of
 from normlab.studies.finding import Finding
 from normlab.studies.rules.base import VALUE, Rule, level_of_each, power_text
+from normlab.studies.settling import pairs_to_decide
 
 Tier = tuple[str, ...]
 
@@ -62,12 +63,14 @@ class OrderRule(Rule):
                  for a, b in product(self.tiers[i], self.tiers[j])]  # fmt: skip
         of_pair = level_of_each(level, len(pairs))
         shown = {(i, j, a, b): self._pair(samples[a], samples[b], of_pair) for i, j, a, b in pairs}
-        neighbours = [one.verdict for (i, j, _, _), one in shown.items() if j == i + 1]
+        neighbours = [one for (i, j, _, _), one in shown.items() if j == i + 1]
         refuted = any(one.verdict == "refuted" for one in shown.values())
-        verdict = "refuted" if refuted else "reproduced" if set(neighbours) == {"reproduced"} else "open"
+        holds = all(one.verdict == "reproduced" for one in neighbours)
+        verdict = "refuted" if refuted else "reproduced" if holds else "open"
+        runs = sum(len(s.values) for s in samples.values())
         return Finding(
             verdict=verdict, ours=_means(samples, self.better) + (f" ({arm})" if named else ""),
-            runs=sum(len(s.values) for s in samples.values()),
+            runs=runs, runs_to_decide=self._runs_to_decide(list(shown.values()), neighbours, runs),
             seeds=_seeds(list(samples.values())), parts=tuple(shown.values()),
             power="; ".join(dict.fromkeys(one.power for one in shown.values() if one.power)),
             notes=tuple(one.ours for one in shown.values()),
@@ -75,17 +78,29 @@ class OrderRule(Rule):
             [problem for s in samples.values() for problem in s.problems]
         )  # fmt: skip
 
+    def _runs_to_decide(self, pairs: list[Finding], neighbours: list[Finding], runs: int) -> float | None:
+        """One pair the other way round refutes the order; all pairs of neighbours must hold for it to be reproduced."""
+        contrary = [one for one in pairs if self._sign * (one.estimate or 0.0) > 0.0]
+        undecided = [one for one in contrary or neighbours if one.verdict == "open"]
+        grown = [one.runs_to_decide / one.runs for one in undecided if one.runs_to_decide is not None]
+        if not grown or len(grown) < len(undecided):
+            return None
+        return runs * (min(grown) if contrary else max(grown))
+
+    @property
+    def _sign(self) -> float:
+        return 1.0 if self.better == "lower" else -1.0
+
     def _pair(self, a: Sample, b: Sample, level: float) -> Finding:
         if not a.finished.keys() & b.finished.keys():
             return Finding(verdict="open", ours=f"{a.name} and {b.name} share no finished {unit_of([a, b])}")
         found = paired_difference(a.values, b.values, level)
-        sign = 1.0 if self.better == "lower" else -1.0
-        holds = not found.spans_zero and (sign * found.mean < 0.0)
+        holds = not found.spans_zero and (self._sign * found.mean < 0.0)
         verdict = "open" if found.spans_zero else "reproduced" if holds else "refuted"
         ends = "" if found.low is None else f" ({found.low:+.4f} to {found.high:+.4f})"
         return Finding(
-            verdict=verdict, ours=f"{a.name} less {b.name}: {found.mean:+.4f}{ends}",
-            power=power_text(found, unit=unit_of([a, b])),
+            verdict=verdict, ours=f"{a.name} less {b.name}: {found.mean:+.4f}{ends}", estimate=found.mean, runs=found.n,
+            runs_to_decide=pairs_to_decide(found, 0.0), power=power_text(found, unit=unit_of([a, b])),
         )  # fmt: skip
 
 

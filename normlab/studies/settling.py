@@ -1,0 +1,77 @@
+"""Cost of settling an open claim: how many runs like those made would decide it, if means and scatter stay."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
+from typing import TYPE_CHECKING
+
+from normlab.compare.statistics import Difference, minimum_detectable
+from normlab.utils.text import counted
+
+if TYPE_CHECKING:
+    from normlab.studies.evidence import Row
+    from normlab.studies.finding import Finding
+
+MOST_RUNS = 500
+"""Runs of a scheme, or pairs of runs, beyond which no number is given."""
+
+
+def pairs_to_decide(found: Difference, *ends: float | None) -> float | None:
+    """Pairs whose interval would exclude the nearest of the ends four times out of five.
+
+    Infinite: more than `MOST_RUNS`; None: unknown, because there is no scatter to go by.
+    """
+    distances = [abs(found.mean - end) for end in ends if end is not None]
+    if not found.sd or not distances:
+        return None
+    enough = (n for n in _growing(found.n) if minimum_detectable(n, found.sd, found.level) <= min(distances))
+    return next(enough, math.inf)
+
+
+def runs_of_pairs(pairs: float | None, found: Difference, runs: int) -> float | None:
+    """The same as runs, of which `runs` made the pairs that were found."""
+    return None if pairs is None else runs * pairs / found.n
+
+
+def counts_to_decide(counts: Sequence[tuple[int, int]], decided: Callable[..., bool]) -> float:
+    """Runs in all with which (events, runs) of every scheme would be decided, if the shares of events stay.
+
+    An expected number of events is no whole number: the one below it and the one above must both decide.
+    """
+    least = min(runs for _, runs in counts)
+    for n in _growing(least):
+        grown = [(events * n / least, math.ceil(runs * n / least)) for events, runs in counts]
+        whole = [[(end(events), runs) for end in (math.floor, math.ceil)] for events, runs in grown]
+        if all(decided(*case) for case in itertools.product(*whole)):
+            return sum(runs for _, runs in grown)
+    return math.inf
+
+
+def _growing(now: int) -> Iterator[int]:
+    """Numbers above `now`, each about 5 % larger than the one before."""
+    n = now + 1
+    while n <= MOST_RUNS:
+        yield n
+        n = max(n + 1, round(1.05 * n))
+
+
+def settling_text(found: Finding, rows: Sequence[Row]) -> str:
+    """What an open claim would take, with the time of runs like its own; empty for other verdicts, or if unknown."""
+    if found.verdict != "open" or found.runs_to_decide is None:
+        return ""
+    if math.isinf(found.runs_to_decide):
+        return f"not by up to {MOST_RUNS} runs like these"
+    more = max(math.ceil(found.runs_to_decide) - found.runs, 1)
+    timed = [row for row in rows if row.get("seconds")]
+    took = f" ({_time(more, timed)})" if timed else ""
+    return f"about {counted(more, 'more run')}{took}, if means and scatter stay as they are"
+
+
+def _time(runs: int, rows: Sequence[Row]) -> str:
+    minutes = max(1, round(runs * median(float(row["seconds"]) for row in rows) / 60.0))
+    devices = " or ".join(dict.fromkeys(str(row["device"]) for row in rows if row.get("device")))
+    time = counted(minutes, "minute") if minutes < 120 else f"{minutes / 60.0:.0f} hours"
+    return f"{time} on {devices}" if devices else time

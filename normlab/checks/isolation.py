@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import nn
@@ -11,6 +11,7 @@ from torch import nn
 from normlab.probes.sharded import reshard
 from normlab.probes.untouched import untouched
 from normlab.targets.target import Target
+from normlab.utils.threads import one_thread
 
 NARROW = 256
 """Width up to which one thread does: products this small gain little from a second, and wait long for a busy one."""
@@ -60,15 +61,9 @@ def quiet_numbers() -> Iterator[None]:
         torch.set_flush_denormal(was_on)
 
 
-@contextmanager
-def few_threads(width: int | None) -> Iterator[None]:
+def few_threads(width: int | None) -> AbstractContextManager[None]:
     """One thread for a narrow model."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1 if width is not None and width <= NARROW else threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+    return one_thread(when=width is not None and width <= NARROW)
 
 
 def _cuda() -> list[int]:

@@ -21,6 +21,7 @@ from normlab.probes.block_hooks import BlockCall, Boundary, Pass
 from normlab.probes.ledger import Ledger
 from normlab.probes.measures import ranks
 from normlab.probes.profile import BLOCK, BOUNDARY
+from normlab.utils.threads import one_thread
 
 Numbers = dict[str, float | None]
 
@@ -28,7 +29,9 @@ Numbers = dict[str, float | None]
 def pool(passes: Sequence[Pass], ledger: Ledger) -> dict[str, Any]:
     """Series for a `Profile`, by name."""
     weights = [one.tokens for one in passes]
-    boundaries = [_boundary(row, weights, ledger) for row in zip(*map(_boundaries, passes), strict=True)]
+    # Eigenvalues for the ranks: 4 ms for a matrix of 256 on one thread, ten times as long on many.
+    with one_thread():
+        boundaries = [_boundary(row, weights, ledger) for row in zip(*map(_boundaries, passes), strict=True)]
     blocks = [_block(row, weights, ledger) for row in zip(*(one.calls for one in passes), strict=True)]
     for before, block in zip(boundaries, blocks, strict=False):
         block["branch_ratio"] = _ratio(block.get("branch_rms"), before.get("rms"))

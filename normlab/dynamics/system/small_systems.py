@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
 
 from normlab.dynamics.config import SimulateConfig
 from normlab.schemes.contract.law import Law, Motion
+from normlab.utils.threads import one_thread
 
 _SMALL = 2**18
 """Elements of the largest tensor of a batch (scores or tokens) up to which laws share a batch."""
@@ -62,13 +63,7 @@ def _parts(motion: Motion, count: int) -> Iterator[Motion]:
     return (Motion(*parts) for parts in zip(*columns, strict=True))
 
 
-@contextmanager
-def limit_threads(tokens: Tensor) -> Iterator[None]:
+def limit_threads(tokens: Tensor) -> AbstractContextManager[None]:
     """Run on one thread within this context if tokens (S, n, d) are few; else keep the number of threads."""
     systems, count, dim = tokens.shape
-    before = torch.get_num_threads()
-    torch.set_num_threads(before if systems * count**2 * (dim + _EXPONENTIAL) >= _SHARED else 1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    return one_thread(when=systems * count**2 * (dim + _EXPONENTIAL) < _SHARED)

@@ -1,0 +1,127 @@
+"""Does a run get stuck at a high rate because its tokens collapse? The same runs with four treatments.
+
+    python benchmarks/collapse.py --schemes post --lr 3.2e-2 --seeds 3 --out collapse.json
+
+Treatments: `none`; `apart` adds to the loss a penalty on the cosine of two tokens after every block; `attention` and
+`mlp` do not train the matrices of that sublayer. If collapse is the cause, runs that are stuck without a treatment
+train with `apart`; which of the two sublayers collapses the tokens, the other two treatments tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+import tyro
+
+from normlab.bench.facts import dated
+from normlab.data import Batch, Corpus
+from normlab.data.batch_loader import BatchLoader
+from normlab.models import DecoderConfig
+from normlab.models.transformer import Transformer
+from normlab.train import TrainConfig
+from normlab.train import optimiser as optimisers
+from normlab.train.distributed import clip_grad_norm
+from normlab.train.monitor.profile import profile
+from normlab.train.tasks.language import LanguageTrainConfig
+from normlab.utils.files import write_json
+
+Treatment = Literal["none", "apart", "attention", "mlp"]
+
+_SUBLAYERS = {"attention": ".branches.0.", "mlp": ".branches.1."}
+_WINDOW = 50
+"""Steps at the end whose mean training loss is judged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """What to train."""
+
+    schemes: tuple[str, ...] = ("post",)
+    treatments: tuple[Treatment, ...] = ("none", "apart", "attention", "mlp")
+    lr: float = 3.2e-2
+    seeds: int = 3
+    depth: int = 6
+    dim: int = 64
+    steps: int = 400
+    data: tuple[str, ...] = ("python",)
+    penalty: float = 3.0
+    """Weight of the mean squared cosine in the loss."""
+    out: Path = Path("collapse.json")
+
+
+def main(arguments: Arguments) -> None:
+    config = LanguageTrainConfig(
+        model=DecoderConfig(depth=arguments.depth, dim=arguments.dim, heads=4, max_length=128), data=arguments.data,
+        length=128, batch=16, tokens=arguments.steps * 16 * 128, lr=arguments.lr, warmup=0.2, device="cpu",
+    )  # fmt: skip
+    data: Corpus = config.task_object.open(config, progress=False)
+    config, rows = config.for_data(data), []
+    for seed in range(arguments.seeds):
+        for scheme in arguments.schemes:
+            for treatment in arguments.treatments:
+                run = replace(config, seed=seed, model=replace(config.model, scheme=scheme))
+                rows.append({"scheme": scheme, "treatment": treatment, "seed": seed, "lr": arguments.lr})
+                rows[-1] |= _train(run, data, treatment, arguments.penalty)
+                print(*(f"{name} {value}" for name, value in rows[-1].items()), sep=", ", flush=True)
+                write_json(arguments.out, {**dated(), "rows": rows})
+
+
+def _train(config: TrainConfig, data: Corpus, treatment: Treatment, penalty: float) -> dict[str, Any]:
+    model = config.model.build()
+    model.init_(generator=torch.Generator().manual_seed(config.seed))
+    for name, weight in model.named_parameters():
+        weight.requires_grad_(_SUBLAYERS.get(treatment, "\0") not in name)
+    optimiser = optimisers.build(model, lr=config.lr, weight_decay=config.weight_decay, betas=config.betas)
+    entropy, losses = config.task_object.guess_loss(config, data), []
+    with BatchLoader(config.task_object.line(config, data), batch=config.batch) as feed:
+        for step in range(config.steps):
+            optimisers.set_lr(optimiser, config.rate(step))
+            losses.append(_gradient(model, next(feed), penalty if treatment == "apart" else 0.0))
+            clip_grad_norm(model, config.clip)
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+            model.after_step()
+        return _result(model, next(feed), sum(losses[-_WINDOW:]) / _WINDOW, entropy)
+
+
+def _result(model: Transformer, batch: Batch, loss: float, entropy: float) -> dict[str, Any]:
+    seen = profile(model, batch.inputs[:4], batch.targets[:4])
+    first, last = seen["grad_norm"][1], seen["grad_norm"][-1]
+    return {
+        "loss": round(loss, 3), "entropy": round(entropy, 3), "stuck": not loss < entropy - 0.1,
+        "token_cosine": seen["token_cosine"][-1], "gradient_first_over_last": float(f"{first / last:.2e}"),
+    }  # fmt: skip
+
+
+def _gradient(model: Transformer, batch: Batch, penalty: float) -> float:
+    """Add the gradient of loss and penalty; return the loss alone."""
+    with _states(model) as states:
+        loss = model.loss(batch.inputs, batch.targets)
+    cosines = torch.stack([_cosine(state) for state in states])
+    (loss + penalty * cosines.square().mean()).backward()
+    return loss.item()
+
+
+def _cosine(state: torch.Tensor) -> torch.Tensor:
+    """Mean cosine of two tokens of a sequence, a token with itself included; with a gradient."""
+    return torch.nn.functional.normalize(state, dim=-1).mean(-2).square().sum(-1).mean()
+
+
+@contextmanager
+def _states(model: Transformer) -> Iterator[list[torch.Tensor]]:
+    """The states after all blocks of the passes within this context."""
+    found: list[torch.Tensor] = []
+    with ExitStack() as hooks:
+        for layer in model.stack.layers:
+            hook = layer.register_forward_hook(lambda _layer, _args, state: found.append(cast(torch.Tensor, state)))
+            hooks.callback(hook.remove)
+        yield found
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Arguments))

@@ -4,8 +4,8 @@ All rates are on one grid, 1e-3 · 2^(k/2) for integer k, so that different sche
 scheme:
 
 1. Try the start (`start_rate`, a function of the model size), half and twice that rate.
-2. While the best rate is the smallest or largest tried, try the next one beyond it, a factor of 2 away, from start/16
-   up to 16 · start. While no run has trained, extend in both directions.
+2. While the best rate is the smallest or largest tried, try the next one beyond it, a factor of 2 away, from start/64
+   up to 64 · start. While no run has trained, extend in both directions, from start/16 up to 16 · start.
 3. If the search is refined, try the rates a factor of √2 below and above the best.
 
 The best rate is then *interior* (the next rate on either side was tried and is worse) or lies at a limit. The search is
@@ -27,8 +27,11 @@ _GRID = 1e-3
 _COARSE = 2
 """Indices per factor of 2."""
 
-_REACH = 4 * _COARSE
-"""Indices from the start to either limit: a factor of 16."""
+_REACH = 6 * _COARSE
+"""Indices from the start to either limit: a factor of 64. nGPT wants 16 times the usual rate and perhaps more."""
+
+_LOST_REACH = 4 * _COARSE
+"""The same while no run has trained: a factor of 16."""
 
 _USUAL = (85e6, 1e-3, 0.2)
 """Block parameters of a 125M model, its learning rate, and the exponent with which rates decrease with size.
@@ -96,15 +99,15 @@ class Bracket:
             return missing
         below, above = min(seen) - _COARSE, max(seen) + _COARSE
         if _is_lost(seen):
-            return self._inside(below, above)
+            return self._inside(below, above, reach=_LOST_REACH)
         best = _best(seen)
         beyond = [below] * (best == min(seen)) + [above] * (best == max(seen))
         # Factors of 2 first: refining around a best rate that may still move would waste runs.
         around = (best - 1, best + 1) if self.refined else ()
         return self._inside(*beyond) or [k for k in self._inside(*around) if k not in seen]
 
-    def _inside(self, *indices: int) -> list[int]:
-        return [k for k in indices if abs(k - self._start) <= _REACH]
+    def _inside(self, *indices: int, reach: int = _REACH) -> list[int]:
+        return [k for k in indices if abs(k - self._start) <= reach]
 
 
 def start_rate(depth: int, width: int) -> float:

@@ -17,7 +17,7 @@ from normlab.utils.text import counted
 __all__ = ["claim_lines", "claims_page", "headline", "markdown"]
 
 _TONES = {"reproduced": "ok", "refuted": "fail", "open": "warn", "unfinished": "", "not run": ""}
-_HEADS = ("Claim", "Source", "Theirs", "Ours", "Seeds", "Budget", "Verdict", "Power", "To settle it")
+_HEADS = ("Claim", "Source", "Theirs", "Ours", "Seeds", "Budget", "Verdict", "Power", "To settle")
 _NOTE = """_Written by `normlab study --report` from `studies/` and the rows in `benchmarks/results/studies/`; do not
 edit it. A verdict is that of the rule in the study's file, whose hash every row carries. Intervals hold
 together at the rule's level. **Open** names what leaves a claim undecided; **unfinished**, a study of which not

@@ -73,12 +73,12 @@ def test_the_pick_is_the_best_rate_of_the_grid_wherever_it_lies(octaves: float) 
     assert tried[place + 1] / end.pick == pytest.approx(2**0.5, rel=5e-3)
 
 
-@pytest.mark.parametrize(("optimum", "pick", "end"), [(1e-6, 6.25e-5, "lowest"), (10.0, 1.6e-2, "highest")])
+@pytest.mark.parametrize(("optimum", "pick", "end"), [(1e-6, 1.56e-5, "lowest"), (10.0, 6.4e-2, "highest")])
 def test_a_best_rate_beyond_the_limits_is_said_to_be_there(optimum: float, pick: float, end: str) -> None:
     found, asked = walk(Bracket(1e-3), valley(optimum))
     assert (found.pick, found.end) == (pick, end)
     assert pick in Bracket(1e-3).limits
-    assert all(6.25e-5 <= lr <= 1.6e-2 for round_ in asked for lr in round_)
+    assert all(1.56e-5 <= lr <= 6.4e-2 for round_ in asked for lr in round_)
 
 
 def test_a_rate_that_does_not_train_ends_the_walk_upwards() -> None:
@@ -105,16 +105,16 @@ def test_where_nothing_trains_both_sides_are_tried_up_to_the_limits() -> None:
 
 
 @pytest.mark.parametrize("lr", [6.25e-5, 1.6e-2])
-def test_a_single_rate_that_trains_is_found_at_the_end(lr: float) -> None:
+def test_a_single_rate_that_trains_is_found_where_the_search_of_a_lost_scheme_ends(lr: float) -> None:
     found, asked = walk(Bracket(1e-3), lambda other: Score(0, 4.0) if other == lr else Score(1, math.inf))
-    assert found.pick == lr
-    assert found.end == ("lowest" if lr < 1e-3 else "highest")
-    assert sum(map(len, asked)) == 10
+    assert found == RateSearch(pick=lr, end="interior")
+    # Nine up to a factor of 16 on both sides, the next one beyond, and two around it.
+    assert sum(map(len, asked)) == 12
 
 
 def test_ties_go_to_the_lower_rate_and_the_walk_still_ends() -> None:
     found, _ = walk(Bracket(1e-3), lambda lr: Score(0, 1.0))
-    assert found == RateSearch(pick=6.25e-5, end="lowest")
+    assert found == RateSearch(pick=1.56e-5, end="lowest")
 
 
 def test_the_order_in_which_runs_end_does_not_matter() -> None:

@@ -87,10 +87,8 @@ def _small_ladder(sample: Sample) -> list[Obstacle]:
     if layout.kind == "path":
         if layout.cells < FEWEST_RUNGS:
             reasons.append(f"{layout.cells} rungs, fewer than {FEWEST_RUNGS}")
-    else:
-        sizes, budgets = len(set(layout.size.round(3).tolist())), len(set(layout.tokens.round(3).tolist()))
-        if min(sizes, budgets) < FEWEST_SIDE:
-            reasons.append(f"{sizes} sizes and {budgets} budgets, fewer than {FEWEST_SIDE} of each")
+    elif min(layout.sizes, layout.budgets) < FEWEST_SIDE:
+        reasons.append(f"{layout.sizes} sizes and {layout.budgets} budgets, fewer than {FEWEST_SIDE} of each")
     if layout.span < SMALLEST_SPAN:
         reasons.append(f"compute spans a factor {layout.span:.3g}, less than {SMALLEST_SPAN:g}")
     return [Obstacle(rule="small ladder", text=text) for text in reasons]

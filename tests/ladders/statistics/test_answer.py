@@ -96,6 +96,24 @@ def test_a_gap_that_lives_in_tokens_moves_along_tokens_only() -> None:
     assert own.axis_weights["tokens"] > 0.9
 
 
+@pytest.mark.parametrize("sizes", [2, 4])
+def test_rounded_flops_make_no_further_sizes(sizes: int) -> None:
+    """FLOPs of a table may be rounded or measured: off by a different share in every cell, here of up to 2 %."""
+    ladder = simulated_grid(sizes, 3)
+    off = np.random.default_rng(0).uniform(-0.02, 0.02, len(ladder.group))
+    cells = dict(zip(((row.size, row.tokens) for row in _exact_rows(ladder, "none")[::6]), off, strict=True))
+    assert len(cells) == 3 * sizes
+    exact = _exact_rows(ladder, "fades in tokens only")
+    rounded = [replace(row, flops=row.flops * (1.0 + cells[row.size, row.tokens])) for row in exact]
+    found = [answer(rows, baseline="pre") for rows in (exact, rounded)]
+    assert [own.kind for own in found] == ["grid", "grid"]
+    said = [[own.text for own in _only(own).identified.reasons if own.rule == "small ladder"] for own in found]
+    assert [any("2 sizes and 3 budgets" in text for text in texts) for texts in said] == [sizes == 2] * 2
+    first, second = ({cell.cell: cell.gap and cell.gap.mean for cell in _only(own).cells} for own in found)
+    # A place moves by 2 % of an e-fold, and a gap by the prior's 0.06 nats an e-fold; twice, for the cells around it.
+    assert second == pytest.approx(first, abs=2 * 0.06 * 0.02)
+
+
 def test_verdicts_need_what_they_claim() -> None:
     def interval(low: float, high: float) -> Interval:
         return Interval(low, high, (low + high) / 2.0, 0.95)

@@ -78,6 +78,16 @@ def test_the_baseline_law_finds_slopes_and_a_range_of_e() -> None:
         assert cell.slope.mean == pytest.approx(slope, rel=0.01)
 
 
+def test_the_range_of_e_is_never_below_zero() -> None:
+    """Losses that fall ever faster put all of E below zero: the range is then zero, not one with its ends swapped."""
+    rows = _exact_rows(simulated_path(), "none")
+    lowest = min(row.flops for row in rows)
+    fallen = [replace(row, loss=4.0 - 0.05 * np.log(row.flops / lowest) ** 2) for row in rows]
+    law = answer(fallen, baseline="pre").baseline_law
+    assert law is not None
+    assert 0.0 <= law.irreducible.low <= law.irreducible.mean <= law.irreducible.high
+
+
 @pytest.mark.parametrize(
     ("truth", "verdict"),
     [("shrinks", "shrinks"), ("grows and settles", "crosses"), ("late onset", "grows"), ("bump", "not shown")],

@@ -31,7 +31,7 @@ class EdgeRate:
 
     @property
     def text(self) -> str:
-        return f"{self.scheme} at {self.size} picked the rate {self.lr:g} at the edge of those tried"
+        return f"the rate {self.lr:g} that {self.scheme} picked at {self.size} is at the edge of those tried"
 
 
 def identify(

@@ -246,7 +246,7 @@ def test_rules_e_f_and_a() -> None:
     edge = EdgeRate(scheme="pre", size="31.4M", lr=1.2e-3)
     reasons = _only(answer(rows, baseline="pre", targets=[far], edge_rates=[edge])).identified.reasons
     assert {"wide interval", "other tokens per parameter", "rate at edge"} <= {reason.rule for reason in reasons}
-    assert reasons[-1].text == "pre at 31.4M picked the rate 0.0012 at the edge of those tried"
+    assert reasons[-1].text == "the rate 0.0012 that pre picked at 31.4M is at the edge of those tried"
 
 
 def test_a_forecast_is_hit_or_missed() -> None:

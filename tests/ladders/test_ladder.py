@@ -274,6 +274,17 @@ def test_rows_at_a_rate_that_is_no_longer_picked_are_set_aside(text: Path, tmp_p
     assert make_forecast(plan, rows).rows == len([row for row in content.rows if row.size != "2x16"])
 
 
+def test_rates_are_at_the_places_of_the_cells(text: Path) -> None:
+    """A budget that is no multiple of a step is trained to the end of its last step, and has one name on the page."""
+    odd = (10 * STEP - 1, 20 * STEP - 1)
+    data, config = open_data(configuration(text, budgets=odd, lrs=(1e-2, 2e-2)), progress=False)
+    plan = LadderPlan(config)
+    design = design_of(plan, trained(plan, lambda run: 3.0), data, ())
+    cells = {(cell.size, cell.tokens) for cell in design.cells}
+    assert {cell.tokens for cell in design.cells} == {10 * STEP, 20 * STEP}
+    assert {(search.size, search.tokens) for search in design.rates} <= cells
+
+
 @pytest.mark.full
 def test_stopped_and_killed_ladders_go_on(text: Path, finished: Path, tmp_path: Path) -> None:
     """A ladder in slices, in processes, gives the losses of the one that was never stopped."""

@@ -108,7 +108,7 @@ def test_a_target_of_another_kind_is_refused_with_what_is_expected(tmp_path: Pat
 def test_sizes_that_only_parameters_name_apart_are_to_be_named(tmp_path: Path) -> None:
     """A scheme with parameters of its own has no size in common with the baseline, unless sizes have names."""
     path = table(tmp_path, "pre,110M,29.5M,1e16,0,3.2", "ngpt,135M,29.5M,1e16,0,3.1")
-    with pytest.raises(NormLabError, match="in common with pre .*; name sizes alike in a column size"):
+    with pytest.raises(NormLabError, match=r"in common with pre .*; name sizes alike in a column size"):
         read_losses(path)
     lines = "pre,110M,29.5M,1e16,0,3.2,12x768", "ngpt,135M,29.5M,1e16,0,3.1,12x768"
     (own,) = read_losses(table(tmp_path, *lines, head=f"{HEAD},size")).report().answer.schemes

@@ -330,18 +330,6 @@ def test_a_table_from_elsewhere_is_answered(tmp_path: Path) -> None:
     assert "its schemes are base, mine" in wrong.stderr
 
 
-def test_a_dry_run_trains_nothing(text: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    words = ["ladder", "--data", str(text), "--sizes", "1x64", "2x64", "3x64", "--budgets", "5k", "10k", "--batch", "4",
-             "--length", "32", "--warmup-steps", "4", "--epochs", "100", "--dry-run", "--out", str(out)]  # fmt: skip
-    done = run_command(*words)
-    assert done.returncode == 0, done.stderr
-    assert "tokens/parameter" in done.stdout
-    assert "in all at least" in done.stdout
-    assert "95 % interval of every scheme's gap, at best" in done.stdout
-    assert not out.exists()
-
-
 def test_options_of_a_single_run_are_refused() -> None:
     done = run_command("ladder", "--tokens", "5k")
     assert done.returncode == 2

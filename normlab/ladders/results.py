@@ -39,7 +39,8 @@ def read_report(folder: Path) -> LadderReport:
     check_rows_follow(rows, forecast, folder, design.held_out)
     if forecast is not None:
         shown = ForecastFacts(written=forecast.written, commit=forecast.commit, hash=forecast.hash)
-        design = dataclasses.replace(design, forecast=shown)
+        told = (f"No forecast of {forecast.size} could be made: {forecast.reason}.",) if forecast.reason else ()
+        design = dataclasses.replace(design, forecast=shown, cautions=(*design.cautions, *told))
     found = _answer(about, rows, forecast.cells if forecast is not None else None)
     sets = {
         name: _answer(about, judged_rows(stored, f"loss_{name}", set_aside=design.set_aside))

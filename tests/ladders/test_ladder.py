@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from normlab.compare import executor
 from normlab.compare.store import Store
 from normlab.errors import NormLabError
 from normlab.ladders.description import design_of, write_description
-from normlab.ladders.forecast import read_forecast
+from normlab.ladders.forecast import read_forecast, write_forecast
 from normlab.ladders.ladder import LadderSession, ladder, make_forecast, open_data
 from normlab.ladders.outcome import outcome
 from normlab.ladders.plan import LadderPlan
@@ -118,6 +119,19 @@ def test_rows_that_began_before_the_forecast_are_refused(finished: Path, tmp_pat
         Store(tmp_path).append(row | ({"started": "2020-01-01T00:00:00+00:00"} if early else {}))
     with pytest.raises(NormLabError, match="began before the forecast"):
         read_report(tmp_path)
+
+
+def test_a_forecast_that_could_not_be_made_is_named_with_the_reason(finished: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(finished, tmp_path / "copy")
+    stored = read_forecast(copy)
+    assert stored is not None
+    none = replace(stored, cells=[], reason="the ladder has no rows").signed()
+    (copy / "forecast.json").unlink()
+    write_forecast(copy, none)
+    rows = (copy / "rows.jsonl").read_text().replace(stored.hash, none.hash)
+    (copy / "rows.jsonl").write_text(rows)
+    assert "No forecast of 2x16 could be made: the ladder has no rows." in markdown(copy)
+    assert "could be made" not in markdown(finished)
 
 
 def test_rows_of_the_largest_size_without_a_forecast_are_refused(finished: Path, text: Path, tmp_path: Path) -> None:

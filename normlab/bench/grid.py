@@ -24,6 +24,10 @@ from normlab.errors import NormLabError
 SIZES = ("4x256", "6x384", "8x512", "10x640")
 AT_ONCE = (1, 2, 3, 4)
 QUICK_SIZES, QUICK_AT_ONCE = ("4x256", "8x512"), (1, 3)
+TINY_SIZES, TINY_AT_ONCE = ("1x16", "2x32"), (1, 2)
+"""On a CPU, which takes minutes to compile and time one of the sizes above."""
+_USUAL, _TINY = (32_768, 512, 32), (64, 16, 2)
+"""Vocabulary, length and batch that are not given, on a GPU and on a CPU."""
 RUN_TOKENS = 29_500_000
 """Budget of the runs that are counted an hour: the smallest of a ladder."""
 
@@ -36,6 +40,14 @@ FASTER_GOAL = 3.0
 def share_goal(width: int) -> float:
     """Share of the matrix-product ceiling that all runs together should reach."""
     return 0.45 if width >= 512 else 0.25
+
+
+def filled(given: tuple[int | None, int | None, int | None], cpu: bool) -> tuple[int, int, int]:
+    """Vocabulary, length and batch, with the usual ones for those that are None."""
+    vocabulary, length, batch = (
+        usual if one is None else one for one, usual in zip(given, _TINY if cpu else _USUAL, strict=True)
+    )
+    return vocabulary, length, batch
 
 
 def parse_size(text: str) -> tuple[int, int]:

@@ -201,22 +201,26 @@ def grid(
     at_once: Iterable[int] = (),
     quick: bool = False,
     cpu: bool = False,
-    batch: int = 32,
-    length: int = 512,
-    vocabulary: int = 32_768,
+    batch: int | None = None,
+    length: int | None = None,
+    vocabulary: int | None = None,
     out: Path | None = None,
     seconds: float | None = None,
     processes: bool = True,
 ) -> list[dict[str, Any]]:
-    """Benchmark many runs of small models on one GPU; `seconds`: length of one measurement."""
+    """Benchmark many runs of small models on one GPU; `seconds`: length of one measurement.
+
+    What is not given is tiny on a CPU.
+    """
     if not cpu and not torch.cuda.is_available():
         raise NormLabError("no GPU here: bench grid needs one; --cpu shows at tiny sizes what it would print")
     _check_out(out)
-    chosen = tuple(sizes) or (grid_bench.QUICK_SIZES if quick else grid_bench.SIZES)
-    counts = tuple(at_once) or (grid_bench.QUICK_AT_ONCE if quick else grid_bench.AT_ONCE)
+    usual = (grid_bench.QUICK_SIZES, grid_bench.QUICK_AT_ONCE) if quick else (grid_bench.SIZES, grid_bench.AT_ONCE)
+    few = (grid_bench.TINY_SIZES, grid_bench.TINY_AT_ONCE) if cpu else usual
+    chosen, counts = tuple(sizes) or few[0], tuple(at_once) or few[1]
     if min(counts) < 1:
         raise NormLabError(f"at_once must be at least 1, got {min(counts)}; try 1 2 3")
-    place = (vocabulary, length, batch, "pre", "cpu" if cpu else "cuda")
+    place = (*grid_bench.filled((vocabulary, length, batch), cpu), "pre", "cpu" if cpu else "cuda")
     shapes = [Shape(*grid_bench.parse_size(size), *place) for size in chosen]
     bench = grid_bench.GridBench(shapes, counts, seconds=seconds or (1.0 if quick else 2.0), processes=processes)
     for line in bench.measure():

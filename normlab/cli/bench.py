@@ -82,9 +82,9 @@ def bench_grid(
     at_once: tuple[int, ...] = (),
     quick: bool = False,
     cpu: bool = False,
-    batch: int = 32,
-    length: int = 512,
-    vocabulary: int = 32_768,
+    batch: int | None = None,
+    length: int | None = None,
+    vocabulary: int | None = None,
     out: Path | None = None,
 ) -> None:
     """Benchmark many runs of small models on one GPU, alone and several at once, beside a plain torch.compile loop.
@@ -93,13 +93,13 @@ def bench_grid(
       normlab bench grid --sizes 4x256 6x384 --at-once 1 2 --out grid.json
 
     Args:
-        sizes: Model sizes, depth x width; none: 4x256 6x384 8x512 10x640.
-        at_once: Numbers of runs that share the GPU; none: 1 2 3 4.
+        sizes: Model sizes, depth x width; none: 4x256 6x384 8x512 10x640, and 1x16 2x32 with --cpu.
+        at_once: Numbers of runs that share the GPU; none: 1 2 3 4, and 1 2 with --cpu.
         quick: Two sizes, one and three runs at once, short measurements.
         cpu: Without a GPU, at tiny sizes: shows what is measured, not how fast a GPU is.
-        batch: Batch size in sequences.
-        length: Sequence length in tokens.
-        vocabulary: Vocabulary size.
+        batch: Batch size in sequences; none: 32, and 2 with --cpu.
+        length: Sequence length in tokens; none: 512, and 16 with --cpu.
+        vocabulary: Vocabulary size; none: 32768, and 64 with --cpu.
         out: Write the results to this JSON file.
     """
     from normlab.bench import run

@@ -66,10 +66,13 @@ def ladder_table(
     """
     from normlab.compare.session import make_folder
     from normlab.ladders.report import terminal_lines
-    from normlab.ladders.results import report_of_table, write_report
+    from normlab.ladders.results import write_report
+    from normlab.ladders.table import read_losses
 
-    content = report_of_table(rows, baseline=baseline, targets=target, level=level)
-    page = write_report(content, make_folder(out))
+    losses = read_losses(rows, baseline=baseline, targets=target, level=level)
+    content, folder = losses.report(), make_folder(out)
+    losses.store(folder)
+    page = write_report(content, folder)
     print(*terminal_lines(content), f"page: {page}", sep="\n")
 
 

@@ -97,7 +97,9 @@ def design_of(plan: LadderPlan, rows: Sequence[Row], data: Data, command: Sequen
             )
             for cell in cells
         ),
-        rates=tuple(_rates(name, search) for name, own in plan.rates.searches(rows).items() for search in own),
+        rates=tuple(
+            _rates(config, name, search) for name, own in plan.rates.searches(rows).items() for search in own
+        ),
         rules=tuple(_rule(config, name, found.get(name)) for name in config.names),
         held_out=held_out, runs_left=work.runs - work.ended, set_aside=tuple(sorted(set_aside)),
         lost=tuple(_lost(row) for row in rows if _is_lost(row) and row["run"] not in set_aside),
@@ -119,10 +121,12 @@ def embedding_share(model: TransformerConfig) -> float:
     return tables * model.answers * model.dim / model.num_params()
 
 
-def _rates(scheme: str, search: Search) -> RateSearchFacts:
+def _rates(config: LadderConfig, scheme: str, search: Search) -> RateSearchFacts:
     edges = {"lowest": "smallest", "highest": "largest"}
     return RateSearchFacts(
-        scheme=scheme, size=str(search.rung.size), tokens=search.budget,
+        # In whole steps, as the cells: one place has one name on the page.
+        scheme=scheme, size=str(search.rung.size),
+        tokens=config.run(search.rung, scheme, search.budget, 1e-3, 0).tokens_in_all,
         tried=tuple(_tried(lr, own) for lr, own in search.tried.items()), pick=search.pick,
         edge=edges.get(search.end or ""),  # type: ignore[arg-type]  # the two literals of Edge
     )  # fmt: skip

@@ -16,7 +16,8 @@ from normlab.ladders.rates import FoundRate
 from normlab.ladders.run import LadderRun
 from normlab.ladders.rung import Rung
 from normlab.ladders.statistics import expected_widths
-from normlab.ladders.statistics.answer import FEW_STEPS, Design, ExpectedWidth
+from normlab.ladders.statistics.answer import FEW_STEPS, Design, ExpectedWidth, Place
+from normlab.ladders.statistics.identified import obstacles_of_design
 from normlab.train.distributed import Precision
 from normlab.train.hardware import describe, matmul_ceiling
 from normlab.utils.text import counted, duration, size
@@ -61,6 +62,8 @@ class DryRun:
     widths: tuple[ExpectedWidth, ...]
     level: float
     """Joint level of the intervals over all schemes."""
+    obstacles: tuple[str, ...] = ()
+    """Why nothing beyond the ladder, or not a target, will be identified, whatever comes out."""
 
     @property
     def runs(self) -> int:
@@ -77,7 +80,8 @@ class DryRun:
 
     def lines(self) -> list[str]:
         """The plan as text."""
-        return [_HEAD, *(_line(rung) for rung in self.rungs), *self._totals(), *self._at_best(), *self._short()]
+        told = [*self._totals(), *self._at_best(), *self._not_identified(), *self._short()]
+        return [_HEAD, *(_line(rung) for rung in self.rungs), *told]
 
     def _totals(self) -> list[str]:
         return [
@@ -89,6 +93,11 @@ class DryRun:
     def _at_best(self) -> list[str]:
         told = [f"{one.place.name}: ±{one.width / 2:.3f}" for one in self.widths]
         return [f"{100 * self.level:g} % interval of every scheme's gap, at best: {'; '.join(told)} nats"]
+
+    def _not_identified(self) -> list[str]:
+        if not self.obstacles:
+            return []
+        return [f"beyond the ladder not identified, whatever comes out: {'; '.join(self.obstacles)}"]
 
     def _short(self) -> list[str]:
         few = [f"{one.rung.size} ({_few(one.steps)})" for one in self.rungs if one.steps[0] < FEW_STEPS]
@@ -115,6 +124,7 @@ def dry_run(config: LadderConfig, data: Any) -> DryRun:
         rungs=tuple(_cost(config, rung, plan.judged(rung, rates), data, precision) for rung in config.rungs),
         rate_runs=len(tune), rate_flops=sum(run.work for run in tune), widths=tuple(_widths(config)),
         level=config.level,
+        obstacles=tuple(own.text for own in obstacles_of_design(_cells(config), target_places(config))),
     )  # fmt: skip
 
 
@@ -149,11 +159,14 @@ def _rate_runs(config: LadderConfig, plan: LadderPlan) -> list[LadderRun]:
     ]
 
 
+def _cells(config: LadderConfig) -> list[Place]:
+    return [place for rung in config.rungs for place in places(config, rung)]
+
+
 def _widths(config: LadderConfig) -> list[ExpectedWidth]:
-    cells = [place for rung in config.rungs for place in places(config, rung)]
     is_branched = any(len(rung.budgets) > 1 for rung in config.rungs)
     design = Design(
-        cells=cells, seeds=config.seeds, top_seeds=config.top_seeds, targets=target_places(config),
+        cells=_cells(config), seeds=config.seeds, top_seeds=config.top_seeds, targets=target_places(config),
         is_branched=is_branched,
     )  # fmt: skip
     return expected_widths(design, bonferroni_level(config.level, len(config.names)))
@@ -167,10 +180,10 @@ _HEAD = "  ".join(f"{name:>{width}}" for name, width in _COLUMNS.items())
 
 
 def _line(one: RungCost) -> str:
-    low, high = one.tokens_per_parameter
+    ratios = " - ".join(dict.fromkeys(f"{ratio:.2g}" for ratio in one.tokens_per_parameter))
     steps = " - ".join(f"{count:,}" for count in dict.fromkeys(one.steps))
     told = (
-        str(one.rung.size), f"{one.parameters:,}", f"{one.embedding_share:.0%}", f"{low:.2g} - {high:.2g}", steps,
+        str(one.rung.size), f"{one.parameters:,}", f"{one.embedding_share:.0%}", ratios, steps,
         f"{one.epochs:.2g}", size(one.memory), str(one.runs), f"{one.flops:.2g}",
     )  # fmt: skip
     return "  ".join(f"{text:>{width}}" for text, width in zip(told, _COLUMNS.values(), strict=True))

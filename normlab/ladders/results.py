@@ -13,22 +13,25 @@ from normlab.ladders.description import FILE, Description, read_description
 from normlab.ladders.forecast import check_rows_follow, read_forecast
 from normlab.ladders.report.content import LadderReport
 from normlab.ladders.report.design import ForecastFacts
-from normlab.ladders.rows import LadderRow, read_table
+from normlab.ladders.rows import LadderRow
 from normlab.ladders.statistics import EdgeRate, answer
-from normlab.ladders.statistics.answer import CellForecast, LadderAnswer, Place
+from normlab.ladders.statistics.answer import CellForecast, LadderAnswer
 from normlab.ladders.statistics.ladder_answer import no_answer
 from normlab.ladders.stored_rows import judged_rows, validation_sets
-from normlab.utils.counts import parse_count
+from normlab.ladders.table import FILE as TABLE_FILE
+from normlab.ladders.table import stored_losses
 from normlab.utils.files import write_json
 
 
 def is_ladder(folder: Path) -> bool:
-    """Whether a folder was made by `normlab ladder`."""
-    return (folder / FILE).is_file()
+    """Whether a folder was made by `normlab ladder`, from runs of its own or from a table of losses."""
+    return (folder / FILE).is_file() or (folder / TABLE_FILE).is_file()
 
 
 def read_report(folder: Path) -> LadderReport:
     """The content of the report of a ladder's folder; raises if rows of the held-out size precede its forecast."""
+    if not (folder / FILE).is_file() and (losses := stored_losses(folder)) is not None:
+        return losses.report()
     about, stored = read_description(folder), Store(folder).rows()
     design = about.design
     rows = judged_rows(stored, set_aside=design.set_aside)
@@ -36,7 +39,8 @@ def read_report(folder: Path) -> LadderReport:
     check_rows_follow(rows, forecast, folder, design.held_out)
     if forecast is not None:
         shown = ForecastFacts(written=forecast.written, commit=forecast.commit, hash=forecast.hash)
-        design = dataclasses.replace(design, forecast=shown)
+        told = (f"No forecast of {forecast.size} could be made: {forecast.reason}.",) if forecast.reason else ()
+        design = dataclasses.replace(design, forecast=shown, cautions=(*design.cautions, *told))
     found = _answer(about, rows, forecast.cells if forecast is not None else None)
     sets = {
         name: _answer(about, judged_rows(stored, f"loss_{name}", set_aside=design.set_aside))
@@ -90,32 +94,3 @@ def write_report(content: LadderReport, folder: Path) -> Path:
 def markdown(folder: str | Path) -> str:
     """The answer of a ladder as Markdown."""
     return report.markdown(read_report(Path(folder)))
-
-
-def report_of_table(
-    path: Path, *, baseline: str | None = None, targets: Sequence[str] = (), level: float = 0.95
-) -> LadderReport:
-    """The content of the report of a table of losses, which may come from anyone's runs."""
-    rows = read_table(path)
-    schemes = list(dict.fromkeys(row.scheme for row in rows))
-    if len(schemes) < 2 or not any(row.is_usable for row in rows):
-        what = "no run with a loss" if len(schemes) > 1 else f"one scheme ({schemes[0]})" if schemes else "no rows"
-        raise NormLabError(f"{path} has {what}; a gap needs losses of two schemes at the same sizes and budgets")
-    base = baseline or ("pre" if "pre" in schemes else schemes[0])
-    if base not in schemes:
-        raise NormLabError(f"baseline {base!r} is not in {path}; its schemes are {', '.join(schemes)}")
-    places = [_table_target(text, rows) for text in targets]
-    return LadderReport(rows, answer(rows, baseline=base, targets=places, level=level))
-
-
-def _table_target(text: str, rows: Sequence[LadderRow]) -> Place:
-    """A target of a table, parameters:tokens; its FLOPs a token are those of the nearest size, in proportion."""
-    parameters_text, colon, tokens_text = text.partition(":")
-    if not colon:
-        raise NormLabError(f"{text!r} is not a target of a table; expected parameters:tokens, e.g. 1.3B:26B")
-    parameters, tokens = parse_count(parameters_text), parse_count(tokens_text)
-    if not (parameters and tokens):
-        raise NormLabError(f"target {text!r}: parameters and tokens must be positive; try 1.3B:26B")
-    nearest = max(rows, key=lambda row: (row.parameters, row.tokens))
-    flops = nearest.flops / (nearest.parameters * nearest.tokens) * parameters * tokens
-    return Place(name=text, size=parameters_text, parameters=parameters, tokens=tokens, flops=flops)

@@ -26,10 +26,19 @@ STATES = ("done", "stuck", "diverged", "failed")
 _READ: dict[str, tuple[Callable[[str], Any], str]] = {
     **dict.fromkeys(("scheme", "size", "trunk", "state"), (str, "text")),
     **dict.fromkeys(("parameters", "tokens", "steps"), (parse_count, "a count")),
-    **dict.fromkeys(("flops", "loss", "tokens_per_s", "lr"), (float, "a number")),
-    "seed": (int, "a whole number"),
+    **dict.fromkeys(("flops", "tokens_per_s", "lr"), (float, "a number; write it in digits, as 2.1e16")),
+    "loss": (float, "a number; write it as 3.25, or leave it empty for a run that did not train"),
+    "seed": (int, "a whole number; count seeds 0, 1, 2"),
 }
-"""How the cells of each column are read, and what they should be."""
+"""How the cells of each column are read, and what they should be, with advice."""
+
+_POSITIVE = {
+    "parameters": "give the model's parameters",
+    "tokens": "give the tokens of training",
+    "flops": "give those of the whole training, or 6 × parameters × tokens",
+    "loss": "leave it empty for a run that did not train",
+}
+"""Columns whose values must be positive, with advice."""
 
 
 @dataclass(frozen=True)
@@ -105,9 +114,9 @@ def _parse(text: Mapping[str, str], place: str) -> LadderRow:
     needed = ("scheme", "parameters", "tokens", "flops", "seed")
     if empty := next((name for name in needed if found[name] is None), None):
         raise NormLabError(f"{place}: {empty} is empty; only the loss of a run that did not train may be")
-    for name in ("parameters", "tokens", "flops", "loss"):
+    for name, advice in _POSITIVE.items():
         if found[name] is not None and not 0.0 < found[name] < math.inf:
-            raise NormLabError(f"{place}: {name} must be positive, got {text[name]}")
+            raise NormLabError(f"{place}: {name} must be positive, got {text[name]}; {advice}")
     found["size"] = found["size"] or numbers.format_count(found["parameters"])
     return LadderRow(**found)
 

@@ -58,6 +58,15 @@ def test_a_grid_from_beginning_to_end(uncompiled, tmp_path, monkeypatch, capsys)
     assert "2x16 timed" in shown.err
 
 
+def test_on_a_cpu_what_is_not_given_is_tiny(uncompiled, capsys):
+    """Sizes of a GPU are too large to show on a CPU what is printed."""
+    found = run.grid(cpu=True, quick=True, seconds=0.02, processes=False)
+    assert [(one["size"], one["tokens_a_step"], list(one["at_once"])) for one in found] == [
+        ("1x16", 32, [1, 2]), ("2x32", 32, [1, 2]),
+    ]  # fmt: skip
+    assert "1x16 timed" in capsys.readouterr().err
+
+
 def test_what_follows_from_the_figures():
     one = row()
     assert one.best == (2, 60.0)

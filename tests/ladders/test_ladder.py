@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from normlab.compare import executor
 from normlab.compare.store import Store
 from normlab.errors import NormLabError
 from normlab.ladders.description import design_of, write_description
-from normlab.ladders.forecast import read_forecast
+from normlab.ladders.forecast import read_forecast, write_forecast
 from normlab.ladders.ladder import LadderSession, ladder, make_forecast, open_data
 from normlab.ladders.outcome import outcome
 from normlab.ladders.plan import LadderPlan
@@ -118,6 +119,19 @@ def test_rows_that_began_before_the_forecast_are_refused(finished: Path, tmp_pat
         Store(tmp_path).append(row | ({"started": "2020-01-01T00:00:00+00:00"} if early else {}))
     with pytest.raises(NormLabError, match="began before the forecast"):
         read_report(tmp_path)
+
+
+def test_a_forecast_that_could_not_be_made_is_named_with_the_reason(finished: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(finished, tmp_path / "copy")
+    stored = read_forecast(copy)
+    assert stored is not None
+    none = replace(stored, cells=[], reason="the ladder has no rows").signed()
+    (copy / "forecast.json").unlink()
+    write_forecast(copy, none)
+    rows = (copy / "rows.jsonl").read_text().replace(stored.hash, none.hash)
+    (copy / "rows.jsonl").write_text(rows)
+    assert "No forecast of 2x16 could be made: the ladder has no rows." in markdown(copy)
+    assert "could be made" not in markdown(finished)
 
 
 def test_rows_of_the_largest_size_without_a_forecast_are_refused(finished: Path, text: Path, tmp_path: Path) -> None:
@@ -274,6 +288,17 @@ def test_rows_at_a_rate_that_is_no_longer_picked_are_set_aside(text: Path, tmp_p
     assert make_forecast(plan, rows).rows == len([row for row in content.rows if row.size != "2x16"])
 
 
+def test_rates_are_at_the_places_of_the_cells(text: Path) -> None:
+    """A budget that is no multiple of a step is trained to the end of its last step, and has one name on the page."""
+    odd = (10 * STEP - 1, 20 * STEP - 1)
+    data, config = open_data(configuration(text, budgets=odd, lrs=(1e-2, 2e-2)), progress=False)
+    plan = LadderPlan(config)
+    design = design_of(plan, trained(plan, lambda run: 3.0), data, ())
+    cells = {(cell.size, cell.tokens) for cell in design.cells}
+    assert {cell.tokens for cell in design.cells} == {10 * STEP, 20 * STEP}
+    assert {(search.size, search.tokens) for search in design.rates} <= cells
+
+
 @pytest.mark.full
 def test_stopped_and_killed_ladders_go_on(text: Path, finished: Path, tmp_path: Path) -> None:
     """A ladder in slices, in processes, gives the losses of the one that was never stopped."""
@@ -317,18 +342,6 @@ def test_a_table_from_elsewhere_is_answered(tmp_path: Path) -> None:
     wrong = run_command("ladder", "--rows", str(tmp_path / "losses.csv"), "--baseline", "theirs")
     assert wrong.returncode == 2
     assert "its schemes are base, mine" in wrong.stderr
-
-
-def test_a_dry_run_trains_nothing(text: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    words = ["ladder", "--data", str(text), "--sizes", "1x64", "2x64", "3x64", "--budgets", "5k", "10k", "--batch", "4",
-             "--length", "32", "--warmup-steps", "4", "--epochs", "100", "--dry-run", "--out", str(out)]  # fmt: skip
-    done = run_command(*words)
-    assert done.returncode == 0, done.stderr
-    assert "tokens/parameter" in done.stdout
-    assert "in all at least" in done.stdout
-    assert "95 % interval of every scheme's gap, at best" in done.stdout
-    assert not out.exists()
 
 
 def test_options_of_a_single_run_are_refused() -> None:

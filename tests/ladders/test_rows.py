@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from normlab.errors import NormLabError
-from normlab.ladders.results import report_of_table
+from normlab.ladders.results import build, is_ladder, markdown, read_report
 from normlab.ladders.rows import read_table
+from normlab.ladders.table import read_losses
 
 HEAD = "scheme,parameters,tokens,flops,seed,loss"
 
@@ -42,10 +43,10 @@ def test_a_run_without_a_loss_did_not_train(tmp_path: Path, loss: str) -> None:
     [
         (["pre,110M,29.5M,0,3.2"], "scheme,parameters,tokens,seed,loss", "has no column flops"),
         (["pre,many,29.5M,1e16,0,3.2"], HEAD, "line 2: parameters: 'many' is not a count"),
-        (["pre,110M,29.5M,1e16,0,low"], HEAD, "line 2: loss: 'low' is not a number"),
-        (["pre,110M,29.5M,-1,0,3.2"], HEAD, "line 2: flops must be positive, got -1"),
-        (["pre,110M,29.5M,1e16,0,-3.2"], HEAD, "line 2: loss must be positive, got -3.2"),
-        (["pre,110M,29.5M,1e16,0.5,3.2"], HEAD, "line 2: seed: '0.5' is not a whole number"),
+        (["pre,110M,29.5M,1e16,0,low"], HEAD, "line 2: loss: 'low' is not a number; write it as 3.25"),
+        (["pre,110M,29.5M,-1,0,3.2"], HEAD, "line 2: flops must be positive, got -1; give those"),
+        (["pre,110M,29.5M,1e16,0,-3.2"], HEAD, "line 2: loss must be positive, got -3.2; leave it empty"),
+        (["pre,110M,29.5M,1e16,0.5,3.2"], HEAD, "line 2: seed: '0.5' is not a whole number; count seeds"),
         (["", "pre,110M,29.5M,1e16,,3.2"], HEAD, "line 3: seed is empty"),
         (["pre,110M,29.5M,1e16,0,3.2,ended"], f"{HEAD},state", "line 2: unknown state 'ended'; expected done, stuck"),
         ([], HEAD.replace(",", ";"), "no column scheme; expected .* separated by commas, got scheme;parameters"),
@@ -87,11 +88,48 @@ def test_tables_of_spreadsheets_and_with_spaces_are_read(tmp_path: Path) -> None
 )
 def test_a_table_without_a_gap_is_refused(tmp_path: Path, lines: list[str], message: str) -> None:
     with pytest.raises(NormLabError, match=message):
-        report_of_table(table(tmp_path, *lines))
+        read_losses(table(tmp_path, *lines))
 
 
 @pytest.mark.parametrize("target", ["0:26B", "1.3B:0"])
 def test_a_target_of_nothing_is_refused(tmp_path: Path, target: str) -> None:
     lines = [f"{scheme},110M,29.5M,1e16,0,3.2" for scheme in ("pre", "peri")]
     with pytest.raises(NormLabError, match="parameters and tokens must be positive"):
-        report_of_table(table(tmp_path, *lines), targets=[target])
+        read_losses(table(tmp_path, *lines), targets=[target])
+
+
+@pytest.mark.parametrize("target", ["1.3B", "12x768:400M", "1.3B:much"])
+def test_a_target_of_another_kind_is_refused_with_what_is_expected(tmp_path: Path, target: str) -> None:
+    lines = [f"{scheme},110M,29.5M,1e16,0,3.2" for scheme in ("pre", "peri")]
+    with pytest.raises(NormLabError, match=f"'{target}' is not a target of a table; expected parameters:tokens"):
+        read_losses(table(tmp_path, *lines), targets=[target])
+
+
+def test_sizes_that_only_parameters_name_apart_are_to_be_named(tmp_path: Path) -> None:
+    """A scheme with parameters of its own has no size in common with the baseline, unless sizes have names."""
+    path = table(tmp_path, "pre,110M,29.5M,1e16,0,3.2", "ngpt,135M,29.5M,1e16,0,3.1")
+    with pytest.raises(NormLabError, match=r"in common with pre .*; name sizes alike in a column size"):
+        read_losses(path)
+    lines = "pre,110M,29.5M,1e16,0,3.2,12x768", "ngpt,135M,29.5M,1e16,0,3.1,12x768"
+    (own,) = read_losses(table(tmp_path, *lines, head=f"{HEAD},size")).report().answer.schemes
+    assert own.cells[0].differences == {"0": pytest.approx(-0.1)}
+
+
+def test_the_page_of_a_table_is_built_again_without_the_table(tmp_path: Path) -> None:
+    lines = [f"{scheme},110M,29.5M,1e16,{seed},3.{seed}" for seed in (1, 2) for scheme in ("pre", "peri")]
+    losses = read_losses(table(tmp_path, *lines, "pre,110M,59M,2e16,0,"), targets=["1.3B:26B"], level=0.9)
+    losses.store(tmp_path)
+    (tmp_path / "losses.csv").unlink()
+    assert is_ladder(tmp_path)
+    assert read_report(tmp_path).answer == losses.report().answer
+    assert list(read_report(tmp_path).rows) == losses.rows
+    assert build(tmp_path) == tmp_path / "report.html"
+    assert "peri" in markdown(tmp_path)
+
+
+def test_a_table_does_not_take_the_place_of_a_trained_ladder(tmp_path: Path) -> None:
+    """Both have the same default folder."""
+    (tmp_path / "ladder.json").write_text("{}")
+    lines = [f"{scheme},110M,29.5M,1e16,0,3.2" for scheme in ("pre", "peri")]
+    with pytest.raises(NormLabError, match="holds a ladder that was trained here; choose another --out"):
+        read_losses(table(tmp_path, *lines)).store(tmp_path)

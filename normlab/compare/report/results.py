@@ -127,7 +127,7 @@ def load_results(folder: str | Path) -> Results:
         raise NormLabError(f"there is no folder {folder}; expected one made by normlab train, compare or ladder")
     raise NormLabError(
         f"{folder} holds neither a comparison (compare.json, rows.jsonl) nor a run (metrics.jsonl); "
-        "name a folder that normlab compare or normlab train made"
+        "name a folder that normlab compare, normlab ladder or normlab train made"
     )
 
 

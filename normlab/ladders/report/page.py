@@ -17,7 +17,7 @@ from normlab.ladders.report.plots import plot_data
 from normlab.ladders.report.training import training_grid
 from normlab.ladders.report.validation import set_table
 from normlab.ladders.report.verdict import findings, forecast_sentence, headline, reasons, slope_sentence
-from normlab.ladders.report.weights import weight_bars
+from normlab.ladders.report.weights import weight_bars, words
 from normlab.ladders.statistics.answer import FEW_STEPS
 from normlab.pages.numbers import format_count, join_names
 from normlab.pages.page import Section, render, section
@@ -142,6 +142,7 @@ def _slices(content: LadderReport, data: dict[str, Any]) -> Section | None:
     heading = "Tokens or size?" if over_tokens or over_size else "Form of the gap"
     return section(
         "tokens-or-size", heading, "ladder/slices.html", over_tokens=over_tokens, over_size=over_size, bars=bars,
+        words=words,
         has_short=any(cell["short"] for entry in data["gaps"] for cell in entry["cells"]),
         **_common(content),
     )  # fmt: skip

@@ -71,7 +71,7 @@ def side_cell(interval: Interval) -> Cell:
 
 def _remarks(cell: CellGap) -> Iterable[str]:
     if not cell.is_usable:
-        yield cell.reason or "not part of the fit"
+        yield minus(cell.reason or "not part of the fit")
     if cell.few_steps:
         yield f"fewer than {FEW_STEPS:,} steps"
     if cell.off_sd is not None and abs(cell.off_sd) > FAR_OFF:

@@ -7,7 +7,6 @@ import math
 from normlab.ladders.report.content import LadderCell, LadderReport, best_interval, cell_at, side
 from normlab.ladders.statistics.answer import HeldOut, SchemeAnswer, place_name
 from normlab.pages.numbers import fixed, join_names, minus
-from normlab.utils.text import counted
 
 _MOVES = {
     "shrinks": ", by less with more compute",
@@ -39,14 +38,20 @@ def reasons(own: SchemeAnswer) -> list[str]:
 
 
 def forecast_sentence(entries: list[HeldOut]) -> str:
-    """How many forecasts the results fell into."""
+    """How many forecasts the results fell into, and how many have no result.
+
+    Those are named: a result that fits leave out, because a scheme fails there, may lie far outside its forecast.
+    """
     judged = [entry for entry in entries if entry.is_hit is not None]
     if not judged:
         return ""
     hits, simple = sum(entry.is_hit is True for entry in judged), [e for e in judged if e.is_simple_law_hit is not None]
     within = sum(entry.is_simple_law_hit is True for entry in simple)
-    told = f"{hits} of {counted(len(judged), 'forecast')} made before the runs held"
-    return f"{told}; {within} of {len(simple)} held that assume a simple law." if simple else f"{told}."
+    told = [f"{hits} of {len(judged)} forecast{'s' * (len(judged) != 1)} made before the runs held"]
+    told += [f"{within} of {len(simple)} held that assume a simple law"] if simple else []
+    missing = len(entries) - len(judged)
+    told += [f"{missing} more {'has' if missing == 1 else 'have'} no result that counts"] if missing else []
+    return f"{'; '.join(told)}."
 
 
 def slope_sentence(content: LadderReport) -> str:
@@ -65,7 +70,7 @@ def slope_sentence(content: LadderReport) -> str:
 def hit_words(entry: HeldOut, places: int = 4, reason: str | None = None) -> str:
     """A forecast against what came, in words; `reason`: why nothing did."""
     if entry.measured is None:
-        return f"no result: {reason}" if reason else "not known yet"
+        return f"no result: {minus(reason)}" if reason else "not known yet"
     if entry.is_hit:
         return "hit: inside"
     ahead = "higher" if entry.measured > entry.forecast.high else "lower"

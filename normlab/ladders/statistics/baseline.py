@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from normlab.ladders.statistics.answer import BaselineCell, BaselineLaw
+from normlab.ladders.statistics.answer import BaselineCell, BaselineLaw, Interval
 from normlab.ladders.statistics.cells import BaselineMean
 from normlab.ladders.statistics.estimators.gaussian import GaussianModel, NoiseModel, Prior
 from normlab.ladders.statistics.estimators.layout import HasPlace, Layout, layout_of
@@ -52,8 +52,7 @@ def fit_baseline(means: Sequence[BaselineMean], level: float) -> BaselineLaw | N
     return BaselineLaw(
         kind="L(C)" if kind == "path" else "L(N, D)",
         text="E + A·C^-α" if kind == "path" else "E + A·N^-α + B·D^-β",
-        # A loss is not negative, whatever the law allows.
-        irreducible=replace(irreducible, low=max(0.0, irreducible.low)),
+        irreducible=_not_negative(irreducible),
         residual_sd=float(np.std(losses - fitted)),
         cells=[
             BaselineCell(
@@ -63,6 +62,12 @@ def fit_baseline(means: Sequence[BaselineMean], level: float) -> BaselineLaw | N
             for index, own in enumerate(means)
         ],
     )  # fmt: skip
+
+
+def _not_negative(found: Interval) -> Interval:
+    """A loss is not negative, whatever the law allows: losses that fall in a straight line leave nothing above zero."""
+    low, high, mean = (max(0.0, value) for value in (found.low, found.high, found.mean))
+    return Interval(low, high, mean, found.level)
 
 
 def slopes_at(means: Sequence[BaselineMean], places: Sequence[HasPlace]) -> Slopes | None:

@@ -39,6 +39,10 @@ class Cell:
         return self.reason is None
 
     @property
+    def parameters(self) -> int:
+        return self.place.parameters
+
+    @property
     def tokens(self) -> int:
         return self.place.tokens
 
@@ -59,6 +63,10 @@ class BaselineMean:
     loss: float
     n: int
     trunk: str
+
+    @property
+    def parameters(self) -> int:
+        return self.place.parameters
 
     @property
     def tokens(self) -> int:

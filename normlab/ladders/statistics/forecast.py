@@ -41,14 +41,18 @@ def forecast(
 
 
 def compare_with_forecast(scheme: str, cells: Sequence[Cell], forecasts: Sequence[CellForecast]) -> list[HeldOut]:
-    """Hit or miss of each forecast of a scheme; neither where its runs are missing or unreliable."""
+    """Hit or miss of each forecast of a scheme; neither where its runs are missing or unreliable.
+
+    A forecast is of the mean of so many seeds: fewer scatter more, and are not judged by it.
+    """
     measured = {(cell.place.size, cell.tokens): cell for cell in cells}
     found = []
     for own in forecasts:
         if own.scheme != scheme:
             continue
         cell = measured.get((own.place.size, own.place.tokens))
-        mean = cell.mean if cell is not None and cell.is_usable else None
+        is_complete = cell is not None and cell.is_usable and len(cell.differences) >= own.seeds
+        mean = cell.mean if cell is not None and is_complete else None
         found.append(
             HeldOut(
                 scheme=scheme, place=own.place, seeds=own.seeds, forecast=own.gap, simple_law=own.simple_law,

@@ -10,7 +10,7 @@ from typing import get_args
 from normlab.ladders.statistics.answer import HeldOut, Identified, Obstacle, Place, Projection, Reason
 from normlab.ladders.statistics.cells import BaselineMean
 from normlab.ladders.statistics.estimators.fit import Sample
-from normlab.ladders.statistics.estimators.layout import layout_of
+from normlab.ladders.statistics.estimators.layout import HasPlace, layout_of
 from normlab.ladders.statistics.forms import fit_forms, opposite_signs
 
 FEWEST_RUNGS = 4
@@ -31,7 +31,7 @@ class EdgeRate:
 
     @property
     def text(self) -> str:
-        return f"{self.scheme} at {self.size} picked the rate {self.lr:g} at the edge of those tried"
+        return f"the rate {self.lr:g} that {self.scheme} picked at {self.size} is at the edge of those tried"
 
 
 def identify(
@@ -42,11 +42,10 @@ def identify(
     edges: Sequence[EdgeRate],
 ) -> Identified:
     """Look for all reasons at every target."""
-    reasons = _small_ladder(sample)
+    reasons = obstacles_of_design(sample.places, [target.place for target in targets])
     for target in targets:
         reasons += _wide_interval(sample, target)
         reasons += _forms_disagree(sample, target, baseline)
-        reasons += _other_tokens_per_parameter(sample, target.place)
     reasons += [
         Obstacle(
             rule="missed forecast",
@@ -57,6 +56,11 @@ def identify(
     ]
     reasons += [Obstacle(rule="rate at edge", text=edge.text) for edge in edges]
     return Identified(is_identified=not reasons, reasons=sorted(reasons, key=_place_in_order))
+
+
+def obstacles_of_design(cells: Sequence[HasPlace], targets: Sequence[Place]) -> list[Obstacle]:
+    """The reasons that are known before anything is trained."""
+    return [*_small_ladder(cells), *(own for place in targets for own in _other_tokens_per_parameter(cells, place))]
 
 
 def _place_in_order(reason: Obstacle) -> int:
@@ -82,22 +86,20 @@ def _forms_disagree(sample: Sample, target: Projection, baseline: Sequence[Basel
     return [Obstacle(rule="forms disagree", text=told, target=target.place.name)]
 
 
-def _small_ladder(sample: Sample) -> list[Obstacle]:
-    reasons, layout = [], layout_of(sample.places)
+def _small_ladder(cells: Sequence[HasPlace]) -> list[Obstacle]:
+    reasons, layout = [], layout_of(cells)
     if layout.kind == "path":
         if layout.cells < FEWEST_RUNGS:
             reasons.append(f"{layout.cells} rungs, fewer than {FEWEST_RUNGS}")
-    else:
-        sizes, budgets = len(set(layout.size.round(3).tolist())), len(set(layout.tokens.round(3).tolist()))
-        if min(sizes, budgets) < FEWEST_SIDE:
-            reasons.append(f"{sizes} sizes and {budgets} budgets, fewer than {FEWEST_SIDE} of each")
+    elif min(layout.sizes, layout.budgets) < FEWEST_SIDE:
+        reasons.append(f"{layout.sizes} sizes and {layout.budgets} budgets, fewer than {FEWEST_SIDE} of each")
     if layout.span < SMALLEST_SPAN:
         reasons.append(f"compute spans a factor {layout.span:.3g}, less than {SMALLEST_SPAN:g}")
     return [Obstacle(rule="small ladder", text=text) for text in reasons]
 
 
-def _other_tokens_per_parameter(sample: Sample, place: Place) -> list[Obstacle]:
-    layout = layout_of(sample.places, [place])
+def _other_tokens_per_parameter(cells: Sequence[HasPlace], place: Place) -> list[Obstacle]:
+    layout = layout_of(cells, [place])
     if layout.kind == "grid":
         return []
     off = math.exp(float(abs(layout.ratio[:-1] - layout.ratio[-1]).min()))

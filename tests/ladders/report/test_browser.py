@@ -154,6 +154,18 @@ def test_no_label_is_cut(open_page: Any, ladder: str, width: int) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.parametrize(("width", "is_told"), [(1280, False), (400, True)])
+def test_shares_are_told_in_words_where_bars_are_narrow(open_page: Any, ladder: str, width: int, is_told: bool) -> None:
+    page = open_page(ladder, viewport={"width": width, "height": 900})
+    told = page.locator(".shares").first
+    assert told.is_visible() == is_told
+    assert page.locator(".segment i").first.is_visible() != is_told
+    # The largest share is told first.
+    largest = told.text_content().partition(",")[0]
+    assert page.locator(f".bar .segment[title='{largest}']").count()
+
+
+@pytest.mark.full
 def test_dark_mode_reaches_the_plots(open_page: Any, ladder: str) -> None:
     page = open_page(ladder, color_scheme="dark")
     assert page.evaluate("document.getElementById('plot-gap-1').data.at(-1).marker.color") == "#ff8a4c"

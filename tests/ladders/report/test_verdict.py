@@ -9,7 +9,9 @@ import pytest
 from normlab.ladders.report import LadderReport
 from normlab.ladders.report.cautions import cautions
 from normlab.ladders.report.design import LadderDesign, RateRule
-from normlab.ladders.report.verdict import findings, forecast_sentence, headline, hit_words
+from normlab.ladders.report.tables import gap_table
+from normlab.ladders.report.verdict import findings, forecast_sentence, headline, hit_words, reasons
+from normlab.ladders.statistics import EdgeRate, answer
 from normlab.ladders.statistics.answer import HeldOut, Interval, Place
 from normlab.pages.numbers import format_count
 from tests.ladders.report import answers, synthetic
@@ -84,9 +86,25 @@ def test_a_forecast_whose_runs_did_not_train_has_no_result() -> None:
     assert hit_words(_held_out(None), reason="seed 0 of peri stuck") == "no result: seed 0 of peri stuck"
 
 
-def test_forecasts_without_results_are_not_counted() -> None:
+def test_forecasts_without_results_are_counted_apart() -> None:
     assert forecast_sentence([_held_out(None)]) == ""
-    assert forecast_sentence([_held_out(-0.02), _held_out(None)]) == "1 of one forecast made before the runs held."
+    told = "1 of 1 forecast made before the runs held"
+    assert forecast_sentence([_held_out(-0.02)]) == f"{told}."
+    assert forecast_sentence([_held_out(-0.02), _held_out(None)]) == f"{told}; 1 more has no result that counts."
+    three = [_held_out(-0.02), _held_out(None), _held_out(None)]
+    assert forecast_sentence(three) == f"{told}; 2 more have no result that counts."
+
+
+def test_reasons_have_a_minus_and_no_scheme_with_a_capital() -> None:
+    rows = [replace(row, loss=3.0 if row.scheme == "pre" else 2.5) for row in synthetic.rows(lost=False)]
+    edge = EdgeRate(scheme="peri", size="4x256", lr=0.016)
+    report = LadderReport(rows, answer(rows, baseline="pre", edge_rates=[edge]))
+    said = "unreliable: with a gap of −0.50 nats pre fails rather than differs"
+    assert {row[-1].text.partition("; ")[0] for row in gap_table(report).rows} == {said}
+    assert hit_words(_held_out(None), reason="a gap of -0.50") == "no result: a gap of −0.50"
+    kept = [row for row in synthetic.rows(lost=False) if row.scheme in ("pre", "peri")]
+    (own,) = answer(kept, baseline="pre", edge_rates=[edge]).schemes
+    assert reasons(own)[-1] == "The rate 0.016 that peri picked at 4x256 is at the edge of those tried."
 
 
 def test_cautions_come_from_statistics_rates_runs_and_text() -> None:

@@ -78,6 +78,16 @@ def test_the_baseline_law_finds_slopes_and_a_range_of_e() -> None:
         assert cell.slope.mean == pytest.approx(slope, rel=0.01)
 
 
+def test_the_range_of_e_is_never_below_zero() -> None:
+    """Losses that fall ever faster put all of E below zero: the range is then zero, not one with its ends swapped."""
+    rows = _exact_rows(simulated_path(), "none")
+    lowest = min(row.flops for row in rows)
+    fallen = [replace(row, loss=4.0 - 0.05 * np.log(row.flops / lowest) ** 2) for row in rows]
+    law = answer(fallen, baseline="pre").baseline_law
+    assert law is not None
+    assert 0.0 <= law.irreducible.low <= law.irreducible.mean <= law.irreducible.high
+
+
 @pytest.mark.parametrize(
     ("truth", "verdict"),
     [("shrinks", "shrinks"), ("grows and settles", "crosses"), ("late onset", "grows"), ("bump", "not shown")],
@@ -94,6 +104,24 @@ def test_a_gap_that_lives_in_tokens_moves_along_tokens_only() -> None:
     assert own.trend.tokens.verdict == "shrinks"
     assert own.trend.sizes.change.spans_zero
     assert own.axis_weights["tokens"] > 0.9
+
+
+@pytest.mark.parametrize("sizes", [2, 4])
+def test_rounded_flops_make_no_further_sizes(sizes: int) -> None:
+    """FLOPs of a table may be rounded or measured: off by a different share in every cell, here of up to 2 %."""
+    ladder = simulated_grid(sizes, 3)
+    off = np.random.default_rng(0).uniform(-0.02, 0.02, len(ladder.group))
+    cells = dict(zip(((row.size, row.tokens) for row in _exact_rows(ladder, "none")[::6]), off, strict=True))
+    assert len(cells) == 3 * sizes
+    exact = _exact_rows(ladder, "fades in tokens only")
+    rounded = [replace(row, flops=row.flops * (1.0 + cells[row.size, row.tokens])) for row in exact]
+    found = [answer(rows, baseline="pre") for rows in (exact, rounded)]
+    assert [own.kind for own in found] == ["grid", "grid"]
+    said = [[own.text for own in _only(own).identified.reasons if own.rule == "small ladder"] for own in found]
+    assert [any("2 sizes and 3 budgets" in text for text in texts) for texts in said] == [sizes == 2] * 2
+    first, second = ({cell.cell: cell.gap and cell.gap.mean for cell in _only(own).cells} for own in found)
+    # A place moves by 2 % of an e-fold, and a gap by the prior's 0.06 nats an e-fold; twice, for the cells around it.
+    assert second == pytest.approx(first, abs=2 * 0.06 * 0.02)
 
 
 def test_verdicts_need_what_they_claim() -> None:
@@ -218,7 +246,7 @@ def test_rules_e_f_and_a() -> None:
     edge = EdgeRate(scheme="pre", size="31.4M", lr=1.2e-3)
     reasons = _only(answer(rows, baseline="pre", targets=[far], edge_rates=[edge])).identified.reasons
     assert {"wide interval", "other tokens per parameter", "rate at edge"} <= {reason.rule for reason in reasons}
-    assert reasons[-1].text == "pre at 31.4M picked the rate 0.0012 at the edge of those tried"
+    assert reasons[-1].text == "the rate 0.0012 that pre picked at 31.4M is at the edge of those tried"
 
 
 def test_a_forecast_is_hit_or_missed() -> None:

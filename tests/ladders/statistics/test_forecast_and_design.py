@@ -35,6 +35,17 @@ def test_a_trained_cell_is_known_better_than_a_forecast_of_it() -> None:
     assert trained.width < 0.4 * told.gap.width
 
 
+def test_a_forecast_is_judged_when_all_its_seeds_have_ended() -> None:
+    """The mean of fewer seeds scatters more than the forecast allows for."""
+    (place,) = TOP
+    named = [Place(**{**vars(place), "size": PATH.sizes[-1]})]
+    told = forecast(_rows(4), baseline="pre", cells=named, seeds=3)
+    for seeds in (1, 2, 3):
+        rows = [row for row in _rows(5) if row.size != PATH.sizes[-1] or row.seed < seeds]
+        (held_out,) = answer(rows, baseline="pre", held_out=told).schemes[0].held_out
+        assert (held_out.measured is not None, held_out.is_hit is not None) == (seeds == 3, seeds == 3)
+
+
 def test_forecasts_of_nothing() -> None:
     assert forecast(_rows(4), baseline="pre", cells=[], seeds=2) == []
     with pytest.raises(NormLabError, match="at least one seed"):

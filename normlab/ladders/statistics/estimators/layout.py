@@ -19,6 +19,8 @@ class HasPlace(Protocol):
     """Anything with a place: a cell, a row, a target."""
 
     @property
+    def parameters(self) -> int: ...
+    @property
     def tokens(self) -> int: ...
     @property
     def flops(self) -> float: ...
@@ -30,6 +32,10 @@ class Layout:
 
     kind: Kind
     cells: int
+    sizes: int
+    """Number of model sizes among the cells."""
+    budgets: int
+    """Number of budgets of tokens among the cells."""
     size: Array
     tokens: Array
 
@@ -55,11 +61,19 @@ def layout_of(cells: Sequence[HasPlace], places: Sequence[HasPlace] = ()) -> Lay
     compute = np.log([float(at.flops) for at in (*cells, *places)])
     top = int(np.argmax(compute[: len(cells)]))
     size = compute - tokens
-    return Layout(kind_of(cells), len(cells), size - size[top], tokens - tokens[top])
+    sizes, budgets = _sides(cells)
+    return Layout(kind_of(cells), len(cells), sizes, budgets, size - size[top], tokens - tokens[top])
 
 
 def kind_of(cells: Sequence[HasPlace]) -> Kind:
     """A path has one budget for each size, or one size, or one budget; everything else is a grid."""
-    sizes = {round(float(np.log(at.flops / at.tokens)), 3) for at in cells}
-    budgets = {at.tokens for at in cells}
-    return "path" if len(sizes) in (1, len(cells)) or len(budgets) == 1 else "grid"
+    sizes, budgets = _sides(cells)
+    return "path" if sizes in (1, len(cells)) or budgets == 1 else "grid"
+
+
+def _sides(cells: Sequence[HasPlace]) -> tuple[int, int]:
+    """Numbers of sizes and of budgets.
+
+    By parameters: FLOPs per token of one size differ from cell to cell where a table has rounded or measured FLOPs.
+    """
+    return len({at.parameters for at in cells}), len({at.tokens for at in cells})

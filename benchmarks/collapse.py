@@ -1,10 +1,10 @@
-"""Does a run get stuck at a high rate because its tokens collapse? The same runs with four treatments.
+"""Why does a run get stuck at a high rate, where all tokens point the same way? The same runs with five treatments.
 
     python benchmarks/collapse.py --schemes post --lr 3.2e-2 --seeds 3 --out collapse.json
 
-Treatments: `none`; `apart` adds to the loss a penalty on the cosine of two tokens after every block; `attention` and
-`mlp` do not train the matrices of that sublayer. If collapse is the cause, runs that are stuck without a treatment
-train with `apart`; which of the two sublayers collapses the tokens, the other two treatments tell.
+Treatments: `none`; `apart` adds to the loss a penalty on the cosine of two tokens after every block; `bounded` divides
+what a sublayer returns by its RMS, so that no update outgrows the state; `attention` and `mlp` do not train the
+matrices of that sublayer. A run that is stuck without a treatment and trains with one had its cause there.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, Literal, cast
 
 import torch
 import tyro
+from torch import nn
 
 from normlab.bench.facts import dated
 from normlab.data import Batch, Corpus
@@ -30,7 +31,7 @@ from normlab.train.monitor.profile import profile
 from normlab.train.tasks.language import LanguageTrainConfig
 from normlab.utils.files import write_json
 
-Treatment = Literal["none", "apart", "attention", "mlp"]
+Treatment = Literal["none", "apart", "bounded", "attention", "mlp"]
 
 _SUBLAYERS = {"attention": ".branches.0.", "mlp": ".branches.1."}
 _WINDOW = 50
@@ -42,7 +43,7 @@ class Arguments:
     """What to train."""
 
     schemes: tuple[str, ...] = ("post",)
-    treatments: tuple[Treatment, ...] = ("none", "apart", "attention", "mlp")
+    treatments: tuple[Treatment, ...] = ("none", "apart", "bounded", "attention", "mlp")
     lr: float = 3.2e-2
     seeds: int = 3
     depth: int = 6
@@ -71,9 +72,25 @@ def main(arguments: Arguments) -> None:
                 write_json(arguments.out, {**dated(), "rows": rows})
 
 
+class Bounded(nn.Module):
+    """A sublayer whose output is divided by its RMS."""
+
+    def __init__(self, branch: nn.Module):
+        super().__init__()
+        self.branch = branch
+
+    def forward(self, state: torch.Tensor, **options: Any) -> torch.Tensor:
+        return nn.functional.rms_norm(self.branch(state, **options), state.shape[-1:])
+
+
 def _train(config: TrainConfig, data: Corpus, treatment: Treatment, penalty: float) -> dict[str, Any]:
     model = config.model.build()
     model.init_(generator=torch.Generator().manual_seed(config.seed))
+    if treatment == "bounded":
+        for layer in model.stack.layers:
+            branches = cast(nn.ModuleList, layer.branches)
+            for place, branch in enumerate(branches):
+                branches[place] = Bounded(branch)
     for name, weight in model.named_parameters():
         weight.requires_grad_(_SUBLAYERS.get(treatment, "\0") not in name)
     optimiser = optimisers.build(model, lr=config.lr, weight_decay=config.weight_decay, betas=config.betas)

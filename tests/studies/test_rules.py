@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from normlab.compare.statistics import paired_difference
+from normlab.compare.statistics import minimum_detectable, paired_difference
 from normlab.errors import NormLabError
 from normlab.studies.evidence import Evidence
 from normlab.studies.exact import at_least, correlation_interval, fisher_exact, pearson, rank_values, share_bounds
@@ -126,6 +126,15 @@ def test_order():
     assert verdict("order", found, tiers=[["a"], ["c"], ["b"]]) == "refuted"
     assert verdict("order", found, tiers=[["a"], ["c", "b"]]) == "reproduced"
     assert verdict("order", found, tiers=[["c"], ["b"], ["a"]], better="higher") == "reproduced"
+
+
+def test_order_states_its_power_as_a_range_over_pairs():
+    values = {"a": BASE, "b": shifted(0.1), "c": shifted(0.1, noise=(0.02, -0.02, 0.0))}
+    text = rule("order", tiers=[["a"], ["b", "c"]]).decide(evidence(values)).power
+    pairs = [paired_difference(dict(enumerate(BASE)), dict(enumerate(values[name])), 0.975) for name in ("b", "c")]
+    ends = [f"{minimum_detectable(3, pair.sd, 0.975):.2g}" for pair in pairs]
+    assert text == f"true differences of {ends[0]} to {ends[1]}, by pair, would be shown four times out of five"
+    assert rule("order", tiers=[["a"], ["b"]]).decide(evidence(values)).power.startswith("true differences of 0.0")
 
 
 def test_order_is_open_where_neighbours_are_alike():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,7 +12,7 @@ from normlab.errors import NormLabError
 from normlab.studies.evidence import VALUE, Evidence
 from normlab.studies.finding import Finding, combine_findings
 
-__all__ = ["VALUE", "Rule", "interval_text", "level_of_each", "power_text"]
+__all__ = ["VALUE", "Rule", "interval_text", "level_of_each", "power_of_pairs", "power_text"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,5 +90,17 @@ def power_text(found: Difference, what: str = "difference", unit: str = "seed") 
     """The true difference that these runs would detect."""
     if found.sd is None:
         return f"one {unit} shows nothing" if found.n < 2 else f"{unit}s without scatter show nothing"
-    least = minimum_detectable(found.n, found.sd, found.level)
-    return f"a true {what} of {least:.2g} would be shown four times out of five"
+    return f"a true {what} of {_detectable(found):.2g} would be shown four times out of five"
+
+
+def power_of_pairs(found: Sequence[Difference]) -> str:
+    """The same for the differences of several pairs of schemes."""
+    known = sorted(_detectable(one) for one in found if one.sd is not None)
+    if not known:
+        return "pairs without scatter show nothing"
+    shown = dict.fromkeys(f"{end:.2g}" for end in (known[0], known[-1]))
+    return f"true differences of {' to '.join(shown)}, by pair, would be shown four times out of five"
+
+
+def _detectable(found: Difference) -> float:
+    return minimum_detectable(found.n, found.sd or 0.0, found.level)

@@ -10,7 +10,7 @@ from normlab.compare.statistics import paired_difference
 from normlab.errors import NormLabError
 from normlab.studies.evidence import Evidence, Sample, unit_of
 from normlab.studies.finding import Finding
-from normlab.studies.rules.base import VALUE, Rule, level_of_each, power_text
+from normlab.studies.rules.base import VALUE, Rule, level_of_each, power_of_pairs
 from normlab.studies.settling import pairs_to_decide
 
 Tier = tuple[str, ...]
@@ -72,7 +72,7 @@ class OrderRule(Rule):
             verdict=verdict, ours=_means(samples, self.better) + (f" ({arm})" if named else ""),
             runs=runs, runs_to_decide=self._runs_to_decide(list(shown.values()), neighbours, runs),
             seeds=_seeds(list(samples.values())), parts=tuple(shown.values()),
-            power="; ".join(dict.fromkeys(one.power for one in shown.values() if one.power)),
+            power=_power([samples[a] for _, _, a, _ in pairs], [samples[b] for _, _, _, b in pairs], of_pair),
             notes=tuple(one.ours for one in shown.values()),
         ).noting([note for s in samples.values() for note in s.notes]).unless(
             [problem for s in samples.values() for problem in s.problems]
@@ -100,8 +100,13 @@ class OrderRule(Rule):
         ends = "" if found.low is None else f" ({found.low:+.4f} to {found.high:+.4f})"
         return Finding(
             verdict=verdict, ours=f"{a.name} less {b.name}: {found.mean:+.4f}{ends}", estimate=found.mean, runs=found.n,
-            runs_to_decide=pairs_to_decide(found, 0.0), power=power_text(found, unit=unit_of([a, b])),
+            runs_to_decide=pairs_to_decide(found, 0.0),
         )  # fmt: skip
+
+
+def _power(better: list[Sample], worse: list[Sample], level: float) -> str:
+    paired = [(a, b) for a, b in zip(better, worse, strict=True) if a.finished.keys() & b.finished.keys()]
+    return power_of_pairs([paired_difference(a.values, b.values, level) for a, b in paired])
 
 
 def _seeds(samples: list[Sample]) -> int:

@@ -9,7 +9,7 @@ matrices of that sublayer. A run that is stuck without a treatment and trains wi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -87,8 +87,7 @@ def _train(config: TrainConfig, data: Corpus, treatment: Treatment, penalty: flo
     model = config.model.build()
     model.init_(generator=torch.Generator().manual_seed(config.seed))
     if treatment == "bounded":
-        for layer in model.stack.layers:
-            branches = cast(nn.ModuleList, layer.branches)
+        for branches in _branches(model):
             for place, branch in enumerate(branches):
                 branches[place] = Bounded(branch)
     for name, weight in model.named_parameters():
@@ -107,17 +106,21 @@ def _train(config: TrainConfig, data: Corpus, treatment: Treatment, penalty: flo
 
 
 def _result(model: Transformer, batch: Batch, loss: float, entropy: float) -> dict[str, Any]:
-    seen = profile(model, batch.inputs[:4], batch.targets[:4])
+    few = batch.inputs[:4], batch.targets[:4]
+    with _outputs(branch for branches in _branches(model) for branch in branches) as updates, torch.no_grad():
+        model.loss(*few)
+    seen = profile(model, *few)
     first, last = seen["grad_norm"][1], seen["grad_norm"][-1]
     return {
         "loss": round(loss, 3), "entropy": round(entropy, 3), "stuck": not loss < entropy - 0.1,
         "token_cosine": seen["token_cosine"][-1], "gradient_first_over_last": float(f"{first / last:.2e}"),
+        "update_rms": [float(f"{update.square().mean().sqrt():.3g}") for update in updates],
     }  # fmt: skip
 
 
 def _gradient(model: Transformer, batch: Batch, penalty: float) -> float:
     """Add the gradient of loss and penalty; return the loss alone."""
-    with _states(model) as states:
+    with _outputs(model.stack.layers) as states:
         loss = model.loss(batch.inputs, batch.targets)
     cosines = torch.stack([_cosine(state) for state in states])
     (loss + penalty * cosines.square().mean()).backward()
@@ -130,14 +133,19 @@ def _cosine(state: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def _states(model: Transformer) -> Iterator[list[torch.Tensor]]:
-    """The states after all blocks of the passes within this context."""
+def _outputs(modules: Iterable[nn.Module]) -> Iterator[list[torch.Tensor]]:
+    """What these modules return within this context, in the order of their calls."""
     found: list[torch.Tensor] = []
     with ExitStack() as hooks:
-        for layer in model.stack.layers:
-            hook = layer.register_forward_hook(lambda _layer, _args, state: found.append(cast(torch.Tensor, state)))
+        for module in modules:
+            hook = module.register_forward_hook(lambda _module, _args, out: found.append(cast(torch.Tensor, out)))
             hooks.callback(hook.remove)
         yield found
+
+
+def _branches(model: Transformer) -> list[nn.ModuleList]:
+    """The sublayers of every layer."""
+    return [cast(nn.ModuleList, layer.branches) for layer in model.stack.layers]
 
 
 if __name__ == "__main__":

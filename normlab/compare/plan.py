@@ -17,7 +17,7 @@ from normlab.compare.tuning import RateResults, group_by_rate, pick_rate
 from normlab.train.config import TrainConfig
 
 Row = Mapping[str, Any]
-Role = Literal["tune", "judge"]
+Role = Literal["tune", "confirm", "judge"]
 
 
 @dataclass(frozen=True)

@@ -168,7 +168,7 @@ _FIELDS: Fields = {
     "label": (_is_text, "a name"),
     "lr": (_is_rate, "a positive number"),
     "seed": (_is_count, "a whole number"),
-    "role": (lambda value: value in ("tune", "judge"), "'tune' or 'judge'"),
+    "role": (lambda value: value in ("tune", "confirm", "judge"), "'tune', 'confirm' or 'judge'"),
     "state": (lambda value: value in ("done", "failed", "interrupted"), "'done', 'failed' or 'interrupted'"),
     "reason": (_or_none(_is_text), "text or null"),
     "metric": (_is_text, "a name"),

@@ -127,14 +127,15 @@ def _rates(config: LadderConfig, scheme: str, search: Search) -> RateSearchFacts
         # In whole steps, as the cells: one place has one name on the page.
         scheme=scheme, size=str(search.rung.size),
         tokens=config.run(search.rung, scheme, search.budget, 1e-3, 0).tokens_in_all,
-        tried=tuple(_tried(lr, own) for lr, own in search.tried.items()), pick=search.pick,
+        tried=tuple(_tried(lr, own, search.confirmed.get(lr)) for lr, own in search.tried.items()), pick=search.pick,
         edge=edges.get(search.end or ""),  # type: ignore[arg-type]  # the two literals of Edge
     )  # fmt: skip
 
 
-def _tried(lr: float, own: RateResults) -> TriedRate:
+def _tried(lr: float, own: RateResults, more: RateResults | None) -> TriedRate:
     if own.trained:
-        return TriedRate(lr=lr, loss=own.trained[0])
+        trained, lost = (len(more.trained), more.lost) if more else (0, 0)
+        return TriedRate(lr=lr, loss=own.trained[0], confirmed=trained, unconfirmed=lost)
     return TriedRate(lr=lr, loss=next(iter(own.stuck.values()), None), state="stuck" if own.stuck else "failed")
 
 

@@ -171,7 +171,7 @@ class LadderSession(Session):
         return self.plan.config.hold_out and self.plan.fitted_have_ended(self.rows)
 
     def after_run(self, row: Row) -> None:
-        if row["role"] == "tune" and self._describe is not None:
+        if row["role"] != "judge" and self._describe is not None:
             # A repeated run may move a rate; ladder.json says which runs then no longer count.
             self._describe()
         run = next((one for one in self.plan.known_runs(self.rows) if one.name == row["run"]), None)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from normlab.compare.plan import PlannedRun, Role, Work, ended_runs
 from normlab.compare.store import Row
-from normlab.ladders.config import LadderConfig
+from normlab.ladders.config import TUNE_SEED, LadderConfig
 from normlab.ladders.rates import FoundRate, Rates
 from normlab.ladders.run import LadderRun
 from normlab.ladders.rung import Rung
@@ -46,7 +46,7 @@ class LadderPlan:
             run for run in self.known_runs(rows)
             if run.name not in ended
             and (run.trunk is None or run.trunk.name in trained)
-            and (run.role == "tune" or not run.rung.is_held_out or self.forecast is not None)
+            and (run.role != "judge" or not run.rung.is_held_out or self.forecast is not None)
         ]  # fmt: skip
 
     def branches(self, trunk: LadderRun) -> list[LadderRun]:
@@ -85,7 +85,7 @@ class LadderPlan:
     # -- runs ----------------------------------------------------------------------------------------------------------
 
     def _tune_run(self, rung: Rung, scheme: str, budget: int, lr: float, seed: int) -> LadderRun:
-        return self._run("tune", rung, scheme, budget, lr, seed)
+        return self._run("tune" if seed == TUNE_SEED else "confirm", rung, scheme, budget, lr, seed)
 
     def _trunk(self, rung: Rung, scheme: str, lr: float, seed: int) -> LadderRun:
         return self._run("judge", rung, scheme, rung.budgets[-1], lr, seed)

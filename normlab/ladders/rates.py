@@ -13,13 +13,15 @@ For each scheme:
    apart all count as best, at both sizes. If best rates of the two are within a factor of √2, the rule is confirmed. If
    not, rates follow the smallest power of width that brings them together: the largest size is far beyond the middle
    one, so that a factor of 2 by chance would be one of 6 there.
+5. Near a rate that does not train one seed may train by luck. Where the next larger rate tried did not, two more seeds
+   must train at the chosen one, at the smallest budget; otherwise the best of the other rates is chosen.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from normlab.compare.bracket import Bracket, End, RateSearch, start_rate
@@ -35,6 +37,9 @@ MakeRun = Callable[[Rung, str, int, float, int], LadderRun]
 
 _CONFIRMED = 1.05 * math.sqrt(2.0)
 """Largest factor between the carried rate and the best one that confirms the rule: one step of the grid, rounded."""
+
+_CONFIRMING = (TUNE_SEED + 1, TUNE_SEED + 2)
+"""Seeds that must train, too, at a rate whose next larger one did not."""
 
 _TIED = 0.01
 """Nats within which one seed does not tell the losses of two rates apart."""
@@ -54,6 +59,30 @@ class Search:
     """The best rate, once the search has ended; None if no run trained."""
     end: End | None = None
     """Position of the best rate, once the search has ended: interior, at an end of what was tried, or untrained."""
+    confirmed: Mapping[float, RateResults] = field(default_factory=dict)
+    """Results of further seeds, by rate."""
+    confirming: tuple[float, int] | None = None
+    """Rate and seed of a confirming run that is due."""
+
+    @property
+    def has_ended(self) -> bool:
+        return not self.due and self.confirming is None
+
+    @property
+    def runs(self) -> list[tuple[float, int]]:
+        """Rate and seed of all its runs, those that have ended and those that are due."""
+        confirmed = [(lr, seed) for lr, own in self.confirmed.items() for seed in own.values]
+        due = [] if self.confirming is None else [self.confirming]
+        return [(lr, TUNE_SEED) for lr in (*self.tried, *self.due)] + confirmed + due
+
+    def is_near_loss(self, lr: float) -> bool:
+        """Whether the next larger rate that was tried did not train, with any of its seeds."""
+        larger = min((rate for rate in self.tried if rate > lr), default=None)
+        return larger is not None and (not self.tried[larger].trained or self.has_failed(larger))
+
+    def has_failed(self, lr: float) -> bool:
+        """Whether a further seed did not train at this rate."""
+        return lr in self.confirmed and self.confirmed[lr].lost > 0
 
 
 @dataclass(frozen=True)
@@ -83,20 +112,20 @@ class Rates:
         """All tune runs known from these rows, including those that have ended; small ones first."""
         searches = [(name, one) for name, own in self.searches(rows).items() for one in own]
         searches.sort(key=lambda pair: (pair[1].rung.size, pair[1].budget))
-        return [self._run(one, name, lr) for name, one in searches for lr in (*one.tried, *one.due)]
+        return [self._run(one, name, *run) for name, one in searches for run in one.runs]
 
     def found(self, rows: Sequence[Row]) -> dict[str, FoundRate]:
         """The rates of the schemes whose searches have all ended."""
         if not self._config.is_tuned:
             return {name: FoundRate(name, float(self._config.lrs[0])) for name in self._config.names}
-        ended = {name: own for name, own in self.searches(rows).items() if not any(one.due for one in own)}
+        ended = {name: own for name, own in self.searches(rows).items() if all(one.has_ended for one in own)}
         return {name: self._found(name, own) for name, own in ended.items()}
 
     def searches(self, rows: Sequence[Row]) -> dict[str, list[Search]]:
         """What was tried so far for each scheme: its searches in their order, up to the first that has not ended."""
         if not self._config.is_tuned:
             return {}
-        known = {row["run"]: row for row in rows if row["role"] == "tune"}
+        known = {row["run"]: row for row in rows if row["role"] != "judge"}
         return {name: self._searches(name, known) for name in self._config.names}
 
     def rate_at(self, found: FoundRate, size: Size) -> float | None:
@@ -121,16 +150,19 @@ class Rates:
                 return searches
             start = searches[-1].pick or start
         lr = self._rate_for_all_budgets(searches)
-        if self.middle is not None and lr is not None:
+        searches[0] = _confirming(searches[0], lr, searches)
+        if self.middle is not None and lr is not None and searches[0].has_ended:
             start = lr * self._rule(self.middle.size)
-            searches.append(self._search(self.middle, scheme, self.middle.budgets[0], start, known))
+            test = self._search(self.middle, scheme, self.middle.budgets[0], start, known)
+            searches.append(test if test.due else _confirming(test, test.pick, [test]))
         return searches
 
     def _search(self, rung: Rung, scheme: str, budget: int, start: float, known: Mapping[str, Row]) -> Search:
         tried = self._tried(rung, scheme, budget, known)
-        state = self._state(tried, start)
-        pick = None if state.next_rates else pick_rate(tried, self._metric)
-        return Search(rung, budget, tried, state.next_rates, pick, state.end)
+        state, confirmed = self._state(tried, start), self._confirmed(rung, scheme, budget, known)
+        search = Search(rung, budget, tried, state.next_rates, None, state.end, confirmed)
+        sure = {lr: own for lr, own in tried.items() if not search.has_failed(lr)}
+        return search if search.due else replace(search, pick=pick_rate(sure or tried, self._metric))
 
     def _state(self, tried: Mapping[float, RateResults], start: float) -> RateSearch:
         """What to try next, or how the search has ended."""
@@ -146,9 +178,17 @@ class Rates:
 
     def _tried(self, rung: Rung, scheme: str, budget: int, known: Mapping[str, Row]) -> dict[float, RateResults]:
         """Results of the tune runs that have ended, by rate, in ascending order."""
+        return group_by_rate(self._rows(rung, scheme, budget, known, (TUNE_SEED,)), "tune")
+
+    def _confirmed(self, rung: Rung, scheme: str, budget: int, known: Mapping[str, Row]) -> dict[float, RateResults]:
+        """Results of further seeds, by rate."""
+        return group_by_rate(self._rows(rung, scheme, budget, known, _CONFIRMING), "confirm")
+
+    def _rows(self, rung: Rung, scheme: str, budget: int, known: Mapping[str, Row], seeds: Sequence[int]) -> list[Row]:
+        """The rows of a scheme at a size and a budget with these seeds, in ascending order of their rates."""
         rates = {row["base_lr"] for row in known.values() if row["scheme"] == scheme and row["size"] == str(rung.size)}
-        names = {lr: self._make_run(rung, scheme, budget, lr, TUNE_SEED).name for lr in sorted(rates)}
-        return group_by_rate([{**known[name], "lr": lr} for lr, name in names.items() if name in known], "tune")
+        runs = [(lr, self._make_run(rung, scheme, budget, lr, seed).name) for lr in sorted(rates) for seed in seeds]
+        return [{**known[name], "lr": lr} for lr, name in runs if name in known]
 
     def _rate_for_all_budgets(self, searches: Sequence[Search]) -> float | None:
         """The rate for all budgets: of those tried at each, the one whose losses lie least above the best ones."""
@@ -186,8 +226,9 @@ class Rates:
         return [lr for lr, loss in losses.items() if loss <= min(losses.values()) + _TIED]
 
     def _losses(self, search: Search) -> dict[float, float]:
-        """Losses of the rates that trained."""
-        return {lr: self._metric.sign * own.trained[0] for lr, own in search.tried.items() if own.trained}
+        """Losses of the rates that trained, with all seeds that were tried."""
+        trained = {lr: own.trained[0] for lr, own in search.tried.items() if own.trained and not search.has_failed(lr)}
+        return {lr: self._metric.sign * value for lr, value in trained.items()}
 
     def _rule(self, size: Size) -> float:
         """Factor on the rate of the smallest size; under muP and CompleteP the optimiser has it in its groups."""
@@ -196,5 +237,14 @@ class Rates:
             return 1.0
         return start_rate(size.depth, size.width) / start_rate(first.depth, first.width)
 
-    def _run(self, search: Search, scheme: str, lr: float) -> LadderRun:
-        return self._make_run(search.rung, scheme, search.budget, lr, TUNE_SEED)
+    def _run(self, search: Search, scheme: str, lr: float, seed: int) -> LadderRun:
+        return self._make_run(search.rung, scheme, search.budget, lr, seed)
+
+
+def _confirming(search: Search, lr: float | None, near: Sequence[Search]) -> Search:
+    """The search with the confirming run that is due at a rate, if one of these searches shows a loss next to it."""
+    if lr is None or search.has_failed(lr) or not any(one.is_near_loss(lr) for one in near):
+        return search
+    done = search.confirmed[lr].values if lr in search.confirmed else {}
+    seed = next((seed for seed in _CONFIRMING if seed not in done), None)
+    return search if seed is None else replace(search, confirming=(lr, seed))

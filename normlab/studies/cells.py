@@ -44,4 +44,4 @@ def _cell_of(row: Row) -> str:
     if not isinstance(row["budget"], int):
         raise NormLabError(f"the budget of a ladder's row is a whole number, got {row['budget']!r} in {row['run']}")
     name = cell_name(str(row["size"]), row["budget"])
-    return f"{RATES}{name}" if row.get("role") == "tune" else name
+    return f"{RATES}{name}" if row.get("role") in ("tune", "confirm") else name

@@ -53,6 +53,10 @@ class TriedRate:
     lr: float
     loss: float | None = None
     state: str = "done"
+    confirmed: int = 0
+    """Further seeds that trained at it, where the next larger rate did not."""
+    unconfirmed: int = 0
+    """Those that did not."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from normlab.ladders.report.content import LadderReport, best_interval, cell_at, mean_gap, side
-from normlab.ladders.report.design import RateRule, RateSearchFacts
+from normlab.ladders.report.design import RateRule, RateSearchFacts, TriedRate
 from normlab.ladders.report.verdict import hit_words
 from normlab.ladders.statistics.answer import FEW_STEPS, CellGap, HeldOut, Interval, MoreRuns, Projection, SchemeAnswer
 from normlab.ladders.statistics.cautions import FAR_OFF
 from normlab.pages.numbers import NONE, decimals, fixed, format_count, minus, rate, signed
 from normlab.pages.tables import Cell, Column, Table, numeric_cell
+from normlab.utils.text import counted
 
 _SIDES = {"better": "▼ better", "worse": "▲ worse", "open": "≈ sign open"}
 _ESTIMATORS = {"smooth": "smooth gap: 95 % intervals", "simple_law": "simple law: dashed lines"}
@@ -201,10 +202,7 @@ def rate_table(content: LadderReport) -> Table:
 
 
 def _rate_row(content: LadderReport, search: RateSearchFacts, rule: RateRule | None) -> list[Cell]:
-    tried = [
-        rate(entry.lr) + (f" ({fixed(entry.loss, 3)})" if entry.state == "done" else f" {entry.state}")
-        for entry in sorted(search.tried, key=lambda entry: entry.lr)
-    ]
+    tried = [_tried_words(entry) for entry in sorted(search.tried, key=lambda entry: entry.lr)]
     where = f"at the edge: {search.edge} tried" if search.edge else "inside" if search.pick is not None else NONE
     return [
         scheme_cell(content, search.scheme),
@@ -215,6 +213,14 @@ def _rate_row(content: LadderReport, search: RateSearchFacts, rule: RateRule | N
         Cell(where, where, tone="failed" if search.edge else ""),
         Cell(rule_words(rule) if rule else ""),
     ]
+
+
+def _tried_words(entry: TriedRate) -> str:
+    if entry.state != "done":
+        return f"{rate(entry.lr)} {entry.state}"
+    seeds = entry.confirmed + entry.unconfirmed
+    more = f"; {entry.confirmed} of {counted(seeds, 'more seed')} trained" if seeds else ""
+    return f"{rate(entry.lr)} ({fixed(entry.loss, 3)}{more})"
 
 
 def rule_words(rule: RateRule) -> str:

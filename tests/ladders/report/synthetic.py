@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -115,6 +116,7 @@ def _search(scheme: str, size: str, tokens: int) -> RateSearchFacts:
     tried = [(lr, 4.5 + 0.08 * math.log(lr / best) ** 2) for lr in (5e-4, 1e-3, 2e-3)]
     told = tuple(TriedRate(lr=lr, loss=loss) for lr, loss in tried)
     if scheme == "peri":
+        told = (*told[:-1], replace(told[-1], confirmed=1, unconfirmed=1))
         told = (*told, TriedRate(lr=4e-3, loss=7.1, state="stuck"), TriedRate(lr=8e-3, state="diverged"))
     return RateSearchFacts(
         scheme=scheme, size=size, tokens=tokens, tried=told, pick=best, edge="largest" if best == 2e-3 else None

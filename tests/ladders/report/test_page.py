@@ -15,7 +15,7 @@ from normlab.ladders.report.design import LadderDesign
 from normlab.ladders.report.glance import glance_table
 from normlab.ladders.report.page import render_page
 from normlab.ladders.report.plots import plot_data
-from normlab.ladders.report.tables import gap_table, projection_table
+from normlab.ladders.report.tables import gap_table, projection_table, rate_table
 from normlab.ladders.report.training import training_grid
 from normlab.ladders.statistics.answer import LadderAnswer
 from tests.ladders.report import answers, synthetic
@@ -86,6 +86,11 @@ def test_numbers_of_a_cell_are_those_of_the_rows() -> None:
     drawn = plot_data(report)["gaps"][0]
     cell = next(c for c in drawn["cells"] if (c["size"], c["tokens"]) == ("8x512", 118_000_000))
     assert [seed["gap"] for seed in cell["seeds"]] == gaps
+
+
+def test_rates_say_what_became_of_further_seeds() -> None:
+    row = next(row for row in rate_table(full()).rows if row[0].text == "peri")
+    assert "; 1 of 2 more seeds trained), 4e-3 stuck, 8e-3 diverged" in row[3].text
 
 
 def test_a_cell_with_a_lost_seed_is_not_judged() -> None:

@@ -71,6 +71,8 @@ class Shape:
         return LanguageTrainConfig(
             model=self.model, length=self.length, batch=self.batch, tokens=steps * self.tokens, evals=1, saves=0,
             eval_tokens=4 * self.tokens, seed=seed, device=self.device,
+            # As the short runs of a grid are; one that never ends would be compiled as a whole.
+            compile="layers" if self.device == "cuda" else "auto",
         )  # fmt: skip
 
 

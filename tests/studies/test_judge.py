@@ -43,6 +43,14 @@ def test_a_row_without_a_field_leaves_its_claim_open(kind, field, tmp_path):
     assert f"a row has no field {field!r}" in found.notes
 
 
+def test_an_arm_without_rows_leaves_its_claim_open(tmp_path):
+    study = read_study("tiny", tomllib.loads(text(RULES["count"] + '\narms = ["none-*"]')), "tiny.toml")
+    store(tmp_path / "tiny", study, [row(scheme, 0, 4.0) for scheme in ("pre", "post")])
+    found = judge_claims(study, tmp_path)["gap"]
+    assert found.verdict == "open"
+    assert "no arm matches none-*" in found.notes[0]
+
+
 def test_two_ladders_leave_the_claims_open(tmp_path):
     study = read_study("tiny", tomllib.loads(TINY), "tiny.toml")
     rows = [row("pre", 0, 4.0, size="2x16", budget=768)]

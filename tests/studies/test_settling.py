@@ -98,6 +98,14 @@ def test_a_correlation_needs_the_points_of_fishers_formula():
     assert found.runs_to_decide == pytest.approx((2.8016 / math.atanh(found.estimate)) ** 2 + 3, rel=1e-3)
 
 
+@pytest.mark.parametrize(("slope", "least"), [(1.0, 0.5), (0.1, 1.0)])
+def test_a_perfect_correlation_or_bound_has_no_number_of_points(slope, least):
+    noise = [0.0] * 8 if slope == 1.0 else [1.0, -1.0] * 4
+    runs = [row("a", seed, slope * seed + noise[seed], x=float(seed)) for seed in range(8)]
+    found = read_rule({"kind": "correlation", "x": "x", "at_least": least}, "a test").decide(Evidence({"main": runs}))
+    assert found.runs_to_decide == math.inf
+
+
 def test_more_runs_do_not_mend_a_rate_at_the_edge_or_a_failed_run():
     values = four(-0.01)
     values["a"][0] = None

@@ -91,7 +91,9 @@ class CorrelationRule(Rule):
 def _more_points(r: float, claimed: tuple[float | None, float | None], least: float, free: int) -> float:
     """Points to add until the correlation's distance from the bound is what would be shown four times out of five."""
     bound = next(end for end in claimed if end is not None)
-    distance = abs(math.atanh(r) - math.atanh(bound)) if abs(r) < 1.0 else math.inf
+    if max(abs(r), abs(bound)) >= 1.0:
+        return math.inf
+    distance = abs(math.atanh(r) - math.atanh(bound))
     return free * ((math.atanh(least) / distance) ** 2 - 1.0) if distance else math.inf
 
 

@@ -48,8 +48,8 @@ def test_one_graph_serves_every_depth(scheme):
     check_compile(scheme, blocks=48)
 
 
-def graphs_of_parts(scheme: normlab.Scheme, depth: int, **options) -> int:
-    """Compile a decoder by `compile_parts` and hold its loss and gradients against the eager ones; returns graphs."""
+def graphs_of_parts(scheme: normlab.Scheme, depth: int, kind=normlab.DecoderConfig, **options) -> int:
+    """Compile a model by `compile_parts` and hold its loss and gradients against the eager ones; returns graphs."""
     graphs = []
 
     def backend(graph, inputs):
@@ -57,9 +57,12 @@ def graphs_of_parts(scheme: normlab.Scheme, depth: int, **options) -> int:
         return lookup_backend("aot_eager")(graph, inputs)
 
     torch._dynamo.reset()
-    sizes = {"depth": depth, "dim": DIM, "heads": 2, "hidden": 32, "vocab_size": 32}
-    model = normlab.Decoder(normlab.DecoderConfig(scheme=scheme, **sizes, **options)).double()
-    inputs, targets = torch.randint(0, 32, (2, 2, 8))
+    sees = kind is normlab.VisionConfig
+    sizes = {"depth": depth, "dim": DIM, "heads": 2, "hidden": 32, **({} if sees else {"vocab_size": 32})}
+    model = kind(scheme=scheme, **sizes, **options).build().double()
+    model.init_(generator=torch.Generator().manual_seed(0))
+    inputs = torch.randn(2, 1, 8, 8, dtype=torch.float64) if sees else torch.randint(0, 32, (2, 8))
+    targets = torch.randint(0, 10, (2,)) if sees else torch.randint(0, 32, (2, 8))
     found = []
     for compiles in (False, True):
         if compiles:
@@ -86,6 +89,11 @@ def test_one_layer_is_compiled_for_all(scheme):
 )
 def test_one_layer_is_compiled_for_all_of_a_decoder_with(options):
     assert graphs_of_parts(normlab.scheme("geonorm"), depth=3, **options) <= 5
+
+
+@pytest.mark.parametrize("kind", [normlab.EncoderConfig, normlab.VisionConfig])
+def test_one_layer_is_compiled_for_all_of_an_encoder_and_a_vision_transformer(kind):
+    assert graphs_of_parts(normlab.scheme("geonorm"), 3, kind) <= 5
 
 
 @pytest.mark.full

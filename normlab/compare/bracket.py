@@ -28,7 +28,7 @@ _COARSE = 2
 """Indices per factor of 2."""
 
 _REACH = 6 * _COARSE
-"""Indices from the start to either limit: a factor of 64. nGPT wants 16 times the usual rate and perhaps more."""
+"""Indices from the start to either limit: a factor of 64. Some schemes want 16 times the usual rate or more."""
 
 _LOST_REACH = 4 * _COARSE
 """The same while no run has trained: a factor of 16."""

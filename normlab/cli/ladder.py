@@ -26,12 +26,11 @@ def ladder(
     For example:
       normlab ladder --schemes pre peri geonorm --data "books/*.jsonl.xz" --tokenizer bpe.json.xz
       normlab ladder --data "books/*.jsonl.xz" --target 16x1024:400M --dry-run
-      normlab ladder --rows losses.csv --out answer
       normlab ladder --rows losses.csv --target 1.3B:26B
 
     Args:
         config: Configuration of the ladder.
-        out: Folder of the ladder.
+        out: Folder of the ladder; with --rows, answer unless named.
         toml: TOML file with any of these options; flags override it.
         minutes: Time limit; the same command resumes later.
         dry_run: Print runs, FLOPs, time, memory, and what the design could show at best; train nothing.
@@ -46,7 +45,7 @@ def ladder(
 
 def ladder_table(
     rows: Path,
-    out: Path = Path("ladder"),
+    out: Path = Path("answer"),
     baseline: str | None = None,
     target: tuple[str, ...] = (),
     level: float = 0.95,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
 import subprocess
@@ -13,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from normlab.cli.ladder import ladder as ladder_verb
+from normlab.cli.ladder import ladder_table
 from normlab.compare import executor
 from normlab.compare.store import Store
 from normlab.errors import NormLabError
@@ -342,6 +345,12 @@ def test_a_table_from_elsewhere_is_answered(tmp_path: Path) -> None:
     wrong = run_command("ladder", "--rows", str(tmp_path / "losses.csv"), "--baseline", "theirs")
     assert wrong.returncode == 2
     assert "its schemes are base, mine" in wrong.stderr
+
+
+def test_the_answer_from_a_table_has_a_folder_of_its_own() -> None:
+    """README's two commands are given one after the other in the same place."""
+    trained, tabled = (inspect.signature(verb).parameters["out"].default for verb in (ladder_verb, ladder_table))
+    assert trained != tabled
 
 
 def test_options_of_a_single_run_are_refused() -> None:

@@ -30,7 +30,7 @@ DEMO_VISION := --task images --preset digits --schemes pre post peri geonorm --l
         --images 16k --batch 64 --evals 8 --saves 0
 
 # A small ladder: three sizes, three budgets, the largest size forecast before it is trained. Under ten minutes.
-DEMO_LADDER := --schemes pre peri geonorm --sizes 2x32 3x48 4x64 --budgets 150k 300k 600k --seeds 2 --lrs 2e-3 4e-3 8e-3 1.6e-2 3.2e-2 --rate-budgets 150k \
+DEMO_LADDER := --schemes pre peri geonorm --sizes 2x32 3x48 4x64 --budgets 150k 300k 600k --seeds 2 --lrs 4e-3 8e-3 1.6e-2 --rate-budgets 150k \
         --head-width 16 --length 64 --batch 16 --warmup-steps 20 --evals 1 --eval-tokens 50k --saves 0 --target 6x96:2M
 
 demo-ladder: $(VENV)/.base

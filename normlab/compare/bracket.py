@@ -17,9 +17,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 End = Literal["interior", "lowest", "highest", "untrained"]
+_Rate = TypeVar("_Rate", int, float)
 
 _GRID = 1e-3
 """The rate with index 0; consecutive indices differ by a factor of √2."""
@@ -29,6 +30,9 @@ _COARSE = 2
 
 _REACH = 6 * _COARSE
 """Indices from the start to either limit: a factor of 64. Some schemes want 16 times the usual rate or more."""
+
+_FACTOR = 1.01 * 2.0 ** (_REACH / _COARSE)
+"""The same as a factor, with room for rounded rates."""
 
 _LOST_REACH = 4 * _COARSE
 """The same while no run has trained: a factor of 16."""
@@ -110,6 +114,41 @@ class Bracket:
         return [k for k in indices if abs(k - self._start) <= reach]
 
 
+@dataclass(frozen=True)
+class RateList:
+    """Learning-rate search from a list: all of its rates, then the next one beyond an end while that is the best.
+
+    Steps beyond an end are those of the list there, up to a factor of 64. If no rate of the list trains, it ends.
+    """
+
+    rates: tuple[float, ...]
+    """At least two."""
+    also: float | None = None
+    """A rate found elsewhere, which is tried with them."""
+
+    def next(self, scores: Mapping[float, Score]) -> RateSearch:
+        """Next step of the search, given the scores so far."""
+        first = {*self.rates, *(() if self.also is None else (_rounded(self.also),))}
+        if due := first - scores.keys():
+            return RateSearch(next_rates=tuple(sorted(due)))
+        if _is_lost(scores):
+            return RateSearch(end="untrained")
+        best, lowest, highest = _best(scores), min(scores), max(scores)
+        below, above = self._steps
+        if best == lowest and best / below >= min(first) / _FACTOR:
+            return RateSearch(next_rates=(_rounded(best / below),))
+        if best == highest and best * above <= max(first) * _FACTOR:
+            return RateSearch(next_rates=(_rounded(best * above),))
+        ends: dict[float, End] = {lowest: "lowest", highest: "highest"}
+        return RateSearch(pick=best, end=ends.get(best, "interior"))
+
+    @property
+    def _steps(self) -> tuple[float, float]:
+        """Factors between the two lowest and the two highest rates."""
+        ordered = sorted(self.rates)
+        return ordered[1] / ordered[0], ordered[-1] / ordered[-2]
+
+
 def start_rate(depth: int, width: int) -> float:
     """Start of the search before rounding to the grid: 1e-3 · (85M / (12 · depth · width²))^0.2."""
     usual_size, usual_rate, power = _USUAL
@@ -118,7 +157,11 @@ def start_rate(depth: int, width: int) -> float:
 
 def grid_rate(k: int) -> float:
     """The rate at an index, rounded to three digits: 1e-3, 1.41e-3, 2e-3."""
-    return float(f"{_GRID * 2.0 ** (k / 2):.3g}")
+    return _rounded(_GRID * 2.0 ** (k / 2), digits=3)
+
+
+def _rounded(lr: float, digits: int = 6) -> float:
+    return float(f"{lr:.{digits}g}")
 
 
 def grid_index(lr: float) -> int | None:
@@ -127,10 +170,10 @@ def grid_index(lr: float) -> int | None:
     return k if grid_rate(k) == lr else None
 
 
-def _best(seen: Mapping[int, Score]) -> int:
-    """Index of the best score; ties go to the lower rate."""
+def _best(seen: Mapping[_Rate, Score]) -> _Rate:
+    """The rate, or its index, with the best score; ties go to the lower one."""
     return min(seen, key=lambda k: (seen[k], k))
 
 
-def _is_lost(seen: Mapping[int, Score]) -> bool:
+def _is_lost(seen: Mapping[_Rate, Score]) -> bool:
     return all(math.isinf(score.mean) for score in seen.values())

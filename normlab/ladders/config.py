@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
-from normlab.compare.bracket import Bracket, start_rate
+from normlab.compare.bracket import start_rate
 from normlab.compare.config import check_list, listed_rates
 from normlab.compare.run_options import RunOptions, RunSettings
 from normlab.errors import NormLabError, advice_for, unknown
@@ -68,8 +68,8 @@ class LadderConfig(RunOptions):
     """Sizes and budgets too large to try, at which the gap is estimated: 16x1024:400M."""
 
     lrs: Literal["auto"] | tuple[float, ...] = "auto"
-    """Learning rates to try at the smallest size: auto (a search that widens until the best lies between two others),
-    or a list; with one rate nothing is tuned."""
+    """Learning rates to try at the smallest size: auto, or a list;
+    both are widened until the best lies between two others. With one rate nothing is tuned."""
     refine_rates: bool = True
     """Whether a search ends with the rates a factor of sqrt(2) from the best."""
     rate_budgets: tuple[Count, ...] = ()
@@ -218,9 +218,9 @@ class LadderConfig(RunOptions):
         own = self.rungs[0].budgets
         return tuple(sorted(set(self.rate_budgets))) or tuple(sorted({own[0], own[-1]}))
 
-    def bracket(self, size: Size) -> Bracket:
-        """The learning-rate search that starts from the usual rate of a size."""
-        return Bracket(_CONSTANT_SHARE * start_rate(size.depth, size.width))
+    def usual_rate(self, size: Size) -> float:
+        """The rate at which searches at a size start."""
+        return _CONSTANT_SHARE * start_rate(size.depth, size.width)
 
     # -- execution -----------------------------------------------------------------------------------------------------
 

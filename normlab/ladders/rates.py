@@ -3,8 +3,8 @@
 For each scheme:
 
 1. At the smallest size, at each of the search budgets (usually the smallest and the largest), with the schedule of the
-   ladder's own runs: a search that widens until the best rate lies between two others (`compare/bracket.py`). The
-   second search starts from the result of the first.
+   ladder's own runs: a search that widens until the best rate lies between two others (`compare/bracket.py`), from
+   the usual rate or from a list. The second search without a list starts from the result of the first.
 2. All budgets of a size come from one run at a constant rate, so one rate serves them all: of the rates tried at every
    search budget, the one whose losses lie least above the best of their budget, added up.
 3. The rule carries that rate over the sizes: muP or CompleteP put their factors into the optimiser, so the rate stays;
@@ -24,9 +24,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from normlab.compare.bracket import Bracket, End, RateSearch, start_rate
+from normlab.compare.bracket import Bracket, End, RateList, RateSearch, start_rate
 from normlab.compare.store import Row
-from normlab.compare.tuning import RateResults, grid_edge, group_by_rate, pick_rate
+from normlab.compare.tuning import RateResults, group_by_rate, pick_rate
 from normlab.ladders.config import TUNE_SEED, LadderConfig
 from normlab.ladders.run import LadderRun
 from normlab.ladders.rung import Rung
@@ -143,38 +143,36 @@ class Rates:
     # -- one scheme ----------------------------------------------------------------------------------------------------
 
     def _searches(self, scheme: str, known: Mapping[str, Row]) -> list[Search]:
-        start, searches = self._config.bracket(self._smallest.size).start, []
+        pick: float | None = None
+        searches: list[Search] = []
         for budget in self._config.search_budgets:
-            searches.append(self._search(self._smallest, scheme, budget, start, known))
+            searches.append(self._search(self._smallest, scheme, budget, pick, known))
             if searches[-1].due:
                 return searches
-            start = searches[-1].pick or start
+            pick = searches[-1].pick or pick
         lr = self._rate_for_all_budgets(searches)
         searches[0] = _confirming(searches[0], lr, searches)
         if self.middle is not None and lr is not None and searches[0].has_ended:
-            start = lr * self._rule(self.middle.size)
-            test = self._search(self.middle, scheme, self.middle.budgets[0], start, known)
+            carried = lr * self._rule(self.middle.size)
+            test = self._search(self.middle, scheme, self.middle.budgets[0], carried, known)
             searches.append(test if test.due else _confirming(test, test.pick, [test]))
         return searches
 
-    def _search(self, rung: Rung, scheme: str, budget: int, start: float, known: Mapping[str, Row]) -> Search:
+    def _search(self, rung: Rung, scheme: str, budget: int, found: float | None, known: Mapping[str, Row]) -> Search:
+        """The search at a size and a budget, which tries a rate that was found before it."""
         tried = self._tried(rung, scheme, budget, known)
-        state, confirmed = self._state(tried, start), self._confirmed(rung, scheme, budget, known)
+        state, confirmed = self._state(tried, found), self._confirmed(rung, scheme, budget, known)
         search = Search(rung, budget, tried, state.next_rates, None, state.end, confirmed)
         sure = {lr: own for lr, own in tried.items() if not search.has_failed(lr)}
         return search if search.due else replace(search, pick=pick_rate(sure or tried, self._metric))
 
-    def _state(self, tried: Mapping[float, RateResults], start: float) -> RateSearch:
+    def _state(self, tried: Mapping[float, RateResults], found: float | None) -> RateSearch:
         """What to try next, or how the search has ended."""
-        if self._config.lrs == "auto":
-            bracket = Bracket(start, self._config.refine_rates)
-            return bracket.next({lr: own.score(self._metric) for lr, own in tried.items()})
-        due = tuple(lr for lr in map(float, self._config.lrs) if lr not in tried)
-        if due:
-            return RateSearch(next_rates=due)
-        pick = pick_rate(tried, self._metric)
-        ends: dict[str | None, End] = {None: "interior", "largest": "highest", "smallest": "lowest"}
-        return RateSearch(end="untrained" if pick is None else ends[grid_edge(pick, tried)])
+        scores = {lr: own.score(self._metric) for lr, own in tried.items()}
+        if self._config.lrs != "auto":
+            return RateList(self._config.lrs, also=found).next(scores)
+        start = found or self._config.usual_rate(self._smallest.size)
+        return Bracket(start, self._config.refine_rates).next(scores)
 
     def _tried(self, rung: Rung, scheme: str, budget: int, known: Mapping[str, Row]) -> dict[float, RateResults]:
         """Results of the tune runs that have ended, by rate, in ascending order."""

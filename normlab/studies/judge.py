@@ -7,7 +7,7 @@ from pathlib import Path
 
 from normlab.errors import NormLabError
 from normlab.studies.cells import by_cell
-from normlab.studies.evidence import Evidence, Row
+from normlab.studies.evidence import Evidence
 from normlab.studies.finding import Finding
 from normlab.studies.record import StudyRecord
 from normlab.studies.settling import settling_text
@@ -28,11 +28,6 @@ def judge_claims(study: Study, results: Path = RESULTS) -> dict[str, Finding]:
     return {claim.name: _decide(claim, evidence, record) for claim in study.claims}
 
 
-def _rows_of(claim: Claim, evidence: Evidence) -> list[Row]:
-    """The rows of the schemes and arms that a claim is about."""
-    return evidence.all([scheme.partition("@")[0] for scheme in claim.rule.schemes], claim.rule.arms)
-
-
 def _decide(claim: Claim, evidence: Evidence, record: StudyRecord) -> Finding:
     left, runs = record.about.get("left"), record.about.get("runs")
     if left != 0:
@@ -41,7 +36,7 @@ def _decide(claim: Claim, evidence: Evidence, record: StudyRecord) -> Finding:
         return Finding(verdict="unfinished", notes=(waiting,))
     try:
         found = claim.rule.decide(evidence)
-        found = replace(found, settling=settling_text(found, _rows_of(claim, evidence)))
+        found = replace(found, settling=settling_text(found, claim.rule.rows(evidence)))
     except NormLabError as error:
         found = Finding(verdict="open", notes=(str(error),))
     except KeyError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from statistics import median
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from normlab.compare.statistics import Difference, minimum_detectable
@@ -71,7 +71,7 @@ def settling_text(found: Finding, rows: Sequence[Row]) -> str:
 
 
 def _time(runs: int, rows: Sequence[Row]) -> str:
-    minutes = max(1, round(runs * median(float(row["seconds"]) for row in rows) / 60.0))
+    minutes = max(1, round(runs * fmean(float(row["seconds"]) for row in rows) / 60.0))
     devices = " or ".join(dict.fromkeys(str(row["device"]) for row in rows if row.get("device")))
     time = counted(minutes, "minute") if minutes < 120 else f"{minutes / 60.0:.0f} hours"
     return f"{time} on {devices}" if devices else time

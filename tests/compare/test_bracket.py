@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from normlab.compare.bracket import Bracket, RateSearch, Score, grid_index, grid_rate, start_rate
+from normlab.compare.bracket import Bracket, RateList, RateSearch, Score, grid_index, grid_rate, start_rate
 
 Loss = Callable[[float], Score]
 
@@ -23,7 +23,7 @@ def valley(optimum: float, lost_above: float = math.inf) -> Loss:
     return loss
 
 
-def walk(bracket: Bracket, loss: Loss) -> tuple[RateSearch, list[tuple[float, ...]]]:
+def walk(bracket: Bracket | RateList, loss: Loss) -> tuple[RateSearch, list[tuple[float, ...]]]:
     """The search to its end, and what it asked for on the way."""
     scores: dict[float, Score] = {}
     asked = []
@@ -137,3 +137,44 @@ def test_rates_that_are_not_on_the_grid_change_nothing() -> None:
 def test_it_needs_no_torch() -> None:
     code = "import sys, normlab.compare.bracket; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_a_list_with_its_best_inside_is_tried_and_nothing_else() -> None:
+    end, asked = walk(RateList((4e-3, 1e-3, 2e-3)), valley(2e-3))
+    assert asked == [(1e-3, 2e-3, 4e-3)]
+    assert end == RateSearch(pick=2e-3, end="interior")
+
+
+def test_a_list_is_widened_by_its_own_steps_until_the_best_is_inside() -> None:
+    end, asked = walk(RateList((1e-3, 3e-3)), valley(9e-3))
+    assert asked == [(1e-3, 3e-3), (9e-3,), (2.7e-2,)]
+    assert end == RateSearch(pick=9e-3, end="interior")
+    end, asked = walk(RateList((1e-3, 2e-3)), valley(3e-4))
+    assert asked == [(1e-3, 2e-3), (5e-4,), (2.5e-4,), (1.25e-4,)]
+    assert end == RateSearch(pick=2.5e-4, end="interior")
+
+
+def test_a_list_is_widened_by_at_most_a_factor_of_64() -> None:
+    end, asked = walk(RateList((1e-3, 2e-3)), valley(1e3))
+    assert asked[-1] == (0.128,)
+    assert end == RateSearch(pick=0.128, end="highest")
+    end, asked = walk(RateList((1e-3, 2e-3)), valley(1e-9))
+    assert end == RateSearch(pick=1e-3 / 64, end="lowest")
+
+
+def test_a_rate_that_does_not_train_ends_a_list_from_above() -> None:
+    end, asked = walk(RateList((1e-3, 2e-3)), valley(1e-2, lost_above=4e-3))
+    assert asked == [(1e-3, 2e-3), (4e-3,), (8e-3,)]
+    assert end == RateSearch(pick=4e-3, end="interior")
+
+
+def test_a_list_of_which_nothing_trains_is_not_widened() -> None:
+    end, asked = walk(RateList((1e-3, 2e-3)), valley(1e-3, lost_above=1e-4))
+    assert asked == [(1e-3, 2e-3)]
+    assert end == RateSearch(end="untrained")
+
+
+def test_a_rate_found_elsewhere_is_tried_with_the_list_and_does_not_change_its_steps() -> None:
+    end, asked = walk(RateList((1e-3, 2e-3), also=2.1e-3), valley(1e-2))
+    assert asked == [(1e-3, 2e-3, 2.1e-3), (4.2e-3,), (8.4e-3,), (1.68e-2,)]
+    assert end == RateSearch(pick=8.4e-3, end="interior")

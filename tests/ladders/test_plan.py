@@ -147,10 +147,19 @@ def test_what_a_budget_changes_is_not_taken_for_what_width_does() -> None:
 
 def test_an_edge_pick_is_widened_or_named() -> None:
     auto, listed = LadderPlan(configuration(lrs="auto")), LadderPlan(configuration(lrs=(1e-3, 2e-3)))
-    widened = auto.rates.found(trained(auto, bowl(3.2e-2)))["pre"].searches
-    assert {search.end for search in widened} == {"interior"}
-    named = listed.rates.found(trained(listed, bowl(6.4e-2)))["pre"].searches
-    assert "highest" in {search.end for search in named}
+    for plan in (auto, listed):
+        widened = plan.rates.found(trained(plan, bowl(3.2e-2)))["pre"].searches
+        assert {search.end for search in widened} == {"interior"}
+        # Beyond 64 times what was tried first nothing is searched.
+        named = plan.rates.found(trained(plan, bowl(10.0)))["pre"].searches
+        assert "highest" in {search.end for search in named}
+
+
+def test_what_one_budget_added_to_a_list_is_tried_at_the_other_and_at_the_middle_size() -> None:
+    plan = LadderPlan(configuration(lrs=(1e-3, 2e-3)))
+    found = plan.rates.found(trained(plan, bowl(8e-3)))["pre"]
+    assert found.lr == 8e-3
+    assert all(8e-3 in search.tried for search in found.searches)
 
 
 def test_a_scheme_that_never_trains_has_no_rate_and_stops_nobody() -> None:

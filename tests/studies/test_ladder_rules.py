@@ -5,13 +5,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from normlab.errors import NormLabError
 from normlab.ladders import statistics
 from normlab.ladders.statistics import answer
+from normlab.ladders.statistics.more_seeds import GapFit, seeds_to_decide
 from normlab.ladders.stored_rows import judged_rows
 from normlab.studies.cells import by_cell, cell_name
 from normlab.studies.evidence import Evidence
@@ -130,12 +133,12 @@ def test_one_size_says_nothing_of_carrying_rates():
 # -- ladders -----------------------------------------------------------------------------------------------------------
 
 
-def ladder_rows(gap, *, seeds: int = 3) -> list[dict]:
+def ladder_rows(gap, *, seeds: int = 3, noise: float = 0.001) -> list[dict]:
     """Rows of a ladder of `pre` and `geonorm`; `gap` is a function of parameters and tokens."""
     rows = []
     for (size, (parameters, per_token)), budget, seed in itertools.product(SIZES.items(), BUDGETS, range(seeds)):
         loss = 1.7 + 400 / parameters**0.34 + 500 / budget**0.28 + 0.01 * seed
-        for scheme, shift in (("pre", 0.0), ("geonorm", gap(parameters, budget) + 0.001 * (seed - 1))):
+        for scheme, shift in (("pre", 0.0), ("geonorm", gap(parameters, budget) + noise * (seed - 1))):
             place = {"size": size, "parameters": parameters, "budget": budget, "flops": per_token * budget}
             name = f"{scheme}-{size}-{seed}"
             rows.append(row(
@@ -161,8 +164,8 @@ def _answers() -> Iterator[None]:
         yield
 
 
-def on_ladder(gap) -> Evidence:
-    return Evidence(by_cell({"main": ladder_rows(gap)}))
+def on_ladder(gap, **how: Any) -> Evidence:
+    return Evidence(by_cell({"main": ladder_rows(gap, **how)}))
 
 
 def test_cells_are_arms_and_tune_runs_are_apart():
@@ -253,6 +256,54 @@ def test_a_trend_over_less_than_the_axis_is_open(lost, axis, open_for):
 def test_a_gain_that_does_not_shrink_is_a_gain(gap, expected):
     found = rule("trend", scheme="geonorm", against="pre", ways=["constant", "grows"], top="below")
     assert found.decide(on_ladder(lambda *_: gap)).verdict == expected
+
+
+def test_seeds_that_would_settle_a_gap():
+    near, far = (on_ladder(lambda *_, gap=gap: gap, noise=0.01) for gap in (-0.002, -0.01))
+    table = {"scheme": "geonorm", "against": "pre", "cell": "8x512,118M"}
+    found = rule("gap", **table).decide(far)
+    assert found.verdict == "open"
+    # One more seed is two more runs at each of nine cells.
+    assert (found.runs_to_decide - found.runs) % 18 == 0
+    assert found.runs < found.runs_to_decide < math.inf
+    # What a size does to one scheme alone is no noise of seeds: more of them do not show a gap of 0.002.
+    assert rule("gap", **table).decide(near).runs_to_decide == math.inf
+    decided = rule("gap", **table, by=0.05).decide(far)
+    assert (decided.verdict, decided.runs_to_decide) == ("refuted", None)
+
+
+@pytest.mark.full
+def test_so_many_seeds_show_the_gap_four_times_out_of_five():
+    sd, gap = 0.01, -0.01
+    rows = judged_rows(ladder_rows(lambda *_: gap, noise=sd))
+    fit = GapFit.of(rows, "geonorm", "pre", 0.95)
+    top = [place for place in fit.places if place.size == "8x512"][-1:]
+
+    def shown(own: GapFit) -> bool:
+        return own.gaps(top)[0].high < 0.0
+
+    more = seeds_to_decide(fit, shown, 100)
+    assert not shown(fit)
+    seeds = fit.sample.seeds + more
+    # New seeds: budgets of a size share their trunk, whose noise has the correlation that the estimator found.
+    same = fit.sample.groups[:, None] == fit.sample.groups
+    covariance = sd**2 * np.where(np.eye(len(same)) > 0, 1.0, same * fit.sample.noise.branch) / seeds
+    draws = np.random.default_rng(0).multivariate_normal(np.full(len(seeds), gap), covariance, 150)
+    samples = [replace(fit.sample, means=draw, seeds=seeds) for draw in draws]
+    share = np.mean([shown(replace(fit, sample=one)) for one in samples])
+    # 150 draws know a share of 0.8 to 0.033; seeds grow by a factor of up to 1.4, which is more than needed.
+    assert 0.8 - 3 * 0.033 < share < 0.97
+    assert seeds_to_decide(fit, lambda _: False, 100) == math.inf
+
+
+@pytest.mark.full
+def test_seeds_that_would_settle_a_trend():
+    table = {"scheme": "geonorm", "against": "pre", "ways": ["constant", "grows"], "top": "below"}
+    found = rule("trend", **table).decide(on_ladder(lambda *_: -0.01, noise=0.01))
+    assert found.verdict == "open"
+    assert found.runs < found.runs_to_decide < math.inf
+    found = rule("trend", **table).decide(on_ladder(lambda *_: -0.002, noise=0.01))
+    assert (found.verdict, found.runs_to_decide) == ("open", math.inf)
 
 
 def test_every_rule_says_when_it_holds():

@@ -126,6 +126,6 @@ def test_parts_that_are_decided_need_no_more_runs():
 def test_text_names_runs_time_and_device():
     found = Finding(verdict="open", runs=6, runs_to_decide=9.5)
     rows = [row("a", seed, 4.0, seconds=seconds, device="H200") for seed, seconds in enumerate((50.0, 60.0, 600.0))]
-    assert settling_text(found, rows) == "about 4 more runs (4 minutes on H200), if means and scatter stay as they are"
+    assert settling_text(found, rows) == "about 4 more runs (16 minutes on H200), if means and scatter stay as they are"
     assert settling_text(found, []) == "about 4 more runs, if means and scatter stay as they are"
     assert settling_text(Finding(verdict="refuted", runs=6, runs_to_decide=9.0), rows) == ""

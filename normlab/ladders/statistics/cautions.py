@@ -19,9 +19,18 @@ def find_cautions(
     found: list[str] = []
     for own in answers:
         cells = by_scheme[own.scheme]
-        found += [f"{own.scheme}, {cell.place.name}: {cell.reason}; left out." for cell in cells if cell.reason]
-        found += _single_seeds(own.scheme, cells) + _far_off(own) + _without_few_steps(own, cells, minimum_steps, level)
+        found += _left_out(own.scheme, cells) + _single_seeds(own.scheme, cells) + _far_off(own)
+        found += _without_few_steps(own, cells, minimum_steps, level)
     return found
+
+
+def _left_out(scheme: str, cells: Sequence[Cell]) -> list[str]:
+    """Each reason once: a trunk that did not train takes all budgets of its size with it."""
+    places: dict[str, list[str]] = {}
+    for cell in cells:
+        if cell.reason:
+            places.setdefault(cell.reason, []).append(cell.place.name)
+    return [f"{scheme}, {'; '.join(names)}: {reason}; left out." for reason, names in places.items()]
 
 
 def _single_seeds(scheme: str, cells: Sequence[Cell]) -> list[str]:

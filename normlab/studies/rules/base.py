@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from normlab.compare.statistics import Difference, bonferroni_level, minimum_detectable
 from normlab.errors import NormLabError
-from normlab.studies.evidence import VALUE, Evidence
+from normlab.studies.evidence import VALUE, Evidence, Row
 from normlab.studies.finding import Finding, combine_findings
 
 __all__ = ["VALUE", "Rule", "interval_text", "level_of_each", "power_of_pairs", "power_text"]
@@ -42,6 +42,10 @@ class Rule(ABC):
     @abstractmethod
     def decide(self, evidence: Evidence) -> Finding:
         """The verdict on the rows."""
+
+    def rows(self, evidence: Evidence) -> list[Row]:
+        """The rows of the schemes and arms that it is about."""
+        return evidence.all([scheme.partition("@")[0] for scheme in self.schemes], self.arms)
 
     def in_every_arm(self, evidence: Evidence, decide: Callable[[Evidence, str, float, bool], Finding]) -> Finding:
         """What `decide` finds in each arm, combined; it gets the arm, its level, and whether to name the arm."""

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, ClassVar
 
 from normlab.errors import NormLabError
 from normlab.studies.cells import RATES, cell_name
-from normlab.studies.evidence import Evidence
+from normlab.studies.evidence import Evidence, Row
 from normlab.studies.finding import Finding, combine_findings, interval_verdict
 from normlab.studies.rules.base import Rule, level_of_each
 from normlab.studies.rules.difference import RANGES, Direction, check_margin, range_words
+from normlab.studies.settling import MOST_RUNS
 
 if TYPE_CHECKING:
-    from normlab.ladders.statistics.answer import CellGap, SchemeAnswer
+    from normlab.ladders.rows import LadderRow
+    from normlab.ladders.statistics.answer import CellGap, Place, SchemeAnswer
+    from normlab.ladders.statistics.more_seeds import GapFit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,16 +41,33 @@ class LadderRule(Rule):
         """The ladder's answer from the rows of these two schemes, with intervals at this level."""
         # Imported late: numpy's linear algebra is not needed to list studies.
         from normlab.ladders.statistics import answer
+
+        return answer(self._judged(evidence), baseline=evidence.canonical(self.against), level=level).schemes[0]
+
+    def rows(self, evidence: Evidence) -> list[Row]:
+        cells = [arm for arm in evidence.arms(self.arms) if not arm.startswith(RATES)]
+        return [row for row in evidence.all(self.schemes, cells) if "size" in row] if cells else []
+
+    def runs_to_decide(
+        self, found: Finding, evidence: Evidence, level: float, is_decided: Callable[[GapFit], bool]
+    ) -> float:
+        """Runs in all of an open finding with more seeds at every cell of both schemes; infinite: too many."""
+        from normlab.ladders.statistics.more_seeds import GapFit, seeds_to_decide
+
+        own, other = map(evidence.canonical, self.schemes)
+        fit = GapFit.of(self._judged(evidence), own, other, level)
+        cells = len(fit.places)
+        return found.runs + 2 * cells * seeds_to_decide(fit, is_decided, MOST_RUNS // cells)
+
+    def _judged(self, evidence: Evidence) -> list[LadderRow]:
         from normlab.ladders.stored_rows import judged_rows
 
-        cells = [arm for arm in evidence.arms(self.arms) if not arm.startswith(RATES)]
-        rows = [row for row in evidence.all(self.schemes, cells) if "size" in row] if cells else []
+        rows = self.rows(evidence)
         found = {row["scheme"] for row in rows}
-        own, other = map(evidence.canonical, self.schemes)
-        missing = [scheme for scheme in (own, other) if scheme not in found]
+        missing = [scheme for scheme in map(evidence.canonical, self.schemes) if scheme not in found]
         if missing:
             raise NormLabError(f"{' and '.join(missing)} {'have' if len(missing) > 1 else 'has'} no runs on the ladder")
-        return answer(judged_rows(rows, self.value), baseline=other, level=level).schemes[0]
+        return judged_rows(rows, self.value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,9 +100,26 @@ class GapRule(LadderRule):
         cells = [arm for arm in evidence.rows if not arm.startswith(RATES) and fnmatchcase(arm, self.cell)]
         if not cells:
             return Finding(verdict="open", notes=(f"no cell {self.cell} on the ladder yet",))
-        found = self.answer(evidence, level_of_each(self.level, len(cells)))
+        level = level_of_each(self.level, len(cells))
+        found = self.answer(evidence, level)
         judged = [gap for gap in found.cells if cell_name(gap.size, gap.tokens) in cells]
-        return combine_findings([self._at(gap, found.seed_sd) for gap in judged])
+        whole = combine_findings([self._at(gap, found.seed_sd) for gap in judged])
+        return whole if whole.verdict != "open" else self._with_cost(whole, judged, evidence, level)
+
+    def _with_cost(self, found: Finding, judged: list[CellGap], evidence: Evidence, level: float) -> Finding:
+        """An open finding with the number of runs that would decide it; a cell without a gap stays without."""
+        if not all(gap.is_usable for gap in judged):
+            return replace(found, runs_to_decide=math.inf)
+        names = {cell_name(gap.size, gap.tokens) for gap in judged}
+
+        def is_decided(fit: GapFit) -> bool:
+            places: list[Place] = [one for one in fit.places if cell_name(one.size, one.tokens) in names]
+            verdicts = {
+                interval_verdict(own.low, own.high, RANGES[self.direction](self.by)) for own in fit.gaps(places)
+            }
+            return "refuted" in verdicts or verdicts == {"reproduced"}
+
+        return replace(found, runs_to_decide=self.runs_to_decide(found, evidence, level, is_decided))
 
     def _at(self, gap: CellGap, seed_sd: float | None) -> Finding:
         from normlab.ladders.statistics.answer import FEW_STEPS

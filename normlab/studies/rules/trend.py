@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from normlab.errors import NormLabError
@@ -15,6 +15,7 @@ from normlab.studies.rules.gap import LadderRule
 
 if TYPE_CHECKING:
     from normlab.ladders.statistics.answer import CellGap, SchemeAnswer, TrendTest
+    from normlab.ladders.statistics.more_seeds import GapFit
 
 Way = Literal["shrinks", "grows", "crosses", "constant"]
 
@@ -58,13 +59,23 @@ class TrendRule(LadderRule):
             return Finding(verdict="open", notes=(f"the ladder has no two cells along {self.axis} yet",))
         change = test.change
         seeds = min(cell.n for cell in found.cells if cell.is_usable)
-        return Finding(
+        finding = Finding(
             verdict=self._verdict(test), estimate=change.mean, low=change.low, high=change.high, seeds=seeds,
             runs=2 * sum(cell.n for cell in found.cells),
             ours=f"{test.verdict}: {test.gap_bottom.mean:+.4f} at {test.bottom.name}, {test.gap_top.mean:+.4f} at "
             f"{test.top.name}; change {change.low:+.4f} to {change.high:+.4f}",
             power=f"a change below {test.margin:.2g} counts as constant; the interval is ±{change.width / 2:.2g} wide",
-        ).noting(_reasons(found.cells)).unless(self._lost_ends(found, test))  # fmt: skip
+        ).noting(_reasons(found.cells))  # fmt: skip
+        lost = self._lost_ends(found, test)
+        return finding.unless(lost) if lost or finding.verdict != "open" else self._with_cost(finding, evidence)
+
+    def _with_cost(self, found: Finding, evidence: Evidence) -> Finding:
+        """An open finding with the number of runs that would decide it."""
+
+        def is_decided(fit: GapFit) -> bool:
+            return self._verdict(getattr(fit.trend(), self.axis)) != "open"
+
+        return replace(found, runs_to_decide=self.runs_to_decide(found, evidence, self.level, is_decided))
 
     def _lost_ends(self, found: SchemeAnswer, test: TrendTest) -> list[str]:
         """Cells without a gap before the first or after the last one that the trend is about."""

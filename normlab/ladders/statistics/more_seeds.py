@@ -1,0 +1,66 @@
+"""How many more seeds at every cell would decide a question about a gap or a trend, if means and scatter stay."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+
+import numpy as np
+
+from normlab.ladders.rows import LadderRow
+from normlab.ladders.statistics.answer import Interval, Place, Trend
+from normlab.ladders.statistics.baseline import BaselineMean
+from normlab.ladders.statistics.cells import baseline_means, cells_of
+from normlab.ladders.statistics.estimators.fit import Sample, estimate, sample_of
+from normlab.ladders.statistics.trend import find_trend
+
+POWER = 0.8
+"""Chance with which a number of seeds decides."""
+
+
+@dataclass(frozen=True)
+class GapFit:
+    """The gap of one scheme to the baseline: intervals and trends by the smooth estimator, for any number of seeds."""
+
+    sample: Sample
+    places: Sequence[Place]
+    """Of the cells that are part of the fit."""
+    baseline: Sequence[BaselineMean]
+    level: float
+
+    @classmethod
+    def of(cls, rows: Sequence[LadderRow], scheme: str, baseline: str, level: float) -> GapFit:
+        """From rows with at least one cell that both have trained at."""
+        cells = cells_of(rows, scheme, baseline)
+        places = [cell.place for cell in cells if cell.is_usable]
+        return cls(sample_of(cells), places, baseline_means(rows, baseline), level)
+
+    def gaps(self, places: Sequence[Place]) -> list[Interval]:
+        return [own.interval(self.level) for own in estimate(self.sample, places)]
+
+    def trend(self) -> Trend:
+        return find_trend(self.sample, self.places, self.baseline, self.level)
+
+    def with_seeds(self, seeds: np.ndarray) -> GapFit:
+        """The same means with another number of seeds at every cell, which need not be a whole one."""
+        return replace(self, sample=replace(self.sample, seeds=seeds))
+
+
+def seeds_to_decide(fit: GapFit, is_decided: Callable[[GapFit], bool], most: int) -> float:
+    """More seeds at every cell with which the question is decided four times out of five; infinite: over `most`.
+
+    It is decided half of the time where intervals around today's estimates decide it. Four times out of five take a
+    distance of z + 0.84 instead of z standard errors of the seeds, which is a number of seeds that is larger by the
+    square of that. What all seeds of a cell share does not scatter anew.
+    """
+    normal = NormalDist()
+    quantile = normal.inv_cdf((1.0 + fit.level) / 2.0)
+    share = (quantile / (quantile + normal.inv_cdf(POWER))) ** 2
+    more = 1
+    while more <= most:
+        if is_decided(fit.with_seeds(share * (fit.sample.seeds + more))):
+            return more
+        more = max(more + 1, round(1.4 * more))
+    return math.inf

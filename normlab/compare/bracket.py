@@ -105,7 +105,8 @@ class Bracket:
         if _is_lost(seen):
             return self._inside(below, above, reach=_LOST_REACH)
         best = _best(seen)
-        beyond = [below] * (best == min(seen)) + [above] * (best == max(seen))
+        # An end that is as good as the best (accuracies are counts) is widened, too.
+        beyond = [below] * (seen[min(seen)] == seen[best]) + [above] * (seen[max(seen)] == seen[best])
         # Factors of 2 first: refining around a best rate that may still move would waste runs.
         around = (best - 1, best + 1) if self.refined else ()
         return self._inside(*beyond) or [k for k in self._inside(*around) if k not in seen]
@@ -135,10 +136,10 @@ class RateList:
             return RateSearch(end="untrained")
         best, lowest, highest = _best(scores), min(scores), max(scores)
         below, above = self._steps
-        if best == lowest and best / below >= min(first) / _FACTOR:
-            return RateSearch(next_rates=(_rounded(best / below),))
-        if best == highest and best * above <= max(first) * _FACTOR:
-            return RateSearch(next_rates=(_rounded(best * above),))
+        if scores[lowest] == scores[best] and lowest / below >= min(first) / _FACTOR:
+            return RateSearch(next_rates=(_rounded(lowest / below),))
+        if scores[highest] == scores[best] and highest * above <= max(first) * _FACTOR:
+            return RateSearch(next_rates=(_rounded(highest * above),))
         ends: dict[float, End] = {lowest: "lowest", highest: "highest"}
         return RateSearch(pick=best, end=ends.get(best, "interior"))
 

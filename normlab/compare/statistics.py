@@ -72,7 +72,7 @@ class SchemeResult:
     verdict: Verdict
     lr: float | None = None
     edge: Edge | None = None
-    """Whether the selected rate is the largest or smallest tried, so that a better one may lie beyond it."""
+    """Whether the selected rate, or one as good, is the largest or smallest tried: a better one may lie beyond it."""
 
     values: dict[int, float | None] = field(default_factory=dict)
     """Result of each judge seed at the selected rate; None for a run that failed or was stuck."""
@@ -90,6 +90,12 @@ class SchemeResult:
     """Number of runs whose process was killed; they are not counted for or against the scheme."""
     metric: Metric = LOSS
     """Metric of the values."""
+
+    @property
+    def edge_words(self) -> str:
+        """What the selected rate is, if it is at an edge: the largest tried, or as good as the largest tried."""
+        is_end = self.lr in (min(self.tune), max(self.tune))
+        return f"the {self.edge} tried" if is_end else f"as good as the {self.edge} tried"
 
     @property
     def finished(self) -> list[float]:

@@ -73,10 +73,16 @@ def pick_rate(tune: Mapping[float, RateResults], metric: Metric) -> float | None
 
 
 def grid_edge(lr: float | None, tune: Mapping[float, RateResults]) -> Edge | None:
-    """Whether a rate is the largest or smallest tried, so that a better one may lie beyond it."""
+    """Whether a rate, or one with equal results, is the largest or smallest tried: a better one may lie beyond it."""
     if lr is None or len(tune) < 2:
         return None
-    return "largest" if lr == max(tune) else "smallest" if lr == min(tune) else None
+    same = [other for other, own in tune.items() if other == lr or _are_equal(own, tune[lr])]
+    return "largest" if max(same) == max(tune) else "smallest" if min(same) == min(tune) else None
+
+
+def _are_equal(a: RateResults, b: RateResults) -> bool:
+    """Whether two rates trained equally well; accuracies are counts, and often equal."""
+    return bool(a.trained) and a.lost == b.lost and math.fsum(a.trained) == math.fsum(b.trained)
 
 
 def _mean(values: list[float], metric: Metric) -> float:

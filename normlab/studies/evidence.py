@@ -21,6 +21,8 @@ Row = Mapping[str, Any]
 Key = tuple[int, int]
 """Seed, and number of the repeat with this seed."""
 
+_SHARED = "result"
+"""Field of a row with the result of a whole check, which only the row of its first seed has."""
 VALUE = "value"
 """Field of a row with the metric of a comparison: the validation loss, or the accuracy."""
 
@@ -93,6 +95,8 @@ class Evidence:
         standing = _standing(rows)
         judged = [row for row in rows if row.get("role", "judge") == "judge"]
         chosen = judged if standing is None else [row for row in judged if row["lr"] == standing.lr]
+        if path.startswith(f"{_SHARED}."):
+            chosen = [row for row in chosen if _SHARED in row] or chosen
         seen = [(row, row_values(row, path) if is_sound(row) else [None]) for row in chosen]
         unit = "repeat" if any(len(values) > 1 for _, values in seen) else "seed"
         problems, notes = _problems(scheme, path, seen, unit), self._killed(scheme, arm)
@@ -178,7 +182,7 @@ def _edges(scheme: str, standing: SchemeResult | None) -> list[str]:
     if standing is None or standing.edge is None:
         return []
     more = f"add a {'larger' if standing.edge == 'largest' else 'smaller'} one to lrs"
-    return [f"the best rate of {scheme} is the {standing.edge} tried ({standing.lr:g}): {more}"]
+    return [f"the best rate of {scheme} is {standing.edge_words} ({standing.lr:g}): {more}"]
 
 
 def _how(rows: Sequence[Row]) -> str:

@@ -102,9 +102,9 @@ def _check_seeds(found: Row) -> Iterator[Row]:
     own = [profile for profile in profiles if profile["boundaries"] == deepest]
     for seed in sorted({profile["seed"] for profile in own}):
         steps = sorted((profile for profile in own if profile["seed"] == seed), key=lambda profile: profile["step"])
-        # The profiles of other depths and seeds are stored once: they are most of a result.
-        result = found if seed == 0 else {name: found[name] for name in ("verdicts", "theory")}
-        row = {"seed": seed, "before": steps[0], "after": steps[-1], "result": result}
+        row = {"seed": seed, "before": steps[0], "after": steps[-1]}
+        # The result is one of all seeds together, and its theory that of the first: it is no observation of the others.
+        row |= {"result": found} if seed == 0 else {}
         # A burst that breaks at its first step has one profile.
         yield row if len(steps) > 1 else {**row, "after": None, "state": "failed", "reason": _BROKE}
 

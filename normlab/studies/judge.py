@@ -28,6 +28,15 @@ def judge_claims(study: Study, results: Path = RESULTS) -> dict[str, Finding]:
     return {claim.name: _decide(claim, evidence, record) for claim in study.claims}
 
 
+def _before_correction(claim: Claim, evidence: Evidence) -> list[str]:
+    """What a corrected rule said as it was registered."""
+    if claim.correction is None:
+        return []
+    before = claim.correction.registered.decide(evidence)
+    why = f"the rule was corrected after its runs, because {claim.correction.why}"
+    return [f"{why}; as registered it says {before.verdict} ({before.ours or 'no number'})"]
+
+
 def _decide(claim: Claim, evidence: Evidence, record: StudyRecord) -> Finding:
     left, runs = record.about.get("left"), record.about.get("runs")
     if left != 0:
@@ -37,6 +46,7 @@ def _decide(claim: Claim, evidence: Evidence, record: StudyRecord) -> Finding:
     try:
         found = claim.rule.decide(evidence)
         found = replace(found, settling=settling_text(found, claim.rule.rows(evidence)))
+        found = found.noting(_before_correction(claim, evidence))
     except NormLabError as error:
         found = Finding(verdict="open", notes=(str(error),))
     except KeyError as error:

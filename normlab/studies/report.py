@@ -11,7 +11,7 @@ from normlab.pages.page import render, section
 from normlab.studies.claim_lines import MARKS, ClaimLine, cell_text, claim_lines, markdown_text
 from normlab.studies.finding import Finding
 from normlab.studies.headlines import RESULTS_TESTED
-from normlab.studies.summary import line_counts, of_result, results_table
+from normlab.studies.summary import counts_of_result, line_counts, results_table
 from normlab.utils.text import counted
 
 __all__ = ["claim_lines", "claims_page", "headline", "markdown"]
@@ -20,8 +20,10 @@ _TONES = {"reproduced": "ok", "refuted": "fail", "open": "warn", "unfinished": "
 _HEADS = ("Claim", "Source", "Theirs", "Ours", "Seeds", "Budget", "Verdict", "Power", "To settle")
 _NOTE = """_Written by `normlab study --report` from `studies/` and the rows in `benchmarks/results/studies/`; do not
 edit it. A verdict is that of the rule in the study's file, whose hash every row carries. Intervals hold
-together at the rule's level. **Open** names what leaves a claim undecided; **unfinished**, a study of which not
-all runs have ended, and **not run** are no verdicts. The numbers are those of the results that the studies test; a
+together at the rule's level; bounds of shares, and tests of counts and orders, are one-sided at that level. Levels
+hold for each claim by itself, not for all claims together. A rule that was corrected after its runs says why, and what
+it said before. **Open** names what leaves a claim undecided; **unfinished**, a study of which not all runs have ended,
+and **not run** are no verdicts. The numbers are those of the results that the studies test; a
 result has several parts, and each has a verdict of its own._"""
 
 
@@ -40,13 +42,15 @@ def _table(found: Sequence[ClaimLine]) -> str:
 
 def headline(found: Sequence[ClaimLine]) -> str:
     """Number of claims by verdict."""
-    return f"{counted(len(found), 'claim')}: {line_counts(found)}." if found else "There are no studies yet."
+    own = sum(line.claim.own_question for line in found)
+    ours = f" {own} of them are our own questions rather than results of a paper." if own else ""
+    return f"{counted(len(found), 'claim')}: {line_counts(found)}.{ours}" if found else "There are no studies yet."
 
 
 def claims_page(found: Sequence[ClaimLine]) -> str:
     """The same as one HTML file."""
     studies = {line.study.name: line.study for line in found}
-    results = [(number, text, line_counts(of_result(found, number))) for number, text in RESULTS_TESTED.items()]
+    results = [(number, text, counts_of_result(found, number)) for number, text in RESULTS_TESTED.items()]
     sections = [section("results", "Headline results", "study/results.html", results=results)] if found else []
     sections += [
         section(
@@ -60,10 +64,12 @@ def claims_page(found: Sequence[ClaimLine]) -> str:
 
 def _cells(line: ClaimLine) -> tuple[str, ...]:
     found, claim = line.finding, line.claim
-    verdict = f"{MARKS[found.verdict]} {found.verdict}"
+    corrected = ", rule corrected" if claim.correction and found.is_verdict else ""
+    verdict = f"{MARKS[found.verdict]} {found.verdict}{corrected}"
     seeds = f"{found.seeds} ({counted(found.runs, 'run')})" if found.seeds else NONE
     ours, power = found.ours or NONE, found.power or (f"planned: {claim.power}" if claim.power else NONE)
-    return claim.claim, claim.source, claim.theirs, ours, seeds, line.budget, verdict, power, found.settling or NONE
+    source = f"our own question: {claim.source}" if claim.own_question else claim.source
+    return claim.claim, source, claim.theirs, ours, seeds, line.budget, verdict, power, found.settling or NONE
 
 
 def _details(found: Sequence[ClaimLine]) -> str:

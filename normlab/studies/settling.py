@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from normlab.studies.evidence import Row
     from normlab.studies.finding import Finding
 
+POWER = 0.8
+"""Chance with which a number of runs decides."""
 MOST_RUNS = 500
 """Runs of a scheme, or pairs of runs, beyond which no number is given."""
 
@@ -37,17 +39,32 @@ def runs_of_pairs(pairs: float | None, found: Difference, runs: int) -> float | 
 
 
 def counts_to_decide(counts: Sequence[tuple[int, int]], decided: Callable[..., bool]) -> float:
-    """Runs in all with which (events, runs) of every scheme would be decided, if the shares of events stay.
+    """Runs in all with which (events, runs) of every scheme would be decided four times out of five.
 
-    An expected number of events is no whole number: the one below it and the one above must both decide.
+    That is if the shares of events so far are the true ones, and runs are independent.
     """
     least = min(runs for _, runs in counts)
     for n in _growing(least):
-        grown = [(events * n / least, math.ceil(runs * n / least)) for events, runs in counts]
-        whole = [[(end(events), runs) for end in (math.floor, math.ceil)] for events, runs in grown]
-        if all(decided(*case) for case in itertools.product(*whole)):
-            return sum(runs for _, runs in grown)
+        grown = [math.ceil(runs * n / least) for _, runs in counts]
+        expected = [(round(events / runs * more), more) for (events, runs), more in zip(counts, grown, strict=True)]
+        # Where not even the expected counts decide, four out of five draws do not: summing over draws is slow.
+        if decided(*expected) and _share_decided(counts, grown, decided) >= POWER:
+            return sum(grown)
     return math.inf
+
+
+def _share_decided(counts: Sequence[tuple[int, int]], grown: Sequence[int], decided: Callable[..., bool]) -> float:
+    """Probability that binomial counts of so many runs are decided."""
+    cases = [_likely(events / runs, more) for (events, runs), more in zip(counts, grown, strict=True)]
+    draws = itertools.product(*cases)
+    return math.fsum(math.prod(p for _, p in draw) for draw in draws if decided(*(count for count, _ in draw)))
+
+
+def _likely(share: float, runs: int) -> list[tuple[tuple[int, int], float]]:
+    """Counts of a binomial distribution within four standard deviations of its mean, with their probabilities."""
+    mean, reach = share * runs, 4.0 * math.sqrt(share * (1.0 - share) * runs)
+    events = range(max(0, math.floor(mean - reach)), min(runs, math.ceil(mean + reach)) + 1)
+    return [((k, runs), math.comb(runs, k) * share**k * (1.0 - share) ** (runs - k)) for k in events]
 
 
 def _growing(now: int) -> Iterator[int]:

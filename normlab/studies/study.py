@@ -17,8 +17,12 @@ claim = "..."
 source = "..."
 theirs = "..."
 power = "..."                  # what the planned runs could show, said before they are made
+own_question = true            # ours, about what the source says; counted apart from results of papers
 [claims.rule]
 kind = "difference"            # normlab/studies/rules
+[claims.correction]            # a fault of the rule that was found after its runs: both verdicts are shown
+why = "..."
+value = "..."                  # entries of the rule that it replaces
 """
 
 from __future__ import annotations
@@ -49,9 +53,18 @@ RESULTS = Path("benchmarks/results/studies")
 """Folder of their rows."""
 
 _FIELDS = {"kind", "title", "cost", "gpu_minutes", "rows", "settings", "vary", "arms", "claims"}
-_OF_CLAIM = ("name", "number", "claim", "source", "theirs", "power", "rule")
+_OF_CLAIM = ("name", "number", "claim", "source", "theirs", "power", "own_question", "rule", "correction")
 _MAIN = "main"
 """Name of the only arm."""
+
+
+@dataclass(frozen=True)
+class Correction:
+    """A fault of a rule, found after its runs; `Claim.rule` is the corrected one. Reports show both verdicts."""
+
+    why: str
+    registered: Rule
+    """The rule that was registered before the runs."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +78,14 @@ class Claim:
     """The published number, as stated in the source."""
     rule: Rule
     raw: Mapping[str, Any]
-    """The rule as written in the file."""
+    """The rule as registered, before any correction."""
     number: int | None = None
     """Number of the result that it is a part of, in the list of docs/claims.md."""
     power: str = ""
     """What the planned runs could show, said before they are made; a finding has the power of the runs themselves."""
+    own_question: bool = False
+    """Whether it asks what the source does not say, such as another time, budget or setting."""
+    correction: Correction | None = None
 
 
 @dataclass(frozen=True)
@@ -156,9 +172,18 @@ def _claim(table: Mapping[str, Any], where: str) -> Claim:
     number = table.get("number")
     if number is not None and number not in RESULTS_TESTED:
         raise NormLabError(f"{where}: number must be one of docs/claims.md, 1 to {len(RESULTS_TESTED)}, got {number!r}")
-    rule = read_rule(table.get("rule"), f"{where}, rule")
+    rule, raw = read_rule(table.get("rule"), f"{where}, rule"), table.get("rule") or {}
     power = _text(table, "power", where) if "power" in table else ""
-    return Claim(name=name, **texts, rule=rule, raw=table.get("rule") or {}, number=number, power=power)
+    own = table.get("own_question", False)
+    if not isinstance(own, bool):
+        raise NormLabError(f"{where}: own_question must be true or false, got {own!r}; leave it out for false")
+    known = {**texts, "raw": raw, "number": number, "power": power, "own_question": own}
+    if "correction" not in table:
+        return Claim(name=name, rule=rule, **known)
+    changes = dict(_table(table, "correction", where))
+    why = _text(changes, "why", f"{where}, correction")
+    corrected = read_rule({**raw, **{key: changes[key] for key in changes if key != "why"}}, f"{where}, correction")
+    return Claim(name=name, rule=corrected, correction=Correction(why, rule), **known)
 
 
 def _arms(named: Table, vary: Table, where: str) -> dict[str, Table]:

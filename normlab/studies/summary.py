@@ -15,6 +15,14 @@ def of_result(found: Sequence[ClaimLine], number: int) -> list[ClaimLine]:
     return [line for line in found if line.claim.number == number]
 
 
+def counts_of_result(found: Sequence[ClaimLine], number: int) -> str:
+    """How many parts of a headline result have each verdict; our own questions about it are counted apart."""
+    own = of_result(found, number)
+    of_papers, ours = ([line for line in own if line.claim.own_question is mine] for mine in (False, True))
+    asked = f"our own questions: {line_counts(ours)}" if ours else ""
+    return "; ".join(filter(None, (line_counts(of_papers), asked)))
+
+
 def results_table(found: Sequence[ClaimLine]) -> str:
     """Markdown table of all headline results with the verdicts on their parts, those not run included."""
     lines = ["| # | Result | Verdicts on its parts | Studies |", "|---|---|---|---|"]
@@ -22,7 +30,7 @@ def results_table(found: Sequence[ClaimLine]) -> str:
         own = of_result(found, number)
         names = dict.fromkeys(line.study.name for line in own)
         studies = ", ".join(f"[{name}](#{name})" for name in names)
-        lines.append(f"| {number} | {cell_text(result)} | {line_counts(own)} | {studies} |")
+        lines.append(f"| {number} | {cell_text(result)} | {counts_of_result(found, number)} | {studies} |")
     return "\n".join(lines)
 
 
@@ -37,8 +45,9 @@ def found_table(found: Sequence[ClaimLine], claims: str = "docs/claims.md") -> s
         run = [line for line in own if line.finding.is_verdict]
         if run:
             parts = "" if len(run) == len(own) else f" of {len(own)} parts"
-            counts = f"[{line_counts(run)}{parts}]({claims}#{run[0].study.name})"
-            refuted = " ".join(cell_text(line.claim.claim) for line in run if line.finding.verdict == "refuted")
+            counts = f"[{counts_of_result(run, number)}{parts}]({claims}#{run[0].study.name})"
+            of_papers = [line for line in run if not line.claim.own_question]
+            refuted = " ".join(cell_text(line.claim.claim) for line in of_papers if line.finding.verdict == "refuted")
             lines.append(f"| {cell_text(result)} | {counts} | {refuted} |")
     return "\n".join(lines) if len(lines) > 2 else f"No study has been run yet ([all claims]({claims}))."
 

@@ -3,9 +3,10 @@
 Parts of a path are names, positions in a list (negative from its end), or, in a list of tables, the name, observable
 or subject of one; * is every entry of a list ("profiles.*.hidden_rms.-1"). The last part may reduce a list: min, max,
 mean, evenness (smallest over largest), growth, the slope of log y over log k, k = 1 on, or late_growth, the same from
-the middle on. A list with a missing entry has no such number: what is not finite is stored as null, and a state that
-overflowed is not bounded. Only the first entry may be missing: no block comes before it. "A / B" is the ratio of two
-single numbers of the row.
+the middle on. block_min, block_max, block_mean and block_evenness leave the first entry out: in a profile it is the
+input of the first block. A list with a missing entry has no such number: what is not finite is stored as null, and a
+state that overflowed is not bounded. Only the first entry may be missing: no block comes before it. "A / B" is the
+ratio of two single numbers of the row.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 from normlab.errors import NormLabError
 
 _EACH = "*"
+_BLOCKS = "block_"
 _KEYS = ("name", "observable", "scheme", "subject")
 """Fields that identify a table in a list."""
 
@@ -90,7 +92,7 @@ def _reduced(name: str, series: Sequence[Sequence[Any]]) -> float | None:
     known = [[_number(value) for value in one] for one in series]
     if any(value is None for one in known for value in one[1:]):
         return None
-    values = [value for one in known for value in one]
+    values = [value for one in known for value in (one[1:] if name.startswith(_BLOCKS) else one)]
     return _REDUCE[name](values) if _finite(values) else None
 
 
@@ -121,3 +123,4 @@ _REDUCE: dict[str, Callable[[list[float | None]], float | None]] = {
     "growth": _growth,
     "late_growth": lambda values: _growth(values, max(1, len(values) // 2)),
 }
+_REDUCE |= {f"{_BLOCKS}{name}": _REDUCE[name] for name in ("min", "max", "mean", "evenness")}

@@ -139,6 +139,16 @@ def test_it_needs_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
+def test_an_end_as_good_as_the_best_is_widened() -> None:
+    """Accuracies are counts, and often equal."""
+
+    def flat(lr: float) -> Score:
+        return Score(0, 3.0 if lr in (1e-3, 2e-3) else 4.0)
+
+    assert walk(Bracket(1e-3, refined=False), flat)[1] == [(5e-4, 1e-3, 2e-3), (4e-3,)]
+    assert walk(RateList((5e-4, 1e-3, 2e-3)), flat)[1] == [(5e-4, 1e-3, 2e-3), (4e-3,)]
+
+
 def test_a_list_with_its_best_inside_is_tried_and_nothing_else() -> None:
     end, asked = walk(RateList((4e-3, 1e-3, 2e-3)), valley(2e-3))
     assert asked == [(1e-3, 2e-3, 4e-3)]

@@ -202,6 +202,14 @@ def test_the_rate_is_picked_on_tune_rows_alone() -> None:
     assert (own.lr, own.mean, own.edge) == (1e-3, 4.5, "smallest")
 
 
+def test_a_rate_as_good_as_an_end_of_the_grid_is_flagged() -> None:
+    """Accuracies are counts: two rates may have the same one, and the lower rate is picked."""
+    tuned = {1e-3: 3.2, 2e-3: 3.0, 4e-3: 3.0}
+    rows = [one for lr, value in tuned.items() for one in runs("pre", "tune", lr, {101: value})]
+    own = standing(rows, "pre")
+    assert (own.lr, own.edge, own.edge_words) == (2e-3, "largest", "as good as the largest tried")
+
+
 @pytest.mark.parametrize(("best", "edge"), [(1e-3, "smallest"), (2e-3, None), (4e-3, "largest")])
 def test_an_end_of_the_grid_is_flagged(best: float, edge: str | None) -> None:
     rows = [row for lr in (1e-3, 2e-3, 4e-3) for row in runs("pre", "tune", lr, {101: 4.0 + (lr != best)})]

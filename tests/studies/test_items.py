@@ -9,6 +9,7 @@ import pytest
 from normlab.compare import store as storing
 from normlab.errors import NormLabError
 from normlab.studies import run as running
+from normlab.studies.evidence import Evidence
 from normlab.studies.items import Item, _check_seeds, run_item
 from normlab.studies.judge import judge_claims
 from normlab.studies.record import StudyRecord
@@ -114,3 +115,14 @@ def test_a_check_that_broke_has_no_profile_after_it():
     assert (sound["state"], sound["after"]["step"], sound["reason"]) == ("done", 5, None)
     assert (failed["state"], failed["before"]["step"], failed["after"]) == ("failed", 0, None)
     assert "first step" in failed["reason"]
+
+
+def test_the_result_of_a_check_is_one_observation():
+    """Its theory is measured with the first seed alone."""
+    profiles = [{"seed": seed, "step": step, "boundaries": 3} for seed in range(3) for step in (0, 5)]
+    found = {"ladder": {"profiles": profiles}, "theory": {"after": {"log_gain": 2.0}}}
+    rows = [{"scheme": "pre", "state": "done", **row} for row in _check_seeds(found)]
+    assert ["result" in row for row in rows] == [True, False, False]
+    own = Evidence({"main": rows}).sample("pre", "main", "result.theory.after.log_gain")
+    assert (own.values, own.problems) == ({(0, 0): 2.0}, [])
+    assert len(Evidence({"main": rows}).sample("pre", "main", "after.step").values) == 3

@@ -10,6 +10,7 @@ import pytest
 from normlab.studies import command, report
 from normlab.studies.judge import judge_claims
 from normlab.studies.study import Study, read_study
+from normlab.studies.summary import counts_of_result, found_table
 from tests.studies.rows import TINY, row, write_study
 
 RULES = {
@@ -41,6 +42,36 @@ def test_a_row_without_a_field_leaves_its_claim_open(kind, field, tmp_path):
     found = judge_claims(study, tmp_path)["gap"]
     assert found.verdict == "open"
     assert f"a row has no field {field!r}" in found.notes
+
+
+def test_a_corrected_rule_shows_both_verdicts(tmp_path):
+    correction = "\n[claims.correction]\nwhy = 'a tenth is enough'\nby = 0.1\ndirection = 'below'\n"
+    rule = 'kind = "difference"\nscheme = "pre"\nagainst = "post"\nby = 2.0\ndirection = "within"'
+    study = read_study("tiny", tomllib.loads(text(rule + correction)), "tiny.toml")
+    noise = (0.0, 0.01, -0.01)
+    rows = [row(scheme, seed, mean + seed + (noise[seed] if scheme == "pre" else 0.0))
+            for scheme, mean in (("pre", 4.0), ("post", 3.5)) for seed in range(3)]  # fmt: skip
+    store(tmp_path / "tiny", study, rows)
+    found = judge_claims(study, tmp_path)["gap"]
+    assert found.verdict == "refuted"
+    assert "the rule was corrected after its runs, because a tenth is enough" in found.notes[0]
+    assert "as registered it says reproduced (" in found.notes[0]
+    studies = write_study(tmp_path / "studies", text(rule + correction))
+    page = report.markdown(report.claim_lines(studies, tmp_path))
+    assert "✗ refuted, rule corrected" in page
+
+
+def test_our_own_questions_are_counted_apart(tmp_path):
+    own = TINY.replace('theirs = "0 of 3"', 'theirs = "0 of 3"\nnumber = 6\nown_question = true')
+    studies = write_study(tmp_path / "studies", own.replace('theirs = "2 nats"', 'theirs = "2 nats"\nnumber = 6'))
+    study = read_study("tiny", tomllib.loads(own), "tiny.toml")
+    rows = [row(scheme, seed, 4.0 + seed, diverged=7) for scheme in ("pre", "post") for seed in range(3)]
+    store(tmp_path / "tiny", study, rows)
+    found = report.claim_lines(studies, tmp_path)
+    assert "2 claims: 1 refuted, 1 open. 1 of them are our own questions" in report.headline(found)
+    assert counts_of_result(found, 6) == "1 open; our own questions: 1 refuted"
+    assert "| our own question: nobody |" in report.markdown(found)
+    assert "Pre-Norm never diverges" not in found_table(found)
 
 
 def test_an_arm_without_rows_leaves_its_claim_open(tmp_path):

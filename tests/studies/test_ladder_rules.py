@@ -126,6 +126,26 @@ def test_the_seeds_and_runs_of_a_rate_are_those_that_tuned_it():
     assert found.power.startswith("2 seeds for each rate")
 
 
+def test_seeds_that_disagree_leave_a_rate_open_if_asked():
+    """Together both sizes want 2e-3; with seed 1001 alone the larger one wants 4e-3."""
+    both = {1e-3: 3.0, 2e-3: 2.0, 4e-3: 2.4, 8e-3: 3.0}
+    rows = {arm: tuned(arm, both)[arm] for arm in ("small", "large")}
+    other = {"small": both, "large": {1e-3: 3.0, 2e-3: 2.0, 4e-3: 1.9, 8e-3: 3.0}}
+    for arm, losses in other.items():
+        rows[arm] = rows[arm] + [{**one, "seed": 1001, "run": one["run"] + "b"} for one in tuned(arm, losses)[arm]]
+    lax, strict = (rule("rate", scheme="a", each_seed=each).decide(Evidence(rows)) for each in (False, True))
+    assert (lax.verdict, strict.verdict) == ("reproduced", "open")
+    assert lax.power.endswith("by single seeds it is 1, 2")
+    assert "with seed 1001 alone the best rates are a factor of 2 apart" in strict.notes
+
+
+def test_a_best_rate_below_one_that_does_not_train_is_named():
+    rows = tuned("small", {1e-3: 3.0, 2e-3: 2.0, 4e-3: 3.0}) | tuned("large", {1e-3: 3.0, 2e-3: 2.0, 4e-3: 2.1})
+    rows["large"][-1]["stuck"] = True
+    found = rule("rate", scheme="a").decide(Evidence(rows))
+    assert found.notes == ("large: at 0.004, the next rate above the best, 1 of 1 did not train",)
+
+
 def test_one_size_says_nothing_of_carrying_rates():
     assert rule("rate", scheme="a").decide(Evidence(tuned("small", {1e-3: 2.0, 2e-3: 1.0}))).verdict == "open"
 

@@ -164,6 +164,22 @@ def test_a_ratio_is_geometric():
     assert verdict("bound", found, scheme="a", against="b", at_least=1.9, at_most=2.1) == "reproduced"
 
 
+def test_a_positive_number_may_be_decided_by_its_logarithm():
+    values: dict[str, list[float | None]] = {"a": [1.84, 0.71, 1.37]}
+    plain, logged = (rule("bound", scheme="a", at_most=0.01, logarithm=log).decide(evidence(values))
+                     for log in (False, True))  # fmt: skip
+    assert plain.low < 0.0
+    assert (plain.verdict, logged.verdict) == ("open", "refuted")
+    logs = np.log(values["a"])
+    half = 4.302653 * logs.std(ddof=1) / math.sqrt(3)
+    assert (logged.low, logged.high) == pytest.approx(tuple(np.exp([logs.mean() - half, logs.mean() + half])), rel=1e-5)
+    zero = rule("bound", scheme="a", at_most=0.01, logarithm=True).decide(evidence({"a": [0.0, 0.1, 0.2]}))
+    assert zero.verdict == "open"
+    assert "1 of 3 numbers of a are not positive: they have no logarithm" in zero.notes
+    with pytest.raises(NormLabError, match="the bound of a ratio is positive"):
+        rule("bound", scheme="a", at_most=0.0, logarithm=True)
+
+
 def test_repeats_of_a_benchmark_are_observations():
     made = {"seed": 0, "state": "done", "arm": "main"}
     found = Evidence({"main": [{**made, "scheme": "a", "paired": [0.99, 0.995, 0.985, 0.991]}]})
@@ -199,6 +215,14 @@ def test_counting_covers_all_rates_and_roles():
     found = rule("count", scheme="a", at_most=0.0).decide(Evidence({"main": tune + rows_of({"a": BASE})}))
     assert found.estimate == pytest.approx(2 / 5)
     assert verdict("count", Evidence({"main": tune}), scheme="a", lrs=[2e-3], at_least=1.0, margin=0.96) == "reproduced"
+
+
+def test_events_are_named_by_rate():
+    rows = [row("a", seed, 3.0, lr=lr, stuck=lr > 2e-3) for lr in (1e-3, 2e-3, 4e-3) for seed in range(3)]
+    found = rule("count", scheme="a", at_most=0.0).decide(Evidence({"main": rows}))
+    assert "a by rate: 0 of 3 at 0.001, 0 of 3 at 0.002, 3 of 3 at 0.004" in found.notes
+    calm = rule("count", scheme="a", at_most=0.0).decide(Evidence({"main": rows[:6]}))
+    assert calm.notes == ()
 
 
 def test_fewer_than_another_by_fishers_test():

@@ -9,7 +9,7 @@ import pytest
 
 from normlab.compare.statistics import paired_difference
 from normlab.studies.evidence import Evidence
-from normlab.studies.exact import fisher_exact
+from normlab.studies.exact import fisher_exact, share_bounds
 from normlab.studies.finding import Finding, combine_findings
 from normlab.studies.rules import read_rule
 from normlab.studies.settling import MOST_RUNS, counts_to_decide, pairs_to_decide, settling_text
@@ -56,13 +56,28 @@ def test_counts_that_would_decide():
     def decided(a: tuple[int, int], b: tuple[int, int]) -> bool:
         return fisher_exact(b, a) < 0.05
 
-    # 0 of n against 2 n / 12: 4 against none need 16 runs each for p = 0.05, and 5 of 30 are decided on either side.
     runs = counts_to_decide([(0, 12), (2, 12)], decided)
     assert runs % 2 == 0
-    n = int(runs) // 2
-    assert decided((0, n), (math.floor(2 * n / 12), n))
-    assert not decided((0, n - 2), (math.floor(2 * (n - 2) / 12), n - 2))
+
+    def share(n: int) -> float:
+        """How often 20,000 drawn counts of n runs, none against a true share of 2/12, are decided."""
+        draws = np.random.default_rng(0).binomial(n, 2 / 12, 20_000)
+        counts, often = np.unique(draws, return_counts=True)
+        return sum(o for k, o in zip(counts.tolist(), often.tolist(), strict=True) if decided((0, n), (k, n))) / 20_000
+
+    # 20,000 draws know a share of 0.8 to 0.003. Numbers of runs grow by steps of two at 40.
+    assert share(int(runs) // 2) > 0.79
+    assert share(int(runs) // 2 - 3) < 0.81
     assert counts_to_decide([(0, 12), (0, 12)], decided) == math.inf
+
+
+def test_a_share_near_its_bound_takes_many_runs_to_decide():
+    def decided(count: tuple[int, int]) -> bool:
+        return share_bounds(*count, 0.95)[0] > 0.4
+
+    # 8 of 12 is a share of 0.67: the lower bound is above 0.4 with ten of 15 runs, but only three times out of five.
+    assert decided((10, 15))
+    assert counts_to_decide([(8, 12)], decided) == pytest.approx(27, abs=2)
 
 
 @pytest.mark.parametrize("kind", ["difference", "bound", "order"])

@@ -7,6 +7,7 @@ import tomllib
 import pytest
 
 from normlab.errors import NormLabError
+from normlab.studies.rules.difference import DifferenceRule
 from normlab.studies.run import comparison_configs, study_plan
 from normlab.studies.study import find_studies, load_study, read_study
 from tests.studies.rows import TINY, write_study
@@ -95,6 +96,29 @@ def test_settings_and_rules_that_do_not_fit_are_refused_before_anything_runs(old
     with pytest.raises(NormLabError, match=words):
         run_study(study(TINY.replace(old, new, 1)), tmp_path, progress=False)
     assert not list(tmp_path.iterdir())
+
+
+CORRECTED = TINY.replace("by = 2.0\n", "by = 2.0\n[claims.correction]\nwhy = 'two nats are no margin'\nby = 0.5\n")
+
+
+def test_a_correction_changes_the_rule_and_not_what_was_registered():
+    before, after = (read_study("tiny", tomllib.loads(text), "tiny.toml") for text in (TINY, CORRECTED))
+    claim = after.claims[0]
+    assert claim.correction is not None
+    rules = claim.rule, claim.correction.registered
+    assert [one.by for one in rules if isinstance(one, DifferenceRule)] == [0.5, 2.0]
+    assert claim.correction.why == "two nats are no margin"
+    assert before.rule_hash == after.rule_hash
+
+
+@pytest.mark.parametrize(("old", "new", "words"), [
+    ("why = 'two nats are no margin'\n", "", "correction: why must be a text"),
+    ("by = 0.5", "bye = 0.5", "bye"),
+    ("theirs = \"2 nats\"", "theirs = \"2\"\nown_question = 1", "own_question must be true or false"),
+])  # fmt: skip
+def test_corrections_that_say_nothing_are_refused(old, new, words):
+    with pytest.raises(NormLabError, match=words):
+        read_study("tiny", tomllib.loads(CORRECTED.replace(old, new)), "tiny.toml")
 
 
 def test_unknown_studies_get_a_suggestion(tmp_path):

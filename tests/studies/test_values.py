@@ -32,6 +32,15 @@ def test_a_series_of_blocks_begins_with_none():
     assert row_number({"speed": [None, None, 2.0]}, "speed.max") is None
 
 
+def test_blocks_leave_out_the_input_of_the_first():
+    row = {"profiles": [{"grad_norm": [8.0, 1.0, 2.0, 4.0]}]}
+    found = {name: row_number(row, f"profiles.-1.grad_norm.{name}") for name in
+             ("evenness", "block_evenness", "block_max", "block_min", "block_mean")}  # fmt: skip
+    assert found == {"evenness": 0.125, "block_evenness": 0.25, "block_max": 4.0, "block_min": 1.0,
+                     "block_mean": pytest.approx(7 / 3)}  # fmt: skip
+    assert row_number({"x": [8.0]}, "x.block_max") is None
+
+
 def test_growth_counts_places_from_the_first_of_the_series():
     assert row_number({"speed": [None, 1.0, 2.0, 3.0, 4.0, 5.0]}, "speed.growth") == pytest.approx(1.0)
     # From place 3 of 6 on.

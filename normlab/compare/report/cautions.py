@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from normlab.compare.report.results import Results
 from normlab.compare.statistics import SchemeResult, paired_difference, tune_outliers
-from normlab.compare.tuning import Edge
 from normlab.pages.numbers import decimals, fixed, join_names, rate
 from normlab.utils.text import counted
 
@@ -28,15 +27,14 @@ def difference_digits(results: Results) -> int:
 
 def edge_cautions(results: Results) -> list[str]:
     """Rates that are the largest or smallest tried; schemes with the same rate share a sentence."""
-    alike: dict[tuple[Edge, float], list[str]] = {}
+    alike: dict[tuple[str, float], list[str]] = {}
     for own in results.standings:
         if own.edge and own.lr is not None:
-            alike.setdefault((own.edge, own.lr), []).append(own.label)
+            alike.setdefault((own.edge_words, own.lr), []).append(own.label)
     limit = ", the limit of the search" if results.about.get("lrs") == "auto" else ""
     return [
-        f"The best rate of {join_names(labels)} is the {edge} tried ({rate(lr)}{limit}): "
-        "a better one may lie beyond it."
-        for (edge, lr), labels in alike.items()
+        f"The best rate of {join_names(labels)} is {words} ({rate(lr)}{limit}): a better one may lie beyond it."
+        for (words, lr), labels in alike.items()
     ]
 
 

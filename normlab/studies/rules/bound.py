@@ -20,7 +20,8 @@ class BoundRule(Rule):
     """The claim: `value` of `scheme`, or its ratio to that of `against`, is at most or at least a bound (or both).
 
     Decided by the Student interval of its mean, or of the logarithm of a ratio paired by seed, in every arm. `exact`:
-    for computed values without sampling noise; every single one must satisfy the bound.
+    for computed values without sampling noise; every single one must satisfy the bound. `logarithm`: the interval is
+    that of the logarithm without `against`, too, as for "A / B" of a run: a positive number has no negative end.
     """
 
     kind: ClassVar = "bound"
@@ -33,6 +34,7 @@ class BoundRule(Rule):
     at_most: float | None = None
     at_least: float | None = None
     exact: bool = False
+    logarithm: bool = False
     at_start: bool = False
     """The value is one from before training: runs count whatever became of them."""
 
@@ -40,8 +42,12 @@ class BoundRule(Rule):
         super().__post_init__()
         if self.at_most is None and self.at_least is None:
             raise NormLabError("a bound says at_most, at_least or both; try at_least = 0.0")
-        if self.against is not None and any(end is not None and not end > 0.0 for end in self.claimed):
+        if self._is_logarithm and any(end is not None and not end > 0.0 for end in self.claimed):
             raise NormLabError(f"the bound of a ratio is positive, got {self.claimed}; try at_least = 1.0")
+
+    @property
+    def _is_logarithm(self) -> bool:
+        return self.logarithm or self.against is not None
 
     @property
     def claimed(self) -> tuple[float | None, float | None]:
@@ -61,7 +67,9 @@ class BoundRule(Rule):
         what = f"{self.value} of {whose}" + (f", divided by that of {self.against}," if self.against else "")
         ends = [f"{words} {end:g}" for words, end in (("at least", self.at_least), ("at most", self.at_most))
                 if end is not None]  # fmt: skip
-        decided = "every number that was computed must be" if self.exact else self.by_interval("by its mean over seeds")
+        mean = "mean logarithm" if self._is_logarithm else "mean"
+        by_mean = self.by_interval(f"by its {mean} over seeds, or over the repeats of a benchmark")
+        decided = "every number that was computed must be" if self.exact else by_mean
         return f"{what} is {' and '.join(ends)}; {decided}"
 
     def decide(self, evidence: Evidence) -> Finding:
@@ -84,6 +92,10 @@ class BoundRule(Rule):
             over, under = _pairs(*samples)
             values = {key: over[key] / under[key] for key in over if over[key] > 0.0 and under[key] > 0.0}
             problems += self._without_ratio(samples, len(over) - len(values), len(over))
+        elif self.logarithm:
+            positive = {key: value for key, value in values.items() if value > 0.0}
+            problems += self._without_logarithm(samples[0], len(values) - len(positive))
+            values = positive
         if not values:
             return Finding(verdict="open", notes=(*problems, "no number to hold against the bound"))
         unit = unit_of(samples)
@@ -97,6 +109,10 @@ class BoundRule(Rule):
         a, b = (one.name for one in samples)
         return [f"{missing} of {pairs} ratios of {a} to {b} do not exist: {self.value} is not positive"]
 
+    def _without_logarithm(self, sample: Sample, missing: int) -> list[str]:
+        reason = f"{missing} of {len(sample.values)} numbers of {sample.name} are not positive: they have no logarithm"
+        return [reason] if missing else []
+
     def _exactly(self, values: dict[Key, float], where: str) -> Finding:
         low, high = min(values.values()), max(values.values())
         first, last = self.claimed
@@ -109,7 +125,7 @@ class BoundRule(Rule):
         )  # fmt: skip
 
     def _by_interval(self, values: dict[Key, float], runs: int, level: float, where: str, unit: str) -> Finding:
-        is_ratio = self.against is not None
+        is_ratio = self._is_logarithm
         scaled = {key: math.log(value) for key, value in values.items()} if is_ratio else values
         found = paired_difference(scaled, dict.fromkeys(scaled, 0.0), level)
         mean, low, high = (_back(end, is_ratio) for end in (found.mean, found.low, found.high))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -24,7 +25,9 @@ class CountRule(Rule):
               above at_most: one event refutes "never" (at_most = 0), and five runs without one reproduce it at 95 %.
     at_least: the same in the other direction.
     less_than another scheme: by Fisher's exact test, one-sided.
-    Runs with the same seed at several rates count as independent: they share only the order of the data.
+    Bounds are one-sided, too: each errs with a chance of 1 - level at most. Runs with the same seed at several rates
+    count as independent, although they share their initial weights and batches, and a share over several rates is one
+    of that list of rates; so events are named by rate as well.
     """
 
     kind: ClassVar = "count"
@@ -65,7 +68,8 @@ class CountRule(Rule):
         share, bound = (self.at_most, "at most") if self.at_most is not None else (self.at_least or 0.0, "at least")
         return (
             f"{bound} {100 * share:g} % of the runs of {self.scheme} {what}, at all rates together; reproduced if the "
-            f"exact bound of the share is within {100 * self.margin:g} points of that, refuted if it is beyond it"
+            f"exact bound of the share, one-sided at {100 * self.level:g} %, is within {100 * self.margin:g} points of "
+            f"that, refuted if the other one is beyond it"
         )
 
     def decide(self, evidence: Evidence) -> Finding:
@@ -75,7 +79,9 @@ class CountRule(Rule):
         counts = [(sum(map(self._happened, own)), len(own)) for own in rows]
         found = self._judge(*counts)
         more = counts_to_decide(counts, self._is_decided) if found.verdict == "open" else None
-        return replace(found, runs_to_decide=more, seeds=min(len({row["seed"] for row in own}) for own in rows))
+        found = replace(found, runs_to_decide=more, seeds=min(len({row["seed"] for row in own}) for own in rows))
+        by_rate = [self._by_rate(scheme, own) for scheme, own in zip(self.schemes, rows, strict=True)]
+        return found.noting([text for text in by_rate if text])
 
     def _judge(self, *counts: tuple[int, int]) -> Finding:
         return self._against(*counts) if self.less_than else self._share(*counts[0])
@@ -91,6 +97,16 @@ class CountRule(Rule):
         value = row_number(row, VALUE)
         high = self.above is not None and value is not None and value > self.above
         return high or any(has(row, what) for what in self.what)
+
+    def _by_rate(self, scheme: str, rows: Sequence[Row]) -> str:
+        """Events at each rate as text; empty if there is one rate or no event."""
+        by_rate: dict[float, list[bool]] = {}
+        for row in sorted(rows, key=lambda row: row["lr"]):
+            by_rate.setdefault(row["lr"], []).append(self._happened(row))
+        if len(by_rate) < 2 or not any(map(any, by_rate.values())):
+            return ""
+        counts = ", ".join(f"{sum(own)} of {len(own)} at {lr:g}" for lr, own in by_rate.items())
+        return f"{scheme} by rate: {counts}"
 
     def _share(self, events: int, runs: int) -> Finding:
         low, high = share_bounds(events, runs, self.level)

@@ -25,7 +25,8 @@ class RateRule(Rule):
 
     Best is the rate that its tune runs pick in an arm, before any factor for the batch. Open if there are fewer than
     two arms, if a best rate is the largest or smallest tried, or if best rates are further apart but others, whose
-    losses are within `tie` of the best, are not: the few seeds that tune a rate give no interval.
+    losses are within `tie` of the best, are not: the few seeds that tune a rate give no interval. `each_seed`: open,
+    too, where they agree with all tuning seeds together, but not with one of them alone.
     """
 
     kind: ClassVar = "rate"
@@ -36,6 +37,7 @@ class RateRule(Rule):
     """Of a search whose steps are √2: one step."""
     tie: float = 0.01
     """Difference in the loss that the seeds of a search do not show."""
+    each_seed: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,8 +53,9 @@ class RateRule(Rule):
         arms = ", ".join(self.arms) or "all arms"
         return (
             f"the best rates of {self.scheme} in {arms} are within a factor of {self.factor:.3g}; refuted if they are "
-            f"further apart, and so are all rates within {self.tie:g} of the best loss; open if only the best are, or "
-            f"if a best rate is an end of those tried"
+            f"further apart, and so are all rates within {self.tie:g} of the best loss; open if only the best are, "
+            f"{'if one seed alone has them further apart, ' if self.each_seed else ''}or if a best rate is an end of "
+            f"those tried"
         )
 
     def decide(self, evidence: Evidence) -> Finding:
@@ -70,12 +73,18 @@ class RateRule(Rule):
         edges = [f"{arm}: the best rate is the {best.edge} tried ({best.lr:.3g})"
                  for arm, best in known.items() if best.edge]  # fmt: skip
         seeds = min(len({row["seed"] for row in tuned[arm]}) for arm in known)
+        alone = _apart_by_seed([tuned[arm] for arm in known], self.tie)
         found = Finding(
             verdict="reproduced" if self._agree(apart) else "refuted",
             ours=f"a factor of {apart:.3g}: " + ", ".join(f"{best.lr:.3g} ({arm})" for arm, best in known.items()),
             estimate=apart, claimed=(None, self.factor), seeds=seeds, runs=sum(len(tuned[arm]) for arm in known),
-            power=f"{counted(seeds, 'seed')} for each rate: the factor has no interval",
+            power=f"{counted(seeds, 'seed')} for each rate: the factor has no interval{_of_seeds(alone)}",
+            notes=tuple(note for arm, best in known.items() for note in _lost_above(arm, best.lr, tuned[arm])),
         )  # fmt: skip
+        single = [f"with seed {seed} alone the best rates are a factor of {factor:.3g} apart"
+                  for seed, factor in alone.items() if not self._agree(factor)]  # fmt: skip
+        if self.each_seed and self._agree(apart):
+            edges += single
         is_tied = self._agree(nearest) and not self._agree(apart)
         ties = [f"rates within {self.tie:g} of the best loss are a factor of {nearest:.3g} apart"] if is_tied else []
         return found.unless(edges + ties)
@@ -103,6 +112,28 @@ def _best(tuned: Sequence[Mapping[str, Any]], tie: float) -> _Best | None:
     lr = min(scores, key=lambda lr: (scores[lr], lr))
     tied = [one for one, own in scores.items() if own.lost == scores[lr].lost and own.mean <= scores[lr].mean + tie]
     return _Best(lr, grid_edge(lr, tried), tuple(tied))
+
+
+def _apart_by_seed(arms: Sequence[Sequence[Mapping[str, Any]]], tie: float) -> dict[int, float]:
+    """Factor between the best rates of all arms with each seed alone, for seeds that all arms have."""
+    shared = set.intersection(*({row["seed"] for row in rows} for rows in arms))
+    found = {seed: [_best([row for row in rows if row["seed"] == seed], tie) for rows in arms] for seed in shared}
+    rates = {seed: [best.lr for best in own if best is not None] for seed, own in sorted(found.items())}
+    return {seed: _apart(own) for seed, own in rates.items() if len(own) == len(arms)}
+
+
+def _of_seeds(alone: Mapping[int, float]) -> str:
+    return f"; by single seeds it is {', '.join(f'{one:.3g}' for one in alone.values())}" if len(alone) > 1 else ""
+
+
+def _lost_above(arm: str, lr: float, tuned: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Runs at the next rate above the best that did not train: the best is then where training fails."""
+    tried = group_by_rate([{**row, "lr": row.get("base_lr", row["lr"])} for row in tuned], "tune")
+    larger = min((rate for rate in tried if rate > lr), default=None)
+    if larger is None or not tried[larger].lost:
+        return []
+    what = f"{tried[larger].lost} of {len(tried[larger].values)} did not train"
+    return [f"{arm}: at {larger:.3g}, the next rate above the best, {what}"]
 
 
 def _apart(rates: Iterable[float]) -> float:

@@ -93,15 +93,15 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def evidence(name: str, verdicts: Sequence[str] = ()) -> str:
-    """Verdicts on its claims, then the studies of it that have none yet."""
-    waiting = [
+    """Verdicts on its claims, then the other studies that it is part of."""
+    others = [
         f"- `{study}`: {title}"
         for study, title, names in studies()
         if name in names and not any(f"#{study})" in verdict for verdict in verdicts)
     ]
     parts = ["\n".join(f"- {verdict}" for verdict in verdicts)] if verdicts else []
-    if waiting:
-        parts.append("Studies of it without a verdict so far ([claims](../claims.md)):\n\n" + "\n".join(waiting))
+    if others:
+        parts.append("Other studies that it is part of ([claims](../claims.md)):\n\n" + "\n".join(others))
     return "\n\n".join(parts)
 
 

@@ -80,6 +80,15 @@ def grid_edge(lr: float | None, tune: Mapping[float, RateResults]) -> Edge | Non
     return "largest" if max(same) == max(tune) else "smallest" if min(same) == min(tune) else None
 
 
+def lost_above(lr: float | None, tune: Mapping[float, RateResults]) -> str:
+    """Runs at the next rate above one that did not train, as text: it is then the limit of training. Empty if none."""
+    larger = min((rate for rate in tune if lr is not None and rate > lr), default=None)
+    if larger is None or not tune[larger].lost:
+        return ""
+    own = tune[larger]
+    return f"at {larger:.3g}, the next rate above the best, {own.lost} of {len(own.values)} did not train"
+
+
 def _are_equal(a: RateResults, b: RateResults) -> bool:
     """Whether two rates trained equally well; accuracies are counts, and often equal."""
     return bool(a.trained) and a.lost == b.lost and math.fsum(a.trained) == math.fsum(b.trained)

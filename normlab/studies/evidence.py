@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from normlab.compare.statistics import SchemeResult, rank_schemes
+from normlab.compare.tuning import lost_above
 from normlab.errors import NormLabError, unknown
 from normlab.studies.values import row_number, row_values
 from normlab.utils.text import counted
@@ -102,6 +103,8 @@ class Evidence:
         problems, notes = _problems(scheme, path, seen, unit), self._killed(scheme, arm)
         # Which loss is lower depends on the rates; what a model does inside is shown at the best of those tried.
         (problems if path == VALUE else notes).extend(_edges(scheme, standing))
+        if standing is not None and (lost := lost_above(standing.lr, standing.tune)):
+            notes.append(f"{scheme}: {lost}")
         return Sample(scheme, _by_key(seen), problems, notes, unit)
 
     def _killed(self, scheme: str, arm: str) -> list[str]:

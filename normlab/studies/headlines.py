@@ -18,7 +18,7 @@ RESULTS_TESTED: dict[int, str] = {
     13: "SpanNorm's learning rates carry over width",
     14: "Attention dynamics: velocities, tails, random weights, synchronisation",
     15: "Peri-LN uses its depth best",
-    16: "Pre-Norm's state grows without bound unless weight decay holds it; Peri-LN's is bounded",
+    16: "Pre-Norm's state grows more without weight decay (said to be without bound); Peri-LN's is bounded",
     17: "Peri-LN with a step of 0.1 beats a step of 1",
     18: "Pre-Norm diverges at high rates and low decay, Peri-LN does not",
     19: "The output's sensitivity to its input stays under its bound",

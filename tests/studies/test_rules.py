@@ -99,6 +99,14 @@ def test_a_rate_that_is_not_bracketed_leaves_a_claim_on_losses_open():
     assert any("largest tried" in note for note in found.notes)
 
 
+def test_a_rate_below_one_that_did_not_train_is_noted():
+    rows = [row("a", 1000, loss, lr=lr, role="tune") for lr, loss in ((1e-3, 4.0), (2e-3, 3.0), (4e-3, None))]
+    rows += rows_of({"a": [3.0, 3.1, 3.2]}, lr=2e-3) + rows_of({"b": [4.0, 4.2, 4.1]})
+    found = rule("difference", scheme="a", against="b").decide(Evidence({"main": rows}))
+    assert found.verdict == "reproduced"
+    assert "a: at 0.004, the next rate above the best, 1 of 1 did not train" in found.notes
+
+
 def test_every_arm_must_agree_and_intervals_are_widened():
     arms = {"short": rows_of({"a": shifted(-0.1), "b": BASE}), "long": rows_of({"a": shifted(0.1), "b": BASE})}
     assert verdict("difference", Evidence(arms), scheme="a", against="b") == "refuted"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from normlab.compare.tuning import grid_edge, group_by_rate
+from normlab.compare.tuning import grid_edge, group_by_rate, lost_above
 from normlab.errors import NormLabError
 from normlab.studies.evidence import Evidence
 from normlab.studies.finding import Finding
@@ -79,12 +79,13 @@ class RateRule(Rule):
             ours=f"a factor of {apart:.3g}: " + ", ".join(f"{best.lr:.3g} ({arm})" for arm, best in known.items()),
             estimate=apart, claimed=(None, self.factor), seeds=seeds, runs=sum(len(tuned[arm]) for arm in known),
             power=f"{counted(seeds, 'seed')} for each rate: the factor has no interval{_of_seeds(alone)}",
-            notes=tuple(note for arm, best in known.items() for note in _lost_above(arm, best.lr, tuned[arm])),
+            notes=tuple(f"{arm}: {best.lost_above}" for arm, best in known.items() if best.lost_above),
         )  # fmt: skip
         single = [f"with seed {seed} alone the best rates are a factor of {factor:.3g} apart"
                   for seed, factor in alone.items() if not self._agree(factor)]  # fmt: skip
-        if self.each_seed and self._agree(apart):
-            edges += single
+        if self.each_seed and self._agree(apart) and single:
+            # More seeds may decide this; how many is not known, since the factor has no interval.
+            found = replace(found.noting(single), verdict="open")
         is_tied = self._agree(nearest) and not self._agree(apart)
         ties = [f"rates within {self.tie:g} of the best loss are a factor of {nearest:.3g} apart"] if is_tied else []
         return found.unless(edges + ties)
@@ -100,6 +101,8 @@ class _Best:
     """Whether it is an end of the rates tried."""
     tied: tuple[float, ...]
     """The rates that are as good, itself included."""
+    lost_above: str
+    """Runs at the next larger rate that did not train, as text."""
 
 
 def _best(tuned: Sequence[Mapping[str, Any]], tie: float) -> _Best | None:
@@ -111,7 +114,7 @@ def _best(tuned: Sequence[Mapping[str, Any]], tie: float) -> _Best | None:
     scores = {lr: own.score(metric) for lr, own in tried.items()}
     lr = min(scores, key=lambda lr: (scores[lr], lr))
     tied = [one for one, own in scores.items() if own.lost == scores[lr].lost and own.mean <= scores[lr].mean + tie]
-    return _Best(lr, grid_edge(lr, tried), tuple(tied))
+    return _Best(lr, grid_edge(lr, tried), tuple(tied), lost_above(lr, tried))
 
 
 def _apart_by_seed(arms: Sequence[Sequence[Mapping[str, Any]]], tie: float) -> dict[int, float]:
@@ -124,16 +127,6 @@ def _apart_by_seed(arms: Sequence[Sequence[Mapping[str, Any]]], tie: float) -> d
 
 def _of_seeds(alone: Mapping[int, float]) -> str:
     return f"; by single seeds it is {', '.join(f'{one:.3g}' for one in alone.values())}" if len(alone) > 1 else ""
-
-
-def _lost_above(arm: str, lr: float, tuned: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Runs at the next rate above the best that did not train: the best is then where training fails."""
-    tried = group_by_rate([{**row, "lr": row.get("base_lr", row["lr"])} for row in tuned], "tune")
-    larger = min((rate for rate in tried if rate > lr), default=None)
-    if larger is None or not tried[larger].lost:
-        return []
-    what = f"{tried[larger].lost} of {len(tried[larger].values)} did not train"
-    return [f"{arm}: at {larger:.3g}, the next rate above the best, {what}"]
 
 
 def _apart(rates: Iterable[float]) -> float:

@@ -1,15 +1,16 @@
 """Learning-rate search for one scheme: which rates to try next, and which of those tried is best.
 
-All rates are on one grid, 1e-3 · 2^(k/2) for integer k, so that different schemes are run at the same rates. For each
-scheme:
+All rates are on one grid, 1e-3 · 2^(k/2) for integer k, so that different schemes are run at the same rates. `Bracket`,
+for each scheme:
 
 1. Try the start (`start_rate`, a function of the model size), half and twice that rate.
 2. While the best rate is the smallest or largest tried, try the next one beyond it, a factor of 2 away, from start/64
    up to 64 · start. While no run has trained, extend in both directions, from start/16 up to 16 · start.
 3. If the search is refined, try the rates a factor of √2 below and above the best.
 
-The best rate is then *interior* (the next rate on either side was tried and is worse) or lies at a limit. The search is
-a pure function of scores and does not depend on runs, rows or torch.
+An end that is as good as the best counts as the best. The best rate is then *interior* (a worse rate was tried on
+either side) or lies at a limit. A list of rates (`RateList`) is searched in the same way, by its own steps. Searches
+are pure functions of scores and do not depend on runs, rows or torch.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _COARSE = 2
 _REACH = 6 * _COARSE
 """Indices from the start to either limit: a factor of 64. Some schemes want 16 times the usual rate or more."""
 
-_FACTOR = 1.01 * 2.0 ** (_REACH / _COARSE)
+_REACH_FACTOR = 1.01 * 2.0 ** (_REACH / _COARSE)
 """The same as a factor, with room for rounded rates."""
 
 _LOST_REACH = 4 * _COARSE
@@ -89,9 +90,7 @@ class Bracket:
             return RateSearch(next_rates=tuple(grid_rate(k) for k in due))
         if _is_lost(seen):
             return RateSearch(end="untrained")
-        best = _best(seen)
-        ends: dict[int, End] = {min(seen): "lowest", max(seen): "highest"}
-        return RateSearch(pick=grid_rate(best), end=ends.get(best, "interior"))
+        return RateSearch(pick=grid_rate(_best(seen)), end=_end(seen))
 
     @property
     def _start(self) -> int:
@@ -119,7 +118,7 @@ class Bracket:
 class RateList:
     """Learning-rate search from a list: all of its rates, then the next one beyond an end while that is the best.
 
-    Steps beyond an end are those of the list there, up to a factor of 64. If no rate of the list trains, it ends.
+    Steps beyond an end are those of the list there, up to a factor of 64 in all. It ends if no rate of the list trains.
     """
 
     rates: tuple[float, ...]
@@ -129,25 +128,33 @@ class RateList:
 
     def next(self, scores: Mapping[float, Score]) -> RateSearch:
         """Next step of the search, given the scores so far."""
-        first = {*self.rates, *(() if self.also is None else (_rounded(self.also),))}
+        first = {*self.rates, *self._also}
         if due := first - scores.keys():
             return RateSearch(next_rates=tuple(sorted(due)))
         if _is_lost(scores):
             return RateSearch(end="untrained")
         best, lowest, highest = _best(scores), min(scores), max(scores)
         below, above = self._steps
-        if scores[lowest] == scores[best] and lowest / below >= min(first) / _FACTOR:
-            return RateSearch(next_rates=(_rounded(lowest / below),))
-        if scores[highest] == scores[best] and highest * above <= max(first) * _FACTOR:
-            return RateSearch(next_rates=(_rounded(highest * above),))
-        ends: dict[float, End] = {lowest: "lowest", highest: "highest"}
-        return RateSearch(pick=best, end=ends.get(best, "interior"))
+        if scores[lowest] == scores[best] and lowest / below >= min(first) / _REACH_FACTOR:
+            return RateSearch(next_rates=(_near_grid(lowest / below),))
+        if scores[highest] == scores[best] and highest * above <= max(first) * _REACH_FACTOR:
+            return RateSearch(next_rates=(_near_grid(highest * above),))
+        return RateSearch(pick=best, end=_end(scores))
+
+    @property
+    def _also(self) -> list[float]:
+        """The rate found elsewhere, unless the list has it but for rounding."""
+        if self.also is None or any(_are_close(self.also, lr) for lr in self.rates):
+            return []
+        return [_near_grid(self.also)]
 
     @property
     def _steps(self) -> tuple[float, float]:
-        """Factors between the two lowest and the two highest rates."""
+        """Factors between the two lowest and the two highest rates; from √2, which spares runs, to 4."""
         ordered = sorted(self.rates)
-        return ordered[1] / ordered[0], ordered[-1] / ordered[-2]
+        factors = ordered[1] / ordered[0], ordered[-1] / ordered[-2]
+        below, above = (min(max(factor, math.sqrt(2.0)), 4.0) for factor in factors)
+        return below, above
 
 
 def start_rate(depth: int, width: int) -> float:
@@ -158,11 +165,17 @@ def start_rate(depth: int, width: int) -> float:
 
 def grid_rate(k: int) -> float:
     """The rate at an index, rounded to three digits: 1e-3, 1.41e-3, 2e-3."""
-    return _rounded(_GRID * 2.0 ** (k / 2), digits=3)
+    return float(f"{_GRID * 2.0 ** (k / 2):.3g}")
 
 
-def _rounded(lr: float, digits: int = 6) -> float:
-    return float(f"{lr:.{digits}g}")
+def _near_grid(lr: float) -> float:
+    """The rate of the grid that a rate is but for rounding, else the rate with six digits."""
+    near = grid_rate(round(2.0 * math.log2(lr / _GRID)))
+    return near if _are_close(lr, near) else float(f"{lr:.6g}")
+
+
+def _are_close(a: float, b: float) -> bool:
+    return abs(a / b - 1.0) < 0.01
 
 
 def grid_index(lr: float) -> int | None:
@@ -174,6 +187,12 @@ def grid_index(lr: float) -> int | None:
 def _best(seen: Mapping[_Rate, Score]) -> _Rate:
     """The rate, or its index, with the best score; ties go to the lower one."""
     return min(seen, key=lambda k: (seen[k], k))
+
+
+def _end(seen: Mapping[_Rate, Score]) -> End:
+    """Where the best rate of a search that has ended lies; an end that is as good counts as the best."""
+    best = seen[_best(seen)]
+    return "highest" if seen[max(seen)] == best else "lowest" if seen[min(seen)] == best else "interior"
 
 
 def _is_lost(seen: Mapping[_Rate, Score]) -> bool:

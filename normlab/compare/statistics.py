@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from normlab.compare.tuning import Edge, RateResults, Row, grid_edge, group_by_rate, pick_rate
+from normlab.compare.tuning import Edge, RateResults, Row, edge_text, grid_edge, group_by_rate, pick_rate
 from normlab.errors import NormLabError, unknown
 from normlab.train.metrics import LOSS, Metric, metric_named
 from normlab.utils.student_t import shifted_outside, t_interval, t_outside
@@ -33,6 +33,10 @@ Verdict = Literal[
     "baseline", "better", "worse", "no difference shown", "one seed", "unreliable", "failed", "stuck", "not judged",
     "no pairs",
 ]  # fmt: skip
+
+
+POWER = 0.8
+"""Usual chance of showing what is there: four times out of five."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,9 +97,8 @@ class SchemeResult:
 
     @property
     def edge_words(self) -> str:
-        """What the selected rate is, if it is at an edge: the largest tried, or as good as the largest tried."""
-        is_end = self.lr in (min(self.tune), max(self.tune))
-        return f"the {self.edge} tried" if is_end else f"as good as the {self.edge} tried"
+        """Where the selected rate lies, if at an edge: "the largest tried", or "as good as the largest tried"."""
+        return "" if self.lr is None or self.edge is None else edge_text(self.lr, self.edge, self.tune)
 
     @property
     def finished(self) -> list[float]:
@@ -158,7 +161,7 @@ def paired_difference(a: Values, b: Values, level: float = 0.95) -> Difference:
     )  # fmt: skip
 
 
-def minimum_detectable(n: int, sd: float, level: float = 0.95, power: float = 0.8) -> float:
+def minimum_detectable(n: int, sd: float, level: float = 0.95, power: float = POWER) -> float:
     """The true mean difference that `n` pairs with standard deviation `sd` detect with probability `power`.
 
     Exact for normal differences (noncentral t); infinite with fewer than two pairs.

@@ -14,9 +14,11 @@ from typing import Any, Literal
 
 from normlab.compare.bracket import Score
 from normlab.train.metrics import Metric
+from normlab.utils.text import counted
 
 Row = Mapping[str, Any]
 Edge = Literal["largest", "smallest"]
+EDGES: tuple[Edge, ...] = ("largest", "smallest")
 
 
 @dataclass(frozen=True)
@@ -76,23 +78,39 @@ def grid_edge(lr: float | None, tune: Mapping[float, RateResults]) -> Edge | Non
     """Whether a rate, or one with equal results, is the largest or smallest tried: a better one may lie beyond it."""
     if lr is None or len(tune) < 2:
         return None
-    same = [other for other, own in tune.items() if other == lr or _are_equal(own, tune[lr])]
-    return "largest" if max(same) == max(tune) else "smallest" if min(same) == min(tune) else None
+    # What it is itself comes before what it equals: two ends may be equal.
+    alike = [lr, *(other for other, own in tune.items() if _are_equal(own, tune[lr]))]
+    return next((edge for rate in alike for edge in EDGES if rate == edge_rate(edge, tune)), None)
 
 
-def lost_above(lr: float | None, tune: Mapping[float, RateResults]) -> str:
-    """Runs at the next rate above one that did not train, as text: it is then the limit of training. Empty if none."""
+def edge_rate(edge: Edge, tune: Mapping[float, RateResults]) -> float:
+    """The largest or smallest rate tried."""
+    return max(tune) if edge == "largest" else min(tune)
+
+
+def edge_text(lr: float, edge: Edge, tune: Mapping[float, RateResults]) -> str:
+    """Where a rate at an edge lies: "the largest tried", or "as good as the largest tried"."""
+    return f"the {edge} tried" if lr == edge_rate(edge, tune) else f"as good as the {edge} tried"
+
+
+def lost_above_text(lr: float | None, tune: Mapping[float, RateResults]) -> str:
+    """How many runs did not train at the next rate above one, which is then the limit of training. Empty if all did."""
     larger = min((rate for rate in tune if lr is not None and rate > lr), default=None)
     if larger is None or not tune[larger].lost:
         return ""
     own = tune[larger]
-    return f"at {larger:.3g}, the next rate above the best, {own.lost} of {len(own.values)} did not train"
+    return (
+        f"at {larger:.3g}, the next rate above the best, {own.lost} of {counted(len(own.values), 'run')} did not train"
+    )
 
 
 def _are_equal(a: RateResults, b: RateResults) -> bool:
     """Whether two rates trained equally well; accuracies are counts, and often equal."""
-    return bool(a.trained) and a.lost == b.lost and math.fsum(a.trained) == math.fsum(b.trained)
+    if not a.trained or (a.lost, len(a.trained)) != (b.lost, len(b.trained)):
+        return False
+    return math.fsum(a.trained) == math.fsum(b.trained)
 
 
 def _mean(values: list[float], metric: Metric) -> float:
-    return metric.sign * sum(values) / len(values) if values else math.inf
+    # Exact, so that equal results of several seeds have equal means in whatever order.
+    return metric.sign * math.fsum(values) / len(values) if values else math.inf

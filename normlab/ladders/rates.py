@@ -158,20 +158,20 @@ class Rates:
             searches.append(test if test.due else _confirming(test, test.pick, [test]))
         return searches
 
-    def _search(self, rung: Rung, scheme: str, budget: int, found: float | None, known: Mapping[str, Row]) -> Search:
-        """The search at a size and a budget, which tries a rate that was found before it."""
+    def _search(self, rung: Rung, scheme: str, budget: int, also: float | None, known: Mapping[str, Row]) -> Search:
+        """The search at a size and a budget, which tries `also`, a rate that was found before it."""
         tried = self._tried(rung, scheme, budget, known)
-        state, confirmed = self._state(tried, found), self._confirmed(rung, scheme, budget, known)
+        state, confirmed = self._state(tried, also), self._confirmed(rung, scheme, budget, known)
         search = Search(rung, budget, tried, state.next_rates, None, state.end, confirmed)
         sure = {lr: own for lr, own in tried.items() if not search.has_failed(lr)}
         return search if search.due else replace(search, pick=pick_rate(sure or tried, self._metric))
 
-    def _state(self, tried: Mapping[float, RateResults], found: float | None) -> RateSearch:
+    def _state(self, tried: Mapping[float, RateResults], also: float | None) -> RateSearch:
         """What to try next, or how the search has ended."""
         scores = {lr: own.score(self._metric) for lr, own in tried.items()}
         if self._config.lrs != "auto":
-            return RateList(self._config.lrs, also=found).next(scores)
-        start = found or self._config.usual_rate(self._smallest.size)
+            return RateList(self._config.lrs, also=also).next(scores)
+        start = also or self._config.usual_rate(self._smallest.size)
         return Bracket(start, self._config.refine_rates).next(scores)
 
     def _tried(self, rung: Rung, scheme: str, budget: int, known: Mapping[str, Row]) -> dict[float, RateResults]:

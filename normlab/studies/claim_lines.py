@@ -28,6 +28,12 @@ class ClaimLine:
     finding: Finding
     budget: str
 
+    @property
+    def verdict(self) -> str:
+        """The verdict in words, with a mark where the rule was corrected after its runs."""
+        is_corrected = self.claim.correction is not None and self.finding.is_verdict
+        return f"{self.finding.verdict}, rule corrected" if is_corrected else self.finding.verdict
+
 
 def claim_lines(folder: Path = FOLDER, results: Path = RESULTS) -> list[ClaimLine]:
     """All claims of all studies, by study."""

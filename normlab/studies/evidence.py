@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from normlab.compare.statistics import SchemeResult, rank_schemes
-from normlab.compare.tuning import lost_above
+from normlab.compare.tuning import lost_above_text
 from normlab.errors import NormLabError, unknown
 from normlab.studies.values import row_number, row_values
 from normlab.utils.text import counted
@@ -96,14 +96,14 @@ class Evidence:
         standing = _standing(rows)
         judged = [row for row in rows if row.get("role", "judge") == "judge"]
         chosen = judged if standing is None else [row for row in judged if row["lr"] == standing.lr]
-        if path.startswith(f"{_SHARED}."):
-            chosen = [row for row in chosen if _SHARED in row] or chosen
+        if any(part.startswith(f"{_SHARED}.") for part in path.split(" / ")):
+            chosen = [row for row in chosen if _SHARED in row or not is_sound(row)]
         seen = [(row, row_values(row, path) if is_sound(row) else [None]) for row in chosen]
         unit = "repeat" if any(len(values) > 1 for _, values in seen) else "seed"
         problems, notes = _problems(scheme, path, seen, unit), self._killed(scheme, arm)
         # Which loss is lower depends on the rates; what a model does inside is shown at the best of those tried.
         (problems if path == VALUE else notes).extend(_edges(scheme, standing))
-        if standing is not None and (lost := lost_above(standing.lr, standing.tune)):
+        if standing is not None and (lost := lost_above_text(standing.lr, standing.tune)):
             notes.append(f"{scheme}: {lost}")
         return Sample(scheme, _by_key(seen), problems, notes, unit)
 

@@ -100,11 +100,12 @@ def _check_seeds(found: Row) -> Iterator[Row]:
     profiles = found["ladder"]["profiles"]
     deepest = max(profile["boundaries"] for profile in profiles)
     own = [profile for profile in profiles if profile["boundaries"] == deepest]
-    for seed in sorted({profile["seed"] for profile in own}):
+    seeds = sorted({profile["seed"] for profile in own})
+    for seed in seeds:
         steps = sorted((profile for profile in own if profile["seed"] == seed), key=lambda profile: profile["step"])
         row = {"seed": seed, "before": steps[0], "after": steps[-1]}
         # The result is one of all seeds together, and its theory that of the first: it is no observation of the others.
-        row |= {"result": found} if seed == 0 else {}
+        row |= {"result": found} if seed == seeds[0] else {}
         # A burst that breaks at its first step has one profile.
         yield row if len(steps) > 1 else {**row, "after": None, "state": "failed", "reason": _BROKE}
 

@@ -32,9 +32,12 @@ def _before_correction(claim: Claim, evidence: Evidence) -> list[str]:
     """What a corrected rule said as it was registered."""
     if claim.correction is None:
         return []
-    before = claim.correction.registered.decide(evidence)
-    why = f"the rule was corrected after its runs, because {claim.correction.why}"
-    return [f"{why}; as registered it says {before.verdict} ({before.ours or 'no number'})"]
+    try:
+        found = claim.correction.registered.decide(evidence)
+        before = f"says {found.verdict} ({found.ours or 'no number'})"
+    except (NormLabError, KeyError) as error:
+        before = f"cannot be decided ({error})"
+    return [f"the rule was corrected after its runs, because {claim.correction.why}; as registered it {before}"]
 
 
 def _decide(claim: Claim, evidence: Evidence, record: StudyRecord) -> Finding:

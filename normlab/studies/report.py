@@ -20,7 +20,7 @@ _TONES = {"reproduced": "ok", "refuted": "fail", "open": "warn", "unfinished": "
 _HEADS = ("Claim", "Source", "Theirs", "Ours", "Seeds", "Budget", "Verdict", "Power", "To settle")
 _NOTE = """_Written by `normlab study --report` from `studies/` and the rows in `benchmarks/results/studies/`; do not
 edit it. A verdict is that of the rule in the study's file, whose hash every row carries. Intervals hold
-together at the rule's level; bounds of shares, and tests of counts and orders, are one-sided at that level. Levels
+together at the rule's level; bounds of shares, and tests of counts and ranks, are one-sided at that level. Levels
 hold for each claim by itself, not for all claims together. A rule that was corrected after its runs says why, and what
 it said before. **Open** names what leaves a claim undecided; **unfinished**, a study of which not all runs have ended,
 and **not run** are no verdicts. The numbers are those of the results that the studies test; a
@@ -42,8 +42,8 @@ def _table(found: Sequence[ClaimLine]) -> str:
 
 def headline(found: Sequence[ClaimLine]) -> str:
     """Number of claims by verdict."""
-    own = sum(line.claim.own_question for line in found)
-    ours = f" {own} of them are our own questions rather than results of a paper." if own else ""
+    own = [line for line in found if line.claim.own_question]
+    ours = f" Among them {counted(len(own), 'question')} that no paper answers." if own else ""
     return f"{counted(len(found), 'claim')}: {line_counts(found)}.{ours}" if found else "There are no studies yet."
 
 
@@ -64,11 +64,10 @@ def claims_page(found: Sequence[ClaimLine]) -> str:
 
 def _cells(line: ClaimLine) -> tuple[str, ...]:
     found, claim = line.finding, line.claim
-    corrected = ", rule corrected" if claim.correction and found.is_verdict else ""
-    verdict = f"{MARKS[found.verdict]} {found.verdict}{corrected}"
+    verdict = f"{MARKS[found.verdict]} {line.verdict}"
     seeds = f"{found.seeds} ({counted(found.runs, 'run')})" if found.seeds else NONE
     ours, power = found.ours or NONE, found.power or (f"planned: {claim.power}" if claim.power else NONE)
-    source = f"our own question: {claim.source}" if claim.own_question else claim.source
+    source = f"no result of a paper: {claim.source}" if claim.own_question else claim.source
     return claim.claim, source, claim.theirs, ours, seeds, line.budget, verdict, power, found.settling or NONE
 
 
@@ -90,8 +89,8 @@ def _card(line: ClaimLine) -> dict[str, Any]:
     shown = [(n, text) for n, text in zip(_HEADS, _cells(line), strict=True) if n not in ("Claim", "Verdict")]
     facts = [fact for fact in shown if fact[1] != NONE]
     return {
-        "name": line.claim.name, "claim": line.claim.claim, "verdict": found.verdict, "mark": MARKS[found.verdict],
-        "tone": _TONES[found.verdict], "facts": facts, "rule": line.claim.rule.sentence,
+        "name": line.claim.name, "claim": line.claim.claim, "verdict": line.verdict,
+        "mark": MARKS[found.verdict], "tone": _TONES[found.verdict], "facts": facts, "rule": line.claim.rule.sentence,
         "kind": line.claim.rule.kind, "notes": found.notes,
         "bars": [bar for part in (found.parts or (found,)) if (bar := _bar(part))],
     }  # fmt: skip

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from normlab.compare.statistics import Difference, minimum_detectable
+from normlab.compare.statistics import POWER, Difference, minimum_detectable
 from normlab.utils.text import counted
 
 if TYPE_CHECKING:
     from normlab.studies.evidence import Row
     from normlab.studies.finding import Finding
 
-POWER = 0.8
-"""Chance with which a number of runs decides."""
+_RARE = 1e-5
+"""Probability of a draw below which it is left out."""
 MOST_RUNS = 500
-"""Runs of a scheme, or pairs of runs, beyond which no number is given."""
+"""Runs of each scheme beyond which no number is given."""
 
 
 def pairs_to_decide(found: Difference, *ends: float | None) -> float | None:
@@ -43,27 +44,29 @@ def counts_to_decide(counts: Sequence[tuple[int, int]], decided: Callable[..., b
 
     That is if the shares of events so far are the true ones, and runs are independent.
     """
-    least = min(runs for _, runs in counts)
-    for n in _growing(least):
-        grown = [math.ceil(runs * n / least) for _, runs in counts]
-        expected = [(round(events / runs * more), more) for (events, runs), more in zip(counts, grown, strict=True)]
-        # Where not even the expected counts decide, four out of five draws do not: summing over draws is slow.
-        if decided(*expected) and _share_decided(counts, grown, decided) >= POWER:
-            return sum(grown)
-    return math.inf
+    most = max(runs for _, runs in counts)
+    sizes = [[math.ceil(runs * n / most) for _, runs in counts] for n in _growing(most)]
+    # More runs decide more often, so that the numbers can be halved; summing over draws is slow.
+    first = bisect.bisect_left(sizes, POWER, key=lambda grown: _share_decided(counts, grown, decided))
+    return sum(sizes[first]) if first < len(sizes) else math.inf
 
 
 def _share_decided(counts: Sequence[tuple[int, int]], grown: Sequence[int], decided: Callable[..., bool]) -> float:
     """Probability that binomial counts of so many runs are decided."""
-    cases = [_likely(events / runs, more) for (events, runs), more in zip(counts, grown, strict=True)]
-    draws = itertools.product(*cases)
-    return math.fsum(math.prod(p for _, p in draw) for draw in draws if decided(*(count for count, _ in draw)))
+    shares = [(events / runs, more) for (events, runs), more in zip(counts, grown, strict=True)]
+    # Where not even the expected counts decide, most draws do not either.
+    if not decided(*((round(share * more), more) for share, more in shares)):
+        return 0.0
+    draws = itertools.product(*(_likely(*one) for one in shares))
+    likely = ((draw, math.prod(p for _, p in draw)) for draw in draws)
+    return math.fsum(p for draw, p in likely if p > _RARE and decided(*(count for count, _ in draw)))
 
 
 def _likely(share: float, runs: int) -> list[tuple[tuple[int, int], float]]:
-    """Counts of a binomial distribution within four standard deviations of its mean, with their probabilities."""
-    mean, reach = share * runs, 4.0 * math.sqrt(share * (1.0 - share) * runs)
+    """Counts of a binomial distribution within three standard deviations of its mean, with their probabilities."""
+    mean, reach = share * runs, 3.0 * math.sqrt(share * (1.0 - share) * runs)
     events = range(max(0, math.floor(mean - reach)), min(runs, math.ceil(mean + reach)) + 1)
+    # At most MOST_RUNS: larger binomial coefficients are no floats.
     return [((k, runs), math.comb(runs, k) * share**k * (1.0 - share) ** (runs - k)) for k in events]
 
 
@@ -80,7 +83,7 @@ def settling_text(found: Finding, rows: Sequence[Row]) -> str:
     if found.verdict != "open" or found.runs_to_decide is None:
         return ""
     if math.isinf(found.runs_to_decide):
-        return f"not by up to {MOST_RUNS} runs like these"
+        return f"not by up to {MOST_RUNS} runs of each scheme like these"
     more = max(math.ceil(found.runs_to_decide) - found.runs, 1)
     timed = [row for row in rows if row.get("seconds")]
     took = f" ({_time(more, timed)})" if timed else ""

@@ -17,7 +17,7 @@ claim = "..."
 source = "..."
 theirs = "..."
 power = "..."                  # what the planned runs could show, said before they are made
-own_question = true            # ours, about what the source says; counted apart from results of papers
+own_question = true            # asks what no paper answers; counted apart from results of papers
 [claims.rule]
 kind = "difference"            # normlab/studies/rules
 [claims.correction]            # a fault of the rule that was found after its runs: both verdicts are shown
@@ -84,7 +84,7 @@ class Claim:
     power: str = ""
     """What the planned runs could show, said before they are made; a finding has the power of the runs themselves."""
     own_question: bool = False
-    """Whether it asks what the source does not say, such as another time, budget or setting."""
+    """Whether it asks what no paper answers: a question that one leaves open, or another time or budget."""
     correction: Correction | None = None
 
 
@@ -183,6 +183,8 @@ def _claim(table: Mapping[str, Any], where: str) -> Claim:
     changes = dict(_table(table, "correction", where))
     why = _text(changes, "why", f"{where}, correction")
     corrected = read_rule({**raw, **{key: changes[key] for key in changes if key != "why"}}, f"{where}, correction")
+    if corrected == rule:
+        raise NormLabError(f"{where}, correction: it changes nothing of the rule; name the entries that it replaces")
     return Claim(name=name, rule=corrected, correction=Correction(why, rule), **known)
 
 

@@ -16,10 +16,10 @@ def of_result(found: Sequence[ClaimLine], number: int) -> list[ClaimLine]:
 
 
 def counts_of_result(found: Sequence[ClaimLine], number: int) -> str:
-    """How many parts of a headline result have each verdict; our own questions about it are counted apart."""
+    """How many parts of a headline result have each verdict; questions that no paper answers are counted apart."""
     own = of_result(found, number)
     of_papers, ours = ([line for line in own if line.claim.own_question is mine] for mine in (False, True))
-    asked = f"our own questions: {line_counts(ours)}" if ours else ""
+    asked = f"questions beyond the paper: {line_counts(ours)}" if ours else ""
     return "; ".join(filter(None, (line_counts(of_papers), asked)))
 
 
@@ -44,7 +44,7 @@ def found_table(found: Sequence[ClaimLine], claims: str = "docs/claims.md") -> s
         own = of_result(found, number)
         run = [line for line in own if line.finding.is_verdict]
         if run:
-            parts = "" if len(run) == len(own) else f" of {len(own)} parts"
+            parts = "" if len(run) == len(own) else f" (of {len(own)} parts)"
             counts = f"[{counts_of_result(run, number)}{parts}]({claims}#{run[0].study.name})"
             of_papers = [line for line in run if not line.claim.own_question]
             refuted = " ".join(cell_text(line.claim.claim) for line in of_papers if line.finding.verdict == "refuted")
@@ -55,7 +55,7 @@ def found_table(found: Sequence[ClaimLine], claims: str = "docs/claims.md") -> s
 def card_lines(found: Sequence[ClaimLine], scheme: str, claims: str = "../claims.md") -> list[str]:
     """Verdicts on what is claimed of a scheme, for its card; none for studies that have not ended."""
     return [
-        f"{MARKS[line.finding.verdict]} {line.finding.verdict}: {_sentence(line)} "
+        f"{MARKS[line.finding.verdict]} {line.verdict}: {_sentence(line)} "
         f"([{line.study.name}]({claims}#{line.study.name}))"
         for line in found
         if line.finding.is_verdict and scheme in map(_name, line.claim.rule.subjects)
@@ -75,7 +75,8 @@ def verdict_counts(findings: Iterable[Finding]) -> str:
 
 def _sentence(line: ClaimLine) -> str:
     ours = f" Ours: {cell_text(line.finding.ours)}." if line.finding.ours else ""
-    return f"{cell_text(line.claim.claim)} Theirs: {cell_text(line.claim.theirs)}.{ours}"
+    theirs = "No paper says so." if line.claim.own_question else f"Theirs: {cell_text(line.claim.theirs)}."
+    return f"{cell_text(line.claim.claim)} {theirs}{ours}"
 
 
 def _name(scheme: str) -> str:

@@ -58,7 +58,12 @@ def _every(row: Mapping[str, Any], parts: list[str]) -> Any:
     inner, last = parts[place + 1 :], parts[-1] if parts[-1] in _REDUCE else None
     entries = _walk(row, parts[:place])
     found = [_walk(entry, inner[:-1] if last else inner) for entry in (entries if isinstance(entries, list) else [])]
-    series = found if all(isinstance(one, list) for one in found) else [found]
+    are_lists = all(isinstance(one, list) for one in found)
+    if last and last.startswith(_BLOCKS) and not are_lists:
+        raise NormLabError(
+            f"{'.'.join(parts)}: {last} leaves out the first place of a profile; name no place before it"
+        )
+    series = found if are_lists else [found]
     return _reduced(last, series) if last else [value for one in series for value in one]
 
 

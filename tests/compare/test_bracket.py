@@ -169,7 +169,7 @@ def test_a_list_is_widened_by_at_most_a_factor_of_64() -> None:
     assert asked[-1] == (0.128,)
     assert end == RateSearch(pick=0.128, end="highest")
     end, asked = walk(RateList((1e-3, 2e-3)), valley(1e-9))
-    assert end == RateSearch(pick=1e-3 / 64, end="lowest")
+    assert end == RateSearch(pick=1.56e-5, end="lowest")
 
 
 def test_a_rate_that_does_not_train_ends_a_list_from_above() -> None:
@@ -188,3 +188,24 @@ def test_a_rate_found_elsewhere_is_tried_with_the_list_and_does_not_change_its_s
     end, asked = walk(RateList((1e-3, 2e-3), also=2.1e-3), valley(1e-2))
     assert asked == [(1e-3, 2e-3, 2.1e-3), (4.2e-3,), (8.4e-3,), (1.68e-2,)]
     assert end == RateSearch(pick=8.4e-3, end="interior")
+
+
+@pytest.mark.parametrize("rates", [(1e-3, 1.0000001e-3), (1e-3, 1.01e-3), (1e-5, 1e-3)])
+def test_lists_with_strange_steps_end(rates: tuple[float, ...]) -> None:
+    """Steps below √2 would take hundreds of runs, or find the rate they come from; one of 100 would find nothing."""
+    end, asked = walk(RateList(rates), valley(2e-2))
+    assert end.end == "interior"
+    assert len(asked) < 12
+
+
+def test_a_rate_of_the_list_is_not_tried_again_for_its_digits() -> None:
+    exact = math.sqrt(2.0) * 1e-3
+    assert RateList((exact, 2 * exact), also=1.41e-3).next({}).next_rates == (exact, 2 * exact)
+    # Beyond an end a rate of the grid is taken as the grid has it.
+    assert walk(RateList((1e-3, 1.41e-3)), valley(3e-3))[1][1:] == [(2e-3,), (2.83e-3,), (4e-3,)]
+
+
+def test_an_end_as_good_as_the_best_at_the_limit_is_no_bracket() -> None:
+    for search in (Bracket(1e-3, refined=False), RateList((5e-4, 1e-3, 2e-3))):
+        end, _ = walk(search, lambda lr: Score(0, 3.0 if lr >= 2e-3 else 4.0))
+        assert (end.pick, end.end) == (2e-3, "highest")

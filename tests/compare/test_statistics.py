@@ -210,6 +210,22 @@ def test_a_rate_as_good_as_an_end_of_the_grid_is_flagged() -> None:
     assert (own.lr, own.edge, own.edge_words) == (2e-3, "largest", "as good as the largest tried")
 
 
+def test_of_two_equal_ends_the_picked_one_is_named() -> None:
+    rows = [one for lr in (1e-3, 4e-3) for one in runs("pre", "tune", lr, {101: 3.0})]
+    own = standing([*rows, *runs("pre", "tune", 2e-3, {101: 3.2})], "pre")
+    assert (own.lr, own.edge, own.edge_words) == (1e-3, "smallest", "the smallest tried")
+
+
+def test_equal_results_are_equal_in_any_order_of_seeds() -> None:
+    values = (0.1, 0.2, 0.3)
+    rows = runs("pre", "tune", 2e-3, dict(zip((101, 102, 103), values, strict=True)))
+    rows += runs("pre", "tune", 4e-3, dict(zip((101, 102, 103), values[::-1], strict=True)))
+    rows += runs("pre", "tune", 1e-3, dict.fromkeys((101, 102, 103), 0.9))
+    own = standing(rows, "pre")
+    assert (own.lr, own.edge) == (2e-3, "largest")
+    assert len({results.score(own.metric) for lr, results in own.tune.items() if lr > 1e-3}) == 1
+
+
 @pytest.mark.parametrize(("best", "edge"), [(1e-3, "smallest"), (2e-3, None), (4e-3, "largest")])
 def test_an_end_of_the_grid_is_flagged(best: float, edge: str | None) -> None:
     rows = [row for lr in (1e-3, 2e-3, 4e-3) for row in runs("pre", "tune", lr, {101: 4.0 + (lr != best)})]

@@ -59,6 +59,16 @@ def test_a_corrected_rule_shows_both_verdicts(tmp_path):
     studies = write_study(tmp_path / "studies", text(rule + correction))
     page = report.markdown(report.claim_lines(studies, tmp_path))
     assert "✗ refuted, rule corrected" in page
+    assert "refuted, rule corrected" in report.claims_page(report.claim_lines(studies, tmp_path))
+
+
+def test_a_registered_rule_that_cannot_be_decided_can_be_corrected(tmp_path):
+    correction = "\n[claims.correction]\nwhy = 'the arm has another name'\narms = ['main']\n"
+    study = read_study("tiny", tomllib.loads(text(RULES["count"] + '\narms = ["no-*"]' + correction)), "tiny.toml")
+    store(tmp_path / "tiny", study, [row(scheme, seed, 4.0) for scheme in ("pre", "post") for seed in range(6)])
+    found = judge_claims(study, tmp_path)["gap"]
+    assert found.verdict == "reproduced"
+    assert "as registered it cannot be decided (no arm matches no-*" in found.notes[-1]
 
 
 def test_our_own_questions_are_counted_apart(tmp_path):
@@ -68,9 +78,9 @@ def test_our_own_questions_are_counted_apart(tmp_path):
     rows = [row(scheme, seed, 4.0 + seed, diverged=7) for scheme in ("pre", "post") for seed in range(3)]
     store(tmp_path / "tiny", study, rows)
     found = report.claim_lines(studies, tmp_path)
-    assert "2 claims: 1 refuted, 1 open. 1 of them are our own questions" in report.headline(found)
-    assert counts_of_result(found, 6) == "1 open; our own questions: 1 refuted"
-    assert "| our own question: nobody |" in report.markdown(found)
+    assert "2 claims: 1 refuted, 1 open. Among them one question that no paper answers." in report.headline(found)
+    assert counts_of_result(found, 6) == "1 open; questions beyond the paper: 1 refuted"
+    assert "| no result of a paper: nobody |" in report.markdown(found)
     assert "Pre-Norm never diverges" not in found_table(found)
 
 

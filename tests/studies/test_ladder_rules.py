@@ -137,13 +137,26 @@ def test_seeds_that_disagree_leave_a_rate_open_if_asked():
     assert (lax.verdict, strict.verdict) == ("reproduced", "open")
     assert lax.power.endswith("by single seeds it is 1, 2")
     assert "with seed 1001 alone the best rates are a factor of 2 apart" in strict.notes
+    for one in rows["large"]:
+        one["stuck"] = one["seed"] == 1001
+    lost = rule("rate", scheme="a", each_seed=True).decide(Evidence(rows))
+    assert (lost.verdict, lost.notes[-1]) == ("open", "seed 1001 trained at no rate in an arm")
+
+
+def test_a_seed_that_does_not_tell_rates_apart_does_not_disagree():
+    both = {1e-3: 3.0, 2e-3: 2.0, 4e-3: 2.4}
+    rows = tuned("small", both) | tuned("large", both)
+    near = {1e-3: 3.0, 2e-3: 2.002, 4e-3: 2.0, 8e-3: 3.0}
+    rows["small"] += [{**one, "seed": 1001, "run": one["run"] + "b"} for one in tuned("small", both)["small"]]
+    rows["large"] += [{**one, "seed": 1001, "run": one["run"] + "b"} for one in tuned("large", near)["large"]]
+    assert rule("rate", scheme="a", each_seed=True).decide(Evidence(rows)).verdict == "reproduced"
 
 
 def test_a_best_rate_below_one_that_does_not_train_is_named():
     rows = tuned("small", {1e-3: 3.0, 2e-3: 2.0, 4e-3: 3.0}) | tuned("large", {1e-3: 3.0, 2e-3: 2.0, 4e-3: 2.1})
     rows["large"][-1]["stuck"] = True
     found = rule("rate", scheme="a").decide(Evidence(rows))
-    assert found.notes == ("large: at 0.004, the next rate above the best, 1 of 1 did not train",)
+    assert found.notes == ("large: at 0.004, the next rate above the best, 1 of one run did not train",)
 
 
 def test_one_size_says_nothing_of_carrying_rates():
@@ -276,6 +289,13 @@ def test_a_trend_over_less_than_the_axis_is_open(lost, axis, open_for):
 def test_a_gain_that_does_not_shrink_is_a_gain(gap, expected):
     found = rule("trend", scheme="geonorm", against="pre", ways=["constant", "grows"], top="below")
     assert found.decide(on_ladder(lambda *_: gap)).verdict == expected
+
+
+def test_a_scheme_without_runs_at_a_cell_leaves_its_gap_open():
+    rows = [one for one in ladder_rows(lambda *_: -0.03) if (one["scheme"], one["size"]) != ("geonorm", "8x512")]
+    table = {"scheme": "geonorm", "against": "pre", "cell": "8x512,118M"}
+    found = rule("gap", **table).decide(Evidence(by_cell({"main": rows})))
+    assert (found.verdict, found.notes) == ("open", ("geonorm has no run at 8x512,118M",))
 
 
 def test_seeds_that_would_settle_a_gap():

@@ -184,8 +184,10 @@ def test_a_positive_number_may_be_decided_by_its_logarithm():
     zero = rule("bound", scheme="a", at_most=0.01, logarithm=True).decide(evidence({"a": [0.0, 0.1, 0.2]}))
     assert zero.verdict == "open"
     assert "1 of 3 numbers of a are not positive: they have no logarithm" in zero.notes
-    with pytest.raises(NormLabError, match="the bound of a ratio is positive"):
+    with pytest.raises(NormLabError, match="the bound of a logarithm or a ratio is positive"):
         rule("bound", scheme="a", at_most=0.0, logarithm=True)
+    with pytest.raises(NormLabError, match="exact has no interval"):
+        rule("bound", scheme="a", at_most=1.0, logarithm=True, exact=True)
 
 
 def test_repeats_of_a_benchmark_are_observations():
@@ -231,6 +233,12 @@ def test_events_are_named_by_rate():
     assert "a by rate: 0 of 3 at 0.001, 0 of 3 at 0.002, 3 of 3 at 0.004" in found.notes
     calm = rule("count", scheme="a", at_most=0.0).decide(Evidence({"main": rows[:6]}))
     assert calm.notes == ()
+
+
+def test_rows_without_rates_are_counted():
+    rows = [{key: value for key, value in row("a", seed, 3.0, stuck=True).items() if key != "lr"} for seed in range(3)]
+    found = rule("count", scheme="a", at_most=0.0).decide(Evidence({"main": rows}))
+    assert (found.verdict, found.notes) == ("refuted", ())
 
 
 def test_fewer_than_another_by_fishers_test():

@@ -71,6 +71,15 @@ def test_counts_that_would_decide():
     assert counts_to_decide([(0, 12), (0, 12)], decided) == math.inf
 
 
+def test_many_runs_of_one_scheme_and_near_shares_take_no_time():
+    def decided(a: tuple[int, int], b: tuple[int, int]) -> bool:
+        return fisher_exact(b, a) < 0.05 or fisher_exact(a, b) < 0.05
+
+    assert counts_to_decide([(1, 3), (30, 80)], decided) == math.inf
+    assert counts_to_decide([(10, 30), (12, 30)], decided) == math.inf
+    assert counts_to_decide([(10, 2000), (1900, 2000)], decided) == math.inf
+
+
 def test_a_share_near_its_bound_takes_many_runs_to_decide():
     def decided(count: tuple[int, int]) -> bool:
         return share_bounds(*count, 0.95)[0] > 0.4

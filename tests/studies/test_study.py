@@ -114,6 +114,7 @@ def test_a_correction_changes_the_rule_and_not_what_was_registered():
 @pytest.mark.parametrize(("old", "new", "words"), [
     ("why = 'two nats are no margin'\n", "", "correction: why must be a text"),
     ("by = 0.5", "bye = 0.5", "bye"),
+    ("by = 0.5", "by = 2.0", "changes nothing"),
     ("theirs = \"2 nats\"", "theirs = \"2\"\nown_question = 1", "own_question must be true or false"),
 ])  # fmt: skip
 def test_corrections_that_say_nothing_are_refused(old, new, words):

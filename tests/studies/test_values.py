@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from normlab.errors import NormLabError
 from normlab.studies.values import row_number, row_values
 
 REDUCTIONS = ("min", "max", "mean", "evenness", "growth", "late_growth")
@@ -39,6 +40,9 @@ def test_blocks_leave_out_the_input_of_the_first():
     assert found == {"evenness": 0.125, "block_evenness": 0.25, "block_max": 4.0, "block_min": 1.0,
                      "block_mean": pytest.approx(7 / 3)}  # fmt: skip
     assert row_number({"x": [8.0]}, "x.block_max") is None
+    with pytest.raises(NormLabError, match="leaves out the first place of a profile"):
+        row_number(row, "profiles.*.grad_norm.-1.block_max")
+    assert row_number(row, "profiles.*.grad_norm.block_max") == 4.0
 
 
 def test_growth_counts_places_from_the_first_of_the_series():

@@ -33,18 +33,18 @@ def edge_cautions(results: Results) -> list[str]:
             alike.setdefault((own.edge_words, own.lr), []).append(own.label)
     limit = ", the limit of the search" if results.about.get("lrs") == "auto" else ""
     return [
-        f"The best rate of {join_names(labels)} is {words} ({rate(lr)}{limit}): a better one may lie beyond it."
+        f"The best rate of {join_names(labels)} is {words} ({rate(lr)}){limit}: a better one may lie beyond it."
         for (words, lr), labels in alike.items()
     ]
 
 
 def edge_summary(results: Results) -> str:
     """The same as one sentence for the headline."""
-    found = {
-        edge: [own.label for own in results.standings if own.edge == edge and own.values]
-        for edge in ("largest", "smallest")
-    }
-    parts = [f"the {edge} tried for {join_names(labels)}" for edge, labels in found.items() if labels]
+    found: dict[str, list[str]] = {}
+    for own in sorted(results.standings, key=lambda own: own.edge or ""):
+        if own.edge and own.values:
+            found.setdefault(own.edge_words, []).append(own.label)
+    parts = [f"{words} for {join_names(labels)}" for words, labels in found.items()]
     return f"Rates are not bracketed: the best is {', and '.join(parts)}." if parts else ""
 
 

@@ -42,7 +42,7 @@ def _standing_row(results: Results, own: SchemeResult, places: int) -> list[Cell
     if difference is not None and difference.low is not None:
         low = difference.low
         interval = f"{signed(low, places)} to {signed(difference.high, places)}"
-    edge = f" ({own.edge})" if own.edge else ""
+    edge = f" ({own.edge_words.removeprefix('the ').removesuffix(' tried')})" if own.edge else ""
     mark = _mark(own.verdict, results.metric)
     judged = [run for run in results.runs if run.scheme == own.scheme and run.role == "judge" and run.lr == own.lr]
     done = [run for run in judged if run.state == "done" and not run.is_stuck]

@@ -39,10 +39,13 @@ def _edges(content: LadderReport) -> list[str]:
     for search in content.design.rates:
         if search.edge and search.pick is not None:
             where = f"{search.scheme} at {place_name(search.size, search.tokens)}"
-            alike.setdefault((search.edge, search.pick), []).append(where)
+            ends = max if search.edge == "largest" else min
+            is_end = search.pick == ends((own.lr for own in search.tried), default=search.pick)
+            words = f"the {search.edge} tried" if is_end else f"as good as the {search.edge} tried"
+            alike.setdefault((words, search.pick), []).append(where)
     return [
-        f"The picked rate of {join_names(places)} is the {edge} tried ({rate(lr)}): a better one may lie beyond it."
-        for (edge, lr), places in alike.items()
+        f"The picked rate of {join_names(places)} is {words} ({rate(lr)}): a better one may lie beyond it."
+        for (words, lr), places in alike.items()
     ]
 
 

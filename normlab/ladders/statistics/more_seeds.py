@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -9,15 +10,13 @@ from statistics import NormalDist
 
 import numpy as np
 
+from normlab.compare.statistics import POWER
 from normlab.ladders.rows import LadderRow
 from normlab.ladders.statistics.answer import Interval, Place, Trend
 from normlab.ladders.statistics.baseline import BaselineMean
 from normlab.ladders.statistics.cells import baseline_means, cells_of
 from normlab.ladders.statistics.estimators.fit import Sample, estimate, sample_of
 from normlab.ladders.statistics.trend import find_trend
-
-POWER = 0.8
-"""Chance with which a number of seeds decides."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class GapFit:
     def trend(self) -> Trend:
         return find_trend(self.sample, self.places, self.baseline, self.level)
 
-    def with_seeds(self, seeds: np.ndarray) -> GapFit:
+    def at_seeds(self, seeds: np.ndarray) -> GapFit:
         """The same means with another number of seeds at every cell, which need not be a whole one."""
         return replace(self, sample=replace(self.sample, seeds=seeds))
 
@@ -58,9 +57,10 @@ def seeds_to_decide(fit: GapFit, is_decided: Callable[[GapFit], bool], most: int
     normal = NormalDist()
     quantile = normal.inv_cdf((1.0 + fit.level) / 2.0)
     share = (quantile / (quantile + normal.inv_cdf(POWER))) ** 2
-    more = 1
-    while more <= most:
-        if is_decided(fit.with_seeds(share * (fit.sample.seeds + more))):
-            return more
-        more = max(more + 1, round(1.4 * more))
-    return math.inf
+
+    def decides(more: int) -> bool:
+        return is_decided(fit.at_seeds(share * (fit.sample.seeds + more)))
+
+    # More seeds decide more, so that the numbers can be halved.
+    found = bisect.bisect_left(range(1, most + 1), True, key=decides) + 1
+    return found if found <= most else math.inf

@@ -43,7 +43,11 @@ class BoundRule(Rule):
         if self.at_most is None and self.at_least is None:
             raise NormLabError("a bound says at_most, at_least or both; try at_least = 0.0")
         if self._is_logarithm and any(end is not None and not end > 0.0 for end in self.claimed):
-            raise NormLabError(f"the bound of a ratio is positive, got {self.claimed}; try at_least = 1.0")
+            raise NormLabError(
+                f"the bound of a logarithm or a ratio is positive, got {self.claimed}; try at_least = 1.0"
+            )
+        if self.exact and self.logarithm:
+            raise NormLabError("a bound that is exact has no interval, so no logarithm; leave one of the two out")
 
     @property
     def _is_logarithm(self) -> bool:
@@ -125,17 +129,17 @@ class BoundRule(Rule):
         )  # fmt: skip
 
     def _by_interval(self, values: dict[Key, float], runs: int, level: float, where: str, unit: str) -> Finding:
-        is_ratio = self._is_logarithm
-        scaled = {key: math.log(value) for key, value in values.items()} if is_ratio else values
+        is_log = self._is_logarithm
+        scaled = {key: math.log(value) for key, value in values.items()} if is_log else values
         found = paired_difference(scaled, dict.fromkeys(scaled, 0.0), level)
-        mean, low, high = (_back(end, is_ratio) for end in (found.mean, found.low, found.high))
-        ends = [math.log(end) if is_ratio and end is not None else end for end in self.claimed]
+        mean, low, high = (_back(end, is_log) for end in (found.mean, found.low, found.high))
+        ends = [math.log(end) if is_log and end is not None else end for end in self.claimed]
         return Finding(
             verdict=interval_verdict(low, high, self.claimed),
             ours=f"{mean:.4g}{where}, {interval_text(found, low, high, unit=unit)}",
             estimate=mean, low=low, high=high, claimed=self.claimed, runs=runs,
             runs_to_decide=runs_of_pairs(pairs_to_decide(found, *ends), found, runs),
-            seeds=found.n if unit == "seed" else 0, power=_power(found, is_ratio, unit),
+            seeds=found.n if unit == "seed" else 0, power=_power(found, is_log, unit),
         )  # fmt: skip
 
 
@@ -147,9 +151,9 @@ def _pairs(a: Sample, b: Sample) -> tuple[dict[Key, float], dict[Key, float]]:
     return {key: value for key, value in over.items() if key in under}, under
 
 
-def _back(value: float | None, is_ratio: bool) -> float | None:
-    return math.exp(value) if is_ratio and value is not None else value
+def _back(value: float | None, is_log: bool) -> float | None:
+    return math.exp(value) if is_log and value is not None else value
 
 
-def _power(found: Paired, is_ratio: bool, unit: str) -> str:
-    return power_text(found, "change of the logarithm" if is_ratio else "distance from the bound", unit)
+def _power(found: Paired, is_log: bool, unit: str) -> str:
+    return power_text(found, "change of the logarithm" if is_log else "distance from the bound", unit)

@@ -101,7 +101,8 @@ class CountRule(Rule):
     def _by_rate(self, scheme: str, rows: Sequence[Row]) -> str:
         """Events at each rate as text; empty if there is one rate or no event."""
         by_rate: dict[float, list[bool]] = {}
-        for row in sorted(rows, key=lambda row: row["lr"]):
+        tuned = [row for row in rows if row.get("lr") is not None]
+        for row in sorted(tuned, key=lambda row: row["lr"]):
             by_rate.setdefault(row["lr"], []).append(self._happened(row))
         if len(by_rate) < 2 or not any(map(any, by_rate.values())):
             return ""

@@ -103,6 +103,8 @@ class GapRule(LadderRule):
         level = level_of_each(self.level, len(cells))
         found = self.answer(evidence, level)
         judged = [gap for gap in found.cells if cell_name(gap.size, gap.tokens) in cells]
+        if not judged:
+            return Finding(verdict="open", notes=(f"{self.scheme} has no run at {self.cell}",))
         whole = combine_findings([self._at(gap, found.seed_sd) for gap in judged])
         return whole if whole.verdict != "open" else self._with_cost(whole, judged, evidence, level)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from normlab.compare.tuning import grid_edge, group_by_rate, lost_above
+from normlab.compare.tuning import edge_text, grid_edge, group_by_rate, lost_above_text
 from normlab.errors import NormLabError
 from normlab.studies.evidence import Evidence
 from normlab.studies.finding import Finding
@@ -26,7 +26,7 @@ class RateRule(Rule):
     Best is the rate that its tune runs pick in an arm, before any factor for the batch. Open if there are fewer than
     two arms, if a best rate is the largest or smallest tried, or if best rates are further apart but others, whose
     losses are within `tie` of the best, are not: the few seeds that tune a rate give no interval. `each_seed`: open,
-    too, where they agree with all tuning seeds together, but not with one of them alone.
+    too, where they agree with all tuning seeds together, but not with one of them alone; it refutes nothing.
     """
 
     kind: ClassVar = "rate"
@@ -69,11 +69,8 @@ class RateRule(Rule):
                 verdict="open", notes=(f"rates of {self.scheme} are known in {len(known)} arms, not in two",)
             )
         apart = _apart([best.lr for best in known.values()])
-        nearest = min(map(_apart, itertools.product(*(best.tied for best in known.values()))))
-        edges = [f"{arm}: the best rate is the {best.edge} tried ({best.lr:.3g})"
-                 for arm, best in known.items() if best.edge]  # fmt: skip
+        alone = _single_seeds([tuned[arm] for arm in known], self.tie)
         seeds = min(len({row["seed"] for row in tuned[arm]}) for arm in known)
-        alone = _apart_by_seed([tuned[arm] for arm in known], self.tie)
         found = Finding(
             verdict="reproduced" if self._agree(apart) else "refuted",
             ours=f"a factor of {apart:.3g}: " + ", ".join(f"{best.lr:.3g} ({arm})" for arm, best in known.items()),
@@ -81,14 +78,26 @@ class RateRule(Rule):
             power=f"{counted(seeds, 'seed')} for each rate: the factor has no interval{_of_seeds(alone)}",
             notes=tuple(f"{arm}: {best.lost_above}" for arm, best in known.items() if best.lost_above),
         )  # fmt: skip
-        single = [f"with seed {seed} alone the best rates are a factor of {factor:.3g} apart"
-                  for seed, factor in alone.items() if not self._agree(factor)]  # fmt: skip
-        if self.each_seed and self._agree(apart) and single:
+        if self.each_seed and self._agree(apart) and (other := self._disagreeing(alone)):
             # More seeds may decide this; how many is not known, since the factor has no interval.
-            found = replace(found.noting(single), verdict="open")
-        is_tied = self._agree(nearest) and not self._agree(apart)
-        ties = [f"rates within {self.tie:g} of the best loss are a factor of {nearest:.3g} apart"] if is_tied else []
-        return found.unless(edges + ties)
+            found = replace(found.noting(other), verdict="open")
+        return found.unless(self._obstacles(known, apart))
+
+    def _disagreeing(self, alone: Mapping[int, _SingleSeed]) -> list[str]:
+        """Seeds with which alone the best rates, and those as good, are further apart, or which did not train."""
+        lost = [f"seed {seed} trained at no rate in an arm" for seed, one in alone.items() if one.apart is None]
+        return lost + [
+            f"with seed {seed} alone the best rates are a factor of {one.words} apart"
+            for seed, one in alone.items() if one.nearest is not None and not self._agree(one.nearest)
+        ]  # fmt: skip
+
+    def _obstacles(self, known: Mapping[str, _Best], apart: float) -> list[str]:
+        """Best rates at an end of those tried, or apart only by what the seeds do not tell apart."""
+        found = [f"{arm}: the best rate ({best.lr:.3g}) is {best.edge}" for arm, best in known.items() if best.edge]
+        nearest = _nearest(known.values())
+        if self._agree(nearest) and not self._agree(apart):
+            found.append(f"rates within {self.tie:g} of the best loss are a factor of {nearest:.3g} apart")
+        return found
 
     def _agree(self, apart: float) -> bool:
         return apart <= _ROUNDING * self.factor
@@ -98,7 +107,7 @@ class RateRule(Rule):
 class _Best:
     lr: float
     edge: str | None
-    """Whether it is an end of the rates tried."""
+    """"the largest tried", if it or one as good is an end of the rates."""
     tied: tuple[float, ...]
     """The rates that are as good, itself included."""
     lost_above: str
@@ -114,19 +123,50 @@ def _best(tuned: Sequence[Mapping[str, Any]], tie: float) -> _Best | None:
     scores = {lr: own.score(metric) for lr, own in tried.items()}
     lr = min(scores, key=lambda lr: (scores[lr], lr))
     tied = [one for one, own in scores.items() if own.lost == scores[lr].lost and own.mean <= scores[lr].mean + tie]
-    return _Best(lr, grid_edge(lr, tried), tuple(tied), lost_above(lr, tried))
+    edge = grid_edge(lr, tried)
+    return _Best(lr, edge and edge_text(lr, edge, tried), tuple(tied), lost_above_text(lr, tried))
 
 
-def _apart_by_seed(arms: Sequence[Sequence[Mapping[str, Any]]], tie: float) -> dict[int, float]:
-    """Factor between the best rates of all arms with each seed alone, for seeds that all arms have."""
+@dataclass(frozen=True)
+class _SingleSeed:
+    """What one tuning seed alone says of the best rates of all arms."""
+
+    apart: float | None
+    """Factor between the best rates; None if it trained at no rate in some arm."""
+    nearest: float | None
+    """The same between rates that are as good."""
+    is_least: bool
+    """Whether a best rate is an end of those tried: then they may be further apart."""
+
+    @property
+    def words(self) -> str:
+        if self.apart is None:
+            return "none"
+        return f"at least {self.apart:.3g}" if self.is_least else f"{self.apart:.3g}"
+
+
+def _single_seeds(arms: Sequence[Sequence[Mapping[str, Any]]], tie: float) -> dict[int, _SingleSeed]:
+    """What each seed that all arms have says alone."""
     shared = set.intersection(*({row["seed"] for row in rows} for rows in arms))
-    found = {seed: [_best([row for row in rows if row["seed"] == seed], tie) for rows in arms] for seed in shared}
-    rates = {seed: [best.lr for best in own if best is not None] for seed, own in sorted(found.items())}
-    return {seed: _apart(own) for seed, own in rates.items() if len(own) == len(arms)}
+    return {seed: _single_seed([[row for row in rows if row["seed"] == seed] for rows in arms], tie)
+            for seed in sorted(shared)}  # fmt: skip
 
 
-def _of_seeds(alone: Mapping[int, float]) -> str:
-    return f"; by single seeds it is {', '.join(f'{one:.3g}' for one in alone.values())}" if len(alone) > 1 else ""
+def _single_seed(arms: Sequence[Sequence[Mapping[str, Any]]], tie: float) -> _SingleSeed:
+    found = [_best(rows, tie) for rows in arms]
+    known = [best for best in found if best is not None]
+    if len(known) < len(found):
+        return _SingleSeed(None, None, is_least=False)
+    return _SingleSeed(_apart([best.lr for best in known]), _nearest(known), any(best.edge for best in known))
+
+
+def _of_seeds(alone: Mapping[int, _SingleSeed]) -> str:
+    return f"; by single seeds it is {', '.join(one.words for one in alone.values())}" if len(alone) > 1 else ""
+
+
+def _nearest(known: Iterable[_Best]) -> float:
+    """The smallest factor between rates that are as good as the best."""
+    return min(map(_apart, itertools.product(*(best.tied for best in known))))
 
 
 def _apart(rates: Iterable[float]) -> float:

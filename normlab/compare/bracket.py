@@ -192,7 +192,7 @@ def _best(seen: Mapping[_Rate, Score]) -> _Rate:
 def _end(seen: Mapping[_Rate, Score]) -> End:
     """Where the best rate of a search that has ended lies; an end that is as good counts as the best."""
     best = seen[_best(seen)]
-    return "highest" if seen[max(seen)] == best else "lowest" if seen[min(seen)] == best else "interior"
+    return "lowest" if seen[min(seen)] == best else "highest" if seen[max(seen)] == best else "interior"
 
 
 def _is_lost(seen: Mapping[_Rate, Score]) -> bool:

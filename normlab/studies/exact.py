@@ -30,9 +30,13 @@ def at_least(events: int, runs: int, share: float) -> float:
 def fisher_exact(more: tuple[int, int], fewer: tuple[int, int]) -> float:
     """One-sided p-value of Fisher's exact test: the share of `more` (events, runs) is not above that of `fewer`."""
     (a, n), (b, m) = more, fewer
-    events, total = a + b, math.comb(n + m, a + b)
-    ways = sum(math.comb(n, k) * math.comb(m, events - k) for k in range(a, min(n, events) + 1))
-    return ways / total
+    events, ways = a + b, 0
+    term = math.comb(n, a) * math.comb(m, b)
+    for k in range(a, min(n, events) + 1):
+        ways += term
+        # C(n, k+1) C(m, events-k-1) from C(n, k) C(m, events-k): the division leaves no remainder.
+        term = term * (n - k) * (events - k) // ((k + 1) * (m - events + k + 1))
+    return ways / math.comb(n + m, events)
 
 
 def least_p(n: int, m: int) -> float:

@@ -104,7 +104,7 @@ def test_a_rate_below_one_that_did_not_train_is_noted():
     rows += rows_of({"a": [3.0, 3.1, 3.2]}, lr=2e-3) + rows_of({"b": [4.0, 4.2, 4.1]})
     found = rule("difference", scheme="a", against="b").decide(Evidence({"main": rows}))
     assert found.verdict == "reproduced"
-    assert "a: at 0.004, the next rate above the best, 1 of 1 did not train" in found.notes
+    assert "a: at 0.004, the next rate above the best, 1 of one run did not train" in found.notes
 
 
 def test_every_arm_must_agree_and_intervals_are_widened():

@@ -192,7 +192,7 @@ def test_readme_and_cards_have_verdicts_alone(root, tmp_path):
     write_study(tmp_path / "studies", numbered, name="later")
     found = report.claim_lines(tmp_path / "studies", tmp_path / "results")
     table = summary.found_table(found)
-    assert "[1 reproduced of 2 parts](docs/claims.md#tiny) |  |" in table
+    assert "[1 reproduced (of 2 parts)](docs/claims.md#tiny) |  |" in table
     line = found[0]
     refuted = dataclasses.replace(line, finding=dataclasses.replace(line.finding, verdict="refuted"))
     assert f"(docs/claims.md#later) | {line.claim.claim}" in summary.found_table([refuted])

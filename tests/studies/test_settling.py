@@ -136,7 +136,7 @@ def test_more_runs_do_not_mend_a_rate_at_the_edge_or_a_failed_run():
     failed = found_with(values, kind="difference", scheme="a", against="b")
     assert failed.verdict == "open"
     assert failed.runs_to_decide == math.inf
-    assert settling_text(failed, []) == f"not by up to {MOST_RUNS} runs like these"
+    assert settling_text(failed, []) == f"not by up to {MOST_RUNS} runs of each scheme like these"
 
 
 def test_parts_that_are_decided_need_no_more_runs():

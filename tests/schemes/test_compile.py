@@ -91,7 +91,7 @@ def test_one_layer_is_compiled_for_all_of_a_decoder_with(options):
     assert graphs_of_parts(normlab.scheme("geonorm"), depth=3, **options) <= 5
 
 
-@pytest.mark.parametrize("kind", [normlab.EncoderConfig, normlab.VisionConfig])
+@parametrize("kind", [normlab.EncoderConfig, normlab.VisionConfig], quick=[normlab.VisionConfig])
 def test_one_layer_is_compiled_for_all_of_an_encoder_and_a_vision_transformer(kind):
     assert graphs_of_parts(normlab.scheme("geonorm"), 3, kind) <= 5
 

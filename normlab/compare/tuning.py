@@ -83,14 +83,14 @@ def grid_edge(lr: float | None, tune: Mapping[float, RateResults]) -> Edge | Non
     return next((edge for rate in alike for edge in EDGES if rate == edge_rate(edge, tune)), None)
 
 
-def edge_rate(edge: Edge, tune: Mapping[float, RateResults]) -> float:
+def edge_rate(edge: Edge, tried: Iterable[float]) -> float:
     """The largest or smallest rate tried."""
-    return max(tune) if edge == "largest" else min(tune)
+    return max(tried) if edge == "largest" else min(tried)
 
 
-def edge_text(lr: float, edge: Edge, tune: Mapping[float, RateResults]) -> str:
+def edge_text(lr: float, edge: Edge, tried: Iterable[float]) -> str:
     """Where a rate at an edge lies: "the largest tried", or "as good as the largest tried"."""
-    return f"the {edge} tried" if lr == edge_rate(edge, tune) else f"as good as the {edge} tried"
+    return f"the {edge} tried" if lr == edge_rate(edge, tried) else f"as good as the {edge} tried"
 
 
 def lost_above_text(lr: float | None, tune: Mapping[float, RateResults]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from normlab.compare.tuning import edge_text
 from normlab.ladders.report.content import LadderReport
 from normlab.ladders.rows import LadderRow
 from normlab.ladders.statistics.answer import place_name
@@ -39,9 +40,7 @@ def _edges(content: LadderReport) -> list[str]:
     for search in content.design.rates:
         if search.edge and search.pick is not None:
             where = f"{search.scheme} at {place_name(search.size, search.tokens)}"
-            ends = max if search.edge == "largest" else min
-            is_end = search.pick == ends((own.lr for own in search.tried), default=search.pick)
-            words = f"the {search.edge} tried" if is_end else f"as good as the {search.edge} tried"
+            words = edge_text(search.pick, search.edge, [search.pick, *(own.lr for own in search.tried)])
             alike.setdefault((words, search.pick), []).append(where)
     return [
         f"The picked rate of {join_names(places)} is {words} ({rate(lr)}): a better one may lie beyond it."

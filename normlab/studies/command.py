@@ -68,6 +68,8 @@ def _show_plan(study: Study, overrides: Mapping[str, Any]) -> None:
     print(f"in all: {counted(sum(arm.runs for arm in arms), 'run')}{total}; {cost_of(study)}")
     for claim in study.claims:
         print(f"claim {claim.name}: {claim.claim}\n  holds if {claim.rule.sentence}")
+        if claim.correction is not None:
+            print(f"  the rule was corrected after its runs, because {claim.correction.why}")
         if claim.power:
             print(f"  could show: {claim.power}")
 

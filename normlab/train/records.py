@@ -63,9 +63,10 @@ class Recorder(Setup):
         batch = self._few_samples()
         with self.autocast():
             found = profile(self.model, batch.inputs, batch.targets, **batch.options)
-            moved = sensitivity(self.model, batch.inputs, **batch.options)
+            found["sensitivity"] = sensitivity(self.model, batch.inputs, **batch.options)
+            found |= self.task.copying(self.model, batch)
         reshard(self.model)
-        self.journal.write({"kind": "profile", "step": self.step, **found, "sensitivity": moved})
+        self.journal.write({"kind": "profile", "step": self.step, **found})
 
     def _save(self) -> None:
         extra = {

@@ -24,6 +24,9 @@ BOUNDARIES = 129
 _PROFILES = 8
 """Most profiles that are kept."""
 
+_OF_WHOLE_MODEL = ("sensitivity", "first_copy_loss", "second_copy_loss")
+"""Fields of a profile with one number for the whole model."""
+
 _TROUBLE = {"spike": "spikes", "nonfinite": "nonfinite", "skip": "skipped", "rollback": "rollbacks"}
 """Events that are counted, and the names of the counts."""
 
@@ -76,7 +79,8 @@ def _profile(record: Record) -> Record:
     kept = evenly_spaced(len(record.get("layers") or []), BOUNDARIES)
     series = {name: value for name, value in record.items() if isinstance(value, list)}
     found = {name: [digits(value[k]) for k in kept] for name, value in series.items() if len(value) > max(kept)}
-    return {"step": record.get("step"), **found, "sensitivity": digits(record.get("sensitivity"))}
+    of_model = {name: digits(record[name]) for name in _OF_WHOLE_MODEL if name in record}
+    return {"step": record.get("step"), **found, **of_model}
 
 
 def _columns(records: Sequence[Record]) -> dict[str, list[Number]]:

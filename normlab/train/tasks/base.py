@@ -89,6 +89,10 @@ class Task(ABC):
         """Mean probability that the model gives to the input token itself; None where that is never the target."""
         return None
 
+    def copying(self, model: Transformer, batch: Batch) -> dict[str, float | None]:
+        """Fields of a profile that say how well the model copies from its context; none where it cannot."""
+        return {}
+
     def scores(self, means: Sequence[float], data: Any) -> dict[str, float]:
         """The result of an evaluation by name, from the means of the measures."""
         loss, accuracy = means

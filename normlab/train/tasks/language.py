@@ -48,6 +48,12 @@ class Language(TextTask):
         features = model.features(batch.inputs[:1], **{name: value[:1] for name, value in batch.options.items()})
         return read_probability(model.logits(features[:, :_ECHO_TOKENS]), batch.inputs[:1, :_ECHO_TOKENS])
 
+    def copying(self, model: Transformer, batch: Batch) -> dict[str, float | None]:
+        from normlab.probes.copying import copy_losses
+
+        found = copy_losses(model, batch.inputs)
+        return {} if found is None else {"first_copy_loss": found.first, "second_copy_loss": found.second}
+
     def scores(self, means: Sequence[float], data: Corpus) -> dict[str, float]:
         (loss,) = means
         return {"loss": loss, "bits_per_byte": data.val.bits_per_byte(loss)}

@@ -133,5 +133,5 @@ def _profile(scheme: str, step: int, blocks: int, progress: float) -> dict[str, 
         "angular_speed": [None, *(0.5 / (1 + 3 * growth * k) for k in layers[1:])],
         "token_cosine": [0.9 - 1.8 * math.exp(-growth * k) for k in layers],
         "effective_rank": [40.0 / (1 + growth * k) if k % 2 == 0 else None for k in layers],
-        "sensitivity": 1.0 + growth,
+        "sensitivity": 1.0 + growth, "first_copy_loss": 8.0, "second_copy_loss": 8.0 - 6.0 * progress,
     }  # fmt: skip

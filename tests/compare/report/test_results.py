@@ -22,7 +22,7 @@ from normlab.compare.report.run_metrics import (
     read_metrics,
     with_seconds,
 )
-from normlab.compare.report.tables import trouble_table
+from normlab.compare.report.tables import copying_table, trouble_table
 from normlab.compare.store import Store
 from normlab.errors import NormLabError
 from tests.compare.report import synthetic
@@ -129,6 +129,20 @@ def test_every_series_of_a_profile_is_shown_if_it_was_recorded(tmp_path: Path) -
     rows = [row | {"profiles": old} for row in Store(folder).rows()]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert plot_data(load_results(folder), 0.5)["profiles"]["names"] == ["hidden_rms", "grad_norm"]
+
+
+def test_copying_is_told_through_training(tmp_path: Path) -> None:
+    folder = synthetic.comparison(tmp_path / "c", hostile=False, steps=24)
+    table = copying_table(load_results(folder))
+    steps = [int(column.title.removeprefix("Step ")) for column in table.columns[1:]]
+    assert steps == list(range(2, 25, 2))
+    # The synthetic runs gain 6 nats in proportion to their progress; printed with two digits.
+    assert [float(cell.text) for cell in table.rows[0][1:]] == pytest.approx([6.0 * k / 24 for k in steps], abs=0.005)
+
+
+def test_without_profiles_there_is_no_table_of_copying(tmp_path: Path) -> None:
+    folder = synthetic.comparison(tmp_path / "c", profiles=False, steps=24)
+    assert copying_table(load_results(folder)).rows == []
 
 
 def test_trouble_is_counted_for_each_scheme(tmp_path: Path) -> None:

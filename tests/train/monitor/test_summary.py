@@ -96,6 +96,7 @@ def test_none_takes_every_step(how, text, tmp_path, monkeypatch):
     assert found["curve"]["max"][17] > 5 * found["curve"]["max"][16]
     assert [one["step"] for one in found["profiles"]] == [0, 5, 10, 15, 20]
     assert found["sensitivity"] > 0
+    assert all({"first_copy_loss", "second_copy_loss"} < profile.keys() for profile in found["profiles"])
     assert not (tmp_path / "trouble").exists()
 
 

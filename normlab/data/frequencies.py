@@ -23,6 +23,9 @@ _PIECES = 64
 _AT_A_TIME = 2**22
 """Tokens counted at a time, because numpy widens them to eight bytes each."""
 
+_counted: dict[tuple[str, int, int], np.ndarray] = {}
+"""Counts by fingerprint, vocabulary and limit: a process that executes many runs counts their data once."""
+
 
 def unigram_cross_entropy(trained: np.ndarray, asked: np.ndarray) -> float:
     """Cross-entropy in nats of targets counted in `asked` under the add-one smoothed frequencies of `trained`."""
@@ -32,6 +35,13 @@ def unigram_cross_entropy(trained: np.ndarray, asked: np.ndarray) -> float:
 
 def token_counts(tokens: Tokens, vocabulary: int, *, limit: int = LIMIT) -> np.ndarray:
     """Counts of each token in one split of a corpus, from about `limit` tokens."""
+    key = (tokens.fingerprint, vocabulary, limit)
+    if key not in _counted:
+        _counted[key] = _count(tokens, vocabulary, limit)
+    return _counted[key].copy()
+
+
+def _count(tokens: Tokens, vocabulary: int, limit: int) -> np.ndarray:
     counts = np.zeros(vocabulary, np.int64)
     for start, stop in _stretches(tokens, limit):
         for first in range(start, stop, _AT_A_TIME):

@@ -11,6 +11,7 @@ import torch
 from normlab.data import IGNORED
 from normlab.train.config import TrainConfig
 from normlab.train.distributed import Group
+from normlab.train.plan import evaluation_batch
 
 Scores = dict[str, float]
 """Result of an evaluation by name: loss, and the other measures of the task."""
@@ -29,7 +30,7 @@ def evaluate(
 
     `progress` is called with the fraction done.
     """
-    task, batch = config.task_object, max(1, config.batch // config.accumulate // group.world)
+    task, batch = config.task_object, evaluation_batch(config, data, group.world)
     places = {"rank": group.rank, "world": group.world, "device": group.device}
     sums, count = torch.zeros(1, dtype=torch.float64, device=group.device), 0.0
     batches = max(1, math.ceil(task.evaluation_samples(config, data) / (batch * group.world)))

@@ -62,14 +62,10 @@ class Workload:
     @classmethod
     def of(cls, config: TrainConfig, data: Any) -> Workload:
         """The workload of a run on its data."""
-        steps, batch = config.steps, max(1, config.batch // config.accumulate)
-        task, a_batch = config.task_object, batch * config.sequence
-        main, *sets = (
-            math.ceil(task.evaluation_samples(config, part) / batch) * a_batch
-            for part in (data, *task.validation_sets(data).values())
-        )
-        evals = Milestones.of(config).evals | {steps}
-        return cls(steps, config.batch * config.sequence, tuple(sorted(evals)), main, sum(sets))
+        sets = config.task_object.validation_sets(data).values()
+        main, *others = (_evaluated_tokens(config, part) for part in (data, *sets))
+        evals = Milestones.of(config).evals | {config.steps}
+        return cls(config.steps, config.batch * config.sequence, tuple(sorted(evals)), main, sum(others))
 
     def evaluation(self, after: int = 0) -> float:
         """Work of the evaluations after a step, in training tokens of the same cost."""
@@ -79,6 +75,22 @@ class Workload:
     def left(self, after: int = 0) -> float:
         """All work after a step, in training tokens of the same cost."""
         return (self.steps - after) * self.tokens_a_step + self.evaluation(after)
+
+
+def evaluation_batch(config: TrainConfig, data: Any, world: int = 1) -> int:
+    """Samples of an evaluation batch in one process: those of a training batch, or several times as many.
+
+    A small validation set is not padded to more than it needs: every size of a batch is compiled.
+    """
+    task, batch = config.task_object, max(1, config.batch // config.accumulate // world)
+    larger = task.evaluated_at_once * batch
+    return larger if task.evaluation_samples(config, data) >= larger * world else batch
+
+
+def _evaluated_tokens(config: TrainConfig, data: Any) -> int:
+    """Tokens of an evaluation in one process, padding included."""
+    batch = evaluation_batch(config, data)
+    return math.ceil(config.task_object.evaluation_samples(config, data) / batch) * batch * config.sequence
 
 
 def milestones(count: int, steps: int) -> set[int]:

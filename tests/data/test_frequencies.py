@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,12 @@ import pytest
 from normlab.data import Tokens
 from normlab.data import frequencies as module
 from normlab.data.frequencies import token_counts, unigram_cross_entropy
+
+
+@pytest.fixture(autouse=True)
+def nothing_counted(monkeypatch):
+    """The tokens of all these tests have one fingerprint."""
+    monkeypatch.setattr(module, "_counted", {})
 
 
 def side(ids: np.ndarray, starts: list[int], lengths: list[int]) -> Tokens:
@@ -55,7 +62,21 @@ def test_counting_in_pieces_changes_nothing(monkeypatch):
     whole = token_counts(tokens, 60)
     assert whole.tolist() == np.bincount(tokens.ids, minlength=60).tolist()
     monkeypatch.setattr(module, "_AT_A_TIME", 7)
+    module._counted.clear()
     assert token_counts(tokens, 60).tolist() == whole.tolist()
+
+
+def test_the_same_tokens_are_counted_once_and_the_counts_are_the_callers(monkeypatch):
+    tokens, counted, stretches = documents(50), [], module._stretches
+    monkeypatch.setattr(module, "_stretches", lambda *of: counted.append(of) or stretches(*of))
+    first = token_counts(tokens, 60)
+    first[3] = 0
+    again = token_counts(tokens, 60)
+    assert len(counted) == 1
+    assert again.tolist() == np.bincount(tokens.ids, minlength=60).tolist()
+    token_counts(tokens, 61)
+    token_counts(replace(tokens, fingerprint="other"), 60)
+    assert len(counted) == 3
 
 
 def test_a_large_corpus_is_sampled_from_all_of_it():

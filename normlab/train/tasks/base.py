@@ -41,6 +41,8 @@ class Task(ABC):
     """Configuration class of a run of this task."""
     metric: ClassVar[Metric]
     """The number by which runs are compared."""
+    evaluated_at_once: ClassVar[int] = 1
+    """Samples of an evaluation batch for each one of a training batch; more than 1 only where no logits are kept."""
 
     @property
     def name(self) -> str:

@@ -37,6 +37,8 @@ class Language(TextTask):
 
     config = LanguageTrainConfig
     metric = LOSS
+    # Without gradients there is room, and small models wait for the host at every batch.
+    evaluated_at_once = 4
 
     def measure(self, model: Transformer) -> Callable[..., torch.Tensor]:
         # No accuracy: it would compute the logits a second time.

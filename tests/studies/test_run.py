@@ -235,6 +235,9 @@ def test_the_command_lists_plans_and_reports(root, capsys, tmp_path):
     assert "in all: 6 runs" in capsys.readouterr().out
     command.write_report(root / "studies", root / "results", tmp_path / "claims.md", tmp_path / "claims.html")
     assert (tmp_path / "claims.md").read_text().startswith("# Claims")
+    command.write_pages([load_study("tiny", root / "studies")], root / "results")
+    assert f"page: {root / 'results/tiny/main/report.html'}" in capsys.readouterr().out
+    assert "<h1>" in (root / "results/tiny/main/report.html").read_text()
     command.show_list(root / "studies", tmp_path / "nothing")
     assert "2 not run" in capsys.readouterr().out
 

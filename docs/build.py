@@ -1,6 +1,6 @@
 """Generate documentation from code: a page per scheme, the README's table, the modules of docs/architecture.md, the
 matrix of conversions where the Hugging Face library is installed, and verdicts on claims from the rows of studies (in
-docs/claims.md, the README and the page of each scheme).
+docs/claims.md, the README, the page of each scheme and the claims that its card cites).
 
 make docs          writes the files
 build.py --check   says which are not current, and exits with 1 if any is
@@ -10,16 +10,20 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import normlab
 from normlab.schemes.catalog.card import Card
+from normlab.schemes.catalog.cited_claims import FILE as CITED
+from normlab.schemes.catalog.cited_claims import Role
 from normlab.schemes.catalog.terminal import names_of, rows
-from normlab.studies import report, summary
+from normlab.studies import citations, report, summary
 from normlab.studies.claim_lines import ClaimLine
+from normlab.utils.records import to_plain
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- schemes: begin (make docs) -->", "<!-- schemes: end -->"
@@ -36,7 +40,7 @@ def cards() -> list[Card]:
     return [Card.of(normlab.scheme(name)) for name in normlab.list_schemes()]
 
 
-def page(card: Card, verdicts: Sequence[str] = ()) -> str:
+def page(card: Card, cited: Mapping[Role, Sequence[str]]) -> str:
     """One scheme: the card in Markdown, then what is measured, tested and used of it."""
     import scheme_facts
 
@@ -44,7 +48,7 @@ def page(card: Card, verdicts: Sequence[str] = ()) -> str:
     for heading, text in rows(card):
         body = f"```\n{text}\n```" if heading in ("Formula", "Placement") else _paragraph(text)
         parts.append(f"## {HEADINGS.get(heading, heading)}\n\n{body}")
-    parts += [f"## {heading}\n\n{text}" for heading, text in scheme_facts.sections(card.scheme, verdicts)]
+    parts += [f"## {heading}\n\n{text}" for heading, text in scheme_facts.sections(card.scheme, cited)]
     parts.append("## Options\n\n" + _options(card))
     parts.append("Also known as: " + ", ".join(f"`{alias}`" for alias in names_of(card)))
     note = f"_Written by `make docs` from `normlab/schemes/{card.scheme.name}.py`; edit that file._"
@@ -87,9 +91,12 @@ def claims() -> list[ClaimLine]:
 
 
 def scheme_pages(found: Sequence[ClaimLine]) -> dict[Path, str]:
-    """The page of every scheme."""
-    lines = {card.scheme.name: summary.card_lines(found, card.scheme.name) for card in cards()}
-    return {ROOT / "docs" / "schemes" / f"{c.scheme.name}.md": page(c, lines[c.scheme.name]) for c in cards()}
+    """The page of every scheme, and the claims that its card cites."""
+    folder = ROOT / "docs" / "schemes"
+    pages = {
+        folder / f"{card.scheme.name}.md": page(card, citations.page_lines(found, card.scheme.name)) for card in cards()
+    }
+    return pages | {CITED: json.dumps(to_plain(citations.cited(found)), ensure_ascii=False, indent=1) + "\n"}
 
 
 def documents() -> dict[Path, str]:

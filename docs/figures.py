@@ -1,5 +1,6 @@
 """Draw the README's figures: how the state of each scheme grows through 48 blocks at initialisation, and how gains
-change with the budget (from the rows of the study books-125m).
+change with the budget (from the rows of the study books-125m). And that of docs/log.md: cosine and rank of tokens
+through depth, before and after training (from the rows of depth-use), beside the laws of the schemes.
 
 Needs matplotlib (`pip install ".[plots]"`). `make figures` runs it; the decoder, its width and the seed are fixed here.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 import math
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt  # pyright: ignore[reportMissingImports]  # an extra of its own
 import torch
@@ -16,11 +18,18 @@ import torch
 import normlab
 from normlab.compare.statistics import rank_schemes
 from normlab.compare.store import Store
+from normlab.dynamics.result import SchemeRun
 from normlab.norms import rms
 
 DEPTH, DIM, TOKENS = 48, 256, 128
 FIGURES = Path(__file__).parent / "figures"
-BUDGETS = Path(__file__).parents[1] / "benchmarks/results/studies/books-125m"
+RESULTS = Path(__file__).parents[1] / "benchmarks/results/studies"
+BUDGETS = RESULTS / "books-125m"
+DEPTH_USE = RESULTS / "depth-use" / "main"
+LAWS = ("ngpt", "lns", "pre", "peri", "mix", "post")
+"""Schemes of that study, in the order of their laws."""
+SERIES = {"token_cosine": ("cosine", "mean cosine"), "effective_rank": ("rank", "effective rank")}
+"""Series of a profile: the same observable of a simulation, and its title."""
 TOP = 100.0
 """Upper end of the axis."""
 NEAR = 0.05
@@ -105,11 +114,46 @@ def draw_budgets() -> None:
     figure.savefig(FIGURES / "budgets.svg", bbox_inches="tight", metadata={"Date": None})
 
 
+def draw_depth_use() -> None:
+    """Cosine and effective rank through trained models beside the laws of their schemes: depth-use.svg."""
+    figure, panels = plt.subplots(len(SERIES), len(LAWS), figsize=(11, 4), sharex=True, sharey="row")
+    # The setting that the study's file names.
+    laws = normlab.simulate(LAWS, tokens=128, dim=128, start="orthonormal", time=24.0, looks=48, device="cpu")
+    for column, law in zip(panels.T, laws.runs, strict=True):
+        column[0].set_title(law.scheme)
+        column[-1].set_xlabel("block")
+        for axes, series in zip(column, SERIES, strict=True):
+            _draw_beside_law(axes, law, series)
+    for axes, (_, title) in zip(panels[:, 0], SERIES.values(), strict=True):
+        axes.set_ylabel(title)
+    panels[1, 0].set(xticks=(0, 4, 8, 12), yscale="log")
+    panels[1, 0].minorticks_off()
+    lines = panels[0, 0].get_lines()
+    figure.legend(handles=lines, loc="upper center", bbox_to_anchor=(0.5, 1.02), ncols=len(lines), frameon=False)
+    figure.savefig(FIGURES / "depth-use.svg", bbox_inches="tight", metadata={"Date": None})
+
+
+def _draw_beside_law(axes: Any, law: SchemeRun, series: str) -> None:
+    observable, _ = SERIES[series]
+    # An attention and an MLP in each block are two units of time.
+    axes.plot([time / 2 for time in law.times], law[observable].mean, "k:", label="law", linewidth=1.2)
+    axes.plot(mean_profile(law.scheme, series, 0), color="tab:orange", label="before training")
+    axes.plot(mean_profile(law.scheme, series, -1), color="tab:blue", label="after training")
+    axes.grid(alpha=0.25)
+
+
+def mean_profile(scheme: str, series: str, look: int) -> list[float]:
+    """A series through depth at a profiled step, mean over the judged seeds of a scheme."""
+    rows = [row for row in Store(DEPTH_USE).rows() if row["scheme"] == scheme and row["role"] == "judge"]
+    return [sum(values) / len(rows) for values in zip(*(row["profiles"][look][series] for row in rows), strict=True)]
+
+
 def main() -> None:
     plt.rcParams.update({"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "normlab"})
     FIGURES.mkdir(exist_ok=True)
     draw_growth()
     draw_budgets()
+    draw_depth_use()
 
 
 if __name__ == "__main__":

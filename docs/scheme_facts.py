@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -16,15 +16,17 @@ from typing import Any
 
 from normlab.errors import NormLabError
 from normlab.schemes import Scheme, scheme
+from normlab.schemes.catalog.cited_claims import Role
 
 ROOT = Path(__file__).parents[1]
 SHAPE = [65536, 768]
 """Tokens × width of the kernels that a page shows."""
+INTRODUCED: dict[Role, str] = {"subject": "", "compared": "Claims on other schemes that are compared with it:\n\n"}
 
 
-def sections(of: Scheme, verdicts: Sequence[str] = ()) -> list[tuple[str, str]]:
-    """Heading and text, for a scheme's page; `verdicts` are those on its claims."""
-    found = [("Speed", speed(of)), ("Evidence", evidence(of.name, verdicts)), ("Used by", users(of.name))]
+def sections(of: Scheme, cited: Mapping[Role, Sequence[str]]) -> list[tuple[str, str]]:
+    """Heading and text, for a scheme's page; `cited` are verdicts on claims, by its role in them."""
+    found = [("Speed", speed(of)), ("Evidence", evidence(of.name, cited)), ("Used by", users(of.name))]
     return [(heading, text) for heading, text in found if text]
 
 
@@ -92,14 +94,15 @@ def _read(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def evidence(name: str, verdicts: Sequence[str] = ()) -> str:
-    """Verdicts on its claims, then the other studies that it is part of."""
+def evidence(name: str, cited: Mapping[Role, Sequence[str]]) -> str:
+    """Verdicts on claims, then the other studies that it is part of."""
+    verdicts = [verdict for own in cited.values() for verdict in own]
     others = [
         f"- `{study}`: {title}"
         for study, title, names in studies()
         if name in names and not any(f"#{study})" in verdict for verdict in verdicts)
     ]
-    parts = ["\n".join(f"- {verdict}" for verdict in verdicts)] if verdicts else []
+    parts = [INTRODUCED[role] + "\n".join(f"- {verdict}" for verdict in own) for role, own in cited.items() if own]
     if others:
         parts.append("Other studies that it is part of ([claims](../claims.md)):\n\n" + "\n".join(others))
     return "\n\n".join(parts)

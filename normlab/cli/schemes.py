@@ -12,7 +12,7 @@ def schemes(
     /,
     json: bool = False,
 ) -> None:
-    """List the schemes, or show one in detail: equation, placement, source, cost, known failures.
+    """List the schemes, or show one in detail: equation, source, cost, known failures, claims that were tested.
 
     For example:
       normlab schemes

@@ -38,12 +38,14 @@ def study(
       normlab study high-rates --minutes 9 --data-dir texts
       normlab study high-rates depth-use --minutes 27 --data-dir texts
       normlab study --report
+      normlab study attention-dynamics --report
 
     Args:
         names: Studies, or TOML files.
         minutes: Time limit of all together; the same command resumes later.
         dry_run: Print runs, cost and rules without running anything.
-        report: Write the table of all claims and its page from the stored results.
+        report: Write the table of all claims and its page from the stored results; with names, instead a page of every
+            arm of these studies, report.html beside its rows.
         studies: Folder of the TOML files.
         results: Folder of the results, with one folder per study.
         docs: Markdown file that --report writes.
@@ -63,12 +65,14 @@ def study(
 
     overrides = {"data": list(data), "val_data": list(val_data), "tokenizer": tokenizer, "workers": workers}
     overrides |= {"device": device, "val_sets": list(val_sets)}
-    if report:
+    found = [load_study(name, studies) for name in names]
+    if report and not found:
         command.write_report(studies, results, docs, html)
-    elif not names:
+    elif report:
+        command.write_pages(found, results)
+    elif not found:
         command.show_list(studies, results)
     else:
-        found = [load_study(name, studies) for name in names]
         line = ["normlab", *sys.argv[1:]]
         if dry_run:
             command.show_plans(found, overrides)

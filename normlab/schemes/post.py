@@ -30,8 +30,8 @@ class Post(Scheme):
     Init       base std, or Xavier (init)
     Source     Vaswani et al. 2017, arXiv 1706.03762
     Law        RMS = 1 at every depth; tokens merge at the exponential rate e^(−2t)
-    Fails      needs warm-up and a low learning rate (at 125M stuck at 2e-3 in 2 of 2 runs, 10 % warm-up); in deep
-               stacks tokens collapse and gradients vanish early in training
+    Fails      needs warm-up and a low learning rate (at 125M stuck at 2e-3 in 2 of 2 runs, 10 % warm-up; at 6×384
+               from 4e-3 on in 9 of 9, 20 %); in deep stacks tokens collapse and gradients vanish early in training
     """
 
     name = "post"

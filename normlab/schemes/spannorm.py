@@ -44,7 +44,8 @@ class SpanNorm(Scheme):
     Law        RMS = 1 after every block; the skip path keeps (1+c/L)^(−1/2) per block, e^(−c/2) in all
     Fails      without entry norm a small embedding is negligible beside the first branch; reported to diverge at the
                highest of three learning rates at which Pre-Norm is stable (arXiv 2602.08064); at 125M and 1.2e-3, 3 of
-               4 runs stayed at the unigram entropy with 40 steps of warm-up, 0 of 4 with 100, 0 of 8 at 6e-4
+               4 runs stayed at the unigram entropy with 40 steps of warm-up, 0 of 4 with 100, 0 of 8 at 6e-4; at
+               6×384 stuck from 4e-3 on in 8 of 9 runs, 122 steps of warm-up
     """
 
     name = "spannorm"

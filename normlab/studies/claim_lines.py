@@ -30,9 +30,10 @@ class ClaimLine:
 
     @property
     def verdict(self) -> str:
-        """The verdict in words, with a mark where the rule was corrected after its runs."""
-        is_corrected = self.claim.correction is not None and self.finding.is_verdict
-        return f"{self.finding.verdict}, rule corrected" if is_corrected else self.finding.verdict
+        """The verdict in words, with a mark where the rule was written or corrected after its runs."""
+        marks = {"rule corrected": self.claim.correction is not None, "rows known before": self.study.kind == "rows"}
+        told = [mark for mark, holds in marks.items() if holds and self.finding.is_verdict]
+        return ", ".join([self.finding.verdict, *told])
 
 
 def claim_lines(folder: Path = FOLDER, results: Path = RESULTS) -> list[ClaimLine]:

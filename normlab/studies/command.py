@@ -11,6 +11,7 @@ from typing import Any
 from normlab.errors import NormLabError
 from normlab.pages.numbers import format_count
 from normlab.studies import report
+from normlab.studies.arm_pages import write_arm_pages
 from normlab.studies.claim_lines import MARKS
 from normlab.studies.judge import judge_claims
 from normlab.studies.record import StudyRecord
@@ -136,3 +137,10 @@ def write_report(folder: Path, results: Path, docs: Path, html: Path) -> None:
     for path, text in ((docs, report.markdown(found)), (html, report.claims_page(found))):
         write_atomically(path, text.encode("utf-8", "replace"))
         print(f"{'page' if path.suffix == '.html' else 'table'}: {path}")
+
+
+def write_pages(studies: Sequence[Study], results: Path) -> None:
+    """Write a page of every arm of the studies."""
+    for study in studies:
+        for path in write_arm_pages(study, results):
+            print(f"page: {path}")

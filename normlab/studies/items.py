@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from normlab.errors import NormLabError, unknown
 from normlab.studies.import_rows import benchmark_row
@@ -14,6 +14,9 @@ from normlab.train.monitor.summary import digits
 from normlab.train.storage.folder import now
 from normlab.utils.settings import field_names
 from normlab.utils.versions import versions
+
+if TYPE_CHECKING:
+    from normlab.dynamics.config import SimulateConfig
 
 Row = dict[str, Any]
 Settings = Mapping[str, Any]
@@ -110,7 +113,8 @@ def _check_seeds(found: Row) -> Iterator[Row]:
         yield row if len(steps) > 1 else {**row, "after": None, "state": "failed", "reason": _BROKE}
 
 
-def _simulations(study: Study, arm: str, settings: Settings) -> Iterator[Item]:
+def simulation_config(study: Study, settings: Settings) -> tuple[str | None, SimulateConfig]:
+    """The experiment that settings name, if any, and its configuration."""
     from normlab.dynamics.config import SimulateConfig
     from normlab.dynamics.experiments import EXPERIMENTS
 
@@ -118,7 +122,11 @@ def _simulations(study: Study, arm: str, settings: Settings) -> Iterator[Item]:
     if name is not None and name not in EXPERIMENTS:
         raise unknown("experiment", str(name), EXPERIMENTS)
     changes = _known(study, settings, SimulateConfig, {"experiment"})
-    config = EXPERIMENTS[name].defaults.replace(**changes) if name else SimulateConfig(**changes)
+    return name, EXPERIMENTS[name].defaults.replace(**changes) if name else SimulateConfig(**changes)
+
+
+def _simulations(study: Study, arm: str, settings: Settings) -> Iterator[Item]:
+    name, config = simulation_config(study, settings)
 
     def call() -> list[Row]:
         from normlab.dynamics.command import run_command

@@ -19,7 +19,8 @@ __all__ = ["claim_lines", "claims_page", "headline", "markdown"]
 _TONES = {"reproduced": "ok", "refuted": "fail", "open": "warn", "unfinished": "", "not run": ""}
 _HEADS = ("Claim", "Source", "Theirs", "Ours", "Seeds", "Budget", "Verdict", "Power", "To settle")
 _NOTE = """_Written by `normlab study --report` from `studies/` and the rows in `benchmarks/results/studies/`; do not
-edit it. A verdict is that of the rule in the study's file, whose hash every row carries. Intervals hold
+edit it. `normlab study NAME --report` makes a page of every comparison, ladder or simulation of a study from the same
+rows. A verdict is that of the rule in the study's file, whose hash every row carries. Intervals hold
 together at the rule's level; bounds of shares, and tests of counts and ranks, are one-sided at that level. Levels
 hold for each claim by itself, not for all claims together. A rule that was corrected after its runs says why, and what
 it said before. **Open** names what leaves a claim undecided; **unfinished**, a study of which not all runs have ended,

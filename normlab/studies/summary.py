@@ -1,4 +1,4 @@
-"""Verdicts by headline result, for docs/claims.md, the README and the cards of the schemes; made from rows alone."""
+"""Verdicts by headline result, for docs/claims.md and the README; made from rows alone."""
 
 from __future__ import annotations
 
@@ -52,16 +52,6 @@ def found_table(found: Sequence[ClaimLine], claims: str = "docs/claims.md") -> s
     return "\n".join(lines) if len(lines) > 2 else f"No study has been run yet ([all claims]({claims}))."
 
 
-def card_lines(found: Sequence[ClaimLine], scheme: str, claims: str = "../claims.md") -> list[str]:
-    """Verdicts on what is claimed of a scheme, for its card; none for studies that have not ended."""
-    return [
-        f"{MARKS[line.finding.verdict]} {line.verdict}: {_sentence(line)} "
-        f"([{line.study.name}]({claims}#{line.study.name}))"
-        for line in found
-        if line.finding.is_verdict and scheme in map(_name, line.claim.rule.subjects)
-    ]
-
-
 def line_counts(found: Sequence[ClaimLine]) -> str:
     """How many claims have each verdict."""
     return verdict_counts(line.finding for line in found)
@@ -71,14 +61,3 @@ def verdict_counts(findings: Iterable[Finding]) -> str:
     """How many findings have each verdict: "2 reproduced, 1 open"."""
     counts = Counter(finding.verdict for finding in findings)
     return ", ".join(f"{counts[verdict]} {verdict}" for verdict in MARKS if counts[verdict])
-
-
-def _sentence(line: ClaimLine) -> str:
-    ours = f" Ours: {cell_text(line.finding.ours)}." if line.finding.ours else ""
-    theirs = "No paper says so." if line.claim.own_question else f"Theirs: {cell_text(line.claim.theirs)}."
-    return f"{cell_text(line.claim.claim)} {theirs}{ours}"
-
-
-def _name(scheme: str) -> str:
-    """Name of a scheme without options and arm: "peri" of "peri(step=0.1)@no-decay"."""
-    return scheme.partition("@")[0].partition("(")[0]

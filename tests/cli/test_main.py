@@ -45,11 +45,21 @@ def test_card_says_what_was_asked_for():
         assert word in found.stdout
 
 
+def test_card_cites_claims_by_the_role_of_the_scheme(tmp_path, monkeypatch):
+    """Also away from a checkout, whose studies and rows no installed package has."""
+    monkeypatch.chdir(tmp_path)
+    own, _, others = run("schemes", "post").stdout.partition("Claims on schemes compared with it")
+    assert "tokens meet in one point under all six laws. (attention-dynamics)" in own
+    assert "GeoNorm reaches a lower loss than Post-Norm at 125M on books" in others
+    assert "Claims" not in run("schemes", "keel").stdout
+
+
 def test_json_is_json():
     cards = json.loads(run("schemes", "--json").stdout)
     assert [card["name"] for card in cards] == normlab.list_schemes()
     one = json.loads(run("schemes", "sandwich", "--json").stdout)
     assert one == next(card for card in cards if card["name"] == "peri")
+    assert {"study", "mark", "verdict", "claim", "schemes"} == one["claims"]["subject"][0].keys()
     assert json.loads(run("doctor", "--json").stdout)["kernels"]["reference"].startswith("usable")
 
 

@@ -35,6 +35,7 @@ NOT_RUN = {
     "eval runs/fox --task-files": "tests/evaluation/test_harness.py evaluates a task of its own",
     "watch": "serves until Ctrl-C; tests/watch runs it, with --once as well",
     "study --report": "tests/studies makes the report from rows of its own",
+    "study attention-dynamics --report": "writes into the folder of rows; tests/studies makes these pages elsewhere",
 }
 """Commands that are only parsed, by how they begin, with the reason."""
 

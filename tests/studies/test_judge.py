@@ -62,6 +62,15 @@ def test_a_corrected_rule_shows_both_verdicts(tmp_path):
     assert "refuted, rule corrected" in report.claims_page(report.claim_lines(studies, tmp_path))
 
 
+def test_a_verdict_on_rows_that_were_there_before_its_rule_says_so(tmp_path):
+    imported = 'kind = "rows"\nrows = ["elsewhere"]\n' + text(RULES["count"])
+    study = read_study("tiny", tomllib.loads(imported), "tiny.toml")
+    studies = write_study(tmp_path / "studies", imported)
+    assert report.claim_lines(studies, tmp_path)[0].verdict == "not run"
+    store(tmp_path / "tiny", study, [row("pre", seed, 4.0) for seed in range(6)])
+    assert report.claim_lines(studies, tmp_path)[0].verdict == "reproduced, rows known before"
+
+
 def test_a_registered_rule_that_cannot_be_decided_can_be_corrected(tmp_path):
     correction = "\n[claims.correction]\nwhy = 'the arm has another name'\narms = ['main']\n"
     study = read_study("tiny", tomllib.loads(text(RULES["count"] + '\narms = ["no-*"]' + correction)), "tiny.toml")

@@ -14,9 +14,10 @@ import pytest
 from normlab.compare import executor
 from normlab.compare.store import Store
 from normlab.errors import NormLabError
-from normlab.studies import command, report, summary
+from normlab.studies import citations, command, report, summary
 from normlab.studies import run as running
 from normlab.studies.judge import judge_claims
+from normlab.studies.rules import read_rule
 from normlab.studies.run import run_study, study_plan
 from normlab.studies.study import load_study, read_study
 from tests.compare.here import Here
@@ -199,14 +200,24 @@ def test_readme_and_cards_have_verdicts_alone(root, tmp_path):
     assert "not run" not in table
     assert "Peri-LN uses its depth best" not in table
     assert "| 15 | Peri-LN uses its depth best |  |  |" in summary.results_table(found)
-    lines = summary.card_lines(found, "pre")
-    assert [line[:12] for line in lines] == ["✓ reproduced", "? open: Pre-"]
-    assert "(../claims.md#tiny)" in lines[0]
-    # Post-Norm is what Pre-Norm is compared with: nothing is claimed of it.
-    assert summary.card_lines(found, "post") == []
+    lines = citations.page_lines(found, "pre")
+    assert [line[:12] for line in lines["subject"]] == ["✓ reproduced", "? open: Pre-"]
+    assert "(../claims.md#tiny)" in lines["subject"][0]
+    assert lines["compared"] == []
+    # Post-Norm is what Pre-Norm is compared with in one of them: nothing is claimed of it.
+    assert citations.page_lines(found, "post") == {"subject": [], "compared": lines["subject"][:1]}
+    assert [(claim.mark, claim.schemes) for claim in citations.cited(found)] == [
+        ("✓", {"pre": "subject", "post": "compared"}), ("?", {"pre": "subject"}),
+    ]  # fmt: skip
     unrun = report.claim_lines(tmp_path / "studies", tmp_path / "nothing")
     assert summary.found_table(unrun) == "No study has been run yet ([all claims](docs/claims.md))."
-    assert summary.card_lines(unrun, "pre") == []
+    assert citations.page_lines(unrun, "pre") == {"subject": [], "compared": []}
+    assert citations.cited(unrun) == []
+
+
+def test_a_scheme_is_named_without_options_and_arm_and_is_a_subject_before_it_is_compared():
+    table = {"kind": "bound", "scheme": "pre@no-decay", "against": "pre@decay", "also": ["peri(step=0.1)"]}
+    assert citations.roles(read_rule({**table, "at_least": 1.0}, "a rule")) == {"pre": "subject", "peri": "subject"}
 
 
 def test_what_a_file_says_is_text_on_the_page(tmp_path):
@@ -224,6 +235,9 @@ def test_the_command_lists_plans_and_reports(root, capsys, tmp_path):
     assert "in all: 6 runs" in capsys.readouterr().out
     command.write_report(root / "studies", root / "results", tmp_path / "claims.md", tmp_path / "claims.html")
     assert (tmp_path / "claims.md").read_text().startswith("# Claims")
+    command.write_pages([load_study("tiny", root / "studies")], root / "results")
+    assert f"page: {root / 'results/tiny/main/report.html'}" in capsys.readouterr().out
+    assert "<h1>" in (root / "results/tiny/main/report.html").read_text()
     command.show_list(root / "studies", tmp_path / "nothing")
     assert "2 not run" in capsys.readouterr().out
 

@@ -46,7 +46,7 @@ def result_page(result: ExperimentResult) -> str:
     return render(
         f"{result.experiment}: {result.about}",
         [
-            section("figures", "Figures", "simulate/figures.html", figures=result.figures),
+            *_figures(result),
             section("results", "Results", "table.html", table=tables.result_table(result)),
             *_verdicts(result),
             *_end(result),
@@ -146,6 +146,11 @@ def _notes(simulation: Simulation) -> list[Section]:
     """Remarks of the schemes' laws, for those who know the theory."""
     notes = simulation.notes
     return [section("notes", "Remarks", "simulate/notes.html", notes=notes)] if notes else []
+
+
+def _figures(result: ExperimentResult) -> list[Section]:
+    figures = result.figures
+    return [section("figures", "Figures", "simulate/figures.html", figures=figures)] if figures else []
 
 
 def _verdicts(result: ExperimentResult) -> list[Section]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console
@@ -10,8 +11,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from normlab.schemes.catalog.card import Card
+from normlab.schemes.catalog.cited_claims import CitedClaim, Role, cited_claims
 from normlab.schemes.catalog.registry import list_schemes, scheme
 from normlab.schemes.contract.needs import PLACES
+from normlab.utils.records import to_plain
+
+_CLAIMS: dict[Role, str] = {"subject": "Claims that were tested", "compared": "Claims on schemes compared with it"}
 
 
 def schemes(*, as_json: bool = False) -> None:
@@ -51,12 +56,21 @@ def card(spec: str, *, as_json: bool = False) -> None:
     console.print(f"[dim]{escape(f'normlab.scheme({str(page.scheme)!r}){others}')}[/dim]\n", soft_wrap=True)
     for heading, text in rows(page):
         _section(console, heading, text)
-    console.print("\n[bold]Options[/bold]")
+    for role, claims in cited_claims(page.scheme.name).items():
+        _columns(console, _CLAIMS[role], map(_claim, claims))
+    _columns(console, "Options", ((o.name, _short(getattr(page.scheme, o.name)), o.help) for o in page.options))
+
+
+def _columns(console: Console, heading: str, lines: Iterable[tuple[str, ...]]) -> None:
+    console.print(f"\n[bold]{heading}[/bold]")
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    for option in page.options:
-        value = getattr(page.scheme, option.name)
-        table.add_row(f"  {option.name}", escape(_short(value)), escape(option.help))
+    for first, *rest in lines:
+        table.add_row(f"  {first}", *map(escape, rest))
     console.print(table)
+
+
+def _claim(claim: CitedClaim) -> tuple[str, str]:
+    return claim.mark, f"{claim.verdict}: {claim.claim} ({claim.study})"
 
 
 def _section(console: Console, heading: str, text: str) -> None:
@@ -96,6 +110,7 @@ def facts(page: Card) -> dict[str, Any]:
         "summary": page.summary,
         "aliases": names_of(page),
         **{heading.lower(): text for heading, text in rows(page)},
+        "claims": to_plain(cited_claims(page.scheme.name)),
         "options": [{"name": o.name, "default": o.default, "help": o.help} for o in page.options],
     }
 

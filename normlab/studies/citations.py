@@ -1,0 +1,49 @@
+"""Citations: the claims that the card of a scheme cites, on its page in docs/ and in the file that the package holds.
+
+Claims of studies that have not ended are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from normlab.schemes.catalog.cited_claims import ROLES, CitedClaim, Role
+from normlab.studies.claim_lines import MARKS, ClaimLine, cell_text
+from normlab.studies.rules.base import Rule
+
+
+def cited(found: Sequence[ClaimLine]) -> list[CitedClaim]:
+    """Every claim that has a verdict, as the package holds it."""
+    return [
+        CitedClaim(study=line.study.name, mark=MARKS[line.finding.verdict], verdict=line.verdict,
+                   claim=line.claim.claim, schemes=roles(line.claim.rule))
+        for line in found if line.finding.is_verdict
+    ]  # fmt: skip
+
+
+def roles(rule: Rule) -> dict[str, Role]:
+    """The schemes that a rule names, without options and arms; what is compared with itself is a subject."""
+    subjects = {*map(_name, rule.subjects)}
+    return {name: "subject" if name in subjects else "compared" for name in map(_name, rule.schemes)}
+
+
+def page_lines(found: Sequence[ClaimLine], scheme: str, claims: str = "../claims.md") -> dict[Role, list[str]]:
+    """Lines of a scheme's page, in Markdown, by its role in the claims."""
+    lines: dict[Role, list[str]] = {role: [] for role in ROLES}
+    for line in found:
+        role = roles(line.claim.rule).get(scheme)
+        if role is not None and line.finding.is_verdict:
+            place = f"[{line.study.name}]({claims}#{line.study.name})"
+            lines[role].append(f"{MARKS[line.finding.verdict]} {line.verdict}: {_sentence(line)} ({place})")
+    return lines
+
+
+def _sentence(line: ClaimLine) -> str:
+    ours = f" Ours: {cell_text(line.finding.ours)}." if line.finding.ours else ""
+    theirs = "No paper says so." if line.claim.own_question else f"Theirs: {cell_text(line.claim.theirs)}."
+    return f"{cell_text(line.claim.claim)} {theirs}{ours}"
+
+
+def _name(scheme: str) -> str:
+    """Name of a scheme without options and arm: "peri" of "peri(step=0.1)@no-decay"."""
+    return scheme.partition("@")[0].partition("(")[0]

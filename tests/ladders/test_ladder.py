@@ -20,8 +20,9 @@ from normlab.compare import executor
 from normlab.compare.store import Store
 from normlab.errors import NormLabError
 from normlab.ladders.description import design_of, write_description
-from normlab.ladders.forecast import read_forecast, write_forecast
-from normlab.ladders.ladder import LadderSession, ladder, make_forecast, open_data
+from normlab.ladders.forecast import read_forecasts, write_forecast
+from normlab.ladders.ladder import LadderSession, ladder, open_data
+from normlab.ladders.make_forecast import make_forecast
 from normlab.ladders.outcome import outcome
 from normlab.ladders.plan import LadderPlan
 from normlab.ladders.results import build, is_ladder, markdown, read_report
@@ -63,8 +64,7 @@ def test_every_cell_has_its_rows(finished: Path, text: Path) -> None:
 
 
 def test_the_largest_size_was_forecast_before_it_was_trained(finished: Path) -> None:
-    stored = read_forecast(finished)
-    assert stored is not None
+    (stored,) = read_forecasts(finished)
     assert stored.size == "2x16"
     assert stored.rows == 2 * 2 * 2 * 2
     rows = Store(finished).rows()
@@ -126,8 +126,7 @@ def test_rows_that_began_before_the_forecast_are_refused(finished: Path, tmp_pat
 
 def test_a_forecast_that_could_not_be_made_is_named_with_the_reason(finished: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(finished, tmp_path / "copy")
-    stored = read_forecast(copy)
-    assert stored is not None
+    (stored,) = read_forecasts(copy)
     none = replace(stored, cells=[], reason="the ladder has no rows").signed()
     (copy / "forecast.json").unlink()
     write_forecast(copy, none)
@@ -135,6 +134,42 @@ def test_a_forecast_that_could_not_be_made_is_named_with_the_reason(finished: Pa
     (copy / "rows.jsonl").write_text(rows)
     assert "No forecast of 2x16 could be made: the ladder has no rows." in markdown(copy)
     assert "could be made" not in markdown(finished)
+
+
+@pytest.mark.usefixtures("here")
+def test_a_scheme_that_is_added_is_forecast_before_it_is_trained_at_the_largest_size(
+    finished: Path, text: Path, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(finished, tmp_path / "copy")
+    ladder(configuration(text, schemes=("pre", "peri", "layerscale")), copy, progress=False)
+    first, second = read_forecasts(copy)
+    assert second.schemes == ["layerscale"]
+    assert {cell.scheme for cell in second.cells} == {"layerscale"}
+    own = [row for row in Store(copy).rows() if row["scheme"] == "layerscale"]
+    of_top = [row for row in own if row["size"] == "2x16"]
+    assert {row["forecast"] for row in of_top} == {second.hash}
+    assert max(row["finished"] for row in own if row not in of_top) <= second.written
+    assert second.written <= min(row["started"] for row in of_top)
+    content = read_report(copy)
+    assert {entry.scheme for entry in content.held_out} == {"peri", "layerscale"}
+    told = markdown(copy)
+    for one in (first, second):
+        assert one.hash in told
+        assert f"written on {one.written[:10]} at {one.written[11:16]}" in told
+    assert "was made from have changed" not in told
+
+
+def test_a_scheme_that_cannot_be_forecast_is_named_with_the_reason() -> None:
+    plan = LadderPlan(configuration(schemes=("pre", "peri", "post")))
+    rows = [row | {"stuck": row["scheme"] == "post"} for row in trained(plan, lambda run: 3.0 + 0.01 * run.config.seed)]
+    made = make_forecast(plan, rows, plan.without_forecast)
+    assert {cell.scheme for cell in made.cells} == {"peri"}
+    assert (made.schemes, made.reason) == (["pre", "peri", "post"], None)
+    assert list(made.without) == ["post"]
+    assert "no cell at a smaller size counts (unreliable: seed 0 of post stuck" in made.without["post"]
+    none = make_forecast(plan, [row | {"stuck": True} for row in rows], plan.without_forecast)
+    assert none.cells == []
+    assert none.reason == "no scheme has a cell at a smaller size that counts"
 
 
 def test_rows_of_the_largest_size_without_a_forecast_are_refused(finished: Path, text: Path, tmp_path: Path) -> None:
@@ -288,7 +323,9 @@ def test_rows_at_a_rate_that_is_no_longer_picked_are_set_aside(text: Path, tmp_p
     content = read_report(tmp_path)
     assert {row.lr for row in content.rows} == {2e-2}
     assert len(content.rows) == len([run for run in plan.known_runs(rows) if run.role == "judge"])
-    assert make_forecast(plan, rows).rows == len([row for row in content.rows if row.size != "2x16"])
+    assert make_forecast(plan, rows, plan.without_forecast).rows == len(
+        [row for row in content.rows if row.size != "2x16"]
+    )
 
 
 def test_rates_are_at_the_places_of_the_cells(text: Path) -> None:

@@ -60,7 +60,7 @@ def test_branches_wait_for_their_trunk_and_the_largest_size_for_its_forecast() -
     rows = trained(plan, lambda run: 3.0)
     assert plan.fitted_have_ended(rows)
     assert not plan.fitted_have_ended(rows[:-1])
-    plan.forecast = "a hash"
+    plan.forecasts = dict.fromkeys(plan.config.names, "a hash")
     assert {str(run.rung.size) for run in plan.runnable(rows)} == {"2x16"}
     rows = trained(plan, lambda run: 3.0, rows)
     work = plan.work(rows)
@@ -172,7 +172,7 @@ def test_a_scheme_that_never_trains_has_no_rate_and_stops_nobody() -> None:
 
 def test_schemes_of_the_smaller_sizes_alone() -> None:
     plan = LadderPlan(configuration(small_schemes=("peri(step=0.1)",), top_seeds=1))
-    plan.forecast = "a hash"
+    plan.forecasts = dict.fromkeys(plan.config.names, "a hash")
     rows = trained(plan, lambda run: 3.0)
     at = {size: {e["scheme"] for e in rows if e["size"] == size} for size in ("1x8", "1x16", "2x16")}
     assert at["1x16"] == {"pre", "peri", "peri(step=0.1)"}

@@ -118,6 +118,8 @@ class ForecastFacts:
     """Date and time in ISO format."""
     commit: str | None = None
     hash: str | None = None
+    schemes: tuple[str, ...] = ()
+    """Schemes that it is of."""
     cells: tuple[ForecastCell, ...] = ()
 
 
@@ -155,6 +157,8 @@ class LadderDesign:
     held_out: str | None = None
     """Label of the size that was forecast before it was trained."""
     forecast: ForecastFacts | None = None
+    further_forecasts: tuple[ForecastFacts, ...] = ()
+    """Those of schemes that were added later."""
     lost: tuple[LostRun, ...] = ()
     runs_left: int | None = None
     """Runs that have not ended: a lower bound while rates are searched for."""

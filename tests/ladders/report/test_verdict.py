@@ -99,7 +99,7 @@ def test_reasons_have_a_minus_and_no_scheme_with_a_capital() -> None:
     rows = [replace(row, loss=3.0 if row.scheme == "pre" else 2.5) for row in synthetic.rows(lost=False)]
     edge = EdgeRate(scheme="peri", size="4x256", lr=0.016)
     report = LadderReport(rows, answer(rows, baseline="pre", edge_rates=[edge]))
-    said = "unreliable: with a gap of −0.50 nats pre fails rather than differs"
+    said = "unreliable: with a gap of −0.5 nats pre fails rather than differs"
     assert {row[-1].text.partition("; ")[0] for row in gap_table(report).rows} == {said}
     assert hit_words(_held_out(None), reason="a gap of -0.50") == "no result: a gap of −0.50"
     kept = [row for row in synthetic.rows(lost=False) if row.scheme in ("pre", "peri")]

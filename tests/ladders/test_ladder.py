@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from normlab.ladders.make_forecast import make_forecast
 from normlab.ladders.outcome import outcome
 from normlab.ladders.plan import LadderPlan
 from normlab.ladders.results import build, is_ladder, markdown, read_report
+from normlab.ladders.run import LadderRun
 from normlab.ladders.size import Target
 from normlab.train.trainer import train
 from tests.command import normlab as run_command
@@ -337,6 +339,36 @@ def test_rates_are_at_the_places_of_the_cells(text: Path) -> None:
     cells = {(cell.size, cell.tokens) for cell in design.cells}
     assert {cell.tokens for cell in design.cells} == {10 * STEP, 20 * STEP}
     assert {(search.size, search.tokens) for search in design.rates} <= cells
+
+
+@pytest.mark.parametrize(
+    ("changes", "basis"),
+    [
+        ({}, "derived over width; depth 1 to 2 without a rule: a hypothesis"),
+        ({"sizes": ("1x8", "1x16", "1x32")}, "derived"),
+        ({"carry": "width+depth"}, "derived"),
+        ({"carry": "none"}, "hypothesis"),
+    ],
+)
+def test_a_rule_is_called_derived_where_it_covers_all_that_differs(
+    text: Path, changes: dict[str, Any], basis: str
+) -> None:
+    data, config = open_data(configuration(text, **changes), progress=False)
+    design = design_of(LadderPlan(config), [], data, ())
+    assert {rule.basis for rule in design.rules if rule.scheme == "pre"} == {basis}
+
+
+def test_a_rate_that_was_never_tried_is_a_caution_and_its_rule_is_fitted(text: Path) -> None:
+    def loss(run: LadderRun) -> float:
+        best = 4e-3 if str(run.rung.size) == "1x8" else 8e-3
+        return 3.0 + 0.1 * math.log2(run.base_lr / best) ** 2
+
+    data, config = open_data(configuration(text, sizes=("1x8", "1x16", "1x64"), lrs="auto"), progress=False)
+    plan = LadderPlan(config)
+    design = design_of(plan, trained(plan, loss), data, ())
+    assert {rule.basis for rule in design.rules} == {"fitted"}
+    said = "The rate of pre at 1x64 (3.2e-2) lies outside of all that were tried for it (2e-3 to 1.6e-2)."
+    assert said in design.cautions
 
 
 @pytest.mark.full

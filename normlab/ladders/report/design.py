@@ -16,7 +16,6 @@ Ends = tuple[float, float]
 """Low and high end of an interval."""
 Edge = Literal["largest", "smallest"]
 Carry = Literal["width", "width+depth", "none"]
-Basis = Literal["derived", "hypothesis"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +77,8 @@ class RateRule:
 
     scheme: str
     carry: Carry
-    basis: Basis = "hypothesis"
+    basis: str = "hypothesis"
+    """derived, hypothesis, fitted (at the middle size), or for what it is which."""
     note: str = ""
 
 

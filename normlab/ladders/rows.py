@@ -20,6 +20,9 @@ from normlab.utils.counts import parse_count
 REQUIRED = ("scheme", "parameters", "tokens", "flops", "seed", "loss")
 """Columns of a table of losses; `size`, `steps`, `trunk`, `tokens_per_s`, `lr` and `state` may be added."""
 
+LARGEST_LOSS = 100.0
+"""Nats a token above which no model has trained: one that guesses has the logarithm of its vocabulary, 10 to 12."""
+
 STATES = ("done", "stuck", "diverged", "failed")
 """How a run may have ended; only rows that are done enter a fit."""
 
@@ -117,6 +120,10 @@ def _parse(text: Mapping[str, str], place: str) -> LadderRow:
     for name, advice in _POSITIVE.items():
         if found[name] is not None and not 0.0 < found[name] < math.inf:
             raise NormLabError(f"{place}: {name} must be positive, got {text[name]}; {advice}")
+    if found["state"] == "done" and found["loss"] > LARGEST_LOSS:
+        raise NormLabError(
+            f"{place}: a loss of {found['loss']:.3g} nats a token is that of no model that trained; leave it empty"
+        )
     found["size"] = found["size"] or numbers.format_count(found["parameters"])
     return LadderRow(**found)
 

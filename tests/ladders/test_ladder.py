@@ -416,6 +416,27 @@ def test_a_table_from_elsewhere_is_answered(tmp_path: Path) -> None:
     assert "its schemes are base, mine" in wrong.stderr
 
 
+def test_a_table_takes_no_options_of_training() -> None:
+    for option in ("--dry-run", "--seeds=3"):
+        done = run_command("ladder", "--rows", "losses.csv", option)
+        assert done.returncode == 2
+        assert f"so it takes no {option.partition('=')[0]}; leave that out" in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+def test_a_target_within_the_ladder_is_refused(text: Path, tmp_path: Path) -> None:
+    within = configuration(text, target=(f"2x16:{20 * STEP}",))
+    with pytest.raises(NormLabError, match=r"has 1 times the compute of 2x16, .* the top of the ladder"):
+        ladder(within, tmp_path / "ladder", progress=False)
+    rows = [f"{name},{n}M,100M,{6e14 * n},0,3.{n}" for name in ("base", "mine") for n in (1, 2, 4)]
+    (tmp_path / "losses.csv").write_text("\n".join(["scheme,parameters,tokens,flops,seed,loss", *rows]))
+    called = ["ladder", "--rows", str(tmp_path / "losses.csv"), "--out", str(tmp_path / "answer")]
+    done = run_command(*called, "--target", "2M:100M")
+    assert done.returncode == 2
+    assert "target 2M:100M has 0.5 times the compute of 4M, 100M tokens, the top of the ladder" in done.stderr
+    assert run_command(*called, "--target", "8M:100M").returncode == 0
+
+
 def test_the_answer_from_a_table_has_a_folder_of_its_own() -> None:
     """README's two commands are given one after the other in the same place."""
     trained, tabled = (inspect.signature(verb).parameters["out"].default for verb in (ladder_verb, ladder_table))

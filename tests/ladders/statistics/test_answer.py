@@ -245,6 +245,12 @@ def test_small_ladders_are_answered_with_reasons(ladder: SimulatedLadder) -> Non
     assert "not identified" in own.sentence
 
 
+def test_one_rung_is_not_one_rungs() -> None:
+    rows = _rows(simulated_path(), "none")
+    own = _only(answer([row for row in rows if row.size == rows[0].size], baseline="pre"))
+    assert "one rung, fewer than 4" in [reason.text for reason in own.identified.reasons]
+
+
 def test_rules_e_f_and_a() -> None:
     rows = _rows(simulated_path(), "none")
     far = Place(name="8M with 9B tokens", size="", parameters=8_000_000, tokens=9_000_000_000, flops=4.3e17)

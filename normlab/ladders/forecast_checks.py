@@ -60,19 +60,21 @@ def _moment(text: str, path: Path) -> datetime:
 
 def forecast_cautions(forecasts: Sequence[StoredForecast], rows: Sequence[LadderRow]) -> list[str]:
     """Schemes without a forecast and why, and rows that are no longer those that a forecast was made from."""
+    missing = [line for one in forecasts for line in missing_forecasts(one)]
+    return [*missing, *_trained_without(forecasts, rows), *_changed(forecasts, rows)]
+
+
+def missing_forecasts(forecast: StoredForecast) -> list[str]:
+    """What a forecast does not say and why: a line for each reason."""
+    alike: dict[str, list[str]] = {}
+    for scheme, why in forecast.without.items():
+        alike.setdefault(why, []).append(scheme)
+    if forecast.reason and not alike:
+        return [f"No forecast of {forecast.size} could be made: {minus(forecast.reason)}."]
     return [
-        *(f"No forecast of {one.size} could be made: {minus(one.reason)}." for one in forecasts if one.reason),
-        *_without(forecasts),
-        *_trained_without(forecasts, rows),
-        *_changed(forecasts, rows),
+        f"{join_names(names)} {'has' if len(names) == 1 else 'have'} no forecast of {forecast.size}: {minus(why)}."
+        for why, names in alike.items()
     ]
-
-
-def _without(forecasts: Sequence[StoredForecast]) -> Iterator[str]:
-    for one in forecasts:
-        for why in dict.fromkeys(one.without.values()):
-            names = [scheme for scheme, reason in one.without.items() if reason == why]
-            yield f"{_have(names)} no forecast of {one.size}: {minus(why)}."
 
 
 def _trained_without(forecasts: Sequence[StoredForecast], rows: Sequence[LadderRow]) -> Iterator[str]:
@@ -91,7 +93,3 @@ def _changed(forecasts: Sequence[StoredForecast], rows: Sequence[LadderRow]) -> 
     for one in forecasts:
         if told := changes_since(one, rows):
             yield f"The rows that the forecast of {one.written[:10]} was made from have changed since: {told}."
-
-
-def _have(names: Sequence[str]) -> str:
-    return f"{join_names(names)} {'has' if len(names) == 1 else 'have'}"

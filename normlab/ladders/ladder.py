@@ -23,7 +23,7 @@ from normlab.errors import NormLabError
 from normlab.ladders.config import LadderConfig
 from normlab.ladders.description import design_of, write_description
 from normlab.ladders.forecast import hash_by_scheme, read_forecasts, write_forecast
-from normlab.ladders.forecast_checks import forecast_cautions, refuse_lost_forecast
+from normlab.ladders.forecast_checks import missing_forecasts, refuse_lost_forecast
 from normlab.ladders.make_forecast import make_forecast
 from normlab.ladders.plan import LadderPlan, has_trained
 from normlab.ladders.results import read_report
@@ -131,7 +131,18 @@ class LadderSession(Session):
 
     def execute(self, minutes: float | None) -> str | None:
         self.give_up_lost_branches()
+        self._refuse_early_runs()
         return super().execute(minutes)
+
+    def _refuse_early_runs(self) -> None:
+        """Raise if a run that must wait for its forecast has begun: going on, it would have the date of today."""
+        waiting = set(self.plan.without_forecast)
+        for run in self.plan.known_runs(self.rows):
+            if run.rung.is_held_out and run.scheme in waiting and self._folder(run).is_dir():
+                raise NormLabError(
+                    f"{self._folder(run)} began before a forecast of {run.scheme} at {run.rung.size} was written; "
+                    "remove that folder, or restore the forecast"
+                )
 
     def job(self, run: PlannedRun) -> Job:
         assert isinstance(run, LadderRun)
@@ -166,7 +177,7 @@ class LadderSession(Session):
         path = write_forecast(self.folder, made)
         self.plan.forecasts |= dict.fromkeys(due, made.hash)
         view.say(f"forecast of {made.size} written: {path} ({made.hash})")
-        for line in forecast_cautions([made], ()):
+        for line in missing_forecasts(made):
             view.say(line)
 
     def after_run(self, row: Row) -> None:

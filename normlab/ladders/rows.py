@@ -120,12 +120,13 @@ def _parse(text: Mapping[str, str], place: str) -> LadderRow:
     for name, advice in _POSITIVE.items():
         if found[name] is not None and not 0.0 < found[name] < math.inf:
             raise NormLabError(f"{place}: {name} must be positive, got {text[name]}; {advice}")
-    if found["state"] == "done" and found["loss"] > LARGEST_LOSS:
-        raise NormLabError(
-            f"{place}: a loss of {found['loss']:.3g} nats a token is that of no model that trained; leave it empty"
-        )
     found["size"] = found["size"] or numbers.format_count(found["parameters"])
-    return LadderRow(**found)
+    row = LadderRow(**found)
+    if row.is_usable and row.loss is not None and row.loss > LARGEST_LOSS:
+        raise NormLabError(
+            f"{place}: a loss of {row.loss:.3g} nats a token is that of no model that trained; leave it empty"
+        )
+    return row
 
 
 def _cell(name: str, text: str, place: str) -> Any:

@@ -183,6 +183,20 @@ def test_rows_of_the_largest_size_without_a_forecast_are_refused(finished: Path,
         ladder(configuration(text), tmp_path, progress=False)
 
 
+def test_runs_of_the_largest_size_that_began_before_a_forecast_are_not_taken_up(
+    finished: Path, text: Path, tmp_path: Path
+) -> None:
+    """Without their rows and the forecast they would be dated anew, after the forecast that is written now."""
+    copy = shutil.copytree(finished, tmp_path / "copy")
+    kept = [row for row in Store(finished).rows() if row["size"] != "2x16"]
+    (copy / "rows.jsonl").unlink()
+    Store(copy).append_all(kept)
+    (copy / "forecast.json").unlink()
+    with pytest.raises(NormLabError, match=r"began before a forecast of pre at 2x16 was written; remove that folder"):
+        ladder(configuration(text), copy, progress=False)
+    assert not (copy / "forecast.json").exists()
+
+
 @pytest.mark.usefixtures("here")
 def test_a_ladder_goes_on_from_a_copy_of_its_results_alone(finished: Path, text: Path, tmp_path: Path) -> None:
     """Without checkpoints a branch whose trunk has ended is trained from its first step, to the same loss."""

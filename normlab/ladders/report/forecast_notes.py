@@ -16,7 +16,7 @@ def forecast_notes(content: LadderReport) -> list[str]:
     size = design.held_out or content.held_out[0].place.size
     first = f"Forecast of {size} {_written(stored)}, before its first run began{_sources(stored)}."
     further = [
-        f"Forecast of {join_names(one.schemes)}, added later, {_written(one)}, before their first run at {size} "
+        f"Forecast of {join_names(one.schemes)} at {size} {_written(one)}, before {_whose(one)} first run there "
         f"began{_sources(one)}."
         for one in design.further_forecasts
     ]
@@ -28,9 +28,13 @@ def _written(stored: ForecastFacts) -> str:
     return f"written on {date}" + (f" at {time}" if time else "")
 
 
+def _whose(stored: ForecastFacts) -> str:
+    return "its" if len(stored.schemes) == 1 else "their"
+
+
 def _sources(stored: ForecastFacts) -> str:
     known = {"commit": stored.commit, "hash": stored.hash}
-    return "".join(f"; {name} {text[:16]}" for name, text in known.items() if text)
+    return "".join(f"; {name} {text}" for name, text in known.items() if text)
 
 
 def _family(content: LadderReport) -> str:

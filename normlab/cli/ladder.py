@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from normlab.errors import NormLabError
 from normlab.ladders.config import LadderConfig
 
 
@@ -73,6 +76,17 @@ def ladder_table(
     losses.store(folder)
     page = write_report(content, folder)
     print(*terminal_lines(content), f"page: {page}", sep="\n")
+
+
+def check_table_options(words: Sequence[str]) -> None:
+    """Raise for an option of a ladder that a table of losses does not have."""
+    taken = [f"--{name}" for name in inspect.signature(ladder_table).parameters]
+    for flag in (word.partition("=")[0] for word in words if word.startswith("--")):
+        if flag not in (*taken, "--help"):
+            raise NormLabError(
+                f"--rows answers from a table and trains nothing, so it takes no {flag}; leave that out (its options "
+                f"are {', '.join(taken)})"
+            )
 
 
 def _run(config: LadderConfig, out: Path, minutes: float | None) -> None:

@@ -17,7 +17,7 @@ from normlab.cli.completion import completion
 from normlab.cli.defaults import Defaults, refuse_empty_paths, value_of
 from normlab.cli.doctor import doctor
 from normlab.cli.eval import evaluate
-from normlab.cli.ladder import ladder, ladder_table
+from normlab.cli.ladder import check_table_options, ladder, ladder_table
 from normlab.cli.parsing import parse
 from normlab.cli.schemes import schemes
 from normlab.cli.simulate import simulate
@@ -105,6 +105,7 @@ def run(words: list[str]) -> None:
     options: dict[str, Any] = {"description": description}
     with ExitStack() as errors:
         if name == "ladder" and value_of(words, "--rows") is not None:
+            check_table_options(words)
             verbs = {**verbs, name: _deferred(ladder_table)}
         elif name in ("train", "compare", "ladder"):
             defaults = Defaults(verbs[name], words[1:])

@@ -41,7 +41,7 @@ class CompareConfig(RunOptions):
     lrs: Literal["auto"] | tuple[float, ...] = "auto"
     """Learning rates to tune over for each scheme: auto, or a list; with one rate nothing is tuned.
     auto starts with 1e-3 * (85M / (12 depth width^2))^0.2, half and twice that rate,
-    widens by factors of 2, at most 16 either way, until the best lies between two others,
+    widens by factors of 2, at most 64 either way (16 while no run has trained), until the best lies between two others,
     and then tries the best times and divided by sqrt(2)."""
     refine_rates: bool = True
     """Whether auto ends with the rates a factor of sqrt(2) from the best: two runs of each scheme."""

@@ -2,6 +2,8 @@
 
 config = LadderConfig(base=TrainConfig(length=128), schemes=("pre", "peri"), sizes=("2x64", "4x64"), budgets=(10**6,))
 answer = normlab.ladder(config, "ladder")   # can be stopped at any time; the same call resumes it
+
+In a script the last line stands under `if __name__ == "__main__":`, because runs are processes that import it again.
 """
 
 from __future__ import annotations

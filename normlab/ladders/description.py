@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from normlab.ladders.size import Size
 from normlab.ladders.statistics.answer import Place, place_name
 from normlab.ladders.stored_rows import run_state
 from normlab.models.config import TransformerConfig
+from normlab.pages.numbers import rate
 from normlab.train.config import LATER_DEFAULTS, not_decisive
 from normlab.train.hardware import describe
 from normlab.train.tasks import Data
@@ -103,6 +104,7 @@ def design_of(plan: LadderPlan, rows: Sequence[Row], data: Data, command: Sequen
         rules=tuple(_rule(config, name, found.get(name)) for name in config.names),
         held_out=held_out, runs_left=work.runs - work.ended, set_aside=tuple(sorted(set_aside)),
         lost=tuple(_lost(row) for row in rows if _is_lost(row) and row["run"] not in set_aside),
+        cautions=tuple(_untried_rates(plan, found)),
     )  # fmt: skip
 
 
@@ -143,13 +145,36 @@ def _rule(config: LadderConfig, scheme: str, found: FoundRate | None) -> RateRul
     notes = {
         "confirmed": "best rates at the middle size are within a factor of √2",
         "corrected": f"at the middle size other rates were best; rates follow width^{found.power if found else 0:.2f}",
+        "contradicted": "at the middle size, of the same width, other rates were best",
         "untested": "not tested at another size",
     }
-    own = config.models[config.all_sizes[0]][scheme].scheme_object
-    basis = "hypothesis" if config.carry == "none" else "derived"
+    verdict = found.verdict if found else "untested"
+    basis = "fitted" if verdict == "corrected" else _basis(config, scheme)
+    return RateRule(scheme=scheme, carry=config.carry, basis=basis, note=notes[verdict])
+
+
+def _basis(config: LadderConfig, scheme: str) -> str:
+    """Whether the rule that carries a scheme's rate is derived for every way in which the sizes differ."""
+    if config.carry == "none":
+        return "hypothesis"
     if config.carry == "width+depth":
-        basis = own.depth_transfer
-    return RateRule(scheme=scheme, carry=config.carry, basis=basis, note=notes[found.verdict if found else "untested"])
+        return config.models[config.all_sizes[0]][scheme].scheme_object.depth_transfer
+    depths = sorted(size.depth for size in config.all_sizes)
+    if depths[0] == depths[-1]:
+        return "derived"
+    return f"derived over width; depth {depths[0]} to {depths[-1]} without a rule: a hypothesis"
+
+
+def _untried_rates(plan: LadderPlan, found: Mapping[str, FoundRate]) -> Iterator[str]:
+    """A caution for each scheme that is trained at a rate beyond those that were tried for it."""
+    for name, own in found.items():
+        if outside := plan.rates.sizes_outside(own):
+            tried = sorted(lr for search in own.searches for lr in search.tried)
+            where = ", ".join(f"{size} ({rate(lr)})" for size, lr in outside.items())
+            yield (
+                f"The rate of {name} at {where} lies outside of all that were tried for it "
+                f"({rate(tried[0])} to {rate(tried[-1])})."
+            )
 
 
 def _is_lost(row: Mapping[str, Any]) -> bool:

@@ -1,7 +1,7 @@
 """`ladder`: train all runs of a ladder and answer whether gaps survive scale; resumable between and within runs.
 
 The order: learning rates at the smallest size, their test at a middle size, all sizes but the largest, the forecast of
-the largest, and then its runs, which carry the hash of the forecast.
+the largest, and then its runs, which carry the hash of the forecast. A scheme that is added later takes the same way.
 """
 
 from __future__ import annotations
@@ -22,18 +22,17 @@ from normlab.compare.store import Row, Store
 from normlab.errors import NormLabError
 from normlab.ladders.config import LadderConfig
 from normlab.ladders.description import design_of, write_description
-from normlab.ladders.forecast import StoredForecast, hash_of_rows, read_forecast, refuse_lost_forecast, write_forecast
-from normlab.ladders.places import places
+from normlab.ladders.forecast import hash_by_scheme, read_forecasts, write_forecast
+from normlab.ladders.forecast_checks import missing_forecasts, refuse_lost_forecast
+from normlab.ladders.make_forecast import make_forecast
 from normlab.ladders.plan import LadderPlan, has_trained
 from normlab.ladders.results import read_report
 from normlab.ladders.run import LadderRun
-from normlab.ladders.statistics import forecast
 from normlab.ladders.statistics.answer import LadderAnswer
-from normlab.ladders.stored_rows import judged_rows, run_state
-from normlab.train.storage.folder import RunFolder, now
+from normlab.ladders.stored_rows import run_state
+from normlab.train.storage.folder import RunFolder
 from normlab.train.tasks import Data
 from normlab.utils.locks import hold
-from normlab.utils.versions import versions
 
 
 def ladder(
@@ -70,10 +69,9 @@ def run_ladder(
     path = make_folder(folder)
     with hold(path / "lock"):
         data, config = open_data(config, progress=progress)
-        stored = read_forecast(path)
-        if stored is None:
-            refuse_lost_forecast(Store(path).rows(), path)
-        plan = LadderPlan(config, stored.hash if stored else None)
+        stored, forecasts = Store(path).rows(), read_forecasts(path)
+        refuse_lost_forecast(stored, forecasts, path)
+        plan = LadderPlan(config, hash_by_scheme(forecasts, stored))
 
         def describe() -> None:
             write_description(path, config, data, design_of(plan, Store(path).rows(), data, command))
@@ -133,7 +131,18 @@ class LadderSession(Session):
 
     def execute(self, minutes: float | None) -> str | None:
         self.give_up_lost_branches()
+        self._refuse_early_runs()
         return super().execute(minutes)
+
+    def _refuse_early_runs(self) -> None:
+        """Raise if a run that must wait for its forecast has begun: going on, it would have the date of today."""
+        waiting = set(self.plan.without_forecast)
+        for run in self.plan.known_runs(self.rows):
+            if run.rung.is_held_out and run.scheme in waiting and self._folder(run).is_dir():
+                raise NormLabError(
+                    f"{self._folder(run)} began before a forecast of {run.scheme} at {run.rung.size} was written; "
+                    "remove that folder, or restore the forecast"
+                )
 
     def job(self, run: PlannedRun) -> Job:
         assert isinstance(run, LadderRun)
@@ -158,17 +167,18 @@ class LadderSession(Session):
     def facts(self, run: PlannedRun) -> Mapping[str, Any]:
         assert isinstance(run, LadderRun)
         is_forecast = run.role == "judge" and run.rung.is_held_out
-        return {**run.facts(), **({"forecast": self.plan.forecast} if is_forecast else {})}
+        return {**run.facts(), **({"forecast": self.plan.forecasts.get(run.scheme)} if is_forecast else {})}
 
     def before_runs(self, view: ComparisonProgress) -> None:
-        if self.plan.forecast is None and self._is_due():
-            made = make_forecast(self.plan, self.rows)
-            write_forecast(self.folder, made)
-            self.plan.forecast = made.hash
-            view.say(f"forecast of {made.size} written: {self.folder / 'forecast.json'} ({made.hash})")
-
-    def _is_due(self) -> bool:
-        return self.plan.config.hold_out and self.plan.fitted_have_ended(self.rows)
+        due = self.plan.without_forecast
+        if not due or not self.plan.fitted_have_ended(self.rows):
+            return
+        made = make_forecast(self.plan, self.rows, due)
+        path = write_forecast(self.folder, made)
+        self.plan.forecasts |= dict.fromkeys(due, made.hash)
+        view.say(f"forecast of {made.size} written: {path} ({made.hash})")
+        for line in missing_forecasts(made):
+            view.say(line)
 
     def after_run(self, row: Row) -> None:
         if row["role"] != "judge" and self._describe is not None:
@@ -206,22 +216,3 @@ class LadderSession(Session):
 
     def _folder(self, run: LadderRun) -> Path:
         return self.folder / "runs" / run.name
-
-
-def make_forecast(plan: LadderPlan, rows: Sequence[Row]) -> StoredForecast:
-    """The forecast of the largest size from the rows of the others."""
-    config, known, set_aside = plan.config, versions(), plan.set_aside(rows)
-    top = config.rungs[-1]
-    fitted = [row for row in judged_rows(rows, set_aside=set_aside) if row.size != str(top.size)]
-    about = {
-        "written": now(), "commit": known.get("commit"), "versions": known, "baseline": config.baseline_name,
-        "level": config.level, "size": str(top.size), "made_from": hash_of_rows(fitted), "rows": len(fitted),
-    }  # fmt: skip
-    try:
-        cells = forecast(
-            fitted, baseline=config.baseline_name, cells=places(config, top), seeds=top.seeds, level=config.level
-        )
-    except NormLabError as error:
-        return StoredForecast(**about, reason=str(error)).signed()
-    trained = config.names_at(top)
-    return StoredForecast(**about, cells=[cell for cell in cells if cell.scheme in trained]).signed()

@@ -8,7 +8,7 @@ from pathlib import Path
 from normlab.compare.outcome import Outcome
 from normlab.compare.store import Store
 from normlab.ladders.config import LadderConfig
-from normlab.ladders.forecast import read_forecast
+from normlab.ladders.forecast import hash_by_scheme, read_forecasts
 from normlab.ladders.ladder import open_data
 from normlab.ladders.plan import LadderPlan
 
@@ -16,8 +16,8 @@ from normlab.ladders.plan import LadderPlan
 def outcome(config: LadderConfig, folder: str | os.PathLike[str]) -> Outcome:
     """Summarise how the runs of a ladder have ended so far."""
     _, config = open_data(config, progress=False)
-    stored, rows = read_forecast(Path(folder)), Store(folder).rows()
-    plan = LadderPlan(config, stored.hash if stored else None)
+    rows = Store(folder).rows()
+    plan = LadderPlan(config, hash_by_scheme(read_forecasts(Path(folder)), rows))
     known = {run.name for run in plan.known_runs(rows)}
     own = [row for row in rows if row["run"] in known]
     interrupted = {row["run"] for row in own if row["state"] == "interrupted"}

@@ -6,7 +6,7 @@ A pure function of the configuration and of the rows so far, as the plan of a co
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from normlab.compare.plan import PlannedRun, Role, Work, ended_runs
 from normlab.compare.store import Row
@@ -17,10 +17,12 @@ from normlab.ladders.rung import Rung
 
 
 class LadderPlan:
-    """The runs of a ladder. Runs of the held-out size can start once `forecast` is set to the hash of a forecast."""
+    """The runs of a ladder. Those of a scheme at the held-out size can start once it has a forecast."""
 
-    def __init__(self, config: LadderConfig, forecast: str | None = None):
-        self.config, self.forecast = config, forecast
+    def __init__(self, config: LadderConfig, forecasts: Mapping[str, str] | None = None):
+        self.config = config
+        self.forecasts = dict(forecasts or {})
+        """Hash of the forecast of each scheme."""
         self._runs: dict[tuple[str, str, int, float, int], LadderRun] = {}
         self.rates = Rates(config, self._tune_run)
 
@@ -46,7 +48,7 @@ class LadderPlan:
             run for run in self.known_runs(rows)
             if run.name not in ended
             and (run.trunk is None or run.trunk.name in trained)
-            and (run.role != "judge" or not run.rung.is_held_out or self.forecast is not None)
+            and (run.role != "judge" or not run.rung.is_held_out or run.scheme in self.forecasts)
         ]  # fmt: skip
 
     def branches(self, trunk: LadderRun) -> list[LadderRun]:
@@ -64,6 +66,12 @@ class LadderPlan:
         """Names of judged runs in the rows that count no longer: a repeated tuning run has moved their rate."""
         known = {run.name for run in self.known_runs(rows)}
         return {row["run"] for row in rows if row["role"] == "judge" and row["run"] not in known}
+
+    @property
+    def without_forecast(self) -> list[str]:
+        """Schemes that must be forecast before they are trained at the held-out size."""
+        top = self.config.rungs[-1]
+        return [name for name in self.config.names_at(top) if top.is_held_out and name not in self.forecasts]
 
     def fitted_have_ended(self, rows: Sequence[Row]) -> bool:
         """Whether every run that the forecast of the held-out size is made from has ended."""

@@ -11,8 +11,9 @@ For each scheme:
    without a rule rates fall with size^-0.2.
 4. At a middle size the carried rate starts a search at the smallest budget. Rates whose losses one seed does not tell
    apart all count as best, at both sizes. If best rates of the two are within a factor of √2, the rule is confirmed. If
-   not, rates follow the smallest power of width that brings them together: the largest size is far beyond the middle
-   one, so that a factor of 2 by chance would be one of 6 there.
+   not, rates follow the smallest power of width that brings them together, from -1 to 1: the largest size is far beyond
+   the middle one, so that a factor of 2 by chance would be one of 6 there. A rate outside of all that were tried for
+   its scheme is named on the page.
 5. Near a rate that does not train one seed may train by luck. Where the next larger rate tried did not, two more seeds
    must train at the chosen one, at the smallest budget; otherwise the best of the other rates is chosen.
 """
@@ -40,6 +41,9 @@ _CONFIRMED = 1.05 * math.sqrt(2.0)
 
 _CONFIRMING = (TUNE_SEED + 1, TUNE_SEED + 2)
 """Seeds that must train, too, at a rate whose next larger one did not."""
+
+_LARGEST_POWER = 1.0
+"""Largest exponent over width, either way, that one middle size may add to a rule."""
 
 _TIED = 0.01
 """Nats within which one seed does not tell the losses of two rates apart."""
@@ -94,7 +98,7 @@ class FoundRate:
     """Rate at the smallest size; None if no run trained at any rate."""
     searches: tuple[Search, ...] = ()
     """The searches at the smallest size, then the test at the middle size."""
-    verdict: Literal["confirmed", "corrected", "untested"] = "untested"
+    verdict: Literal["confirmed", "corrected", "contradicted", "untested"] = "untested"
     """Result of the test at the middle size."""
     power: float = 0.0
     """Exponent over width that the middle size showed beyond the rule; 0 unless the rule was corrected."""
@@ -133,6 +137,16 @@ class Rates:
         if found.lr is None:
             return None
         return found.lr * self._rule(size) * (size.width / self._smallest.size.width) ** found.power
+
+    def sizes_outside(self, found: FoundRate) -> dict[Size, float]:
+        """Sizes at which the rate of a scheme lies outside of all rates that were tried for it, with that rate."""
+        tried = [lr for search in found.searches for lr in search.tried]
+        own = {rung.size: self.rate_at(found, rung.size) for rung in self._config.rungs
+               if found.scheme in self._config.names_at(rung)}  # fmt: skip
+        return {
+            size: lr for size, lr in own.items()
+            if tried and lr is not None and not 0.99 * min(tried) < lr < 1.01 * max(tried)
+        }  # fmt: skip
 
     @property
     def middle(self) -> Rung | None:
@@ -203,9 +217,12 @@ class Rates:
         if lr is None or not tests or tests[0].pick is None:
             return FoundRate(scheme, lr, tuple(searches))
         size, ratio = tests[0].rung.size, self._factor(lr, searches[0], tests[0])
-        if max(ratio, 1.0 / ratio) <= _CONFIRMED or size.width == self._smallest.size.width:
+        if max(ratio, 1.0 / ratio) <= _CONFIRMED:
             return FoundRate(scheme, lr, tuple(searches), "confirmed")
+        if size.width == self._smallest.size.width:
+            return FoundRate(scheme, lr, tuple(searches), "contradicted")
         power = math.log(ratio) / math.log(size.width / self._smallest.size.width)
+        power = min(max(power, -_LARGEST_POWER), _LARGEST_POWER)
         return FoundRate(scheme, lr, tuple(searches), "corrected", power)
 
     def _factor(self, lr: float, small: Search, test: Search) -> float:

@@ -10,7 +10,8 @@ from normlab.compare.store import Store
 from normlab.errors import NormLabError
 from normlab.ladders import report
 from normlab.ladders.description import FILE, Description, read_description
-from normlab.ladders.forecast import check_rows_follow, read_forecast
+from normlab.ladders.forecast import StoredForecast, read_forecasts
+from normlab.ladders.forecast_checks import check_rows_follow, forecast_cautions
 from normlab.ladders.report.content import LadderReport
 from normlab.ladders.report.design import ForecastFacts
 from normlab.ladders.rows import LadderRow
@@ -35,18 +36,25 @@ def read_report(folder: Path) -> LadderReport:
     about, stored = read_description(folder), Store(folder).rows()
     design = about.design
     rows = judged_rows(stored, set_aside=design.set_aside)
-    forecast = read_forecast(folder)
-    check_rows_follow(rows, forecast, folder, design.held_out)
-    if forecast is not None:
-        shown = ForecastFacts(written=forecast.written, commit=forecast.commit, hash=forecast.hash)
-        told = (f"No forecast of {forecast.size} could be made: {forecast.reason}.",) if forecast.reason else ()
-        design = dataclasses.replace(design, forecast=shown, cautions=(*design.cautions, *told))
-    found = _answer(about, rows, forecast.cells if forecast is not None else None)
+    forecasts = read_forecasts(folder)
+    check_rows_follow(rows, forecasts, folder, design.held_out)
+    design = dataclasses.replace(
+        design, forecast=_facts(forecasts[0]) if forecasts else None,
+        further_forecasts=tuple(_facts(one) for one in forecasts[1:]),
+        cautions=(*design.cautions, *forecast_cautions(forecasts, rows)),
+    )  # fmt: skip
+    found = _answer(about, rows, [cell for one in forecasts for cell in one.cells])
     sets = {
         name: _answer(about, judged_rows(stored, f"loss_{name}", set_aside=design.set_aside))
         for name in validation_sets(stored)
     }
     return LadderReport(rows, found, design, sets)
+
+
+def _facts(stored: StoredForecast) -> ForecastFacts:
+    return ForecastFacts(
+        written=stored.written, commit=stored.commit, hash=stored.hash, schemes=tuple(sorted(stored.covered))
+    )
 
 
 def _answer(

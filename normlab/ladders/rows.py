@@ -20,6 +20,9 @@ from normlab.utils.counts import parse_count
 REQUIRED = ("scheme", "parameters", "tokens", "flops", "seed", "loss")
 """Columns of a table of losses; `size`, `steps`, `trunk`, `tokens_per_s`, `lr` and `state` may be added."""
 
+LARGEST_LOSS = 100.0
+"""Nats a token above which no model has trained: one that guesses has the logarithm of its vocabulary, 10 to 12."""
+
 STATES = ("done", "stuck", "diverged", "failed")
 """How a run may have ended; only rows that are done enter a fit."""
 
@@ -118,7 +121,12 @@ def _parse(text: Mapping[str, str], place: str) -> LadderRow:
         if found[name] is not None and not 0.0 < found[name] < math.inf:
             raise NormLabError(f"{place}: {name} must be positive, got {text[name]}; {advice}")
     found["size"] = found["size"] or numbers.format_count(found["parameters"])
-    return LadderRow(**found)
+    row = LadderRow(**found)
+    if row.is_usable and row.loss is not None and row.loss > LARGEST_LOSS:
+        raise NormLabError(
+            f"{place}: a loss of {row.loss:.3g} nats a token is that of no model that trained; leave it empty"
+        )
+    return row
 
 
 def _cell(name: str, text: str, place: str) -> Any:

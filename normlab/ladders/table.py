@@ -8,10 +8,11 @@ from pathlib import Path
 
 from normlab.errors import NormLabError
 from normlab.ladders.description import FILE as LADDER_FILE
+from normlab.ladders.places import check_beyond
 from normlab.ladders.report.content import LadderReport
 from normlab.ladders.rows import LadderRow, read_table
 from normlab.ladders.statistics import answer
-from normlab.ladders.statistics.answer import Place
+from normlab.ladders.statistics.answer import Place, place_name
 from normlab.utils.counts import parse_count
 from normlab.utils.files import read_json, write_json
 from normlab.utils.records import from_plain, to_plain
@@ -95,4 +96,7 @@ def _target(text: str, rows: Sequence[LadderRow]) -> Place:
         raise NormLabError(f"target {text!r}: parameters and tokens must be positive; try 1.3B:26B")
     nearest = max(rows, key=lambda row: (row.parameters, row.tokens))
     flops = nearest.flops / (nearest.parameters * nearest.tokens) * parameters * tokens
-    return Place(name=text, size=parameters_text, parameters=parameters, tokens=tokens, flops=flops)
+    target = Place(name=text, size=parameters_text, parameters=parameters, tokens=tokens, flops=flops)
+    top = max(rows, key=lambda row: row.flops)
+    check_beyond(target, top.flops, place_name(top.size, top.tokens))
+    return target

@@ -46,11 +46,12 @@ def _state(study: Study, results: Path) -> str:
     return f"{counted(len(study.claims), 'claim')}: {verdicts}{left}"
 
 
-def show_plans(studies: Sequence[Study], overrides: Mapping[str, Any]) -> None:
-    """Print runs and cost by arm, and the rules; nothing is started."""
-    for study in studies:
-        _print_title(study, studies)
-        _show_plan(study, overrides)
+def show_plans(studies: Sequence[Study], overrides: Mapping[str, Any], data_dir: Path | None = None) -> None:
+    """Print runs and cost by arm, and the rules; nothing is started. Tokenizers are looked for in `data_dir`."""
+    with contextlib.chdir(_folder(data_dir)):
+        for study in studies:
+            _print_title(study, studies)
+            _show_plan(study, overrides)
 
 
 def _print_title(study: Study, studies: Sequence[Study]) -> None:
@@ -67,6 +68,8 @@ def _show_plan(study: Study, overrides: Mapping[str, Any]) -> None:
         print(f"{arm.arm}: {arm.what}: {counted(arm.runs, 'run')}{work}")
     total = f", {sum(arm.flops for arm in arms):.2g} FLOPs" if any(arm.flops for arm in arms) else ""
     print(f"in all: {counted(sum(arm.runs for arm in arms), 'run')}{total}; {cost_of(study)}")
+    for lost in dict.fromkeys(arm.lost_tokenizer for arm in arms if arm.lost_tokenizer):
+        print(f"FLOPs are a lower bound: the vocabulary of {lost}, which is not here, is not counted; try --data-dir")
     for claim in study.claims:
         print(f"claim {claim.name}: {claim.claim}\n  holds if {claim.rule.sentence}")
         if claim.correction is not None:

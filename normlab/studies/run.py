@@ -22,6 +22,7 @@ from normlab.studies.items import Item, run_item, study_items
 from normlab.studies.record import StudyRecord
 from normlab.studies.settings import comparison_config, ladder_config
 from normlab.studies.study import RESULTS, Study
+from normlab.studies.vocabulary import with_vocabulary
 from normlab.train.storage.folder import now
 from normlab.utils.locks import hold
 from normlab.utils.text import counted
@@ -39,6 +40,8 @@ class ArmPlan:
     runs: int
     flops: float = 0.0
     tokens: int = 0
+    lost_tokenizer: str | None = None
+    """Tokenizer that is not here: FLOPs are a lower bound then, because its vocabulary is not counted."""
 
 
 def run_study(
@@ -108,11 +111,12 @@ def _of_arm(study: Study, arm: str, overrides: Mapping[str, Any] | None) -> tupl
 
 
 def _comparison_plan(arm: str, config: CompareConfig) -> ArmPlan:
-    base, runs = config.base, config.plan().size([])
+    sized = with_vocabulary(config)
+    base, runs = (sized or config).base, config.plan().size([])
     flops = runs * base.tokens_in_all * base.model.flops_per_token(base.sequence)
     rates = f"{config.lrs} rates" if isinstance(config.lrs, str) else counted(len(config.lrs), "rate")
     what = f"{counted(len(config.names), 'scheme')}, {rates}, {counted(config.seeds, 'seed')}"
-    return ArmPlan(arm, what, runs, float(flops), runs * base.tokens_in_all)
+    return ArmPlan(arm, what, runs, float(flops), runs * base.tokens_in_all, _lost_tokenizer(sized, config))
 
 
 def _ladder_plan(arm: str, config: LadderConfig) -> ArmPlan:
@@ -120,15 +124,21 @@ def _ladder_plan(arm: str, config: LadderConfig) -> ArmPlan:
     from normlab.ladders.plan import LadderPlan
     from normlab.ladders.rates import FoundRate
 
-    plan = LadderPlan(config)
+    sized = with_vocabulary(config)
+    plan = LadderPlan(sized or config)
     rates = {name: FoundRate(name, 1e-3) for name in config.names}
-    judged = [run for rung in config.rungs for run in plan.judged(rung, rates)]
+    judged = [run for rung in plan.config.rungs for run in plan.judged(rung, rates)]
     searches = plan.rates.runs([])
     what = f"{len(config.names)} schemes, {len(config.rungs)} sizes, {config.seeds} seeds"
     if searches:
         what += f", and {len(searches)} runs that begin the search for rates"
     tokens = sum(round(run.work / run.flops_per_token) for run in judged)
-    return ArmPlan(arm, what, len(judged), float(sum(run.work for run in judged)), tokens)
+    flops = float(sum(run.work for run in judged))
+    return ArmPlan(arm, what, len(judged), flops, tokens, _lost_tokenizer(sized, config))
+
+
+def _lost_tokenizer(sized: CompareConfig | LadderConfig | None, config: CompareConfig | LadderConfig) -> str | None:
+    return None if sized is not None else getattr(config.base, "tokenizer", None)
 
 
 def _check_rules(study: Study, configs: Mapping[str, CompareConfig | LadderConfig]) -> None:

@@ -5,7 +5,10 @@ tests/hf runs the blocks of its two guides; tests/test_examples.py finds those o
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,8 @@ import normlab
 from normlab.train.trainer import train
 from tests.documentation.commands import ROOT, blocks, pages
 
+SCRIPTS = {"ladder.md"}
+"""Pages whose program starts processes, which import it again: it is run as a reader would, from a file."""
 ELSEWHERE = {"converting.md", "elsewhere.md", "hugging-face.md"}
 SMALLER = {
     "README.md": [
@@ -120,11 +125,17 @@ def test_every_block_compiles():
     assert {"README.md", "start.md", "training.md"} <= {page.name for page in SHOWN}
 
 
-def run_blocks(page: Path) -> None:
+def small_program(page: Path) -> str:
+    """All blocks of a page as one program, with settings that take seconds."""
     program = "\n".join(blocks(page, "python"))
     for before, after in SMALLER.get(page.name, []):
         assert before in program, f"{page.name} no longer has {before!r}"
         program = program.replace(before, after)
+    return program
+
+
+def run_blocks(page: Path) -> None:
+    program = small_program(page)
     if page.name == "README.md":
         # The last block is about a model of another library.
         program = program.replace(
@@ -142,9 +153,24 @@ def test_the_first_page_runs(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    "page", [page for page in SHOWN if page.name not in ELSEWHERE | {"start.md"}], ids=lambda page: page.stem
+    "page", [page for page in SHOWN if page.name not in ELSEWHERE | SCRIPTS | {"start.md"}], ids=lambda page: page.stem
 )
 def test_its_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NORMLAB_CACHE", str(tmp_path / "cache"))
     run_blocks(page)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", sorted(SCRIPTS))
+def test_its_program_runs_as_a_script(name, tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(small_program(ROOT / "docs" / "guides" / name))
+    surroundings = {**os.environ, "NORMLAB_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, env=surroundings, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("peri: ")
+    # Once: a process of a run that began the ladder again would print it again, or fail.
+    assert len(done.stdout.splitlines()) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -20,11 +21,13 @@ from normlab.compare import executor
 from normlab.compare.store import Store
 from normlab.errors import NormLabError
 from normlab.ladders.description import design_of, write_description
-from normlab.ladders.forecast import read_forecast, write_forecast
-from normlab.ladders.ladder import LadderSession, ladder, make_forecast, open_data
+from normlab.ladders.forecast import read_forecasts, write_forecast
+from normlab.ladders.ladder import LadderSession, ladder, open_data
+from normlab.ladders.make_forecast import make_forecast
 from normlab.ladders.outcome import outcome
 from normlab.ladders.plan import LadderPlan
 from normlab.ladders.results import build, is_ladder, markdown, read_report
+from normlab.ladders.run import LadderRun
 from normlab.ladders.size import Target
 from normlab.train.trainer import train
 from tests.command import normlab as run_command
@@ -63,8 +66,7 @@ def test_every_cell_has_its_rows(finished: Path, text: Path) -> None:
 
 
 def test_the_largest_size_was_forecast_before_it_was_trained(finished: Path) -> None:
-    stored = read_forecast(finished)
-    assert stored is not None
+    (stored,) = read_forecasts(finished)
     assert stored.size == "2x16"
     assert stored.rows == 2 * 2 * 2 * 2
     rows = Store(finished).rows()
@@ -126,8 +128,7 @@ def test_rows_that_began_before_the_forecast_are_refused(finished: Path, tmp_pat
 
 def test_a_forecast_that_could_not_be_made_is_named_with_the_reason(finished: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(finished, tmp_path / "copy")
-    stored = read_forecast(copy)
-    assert stored is not None
+    (stored,) = read_forecasts(copy)
     none = replace(stored, cells=[], reason="the ladder has no rows").signed()
     (copy / "forecast.json").unlink()
     write_forecast(copy, none)
@@ -137,6 +138,42 @@ def test_a_forecast_that_could_not_be_made_is_named_with_the_reason(finished: Pa
     assert "could be made" not in markdown(finished)
 
 
+@pytest.mark.usefixtures("here")
+def test_a_scheme_that_is_added_is_forecast_before_it_is_trained_at_the_largest_size(
+    finished: Path, text: Path, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(finished, tmp_path / "copy")
+    ladder(configuration(text, schemes=("pre", "peri", "layerscale")), copy, progress=False)
+    first, second = read_forecasts(copy)
+    assert second.schemes == ["layerscale"]
+    assert {cell.scheme for cell in second.cells} == {"layerscale"}
+    own = [row for row in Store(copy).rows() if row["scheme"] == "layerscale"]
+    of_top = [row for row in own if row["size"] == "2x16"]
+    assert {row["forecast"] for row in of_top} == {second.hash}
+    assert max(row["finished"] for row in own if row not in of_top) <= second.written
+    assert second.written <= min(row["started"] for row in of_top)
+    content = read_report(copy)
+    assert {entry.scheme for entry in content.held_out} == {"peri", "layerscale"}
+    told = markdown(copy)
+    for one in (first, second):
+        assert one.hash in told
+        assert f"written on {one.written[:10]} at {one.written[11:16]}" in told
+    assert "was made from have changed" not in told
+
+
+def test_a_scheme_that_cannot_be_forecast_is_named_with_the_reason() -> None:
+    plan = LadderPlan(configuration(schemes=("pre", "peri", "post")))
+    rows = [row | {"stuck": row["scheme"] == "post"} for row in trained(plan, lambda run: 3.0 + 0.01 * run.config.seed)]
+    made = make_forecast(plan, rows, plan.without_forecast)
+    assert {cell.scheme for cell in made.cells} == {"peri"}
+    assert (made.schemes, made.reason) == (["pre", "peri", "post"], None)
+    assert list(made.without) == ["post"]
+    assert "no cell at a smaller size counts (unreliable: seed 0 of post stuck" in made.without["post"]
+    none = make_forecast(plan, [row | {"stuck": True} for row in rows], plan.without_forecast)
+    assert none.cells == []
+    assert none.reason == "no scheme has a cell at a smaller size that counts"
+
+
 def test_rows_of_the_largest_size_without_a_forecast_are_refused(finished: Path, text: Path, tmp_path: Path) -> None:
     for name in ("ladder.json", "rows.jsonl"):
         shutil.copy(finished / name, tmp_path)
@@ -144,6 +181,20 @@ def test_rows_of_the_largest_size_without_a_forecast_are_refused(finished: Path,
         read_report(tmp_path)
     with pytest.raises(NormLabError, match=r"forecast.json is missing, but rows were run after the forecast"):
         ladder(configuration(text), tmp_path, progress=False)
+
+
+def test_runs_of_the_largest_size_that_began_before_a_forecast_are_not_taken_up(
+    finished: Path, text: Path, tmp_path: Path
+) -> None:
+    """Without their rows and the forecast they would be dated anew, after the forecast that is written now."""
+    copy = shutil.copytree(finished, tmp_path / "copy")
+    kept = [row for row in Store(finished).rows() if row["size"] != "2x16"]
+    (copy / "rows.jsonl").unlink()
+    Store(copy).append_all(kept)
+    (copy / "forecast.json").unlink()
+    with pytest.raises(NormLabError, match=r"began before a forecast of pre at 2x16 was written; remove that folder"):
+        ladder(configuration(text), copy, progress=False)
+    assert not (copy / "forecast.json").exists()
 
 
 @pytest.mark.usefixtures("here")
@@ -288,7 +339,9 @@ def test_rows_at_a_rate_that_is_no_longer_picked_are_set_aside(text: Path, tmp_p
     content = read_report(tmp_path)
     assert {row.lr for row in content.rows} == {2e-2}
     assert len(content.rows) == len([run for run in plan.known_runs(rows) if run.role == "judge"])
-    assert make_forecast(plan, rows).rows == len([row for row in content.rows if row.size != "2x16"])
+    assert make_forecast(plan, rows, plan.without_forecast).rows == len(
+        [row for row in content.rows if row.size != "2x16"]
+    )
 
 
 def test_rates_are_at_the_places_of_the_cells(text: Path) -> None:
@@ -300,6 +353,36 @@ def test_rates_are_at_the_places_of_the_cells(text: Path) -> None:
     cells = {(cell.size, cell.tokens) for cell in design.cells}
     assert {cell.tokens for cell in design.cells} == {10 * STEP, 20 * STEP}
     assert {(search.size, search.tokens) for search in design.rates} <= cells
+
+
+@pytest.mark.parametrize(
+    ("changes", "basis"),
+    [
+        ({}, "derived over width; depth 1 to 2 without a rule: a hypothesis"),
+        ({"sizes": ("1x8", "1x16", "1x32")}, "derived"),
+        ({"carry": "width+depth"}, "derived"),
+        ({"carry": "none"}, "hypothesis"),
+    ],
+)
+def test_a_rule_is_called_derived_where_it_covers_all_that_differs(
+    text: Path, changes: dict[str, Any], basis: str
+) -> None:
+    data, config = open_data(configuration(text, **changes), progress=False)
+    design = design_of(LadderPlan(config), [], data, ())
+    assert {rule.basis for rule in design.rules if rule.scheme == "pre"} == {basis}
+
+
+def test_a_rate_that_was_never_tried_is_a_caution_and_its_rule_is_fitted(text: Path) -> None:
+    def loss(run: LadderRun) -> float:
+        best = 4e-3 if str(run.rung.size) == "1x8" else 8e-3
+        return 3.0 + 0.1 * math.log2(run.base_lr / best) ** 2
+
+    data, config = open_data(configuration(text, sizes=("1x8", "1x16", "1x64"), lrs="auto"), progress=False)
+    plan = LadderPlan(config)
+    design = design_of(plan, trained(plan, loss), data, ())
+    assert {rule.basis for rule in design.rules} == {"fitted"}
+    said = "The rate of pre at 1x64 (3.2e-2) lies outside of all that were tried for it (2e-3 to 1.6e-2)."
+    assert said in design.cautions
 
 
 @pytest.mark.full
@@ -345,6 +428,27 @@ def test_a_table_from_elsewhere_is_answered(tmp_path: Path) -> None:
     wrong = run_command("ladder", "--rows", str(tmp_path / "losses.csv"), "--baseline", "theirs")
     assert wrong.returncode == 2
     assert "its schemes are base, mine" in wrong.stderr
+
+
+def test_a_table_takes_no_options_of_training() -> None:
+    for option in ("--dry-run", "--seeds=3"):
+        done = run_command("ladder", "--rows", "losses.csv", option)
+        assert done.returncode == 2
+        assert f"so it takes no {option.partition('=')[0]}; leave that out" in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+def test_a_target_within_the_ladder_is_refused(text: Path, tmp_path: Path) -> None:
+    within = configuration(text, target=(f"2x16:{20 * STEP}",))
+    with pytest.raises(NormLabError, match=r"has 1 times the compute of 2x16, .* the top of the ladder"):
+        ladder(within, tmp_path / "ladder", progress=False)
+    rows = [f"{name},{n}M,100M,{6e14 * n},0,3.{n}" for name in ("base", "mine") for n in (1, 2, 4)]
+    (tmp_path / "losses.csv").write_text("\n".join(["scheme,parameters,tokens,flops,seed,loss", *rows]))
+    called = ["ladder", "--rows", str(tmp_path / "losses.csv"), "--out", str(tmp_path / "answer")]
+    done = run_command(*called, "--target", "2M:100M")
+    assert done.returncode == 2
+    assert "target 2M:100M has 0.5 times the compute of 4M, 100M tokens, the top of the ladder" in done.stderr
+    assert run_command(*called, "--target", "8M:100M").returncode == 0
 
 
 def test_the_answer_from_a_table_has_a_folder_of_its_own() -> None:

@@ -60,7 +60,7 @@ def test_branches_wait_for_their_trunk_and_the_largest_size_for_its_forecast() -
     rows = trained(plan, lambda run: 3.0)
     assert plan.fitted_have_ended(rows)
     assert not plan.fitted_have_ended(rows[:-1])
-    plan.forecast = "a hash"
+    plan.forecasts = dict.fromkeys(plan.config.names, "a hash")
     assert {str(run.rung.size) for run in plan.runnable(rows)} == {"2x16"}
     rows = trained(plan, lambda run: 3.0, rows)
     work = plan.work(rows)
@@ -103,17 +103,46 @@ def test_one_rate_serves_all_budgets_of_a_trunk() -> None:
     assert grid_index(found.lr) == 3
 
 
-def test_a_middle_size_that_wants_another_rate_corrects_the_rule() -> None:
+@pytest.mark.parametrize(("best_at_middle", "power"), [(2e-3, -1.0), (1e-3, -1.0), (16e-3, 1.0)])
+def test_a_middle_size_that_wants_another_rate_corrects_the_rule(best_at_middle: float, power: float) -> None:
+    """By a power of width from -1 to 1: one noisy step goes far beyond the middle size."""
+
     def loss(run: LadderRun) -> float:
-        best = 4e-3 if str(run.rung.size) == "1x8" else 1e-3
+        best = 4e-3 if str(run.rung.size) == "1x8" else best_at_middle
         return 3.0 + 0.1 * math.log2(run.base_lr / best) ** 2
 
     plan = LadderPlan(configuration(lrs="auto"))
     found = plan.rates.found(trained(plan, loss))["peri"]
     assert (found.verdict, found.lr) == ("corrected", 4e-3)
-    assert found.power == pytest.approx(-2.0)
-    assert plan.rates.rate_at(found, Size(1, 16)) == pytest.approx(1e-3)
-    assert plan.rates.rate_at(found, Size(8, 32)) == pytest.approx(2.5e-4)
+    assert found.power == pytest.approx(power)
+    assert plan.rates.rate_at(found, Size(1, 16)) == pytest.approx(4e-3 * 2**power)
+    assert plan.rates.rate_at(found, Size(8, 32)) == pytest.approx(4e-3 * 4**power)
+
+
+def test_rates_beyond_all_that_were_tried_are_found() -> None:
+    """At the middle size the best rate is twice as high; at 1x64 the corrected rule asks for eight times that."""
+
+    def loss(run: LadderRun) -> float:
+        best = 4e-3 if str(run.rung.size) == "1x8" else 8e-3
+        return 3.0 + 0.1 * math.log2(run.base_lr / best) ** 2
+
+    plan = LadderPlan(configuration(sizes=("1x8", "1x16", "1x64"), lrs="auto"))
+    found = plan.rates.found(trained(plan, loss))["pre"]
+    tried = {lr for search in found.searches for lr in search.tried}
+    assert max(tried) == 16e-3
+    assert plan.rates.sizes_outside(found) == {Size(1, 64): pytest.approx(32e-3)}
+    untuned = LadderPlan(configuration())
+    assert untuned.rates.sizes_outside(untuned.rates.found([])["pre"]) == {}
+
+
+def test_a_middle_size_of_the_same_width_contradicts_the_rule_and_corrects_nothing() -> None:
+    def loss(run: LadderRun) -> float:
+        best = 4e-3 if str(run.rung.size) == "1x8" else 1e-3
+        return 3.0 + 0.1 * math.log2(run.base_lr / best) ** 2
+
+    plan = LadderPlan(configuration(sizes=("1x8", "2x8", "4x8"), lrs="auto"))
+    found = plan.rates.found(trained(plan, loss))["pre"]
+    assert (found.verdict, found.power) == ("contradicted", 0.0)
 
 
 def test_rates_that_one_seed_does_not_tell_apart_correct_nothing() -> None:
@@ -172,7 +201,7 @@ def test_a_scheme_that_never_trains_has_no_rate_and_stops_nobody() -> None:
 
 def test_schemes_of_the_smaller_sizes_alone() -> None:
     plan = LadderPlan(configuration(small_schemes=("peri(step=0.1)",), top_seeds=1))
-    plan.forecast = "a hash"
+    plan.forecasts = dict.fromkeys(plan.config.names, "a hash")
     rows = trained(plan, lambda run: 3.0)
     at = {size: {e["scheme"] for e in rows if e["size"] == size} for size in ("1x8", "1x16", "2x16")}
     assert at["1x16"] == {"pre", "peri", "peri(step=0.1)"}

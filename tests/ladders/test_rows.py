@@ -32,6 +32,12 @@ def test_optional_columns(tmp_path: Path) -> None:
     assert (row.size, row.steps, row.trunk, row.lr) == ("12x768", 7200, "a", 1e-3)
 
 
+def test_losses_of_runs_that_did_not_train_are_not_judged(tmp_path: Path) -> None:
+    lines = ["pre,110M,29.5M,2.1e16,0,1e300,diverged", "pre,110M,29.5M,2.1e16,1,,done"]
+    rows = read_table(table(tmp_path, *lines, head=f"{HEAD},state"))
+    assert [(row.state, row.is_usable) for row in rows] == [("diverged", False), ("done", False)]
+
+
 @pytest.mark.parametrize("loss", ["", "nan", "inf"])
 def test_a_run_without_a_loss_did_not_train(tmp_path: Path, loss: str) -> None:
     (row,) = read_table(table(tmp_path, f"pre,110M,29.5M,2.1e16,0,{loss}"))
@@ -46,6 +52,7 @@ def test_a_run_without_a_loss_did_not_train(tmp_path: Path, loss: str) -> None:
         (["pre,110M,29.5M,1e16,0,low"], HEAD, "line 2: loss: 'low' is not a number; write it as 3.25"),
         (["pre,110M,29.5M,-1,0,3.2"], HEAD, "line 2: flops must be positive, got -1; give those"),
         (["pre,110M,29.5M,1e16,0,-3.2"], HEAD, "line 2: loss must be positive, got -3.2; leave it empty"),
+        (["pre,110M,29.5M,1e16,0,1e300"], HEAD, r"line 2: a loss of 1e\+300 nats a token is that of no model"),
         (["pre,110M,29.5M,1e16,0.5,3.2"], HEAD, "line 2: seed: '0.5' is not a whole number; count seeds"),
         (["", "pre,110M,29.5M,1e16,,3.2"], HEAD, "line 3: seed is empty"),
         (["pre,110M,29.5M,1e16,0,3.2,ended"], f"{HEAD},state", "line 2: unknown state 'ended'; expected done, stuck"),

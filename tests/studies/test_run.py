@@ -13,6 +13,7 @@ import pytest
 
 from normlab.compare import executor
 from normlab.compare.store import Store
+from normlab.data.tokenizer import train_bpe
 from normlab.errors import NormLabError
 from normlab.studies import citations, command, report, summary
 from normlab.studies import run as running
@@ -240,6 +241,21 @@ def test_the_command_lists_plans_and_reports(root, capsys, tmp_path):
     assert "<h1>" in (root / "results/tiny/main/report.html").read_text()
     command.show_list(root / "studies", tmp_path / "nothing")
     assert "2 not run" in capsys.readouterr().out
+
+
+def test_a_plan_counts_the_vocabulary_of_the_tokenizer(root, tmp_path, capsys):
+    study = load_study("tiny", root / "studies")
+    flops = {name: study_plan(study, {"tokenizer": name})[0].flops for name in ("bytes", "bpe:512", "bpe:4096")}
+    assert flops["bytes"] < flops["bpe:512"]
+    # Only the head changes: 6 FLOPs a token for each of its weights, one row for each entry.
+    (arm,) = study_plan(study, {"tokenizer": "bytes"})
+    width = study.settings["dim"]
+    assert flops["bpe:4096"] - flops["bpe:512"] == pytest.approx(6 * (4096 - 512) * width * arm.tokens)
+    train_bpe(["the quick brown fox jumps over the lazy dog"], 258).save(tmp_path / "words.json")
+    command.show_plans([study], {"tokenizer": "words.json"}, tmp_path)
+    assert "lower bound" not in capsys.readouterr().out
+    command.show_plans([study], {"tokenizer": "gone.json"}, tmp_path)
+    assert "FLOPs are a lower bound: the vocabulary of gone.json" in capsys.readouterr().out
 
 
 def test_time_is_shared_by_the_arms(copy, monkeypatch):

@@ -9,6 +9,11 @@ from normlab.ladders.statistics.answer import place_name
 from normlab.pages.numbers import join_names, minus, rate
 from normlab.utils.text import counted
 
+_BY_RULE = {
+    "hypothesis": " by a rule that is a hypothesis",
+    "fitted": " by a power of width that was fitted at one middle size",
+}
+
 
 def cautions(content: LadderReport) -> list[str]:
     """All cautions, those of the statistics first."""
@@ -98,8 +103,12 @@ def _repeated(content: LadderReport) -> list[str]:
 
 
 def _hypotheses(content: LadderReport) -> list[str]:
-    assumed = [rule.scheme for rule in content.design.rules if rule.basis == "hypothesis"]
-    if not assumed:
-        return []
-    verb = "was" if len(assumed) == 1 else "were"
-    return [f"The rates of {join_names(assumed)} {verb} carried to other sizes by a rule that is a hypothesis."]
+    """Rates that were carried by more than a derivation: one line for all schemes of which the same is to be said."""
+    alike: dict[str, list[str]] = {}
+    for rule in content.design.rules:
+        if rule.basis != "derived":
+            alike.setdefault(rule.basis, []).append(rule.scheme)
+    return [
+        f"The rates of {join_names(names)} were carried to other sizes{_BY_RULE.get(basis, f': {basis}')}."
+        for basis, names in alike.items()
+    ]

@@ -16,7 +16,6 @@ Ends = tuple[float, float]
 """Low and high end of an interval."""
 Edge = Literal["largest", "smallest"]
 Carry = Literal["width", "width+depth", "none"]
-Basis = Literal["derived", "hypothesis"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +77,8 @@ class RateRule:
 
     scheme: str
     carry: Carry
-    basis: Basis = "hypothesis"
+    basis: str = "hypothesis"
+    """derived, hypothesis, fitted (at the middle size), or for what it is which."""
     note: str = ""
 
 
@@ -118,6 +118,8 @@ class ForecastFacts:
     """Date and time in ISO format."""
     commit: str | None = None
     hash: str | None = None
+    schemes: tuple[str, ...] = ()
+    """Schemes that it is of."""
     cells: tuple[ForecastCell, ...] = ()
 
 
@@ -155,6 +157,8 @@ class LadderDesign:
     held_out: str | None = None
     """Label of the size that was forecast before it was trained."""
     forecast: ForecastFacts | None = None
+    further_forecasts: tuple[ForecastFacts, ...] = ()
+    """Those of schemes that were added later."""
     lost: tuple[LostRun, ...] = ()
     runs_left: int | None = None
     """Runs that have not ended: a lower bound while rates are searched for."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from normlab.ladders.report import tables
 from normlab.ladders.report.cautions import cautions
 from normlab.ladders.report.content import LadderReport
+from normlab.ladders.report.forecast_notes import forecast_notes
 from normlab.ladders.report.glance import glance_table
 from normlab.ladders.report.header import header_facts
 from normlab.ladders.report.page import reproduce_commands, title
@@ -24,7 +25,7 @@ def markdown(content: LadderReport) -> str:
     parts += _table_section("Validation sets", set_table(content))
     parts += _table_section("Gap at every cell", tables.gap_table(content))
     parts += _list_section("What drives the gap", _weights(content))
-    parts += _table_section("Forecast and result", tables.forecast_table(content), _forecast_note(content))
+    parts += _table_section("Forecast and result", tables.forecast_table(content), " ".join(forecast_notes(content)))
     parts += _table_section("Beyond the ladder", tables.projection_table(content))
     parts += _list_section("Why a gap is not identified", _reasons(content))
     parts += _table_section("What it would take", tables.more_runs_table(content))
@@ -62,15 +63,6 @@ def _weights(content: LadderReport) -> list[str]:
 
 def _reasons(content: LadderReport) -> list[str]:
     return [f"{own.scheme}: {line}" for own in content.answer.schemes for line in reasons(own)]
-
-
-def _forecast_note(content: LadderReport) -> str:
-    stored = content.design.forecast
-    if stored is None:
-        return ""
-    known = [f"Written {stored.written}", f"commit {stored.commit}" if stored.commit else "",
-             f"hash {stored.hash}" if stored.hash else ""]  # fmt: skip
-    return f"{', '.join(filter(None, known))}, before the first run of this size began."
 
 
 def _baseline(content: LadderReport) -> list[str]:

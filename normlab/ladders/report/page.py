@@ -11,6 +11,7 @@ from normlab.errors import NormLabError
 from normlab.ladders.report import tables
 from normlab.ladders.report.cautions import cautions
 from normlab.ladders.report.content import LadderReport
+from normlab.ladders.report.forecast_notes import forecast_notes
 from normlab.ladders.report.glance import glance_table
 from normlab.ladders.report.header import header_facts
 from normlab.ladders.report.plots import plot_data
@@ -159,8 +160,8 @@ def _forecast(content: LadderReport) -> Section | None:
     if not content.held_out:
         return None
     return section(
-        "forecast", "Forecast and result", "ladder/forecast.html", stored=content.design.forecast,
-        said=forecast_sentence(content.held_out), table=tables.forecast_table(content),
+        "forecast", "Forecast and result", "ladder/forecast.html",
+        said=[*forecast_notes(content), forecast_sentence(content.held_out)], table=tables.forecast_table(content),
         size=content.design.held_out or content.held_out[0].place.size,
         simple=any(entry.simple_law for entry in content.held_out), **_common(content),
     )  # fmt: skip

@@ -14,7 +14,7 @@ from normlab.pages.tables import Cell, Column, Table, numeric_cell
 from normlab.utils.text import counted
 
 _SIDES = {"better": "▼ better", "worse": "▲ worse", "open": "≈ sign open"}
-_ESTIMATORS = {"smooth": "smooth gap: 95 % intervals", "simple_law": "simple law: dashed lines"}
+_ESTIMATORS = {"smooth": "smooth gap: intervals of every verdict", "simple_law": "simple law: dashed lines"}
 _CARRIED = {
     "width": "carried over width",
     "width+depth": "carried over width and depth",

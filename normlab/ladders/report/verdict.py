@@ -21,7 +21,7 @@ def headline(content: LadderReport) -> str:
     """Who is better at the top of the ladder and how that moved, without figures: those are in the findings."""
     top = content.top
     if top is None:
-        return f"No verdict: no scheme shares a trained seed with {content.answer.baseline}."
+        return "No verdict: no cell counts; the cautions say why."
     return f"At the top of the ladder ({top.name}) {'; '.join(_clauses(content, top))}."
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from normlab.ladders.statistics.answer import SchemeAnswer, place_name
-from normlab.ladders.statistics.cells import Cell
+from normlab.ladders.statistics.cells import Cell, reasons_of
 from normlab.ladders.statistics.estimators.fit import estimate, sample_of
 
 FAR_OFF = 3.0
@@ -26,11 +26,10 @@ def find_cautions(
 
 def _left_out(scheme: str, cells: Sequence[Cell]) -> list[str]:
     """Each reason once: a trunk that did not train takes all budgets of its size with it."""
-    places: dict[str, list[str]] = {}
-    for cell in cells:
-        if cell.reason:
-            places.setdefault(cell.reason, []).append(cell.place.name)
-    return [f"{scheme}, {'; '.join(names)}: {reason}; left out." for reason, names in places.items()]
+    return [
+        f"{scheme}, {'; '.join(cell.place.name for cell in own)}: {reason}; left out."
+        for reason, own in reasons_of(cells).items()
+    ]
 
 
 def _single_seeds(scheme: str, cells: Sequence[Cell]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -33,6 +33,8 @@ class Cell:
     """Why the cell is not part of a fit."""
     speed_ratio: float | None = None
     """Tokens per second of the scheme over the baseline's."""
+    failing: str | None = None
+    """The scheme that fails rather than differs, where the gap is too large for a difference."""
 
     @property
     def is_usable(self) -> bool:
@@ -135,7 +137,32 @@ def _cell(key: Key, own: list[LadderRow], base: list[LadderRow], branched: set[s
     differences = {seed: first[seed] - second[seed] for seed in first if seed in second}
     # At equal compute: the place is the baseline's, whatever parameters of its own the scheme needs.
     place = _place(base[0] if base else own[0])
-    return Cell(place, differences, _trunk(key, branched), _reason(own, base, differences), _speed_ratio(own, base))
+    reason = _reason(own, base, differences)
+    failing = _failing(own, base, differences) if reason is None else None
+    cell = Cell(place, differences, _trunk(key, branched), reason, _speed_ratio(own, base), failing)
+    return replace(cell, reason=_too_large([cell])) if failing is not None else cell
+
+
+def reasons_of(cells: Iterable[Cell]) -> dict[str, list[Cell]]:
+    """Cells that are left out, by reason; gaps that are too large are one reason, with their range."""
+    alike: dict[str, list[Cell]] = defaultdict(list)
+    for cell in cells:
+        if cell.reason is not None:
+            alike[cell.failing or cell.reason].append(cell)
+    return {_too_large(own) if own[0].failing else reason: own for reason, own in alike.items()}
+
+
+def _too_large(cells: Sequence[Cell]) -> str:
+    gaps = [cell.mean for cell in cells]
+    ends = dict.fromkeys(f"{gap:+.3g}" for gap in (min(gaps), max(gaps)))
+    what = f"a gap of {next(iter(ends))}" if len(ends) == 1 else f"gaps of {' to '.join(ends)}"
+    return f"unreliable: with {what} nats {cells[0].failing} fails rather than differs"
+
+
+def _failing(own: list[LadderRow], base: list[LadderRow], differences: dict[int, float]) -> str | None:
+    """The scheme that fails rather than differs; None where the gap is one of schemes that train."""
+    mean = float(np.mean(list(differences.values())))
+    return None if abs(mean) < LARGEST_GAP else (own if mean > 0.0 else base)[0].scheme
 
 
 def _losses(rows: list[LadderRow]) -> dict[int, float]:
@@ -150,10 +177,6 @@ def _reason(own: list[LadderRow], base: list[LadderRow], differences: dict[int, 
         return "no runs of the baseline"
     if not differences:
         return "no seed in both the scheme and the baseline"
-    mean = float(np.mean(list(differences.values())))
-    if abs(mean) >= LARGEST_GAP:
-        worse = (own if mean > 0.0 else base)[0].scheme
-        return f"unreliable: with a gap of {mean:+.2f} nats {worse} fails rather than differs"
     return None
 
 

@@ -18,13 +18,14 @@ def forecast(
 ) -> list[CellForecast]:
     """Prediction intervals of the mean paired difference of `seeds` new seeds, by scheme and cell.
 
-    They hold jointly over the schemes with probability `level`. A scheme without a usable cell has no forecast.
+    They hold jointly over the schemes and cells with probability `level`: a miss at one of several budgets counts as a
+    miss. A scheme without a usable cell has no forecast.
     """
     check_rows(rows, baseline)
     if seeds < 1:
         raise NormLabError(f"a forecast is of at least one seed, got {seeds}; try 2")
     schemes = [scheme for scheme in dict.fromkeys(row.scheme for row in rows) if scheme != baseline]
-    each = bonferroni_level(level, len(schemes) + 1)
+    each = bonferroni_level(level, len(schemes) * len(cells) + 1)
     found = []
     for scheme in schemes:
         usable = [cell for cell in cells_of(rows, scheme, baseline) if cell.is_usable]

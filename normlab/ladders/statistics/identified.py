@@ -12,6 +12,7 @@ from normlab.ladders.statistics.cells import BaselineMean
 from normlab.ladders.statistics.estimators.fit import Sample
 from normlab.ladders.statistics.estimators.layout import HasPlace, layout_of
 from normlab.ladders.statistics.forms import fit_forms, opposite_signs
+from normlab.utils.text import counted
 
 FEWEST_RUNGS = 4
 FEWEST_SIDE = 3
@@ -90,9 +91,10 @@ def _small_ladder(cells: Sequence[HasPlace]) -> list[Obstacle]:
     reasons, layout = [], layout_of(cells)
     if layout.kind == "path":
         if layout.cells < FEWEST_RUNGS:
-            reasons.append(f"{layout.cells} rungs, fewer than {FEWEST_RUNGS}")
+            reasons.append(f"{counted(layout.cells, 'rung')}, fewer than {FEWEST_RUNGS}")
     elif min(layout.sizes, layout.budgets) < FEWEST_SIDE:
-        reasons.append(f"{layout.sizes} sizes and {layout.budgets} budgets, fewer than {FEWEST_SIDE} of each")
+        sides = f"{counted(layout.sizes, 'size')} and {counted(layout.budgets, 'budget')}"
+        reasons.append(f"{sides}, fewer than {FEWEST_SIDE} of each")
     if layout.span < SMALLEST_SPAN:
         reasons.append(f"compute spans a factor {layout.span:.3g}, less than {SMALLEST_SPAN:g}")
     return [Obstacle(rule="small ladder", text=text) for text in reasons]

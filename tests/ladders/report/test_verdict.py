@@ -59,7 +59,7 @@ def test_a_scheme_missing_at_the_top_is_named() -> None:
 def test_no_scheme_with_a_pair_gives_no_verdict() -> None:
     rows = [row for row in synthetic.rows(lost=False) if row.scheme == "pre"]
     report = LadderReport(rows, answers.answer(rows))
-    assert headline(report) == "No verdict: no scheme shares a trained seed with pre."
+    assert headline(report) == "No verdict: no cell counts; the cautions say why."
 
 
 def test_findings_have_a_sentence_for_each_scheme_and_one_on_the_forecast() -> None:
@@ -99,7 +99,7 @@ def test_reasons_have_a_minus_and_no_scheme_with_a_capital() -> None:
     rows = [replace(row, loss=3.0 if row.scheme == "pre" else 2.5) for row in synthetic.rows(lost=False)]
     edge = EdgeRate(scheme="peri", size="4x256", lr=0.016)
     report = LadderReport(rows, answer(rows, baseline="pre", edge_rates=[edge]))
-    said = "unreliable: with a gap of −0.50 nats pre fails rather than differs"
+    said = "unreliable: with a gap of −0.5 nats pre fails rather than differs"
     assert {row[-1].text.partition("; ")[0] for row in gap_table(report).rows} == {said}
     assert hit_words(_held_out(None), reason="a gap of -0.50") == "no result: a gap of −0.50"
     kept = [row for row in synthetic.rows(lost=False) if row.scheme in ("pre", "peri")]
@@ -124,7 +124,21 @@ def test_rates_that_fall_with_size_are_a_hypothesis() -> None:
     rows = synthetic.rows(lost=False)
     design = LadderDesign(rules=(RateRule(scheme="peri", carry="none"),))
     report = LadderReport(rows, answers.answer(rows), design)
-    assert any("peri was carried to other sizes by a rule that is a hypothesis" in line for line in cautions(report))
+    assert any("peri were carried to other sizes by a rule that is a hypothesis" in line for line in cautions(report))
+
+
+def test_rates_that_are_derived_over_width_alone_are_a_hypothesis_over_depth() -> None:
+    rows = synthetic.rows(lost=False)
+    over_depth = "derived over width; depth 4 to 12 without a rule: a hypothesis"
+    bases = {"pre": over_depth, "peri": over_depth, "geonorm": "fitted", "spannorm": "derived"}
+    design = LadderDesign(rules=tuple(RateRule(scheme=name, carry="width", basis=own) for name, own in bases.items()))
+    told = cautions(LadderReport(rows, answers.answer(rows), design))
+    assert f"The rates of pre and peri were carried to other sizes: {over_depth}." in told
+    assert (
+        "The rates of geonorm were carried to other sizes by a power of width that was fitted at one middle size."
+        in told
+    )
+    assert not any("spannorm" in line and "carried" in line for line in told)
 
 
 def test_a_ladder_that_is_not_finished_says_so_first() -> None:

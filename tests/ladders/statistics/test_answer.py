@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -200,8 +201,12 @@ def test_a_failing_scheme_is_not_fitted() -> None:
     rows = [
         replace(row, loss=(row.loss or 0.0) + (row.scheme == "peri") * 0.5) for row in _rows(simulated_path(), "none")
     ]
-    own = _only(answer(rows, baseline="pre"))
+    found = answer(rows, baseline="pre")
+    own = _only(found)
     assert not any(cell.is_usable for cell in own.cells)
+    # One caution with the range of the gaps, not one for each of them.
+    (told,) = found.cautions
+    assert re.search(r"with gaps of \+0\.4\d+ to \+0\.5\d* nats peri fails rather than differs; left out", told)
     assert own.sentence == "peri: no cell of the ladder can be compared with pre."
     assert not own.identified.is_identified
 
@@ -238,6 +243,12 @@ def test_small_ladders_are_answered_with_reasons(ladder: SimulatedLadder) -> Non
     assert not own.identified.is_identified
     assert "small ladder" in [reason.rule for reason in own.identified.reasons]
     assert "not identified" in own.sentence
+
+
+def test_one_rung_is_not_one_rungs() -> None:
+    rows = _rows(simulated_path(), "none")
+    own = _only(answer([row for row in rows if row.size == rows[0].size], baseline="pre"))
+    assert "one rung, fewer than 4" in [reason.text for reason in own.identified.reasons]
 
 
 def test_rules_e_f_and_a() -> None:

@@ -28,6 +28,16 @@ def test_more_new_seeds_make_a_narrower_prediction() -> None:
     assert one.gap.mean == pytest.approx(three.gap.mean)
 
 
+def test_forecasts_of_several_budgets_hold_together() -> None:
+    """A miss at one of them counts against the scheme: with three at 95 % each, one ladder in seven would miss."""
+    places = [Place(**{**vars(TOP[0]), "tokens": TOP[0].tokens * times}) for times in (1, 2, 4)]
+    (alone,) = forecast(_rows(4), baseline="pre", cells=TOP, seeds=3)
+    first, *_ = together = forecast(_rows(4), baseline="pre", cells=places, seeds=3)
+    assert alone.gap.level == pytest.approx(0.95)
+    assert [own.gap.level for own in together] == pytest.approx([1.0 - 0.05 / 3] * 3)
+    assert first.gap.width > 1.1 * alone.gap.width
+
+
 def test_a_trained_cell_is_known_better_than_a_forecast_of_it() -> None:
     told = forecast(_rows(4), baseline="pre", cells=TOP, seeds=3)[0]
     trained = answer(_rows(5), baseline="pre").schemes[0].cells[-1].gap

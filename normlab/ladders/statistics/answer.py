@@ -25,11 +25,12 @@ Verdict = Literal["shrinks", "grows", "crosses", "constant", "not shown"]
 
 AxisName = Literal["compute", "tokens", "size"]
 Reason = Literal[
-    "wide interval", "forms disagree", "missed forecast", "small ladder", "other tokens per parameter", "rate at edge"
-]
+    "never varied", "wide interval", "forms disagree", "missed forecast", "small ladder", "other tokens per parameter",
+    "rate at edge",
+]  # fmt: skip
 """Why a gap is not identified, in the order in which reasons are shown."""
 OldReason = Literal["a", "b", "c", "d", "e", "f"]
-"""The same in answers that were stored before reasons had names."""
+"""All but the first in answers that were stored before reasons had names."""
 
 
 class Record:
@@ -187,7 +188,7 @@ class Obstacle(Record):
     """Name of the target that it concerns; None: all of them."""
 
     def __post_init__(self) -> None:
-        names = dict(zip(get_args(OldReason), get_args(Reason), strict=True))
+        names = dict(zip(get_args(OldReason), get_args(Reason)[1:], strict=True))
         object.__setattr__(self, "rule", names.get(self.rule, self.rule))
 
 

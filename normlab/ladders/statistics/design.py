@@ -30,7 +30,7 @@ def expected_widths(design: Design, level: float = 0.95) -> list[ExpectedWidth]:
     seeds = [(design.top_seeds if own.size == top.size else None) or design.seeds for own in design.cells]
     noise = SeedNoise(design.seed_sd, max(ASSUMED_DF, effective_df(seeds, groups)))
     sample = Sample(tuple(design.cells), np.zeros(len(groups)), np.array(seeds), np.array(groups), noise)
-    places = [top, times_top(top, NEXT_RUNG), times_top(top, TEN_TIMES), *design.targets]
+    places = [top, times_top(design.cells, NEXT_RUNG), times_top(design.cells, TEN_TIMES), *design.targets]
     found = estimate(sample, places)
     return [
         ExpectedWidth(place=place, width=own.interval(level).width) for place, own in zip(places, found, strict=True)
@@ -62,7 +62,7 @@ def _extensions(sample: Sample, places: Sequence[Place]) -> list[tuple[str, list
     top = max(places, key=lambda place: place.flops)
     fresh = int(sample.groups.max()) + 1
     if sample.kind == "path":
-        return [(f"one more rung at {NEXT_RUNG:g} × the top's compute", [(times_top(top, NEXT_RUNG), fresh)])]
+        return [(f"one more rung at {NEXT_RUNG:g} × the top's compute", [(times_top(places, NEXT_RUNG), fresh)])]
     budgets = sorted({place.tokens for place in places})
     is_branched = len(set(sample.groups.tolist())) < len(sample.groups)
     larger = [

@@ -121,7 +121,7 @@ class _Comparison:
         sample = sample_of(cells)
         top = max(usable, key=lambda place: place.flops)
         trend = find_trend(sample, usable, self.means, self.level)
-        multiples = [times_top(top, times) for times in (NEXT_RUNG, TEN_TIMES)]
+        multiples = [times_top(usable, times) for times in (NEXT_RUNG, TEN_TIMES)]
         beyond = project(sample, top, [*multiples, *self.targets], self.means, self.level)
         judged = beyond[len(multiples) :] or beyond[-1:]
         edges = [edge for edge in self.edges if edge.scheme in (scheme, self.baseline)]

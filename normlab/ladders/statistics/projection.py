@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,6 +10,7 @@ from normlab.ladders.statistics.answer import Place, Projection
 from normlab.ladders.statistics.baseline import slopes_at
 from normlab.ladders.statistics.cells import BaselineMean
 from normlab.ladders.statistics.estimators.fit import Sample, estimate
+from normlab.ladders.statistics.estimators.layout import tokens_share
 from normlab.ladders.statistics.estimators.mixture import Mixture
 from normlab.ladders.statistics.estimators.simple_law import simple_law_prior
 from normlab.ladders.statistics.forms import constant_multiplier
@@ -27,12 +27,13 @@ _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(40)
 _NEGLIGIBLE = 1e-6
 
 
-def times_top(top: Place, times: float) -> Place:
-    """The place with a multiple of the top's compute and the same tokens per parameter."""
-    root = math.sqrt(times)
+def times_top(cells: Sequence[Place], times: float) -> Place:
+    """The place with a multiple of the top's compute where the ladder leads; a grid keeps tokens per parameter."""
+    top, share = max(cells, key=lambda place: place.flops), tokens_share(cells)
+    what = {0.0: " in size", 1.0: " in tokens"}.get(share, "")
     return Place(
-        name=f"{times:g} × the top", size="", parameters=round(top.parameters * root), tokens=round(top.tokens * root),
-        flops=top.flops * times,
+        name=f"{times:g} × the top{what}", size="", parameters=round(top.parameters * times ** (1.0 - share)),
+        tokens=round(top.tokens * times**share), flops=top.flops * times,
     )  # fmt: skip
 
 

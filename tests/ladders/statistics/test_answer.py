@@ -20,7 +20,7 @@ from normlab.ladders.statistics.simulated.ladders import (
     simulated_grid,
     simulated_path,
 )
-from normlab.ladders.statistics.simulated.truths import TRUTHS, baseline_loss
+from normlab.ladders.statistics.simulated.truths import TRUTHS, Places, baseline_loss
 from normlab.ladders.statistics.trend import verdict_of
 
 BY_NAME = {truth.name: truth for truth in TRUTHS}
@@ -238,6 +238,72 @@ def test_small_ladders_are_answered_with_reasons(ladder: SimulatedLadder) -> Non
     assert not own.identified.is_identified
     assert "small ladder" in [reason.rule for reason in own.identified.reasons]
     assert "not identified" in own.sentence
+
+
+def _line(side: str, factors: np.ndarray) -> Places:
+    """Cells of one size or of one budget, with the top of the simulated path as the last."""
+    parameters, tokens, flops = simulated_path().cells.top
+    one = np.ones_like(factors)
+    size, budget = (one, factors) if side == "size" else (factors, one)
+    return Places(parameters * size, tokens * budget, flops * factors, (parameters, tokens, flops))
+
+
+def _line_rows(side: str, gap: float, moves: float) -> list[LadderRow]:
+    """Six cells that have one `side` in common; the gap depends on that side alone."""
+    cells = _line(side, 3.0 ** np.arange(-5.0, 1.0))
+    along = cells.x_size if side == "size" else cells.x_tokens
+    ladder = SimulatedLadder("line", cells, {}, np.arange(6), tuple(f"{n / 1e6:.3g}M" for n in cells.parameters))
+    gaps = (gap + moves * along)[:, None] + np.random.default_rng(0).normal(0.0, 0.003, (6, 3))
+    losses = np.tile(baseline_loss(cells.parameters, cells.tokens)[:, None], 3)
+    return as_rows(ladder, gaps, losses)
+
+
+@pytest.mark.parametrize("side", ["size", "tokens"])
+def test_a_side_that_was_never_varied_is_an_obstacle(side: str) -> None:
+    """The gap moves by 0.12 nats an e-fold of what all cells have in common: no cell can show that."""
+    rows = _line_rows(side, -0.10, 0.12)
+    places = {"both": (330e6, 1320e6), "ahead": (110e6, 1320e6) if side == "size" else (330e6, 440e6)}
+    targets = [
+        Place(name=name, size="", parameters=round(n), tokens=round(d), flops=6.0 * n * d)
+        for name, (n, d) in places.items()
+    ]
+    own = _only(answer(rows, baseline="pre", targets=targets))
+    assert own.identified.against("both")[0].rule == "never varied"
+    assert own.identified.against("ahead") == []
+    assert "at both not identified: " + ("size" if side == "size" else "the number of tokens") in own.sentence
+    both, ahead = own.projections[2:]
+    # An e-fold aside is worth the difference of two slopes of 0.06 each: 2 · 1.96 · 0.085 · ln 3 = 0.37 wide at least.
+    assert both.gap.width > 0.35 > 3.0 * ahead.gap.width
+    assert both.gap.low < -0.10 + 0.12 * np.log(3.0) < both.gap.high
+
+
+@pytest.mark.parametrize("side", ["size", "tokens"])
+def test_a_ladder_with_one_size_or_one_budget_is_projected_along_what_it_varies(side: str) -> None:
+    own = _only(answer(_line_rows(side, -0.10, 0.12), baseline="pre"))
+    for projection, times in zip(own.projections, (3.5, 10.0), strict=True):
+        expected = (1.0, times) if side == "size" else (times, 1.0)
+        assert projection.place.parameters / 110e6 == pytest.approx(expected[0], rel=1e-6)
+        assert projection.place.tokens / 440e6 == pytest.approx(expected[1], rel=1e-6)
+        assert projection.place.name == f"{times:g} × the top in {'tokens' if side == 'size' else 'size'}"
+        assert projection.gap.low < -0.10 < projection.gap.high
+
+
+def test_a_path_goes_on_with_its_tokens_per_parameter() -> None:
+    own = _only(answer(_rows(simulated_path(), "none"), baseline="pre"))
+    for projection in own.projections:
+        assert projection.place.tokens_per_parameter == pytest.approx(4.0, rel=1e-6)
+    assert "never varied" not in {reason.rule for reason in own.identified.reasons}
+
+
+def test_sizes_a_few_per_cent_apart_are_one() -> None:
+    """Parameters of a table that are off by 5 % do not vary size."""
+    rows = [
+        replace(row, parameters=row.parameters + (row.tokens % 7) * 800_000) for row in _line_rows("size", -0.1, 0.0)
+    ]
+    assert len({row.parameters for row in rows}) > 3
+    far = Place(name="far", size="", parameters=330_000_000, tokens=440_000_000, flops=8.7e17)
+    own = _only(answer(rows, baseline="pre", targets=[far]))
+    assert own.identified.against("far")[0].rule == "never varied"
 
 
 def test_rules_e_f_and_a() -> None:

@@ -1,6 +1,7 @@
 """The smooth estimator: it assumes only that the gap is a smooth function, a line plus an integrated Wiener process.
 
-On a path the process runs along ln C. On a grid there are four of them, along size, tokens, compute and tokens per
+On a path the process runs along ln C, and a place aside of the path is less certain by what a slope between size and
+tokens may be, which the cells do not show. On a grid there are four of them, along size, tokens, compute and tokens per
 parameter, each with a bend of its own: a gap that lives in tokens alone bends along tokens and nowhere else, and one
 that moves differently in small and in large models bends along compute and tokens per parameter. All bends are averaged
 over, weighted by how well they explain the cells.
@@ -37,6 +38,8 @@ def smooth_prior(layout: Layout) -> Prior:
 def _path_prior(layout: Layout) -> Prior:
     x = layout.compute
     line = LEVEL_SD**2 + SLOPE_SD**2 * np.outer(x, x)
+    # Aside of the path tokens grow and size shrinks: the difference of two slopes.
+    line += 2.0 * GRID_SLOPE_SD**2 * np.outer(layout.aside, layout.aside)
     bent = integrated_wiener(x, layout.cells)
     covariance = np.array([line + bend**2 * bent for bend in PATH_BENDS])
     return Prior(covariance, np.full(len(PATH_BENDS), -np.log(len(PATH_BENDS))))

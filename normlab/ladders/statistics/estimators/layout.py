@@ -62,6 +62,11 @@ class Layout:
         return self.tokens - self.size
 
     @property
+    def along(self) -> Array:
+        """Compute along a path, in e-folds of a path that shares it equally: size alone or tokens alone count twice."""
+        return 2.0 * max(self.tokens_share, 1.0 - self.tokens_share) * self.compute
+
+    @property
     def aside(self) -> Array:
         """E-folds of compute in tokens instead of size, against where the path leads with the same compute."""
         return self.tokens - self.tokens_share * self.compute

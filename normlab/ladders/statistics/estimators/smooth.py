@@ -1,10 +1,11 @@
 """The smooth estimator: it assumes only that the gap is a smooth function, a line plus an integrated Wiener process.
 
-On a path the process runs along ln C, and a place aside of the path is less certain by what a slope between size and
-tokens may be, which the cells do not show. On a grid there are four of them, along size, tokens, compute and tokens per
-parameter, each with a bend of its own: a gap that lives in tokens alone bends along tokens and nowhere else, and one
-that moves differently in small and in large models bends along compute and tokens per parameter. All bends are averaged
-over, weighted by how well they explain the cells.
+On a path the process runs along ln C, twice as fast where all compute goes into tokens or into size, since a gap that
+lives in one of them moves twice as fast along it. A place aside of the path is less certain by what the slope between
+size and tokens may be, which the cells do not show. On a grid there are four processes, along size, tokens, compute and
+tokens per parameter, each with a bend of its own: a gap that lives in tokens alone bends along tokens and nowhere else,
+and one that moves differently in small and in large models bends along compute and tokens per parameter. All bends are
+averaged over, weighted by how well they explain the cells.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def smooth_prior(layout: Layout) -> Prior:
 
 
 def _path_prior(layout: Layout) -> Prior:
-    x = layout.compute
+    x = layout.along
     line = LEVEL_SD**2 + SLOPE_SD**2 * np.outer(x, x)
     # Aside of the path tokens grow and size shrinks: the difference of two slopes.
     line += 2.0 * GRID_SLOPE_SD**2 * np.outer(layout.aside, layout.aside)

@@ -14,6 +14,7 @@ from normlab.pages.tables import Cell, Column, Table, numeric_cell
 from normlab.utils.text import counted
 
 _SIDES = {"better": "▼ better", "worse": "▲ worse", "open": "≈ sign open"}
+NOT_IDENTIFIED = Cell("not identified", "not identified", tone="not-judged", whole=True)
 _ESTIMATORS = {"smooth": "smooth gap: 95 % intervals", "simple_law": "simple law: dashed lines"}
 _CARRIED = {
     "width": "carried over width",
@@ -123,7 +124,7 @@ def _projection_row(content: LadderReport, own: SchemeAnswer, projection: Projec
         Cell(projection.place.name + star, projection.place.flops, whole=True),
         numeric_cell(multiple(projection.times_top), projection.times_top),
         interval_cell(projection.gap, places),
-        side_cell(projection.gap),
+        NOT_IDENTIFIED if own.identified.against(projection.place.name) else side_cell(projection.gap),
         interval_cell(projection.simple_law, places),
         interval_cell(projection.constant_multiplier, places),
         times_cell(projection.multiplier),

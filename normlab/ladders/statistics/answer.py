@@ -25,12 +25,12 @@ Verdict = Literal["shrinks", "grows", "crosses", "constant", "not shown"]
 
 AxisName = Literal["compute", "tokens", "size"]
 Reason = Literal[
-    "never varied", "wide interval", "forms disagree", "missed forecast", "small ladder", "other tokens per parameter",
-    "rate at edge",
+    "gap too large", "never varied", "wide interval", "forms disagree", "missed forecast", "small ladder",
+    "other tokens per parameter", "rate at edge",
 ]  # fmt: skip
 """Why a gap is not identified, in the order in which reasons are shown."""
 OldReason = Literal["a", "b", "c", "d", "e", "f"]
-"""All but the first in answers that were stored before reasons had names."""
+"""All but the first two in answers that were stored before reasons had names."""
 
 
 class Record:
@@ -111,9 +111,9 @@ class CellGap(Record):
     few_steps: bool
     """Fewer steps than the minimum: the gap is partly that of early training."""
     is_usable: bool
-    """Whether the cell is part of the fit."""
+    """Whether the cell has a gap that counts; it is part of the fit, where there is one."""
     reason: str | None = None
-    """Why the cell is not part of the fit: "unreliable: seed 1 of peri diverged"."""
+    """Why the cell has no gap that counts: "unreliable: seed 1 of peri diverged"."""
     epochs: float | None = None
     """How often the data was seen; None where unknown."""
     off_sd: float | None = None
@@ -141,6 +141,16 @@ class TrendTest(Record):
     """ln k at the top less ln k at the bottom: a gap that shrinks with a constant multiplier is no loss."""
     margin: float
     """Changes below this many nats are called constant."""
+    margin_multiplier: float | None = None
+    """What `margin` is worth at the top as a factor of compute; None where the baseline's slope is unknown."""
+
+    @property
+    def multiplier_moves(self) -> Literal["rises", "falls", "not shown"] | None:
+        """How the compute multiplier moves; None where it is unknown."""
+        drift = self.log_multiplier_change
+        if drift is None or drift.spans_zero:
+            return None if drift is None else "not shown"
+        return "rises" if drift.mean > 0.0 else "falls"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +198,7 @@ class Obstacle(Record):
     """Name of the target that it concerns; None: all of them."""
 
     def __post_init__(self) -> None:
-        names = dict(zip(get_args(OldReason), get_args(Reason)[1:], strict=True))
+        names = dict(zip(get_args(OldReason), get_args(Reason)[2:], strict=True))
         object.__setattr__(self, "rule", names.get(self.rule, self.rule))
 
 

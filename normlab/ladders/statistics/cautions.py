@@ -57,7 +57,7 @@ def _without_few_steps(own: SchemeAnswer, cells: Sequence[Cell], minimum_steps: 
     if len(enough) == len(usable):
         return []
     text = f"{own.scheme}: {len(usable) - len(enough)} of {len(usable)} cells have fewer than {minimum_steps:,} steps"
-    if len(enough) < 2:
+    if len(enough) < 2 or not own.projections:
         return [f"{text}; their gaps are partly those of early training."]
     top = max(usable, key=lambda cell: cell.flops)
     gap = estimate(sample_of(enough), [top.place])[0].interval(level)

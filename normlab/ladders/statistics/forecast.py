@@ -8,7 +8,7 @@ from normlab.compare.statistics import bonferroni_level
 from normlab.errors import NormLabError
 from normlab.ladders.rows import LadderRow
 from normlab.ladders.statistics.answer import CellForecast, HeldOut, Place
-from normlab.ladders.statistics.cells import Cell, cells_of, check_rows
+from normlab.ladders.statistics.cells import LARGEST_GAP, Cell, cells_of, check_rows, largest_gap
 from normlab.ladders.statistics.estimators.fit import estimate, sample_of
 from normlab.ladders.statistics.estimators.simple_law import simple_law_prior
 
@@ -18,7 +18,8 @@ def forecast(
 ) -> list[CellForecast]:
     """Prediction intervals of the mean paired difference of `seeds` new seeds, by scheme and cell.
 
-    They hold jointly over the schemes with probability `level`. A scheme without a usable cell has no forecast.
+    They hold jointly over the schemes at any one cell with probability `level`. A scheme without a usable cell has no
+    forecast, and neither has one whose gaps are too large to be fitted.
     """
     check_rows(rows, baseline)
     if seeds < 1:
@@ -28,7 +29,7 @@ def forecast(
     found = []
     for scheme in schemes:
         usable = [cell for cell in cells_of(rows, scheme, baseline) if cell.is_usable]
-        if not usable or not cells:
+        if not usable or not cells or largest_gap(usable) >= LARGEST_GAP:
             continue
         sample = sample_of(usable)
         smooth = estimate(sample, cells, new_seeds=seeds)

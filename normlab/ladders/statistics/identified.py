@@ -1,4 +1,4 @@
-"""Is the gap at the target identified? If one of seven reasons speaks against it, that is shown and no number."""
+"""Is the gap at the target identified? If one of eight reasons speaks against it, that is shown and no number."""
 
 from __future__ import annotations
 
@@ -58,6 +58,11 @@ def identify(
     ]
     reasons += [Obstacle(rule="rate at edge", text=edge.text) for edge in edges]
     return Identified(is_identified=not reasons, reasons=sorted(reasons, key=_place_in_order))
+
+
+def not_fitted(text: str, rule: Reason = "small ladder") -> Identified:
+    """Of a scheme without a fit."""
+    return Identified(is_identified=False, reasons=[Obstacle(rule=rule, text=text)])
 
 
 def obstacles_of_design(cells: Sequence[HasPlace], targets: Sequence[Place]) -> list[Obstacle]:

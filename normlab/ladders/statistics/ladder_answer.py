@@ -19,26 +19,32 @@ from normlab.ladders.statistics.answer import (
     Identified,
     Interval,
     LadderAnswer,
-    Obstacle,
     Place,
     SchemeAnswer,
-    Trend,
 )
 from normlab.ladders.statistics.baseline import fit_baseline, slopes_at
 from normlab.ladders.statistics.cautions import find_cautions
-from normlab.ladders.statistics.cells import BaselineMean, Cell, baseline_means, cells_of, check_rows
+from normlab.ladders.statistics.cells import (
+    LARGEST_GAP,
+    BaselineMean,
+    Cell,
+    baseline_means,
+    cells_of,
+    check_rows,
+    largest_gap,
+)
 from normlab.ladders.statistics.design import effects_of_more_runs
 from normlab.ladders.statistics.estimators.fit import Sample, estimate, sample_of, simple_law_weights
 from normlab.ladders.statistics.estimators.layout import kind_of
 from normlab.ladders.statistics.estimators.mixture import Mixture
 from normlab.ladders.statistics.estimators.noise import mean_sd
 from normlab.ladders.statistics.forecast import compare_with_forecast
-from normlab.ladders.statistics.identified import EdgeRate, identify
+from normlab.ladders.statistics.identified import EdgeRate, identify, not_fitted
 from normlab.ladders.statistics.multiplier import multiplier
 from normlab.ladders.statistics.priors import priors_in_words
 from normlab.ladders.statistics.projection import NEXT_RUNG, TEN_TIMES, project, times_top
-from normlab.ladders.statistics.sentence import sentence
-from normlab.ladders.statistics.trend import find_trend
+from normlab.ladders.statistics.sentence import sentence, sentence_by_cell
+from normlab.ladders.statistics.trend import NO_TREND, find_trend
 
 SMALLEST_TIMED = 100e6
 """Parameters from which on speeds count: smaller models are bound by kernel launches."""
@@ -114,10 +120,14 @@ class _Comparison:
     epochs: Mapping[int, float]
 
     def answer(self, scheme: str, cells: Sequence[Cell]) -> SchemeAnswer:
-        held_out = compare_with_forecast(scheme, cells, self.held_out)
         usable = [cell.place for cell in cells if cell.is_usable]
         if not usable:
-            return self._without_fit(scheme, cells)
+            return self._without_fit(scheme, cells, not_fitted("no cell is usable"))
+        largest = largest_gap(cells)
+        if largest >= LARGEST_GAP:
+            text = f"gaps of up to {largest:.2f} nats are too large for the assumptions of a trend or a forecast"
+            return self._without_fit(scheme, cells, not_fitted(text, "gap too large"))
+        held_out = compare_with_forecast(scheme, cells, self.held_out)
         sample = sample_of(cells)
         top = max(usable, key=lambda place: place.flops)
         trend = find_trend(sample, usable, self.means, self.level)
@@ -137,14 +147,14 @@ class _Comparison:
             what_more=effects_of_more_runs(sample, usable, nearest, self.level),
         )  # fmt: skip
 
-    def _without_fit(self, scheme: str, cells: Sequence[Cell]) -> SchemeAnswer:
-        nothing = Trend(verdict="not shown", compute=None, tokens=None, sizes=None)
-        identified = Identified(is_identified=False, reasons=[Obstacle(rule="small ladder", text="no cell is usable")])
+    def _without_fit(self, scheme: str, cells: Sequence[Cell], why: Identified) -> SchemeAnswer:
+        """Each cell by itself: Student's intervals of its seeds."""
+        gaps = [self._gap(cell, None, None, None) for cell in cells]
         return SchemeAnswer(
-            scheme=scheme, cells=[self._gap(cell, None, None, None) for cell in cells], trend=nothing, projections=[],
-            identified=identified, form_weights={}, axis_weights={}, what_more=[], seed_sd=None,
+            scheme=scheme, cells=gaps, trend=NO_TREND, projections=[], identified=why, form_weights={},
+            axis_weights={}, what_more=[], seed_sd=None,
             held_out=compare_with_forecast(scheme, cells, self.held_out),
-            sentence=sentence(scheme, self.baseline, None, nothing, [], [], identified, self.joint_level),
+            sentence=sentence_by_cell(scheme, self.baseline, gaps, why, self.joint_level),
         )  # fmt: skip
 
     def _gaps(self, cells: Sequence[Cell], sample: Sample) -> list[CellGap]:

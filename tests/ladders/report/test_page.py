@@ -116,7 +116,10 @@ def test_projections_keep_the_condition_of_the_simple_law_apart() -> None:
     assert titles[3:6] == ["Gap, 95 %", "Says", "If it keeps a simple law"]
     # Ordered by compute; the interval without a law spans zero, so the sign is open whatever the law says.
     assert [row[1].text for row in table.rows[:3]] == ["3.5 × the top", "16x1024, 400M tokens", "10 × the top"]
-    assert {row[4].text for row in table.rows} == {"≈ sign open"}
+    assert {(row[0].text, row[4].text) for row in table.rows[:6]} == {
+        ("peri", "≈ sign open"),
+        ("geonorm", "not identified"),
+    }
 
 
 def test_the_grid_hatches_short_cells_and_frames_the_held_out_size() -> None:

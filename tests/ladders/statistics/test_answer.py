@@ -12,15 +12,18 @@ from normlab.errors import NormLabError
 from normlab.ladders.rows import LadderRow
 from normlab.ladders.statistics import EdgeRate, LadderAnswer, Place, answer, forecast
 from normlab.ladders.statistics.answer import Interval, SchemeAnswer
+from normlab.ladders.statistics.estimators.layout import Side
+from normlab.ladders.statistics.simulated.calibration import as_places
 from normlab.ladders.statistics.simulated.ladders import (
     USUAL,
     SimulatedLadder,
     as_rows,
     simulate,
     simulated_grid,
+    simulated_line,
     simulated_path,
 )
-from normlab.ladders.statistics.simulated.truths import TRUTHS, Places, baseline_loss
+from normlab.ladders.statistics.simulated.truths import TRUTHS, baseline_loss
 from normlab.ladders.statistics.trend import verdict_of
 
 BY_NAME = {truth.name: truth for truth in TRUTHS}
@@ -196,14 +199,43 @@ def test_a_bad_run_takes_its_cell_out_by_name() -> None:
     assert _only(found).projections[0].simple_law == _only(without).projections[0].simple_law
 
 
-def test_a_failing_scheme_is_not_fitted() -> None:
+@pytest.mark.parametrize("cells", [1, 5])
+def test_a_gap_outside_the_priors_leaves_each_cell_to_its_own_seeds(cells: int) -> None:
+    """None is dropped by its outcome: with one cell so far off, or all, each is judged and none fitted."""
+    far = simulated_path().sizes[:cells]
     rows = [
-        replace(row, loss=(row.loss or 0.0) + (row.scheme == "peri") * 0.5) for row in _rows(simulated_path(), "none")
+        replace(row, loss=(row.loss or 0.0) - 0.5 * (row.scheme == "peri" and row.size in far))
+        for row in _rows(simulated_path(), "none")
     ]
     own = _only(answer(rows, baseline="pre"))
-    assert not any(cell.is_usable for cell in own.cells)
-    assert own.sentence == "peri: no cell of the ladder can be compared with pre."
-    assert not own.identified.is_identified
+    for cell in own.cells:
+        values = np.array(list(cell.differences.values()))
+        # Student's t for two degrees of freedom: 4.303.
+        half = 4.302653 * values.std(ddof=1) / np.sqrt(3)
+        assert cell.is_usable
+        assert (cell.gap, cell.multiplier) == (None, None)
+        assert cell.student is not None
+        assert (cell.student.low, cell.student.high) == pytest.approx(
+            (values.mean() - half, values.mean() + half), rel=1e-5
+        )
+    assert own.trend.compute is None
+    assert own.projections == []
+    assert [reason.rule for reason in own.identified.reasons] == ["gap too large"]
+    assert f"better at {cells} of 5 cells by its own seeds alone" in own.sentence
+    assert "too large for the assumptions of a trend or a forecast" in own.sentence
+    places = as_places(simulated_path().beyond["3.5x"])
+    assert forecast(rows, baseline="pre", cells=places, seeds=2) == []
+
+
+def test_a_result_far_outside_its_forecast_is_a_miss() -> None:
+    """A gap of 0.5 nats was called unreliable, and the forecast not judged."""
+    rows = _rows(simulated_path(), "shrinks")
+    top = next(row for row in rows if row.size == "110M")
+    place = Place(name="110M", size=top.size, parameters=top.parameters, tokens=top.tokens, flops=top.flops)
+    stored = forecast([row for row in rows if row.size != "110M"], baseline="pre", cells=[place], seeds=3)
+    off = [replace(row, loss=(row.loss or 0.0) + 0.5 * (row.scheme == "peri" and row.size == "110M")) for row in rows]
+    (entry,) = _only(answer(off, baseline="pre", held_out=stored)).held_out
+    assert entry.is_hit is False
 
 
 def test_seeds_without_a_partner_are_not_pairs() -> None:
@@ -240,26 +272,17 @@ def test_small_ladders_are_answered_with_reasons(ladder: SimulatedLadder) -> Non
     assert "not identified" in own.sentence
 
 
-def _line(side: str, factors: np.ndarray) -> Places:
-    """Cells of one size or of one budget, with the top of the simulated path as the last."""
-    parameters, tokens, flops = simulated_path().cells.top
-    one = np.ones_like(factors)
-    size, budget = (one, factors) if side == "size" else (factors, one)
-    return Places(parameters * size, tokens * budget, flops * factors, (parameters, tokens, flops))
-
-
-def _line_rows(side: str, gap: float, moves: float) -> list[LadderRow]:
-    """Six cells that have one `side` in common; the gap depends on that side alone."""
-    cells = _line(side, 3.0 ** np.arange(-5.0, 1.0))
-    along = cells.x_size if side == "size" else cells.x_tokens
-    ladder = SimulatedLadder("line", cells, {}, np.arange(6), tuple(f"{n / 1e6:.3g}M" for n in cells.parameters))
-    gaps = (gap + moves * along)[:, None] + np.random.default_rng(0).normal(0.0, 0.003, (6, 3))
-    losses = np.tile(baseline_loss(cells.parameters, cells.tokens)[:, None], 3)
+def _line_rows(side: Side, gap: float, moves: float) -> list[LadderRow]:
+    """Cells that have one `side` in common; the gap depends on that side alone."""
+    ladder = simulated_line(side)
+    along = ladder.cells.x_size if side == "size" else ladder.cells.x_tokens
+    gaps = (gap + moves * along)[:, None] + np.random.default_rng(0).normal(0.0, 0.003, (5, 3))
+    losses = np.tile(baseline_loss(ladder.cells.parameters, ladder.cells.tokens)[:, None], 3)
     return as_rows(ladder, gaps, losses)
 
 
 @pytest.mark.parametrize("side", ["size", "tokens"])
-def test_a_side_that_was_never_varied_is_an_obstacle(side: str) -> None:
+def test_a_side_that_was_never_varied_is_an_obstacle(side: Side) -> None:
     """The gap moves by 0.12 nats an e-fold of what all cells have in common: no cell can show that."""
     rows = _line_rows(side, -0.10, 0.12)
     places = {"both": (330e6, 1320e6), "ahead": (110e6, 1320e6) if side == "size" else (330e6, 440e6)}
@@ -278,7 +301,7 @@ def test_a_side_that_was_never_varied_is_an_obstacle(side: str) -> None:
 
 
 @pytest.mark.parametrize("side", ["size", "tokens"])
-def test_a_ladder_with_one_size_or_one_budget_is_projected_along_what_it_varies(side: str) -> None:
+def test_a_ladder_with_one_size_or_one_budget_is_projected_along_what_it_varies(side: Side) -> None:
     own = _only(answer(_line_rows(side, -0.10, 0.12), baseline="pre"))
     for projection, times in zip(own.projections, (3.5, 10.0), strict=True):
         expected = (1.0, times) if side == "size" else (times, 1.0)

@@ -82,12 +82,14 @@ def _remarks(cell: CellGap) -> Iterable[str]:
 
 def _gap_note(content: LadderReport) -> str:
     others = len(content.answer.schemes)
-    wide = f", widened for {others} schemes so that all hold together" if others > 1 else ""
+    wide = ""
+    if others > 1:
+        wide = f", widened for {others} schemes so that at any one cell or place all of them hold together"
     return (
         f"Gap: loss of the scheme less loss of {content.answer.baseline} in nats a token, seed by seed; below zero is "
         f"better. The {_level(content)} intervals take all cells together and assume only that the gap changes "
-        f"smoothly{wide}. A multiplier of 1.1 means that {content.answer.baseline} would need 1.1 times the compute "
-        "for the same loss."
+        f"smoothly{wide}. Over all cells at once they do not: of many intervals some miss. A multiplier of 1.1 means "
+        f"that {content.answer.baseline} would need 1.1 times the scheme's FLOPs, or time, for the same loss."
     )
 
 

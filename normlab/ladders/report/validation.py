@@ -29,7 +29,7 @@ def set_table(content: LadderReport) -> Table:
     ]
     note = (
         f"{MAIN}: the text that the rest of this page is about. Each line is estimated from its own text alone; "
-        "intervals hold together over the schemes of one text, not over several texts."
+        "intervals hold together over the schemes of one text at one cell, not over several texts or cells."
     )
     return Table("Validation sets", columns, rows, note=note).filled()
 

@@ -105,9 +105,9 @@ class CellGap(Record):
     gap: Interval | None
     """The smooth estimator's interval at this cell, from all cells together; None where no fit was possible."""
     multiplier: Interval | None
-    """Compute multiplier in FLOPs."""
+    """Compute multiplier in FLOPs, those of the scheme counted as its own."""
     multiplier_in_time: Interval | None
-    """The multiplier in FLOPs times the measured ratio of speeds; None where speeds are unknown."""
+    """The same in time, by the measured ratio of speeds; None where speeds are unknown."""
     few_steps: bool
     """Fewer steps than the minimum: the gap is partly that of early training."""
     is_usable: bool
@@ -304,7 +304,7 @@ class LadderAnswer(StoredResult):
 
     baseline: str
     level: float
-    """Joint level over all schemes."""
+    """Joint level over all schemes at any one place; not over several places."""
     level_each: float
     """Level of each interval after Bonferroni's correction over the schemes."""
     kind: Literal["path", "grid", "too small"]

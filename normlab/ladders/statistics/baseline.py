@@ -91,7 +91,7 @@ def _fit(means: Sequence[BaselineMean], places: Sequence[HasPlace]) -> tuple[lis
     posterior = model.fit((losses - losses.min())[None])
     shift = np.concatenate([np.full(len(places), losses.min()), np.zeros(len(places)), [losses.min()]])
     mixtures = [posterior.mixture(index) for index in range(len(functionals))]
-    moved = [Mixture(own.weights, own.means + by, own.sds) for own, by in zip(mixtures, shift, strict=True)]
+    moved = [own.moved(float(by)) for own, by in zip(mixtures, shift, strict=True)]
     return moved[: len(places)], moved[len(places) : -1], moved[-1]
 
 

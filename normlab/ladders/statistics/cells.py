@@ -33,6 +33,8 @@ class Cell:
     """Why the cell is not part of a fit."""
     speed_ratio: float | None = None
     """Tokens per second of the scheme over the baseline's."""
+    flops_ratio: float = 1.0
+    """FLOPs of the baseline over those of the scheme: less than one where the scheme needs more for the same tokens."""
 
     @property
     def is_usable(self) -> bool:
@@ -138,9 +140,12 @@ def _by_cell(rows: Sequence[LadderRow], scheme: str) -> dict[Key, list[LadderRow
 def _cell(key: Key, own: list[LadderRow], base: list[LadderRow], branched: set[str]) -> Cell:
     first, second = (_losses(side) for side in (own, base))
     differences = {seed: first[seed] - second[seed] for seed in first if seed in second}
-    # At equal compute: the place is the baseline's, whatever parameters of its own the scheme needs.
+    # The place is the baseline's, whatever parameters and FLOPs of its own the scheme needs.
     place = _place(base[0] if base else own[0])
-    return Cell(place, differences, _trunk(key, branched), _reason(own, base, differences), _speed_ratio(own, base))
+    return Cell(
+        place, differences, _trunk(key, branched), _reason(own, base, differences), _speed_ratio(own, base),
+        place.flops / own[0].flops,
+    )  # fmt: skip
 
 
 def _losses(rows: list[LadderRow]) -> dict[int, float]:

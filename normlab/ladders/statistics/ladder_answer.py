@@ -67,7 +67,7 @@ def answer(
         rows: One for each scheme, size, budget and seed. Cells with a run that is not done are named and left out.
         baseline: The scheme that gaps are relative to.
         targets: Places beyond the ladder to project to, besides 3.5 × and 10 × the top.
-        level: Joint level of all schemes' intervals (Bonferroni).
+        level: Joint level of all schemes' intervals at any one cell or place (Bonferroni).
         held_out: Forecasts that were written before their runs began.
         edge_rates: Picked rates at the edge of those tried.
         minimum_steps: Cells with fewer are marked.
@@ -166,7 +166,7 @@ class _Comparison:
     def _gap(self, cell: Cell, gap: Mixture | None, slopes: np.ndarray | None, sample: Sample | None) -> CellGap:
         place, in_flops, in_time, off = cell.place, None, None, None
         if gap is not None and slopes is not None:
-            in_flops = multiplier(gap, slopes, self.level)
+            in_flops = multiplier(gap, slopes, self.level, cell.flops_ratio)
             if cell.speed_ratio is not None and place.parameters >= SMALLEST_TIMED:
                 in_time = multiplier(gap, slopes, self.level, cell.speed_ratio)
         if gap is not None and sample is not None and cell.is_usable:

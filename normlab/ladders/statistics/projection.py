@@ -47,14 +47,14 @@ def project(
 def _project(sample: Sample, top: Place, place: Place, baseline: Sequence[BaselineMean], level: float) -> Projection:
     smooth = estimate(sample, [place, top], _BOTH_AND_SUM)
     simple = estimate(sample, [place, top], _BOTH_AND_SUM, simple_law_prior)
-    slopes = slopes_at(baseline, [place])
+    slopes, flops_ratio = slopes_at(baseline, [place]), sample.flops_ratio(place)
     return Projection(
         place=place,
         times_top=place.flops / top.flops,
         gap=smooth[0].interval(level),
         simple_law=simple[0].interval(level),
         constant_multiplier=constant_multiplier(sample, place, baseline, level),
-        multiplier=multiplier(smooth[0], slopes.nodes[0], level) if slopes is not None else None,
+        multiplier=multiplier(smooth[0], slopes.nodes[0], level, flops_ratio) if slopes is not None else None,
         shrinks=_is_smaller(*smooth),
         shrinks_simple_law=_is_smaller(*simple),
         is_smoothness=place.flops > SMOOTH_UP_TO * top.flops,

@@ -57,7 +57,8 @@ def _test(
     drift, margin = None, MARGIN
     if slopes is not None:
         rows = change_functionals(slopes.nodes[0], slopes.nodes[1])
-        drift = average(estimate(sample, [bottom, top], rows)).interval(level)
+        in_flops = math.log(sample.flops_ratio(top) / sample.flops_ratio(bottom))
+        drift = average(estimate(sample, [bottom, top], rows)).moved(in_flops).interval(level)
         margin = float(np.median(slopes.nodes[1])) * math.log(MARGIN_MULTIPLIER)
     found = [own.interval(level) for own in estimate(sample, [bottom, top], _GAPS_AND_CHANGE)]
     verdict = verdict_of(found[0], found[1], found[2], margin)

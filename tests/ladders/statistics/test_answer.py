@@ -375,6 +375,33 @@ def test_speed_counts_from_100m_parameters_on() -> None:
     assert cells[-1].multiplier_in_time.high == pytest.approx(0.98 * cells[-1].multiplier.high)
 
 
+def test_a_scheme_pays_for_its_own_flops() -> None:
+    """A multiplier of 1.1 at three times the FLOPs a token is one of 1.1/3; the one in time has its own ratio."""
+    speed = {"pre": 100.0, "peri": 98.0}
+    rows = [replace(row, tokens_per_s=speed[row.scheme]) for row in _rows(simulated_path(), "constant multiplier 1.1")]
+    cost = {"110M": 3.0}
+    dear = [replace(row, flops=row.flops * cost.get(row.size, 2.0)) if row.scheme == "peri" else row for row in rows]
+    found = answer(dear, baseline="pre")
+    assert any("peri takes 2 to 3 times the baseline's FLOPs for the same tokens" in line for line in found.cautions)
+    equal, own = _only(answer(rows, baseline="pre")), _only(found)
+    for before, after in zip(equal.cells, own.cells, strict=True):
+        assert before.multiplier is not None
+        assert after.multiplier is not None
+        assert after.multiplier.mean == pytest.approx(before.multiplier.mean / cost.get(after.size, 2.0))
+        assert (after.flops, after.gap, after.multiplier_in_time) == (
+            before.flops,
+            before.gap,
+            before.multiplier_in_time,
+        )
+    assert own.projections[0].multiplier is not None
+    assert equal.projections[0].multiplier is not None
+    assert own.projections[0].multiplier.mean == pytest.approx(equal.projections[0].multiplier.mean / 3.0)
+    before, after = (each.trend.compute and each.trend.compute.log_multiplier_change for each in (equal, own))
+    assert before is not None
+    assert after is not None
+    assert after.mean == pytest.approx(before.mean + np.log(2.0 / 3.0))
+
+
 def test_wrong_rows_are_refused_in_one_line() -> None:
     rows = _rows(simulated_path(), "none")
     with pytest.raises(NormLabError, match="no rows"):

@@ -28,10 +28,20 @@ class Sample:
     seeds: Array
     groups: Array
     noise: SeedNoise
+    flops_ratios: tuple[float, ...] = ()
+    """FLOPs of the baseline over the scheme's, by cell; none: equal."""
 
     @property
     def kind(self) -> Kind:
         return kind_of(self.places)
+
+    def flops_ratio(self, place: HasPlace) -> float:
+        """FLOPs of the baseline over the scheme's at a place; where it is no cell, as at the top."""
+        if not self.flops_ratios:
+            return 1.0
+        known = {(at.parameters, at.tokens): own for at, own in zip(self.places, self.flops_ratios, strict=True)}
+        top = max(self.places, key=lambda at: at.flops)
+        return known.get((place.parameters, place.tokens), known[top.parameters, top.tokens])
 
     def with_seeds(self, more: int) -> Sample:
         """The same means with more seeds at every cell."""
@@ -60,6 +70,7 @@ def sample_of(cells: Sequence[Cell]) -> Sample:
         np.array([len(own) for own in differences]),
         np.array(groups),
         pooled(differences, groups),
+        tuple(cell.flops_ratio for cell in usable),
     )
 
 

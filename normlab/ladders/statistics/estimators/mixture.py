@@ -62,6 +62,10 @@ class Mixture:
             value = following
         return value
 
+    def moved(self, by: float) -> Mixture:
+        """The distribution of X + by."""
+        return Mixture(self.weights, self.means + by, self.sds)
+
     def interval(self, level: float) -> Interval:
         """The central interval."""
         tail = (1.0 - level) / 2.0

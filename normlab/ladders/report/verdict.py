@@ -65,6 +65,16 @@ def slope_sentence(content: LadderReport) -> str:
     )
 
 
+def irreducible_sentence(content: LadderReport) -> str:
+    """The range of E, or that there is none."""
+    law = content.answer.baseline_law
+    found = law.irreducible if law else None
+    what = "E, the loss that no compute removes, "
+    if found is None:
+        return f"{what}is not identified: the fitted law hardly leaves a value between zero and the smallest loss."
+    return f"{what}lies anywhere from {found.low:.2f} to {found.high:.2f} nats."
+
+
 def hit_words(entry: HeldOut, places: int = 4, reason: str | None = None) -> str:
     """A forecast against what came, in words; `reason`: why nothing did."""
     if entry.measured is None:

@@ -288,8 +288,8 @@ class BaselineLaw(Record):
 
     kind: Literal["L(C)", "L(N, D)"]
     text: str
-    irreducible: Interval
-    """Range of E that the ladder allows."""
+    irreducible: Interval | None
+    """Range of E that the ladder allows between zero and the smallest loss; None: it allows hardly any."""
     residual_sd: float
     cells: list[BaselineCell]
 

@@ -91,7 +91,7 @@ def _forms_disagree(sample: Sample, target: Projection, baseline: Sequence[Basel
     if found is None:
         return []
     below, above = found
-    text = f"forms that fit the ladder equally well disagree in sign at {target.place.name}"
+    text = f"forms that the ladder does not reject disagree in sign at {target.place.name}"
     told = f"{text}: {below.name} {below.value:+.3f}, {above.name} {above.value:+.3f}"
     return [Obstacle(rule="forms disagree", text=told, target=target.place.name)]
 

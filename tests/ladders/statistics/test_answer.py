@@ -73,6 +73,7 @@ def test_a_constant_multiplier_is_found_from_exact_losses(ladder: SimulatedLadde
 def test_the_baseline_law_finds_slopes_and_a_range_of_e() -> None:
     law = answer(_exact_rows(simulated_path(), "none"), baseline="pre").baseline_law
     assert law is not None
+    assert law.irreducible is not None
     # One power is fitted to a law with two, so that E is slightly off.
     assert law.irreducible.mean == pytest.approx(2.1, abs=0.03)
     assert law.residual_sd < 0.002
@@ -81,14 +82,27 @@ def test_the_baseline_law_finds_slopes_and_a_range_of_e() -> None:
         assert cell.slope.mean == pytest.approx(slope, rel=0.01)
 
 
-def test_the_range_of_e_is_never_below_zero() -> None:
-    """Losses that fall ever faster put all of E below zero: the range is then zero, not one with its ends swapped."""
+def test_e_lies_between_zero_and_the_smallest_loss() -> None:
+    """Three cells leave E open on both sides: what cannot be is not part of its range."""
+    rows = _rows(simulated_path(3), "none", seeds=1)
+    law = answer(rows, baseline="pre").baseline_law
+    assert law is not None
+    assert law.irreducible is not None
+    smallest = min(cell.loss for cell in law.cells)
+    assert 0.0 < law.irreducible.low < law.irreducible.mean < law.irreducible.high < smallest
+    # 95 % of what is left between zero and the smallest loss cannot be all of it.
+    assert law.irreducible.width < 0.975 * smallest
+
+
+def test_e_is_not_identified_where_the_law_leaves_no_room() -> None:
+    """Losses that fall ever faster put all of E below zero."""
     rows = _exact_rows(simulated_path(), "none")
     lowest = min(row.flops for row in rows)
     fallen = [replace(row, loss=4.0 - 0.05 * np.log(row.flops / lowest) ** 2) for row in rows]
-    law = answer(fallen, baseline="pre").baseline_law
-    assert law is not None
-    assert 0.0 <= law.irreducible.low <= law.irreducible.mean <= law.irreducible.high
+    found = answer(fallen, baseline="pre")
+    assert found.baseline_law is not None
+    assert found.baseline_law.irreducible is None
+    assert LadderAnswer.from_json(found.to_json()) == found
 
 
 @pytest.mark.parametrize(
@@ -125,6 +139,22 @@ def test_rounded_flops_make_no_further_sizes(sizes: int) -> None:
     first, second = ({cell.cell: cell.gap and cell.gap.mean for cell in _only(own).cells} for own in found)
     # A place moves by 2 % of an e-fold, and a gap by the prior's 0.06 nats an e-fold; twice, for the cells around it.
     assert second == pytest.approx(first, abs=2 * 0.06 * 0.02)
+
+
+def test_forms_that_disagree_are_told_apart() -> None:
+    """Two forms of one name differ in their exponent, and neither fits best: they are only not rejected."""
+    ladder = simulated_grid()
+    gap = 0.05 - 0.06 * np.exp(-0.2 * ladder.cells.x)
+    noise = np.random.default_rng(0).normal(0.0, 0.0015, (12, 3))
+    loss = np.tile(baseline_loss(ladder.cells.parameters, ladder.cells.tokens)[:, None], 3)
+    rows = as_rows(ladder, gap[:, None] + noise, loss)
+    found = [own for own in _only(answer(rows, baseline="pre")).identified.reasons if own.rule == "forms disagree"]
+    (said,) = [own.text for own in found]
+    assert said.startswith("forms that the ladder does not reject disagree in sign at 10 × the top: ")
+    first, second = said.partition(": ")[2].split(", ")
+    assert first.rpartition(" ")[0] != second.rpartition(" ")[0]
+    assert first.rpartition(" ")[2].startswith("-")
+    assert second.rpartition(" ")[2].startswith("+")
 
 
 def test_verdicts_need_what_they_claim() -> None:

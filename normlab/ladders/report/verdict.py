@@ -6,6 +6,7 @@ import math
 
 from normlab.ladders.report.content import LadderCell, LadderReport, best_interval, cell_at, side
 from normlab.ladders.statistics.answer import HeldOut, SchemeAnswer, TrendTest, place_name
+from normlab.ladders.statistics.estimators.layout import Side, unvaried
 from normlab.ladders.statistics.sentence import in_compute
 from normlab.pages.numbers import fixed, join_names, minus
 
@@ -16,6 +17,11 @@ _MOVES = {
     "crosses": ", but was {other} with less compute",
 }
 """How the gap in nats moves within the ladder, said after the side at the top."""
+_REMOVES: dict[tuple[Side, ...], str] = {
+    ("size",): "no more tokens remove at this size",
+    ("tokens",): "no larger size removes with these tokens",
+}
+"""What E is on a ladder that has one size, or one budget."""
 
 
 def headline(content: LadderReport) -> str:
@@ -68,8 +74,10 @@ def slope_sentence(content: LadderReport) -> str:
 def irreducible_sentence(content: LadderReport) -> str:
     """The range of E, or that there is none."""
     law = content.answer.baseline_law
-    found = law.irreducible if law else None
-    what = "E, the loss that no compute removes, "
+    if law is None:
+        return ""
+    what = f"E, the loss that {_REMOVES.get(unvaried(law.cells), 'no compute removes')}, "
+    found = law.irreducible
     if found is None:
         return f"{what}is not identified: the fitted law hardly leaves a value between zero and the smallest loss."
     return f"{what}lies anywhere from {found.low:.2f} to {found.high:.2f} nats."

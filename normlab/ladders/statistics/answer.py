@@ -216,7 +216,7 @@ class Identified(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class MoreRuns(Record):
-    """What more runs would gain: the width of the smooth estimator's interval at a place, now and with them."""
+    """What more runs would gain: width of the smooth estimator's interval at a place, now and as expected with them."""
 
     what: str
     """For example "2 more seeds at every cell", "one more size above the top"."""
@@ -259,6 +259,9 @@ class SchemeAnswer(Record):
     held_out: list[HeldOut]
     seed_sd: float | None
     """Standard deviation of a paired difference over seeds, pooled over cells."""
+    seeds_for_sign: int | None = None
+    """More seeds at every cell with which the sign at the top would show four times out of five; None: it shows
+    already, or 100 more would not do."""
 
     @property
     def top(self) -> CellGap | None:

@@ -33,13 +33,14 @@ from normlab.ladders.statistics.cells import (
     check_rows,
     largest_gap,
 )
-from normlab.ladders.statistics.design import effects_of_more_runs
+from normlab.ladders.statistics.design import effects_of_more_runs, seeds_for_sign
 from normlab.ladders.statistics.estimators.fit import Sample, estimate, sample_of, simple_law_weights
 from normlab.ladders.statistics.estimators.layout import kind_of
 from normlab.ladders.statistics.estimators.mixture import Mixture
 from normlab.ladders.statistics.estimators.noise import mean_sd
 from normlab.ladders.statistics.forecast import compare_with_forecast
 from normlab.ladders.statistics.identified import EdgeRate, identify, not_fitted
+from normlab.ladders.statistics.more_seeds import GapFit
 from normlab.ladders.statistics.multiplier import multiplier
 from normlab.ladders.statistics.priors import priors_in_words
 from normlab.ladders.statistics.projection import NEXT_RUNG, TEN_TIMES, project, times_top
@@ -145,6 +146,7 @@ class _Comparison:
             axis_weights=axes, held_out=held_out, seed_sd=sample.noise.sd,
             sentence=sentence(scheme, self.baseline, at_top, trend, beyond, judged, identified, self.joint_level),
             what_more=effects_of_more_runs(sample, usable, nearest, self.level),
+            seeds_for_sign=seeds_for_sign(GapFit(sample, usable, self.means, self.level), top),
         )  # fmt: skip
 
     def _without_fit(self, scheme: str, cells: Sequence[Cell], why: Identified) -> SchemeAnswer:

@@ -9,7 +9,14 @@ import pytest
 from normlab.ladders.report import LadderReport
 from normlab.ladders.report.cautions import cautions
 from normlab.ladders.report.design import LadderDesign, RateRule
-from normlab.ladders.report.verdict import findings, forecast_sentence, headline, hit_words, reasons
+from normlab.ladders.report.verdict import (
+    findings,
+    forecast_sentence,
+    headline,
+    hit_words,
+    irreducible_sentence,
+    reasons,
+)
 from normlab.ladders.statistics import EdgeRate, answer
 from normlab.ladders.statistics.answer import HeldOut, Interval, Place, Verdict
 from normlab.pages.numbers import format_count
@@ -158,6 +165,25 @@ def test_rates_that_fall_with_size_are_a_hypothesis() -> None:
     design = LadderDesign(rules=(RateRule(scheme="peri", carry="none"),))
     report = LadderReport(rows, answers.answer(rows), design)
     assert any("peri was carried to other sizes by a rule that is a hypothesis" in line for line in cautions(report))
+
+
+def test_e_is_named_after_what_the_ladder_varies() -> None:
+    rows = synthetic.rows(schemes=("pre", "peri"), lost=False)
+    one_size = [row for row in rows if row.size == synthetic.TOP]
+    law = answer(one_size, baseline="pre").baseline_law
+    assert law is not None
+    found = answers.answer(rows)
+    said = [
+        irreducible_sentence(LadderReport(rows, replace(found, baseline_law=own)))
+        for own in (
+            found.baseline_law,
+            replace(law, irreducible=Interval(3.0, 3.5, 3.2, 0.95)),
+            replace(law, irreducible=None),
+        )
+    ]
+    assert said[0] == "E, the loss that no compute removes, lies anywhere from 1.80 to 2.40 nats."
+    assert said[1] == "E, the loss that no more tokens remove at this size, lies anywhere from 3.00 to 3.50 nats."
+    assert "is not identified" in said[2]
 
 
 def test_a_ladder_that_is_not_finished_says_so_first() -> None:

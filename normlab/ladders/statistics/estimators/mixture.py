@@ -77,8 +77,8 @@ class Mixture:
         inside, tail = 1.0 - below - above, (1.0 - level) / 2.0
         if inside < least:
             return None
-        ends = (self.quantile(below + share * inside) for share in (tail, 1.0 - tail))
-        return Interval(*ends, self._mean_within(low, high) / inside, level)
+        first, last = (self.quantile(below + share * inside) for share in (tail, 1.0 - tail))
+        return Interval(first, last, self._mean_within(low, high) / inside, level)
 
     def _mean_within(self, low: float, high: float) -> float:
         """The integral of x over the density between two values."""

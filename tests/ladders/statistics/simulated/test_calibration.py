@@ -51,6 +51,25 @@ def test_smooth_intervals_cover_where_only_tokens_or_only_sizes_vary(side: Side)
         assert own.coverage >= REQUIRED, f"{place}: {own.truth} {own.coverage}"
 
 
+@pytest.mark.full
+def test_all_cells_of_a_grid_are_covered_together_less_often_than_each() -> None:
+    """docs/guides/ladder.md: the intervals of twelve cells hold together about three times in four."""
+    ladder, repeats = simulated_grid(), 60
+    shares = []
+    for truth in (TRUTHS[0], TRUTHS[2], TRUTHS[12]):
+        gaps, losses = simulate(ladder, truth, USUAL, 3, repeats, np.random.default_rng(0))
+        true, together = truth.gap(ladder.cells), 0
+        for gap, loss in zip(gaps, losses, strict=True):
+            cells = {cell.place.cell: cell for cell in cells_of(as_rows(ladder, gap, loss), "peri", "pre")}
+            # In the order of the simulated cells, which is not that of compute.
+            ordered = [cells[own.cell] for own in as_places(ladder.cells)]
+            found = [own.interval(0.95) for own in estimate(sample_of(ordered), ordered)]
+            together += all(own.low <= value <= own.high for own, value in zip(found, true, strict=True))
+        shares.append(together / repeats)
+    # Five standard errors of the mean of 180 draws.
+    assert np.mean(shares) == pytest.approx(0.75, abs=5.0 * np.sqrt(0.75 * 0.25 / 180.0))
+
+
 def test_simple_laws_cover_their_own_kind_and_miss_a_bump() -> None:
     case = Case(name="simple law", ladder=simulated_path())
     names = {truth.name: truth for truth in TRUTHS}

@@ -64,7 +64,7 @@ def ladder_table(
         out: Folder of the page.
         baseline: Scheme that the others are compared with; none: pre if it is among them, else the first.
         target: Places at which the gap is asked for, parameters:tokens.
-        level: Simultaneous confidence level of all intervals.
+        level: Confidence level at any one cell or place, for all schemes together; over all cells at once it is less.
     """
     from normlab.compare.session import make_folder
     from normlab.ladders.report import terminal_lines

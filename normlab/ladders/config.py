@@ -87,7 +87,7 @@ class LadderConfig(RunOptions):
     baseline: SchemeLike | None = None
     """Scheme that the others are compared with; none: pre if it is among them, else the first."""
     level: float = 0.95
-    """Simultaneous confidence level of all intervals."""
+    """Confidence level at any one cell or place, for all schemes together; over all cells at once it is less."""
 
     def __post_init__(self) -> None:
         from normlab.schemes.catalog.registry import scheme

@@ -12,7 +12,7 @@ from normlab.ladders.places import places
 from normlab.ladders.plan import LadderPlan
 from normlab.ladders.rows import LadderRow
 from normlab.ladders.statistics import forecast
-from normlab.ladders.statistics.cells import cells_of, reasons_of
+from normlab.ladders.statistics.cells import LARGEST_GAP, cells_of, largest_gap, reasons_of
 from normlab.ladders.stored_rows import judged_rows
 from normlab.train.storage.folder import now
 from normlab.utils.versions import versions
@@ -43,5 +43,8 @@ def make_forecast(plan: LadderPlan, rows: Sequence[Row], schemes: Sequence[str])
 
 def _why(rows: Sequence[LadderRow], scheme: str, baseline: str) -> str:
     """Why a scheme has no forecast."""
-    reasons = reasons_of(cells_of(rows, scheme, baseline))
+    cells = cells_of(rows, scheme, baseline)
+    if largest_gap(cells) >= LARGEST_GAP:
+        return f"a gap of {largest_gap(cells):.2g} nats is too large for the assumptions of a forecast"
+    reasons = reasons_of(cells)
     return f"no cell at a smaller size counts ({'; '.join(reasons)})" if reasons else "it has no run at a smaller size"

@@ -59,7 +59,7 @@ def _missing_at_top(content: LadderReport) -> list[str]:
         return []
     absent = [own.scheme for own in content.answer.schemes if not content.has_trained(own.scheme, top)]
     verb = "has" if len(absent) == 1 else "have"
-    return [f"{join_names(absent)} {verb} no run that trained at {top.name}, the top of the ladder."] if absent else []
+    return [f"{join_names(absent)} {verb} no run that trained at {top.name}, {content.top_words}."] if absent else []
 
 
 def _lost(content: LadderReport) -> list[str]:

@@ -73,6 +73,12 @@ class LadderReport:
         known = {(c.size, c.tokens) for own in self.answer.schemes for c in own.cells if c.is_usable}
         return max((c for c in self.cells if (c.size, c.tokens) in known), key=lambda c: c.flops, default=None)
 
+    @property
+    def top_words(self) -> str:
+        """What `top` may be called: where the largest cell has no gap, what is left is not the top of the ladder."""
+        is_whole = self.top is not None and self.top.flops >= max(cell.flops for cell in self.cells)
+        return "the top of the ladder" if is_whole else "the largest cell with a gap"
+
     @cached_property
     def lost(self) -> list[LostRun]:
         """Runs that did not train, with the names and reasons of the design where it has them."""

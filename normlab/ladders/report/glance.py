@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from normlab.ladders.report.content import LadderReport, best_interval
-from normlab.ladders.report.tables import gap_digits, interval_cell, scheme_cell, side_cell, times_cell
+from normlab.ladders.report.tables import NOT_IDENTIFIED, gap_digits, interval_cell, scheme_cell, side_cell, times_cell
 from normlab.ladders.statistics.answer import Projection, SchemeAnswer
 from normlab.pages.numbers import NONE, format_count
 from normlab.pages.tables import Cell, Column, Table
 
-TRENDS = {
+_TRENDS = {
     "shrinks": "gap shrinks",
     "grows": "gap grows",
     "crosses": "gap changes sign",
-    "constant": "gap stays",
+    "constant": "gap stays within {margin:.3f}",
     "not shown": "no trend shown",
 }
 
@@ -39,19 +39,25 @@ def _row(content: LadderReport, own: SchemeAnswer) -> list[Cell]:
         interval_cell(interval, places),
         side_cell(interval) if interval else Cell("one seed: no interval" if top else NONE),
         times_cell(top.multiplier if top else None),
-        Cell(TRENDS[own.trend.verdict] if top else NONE, whole=True),
-        interval_cell(ahead[0].gap, places) if ahead else Cell(NONE),
-        _furthest(own, last, places),
+        trend_cell(own),
+        beyond_cell(own, ahead[0] if ahead else None, places),
+        beyond_cell(own, last, places),
     ]
 
 
-def _furthest(own: SchemeAnswer, last: Projection | None, places: int) -> Cell:
+def trend_cell(own: SchemeAnswer) -> Cell:
+    """How the gap moves in nats; that it stays is said with its margin."""
+    margin = own.trend.compute.margin if own.trend.compute else 0.0
+    return Cell(_TRENDS[own.trend.verdict].format(margin=margin) if own.top else NONE, whole=True)
+
+
+def beyond_cell(own: SchemeAnswer, there: Projection | None, places: int) -> Cell:
     """What is not identified is no number here; the tables below hold its interval."""
-    if last is None:
+    if there is None:
         return Cell(NONE)
-    if own.identified.against(last.place.name):
-        return Cell("not identified", tone="not-judged")
-    return interval_cell(last.gap, places)
+    if own.identified.against(there.place.name):
+        return NOT_IDENTIFIED
+    return interval_cell(there.gap, places)
 
 
 def _name(content: LadderReport, position: int) -> str:

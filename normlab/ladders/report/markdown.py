@@ -11,7 +11,7 @@ from normlab.ladders.report.header import header_facts
 from normlab.ladders.report.page import reproduce_commands, title
 from normlab.ladders.report.training import training_table
 from normlab.ladders.report.validation import set_table
-from normlab.ladders.report.verdict import findings, headline, reasons, slope_sentence
+from normlab.ladders.report.verdict import findings, headline, irreducible_sentence, reasons, slope_sentence
 from normlab.ladders.report.weights import weight_bars, words
 from normlab.pages.markdown import escape, table
 from normlab.pages.tables import Table
@@ -69,9 +69,4 @@ def _baseline(content: LadderReport) -> list[str]:
     law = content.answer.baseline_law
     if law is None:
         return []
-    low, high = law.irreducible.low, law.irreducible.high
-    return [
-        slope_sentence(content),
-        f"Fitted law: {law.text}.",
-        f"Loss that no compute removes (E): anywhere from {low:.2f} to {high:.2f} nats.",
-    ]
+    return [slope_sentence(content), f"Fitted law: {law.text}.", irreducible_sentence(content)]

@@ -17,7 +17,14 @@ from normlab.ladders.report.header import header_facts
 from normlab.ladders.report.plots import plot_data
 from normlab.ladders.report.training import training_grid
 from normlab.ladders.report.validation import set_table
-from normlab.ladders.report.verdict import findings, forecast_sentence, headline, reasons, slope_sentence
+from normlab.ladders.report.verdict import (
+    findings,
+    forecast_sentence,
+    headline,
+    irreducible_sentence,
+    reasons,
+    slope_sentence,
+)
 from normlab.ladders.report.weights import weight_bars, words
 from normlab.ladders.statistics.answer import FEW_STEPS
 from normlab.pages.numbers import format_count, join_names
@@ -209,6 +216,6 @@ def _baseline(content: LadderReport, data: dict[str, Any]) -> Section | None:
         return None
     return section(
         "baseline", f"Loss of {content.answer.baseline}", "ladder/baseline.html", law=content.answer.baseline_law,
-        slope=slope_sentence(content),
+        slope=slope_sentence(content), irreducible=irreducible_sentence(content),
         **_common(content),
     )  # fmt: skip

@@ -154,5 +154,5 @@ def _baseline(content: LadderReport) -> dict[str, Any]:
     fitted = (
         [{"size": c.size, "tokens": c.tokens, "flops": c.flops, "loss": c.fitted} for c in law.cells] if law else []
     )
-    floor = {"low": law.irreducible.low, "high": law.irreducible.high} if law else None
+    floor = {"low": law.irreducible.low, "high": law.irreducible.high} if law and law.irreducible else None
     return {"points": runs, "fitted": fitted, "floor": floor}

@@ -7,13 +7,24 @@ from collections.abc import Iterable
 from normlab.ladders.report.content import LadderReport, best_interval, cell_at, mean_gap, side
 from normlab.ladders.report.design import RateRule, RateSearchFacts, TriedRate
 from normlab.ladders.report.verdict import hit_words
-from normlab.ladders.statistics.answer import FEW_STEPS, CellGap, HeldOut, Interval, MoreRuns, Projection, SchemeAnswer
+from normlab.ladders.statistics.answer import (
+    FEW_STEPS,
+    CellGap,
+    HeldOut,
+    Interval,
+    MoreRuns,
+    Projection,
+    SchemeAnswer,
+    place_name,
+)
 from normlab.ladders.statistics.cautions import FAR_OFF
+from normlab.ladders.statistics.design import MOST_SEEDS
 from normlab.pages.numbers import NONE, decimals, fixed, format_count, minus, rate, signed
 from normlab.pages.tables import Cell, Column, Table, numeric_cell
 from normlab.utils.text import counted
 
 _SIDES = {"better": "▼ better", "worse": "▲ worse", "open": "≈ sign open"}
+NOT_IDENTIFIED = Cell("not identified", "not identified", tone="not-judged", whole=True)
 _ESTIMATORS = {"smooth": "smooth gap: intervals of every verdict", "simple_law": "simple law: dashed lines"}
 _CARRIED = {
     "width": "carried over width",
@@ -81,12 +92,14 @@ def _remarks(cell: CellGap) -> Iterable[str]:
 
 def _gap_note(content: LadderReport) -> str:
     others = len(content.answer.schemes)
-    wide = f", widened for {others} schemes so that all hold together" if others > 1 else ""
+    wide = ""
+    if others > 1:
+        wide = f", widened for {others} schemes so that at any one cell or place all of them hold together"
     return (
         f"Gap: loss of the scheme less loss of {content.answer.baseline} in nats a token, seed by seed; below zero is "
         f"better. The {_level(content)} intervals take all cells together and assume only that the gap changes "
-        f"smoothly{wide}. A multiplier of 1.1 means that {content.answer.baseline} would need 1.1 times the compute "
-        "for the same loss."
+        f"smoothly{wide}. Over all cells at once they do not: of many intervals some miss. A multiplier of 1.1 means "
+        f"that {content.answer.baseline} would need 1.1 times the scheme's FLOPs, or time, for the same loss."
     )
 
 
@@ -123,7 +136,7 @@ def _projection_row(content: LadderReport, own: SchemeAnswer, projection: Projec
         Cell(projection.place.name + star, projection.place.flops, whole=True),
         numeric_cell(multiple(projection.times_top), projection.times_top),
         interval_cell(projection.gap, places),
-        side_cell(projection.gap),
+        NOT_IDENTIFIED if own.identified.against(projection.place.name) else side_cell(projection.gap),
         interval_cell(projection.simple_law, places),
         interval_cell(projection.constant_multiplier, places),
         times_cell(projection.multiplier),
@@ -137,12 +150,31 @@ def more_runs_table(content: LadderReport) -> Table:
         Column("Scheme"), Column("Runs added"), Column("Place"), Column("Width now", True), Column("Width then", True),
         Column("Sign would show from", True),
     ]  # fmt: skip
-    rows = [_more_runs_row(content, own, more) for own in content.answer.schemes for more in own.what_more]
+    rows = []
+    for own in content.answer.schemes:
+        rows += [*_sign_row(content, own), *(_more_runs_row(content, own, more) for more in own.what_more)]
     note = (
-        f"Width of the {_level(content)} interval of the gap in nats, if the added runs look like those that there "
-        "are. The sign shows for a gap larger than half the width."
+        f"Width of the {_level(content)} interval of the gap in nats, as expected from the design with the noise "
+        "that was measured. The sign shows for a gap larger than half the width. Seeds that show the sign at the "
+        "largest cell do so four times out of five, if the gap is what its mean says."
     )
     return Table("What it would take", columns, rows, note=note)
+
+
+def _sign_row(content: LadderReport, own: SchemeAnswer) -> list[list[Cell]]:
+    """How many seeds would close an open sign at the largest cell."""
+    top = own.top
+    if top is None or top.gap is None or not top.gap.spans_zero:
+        return []
+    seeds = counted(own.seeds_for_sign, "more seed") if own.seeds_for_sign else f"over {MOST_SEEDS} more seeds"
+    return [[
+        scheme_cell(content, own.scheme),
+        Cell(f"{seeds} at every cell", seeds),
+        Cell(place_name(top.size, top.tokens), top.flops),
+        numeric_cell(fixed(top.gap.width, 3), top.gap.width),
+        Cell(NONE),
+        numeric_cell(f"{signed(top.gap.mean, 3)}, its mean", abs(top.gap.mean)),
+    ]]  # fmt: skip
 
 
 def _more_runs_row(content: LadderReport, own: SchemeAnswer, more: MoreRuns) -> list[Cell]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from normlab.ladders.report.content import LadderReport, best_interval
-from normlab.ladders.report.glance import TRENDS
+from normlab.ladders.report.glance import beyond_cell, trend_cell
 from normlab.ladders.report.tables import gap_digits, interval_cell, scheme_cell, side_cell, times_cell
 from normlab.ladders.statistics.answer import SchemeAnswer
 from normlab.pages.numbers import NONE, format_count
@@ -29,7 +29,7 @@ def set_table(content: LadderReport) -> Table:
     ]
     note = (
         f"{MAIN}: the text that the rest of this page is about. Each line is estimated from its own text alone; "
-        "intervals hold together over the schemes of one text, not over several texts."
+        "intervals hold together over the schemes of one text at one cell, not over several texts or cells."
     )
     return Table("Validation sets", columns, rows, note=note).filled()
 
@@ -45,6 +45,6 @@ def _row(content: LadderReport, name: str, own: SchemeAnswer) -> list[Cell]:
         interval_cell(interval, places),
         side_cell(interval) if interval else Cell(NONE),
         times_cell(top.multiplier if top else None),
-        Cell(TRENDS[own.trend.verdict] if top else NONE, whole=True),
-        interval_cell(ahead.gap if ahead else None, places),
+        trend_cell(own),
+        beyond_cell(own, ahead, places),
     ]

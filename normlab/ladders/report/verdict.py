@@ -5,24 +5,31 @@ from __future__ import annotations
 import math
 
 from normlab.ladders.report.content import LadderCell, LadderReport, best_interval, cell_at, side
-from normlab.ladders.statistics.answer import HeldOut, SchemeAnswer, place_name
+from normlab.ladders.statistics.answer import HeldOut, SchemeAnswer, TrendTest, place_name
+from normlab.ladders.statistics.estimators.layout import Side, unvaried
+from normlab.ladders.statistics.sentence import in_compute
 from normlab.pages.numbers import fixed, join_names, minus
 
 _MOVES = {
-    "shrinks": ", by less with more compute",
-    "grows": ", by more with more compute",
-    "constant": ", by about the same throughout",
+    "shrinks": ", by fewer nats with more compute",
+    "grows": ", by more nats with more compute",
+    "constant": ", by the same within {margin:.3f} nats throughout",
     "crosses": ", but was {other} with less compute",
 }
-"""How the gap moves within the ladder, said after the side at the top."""
+"""How the gap in nats moves within the ladder, said after the side at the top."""
+_REMOVES: dict[tuple[Side, ...], str] = {
+    ("size",): "no more tokens remove at this size",
+    ("tokens",): "no larger size removes with these tokens",
+}
+"""What E is on a ladder that has one size, or one budget."""
 
 
 def headline(content: LadderReport) -> str:
-    """Who is better at the top of the ladder and how that moved, without figures: those are in the findings."""
+    """Who is better at the top of the ladder and how that moved; figures are in the findings."""
     top = content.top
     if top is None:
         return "No verdict: no cell counts; the cautions say why."
-    return f"At the top of the ladder ({top.name}) {'; '.join(_clauses(content, top))}."
+    return f"At {content.top_words} ({top.name}) {'; '.join(_clauses(content, top))}."
 
 
 def findings(content: LadderReport) -> list[str]:
@@ -38,10 +45,7 @@ def reasons(own: SchemeAnswer) -> list[str]:
 
 
 def forecast_sentence(entries: list[HeldOut]) -> str:
-    """How many forecasts the results fell into, and how many have no result.
-
-    Those are named: a result that fits leave out, because a scheme fails there, may lie far outside its forecast.
-    """
+    """How many forecasts the results fell into, and how many have no result."""
     judged = [entry for entry in entries if entry.is_hit is not None]
     if not judged:
         return ""
@@ -65,6 +69,18 @@ def slope_sentence(content: LadderReport) -> str:
     return (
         f"Twice the compute lowers the loss of {content.answer.baseline} by {less} nats ({low} to {high}) at {place}."
     )
+
+
+def irreducible_sentence(content: LadderReport) -> str:
+    """The range of E, or that there is none."""
+    law = content.answer.baseline_law
+    if law is None:
+        return ""
+    what = f"E, the loss that {_REMOVES.get(unvaried(law.cells), 'no compute removes')}, "
+    found = law.irreducible
+    if found is None:
+        return f"{what}is not identified: the fitted law hardly leaves a value between zero and the smallest loss."
+    return f"{what}lies anywhere from {found.low:.2f} to {found.high:.2f} nats."
 
 
 def hit_words(entry: HeldOut, places: int = 4, reason: str | None = None) -> str:
@@ -99,18 +115,27 @@ def _standing(own: SchemeAnswer, top: LadderCell) -> tuple[str, str]:
     if interval is None:
         return "one seed", ""
     found = side(interval)
-    if found != "open":
-        return found, _MOVES.get(own.trend.verdict, "")
     test = own.trend.compute
+    if found != "open":
+        return found, _moves(test, "worse" if found == "better" else "better") if test is not None else ""
     before = side(test.gap_bottom) if test is not None and test.verdict in ("shrinks", "crosses") else "open"
     return found, "" if before == "open" else f" {before} with less compute"
+
+
+def _moves(test: TrendTest, other: str) -> str:
+    """How the gap moves in nats, and what the compute multiplier does: only both together say what is gained."""
+    if test.verdict == "not shown":
+        moves = test.multiplier_moves
+        return f", and the compute multiplier {moves} with more compute" if moves in ("rises", "falls") else ""
+    in_nats = _MOVES[test.verdict].format(margin=test.margin, other=other)
+    # A gap that changes sign says by itself on which side the multiplier was.
+    return in_nats if test.verdict == "crosses" else in_nats + in_compute(test)
 
 
 def _clause(what: str, move: str, names: list[str], baseline: str) -> str:
     who = join_names(names)
     if what in ("better", "worse"):
-        other = "worse" if what == "better" else "better"
-        return f"{who} {'is' if len(names) == 1 else 'are'} {what} than {baseline}{move.format(other=other)}"
+        return f"{who} {'is' if len(names) == 1 else 'are'} {what} than {baseline}{move}"
     if what == "open":
         before = f", though {'it was' if len(names) == 1 else 'they were'}{move}" if move else ""
         return f"no difference to {baseline} is shown for {who}{before}"

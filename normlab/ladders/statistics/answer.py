@@ -25,11 +25,12 @@ Verdict = Literal["shrinks", "grows", "crosses", "constant", "not shown"]
 
 AxisName = Literal["compute", "tokens", "size"]
 Reason = Literal[
-    "wide interval", "forms disagree", "missed forecast", "small ladder", "other tokens per parameter", "rate at edge"
-]
+    "gap too large", "never varied", "wide interval", "forms disagree", "missed forecast", "small ladder",
+    "other tokens per parameter", "rate at edge",
+]  # fmt: skip
 """Why a gap is not identified, in the order in which reasons are shown."""
 OldReason = Literal["a", "b", "c", "d", "e", "f"]
-"""The same in answers that were stored before reasons had names."""
+"""All but the first two in answers that were stored before reasons had names."""
 
 
 class Record:
@@ -104,15 +105,15 @@ class CellGap(Record):
     gap: Interval | None
     """The smooth estimator's interval at this cell, from all cells together; None where no fit was possible."""
     multiplier: Interval | None
-    """Compute multiplier in FLOPs."""
+    """Compute multiplier in FLOPs, those of the scheme counted as its own."""
     multiplier_in_time: Interval | None
-    """The multiplier in FLOPs times the measured ratio of speeds; None where speeds are unknown."""
+    """The same in time, by the measured ratio of speeds; None where speeds are unknown."""
     few_steps: bool
     """Fewer steps than the minimum: the gap is partly that of early training."""
     is_usable: bool
-    """Whether the cell is part of the fit."""
+    """Whether the cell has a gap that counts; it is part of the fit, where there is one."""
     reason: str | None = None
-    """Why the cell is not part of the fit: "unreliable: seed 1 of peri diverged"."""
+    """Why the cell has no gap that counts: "unreliable: seed 1 of peri diverged"."""
     epochs: float | None = None
     """How often the data was seen; None where unknown."""
     off_sd: float | None = None
@@ -140,6 +141,16 @@ class TrendTest(Record):
     """ln k at the top less ln k at the bottom: a gap that shrinks with a constant multiplier is no loss."""
     margin: float
     """Changes below this many nats are called constant."""
+    margin_multiplier: float | None = None
+    """What `margin` is worth at the top as a factor of compute; None where the baseline's slope is unknown."""
+
+    @property
+    def multiplier_moves(self) -> Literal["rises", "falls", "not shown"] | None:
+        """How the compute multiplier moves; None where it is unknown."""
+        drift = self.log_multiplier_change
+        if drift is None or drift.spans_zero:
+            return None if drift is None else "not shown"
+        return "rises" if drift.mean > 0.0 else "falls"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +198,7 @@ class Obstacle(Record):
     """Name of the target that it concerns; None: all of them."""
 
     def __post_init__(self) -> None:
-        names = dict(zip(get_args(OldReason), get_args(Reason), strict=True))
+        names = dict(zip(get_args(OldReason), get_args(Reason)[2:], strict=True))
         object.__setattr__(self, "rule", names.get(self.rule, self.rule))
 
 
@@ -205,7 +216,7 @@ class Identified(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class MoreRuns(Record):
-    """What more runs would gain: the width of the smooth estimator's interval at a place, now and with them."""
+    """What more runs would gain: width of the smooth estimator's interval at a place, now and as expected with them."""
 
     what: str
     """For example "2 more seeds at every cell", "one more size above the top"."""
@@ -248,6 +259,9 @@ class SchemeAnswer(Record):
     held_out: list[HeldOut]
     seed_sd: float | None
     """Standard deviation of a paired difference over seeds, pooled over cells."""
+    seeds_for_sign: int | None = None
+    """More seeds at every cell with which the sign at the top would show four times out of five; None: it shows
+    already, or 100 more would not do."""
 
     @property
     def top(self) -> CellGap | None:
@@ -277,8 +291,8 @@ class BaselineLaw(Record):
 
     kind: Literal["L(C)", "L(N, D)"]
     text: str
-    irreducible: Interval
-    """Range of E that the ladder allows."""
+    irreducible: Interval | None
+    """Range of E that the ladder allows between zero and the smallest loss; None: it allows hardly any."""
     residual_sd: float
     cells: list[BaselineCell]
 
@@ -293,7 +307,7 @@ class LadderAnswer(StoredResult):
 
     baseline: str
     level: float
-    """Joint level over all schemes."""
+    """Joint level over all schemes at any one place; not over several places."""
     level_each: float
     """Level of each interval after Bonferroni's correction over the schemes."""
     kind: Literal["path", "grid", "too small"]

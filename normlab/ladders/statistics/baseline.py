@@ -2,7 +2,7 @@
 
 Only its values and slopes are used. The slope s = -dL/d ln C turns a gap into a compute multiplier, k = exp(-gap/s); on
 a grid it is the slope at constant tokens per parameter. E, A and the exponents are hardly identified by few rungs: E is
-shown as a range.
+shown as a range, given that it lies between zero and the smallest loss measured.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from normlab.ladders.statistics.answer import BaselineCell, BaselineLaw, Interval
+from normlab.ladders.statistics.answer import BaselineCell, BaselineLaw
 from normlab.ladders.statistics.cells import BaselineMean
 from normlab.ladders.statistics.estimators.gaussian import GaussianModel, NoiseModel, Prior
 from normlab.ladders.statistics.estimators.layout import HasPlace, Layout, layout_of
@@ -27,6 +27,8 @@ GRID_EXPONENTS = np.arange(0.05, 0.75, 0.05)
 """For parameters and tokens separately."""
 NOISE_SDS = np.array([1.0, 2.0, 3.0, 5.0, 7.0, 10.0, 14.0, 20.0]) * 1e-3
 """Of a cell's mean around the law: seeds, and what a rung does to all schemes."""
+LEAST_PLAUSIBLE = 0.05
+"""Probability that the law must leave to an E between zero and the smallest loss, so that its range means something."""
 _MINIMUM = {"path": 3, "grid": 4}
 """Cells needed: one more than there are linear coefficients."""
 _SLOPE_QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -48,11 +50,10 @@ def fit_baseline(means: Sequence[BaselineMean], level: float) -> BaselineLaw | N
     fitted = np.array([own.mean for own in values])
     losses = np.array([own.loss for own in means])
     kind = layout_of(means).kind
-    irreducible = offset.interval(level)
     return BaselineLaw(
         kind="L(C)" if kind == "path" else "L(N, D)",
         text="E + A·C^-α" if kind == "path" else "E + A·N^-α + B·D^-β",
-        irreducible=_not_negative(irreducible),
+        irreducible=offset.interval_within(0.0, float(losses.min()), level, LEAST_PLAUSIBLE),
         residual_sd=float(np.std(losses - fitted)),
         cells=[
             BaselineCell(
@@ -62,12 +63,6 @@ def fit_baseline(means: Sequence[BaselineMean], level: float) -> BaselineLaw | N
             for index, own in enumerate(means)
         ],
     )  # fmt: skip
-
-
-def _not_negative(found: Interval) -> Interval:
-    """A loss is not negative, whatever the law allows: losses that fall in a straight line leave nothing above zero."""
-    low, high, mean = (max(0.0, value) for value in (found.low, found.high, found.mean))
-    return Interval(low, high, mean, found.level)
 
 
 def slopes_at(means: Sequence[BaselineMean], places: Sequence[HasPlace]) -> Slopes | None:
@@ -91,7 +86,7 @@ def _fit(means: Sequence[BaselineMean], places: Sequence[HasPlace]) -> tuple[lis
     posterior = model.fit((losses - losses.min())[None])
     shift = np.concatenate([np.full(len(places), losses.min()), np.zeros(len(places)), [losses.min()]])
     mixtures = [posterior.mixture(index) for index in range(len(functionals))]
-    moved = [Mixture(own.weights, own.means + by, own.sds) for own, by in zip(mixtures, shift, strict=True)]
+    moved = [own.moved(float(by)) for own, by in zip(mixtures, shift, strict=True)]
     return moved[: len(places)], moved[len(places) : -1], moved[-1]
 
 

@@ -10,6 +10,8 @@ from normlab.ladders.statistics.estimators.fit import estimate, sample_of
 
 FAR_OFF = 3.0
 """Standard deviations from the smooth estimate at which a cell is listed."""
+OWN_FLOPS = 0.02
+"""Share of the baseline's FLOPs from which on a difference is said."""
 
 
 def find_cautions(
@@ -20,6 +22,7 @@ def find_cautions(
     for own in answers:
         cells = by_scheme[own.scheme]
         found += _left_out(own.scheme, cells) + _single_seeds(own.scheme, cells) + _far_off(own)
+        found += _own_flops(own.scheme, cells)
         found += _without_few_steps(own, cells, minimum_steps, level)
     return found
 
@@ -40,6 +43,19 @@ def _single_seeds(scheme: str, cells: Sequence[Cell]) -> list[str]:
     return [f"{scheme} has one seed at {', '.join(single)}."] if single else []
 
 
+def _own_flops(scheme: str, cells: Sequence[Cell]) -> list[str]:
+    """Gaps are at equal size and tokens, whatever a scheme takes for them."""
+    taken = [1.0 / cell.flops_ratio for cell in cells if cell.is_usable]
+    if not taken or max(abs(times - 1.0) for times in taken) < OWN_FLOPS:
+        return []
+    low, high = (f"{choose(taken):.3g}" for choose in (min, max))
+    times = low if low == high else f"{low} to {high}"
+    return [
+        f"{scheme} takes {times} times the baseline's FLOPs for the same tokens: gaps are at equal tokens, compute "
+        "multipliers count its own FLOPs."
+    ]
+
+
 def _far_off(own: SchemeAnswer) -> list[str]:
     far = [cell for cell in own.cells if cell.off_sd is not None and cell.off_sd > FAR_OFF]
     return [
@@ -56,7 +72,7 @@ def _without_few_steps(own: SchemeAnswer, cells: Sequence[Cell], minimum_steps: 
     if len(enough) == len(usable):
         return []
     text = f"{own.scheme}: {len(usable) - len(enough)} of {len(usable)} cells have fewer than {minimum_steps:,} steps"
-    if len(enough) < 2:
+    if len(enough) < 2 or not own.projections:
         return [f"{text}; their gaps are partly those of early training."]
     top = max(usable, key=lambda cell: cell.flops)
     gap = estimate(sample_of(enough), [top.place])[0].interval(level)

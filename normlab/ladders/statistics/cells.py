@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from normlab.ladders.statistics.answer import Place
 from normlab.pages.numbers import format_count
 
 LARGEST_GAP = 0.3
-"""A gap of this many nats means that one of the two does not train well: it lies outside the estimators' priors."""
+"""A gap of this many nats lies outside the estimators' priors: its scheme is judged cell by cell, without a fit."""
 
 Key = tuple[str, int]
 """Name of the size and tokens. Not parameters: a scheme may need some of its own at the same size."""
@@ -33,8 +33,8 @@ class Cell:
     """Why the cell is not part of a fit."""
     speed_ratio: float | None = None
     """Tokens per second of the scheme over the baseline's."""
-    failing: str | None = None
-    """The scheme that fails rather than differs, where the gap is too large for a difference."""
+    flops_ratio: float = 1.0
+    """FLOPs of the baseline over those of the scheme: less than one where the scheme needs more for the same tokens."""
 
     @property
     def is_usable(self) -> bool:
@@ -77,6 +77,20 @@ class BaselineMean:
     @property
     def flops(self) -> float:
         return self.place.flops
+
+
+def largest_gap(cells: Sequence[Cell]) -> float:
+    """Largest mean gap at a usable cell, in absolute value; zero without one."""
+    return max((abs(cell.mean) for cell in cells if cell.is_usable), default=0.0)
+
+
+def reasons_of(cells: Iterable[Cell]) -> dict[str, list[Cell]]:
+    """Cells that are left out, by reason."""
+    found: dict[str, list[Cell]] = defaultdict(list)
+    for cell in cells:
+        if cell.reason is not None:
+            found[cell.reason].append(cell)
+    return dict(found)
 
 
 def check_rows(rows: Sequence[LadderRow], baseline: str) -> None:
@@ -135,34 +149,12 @@ def _by_cell(rows: Sequence[LadderRow], scheme: str) -> dict[Key, list[LadderRow
 def _cell(key: Key, own: list[LadderRow], base: list[LadderRow], branched: set[str]) -> Cell:
     first, second = (_losses(side) for side in (own, base))
     differences = {seed: first[seed] - second[seed] for seed in first if seed in second}
-    # At equal compute: the place is the baseline's, whatever parameters of its own the scheme needs.
+    # The place is the baseline's, whatever parameters and FLOPs of its own the scheme needs.
     place = _place(base[0] if base else own[0])
-    reason = _reason(own, base, differences)
-    failing = _failing(own, base, differences) if reason is None else None
-    cell = Cell(place, differences, _trunk(key, branched), reason, _speed_ratio(own, base), failing)
-    return replace(cell, reason=_too_large([cell])) if failing is not None else cell
-
-
-def reasons_of(cells: Iterable[Cell]) -> dict[str, list[Cell]]:
-    """Cells that are left out, by reason; gaps that are too large are one reason, with their range."""
-    alike: dict[str, list[Cell]] = defaultdict(list)
-    for cell in cells:
-        if cell.reason is not None:
-            alike[cell.failing or cell.reason].append(cell)
-    return {_too_large(own) if own[0].failing else reason: own for reason, own in alike.items()}
-
-
-def _too_large(cells: Sequence[Cell]) -> str:
-    gaps = [cell.mean for cell in cells]
-    ends = dict.fromkeys(f"{gap:+.3g}" for gap in (min(gaps), max(gaps)))
-    what = f"a gap of {next(iter(ends))}" if len(ends) == 1 else f"gaps of {' to '.join(ends)}"
-    return f"unreliable: with {what} nats {cells[0].failing} fails rather than differs"
-
-
-def _failing(own: list[LadderRow], base: list[LadderRow], differences: dict[int, float]) -> str | None:
-    """The scheme that fails rather than differs; None where the gap is one of schemes that train."""
-    mean = float(np.mean(list(differences.values())))
-    return None if abs(mean) < LARGEST_GAP else (own if mean > 0.0 else base)[0].scheme
+    return Cell(
+        place, differences, _trunk(key, branched), _reason(own, base, differences), _speed_ratio(own, base),
+        place.flops / own[0].flops,
+    )  # fmt: skip
 
 
 def _losses(rows: list[LadderRow]) -> dict[int, float]:
@@ -175,9 +167,7 @@ def _reason(own: list[LadderRow], base: list[LadderRow], differences: dict[int, 
         return f"unreliable: {', '.join(bad)}"
     if not base:
         return "no runs of the baseline"
-    if not differences:
-        return "no seed in both the scheme and the baseline"
-    return None
+    return None if differences else "no seed in both the scheme and the baseline"
 
 
 def _state(row: LadderRow) -> str:

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from normlab.errors import NormLabError
 from normlab.ladders.statistics.answer import Design, ExpectedWidth, MoreRuns, Place
-from normlab.ladders.statistics.estimators.fit import Sample, estimate
+from normlab.ladders.statistics.estimators.fit import NewCell, Sample, estimate, estimate_with_more
+from normlab.ladders.statistics.estimators.layout import SAME, Side, unvaried
+from normlab.ladders.statistics.estimators.mixture import Mixture
 from normlab.ladders.statistics.estimators.noise import ASSUMED_DF, SeedNoise, effective_df
+from normlab.ladders.statistics.more_seeds import GapFit, seeds_to_decide
 from normlab.ladders.statistics.projection import NEXT_RUNG, TEN_TIMES, times_top
 from normlab.pages.numbers import format_count
 
 MORE_SEEDS = 2
+MOST_SEEDS = 100
+"""More seeds than these at every cell are not looked for."""
+_SIDES: dict[Side, Callable[[Place], int]] = {
+    "size": lambda place: place.parameters,
+    "tokens": lambda place: place.tokens,
+}
 
 
 def expected_widths(design: Design, level: float = 0.95) -> list[ExpectedWidth]:
@@ -30,7 +39,7 @@ def expected_widths(design: Design, level: float = 0.95) -> list[ExpectedWidth]:
     seeds = [(design.top_seeds if own.size == top.size else None) or design.seeds for own in design.cells]
     noise = SeedNoise(design.seed_sd, max(ASSUMED_DF, effective_df(seeds, groups)))
     sample = Sample(tuple(design.cells), np.zeros(len(groups)), np.array(seeds), np.array(groups), noise)
-    places = [top, times_top(top, NEXT_RUNG), times_top(top, TEN_TIMES), *design.targets]
+    places = [top, times_top(design.cells, NEXT_RUNG), times_top(design.cells, TEN_TIMES), *design.targets]
     found = estimate(sample, places)
     return [
         ExpectedWidth(place=place, width=own.interval(level).width) for place, own in zip(places, found, strict=True)
@@ -38,45 +47,68 @@ def expected_widths(design: Design, level: float = 0.95) -> list[ExpectedWidth]:
 
 
 def effects_of_more_runs(sample: Sample, places: Sequence[Place], target: Place, level: float) -> list[MoreRuns]:
-    """What more seeds, one larger size and, on a grid, a longer budget would gain at the target.
-
-    New cells are assumed to come out where the smooth estimator expects them.
-    """
-    now = _width(sample, target, level)
-    options = [(f"{MORE_SEEDS} more seeds at every cell", sample.with_seeds(MORE_SEEDS))]
-    for what, more in _extensions(sample, places):
-        options.append((what, _extended(sample, more)))
+    """What more seeds, and new cells on the way to the target, would gain there."""
+    now = _width(estimate(sample, [target])[0], level)
+    options = [(f"{MORE_SEEDS} more seeds at every cell", [], MORE_SEEDS)]
+    options += [(what, cells, 0) for what, cells in extensions(sample, places, target)]
     return [
-        MoreRuns(what=what, place=target, width_now=now, width_then=_width(own, target, level)) for what, own in options
-    ]
+        MoreRuns(what=what, place=target, width_now=now,
+                 width_then=_width(estimate_with_more(sample, target, cells, seeds), level))
+        for what, cells, seeds in options
+    ]  # fmt: skip
 
 
-def _extended(sample: Sample, more: Sequence[tuple[Place, int]]) -> Sample:
-    means = np.array([own.mean for own in estimate(sample, [place for place, _ in more])])
-    seeds = round(float(np.median(sample.seeds)))
-    return sample.with_cells([place for place, _ in more], means, seeds, np.array([group for _, group in more]))
+def seeds_for_sign(fit: GapFit, top: Place) -> int | None:
+    """More seeds at every cell with which the sign at the top would show four times out of five, if means stay.
+
+    None if it shows already, or if `MOST_SEEDS` would not do.
+    """
+
+    def is_shown(own: GapFit) -> bool:
+        return not own.gaps([top])[0].spans_zero
+
+    found = math.inf if is_shown(fit) else seeds_to_decide(fit, is_shown, MOST_SEEDS)
+    return int(found) if math.isfinite(found) else None
 
 
-def _extensions(sample: Sample, places: Sequence[Place]) -> list[tuple[str, list[tuple[Place, int]]]]:
-    """New cells with the number of their trunk."""
-    top = max(places, key=lambda place: place.flops)
-    fresh = int(sample.groups.max()) + 1
-    if sample.kind == "path":
-        return [(f"one more rung at {NEXT_RUNG:g} × the top's compute", [(times_top(top, NEXT_RUNG), fresh)])]
-    budgets = sorted({place.tokens for place in places})
-    is_branched = len(set(sample.groups.tolist())) < len(sample.groups)
-    larger = [
-        (_scaled(top, NEXT_RUNG, budget / top.tokens), fresh + (0 if is_branched else index))
-        for index, budget in enumerate(budgets)
-    ]
-    found = [(f"one more size, {format_count(top.parameters * NEXT_RUNG)}, at all budgets", larger)]
-    at_top = [(place, int(group)) for place, group in zip(places, sample.groups, strict=True)
-              if place.tokens == budgets[-1]]  # fmt: skip
-    longer = [
-        (_scaled(place, 1.0, 2.0), group if is_branched else fresh + index)
-        for index, (place, group) in enumerate(at_top)
-    ]
-    return [*found, (f"one more budget, {format_count(2 * budgets[-1])} tokens, at all sizes", longer)]
+def extensions(sample: Sample, places: Sequence[Place], target: Place) -> list[tuple[str, list[NewCell]]]:
+    """New cells by the ladder's own step, never beyond the target: one more rung of a path, or a side of a grid."""
+    if sample.kind == "grid" or unvaried(places):
+        steps: dict[Side, float] = {
+            side: _step([of(place) for place in places], of(target)) for side, of in _SIDES.items()
+        }
+        return [_one_more(sample, places, side, step) for side, step in steps.items() if step > SAME]
+    step = _step([place.flops for place in places], target.flops)
+    rung = NewCell(times_top(places, step), int(sample.groups.max()) + 1, _usual_seeds(sample))
+    return [(f"one more rung at {step:.3g} × the top's compute", [rung])] if step > SAME else []
+
+
+def _step(values: Sequence[float], target: float) -> float:
+    """The factor to the next value: the ladder's last step, or less where the target is nearer."""
+    known = sorted(set(values))
+    own = known[-1] / known[-2] if len(known) > 1 else NEXT_RUNG
+    return min(own, target / known[-1])
+
+
+def _one_more(sample: Sample, places: Sequence[Place], side: Side, step: float) -> tuple[str, list[NewCell]]:
+    """One more size at all budgets of the largest one, or one more budget at all sizes that have the longest one."""
+    of, fresh = _SIDES[side], int(sample.groups.max()) + 1
+    largest = max(of(place) for place in places)
+    edge = [(place, int(own)) for place, own in zip(places, sample.groups, strict=True) if of(place) == largest]
+    if len(set(sample.groups.tolist())) == len(sample.groups):
+        groups = [fresh + index for index in range(len(edge))]
+    else:
+        # The budgets of one more size branch from a trunk of its own, one more budget from the trunk of its size.
+        groups = [fresh if side == "size" else own for _, own in edge]
+    grown = [_scaled(place, *((step, 1.0) if side == "size" else (1.0, step))) for place, _ in edge]
+    cells = [NewCell(place, group, _usual_seeds(sample)) for place, group in zip(grown, groups, strict=True)]
+    count = format_count(of(grown[0]))
+    words = {"size": f"size, {count}, at all budgets", "tokens": f"budget, {count} tokens, at all sizes"}
+    return f"one more {words[side]}", cells
+
+
+def _usual_seeds(sample: Sample) -> int:
+    return round(float(np.median(sample.seeds)))
 
 
 def _scaled(place: Place, size: float, tokens: float) -> Place:
@@ -86,6 +118,6 @@ def _scaled(place: Place, size: float, tokens: float) -> Place:
     )  # fmt: skip
 
 
-def _width(sample: Sample, target: Place, level: float) -> float:
-    found = estimate(sample, [target])[0].interval(level).width
+def _width(gap: Mixture, level: float) -> float:
+    found = gap.interval(level).width
     return found if math.isfinite(found) else math.inf

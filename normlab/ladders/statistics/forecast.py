@@ -8,7 +8,7 @@ from normlab.compare.statistics import bonferroni_level
 from normlab.errors import NormLabError
 from normlab.ladders.rows import LadderRow
 from normlab.ladders.statistics.answer import CellForecast, HeldOut, Place
-from normlab.ladders.statistics.cells import Cell, cells_of, check_rows
+from normlab.ladders.statistics.cells import LARGEST_GAP, Cell, cells_of, check_rows, largest_gap
 from normlab.ladders.statistics.estimators.fit import estimate, sample_of
 from normlab.ladders.statistics.estimators.simple_law import simple_law_prior
 
@@ -19,7 +19,7 @@ def forecast(
     """Prediction intervals of the mean paired difference of `seeds` new seeds, by scheme and cell.
 
     They hold jointly over the schemes and cells with probability `level`: a miss at one of several budgets counts as a
-    miss. A scheme without a usable cell has no forecast.
+    miss. A scheme without a usable cell has no forecast, and neither has one whose gaps are too large to be fitted.
     """
     check_rows(rows, baseline)
     if seeds < 1:
@@ -29,7 +29,7 @@ def forecast(
     found = []
     for scheme in schemes:
         usable = [cell for cell in cells_of(rows, scheme, baseline) if cell.is_usable]
-        if not usable or not cells:
+        if not usable or not cells or largest_gap(usable) >= LARGEST_GAP:
             continue
         sample = sample_of(usable)
         smooth = estimate(sample, cells, new_seeds=seeds)

@@ -63,10 +63,11 @@ def fit_forms(sample: Sample, place: HasPlace, baseline: Sequence[BaselineMean])
     for axis, tilt in (AXES if layout.kind == "grid" else {"compute": 0.0}).items():
         x = axis_coordinate(layout, tilt)
         forms.append((f"line in {axis}", form_features(FADES, 0.0, x)))
-        for gamma in EXPONENTS[SETTLES]:
-            forms.append((f"power of {axis}", form_features(FADES, float(gamma), x)[:, :1]))
-            forms.append((f"settles in {axis}", form_features(SETTLES, float(gamma), x)))
-            forms.append((f"fades in {axis}", form_features(FADES, float(gamma), x)))
+        for gamma in map(float, EXPONENTS[SETTLES]):
+            like = f"{axis} (exponent {gamma:.3g})"
+            forms.append((f"power of {like}", form_features(FADES, gamma, x)[:, :1]))
+            forms.append((f"settles in {like}", form_features(SETTLES, gamma, x)))
+            forms.append((f"fades in {like}", form_features(FADES, gamma, x)))
     return [_fit(name, columns, sample) for name, columns in forms if columns.shape[1] < layout.cells]
 
 

@@ -1,4 +1,4 @@
-"""Is the gap at the target identified? If one of six reasons speaks against it, that is shown and no number."""
+"""Is the gap at the target identified? If one of eight reasons speaks against it, that is shown and no number."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import get_args
 from normlab.ladders.statistics.answer import HeldOut, Identified, Obstacle, Place, Projection, Reason
 from normlab.ladders.statistics.cells import BaselineMean
 from normlab.ladders.statistics.estimators.fit import Sample
-from normlab.ladders.statistics.estimators.layout import HasPlace, layout_of
+from normlab.ladders.statistics.estimators.layout import SAME, HasPlace, layout_of, unvaried
 from normlab.ladders.statistics.forms import fit_forms, opposite_signs
 from normlab.utils.text import counted
 
@@ -19,6 +19,7 @@ FEWEST_SIDE = 3
 """Sizes and budgets of a grid."""
 SMALLEST_SPAN = 30.0
 LARGEST_RATIO = 4.0
+_SIDES = {"size": "size", "tokens": "the number of tokens"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +60,17 @@ def identify(
     return Identified(is_identified=not reasons, reasons=sorted(reasons, key=_place_in_order))
 
 
+def not_fitted(text: str, rule: Reason = "small ladder") -> Identified:
+    """Of a scheme without a fit."""
+    return Identified(is_identified=False, reasons=[Obstacle(rule=rule, text=text)])
+
+
 def obstacles_of_design(cells: Sequence[HasPlace], targets: Sequence[Place]) -> list[Obstacle]:
     """The reasons that are known before anything is trained."""
-    return [*_small_ladder(cells), *(own for place in targets for own in _other_tokens_per_parameter(cells, place))]
+    found = [*_small_ladder(cells)]
+    for place in targets:
+        found += _never_varied(cells, place) or _other_tokens_per_parameter(cells, place)
+    return found
 
 
 def _place_in_order(reason: Obstacle) -> int:
@@ -82,7 +91,7 @@ def _forms_disagree(sample: Sample, target: Projection, baseline: Sequence[Basel
     if found is None:
         return []
     below, above = found
-    text = f"forms that fit the ladder equally well disagree in sign at {target.place.name}"
+    text = f"forms that the ladder does not reject disagree in sign at {target.place.name}"
     told = f"{text}: {below.name} {below.value:+.3f}, {above.name} {above.value:+.3f}"
     return [Obstacle(rule="forms disagree", text=told, target=target.place.name)]
 
@@ -100,12 +109,28 @@ def _small_ladder(cells: Sequence[HasPlace]) -> list[Obstacle]:
     return [Obstacle(rule="small ladder", text=text) for text in reasons]
 
 
-def _other_tokens_per_parameter(cells: Sequence[HasPlace], place: Place) -> list[Obstacle]:
-    layout = layout_of(cells, [place])
-    if layout.kind == "grid":
+def _never_varied(cells: Sequence[HasPlace], place: Place) -> list[Obstacle]:
+    """A place with another size than all cells, or with another budget: the ladder says nothing about that step."""
+    top = max(cells, key=lambda at: at.flops)
+    steps = {"size": place.parameters / top.parameters, "tokens": place.tokens / top.tokens}
+    moved = [side for side in unvaried(cells) if not 1.0 / SAME <= steps[side] <= SAME]
+    if not moved:
         return []
-    off = math.exp(float(abs(layout.ratio[:-1] - layout.ratio[-1]).min()))
+    text = f"{' and '.join(_SIDES[side] for side in moved)} {'was' if len(moved) == 1 else 'were'} never varied"
+    step = " and ".join(f"{steps[side]:.3g} times the {side}" for side in moved)
+    return [
+        Obstacle(rule="never varied", text=f"{text} on this ladder, and {place.name} has {step}", target=place.name)
+    ]
+
+
+def _other_tokens_per_parameter(cells: Sequence[HasPlace], place: Place) -> list[Obstacle]:
+    """On a path that does not lead there; where one side is never varied, its own reason says so."""
+    layout = layout_of(cells, [place])
+    if layout.kind == "grid" or layout.unvaried:
+        return []
+    # A step aside moves as much into tokens as out of size.
+    off = math.exp(2.0 * abs(float(layout.aside[-1])))
     if off <= LARGEST_RATIO:
         return []
-    text = f"{place.name} has tokens per parameter a factor {off:.3g} away from every rung of a ladder with one path"
+    text = f"{place.name} has tokens per parameter a factor {off:.3g} away from where the ladder's one path leads"
     return [Obstacle(rule="other tokens per parameter", text=text, target=place.name)]

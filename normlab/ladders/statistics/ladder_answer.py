@@ -19,26 +19,33 @@ from normlab.ladders.statistics.answer import (
     Identified,
     Interval,
     LadderAnswer,
-    Obstacle,
     Place,
     SchemeAnswer,
-    Trend,
 )
 from normlab.ladders.statistics.baseline import fit_baseline, slopes_at
 from normlab.ladders.statistics.cautions import find_cautions
-from normlab.ladders.statistics.cells import BaselineMean, Cell, baseline_means, cells_of, check_rows
-from normlab.ladders.statistics.design import effects_of_more_runs
+from normlab.ladders.statistics.cells import (
+    LARGEST_GAP,
+    BaselineMean,
+    Cell,
+    baseline_means,
+    cells_of,
+    check_rows,
+    largest_gap,
+)
+from normlab.ladders.statistics.design import effects_of_more_runs, seeds_for_sign
 from normlab.ladders.statistics.estimators.fit import Sample, estimate, sample_of, simple_law_weights
 from normlab.ladders.statistics.estimators.layout import kind_of
 from normlab.ladders.statistics.estimators.mixture import Mixture
 from normlab.ladders.statistics.estimators.noise import mean_sd
 from normlab.ladders.statistics.forecast import compare_with_forecast
-from normlab.ladders.statistics.identified import EdgeRate, identify
+from normlab.ladders.statistics.identified import EdgeRate, identify, not_fitted
+from normlab.ladders.statistics.more_seeds import GapFit
 from normlab.ladders.statistics.multiplier import multiplier
 from normlab.ladders.statistics.priors import priors_in_words
 from normlab.ladders.statistics.projection import NEXT_RUNG, TEN_TIMES, project, times_top
-from normlab.ladders.statistics.sentence import sentence
-from normlab.ladders.statistics.trend import find_trend
+from normlab.ladders.statistics.sentence import sentence, sentence_by_cell
+from normlab.ladders.statistics.trend import NO_TREND, find_trend
 
 SMALLEST_TIMED = 100e6
 """Parameters from which on speeds count: smaller models are bound by kernel launches."""
@@ -61,7 +68,7 @@ def answer(
         rows: One for each scheme, size, budget and seed. Cells with a run that is not done are named and left out.
         baseline: The scheme that gaps are relative to.
         targets: Places beyond the ladder to project to, besides 3.5 × and 10 × the top.
-        level: Joint level of all schemes' intervals (Bonferroni).
+        level: Joint level of all schemes' intervals at any one cell or place (Bonferroni).
         held_out: Forecasts that were written before their runs began.
         edge_rates: Picked rates at the edge of those tried.
         minimum_steps: Cells with fewer are marked.
@@ -114,14 +121,18 @@ class _Comparison:
     epochs: Mapping[int, float]
 
     def answer(self, scheme: str, cells: Sequence[Cell]) -> SchemeAnswer:
-        held_out = compare_with_forecast(scheme, cells, self.held_out)
         usable = [cell.place for cell in cells if cell.is_usable]
         if not usable:
-            return self._without_fit(scheme, cells)
+            return self._without_fit(scheme, cells, not_fitted("no cell is usable"))
+        largest = largest_gap(cells)
+        if largest >= LARGEST_GAP:
+            text = f"gaps of up to {largest:.2f} nats are too large for the assumptions of a trend or a forecast"
+            return self._without_fit(scheme, cells, not_fitted(text, "gap too large"))
+        held_out = compare_with_forecast(scheme, cells, self.held_out)
         sample = sample_of(cells)
         top = max(usable, key=lambda place: place.flops)
         trend = find_trend(sample, usable, self.means, self.level)
-        multiples = [times_top(top, times) for times in (NEXT_RUNG, TEN_TIMES)]
+        multiples = [times_top(usable, times) for times in (NEXT_RUNG, TEN_TIMES)]
         beyond = project(sample, top, [*multiples, *self.targets], self.means, self.level)
         judged = beyond[len(multiples) :] or beyond[-1:]
         edges = [edge for edge in self.edges if edge.scheme in (scheme, self.baseline)]
@@ -135,16 +146,17 @@ class _Comparison:
             axis_weights=axes, held_out=held_out, seed_sd=sample.noise.sd,
             sentence=sentence(scheme, self.baseline, at_top, trend, beyond, judged, identified, self.joint_level),
             what_more=effects_of_more_runs(sample, usable, nearest, self.level),
+            seeds_for_sign=seeds_for_sign(GapFit(sample, usable, self.means, self.level), top),
         )  # fmt: skip
 
-    def _without_fit(self, scheme: str, cells: Sequence[Cell]) -> SchemeAnswer:
-        nothing = Trend(verdict="not shown", compute=None, tokens=None, sizes=None)
-        identified = Identified(is_identified=False, reasons=[Obstacle(rule="small ladder", text="no cell is usable")])
+    def _without_fit(self, scheme: str, cells: Sequence[Cell], why: Identified) -> SchemeAnswer:
+        """Each cell by itself: Student's intervals of its seeds."""
+        gaps = [self._gap(cell, None, None, None) for cell in cells]
         return SchemeAnswer(
-            scheme=scheme, cells=[self._gap(cell, None, None, None) for cell in cells], trend=nothing, projections=[],
-            identified=identified, form_weights={}, axis_weights={}, what_more=[], seed_sd=None,
+            scheme=scheme, cells=gaps, trend=NO_TREND, projections=[], identified=why, form_weights={},
+            axis_weights={}, what_more=[], seed_sd=None,
             held_out=compare_with_forecast(scheme, cells, self.held_out),
-            sentence=sentence(scheme, self.baseline, None, nothing, [], [], identified, self.joint_level),
+            sentence=sentence_by_cell(scheme, self.baseline, gaps, why, self.joint_level),
         )  # fmt: skip
 
     def _gaps(self, cells: Sequence[Cell], sample: Sample) -> list[CellGap]:
@@ -156,7 +168,7 @@ class _Comparison:
     def _gap(self, cell: Cell, gap: Mixture | None, slopes: np.ndarray | None, sample: Sample | None) -> CellGap:
         place, in_flops, in_time, off = cell.place, None, None, None
         if gap is not None and slopes is not None:
-            in_flops = multiplier(gap, slopes, self.level)
+            in_flops = multiplier(gap, slopes, self.level, cell.flops_ratio)
             if cell.speed_ratio is not None and place.parameters >= SMALLEST_TIMED:
                 in_time = multiplier(gap, slopes, self.level, cell.speed_ratio)
         if gap is not None and sample is not None and cell.is_usable:

@@ -1,5 +1,8 @@
 """Compute multipliers, k = exp(-gap / s) with s the baseline's slope, whose error is carried along.
 
+That is the multiplier in tokens and size. In FLOPs it is less where the scheme needs more of them than the baseline for
+the same tokens, k·C₀/C₁, and in time k times the ratio of speeds.
+
 The gap's error and the slope's are taken as independent: the first comes from paired differences, the second mostly
 from what a rung does to all schemes.
 """
@@ -23,10 +26,10 @@ def log_multiplier(gap: Mixture, slope_nodes: Array) -> Mixture:
     )
 
 
-def multiplier(gap: Mixture, slope_nodes: Array, level: float, speed_ratio: float = 1.0) -> Interval:
-    """Interval of k, times a ratio of speeds; its `mean` is exp(mean of ln k)."""
+def multiplier(gap: Mixture, slope_nodes: Array, level: float, ratio: float) -> Interval:
+    """Interval of k, times a ratio of FLOPs or speeds; its `mean` is exp(mean of ln k)."""
     found = log_multiplier(gap, slope_nodes).interval(level)
-    low, high, mean = (speed_ratio * float(np.exp(value)) for value in (found.low, found.high, found.mean))
+    low, high, mean = (ratio * float(np.exp(value)) for value in (found.low, found.high, found.mean))
     return Interval(low, high, mean, level)
 
 

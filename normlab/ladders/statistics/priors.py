@@ -11,7 +11,8 @@ def priors_in_words() -> dict[str, str]:
     return {
         "smooth": (
             f"the gap changes smoothly, in whatever form: level sd {smooth.LEVEL_SD} nats at the top; path: slope sd "
-            f"{smooth.SLOPE_SD} an e-fold of compute, integrated Wiener process with bends {_list(smooth.PATH_BENDS)}; "
+            f"{smooth.SLOPE_SD} an e-fold of compute, integrated Wiener process with bends {_list(smooth.PATH_BENDS)}, "
+            "twice as fast with one size or one budget; aside of the path a slope and a bend that no cell shows; "
             f"grid: slope sd {smooth.GRID_SLOPE_SD} an e-fold of size and of tokens, four processes (size, tokens, "
             f"compute, tokens per parameter), each with bends {_list(smooth.GRID_BENDS)} nats an e-fold^1.5; equal "
             "weights"
@@ -30,7 +31,7 @@ def priors_in_words() -> dict[str, str]:
         ),
         "baseline": (
             f"exponents from {baseline.EXPONENTS[0]:.2f} to {baseline.EXPONENTS[-1]:.2f}, equal weight; the slope is "
-            "taken at constant tokens per parameter"
+            "taken along the path, on a grid at constant tokens per parameter"
         ),
     }
 

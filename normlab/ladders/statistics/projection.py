@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,6 +10,7 @@ from normlab.ladders.statistics.answer import Place, Projection
 from normlab.ladders.statistics.baseline import slopes_at
 from normlab.ladders.statistics.cells import BaselineMean
 from normlab.ladders.statistics.estimators.fit import Sample, estimate
+from normlab.ladders.statistics.estimators.layout import tokens_share
 from normlab.ladders.statistics.estimators.mixture import Mixture
 from normlab.ladders.statistics.estimators.simple_law import simple_law_prior
 from normlab.ladders.statistics.forms import constant_multiplier
@@ -27,12 +27,13 @@ _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(40)
 _NEGLIGIBLE = 1e-6
 
 
-def times_top(top: Place, times: float) -> Place:
-    """The place with a multiple of the top's compute and the same tokens per parameter."""
-    root = math.sqrt(times)
+def times_top(cells: Sequence[Place], times: float) -> Place:
+    """The place with a multiple of the top's compute where the ladder leads; a grid keeps tokens per parameter."""
+    top, share = max(cells, key=lambda place: place.flops), tokens_share(cells)
+    what = {0.0: " in size", 1.0: " in tokens"}.get(share, "")
     return Place(
-        name=f"{times:g} × the top", size="", parameters=round(top.parameters * root), tokens=round(top.tokens * root),
-        flops=top.flops * times,
+        name=f"{times:g} × the top{what}", size="", parameters=round(top.parameters * times ** (1.0 - share)),
+        tokens=round(top.tokens * times**share), flops=top.flops * times,
     )  # fmt: skip
 
 
@@ -46,14 +47,14 @@ def project(
 def _project(sample: Sample, top: Place, place: Place, baseline: Sequence[BaselineMean], level: float) -> Projection:
     smooth = estimate(sample, [place, top], _BOTH_AND_SUM)
     simple = estimate(sample, [place, top], _BOTH_AND_SUM, simple_law_prior)
-    slopes = slopes_at(baseline, [place])
+    slopes, flops_ratio = slopes_at(baseline, [place]), sample.flops_ratio(place)
     return Projection(
         place=place,
         times_top=place.flops / top.flops,
         gap=smooth[0].interval(level),
         simple_law=simple[0].interval(level),
         constant_multiplier=constant_multiplier(sample, place, baseline, level),
-        multiplier=multiplier(smooth[0], slopes.nodes[0], level) if slopes is not None else None,
+        multiplier=multiplier(smooth[0], slopes.nodes[0], level, flops_ratio) if slopes is not None else None,
         shrinks=_is_smaller(*smooth),
         shrinks_simple_law=_is_smaller(*simple),
         is_smoothness=place.flops > SMOOTH_UP_TO * top.flops,

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from normlab.ladders.statistics.answer import CellGap, Identified, Interval, Projection, Trend, TrendTest
-from normlab.pages.numbers import format_count
+from normlab.pages.numbers import format_count, join_names
 
 _MOVES = {
     "shrinks": "the gap shrinks over the ladder",
     "grows": "the gap grows over the ladder",
     "crosses": "the gap changes sign over the ladder",
-    "constant": "the gap is the same from the bottom to the top of the ladder",
     "not shown": "whether the gap moves over the ladder is not shown",
 }
 
@@ -19,42 +18,56 @@ _MOVES = {
 def sentence(
     scheme: str,
     baseline: str,
-    top: CellGap | None,
+    top: CellGap,
     trend: Trend,
     projections: Sequence[Projection],
     targets: Sequence[Projection],
     identified: Identified,
     level: float = 0.95,
 ) -> str:
-    """What a page prints for a scheme; `level` is the joint level of all schemes' intervals."""
-    if top is None or top.gap is None:
-        return f"{scheme}: no cell of the ladder can be compared with {baseline}."
-    parts = [_at_top(scheme, baseline, top, f"{100 * level:g} %"), _moves(trend)]
-    beyond = [own for own in projections if own not in targets]
-    if beyond:
-        parts.append(f"one rung beyond ({beyond[0].times_top:.3g} × the compute) {_range(beyond[0])}")
-    parts += [_at_target(own, identified) for own in targets]
-    if not targets and identified.reasons:
-        parts.append(f"at larger sizes not identified: {identified.reasons[0].text}")
+    """What a page prints for a scheme; `level` is the joint level of all schemes' intervals at one place."""
+    k = top.multiplier
+    ratio = f", compute multiplier {k.mean:.2f} ({k.low:.2f} to {k.high:.2f})" if k else ""
+    parts = [f"{scheme}: {_at_cell(baseline, top, top.gap, level)}{ratio}", _moves(trend)]
+    next_rung = [own for own in projections if own not in targets][:1]
+    parts += _beyond([*next_rung, *targets], next_rung, identified)
     return "; ".join(part for part in parts if part) + "."
 
 
-def _at_target(own: Projection, identified: Identified) -> str:
-    reasons = identified.against(own.place.name)
-    return f"at {own.place.name} " + (f"not identified: {reasons[0].text}" if reasons else _range(own))
+def sentence_by_cell(
+    scheme: str, baseline: str, cells: Sequence[CellGap], identified: Identified, level: float = 0.95
+) -> str:
+    """The same for a scheme without a fit: each cell by its own seeds, no trend and nothing beyond."""
+    judged = [cell for cell in cells if cell.is_usable]
+    if not judged:
+        return f"{scheme}: no cell of the ladder can be compared with {baseline}."
+    top = max(judged, key=lambda cell: cell.flops)
+    at_top = _at_cell(baseline, top, top.student, level)
+    why = identified.reasons[0].text
+    return f"{scheme}: {at_top}; {_counts(judged)}; {why}."
 
 
-def _at_top(scheme: str, baseline: str, top: CellGap, level: str) -> str:
-    assert top.gap is not None
-    where = f"at {top.size} with {format_count(top.tokens)} tokens"
-    k = top.multiplier
-    ratio = f", compute multiplier {k.mean:.2f} ({k.low:.2f} to {k.high:.2f})" if k else ""
-    if top.gap.spans_zero:
-        return f"{scheme}: no difference to {baseline} shown {where}, {_signed(top.gap, level)}{ratio}"
-    word = "better" if top.gap.mean < 0.0 else "worse"
-    low, high = sorted((abs(top.gap.low), abs(top.gap.high)))
-    by = f"{abs(top.gap.mean):.3f} nats ({level}: {low:.3f} to {high:.3f})"
-    return f"{scheme}: {word} than {baseline} by {by} {where}{ratio}"
+def _counts(cells: Sequence[CellGap]) -> str:
+    """At how many cells a side is shown, and how many differences are on it whether or not that is shown."""
+    known = [cell.student for cell in cells if cell.student is not None]
+    sides = {"better": sum(own.high < 0.0 for own in known), "worse": sum(own.low > 0.0 for own in known)}
+    told = " and ".join(f"{word} at {count}" for word, count in sides.items() if count) or "no difference shown at any"
+    seeds = [value for cell in cells for value in cell.differences.values()]
+    below = sum(value < 0.0 for value in seeds)
+    return f"{told} of {len(cells)} cells by its own seeds alone ({below} of {len(seeds)} differences are below zero)"
+
+
+def _at_cell(baseline: str, cell: CellGap, gap: Interval | None, level: float) -> str:
+    where, percent = f"at {cell.size} with {format_count(cell.tokens)} tokens", f"{100 * level:g} %"
+    if gap is None:
+        mean = sum(cell.differences.values()) / len(cell.differences)
+        return f"one seed is no evidence {where} ({mean:+.3f} nats to {baseline})"
+    if gap.spans_zero:
+        ends = f"{gap.mean:+.3f} ({percent}: {gap.low:+.3f} to {gap.high:+.3f})"
+        return f"no difference to {baseline} shown {where}, {ends}"
+    word = "better" if gap.mean < 0.0 else "worse"
+    low, high = sorted((abs(gap.low), abs(gap.high)))
+    return f"{word} than {baseline} by {abs(gap.mean):.3f} nats ({percent}: {low:.3f} to {high:.3f}) {where}"
 
 
 def _moves(trend: Trend) -> str:
@@ -63,17 +76,37 @@ def _moves(trend: Trend) -> str:
     test = trend.compute
     # With the place: where larger sizes did not train, the ladder of this scheme ends before that of others.
     ends = f"{test.gap_bottom.mean:+.3f} at {test.bottom.name} to {test.gap_top.mean:+.3f}"
-    return f"{_MOVES[test.verdict]} ({ends}){_in_compute(test)}"
+    return f"{_in_nats(test)} ({ends}){in_compute(test)}"
 
 
-def _in_compute(test: TrendTest) -> str:
-    """A gap that shrinks with a constant multiplier is no loss of advantage: say which it is."""
-    drift = test.log_multiplier_change
-    if drift is None or test.verdict in ("constant", "not shown", "crosses"):
+def _in_nats(test: TrendTest) -> str:
+    if test.verdict != "constant":
+        return _MOVES[test.verdict]
+    worth = f", {100 * (test.margin_multiplier - 1.0):.2g} % of compute," if test.margin_multiplier else ""
+    return f"the gap changes by less than {test.margin:.3f} nats{worth} over the ladder"
+
+
+def in_compute(test: TrendTest) -> str:
+    """How the multiplier moves: a gap that shrinks with a constant multiplier is no loss of advantage."""
+    moves = test.multiplier_moves
+    if moves == "not shown":
+        return ", but a change of the compute multiplier is not shown" if test.verdict in ("shrinks", "grows") else ""
+    if moves is None:
         return ""
-    if drift.spans_zero:
-        return ", but a change of the compute multiplier is not shown"
-    return f", and the compute multiplier {'rises' if drift.mean > 0.0 else 'falls'}"
+    agree = test.verdict != "constant" and (test.change.mean < 0.0) == (moves == "rises")
+    joined = "but" if test.verdict == "not shown" else "and" if agree else "while"
+    return f", {joined} the compute multiplier {moves}"
+
+
+def _beyond(places: Sequence[Projection], next_rung: Sequence[Projection], identified: Identified) -> list[str]:
+    """What is said of each place; one clause for all that are not identified for the same reason."""
+    alike: dict[str, list[str]] = {}
+    for own in places:
+        name = own.place.name
+        where = f"one rung beyond ({name})" if own in next_rung else f"at {name}"
+        reasons = identified.against(name)
+        alike.setdefault(f"not identified: {reasons[0].text}" if reasons else _range(own), []).append(where)
+    return [f"{join_names(names)} {said}" for said, names in alike.items()]
 
 
 def _range(own: Projection) -> str:
@@ -83,7 +116,3 @@ def _range(own: Projection) -> str:
     if own.gap.spans_zero:
         return f"{text}: sign open {simple}"
     return f"{text}: {'better' if own.gap.mean < 0.0 else 'worse'} {simple}"
-
-
-def _signed(interval: Interval, level: str) -> str:
-    return f"{interval.mean:+.3f} ({level}: {interval.low:+.3f} to {interval.high:+.3f})"

@@ -19,6 +19,9 @@ MARGIN_MULTIPLIER = 1.05
 MARGIN = 0.01
 """The same in nats, where the baseline's slope is unknown."""
 
+NO_TREND = Trend(verdict="not shown", compute=None, tokens=None, sizes=None)
+"""Of a scheme without a fit."""
+
 _GAPS_AND_CHANGE = np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 1.0]])
 """Functionals over (bottom, top)."""
 
@@ -54,7 +57,8 @@ def _test(
     drift, margin = None, MARGIN
     if slopes is not None:
         rows = change_functionals(slopes.nodes[0], slopes.nodes[1])
-        drift = average(estimate(sample, [bottom, top], rows)).interval(level)
+        in_flops = math.log(sample.flops_ratio(top) / sample.flops_ratio(bottom))
+        drift = average(estimate(sample, [bottom, top], rows)).moved(in_flops).interval(level)
         margin = float(np.median(slopes.nodes[1])) * math.log(MARGIN_MULTIPLIER)
     found = [own.interval(level) for own in estimate(sample, [bottom, top], _GAPS_AND_CHANGE)]
     verdict = verdict_of(found[0], found[1], found[2], margin)
@@ -62,7 +66,7 @@ def _test(
         verdict = "not shown"
     return TrendTest(
         axis=axis, bottom=bottom, top=top, verdict=verdict, gap_bottom=found[0], gap_top=found[1], change=found[2],
-        log_multiplier_change=drift, margin=margin,
+        log_multiplier_change=drift, margin=margin, margin_multiplier=None if slopes is None else MARGIN_MULTIPLIER,
     )  # fmt: skip
 
 

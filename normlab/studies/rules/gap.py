@@ -110,7 +110,7 @@ class GapRule(LadderRule):
 
     def _with_cost(self, found: Finding, judged: list[CellGap], evidence: Evidence, level: float) -> Finding:
         """An open finding with the number of runs that would decide it; a cell without a gap stays without."""
-        if not all(gap.is_usable for gap in judged):
+        if not all(gap.is_usable and gap.gap is not None for gap in judged):
             return replace(found, runs_to_decide=math.inf)
         names = {cell_name(gap.size, gap.tokens) for gap in judged}
 
@@ -127,13 +127,15 @@ class GapRule(LadderRule):
         from normlab.ladders.statistics.answer import FEW_STEPS
 
         place = cell_name(gap.size, gap.tokens)
-        if gap.gap is None or not gap.is_usable:
+        # Where gaps are too large for the estimator, each cell has the interval of its own seeds.
+        interval = gap.gap or gap.student
+        if interval is None or not gap.is_usable:
             return Finding(verdict="open", notes=(f"{place}: {gap.reason or 'no estimate'}",))
-        low, high, mean = gap.gap.low, gap.gap.high, gap.gap.mean
+        low, high, mean = interval.low, interval.high, interval.mean
         claimed = RANGES[self.direction](self.by)
         few = f"{place}: fewer than {FEW_STEPS:,} steps, so partly who starts faster"
         spread = "" if seed_sd is None else f"; a difference varies by {seed_sd:.2g} over seeds"
-        ends = f"{100 * gap.gap.level:.3g} % interval {low:+.4f} to {high:+.4f}"
+        ends = f"{100 * interval.level:.3g} % interval {low:+.4f} to {high:+.4f}"
         return Finding(
             verdict=interval_verdict(low, high, claimed), ours=f"{mean:+.4f} ({place}), {ends}, {gap.n} seeds",
             estimate=mean, low=low, high=high, claimed=claimed, runs=2 * gap.n, seeds=gap.n,

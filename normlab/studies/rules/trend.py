@@ -56,7 +56,8 @@ class TrendRule(LadderRule):
         found = self.answer(evidence, self.level)
         test = getattr(found.trend, self.axis)
         if test is None:
-            return Finding(verdict="open", notes=(f"the ladder has no two cells along {self.axis} yet",))
+            large = [reason.text for reason in found.identified.reasons if reason.rule == "gap too large"]
+            return Finding(verdict="open", notes=(*large, f"the ladder has no two cells along {self.axis} yet")[:1])
         change = test.change
         seeds = min(cell.n for cell in found.cells if cell.is_usable)
         finding = Finding(

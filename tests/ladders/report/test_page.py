@@ -15,9 +15,9 @@ from normlab.ladders.report.design import LadderDesign
 from normlab.ladders.report.glance import glance_table
 from normlab.ladders.report.page import render_page
 from normlab.ladders.report.plots import plot_data
-from normlab.ladders.report.tables import gap_table, projection_table, rate_table
+from normlab.ladders.report.tables import gap_table, more_runs_table, projection_table, rate_table
 from normlab.ladders.report.training import training_grid
-from normlab.ladders.statistics.answer import LadderAnswer
+from normlab.ladders.statistics.answer import Interval, LadderAnswer
 from tests.ladders.report import answers, synthetic
 from tests.ladders.report.reports import full, path, table_only
 
@@ -116,7 +116,10 @@ def test_projections_keep_the_condition_of_the_simple_law_apart() -> None:
     assert titles[3:6] == ["Gap, 95 %", "Says", "If it keeps a simple law"]
     # Ordered by compute; the interval without a law spans zero, so the sign is open whatever the law says.
     assert [row[1].text for row in table.rows[:3]] == ["3.5 × the top", "16x1024, 400M tokens", "10 × the top"]
-    assert {row[4].text for row in table.rows} == {"≈ sign open"}
+    assert {(row[0].text, row[4].text) for row in table.rows[:6]} == {
+        ("peri", "≈ sign open"),
+        ("geonorm", "not identified"),
+    }
 
 
 def test_the_grid_hatches_short_cells_and_frames_the_held_out_size() -> None:
@@ -207,3 +210,18 @@ def test_build_writes_a_file_and_refuses_a_folder(tmp_path: Path) -> None:
     assert target.read_text().startswith("<!doctype html>")
     with pytest.raises(NormLabError, match="is a folder"):
         build(table_only(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "words"), [(7, "7 more seeds at every cell"), (None, "over 100 more seeds at every cell")]
+)
+def test_an_open_sign_at_the_top_says_how_many_seeds_would_close_it(seeds: int | None, words: str) -> None:
+    rows = synthetic.rows(schemes=("pre", "peri"), lost=False)
+    found = answers.answer(rows)
+    (own,) = found.schemes
+    faded = [replace(cell, gap=Interval(-0.02, 0.01, -0.005, 0.95)) if cell == own.top else cell for cell in own.cells]
+    is_open = replace(found, schemes=[replace(own, cells=faded, seeds_for_sign=seeds)])
+    assert [row[1].text for row in more_runs_table(LadderReport(rows, found)).rows] == ["2 more seeds at every cell"]
+    first = more_runs_table(LadderReport(rows, is_open)).rows[0]
+    assert [cell.text for cell in first[1:4]] == [words, "12x768, 118M tokens", "0.030"]
+    assert first[5].text == "−0.005, its mean"

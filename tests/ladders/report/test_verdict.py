@@ -9,10 +9,16 @@ import pytest
 from normlab.ladders.report import LadderReport
 from normlab.ladders.report.cautions import cautions
 from normlab.ladders.report.design import LadderDesign, RateRule
-from normlab.ladders.report.tables import gap_table
-from normlab.ladders.report.verdict import findings, forecast_sentence, headline, hit_words, reasons
+from normlab.ladders.report.verdict import (
+    findings,
+    forecast_sentence,
+    headline,
+    hit_words,
+    irreducible_sentence,
+    reasons,
+)
 from normlab.ladders.statistics import EdgeRate, answer
-from normlab.ladders.statistics.answer import HeldOut, Interval, Place
+from normlab.ladders.statistics.answer import HeldOut, Interval, Place, Verdict
 from normlab.pages.numbers import format_count
 from tests.ladders.report import answers, synthetic
 from tests.ladders.report.reports import full, table_only
@@ -23,9 +29,47 @@ def test_the_headline_says_who_is_better_at_the_top_and_how_the_gap_moved() -> N
     rows = synthetic.rows(schemes=schemes, lost=False)
     said = headline(LadderReport(rows, answers.answer(rows)))
     assert said == (
-        "At the top of the ladder (12x768, 118M tokens) peri is better than pre, by less with more compute; "
+        "At the top of the ladder (12x768, 118M tokens) peri is better than pre, by fewer nats with more compute; "
         "geonorm is worse than pre, but was better with less compute."
     )
+
+
+@pytest.mark.parametrize(
+    ("verdict", "drift", "words"),
+    [
+        (
+            "shrinks",
+            (-0.02, 0.03),
+            ", by fewer nats with more compute, but a change of the compute multiplier is not shown.",
+        ),
+        ("grows", (0.02, 0.05), ", by more nats with more compute, and the compute multiplier rises."),
+        ("constant", (0.02, 0.05), ", by the same within 0.010 nats throughout, while the compute multiplier rises."),
+        ("constant", (-0.02, 0.03), ", by the same within 0.010 nats throughout."),
+        ("not shown", (-0.05, -0.02), ", and the compute multiplier falls with more compute."),
+        ("not shown", (-0.05, 0.02), "."),
+    ],
+)
+def test_the_headline_says_nats_and_compute(verdict: Verdict, drift: tuple[float, float], words: str) -> None:
+    """A gap that shrinks with a constant multiplier is no loss of advantage."""
+    rows = synthetic.rows(schemes=("pre", "peri"), lost=False)
+    found = answers.answer(rows)
+    (own,) = found.schemes
+    assert own.trend.compute is not None
+    change = Interval(-0.02, -0.01, -0.015, 0.95)
+    moved = Interval(*drift, sum(drift) / 2, 0.95)
+    test = replace(own.trend.compute, verdict=verdict, change=change, log_multiplier_change=moved)
+    trend = replace(own.trend, verdict=verdict, compute=test)
+    said = headline(LadderReport(rows, replace(found, schemes=[replace(own, trend=trend)])))
+    assert said == f"At the top of the ladder (12x768, 118M tokens) peri is better than pre{words}"
+
+
+def test_what_is_left_below_a_lost_top_is_not_called_the_top() -> None:
+    rows = [
+        replace(row, state="diverged", loss=None) if (row.size, row.tokens) == ("12x768", 118_000_000) else row
+        for row in synthetic.rows(schemes=("pre", "peri"), lost=False)
+    ]
+    report = LadderReport(rows, answer(rows, baseline="pre"))
+    assert headline(report).startswith("At the largest cell with a gap (12x768, 59M tokens) peri is better than pre")
 
 
 def test_a_gap_that_faded_is_said_to_have_been_there() -> None:
@@ -96,11 +140,7 @@ def test_forecasts_without_results_are_counted_apart() -> None:
 
 
 def test_reasons_have_a_minus_and_no_scheme_with_a_capital() -> None:
-    rows = [replace(row, loss=3.0 if row.scheme == "pre" else 2.5) for row in synthetic.rows(lost=False)]
     edge = EdgeRate(scheme="peri", size="4x256", lr=0.016)
-    report = LadderReport(rows, answer(rows, baseline="pre", edge_rates=[edge]))
-    said = "unreliable: with a gap of −0.5 nats pre fails rather than differs"
-    assert {row[-1].text.partition("; ")[0] for row in gap_table(report).rows} == {said}
     assert hit_words(_held_out(None), reason="a gap of -0.50") == "no result: a gap of −0.50"
     kept = [row for row in synthetic.rows(lost=False) if row.scheme in ("pre", "peri")]
     (own,) = answer(kept, baseline="pre", edge_rates=[edge]).schemes
@@ -139,6 +179,25 @@ def test_rates_that_are_derived_over_width_alone_are_a_hypothesis_over_depth() -
         in told
     )
     assert not any("spannorm" in line and "carried" in line for line in told)
+
+
+def test_e_is_named_after_what_the_ladder_varies() -> None:
+    rows = synthetic.rows(schemes=("pre", "peri"), lost=False)
+    one_size = [row for row in rows if row.size == synthetic.TOP]
+    law = answer(one_size, baseline="pre").baseline_law
+    assert law is not None
+    found = answers.answer(rows)
+    said = [
+        irreducible_sentence(LadderReport(rows, replace(found, baseline_law=own)))
+        for own in (
+            found.baseline_law,
+            replace(law, irreducible=Interval(3.0, 3.5, 3.2, 0.95)),
+            replace(law, irreducible=None),
+        )
+    ]
+    assert said[0] == "E, the loss that no compute removes, lies anywhere from 1.80 to 2.40 nats."
+    assert said[1] == "E, the loss that no more tokens remove at this size, lies anywhere from 3.00 to 3.50 nats."
+    assert "is not identified" in said[2]
 
 
 def test_a_ladder_that_is_not_finished_says_so_first() -> None:

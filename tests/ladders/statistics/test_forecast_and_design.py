@@ -7,9 +7,20 @@ import pytest
 
 from normlab.errors import NormLabError
 from normlab.ladders.statistics import Design, Place, answer, expected_widths, forecast
+from normlab.ladders.statistics.cells import cells_of
+from normlab.ladders.statistics.design import extensions
+from normlab.ladders.statistics.estimators.fit import sample_of
 from normlab.ladders.statistics.simulated.calibration import as_places
-from normlab.ladders.statistics.simulated.ladders import USUAL, as_rows, simulate, simulated_path
-from normlab.ladders.statistics.simulated.truths import TRUTHS
+from normlab.ladders.statistics.simulated.ladders import (
+    USUAL,
+    SimulatedLadder,
+    as_rows,
+    simulate,
+    simulated_grid,
+    simulated_line,
+    simulated_path,
+)
+from normlab.ladders.statistics.simulated.truths import TRUTHS, baseline_loss
 
 PATH = simulated_path()
 TOP = as_places(PATH.cells)[-1:]
@@ -93,6 +104,75 @@ def test_one_more_rung_buys_more_than_seeds_beyond_the_top() -> None:
     seeds, rung = own.what_more
     assert rung.width_then < 0.7 * rung.width_now
     assert rung.width_then < seeds.width_then
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("ladder", [PATH, simulated_grid(3, 3), simulated_line("size")], ids=lambda own: own.name)
+def test_more_runs_never_widen(ladder: SimulatedLadder, seed: int) -> None:
+    """With means held fixed, more seeds made a bend of the noise more credible, and the interval wider."""
+    gaps, losses = simulate(ladder, TRUTHS[seed], USUAL, 3, 1, np.random.default_rng(seed))
+    for more in answer(as_rows(ladder, gaps[0], losses[0]), baseline="pre").schemes[0].what_more:
+        assert more.width_then <= more.width_now
+
+
+def test_the_expected_width_is_that_of_ladders_with_more_runs() -> None:
+    """One more rung: expected from four rungs, against the widths of answers to the same ladders with five."""
+    expected, came = [], []
+    for seed in range(12):
+        gaps, losses = simulate(PATH, TRUTHS[1], USUAL, 3, 1, np.random.default_rng(seed))
+        rows = as_rows(PATH, gaps[0], losses[0])
+        place = as_places(PATH.beyond["3.5x"])[0]
+        four, five = (
+            answer([row for row in rows if row.size in PATH.sizes[:rungs]], baseline="pre", targets=[place]).schemes[0]
+            for rungs in (4, 5)
+        )
+        (rung,) = [more for more in four.what_more if "rung" in more.what]
+        expected.append(rung.width_then)
+        came.append(five.projections[-1].gap.width)
+    # The further rung shows how much the gap bends, which the expectation leaves open: it promises less than comes.
+    assert 1.0 < np.mean(expected) / np.mean(came) < 1.4
+
+
+@pytest.mark.parametrize(("size", "tokens"), [(1.5, 1.3), (1.0, 8.0), (20.0, 1.0), (0.5, 0.5)])
+def test_no_further_cell_lies_beyond_the_target(size: float, tokens: float) -> None:
+    ladder = simulated_grid(3, 3)
+    gaps, losses = simulate(ladder, TRUTHS[0], USUAL, 3, 1, np.random.default_rng(0))
+    cells = cells_of(as_rows(ladder, gaps[0], losses[0]), "peri", "pre")
+    top = cells[-1].place
+    target = Place(
+        name="target", size="", parameters=round(top.parameters * size), tokens=round(top.tokens * tokens),
+        flops=top.flops * size * tokens,
+    )  # fmt: skip
+    found = extensions(sample_of(cells), [cell.place for cell in cells], target)
+    assert ["more size" in what for what, _ in found] == [True] * (size > 1.1) + [False] * (tokens > 1.1)
+    for _, more in found:
+        assert all(cell.place.parameters <= max(size, 1.0) * top.parameters for cell in more)
+        assert all(cell.place.tokens <= max(tokens, 1.0) * top.tokens for cell in more)
+    steps = [
+        max(cell.place.parameters for cell in more) / top.parameters for what, more in found if "more size" in what
+    ]
+    # By the ladder's own last step, 42.5M over 23.2M, if the target allows it.
+    assert steps == pytest.approx([min(42.5 / 23.2, size)] * (size > 1.1))
+
+
+def test_seeds_that_would_show_an_open_sign_at_the_top() -> None:
+    def found(gap: float) -> tuple[bool, int | None]:
+        spread = np.array([-0.008, 0.0, 0.008])
+        losses = np.tile(baseline_loss(PATH.cells.parameters, PATH.cells.tokens)[:, None], 3)
+        own = answer(as_rows(PATH, gap + np.tile(spread, (5, 1)), losses), baseline="pre").schemes[0]
+        assert own.cells[-1].gap is not None
+        return own.cells[-1].gap.spans_zero, own.seeds_for_sign
+
+    assert found(-0.05) == (False, None)
+    is_open, few = found(-0.008)
+    further, more = found(-0.006)
+    assert is_open
+    assert further
+    assert few is not None
+    assert more is not None
+    assert 1 <= few < more
+    # What a rung does to a scheme alone is no smaller with more seeds.
+    assert found(-0.001) == (True, None)
 
 
 def test_a_design_needs_cells() -> None:

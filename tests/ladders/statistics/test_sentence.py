@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from normlab.ladders.statistics.answer import (
     CellGap,
     Identified,
@@ -35,7 +37,8 @@ def _cell(low: float, high: float, multiplier: Interval | None = None) -> CellGa
 def _trend(verdict: Verdict, drift: Interval | None = None) -> Trend:
     test = TrendTest(
         axis="compute", bottom=BOTTOM, top=TOP, verdict=verdict, gap_bottom=_interval(-0.06, -0.04),
-        gap_top=_interval(-0.035, -0.015), change=_interval(0.01, 0.04), log_multiplier_change=drift, margin=0.01,
+        gap_top=_interval(-0.035, -0.015), change=_interval(0.01, 0.04), log_multiplier_change=drift, margin=0.0124,
+        margin_multiplier=1.05 if drift else None,
     )  # fmt: skip
     return Trend(verdict=verdict, compute=test, tokens=None, sizes=None)
 
@@ -57,7 +60,7 @@ def test_everything_that_is_shown() -> None:
     assert text == (
         "peri: better than pre by 0.025 nats (95 %: 0.015 to 0.035) at 12x768 with 118M tokens, compute multiplier "
         "1.09 (1.05 to 1.13); the gap shrinks over the ladder (-0.050 at 4x256 with 29.5M tokens to -0.025), but a "
-        "change of the compute multiplier is not shown; one rung beyond (3.5 × the compute) between -0.040 and +0.020: "
+        "change of the compute multiplier is not shown; one rung beyond (3.5 × the top) between -0.040 and +0.020: "
         "sign open (-0.020 to +0.010 if it keeps a simple law); at 1.3b between -0.080 and -0.010, if it stays smooth: "
         "better (-0.040 to -0.005 if it keeps a simple law)."
     )
@@ -85,3 +88,39 @@ def test_a_target_that_is_not_identified_has_a_reason_and_no_number() -> None:
     assert "the compute multiplier falls" in text
     assert text.endswith("at 10 × the top not identified: 3 rungs, fewer than 4.")
     assert "-0.080" not in text
+
+
+@pytest.mark.parametrize(
+    ("verdict", "drift", "words"),
+    [
+        ("shrinks", (-0.03, 0.02), "but a change of the compute multiplier is not shown"),
+        ("shrinks", (-0.05, -0.02), "and the compute multiplier falls"),
+        ("shrinks", (0.02, 0.05), "while the compute multiplier rises"),
+        ("constant", (0.02, 0.05), "while the compute multiplier rises"),
+        ("not shown", (-0.05, -0.02), "but the compute multiplier falls"),
+    ],
+)
+def test_what_the_multiplier_does_is_said_beside_what_the_gap_does(
+    verdict: Verdict, drift: tuple[float, float], words: str
+) -> None:
+    text = sentence("peri", "pre", _cell(-0.03, -0.02), _trend(verdict, _interval(*drift)), [], [], YES)
+    assert text.endswith(f" to -0.025), {words}.")
+
+
+def test_constant_is_said_with_its_margin() -> None:
+    known, unknown = (_trend("constant", drift) for drift in (_interval(-0.01, 0.01), None))
+    with_slope, without = (sentence("peri", "pre", _cell(-0.03, -0.02), own, [], [], YES) for own in (known, unknown))
+    assert "the gap changes by less than 0.012 nats, 5 % of compute, over the ladder (-0.050 at 4x256" in with_slope
+    assert "the gap changes by less than 0.012 nats over the ladder (-0.050 at 4x256" in without
+
+
+def test_one_rung_beyond_has_no_number_where_the_ladder_allows_none() -> None:
+    why = Identified(is_identified=False, reasons=[Obstacle(rule="small ladder", text="3 rungs, fewer than 4")])
+    places = [_projection(-0.08, -0.01, 3.5, "3.5 × the top"), _projection(-0.08, -0.01, 10.0, "10 × the top")]
+    text = sentence("keel", "pre", _cell(0.01, 0.03), _trend("grows"), places, places[1:], why)
+    said = "; one rung beyond (3.5 × the top) and at 10 × the top not identified: 3 rungs, fewer than 4."
+    assert text.endswith(said)
+    # Of the target alone: the rung before it keeps its number.
+    wide = Identified(is_identified=False, reasons=[Obstacle(rule="wide interval", text="wide", target="10 × the top")])
+    text = sentence("keel", "pre", _cell(0.01, 0.03), _trend("grows"), places, places[1:], wide)
+    assert "one rung beyond (3.5 × the top) between -0.080 and -0.010: better" in text

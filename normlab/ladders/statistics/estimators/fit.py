@@ -28,24 +28,30 @@ class Sample:
     seeds: Array
     groups: Array
     noise: SeedNoise
+    flops_ratios: tuple[float, ...] = ()
+    """FLOPs of the baseline over the scheme's, by cell; none: equal."""
 
     @property
     def kind(self) -> Kind:
         return kind_of(self.places)
 
-    def with_seeds(self, more: int) -> Sample:
-        """The same means with more seeds at every cell."""
-        return replace(self, seeds=self.seeds + more)
+    def flops_ratio(self, place: HasPlace) -> float:
+        """FLOPs of the baseline over the scheme's at a place; where it is no cell, as at the top."""
+        if not self.flops_ratios:
+            return 1.0
+        known = {(at.parameters, at.tokens): own for at, own in zip(self.places, self.flops_ratios, strict=True)}
+        top = max(self.places, key=lambda at: at.flops)
+        return known.get((place.parameters, place.tokens), known[top.parameters, top.tokens])
 
-    def with_cells(self, places: Sequence[HasPlace], means: Array, seeds: int, group: Array) -> Sample:
-        """More cells, with assumed means."""
-        return Sample(
-            (*self.places, *places),
-            np.concatenate([self.means, means]),
-            np.concatenate([self.seeds, np.full(len(places), seeds)]),
-            np.concatenate([self.groups, group]),
-            self.noise,
-        )
+
+@dataclass(frozen=True)
+class NewCell:
+    """A cell that might be trained."""
+
+    place: HasPlace
+    group: int
+    """Number of its trunk, as in `Sample.groups`."""
+    seeds: int
 
 
 def sample_of(cells: Sequence[Cell]) -> Sample:
@@ -60,6 +66,7 @@ def sample_of(cells: Sequence[Cell]) -> Sample:
         np.array([len(own) for own in differences]),
         np.array(groups),
         pooled(differences, groups),
+        tuple(cell.flops_ratio for cell in usable),
     )
 
 
@@ -76,6 +83,23 @@ def estimate(
     """
     posterior = _model(sample, places, functionals, prior_of, new_seeds).fit(sample.means[None])
     return [posterior.mixture(index) for index in range(posterior.means.shape[-1])]
+
+
+def estimate_with_more(sample: Sample, place: HasPlace, cells: Sequence[NewCell], seeds: int) -> Mixture:
+    """The gap at a place as more runs are expected to leave it: new cells, and more seeds at every old one.
+
+    Nobody knows where their results will lie. For each hyperparameter the spread depends on the design alone: it is
+    that of the larger design, around today's mean and with today's weight. The prior is today's as well, so that more
+    runs never make anything less certain.
+    """
+    today = _model(sample, [place], None, smooth_prior, None).fit(sample.means[None]).mixture(0)
+    prior = smooth_prior(layout_of(sample.places, [*(cell.place for cell in cells), place]))
+    noise = noise_model(
+        np.concatenate([sample.seeds + seeds, [cell.seeds for cell in cells]]),
+        np.concatenate([sample.groups, [cell.group for cell in cells]]).astype(int),
+        sample.noise,
+    )
+    return replace(today, sds=GaussianModel(prior, noise, np.eye(1)).sds[:, 0])
 
 
 def simple_law_weights(sample: Sample) -> tuple[dict[str, float], dict[str, float]]:

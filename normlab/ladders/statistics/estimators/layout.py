@@ -1,10 +1,15 @@
 """Coordinates of a ladder's cells and of places beyond it, in e-folds relative to the top cell.
 
 Size is measured by FLOPs per token, so that ln C = size + tokens holds exactly, attention and head included.
+
+A path leads from its bottom to its top in one direction: with constant tokens per parameter half of the compute goes
+into each, with one size all of it into tokens, with one budget all of it into size. Only a place that lies ahead in
+this direction is where the path leads; how far another one lies aside of it, the cells say nothing about.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -13,6 +18,10 @@ import numpy as np
 
 Array = np.ndarray
 Kind = Literal["path", "grid"]
+Side = Literal["size", "tokens"]
+
+SAME = 1.1
+"""Sizes, or budgets, up to this factor apart count as one: rounding to whole batches varies nothing."""
 
 
 class HasPlace(Protocol):
@@ -38,6 +47,10 @@ class Layout:
     """Number of budgets of tokens among the cells."""
     size: Array
     tokens: Array
+    tokens_share: float
+    """Share of the compute that goes into tokens from the bottom of a path to its top; half of it on a grid."""
+    unvaried: tuple[Side, ...]
+    """What all cells have in common."""
 
     @property
     def compute(self) -> Array:
@@ -47,6 +60,16 @@ class Layout:
     def ratio(self) -> Array:
         """Tokens per parameter."""
         return self.tokens - self.size
+
+    @property
+    def along(self) -> Array:
+        """Compute along a path, in e-folds of a path that shares it equally: size alone or tokens alone count twice."""
+        return 2.0 * max(self.tokens_share, 1.0 - self.tokens_share) * self.compute
+
+    @property
+    def aside(self) -> Array:
+        """E-folds of compute in tokens instead of size, against where the path leads with the same compute."""
+        return self.tokens - self.tokens_share * self.compute
 
     @property
     def span(self) -> float:
@@ -62,13 +85,34 @@ def layout_of(cells: Sequence[HasPlace], places: Sequence[HasPlace] = ()) -> Lay
     top = int(np.argmax(compute[: len(cells)]))
     size = compute - tokens
     sizes, budgets = _sides(cells)
-    return Layout(kind_of(cells), len(cells), sizes, budgets, size - size[top], tokens - tokens[top])
+    return Layout(
+        kind_of(cells), len(cells), sizes, budgets, size - size[top], tokens - tokens[top], tokens_share(cells),
+        unvaried(cells),
+    )  # fmt: skip
 
 
 def kind_of(cells: Sequence[HasPlace]) -> Kind:
     """A path has one budget for each size, or one size, or one budget; everything else is a grid."""
-    sizes, budgets = _sides(cells)
-    return "path" if sizes in (1, len(cells)) or budgets == 1 else "grid"
+    sizes, _ = _sides(cells)
+    return "path" if sizes == len(cells) or unvaried(cells) else "grid"
+
+
+def tokens_share(cells: Sequence[HasPlace]) -> float:
+    """The share of compute that goes into tokens as a path grows; half of it on a grid, which has no one direction."""
+    same = unvaried(cells)
+    if len(same) == 1:
+        return 1.0 if same == ("size",) else 0.0
+    bottom, top = (choose(cells, key=lambda at: at.flops) for choose in (min, max))
+    size, tokens = math.log(top.parameters / bottom.parameters), math.log(top.tokens / bottom.tokens)
+    if kind_of(cells) == "grid" or size + tokens < math.log(SAME):
+        return 0.5
+    return min(max(tokens / (size + tokens), 0.0), 1.0)
+
+
+def unvaried(cells: Sequence[HasPlace]) -> tuple[Side, ...]:
+    """Whether all cells have one size, or one budget, or both."""
+    sides: dict[Side, list[int]] = {"size": [at.parameters for at in cells], "tokens": [at.tokens for at in cells]}
+    return tuple(side for side, own in sides.items() if max(own) <= SAME * min(own))
 
 
 def _sides(cells: Sequence[HasPlace]) -> tuple[int, int]:

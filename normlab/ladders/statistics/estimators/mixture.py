@@ -62,10 +62,31 @@ class Mixture:
             value = following
         return value
 
+    def moved(self, by: float) -> Mixture:
+        """The distribution of X + by."""
+        return Mixture(self.weights, self.means + by, self.sds)
+
     def interval(self, level: float) -> Interval:
         """The central interval."""
         tail = (1.0 - level) / 2.0
         return Interval(self.quantile(tail), self.quantile(1.0 - tail), self.mean, level)
+
+    def interval_within(self, low: float, high: float, level: float, least: float) -> Interval | None:
+        """The central interval given that X lies between two values; None if it does with less than `least`."""
+        below, above = self.below(low), 1.0 - self.below(high)
+        inside, tail = 1.0 - below - above, (1.0 - level) / 2.0
+        if inside < least:
+            return None
+        first, last = (self.quantile(below + share * inside) for share in (tail, 1.0 - tail))
+        return Interval(first, last, self._mean_within(low, high) / inside, level)
+
+    def _mean_within(self, low: float, high: float) -> float:
+        """The integral of x over the density between two values."""
+        sds = np.maximum(self.sds, 1e-300)
+        z = (np.array([[low], [high]]) - self.means) / sds
+        density = np.exp(-0.5 * np.minimum(z * z, 1400.0)) / _ROOT
+        shares = normal_cdf(z[1]) - normal_cdf(z[0])
+        return float(self.weights @ (self.means * shares - sds * (density[1] - density[0])))
 
     def _without_negligible(self) -> Mixture:
         order = np.argsort(-self.weights)

@@ -1,14 +1,17 @@
 """The smooth estimator: it assumes only that the gap is a smooth function, a line plus an integrated Wiener process.
 
-On a path the process runs along ln C. On a grid there are four of them, along size, tokens, compute and tokens per
-parameter, each with a bend of its own: a gap that lives in tokens alone bends along tokens and nowhere else, and one
-that moves differently in small and in large models bends along compute and tokens per parameter. All bends are averaged
-over, weighted by how well they explain the cells.
+On a path the process runs along ln C, twice as fast where all compute goes into tokens or into size, since a gap that
+lives in one of them moves twice as fast along it. A place aside of the path is less certain by what slope and bend
+between size and tokens may be, which the cells do not show. On a grid there are four processes, along size, tokens,
+compute and tokens per parameter, each with a bend of its own: a gap that lives in tokens alone bends along tokens and
+nowhere else, and one that moves differently in small and in large models bends along compute and tokens per parameter.
+All bends are averaged over, weighted by how well they explain the cells.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -35,21 +38,24 @@ def smooth_prior(layout: Layout) -> Prior:
 
 
 def _path_prior(layout: Layout) -> Prior:
-    x = layout.compute
-    line = LEVEL_SD**2 + SLOPE_SD**2 * np.outer(x, x)
-    bent = integrated_wiener(x, layout.cells)
-    covariance = np.array([line + bend**2 * bent for bend in PATH_BENDS])
-    return Prior(covariance, np.full(len(PATH_BENDS), -np.log(len(PATH_BENDS))))
+    x, aside = layout.along, layout.aside
+    # Aside of the path tokens grow and size shrinks: the difference of two slopes, and a bend as in one of them alone.
+    line = LEVEL_SD**2 + SLOPE_SD**2 * np.outer(x, x) + 2.0 * GRID_SLOPE_SD**2 * np.outer(aside, aside)
+    return _bent(line, [x, 2.0 * abs(aside)], layout.cells, PATH_BENDS)
 
 
 def _grid_prior(layout: Layout) -> Prior:
     slopes = np.outer(layout.size, layout.size) + np.outer(layout.tokens, layout.tokens)
     plane = LEVEL_SD**2 + GRID_SLOPE_SD**2 * slopes
-    directions = (layout.size, layout.tokens, layout.compute, layout.ratio)
-    bent = np.array([integrated_wiener(x, layout.cells) for x in directions])
-    bends = np.array(list(itertools.product(GRID_BENDS, repeat=len(directions))))
-    covariance = plane + np.einsum("hd,dij->hij", bends**2, bent)
-    return Prior(covariance, np.full(len(bends), -np.log(len(bends))))
+    return _bent(plane, [layout.size, layout.tokens, layout.compute, layout.ratio], layout.cells, GRID_BENDS)
+
+
+def _bent(straight: Array, directions: Sequence[Array], cells: int, bends: tuple[float, ...]) -> Prior:
+    """A straight prior with a process along each direction, for all combinations of their bends."""
+    bent = np.array([integrated_wiener(x, cells) for x in directions])
+    every = np.array(list(itertools.product(bends, repeat=len(directions))))
+    covariance = straight + np.einsum("hd,dij->hij", every**2, bent)
+    return Prior(covariance, np.full(len(every), -np.log(len(every))))
 
 
 def integrated_wiener(x: Array, cells: int) -> Array:

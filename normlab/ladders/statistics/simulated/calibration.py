@@ -132,7 +132,7 @@ def measure(case: Case, truths: Sequence[Truth], repeats: int, estimator: str, l
 
 
 def within_priors(case: Case, truths: Sequence[Truth]) -> list[Truth]:
-    """Truths whose gap is nowhere on the ladder so large that `answer` calls the cell unreliable."""
+    """Truths whose gap is nowhere on the ladder so large that `answer` fits nothing."""
     return [truth for truth in truths if float(abs(truth.gap(case.ladder.cells)).max()) < LARGEST_GAP]
 
 

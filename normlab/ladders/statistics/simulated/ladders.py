@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from normlab.ladders.rows import LadderRow
+from normlab.ladders.statistics.estimators.layout import Side
 from normlab.ladders.statistics.estimators.noise import correlation_matrix
 from normlab.ladders.statistics.simulated.truths import MILLION, Array, Places, Truth, baseline_loss
 
@@ -60,6 +61,21 @@ def simulated_path(rungs: int = 5) -> SimulatedLadder:
     beyond = {f"{times:g}x": _along(*cells.top, np.array([times])) for times in (1.0, 3.5, 10.0, 100.0)}
     sizes = tuple(f"{n / MILLION:.3g}M" for n in cells.parameters)
     return SimulatedLadder("path", cells, beyond, np.arange(rungs), sizes)
+
+
+def simulated_line(unvaried: Side, rungs: int = 5) -> SimulatedLadder:
+    """Rungs a factor 3.5 apart in compute that all have one size, or one budget: the top of the path."""
+    factor, top = 3.5 ** -np.arange(rungs - 1, -1, -1.0), simulated_path().cells.top
+    cells = _line(top, factor, unvaried)
+    beyond = {f"{times:g}x": _line(top, np.array([times]), unvaried) for times in (1.0, 3.5, 10.0, 100.0)}
+    sizes = tuple(f"{n / MILLION:.3g}M" for n in cells.parameters)
+    return SimulatedLadder(f"one {unvaried}", cells, beyond, np.arange(rungs), sizes)
+
+
+def _line(top: tuple[float, float, float], times: Array, unvaried: Side) -> Places:
+    size, tokens = (1.0, times) if unvaried == "size" else (times, 1.0)
+    one = np.ones_like(times)
+    return Places(top[0] * size * one, top[1] * tokens * one, top[2] * times, top)
 
 
 def simulated_grid(sizes: int = 4, budgets: int = 3) -> SimulatedLadder:

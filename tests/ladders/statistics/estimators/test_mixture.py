@@ -41,3 +41,27 @@ def test_far_components_do_not_trap_the_search() -> None:
     found = own.interval(0.95)
     assert found.low == pytest.approx(-1.0, abs=1e-5)
     assert found.high == pytest.approx(1.0, abs=1e-5)
+
+
+def test_a_truncated_interval_is_that_of_the_truncated_normal() -> None:
+    own = Mixture(np.ones(1), np.array([2.0]), np.array([1.5]))
+    truth = stats.truncnorm((0.0 - 2.0) / 1.5, (2.5 - 2.0) / 1.5, 2.0, 1.5)
+    found = own.interval_within(0.0, 2.5, 0.95, 0.05)
+    assert found is not None
+    # The distribution function is a table with an absolute error of 1.2e-7; the density is at least 0.1 here.
+    assert (found.low, found.high) == pytest.approx(truth.ppf([0.025, 0.975]), abs=1e-5)
+    assert found.mean == pytest.approx(truth.mean(), abs=1e-5)
+
+
+def test_a_truncated_mixture_agrees_with_samples_and_needs_mass() -> None:
+    rng, n = np.random.default_rng(1), 400_000
+    component = rng.choice(3, size=n, p=THREE.weights)
+    draws = rng.normal(THREE.means[component], THREE.sds[component])
+    kept = draws[(draws > -0.01) & (draws < 0.03)]
+    found = THREE.interval_within(-0.01, 0.03, 0.9, 0.05)
+    assert found is not None
+    slack = 5.0 * np.sqrt(0.05 * 0.95 / len(kept))
+    assert np.mean(kept < found.low) == pytest.approx(0.05, abs=slack)
+    assert np.mean(kept > found.high) == pytest.approx(0.05, abs=slack)
+    assert found.mean == pytest.approx(kept.mean(), abs=5.0 * kept.std() / np.sqrt(len(kept)))
+    assert THREE.interval_within(0.2, 0.3, 0.9, 0.05) is None

@@ -6,7 +6,8 @@ For each scheme:
    ladder's own runs: a search that widens until the best rate lies between two others (`compare/bracket.py`), from
    the usual rate or from a list. The second search without a list starts from the result of the first.
 2. All budgets of a size come from one run at a constant rate, so one rate serves them all: of the rates tried at every
-   search budget, the one whose losses lie least above the best of their budget, added up.
+   search budget, the one whose losses lie least above the best of their budget, added up. Losses are those of a
+   parabola through the rates near the best (`rate_curve.py`): one seed scatters.
 3. The rule carries that rate over the sizes: muP or CompleteP put their factors into the optimiser, so the rate stays;
    without a rule rates fall with size^-0.2.
 4. At a middle size the carried rate starts a search at the smallest budget. Rates whose losses one seed does not tell
@@ -29,6 +30,7 @@ from normlab.compare.bracket import Bracket, End, RateList, RateSearch, start_ra
 from normlab.compare.store import Row
 from normlab.compare.tuning import RateResults, group_by_rate, pick_rate
 from normlab.ladders.config import TUNE_SEED, LadderConfig
+from normlab.ladders.rate_curve import smooth_losses
 from normlab.ladders.run import LadderRun
 from normlab.ladders.rung import Rung
 from normlab.ladders.size import Size
@@ -241,9 +243,9 @@ class Rates:
         return [lr for lr, loss in losses.items() if loss <= min(losses.values()) + _TIED]
 
     def _losses(self, search: Search) -> dict[float, float]:
-        """Losses of the rates that trained, with all seeds that were tried."""
+        """Losses of the rates that trained, with all seeds that were tried, smoothed over the rates."""
         trained = {lr: own.trained[0] for lr, own in search.tried.items() if own.trained and not search.has_failed(lr)}
-        return {lr: self._metric.sign * value for lr, value in trained.items()}
+        return smooth_losses({lr: self._metric.sign * value for lr, value in trained.items()})
 
     def _rule(self, size: Size) -> float:
         """Factor on the rate of the smallest size; under muP and CompleteP the optimiser has it in its groups."""

@@ -72,3 +72,17 @@ def test_confirming_runs_are_known_while_the_search_goes_on() -> None:
     due = [run for run in plan.runnable(before) if run.scheme == "pre"]
     assert [(run.role, run.base_lr, run.config.seed) for run in due] == [("confirm", 4e-3, TUNE_SEED + 1)]
     assert plan.is_open(before)
+
+
+def test_one_lucky_run_does_not_choose_the_rate_of_all_budgets() -> None:
+    """The best rate is 4e-3 at both budgets; one run at 5.66e-3 is 0.1 below what its rate gives."""
+    plan = LadderPlan(configuration(lrs="auto"))
+
+    def loss(run: LadderRun) -> float | None:
+        is_lucky = run.role == "tune" and run.tokens == 10 * STEP and run.base_lr == 5.66e-3
+        own = bowl(4e-3)(run)
+        return None if own is None else own - 0.1 * is_lucky
+
+    found = plan.rates.found(trained(plan, loss))["pre"]
+    assert found.searches[0].pick == 5.66e-3
+    assert found.lr == 4e-3

@@ -231,6 +231,21 @@ def test_gaps_at_several_cells(gap, expected):
     assert len(found.parts) == 3
 
 
+def test_gaps_too_large_for_a_fit_are_judged_by_the_seeds_of_their_cell():
+    found = on_ladder(lambda *_: -0.5)
+    at_top = rule("gap", scheme="geonorm", against="pre", cell="8x512,118M").decide(found)
+    # Student's interval with two degrees of freedom and a standard deviation of 0.001.
+    half = 4.302653 * 0.001 / math.sqrt(3)
+    assert (at_top.verdict, at_top.low, at_top.high) == (
+        "reproduced", pytest.approx(-0.5 - half, abs=1e-7), pytest.approx(-0.5 + half, abs=1e-7)
+    )  # fmt: skip
+    trend = rule("trend", scheme="geonorm", against="pre", ways=["constant"]).decide(found)
+    assert trend.verdict == "open"
+    assert trend.notes == ("gaps of up to 0.50 nats are too large for the assumptions of a trend or a forecast",)
+    within = rule("gap", scheme="geonorm", against="pre", cell="8x512,118M", direction="below", by=0.5).decide(found)
+    assert (within.verdict, within.runs_to_decide) == ("open", math.inf)
+
+
 def test_a_cell_with_a_failure_is_open_and_a_missing_one_too():
     rows = ladder_rows(lambda *_: -0.03)
     lost = [{**one, "state": "failed", "value": None, "loss": None, "diverged": 9}

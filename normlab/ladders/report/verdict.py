@@ -99,7 +99,7 @@ def _clauses(content: LadderReport, top: LadderCell) -> list[str]:
     alike: dict[tuple[str, str], list[str]] = {}
     for own in content.answer.schemes:
         alike.setdefault(_standing(own, top), []).append(own.scheme)
-    order = ["better", "worse", "open", "one seed", "not judged"]
+    order = ["better", "worse", "open", "own seeds", "one seed", "not judged"]
     return [
         _clause(what, move, names, content.answer.baseline)
         for (what, move), names in sorted(alike.items(), key=lambda item: order.index(item[0][0]))
@@ -118,6 +118,8 @@ def _standing(own: SchemeAnswer, top: LadderCell) -> tuple[str, str]:
     test = own.trend.compute
     if found != "open":
         return found, _moves(test, "worse" if found == "better" else "better") if test is not None else ""
+    if cell.gap is None:
+        return "own seeds", ""
     before = side(test.gap_bottom) if test is not None and test.verdict in ("shrinks", "crosses") else "open"
     return found, "" if before == "open" else f" {before} with less compute"
 
@@ -139,6 +141,8 @@ def _clause(what: str, move: str, names: list[str], baseline: str) -> str:
     if what == "open":
         before = f", though {'it was' if len(names) == 1 else 'they were'}{move}" if move else ""
         return f"no difference to {baseline} is shown for {who}{before}"
+    if what == "own seeds":
+        return f"its seeds alone do not show on which side of {baseline} {who} {'is' if len(names) == 1 else 'are'}"
     if what == "one seed":
         return f"one seed is no evidence for or against {who}"
     return f"{who} {'was' if len(names) == 1 else 'were'} not judged there"

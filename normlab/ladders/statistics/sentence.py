@@ -54,7 +54,8 @@ def _counts(cells: Sequence[CellGap]) -> str:
     told = " and ".join(f"{word} at {count}" for word, count in sides.items() if count) or "no difference shown at any"
     seeds = [value for cell in cells for value in cell.differences.values()]
     below = sum(value < 0.0 for value in seeds)
-    return f"{told} of {len(cells)} cells by its own seeds alone ({below} of {len(seeds)} differences are below zero)"
+    differences = f"{below} of {len(seeds)} differences are below zero"
+    return f"{told} of {len(cells)} cells, each by its own seeds alone ({differences})"
 
 
 def _at_cell(baseline: str, cell: CellGap, gap: Interval | None, level: float) -> str:

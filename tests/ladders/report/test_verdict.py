@@ -88,6 +88,18 @@ def test_schemes_of_which_the_same_is_said_share_a_clause() -> None:
     assert "peri and peri(step=0.1) are better than pre." in headline(report)
 
 
+def test_few_seeds_of_one_cell_do_not_make_two_schemes_alike() -> None:
+    """Without a fit, two seeds leave open what differences far below zero may be: that is not "no difference"."""
+    far = {1: -0.6, 2: -0.4}
+    rows = [
+        replace(row, loss=3.0 + far[row.seed] * (row.scheme != "pre"))
+        for row in synthetic.rows(schemes=("pre", "peri"), lost=False)
+        if row.seed in far
+    ]
+    said = headline(LadderReport(rows, answer(rows, baseline="pre")))
+    assert said.endswith("(12x768, 118M tokens) its seeds alone do not show on which side of pre peri is.")
+
+
 def test_one_seed_is_no_evidence() -> None:
     said = headline(table_only())
     assert said == "At the top of the ladder (8x512, 118M tokens) one seed is no evidence for or against peri."

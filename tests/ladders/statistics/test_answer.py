@@ -251,7 +251,7 @@ def test_a_gap_outside_the_priors_leaves_each_cell_to_its_own_seeds(cells: int) 
     assert own.trend.compute is None
     assert own.projections == []
     assert [reason.rule for reason in own.identified.reasons] == ["gap too large"]
-    assert f"better at {cells} of 5 cells by its own seeds alone" in own.sentence
+    assert f"better at {cells} of 5 cells, each by its own seeds alone" in own.sentence
     assert "too large for the assumptions of a trend or a forecast" in own.sentence
     places = as_places(simulated_path().beyond["3.5x"])
     assert forecast(rows, baseline="pre", cells=places, seeds=2) == []

@@ -37,7 +37,7 @@ def make_forecast(plan: LadderPlan, rows: Sequence[Row], schemes: Sequence[str])
     cells = [cell for cell in found if cell.scheme in schemes]
     missing = set(schemes) - {config.baseline_name, *(cell.scheme for cell in cells)}
     without = {name: _why(fitted, name, config.baseline_name) for name in schemes if name in missing}
-    reason = None if cells else "no scheme has a cell at a smaller size that counts"
+    reason = None if cells else "the smaller sizes allow none of any scheme"
     return StoredForecast(**about, cells=cells, without=without, reason=reason).signed()
 
 

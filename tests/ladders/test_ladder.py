@@ -169,9 +169,12 @@ def test_a_scheme_that_cannot_be_forecast_is_named_with_the_reason() -> None:
     assert (made.schemes, made.reason) == (["pre", "peri", "post"], None)
     assert list(made.without) == ["post"]
     assert "no cell at a smaller size counts (unreliable: seed 0 of post stuck" in made.without["post"]
+    far = [row | {"loss": row["loss"] + 0.5 * (row["scheme"] == "peri")} for row in rows]
+    too_large = make_forecast(plan, far, plan.without_forecast).without["peri"]
+    assert too_large == "a gap of 0.50 nats is too large for the assumptions of a forecast"
     none = make_forecast(plan, [row | {"stuck": True} for row in rows], plan.without_forecast)
     assert none.cells == []
-    assert none.reason == "no scheme has a cell at a smaller size that counts"
+    assert none.reason == "the smaller sizes allow none of any scheme"
 
 
 def test_rows_of_the_largest_size_without_a_forecast_are_refused(finished: Path, text: Path, tmp_path: Path) -> None:

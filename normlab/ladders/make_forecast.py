@@ -45,6 +45,6 @@ def _why(rows: Sequence[LadderRow], scheme: str, baseline: str) -> str:
     """Why a scheme has no forecast."""
     cells = cells_of(rows, scheme, baseline)
     if largest_gap(cells) >= LARGEST_GAP:
-        return f"a gap of {largest_gap(cells):.2g} nats is too large for the assumptions of a forecast"
+        return f"a gap of {largest_gap(cells):.2f} nats is too large for the assumptions of a forecast"
     reasons = reasons_of(cells)
     return f"no cell at a smaller size counts ({'; '.join(reasons)})" if reasons else "it has no run at a smaller size"

@@ -26,6 +26,7 @@ from normlab.models.transformer import Transformer
 from normlab.probes.copying import copy_losses
 from normlab.train import optimiser as optimisers
 from normlab.train.distributed import clip_grad_norm
+from normlab.train.model_cache import BuiltModel, compiled, reinitialise
 from normlab.train.tasks.language import LanguageTrainConfig
 from normlab.utils.files import write_json
 
@@ -58,6 +59,7 @@ class Arguments:
 
 def main(arguments: Arguments) -> None:
     rows: list[dict[str, Any]] = []
+    built: dict[str, BuiltModel] = {}
     for treatment in arguments.treatments:
         config = _config(arguments, arguments.short if treatment == "short" else arguments.long)
         data: Corpus = config.task_object.open(config, progress=False)
@@ -68,7 +70,9 @@ def main(arguments: Arguments) -> None:
                     run = replace(run, model=replace(run.model, scheme=scheme))
                     length = arguments.long if treatment == "long" else arguments.short
                     rows.append({"treatment": treatment, "scheme": scheme, "lr": lr, "seed": seed, "length": length})
-                    rows[-1] |= _train(run, data, length)
+                    if scheme not in built:
+                        built[scheme] = _built(run)
+                    rows[-1] |= _train(run, data, length, built[scheme])
                     print(*(f"{name} {value}" for name, value in rows[-1].items()), sep=", ", flush=True)
                     write_json(arguments.out, {**dated(), "arguments": _plain(arguments), "rows": rows})
 
@@ -85,17 +89,22 @@ def _config(arguments: Arguments, length: int) -> LanguageTrainConfig:
     )  # fmt: skip
 
 
-def _train(config: LanguageTrainConfig, data: Corpus, length: int) -> dict[str, Any]:
-    model = config.model.build().to(config.device)
-    model.init_(generator=torch.Generator(config.device).manual_seed(config.seed))
+def _built(config: LanguageTrainConfig) -> BuiltModel:
+    """One model for all runs of a scheme, so that it is compiled once for each length."""
+    model = config.model.build(device=config.device)
+    return BuiltModel(model, compiled(model.loss) if config.device == "cuda" else model.loss, model.cross_entropy)
+
+
+def _train(config: LanguageTrainConfig, data: Corpus, length: int, built: BuiltModel) -> dict[str, Any]:
+    device = torch.device(config.device)
+    model = reinitialise(built.model, device, config.seed)
     optimiser = optimisers.build(model, lr=config.lr, weight_decay=config.weight_decay, betas=config.betas)
-    compiled = torch.compile(model.loss) if config.device == "cuda" else model.loss
-    with BatchLoader(config.task_object.line(config, data), batch=config.batch, device=config.device) as feed:
+    with BatchLoader(config.task_object.line(config, data), batch=config.batch, device=device) as feed:
         for step in range(config.steps):
             optimisers.set_lr(optimiser, config.rate(step))
             batch = next(feed)
             with _autocast(config):
-                compiled(*_cut(batch.inputs, batch.targets, length)).backward()
+                built.loss(*_cut(batch.inputs, batch.targets, length)).backward()
             clip_grad_norm(model, config.clip)
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)

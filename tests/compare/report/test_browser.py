@@ -114,8 +114,8 @@ def test_the_table_sorts_by_click_and_by_keyboard(open_page: Any, comparison: st
     assert heading.get_attribute("aria-sort") == "none"
     # Numbers sort as numbers: seed 101 after seed 3.
     page.locator("#runs thead th", has_text="Seed").first.locator("button").click()
-    seeds = page.eval_on_selector_all(
-        "#runs table:first-of-type tbody tr", "rows => rows.map(r => +r.cells[4].textContent)"
+    seeds = page.locator("#runs table").first.evaluate(
+        "table => [...table.tBodies[0].rows].map(r => +r.cells[4].textContent)"
     )
     known = [seed for seed in seeds if seed]
     assert known == sorted(known)

@@ -21,8 +21,8 @@ from normlab.schemes.catalog.card import Card
 from normlab.schemes.catalog.cited_claims import FILE as CITED
 from normlab.schemes.catalog.cited_claims import Role
 from normlab.schemes.catalog.terminal import names_of, rows
-from normlab.studies import citations, report, summary
-from normlab.studies.claim_lines import ClaimLine
+from normlab.studies.view import citations, report, summary
+from normlab.studies.view.claim_lines import ClaimLine
 from normlab.utils.records import to_plain
 
 ROOT = Path(__file__).parents[1]

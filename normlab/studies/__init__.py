@@ -1,4 +1,4 @@
 """Studies: published claims, the rules that test them, the result rows, and the verdicts.
 
-study.py (a TOML file) -> run.py (trains, checks, simulates, times, or imports rows) -> rules/ -> judge.py -> report.py
+study.py (a TOML file) -> run.py (trains, checks, simulates, times, or imports rows) -> rules/ -> judge.py -> view/
 """

@@ -10,13 +10,13 @@ from typing import Any
 
 from normlab.errors import NormLabError
 from normlab.pages.numbers import format_count
-from normlab.studies import report
-from normlab.studies.arm_pages import write_arm_pages
-from normlab.studies.claim_lines import MARKS
 from normlab.studies.judge import judge_claims
 from normlab.studies.record import StudyRecord
 from normlab.studies.study import Study, find_studies, load_study
-from normlab.studies.summary import verdict_counts
+from normlab.studies.view import report
+from normlab.studies.view.arm_pages import write_arm_pages
+from normlab.studies.view.claim_lines import MARKS
+from normlab.studies.view.summary import verdict_counts
 from normlab.utils.files import write_atomically
 from normlab.utils.text import counted
 

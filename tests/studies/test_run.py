@@ -15,12 +15,13 @@ from normlab.compare import executor
 from normlab.compare.store import Store
 from normlab.data.tokenizer import train_bpe
 from normlab.errors import NormLabError
-from normlab.studies import citations, command, report, summary
+from normlab.studies import command
 from normlab.studies import run as running
 from normlab.studies.judge import judge_claims
 from normlab.studies.rules import read_rule
 from normlab.studies.run import run_study, study_plan
 from normlab.studies.study import load_study, read_study
+from normlab.studies.view import citations, report, summary
 from tests.compare.here import Here
 from tests.compare.small import held_out, write_text
 from tests.studies.rows import CLAIM, TINY, other, row, write_study

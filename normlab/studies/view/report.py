@@ -8,10 +8,10 @@ from typing import Any
 
 from normlab.pages.numbers import NONE, minus
 from normlab.pages.page import render, section
-from normlab.studies.claim_lines import MARKS, ClaimLine, cell_text, claim_lines, markdown_text
 from normlab.studies.finding import Finding
 from normlab.studies.headlines import RESULTS_TESTED
-from normlab.studies.summary import counts_of_result, line_counts, results_table
+from normlab.studies.view.claim_lines import MARKS, ClaimLine, cell_text, claim_lines, markdown_text
+from normlab.studies.view.summary import counts_of_result, line_counts, results_table
 from normlab.utils.text import counted
 
 __all__ = ["claim_lines", "claims_page", "headline", "markdown"]

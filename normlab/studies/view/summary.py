@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from normlab.studies.claim_lines import MARKS, ClaimLine, cell_text
 from normlab.studies.finding import Finding
 from normlab.studies.headlines import RESULTS_TESTED
+from normlab.studies.view.claim_lines import MARKS, ClaimLine, cell_text
 
 
 def of_result(found: Sequence[ClaimLine], number: int) -> list[ClaimLine]:

@@ -39,7 +39,7 @@ def _ladder(_study: Study, folder: Path, _rows: Sequence[Mapping[str, Any]]) -> 
 
 
 def _simulation(study: Study, folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
-    from normlab.studies.stored_simulation import stored_result
+    from normlab.studies.view.stored_simulation import stored_result
 
     return stored_result(study, folder.name, rows).save(folder / "report.html")
 

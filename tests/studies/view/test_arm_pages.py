@@ -9,12 +9,12 @@ import pytest
 
 from normlab.dynamics import command
 from normlab.errors import NormLabError
-from normlab.studies.arm_pages import write_arm_pages
 from normlab.studies.items import simulation_config
 from normlab.studies.record import StudyRecord
 from normlab.studies.run import run_study
-from normlab.studies.stored_simulation import NOTE, simulate_command, stored_result
 from normlab.studies.study import RESULTS, load_study
+from normlab.studies.view.arm_pages import write_arm_pages
+from normlab.studies.view.stored_simulation import NOTE, simulate_command, stored_result
 from tests.command import normlab
 from tests.studies.rows import other
 

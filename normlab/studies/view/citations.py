@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from normlab.schemes.catalog.cited_claims import ROLES, CitedClaim, Role
-from normlab.studies.claim_lines import MARKS, ClaimLine, cell_text
 from normlab.studies.rules.base import Rule
+from normlab.studies.view.claim_lines import MARKS, ClaimLine, cell_text
 
 
 def cited(found: Sequence[ClaimLine]) -> list[CitedClaim]:

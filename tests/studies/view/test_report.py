@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from normlab.studies.finding import Finding
-from normlab.studies.report import _bar
+from normlab.studies.view.report import _bar
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ import tomllib
 
 import pytest
 
-from normlab.studies import command, report
+from normlab.studies import command
 from normlab.studies.judge import judge_claims
 from normlab.studies.study import Study, read_study
+from normlab.studies.view import report
 from normlab.studies.view.summary import counts_of_result, found_table
 from tests.studies.rows import TINY, row, write_study
 

@@ -18,7 +18,7 @@ from normlab.studies.view.stored_simulation import NOTE, simulate_command, store
 from tests.command import normlab
 from tests.studies.rows import other
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SIMULATIONS = ("attention-dynamics", "attention-limits")
 RULE = 'kind = "bound"\nscheme = "post"\nvalue = "result.bands.cosine.mean.-1"\nat_least = 0.0\nexact = true'
 SETTINGS = "looks = 4\nshown = 0\nbins = 0\ntokens = 8\ndim = 8\ndevice = 'cpu'\n[arms.free]\nscheme = ['post', 'peri']"

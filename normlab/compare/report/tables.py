@@ -12,7 +12,7 @@ from normlab.compare.report.gpu_sharing import runs_sharing_gpu
 from normlab.compare.report.results import ReportedRun, Results
 from normlab.compare.report.verdict import failure_reason
 from normlab.compare.statistics import SchemeResult
-from normlab.pages.numbers import NONE, duration, finite_or_none, fixed, format_count, memory, rate, signed
+from normlab.pages.numbers import NONE, duration, finite_or_none, fixed, format_count, memory, minus, rate, signed
 from normlab.pages.tables import Cell, Column, Table, flatten, numeric_cell
 from normlab.train.metrics import TITLES, Metric
 
@@ -215,7 +215,7 @@ def copying_table(results: Results) -> Table:
 
 def _copying_row(results: Results, k: int, scheme: str, steps: Sequence[int]) -> list[Cell]:
     found = [_mean(_copy_gain(p) for p in _profiles(results, scheme) if p["step"] == step) for step in steps]
-    cells = [numeric_cell(NONE if gain is None else f"{gain:.2f}", gain) for gain in found]
+    cells = [numeric_cell(NONE if gain is None else minus(f"{gain:z.2f}"), gain) for gain in found]
     return [Cell(results.label(scheme), results.label(scheme).lower(), scheme=k), *cells]
 
 

@@ -22,6 +22,11 @@ def bowl(best: float) -> Any:
     return lambda run: 3.0 + 0.1 * math.log2(run.base_lr / best) ** 2
 
 
+def two_bowls(small: float, larger: float) -> Any:
+    """The same with the best rate `small` at 1x8 and `larger` at every other size."""
+    return lambda run: bowl(small if str(run.rung.size) == "1x8" else larger)(run)
+
+
 def test_sizes_and_targets_from_text() -> None:
     assert Size.parse("12x768") == Size(12, 768)
     assert str(Target.parse("16x1024:400M")) == "16x1024:400000000"
@@ -122,12 +127,8 @@ def test_a_middle_size_that_wants_another_rate_corrects_the_rule(best_at_middle:
 def test_rates_beyond_all_that_were_tried_are_found() -> None:
     """At the middle size the best rate is twice as high; at 1x64 the corrected rule asks for eight times that."""
 
-    def loss(run: LadderRun) -> float:
-        best = 4e-3 if str(run.rung.size) == "1x8" else 8e-3
-        return 3.0 + 0.1 * math.log2(run.base_lr / best) ** 2
-
     plan = LadderPlan(configuration(sizes=("1x8", "1x16", "1x64"), lrs="auto"))
-    found = plan.rates.found(trained(plan, loss))["pre"]
+    found = plan.rates.found(trained(plan, two_bowls(4e-3, 8e-3)))["pre"]
     tried = {lr for search in found.searches for lr in search.tried}
     assert max(tried) == 16e-3
     assert plan.rates.sizes_outside(found) == {Size(1, 64): pytest.approx(32e-3)}
@@ -136,12 +137,8 @@ def test_rates_beyond_all_that_were_tried_are_found() -> None:
 
 
 def test_a_middle_size_of_the_same_width_contradicts_the_rule_and_corrects_nothing() -> None:
-    def loss(run: LadderRun) -> float:
-        best = 4e-3 if str(run.rung.size) == "1x8" else 1e-3
-        return 3.0 + 0.1 * math.log2(run.base_lr / best) ** 2
-
     plan = LadderPlan(configuration(sizes=("1x8", "2x8", "4x8"), lrs="auto"))
-    found = plan.rates.found(trained(plan, loss))["pre"]
+    found = plan.rates.found(trained(plan, two_bowls(4e-3, 1e-3)))["pre"]
     assert (found.verdict, found.power) == ("contradicted", 0.0)
 
 

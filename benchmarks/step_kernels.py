@@ -86,9 +86,8 @@ def look(shape: Shape, corpus: Any, group: Any, folder: Path, most: int) -> dict
         groups[group_of(name)] += us
     flops = shape.tokens * shape.model.flops_per_token(shape.length)
     total = sum(groups.values())
-    print(
-        f"\n{shape} {shape.scheme}: {1e3 * (seconds or 0):.3f} ms a step, kernels {total / 1e3:.3f} ms, {flops / 1e12:.2f} TFLOP"
-    )
+    times = f"{1e3 * (seconds or 0.0):.3f} ms a step, kernels {total / 1e3:.3f} ms"
+    print(f"\n{shape} {shape.scheme}: {times}, {flops / 1e12:.2f} TFLOP")
     print("  " + ", ".join(f"{name} {us:.0f}" for name, us in sorted(groups.items(), key=lambda p: -p[1])), "µs")
     for name, (launches, us) in list(kernels.items())[:most]:
         print(f"  {us:8.1f} µs {launches:6.1f} x  {name[:110]}")

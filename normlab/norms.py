@@ -27,6 +27,7 @@ __all__ = [
     "LayerNorm",
     "Norm",
     "RMSNorm",
+    "autocast_dtype",
     "l2_norm",
     "layer_norm",
     "norm",
@@ -42,6 +43,15 @@ Gain = Literal["plain", "offset", "none"]
 def widen(x: torch.Tensor) -> torch.Tensor:
     """`x` in the dtype used for arithmetic: fp32 for half precision, unchanged otherwise."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def autocast_dtype(x: torch.Tensor) -> torch.dtype | None:
+    """The dtype that autocast casts x to; None if it is off or not available (the meta device)."""
+    kind = x.device.type
+    # By name: torch 2.11 cannot compile torch.amp.is_autocast_available.
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
+        return None
+    return torch.get_autocast_dtype(kind)
 
 
 def rms(x: torch.Tensor) -> torch.Tensor:

@@ -33,6 +33,7 @@ class Layer(nn.Module):
         super().__init__()
         self.block = block
         self.branches = nn.ModuleList(branches)
+        block.note_casts(branches)
         # A block may have no attention at all; masks and caches are not for an MLP.
         self._takes_extras = _kind(branches[0]) != "mlp"
 

@@ -60,7 +60,7 @@ def geodesic_step(
     """
     shape = (max_angle, second_clamp, _decay_first(order), portion)
     if _fused(kernels, x, g, factor, a, b):
-        return _Step.apply(x, g, *_scalars(x, factor, a, b), *shape)
+        return _Step.apply(x, g, *_scalars(x, factor, a, b), *shape, x.dtype)
     return _reference(x, g, factor, a, b, *shape)
 
 
@@ -75,17 +75,19 @@ def geodesic_pair(
     second_clamp: bool = True,
     order: Order = "clamp-first",
     portion: float = 1.0,
+    input_dtype: torch.dtype | None = None,
     kernels: str = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`geodesic_step` with two equal outputs: the residual stream, and the input of the next sublayer.
 
-    The backward kernel adds up their two gradients, which saves a separate addition in memory.
+    The backward kernel adds up their two gradients, which saves a separate addition in memory. The second output has
+    `input_dtype`, by default that of `x`.
     """
     shape = (max_angle, second_clamp, _decay_first(order), portion)
     if _fused(kernels, x, g, factor, a, b):
-        return _Pair.apply(x, g, *_scalars(x, factor, a, b), *shape)
+        return _Pair.apply(x, g, *_scalars(x, factor, a, b), *shape, input_dtype or x.dtype)
     y = _reference(x, g, factor, a, b, *shape)
-    return y, y
+    return y, y.to(input_dtype or x.dtype)
 
 
 def _decay_first(order: str) -> bool:
@@ -183,7 +185,9 @@ _STEP = (
 )
 
 
-@torch.library.custom_op("normlab::geodesic_forward", mutates_args=(), schema=f"({_STEP}) -> Tensor")
+@torch.library.custom_op(
+    "normlab::geodesic_forward", mutates_args=(), schema=f"({_STEP}, ScalarType input_dtype) -> (Tensor y, Tensor seen)"
+)
 def _forward_op(
     x: torch.Tensor,
     g: torch.Tensor,
@@ -194,15 +198,28 @@ def _forward_op(
     second_clamp: bool,
     decay_first: bool,
     portion: float,
-) -> torch.Tensor:
+    input_dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(y, y in `input_dtype`), the second empty if that is the dtype of `x`: an operator returns no tensor twice."""
     from normlab.kernels.fused import geodesic
 
-    return geodesic.forward(x, g, factor, a, b, max_angle, second_clamp, decay_first, portion)
+    return geodesic.forward(x, g, factor, a, b, max_angle, second_clamp, decay_first, portion, input_dtype)
 
 
 @_forward_op.register_fake
-def _(x: torch.Tensor, *_: Any) -> torch.Tensor:
-    return x.new_empty(x.shape)
+def _(
+    x: torch.Tensor,
+    g: torch.Tensor,
+    factor: torch.Tensor,
+    a: torch.Tensor | None,
+    b: torch.Tensor | None,
+    max_angle: float,
+    second_clamp: bool,
+    decay_first: bool,
+    portion: float,
+    input_dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return x.new_empty(x.shape), x.new_empty(x.shape if input_dtype != x.dtype else 0, dtype=input_dtype)
 
 
 @torch.library.custom_op(
@@ -255,12 +272,13 @@ class _Step(torch.autograd.Function):
         second_clamp: bool,
         decay_first: bool,
         portion: float,
+        input_dtype: torch.dtype,
     ) -> Any:
-        return _forward_op(x, g, factor, a, b, max_angle, second_clamp, decay_first, portion)
+        return _forward_op(x, g, factor, a, b, max_angle, second_clamp, decay_first, portion, input_dtype)[0]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        tensors, ctx.shape = inputs[:5], inputs[5:]
+        tensors, ctx.shape = inputs[:5], inputs[5:9]
         # The gradient of an unused output is then None, not a tensor of zeros.
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
@@ -269,12 +287,12 @@ class _Step(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
         d_state, d_input = grads if len(grads) == 2 else (grads[0], None)
         if d_state is None and d_input is None:
-            return (None,) * 9
+            return (None,) * 10
         x, g, factor, a, b = ctx.saved_tensors
         dx, dg, scalars = _backward_op(x, g, factor, a, b, *ctx.shape, d_state, d_input)
         rest = iter(scalars.unbind(0))
         da, db = (None if scalar is None else next(rest).to(scalar.dtype).view_as(scalar) for scalar in (a, b))
-        return dx, dg, None, da, db, None, None, None, None
+        return dx, dg, None, da, db, None, None, None, None, None
 
 
 class _Pair(_Step):
@@ -289,6 +307,7 @@ class _Pair(_Step):
         second_clamp: bool,
         decay_first: bool,
         portion: float,
+        input_dtype: torch.dtype,
     ) -> Any:
-        y = _forward_op(x, g, factor, a, b, max_angle, second_clamp, decay_first, portion)
-        return y, y.view_as(y)
+        y, seen = _forward_op(x, g, factor, a, b, max_angle, second_clamp, decay_first, portion, input_dtype)
+        return y, y.view_as(y) if input_dtype == x.dtype else seen

@@ -19,21 +19,30 @@ def sphere_lerp(
 ) -> torch.Tensor:
     """n(h + α ⊙ (n(g) − h)) on the last dimension, n(v) = v/√(Σv² + eps²), in the dtype of `h`."""
     _check(h, g, alpha)
-    return _Lerp.apply(h, g, alpha, eps) if _fused(kernels, h, g, alpha) else _lerp(h, g, alpha, eps)
+    if _fused(kernels, h, g, alpha):
+        return _Lerp.apply(h, g, alpha, eps, h.dtype)
+    return _lerp(h, g, alpha, eps)
 
 
 def sphere_lerp_pair(
-    h: torch.Tensor, g: torch.Tensor, alpha: torch.Tensor, eps: float, *, kernels: str = "auto"
+    h: torch.Tensor,
+    g: torch.Tensor,
+    alpha: torch.Tensor,
+    eps: float,
+    *,
+    input_dtype: torch.dtype | None = None,
+    kernels: str = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`sphere_lerp` with two equal outputs: the residual stream, and the input of the next sublayer.
 
-    The backward kernel adds up their two gradients, which saves a separate addition in memory.
+    The backward kernel adds up their two gradients, which saves a separate addition in memory. The second output has
+    `input_dtype`, by default that of `h`.
     """
     _check(h, g, alpha)
     if _fused(kernels, h, g, alpha):
-        return _LerpPair.apply(h, g, alpha, eps)
+        return _LerpPair.apply(h, g, alpha, eps, input_dtype or h.dtype)
     y = _lerp(h, g, alpha, eps)
-    return y, y
+    return y, y.to(input_dtype or h.dtype)
 
 
 def unit_rows_(weight: torch.Tensor, axis: int = -1, *, kernels: str = "auto") -> None:
@@ -83,17 +92,24 @@ def _packed(kernels: str, weight: torch.Tensor) -> bool:
 
 
 @torch.library.custom_op(
-    "normlab::lerp_forward", mutates_args=(), schema="(Tensor h, Tensor g, Tensor alpha, float eps) -> Tensor"
+    "normlab::lerp_forward",
+    mutates_args=(),
+    schema="(Tensor h, Tensor g, Tensor alpha, float eps, ScalarType input_dtype) -> (Tensor y, Tensor seen)",
 )
-def _forward_op(h: torch.Tensor, g: torch.Tensor, alpha: torch.Tensor, eps: float) -> torch.Tensor:
+def _forward_op(
+    h: torch.Tensor, g: torch.Tensor, alpha: torch.Tensor, eps: float, input_dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(y, y in `input_dtype`), the second empty if that is the dtype of `h`: an operator returns no tensor twice."""
     from normlab.kernels.fused import lerp
 
-    return lerp.lerp_forward(h, g, alpha, eps)
+    return lerp.lerp_forward(h, g, alpha, eps, input_dtype)
 
 
 @_forward_op.register_fake
-def _(h: torch.Tensor, *_: Any) -> torch.Tensor:
-    return h.new_empty(h.shape)
+def _(
+    h: torch.Tensor, g: torch.Tensor, alpha: torch.Tensor, eps: float, input_dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return h.new_empty(h.shape), h.new_empty(h.shape if input_dtype != h.dtype else 0, dtype=input_dtype)
 
 
 @torch.library.custom_op(
@@ -143,12 +159,12 @@ def _(weight: torch.Tensor, axis: int) -> None:
 
 class _Lerp(torch.autograd.Function):
     @staticmethod
-    def forward(h: torch.Tensor, g: torch.Tensor, alpha: torch.Tensor, eps: float) -> Any:
-        return _forward_op(h, g, alpha, eps)
+    def forward(h: torch.Tensor, g: torch.Tensor, alpha: torch.Tensor, eps: float, input_dtype: torch.dtype) -> Any:
+        return _forward_op(h, g, alpha, eps, input_dtype)[0]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        h, g, alpha, ctx.eps = inputs
+        h, g, alpha, ctx.eps, _ = inputs
         # The gradient of an unused output is then None, not a tensor of zeros.
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(h, g, alpha)
@@ -157,12 +173,12 @@ class _Lerp(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
         d_state, d_input = (*grads, None)[:2]
         if d_state is None and d_input is None:
-            return None, None, None, None
-        return *_backward_op(*ctx.saved_tensors, ctx.eps, d_state, d_input), None
+            return (None,) * 5
+        return *_backward_op(*ctx.saved_tensors, ctx.eps, d_state, d_input), None, None
 
 
 class _LerpPair(_Lerp):
     @staticmethod
-    def forward(h: torch.Tensor, g: torch.Tensor, alpha: torch.Tensor, eps: float) -> Any:
-        y = _forward_op(h, g, alpha, eps)
-        return y, y.view_as(y)
+    def forward(h: torch.Tensor, g: torch.Tensor, alpha: torch.Tensor, eps: float, input_dtype: torch.dtype) -> Any:
+        y, seen = _forward_op(h, g, alpha, eps, input_dtype)
+        return y, y.view_as(y) if input_dtype == h.dtype else seen

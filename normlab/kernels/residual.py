@@ -7,7 +7,8 @@
 
 Pre-Norm has a read norm, Post-Norm and its variants a write norm, Peri-LN shape and read norms, KEEL write and read
 norms; a norm on its own is a read norm without an update. State and input are two outputs. One backward kernel takes
-both of their gradients, so no separate addition is needed where they join.
+both of their gradients, so no separate addition is needed where they join. The input may have a dtype of its own: under
+autocast the branch would cast it in a pass over memory, and its gradient in another.
 """
 
 # torch annotates autograd functions, custom operators and some tensor methods only in part.
@@ -15,6 +16,7 @@ both of their gradients, so no separate addition is needed where they join.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -58,21 +60,24 @@ def residual_step(
     write: Affine | None = None,
     read: Affine | None = None,
     scale: Tensor | None = None,
+    input_dtype: torch.dtype | None = None,
     kernels: str = "auto",
 ) -> tuple[Tensor, Tensor]:
     """Returns (state, input) as in the module's formula, on the last dimension.
 
     `keep`, `step` and `scale` are zero-dimensional tensors; None stands for 1. With `g` None only `read` is applied.
+    The input has `input_dtype`, by default the dtype of the state, which is that of `x`.
     """
+    input_dtype = input_dtype or x.dtype
     if backends.choose(kernels, x) == "triton" and (g is None or g.dtype != torch.float64):
         affines = [_flat(affine) for affine in (shape, write, read)]
         # A kernel cannot read scalars from host memory.
         keep, step, scale = (None if c is None else c.to(x.device) for c in (keep, step, scale))
         return _Fused.apply(x, g, keep, step, scale, *affines[0][0], *affines[1][0], *affines[2][0],
-                            tuple(affine[1] for affine in affines))  # fmt: skip
+                            tuple(affine[1] for affine in affines), input_dtype)  # fmt: skip
     state = x if g is None else weighted(keep, widen(x)) + weighted(step, apply(shape, g))
     state = apply(write, state).to(x.dtype) if g is not None else x
-    return state, state if read is None else weighted(scale, apply(read, state)).to(x.dtype)
+    return state, (state if read is None else weighted(scale, apply(read, state))).to(input_dtype)
 
 
 def weighted(weight: Tensor | None, x: Tensor) -> Tensor:
@@ -105,19 +110,31 @@ def _forward(
     kinds: list[int],
     eps: list[float],
     offsets: list[bool],
+    input_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     from normlab.kernels.fused import residual
 
-    return residual.forward(x, g, constants, affines, kinds, eps, offsets)
+    return residual.forward(x, g, constants, affines, kinds, eps, offsets, input_dtype)
 
 
 @_forward.register_fake
 def _(
-    x: Tensor, g: Tensor | None, constants: list[Tensor | None], affines: list[Tensor | None], kinds: list[int], *_: Any
+    x: Tensor,
+    g: Tensor | None,
+    constants: list[Tensor | None],
+    affines: list[Tensor | None],
+    kinds: list[int],
+    eps: list[float],
+    offsets: list[bool],
+    input_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    state = torch.empty_like(x, memory_format=torch.contiguous_format) if g is not None else x.new_empty(0)
-    seen = torch.empty_like(x, memory_format=torch.contiguous_format) if kinds[2] else x.new_empty(0)
-    return state, seen
+    state = x.new_empty(x.shape if g is not None else 0)
+    return state, x.new_empty(x.shape if has_input(x, kinds, input_dtype) else 0, dtype=input_dtype)
+
+
+def has_input(x: Tensor, kinds: Sequence[int], input_dtype: torch.dtype) -> bool:
+    """Whether the branch's input is a tensor of its own, and not the state."""
+    return bool(kinds[2]) or input_dtype != x.dtype
 
 
 @torch.library.custom_op("normlab::residual_backward", mutates_args=())
@@ -132,13 +149,14 @@ def _backward(
     offsets: list[bool],
     d_state: Tensor | None,
     d_input: Tensor | None,
+    state_dtype: torch.dtype,
     update_dtype: torch.dtype,
     separate: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     from normlab.kernels.fused import residual
 
     return residual.backward(
-        x, g, state, constants, affines, kinds, eps, offsets, d_state, d_input, update_dtype, separate
+        x, g, state, constants, affines, kinds, eps, offsets, d_state, d_input, state_dtype, update_dtype, separate
     )
 
 
@@ -154,19 +172,20 @@ def _(
     offsets: list[bool],
     d_state: Tensor | None,
     d_input: Tensor | None,
+    state_dtype: torch.dtype,
     update_dtype: torch.dtype,
     separate: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     like = d_state if d_state is not None else d_input
     assert like is not None
-    dx = torch.empty_like(like, memory_format=torch.contiguous_format)
+    dx = torch.empty_like(like, dtype=state_dtype, memory_format=torch.contiguous_format)
     dg = torch.empty_like(dx, dtype=update_dtype) if separate else dx.new_empty(0)
     wanted = sum(affine is not None for affine in affines)
     return dx, dg, dx.new_empty((wanted, dx.shape[-1]), dtype=torch.float32)
 
 
 class _Fused(torch.autograd.Function):
-    """Autograd of the fused step. Without a read norm both outputs view one tensor, each with its own gradient."""
+    """Autograd of the fused step. If state and input are equal, both view one tensor, each with its own gradient."""
 
     @staticmethod
     def forward(
@@ -182,17 +201,18 @@ class _Fused(torch.autograd.Function):
         rg: Tensor | None,
         rb: Tensor | None,
         places: tuple[_Place, ...],
+        input_dtype: torch.dtype,
     ) -> Any:
         kinds, eps, offsets = ([place[i] for place in places] for i in range(3))
         state, seen = torch.ops.normlab.residual_forward(
-            x, g, [keep, step, scale], [sg, sb, wg, wb, rg, rb], kinds, eps, offsets
+            x, g, [keep, step, scale], [sg, sb, wg, wb, rg, rb], kinds, eps, offsets, input_dtype
         )
         state = x.view_as(x) if g is None else state
-        return state, seen if kinds[2] else state.view_as(state)
+        return state, seen if has_input(x, [place.kind for place in places], input_dtype) else state.view_as(state)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        x, g, keep, step, scale, *affines, places = inputs
+        x, g, keep, step, scale, *affines, places, _ = inputs
         ctx.set_materialize_grads(False)
         ctx.places, ctx.has_update = places, g is not None
         ctx.dtypes = x.dtype, x.dtype if g is None else g.dtype
@@ -215,9 +235,9 @@ class _Fused(torch.autograd.Function):
             keep is not None or step is not None or bool(kinds[0]) or ctx.dtypes[0] != ctx.dtypes[1]
         )
         dx, dg, gains = torch.ops.normlab.residual_backward(
-            x, g, state, [keep, step, scale], affines, kinds, eps, offsets, d_state, d_input, ctx.dtypes[1], separate
+            x, g, state, [keep, step, scale], affines, kinds, eps, offsets, d_state, d_input, *ctx.dtypes, separate
         )
         rest = iter(gains.unbind(0))
         found = [None if a is None else next(rest).to(a.dtype) for a in affines]
         update = None if not ctx.has_update else dg if separate else dx
-        return dx, update, None, None, None, *found, None
+        return dx, update, None, None, None, *found, None, None

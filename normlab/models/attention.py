@@ -43,6 +43,7 @@ class Attention(Sublayer):
     """
 
     branch_kind = "attention"
+    casts_input = True
     offers = frozenset({"q-norm", "k-norm", "v-norm", "qk-after-rotary", "softmax-scale"})
 
     def __init__(

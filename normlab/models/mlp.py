@@ -57,6 +57,8 @@ class FeedForward(Sublayer):
 class MLP(FeedForward):
     """A feed-forward sublayer. Gate and up are one fused matrix, with the gate first."""
 
+    casts_input = True
+
     def __init__(self, dim: int, hidden: int, kind: str = "swiglu", bias: bool = False) -> None:
         super().__init__(dim, hidden, kind)
         if self.gated:

@@ -21,7 +21,8 @@ from torch import nn
 
 from normlab.errors import NormLabError
 from normlab.models.mlp import MLP, FeedForward
-from normlab.models.sublayer import autocast_dtype, check_positive, product_dtype
+from normlab.models.sublayer import check_positive, product_dtype
+from normlab.norms import autocast_dtype
 from normlab.roles import Spec
 
 _grouped_mm = getattr(F, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)

@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from normlab.errors import NormLabError, unknown
-from normlab.norms import widen
+from normlab.norms import autocast_dtype, widen
 from normlab.schemes.contract.blocks import has_hooks
 from normlab.schemes.contract.site import Kind
 
@@ -26,6 +26,9 @@ class Sublayer(nn.Module):
 
     kernels: str = "reference"
     """Which kernels to use: auto, reference or triton; set by the model."""
+
+    casts_input: bool = False
+    """Whether the input goes to one linear layer alone, which casts it under autocast."""
 
     def accept(self, need: str, module: nn.Module | float) -> None:
         """Put `module` into the slot `need`; raises if it is filled already."""
@@ -76,15 +79,6 @@ def product_dtype(x: torch.Tensor, weight: torch.Tensor) -> torch.dtype:
     if weight.dtype == torch.float64:
         return weight.dtype
     return autocast_dtype(x) or weight.dtype
-
-
-def autocast_dtype(x: torch.Tensor) -> torch.dtype | None:
-    """The dtype that autocast casts x to; None if it is off or not available (the meta device)."""
-    kind = x.device.type
-    # By name: torch 2.11 cannot compile torch.amp.is_autocast_available.
-    if kind == "meta" or not torch.is_autocast_enabled(kind):
-        return None
-    return torch.get_autocast_dtype(kind)
 
 
 def check_positive(owner: str, **sizes: int) -> None:

@@ -22,7 +22,7 @@ from normlab.schemes.contract.blocks import Block
 from normlab.schemes.contract.bound_scheme import BoundScheme
 from normlab.schemes.contract.law import Law, Motion, Value, on_sphere
 from normlab.schemes.contract.learnt import first_steps, mean
-from normlab.schemes.contract.parts import ConstantScale, Seen, Step, ToSphere, Write, read_state
+from normlab.schemes.contract.parts import ConstantScale, Seen, Step, ToSphere, Write, input_dtype, read_state
 from normlab.schemes.contract.scheme import Scheme
 from normlab.schemes.contract.site import Site
 
@@ -168,8 +168,10 @@ class Geodesic(Write):
     ) -> tuple[torch.Tensor, Seen]:
         if backends.choose(kernels, state) != "triton" or not isinstance(shape, nn.Identity):
             return super().write_and_read(state, update, shape, read, kernels)
-        state, seen = geodesic_pair(state, update, **self._options(), kernels=kernels)
-        return (state, seen) if isinstance(read, nn.Identity) else read_state(state, read, kernels)
+        plain = isinstance(read, nn.Identity)
+        dtype = input_dtype(read, state) if plain else state.dtype
+        state, seen = geodesic_pair(state, update, **self._options(), input_dtype=dtype, kernels=kernels)
+        return (state, seen) if plain else read_state(state, read, kernels)
 
     def _options(self) -> dict[str, Any]:
         a, b = self._map()

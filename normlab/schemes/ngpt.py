@@ -32,6 +32,7 @@ from normlab.schemes.contract.parts import (
     ToSphere,
     Write,
     factor,
+    input_dtype,
     read_state,
 )
 from normlab.schemes.contract.scheme import Scheme
@@ -154,8 +155,10 @@ class SphereLerp(Write):
     ) -> tuple[torch.Tensor, Seen]:
         if backends.choose(kernels, state) != "triton" or not isinstance(shape, nn.Identity):
             return super().write_and_read(state, update, shape, read, kernels)
-        state, seen = sphere_lerp_pair(state, update, self.step_size(), self.eps, kernels=kernels)
-        return (state, seen) if isinstance(read, nn.Identity) else read_state(state, read, kernels)
+        plain = isinstance(read, nn.Identity)
+        dtype = input_dtype(read, state) if plain else state.dtype
+        state, seen = sphere_lerp_pair(state, update, self.step_size(), self.eps, input_dtype=dtype, kernels=kernels)
+        return (state, seen) if plain else read_state(state, read, kernels)
 
     def rms_bound(self, state: float, update: float) -> float:
         return 1.0 / math.sqrt(self.alpha.weight.shape[-1])

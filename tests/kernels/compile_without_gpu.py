@@ -1,6 +1,6 @@
 """Compile the kernels of a step for compute capability 9.0, without a GPU: every launch compiles and runs nothing.
 
-`python -m tests.kernels.compile_without_gpu two|many|coefficients|dynamic WIDTH` prints one line per kernel: name,
+`python -m tests.kernels.compile_without_gpu one|two|many|coefficients|dynamic WIDTH` prints one line per kernel: name,
 warps, shared memory, registers of a thread, and bytes that it spills. The interpreter accepts code that the compiler
 refuses, so parity alone does not say that a kernel can run. Not under TRITON_INTERPRET, which replaces the compiler.
 """
@@ -24,8 +24,11 @@ from normlab.kernels.fused import (
     dual,
     dynamic_streams,
     dynamic_streams_gradient,
+    geodesic,
     launch,
+    lerp,
     normalised_projection,
+    residual,
     sinkhorn,
     streams,
     streams_gradient,
@@ -66,6 +69,21 @@ def _registers(binary: bytes) -> tuple[str, ...]:
     found = re.search(r"REG:(\d+) STACK:(\d+)", told.stdout)
     assert found is not None, told.stdout
     return found.groups()
+
+
+def one_stream(dim: int) -> None:
+    """An fp32 state whose branches have bf16 inputs, as in training under autocast."""
+    x, g, gain = torch.zeros(64, dim), torch.zeros(64, dim).bfloat16(), torch.ones(dim)
+    for kinds in ([0, 0, 1], [0, 1, 0], [1, 0, 1]):
+        affines = [gain if kinds[place // 2] and place % 2 == 0 else None for place in range(6)]
+        options = ([None] * 3, affines, kinds, [1e-6] * 3, [False] * 3)
+        state, seen = residual.forward(x, g, *options, torch.bfloat16)
+        residual.backward(x, g, state, *options, x, seen, torch.float32, torch.bfloat16, True)
+    one = torch.ones(1)
+    _, seen = geodesic.forward(x, g, one, one, one, 0.8, True, False, 1.0, torch.bfloat16)
+    geodesic.backward(x, g, one, one, one, 0.8, True, False, 1.0, x, seen)
+    _, seen = lerp.lerp_forward(x, g, gain, 1e-6, torch.bfloat16)
+    lerp.lerp_backward(x, g, gain, 1e-6, x, seen)
 
 
 def two_streams(dim: int) -> None:
@@ -125,5 +143,11 @@ if __name__ == "__main__":
     JITFunction.run = compile_only
     launch._multiprocessors = lambda device: 132
     launch._shared_memory = lambda device: 228 * 1024
-    steps = {"two": two_streams, "many": many_streams, "coefficients": coefficients, "dynamic": dynamic}
+    steps = {
+        "one": one_stream,
+        "two": two_streams,
+        "many": many_streams,
+        "coefficients": coefficients,
+        "dynamic": dynamic,
+    }
     steps[sys.argv[1]](int(sys.argv[2]))

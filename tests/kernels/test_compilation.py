@@ -13,6 +13,7 @@ pytest.importorskip("triton", reason="kernels are compiled by Triton")
 
 PAIR = {"_forward", "_backward", "_sum"}
 KERNELS = {
+    "one": PAIR,
     "two": PAIR,
     "many": PAIR,
     "coefficients": PAIR,

@@ -10,6 +10,7 @@ import torch
 import normlab
 from normlab.models import MLP, Attention
 from normlab.schemes.contract.parts import split_read
+from tests.kernels.graphs import compiled_graphs, count
 from tests.matrix import parametrize
 
 pytestmark = pytest.mark.filterwarnings(
@@ -66,6 +67,71 @@ def floor(spec: str) -> float:
     """Size of the terms of the smallest gradients."""
     # While streams are alike, a coefficient before a norm has no gradient: what is left are roundings of its terms.
     return 0.1 if normlab.scheme(spec).streams > 2 else 1e-2
+
+
+class Foreign(torch.nn.Linear):
+    """A branch that does not say that it casts its input."""
+
+
+def autocast_run(spec: str, kernels: str, casts: bool) -> list[torch.Tensor]:
+    stack = build(spec, kernels)
+    for layer in stack.layers:
+        for branch in layer.branches:
+            branch.casts_input = casts
+        layer.block.note_casts(layer.branches)
+    # fp16: Triton's interpreter rounds it as torch does, which it does not with bf16.
+    with torch.autocast(torch.get_default_device().type, torch.float16):
+        return run(stack, torch.randn(2, 5, DIM, generator=seeded(3), device=torch.get_default_device()))
+
+
+CASTS = ["pre", "geonorm", "spannorm", "ngpt", "peri"]
+
+
+@parametrize("spec", SPECS, quick=CASTS)
+def test_inputs_in_the_dtype_of_autocast_change_nothing(spec):
+    for kernels in ("triton", "reference"):
+        for narrow, cast in zip(autocast_run(spec, kernels, True), autocast_run(spec, kernels, False), strict=True):
+            assert torch.equal(narrow, cast)
+
+
+@parametrize("spec", [*CASTS, "post", "lns", "deepnorm", "keel"], quick=CASTS)
+def test_branches_are_handed_the_dtype_of_autocast(spec, monkeypatch):
+    stack, seen = build(spec, "triton"), []
+    for kind in (Attention, MLP):
+        # Not a hook: blocks with hooks are not fused with each other.
+        forward = kind.forward
+        monkeypatch.setattr(kind, "forward", lambda self, x, forward=forward: seen.append(x.dtype) or forward(self, x))
+    with torch.autocast(torch.get_default_device().type, torch.bfloat16):
+        state = stack(torch.randn(2, 5, DIM))
+    # The first branch may read the entry, which no step has written.
+    assert seen[1:] == [torch.bfloat16] * (2 * DEPTH - 1)
+    assert state.dtype == torch.float32
+    seen.clear()
+    stack(torch.randn(2, 5, DIM))
+    assert set(seen) == {torch.float32}
+
+
+@parametrize("spec", CASTS, quick=["pre"])
+def test_compiled_stacks_cast_no_input(spec, request):
+    request.getfixturevalue("no_default_device")
+    stack = build(spec, "triton")
+    with torch.autocast("cpu", torch.bfloat16):
+        graphs = compiled_graphs(stack, torch.randn(2, 5, DIM).requires_grad_())
+    casts = [count(nodes, "aten._to_copy", (2, 5, DIM)) for nodes in graphs]
+    # The entry is no fused step; its cast is one forward and one backward if the first branch reads it as it is.
+    entry = isinstance(stack.layers[0].block.first_read, torch.nn.Identity)
+    assert casts == [entry, entry]
+
+
+def test_foreign_branches_are_handed_the_dtype_of_the_state():
+    blocks = [(Foreign(DIM, DIM), Foreign(DIM, DIM)) for _ in range(DEPTH)]
+    stack, seen = normlab.Stack("pre", blocks, DIM, kernels="triton"), []
+    for block in blocks:
+        for branch in block:
+            branch.register_forward_pre_hook(lambda module, given: seen.append(given[0].dtype))
+    with torch.autocast(torch.get_default_device().type, torch.bfloat16):
+        stack(torch.randn(2, 5, DIM))
+    assert seen == [torch.float32] * (2 * DEPTH)
 
 
 QUICK = ["pre", "post", "peri", "geonorm", "ngpt", "spannorm", "hybrid", "dual", "mhc(rounds=2)", "pre(norm='dyt')"]

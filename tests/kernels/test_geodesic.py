@@ -252,6 +252,21 @@ def test_one_output():
         assert torch.allclose(got, want, atol=1e-4)
 
 
+@pytest.mark.parametrize("kernels", ["triton", "reference"])
+def test_an_input_of_its_own_dtype_is_the_cast_one(kernels):
+    case = random(64, "learned", update=torch.float16, rows=(61,))
+    found = []
+    for dtype in (torch.float16, None):
+        state, seen = geodesic_pair(
+            case.x, case.g, 0.5, case.max_angle, a=case.a, b=case.b, input_dtype=dtype, kernels=kernels
+        )
+        assert seen.dtype == dtype or F32
+        gradients = torch.autograd.grad([state, seen.half()], case.leaves(), [case.d_state, case.d_input.half()])
+        found.append((state, seen.half(), *gradients))
+    for narrow, cast in zip(*found, strict=True):
+        assert torch.equal(narrow, cast)
+
+
 def test_two_runs_give_the_same_bits():
     case = random(64, "learned", rows=(300,))
     for one, other in zip(case.fused(), case.fused(), strict=True):
@@ -274,7 +289,8 @@ def test_operators_are_well_formed(name, decay_first):
     inputs = (*inputs, *(None if t is None else t.detach() for t in (case.a, case.b)), math.pi / 4, True)
     inputs = (*inputs, decay_first, 0.5)
     tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
-    torch.library.opcheck(ops.geodesic_forward.default, inputs, test_utils=tests)
+    for dtype in (BF16, torch.float16):
+        torch.library.opcheck(ops.geodesic_forward.default, (*inputs, dtype), test_utils=tests)
     for ds in ((case.d_state, None), (None, case.d_input), (case.d_state, case.d_input)):
         torch.library.opcheck(ops.geodesic_backward.default, (*inputs, *ds), test_utils=tests)
 

@@ -184,7 +184,8 @@ def test_gradient_only_where_it_is_wanted():
 def test_operators_keep_their_promises():
     h, g, alpha = make((5, 100), BF16, F32)
     d = torch.randn(5, 100).to(BF16)
-    torch.library.opcheck(lerp._forward_op, (h, g, alpha, EPS))
+    for dtype in (BF16, torch.float16):
+        torch.library.opcheck(lerp._forward_op, (h, g, alpha, EPS, dtype))
     for grads in ((d, None), (None, d), (d, d)):
         torch.library.opcheck(lerp._backward_op, (h, g, alpha, EPS, *grads))
     for axis in (-1, -2):
@@ -210,6 +211,19 @@ def test_compiled_step_gives_the_same_bits(use):
     roundings = 0.0 if torch.get_default_device().type == "cpu" else 8 * 2.0**-24
     for one, two in zip(*found, strict=True):
         assert (one - two).abs().max() <= roundings * two.abs().max()
+
+
+@pytest.mark.parametrize("kernels", ["triton", "reference"])
+def test_an_input_of_its_own_dtype_is_the_cast_one(kernels):
+    tensors, weights, found = make((61, 100)), torch.randn(2, 61, 100).half(), []
+    for dtype in (torch.float16, None):
+        inputs = leaves(tensors)
+        state, seen = sphere_lerp_pair(*inputs, EPS, input_dtype=dtype, kernels=kernels)
+        assert seen.dtype == (dtype or torch.float32)
+        ((state * weights[0]).sum() + (seen.half() * weights[1]).sum()).backward()
+        found.append((state, seen.half(), *(t.grad for t in inputs)))
+    for narrow, cast in zip(*found, strict=True):
+        assert torch.equal(narrow, cast)
 
 
 def test_compiled_step_adds_no_gradients_itself():

@@ -151,6 +151,32 @@ def test_shapes_and_strides():
     (state.sum() + seen.sum()).backward()
 
 
+@parametrize("places", PLACES, quick=["pre", "post layer", "none"])
+@parametrize("users", ["state", "input", "state input"], quick=["state input"])
+def test_an_input_of_its_own_dtype_is_the_cast_one(places, users):
+    x, g, options = build(places, 100, torch.float32, update_dtype=torch.float16, rows=(61,))
+    weights = torch.randn(2, 61, 100).half()
+    found = []
+    for dtype in (torch.float16, None):
+        state, seen = residual_step(x, g, **options, input_dtype=dtype, kernels="triton")
+        assert (state.dtype, seen.dtype) == (torch.float32, dtype or torch.float32)
+        outputs = {"state": state, "input": seen.half()}
+        used = [(outputs[name] * w).sum() for name, w in zip(outputs, weights, strict=True) if name in users]
+        gradients = torch.autograd.grad(used, leaves(x, g, options), allow_unused=True)
+        found.append((state, seen.half(), *(t for t in gradients if t is not None)))
+    for narrow, cast in zip(*found, strict=True):
+        assert torch.equal(narrow, cast)
+
+
+def test_a_norm_alone_may_have_an_input_of_its_own_dtype():
+    x, _, options = build("pre", 100, torch.float32)
+    for kernels in ("triton", "reference"):
+        state, seen = residual_step(x, None, **options, input_dtype=torch.float16, kernels=kernels)
+        assert seen.dtype == torch.float16
+        assert torch.equal(seen, residual_step(x, None, **options, kernels=kernels)[1].half())
+        assert torch.equal(state, x)
+
+
 def test_sums_over_rows_are_deterministic():
     x, g, options = build("keel", 64, torch.float32, rows=(61,))
     weights = torch.randn(2, 61, 64, dtype=torch.float64)
@@ -194,9 +220,10 @@ def test_operators_keep_their_contracts():
     rest = ([None, None, None], affines, [0, 1, 1], [0.0, 1e-5, 1e-5], [False, False, False])
     x, g = x.detach(), g.detach()
     tests = ("test_schema", "test_faketensor")
-    torch.library.opcheck(torch.ops.normlab.residual_forward, (x, g, *rest), test_utils=tests)
-    backward = (x, g, None, *rest, x, g, torch.float32, True)
-    torch.library.opcheck(torch.ops.normlab.residual_backward, backward, test_utils=tests)
+    for dtype in (torch.float32, torch.bfloat16):
+        torch.library.opcheck(torch.ops.normlab.residual_forward, (x, g, *rest, dtype), test_utils=tests)
+        backward = (x, g, None, *rest, x, g.to(dtype), torch.float32, torch.float32, True)
+        torch.library.opcheck(torch.ops.normlab.residual_backward, backward, test_utils=tests)
 
 
 def test_checkpointing_changes_nothing():

@@ -91,8 +91,8 @@ def _angle_map(
 
 @triton.jit(do_not_specialize=["rows"])
 def _forward(
-    x_ptr, g_ptr, y_ptr, factor_ptr, a_ptr, b_ptr, rows, max_angle, portion,
-    DIM: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    x_ptr, g_ptr, y_ptr, seen_ptr, factor_ptr, a_ptr, b_ptr, rows, max_angle, portion,
+    DIM: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, COPY: tl.constexpr,
     HAS_A: tl.constexpr, HAS_B: tl.constexpr, SECOND: tl.constexpr, DECAY_FIRST: tl.constexpr,
     NO_STATE: tl.constexpr, FLOOR: tl.constexpr, SMOOTH: tl.constexpr,
 ):  # fmt: skip
@@ -118,8 +118,10 @@ def _forward(
     sinc, versine = _rotation(rate * rate * square)
     versine = tl.where(alive, versine, 0.0)
     gain = tl.where(alive, rate * sinc, 0.0)
-    y = x - versine[:, None] * x + gain[:, None] * v
-    tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=mask)
+    y = (x - versine[:, None] * x + gain[:, None] * v).to(y_ptr.dtype.element_ty)
+    tl.store(y_ptr + at, y, mask=mask)
+    if COPY:
+        tl.store(seen_ptr + at, y.to(seen_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -193,23 +195,25 @@ def _backward(
 
 
 def forward(
-    x, g, factor, a, b, max_angle: float, second_clamp: bool, decay_first: bool, portion: float
-) -> torch.Tensor:
-    """The geodesic step; reads x and g once and writes y once."""
+    x, g, factor, a, b, max_angle: float, second_clamp: bool, decay_first: bool, portion: float, input_dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The geodesic step, and its copy in `input_dtype` if that differs; reads x and g once and writes each once."""
+    copies = input_dtype != x.dtype
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    seen = x.new_empty(x.shape if copies else 0, dtype=input_dtype)
     if x.numel() == 0:
-        return y
+        return y, seen
     flat_x, flat_g = launch.as_rows(x), launch.as_rows(g)
     rows, dim = flat_x.shape
     tile = launch.tile(dim)
     with torch.cuda.device_of(x):
         _forward[(triton.cdiv(rows, tile.rows),)](
-            flat_x, flat_g, y, factor, _pointer(a, x), _pointer(b, x), rows, max_angle, portion,
-            DIM=dim, BLOCK=tile.block, ROWS=tile.rows,
+            flat_x, flat_g, y, seen, factor, _pointer(a, x), _pointer(b, x), rows, max_angle, portion,
+            DIM=dim, BLOCK=tile.block, ROWS=tile.rows, COPY=copies,
             HAS_A=a is not None, HAS_B=b is not None, SECOND=second_clamp, DECAY_FIRST=decay_first,
             NO_STATE=NO_STATE, FLOOR=FLOOR, SMOOTH=SMOOTH, num_warps=tile.warps,
         )  # fmt: skip
-    return y
+    return y, seen
 
 
 def backward(

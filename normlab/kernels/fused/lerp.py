@@ -37,17 +37,22 @@ _L2 = 24 * 1024 * 1024
 _TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
 
 
-def lerp_forward(h: torch.Tensor, g: torch.Tensor, alpha: torch.Tensor, eps: float) -> torch.Tensor:
+def lerp_forward(
+    h: torch.Tensor, g: torch.Tensor, alpha: torch.Tensor, eps: float, input_dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    copies = input_dtype != h.dtype
     y = torch.empty(h.shape, dtype=h.dtype, device=h.device)
+    seen = torch.empty(h.shape if copies else 0, dtype=input_dtype, device=h.device)
     state, update = launch.as_rows(h), launch.as_rows(g)
     rows, dim = state.shape
     plan = launch.tile(dim)
     if rows:
         with torch.cuda.device_of(h):
             _forward[(triton.cdiv(rows, plan.rows),)](
-                state, update, alpha.contiguous(), y, rows, eps**2, dim, plan.rows, plan.block, num_warps=plan.warps
-            )
-    return y
+                state, update, alpha.contiguous(), y, seen, rows, eps**2,
+                dim, plan.rows, plan.block, copies, num_warps=plan.warps,
+            )  # fmt: skip
+    return y, seen
 
 
 def lerp_backward(
@@ -138,11 +143,13 @@ def _forward(
     g_at,
     alpha_at,
     y_at,
+    seen_at,
     rows,
     eps_square,
     DIM: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    COPY: tl.constexpr,
 ):
     row = tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
@@ -155,7 +162,10 @@ def _forward(
     g = tl.load(g_at + at, mask=inside, other=0.0).to(tl.float32)
     target, _ = _unit(g, eps_square)
     y, _ = _unit(h + alpha * (target - h), eps_square)
-    tl.store(y_at + at, y.to(y_at.dtype.element_ty), mask=inside)
+    y = y.to(y_at.dtype.element_ty)
+    tl.store(y_at + at, y, mask=inside)
+    if COPY:
+        tl.store(seen_at + at, y.to(seen_at.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["rows", "tiles"])

@@ -16,6 +16,7 @@ from normlab.kernels.backends import interpreting
 from normlab.kernels.fused.launch import Sweep, as_rows, sweep, visit
 from normlab.kernels.fused.norms import centre, column_values, inverse_size, normalise, normalise_back, sums
 from normlab.kernels.fused.partials import sum_partials
+from normlab.kernels.residual import has_input
 
 # KIND of a place: 0 nothing, 1 RMSNorm, 2 LayerNorm, 3 a scale.
 
@@ -66,7 +67,7 @@ def _forward_tile(
     first, x_ptr, g_ptr, state_ptr, seen_ptr, keep_ptr, step_ptr, scale_ptr,
     sg_ptr, sb_ptr, wg_ptr, wb_ptr, rg_ptr, rb_ptr, rows, s_eps, w_eps, r_eps,
     DIM: tl.constexpr, HAS_G: tl.constexpr, KEEP: tl.constexpr, STEP: tl.constexpr, SCALE: tl.constexpr,
-    SHAPE: tl.constexpr, WRITE: tl.constexpr, READ: tl.constexpr,
+    SHAPE: tl.constexpr, WRITE: tl.constexpr, READ: tl.constexpr, COPY: tl.constexpr,
     SG: tl.constexpr, SB: tl.constexpr, WG: tl.constexpr, WB: tl.constexpr, RG: tl.constexpr, RB: tl.constexpr,
     S_OFF: tl.constexpr, W_OFF: tl.constexpr, R_OFF: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -102,6 +103,8 @@ def _forward_tile(
         if SCALE:
             y *= tl.load(scale_ptr).to(tl.float32)
         tl.store(seen_ptr + place, y.to(seen_ptr.dtype.element_ty), mask=inside)
+    elif COPY:
+        tl.store(seen_ptr + place, state.to(seen_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -109,7 +112,7 @@ def _forward(
     x_ptr, g_ptr, state_ptr, seen_ptr, keep_ptr, step_ptr, scale_ptr, sg_ptr, sb_ptr, wg_ptr, wb_ptr, rg_ptr, rb_ptr,
     rows, s_eps, w_eps, r_eps,
     DIM: tl.constexpr, HAS_G: tl.constexpr, KEEP: tl.constexpr, STEP: tl.constexpr, SCALE: tl.constexpr,
-    SHAPE: tl.constexpr, WRITE: tl.constexpr, READ: tl.constexpr,
+    SHAPE: tl.constexpr, WRITE: tl.constexpr, READ: tl.constexpr, COPY: tl.constexpr,
     SG: tl.constexpr, SB: tl.constexpr, WG: tl.constexpr, WB: tl.constexpr, RG: tl.constexpr, RB: tl.constexpr,
     S_OFF: tl.constexpr, W_OFF: tl.constexpr, R_OFF: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
@@ -119,14 +122,14 @@ def _forward(
         _forward_tile(
             first, x_ptr, g_ptr, state_ptr, seen_ptr, keep_ptr, step_ptr, scale_ptr,
             sg_ptr, sb_ptr, wg_ptr, wb_ptr, rg_ptr, rb_ptr, rows, s_eps, w_eps, r_eps, DIM, HAS_G, KEEP, STEP, SCALE,
-            SHAPE, WRITE, READ, SG, SB, WG, WB, RG, RB, S_OFF, W_OFF, R_OFF, ROWS, BLOCK,
+            SHAPE, WRITE, READ, COPY, SG, SB, WG, WB, RG, RB, S_OFF, W_OFF, R_OFF, ROWS, BLOCK,
         )  # fmt: skip
     else:
         for tile in tl.range(first, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
             _forward_tile(
                 tile, x_ptr, g_ptr, state_ptr, seen_ptr, keep_ptr, step_ptr, scale_ptr,
                 sg_ptr, sb_ptr, wg_ptr, wb_ptr, rg_ptr, rb_ptr, rows, s_eps, w_eps, r_eps, DIM, HAS_G, KEEP, STEP,
-                SCALE, SHAPE, WRITE, READ, SG, SB, WG, WB, RG, RB, S_OFF, W_OFF, R_OFF, ROWS, BLOCK,
+                SCALE, SHAPE, WRITE, READ, COPY, SG, SB, WG, WB, RG, RB, S_OFF, W_OFF, R_OFF, ROWS, BLOCK,
             )  # fmt: skip
 
 
@@ -253,20 +256,22 @@ def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
     return other if tensor is None else tensor
 
 
-def forward(x, g, constants, affines, kinds, eps, offsets) -> tuple[Tensor, Tensor]:
-    """(state, input); the input is empty without a read norm, the state is empty without an update."""
+def forward(x, g, constants, affines, kinds, eps, offsets, input_dtype) -> tuple[Tensor, Tensor]:
+    """(state, input); the input is empty if it equals the state, the state is empty without an update."""
     flat = as_rows(x)
     update = None if g is None else as_rows(g)
     rows, dim = flat.shape
     state = torch.empty(x.shape, dtype=x.dtype, device=x.device) if g is not None else x.new_empty(0)
-    seen = torch.empty(x.shape, dtype=x.dtype, device=x.device) if kinds[2] else x.new_empty(0)
+    own = has_input(x, kinds, input_dtype)
+    seen = torch.empty(x.shape if own else 0, dtype=input_dtype, device=x.device)
     if rows:
         # Two norms in sequence leave the memory idle in between, unless the next row is prefetched.
         walk = visit(dim, rows, (flat, update), ahead=dim > 4096 and kinds[0] in (1, 2))
         pointers = [_or(t, flat) for t in (update, state, seen, *constants, *affines)]
         _forward[(walk.programs,)](
-            flat, *pointers, rows, *eps, DIM=dim, HAS_G=g is not None, **_flags(constants, affines, kinds, offsets),
-            ROWS=walk.tile.rows, BLOCK=walk.tile.block, STAGES=walk.stages, num_warps=walk.tile.warps,
+            flat, *pointers, rows, *eps, DIM=dim, HAS_G=g is not None, COPY=own and not kinds[2],
+            **_flags(constants, affines, kinds, offsets), ROWS=walk.tile.rows, BLOCK=walk.tile.block,
+            STAGES=walk.stages, num_warps=walk.tile.warps,
         )  # fmt: skip
     return state, seen
 
@@ -288,12 +293,12 @@ def _walk(dim: int, rows: int, reads: list[Tensor | None], gains: int, chained: 
 
 
 def backward(
-    x, g, state, constants, affines, kinds, eps, offsets, d_state, d_input, update_dtype, separate
+    x, g, state, constants, affines, kinds, eps, offsets, d_state, d_input, state_dtype, update_dtype, separate
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(dx, dg, gradients of the gains and biases that exist, stacked in order)."""
     given = d_state if d_state is not None else d_input
     dim, rows = given.shape[-1], given.numel() // given.shape[-1]
-    dx = torch.empty(given.shape, dtype=given.dtype, device=given.device)
+    dx = torch.empty(given.shape, dtype=state_dtype, device=given.device)
     dg = torch.empty(given.shape, dtype=update_dtype, device=given.device) if separate else given.new_empty(0)
     wanted = sum(affine is not None for affine in affines)
     flat = [None if t is None else as_rows(t) for t in (x, g, state, d_state, d_input)]

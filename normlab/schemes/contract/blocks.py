@@ -51,6 +51,11 @@ class Block(nn.Module):
         """The module that computes the first branch's input."""
         return self.steps[0].read  # pyright: ignore[reportReturnType]  # ModuleList forgets types
 
+    def note_casts(self, branches: Sequence[object]) -> None:
+        """Note on every `read` whether its branch casts its input (`casts_input`), for `input_dtype`."""
+        for step, branch in self.pairs(branches):
+            step.read.branch_casts = bool(getattr(branch, "casts_input", False))
+
     def pairs(self, branches: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
         """(step, branch) pairs; raises if there are not as many branches as steps."""
         if len(branches) != self.branches:
@@ -142,6 +147,8 @@ class ParallelBlock(Block):
     def share_read(self) -> None:
         """Use one norm for all branches, as GPT-J does."""
         self.shares_read = True
+        # The gradients of several branches are added up, in the dtype of their input.
+        self.first_read.branch_casts = False  # pyright: ignore[reportArgumentType]
         for step in self.steps[1:]:
             step.read = nn.Identity()
 
@@ -149,6 +156,10 @@ class ParallelBlock(Block):
         for step in steps[1:]:
             step.write = Write()
         super().__init__(steps)
+
+    def note_casts(self, branches: Sequence[object]) -> None:
+        if not self.shares_read:
+            super().note_casts(branches)
 
     def run(
         self, state: torch.Tensor, seen: Seen, branches: Sequence[Branch], after: nn.Module

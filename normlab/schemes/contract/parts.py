@@ -30,7 +30,7 @@ from normlab import geometry
 from normlab.errors import NormLabError
 from normlab.kernels import backends
 from normlab.kernels.residual import Affine, residual_step
-from normlab.norms import LayerNorm, Norm, RMSNorm, widen
+from normlab.norms import LayerNorm, Norm, RMSNorm, autocast_dtype, widen
 
 Branch = Callable[[torch.Tensor], torch.Tensor]
 """A sublayer (attention or MLP) as a callable: takes its input, returns the update to the residual stream."""
@@ -252,6 +252,7 @@ class _Residual(Write):
             write=at[0],
             read=behind[0],
             scale=behind[1],
+            input_dtype=input_dtype(read, state),
             kernels=kernels,
         )
 
@@ -290,7 +291,19 @@ def read_state(state: torch.Tensor, read: nn.Module, kernels: str) -> tuple[torc
     found = affine_of(read)
     if backends.choose(kernels, state) != "triton" or found is None or found[0] is None:
         return state, read(state)
-    return residual_step(state, None, read=found[0], scale=found[1], kernels=kernels)
+    dtype = input_dtype(read, state)
+    return residual_step(state, None, read=found[0], scale=found[1], input_dtype=dtype, kernels=kernels)
+
+
+def input_dtype(read: nn.Module, state: torch.Tensor) -> torch.dtype:
+    """The dtype in which a fused step hands over what `read` returns: the state's, or autocast's if the branch casts.
+
+    Under autocast a linear layer casts its input, and the gradient of it back. A fused step that writes the input and
+    reads its gradient in autocast's dtype saves these two passes over memory, and changes no bit of either.
+    """
+    if state.dtype != torch.float32 or not getattr(read, "branch_casts", False):
+        return state.dtype
+    return autocast_dtype(state) or state.dtype
 
 
 class Add(_Residual):

@@ -17,6 +17,8 @@ it is.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -216,6 +218,11 @@ def forward(
     return y, seen
 
 
+def _walk(dim: int, rows: int, reads: Sequence[torch.Tensor]) -> launch.Sweep:
+    """Grid of the backward kernel; the numbers are the best of a search on an H200."""
+    return launch.sweep(dim, rows, reads, elements=2048, per_thread=32, together=4 if dim <= 2048 else 1)
+
+
 def backward(
     x, g, factor, a, b, max_angle: float, second_clamp: bool, decay_first: bool, portion: float, d_state, d_input
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -231,7 +238,7 @@ def backward(
     flat_x, flat_g = launch.as_rows(x), launch.as_rows(g)
     rows, dim = flat_x.shape
     gradients = [launch.as_rows(d) for d in (d_state, d_input) if d is not None]
-    sweep = launch.sweep(dim, rows, (x, g, *gradients), elements=2048, per_thread=32, together=4 if dim <= 2048 else 1)
+    sweep = _walk(dim, rows, (x, g, *gradients))
     tile, programs = sweep.tile, sweep.programs
     partial = torch.empty(wanted, programs, 1, dtype=torch.float32, device=x.device)
     with torch.cuda.device_of(x):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import textwrap
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt  # pyright: ignore[reportMissingImports]  # an extra of its own
 import torch
@@ -30,6 +30,8 @@ LAWS = ("ngpt", "lns", "pre", "peri", "mix", "post")
 """Schemes of that study, in the order of their laws."""
 SERIES = {"token_cosine": ("cosine", "mean cosine"), "effective_rank": ("rank", "effective rank")}
 """Series of a profile: the same observable of a simulation, and its title."""
+LARGE: Any = {"font.size": 15}
+"""For the figures of the README, which are also read on a telephone: 400 pixels wide."""
 TOP = 100.0
 """Upper end of the axis."""
 NEAR = 0.05
@@ -76,21 +78,27 @@ def _size(value: float) -> float:
 
 def draw_growth() -> None:
     """State growth of every scheme: growth.svg."""
-    figure, axes = plt.subplots(figsize=(8, 4.2))
+    figure, axes = plt.subplots(figsize=(4.7, 5.0))
+    axes.set(yscale="log", xlim=(0, DEPTH), ylim=(0.1, TOP), xlabel="block", ylabel="RMS, relative to the entry")
+    axes.set_xticks(range(0, DEPTH + 1, 16))
+    axes.set_yticks([0.1, 1, 10, TOP], ["0.1", "1", "10", "100"])
+    axes.minorticks_off()
+    axes.grid(alpha=0.25)
+    ends: list[End] = []
     groups = together({name: growth(name) for name in normlab.list_schemes()})
     for colour, (names, curve) in zip(plt.get_cmap("tab10").colors, groups, strict=False):  # type: ignore[attr-defined]
-        end = f"×{curve[-1]:.3g}" if curve[-1] < math.inf else "overflows"
-        axes.plot(curve, label=textwrap.fill(f"{', '.join(names)}: {end}", 26), color=colour, linewidth=1.6)
-    axes.set(xlabel="block", ylabel="RMS of the state, relative to the entry", title="State growth at initialisation")
-    axes.set(yscale="log", xlim=(0, DEPTH), ylim=(0.1, TOP))
-    axes.grid(alpha=0.25)
-    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, title="after 48 blocks")
+        axes.plot(curve, color=colour, linewidth=2.0)
+        size = f"×{curve[-1]:.3g}" if curve[-1] < math.inf else "overflows"
+        ends.append(End(textwrap.fill(f"{', '.join(names)}: {size}", 27), curve[-1], colour))
+    name_ends(axes, ends)
+    axes.set_title("State growth at initialisation", fontsize="medium")
+    axes.text(1.11, 1.03, "after 48 blocks", transform=axes.transAxes)
     figure.savefig(FIGURES / "growth.svg", bbox_inches="tight", metadata={"Date": None})
 
 
 def draw_budgets() -> None:
     """Differences to the baseline at every budget of a study, with their intervals: budgets.svg."""
-    figure, axes = plt.subplots(figsize=(8, 3.0))
+    figure, axes = plt.subplots(figsize=(7.1, 3.8))
     arms = sorted(BUDGETS.glob("tokens=*"), key=lambda arm: int(arm.name.removeprefix("tokens=").removesuffix("M")))
     standings = [rank_schemes(Store(arm).rows(), "pre") for arm in arms]
     schemes = [own.scheme for own in standings[0] if own.difference is not None]
@@ -100,18 +108,60 @@ def draw_budgets() -> None:
         at = [at + 0.06 * (place - (len(schemes) - 1) / 2) for at, *_ in known]
         means = [mean for _, mean, *_ in known]
         # One pair of seeds has no interval.
-        ends = [
+        bars = [
             [0.0 if low is None else mean - low for _, mean, low, _ in known],
             [0.0 if high is None else high - mean for _, mean, _, high in known],
         ]
-        axes.errorbar(at, means, yerr=ends, label=scheme, color=colour, marker="o", capsize=3, linewidth=1.2)
-    axes.axhline(0.0, color="0.3", linewidth=0.8)
-    axes.set(ylabel="loss less Pre-Norm's (nats)", title="125M on books: the gain shrinks with the budget")
+        axes.errorbar(at, means, yerr=bars, color=colour, marker="o", capsize=4, linewidth=1.8)
+        axes.annotate(
+            scheme, (at[-1], means[-1]), (11, 0), textcoords="offset points", va="center", backgroundcolor="white"
+        )
+    axes.axhline(0.0, color="0.3", linewidth=1.0)
     axes.set_xticks(range(len(arms)), [f"{arm.name.removeprefix('tokens=')} tokens" for arm in arms])
     axes.set_xlim(-0.4, len(arms) - 0.6)
+    axes.set_yticks([0.0, -0.1, -0.2])
+    axes.set_ylabel("loss less Pre-Norm's (nats)")
     axes.grid(axis="y", alpha=0.25)
-    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+    axes.set_title("125M on books: the gain shrinks with the budget", fontsize="medium")
     figure.savefig(FIGURES / "budgets.svg", bbox_inches="tight", metadata={"Date": None})
+
+
+class End(NamedTuple):
+    """The right end of a curve, and what is written beside it."""
+
+    text: str
+    value: float
+    colour: Any
+
+
+def name_ends(axes: Any, ends: list[End]) -> None:
+    """Write beside the axes what each curve is; names that would run into each other stand apart."""
+    right = axes.get_xlim()[1]
+    at_end = axes.transData.transform([(right, min(_size(end.value), TOP)) for end in ends])
+    aims = [float(y) for _, y in axes.transAxes.inverted().transform(at_end)]
+    line = 1.35 * plt.rcParams["font.size"] / (72.0 * axes.get_position().height * axes.figure.get_figheight())
+    heights = [line * (1 + end.text.count("\n")) for end in ends]
+    for end, aim, middle in zip(ends, aims, spread(aims, heights), strict=True):
+        # A curve that leaves the axes above has no end to point to.
+        start = [(1.0, aim)] if _size(end.value) < TOP else []
+        leader = zip(*start, (1.05, middle), (1.09, middle), strict=True)
+        axes.plot(*leader, color=end.colour, linewidth=1.6, transform=axes.transAxes, clip_on=False)
+        axes.text(1.11, middle, end.text, transform=axes.transAxes, va="center", linespacing=1.1)
+
+
+def spread(aims: list[float], heights: list[float]) -> list[float]:
+    """Middles of labels of these heights near `aims`, between 0 and 1, that do not touch if there is room for all."""
+    order = sorted(range(len(aims)), key=lambda k: -aims[k])
+    places, free = list(aims), 1.0
+    # Down from the top as far as the labels above need, then up again from the bottom.
+    for k in order:
+        places[k] = min(aims[k], free - heights[k] / 2)
+        free = places[k] - heights[k] / 2
+    free = 0.0
+    for k in reversed(order):
+        places[k] = max(places[k], free + heights[k] / 2)
+        free = places[k] + heights[k] / 2
+    return places
 
 
 def draw_depth_use() -> None:
@@ -151,8 +201,9 @@ def mean_profile(scheme: str, series: str, look: int) -> list[float]:
 def main() -> None:
     plt.rcParams.update({"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "normlab"})
     FIGURES.mkdir(exist_ok=True)
-    draw_growth()
-    draw_budgets()
+    with plt.rc_context(LARGE):
+        draw_growth()
+        draw_budgets()
     draw_depth_use()
 
 

@@ -219,7 +219,39 @@ def test_readme_and_cards_have_verdicts_alone(root, tmp_path):
 
 def test_a_scheme_is_named_without_options_and_arm_and_is_a_subject_before_it_is_compared():
     table = {"kind": "bound", "scheme": "pre@no-decay", "against": "pre@decay", "also": ["peri(step=0.1)"]}
-    assert citations.roles(read_rule({**table, "at_least": 1.0}, "a rule")) == {"pre": "subject", "peri": "subject"}
+    rule, study = read_rule({**table, "at_least": 1.0}, "a rule"), read_study("tiny", tomllib.loads(TINY), "tiny")
+    assert citations.roles(study, rule) == {"pre": "subject", "peri": "subject"}
+
+
+@pytest.mark.parametrize(
+    ("value", "arms", "expected"),
+    [
+        # The whole experiment: the schemes that the settings of these arms name, if any.
+        ("disagreements", ["named"], {"post": "subject", "ngpt": "subject"}),
+        ("disagreements", ["usual"], {}),
+        # One of its numbers: the schemes in its path, whatever else is simulated.
+        ("result.verdicts.ngpt(alpha=1.0): tail.measured", ["named"], {"ngpt": "subject"}),
+        (
+            "result.verdicts.peri: tail.measured / result.verdicts.post: tail.measured",
+            ["usual"],
+            {"peri": "subject", "post": "compared"},
+        ),
+    ],
+)
+def test_an_experiment_is_evidence_on_the_schemes_that_it_is_asked_about(value, arms, expected):
+    text = """
+        kind = "simulate"
+        title = "t"
+        cost = "c"
+        arms.named = {experiment = "speed-laws", scheme = ["post", "ngpt(alpha=0.5)"]}
+        arms.usual = {experiment = "speed-laws"}
+        arms.plain = {scheme = ["mix"]}
+        claims = [{name = "n", claim = "c", source = "s", theirs = "t", rule = RULE}]
+    """
+    rule = {"kind": "bound", "scheme": "speed-laws", "value": value, "at_most": 1.0, "exact": True, "arms": arms}
+    inline = ", ".join(f"{key} = {json.dumps(entry)}" for key, entry in rule.items())
+    study = read_study("tiny", tomllib.loads(text.replace("RULE", f"{{{inline}}}")), "tiny")
+    assert citations.roles(study, study.claims[0].rule) == {"speed-laws": "subject", **expected}
 
 
 def test_what_a_file_says_is_text_on_the_page(tmp_path):

@@ -123,12 +123,13 @@ def _table(slug: str, heading: str, table: Table) -> Section | None:
 def _gaps(content: LadderReport, data: dict[str, Any]) -> Section | None:
     if not data["gaps"]:
         return None
+    places = [place for entry in data["gaps"] for place in entry["beyond"]]
     return section(
         "gaps", "Gap over compute", "ladder/gaps.html", entries=data["gaps"], sizes=content.sizes,
         **_common(content),
         is_grid=content.answer.kind == "grid", has_band=any(entry["ribbons"] for entry in data["gaps"]),
-        has_beyond=any(entry["beyond"] for entry in data["gaps"]),
-        has_far=any(place["far"] for entry in data["gaps"] for place in entry["beyond"]),
+        has_beyond=any(not place["refused"] for place in places),
+        has_refused=any(place["refused"] for place in places), has_far=any(place["far"] for place in places),
         has_seeds=any(len(cell["seeds"]) > 1 for entry in data["gaps"] for cell in entry["cells"]),
         has_short=any(cell["short"] for entry in data["gaps"] for cell in entry["cells"]),
         has_left_out=any(not cell["usable"] for entry in data["gaps"] for cell in entry["cells"]),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from normlab.ladders.report.content import LadderReport, best_interval, mean_gap
 from normlab.ladders.report.design import RateSearchFacts
 from normlab.ladders.statistics.answer import CellGap, HeldOut, Interval, Projection, SchemeAnswer, place_name
-from normlab.pages.numbers import format_count
+from normlab.pages.numbers import format_count, join_names
 
 FAR = 30.0
 """Places at more than this multiple of the top's compute are drawn on request only."""
@@ -35,8 +36,9 @@ def _gaps(content: LadderReport, own: SchemeAnswer) -> dict[str, Any]:
         "scheme": content.schemes.index(own.scheme),
         "cells": [_cell(cell) for cell in own.cells if cell.differences],
         "ribbons": _ribbons(content, own),
-        "top": max((cell.flops for cell in own.cells if cell.is_usable), default=0.0),
-        "beyond": [_beyond(projection) for projection in _by_compute(own)],
+        "top": own.top.flops if own.top else 0.0,
+        "beyond": [_refused(place) if is_refused(own, place) else _beyond(place) for place in _by_compute(own)],
+        "caption": _caption(own),
     }
 
 
@@ -53,16 +55,21 @@ def _cell(cell: CellGap) -> Point:
 def _ribbons(content: LadderReport, own: SchemeAnswer) -> list[list[Point]]:
     """Bands of the gap: through the budgets of each size on a grid, through all sizes on a path, and on beyond the top.
 
-    Cells of different sizes can have the same compute and different gaps, so a grid has no single band.
+    Cells of different sizes can have the same compute and different gaps, so a grid has no single band. Cells that are
+    left out above the top of the fit are beyond it, too.
     """
-    fitted = sorted((cell for cell in own.cells if cell.gap is not None), key=lambda cell: cell.flops)
+    top = own.top.flops if own.top else 0.0
+    fitted = sorted((c for c in own.cells if c.gap is not None and c.flops <= top), key=lambda cell: cell.flops)
     groups = content.sizes if content.answer.kind == "grid" else [None]
     ribbons = [[_ends(cell.flops, cell.gap) for cell in fitted if size in (None, cell.size)] for size in groups]
-    ahead = [
-        _ends(projection.place.flops, projection.gap) for projection in _by_compute(own) if _is_multiple(projection)
-    ]
-    top = fitted[-1].flops if fitted else None
+    ahead = _ahead(own)
     return [ribbon + ahead if ribbon and ribbon[-1]["flops"] == top else ribbon for ribbon in ribbons if ribbon]
+
+
+def _ahead(own: SchemeAnswer) -> list[Point]:
+    """The band beyond the top: it ends before the first place at which the words give no number."""
+    known = itertools.takewhile(lambda projection: not is_refused(own, projection), _by_compute(own))
+    return [_ends(projection.place.flops, projection.gap) for projection in known if _is_multiple(projection)]
 
 
 def _ends(flops: float, interval: Interval | None) -> Point:
@@ -70,14 +77,39 @@ def _ends(flops: float, interval: Interval | None) -> Point:
     return {"flops": flops, "low": interval.low, "high": interval.high}
 
 
+def is_refused(own: SchemeAnswer, projection: Projection) -> bool:
+    """Whether the gap at a place is not identified: a plot shows no number that the words refuse."""
+    return bool(own.identified.against(projection.place.name))
+
+
 def _beyond(projection: Projection) -> Point:
-    return {
-        "name": projection.place.name, "short": _short_name(projection),
-        "flops": projection.place.flops, "times": projection.times_top,
+    return _place(projection) | {
         "low": projection.gap.low, "high": projection.gap.high, "mean": projection.gap.mean,
-        "simple_low": projection.simple_law.low, "simple_high": projection.simple_law.high,
+        "simple_low": projection.simple_law.low, "simple_high": projection.simple_law.high, "refused": False,
+    }  # fmt: skip
+
+
+def _refused(projection: Projection) -> Point:
+    """A place that is named on the axis, without an interval."""
+    return _place(projection) | {"refused": True}
+
+
+def _place(projection: Projection) -> Point:
+    return {
+        "name": projection.place.name, "short": _short_name(projection), "flops": projection.place.flops,
         "multiple": _is_multiple(projection), "far": projection.times_top > FAR,
     }  # fmt: skip
+
+
+def _caption(own: SchemeAnswer) -> str:
+    """What a panel does not show beyond the ladder; empty if it shows all."""
+    refused = [projection for projection in _by_compute(own) if is_refused(own, projection)]
+    if not refused:
+        return ""
+    if len(refused) == len(own.projections):
+        return "Not identified beyond the ladder: the band ends at its top."
+    names = join_names([projection.place.name for projection in refused])
+    return f"Not identified at {names}: nothing is drawn there."
 
 
 def _is_multiple(projection: Projection) -> bool:

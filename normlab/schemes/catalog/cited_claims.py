@@ -27,7 +27,7 @@ class CitedClaim:
     verdict: str
     claim: str
     schemes: dict[str, Role]
-    """Schemes (or experiments) whose runs decide it, without options."""
+    """Schemes (and experiments) whose runs decide it, without options."""
 
 
 def cited_claims(scheme: str) -> dict[Role, list[CitedClaim]]:

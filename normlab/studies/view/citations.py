@@ -9,29 +9,36 @@ from collections.abc import Sequence
 
 from normlab.schemes.catalog.cited_claims import ROLES, CitedClaim, Role
 from normlab.studies.rules.base import Rule
+from normlab.studies.study import Study
 from normlab.studies.view.claim_lines import MARKS, ClaimLine, cell_text
+from normlab.studies.view.through_experiments import judged_through
 
 
 def cited(found: Sequence[ClaimLine]) -> list[CitedClaim]:
     """Every claim that has a verdict, as the package holds it."""
     return [
         CitedClaim(study=line.study.name, mark=MARKS[line.finding.verdict], verdict=line.verdict,
-                   claim=line.claim.claim, schemes=roles(line.claim.rule))
+                   claim=line.claim.claim, schemes=roles(line.study, line.claim.rule))
         for line in found if line.finding.is_verdict
     ]  # fmt: skip
 
 
-def roles(rule: Rule) -> dict[str, Role]:
-    """The schemes that a rule names, without options and arms; what is compared with itself is a subject."""
-    subjects = {*map(_name, rule.subjects)}
-    return {name: "subject" if name in subjects else "compared" for name in map(_name, rule.schemes)}
+def roles(study: Study, rule: Rule) -> dict[str, Role]:
+    """The schemes that a rule names or judges through an experiment, without options and arms.
+
+    What is compared with itself is a subject.
+    """
+    found: dict[str, Role] = {scheme: "subject" if scheme in rule.subjects else "compared" for scheme in rule.schemes}
+    found |= judged_through(study, rule)
+    subjects = {_name(scheme) for scheme, role in found.items() if role == "subject"}
+    return {name: "subject" if name in subjects else "compared" for name in map(_name, found)}
 
 
 def page_lines(found: Sequence[ClaimLine], scheme: str, claims: str = "../claims.md") -> dict[Role, list[str]]:
     """Lines of a scheme's page, in Markdown, by its role in the claims."""
     lines: dict[Role, list[str]] = {role: [] for role in ROLES}
     for line in found:
-        role = roles(line.claim.rule).get(scheme)
+        role = roles(line.study, line.claim.rule).get(scheme)
         if role is not None and line.finding.is_verdict:
             place = f"[{line.study.name}]({claims}#{line.study.name})"
             lines[role].append(f"{MARKS[line.finding.verdict]} {line.verdict}: {_sentence(line)} ({place})")

@@ -54,6 +54,15 @@ def test_the_gap_has_every_seed_every_cell_a_band_and_a_dashed_law_inside_it(ope
 
 
 @pytest.mark.full
+def test_nothing_is_drawn_beyond_the_ladder_where_that_is_not_identified(open_page: Any, ladder: str) -> None:
+    page = open_page(ladder)
+    # Peri is identified at all three places, geonorm at none.
+    assert [page.locator(f"#plot-gap-{k} .annotation", has_text="?").count() for k in (1, 2)] == [0, 3]
+    reach = [max(x for t in traces(page, f"plot-gap-{k}") for x in t["x"] if x is not None) for k in (1, 2)]
+    assert reach[1] == synthetic.TOP_FLOPS < reach[0]
+
+
+@pytest.mark.full
 def test_nothing_but_a_far_band_is_cropped(open_page: Any, ladder: str) -> None:
     page = open_page(ladder)
     for k in (1, 2, 3):

@@ -17,7 +17,7 @@ from normlab.ladders.report.page import render_page
 from normlab.ladders.report.plots import plot_data
 from normlab.ladders.report.tables import gap_table, more_runs_table, projection_table, rate_table
 from normlab.ladders.report.training import training_grid
-from normlab.ladders.statistics.answer import Interval, LadderAnswer
+from normlab.ladders.statistics.answer import Identified, Interval, LadderAnswer, Obstacle
 from tests.ladders.report import answers, synthetic
 from tests.ladders.report.reports import full, path, table_only
 
@@ -141,6 +141,46 @@ def test_bands_go_through_the_budgets_of_a_size_and_on_beyond_the_top() -> None:
     assert [len(ribbon) for ribbon in ribbons] == [3, 3, 3, 3 + 2]
     assert [len(ribbon) for ribbon in plot_data(path())["gaps"][0]["ribbons"]] == [4 + 2]
     assert plot_data(table_only())["gaps"][0]["ribbons"] == []
+
+
+def refusing(*targets: str | None) -> LadderReport:
+    """A path on which the gap of peri is not identified at these places; None: at all of them."""
+    report = path()
+    reasons = [Obstacle(rule="wide interval", text="It is wide.", target=target) for target in targets]
+    peri, *others = report.answer.schemes
+    peri = replace(peri, identified=Identified(is_identified=False, reasons=reasons))
+    return LadderReport(report.rows, replace(report.answer, schemes=[peri, *others]))
+
+
+def test_a_plot_has_no_number_where_the_words_refuse_one() -> None:
+    drawn = plot_data(refusing(None))["gaps"][0]
+    assert [point["flops"] for point in drawn["ribbons"][0]][-1] == drawn["top"]
+    assert [place["refused"] for place in drawn["beyond"]] == [True] * 3
+    assert not any(key in place for place in drawn["beyond"] for key in ("low", "high", "mean", "simple_low"))
+    words = text_of(render_page(refusing(None)))
+    assert "Not identified beyond the ladder: the band ends at its top." in words
+    assert "not identified: the ladder cannot say, so nothing is drawn" in words
+
+
+def test_a_band_ends_before_the_first_place_that_is_not_identified() -> None:
+    # The places are 3.5 times the top, the target at 7.1 times, and 10 times the top.
+    far = plot_data(refusing("10 × the top"))["gaps"][0]
+    target = plot_data(refusing("16x1024, 400M tokens"))["gaps"][0]
+    assert [len(own["ribbons"][0]) for own in (far, target)] == [4 + 1, 4 + 1]
+    assert [[place["refused"] for place in own["beyond"]] for own in (far, target)] == [
+        [False, False, True],
+        [False, True, False],
+    ]
+    assert far["caption"] == "Not identified at 10 × the top: nothing is drawn there."
+
+
+def test_cells_above_the_top_of_the_fit_are_beyond_it() -> None:
+    report = path()
+    peri = report.answer.schemes[0]
+    left_out = replace(peri.cells[-1], is_usable=False, reason="unreliable: seed 1 of peri diverged")
+    answered = replace(report.answer, schemes=[replace(peri, cells=[*peri.cells[:-1], left_out], projections=[])])
+    drawn = plot_data(LadderReport(report.rows, answered))["gaps"][0]
+    assert [point["flops"] for point in drawn["ribbons"][0]] == [cell.flops for cell in peri.cells[:-1]]
 
 
 def test_the_page_says_when_the_forecast_was_made_and_whether_it_held() -> None:

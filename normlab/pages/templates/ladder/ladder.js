@@ -66,8 +66,10 @@
     line: { width: 0 }, fill: "toself", fillcolor: faded(colour(k), 0.16), meta: { scheme: k, part: "band" },
   });
   // Beyond the top: a bar for the interval, dashed lines for the simple law. Multiples of the top are joined, a target stands alone.
-  const beyondTraces = (k, places) => {
-    const joined = places.filter((place) => place.multiple);
+  // Lines end before the first place that is not identified, as the band does.
+  const beyondTraces = (k, all) => {
+    const places = all.filter((place) => !place.refused), first = all.findIndex((place) => place.refused);
+    const joined = all.slice(0, first < 0 ? all.length : first).filter((place) => place.multiple);
     const words = (place) => `${text(place.name)}<br>${signed(place.low)} to ${signed(place.high)}` +
       `<br>${signed(place.simple_low)} to ${signed(place.simple_high)} if it keeps a simple law`;
     const bars = places.flatMap((place) => [place.low, place.high, null]);
@@ -93,7 +95,7 @@
     const left = entry.beyond.filter((place) => !reached(entry).includes(place));
     return left.length ? [{
       xref: "paper", x: 1, xanchor: "right", yref: "paper", y: 0, yanchor: "bottom", showarrow: false, align: "right",
-      text: left.map((place) => `${brief(place.short, 20)} →`).join("<br>"), bgcolor: faded(css("--surface"), 0.7), font: { size: 11, color: css("--muted") },
+      text: left.map((place) => `${brief(place.short, 20)}${place.refused ? " ?" : ""} →`).join("<br>"), bgcolor: faded(css("--surface"), 0.7), font: { size: 11, color: css("--muted") },
     }] : [];
   };
   // Seeds stand left of their cell's mean by a fiftieth of the axis.
@@ -135,6 +137,11 @@
     xanchor: place.multiple ? "center" : "right", xshift: place.multiple ? 0 : 14, text: brief(place.short, 20), bgcolor: faded(css("--surface"), 0.7), borderpad: 1,
     font: { size: 11, color: css("--muted") },
   }));
+  // Half-way up, where an interval would be: at the value of no gap in particular.
+  const questions = (places) => places.filter((place) => place.refused).map((place) => ({
+    x: Math.log10(place.flops), xref: "x", yref: "paper", y: 0.5, yanchor: "middle", showarrow: false, text: "<b>?</b>",
+    bgcolor: css("--surface"), font: { size: 13, color: css("--ink") },
+  }));
   const gapEntries = () => data.gaps.filter((entry) => shown(entry.scheme));
   const gapPlots = data.gaps.map((entry) => plot(`plot-gap-${entry.scheme}`, (element) => {
     element.closest(".panel").hidden = !shown(entry.scheme);
@@ -144,7 +151,7 @@
       traces: [...entry.ribbons.map(ribbonTrace(entry.scheme)), ...beyondTraces(entry.scheme, reached(entry)), seedTrace(entry), intervals(entry.scheme, entry.cells.map((cell) => cell.flops), entry.cells), cellTrace(entry)],
       layout: {
         uirevision: chosen("gap-scale") + chosen("gap-reach"), shapes: [...beyond(entry, Math.max(...places)), zero()],
-        annotations: [...placeNames(reached(entry)), ...furtherNames(entry)],
+        annotations: [...placeNames(reached(entry)), ...questions(reached(entry)), ...furtherNames(entry)],
         xaxis: logAxis("Training FLOPs", places, power, narrow() ? 4 : 6),
         yaxis: axis(`Gap to ${brief(data.baseline, 16)} (nats)`, { range: gapRange(own), tickformat: ".3~f", nticks: 7 }),
         margin: { l: 58, r: 14, t: 12, b: 44 },

@@ -27,7 +27,6 @@ __all__ = [
     "LayerNorm",
     "Norm",
     "RMSNorm",
-    "autocast_dtype",
     "l2_norm",
     "layer_norm",
     "norm",

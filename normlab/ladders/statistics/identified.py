@@ -38,16 +38,17 @@ class EdgeRate:
 
 def identify(
     sample: Sample,
+    places: Sequence[Projection],
     targets: Sequence[Projection],
     baseline: Sequence[BaselineMean],
     held_out: Sequence[HeldOut],
     edges: Sequence[EdgeRate],
 ) -> Identified:
-    """Look for all reasons at every target."""
-    reasons = obstacles_of_design(sample.places, [target.place for target in targets])
-    for target in targets:
-        reasons += _wide_interval(sample, target)
-        reasons += _forms_disagree(sample, target, baseline)
+    """Look for all reasons at every place; the answer as a whole depends on those at the targets among them."""
+    reasons = obstacles_of_design(sample.places, [own.place for own in places])
+    for own in places:
+        reasons += _wide_interval(sample, own)
+        reasons += _forms_disagree(sample, own, baseline)
     reasons += [
         Obstacle(
             rule="missed forecast",
@@ -57,7 +58,9 @@ def identify(
         if own.is_hit is False
     ]
     reasons += [Obstacle(rule="rate at edge", text=edge.text) for edge in edges]
-    return Identified(is_identified=not reasons, reasons=sorted(reasons, key=_place_in_order))
+    asked = (None, *(target.place.name for target in targets))
+    identified = not any(reason.target in asked for reason in reasons)
+    return Identified(is_identified=identified, reasons=sorted(reasons, key=_place_in_order))
 
 
 def not_fitted(text: str, rule: Reason = "small ladder") -> Identified:

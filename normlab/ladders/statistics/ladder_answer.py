@@ -134,10 +134,12 @@ class _Comparison:
         trend = find_trend(sample, usable, self.means, self.level)
         multiples = [times_top(usable, times) for times in (NEXT_RUNG, TEN_TIMES)]
         beyond = project(sample, top, [*multiples, *self.targets], self.means, self.level)
-        judged = beyond[len(multiples) :] or beyond[-1:]
+        # Without a target, 10 × the top is one; beside targets it is judged as well, since its number is shown.
+        far, targets = beyond[1:], beyond[len(multiples) :]
+        judged = targets or far
         edges = [edge for edge in self.edges if edge.scheme in (scheme, self.baseline)]
         nearest = min((own.place for own in judged), key=lambda place: place.flops)
-        identified = identify(sample, judged, self.means, held_out, edges)
+        identified = identify(sample, far, judged, self.means, held_out, edges)
         families, axes = simple_law_weights(sample)
         gaps = self._gaps(cells, sample)
         at_top = next(gap for gap in gaps if gap.is_usable and gap.cell == top.cell)

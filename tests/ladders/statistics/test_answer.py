@@ -374,6 +374,19 @@ def test_rules_e_f_and_a() -> None:
     assert reasons[-1].text == "the rate 0.0012 that pre picked at 31.4M is at the edge of those tried"
 
 
+def test_ten_times_the_top_is_judged_beside_nearer_targets() -> None:
+    """Where 4 x the top is refused for the width of its interval, the wider one at 10 x is no answer either."""
+    rows = _rows(simulated_path(), "none")
+    top = max(rows, key=lambda row: row.flops)
+    near = Place(name="near", size="", parameters=2 * top.parameters, tokens=2 * top.tokens, flops=4.0 * top.flops)
+    own = _only(answer(rows, baseline="pre", targets=[near]))
+    assert "wide interval" in {reason.rule for reason in own.identified.against("near")}
+    assert "wide interval" in {reason.rule for reason in own.identified.against("10 × the top")}
+    assert not own.identified.is_identified
+    alone = _only(answer(rows, baseline="pre"))
+    assert alone.identified.against("10 × the top") == own.identified.against("10 × the top")
+
+
 def test_a_forecast_is_hit_or_missed() -> None:
     rows = _rows(simulated_path(), "shrinks")
     below = [row for row in rows if row.size != "110M"]

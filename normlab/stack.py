@@ -33,7 +33,6 @@ class Layer(nn.Module):
         super().__init__()
         self.block = block
         self.branches = nn.ModuleList(branches)
-        block.note_casts(branches)
         # A block may have no attention at all; masks and caches are not for an MLP.
         self._takes_extras = _kind(branches[0]) != "mlp"
 
@@ -93,6 +92,7 @@ class Stack(NaNUntilInitialised):
         self._given_roles = dict(roles or {})
         self.entry = self.bound.entry() if first == 0 else nn.Identity()
         self.layers = nn.ModuleList(Layer(self.bound.block(k), modules) for k, modules in enumerate(blocks))
+        self._note_casts()
         self.exit = self.bound.exit() if first + len(blocks) == whole else nn.Identity()
         self.kernels = kernels
         for layer in self.layers:
@@ -127,6 +127,8 @@ class Stack(NaNUntilInitialised):
     ) -> torch.Tensor:
         """Run the stack on x; appends the state after the entry and after every layer to `states`, if given."""
         self._check_input(x)
+        if not torch.compiler.is_compiling():
+            self._note_casts()
         state = self.entry(x)
         extras = [
             to_attention if per_block is None else {**to_attention, **per_block[k]} for k in range(len(self.layers))
@@ -140,6 +142,11 @@ class Stack(NaNUntilInitialised):
         if states is not None:
             states.append(state)
         return self.exit(state)
+
+    def _note_casts(self) -> None:
+        """Tell the scheme's blocks which branches cast their input: branches may have been replaced or wrapped."""
+        for layer in self.layers:
+            layer.block.note_casts(layer.branches)  # type: ignore[union-attr, arg-type]
 
     def _check_input(self, x: torch.Tensor) -> None:
         streams = self.scheme.streams
@@ -193,6 +200,11 @@ class Stack(NaNUntilInitialised):
         else:
             self._run_layer = torch.compile(_run_layer, **options)
         return self
+
+    @property
+    def is_compiled_by_layers(self) -> bool:
+        """Whether one layer was compiled for all (`compile_layers`); each by itself is seen at the layers."""
+        return self._run_layer is not _run_layer
 
     def hidden(self, state: torch.Tensor) -> torch.Tensor:
         """The (..., D) hidden state in a state between two layers: as the exit says if it has a `hidden` of its own."""

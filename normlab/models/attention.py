@@ -43,7 +43,6 @@ class Attention(Sublayer):
     """
 
     branch_kind = "attention"
-    casts_input = True
     offers = frozenset({"q-norm", "k-norm", "v-norm", "qk-after-rotary", "softmax-scale"})
 
     def __init__(
@@ -96,6 +95,11 @@ class Attention(Sublayer):
         k, v = k.to(q.dtype), v.to(q.dtype)
         mixed = self._attend(q, k, v, mask, causal) if mixer is None else mixer(q, k, v, mask, self.scale)
         return project(mixed.flatten(-2), self.out)
+
+    @property
+    def casts_input(self) -> bool:
+        # Not if a subclass, or a wrapper such as LoRA in the projection's place, may do more with the input.
+        return type(self).forward is Attention.forward and type(self.qkv) is nn.Linear
 
     @property
     def scale(self) -> float:

@@ -57,8 +57,6 @@ class FeedForward(Sublayer):
 class MLP(FeedForward):
     """A feed-forward sublayer. Gate and up are one fused matrix, with the gate first."""
 
-    casts_input = True
-
     def __init__(self, dim: int, hidden: int, kind: str = "swiglu", bias: bool = False) -> None:
         super().__init__(dim, hidden, kind)
         if self.gated:
@@ -66,6 +64,11 @@ class MLP(FeedForward):
         else:
             self.up = nn.Linear(dim, hidden, bias=bias)
         self.down = nn.Linear(hidden, dim, bias=bias)
+
+    @property
+    def casts_input(self) -> bool:
+        # As in attention: neither a subclass nor a wrapper in the first matrix's place.
+        return type(self).forward is MLP.forward and type(self.gate_up if self.gated else self.up) is nn.Linear
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self._fuses():

@@ -27,8 +27,10 @@ class Sublayer(nn.Module):
     kernels: str = "reference"
     """Which kernels to use: auto, reference or triton; set by the model."""
 
-    casts_input: bool = False
-    """Whether the input goes to one linear layer alone, which casts it under autocast."""
+    @property
+    def casts_input(self) -> bool:
+        """Whether the input goes to one linear layer alone, which casts it under autocast."""
+        return False
 
     def accept(self, need: str, module: nn.Module | float) -> None:
         """Put `module` into the slot `need`; raises if it is filled already."""

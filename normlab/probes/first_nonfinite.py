@@ -187,7 +187,10 @@ class NonfiniteAlarm:
 
 
 def _is_compiled(model: nn.Module) -> bool:
-    return any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in model.modules())
+    return any(
+        hasattr(m, "_orig_mod") or m._compiled_call_impl is not None or getattr(m, "is_compiled_by_layers", False)
+        for m in model.modules()
+    )
 
 
 @dataclass(frozen=True)

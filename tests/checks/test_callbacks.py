@@ -249,3 +249,28 @@ def test_the_trainer_goes_on_after_a_nan_that_is_named(tmp_path, step):
     trainer(model, tmp_path, callback).train()
     assert callback.watch is not None
     assert callback.watch.broken == (step, "transformer.h.2")
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("scheme", ["pre", "geonorm"])  # without and with an entry
+def test_models_compiled_by_layers_stay_compiled_between_looks(scheme, no_default_device):
+    torch.compiler.reset()
+    calls = []
+
+    def backend(graph, _inputs):
+        return lambda *given: calls.append(graph) or graph.forward(*given)
+
+    model = decoder(scheme=scheme).compile_parts(backend=backend, dynamic=False)
+    watch, counts, batch = Watch(model, every=4), [], text()
+    for step in range(4):
+        calls.clear()
+        with watch.step(step) as look:
+            loss = model.loss(*batch) * (math.nan if step == 2 else 1.0)
+            look.record(loss=loss)
+            loss.backward()
+        counts.append(len(calls))
+    # A step that is not looked at runs compiled code alone: all blocks, the head, and the entry if there is one.
+    assert counts[0] == 0
+    assert counts[1:3] == [len(model.stack.layers) + 1 + (scheme == "geonorm")] * 2
+    assert watch.broken == (2, "the loss")
+    torch.compiler.reset()

@@ -74,14 +74,13 @@ class Foreign(torch.nn.Linear):
 
 
 def autocast_run(spec: str, kernels: str, casts: bool) -> list[torch.Tensor]:
-    stack = build(spec, kernels)
-    for layer in stack.layers:
-        for branch in layer.branches:
-            branch.casts_input = casts
-        layer.block.note_casts(layer.branches)
-    # fp16: Triton's interpreter rounds it as torch does, which it does not with bf16.
-    with torch.autocast(torch.get_default_device().type, torch.float16):
-        return run(stack, torch.randn(2, 5, DIM, generator=seeded(3), device=torch.get_default_device()))
+    x = torch.randn(2, 5, DIM, generator=seeded(3), device=torch.get_default_device())
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in (Attention, MLP):
+            patch.setattr(kind, "casts_input", casts)
+        # fp16: Triton's interpreter rounds it as torch does, which it does not with bf16.
+        with torch.autocast(x.device.type, torch.float16):
+            return run(build(spec, kernels), x)
 
 
 CASTS = ["pre", "geonorm", "spannorm", "ngpt", "peri"]
@@ -109,6 +108,37 @@ def test_branches_are_handed_the_dtype_of_autocast(spec, monkeypatch):
     seen.clear()
     stack(torch.randn(2, 5, DIM))
     assert set(seen) == {torch.float32}
+
+
+class Doubled(Attention):
+    """Attention whose input goes elsewhere, too."""
+
+    def forward(self, x, **options):
+        return super().forward(x, **options) + x
+
+
+class Wrapped(torch.nn.Module):
+    """A linear layer in a wrapper, as LoRA's."""
+
+    def __init__(self, linear: torch.nn.Linear):
+        super().__init__()
+        self.linear, self.weight, self.bias = linear, linear.weight, linear.bias
+
+    def forward(self, x):
+        return self.linear(x)
+
+
+def test_changed_branches_are_handed_the_dtype_of_the_state():
+    stack, x = build("pre", "triton"), torch.randn(2, 5, DIM)
+    notes = [[step.read.branch_casts for step in layer.block.steps] for layer in stack.layers]
+    assert notes == [[True, True]] * DEPTH
+    stack.layers[0].branches[1] = Foreign(DIM, DIM)
+    stack.layers[1].branches[0] = Doubled(DIM, 4)
+    stack.layers[2].branches[1].gate_up = Wrapped(stack.layers[2].branches[1].gate_up)
+    with torch.autocast(x.device.type, torch.bfloat16):
+        stack(x)
+    notes = [[step.read.branch_casts for step in layer.block.steps] for layer in stack.layers]
+    assert notes == [[True, False], [False, True], [True, False]]
 
 
 @parametrize("spec", CASTS, quick=["pre"])

@@ -224,6 +224,8 @@ def test_operators_keep_their_contracts():
         torch.library.opcheck(torch.ops.normlab.residual_forward, (x, g, *rest, dtype), test_utils=tests)
         backward = (x, g, None, *rest, x, g.to(dtype), torch.float32, torch.float32, True)
         torch.library.opcheck(torch.ops.normlab.residual_backward, backward, test_utils=tests)
+        alone = (*backward[:8], None, g.to(dtype), torch.float32, torch.float32, False)
+        torch.library.opcheck(torch.ops.normlab.residual_backward, alone, test_utils=tests)
 
 
 def test_checkpointing_changes_nothing():

@@ -303,7 +303,7 @@ def backward(
     given = d_state if d_state is not None else d_input
     dim, rows = given.shape[-1], given.numel() // given.shape[-1]
     dx = torch.empty(given.shape, dtype=state_dtype, device=given.device)
-    dg = torch.empty(given.shape, dtype=update_dtype, device=given.device) if separate else given.new_empty(0)
+    dg = torch.empty(given.shape, dtype=update_dtype, device=given.device) if separate else dx.new_empty(0)
     wanted = sum(affine is not None for affine in affines)
     flat = [None if t is None else as_rows(t) for t in (x, g, state, d_state, d_input)]
     chained = kinds[1:] == [1, 1] and affines[3] is None and d_input is not None

@@ -54,7 +54,10 @@ class Block(nn.Module):
     def note_casts(self, branches: Sequence[object]) -> None:
         """Note on every `read` whether its branch casts its input (`casts_input`), for `input_dtype`."""
         for step, branch in self.pairs(branches):
-            step.read.branch_casts = bool(getattr(branch, "casts_input", False))
+            casts = bool(getattr(branch, "casts_input", False))
+            # Compiled code is checked anew for every module that was written to.
+            if getattr(step.read, "branch_casts", None) is not casts:
+                step.read.branch_casts = casts
 
     def pairs(self, branches: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
         """(step, branch) pairs; raises if there are not as many branches as steps."""

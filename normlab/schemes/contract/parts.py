@@ -299,7 +299,8 @@ def input_dtype(read: nn.Module, state: torch.Tensor) -> torch.dtype:
     """The dtype in which a fused step hands over what `read` returns: the state's, or autocast's if the branch casts.
 
     Under autocast a linear layer casts its input, and the gradient of it back. A fused step that writes the input and
-    reads its gradient in autocast's dtype saves these two passes over memory, and changes no bit of either.
+    reads its gradient in autocast's dtype saves these two passes over memory. Values are the same, up to the order in
+    which a compiler sums along a row.
     """
     if state.dtype != torch.float32 or not getattr(read, "branch_casts", False):
         return state.dtype

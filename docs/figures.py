@@ -1,6 +1,7 @@
 """Draw the README's figures: how the state of each scheme grows through 48 blocks at initialisation, and how gains
 change with the budget (from the rows of the study books-125m). And that of docs/log.md: cosine and rank of tokens
-through depth, before and after training (from the rows of depth-use), beside the laws of the schemes.
+through depth, before and after training (from the rows of depth-use), beside the laws of the schemes. The gaps of the
+study ladder are drawn as soon as a size has ended (docs/ladder_figure.py).
 
 Needs matplotlib (`pip install ".[plots]"`). `make figures` runs it; the decoder, its width and the seed are fixed here.
 """
@@ -14,17 +15,20 @@ from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt  # pyright: ignore[reportMissingImports]  # an extra of its own
 import torch
+from ladder_figure import draw_ladder
 
 import normlab
 from normlab.compare.statistics import rank_schemes
 from normlab.compare.store import Store
 from normlab.dynamics.result import SchemeRun
+from normlab.ladders.results import read_report
 from normlab.norms import rms
 
 DEPTH, DIM, TOKENS = 48, 256, 128
 FIGURES = Path(__file__).parent / "figures"
 RESULTS = Path(__file__).parents[1] / "benchmarks/results/studies"
 BUDGETS = RESULTS / "books-125m"
+LADDER = RESULTS / "ladder" / "main"
 DEPTH_USE = RESULTS / "depth-use" / "main"
 LAWS = ("ngpt", "lns", "pre", "peri", "mix", "post")
 """Schemes of that study, in the order of their laws."""
@@ -204,6 +208,9 @@ def main() -> None:
     with plt.rc_context(LARGE):
         draw_growth()
         draw_budgets()
+        ladder = read_report(LADDER)
+        if any(cell.differences for own in ladder.answer.schemes for cell in own.cells):
+            draw_ladder(ladder, FIGURES / "ladder.svg")
     draw_depth_use()
 
 

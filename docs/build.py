@@ -32,7 +32,9 @@ HEADINGS = {
     "Needs": "Needs inside a sublayer", "Cost": "Memory traffic", "Forward": "Growth of the state",
     "Backward": "Growth of the gradient", "Depth rule": "Learning rate over depth",
 }  # fmt: skip
-"""Headings of a page for those of a card, which are short enough for a column of the terminal."""
+"""Names on a page for those of a card, which are short enough for a column of the terminal."""
+DRAWN = ("Formula", "Placement")
+"""Parts of a card that are shown as they are written, with a heading of their own; the others are rows of a table."""
 FOUND, FOUND_END = "<!-- found: begin (make docs) -->", "<!-- found: end -->"
 
 
@@ -45,19 +47,21 @@ def page(card: Card, cited: Mapping[Role, Sequence[str]]) -> str:
     import scheme_facts
 
     parts = [f"# {card.title}", f"`{card.scheme.name}`: {card.summary}"]
-    for heading, text in rows(card):
-        body = f"```\n{text}\n```" if heading in ("Formula", "Placement") else _paragraph(text)
-        parts.append(f"## {HEADINGS.get(heading, heading)}\n\n{body}")
-    parts += [f"## {heading}\n\n{text}" for heading, text in scheme_facts.sections(card.scheme, cited)]
+    if names := names_of(card):
+        parts.append("Also known as: " + ", ".join(f"`{name}`" for name in names))
+    found = rows(card)
+    parts += [f"## {heading}\n\n```\n{text}\n```" for heading, text in found if heading in DRAWN]
+    parts.append("## Properties\n\n" + _properties([row for row in found if row[0] not in DRAWN]))
     parts.append("## Options\n\n" + _options(card))
-    parts.append("Also known as: " + ", ".join(f"`{alias}`" for alias in names_of(card)))
+    parts += [f"## {heading}\n\n{text}" for heading, text in scheme_facts.sections(card.scheme, cited)]
     note = f"_Written by `make docs` from `normlab/schemes/{card.scheme.name}.py`; edit that file._"
     return "\n\n".join([*parts, note]) + "\n"
 
 
-def _paragraph(text: str) -> str:
-    """Lines that were broken for the terminal, as one paragraph."""
-    return " ".join(text.split())
+def _properties(facts: Sequence[tuple[str, str]]) -> str:
+    """Lines that were broken for the terminal are one cell."""
+    lines = ["| property | |", "|---|---|"]
+    return "\n".join([*lines, *(f"| {HEADINGS.get(name, name)} | {_cell(text)} |" for name, text in facts)])
 
 
 def _options(card: Card) -> str:

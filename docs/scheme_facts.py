@@ -26,7 +26,7 @@ INTRODUCED: dict[Role, str] = {"subject": "", "compared": "Claims on other schem
 
 def sections(of: Scheme, cited: Mapping[Role, Sequence[str]]) -> list[tuple[str, str]]:
     """Heading and text, for a scheme's page; `cited` are verdicts on claims, by its role in them."""
-    found = [("Speed", speed(of)), ("Evidence", evidence(of.name, cited)), ("Used by", users(of.name))]
+    found = [("Used by", users(of.name)), ("Speed", speed(of)), ("Evidence", evidence(of.name, cited))]
     return [(heading, text) for heading, text in found if text]
 
 

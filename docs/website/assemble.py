@@ -137,7 +137,8 @@ def main(out: Path = OUT) -> None:
     shutil.rmtree(out, ignore_errors=True)
     site = Site(out)
     site.write_all()
-    shutil.copyfile(CONFIG.with_name("iframe-worker.js"), site.out / "iframe-worker.js")
+    for name in ("iframe-worker.js", "extra.css"):
+        shutil.copyfile(CONFIG.with_name(name), site.out / name)
     (site.out / "schemes" / "index.md").write_text(scheme_index(), "utf-8")
     reference = reference_pages(ROOT / "normlab")
     for name, page in reference.items():
@@ -148,7 +149,7 @@ def main(out: Path = OUT) -> None:
     others = sorted(place for place in site.places.values() if place.endswith(".md") and place not in listed)
     added = {
         "schemes": schemes,
-        "api": sorted(f"api/{name}" for name in reference if name != "index.md"),
+        "api": [f"api/{name}.md" for name in sorted(name.removesuffix(".md") for name in reference) if name != "index"],
         "guides that are not named above": [name for name in others if name.startswith("guides/")],
         "source": [name for name in others if not name.startswith(("guides/", "schemes/", "source/"))],
     }

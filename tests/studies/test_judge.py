@@ -11,7 +11,7 @@ from normlab.studies import command
 from normlab.studies.judge import judge_claims
 from normlab.studies.study import Study, read_study
 from normlab.studies.view import report
-from normlab.studies.view.summary import counts_of_result, found_table
+from normlab.studies.view.summary import counts_of_result, refuted_list
 from tests.studies.rows import TINY, row, write_study
 
 RULES = {
@@ -59,7 +59,7 @@ def test_a_corrected_rule_shows_both_verdicts(tmp_path):
     assert "as registered it says reproduced (" in found.notes[0]
     studies = write_study(tmp_path / "studies", text(rule + correction))
     page = report.markdown(report.claim_lines(studies, tmp_path))
-    assert "✗ refuted, rule corrected" in page
+    assert "**✗ refuted, rule corrected** · " in page
     assert "refuted, rule corrected" in report.claims_page(report.claim_lines(studies, tmp_path))
 
 
@@ -90,8 +90,9 @@ def test_our_own_questions_are_counted_apart(tmp_path):
     found = report.claim_lines(studies, tmp_path)
     assert "2 claims: 1 refuted, 1 open. Among them one question that no paper answers." in report.headline(found)
     assert counts_of_result(found, 6) == "1 open; questions beyond the paper: 1 refuted"
-    assert "| no result of a paper: nobody |" in report.markdown(found)
-    assert "Pre-Norm never diverges" not in found_table(found)
+    assert "- Source: no result of a paper: nobody\n" in report.markdown(found)
+    assert [line.finding.verdict for line in found if line.claim.own_question] == ["refuted"]
+    assert refuted_list(found) == ""
 
 
 def test_an_arm_without_rows_leaves_its_claim_open(tmp_path):

@@ -195,16 +195,22 @@ def test_readme_and_cards_have_verdicts_alone(root, tmp_path):
     write_study(tmp_path / "studies", numbered, name="later")
     found = report.claim_lines(tmp_path / "studies", tmp_path / "results")
     table = summary.found_table(found)
-    assert "[1 reproduced (of 2 parts)](docs/claims.md#tiny) |  |" in table
+    assert table.endswith("| [1 reproduced (of 2 parts)](docs/claims.md#tiny) |")
     line = found[0]
     refuted = dataclasses.replace(line, finding=dataclasses.replace(line.finding, verdict="refuted"))
-    assert f"(docs/claims.md#later) | {line.claim.claim}" in summary.found_table([refuted])
+    assert "[1 refuted](docs/claims.md#later) |" in summary.found_table([refuted])
+    assert summary.refuted_list([line, refuted]) == f"- {line.claim.claim} ([later](#later))"
+    assert "## What was refuted" in report.markdown([refuted])
+    assert "## What was refuted" not in report.markdown([line])
     assert "not run" not in table
     assert "Peri-LN uses its depth best" not in table
     assert "| 15 | Peri-LN uses its depth best |  |  |" in summary.results_table(found)
     lines = citations.page_lines(found, "pre")
     assert [line[:12] for line in lines["subject"]] == ["✓ reproduced", "? open: Pre-"]
     assert "(../claims.md#tiny)" in lines["subject"][0]
+    assert "Ours: " in lines["subject"][0]
+    many = dataclasses.replace(line, finding=dataclasses.replace(line.finding, parts=(line.finding,) * 4))
+    assert "Ours: " not in citations.page_lines([many], "pre")["subject"][0]
     assert lines["compared"] == []
     # Post-Norm is what Pre-Norm is compared with in one of them: nothing is claimed of it.
     assert citations.page_lines(found, "post") == {"subject": [], "compared": lines["subject"][:1]}
@@ -259,7 +265,7 @@ def test_what_a_file_says_is_text_on_the_page(tmp_path):
     found = report.claim_lines(write_study(tmp_path / "studies", evil), tmp_path / "results")
     assert "<script>alert" not in report.claims_page(found)
     assert "<script>" not in report.markdown(found)
-    assert "\\| \\*b\\*" in report.markdown(found)
+    assert "| \\*b\\*" in report.markdown(found)
 
 
 def test_the_command_lists_plans_and_reports(root, capsys, tmp_path):

@@ -73,7 +73,7 @@ class BoundRule(Rule):
                 if end is not None]  # fmt: skip
         mean = "mean logarithm" if self._is_logarithm else "mean"
         by_mean = self.by_interval(f"by its {mean} over seeds, or over the repeats of a benchmark")
-        decided = "every number that was computed must be" if self.exact else by_mean
+        decided = "each computed number by itself" if self.exact else by_mean
         return f"{what} is {' and '.join(ends)}; {decided}"
 
     def decide(self, evidence: Evidence) -> Finding:
@@ -122,8 +122,9 @@ class BoundRule(Rule):
         first, last = self.claimed
         holds = (first is None or low >= first) and (last is None or high <= last)
         shown = f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
+        number = "" if len(values) == 1 else f"{len(values)} "
         return Finding(
-            verdict="reproduced" if holds else "refuted", ours=f"{shown}{where}, {len(values)} computed",
+            verdict="reproduced" if holds else "refuted", ours=f"{shown}{where}, {number}computed",
             estimate=low if low == high else None, low=low, high=high, claimed=self.claimed, runs=len(values),
             seeds=len(values), power="computed, not sampled",
         )  # fmt: skip

@@ -13,6 +13,9 @@ from normlab.studies.study import Study
 from normlab.studies.view.claim_lines import MARKS, ClaimLine, cell_text
 from normlab.studies.view.through_experiments import judged_through
 
+MOST_NUMBERS = 3
+"""Arms whose numbers a scheme's page has; of a claim on more it says where they are."""
+
 
 def cited(found: Sequence[ClaimLine]) -> list[CitedClaim]:
     """Every claim that has a verdict, as the package holds it."""
@@ -46,7 +49,9 @@ def page_lines(found: Sequence[ClaimLine], scheme: str, claims: str = "../claims
 
 
 def _sentence(line: ClaimLine) -> str:
-    ours = f" Ours: {cell_text(line.finding.ours)}." if line.finding.ours else ""
+    # A page of claims has the numbers of all arms; more than a few say nothing in a list.
+    few = len(line.finding.parts) <= MOST_NUMBERS
+    ours = f" Ours: {cell_text(line.finding.ours)}." if line.finding.ours and few else ""
     theirs = "No paper says so." if line.claim.own_question else f"Theirs: {cell_text(line.claim.theirs)}."
     return f"{cell_text(line.claim.claim)} {theirs}{ours}"
 

@@ -10,8 +10,8 @@ from normlab.pages.numbers import NONE, minus
 from normlab.pages.page import render, section
 from normlab.studies.finding import Finding
 from normlab.studies.headlines import RESULTS_TESTED
-from normlab.studies.view.claim_lines import MARKS, ClaimLine, cell_text, claim_lines, markdown_text
-from normlab.studies.view.summary import counts_of_result, line_counts, results_table
+from normlab.studies.view.claim_lines import MARKS, ClaimLine, claim_lines, markdown_text
+from normlab.studies.view.summary import counts_of_result, line_counts, refuted_list, results_table
 from normlab.utils.text import counted
 
 __all__ = ["claim_lines", "claims_page", "headline", "markdown"]
@@ -19,26 +19,25 @@ __all__ = ["claim_lines", "claims_page", "headline", "markdown"]
 _TONES = {"reproduced": "ok", "refuted": "fail", "open": "warn", "unfinished": "", "not run": ""}
 _HEADS = ("Claim", "Source", "Theirs", "Ours", "Seeds", "Budget", "Verdict", "Power", "To settle")
 _NOTE = """_Written by `normlab study --report` from `studies/` and the rows in `benchmarks/results/studies/`; do not
-edit it. `normlab study NAME --report` makes a page of every comparison, ladder or simulation of a study from the same
-rows. A verdict is that of the rule in the study's file, whose hash every row carries. Intervals hold
-together at the rule's level; bounds of shares, and tests of counts and ranks, are one-sided at that level. Levels
-hold for each claim by itself, not for all claims together. A rule that was corrected after its runs says why, and what
-it said before. **Open** names what leaves a claim undecided; **unfinished**, a study of which not all runs have ended,
-and **not run** are no verdicts. The numbers are those of the results that the studies test; a
-result has several parts, and each has a verdict of its own._"""
+edit it. `normlab study NAME --report` makes a page of every comparison, ladder or simulation of a study._
+
+- **Reproduced**, **refuted**, **open**: what the rule in the study's file says of the rows, all of which carry its
+  hash. A rule that was corrected after its runs says why, and what it said before.
+- **Unfinished** (not all runs of the study have ended) and **not run** are no verdicts.
+- Intervals hold together at the rule's level; bounds of shares, and tests of counts and ranks, are one-sided at that
+  level. Levels hold for each claim by itself, not for all claims together."""
+_TESTED = "A result has several parts, and each has a verdict of its own."
+_REFUTED = "Claims of papers that the rows contradict; questions that no paper answers are not among them."
 
 
 def markdown(found: Sequence[ClaimLine]) -> str:
-    """Markdown: the headline results with their verdicts, then every study with its claims and rules."""
-    parts = ["# Claims", headline(found), _NOTE, results_table(found)]
+    """Markdown: the headline results with their verdicts, what was refuted, then every study with its claims."""
+    parts = ["# Claims", headline(found), _NOTE, "## Results of papers", _TESTED, results_table(found)]
+    if refuted := refuted_list(found):
+        parts += ["## What was refuted", _REFUTED, refuted]
     names = dict.fromkeys(line.study.name for line in found)
     parts += [_details([line for line in found if line.study.name == name]) for name in names]
     return "\n\n".join(parts) + "\n"
-
-
-def _table(found: Sequence[ClaimLine]) -> str:
-    table = ["| " + " | ".join(_HEADS) + " |", "|" + "---|" * len(_HEADS)]
-    return "\n".join([*table, *("| " + " | ".join(map(cell_text, _cells(line))) + " |" for line in found)])
 
 
 def headline(found: Sequence[ClaimLine]) -> str:
@@ -72,26 +71,37 @@ def _cells(line: ClaimLine) -> tuple[str, ...]:
     return claim.claim, source, claim.theirs, ours, seeds, line.budget, verdict, power, found.settling or NONE
 
 
+def _facts(line: ClaimLine) -> list[tuple[str, str]]:
+    """What is known of a claim beside its words and its verdict."""
+    shown = [(n, text) for n, text in zip(_HEADS, _cells(line), strict=True) if n not in ("Claim", "Verdict")]
+    return [fact for fact in shown if fact[1] != NONE]
+
+
 def _details(found: Sequence[ClaimLine]) -> str:
     study = found[0].study
     minutes = f"{study.gpu_minutes:g} GPU minutes" if study.gpu_minutes else "no GPU"
     cost = f"{markdown_text(study.cost)} · {minutes}"
     about = f"{markdown_text(study.title)}. `normlab study {study.name}` · {cost} · rule `{study.rule_hash}`"
     shared = [note for note in found[0].finding.notes if all(note in line.finding.notes for line in found)]
-    points = [f"- {markdown_text(note)}" for note in shared]
-    for line in found:
-        points.append(f"- `{line.claim.name}` holds if {markdown_text(line.claim.rule.sentence)}")
-        points += [f"  - {markdown_text(note)}" for note in line.finding.notes if note not in shared]
-    return "\n".join([f"## {study.name}\n", about, "", _table(found), "", *points])
+    notes = ["\n".join(f"- {markdown_text(note)}" for note in shared)] if shared else []
+    return "\n\n".join([f"## {study.name}", about, *notes, *(_claim(line, shared) for line in found)])
+
+
+def _claim(line: ClaimLine, told: Sequence[str]) -> str:
+    """A claim in Markdown, its verdict first; without the notes that are `told` already."""
+    words = markdown_text(line.claim.claim)
+    points = [f"**{MARKS[line.finding.verdict]} {line.verdict}** · {words}\n"]
+    points += [f"- {name}: {markdown_text(text)}" for name, text in _facts(line)]
+    points.append(f"- `{line.claim.name}` holds if {markdown_text(line.claim.rule.sentence)}")
+    points += [f"    - {markdown_text(note)}" for note in line.finding.notes if note not in told]
+    return "\n".join(points)
 
 
 def _card(line: ClaimLine) -> dict[str, Any]:
     found = line.finding
-    shown = [(n, text) for n, text in zip(_HEADS, _cells(line), strict=True) if n not in ("Claim", "Verdict")]
-    facts = [fact for fact in shown if fact[1] != NONE]
     return {
         "name": line.claim.name, "claim": line.claim.claim, "verdict": line.verdict,
-        "mark": MARKS[found.verdict], "tone": _TONES[found.verdict], "facts": facts, "rule": line.claim.rule.sentence,
+        "mark": MARKS[found.verdict], "tone": _TONES[found.verdict], "facts": _facts(line), "rule": line.claim.rule.sentence,
         "kind": line.claim.rule.kind, "notes": found.notes,
         "bars": [bar for part in (found.parts or (found,)) if (bar := _bar(part))],
     }  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from normlab.studies.finding import Finding
 from normlab.studies.headlines import RESULTS_TESTED
-from normlab.studies.view.claim_lines import MARKS, ClaimLine, cell_text
+from normlab.studies.view.claim_lines import MARKS, ClaimLine, cell_text, markdown_text
 
 
 def of_result(found: Sequence[ClaimLine], number: int) -> list[ClaimLine]:
@@ -35,21 +35,25 @@ def results_table(found: Sequence[ClaimLine]) -> str:
 
 
 def found_table(found: Sequence[ClaimLine], claims: str = "docs/claims.md") -> str:
-    """The README's table: results of which a part has a verdict, with the claims that were refuted.
+    """The README's table: results of which a part has a verdict.
 
     Claims of studies that have not ended are left out.
     """
-    lines = ["| Result of a paper | Verdicts on its parts | What was refuted |", "|---|---|---|"]
+    lines = ["| Result of a paper | Verdicts on its parts |", "|---|---|"]
     for number, result in RESULTS_TESTED.items():
         own = of_result(found, number)
         run = [line for line in own if line.finding.is_verdict]
         if run:
             parts = "" if len(run) == len(own) else f" (of {len(own)} parts)"
             counts = f"[{counts_of_result(run, number)}{parts}]({claims}#{run[0].study.name})"
-            of_papers = [line for line in run if not line.claim.own_question]
-            refuted = " ".join(cell_text(line.claim.claim) for line in of_papers if line.finding.verdict == "refuted")
-            lines.append(f"| {cell_text(result)} | {counts} | {refuted} |")
+            lines.append(f"| {cell_text(result)} | {counts} |")
     return "\n".join(lines) if len(lines) > 2 else f"No study has been run yet ([all claims]({claims}))."
+
+
+def refuted_list(found: Sequence[ClaimLine]) -> str:
+    """Markdown list of the claims of papers that were refuted, in the words of the claims."""
+    refuted = [line for line in found if line.finding.verdict == "refuted" and not line.claim.own_question]
+    return "\n".join(f"- {markdown_text(line.claim.claim)} ([{line.study.name}](#{line.study.name}))" for line in refuted)
 
 
 def line_counts(found: Sequence[ClaimLine]) -> str:

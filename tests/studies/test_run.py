@@ -209,7 +209,8 @@ def test_readme_and_cards_have_verdicts_alone(root, tmp_path):
     assert [line[:12] for line in lines["subject"]] == ["✓ reproduced", "? open: Pre-"]
     assert "(../claims.md#tiny)" in lines["subject"][0]
     assert "Ours: " in lines["subject"][0]
-    many = dataclasses.replace(line, finding=dataclasses.replace(line.finding, parts=(line.finding,) * 4))
+    (run,) = (line for line in found if line.finding.verdict == "reproduced")
+    many = dataclasses.replace(run, finding=dataclasses.replace(run.finding, parts=(run.finding,) * 4))
     assert "Ours: " not in citations.page_lines([many], "pre")["subject"][0]
     assert lines["compared"] == []
     # Post-Norm is what Pre-Norm is compared with in one of them: nothing is claimed of it.

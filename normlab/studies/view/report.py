@@ -101,8 +101,8 @@ def _card(line: ClaimLine) -> dict[str, Any]:
     found = line.finding
     return {
         "name": line.claim.name, "claim": line.claim.claim, "verdict": line.verdict,
-        "mark": MARKS[found.verdict], "tone": _TONES[found.verdict], "facts": _facts(line), "rule": line.claim.rule.sentence,
-        "kind": line.claim.rule.kind, "notes": found.notes,
+        "mark": MARKS[found.verdict], "tone": _TONES[found.verdict], "facts": _facts(line),
+        "rule": line.claim.rule.sentence, "kind": line.claim.rule.kind, "notes": found.notes,
         "bars": [bar for part in (found.parts or (found,)) if (bar := _bar(part))],
     }  # fmt: skip
 

@@ -53,7 +53,8 @@ def found_table(found: Sequence[ClaimLine], claims: str = "docs/claims.md") -> s
 def refuted_list(found: Sequence[ClaimLine]) -> str:
     """Markdown list of the claims of papers that were refuted, in the words of the claims."""
     refuted = [line for line in found if line.finding.verdict == "refuted" and not line.claim.own_question]
-    return "\n".join(f"- {markdown_text(line.claim.claim)} ([{line.study.name}](#{line.study.name}))" for line in refuted)
+    lines = [(markdown_text(line.claim.claim), line.study.name) for line in refuted]
+    return "\n".join(f"- {claim} ([{study}](#{study}))" for claim, study in lines)
 
 
 def line_counts(found: Sequence[ClaimLine]) -> str:

@@ -142,7 +142,7 @@ class Norm(nn.Module):
 
 
 class RMSNorm(Norm):
-    """γ ⊙ x / √(mean x² + eps)."""
+    """Root mean square norm: γ ⊙ x / √(mean x² + eps)."""
 
     def core(self, x: torch.Tensor) -> torch.Tensor:
         return rms_norm(x, self.eps)
@@ -152,7 +152,7 @@ class RMSNorm(Norm):
 
 
 class LayerNorm(Norm):
-    """γ ⊙ (x − mean x) / √(var x + eps) + b."""
+    """Layer norm: γ ⊙ (x − mean x) / √(var x + eps) + b."""
 
     def core(self, x: torch.Tensor) -> torch.Tensor:
         return layer_norm(x, self.eps)
@@ -162,7 +162,7 @@ class LayerNorm(Norm):
 
 
 class L2Norm(Norm):
-    """γ ⊙ x / ‖x‖."""
+    """Normalises to unit length: γ ⊙ x / ‖x‖."""
 
     def core(self, x: torch.Tensor) -> torch.Tensor:
         return l2_norm(x, self.eps)

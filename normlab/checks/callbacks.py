@@ -48,7 +48,10 @@ log = logging.getLogger("normlab.checks")
 
 
 class Watch:
-    """Profiles every n-th step. Use `with watch.step():`, or `begin` and `end` where a loop has callbacks instead."""
+    """Monitor a training loop: measure and judge every n-th step, and name the first module that returns a NaN.
+
+    Use `with watch.step():`, or `begin` and `end` where a loop has callbacks instead.
+    """
 
     def __init__(
         self,

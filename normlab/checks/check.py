@@ -58,8 +58,14 @@ def check(
     command: Sequence[str] = (),
     **options: Any,
 ) -> Check:
-    """Judge a design: a scheme, a published model or its configuration, a function of depth and width, a run folder,
-    or a live module with a batch, which is restored afterwards.
+    """Check whether activations or gradients of a deep Transformer explode, vanish or collapse, and in which blocks.
+
+    The target is a scheme, a published model or its configuration, a function of depth and width, a run folder, or a
+    live module with a batch, which is restored afterwards.
+
+        report = normlab.check("peri(step=0.1)", depths=(12, 24))
+        report.level  # "ok", "warn" or "fail"
+        print(report.table())
 
     Options are the fields of `CheckConfig`: `depths`, `steps`, `seeds`, `lr_ladder`, ... `progress` shows a
     progress bar on standard error.

@@ -47,7 +47,7 @@ class Subject:
 
 @dataclass(frozen=True, kw_only=True)
 class Check(StoredResult):
-    """A finished check."""
+    """Result of `normlab.check`: profiles over depths, fitted laws, verdicts; as a table, JSON or page."""
 
     what = "check"
     made_by = "normlab check"

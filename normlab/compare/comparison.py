@@ -27,7 +27,9 @@ def compare(
     stamp: Mapping[str, Any] | None = None,
     executor: RunExecutor | None = None,
 ) -> list[SchemeResult]:
-    """Run what `folder` does not contain yet, and return the ranking of the schemes.
+    """Train schemes on the same data, each at its own tuned learning rate, and rank them with paired intervals.
+
+    Runs what `folder` does not contain yet, and returns the ranking of the schemes.
 
     The same call resumes a comparison that was stopped or killed; more schemes, rates or seeds extend it. After
     `minutes`, those that the data take included, the current runs are saved, and the ranking is that of the finished

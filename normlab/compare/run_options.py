@@ -22,7 +22,7 @@ class RunOptions:
     on: Where = "here"
     """Where to run: processes on this machine (here), or a Ray cluster that shares the folder and the data (ray)."""
     workers: int | None = None
-    """Parallel runs; none: one per GPU, else one per core. Small models use a GPU better with several per GPU."""
+    """Parallel runs; none: one per GPU, else one per core. Two per GPU pay only where compiling outlasts training."""
     whole_runs: bool = False
     """With --minutes: start no run that is not expected to end in time. For machines whose checkpoints are lost."""
 

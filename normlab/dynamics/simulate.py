@@ -35,7 +35,10 @@ def simulate(
     command: Sequence[str] = (),
     **options: object,
 ) -> Simulation:
-    """Simulate one scheme or several from the same initial tokens.
+    """Simulate attention dynamics: tokens as particles on a sphere, under one normalisation scheme or several.
+
+        run = normlab.simulate(["post", "peri"], tokens=64, dim=3, beta=4.0)
+        run.save("page.html")
 
     A scheme is given by name, or as a `Scheme` or `Law` object. Options are the fields of `SimulateConfig`: `tokens`,
     `dim`, `beta`, `time`, ... `matrices` are your own weights (`normlab.dynamics.system.weights.fixed_weights`) or

@@ -63,7 +63,9 @@ def residual_step(
     input_dtype: torch.dtype | None = None,
     kernels: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """Returns (state, input) as in the module's formula, on the last dimension.
+    """Add an update to the residual stream, with norms around it: returns the next state and the next branch's input.
+
+        state = write(keep · x + step · shape(g));  input = scale · read(state)
 
     `keep`, `step` and `scale` are zero-dimensional tensors; None stands for 1. With `g` None only `read` is applied.
     The input has `input_dtype`, by default the dtype of the state, which is that of `x`.

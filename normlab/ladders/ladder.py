@@ -43,7 +43,10 @@ def ladder(
     progress: bool = True,
     command: Sequence[str] = (),
 ) -> LadderAnswer:
-    """Run what `folder` does not contain yet, and return what the finished runs say.
+    """Train schemes at several model sizes and token budgets, and estimate whether their gaps survive scale.
+
+    Runs what `folder` does not contain yet, and returns what the finished runs say. `config` is a
+    `normlab.ladders.LadderConfig`.
 
     The same call resumes a ladder that was stopped or killed; more schemes or seeds extend it. After `minutes`, those
     that the data take included, the current runs are saved. Ctrl-C and SIGTERM do the same and raise KeyboardInterrupt.

@@ -165,8 +165,14 @@ def probe(
     active: bool = True,
     want_gradients: bool = False,
 ) -> Generator[Probe, None, None]:
-    """Profile one step of a training loop. All passes inside count as one batch (gradient accumulation).
+    """Measure activations, gradients and attention of a model during one step of your own training loop.
 
+        with normlab.probe(model) as look:
+            loss_of(model(batch)).backward()
+            optimiser.step()
+        look.profile.rms  # one number for each boundary between blocks
+
+    All passes inside count as one batch (gradient accumulation).
     `blocks` is a pattern of the blocks, `model.layers.*`, where they are not found. `active=False` does nothing: for
     loops that profile every 50th step. `want_gradients` measures the gradient of the first state even if all before it
     is frozen.

@@ -21,7 +21,7 @@ from normlab.utils.files import read_json
 
 
 def load_run(folder: str | Path, *, device: str = "cpu") -> Run:
-    """Load the run in a folder made by `normlab train` or `normlab compare`."""
+    """Load a trained run, with model and tokenizer, from a folder made by `normlab train` or `normlab compare`."""
     run = Run(RunFolder(Path(folder)), pick_device(device))
     run.folder.config  # noqa: B018  # raises for a folder that is no run
     return run

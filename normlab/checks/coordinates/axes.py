@@ -53,7 +53,11 @@ def check_coordinates(
     command: Sequence[str] = (),
     **options: Any,
 ) -> CoordinateCheck:
-    """Fit how activations, and what training changes in them, depend on width and depth.
+    """Coordinate check (muP, CompleteP): does a learning rate carry over to another width or depth?
+
+    Fits how activations, and what training changes in them, depend on width and depth, for every module.
+
+        print(normlab.check_coordinates("pre", base_dim=64, depths=(4, 8, 16)).table())
 
     Options are the fields of `CheckConfig`: `widths`, `depths`, `base_dim`, `base_depth`, `steps`, `seeds`, `lr`, ...
     An axis with a single size is left out.

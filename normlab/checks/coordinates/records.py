@@ -101,7 +101,7 @@ class Axis:
 
 @dataclass(frozen=True, kw_only=True)
 class CoordinateCheck(StoredResult):
-    """A finished coordinate check."""
+    """Result of `normlab.check_coordinates`: sizes and changes of every module over width and depth, with exponents."""
 
     what = "coordinate check"
     made_by = "normlab check --coordinates"

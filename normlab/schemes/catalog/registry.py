@@ -48,7 +48,7 @@ _permanent: set[type[Scheme]] = set()
 
 
 def register(cls: type[Scheme]) -> type[Scheme]:
-    """Register a scheme class under its name and aliases; can be used as a decorator."""
+    """Register a scheme class of your own under its name and aliases; can be used as a decorator."""
     reference.check_class(cls, getattr(cls, "__qualname__", repr(cls)))
     names = [cls.name, *cls.aliases, *cls.variants]
     for name in names:

@@ -9,6 +9,7 @@ build.py --check   says which are not current, and exits with 1 if any is
 from __future__ import annotations
 
 import contextlib
+import html
 import importlib.util
 import json
 import re
@@ -80,12 +81,19 @@ def table() -> str:
         proven = "no" if card.certificate.startswith("none") else "yes"
         # Who and where; what follows is on the scheme's page.
         source = re.split(r"[;:]|\. (?=[A-Z])", _cell(card.sections["Source"]))[0]
-        lines.append(f"| [`{name}`](docs/schemes/{name}.md) | `{_cell(formula)}` | {growth} | {proven} | {source} |")
+        lines.append(f"| [`{name}`](docs/schemes/{name}.md) | {_code(formula)} | {growth} | {proven} | {source} |")
     return "\n".join(lines)
 
 
 def _cell(text: str) -> str:
     return " ".join(text.replace("|", "\\|").split())
+
+
+def _code(text: str) -> str:
+    """Code in a cell. GitHub reads an escaped bar between backticks as a bar, the site shows the backslash."""
+    if "|" not in text:
+        return f"`{_cell(text)}`"
+    return f"<code>{html.escape(text, quote=False).replace('|', '&#124;')}</code>"
 
 
 def claims() -> list[ClaimLine]:

@@ -69,3 +69,27 @@ def test_the_moving_pictures_are_shown(site, open_page):
     widths = page.eval_on_selector_all("article img", "images => images.map(image => image.naturalWidth)")
     assert len(widths) == 2
     assert all(width > 0 for width in widths)
+
+
+@browsing
+@pytest.mark.parametrize("width", [400, 1280])
+def test_pages_fit_the_screen(site, open_page, width):
+    for name in ("index", "claims", "schemes/geonorm", "guides/checking"):
+        page = open_page((site / f"{name}.html").as_uri(), viewport={"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, name
+
+
+@browsing
+def test_what_the_terminal_shows_is_not_cut_off(site, open_page):
+    page = open_page((site / "guides/checking.html").as_uri(), viewport={"width": 1280, "height": 900})
+    card = page.locator("pre > code", has_text="post  scheme, 48 blocks").first
+    assert card.evaluate("code => code.scrollWidth <= code.clientWidth")
+
+
+@browsing
+def test_names_and_bars_in_tables_are_whole(site, open_page):
+    page = open_page((site / "index.html").as_uri(), viewport={"width": 400, "height": 900})
+    name = page.locator("td code", has_text="layerscale").first
+    # One line: as high as the shortest name.
+    assert name.evaluate("code => code.getClientRects().length") == 1
+    assert "|α|" in page.locator("tr", has_text="ngpt").first.inner_text()

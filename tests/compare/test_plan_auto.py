@@ -71,6 +71,7 @@ def test_a_list_is_widened_before_anything_is_judged_at_an_end_of_it() -> None:
     rows = carry_out(widened)
     for own in rank_schemes(rows, "pre"):
         assert own.edge is None
+        assert own.lr is not None
         assert abs(math.log2(own.lr / BEST[own.scheme])) < 0.26
         assert widened.rates(rows)[own.scheme] == own.lr
     assert len([one for one in rows if one["role"] == "judge"]) == 2 * len(BEST)

@@ -10,6 +10,8 @@ same for `cut` and `short` is due to what attention sees.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,11 +23,12 @@ import tyro
 from normlab.bench.facts import dated
 from normlab.data import Corpus
 from normlab.data.batch_loader import BatchLoader
+from normlab.errors import NormLabError
 from normlab.models import DecoderConfig
 from normlab.models.transformer import Transformer
 from normlab.probes.copying import copy_losses
 from normlab.train import optimiser as optimisers
-from normlab.train.distributed import clip_grad_norm
+from normlab.train.distributed import clip_grad_norm, pick_device
 from normlab.train.model_cache import BuiltModel, compiled, reinitialise
 from normlab.train.tasks.language import LanguageTrainConfig
 from normlab.utils.files import write_json
@@ -58,6 +61,7 @@ class Arguments:
 
 
 def main(arguments: Arguments) -> None:
+    _check(arguments)
     rows: list[dict[str, Any]] = []
     built: dict[str, BuiltModel] = {}
     for treatment in arguments.treatments:
@@ -75,6 +79,26 @@ def main(arguments: Arguments) -> None:
                     rows[-1] |= _train(run, data, length, built[scheme])
                     print(*(f"{name} {value}" for name, value in rows[-1].items()), sep=", ", flush=True)
                     write_json(arguments.out, {**dated(), "arguments": _plain(arguments), "rows": rows})
+
+
+def _check(arguments: Arguments) -> None:
+    """Raise for what would fail, or compare different things, only after some runs have been trained."""
+    short, long, step = arguments.short, arguments.long, arguments.tokens_a_step
+    if not 4 <= short < long or long % short or step % long:
+        raise NormLabError(
+            f"short must be 4 or more and divide long, and long tokens_a_step, so that all steps have the same tokens; "
+            f"got {short}, {long} and {step}; try 128, 1024 and 4096"
+        )
+    if arguments.eval_tokens < step:
+        raise NormLabError(f"eval_tokens must be a whole step, {step}, or more, got {arguments.eval_tokens}")
+    if not os.access(arguments.out.absolute().parent, os.W_OK):
+        raise NormLabError(f"cannot write {arguments.out}: its folder is missing or read-only; choose another --out")
+    pick_device(arguments.device)
+    for treatment in arguments.treatments:
+        config = _config(arguments, short if treatment == "short" else long)
+        for model in config.model.with_schemes(arguments.schemes):
+            model.check_start()
+        config.task_object.check_sources(config)
 
 
 def _config(arguments: Arguments, length: int) -> LanguageTrainConfig:
@@ -153,4 +177,8 @@ def _plain(arguments: Arguments) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Arguments))
+    try:
+        main(tyro.cli(Arguments, description=__doc__))
+    except NormLabError as error:
+        print(f"lengths: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -82,6 +82,10 @@ class Bracket:
         """The lowest and the highest rate of the search."""
         return grid_rate(self._start - _REACH), grid_rate(self._start + _REACH)
 
+    def may_try(self, lr: float) -> bool:
+        """Whether the search could come to a rate: whether it is on the grid."""
+        return grid_index(lr) is not None
+
     def next(self, scores: Mapping[float, Score]) -> RateSearch:
         """Next step of the search, given the scores so far; rates off the grid are ignored."""
         seen = {k: score for lr, score in scores.items() if (k := grid_index(lr)) is not None}
@@ -125,6 +129,15 @@ class RateList:
     """At least two."""
     also: float | None = None
     """A rate found elsewhere, which is tried with them."""
+
+    @property
+    def first(self) -> tuple[float, ...]:
+        """The rates that are always tried."""
+        return self.rates
+
+    def may_try(self, lr: float) -> bool:
+        """Whether the search could come to a rate: to any, since a list that has grown may have been widened before."""
+        return True
 
     def next(self, scores: Mapping[float, Score]) -> RateSearch:
         """Next step of the search, given the scores so far."""

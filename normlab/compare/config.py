@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from normlab.compare.bracket import Bracket, start_rate
+from normlab.compare.bracket import Bracket, RateList, start_rate
 from normlab.compare.run_options import RunOptions, RunSettings
 from normlab.errors import NormLabError
 from normlab.models.config import SchemeLike, TransformerConfig
@@ -45,6 +45,9 @@ class CompareConfig(RunOptions):
     and then tries the best times and divided by sqrt(2)."""
     refine_rates: bool = True
     """Whether auto ends with the rates a factor of sqrt(2) from the best: two runs of each scheme."""
+    widen_rates: bool = False
+    """Whether the next rate is tried while the best of a list is its largest or smallest, before anything is judged:
+    by the list's own steps, at most 64 either way. auto always does this."""
     seeds: int = 3
     """Final runs of each scheme at its tuned rate; seed i of all schemes sees the same data in the same order."""
     tune_seeds: int = 1
@@ -92,11 +95,13 @@ class CompareConfig(RunOptions):
         return dict(zip(self.names, self.base.model.with_schemes(self.schemes), strict=True))
 
     @cached_property
-    def bracket(self) -> Bracket | None:
-        """The learning-rate search; None where the rates are listed."""
+    def bracket(self) -> Bracket | RateList | None:
+        """The learning-rate search; None where the rates are those listed, and no others."""
+        if self.lrs != "auto":
+            return RateList(tuple(map(float, self.lrs))) if self.widen_rates else None
         # A rate that is transferred is that of the base.
         depth, width = self.base.base_depth or self.base.model.depth, self.base.base_dim or self.base.model.dim
-        return Bracket(start_rate(depth, width), self.refine_rates) if self.lrs == "auto" else None
+        return Bracket(start_rate(depth, width), self.refine_rates)
 
     @property
     def first_rates(self) -> tuple[float, ...]:
@@ -129,6 +134,8 @@ class CompareConfig(RunOptions):
         special: dict[str, Any] = {"sources": self.sources} if self.sources else {}
         if not self.refine_rates:
             special["refine_rates"] = False
+        if self.widen_rates:
+            special["widen_rates"] = True
         return {
             "schemes": list(self.names), "lrs": self.lrs if self.lrs == "auto" else list(self.lrs), "seeds": self.seeds,
             "tune_seeds": self.tune_seeds, "baseline": self.baseline_name, "level": self.level, "base": shared,
@@ -153,6 +160,8 @@ class CompareConfig(RunOptions):
                 raise NormLabError(f"a learning rate is positive and finite, got {lr}; try 1e-3")
         if not 1 <= self.seeds <= FIRST_TUNE_SEED:
             raise NormLabError(f"seeds must lie in [1, {FIRST_TUNE_SEED}], got {self.seeds}; try 3")
+        if self.widen_rates and len(self.first_rates) == 1:
+            raise NormLabError("widen_rates needs two rates or more, got one, with which nothing is tuned; try auto")
         if self.tune_seeds < 1:
             raise NormLabError(f"tune_seeds must be at least 1, got {self.tune_seeds}; name one rate to tune nothing")
         if not 0.0 < self.level < 1.0:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from normlab.compare.bracket import grid_index
+from normlab.compare.bracket import Bracket, grid_index
 from normlab.compare.config import CompareConfig
 from normlab.errors import NormLabError
 from normlab.train.config import DEFAULT_TASK, LATER_DEFAULTS, not_decisive
@@ -22,7 +22,7 @@ def write_description(folder: Path, config: CompareConfig, data: Data, command: 
         "metric": config.base.task_object.metric.name, "tokens": config.base.tokens_in_all, "corpus": data.facts(),
         "parameters": _parameters(config, data), "versions": versions(), "command": list(command),
     }  # fmt: skip
-    if config.bracket is not None:
+    if isinstance(config.bracket, Bracket):
         new["rates"] = {"first": list(config.bracket.first), "limits": list(config.bracket.limits)}
     if path.is_file() and _has_begun(folder) and (wrong := _fault(read_json(path), new)):
         raise NormLabError(f"{folder} holds another comparison: {wrong}; choose another folder, or remove this one")
@@ -55,6 +55,8 @@ def _shrunk(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
     # A search goes on from rates that were listed, if they are rates that it could have tried itself.
     if old["lrs"] != new["lrs"] and (old["lrs"] == "auto" or (searched and None in map(grid_index, old["lrs"]))):
         return f"its lrs is {old['lrs']!r}, not {new['lrs']!r}"
+    if old.get("widen_rates") and not (searched or new.get("widen_rates")):
+        return "its rates are widened beyond the list, and these would not be"
     for name in ("schemes",) if searched else ("schemes", "lrs"):
         missing = [value for value in old[name] if value not in new[name]]
         if missing:

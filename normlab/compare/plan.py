@@ -1,7 +1,8 @@
 """Plan of a comparison: its runs (`tune` and `judge`), and which can start, given those that have ended.
 
-With listed rates all tune runs are known at the start. With `lrs="auto"` each scheme's next tune runs depend on the
-earlier results, so the number of runs is a lower bound until every scheme has its rate (`is_open`).
+With listed rates all tune runs are known at the start. Where rates are searched for (`lrs="auto"`, or a list with
+`widen_rates`) each scheme's next tune runs depend on the earlier results, so the number of runs is a lower bound until
+every scheme has its rate (`is_open`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from normlab.compare.bracket import grid_index
 from normlab.compare.config import FIRST_TUNE_SEED, CompareConfig
 from normlab.compare.tuning import RateResults, group_by_rate, pick_rate
 from normlab.train.config import TrainConfig
@@ -162,7 +162,8 @@ class Plan:
         scheme, lr, seed = row["scheme"], row["lr"], row["seed"]
         if row["role"] != "tune" or scheme not in self.config.names or seed not in self._seeds:
             return False
-        is_rate = lr in self.config.first_rates if self.config.bracket is None else grid_index(lr) is not None
+        search = self.config.bracket
+        is_rate = lr in self.config.first_rates if search is None else search.may_try(lr)
         return is_rate and row["run"] == self._run("tune", scheme, lr, seed).name
 
     def _tune_runs(self, scheme: str, rates: Iterable[float]) -> list[PlannedRun]:

@@ -29,7 +29,15 @@ import numpy as np
 from normlab.data.encode import Encoded, encode
 from normlab.data.sources import Source, Stamp
 from normlab.data.tokenizer import Bytes as ByteTokenizer
-from normlab.data.tokenizer import Tokenizer, bpe_size, load_from_hub, load_tokenizer, one_thread_a_call, train_bpe
+from normlab.data.tokenizer import (
+    Tokenizer,
+    bpe_size,
+    is_tokenizer_file,
+    load_from_hub,
+    load_tokenizer,
+    one_thread_a_call,
+    train_bpe,
+)
 from normlab.errors import NormLabError, unknown
 from normlab.utils.files import sync, write_atomically
 from normlab.utils.locks import wait_for
@@ -114,9 +122,8 @@ def cached_tokenizer(spec: str, source: Source, root: Path, *, progress: bool) -
         return ByteTokenizer()
     if size := bpe_size(spec):
         return _trained(size, source, root, progress)
-    path = Path(spec).expanduser()
-    if path.is_file() or spec.endswith((".json", ".json.gz", ".json.xz")):
-        return load_tokenizer(path)
+    if is_tokenizer_file(spec):
+        return load_tokenizer(Path(spec).expanduser())
     # Detect typing errors here, because the hub takes half a minute to fail.
     if difflib.get_close_matches(spec.lower(), ["bytes", "bpe"], cutoff=0.7):
         raise unknown("tokenizer", spec, ["bytes", "bpe:N", "a tokenizer file", "a Hugging Face id"])

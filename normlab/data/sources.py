@@ -156,6 +156,12 @@ def open_source(spec: str) -> Source:
     return _files(spec, Path(path).expanduser(), field or "text")
 
 
+def find_source(spec: str) -> None:
+    """Raise if a source is not on this machine. A data set of the hub is not looked for: that would load it."""
+    if not spec.startswith("hf:"):
+        open_source(spec)
+
+
 def open_sources(specs: Sequence[str]) -> Source:
     """Open several specifications as one source, in the given order."""
     if isinstance(specs, str) or not specs:

@@ -137,6 +137,11 @@ class Subwords(Tokenizer):
         return np.concatenate([np.array(ids, self.dtype) for ids in found] or [np.empty(0, self.dtype)])
 
 
+def is_tokenizer_file(spec: str) -> bool:
+    """Whether a tokenizer is named by a file, which may be missing."""
+    return spec.endswith((".json", ".json.gz", ".json.xz")) or Path(spec).expanduser().is_file()
+
+
 def load_tokenizer(path: Path | str, name: str = "") -> Tokenizer:
     """Load a tokenizer file written by `save` or by the `tokenizers` package; may be compressed (.gz, .xz)."""
     path = Path(path)

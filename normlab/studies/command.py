@@ -89,19 +89,25 @@ def run(
 ) -> int:
     """Run what is left of the studies, one after the other, for at most `minutes` in all, and print the verdicts.
 
-    Returns the number of runs left.
+    What they need is looked for first, for all of them. Returns the number of runs left.
     """
     from normlab.compare.executor import RunExecutor
+    from normlab.studies.preflight import check_ready
     from normlab.studies.run import check_minutes
 
     check_minutes(minutes)
+    results = results.absolute()
+    with contextlib.chdir(_folder(data_dir)):
+        there = {study.name: check_ready(study, results, overrides) for study in studies}
+    for name, rows in there.items():
+        print(f"{name}: {rows}")
     end = None if minutes is None else time.monotonic() + 60.0 * minutes
     left = 0
     with contextlib.closing(RunExecutor()) as executor:
         told = {"overrides": overrides, "command": command, "executor": executor}
         for study in studies:
             _print_title(study, studies)
-            left += _run_until(end, study, results.absolute(), _folder(data_dir), told)
+            left += _run_until(end, study, results, _folder(data_dir), told)
             _print_verdicts(study, results)
     if left:
         print(f"{counted(left, 'run')} left: the same command goes on")

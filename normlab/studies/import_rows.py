@@ -10,12 +10,15 @@ from normlab.compare.store import RESULT_FIELDS, Row, Store
 from normlab.errors import NormLabError
 from normlab.studies.record import StudyRecord
 from normlab.utils.files import read_json
+from normlab.utils.text import counted
 
 
 def import_rows(record: StudyRecord) -> None:
     """Add the rows that the study lists and does not have yet."""
-    for name in record.study.rows:
-        for arm, rows in _arms(Path(name), record.study.name):
+    # All of them or none: of rows that are half there, a verdict would be one on a part.
+    found = [(name, dict(_arms(Path(name), record.study.name))) for name in record.study.rows]
+    for name, arms in found:
+        for arm, rows in arms.items():
             store = Store(record.folder / arm, fields=RESULT_FIELDS)
             there = {row["run"] for row in store.rows()}
             for row in rows:
@@ -35,6 +38,7 @@ def _arms(source: Path, study: str) -> Iterator[tuple[str, list[Row]]]:
     if source.suffix == ".json" and source.is_file():
         yield source.stem, _of_file(source)
         return
+    _check_ended(source, study)
     folders = [path.parent for path in source.rglob("rows.jsonl")]
     # Folders of single runs have no rows of a comparison; what lies above the source does not matter.
     found = sorted(folder for folder in folders if "runs" not in folder.relative_to(source).parts)
@@ -43,6 +47,16 @@ def _arms(source: Path, study: str) -> Iterator[tuple[str, list[Row]]]:
     for folder in found:
         arm = "-".join([source.name, *folder.relative_to(source).parts])
         yield arm, Store(folder, fields=RESULT_FIELDS).rows()
+
+
+def _check_ended(source: Path, study: str) -> None:
+    """Raise if the study whose folder or arm this is has runs left."""
+    for path in (source / "study.json", source.parent / "study.json"):
+        if path.is_file() and (left := read_json(path).get("left", 0)):
+            raise NormLabError(
+                f"{study} needs the rows in {source}, and {counted(left, 'run')} of {path.parent.name} have not ended; "
+                f"end them first"
+            )
 
 
 def _of_file(path: Path) -> list[Row]:

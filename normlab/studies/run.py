@@ -62,7 +62,7 @@ def run_study(
     check_minutes(minutes)
     record = StudyRecord(study, results / study.name)
     configs, ladders = comparison_configs(study, overrides), ladder_configs(study, overrides)
-    _check_rules(study, configs or ladders)
+    check_rules(study, configs or ladders)
     record.begin(_names(study), now())
     import_rows(record)
     end = time.monotonic() + 60.0 * minutes if minutes is not None else None
@@ -141,7 +141,7 @@ def _lost_tokenizer(sized: CompareConfig | LadderConfig | None, config: CompareC
     return None if sized is not None else getattr(config.base, "tokenizer", None)
 
 
-def _check_rules(study: Study, configs: Mapping[str, CompareConfig | LadderConfig]) -> None:
+def check_rules(study: Study, configs: Mapping[str, CompareConfig | LadderConfig]) -> None:
     """Raise if a rule names a scheme that is not run: its claim would stay open."""
     if not configs or study.rows:
         return

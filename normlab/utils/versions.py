@@ -25,6 +25,11 @@ def versions() -> dict[str, str]:
     return known | ({"commit": commit} if commit else {})
 
 
+def is_unnamed_copy() -> bool:
+    """Whether NormLab runs from a copy of a checkout whose commit is not known. An installed version names itself."""
+    return (_CHECKOUT / "pyproject.toml").is_file() and commit_of(_CHECKOUT) is None
+
+
 @cache
 def commit_of(checkout: Path) -> str | None:
     """The git commit of a folder, with -dirty if files differ from it; None if unknown.

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from normlab.compare import executor, session
+from normlab.compare.bracket import Bracket
 from normlab.compare.comparison import compare, left
 from normlab.compare.outcome import outcome
 from normlab.compare.statistics import rank_schemes
@@ -317,7 +318,7 @@ def test_rates_that_are_searched_end_inside_those_tried_and_resume(text: Path, t
     tune = {row["lr"]: row["value"] for row in rows if row["role"] == "tune"}
     (judge,) = (row for row in rows if row["role"] == "judge")
     assert judge["lr"] == min(tune, key=lambda lr: tune[lr])
-    assert config.bracket is not None
+    assert isinstance(config.bracket, Bracket)
     assert min(tune) < judge["lr"] < max(tune) or judge["lr"] in config.bracket.limits
     about = json.loads((tmp_path / "compare.json").read_text())
     assert about["lrs"] == "auto"
@@ -341,6 +342,15 @@ def test_lists_after_a_search_and_searches_off_its_grid_are_refused(copy: Path, 
     (copy / "compare.json").write_text(json.dumps(about | {"lrs": [1e-3, 1e-2] if lrs == "auto" else "auto"}))
     with pytest.raises(NormLabError, match="its lrs is"):
         compare(configuration(text, lrs=lrs), copy, progress=False)
+
+
+@pytest.mark.usefixtures("no_process")
+def test_a_list_that_was_widened_stays_so(copy: Path, text: Path) -> None:
+    """Rates beyond it were tried, and one of them may have been judged."""
+    about = json.loads((copy / "compare.json").read_text())
+    (copy / "compare.json").write_text(json.dumps(about | {"widen_rates": True}))
+    with pytest.raises(NormLabError, match="its rates are widened beyond the list"):
+        compare(configuration(text), copy, progress=False)
 
 
 @pytest.mark.full

@@ -71,6 +71,7 @@ def test_it_can_be_written_as_json() -> None:
         ({"seeds": 0}, "seeds must lie in [1, 1000], got 0"),
         ({"seeds": 1001}, "seeds must lie in [1, 1000], got 1001"),
         ({"tune_seeds": 0}, "tune_seeds must be at least 1"),
+        ({"lrs": (1e-3,), "widen_rates": True}, "widen_rates needs two rates or more, got one"),
         ({"level": 1.0}, "between 0 and 1"),
         ({"on": "cloud"}, "unknown place to run 'cloud'"),
         ({"workers": 0}, "workers must be at least 1"),

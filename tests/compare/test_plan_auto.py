@@ -62,6 +62,25 @@ def test_each_scheme_is_judged_at_a_rate_inside_those_that_it_was_tried_with() -
     assert it.size(rows) == len(rows)
 
 
+def test_a_list_is_widened_before_anything_is_judged_at_an_end_of_it() -> None:
+    """Judged at an end, a scheme would be judged again at the next rate."""
+    listed = (4e-3, 5.66e-3, 8e-3)
+    fixed, widened = (plan(lrs=listed, widen_rates=widen) for widen in (False, True))
+    assert widened.runnable([]) == fixed.runnable([])
+    assert [own.edge for own in rank_schemes(carry_out(fixed), "pre")].count(None) == 0
+    rows = carry_out(widened)
+    for own in rank_schemes(rows, "pre"):
+        assert own.edge is None
+        assert own.lr is not None
+        assert abs(math.log2(own.lr / BEST[own.scheme])) < 0.26
+        assert widened.rates(rows)[own.scheme] == own.lr
+    assert len([one for one in rows if one["role"] == "judge"]) == 2 * len(BEST)
+    tried = sorted({one["lr"] for one in rows if one["scheme"] == "pre"})
+    assert tried == [2.83e-3, 4e-3, 5.66e-3, 8e-3]
+    assert (widened.left(rows), widened.is_open(rows), widened.size(rows)) == (0, False, len(rows))
+    assert widened.is_open(rows[:3])
+
+
 def test_rates_of_all_schemes_come_from_one_grid() -> None:
     tried = {one["lr"] for one in carry_out(plan()) if one["role"] == "tune"}
     steps = [2.0 * math.log2(lr / 1e-3) for lr in tried]

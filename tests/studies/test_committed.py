@@ -16,7 +16,7 @@ from normlab.studies.rules.base import VALUE
 from normlab.studies.rules.change import ChangeRule
 from normlab.studies.rules.difference import DifferenceRule
 from normlab.studies.rules.order import OrderRule
-from normlab.studies.run import _check_rules, comparison_configs, ladder_configs, study_plan
+from normlab.studies.run import check_rules, comparison_configs, ladder_configs, study_plan
 from normlab.studies.study import RESULTS, find_studies, load_study
 from normlab.train.monitor.summary import summarise
 from normlab.train.plan import Milestones
@@ -36,7 +36,7 @@ def planned_runs(name: str) -> int:
 def test_it_can_be_planned(name):
     study = load_study(name, FOLDER)
     assert study.kind == "rows" or planned_runs(name) > 0
-    _check_rules(study, comparison_configs(study) or ladder_configs(study))
+    check_rules(study, comparison_configs(study) or ladder_configs(study))
     named = {arm for claim in study.claims for scheme in claim.rule.schemes if (arm := scheme.partition("@")[2])}
     imported = {path.parent.name for path in (ROOT / RESULTS / name).glob("*/rows.jsonl")}
     assert named <= (imported if study.kind == "rows" else {*study.arms})

@@ -31,6 +31,8 @@ from tests.studies.rows import CLAIM, TINY, other, row, write_study
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NORMLAB_CACHE", str(tmp_path_factory.mktemp("cache")))
+        # Also where these tests are a copy without .git.
+        patch.setattr("normlab.studies.preflight.is_unnamed_copy", lambda: False)
         yield
 
 
@@ -382,6 +384,24 @@ def test_rows_that_are_not_there_are_asked_for(tmp_path):
     study = other("rows", "", 'kind = "count"\nscheme = "a"\nat_most = 0.0', head=f'rows = ["{tmp_path / "none"}"]')
     with pytest.raises(NormLabError, match="make them first"):
         run_study(study, tmp_path / "results", progress=False)
+
+
+def test_rows_of_several_sources_are_taken_in_whole_or_not_at_all(tmp_path):
+    more = {"tokens": 1, "steps": 1, "seconds": 1.0, "tokens_per_s": 1.0, "peak_bytes": 1, "device": "x", "config": {}}
+    sources = [tmp_path / "first/main", tmp_path / "second/main"]
+    head = f"rows = {[str(source) for source in sources]}"
+    study = other("rows", "", 'kind = "count"\nscheme = "pre"\nat_most = 0.0', head=head)
+    Store(sources[0]).append(row("pre", 0, 1.0, **more))
+    with pytest.raises(NormLabError, match="make them first"):
+        run_study(study, tmp_path / "results", progress=False)
+    Store(sources[1]).append(row("pre", 0, 1.0, **more))
+    about = tmp_path / "second/study.json"
+    about.write_text(json.dumps({"left": 2}))
+    with pytest.raises(NormLabError, match="2 runs of second have not ended"):
+        run_study(study, tmp_path / "results", progress=False)
+    assert running.StudyRecord(study, tmp_path / "results/other").rows() == {}
+    about.write_text(json.dumps({"left": 0}))
+    assert run_study(study, tmp_path / "results", progress=False) == 0
 
 
 # -- ladders -------------------------------------------------------------------------------------------------------

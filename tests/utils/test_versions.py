@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from normlab.utils.versions import commit_of, versions
+from normlab.utils.versions import commit_of, is_unnamed_copy, versions
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="makes a repository: needs git")
 
@@ -67,3 +67,15 @@ def test_without_git_there_is_no_telling(checkout: Path, monkeypatch: pytest.Mon
 def test_a_copy_says_its_commit_by_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NORMLAB_COMMIT", "0123456789ab")
     assert commit_of(tmp_path) == "0123456789ab"
+
+
+def test_a_copy_of_a_checkout_has_no_name_and_what_is_installed_needs_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("normlab.utils.versions._CHECKOUT", tmp_path)
+    assert not is_unnamed_copy()
+    (tmp_path / "pyproject.toml").touch()
+    assert is_unnamed_copy()
+    commit_of.cache_clear()
+    monkeypatch.setenv("NORMLAB_COMMIT", "0123456789ab")
+    assert not is_unnamed_copy()

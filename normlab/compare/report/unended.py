@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from normlab.compare.bracket import Bracket
+from collections.abc import Mapping
+from typing import Any
+
+from normlab.compare.bracket import Bracket, RateList
 from normlab.compare.report.results import Results
 from normlab.compare.statistics import SchemeResult
-from normlab.compare.tuning import RateResults
 from normlab.pages.numbers import join_names
 
 
@@ -42,16 +44,20 @@ def _is_searching(results: Results, own: SchemeResult | None) -> bool:
     lrs, tune_seeds = about.get("lrs"), about.get("tune_seeds", 1)
     tune = own.tune if own is not None else {}
     whole = {lr: at_rate for lr, at_rate in tune.items() if len(at_rate.values) >= tune_seeds}
-    if isinstance(lrs, list):
+    if isinstance(lrs, list) and not about.get("widen_rates"):
         # With one rate nothing is tuned.
         return len(lrs) > 1 and len(whole) < len(lrs)
-    return _bracket_is_open(results, whole)
+    search = _search(about)
+    scores = {lr: at_rate.score(results.metric) for lr, at_rate in whole.items()}
+    return search is not None and bool(search.next(scores).next_rates)
 
 
-def _bracket_is_open(results: Results, tried: dict[float, RateResults]) -> bool:
-    rates = results.about.get("rates")
+def _search(about: Mapping[str, Any]) -> Bracket | RateList | None:
+    """The search for rates that compare.json describes."""
+    if isinstance(about.get("lrs"), list):
+        return RateList(tuple(about["lrs"]))
+    rates = about.get("rates")
     if not isinstance(rates, dict) or len(rates.get("first", [])) != 3:
-        return False
+        return None
     # The start is the middle one of the rates that are always tried.
-    search = Bracket(rates["first"][1], results.about.get("refine_rates", True))
-    return bool(search.next({lr: at_rate.score(results.metric) for lr, at_rate in tried.items()}).next_rates)
+    return Bracket(rates["first"][1], about.get("refine_rates", True))

@@ -53,6 +53,10 @@ class Task(ABC):
     def open(self, config: Any, *, progress: bool) -> Any:
         """Read and prepare the data of a run."""
 
+    def check_sources(self, config: Any) -> None:
+        """Raise if what `open` would read is not there, as far as that is known without reading it."""
+        return
+
     @abstractmethod
     def with_answers(self, config: Any, data: Any) -> TransformerConfig:
         """The model with the vocabulary size or the number of classes of the data."""

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from normlab.choices import Boundaries
@@ -109,6 +110,15 @@ class TextTask(Task):
 
         options = {"tokenizer": config.tokenizer, "val_data": config.val_data, "val_fraction": config.val_fraction}
         return prepare(config.data, **options, val_sets=config.sources_of_sets, progress=progress)
+
+    def check_sources(self, config: TextTrainConfig) -> None:
+        from normlab.data.sources import find_source
+        from normlab.data.tokenizer import is_tokenizer_file, load_tokenizer
+
+        for spec in (*config.data, *config.val_data, *config.sources_of_sets.values()):
+            find_source(spec)
+        if is_tokenizer_file(config.tokenizer):
+            load_tokenizer(Path(config.tokenizer).expanduser())
 
     def with_answers(self, config: TextTrainConfig, data: Corpus) -> TokenConfig:
         padded = VOCABULARY_MULTIPLE * math.ceil(self.vocabulary(data) / VOCABULARY_MULTIPLE)

@@ -89,6 +89,9 @@ def test_no_winner_is_named_while_a_rate_is_searched_for(folder: Path) -> None:
     assert words(folder).headline.startswith(
         "No winner yet. Not ended: the search for the rate of pre, post, peri and geonorm."
     )
+    widened = {"lrs": about["lrs"], "widen_rates": True}
+    (folder / "compare.json").write_text(json.dumps(about | widened))
+    assert "Not ended: the search for the rate of" in words(folder).headline
     search = {"lrs": "auto", "rates": {"first": [5e-4, 1e-3, 2e-3], "limits": [6.25e-5, 1.6e-2]}}
     (folder / "compare.json").write_text(json.dumps(about | search))
     assert "Not ended: the search for the rate of" in words(folder).headline

@@ -15,7 +15,7 @@ from torch import nn
 
 from normlab.errors import NormLabError
 from normlab.kernels.rotary import Table, rotate, rotated_heads
-from normlab.models.sublayer import Sublayer, check_positive, project, through
+from normlab.models.sublayer import Sublayer, check_positive, project, runs_as_written, through
 from normlab.models.value_residual import FirstValues, ValueMix
 from normlab.roles import Part, Spec
 
@@ -99,7 +99,7 @@ class Attention(Sublayer):
     @property
     def casts_input(self) -> bool:
         # Not if a subclass, or a wrapper such as LoRA in the projection's place, may do more with the input.
-        return type(self).forward is Attention.forward and type(self.qkv) is nn.Linear
+        return runs_as_written(self, Attention) and runs_as_written(self.qkv, nn.Linear)
 
     @property
     def scale(self) -> float:

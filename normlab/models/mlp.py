@@ -15,7 +15,16 @@ from torch import nn
 from normlab.errors import unknown
 from normlab.kernels import backends
 from normlab.kernels.swiglu import gated_linear
-from normlab.models.sublayer import Sublayer, check_positive, is_plain, product_dtype, project, scale_rows, through
+from normlab.models.sublayer import (
+    Sublayer,
+    check_positive,
+    is_plain,
+    product_dtype,
+    project,
+    runs_as_written,
+    scale_rows,
+    through,
+)
 from normlab.roles import Part, Spec
 from normlab.schemes.contract.blocks import has_hooks
 from normlab.schemes.contract.parts import channel_factor
@@ -68,7 +77,7 @@ class MLP(FeedForward):
     @property
     def casts_input(self) -> bool:
         # As in attention: neither a subclass nor a wrapper in the first matrix's place.
-        return type(self).forward is MLP.forward and type(self.gate_up if self.gated else self.up) is nn.Linear
+        return runs_as_written(self, MLP) and runs_as_written(self.gate_up if self.gated else self.up, nn.Linear)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self._fuses():

@@ -75,6 +75,11 @@ def is_plain(linear: nn.Module) -> bool:
     return not has_hooks(linear)
 
 
+def runs_as_written(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether a module runs the `forward` of `kind`, not a subclass's own or one put in its place (some LoRAs)."""
+    return type(module).forward is kind.forward and "forward" not in vars(module)
+
+
 def product_dtype(x: torch.Tensor, weight: torch.Tensor) -> torch.dtype:
     """The dtype in which `project` multiplies x and weight, for products that autocast does not cover."""
     # Like autocast, leave float64 alone.

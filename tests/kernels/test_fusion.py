@@ -128,6 +128,12 @@ class Wrapped(torch.nn.Module):
         return self.linear(x)
 
 
+def replace_forward(module: torch.nn.Module) -> None:
+    """As Accelerate's hooks and some LoRAs do."""
+    forward = module.forward
+    module.forward = lambda x, **options: forward(x, **options)
+
+
 def test_changed_branches_are_handed_the_dtype_of_the_state():
     stack, x = build("pre", "triton"), torch.randn(2, 5, DIM)
     notes = [[step.read.branch_casts for step in layer.block.steps] for layer in stack.layers]
@@ -139,6 +145,16 @@ def test_changed_branches_are_handed_the_dtype_of_the_state():
         stack(x)
     notes = [[step.read.branch_casts for step in layer.block.steps] for layer in stack.layers]
     assert notes == [[True, False], [False, True], [True, False]]
+
+
+def test_branches_with_a_replaced_forward_are_handed_the_dtype_of_the_state():
+    stack, x = build("pre", "triton"), torch.randn(2, 5, DIM)
+    replace_forward(stack.layers[0].branches[1])
+    replace_forward(stack.layers[1].branches[0].qkv)
+    with torch.autocast(x.device.type, torch.bfloat16):
+        stack(x)
+    notes = [[step.read.branch_casts for step in layer.block.steps] for layer in stack.layers]
+    assert notes == [[True, False], [False, True], [True, True]]
 
 
 @parametrize("spec", CASTS, quick=["pre"])

@@ -260,7 +260,7 @@ def test_an_input_of_its_own_dtype_is_the_cast_one(kernels):
         state, seen = geodesic_pair(
             case.x, case.g, 0.5, case.max_angle, a=case.a, b=case.b, input_dtype=dtype, kernels=kernels
         )
-        assert seen.dtype == dtype or F32
+        assert seen.dtype == (dtype or F32)
         gradients = torch.autograd.grad([state, seen.half()], case.leaves(), [case.d_state, case.d_input.half()])
         found.append((state, seen.half(), *gradients))
     for narrow, cast in zip(*found, strict=True):

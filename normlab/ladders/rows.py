@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -141,8 +141,8 @@ def _by_column(names: list[str], line: list[str], place: str) -> dict[str, str]:
     """The cells of a line by their column; a line that is too long is shifted somewhere, by a comma in a number."""
     if any(line[len(names) :]):
         raise NormLabError(
-            f"{place} has {len(line)} cells for {len(names)} columns; write decimals with a point, and quote a text that "
-            "has a comma"
+            f"{place} has {len(line)} cells for {len(names)} columns; write decimals with a point, and quote a text "
+            "that has a comma"
         )
     return dict(zip(names, line, strict=False))
 

@@ -35,6 +35,7 @@ def draw_ladder(content: LadderReport, path: Path) -> Any:
     for axes, entry in zip(panels.flat, entries, strict=False):
         name = data["schemes"][entry["scheme"]]["label"]
         axes.set_title(textwrap.fill(name, 18), fontsize="medium")
+        axes.use_sticky_edges = False  # a box that ended at the edge of its panel would look cut off
         _draw_gaps(axes, entry["cells"], data)
         _draw_forecast(axes, [box for box in data["forecast"] if box["scheme"] == entry["scheme"]], data)
         _name_budgets(axes, data["budgets"])

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from normlab.compare.folder_kinds import refuse_another_kind
 from normlab.compare.store import Row
 from normlab.compare.tuning import RateResults
 from normlab.errors import NormLabError
@@ -55,6 +56,7 @@ class Description:
 
 def write_description(folder: Path, config: LadderConfig, data: Data, design: LadderDesign) -> None:
     """Write ladder.json; raise if the folder has rows of another configuration."""
+    refuse_another_kind(folder, FILE)
     path = folder / FILE
     new = {
         "config": config.to_dict(), "corpus": data.facts(), "design": design.to_dict(),
@@ -206,8 +208,9 @@ def _fault(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
             if missing:
                 return f"its {name} have {missing[0]}, which is not among those given (they can grow, but not shrink)"
         for name in _MAY_RISE:
-            was, given = before.pop(name), after[name]
-            if was is not None and given is not None and given < was:
+            # Without a number of its own the largest size has as many as the others.
+            was, given = (side[name] or side["seeds"] for side in (old["config"], after))
+            if given < was:
                 return f"its {name} is {was}, not {given} (it can grow, but not shrink)"
         if old["corpus"]["fingerprint"] != new["corpus"]["fingerprint"]:
             return "its data has changed since it began"

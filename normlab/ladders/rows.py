@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,9 @@ REQUIRED = ("scheme", "parameters", "tokens", "flops", "seed", "loss")
 
 LARGEST_LOSS = 100.0
 """Nats a token above which no model has trained: one that guesses has the logarithm of its vocabulary, 10 to 12."""
+
+_SAME = 1.1
+"""Budgets up to this factor apart may have the same FLOPs, where a table has rounded them."""
 
 STATES = ("done", "stuck", "diverged", "failed")
 """How a run may have ended; only rows that are done enter a fit."""
@@ -40,6 +43,7 @@ _POSITIVE = {
     "tokens": "give the tokens of training",
     "flops": "give those of the whole training, or 6 × parameters × tokens",
     "loss": "leave it empty for a run that did not train",
+    "tokens_per_s": "leave it empty where it was not measured",
 }
 """Columns whose values must be positive, with advice."""
 
@@ -95,6 +99,8 @@ def read_table(path: Path) -> list[LadderRow]:
         said = error.strerror if isinstance(error, OSError) else error
         raise NormLabError(f"cannot read {path}: {said}; expected a CSV table with {', '.join(REQUIRED)}") from None
     names = [name.strip() for name in head]
+    if twice := next((name for name in names if name in _READ and names.count(name) > 1), None):
+        raise NormLabError(f"{path} has two columns {twice}; keep one, or give the other another name")
     missing = [name for name in REQUIRED if name not in names]
     if missing:
         raise NormLabError(
@@ -102,12 +108,14 @@ def read_table(path: Path) -> list[LadderRow]:
             f"commas, got {', '.join(names)[:200] or 'an empty line'}"
         )
     texts = [(number, [cell.strip() for cell in line]) for number, line in enumerate(lines, start=2) if any(line)]
-    rows = [_parse(dict(zip(names, line, strict=False)), f"{path}, line {number}") for number, line in texts]
+    rows = [_parse(names, line, f"{path}, line {number}") for number, line in texts]
     _refuse_repeats(rows, path)
+    _check_flops(rows, path)
     return rows
 
 
-def _parse(text: Mapping[str, str], place: str) -> LadderRow:
+def _parse(names: list[str], line: list[str], place: str) -> LadderRow:
+    text = _by_column(names, line, place)
     found: dict[str, Any] = {name: _cell(name, text.get(name, ""), place) for name in _READ}
     trained = found["loss"] is not None and math.isfinite(found["loss"])
     found["loss"] = found["loss"] if trained else None
@@ -127,6 +135,16 @@ def _parse(text: Mapping[str, str], place: str) -> LadderRow:
             f"{place}: a loss of {row.loss:.3g} nats a token is that of no model that trained; leave it empty"
         )
     return row
+
+
+def _by_column(names: list[str], line: list[str], place: str) -> dict[str, str]:
+    """The cells of a line by their column; a line that is too long is shifted somewhere, by a comma in a number."""
+    if any(line[len(names) :]):
+        raise NormLabError(
+            f"{place} has {len(line)} cells for {len(names)} columns; write decimals with a point, and quote a text "
+            "that has a comma"
+        )
+    return dict(zip(names, line, strict=False))
 
 
 def _cell(name: str, text: str, place: str) -> Any:
@@ -150,3 +168,16 @@ def _refuse_repeats(rows: list[LadderRow], path: Path) -> None:
                 "keep one row"
             )
         seen.add(key)
+
+
+def _check_flops(rows: list[LadderRow], path: Path) -> None:
+    """Raise unless FLOPs grow with the tokens of a scheme at a size: those of one token do not."""
+    before: dict[tuple[str, str], LadderRow] = {}
+    for row in sorted(rows, key=lambda row: row.tokens):
+        last = before.setdefault((row.scheme, row.size), row)
+        if row.tokens > _SAME * last.tokens and row.flops <= last.flops:
+            raise NormLabError(
+                f"{path}: {row.scheme} with {row.size} has {last.flops:.3g} FLOPs at {last.tokens:,} tokens and "
+                f"{row.flops:.3g} at {row.tokens:,}; {_POSITIVE['flops']}"
+            )
+        before[row.scheme, row.size] = row

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from normlab.compare.folder_kinds import refuse_another_kind
 from normlab.errors import NormLabError
-from normlab.ladders.description import FILE as LADDER_FILE
 from normlab.ladders.places import check_beyond
 from normlab.ladders.report.content import LadderReport
 from normlab.ladders.rows import LadderRow, read_table
@@ -36,9 +36,8 @@ class LossTable:
         )
 
     def store(self, folder: Path) -> None:
-        """Write table.json, from which `normlab report` builds the page again; never into a trained ladder."""
-        if (folder / LADDER_FILE).is_file():
-            raise NormLabError(f"{folder} holds a ladder that was trained here; choose another --out for the table")
+        """Write table.json, from which `normlab report` builds the page again; never beside trained runs."""
+        refuse_another_kind(folder, FILE)
         write_json(folder / FILE, to_plain(self))
 
 

@@ -1,4 +1,4 @@
-"""Counts written with a unit: 200k, 33M, 1.5B. `Count` is an int that flags and TOML files may give in that way."""
+"""Counts written with a unit: 200k, 33M, 1.5B, 2T. `Count` is an int that flags and TOML files may give in that way."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from normlab.errors import NormLabError
 
-_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9}
+_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 
 
 def parse_count(text: str) -> int:
     """A whole number from text: 200000, 200k, 33M, 1.5B, 3e7."""
-    match = re.fullmatch(r"([\d_.]+(?:[eE]\+?\d+)?)([kmbgKMBG]?)", text)
+    match = re.fullmatch(r"([\d_.]+(?:[eE]\+?\d+)?)([kmbgtKMBGT]?)", text)
     try:
         value = float(match[1]) * _UNITS[match[2].lower()] if match else None
     except ValueError:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 import pytest
 
+from normlab.ladders.report import LadderReport
 from tests.ladders.report import reports
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -33,15 +36,19 @@ def smallest_type(drawn: str) -> float:
     return min(sizes) * TELEPHONE / float(box[1])
 
 
-def test_a_ladder_has_a_panel_for_each_scheme_and_a_box_for_each_forecast(tmp_path: Path) -> None:
+def draw(content: LadderReport, path: Path) -> Any:
     spec = importlib.util.spec_from_file_location("ladder_figure", DOCS / "ladder_figure.py")
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    content = reports.full()
     with plt.rc_context({"font.size": 15, "svg.fonttype": "none"}):
-        figure = module.draw_ladder(content, tmp_path / "ladder.svg")
+        return module.draw_ladder(content, path)
+
+
+def test_a_ladder_has_a_panel_for_each_scheme_and_a_box_for_each_forecast(tmp_path: Path) -> None:
+    content = reports.full()
+    figure = draw(content, tmp_path / "ladder.svg")
     # Long names are wrapped.
     assert ["".join(axes.get_title().split()) for axes in figure.axes] == [
         "".join(name.split()) for name in content.schemes[1:]
@@ -55,3 +62,14 @@ def test_a_ladder_has_a_panel_for_each_scheme_and_a_box_for_each_forecast(tmp_pa
         drawn = {round(float(y), 9) for line in axes.lines for y in line.get_ydata()}
         assert {round(sum(c.differences.values()) / len(c.differences), 9) for c in scheme.cells if c.gap} <= drawn
     assert smallest_type((tmp_path / "ladder.svg").read_text()) >= SMALLEST
+
+
+def test_the_widest_forecast_ends_within_its_panel(tmp_path: Path) -> None:
+    content = reports.full()
+    first, *others = content.answer.schemes
+    wide = [replace(own, forecast=replace(own.forecast, low=-1.0, high=1.0)) for own in content.held_out]
+    answer = replace(content.answer, schemes=[replace(first, held_out=wide), *others])
+    figure = draw(replace(content, answer=answer), tmp_path / "ladder.svg")
+    low, high = figure.axes[0].get_ylim()
+    assert low < -1.0
+    assert high > 1.0

@@ -17,7 +17,7 @@ import pytest
 
 from normlab.cli.ladder import ladder as ladder_verb
 from normlab.cli.ladder import ladder_table
-from normlab.compare import executor
+from normlab.compare import compare, executor
 from normlab.compare.store import Store
 from normlab.errors import NormLabError
 from normlab.ladders.description import design_of, write_description
@@ -31,6 +31,7 @@ from normlab.ladders.run import LadderRun
 from normlab.ladders.size import Target
 from normlab.train.trainer import train
 from tests.command import normlab as run_command
+from tests.compare import small
 from tests.compare.here import Here
 from tests.compare.small import write_text
 from tests.ladders.small import STEP, configuration, trained
@@ -99,10 +100,24 @@ def test_another_ladder_is_refused(finished: Path, text: Path) -> None:
         ({"budgets": (10 * STEP, 30 * STEP)}, "its budgets"),
         ({"schemes": ("pre",)}, "its schemes have peri"),
         ({"seeds": 1}, "its seeds is 2, not 1"),
+        ({"top_seeds": 1}, "its top_seeds is 2, not 1"),
         ({"of_base": {"weight_decay": 0.2}}, "its weight_decay"),
     ):
         with pytest.raises(NormLabError, match=message):
             ladder(configuration(text, **changes), finished, progress=False)
+
+
+def test_a_ladder_and_a_comparison_do_not_share_a_folder(text: Path, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder, file in ((first, "compare.json"), (second, "ladder.json")):
+        folder.mkdir()
+        (folder / file).write_text("{}")
+    with pytest.raises(NormLabError, match="holds a comparison; choose another --out"):
+        ladder(configuration(text), first, progress=False)
+    with pytest.raises(NormLabError, match="holds a ladder that was trained here; choose another --out"):
+        compare(small.configuration(text), second, progress=False)
+    assert not (first / "ladder.json").exists()
+    assert not (second / "compare.json").exists()
 
 
 def test_results_and_markdown(finished: Path) -> None:

@@ -59,12 +59,26 @@ def test_a_run_without_a_loss_did_not_train(tmp_path: Path, loss: str) -> None:
         ([], HEAD.replace(",", ";"), "no column scheme; expected .* separated by commas, got scheme;parameters"),
         ([], "", "has no column scheme; .* got an empty line"),
         (["pre,110M,29.5M,1e16,0,3.2", "pre,110M,29.5M,1e16,0,3.3"], HEAD, "listed twice"),
+        (["pre,110M,29.5M,1e16,0,3,25"], HEAD, "line 2 has 7 cells for 6 columns; write decimals with a point"),
+        (["pre,110M,29.5M,1e16,0,3.2,3.3"], f"{HEAD},loss", "two columns loss; keep one"),
+        (["pre,110M,29.5M,1e16,0,3.2,-5"], f"{HEAD},tokens_per_s", "tokens_per_s must be positive, got -5; leave it"),
+        (["pre,110M,29.5M,1e16,0,3.2,inf"], f"{HEAD},tokens_per_s", "tokens_per_s must be positive, got inf"),
+        (
+            ["pre,110M,59M,7e8,0,3.2", "pre,110M,29.5M,7e8,0,3.3"],
+            HEAD,
+            "pre with 110M has 7e[+]08 FLOPs at 29,500,000 tokens and 7e[+]08 at 59,000,000; give those of the whole",
+        ),
     ],
 )
 def test_bad_tables_are_refused_in_one_line(tmp_path: Path, lines: list[str], head: str, message: str) -> None:
     with pytest.raises(NormLabError, match=message) as error:
         read_table(table(tmp_path, *lines, head=head))
     assert "\n" not in str(error.value)
+
+
+def test_empty_cells_at_the_end_of_a_line_are_no_cells(tmp_path: Path) -> None:
+    (row,) = read_table(table(tmp_path, "pre,110M,29.5M,2.1e16,0,3.25,,"))
+    assert row.loss == 3.25
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

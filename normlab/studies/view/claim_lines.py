@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,17 +54,21 @@ def budget_of(study: Study, results: Path = RESULTS) -> str:
         return NONE
     if not rows:
         return NONE
-    sizes = dict.fromkeys(size for row in rows if (size := _size(row)))
     devices = dict.fromkeys(str(row["device"]) for row in rows if row.get("device"))
-    return ", ".join([*sizes, counted(len(rows), "row"), *devices])
+    return ", ".join([*_sizes(rows), counted(len(rows), "row"), *devices])
 
 
-def _size(row: Mapping[str, Any]) -> str:
-    config = row.get("config")
-    if not isinstance(config, dict) or not isinstance(config.get("model"), dict):
-        return ""
-    model, tokens = config["model"], row.get("tokens")
-    return f"{model.get('depth')}×{model.get('dim')} for {format_count(config.get('tokens') or tokens)} tokens"
+def _sizes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Model sizes with their tokens; those with the same tokens together, as the sizes of a ladder have them."""
+    tokens: dict[str, set[int]] = defaultdict(set)
+    for row in rows:
+        config = row.get("config")
+        if isinstance(config, dict) and isinstance(model := config.get("model"), dict):
+            tokens[f"{model.get('depth')}×{model.get('dim')}"].add(config.get("tokens") or row.get("tokens") or 0)
+    alike: dict[tuple[int, ...], list[str]] = defaultdict(list)
+    for size, own in tokens.items():
+        alike[tuple(sorted(own))].append(size)
+    return [f"{', '.join(sizes)} for {', '.join(map(format_count, own))} tokens" for own, sizes in alike.items()]
 
 
 def markdown_text(words: str) -> str:

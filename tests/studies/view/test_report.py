@@ -1,10 +1,11 @@
-"""The strips of the page of claims: where the interval and the claimed range lie, and the ends of the strip."""
+"""The page of claims: its strips, where the interval and the claimed range lie, and its words for sizes and budgets."""
 
 from __future__ import annotations
 
 import pytest
 
 from normlab.studies.finding import Finding
+from normlab.studies.view.claim_lines import _sizes
 from normlab.studies.view.report import _bar
 
 
@@ -24,3 +25,9 @@ def test_a_strip_of_positive_numbers_does_not_begin_below_zero(value, claimed, e
     left, width = bar["claimed"]
     assert 0.0 <= left < left + width <= 100.5
     assert 0.0 <= bar["estimate"] <= 100.0
+
+
+def test_sizes_with_the_same_budgets_are_named_together():
+    shapes = [(4, 256, 118e6), (4, 256, 29.5e6), (6, 384, 29.5e6), (6, 384, 118e6), (12, 768, 59e6)]
+    rows = [{"config": {"model": {"depth": depth, "dim": dim}, "tokens": int(n)}} for depth, dim, n in shapes]
+    assert _sizes([*rows, *rows, {}]) == ["4×256, 6×384 for 29.5M, 118M tokens", "12×768 for 59M tokens"]

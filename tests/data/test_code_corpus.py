@@ -101,6 +101,14 @@ def test_a_corpus_has_every_file_once_and_a_package_on_one_side(arguments, capsy
     assert (found.train.n_documents, found.val.n_documents) == (7, 1)
 
 
+def test_a_large_package_is_not_held_out():
+    def package(size: int) -> code_corpus.Package:
+        return code_corpus.Package(Pin(HELD_OUT, "1.0", ""), "MIT", [code_corpus.Document("a", HELD_OUT, size * "x")])
+
+    assert package(code_corpus.VAL_BYTES).is_held_out
+    assert not package(code_corpus.VAL_BYTES + 1).is_held_out
+
+
 def test_the_same_manifest_gives_the_same_bytes(arguments):
     code_corpus.main(arguments)
     first = names_and_bytes(arguments.out)

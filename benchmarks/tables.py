@@ -167,10 +167,6 @@ def warmups(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-_ESTIMATORS = {"smooth": "smooth", "simple_law": "simple law", "M": "smooth", "K": "simple law"}
-"""Estimators as files name them; those of 2026-11-17 say M and K."""
-
-
 def ladder_calibration(rows: list[dict[str, Any]]) -> str:
     """One line per design and estimator: the lowest coverage of any truth at each place, and mean widths."""
     places = {"1x": "top", "3.5x": "3.5 ×", "10x": "10 ×", "top - bottom": "change over the ladder",
@@ -184,7 +180,7 @@ def ladder_calibration(rows: list[dict[str, Any]]) -> str:
         widths = [[row["width"] for row in own if row["place"] == place] for place in list(places)[:3]]
         mean = " / ".join(f"{statistics.mean(each):.3f}" for each in widths if each)
         mean = mean or f"forecast: {statistics.mean(row['width'] for row in forecast):.3f}"
-        name = _ESTIMATORS[estimator]
+        name = estimator.replace("_", " ")
         lines.append("| " + " | ".join([case, name, *cells, _lowest(forecast), mean]) + " |")
     return "\n".join(lines)
 

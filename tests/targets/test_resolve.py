@@ -165,6 +165,7 @@ def test_a_name_that_could_be_a_models_says_what_it_was_taken_for():
         ("pre", {"batch": 1}, "batch and loss_fn are for modules and factories"),
         ("pre", {"dtype": "fp8"}, "unknown dtype 'fp8'"),
         ("pre", {"device": "abacus"}, "device 'abacus' cannot be used"),
+        ("pre", {"device": "meta"}, "device 'meta' cannot be used"),
     ],
 )
 def test_one_line_for_what_is_no_target(target, options, match):

@@ -96,6 +96,11 @@ def test_mistakes_get_exit_code_2_and_no_traceback(arguments, message):
         (("simulate", "--beta", "hot"), "Error parsing --beta: 'hot' is not a number; normlab simulate --help"),
         (("train", "--betas", "0.9"), "Missing value for argument '--betas'. Expected 2 values; normlab train --help"),
         (("export", "runs/peri"), "Missing from normlab export: DIR; normlab export --help lists all options"),
+        (("completion",), "Missing from normlab completion: {bash,zsh,fish}; normlab completion --help lists all"),
+        (
+            ("check", "pre", "--shrink", "x"),
+            "Error parsing --shrink: expected {None}|INT, got 'x'; normlab check --help",
+        ),
         (("bench", "step", "--mode", "x"), "Unrecognized options: --mode, x; "),
         (("completion", "bsh"), "Invalid choice 'bsh' for argument 'shell'. Expected one of ('bash', 'zsh', 'fish')"),
         (("--hepl",), "Unrecognized options: --hepl; normlab --help lists all options"),
@@ -150,6 +155,17 @@ def test_an_empty_path_is_refused(arguments, tmp_path):
     found = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert found.returncode == 2
     assert re.fullmatch(r"normlab: --\w+ is empty; expected a path; .*\n", found.stderr)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "arguments", [("watch", "", "--once"), ("report", ""), ("export", "runs/peri", ""), ("eval", "a", "")], ids=" ".join
+)
+def test_an_empty_path_without_a_flag_is_refused(arguments, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = run(*arguments)
+    assert (found.returncode, found.stdout) == (2, "")
+    assert found.stderr == f'normlab: a path of {arguments[0]} is empty; name it, or write "." for this folder\n'
     assert not any(tmp_path.iterdir())
 
 

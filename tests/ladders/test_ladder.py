@@ -105,6 +105,12 @@ def test_another_ladder_is_refused(finished: Path, text: Path) -> None:
             ladder(configuration(text, **changes), finished, progress=False)
 
 
+def test_a_folder_of_a_comparison_is_refused(text: Path, tmp_path: Path) -> None:
+    (tmp_path / "compare.json").write_text("{}")
+    with pytest.raises(NormLabError, match=r"holds a comparison \(compare\.json\); choose another folder"):
+        ladder(configuration(text), tmp_path, progress=False)
+
+
 def test_results_and_markdown(finished: Path) -> None:
     assert is_ladder(finished)
     content = read_report(finished)

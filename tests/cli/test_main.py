@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import errno
+import io
 import itertools
 import json
+import os
 import re
 import subprocess
 import sys
@@ -189,6 +193,57 @@ def test_a_flag_is_not_blamed_on_the_file(tmp_path):
     (tmp_path / "run.toml").write_text("depth = 3")
     found = run("train", "--toml", str(tmp_path / "run.toml"), "--depth", "0")
     assert found.stderr == "normlab: depth must be at least 1, got 0; try 4\n"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("fails_on", "code"), [("leaks", 0), ("structure", 1)])
+def test_a_reader_that_leaves_takes_no_file_and_no_exit_code_with_it(fails_on, code, tmp_path):
+    check = ["check", "none", "--depths", "2,4", "--steps", "1", "--json", "found.json", "--fail-on", fails_on]
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        found = subprocess.run(
+            [sys.executable, "-m", "normlab", *check], stdout=writing, stderr=subprocess.PIPE, text=True, check=False,
+            cwd=tmp_path,
+        )  # fmt: skip
+    finally:
+        os.close(writing)
+    assert (found.returncode, found.stderr) == (code, "")
+    assert json.loads((tmp_path / "found.json").read_text())
+
+
+class Pipe(io.StringIO):
+    """Standard output whose reader has left."""
+
+    def __init__(self, file, error):
+        super().__init__()
+        self._file, self._error = file, error
+
+    def fileno(self):
+        return self._file.fileno()
+
+    def write(self, text):
+        raise OSError(self._error, os.strerror(self._error))
+
+
+@pytest.mark.parametrize("verb", ["schemes", "--version"])
+def test_a_reader_that_has_left_is_no_error(verb, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["normlab", verb])
+    with (tmp_path / "out").open("w") as file, contextlib.redirect_stdout(Pipe(file, errno.EPIPE)):
+        main.main()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("verb", ["schemes", "--version"])
+def test_output_that_cannot_be_written_is_one_line(verb, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["normlab", verb])
+    with (
+        (tmp_path / "out").open("w") as file,
+        contextlib.redirect_stdout(Pipe(file, errno.ENOSPC)),
+        pytest.raises(SystemExit, match="2"),
+    ):
+        main.main()
+    assert capsys.readouterr().err == "normlab: cannot write to standard output: No space left on device\n"
 
 
 def test_version():

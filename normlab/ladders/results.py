@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from normlab.compare.store import Store
-from normlab.errors import NormLabError
 from normlab.ladders import report
 from normlab.ladders.description import FILE, Description, read_description
 from normlab.ladders.forecast import StoredForecast, read_forecasts
@@ -21,7 +20,7 @@ from normlab.ladders.statistics.ladder_answer import no_answer
 from normlab.ladders.stored_rows import judged_rows, validation_sets
 from normlab.ladders.table import FILE as TABLE_FILE
 from normlab.ladders.table import stored_losses
-from normlab.utils.files import write_json
+from normlab.utils.files import writable, write_json
 
 
 def is_ladder(folder: Path) -> bool:
@@ -85,10 +84,8 @@ def build(folder: str | Path, *, out: str | Path | None = None) -> Path:
     if out is None:
         return write_report(content, Path(folder))
     path = Path(out)
-    if path.is_dir():
-        raise NormLabError(f"{path} is a folder; expected a file, e.g. {path / 'report.html'}")
     if path.suffix != ".json":
-        return report.build(content, path)
+        return report.build(content, writable(path, ".html"))
     write_json(path, report.to_json(content))
     return path
 

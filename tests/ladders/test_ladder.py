@@ -254,6 +254,8 @@ def test_the_report_is_rebuilt_as_page_json_and_markdown(finished: Path, tmp_pat
     assert stored["answer"]["priors"]["smooth"]
     assert stored["design"]["runs_left"] == 0
     assert json.loads(build(finished, out=tmp_path / "ladder.json").read_text()) == stored
+    with pytest.raises(NormLabError, match=r"ladder\.md must end in \.html"):
+        build(finished, out=tmp_path / "ladder.md")
     done = run_command("report", str(finished), "--out", str(tmp_path / "other.html"))
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "other.html").read_text() == page.read_text()

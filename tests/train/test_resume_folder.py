@@ -161,6 +161,13 @@ def test_a_configuration_that_is_none_of_a_run_is_one_line(written, message, tmp
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("written", ["{}", "[]"])
+def test_a_status_without_a_state_is_one_line(written, tmp_path):
+    (tmp_path / "status.json").write_text(written)
+    with pytest.raises(NormLabError, match=r"status\.json says no state of a run; restore it, or remove it"):
+        _ = RunFolder(tmp_path).status
+
+
 def test_the_configuration_of_a_model_is_not_overwritten(text, tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(NormLabError, match="is not that of a run"):

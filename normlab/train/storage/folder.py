@@ -114,7 +114,12 @@ class RunFolder:
     def status(self) -> dict[str, Any]:
         """The content of status.json; `{"state": "new"}` before the run began."""
         path = self.path / "status.json"
-        return read_json(path) if path.is_file() else {"state": "new"}
+        if not path.is_file():
+            return {"state": "new"}
+        status = read_json(path)
+        if not isinstance(status, dict) or "state" not in status:
+            raise NormLabError(f"{path} says no state of a run; restore it, or remove it")
+        return status
 
     def set_status(self, state: str, **facts: Any) -> None:
         write_json(self.path / "status.json", {"state": state, "at": now(), **facts})

@@ -1,4 +1,4 @@
-"""Standard output of a command: whoever reads it may leave early, as `| head` does."""
+"""Standard output and error of a command: whoever reads them may leave early, as `| head` does."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import errno
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from typing import Any, TextIO, cast
 
 from normlab.errors import NormLabError
@@ -19,11 +19,11 @@ def reader_may_leave() -> Iterator[None]:
     It may have files to write yet, and its exit code says something (rich would end it with 1, as a failed check does).
     """
     with ExitStack() as stack:
-        # `>&-` leaves a program without one.
-        stream = stack.enter_context(open(os.devnull, "w")) if sys.stdout is None else sys.stdout
-        output = _Output(stream)
-        stack.enter_context(redirect_stdout(cast(TextIO, output)))
-        stack.callback(output.flush)
+        for stream, redirect in ((sys.stderr, redirect_stderr), (sys.stdout, redirect_stdout)):
+            # `>&-` leaves a program without one.
+            output = _Output(stack.enter_context(open(os.devnull, "w")) if stream is None else stream)
+            stack.enter_context(redirect(cast(TextIO, output)))
+            stack.callback(output.flush)
         yield
 
 
@@ -54,4 +54,4 @@ class _Output:
             with open(os.devnull, "wb") as nowhere:
                 os.dup2(nowhere.fileno(), self._stream.fileno())
             if error.errno != errno.EPIPE:
-                raise NormLabError(f"cannot write to standard output: {error.strerror}") from None
+                raise NormLabError(f"cannot write to {self._stream.name}: {error.strerror}") from None

@@ -215,6 +215,8 @@ def test_a_reader_that_leaves_takes_no_file_and_no_exit_code_with_it(fails_on, c
 class Pipe(io.StringIO):
     """Standard output whose reader has left."""
 
+    name = "<stdout>"
+
     def __init__(self, file, error):
         super().__init__()
         self._file, self._error = file, error
@@ -234,6 +236,20 @@ def test_a_reader_that_has_left_is_no_error(verb, tmp_path, monkeypatch, capsys)
     assert capsys.readouterr().err == ""
 
 
+def test_a_run_outlives_the_reader_of_its_progress(tmp_path, monkeypatch):
+    (tmp_path / "text.txt").write_text("some text to learn from " * 200)
+    sizes = "--tokens 128 --length 16 --batch 2 --depth 1 --dim 8 --heads 1 --evals 1 --eval-tokens 32 --saves 0"
+    options = [*sizes.split(), "--data", str(tmp_path / "text.txt"), "--out", str(tmp_path / "run"), "--device", "cpu"]
+    monkeypatch.setattr(sys, "argv", ["normlab", "train", *options])
+    with (
+        (tmp_path / "out").open("w") as file,
+        contextlib.redirect_stderr(Pipe(file, errno.EPIPE)),
+        pytest.raises(SystemExit, match="0"),
+    ):
+        main.main()
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "done"
+
+
 @pytest.mark.parametrize("verb", ["schemes", "--version"])
 def test_output_that_cannot_be_written_is_one_line(verb, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["normlab", verb])
@@ -243,7 +259,7 @@ def test_output_that_cannot_be_written_is_one_line(verb, tmp_path, monkeypatch, 
         pytest.raises(SystemExit, match="2"),
     ):
         main.main()
-    assert capsys.readouterr().err == "normlab: cannot write to standard output: No space left on device\n"
+    assert capsys.readouterr().err == "normlab: cannot write to <stdout>: No space left on device\n"
 
 
 def test_version():

@@ -115,6 +115,7 @@ def step(
     # Check all names before any model is built.
     schemes = [str(find_scheme(name)) for name in schemes]
     DecoderConfig.preset(preset)
+    _check_counts(batch=batch, length=length, repeats=repeats)
     if not torch.cuda.is_available():
         raise NormLabError("no GPU here: bench step needs one; try normlab bench kernels --cpu")
     _check_out(out)
@@ -220,6 +221,7 @@ def grid(
     chosen, counts = tuple(sizes) or few[0], tuple(at_once) or few[1]
     if min(counts) < 1:
         raise NormLabError(f"at_once must be at least 1, got {min(counts)}; try 1 2 3")
+    _check_counts(batch=batch, length=length, vocabulary=vocabulary)
     place = (*grid_bench.filled((vocabulary, length, batch), cpu), "pre", "cpu" if cpu else "cuda")
     shapes = [Shape(*grid_bench.parse_size(size), *place) for size in chosen]
     bench = grid_bench.GridBench(shapes, counts, seconds=seconds or (1.0 if quick else 2.0), processes=processes)
@@ -230,6 +232,12 @@ def grid(
     print("\n".join(grid_bench.verdicts(found)))
     _keep(out, found, complete=True)
     return found
+
+
+def _check_counts(**counts: int | None) -> None:
+    for name, count in counts.items():
+        if count is not None and count < 1:
+            raise NormLabError(f"{name} must be at least 1, got {count}; leave it out")
 
 
 def _device(cpu: bool, offered: str) -> torch.device:

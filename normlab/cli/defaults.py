@@ -7,9 +7,11 @@ still change or complete it.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -146,9 +148,14 @@ class Defaults:
 
 def refuse_empty_paths(verb: Verb, words: Sequence[str]) -> None:
     """Raise for a path that is empty text, as an unset shell variable leaves it: it would mean this folder."""
-    for name, kind in get_type_hints(verb).items():
-        if _is_path(kind) and value_of(words, f"--{name}") == "":
+    paths = [name for name, kind in get_type_hints(verb).items() if _is_path(kind)]
+    for name in paths:
+        if value_of(words, f"--{name}") == "":
             raise _empty_path(name)
+    parameters = inspect.signature(verb).parameters
+    without_flag = any(parameters[name].kind is inspect.Parameter.POSITIONAL_ONLY for name in paths)
+    if without_flag and any(word == "" and not before.startswith("-") for before, word in pairwise(words)):
+        raise NormLabError(f'a path of {words[0]} is empty; name it, or write "." for this folder')
 
 
 def value_of(words: Sequence[str], flag: str) -> str | None:

@@ -70,9 +70,10 @@ def ladder_table(
     from normlab.ladders.report import terminal_lines
     from normlab.ladders.results import write_report
     from normlab.ladders.table import read_losses
+    from normlab.utils.results_folder import TABLE
 
     losses = read_losses(rows, baseline=baseline, targets=target, level=level)
-    content, folder = losses.report(), make_folder(out)
+    content, folder = losses.report(), make_folder(out, TABLE)
     losses.store(folder)
     page = write_report(content, folder)
     print(*terminal_lines(content), f"page: {page}", sep="\n")

@@ -18,6 +18,7 @@ from normlab.cli.defaults import Defaults, refuse_empty_paths, value_of
 from normlab.cli.doctor import doctor
 from normlab.cli.eval import evaluate
 from normlab.cli.ladder import check_table_options, ladder, ladder_table
+from normlab.cli.output import reader_may_leave
 from normlab.cli.parsing import parse
 from normlab.cli.schemes import schemes
 from normlab.cli.simulate import simulate
@@ -76,24 +77,22 @@ _BENCHES = {"kernels": _deferred(bench_kernels), "step": _deferred(bench_step), 
 
 def main() -> None:
     """Run the command line in `sys.argv`. Input errors print one line and exit with code 2."""
-    words = sys.argv[1:]
-    if words in (["--version"], ["-V"]):
-        print(f"normlab {__version__}")
-        return
     try:
-        run(words)
+        with reader_may_leave():
+            run(sys.argv[1:])
     except NormLabError as error:
         print(f"normlab: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("normlab: stopped", file=sys.stderr)
         sys.exit(130)
-    except BrokenPipeError:
-        sys.exit(0)
 
 
 def run(words: list[str]) -> None:
     """Parse the words after `normlab` and do what they ask for."""
+    if words in (["--version"], ["-V"]):
+        print(f"normlab {__version__}")
+        return
     verbs, prog, description = _VERBS, "normlab", _DESCRIPTION
     if words[:1] == ["bench"]:
         verbs, prog, description, words = _BENCHES, "normlab bench", bench.__doc__ or "", words[1:]

@@ -18,6 +18,10 @@ _PLAIN = (
     (re.compile(r"invalid literal for int\(\) with base \d+: (.*)"), r"\1 is not a whole number"),
     (re.compile(r"could not convert string to float: (.*)"), r"\1 is not a number"),
     (re.compile(r"Expected 1 values"), "Expected one"),
+    (
+        re.compile(r"no type matching (.+?) could be instantiated from \[(.*?)\]\. Got errors:.*"),
+        r"expected \1, got \2",
+    ),
 )
 """What Python says of a value that it cannot read, and the same in words."""
 
@@ -86,4 +90,5 @@ def _plain(said: str) -> str:
 def _names(part: str) -> list[str]:
     """The options that a part lists: they are indented, their explanations twice."""
     entries = [line.strip() for line in part.splitlines()[1:] if re.match(r" {4}\S", line)]
-    return [entry.split(",")[0].split(" ")[0] for entry in entries]
+    # {bash,zsh,fish} is one name, -h, --help are two.
+    return [re.split(r"[ ,](?![^{]*\})", entry)[0] for entry in entries]

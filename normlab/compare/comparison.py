@@ -15,6 +15,7 @@ from normlab.compare.session import Session, check_call, make_folder
 from normlab.compare.statistics import SchemeResult, rank_schemes
 from normlab.compare.store import Row, Store
 from normlab.utils.locks import hold
+from normlab.utils.results_folder import COMPARISON
 
 
 def compare(
@@ -42,7 +43,7 @@ def compare(
     began = time.monotonic()
     for model in config.models.values():
         model.check_start()
-    path = make_folder(folder)
+    path = make_folder(folder, COMPARISON)
     with hold(path / "lock"):
         data = config.base.task_object.open(config.base, progress=progress)
         write_description(path, config, data, command)

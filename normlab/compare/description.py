@@ -8,20 +8,17 @@ from typing import Any
 
 from normlab.compare.bracket import Bracket, grid_index
 from normlab.compare.config import CompareConfig
-from normlab.compare.folder_kinds import refuse_another_kind
 from normlab.errors import NormLabError
 from normlab.train.config import DEFAULT_TASK, LATER_DEFAULTS, not_decisive
 from normlab.train.tasks import Data
 from normlab.utils.files import read_json, write_json
+from normlab.utils.results_folder import COMPARISON
 from normlab.utils.versions import versions
-
-FILE = "compare.json"
 
 
 def write_description(folder: Path, config: CompareConfig, data: Data, command: Sequence[str]) -> None:
     """Write compare.json; raise if an existing one is neither equal nor extended by this one."""
-    refuse_another_kind(folder, FILE)
-    path = folder / FILE
+    path = folder / COMPARISON
     new = config.to_dict() | {
         "metric": config.base.task_object.metric.name, "tokens": config.base.tokens_in_all, "corpus": data.facts(),
         "parameters": _parameters(config, data), "versions": versions(), "command": list(command),
@@ -51,7 +48,7 @@ def _fault(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
     try:
         return _shrunk(old, new) or _rewritten(old, new) or _changed(old, new)
     except (KeyError, TypeError, AttributeError):
-        return f"its {FILE} cannot be read"
+        return f"its {COMPARISON} cannot be read"
 
 
 def _shrunk(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:

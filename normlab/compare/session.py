@@ -26,6 +26,7 @@ from normlab.train.metrics import Metric
 from normlab.train.monitor.interrupt import Interrupt
 from normlab.train.storage.folder import RunFolder
 from normlab.utils.files import file_error
+from normlab.utils.results_folder import refuse_other_results
 
 _LOOK_SECONDS = 0.25
 """Seconds between two polls of the clock and of the runs."""
@@ -201,9 +202,13 @@ def check_call(minutes: float | None) -> None:
         raise NormLabError("many runs start their processes themselves; call this without torchrun")
 
 
-def make_folder(folder: str | os.PathLike[str]) -> Path:
-    """Make the folder of many runs; return its absolute path, since workers may have another working directory."""
+def make_folder(folder: str | os.PathLike[str], described_by: str) -> Path:
+    """Make the folder of many runs; return its absolute path, since workers may have another working directory.
+
+    A folder that another command has described is refused.
+    """
     path = Path(folder).absolute()
+    refuse_other_results(path, described_by)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -145,6 +145,9 @@ def open_source(spec: str) -> Source:
     `hf:NAME[:CONFIG][@SPLIT][#FIELD]` is a Hugging Face data set. A text file is one document unless it is larger than
     16 MiB: see `readers.WHOLE_BYTES`.
     """
+    if not spec:
+        # As an unset shell variable leaves it: it would mean this folder.
+        raise NormLabError("the name of a source is empty; expected 'python', a file, a folder, a glob or hf:NAME")
     if spec == "python":
         return _standard_library()
     if spec.startswith("hf:"):

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from normlab.compare.folder_kinds import refuse_another_kind
 from normlab.compare.store import Row
 from normlab.compare.tuning import RateResults
 from normlab.errors import NormLabError
@@ -34,9 +33,8 @@ from normlab.train.hardware import describe
 from normlab.train.tasks import Data
 from normlab.utils.files import read_json, write_json
 from normlab.utils.records import from_plain
+from normlab.utils.results_folder import LADDER
 from normlab.utils.versions import versions
-
-FILE = "ladder.json"
 
 _MAY_GROW = ("schemes", "small_schemes")
 _MAY_RISE = ("seeds", "top_seeds")
@@ -56,8 +54,7 @@ class Description:
 
 def write_description(folder: Path, config: LadderConfig, data: Data, design: LadderDesign) -> None:
     """Write ladder.json; raise if the folder has rows of another configuration."""
-    refuse_another_kind(folder, FILE)
-    path = folder / FILE
+    path = folder / LADDER
     new = {
         "config": config.to_dict(), "corpus": data.facts(), "design": design.to_dict(),
         "targets": [place.to_dict() for place in target_places(config)],
@@ -69,13 +66,13 @@ def write_description(folder: Path, config: LadderConfig, data: Data, design: La
 
 def read_description(folder: Path) -> Description:
     """What ladder.json says."""
-    record = read_json(folder / FILE)
+    record = read_json(folder / LADDER)
     try:
-        config, targets = record["config"], from_plain(list[Place], record["targets"], FILE)
+        config, targets = record["config"], from_plain(list[Place], record["targets"], LADDER)
         return Description(config["baseline"], config["level"], targets, LadderDesign.from_dict(record["design"]))
     except (KeyError, TypeError):
         raise NormLabError(
-            f"{folder / FILE} is not the description of a ladder; expected a folder of normlab ladder"
+            f"{folder / LADDER} is not the description of a ladder; expected a folder of normlab ladder"
         ) from None
 
 
@@ -216,7 +213,7 @@ def _fault(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
             return "its data has changed since it began"
         return _changed(before, after)
     except (KeyError, TypeError, AttributeError):
-        return f"its {FILE} cannot be read"
+        return f"its {LADDER} cannot be read"
 
 
 def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> str | None:

@@ -33,6 +33,7 @@ from normlab.ladders.stored_rows import run_state
 from normlab.train.storage.folder import RunFolder
 from normlab.train.tasks import Data
 from normlab.utils.locks import hold
+from normlab.utils.results_folder import LADDER
 
 
 def ladder(
@@ -54,7 +55,7 @@ def ladder(
     the report.
     """
     run_ladder(config, folder, minutes=minutes, progress=progress, command=command)
-    return read_report(make_folder(folder)).answer
+    return read_report(make_folder(folder, LADDER)).answer
 
 
 def run_ladder(
@@ -69,7 +70,7 @@ def run_ladder(
     """The same without an answer, which a few runs may not have yet; `stamp` is added to every row."""
     check_call(minutes)
     began = time.monotonic()
-    path = make_folder(folder)
+    path = make_folder(folder, LADDER)
     with hold(path / "lock"):
         data, config = open_data(config, progress=progress)
         stored, forecasts = Store(path).rows(), read_forecasts(path)

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from normlab.compare.store import Store
-from normlab.errors import NormLabError
 from normlab.ladders import report
-from normlab.ladders.description import FILE, Description, read_description
+from normlab.ladders.description import Description, read_description
 from normlab.ladders.forecast import StoredForecast, read_forecasts
 from normlab.ladders.forecast_checks import check_rows_follow, forecast_cautions
 from normlab.ladders.report.content import LadderReport
@@ -19,19 +18,19 @@ from normlab.ladders.statistics import EdgeRate, answer
 from normlab.ladders.statistics.answer import CellForecast, LadderAnswer
 from normlab.ladders.statistics.ladder_answer import no_answer
 from normlab.ladders.stored_rows import judged_rows, validation_sets
-from normlab.ladders.table import FILE as TABLE_FILE
 from normlab.ladders.table import stored_losses
-from normlab.utils.files import write_json
+from normlab.utils.files import writable, write_json
+from normlab.utils.results_folder import LADDER, TABLE
 
 
 def is_ladder(folder: Path) -> bool:
     """Whether a folder was made by `normlab ladder`, from runs of its own or from a table of losses."""
-    return (folder / FILE).is_file() or (folder / TABLE_FILE).is_file()
+    return (folder / LADDER).is_file() or (folder / TABLE).is_file()
 
 
 def read_report(folder: Path) -> LadderReport:
     """The content of the report of a ladder's folder; raises if rows of the held-out size precede its forecast."""
-    if not (folder / FILE).is_file() and (losses := stored_losses(folder)) is not None:
+    if not (folder / LADDER).is_file() and (losses := stored_losses(folder)) is not None:
         return losses.report()
     about, stored = read_description(folder), Store(folder).rows()
     design = about.design
@@ -85,10 +84,8 @@ def build(folder: str | Path, *, out: str | Path | None = None) -> Path:
     if out is None:
         return write_report(content, Path(folder))
     path = Path(out)
-    if path.is_dir():
-        raise NormLabError(f"{path} is a folder; expected a file, e.g. {path / 'report.html'}")
     if path.suffix != ".json":
-        return report.build(content, path)
+        return report.build(content, writable(path, ".html"))
     write_json(path, report.to_json(content))
     return path
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from normlab.compare.folder_kinds import refuse_another_kind
 from normlab.errors import NormLabError
 from normlab.ladders.places import check_beyond
 from normlab.ladders.report.content import LadderReport
@@ -16,8 +15,7 @@ from normlab.ladders.statistics.answer import Place, place_name
 from normlab.utils.counts import parse_count
 from normlab.utils.files import read_json, write_json
 from normlab.utils.records import from_plain, to_plain
-
-FILE = "table.json"
+from normlab.utils.results_folder import TABLE, refuse_other_results
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +35,8 @@ class LossTable:
 
     def store(self, folder: Path) -> None:
         """Write table.json, from which `normlab report` builds the page again; never beside trained runs."""
-        refuse_another_kind(folder, FILE)
-        write_json(folder / FILE, to_plain(self))
+        refuse_other_results(folder, TABLE)
+        write_json(folder / TABLE, to_plain(self))
 
 
 def read_losses(
@@ -60,7 +58,7 @@ def read_losses(
 
 def stored_losses(folder: Path) -> LossTable | None:
     """The table whose page a folder holds; None if there is none."""
-    path = folder / FILE
+    path = folder / TABLE
     return from_plain(LossTable, read_json(path), str(path)) if path.is_file() else None
 
 

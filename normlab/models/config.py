@@ -7,6 +7,7 @@ configuration does.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
@@ -36,6 +37,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 ADDED_LATER = ("value_residual",)
 """Fields that version 0.1 did not have. At its default such a field is not written: stored runs keep their names."""
+
+_CHOICES = {"topology": Topology, "value_residual": ValueResidual, "stream": Stream, "kernels": Kernels}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,15 +96,10 @@ class TransformerConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "scheme", self.scheme_object)
-        for name in self.sizes:
-            if getattr(self, name) < 1:
-                raise NormLabError(f"{name} must be at least 1, got {getattr(self, name)}; {advice_for(self, name)}")
-        if self.stream not in get_args(Stream):
-            raise unknown("stream", self.stream, get_args(Stream))
-        if self.value_residual not in get_args(ValueResidual):
-            raise unknown("value_residual", self.value_residual, get_args(ValueResidual))
-        if self.kernels not in get_args(Kernels):
-            raise unknown("kernels", self.kernels, get_args(Kernels))
+        self._check_numbers()
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in get_args(choices):
+                raise unknown(name, getattr(self, name), get_args(choices))
         if self.zero_outputs and not self.scheme_object.zero_outputs:
             raise NormLabError(
                 f"{self.scheme_object.name} forbids zero_outputs: it normalises what a branch returns; leave it out"
@@ -109,6 +107,20 @@ class TransformerConfig:
         self.check()
         # The modules check everything else themselves; building them on the meta device is cheap.
         self._build_one_block()
+
+    def _check_numbers(self) -> None:
+        for name in self.sizes:
+            if getattr(self, name) < 1:
+                raise NormLabError(f"{name} must be at least 1, got {getattr(self, name)}; {advice_for(self, name)}")
+        for name in ("balance_weight", "router_z_weight"):
+            if not 0.0 <= getattr(self, name) < math.inf:
+                raise NormLabError(
+                    f"{name} must be a number from 0 on, got {getattr(self, name)}; {advice_for(self, name)}"
+                )
+        if self.shared_hidden < 0:
+            raise NormLabError(f"shared_hidden must not be negative, got {self.shared_hidden}; 0 is no shared expert")
+        if self.init_std is not None and not 0.0 < self.init_std < math.inf:
+            raise NormLabError(f"init_std must be positive and finite, got {self.init_std}; leave it out")
 
     def check(self) -> None:
         """Raise if fields of this type of model do not fit together."""
@@ -237,6 +249,12 @@ class TokenConfig(TransformerConfig):
         if len({model.tied_head for model in models}) == 1:
             return models
         return [dataclasses.replace(model, tied=False) for model in models]
+
+    def _build_one_block(self) -> None:
+        from normlab.models.rotary import check_rotary
+
+        super()._build_one_block()
+        check_rotary(self.width_of_head, self.rope_theta)
 
     @property
     def tied_head(self) -> bool:

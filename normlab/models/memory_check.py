@@ -83,13 +83,16 @@ def check_memory_to_train(
     check_memory(state, device, f"training {what}", f"{_SMALLER}, or more GPUs" if device.type == "cuda" else _SMALLER)
     if free is None or state + _at_most(config, batch, length) < free:
         return
+    in_batches = f"training {what} in batches of {batch} × {length} tokens"
+    advice = "a smaller --batch or --length, --accumulate 4, or --checkpointing"
+    # Before the estimate, which takes a time that grows with the batch.
+    check_memory(state + _at_least(config, batch, length), device, in_batches, advice)
     found = estimate_memory(config, batch, length, precision)
     found = found.compiled() if compiled else found
     kept = found.total - found.weights - found.optimiser - found.gradients
     # GPU kernels save less than estimated, and running out is a clear error there; on a CPU the process is killed.
     kept = kept // 2 if device.type == "cuda" else kept
-    advice = "a smaller --batch or --length, --accumulate 4, or --checkpointing"
-    check_memory(state + max(kept, 0), device, f"training {what} in batches of {batch} × {length} tokens", advice)
+    check_memory(state + max(kept, 0), device, in_batches, advice)
 
 
 def check_memory(needed: int, device: torch.device, what: str, advice: str = _SMALLER) -> None:
@@ -103,6 +106,11 @@ def check_memory(needed: int, device: torch.device, what: str, advice: str = _SM
 
 def _model(config: TransformerConfig) -> str:
     return f"a model of {config.depth:,} blocks of width {config.dim:,}"
+
+
+def _at_least(config: TransformerConfig, batch: int, length: int) -> int:
+    """The state before every block in half precision, which checkpointing keeps, too."""
+    return 2 * batch * length * config.depth * config.dim
 
 
 def _at_most(config: TransformerConfig, batch: int, length: int) -> int:

@@ -13,18 +13,23 @@ import torch
 from normlab.errors import NormLabError
 from normlab.kernels.rotary import Table, rotate
 
-__all__ = ["Table", "rotary_table", "rotate"]
+__all__ = ["Table", "check_rotary", "rotary_table", "rotate"]
 
 
 def rotary_table(
     positions: torch.Tensor, head_dim: int, theta: float = 10_000.0, dtype: torch.dtype = torch.float32
 ) -> Table:
     """Cosines and sines of positions (T,) or (B, T), computed in every call: the meta device would lose a buffer."""
+    check_rotary(head_dim, theta)
+    return torch.ops.normlab.rotary_table(positions, head_dim, theta, dtype)
+
+
+def check_rotary(head_dim: int, theta: float) -> None:
+    """Raise where there are no pairs of channels, or no frequencies."""
     if head_dim < 2 or head_dim % 2:
         raise NormLabError(f"rotary: head_dim is {head_dim}; expected an even number; try {head_dim + head_dim % 2}")
     if not theta > 0:
         raise NormLabError(f"rotary: theta is {theta}; expected a positive number; try 10000")
-    return torch.ops.normlab.rotary_table(positions, head_dim, theta, dtype)
 
 
 # A custom operator, because torch.compile would otherwise recompute these fp64 cosines for every element of every query

@@ -33,8 +33,9 @@ def sample(
 
 def _scaled(logits: torch.Tensor, temperature: float) -> torch.Tensor:
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    # Subtract the largest first, so that a tiny temperature cannot overflow to inf - inf.
-    return (logits - logits.amax(-1, keepdim=True)) / temperature
+    # The largest is subtracted first: inf - inf has no value. Nor has 0 / 0, where a tiny temperature is rounded to 0.
+    tiniest = torch.finfo(logits.dtype).tiny
+    return (logits - logits.amax(-1, keepdim=True)) / max(temperature, tiniest)
 
 
 def _restricted(ranked: torch.Tensor, top_k: int | None, top_p: float | None) -> torch.Tensor:

@@ -18,6 +18,7 @@ from normlab.compare.store import RESULT_FIELDS, Row, Store
 from normlab.errors import NormLabError
 from normlab.studies.study import Study
 from normlab.utils.files import file_error, read_json, write_json
+from normlab.utils.results_folder import LADDER
 
 
 class VoidError(NormLabError):
@@ -84,7 +85,7 @@ class StudyRecord:
 
 def _counted(folder: Path, rows: Sequence[Row]) -> list[Row]:
     """Rows less those of a ladder's runs at a rate that is no longer picked; its description names them."""
-    path = folder / "ladder.json"
+    path = folder / LADDER
     set_aside = read_json(path).get("design", {}).get("set_aside", []) if path.is_file() else []
     return [row for row in rows if row["run"] not in set_aside]
 

@@ -64,6 +64,8 @@ def resolve(
         raise NormLabError(f"shrink is for Hugging Face models, not for a {kind} target; set width instead")
     if weights and kind not in ("hugging face", "run"):
         raise NormLabError(f"weights are for Hugging Face models and runs, not for a {kind} target; leave them out")
+    if blocks is not None and kind in ("scheme", "run"):
+        raise NormLabError(f"blocks are found in a {kind} target; leave the pattern out")
     size: dict[str, Any] = {"depth": depth, "width": width}
     brought: dict[str, Any] = {"batch": batch, "loss_fn": loss_fn, "blocks": blocks}
     match kind:

@@ -162,7 +162,9 @@ def moved(batch: Any, device: torch.device) -> Any:
 
 def _device(name: str) -> torch.device:
     try:
-        return torch.empty(0, device=name).device
+        one = torch.zeros(1, device=name)
+        one.item()  # the meta device has shapes, but no numbers
+        return one.device
     except (RuntimeError, AssertionError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise NormLabError(f"device {name!r} cannot be used ({reason}); try cpu") from None

@@ -156,6 +156,14 @@ class TrainConfig:
     def __post_init__(self) -> None:
         self.fill_defaults()
         self._check_model()
+        self._check_numbers()
+        check_seed(self.seed)
+        self.check()
+        schedule.check_warmup(self.warmup, self.steps)
+        schedule.check(total=self.steps, **self._schedule_options)
+        schedule.check_branches(self)
+
+    def _check_numbers(self) -> None:
         for name in ("batch", "accumulate", "keep"):
             if getattr(self, name) < 1:
                 raise NormLabError(f"{name} must be at least 1, got {getattr(self, name)}; {advice_for(self, name)}")
@@ -168,19 +176,17 @@ class TrainConfig:
         for name in ("lr", "eps", "clip", "spike"):
             if not getattr(self, name) > 0:
                 raise NormLabError(f"{name} must be positive, got {getattr(self, name)}; {advice_for(self, name)}")
+        for name in ("lr", "eps"):
+            if math.isinf(getattr(self, name)):
+                raise NormLabError(f"{name} must be finite, got inf; {advice_for(self, name)}")
         if not 0.0 <= self.z_loss < math.inf:
             raise NormLabError(f"z_loss must be a number from 0 on, got {self.z_loss}; try 1e-4")
         if not 0.0 <= self.weight_decay < math.inf:
             raise NormLabError(f"weight_decay must be a number from 0 on, got {self.weight_decay}; try 0.1")
         if not all(0.0 <= beta < 1.0 for beta in self.betas):
             raise NormLabError(f"betas must lie in [0, 1), got {self.betas}; try 0.9 0.95")
-        check_seed(self.seed)
         if self.batch % self.accumulate:
             raise NormLabError(f"batch {self.batch} cannot be cut into {self.accumulate} equal parts; try accumulate 1")
-        self.check()
-        schedule.check_warmup(self.warmup, self.steps)
-        schedule.check(total=self.steps, **self._schedule_options)
-        schedule.check_branches(self)
 
     def fill_defaults(self) -> None:
         """Set the fields whose default depends on the task or on other fields."""

@@ -95,7 +95,8 @@ def _evaluated_tokens(config: TrainConfig, data: Any) -> int:
 
 def milestones(count: int, steps: int) -> set[int]:
     """`count` evenly spaced steps, the last one included."""
-    return {max(1, steps * i // count) for i in range(1, count + 1)}
+    count = min(count, steps)
+    return {steps * i // count for i in range(1, count + 1)}
 
 
 def training_seconds(config: TrainConfig, ceiling: float, devices: int = 1) -> float:

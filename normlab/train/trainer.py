@@ -33,6 +33,7 @@ from normlab.train.storage.weights import export_safetensors
 from normlab.train.tasks import Data
 from normlab.utils.host_copy import HostCopy
 from normlab.utils.locks import hold
+from normlab.utils.results_folder import RUN, refuse_other_results
 
 
 def train(
@@ -53,6 +54,7 @@ def train(
     trunk kept and not at step 0. Under torchrun every process calls this.
     """
     config.model.check_start()
+    refuse_other_results(folder, RUN)
     group = start(config.device)
     run = RunFolder(folder, command)
     result = _train(config, run, group, data, progress and group.is_main, continuable, branch_from)

@@ -144,10 +144,10 @@ def save(path: str | Path, writers: Mapping[str, Callable[[], str]]) -> Path:
 def writable(path: str | Path, suffix: str) -> Path:
     """Check that a file with this suffix can be written at `path`, before any work; returns the path."""
     path = Path(path)
+    if path.is_dir():
+        raise NormLabError(f"{path} is a folder; expected a file, e.g. {path / f'report{suffix}'}")
     if path.suffix.lower() != suffix:
         raise NormLabError(f"{path} must end in {suffix}; try {path.with_suffix(suffix)}")
-    if path.is_dir():
-        raise NormLabError(f"{path} is a folder; name a file in it")
     if not path.parent.is_dir():
         raise NormLabError(f"{path.parent} is no folder; make it first, or choose another one")
     if not os.access(path.parent, os.W_OK):

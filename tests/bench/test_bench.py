@@ -153,6 +153,8 @@ def test_bad_input_gets_one_clear_line():
         run.step(["peery"], preset="tiny", batch=1, length=8, stream="bf16")
     with pytest.raises(NormLabError, match="unknown preset"):
         run.step(["peri"], preset="huge", batch=1, length=8, stream="bf16")
+    with pytest.raises(NormLabError, match="repeats must be at least 1, got 0"):
+        run.step(["pre"], preset="tiny", batch=1, length=8, stream="bf16", repeats=0)
     with pytest.raises(NormLabError, match="no GPU here: bench step needs one"):
         run.step(["pre"], preset="tiny", batch=1, length=8, stream="bf16")
 

@@ -156,4 +156,7 @@ def test_bad_input_gets_one_clear_line():
         run.grid(["4by256"], cpu=True)
     with pytest.raises(NormLabError, match="at_once must be at least 1, got 0"):
         run.grid(["1x16"], at_once=[0], cpu=True)
+    for name in ("batch", "length", "vocabulary"):
+        with pytest.raises(NormLabError, match=f"{name} must be at least 1, got 0; leave it out"):
+            run.grid(cpu=True, **{name: 0})
     assert parse_size("4×256") == (4, 256)

@@ -225,3 +225,7 @@ def test_a_path_that_cannot_be_written_is_refused_early(tmp_path: Path) -> None:
     (tmp_path / "folder.json").mkdir()
     with pytest.raises(NormLabError, match="is a folder"):
         writable(tmp_path / "folder.json", ".json")
+    # No name that a suffix could be given to.
+    for folder in (".", "/"):
+        with pytest.raises(NormLabError, match=r"is a folder; expected a file, e\.g\. /?report\.json"):
+            writable(folder, ".json")

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import errno
+import io
 import itertools
 import json
+import os
 import re
 import subprocess
 import sys
@@ -96,6 +100,11 @@ def test_mistakes_get_exit_code_2_and_no_traceback(arguments, message):
         (("simulate", "--beta", "hot"), "Error parsing --beta: 'hot' is not a number; normlab simulate --help"),
         (("train", "--betas", "0.9"), "Missing value for argument '--betas'. Expected 2 values; normlab train --help"),
         (("export", "runs/peri"), "Missing from normlab export: DIR; normlab export --help lists all options"),
+        (("completion",), "Missing from normlab completion: {bash,zsh,fish}; normlab completion --help lists all"),
+        (
+            ("check", "pre", "--shrink", "x"),
+            "Error parsing --shrink: expected {None}|INT, got 'x'; normlab check --help",
+        ),
         (("bench", "step", "--mode", "x"), "Unrecognized options: --mode, x; "),
         (("completion", "bsh"), "Invalid choice 'bsh' for argument 'shell'. Expected one of ('bash', 'zsh', 'fish')"),
         (("--hepl",), "Unrecognized options: --hepl; normlab --help lists all options"),
@@ -154,6 +163,17 @@ def test_an_empty_path_is_refused(arguments, tmp_path):
 
 
 @pytest.mark.parametrize(
+    "arguments", [("watch", "", "--once"), ("report", ""), ("export", "runs/peri", ""), ("eval", "a", "")], ids=" ".join
+)
+def test_an_empty_path_without_a_flag_is_refused(arguments, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = run(*arguments)
+    assert (found.returncode, found.stdout) == (2, "")
+    assert found.stderr == f'normlab: a path of {arguments[0]} is empty; name it, or write "." for this folder\n'
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
     ("line", "message"),
     [
         ("depth = 0", "run.toml: depth must be at least 1, got 0"),
@@ -173,6 +193,73 @@ def test_a_flag_is_not_blamed_on_the_file(tmp_path):
     (tmp_path / "run.toml").write_text("depth = 3")
     found = run("train", "--toml", str(tmp_path / "run.toml"), "--depth", "0")
     assert found.stderr == "normlab: depth must be at least 1, got 0; try 4\n"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("fails_on", "code"), [("leaks", 0), ("structure", 1)])
+def test_a_reader_that_leaves_takes_no_file_and_no_exit_code_with_it(fails_on, code, tmp_path):
+    check = ["check", "none", "--depths", "2,4", "--steps", "1", "--json", "found.json", "--fail-on", fails_on]
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        found = subprocess.run(
+            [sys.executable, "-m", "normlab", *check], stdout=writing, stderr=subprocess.PIPE, text=True, check=False,
+            cwd=tmp_path,
+        )  # fmt: skip
+    finally:
+        os.close(writing)
+    assert (found.returncode, found.stderr) == (code, "")
+    assert json.loads((tmp_path / "found.json").read_text())
+
+
+class Pipe(io.StringIO):
+    """Standard output whose reader has left."""
+
+    name = "<stdout>"
+
+    def __init__(self, file, error):
+        super().__init__()
+        self._file, self._error = file, error
+
+    def fileno(self):
+        return self._file.fileno()
+
+    def write(self, text):
+        raise OSError(self._error, os.strerror(self._error))
+
+
+@pytest.mark.parametrize("verb", ["schemes", "--version"])
+def test_a_reader_that_has_left_is_no_error(verb, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["normlab", verb])
+    with (tmp_path / "out").open("w") as file, contextlib.redirect_stdout(Pipe(file, errno.EPIPE)):
+        main.main()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_run_outlives_the_reader_of_its_progress(tmp_path, monkeypatch):
+    (tmp_path / "text.txt").write_text("some text to learn from " * 200)
+    sizes = "--tokens 128 --length 16 --batch 2 --depth 1 --dim 8 --heads 1 --evals 1 --eval-tokens 32 --saves 0"
+    options = [*sizes.split(), "--data", str(tmp_path / "text.txt"), "--out", str(tmp_path / "run"), "--device", "cpu"]
+    monkeypatch.setattr(sys, "argv", ["normlab", "train", *options])
+    with (
+        (tmp_path / "out").open("w") as file,
+        contextlib.redirect_stderr(Pipe(file, errno.EPIPE)),
+        pytest.raises(SystemExit, match="0"),
+    ):
+        main.main()
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "done"
+
+
+@pytest.mark.parametrize("verb", ["schemes", "--version"])
+def test_output_that_cannot_be_written_is_one_line(verb, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["normlab", verb])
+    with (
+        (tmp_path / "out").open("w") as file,
+        contextlib.redirect_stdout(Pipe(file, errno.ENOSPC)),
+        pytest.raises(SystemExit, match="2"),
+    ):
+        main.main()
+    assert capsys.readouterr().err == "normlab: cannot write to <stdout>: No space left on device\n"
 
 
 def test_version():

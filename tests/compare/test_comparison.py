@@ -136,6 +136,15 @@ def test_another_comparison_in_the_same_folder_is_refused(
 
 
 @pytest.mark.usefixtures("no_process")
+@pytest.mark.parametrize(("file", "what"), [("config.json", "a run or a model"), ("ladder.json", "a ladder")])
+def test_a_folder_of_other_results_is_refused(file: str, what: str, text: Path, tmp_path: Path) -> None:
+    (tmp_path / file).write_text("{}")
+    with pytest.raises(NormLabError, match=rf"holds {what} \({file}\); choose another folder with --out"):
+        compare(configuration(text), tmp_path, progress=False)
+    assert [path.name for path in tmp_path.iterdir()] == [file]
+
+
+@pytest.mark.usefixtures("no_process")
 def test_what_decides_no_result_may_change(copy: Path, text: Path) -> None:
     compare(configuration(text, of_base={"saves": 0, "keep": 1}, workers=3, repeat_failed=True), copy, progress=False)
 

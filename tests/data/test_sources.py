@@ -181,6 +181,7 @@ def test_a_file_of_zeros_is_no_text(tmp_path):
     ("spec", "message"),
     [
         ("missing.txt", "no file matches 'missing.txt'"),
+        ("", "the name of a source is empty; expected 'python', a file"),
         ("*.jsonl", "no file matches"),
         ("a.png", r"a\.png: not a kind of file that can be read; expected \.txt"),
         ("a.parquet.gz", "not a kind of file"),

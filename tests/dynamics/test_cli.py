@@ -86,6 +86,7 @@ def test_an_experiment_has_its_own_defaults_and_flags_change_them(tmp_path: Path
         (("--html", "page.txt"), "must end in .html; try page.html"),
         (("--json", "no/such/folder/a.json"), "is no folder"),
         (("--device", "cuda:77"), "cannot compute on 'cuda:77'"),
+        (("--device", "meta"), "cannot compute on 'meta'"),
         (("metastability", "--dim", "3"), "metastability is for the circle"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",

@@ -112,9 +112,9 @@ def test_a_ladder_and_a_comparison_do_not_share_a_folder(text: Path, tmp_path: P
     for folder, file in ((first, "compare.json"), (second, "ladder.json")):
         folder.mkdir()
         (folder / file).write_text("{}")
-    with pytest.raises(NormLabError, match="holds a comparison; choose another --out"):
+    with pytest.raises(NormLabError, match=r"holds a comparison \(compare\.json\); choose another folder"):
         ladder(configuration(text), first, progress=False)
-    with pytest.raises(NormLabError, match="holds a ladder that was trained here; choose another --out"):
+    with pytest.raises(NormLabError, match=r"holds a ladder \(ladder\.json\); choose another folder"):
         compare(small.configuration(text), second, progress=False)
     assert not (first / "ladder.json").exists()
     assert not (second / "compare.json").exists()
@@ -263,6 +263,8 @@ def test_the_report_is_rebuilt_as_page_json_and_markdown(finished: Path, tmp_pat
     assert stored["answer"]["priors"]["smooth"]
     assert stored["design"]["runs_left"] == 0
     assert json.loads(build(finished, out=tmp_path / "ladder.json").read_text()) == stored
+    with pytest.raises(NormLabError, match=r"ladder\.md must end in \.html"):
+        build(finished, out=tmp_path / "ladder.md")
     done = run_command("report", str(finished), "--out", str(tmp_path / "other.html"))
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "other.html").read_text() == page.read_text()

@@ -297,12 +297,19 @@ def test_config_survives_json(name):
         ({"scheme": "ngpt", "tied": True}, "ngpt needs a head of its own"),
         ({"scheme": "peri", "zero_outputs": True}, "peri forbids zero_outputs"),
         ({"topology": "ring"}, "unknown topology"),
+        ({"head_dim": 3}, "head_dim is 3; expected an even number; try 4"),
+        ({"rope_theta": -1.0}, "theta is -1.0; expected a positive number"),
+        ({"init_std": math.nan}, "init_std must be positive and finite, got nan"),
+        ({"init_std": -1.0}, "init_std must be positive and finite, got -1.0"),
+        ({"balance_weight": math.nan}, "balance_weight must be a number from 0 on, got nan; try 0.01"),
+        ({"router_z_weight": -1.0}, "router_z_weight must be a number from 0 on, got -1.0; try 0.0"),
+        ({"shared_hidden": -1}, "shared_hidden must not be negative, got -1"),
     ],
     ids=str,
 )
 def test_bad_configurations_get_one_clear_line(change, message):
     with pytest.raises(NormLabError, match=message) as caught:
-        Decoder(DecoderConfig(**(SIZE | change)))
+        DecoderConfig(**(SIZE | change))
     assert "\n" not in str(caught.value)
 
 

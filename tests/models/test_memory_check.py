@@ -89,6 +89,16 @@ def test_a_batch_that_does_not_fit_is_named(monkeypatch):
     assert "\n" not in str(refused.value)
 
 
+def test_an_enormous_batch_is_refused_without_an_estimate(monkeypatch):
+    """Whose loss is computed in chunks: a hundred million sequences took minutes to say that they do not fit."""
+    free(monkeypatch, 20 * 2**30)
+    monkeypatch.setattr(memory_check, "estimate_memory", None)
+    with pytest.raises(NormLabError, match=r"in batches of 100000000 × 16 tokens needs about .* try a smaller --batch"):
+        memory_check.check_memory_to_train(
+            DecoderConfig(depth=1, dim=16, heads=1), torch.device("cpu"), batch=10**8, length=16, precision="fp32"
+        )
+
+
 def test_where_the_system_does_not_say_nothing_is_refused(monkeypatch):
     free(monkeypatch, None)
     memory_check.check_memory(2**60, CPU, "this")

@@ -161,10 +161,12 @@ def test_a_name_that_could_be_a_models_says_what_it_was_taken_for():
         ("pre", {"depth": 0}, "depth must be at least 1, got 0"),
         ("pre", {"width": 33}, "width must be even, got 33; try 34"),
         ("pre", {"shrink": 4}, "shrink is for Hugging Face models, not for a scheme target"),
+        ("pre", {"blocks": "layers.*"}, "blocks are found in a scheme target; leave the pattern out"),
         ("pre", {"weights": True}, "weights are for Hugging Face models and runs"),
         ("pre", {"batch": 1}, "batch and loss_fn are for modules and factories"),
         ("pre", {"dtype": "fp8"}, "unknown dtype 'fp8'"),
         ("pre", {"device": "abacus"}, "device 'abacus' cannot be used"),
+        ("pre", {"device": "meta"}, "device 'meta' cannot be used"),
     ],
 )
 def test_one_line_for_what_is_no_target(target, options, match):

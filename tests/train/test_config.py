@@ -89,6 +89,8 @@ def test_presets_take_fields_of_both():
         ({"tokens": 0}, "tokens must be at least 1"),
         ({"lr": 0.0}, "lr must be positive"),
         ({"lr": math.nan}, "lr must be positive"),
+        ({"lr": math.inf}, "lr must be finite, got inf; try 0.001"),
+        ({"eps": math.inf}, "eps must be finite, got inf; try 1e-08"),
         ({"warmup": 1.5}, "warmup must lie in .*, or be a whole number of steps above 1, got 1.5; try 0.05 or 100"),
         ({"warmup": -0.1}, "warmup must lie in"),
         ({"warmup": math.nan}, "warmup must lie in"),

@@ -136,6 +136,45 @@ def test_what_cannot_be_continued_says_why(straight, tmp_path, steps, line):
     assert RunFolder(folder).status["state"] == "done"
 
 
+@pytest.mark.parametrize("file", ["compare.json", "ladder.json"])
+def test_a_folder_of_other_results_is_refused(file, text, tmp_path):
+    (tmp_path / file).write_text("{}")
+    with pytest.raises(NormLabError, match=rf"holds a \w+ \({file}\); choose another folder with --out"):
+        train(config_of(text), tmp_path, progress=False)
+    assert [path.name for path in tmp_path.iterdir()] == [file]
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ('{"model_type": "llama"}', r"config\.json is not that of a run; expected a folder made by normlab train"),
+        ("[1]", r"config\.json is not that of a run"),
+        ('{"config": {"model": {"nosuch": 1}}}', r"config\.json cannot be read \(TypeError: .*nosuch.*\); restore it"),
+        ('{"config": {"model": 3}}', r"config\.json cannot be read \(TypeError: "),
+        ('{"config": 3}', r"config\.json cannot be read \(AttributeError: "),
+    ],
+)
+def test_a_configuration_that_is_none_of_a_run_is_one_line(written, message, tmp_path):
+    (tmp_path / "config.json").write_text(written)
+    with pytest.raises(NormLabError, match=message) as error:
+        _ = RunFolder(tmp_path).config
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("written", ["{}", "[]"])
+def test_a_status_without_a_state_is_one_line(written, tmp_path):
+    (tmp_path / "status.json").write_text(written)
+    with pytest.raises(NormLabError, match=r"status\.json says no state of a run; restore it, or remove it"):
+        _ = RunFolder(tmp_path).status
+
+
+def test_the_configuration_of_a_model_is_not_overwritten(text, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(NormLabError, match="is not that of a run"):
+        train(config_of(text), tmp_path, progress=False)
+    assert (tmp_path / "config.json").read_text() == '{"model_type": "llama"}'
+
+
 # -- a lost config.json --------------------------------------------------------------------------------------------
 
 

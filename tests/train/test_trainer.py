@@ -232,7 +232,8 @@ def test_few_steps_and_no_evaluations(steps, evals, saves, evaluated, text, tmp_
 
 
 @pytest.mark.parametrize(
-    ("count", "steps", "expected"), [(0, 7, set()), (3, 9, {3, 6, 9}), (5, 2, {1, 2}), (1, 1, {1})]
+    ("count", "steps", "expected"),
+    [(0, 7, set()), (3, 9, {3, 6, 9}), (5, 2, {1, 2}), (1, 1, {1}), (10**12, 3, {1, 2, 3})],
 )
 def test_milestones(count, steps, expected):
     assert milestones(count, steps) == expected

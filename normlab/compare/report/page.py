@@ -15,7 +15,7 @@ from normlab.compare.report.verdict import level_note, verdict
 from normlab.errors import NormLabError
 from normlab.pages.numbers import join_names, rate
 from normlab.pages.page import Section, render, section
-from normlab.utils.files import write_atomically
+from normlab.utils.files import writable, write_atomically
 
 
 def build(folder: str | Path, *, out: str | Path | None = None, smoothing: float = 0.6) -> Path:
@@ -26,9 +26,7 @@ def build(folder: str | Path, *, out: str | Path | None = None, smoothing: float
     if not 0.0 <= smoothing < 1.0:
         raise NormLabError(f"smoothing lies in [0, 1), got {smoothing}; try 0.6")
     results = load_results(folder)
-    path = results.folder / "report.html" if out is None else Path(out)
-    if path.is_dir():
-        raise NormLabError(f"{path} is a folder; expected a file, e.g. {path / 'report.html'}")
+    path = results.folder / "report.html" if out is None else writable(out, ".html")
     # Unpaired surrogates cannot be encoded; they are replaced.
     write_atomically(path, render_report(results, smoothing).encode("utf-8", "replace"))
     return path

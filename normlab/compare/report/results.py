@@ -17,6 +17,7 @@ from normlab.train.config import DEFAULT_TASK
 from normlab.train.metrics import LOSS, TITLES, Metric, metric_named
 from normlab.train.monitor.stuck import has_recovered
 from normlab.train.tasks import TASKS
+from normlab.utils.results_folder import COMPARISON, RUN
 
 Table = dict[str, Any]
 
@@ -116,12 +117,12 @@ class Results:
 def load_results(folder: str | Path) -> Results:
     """Read a comparison folder (compare.json, rows.jsonl) or a run folder (metrics.jsonl, status.json)."""
     folder = Path(folder)
-    if (folder / "compare.json").is_file() or (folder / "rows.jsonl").is_file():
+    if (folder / COMPARISON).is_file() or (folder / "rows.jsonl").is_file():
         return _comparison(folder)
-    if any((folder / name).is_file() for name in ("metrics.jsonl", "status.json", "config.json")):
+    if any((folder / name).is_file() for name in ("metrics.jsonl", "status.json", RUN)):
         run = _run_in(folder, {})
         # config.json of a run also has its versions and its command.
-        about = _read_table(folder / "config.json")
+        about = _read_table(folder / RUN)
         return Results(folder=folder, kind="run", runs=[run], about=about, metric=_metric_of(run))
     if not folder.is_dir():
         raise NormLabError(f"there is no folder {folder}; expected one made by normlab train, compare or ladder")
@@ -145,7 +146,7 @@ def find_field(table: Any, *names: str) -> Any:
 
 
 def _comparison(folder: Path) -> Results:
-    about = _read_table(folder / "compare.json")
+    about = _read_table(folder / COMPARISON)
     rows = Store(folder).rows()
     runs = [_run_in(folder / "runs" / row["run"], row) for row in rows]
     runs += _under_way(folder, {run.id for run in runs})
@@ -185,7 +186,7 @@ def _run_in(folder: Path, row: Table) -> ReportedRun:
     # The name comes from a file and must not lead out of the comparison's folder.
     inside = row.get("run", folder.name) == folder.name
     status = _read_table(folder / "status.json") if inside else {}
-    written = _read_table(folder / "config.json") if inside else {}
+    written = _read_table(folder / RUN) if inside else {}
     # config.json of a run also has its versions and device.
     config = row.get("config") or written.get("config") or written
     there = inside and (folder / "metrics.jsonl").is_file()

@@ -56,7 +56,7 @@ def resolve_device(config: SimulateConfig) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         found = torch.device(config.device)
-        torch.empty(0, device=found)
+        torch.zeros(1, device=found).item()  # the meta device has shapes, but no numbers
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise NormLabError(f"cannot compute on {config.device!r} ({reason}); try cpu, or normlab doctor") from None

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from normlab.errors import NormLabError
+from normlab.errors import NormLabError, in_one_line
 from normlab.train.config import TrainConfig, not_decisive
 from normlab.utils.files import read_json, write_json
 from normlab.utils.versions import versions
@@ -47,6 +47,8 @@ class RunFolder:
 
     def begin(self, config: TrainConfig, device: str, **facts: Any) -> None:
         """Write config.json with further facts, or raise if the folder holds a run of another configuration."""
+        if self.exists:
+            self._about()
         # A run that never started may be replaced: wrong settings are corrected in place.
         if self.has_begun:
             there = self.config if self.exists else self._found_elsewhere()
@@ -91,19 +93,33 @@ class RunFolder:
         """The configuration of the run."""
         if not self.exists:
             raise NormLabError(f"{self.path} is no run: it has no config.json; expected a folder made by normlab train")
-        return TrainConfig.from_dict(read_json(self.path / "config.json")["config"])
+        stored = self._about()["config"]
+        with in_one_line(f"{self.path / 'config.json'} cannot be read", "restore it, or name another run"):
+            return TrainConfig.from_dict(stored)
+
+    def _about(self) -> dict[str, Any]:
+        """The content of config.json; raises for that of another program."""
+        about = read_json(self.path / "config.json")
+        if not isinstance(about, dict) or "config" not in about:
+            raise NormLabError(f"{self.path}/config.json is not that of a run; expected a folder made by normlab train")
+        return about
 
     @property
     def trunk(self) -> Path | None:
         """The folder of the run that this one branched off; None: it began at its first step."""
-        branch = read_json(self.path / "config.json").get("branch") if self.exists else None
+        branch = self._about().get("branch") if self.exists else None
         return None if branch is None else Path(branch["trunk"])
 
     @property
     def status(self) -> dict[str, Any]:
         """The content of status.json; `{"state": "new"}` before the run began."""
         path = self.path / "status.json"
-        return read_json(path) if path.is_file() else {"state": "new"}
+        if not path.is_file():
+            return {"state": "new"}
+        status = read_json(path)
+        if not isinstance(status, dict) or "state" not in status:
+            raise NormLabError(f"{path} says no state of a run; restore it, or remove it")
+        return status
 
     def set_status(self, state: str, **facts: Any) -> None:
         write_json(self.path / "status.json", {"state": state, "at": now(), **facts})

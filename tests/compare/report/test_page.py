@@ -93,6 +93,8 @@ def test_out_and_smoothing(folder: Path, tmp_path: Path) -> None:
         build(folder, smoothing=1.0)
     with pytest.raises(NormLabError, match="is a folder"):
         build(folder, out=tmp_path)
+    with pytest.raises(NormLabError, match=r"page\.md must end in \.html; try .*page\.html"):
+        build(folder, out=tmp_path / "page.md")
 
 
 def test_commands_are_those_that_were_recorded(folder: Path, tmp_path: Path) -> None:

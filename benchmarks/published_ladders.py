@@ -4,11 +4,10 @@
     git clone https://github.com/mlfoundations/scaling && git -C scaling checkout a003c49
     python benchmarks/published_ladders.py --optimizers marin --texts scaling --out results/published-ladders.json
 
-The calibration of `normlab ladder` is by simulation, with truths and noise of our own. Here both are real, and none of it
-was known when the estimators were made: ten optimisers against AdamW (arXiv 2509.02046: 130M to 1.2B parameters, 1 to 16
-× Chinchilla) and three training texts (arXiv 2403.08540: 11M to 6.9B parameters, 0.25 to 32 × Chinchilla). The smaller
-cells of each ladder are fitted, the larger ones are forecast and held against what was measured. Both ladders have one
-run a cell.
+The calibration of `normlab ladder` is by simulation, with truths and noise of our own. Here both are real: ten
+optimisers against AdamW (arXiv 2509.02046: 130M to 1.2B parameters, 1 to 16 × Chinchilla) and three training texts
+(arXiv 2403.08540: 11M to 6.9B parameters, 0.25 to 32 × Chinchilla). The smaller cells of each ladder are fitted, the
+larger ones are forecast and held against what was measured. Both ladders have one run a cell.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ def main(arguments: Arguments) -> None:
     if not ladders:
         raise NormLabError("nothing to forecast; give --optimizers, --texts or both")
     rows, left_out = [], []
-    for ladder, split in ((ladder, split) for ladder in ladders for split in ladder.splits):
+    for ladder, split in ((one, split) for one in ladders for split in one.splits):
         for scheme in dict.fromkeys(row.scheme for row in ladder.rows if row.scheme != ladder.baseline):
             found = forecasts(ladder, split, scheme)
             rows += found or []

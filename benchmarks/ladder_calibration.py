@@ -30,7 +30,14 @@ from normlab.ladders.statistics.simulated.calibration import (
     within_priors,
     worst,
 )
-from normlab.ladders.statistics.simulated.ladders import CLEAN, NOISY, USUAL, simulated_grid, simulated_path
+from normlab.ladders.statistics.simulated.ladders import (
+    CLEAN,
+    NOISY,
+    UNTUNED,
+    USUAL,
+    simulated_grid,
+    simulated_path,
+)
 from normlab.ladders.statistics.simulated.truths import FRESH_TRUTHS, TRUTHS
 from normlab.utils.files import write_json
 from normlab.utils.records import to_plain
@@ -91,8 +98,10 @@ def other_cases() -> list[Case]:
         Case(name="path: 5 rungs, 2 seeds", ladder=path, seeds=2),
         Case(name="path: 5 rungs, 3 seeds, clean", ladder=path, noise=CLEAN),
         Case(name="path: 5 rungs, 3 seeds, noisy", ladder=path, noise=NOISY),
+        Case(name="path: one cell in ten untuned", ladder=path, noise=UNTUNED),
         Case(name="path: forecast of rung 5 from 4", ladder=path, held_out=1),
         Case(name="grid: noisy", ladder=grid, noise=NOISY),
+        Case(name="grid: one cell in ten untuned", ladder=grid, noise=UNTUNED),
         Case(name="grid: branches correlated 0.5, not 0.75", ladder=grid, noise=replace(USUAL, branch=0.5)),
         Case(name="grid: branches correlated 0.9, not 0.75", ladder=grid, noise=replace(USUAL, branch=0.9)),
         Case(name="grid: forecast of 12x768 from three sizes", ladder=grid, held_out=3),

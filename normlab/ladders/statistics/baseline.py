@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from normlab.ladders.statistics.answer import BaselineCell, BaselineLaw
-from normlab.ladders.statistics.cells import BaselineMean
+from normlab.ladders.statistics.cells import MeanLoss
 from normlab.ladders.statistics.estimators.gaussian import GaussianModel, NoiseModel, Prior
 from normlab.ladders.statistics.estimators.layout import HasPlace, Layout, layout_of
 from normlab.ladders.statistics.estimators.mixture import Mixture
@@ -42,7 +42,7 @@ class Slopes:
     """[places, values]; all positive."""
 
 
-def fit_baseline(means: Sequence[BaselineMean], level: float) -> BaselineLaw | None:
+def fit_baseline(means: Sequence[MeanLoss], level: float) -> BaselineLaw | None:
     """The law with the range of E and the slope at each cell; None with too few cells."""
     if len(means) < 2 or len(means) < _MINIMUM[layout_of(means).kind]:
         return None
@@ -65,7 +65,7 @@ def fit_baseline(means: Sequence[BaselineMean], level: float) -> BaselineLaw | N
     )  # fmt: skip
 
 
-def slopes_at(means: Sequence[BaselineMean], places: Sequence[HasPlace]) -> Slopes | None:
+def slopes_at(means: Sequence[MeanLoss], places: Sequence[HasPlace]) -> Slopes | None:
     """The baseline's slope at places; None with too few cells, or where it may be zero or negative."""
     if len(means) < 2 or len(means) < _MINIMUM[layout_of(means).kind]:
         return None
@@ -74,7 +74,7 @@ def slopes_at(means: Sequence[BaselineMean], places: Sequence[HasPlace]) -> Slop
     return Slopes(nodes) if (nodes > 0.0).all() else None
 
 
-def _fit(means: Sequence[BaselineMean], places: Sequence[HasPlace]) -> tuple[list[Mixture], list[Mixture], Mixture]:
+def _fit(means: Sequence[MeanLoss], places: Sequence[HasPlace]) -> tuple[list[Mixture], list[Mixture], Mixture]:
     """Distributions of the loss and of the slope at places, and of E."""
     losses = np.array([own.loss for own in means])
     layout = layout_of(means, places)
@@ -113,7 +113,7 @@ def _joint(values: Array, slopes: Array, losses: Array) -> Array:
     return scaled @ scaled.T
 
 
-def _noise(means: Sequence[BaselineMean]) -> NoiseModel:
+def _noise(means: Sequence[MeanLoss]) -> NoiseModel:
     trunks = np.array([own.trunk for own in means])
     correlated = correlation_matrix(trunks, BRANCH_CORRELATION)
     covariance = NOISE_SDS[:, None, None] ** 2 * correlated

@@ -58,8 +58,8 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class BaselineMean:
-    """Mean loss of the baseline at one cell."""
+class MeanLoss:
+    """Mean loss of one scheme at one cell."""
 
     place: Place
     loss: float
@@ -118,14 +118,14 @@ def cells_of(rows: Sequence[LadderRow], scheme: str, baseline: str) -> list[Cell
     return sorted(cells, key=lambda cell: (cell.flops, cell.tokens, cell.place.size))
 
 
-def baseline_means(rows: Sequence[LadderRow], baseline: str) -> list[BaselineMean]:
-    """Mean losses of the baseline over its usable runs, smallest compute first; a cell with a bad run is left out."""
+def mean_losses(rows: Sequence[LadderRow], scheme: str) -> list[MeanLoss]:
+    """Mean losses of a scheme over its usable runs, smallest compute first; a cell with a bad run is left out."""
     found = []
-    branched = branched_sizes(row for row in rows if row.scheme == baseline)
-    for key, own in _by_cell(rows, baseline).items():
+    branched = branched_sizes(row for row in rows if row.scheme == scheme)
+    for key, own in _by_cell(rows, scheme).items():
         if all(row.is_usable for row in own):
             losses = [row.loss for row in own if row.loss is not None]
-            found.append(BaselineMean(_place(own[0]), float(np.mean(losses)), len(losses), _trunk(key, branched)))
+            found.append(MeanLoss(_place(own[0]), float(np.mean(losses)), len(losses), _trunk(key, branched)))
     return sorted(found, key=lambda cell: (cell.flops, cell.tokens))
 
 

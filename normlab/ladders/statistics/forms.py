@@ -10,7 +10,7 @@ import numpy as np
 
 from normlab.ladders.statistics.answer import Interval
 from normlab.ladders.statistics.baseline import slopes_at
-from normlab.ladders.statistics.cells import BaselineMean
+from normlab.ladders.statistics.cells import MeanLoss
 from normlab.ladders.statistics.estimators.fit import Sample
 from normlab.ladders.statistics.estimators.layout import HasPlace, layout_of
 from normlab.ladders.statistics.estimators.noise import ASSUMED_RUNG_SD, correlation_matrix
@@ -51,7 +51,7 @@ class FormFit:
         return self.p < _REJECTED
 
 
-def fit_forms(sample: Sample, place: HasPlace, baseline: Sequence[BaselineMean]) -> list[FormFit]:
+def fit_forms(sample: Sample, place: HasPlace, baseline: Sequence[MeanLoss]) -> list[FormFit]:
     """All forms that have fewer coefficients than there are cells, at one place."""
     layout = layout_of(sample.places, [place])
     forms: list[tuple[str, Array]] = []
@@ -81,9 +81,7 @@ def opposite_signs(fits: Sequence[FormFit]) -> tuple[FormFit, FormFit] | None:
     return max(below, key=lambda fit: fit.p), max(above, key=lambda fit: fit.p)
 
 
-def constant_multiplier(
-    sample: Sample, place: HasPlace, baseline: Sequence[BaselineMean], level: float
-) -> Interval | None:
+def constant_multiplier(sample: Sample, place: HasPlace, baseline: Sequence[MeanLoss], level: float) -> Interval | None:
     """Gap at the place if the multiplier is constant, by Student's t over trunks; None where that is rejected."""
     trunks, slopes = len(set(sample.groups.tolist())), slopes_at(baseline, [*sample.places, place])
     if slopes is None or trunks < 3:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from normlab.ladders.statistics.answer import HeldOut, Identified, Obstacle, Place, Projection, Reason
-from normlab.ladders.statistics.cells import BaselineMean
+from normlab.ladders.statistics.cells import MeanLoss
 from normlab.ladders.statistics.estimators.fit import Sample
 from normlab.ladders.statistics.estimators.layout import SAME, HasPlace, layout_of, unvaried
 from normlab.ladders.statistics.forms import fit_forms, opposite_signs
@@ -40,7 +40,7 @@ def identify(
     sample: Sample,
     places: Sequence[Projection],
     targets: Sequence[Projection],
-    baseline: Sequence[BaselineMean],
+    baseline: Sequence[MeanLoss],
     held_out: Sequence[HeldOut],
     edges: Sequence[EdgeRate],
 ) -> Identified:
@@ -89,7 +89,7 @@ def _wide_interval(sample: Sample, target: Projection) -> list[Obstacle]:
     return [Obstacle(rule="wide interval", text=told, target=target.place.name)]
 
 
-def _forms_disagree(sample: Sample, target: Projection, baseline: Sequence[BaselineMean]) -> list[Obstacle]:
+def _forms_disagree(sample: Sample, target: Projection, baseline: Sequence[MeanLoss]) -> list[Obstacle]:
     found = opposite_signs(fit_forms(sample, target.place, baseline))
     if found is None:
         return []

@@ -26,12 +26,12 @@ from normlab.ladders.statistics.baseline import fit_baseline, slopes_at
 from normlab.ladders.statistics.cautions import find_cautions
 from normlab.ladders.statistics.cells import (
     LARGEST_GAP,
-    BaselineMean,
     Cell,
-    baseline_means,
+    MeanLoss,
     cells_of,
     check_rows,
     largest_gap,
+    mean_losses,
 )
 from normlab.ladders.statistics.design import effects_of_more_runs, seeds_for_sign
 from normlab.ladders.statistics.estimators.fit import Sample, estimate, sample_of, simple_law_weights
@@ -40,6 +40,7 @@ from normlab.ladders.statistics.estimators.mixture import Mixture
 from normlab.ladders.statistics.estimators.noise import mean_sd
 from normlab.ladders.statistics.forecast import compare_with_forecast
 from normlab.ladders.statistics.identified import EdgeRate, identify, not_fitted
+from normlab.ladders.statistics.implausible import implausible_losses
 from normlab.ladders.statistics.more_seeds import GapFit
 from normlab.ladders.statistics.multiplier import multiplier
 from normlab.ladders.statistics.priors import priors_in_words
@@ -79,7 +80,7 @@ def answer(
         raise NormLabError(f"a confidence level lies between 0 and 1, got {level}; try 0.95")
     schemes = [scheme for scheme in dict.fromkeys(row.scheme for row in rows) if scheme != baseline]
     each = bonferroni_level(level, len(schemes) + 1)
-    means = baseline_means(rows, baseline)
+    means = mean_losses(rows, baseline)
     comparison = _Comparison(
         baseline, means, targets, each, level, held_out or (), edge_rates, minimum_steps, epochs or {}
     )
@@ -88,7 +89,10 @@ def answer(
     return LadderAnswer(
         baseline=baseline, level=level, level_each=each, kind=kind_of(means) if len(means) > 1 else "too small",
         schemes=answers, baseline_law=fit_baseline(means, level),
-        cautions=find_cautions(by_scheme, answers, minimum_steps, each), priors=priors_in_words(),
+        cautions=[
+            *find_cautions(by_scheme, answers, minimum_steps, each), *implausible_losses(rows, minimum_steps)
+        ],
+        priors=priors_in_words(),
         versions=_versions(),
     )  # fmt: skip
 
@@ -110,7 +114,7 @@ class _Comparison:
     """Compares one scheme after the other with the baseline; holds what they share."""
 
     baseline: str
-    means: Sequence[BaselineMean]
+    means: Sequence[MeanLoss]
     targets: Sequence[Place]
     level: float
     """Of each interval."""

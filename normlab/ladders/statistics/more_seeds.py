@@ -13,8 +13,8 @@ import numpy as np
 from normlab.compare.statistics import POWER
 from normlab.ladders.rows import LadderRow
 from normlab.ladders.statistics.answer import Interval, Place, Trend
-from normlab.ladders.statistics.baseline import BaselineMean
-from normlab.ladders.statistics.cells import baseline_means, cells_of
+from normlab.ladders.statistics.baseline import MeanLoss
+from normlab.ladders.statistics.cells import cells_of, mean_losses
 from normlab.ladders.statistics.estimators.fit import Sample, estimate, sample_of
 from normlab.ladders.statistics.trend import find_trend
 
@@ -26,7 +26,7 @@ class GapFit:
     sample: Sample
     places: Sequence[Place]
     """Of the cells that are part of the fit."""
-    baseline: Sequence[BaselineMean]
+    baseline: Sequence[MeanLoss]
     level: float
 
     @classmethod
@@ -34,7 +34,7 @@ class GapFit:
         """From rows with at least one cell that both have trained at."""
         cells = cells_of(rows, scheme, baseline)
         places = [cell.place for cell in cells if cell.is_usable]
-        return cls(sample_of(cells), places, baseline_means(rows, baseline), level)
+        return cls(sample_of(cells), places, mean_losses(rows, baseline), level)
 
     def gaps(self, places: Sequence[Place]) -> list[Interval]:
         return [own.interval(self.level) for own in estimate(self.sample, places)]

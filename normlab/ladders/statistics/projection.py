@@ -8,7 +8,7 @@ import numpy as np
 
 from normlab.ladders.statistics.answer import Place, Projection
 from normlab.ladders.statistics.baseline import slopes_at
-from normlab.ladders.statistics.cells import BaselineMean
+from normlab.ladders.statistics.cells import MeanLoss
 from normlab.ladders.statistics.estimators.fit import Sample, estimate
 from normlab.ladders.statistics.estimators.layout import tokens_share
 from normlab.ladders.statistics.estimators.mixture import Mixture
@@ -38,13 +38,13 @@ def times_top(cells: Sequence[Place], times: float) -> Place:
 
 
 def project(
-    sample: Sample, top: Place, places: Sequence[Place], baseline: Sequence[BaselineMean], level: float
+    sample: Sample, top: Place, places: Sequence[Place], baseline: Sequence[MeanLoss], level: float
 ) -> list[Projection]:
     """Projections to all places."""
     return [_project(sample, top, place, baseline, level) for place in places]
 
 
-def _project(sample: Sample, top: Place, place: Place, baseline: Sequence[BaselineMean], level: float) -> Projection:
+def _project(sample: Sample, top: Place, place: Place, baseline: Sequence[MeanLoss], level: float) -> Projection:
     smooth = estimate(sample, [place, top], _BOTH_AND_SUM)
     simple = estimate(sample, [place, top], _BOTH_AND_SUM, simple_law_prior)
     slopes, flops_ratio = slopes_at(baseline, [place]), sample.flops_ratio(place)

@@ -10,7 +10,7 @@ import numpy as np
 
 from normlab.ladders.statistics.answer import AxisName, Interval, Place, Trend, TrendTest, Verdict
 from normlab.ladders.statistics.baseline import slopes_at
-from normlab.ladders.statistics.cells import BaselineMean
+from normlab.ladders.statistics.cells import MeanLoss
 from normlab.ladders.statistics.estimators.fit import Sample, estimate
 from normlab.ladders.statistics.multiplier import average, change_functionals
 
@@ -26,7 +26,7 @@ _GAPS_AND_CHANGE = np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 1.0]])
 """Functionals over (bottom, top)."""
 
 
-def find_trend(sample: Sample, places: Sequence[Place], baseline: Sequence[BaselineMean], level: float) -> Trend:
+def find_trend(sample: Sample, places: Sequence[Place], baseline: Sequence[MeanLoss], level: float) -> Trend:
     """Trends over compute, over tokens at a fixed size and over sizes at a fixed budget."""
     ordered = sorted(places, key=lambda place: (place.flops, place.tokens))
     compute = _along("compute", [ordered], sample, baseline, level)
@@ -42,16 +42,14 @@ def find_trend(sample: Sample, places: Sequence[Place], baseline: Sequence[Basel
 
 
 def _along(
-    axis: AxisName, lines: list[list[Place]], sample: Sample, baseline: Sequence[BaselineMean], level: float
+    axis: AxisName, lines: list[list[Place]], sample: Sample, baseline: Sequence[MeanLoss], level: float
 ) -> TrendTest | None:
     """Along the line with most cells; of several, the one that reaches the most compute."""
     line = max(lines, key=lambda own: (len(own), own[-1].flops))
     return _test(axis, line, sample, baseline, level) if len(line) > 1 else None
 
 
-def _test(
-    axis: AxisName, line: list[Place], sample: Sample, baseline: Sequence[BaselineMean], level: float
-) -> TrendTest:
+def _test(axis: AxisName, line: list[Place], sample: Sample, baseline: Sequence[MeanLoss], level: float) -> TrendTest:
     bottom, top = line[0], line[-1]
     slopes = slopes_at(baseline, [bottom, top])
     drift, margin = None, MARGIN

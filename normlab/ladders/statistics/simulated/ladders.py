@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -26,6 +26,10 @@ class Noise:
     """Effect of a rung on the scheme alone: more seeds do not average it out."""
     branch: float = 0.75
     """Correlation of everything above between budgets that branch from one trunk."""
+    untuned: float = 0.0
+    """Share of the cells at which one side was trained with settings that do not fit there."""
+    untuned_sd: float = 0.05
+    """Of what that does to the gap at such a cell, in nats."""
 
     @property
     def paired_sd(self) -> float:
@@ -36,6 +40,8 @@ class Noise:
 USUAL = Noise(0.006, 0.3, 0.010, 0.003)
 CLEAN = Noise(0.004, 0.3, 0.0, 0.0)
 NOISY = Noise(0.010, 0.3, 0.010, 0.005)
+UNTUNED = replace(USUAL, untuned=0.1)
+"""One cell in ten is off, as in tables that others have published."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +114,9 @@ def simulate(
     base = noise.run * runs[0]
     own = noise.run * (noise.shared * runs[0] + math.sqrt(1.0 - noise.shared**2) * runs[1])
     gap = truth.gap(ladder.cells)[:, None] + own - base + noise.own_rung * rungs[0][..., None]
+    if noise.untuned:
+        is_untuned = rng.random((repeats, cells)) < noise.untuned
+        gap = gap + (noise.untuned_sd * is_untuned * rng.standard_normal((repeats, cells)))[..., None]
     law = baseline_loss(ladder.cells.parameters, ladder.cells.tokens)[:, None]
     return gap, law + base + noise.common_rung * rungs[1][..., None]
 

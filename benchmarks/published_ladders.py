@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import tyro
+from tables import published_ladders
 
 from normlab.bench.facts import dated
 from normlab.errors import NormLabError
@@ -71,6 +72,11 @@ class Ladder:
     rows: list[LadderRow]
     splits: tuple[Split, ...]
 
+    @property
+    def group(self) -> str:
+        """What stands before the colon: ladders of one source, a ladder for each of its validation texts."""
+        return self.name.split(":")[0]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
@@ -100,15 +106,21 @@ def main(arguments: Arguments) -> None:
             found = forecasts(ladder, split, scheme)
             rows += found or []
             if found is None:
-                left_out.append({"ladder": ladder.name, "split": split.name, "scheme": scheme})
-    for line in summary(rows):
-        print(line)
+                left_out.append({"ladder": ladder.name, "group": ladder.group, "split": split.name, "scheme": scheme})
+    print(published_ladders(rows))
     print(f"gaps of {LARGEST_GAP} nats and more, so no forecast: {len(left_out)}")
-    for name, lines in contradictions.items():
-        print(f"{name}: {len(lines)} schemes whose losses contradict each other")
+    print("schemes whose losses contradict each other: " + ", ".join(_counts(ladders, contradictions)))
     if arguments.out:
         record = {"level": LEVEL, "left_out": left_out, "contradictions": contradictions, "rows": rows}
         write_json(arguments.out, {**facts, "numpy": np.__version__, **record})
+
+
+def _counts(ladders: Sequence[Ladder], contradictions: dict[str, list[str]]) -> Iterator[str]:
+    """Schemes with a contradiction, and all of them, by group of ladders."""
+    for group in dict.fromkeys(ladder.group for ladder in ladders):
+        own = [ladder for ladder in ladders if ladder.group == group]
+        schemes = sum(len({row.scheme for row in ladder.rows}) for ladder in own)
+        yield f"{group} {sum(len(contradictions[ladder.name]) for ladder in own)} of {schemes}"
 
 
 def forecasts(ladder: Ladder, split: Split, scheme: str) -> list[dict[str, Any]] | None:
@@ -132,8 +144,9 @@ def forecasts(ladder: Ladder, split: Split, scheme: str) -> list[dict[str, Any]]
     top = max(cell.flops for cell in cells)
     return [
         {
-            "ladder": ladder.name, "split": split.name, "scheme": scheme, "size": cell.place.size,
-            "parameters": cell.parameters, "tokens": cell.tokens, "times_top": cell.flops / top, "measured": cell.mean,
+            "ladder": ladder.name, "group": ladder.group, "split": split.name, "scheme": scheme,
+            "size": cell.place.size, "parameters": cell.parameters, "tokens": cell.tokens,
+            "times_top": cell.flops / top, "measured": cell.mean,
             "smooth": _interval(m.interval(LEVEL)), "simple_law": _interval(k.interval(LEVEL)),
             "last_gap": nearest(cells, cell).mean, "separate_laws": laws[0](cell) - laws[1](cell),
         }
@@ -171,32 +184,6 @@ def fit_law(rows: Sequence[LadderRow]) -> Callable[[Cell], float]:
         return lambda cell: math.nan
     _, weights, a, b = best
     return lambda cell: float(weights @ np.array([1.0, cell.parameters**-a, cell.tokens**-b]))
-
-
-def summary(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """One line for each group of ladders and split: coverage and width of both estimators, errors of four guesses."""
-    for group, split in dict.fromkeys((row["ladder"].split(":")[0], row["split"]) for row in rows):
-        own = [row for row in rows if row["ladder"].split(":")[0] == group and row["split"] == split]
-        parts = [f"{group}, {split}: {len(own)} cells, {min(r['times_top'] for r in own):.2g} to "
-                 f"{max(r['times_top'] for r in own):.3g} x the top"]  # fmt: skip
-        for name in ("smooth", "simple_law"):
-            inside = sum(row[name]["low"] <= row["measured"] <= row[name]["high"] for row in own)
-            width = np.mean([row[name]["high"] - row[name]["low"] for row in own])
-            parts.append(f"{name} {inside} of {len(own)} inside, width {width:.3f}")
-        errors = {name: _rms([_guess(row, name) - row["measured"] for row in own]) for name in GUESSES}
-        parts.append("error (rms) " + ", ".join(f"{name} {error:.4f}" for name, error in errors.items()))
-        yield "; ".join(parts)
-
-
-GUESSES = ("smooth", "simple_law", "last_gap", "separate_laws")
-
-
-def _guess(row: dict[str, Any], name: str) -> float:
-    return row[name]["mean"] if isinstance(row[name], dict) else row[name]
-
-
-def _rms(errors: Sequence[float]) -> float:
-    return float(np.sqrt(np.mean(np.square(errors))))
 
 
 def optimisers(folder: Path) -> Ladder:

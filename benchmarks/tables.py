@@ -185,6 +185,40 @@ def ladder_calibration(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def published_ladders(rows: list[dict[str, Any]]) -> str:
+    """One line per ladder and split: how many measured gaps lie within their forecasts, and errors of four guesses."""
+    guesses = {"smooth": "smooth", "simple_law": "simple law", "last_gap": "nearest cell", "separate_laws": "two laws"}
+    titles = [
+        "ladder",
+        "forecast",
+        "cells",
+        "× the top's compute",
+        "smooth: within, width",
+        "simple law: within, width",
+    ]
+    titles += [f"error, {name}" for name in guesses.values()]
+    lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
+    for group, split in dict.fromkeys((row["group"], row["split"]) for row in rows):
+        own = [row for row in rows if (row["group"], row["split"]) == (group, split)]
+        times = [row["times_top"] for row in own]
+        cells = [str(len(own)), f"{min(times):.2g} to {max(times):.2g}"]
+        cells += [_within(own, name) for name in ("smooth", "simple_law")]
+        errors = ([_guess(row, name) - row["measured"] for row in own] for name in guesses)
+        cells += [f"{statistics.mean(error**2 for error in each) ** 0.5:.4f}" for each in errors]
+        lines.append("| " + " | ".join([group, split, *cells]) + " |")
+    return "\n".join(lines)
+
+
+def _within(rows: list[dict[str, Any]], estimator: str) -> str:
+    intervals = [(row[estimator]["low"], row["measured"], row[estimator]["high"]) for row in rows]
+    inside = sum(low <= measured <= high for low, measured, high in intervals)
+    return f"{inside} of {len(rows)}, {statistics.mean(high - low for low, _, high in intervals):.3f}"
+
+
+def _guess(row: dict[str, Any], name: str) -> float:
+    return row[name]["mean"] if isinstance(row[name], dict) else row[name]
+
+
 def _lowest(rows: list[dict[str, Any]]) -> str:
     return f"{min(row['coverage'] for row in rows):.3f}" if rows else "–"
 
@@ -224,7 +258,7 @@ def main() -> None:
     makers = {
         "kernels": kernels, "step": steps, "model-kernels": model_kernels, "training": training, "dynamics": dynamics,
         "heads": heads, "starts": starts, "warm-ups": warmups, "grid": grid, "rates": rates, "gaps": gaps,
-        "ladder-calibration": ladder_calibration,
+        "ladder-calibration": ladder_calibration, "published-ladders": published_ladders,
     }  # fmt: skip
 
     def table(match: re.Match[str]) -> str:

@@ -186,23 +186,22 @@ def ladder_calibration(rows: list[dict[str, Any]]) -> str:
 
 
 def published_ladders(rows: list[dict[str, Any]]) -> str:
-    """One line per ladder and split: how many measured gaps lie within their forecasts, and errors of four guesses."""
-    guesses = {"smooth": "smooth", "simple_law": "simple law", "last_gap": "nearest cell", "separate_laws": "two laws"}
-    titles = [
-        "ladder",
-        "forecast",
-        "cells",
-        "× the top's compute",
-        "smooth: within, width",
-        "simple law: within, width",
-    ]
+    """One line per ladder and split: gaps within their forecasts, signs decided, and errors of five guesses."""
+    guesses = {
+        "smooth": "smooth", "simple_law": "simple law", "last_gap": "nearest cell", "no_gap": "no gap",
+        "separate_laws": "two laws",
+    }  # fmt: skip
+    estimators = {name: guesses[name] for name in ("smooth", "simple_law")}
+    titles = ["ladder", "forecast", "cells", "× the top's compute"]
+    titles += [f"{name}: within, width" for name in estimators.values()]
+    titles += [f"{name}: signs decided, right" for name in estimators.values()]
     titles += [f"error, {name}" for name in guesses.values()]
     lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
     for group, split in dict.fromkeys((row["group"], row["split"]) for row in rows):
-        own = [row for row in rows if (row["group"], row["split"]) == (group, split)]
+        own = [row | {"no_gap": 0.0} for row in rows if (row["group"], row["split"]) == (group, split)]
         times = [row["times_top"] for row in own]
         cells = [str(len(own)), f"{min(times):.2g} to {max(times):.2g}"]
-        cells += [_within(own, name) for name in ("smooth", "simple_law")]
+        cells += [_within(own, name) for name in estimators] + [_signs(own, name) for name in estimators]
         errors = ([_guess(row, name) - row["measured"] for row in own] for name in guesses)
         cells += [f"{statistics.mean(error**2 for error in each) ** 0.5:.4f}" for each in errors]
         lines.append("| " + " | ".join([group, split, *cells]) + " |")
@@ -213,6 +212,12 @@ def _within(rows: list[dict[str, Any]], estimator: str) -> str:
     intervals = [(row[estimator]["low"], row["measured"], row[estimator]["high"]) for row in rows]
     inside = sum(low <= measured <= high for low, measured, high in intervals)
     return f"{inside} of {len(rows)}, {statistics.mean(high - low for low, _, high in intervals):.3f}"
+
+
+def _signs(rows: list[dict[str, Any]], estimator: str) -> str:
+    """Intervals without zero, and how many of them lie on the side of what was measured."""
+    decided = [row for row in rows if row[estimator]["low"] * row[estimator]["high"] > 0.0]
+    return f"{len(decided)}, {sum(row[estimator]['mean'] * row['measured'] > 0.0 for row in decided)}"
 
 
 def _guess(row: dict[str, Any], name: str) -> float:

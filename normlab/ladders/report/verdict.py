@@ -120,7 +120,7 @@ def _standing(own: SchemeAnswer, top: LadderCell) -> tuple[str, str]:
         return found, _moves(test, "worse" if found == "better" else "better") if test is not None else ""
     if cell.gap is None:
         return "own seeds", ""
-    before = side(test.gap_bottom) if test is not None and test.verdict in ("shrinks", "crosses") else "open"
+    before = side(test.gap_bottom) if test is not None and test.direction is not None else "open"
     return found, "" if before == "open" else f" {before} with less compute"
 
 

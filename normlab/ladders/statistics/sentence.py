@@ -13,6 +13,8 @@ _MOVES = {
     "crosses": "the gap changes sign over the ladder",
     "not shown": "whether the gap moves over the ladder is not shown",
 }
+_TURNS = {"better": "the gap moves in its favour over the ladder", "worse": "the gap moves against it over the ladder"}
+"""Of a change that is shown, where the size of the gap is not."""
 
 
 def sentence(
@@ -81,6 +83,8 @@ def _moves(trend: Trend) -> str:
 
 
 def _in_nats(test: TrendTest) -> str:
+    if test.verdict == "not shown" and test.direction is not None:
+        return _TURNS[test.direction]
     if test.verdict != "constant":
         return _MOVES[test.verdict]
     worth = f", {100 * (test.margin_multiplier - 1.0):.2g} % of compute," if test.margin_multiplier else ""
@@ -91,11 +95,12 @@ def in_compute(test: TrendTest) -> str:
     """How the multiplier moves: a gap that shrinks with a constant multiplier is no loss of advantage."""
     moves = test.multiplier_moves
     if moves == "not shown":
-        return ", but a change of the compute multiplier is not shown" if test.verdict in ("shrinks", "grows") else ""
+        is_said = test.verdict not in ("constant", "crosses") and test.direction is not None
+        return ", but a change of the compute multiplier is not shown" if is_said else ""
     if moves is None:
         return ""
     agree = test.verdict != "constant" and (test.change.mean < 0.0) == (moves == "rises")
-    joined = "but" if test.verdict == "not shown" else "and" if agree else "while"
+    joined = "but" if test.verdict == "not shown" and test.direction is None else "and" if agree else "while"
     return f", {joined} the compute multiplier {moves}"
 
 

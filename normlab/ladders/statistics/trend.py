@@ -22,7 +22,7 @@ MARGIN = 0.01
 NO_TREND = Trend(verdict="not shown", compute=None, tokens=None, sizes=None)
 """Of a scheme without a fit."""
 
-_GAPS_AND_CHANGE = np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 1.0]])
+_GAPS_CHANGE_AND_SUM = np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 1.0], [1.0, 1.0]])
 """Functionals over (bottom, top)."""
 
 
@@ -58,8 +58,8 @@ def _test(axis: AxisName, line: list[Place], sample: Sample, baseline: Sequence[
         in_flops = math.log(sample.flops_ratio(top) / sample.flops_ratio(bottom))
         drift = average(estimate(sample, [bottom, top], rows)).moved(in_flops).interval(level)
         margin = float(np.median(slopes.nodes[1])) * math.log(MARGIN_MULTIPLIER)
-    found = [own.interval(level) for own in estimate(sample, [bottom, top], _GAPS_AND_CHANGE)]
-    verdict = verdict_of(found[0], found[1], found[2], margin)
+    found = [own.interval(level) for own in estimate(sample, [bottom, top], _GAPS_CHANGE_AND_SUM)]
+    verdict = verdict_of(*found, margin=margin)
     if verdict == "constant" and _leaves(sample, line, margin, level):
         verdict = "not shown"
     return TrendTest(
@@ -75,14 +75,16 @@ def _leaves(sample: Sample, line: list[Place], margin: float, level: float) -> b
     return any(not own.spans_zero and abs(own.mean) > margin for own in found)
 
 
-def verdict_of(bottom: Interval, top: Interval, change: Interval, margin: float) -> Verdict:
-    """crosses: two signs, both shown. shrinks, grows: the change is shown, and the sign at the larger end."""
+def verdict_of(bottom: Interval, top: Interval, change: Interval, both: Interval, *, margin: float) -> Verdict:
+    """crosses: two signs, both shown. shrinks, grows: shown of the gap's size, whatever its sign; `both` is the sum.
+
+    top² - bottom² is the change times the sum, so that the gap is smaller at the top if they have opposite signs. A
+    change that is shown does not say it where the gap may have changed its sign: from -0.02 to +0.02 the size stays.
+    """
     if not bottom.spans_zero and not top.spans_zero and bottom.mean * top.mean < 0.0:
         return "crosses"
     if not change.spans_zero:
-        if not bottom.spans_zero and abs(top.mean) < abs(bottom.mean):
-            return "shrinks"
-        if not top.spans_zero and abs(top.mean) > abs(bottom.mean):
-            return "grows"
-        return "not shown"
+        if both.spans_zero:
+            return "not shown"
+        return "shrinks" if change.mean * both.mean < 0.0 else "grows"
     return "constant" if max(abs(change.low), abs(change.high)) < margin else "not shown"

@@ -96,13 +96,14 @@ def hit_words(entry: HeldOut, places: int = 4, reason: str | None = None) -> str
 
 def _clauses(content: LadderReport, top: LadderCell) -> list[str]:
     """One clause for all schemes of which the same is to be said, best first."""
-    alike: dict[tuple[str, str], list[str]] = {}
+    alike: dict[tuple[str, str, str], list[str]] = {}
     for own in content.answer.schemes:
-        alike.setdefault(_standing(own, top), []).append(own.scheme)
+        what, move = _standing(own, top)
+        alike.setdefault((what, move, _lost(content, own.scheme, top, what)), []).append(own.scheme)
     order = ["better", "worse", "open", "own seeds", "one seed", "not judged"]
     return [
-        _clause(what, move, names, content.answer.baseline)
-        for (what, move), names in sorted(alike.items(), key=lambda item: order.index(item[0][0]))
+        _clause(what, move, names, content.answer.baseline) + lost
+        for (what, move, lost), names in sorted(alike.items(), key=lambda item: order.index(item[0][0]))
     ]
 
 
@@ -122,6 +123,19 @@ def _standing(own: SchemeAnswer, top: LadderCell) -> tuple[str, str]:
         return "own seeds", ""
     before = side(test.gap_bottom) if test is not None and test.direction is not None else "open"
     return found, "" if before == "open" else f" {before} with less compute"
+
+
+def _lost(content: LadderReport, scheme: str, top: LadderCell, what: str) -> str:
+    """Runs of a scheme that did not train where it is not judged, or beyond the cell where it is."""
+    if what == "not judged":
+        rows = [row for row in content.rows if (row.scheme, row.size, row.tokens) == (scheme, top.size, top.tokens)]
+        text = " ({} of {} runs did not train)"
+    else:
+        places = {(cell.size, cell.tokens) for cell in content.cells if cell.flops > top.flops}
+        rows = [row for row in content.rows if row.scheme == scheme and (row.size, row.tokens) in places]
+        text = ", but {} of {} runs with more compute did not train"
+    lost = sum(not row.is_usable for row in rows)
+    return text.format(lost, len(rows)) if lost else ""
 
 
 def _moves(test: TrendTest, other: str) -> str:

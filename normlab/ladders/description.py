@@ -100,7 +100,7 @@ def design_of(plan: LadderPlan, rows: Sequence[Row], data: Data, command: Sequen
         rates=tuple(
             _rates(config, name, search) for name, own in plan.rates.searches(rows).items() for search in own
         ),
-        rules=tuple(_rule(config, name, found.get(name)) for name in config.names),
+        rules=tuple(_rule(config, name, found.get(name), plan.rates.side) for name in config.names),
         held_out=held_out, runs_left=work.runs - work.ended, set_aside=tuple(sorted(set_aside)),
         lost=tuple(_lost(row) for row in rows if _is_lost(row) and row["run"] not in set_aside),
         cautions=tuple(_untried_rates(plan, found)),
@@ -140,11 +140,10 @@ def _tried(lr: float, own: RateResults, more: RateResults | None) -> TriedRate:
     return TriedRate(lr=lr, loss=next(iter(own.stuck.values()), None), state="stuck" if own.stuck else "failed")
 
 
-def _rule(config: LadderConfig, scheme: str, found: FoundRate | None) -> RateRule:
+def _rule(config: LadderConfig, scheme: str, found: FoundRate | None, side: str) -> RateRule:
     notes = {
         "confirmed": "best rates at the middle size are within a factor of √2",
-        "corrected": f"at the middle size other rates were best; rates follow width^{found.power if found else 0:.2f}",
-        "contradicted": "at the middle size, of the same width, other rates were best",
+        "corrected": f"at the middle size other rates were best; rates follow {side}^{found.power if found else 0:.2f}",
         "untested": "not tested at another size",
     }
     verdict = found.verdict if found else "untested"

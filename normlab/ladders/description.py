@@ -30,6 +30,7 @@ from normlab.models.config import TransformerConfig
 from normlab.pages.numbers import rate
 from normlab.train.config import LATER_DEFAULTS, not_decisive
 from normlab.train.hardware import describe
+from normlab.train.monitor.stuck import end_of_stuck
 from normlab.train.tasks import Data
 from normlab.utils.files import read_json, write_json
 from normlab.utils.records import from_plain
@@ -102,7 +103,11 @@ def design_of(plan: LadderPlan, rows: Sequence[Row], data: Data, command: Sequen
         ),
         rules=tuple(_rule(config, name, found.get(name), plan.rates.side) for name in config.names),
         held_out=held_out, runs_left=work.runs - work.ended, set_aside=tuple(sorted(set_aside)),
-        lost=tuple(_lost(row) for row in rows if _is_lost(row) and row["run"] not in set_aside),
+        lost=tuple(
+            _lost(row, config.base.task_object.metric.guess)
+            for row in rows
+            if _is_lost(row) and row["run"] not in set_aside
+        ),
         cautions=tuple(_untried_rates(plan, found)),
     )  # fmt: skip
 
@@ -179,9 +184,13 @@ def _is_lost(row: Mapping[str, Any]) -> bool:
     return row["role"] == "judge" and run_state(row) != "done"
 
 
-def _lost(row: Mapping[str, Any]) -> LostRun:
+def _lost(row: Mapping[str, Any], guess: str) -> LostRun:
+    """`guess`: what a stuck run is no better than; one that is found so at its end has no reason of its own."""
     name = f"{row['scheme']}, {place_name(row['size'], row['budget'])}, seed {row['seed']}"
-    return LostRun(name=name, state=run_state(row), reason=row["reason"] or "")
+    reason, entropy = row["reason"] or "", row.get("unigram_entropy")
+    if not reason and row.get("stuck") and entropy is not None and row["loss"] is not None:
+        reason = end_of_stuck(guess, entropy, row["loss"], row.get("stuck_at"), row["steps"])
+    return LostRun(name=name, state=run_state(row), reason=reason)
 
 
 def _first_date(rows: Sequence[Mapping[str, Any]]) -> str | None:

@@ -18,6 +18,7 @@ from normlab.ladders.rung import Rung
 from normlab.ladders.statistics import expected_widths
 from normlab.ladders.statistics.answer import FEW_STEPS, Design, ExpectedWidth, Place
 from normlab.ladders.statistics.identified import obstacles_of_design
+from normlab.pages.numbers import ratio
 from normlab.train.distributed import Precision
 from normlab.train.hardware import describe, matmul_ceiling
 from normlab.utils.text import counted, duration, size
@@ -180,7 +181,7 @@ _HEAD = "  ".join(f"{name:>{width}}" for name, width in _COLUMNS.items())
 
 
 def _line(one: RungCost) -> str:
-    ratios = " - ".join(dict.fromkeys(f"{ratio:.2g}" for ratio in one.tokens_per_parameter))
+    ratios = " - ".join(dict.fromkeys(ratio(own) for own in one.tokens_per_parameter))
     steps = " - ".join(f"{count:,}" for count in dict.fromkeys(one.steps))
     told = (
         str(one.rung.size), f"{one.parameters:,}", f"{one.embedding_share:.0%}", ratios, steps,

@@ -294,6 +294,23 @@ def test_a_result_far_outside_its_forecast_is_a_miss() -> None:
     assert entry.is_hit is False
 
 
+def test_one_run_listed_as_several_seeds_is_a_caution() -> None:
+    """At three of five cells all seeds have the losses of the first one; at two, they may by chance of rounding."""
+    rows = _rows(simulated_path(), "shrinks")
+    first = {(row.scheme, row.cell): row.loss for row in rows if row.seed == 0}
+    sizes = list(dict.fromkeys(row.size for row in rows))
+
+    def told(repeated: int) -> list[str]:
+        same = [replace(row, loss=first[row.scheme, row.cell]) if row.size in sizes[:repeated] else row for row in rows]
+        return [line for line in answer(same, baseline="pre").cautions if "same gap" in line]
+
+    assert told(0) == told(2) == []
+    assert told(3) == [
+        "All seeds of peri have the same gap at 3 of 5 cells: if one run is listed as several seeds, the intervals are "
+        "too narrow."
+    ]
+
+
 def test_seeds_without_a_partner_are_not_pairs() -> None:
     rows = [row for row in _rows(simulated_path(), "none") if not (row.scheme == "pre" and row.seed == 2)]
     own = _only(answer(rows, baseline="pre"))

@@ -88,7 +88,8 @@ class DryRun:
         return [
             f"learning rates: at least {counted(self.rate_runs, 'run')}, {self.rate_flops:.2g} FLOPs",
             f"in all at least {counted(self.runs, 'run')}, {self.flops:.3g} FLOPs: about {duration(self.seconds)} on "
-            f"{self.devices} × {self.device} ({self.ceiling / 1e12:.3g} TFLOP/s in products, {_USUAL_SHARE:.0%} of it)",
+            f"{self.devices} × {self.device} ({self.ceiling / 1e12:.3g} TFLOP/s in products, {_USUAL_SHARE:.0%} of it) "
+            "and seconds to start each run",
         ]
 
     def _at_best(self) -> list[str]:

@@ -8,7 +8,8 @@ import pytest
 
 from normlab.ladders.report import LadderReport
 from normlab.ladders.report.cautions import cautions
-from normlab.ladders.report.design import LadderDesign, RateRule
+from normlab.ladders.report.design import ForecastFacts, LadderDesign, RateRule
+from normlab.ladders.report.forecast_notes import forecast_notes
 from normlab.ladders.report.verdict import (
     findings,
     forecast_sentence,
@@ -191,6 +192,29 @@ def test_forecasts_without_results_are_counted_apart() -> None:
     assert forecast_sentence([_held_out(-0.02), _held_out(None)]) == f"{told}; 1 more has no result that counts."
     three = [_held_out(-0.02), _held_out(None), _held_out(None)]
     assert forecast_sentence(three) == f"{told}; 2 more have no result that counts."
+
+
+def test_forecasts_hold_together_one_by_one() -> None:
+    """Two of peri at 97.5 %, and two of geonorm that came later, at 98.75 %: no level is that of all four."""
+    report = full()
+    entries = {
+        name: [replace(_held_out(None), scheme=name, forecast=Interval(-0.04, 0.01, -0.015, level))] * 2
+        for name, level in (("peri", 0.975), ("geonorm", 0.9875))
+    }
+    schemes = [replace(own, held_out=entries[own.scheme]) for own in report.answer.schemes if own.scheme in entries]
+    facts = ForecastFacts(written="2026-01-02", hash="a", schemes=("peri", "pre"))
+    later = replace(facts, hash="b", schemes=("geonorm",))
+    design = replace(report.design, forecast=facts, further_forecasts=(later,))
+    said = forecast_notes(LadderReport(report.rows, replace(report.answer, schemes=schemes), design))
+    assert said[2:] == [
+        "Each interval of peri has 97.5 %, so that both hold together with 95 %.",
+        "Each interval of geonorm has 98.8 %, so that both hold together with 95 %.",
+    ]
+    alone = replace(design, further_forecasts=())
+    peri = replace(report.answer, schemes=[own for own in schemes if own.scheme == "peri"])
+    assert forecast_notes(LadderReport(report.rows, peri, alone))[1:] == [
+        "Each interval has 97.5 %, so that both hold together with 95 %."
+    ]
 
 
 def test_reasons_have_a_minus_and_no_scheme_with_a_capital() -> None:

@@ -28,6 +28,9 @@ def headline(content: LadderReport) -> str:
     """Who is better at the top of the ladder and how that moved; figures are in the findings."""
     top = content.top
     if top is None:
+        names = {row.scheme for row in content.rows}
+        if len(names) == 1:
+            return f"No verdict: a gap needs two schemes, and only {names.pop()} has runs that ended."
         return "No verdict: no cell counts; the cautions say why."
     return f"At {content.top_words} ({top.name}) {'; '.join(_clauses(content, top))}."
 

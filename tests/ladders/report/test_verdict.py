@@ -158,6 +158,9 @@ def test_a_scheme_of_which_no_run_trained_says_so() -> None:
 def test_no_scheme_with_a_pair_gives_no_verdict() -> None:
     rows = [row for row in synthetic.rows(lost=False) if row.scheme == "pre"]
     report = LadderReport(rows, answers.answer(rows))
+    assert headline(report) == "No verdict: a gap needs two schemes, and only pre has runs that ended."
+    apart = [replace(row, scheme="peri", seed=row.seed + 10) for row in rows]
+    report = LadderReport([*rows, *apart], answer([*rows, *apart], baseline="pre"))
     assert headline(report) == "No verdict: no cell counts; the cautions say why."
 
 

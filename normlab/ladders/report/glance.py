@@ -53,6 +53,8 @@ def trend_cell(own: SchemeAnswer) -> Cell:
     test, verdict = own.trend.compute, own.trend.verdict
     if verdict == "not shown" and test is not None and test.direction is not None:
         return Cell(_TURNS[test.direction], whole=True)
+    if test is not None and test.turn is not None:
+        return Cell("gap moves and comes back", whole=True)
     return Cell(_TRENDS[verdict].format(margin=test.margin if test else 0.0), whole=True)
 
 

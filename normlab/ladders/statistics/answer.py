@@ -144,6 +144,10 @@ class TrendTest(Record):
     """Changes below this many nats are called constant."""
     margin_multiplier: float | None = None
     """What `margin` is worth at the top as a factor of compute; None where the baseline's slope is unknown."""
+    turn: Place | None = None
+    """Where neither a verdict nor a change is shown: the cell whose gap is shown to lie beyond those of both ends."""
+    gap_turn: Interval | None = None
+    """The gap there."""
 
     @property
     def direction(self) -> Literal["better", "worse"] | None:

@@ -95,8 +95,11 @@ def _moves(trend: Trend) -> str:
         return ""
     test = trend.compute
     # With the place: where larger sizes did not train, the ladder of this scheme ends before that of others.
-    ends = f"{test.gap_bottom.mean:+.3f} at {test.bottom.name} to {test.gap_top.mean:+.3f}"
-    return f"{_in_nats(test)} ({ends}){in_compute(test)}"
+    start, end = f"{test.gap_bottom.mean:+.3f} at {test.bottom.name}", f"{test.gap_top.mean:+.3f}"
+    if test.turn is not None and test.gap_turn is not None:
+        between = f"{test.gap_turn.mean:+.3f} at {test.turn.name}"
+        return f"the gap moves and comes back over the ladder ({start}, {between}, {end} at the top){in_compute(test)}"
+    return f"{_in_nats(test)} ({start} to {end}){in_compute(test)}"
 
 
 def _in_nats(test: TrendTest) -> str:

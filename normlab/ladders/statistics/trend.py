@@ -62,9 +62,12 @@ def _test(axis: AxisName, line: list[Place], sample: Sample, baseline: Sequence[
     verdict = verdict_of(*found, margin=margin)
     if verdict == "constant" and _leaves(sample, line, margin, level):
         verdict = "not shown"
+    is_open = verdict == "not shown" and found[2].spans_zero
+    turn = _turn(sample, line, level) if is_open else None
     return TrendTest(
         axis=axis, bottom=bottom, top=top, verdict=verdict, gap_bottom=found[0], gap_top=found[1], change=found[2],
         log_multiplier_change=drift, margin=margin, margin_multiplier=None if slopes is None else MARGIN_MULTIPLIER,
+        turn=turn, gap_turn=estimate(sample, [turn])[0].interval(level) if turn is not None else None,
     )  # fmt: skip
 
 
@@ -73,6 +76,22 @@ def _leaves(sample: Sample, line: list[Place], margin: float, level: float) -> b
     differences = np.concatenate([np.eye(len(line) - 1), np.full((len(line) - 1, 1), -1.0)], axis=1)
     found = [own.interval(level) for own in estimate(sample, line, differences)]
     return any(not own.spans_zero and abs(own.mean) > margin for own in found)
+
+
+def _turn(sample: Sample, line: list[Place], level: float) -> Place | None:
+    """The cell that lies furthest beyond both ends on one side, if any is shown to: a bump ends where it began."""
+    if len(line) < 3:
+        return None
+    cells, inner = np.eye(len(line)), line[1:-1]
+    # Any of them would do: corrected over them (Bonferroni).
+    each = 1.0 - (1.0 - level) / len(inner)
+    ends = [[own.interval(each) for own in estimate(sample, line, cells[1:-1] - cells[end])] for end in (0, -1)]
+    beyond = [
+        (min(abs(first.mean), abs(last.mean)), place)
+        for place, first, last in zip(inner, *ends, strict=True)
+        if not first.spans_zero and not last.spans_zero and first.mean * last.mean > 0.0
+    ]
+    return max(beyond, key=lambda own: own[0])[1] if beyond else None
 
 
 def verdict_of(bottom: Interval, top: Interval, change: Interval, both: Interval, *, margin: float) -> Verdict:

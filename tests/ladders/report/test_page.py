@@ -277,3 +277,6 @@ def test_a_change_that_is_shown_is_a_trend_at_a_glance() -> None:
         trend = replace(own.trend, compute=replace(own.trend.compute, change=change))
         said.append(trend_cell(replace(own, trend=trend)).text)
     assert said == ["gap moves against it", "gap moves in its favour", "no trend shown"]
+    change, test = Interval(-0.01, 0.04, 0.015, 0.95), own.trend.compute
+    back = replace(own.trend, compute=replace(test, change=change, turn=test.top, gap_turn=change))
+    assert trend_cell(replace(own, trend=back)).text == "gap moves and comes back"

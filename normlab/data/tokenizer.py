@@ -118,6 +118,10 @@ class Subwords(Tokenizer):
         self.vocab_size = max(vocabulary.values()) + 1
         self.fingerprint = hashlib.sha256(self.to_json().encode("utf-8")).hexdigest()
 
+    def __reduce__(self) -> tuple[type[Subwords], tuple[str, Any]]:
+        # The package does not store that the text of an end token is text.
+        return Subwords, (self.name, self._inner)
+
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         return [self._encode(text) for text in texts]
 

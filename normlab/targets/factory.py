@@ -129,7 +129,7 @@ class FactoryTarget(Target):
             returned = _call(self._factory, size)
         parts = returned if isinstance(returned, tuple) else (returned,)
         if not 1 <= len(parts) <= 3 or not isinstance(parts[0], nn.Module):
-            raise NormLabError(f"{self.name}({shown}) returned a {type(returned).__name__}; {_FORM}")
+            raise NormLabError(f"{self.name}({shown}) returned an object of type {type(returned).__name__}; {_FORM}")
         first_parameter(parts[0], self.name)
         return Made(*parts)
 

@@ -194,7 +194,7 @@ def test_a_factory_is_found_in_the_current_folder(here, spelling):
     [
         ("mine:fails", r"mine:fails\(depth=12, width=64\) failed \(ValueError: no such thing\); expected factory"),
         ("mine:leaves", r"mine:leaves\(depth=12, width=64\) failed \(SystemExit: 3\)"),
-        ("mine:wrong", r"returned a str; expected factory\(depth, width\)"),
+        ("mine:wrong", r"returned an object of type str; expected factory\(depth, width\)"),
         ("mine:double", "asked for 12 blocks, it built 24; expected depth to be the number of repeated blocks"),
         ("mine:plain", "Linear has no repeated blocks"),
         ("mine:value", "mine:value is a int and cannot be called"),

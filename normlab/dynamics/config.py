@@ -167,7 +167,8 @@ class SimulateConfig:
                 )
         if self.tokens > _MOST_TOKENS:
             raise NormLabError(
-                f"simulate: {self.tokens:,} tokens have too many pairs; expected at most {_MOST_TOKENS:,}, try --tokens 64"
+                f"simulate: {self.tokens:,} tokens have too many pairs; expected at most {_MOST_TOKENS:,}; "
+                f"{advice_for(self, 'tokens')}"
             )
         if not self.scheme or not self.beta:
             raise NormLabError("simulate: at least one scheme and one β are needed; try --scheme peri --beta 1")
@@ -187,8 +188,8 @@ class SimulateConfig:
                 )
         if self.steps > _MOST_STEPS:
             raise NormLabError(
-                f"simulate: {self.steps:.2g} steps to time {self.time:g} are more than {_MOST_STEPS:.0e}; try --clock log, "
-                "or a smaller --time"
+                f"simulate: {self.steps:.2g} steps to time {self.time:g} are more than {_MOST_STEPS:.0e}; "
+                "try --clock log, or a smaller --time"
             )
         if not 0.0 < self.angle < math.pi:
             raise NormLabError(f"simulate: angle must lie in (0, π), got {self.angle:g}; try 0.1")

@@ -48,7 +48,7 @@ def _check_row(row: LadderRow, forecasts: Sequence[StoredForecast], path: Path) 
 
 
 def _moment(text: str, path: Path) -> datetime:
-    """A date with its time; NormLab writes UTC, which is meant where no offset is named."""
+    """Parse a date and time in ISO format; without an offset it is UTC."""
     try:
         found = datetime.fromisoformat(text)
     except ValueError:

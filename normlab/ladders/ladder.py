@@ -66,7 +66,7 @@ def run_ladder(
     command: Sequence[str] = (),
     stamp: Mapping[str, Any] | None = None,
 ) -> None:
-    """The same without an answer, which a few runs may not have yet; `stamp` is added to every row."""
+    """Run a ladder without computing its answer; `stamp` is added to every row."""
     check_call(minutes)
     began = time.monotonic()
     with hold_folder(folder, LADDER) as path:

@@ -175,7 +175,7 @@ def load_from_hub(name: str) -> Tokenizer:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         what = "expected 'bytes', 'bpe:N', a tokenizer file or a Hugging Face id"
         raise NormLabError(
-            f"tokenizer {name!r} is no file here and the hub did not give it ({reason}); {what}"
+            f"tokenizer {name!r} is not a file here, and the hub did not give it ({reason}); {what}"
         ) from None
 
 

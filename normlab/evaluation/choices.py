@@ -98,7 +98,7 @@ def _question(where: str, line: str) -> Question:
         found = None
     if not _is_question(found):
         raise NormLabError(
-            f'{where} is no question; expected {{"start": "the quick", "ends": [" fox", " cat"], "answer": 0}}'
+            f'{where} is not a question; expected {{"start": "the quick", "ends": [" fox", " cat"], "answer": 0}}'
         )
     document = found.get("document")
     return Question(found["start"], tuple(found["ends"]), found["answer"], None if document is None else str(document))

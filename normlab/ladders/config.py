@@ -174,7 +174,7 @@ class LadderConfig(RunOptions):
         """The model configuration of a size with each scheme, by the scheme's label."""
         if size.width % self.head_width:
             raise NormLabError(
-                f"size {size}: its width is no multiple of the head width {self.head_width}; "
+                f"size {size}: its width is not a multiple of the head width {self.head_width}; "
                 f"try --head-width {math.gcd(size.width, self.head_width)}"
             )
         shape = {"depth": size.depth, "dim": size.width, "heads": size.width // self.head_width, "head_dim": None}

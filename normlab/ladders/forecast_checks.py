@@ -53,7 +53,7 @@ def _moment(text: str, path: Path) -> datetime:
         found = datetime.fromisoformat(text)
     except ValueError:
         raise NormLabError(
-            f"{path}: {text!r} is no date and time in ISO format, e.g. 2026-01-02T12:00:00+00:00; restore the file"
+            f"{path}: {text!r} is not a date and time in ISO format, e.g. 2026-01-02T12:00:00+00:00; restore the file"
         ) from None
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 

@@ -141,7 +141,7 @@ def test_the_hub(monkeypatch):
 
     monkeypatch.setattr(tokenizers, "Tokenizer", SimpleNamespace(from_pretrained=offline))
     with pytest.raises(
-        NormLabError, match=r"tokenizer 'byte' is no file here .*\(connection refused\); expected 'bytes'"
+        NormLabError, match=r"tokenizer 'byte' is not a file here, .*\(connection refused\); expected 'bytes'"
     ):
         load_from_hub("byte")
     monkeypatch.setattr(tokenizers, "Tokenizer", SimpleNamespace(from_pretrained=lambda name: inner))

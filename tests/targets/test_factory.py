@@ -204,7 +204,7 @@ def test_a_factory_is_found_in_the_current_folder(here, spelling):
         ("mine.py:biuld", "mine.py has no 'biuld'"),
         ("torn.py:build", "torn.py, line 1: invalid syntax"),
         ("nowhere.py:build", "cannot read .*nowhere.py: No such file"),
-        ("mine.py:build(depth=3)", "mine.py:build is no scheme; expected a class derived from normlab.Scheme"),
+        ("mine.py:build(depth=3)", "mine.py:build is not a scheme; expected a class derived from normlab.Scheme"),
         ("mine:", "cannot read 'mine:' as module:factory"),
         (":build", "cannot read ':build' as module:factory"),
         ("a b:c", "cannot read 'a b:c' as module:factory"),

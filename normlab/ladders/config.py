@@ -71,7 +71,7 @@ class LadderConfig(RunOptions):
     """Learning rates to try at the smallest size: auto, or a list;
     both are widened until the best lies between two others. With one rate nothing is tuned."""
     refine_rates: bool = True
-    """Whether a search ends with the rates a factor of sqrt(2) from the best."""
+    """End each search with the rates a factor of sqrt(2) below and above the best."""
     rate_budgets: tuple[Count, ...] = ()
     """Budgets at which the rates are tried; none: the smallest and the largest."""
     carry: Carry = "width"

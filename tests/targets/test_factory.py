@@ -197,7 +197,7 @@ def test_a_factory_is_found_in_the_current_folder(here, spelling):
         ("mine:wrong", r"returned an object of type str; expected factory\(depth, width\)"),
         ("mine:double", "asked for 12 blocks, it built 24; expected depth to be the number of repeated blocks"),
         ("mine:plain", "Linear has no repeated blocks"),
-        ("mine:value", "mine:value is a int and cannot be called"),
+        ("mine:value", "mine:value is of type int and cannot be called"),
         ("mine:biuld", "mine has no 'biuld'"),
         ("nowhere:build", "nowhere cannot be imported .ModuleNotFoundError: No module named 'nowhere'"),
         ("torn:build", "torn cannot be imported .SyntaxError"),
@@ -207,11 +207,13 @@ def test_a_factory_is_found_in_the_current_folder(here, spelling):
         ("mine.py:build(depth=3)", "mine.py:build is not a scheme; expected a class derived from normlab.Scheme"),
         ("mine:", "cannot read 'mine:' as module:factory"),
         (":build", "cannot read ':build' as module:factory"),
+        ("mine.txt:build", r"mine\.txt is not a Python file; expected file\.py:factory"),
         ("a b:c", "cannot read 'a b:c' as module:factory"),
         ("mine:a:b", "cannot read 'mine:a:b' as module:factory"),
     ],
 )
 def test_one_line_for_a_factory_that_is_no_target(here, spelling, match):
+    (here / "mine.txt").write_text("")
     with pytest.raises(NormLabError, match=match) as error:
         resolve(spelling, **SMALL)
     assert "\n" not in str(error.value)

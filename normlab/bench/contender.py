@@ -1,4 +1,4 @@
-"""A contender of `normlab bench step`: what is to be trained, and its training step timed in a process of its own."""
+"""One contender of `normlab bench step`: a model whose training step is timed in its own process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Name = tuple[str, str]
 
 @dataclass(frozen=True)
 class Training:
-    """A model with its loss and its optimiser: all that the benchmark knows of whose it is."""
+    """A model, its loss and its optimiser: all that the benchmark needs to know."""
 
     model: nn.Module
     loss: Callable[[Tensor, Tensor], Tensor]

@@ -179,7 +179,7 @@ class GridBench:
 
 
 def _ask_all(workers: Sequence[Local], method: str, *arguments: Any) -> list[Any]:
-    """Have all call a method at the same time."""
+    """Call a method of all workers at the same time."""
     return [worker.answer() for worker in [worker.ask(method, *arguments) for worker in workers]]
 
 

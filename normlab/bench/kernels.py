@@ -86,7 +86,7 @@ def plan(
 
 
 def name_of(place: Place) -> str:
-    """A place in words."""
+    """Label of a measurement: case and shape, e.g. geodesic 65536×768."""
     return f"{place[0]} {place[1][0]}×{place[1][1]}"
 
 
@@ -126,7 +126,7 @@ def _workers(places: list[Place]) -> int:
 
 
 def _finished(futures: dict[Future[Any], Place], say: Callable[[str], None]) -> Iterator[Future[Any]]:
-    """Compilations as they finish; lines in between, so that silence means trouble."""
+    """Yield compilations as they finish; print progress lines in between."""
     waiting, begin = set(futures), time.perf_counter()
     while waiting:
         done, waiting = wait(waiting, timeout=_PATIENCE, return_when=FIRST_COMPLETED)
@@ -137,7 +137,7 @@ def _finished(futures: dict[Future[Any], Place], say: Callable[[str], None]) -> 
 
 
 def _try_compile(place: Place, dtype: torch.dtype) -> tuple[float, str]:
-    """(seconds, error in one line): a text, since not every exception of a compiler survives the way to the parent."""
+    """Returns (seconds, error as one line of text): not every exception of a compiler can be pickled."""
     begin = time.perf_counter()
     try:
         _compile(place, dtype)

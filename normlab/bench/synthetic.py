@@ -9,7 +9,7 @@ from normlab.data.tokenizer import Bytes
 
 
 class Words(Bytes):
-    """A tokenizer in name only: the tokens stand for no text."""
+    """Placeholder tokenizer: it has a vocabulary size and encodes no text."""
 
     def __init__(self, vocabulary: int):
         self.name, self.vocab_size, self.end = "synthetic", vocabulary, vocabulary - 1

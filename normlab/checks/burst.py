@@ -163,7 +163,7 @@ class _Course:
 
 
 def auto_lr(target: Target, model: nn.Module) -> float:
-    """Learning rate that changes the blocks' matrices by the same share a step as for schemes; at most 1e-3.
+    """Automatic learning rate: the relative update of the blocks' matrices is that of schemes; at most 1e-3.
 
     A burst has no time for a warm-up: 1e-3 moves matrices that start at 0.02 by a twentieth a step, and breaks designs
     that are known to train. Schemes are built alike, whatever they make of their weights: they get one rate.

@@ -215,4 +215,4 @@ class Watch:
 
 
 class _Abandoned(Exception):  # noqa: N818 (never raised to anybody)
-    """Stands for the error that ended a step."""
+    """Placeholder for the exception that ended a step."""

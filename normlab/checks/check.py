@@ -274,7 +274,7 @@ def own_depth(target: Target, config: CheckConfig) -> int:
 
 
 def config_of(options: dict[str, Any]) -> CheckConfig:
-    """The configuration with these fields; raises for one that there is not."""
+    """Build a configuration from options; unknown names raise."""
     known = {spec.name for spec in dataclasses.fields(CheckConfig)}
     for name in options:
         if name not in known:

@@ -88,8 +88,9 @@ class CheckConfig:
     """Also measure smaller and larger residual steps Δt, if the design has a step."""
 
     coordinates: bool = False
-    """Coordinate check instead of all else: how activations, and their changes in the first steps of training,
-    depend on width and on depth, with at least three seeds. --widths and --depths set the sizes."""
+    """Run a coordinate check instead of the other tests:
+    how activations, and their changes in the first training steps, depend on width and depth.
+    It takes at least three seeds. --widths and --depths set the sizes."""
     base_dim: int | None = None
     """Coordinate check with the transfer rules of normlab train --base-dim."""
     base_depth: int | None = None

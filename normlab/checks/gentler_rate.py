@@ -24,7 +24,7 @@ _BY_TRAINING = ("backward", "unsteady", "collapse")
 
 
 def in_doubt(verdicts: Sequence[Verdict], run: Burst, unigram: float | None) -> list[str]:
-    """Failures after the burst of what was fine before it."""
+    """Verdicts that fail after the burst and were fine before it."""
     failed = {verdict.name for verdict in verdicts if verdict.level == "fail"} & set(_BY_TRAINING)
     failed_before = _failed([Ladder((profile,)) for profile in run.before.values()], unigram)
     return sorted(failed - failed_before) if run.after else []

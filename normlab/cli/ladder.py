@@ -33,7 +33,7 @@ def ladder(
 
     Args:
         config: Configuration of the ladder.
-        out: Folder of the ladder; with --rows, answer unless named.
+        out: Folder of the ladder. With --rows the default is answer.
         toml: TOML file with any of these options; flags override it.
         minutes: Time limit; the same command resumes later.
         dry_run: Print runs, FLOPs, time, memory, and what the design could show at best; train nothing.

@@ -1,4 +1,4 @@
-"""Entry point of the `normlab` command: choose the command, parse its options, run it. Free of torch until then."""
+"""Entry point of the `normlab` command: choose the command, parse its options, run it. Only running imports torch."""
 
 from __future__ import annotations
 

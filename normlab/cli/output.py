@@ -1,4 +1,4 @@
-"""Standard output and error of a command: whoever reads them may leave early, as `| head` does."""
+"""Standard output and error of a command, which may be closed early by the reader, as `| head` does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from normlab.errors import NormLabError
 
 @contextmanager
 def reader_may_leave() -> Iterator[None]:
-    """Context manager: after a reader has left, what is printed is dropped, and the command goes on to its end.
+    """Context manager: when the reader closes the pipe, further output is dropped and the command runs to its end.
 
     It may have files to write yet, and its exit code says something (rich would end it with 1, as a failed check does).
     """

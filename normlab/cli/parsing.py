@@ -1,4 +1,4 @@
-"""Parse the words of a command with tyro; its boxes of several lines become one line, as all other errors."""
+"""Parse the words of a command with tyro; its multi-line error boxes become one line, like all other errors."""
 
 from __future__ import annotations
 

@@ -11,10 +11,9 @@ from normlab.compare.config import CompareConfig
 from normlab.compare.description import write_description
 from normlab.compare.executor import RunExecutor
 from normlab.compare.plan import Plan
-from normlab.compare.session import Session, check_call, make_folder
+from normlab.compare.session import Session, check_call, hold_folder
 from normlab.compare.statistics import SchemeResult, rank_schemes
 from normlab.compare.store import Row, Store
-from normlab.utils.locks import hold
 from normlab.utils.results_folder import COMPARISON
 
 
@@ -43,8 +42,7 @@ def compare(
     began = time.monotonic()
     for model in config.models.values():
         model.check_start()
-    path = make_folder(folder, COMPARISON)
-    with hold(path / "lock"):
+    with hold_folder(folder, COMPARISON) as path:
         data = config.base.task_object.open(config.base, progress=progress)
         write_description(path, config, data, command)
         metric = config.base.task_object.metric

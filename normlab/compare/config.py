@@ -44,10 +44,10 @@ class CompareConfig(RunOptions):
     widens by factors of 2, at most 64 either way (16 while no run has trained), until the best lies between two others,
     and then tries the best times and divided by sqrt(2)."""
     refine_rates: bool = True
-    """Whether auto ends with the rates a factor of sqrt(2) from the best: two runs of each scheme."""
+    """End the search of auto with the rates a factor of sqrt(2) below and above the best: two more runs per scheme."""
     widen_rates: bool = False
-    """Whether the next rate is tried while the best of a list is its largest or smallest, before anything is judged:
-    by the list's own steps, at most 64 either way. auto always does this."""
+    """Extend a list of rates while its best is the largest or the smallest:
+    by the list's own steps, up to a factor of 64 either way, before the final runs. auto always does this."""
     seeds: int = 3
     """Final runs of each scheme at its tuned rate; seed i of all schemes sees the same data in the same order."""
     tune_seeds: int = 1

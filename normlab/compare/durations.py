@@ -1,4 +1,4 @@
-"""Expected duration of runs, from those that have ended in the same call: a slice of time starts what it can end."""
+"""Expected duration of runs, estimated from those that ended in the same call (`--whole-runs`)."""
 
 from __future__ import annotations
 

@@ -7,10 +7,11 @@ so far) and what a subclass adds to a run's row or does between runs.
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,6 +27,7 @@ from normlab.train.metrics import Metric
 from normlab.train.monitor.interrupt import Interrupt
 from normlab.train.storage.folder import RunFolder
 from normlab.utils.files import file_error
+from normlab.utils.locks import hold
 from normlab.utils.results_folder import refuse_other_results
 
 _LOOK_SECONDS = 0.25
@@ -214,3 +216,20 @@ def make_folder(folder: str | os.PathLike[str], described_by: str) -> Path:
     except OSError as error:
         raise file_error("make", error, path) from error
     return path
+
+
+@contextmanager
+def hold_folder(folder: str | os.PathLike[str], described_by: str) -> Iterator[Path]:
+    """Context manager: make the folder of many runs and lock it; a new folder that is still empty after an error goes.
+
+    So a call that is refused (no text in the data, too few tokens) leaves nothing behind.
+    """
+    is_new = not Path(folder).exists()
+    path = make_folder(folder, described_by)
+    with hold(path / "lock"):
+        try:
+            yield path
+        except BaseException:
+            if is_new and [entry.name for entry in path.iterdir()] == ["lock"]:
+                shutil.rmtree(path, ignore_errors=True)
+            raise

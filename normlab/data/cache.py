@@ -26,7 +26,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from normlab.data.encode import Encoded, encode
+from normlab.data.encode import encode
+from normlab.data.encoded import Encoded
 from normlab.data.sources import Source, Stamp
 from normlab.data.tokenizer import Bytes as ByteTokenizer
 from normlab.data.tokenizer import (

@@ -1,39 +1,35 @@
 """Parallel tokenisation: one thread reads, others parse, tokenise and hash; the order is kept.
 
-Threads and not processes: the tokenizers package, hashing and decompression release the GIL. Threads start at once,
-share one tokenizer and need no `if __name__ == "__main__"` in the user's script.
+Threads start at once, share one tokenizer and need no `if __name__ == "__main__"` in the user's script. Of many files
+each thread has a process of its own (`encode_process.py`), since threads of one process wait for each other.
 """
 
 from __future__ import annotations
 
-import hashlib
 import sys
+import threading
 import time
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from normlab.data.encode_process import EncodeProcess
+from normlab.data.encoded import Encoded, encode_batch
 from normlab.data.readers import TextChunk
 from normlab.data.sources import Source
 from normlab.data.tokenizer import Tokenizer
 
 _BATCH_BYTES = 1 << 20
 
+_PROCESS_BYTES = 1 << 22
+"""Bytes of files that are worth a process: it starts in less time than these take."""
 
-class Encoded(NamedTuple):
-    """Tokens of consecutive documents, each with an end token, and lengths, bytes and digests of the documents."""
-
-    ids: np.ndarray
-    lengths: np.ndarray
-    bytes: np.ndarray
-    digests: np.ndarray
-    taken: int
+_Encode = Callable[[list[TextChunk]], Encoded]
 
 
 class _Meter(Protocol):
@@ -43,10 +39,15 @@ class _Meter(Protocol):
 def encode(source: Source, tokenizer: Tokenizer, *, workers: int, progress: bool) -> Generator[Encoded, None, None]:
     """Tokenise `source` in order. Only a few megabytes are in memory at a time, whatever its size."""
     waiting: deque[Future[Encoded]] = deque()
-    with ThreadPoolExecutor(workers, thread_name_prefix="tokenise") as pool, _meter(source, progress) as meter:
+    # The threads end before their processes do.
+    with (
+        _encoder(tokenizer, min(workers, source.size() // _PROCESS_BYTES)) as encoded,
+        ThreadPoolExecutor(workers, thread_name_prefix="tokenise") as pool,
+        _meter(source, progress) as meter,
+    ):
         try:
             for batch in _batches(source):
-                waiting.append(pool.submit(_encode, batch, tokenizer))
+                waiting.append(pool.submit(encoded, batch))
                 if len(waiting) > 2 * workers:
                     yield _count(waiting.popleft().result(), meter)
             while waiting:
@@ -74,22 +75,25 @@ def _batches(source: Source) -> Iterator[list[TextChunk]]:
         yield batch
 
 
-def _encode(chunks: list[TextChunk], tokenizer: Tokenizer) -> Encoded:
-    ids, lengths, sizes, digests = [], [], [], []
-    for document in (document for chunk in chunks for document in chunk.parse()):
-        raw = document.text.encode("utf-8")
-        found = tokenizer.encode(document.text)
-        ids += [found, np.array([tokenizer.end], tokenizer.dtype)]
-        lengths.append(len(found) + 1)
-        sizes.append(len(raw))
-        digests.append(int.from_bytes(hashlib.sha256(raw).digest()[:8], "big"))
-    return Encoded(
-        np.concatenate(ids or [np.empty(0, tokenizer.dtype)]),
-        np.array(lengths, np.int64),
-        np.array(sizes, np.int64),
-        np.array(digests, np.uint64),
-        sum(chunk.taken for chunk in chunks),
-    )
+@contextmanager
+def _encoder(tokenizer: Tokenizer, processes: int) -> Iterator[_Encode]:
+    """What a thread calls with a batch: the function itself, or the process that belongs to the thread."""
+    if processes < 2:
+        yield lambda batch: encode_batch(batch, tokenizer)
+        return
+    mine, started = threading.local(), []
+
+    def encoded(batch: list[TextChunk]) -> Encoded:
+        if not hasattr(mine, "process"):
+            mine.process = EncodeProcess(tokenizer)
+            started.append(mine.process)
+        return mine.process.encode(batch)
+
+    try:
+        yield encoded
+    finally:
+        for process in started:
+            process.close()
 
 
 @contextmanager

@@ -52,7 +52,7 @@ class TextChunk:
     """Bytes read from the file, for progress; fewer than `size` if the file is compressed."""
 
     parse: Callable[[], Iterable[Document]]
-    """Parses the chunk."""
+    """Parses the chunk; can be pickled, since another process may call it."""
 
 
 def kind(path: Path) -> str | None:
@@ -76,17 +76,17 @@ def read(path: Path, name: str, field: str) -> Iterator[TextChunk]:
 
 def read_python(path: Path, name: str) -> Iterator[TextChunk]:
     """A Python source file in its declared encoding; skipped if it cannot be decoded."""
-
-    def parse() -> Iterator[Document]:
-        try:
-            with _readable(path, name), tokenize.open(path) as file:
-                yield from _document(name, file.read())
-        except (SyntaxError, UnicodeDecodeError):
-            return
-
     with _readable(path, name):
         size = path.stat().st_size
-    yield TextChunk(size, size, parse)
+    yield TextChunk(size, size, partial(_python, path, name))
+
+
+def _python(path: Path, name: str) -> Iterator[Document]:
+    try:
+        with _readable(path, name), tokenize.open(path) as file:
+            yield from _document(name, file.read())
+    except (SyntaxError, UnicodeDecodeError):
+        return
 
 
 @contextmanager

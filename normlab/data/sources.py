@@ -217,7 +217,7 @@ def _hub(spec: str) -> Source:
     match = _HUB.fullmatch(spec)
     if not match:
         raise NormLabError(
-            f"{spec!r} is no dataset; expected hf:NAME[:CONFIG][@SPLIT][#FIELD], e.g. hf:roneneldan/TinyStories"
+            f"{spec!r} is not a dataset; expected hf:NAME[:CONFIG][@SPLIT][#FIELD], e.g. hf:roneneldan/TinyStories"
         )
     name, config, split, field = match.group("name", "config", "split", "field")
     datasets = import_optional("datasets", "hf", spec)

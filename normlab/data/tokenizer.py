@@ -24,6 +24,8 @@ from normlab.utils.lazy import import_optional
 END = "<|endoftext|>"
 _ENDS = (END, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<|im_end|>", "[SEP]")
 
+_MOST_ENTRIES = 4_000_000
+"""The trainer allocates its tables for all entries at once, and aborts the process if there is no memory for them."""
 _BYTES_FILE = {"normlab_tokenizer": "bytes"}
 
 _PIECE_CHARACTERS = 1 << 18
@@ -118,6 +120,10 @@ class Subwords(Tokenizer):
         self.vocab_size = max(vocabulary.values()) + 1
         self.fingerprint = hashlib.sha256(self.to_json().encode("utf-8")).hexdigest()
 
+    def __reduce__(self) -> tuple[type[Subwords], tuple[str, Any]]:
+        # The package does not store that the text of an end token is text.
+        return Subwords, (self.name, self._inner)
+
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         return [self._encode(text) for text in texts]
 
@@ -138,7 +144,9 @@ class Subwords(Tokenizer):
 
 
 def is_tokenizer_file(spec: str) -> bool:
-    """Whether a tokenizer is named by a file, which may be missing."""
+    """Whether a tokenizer is named by a file, which may be missing; raises for a folder."""
+    if Path(spec).expanduser().is_dir():
+        raise NormLabError(f"tokenizer {spec} is a folder; name the file in it, e.g. {Path(spec) / 'tokenizer.json'}")
     return spec.endswith((".json", ".json.gz", ".json.xz")) or Path(spec).expanduser().is_file()
 
 
@@ -171,7 +179,7 @@ def load_from_hub(name: str) -> Tokenizer:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         what = "expected 'bytes', 'bpe:N', a tokenizer file or a Hugging Face id"
         raise NormLabError(
-            f"tokenizer {name!r} is no file here and the hub did not give it ({reason}); {what}"
+            f"tokenizer {name!r} is not a file here, and the hub did not give it ({reason}); {what}"
         ) from None
 
 
@@ -202,8 +210,8 @@ def bpe_size(spec: str) -> int | None:
     kind, colon, digits = spec.partition(":")
     if (kind, colon) != ("bpe", ":"):
         return None
-    if not digits.isdecimal() or int(digits) < 257:
-        raise NormLabError(f"tokenizer {spec!r}: expected a number of entries from 257 on, e.g. bpe:8192")
+    if not digits.isdecimal() or len(digits) > 9 or not 257 <= int(digits) <= _MOST_ENTRIES:
+        raise NormLabError(f"tokenizer {spec!r}: expected 257 to {_MOST_ENTRIES:,} entries, e.g. bpe:8192")
     return int(digits)
 
 

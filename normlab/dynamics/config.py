@@ -165,6 +165,11 @@ class SimulateConfig:
                 raise NormLabError(
                     f"simulate: {name} must be a whole number from {least} on, got {value}; {advice_for(self, name)}"
                 )
+        if self.tokens > _MOST_TOKENS:
+            raise NormLabError(
+                f"simulate: {self.tokens:,} tokens have too many pairs; expected at most {_MOST_TOKENS:,}; "
+                f"{advice_for(self, 'tokens')}"
+            )
         if not self.scheme or not self.beta:
             raise NormLabError("simulate: at least one scheme and one β are needed; try --scheme peri --beta 1")
         if self.start == "orthonormal" and self.tokens > self.dim:
@@ -181,8 +186,21 @@ class SimulateConfig:
                 raise NormLabError(
                     f"simulate: {name} must be positive and finite, got {value:g}; {advice_for(self, name)}"
                 )
+        if self.steps > _MOST_STEPS:
+            raise NormLabError(
+                f"simulate: {self.steps:.2g} steps to time {self.time:g} are more than {_MOST_STEPS:.0e}; "
+                "try --clock log, or a smaller --time"
+            )
         if not 0.0 < self.angle < math.pi:
             raise NormLabError(f"simulate: angle must lie in (0, π), got {self.angle:g}; try 0.1")
+
+    @property
+    def steps(self) -> float:
+        """Steps of the integrator or of the network; 0 for an adaptive step, whose number is not known before."""
+        if self.method == "network":
+            return self.time * self.cut
+        end = math.log1p(self.time) if self.clock == "log" else self.time
+        return end / self.step if self.method == "rk4" else 0.0
 
     @property
     def layers(self) -> int:
@@ -198,6 +216,8 @@ class SimulateConfig:
         return dataclasses.replace(self, **changes)
 
 
+_MOST_STEPS, _MOST_TOKENS = 1e9, 10_000_000
+"""A step takes 100 µs at least: 1e9 of them take a day. Attention over 1e7 tokens has 1e14 scores a step."""
 _LEAST = {
     "tokens": 2, "dim": 2, "seeds": 1, "seed": 0, "depth": 1, "cut": 1, "heads": 1, "mlp": 0, "looks": 2, "bins": 0,
     "shown": 0,

@@ -1,4 +1,4 @@
-"""Multiple choice from JSON lines, without lm-evaluation-harness: which end is the most likely after the start?
+"""Multiple choice from JSON lines, without lm-evaluation-harness: the model's answer is the most likely end.
 
 {"start": "the quick brown", "ends": [" fox", " horse"], "answer": 0, "document": "book 1"}, one question a line;
 `document` is optional. The score is the harness's `acc` on the same questions, so that a machine without it can do.
@@ -27,7 +27,7 @@ from normlab.utils.files import digest, file_error
 
 
 class Question(NamedTuple):
-    """A start, ways to go on, and the place of the right one."""
+    """A multiple-choice question: a start, its possible ends, and the index of the right one."""
 
     start: str
     ends: tuple[str, ...]
@@ -98,7 +98,7 @@ def _question(where: str, line: str) -> Question:
         found = None
     if not _is_question(found):
         raise NormLabError(
-            f'{where} is no question; expected {{"start": "the quick", "ends": [" fox", " cat"], "answer": 0}}'
+            f'{where} is not a question; expected {{"start": "the quick", "ends": [" fox", " cat"], "answer": 0}}'
         )
     document = found.get("document")
     return Question(found["start"], tuple(found["ends"]), found["answer"], None if document is None else str(document))

@@ -154,5 +154,5 @@ def open_subject(path: str | Path, device: str) -> Subject:
         return RunSubject(path, device)
     if isinstance(about, dict) and about.get("model_type") == "normlab":
         return ExportSubject(path, device)
-    what = "does not exist" if not path.exists() else "is no run and no export"
+    what = "does not exist" if not path.exists() else "is neither a run nor an export"
     raise NormLabError(f"{path} {what}; expected a folder made by normlab train, compare or export")

@@ -32,7 +32,7 @@ MAX_OUTPUTS = 64
 
 
 def normalised_projection(x: Tensor, weight: Tensor, eps: float, *, kernels: str = "auto") -> tuple[Tensor, Tensor]:
-    """Returns (x, u) as in the module's formula. Go on with the x that it returns.
+    """Returns (x, u) as in the module's formula. Use the returned x from here on.
 
     What the kernel does not cover uses the reference: rows in fp32 or fp64, whose products would need all their bits,
     and more outputs.

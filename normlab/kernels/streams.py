@@ -181,7 +181,7 @@ def _(
 
 
 def write_gradients(x: Tensor, f: Tensor, post: Tensor, comb: Tensor | None, d_state: Tensor | None) -> Any:
-    """Gradients of x, f, post and comb of a write alone, None for what is absent: for whoever writes and does more."""
+    """Gradients of x, f, post and comb of a write alone, None for what is absent; for steps that fuse more with it."""
     if d_state is None:
         return (None,) * 4
     dx, df, d_post, d_comb, *_ = _backward_op(x, f, post, comb, None, None, None, *_NO_NORM, d_state, None)

@@ -71,7 +71,7 @@ class LadderConfig(RunOptions):
     """Learning rates to try at the smallest size: auto, or a list;
     both are widened until the best lies between two others. With one rate nothing is tuned."""
     refine_rates: bool = True
-    """Whether a search ends with the rates a factor of sqrt(2) from the best."""
+    """End each search with the rates a factor of sqrt(2) below and above the best."""
     rate_budgets: tuple[Count, ...] = ()
     """Budgets at which the rates are tried; none: the smallest and the largest."""
     carry: Carry = "width"
@@ -174,7 +174,7 @@ class LadderConfig(RunOptions):
         """The model configuration of a size with each scheme, by the scheme's label."""
         if size.width % self.head_width:
             raise NormLabError(
-                f"size {size}: its width is no multiple of the head width {self.head_width}; "
+                f"size {size}: its width is not a multiple of the head width {self.head_width}; "
                 f"try --head-width {math.gcd(size.width, self.head_width)}"
             )
         shape = {"depth": size.depth, "dim": size.width, "heads": size.width // self.head_width, "head_dim": None}

@@ -45,7 +45,7 @@ _FREE = ("target", "level", "epochs")
 
 @dataclass(frozen=True)
 class Description:
-    """What ladder.json says to whoever reads the rows."""
+    """The content of ladder.json."""
 
     baseline: str
     level: float
@@ -66,7 +66,7 @@ def write_description(folder: Path, config: LadderConfig, data: Data, design: La
 
 
 def read_description(folder: Path) -> Description:
-    """What ladder.json says."""
+    """Read ladder.json."""
     record = read_json(folder / LADDER)
     try:
         config, targets = record["config"], from_plain(list[Place], record["targets"], LADDER)

@@ -48,12 +48,12 @@ def _check_row(row: LadderRow, forecasts: Sequence[StoredForecast], path: Path) 
 
 
 def _moment(text: str, path: Path) -> datetime:
-    """A date with its time; NormLab writes UTC, which is meant where no offset is named."""
+    """Parse a date and time in ISO format; without an offset it is UTC."""
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
         raise NormLabError(
-            f"{path}: {text!r} is no date and time in ISO format, e.g. 2026-01-02T12:00:00+00:00; restore the file"
+            f"{path}: {text!r} is not a date and time in ISO format, e.g. 2026-01-02T12:00:00+00:00; restore the file"
         ) from None
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 

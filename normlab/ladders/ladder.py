@@ -17,7 +17,7 @@ from typing import Any
 from normlab.compare.plan import PlannedRun, ended_runs
 from normlab.compare.progress import ComparisonProgress
 from normlab.compare.run_one import Job, lost_run_row
-from normlab.compare.session import Session, check_call, make_folder
+from normlab.compare.session import Session, check_call, hold_folder, make_folder
 from normlab.compare.store import Row, Store
 from normlab.errors import NormLabError
 from normlab.ladders.config import LadderConfig
@@ -32,7 +32,6 @@ from normlab.ladders.statistics.answer import LadderAnswer
 from normlab.ladders.stored_rows import run_state
 from normlab.train.storage.folder import RunFolder
 from normlab.train.tasks import Data
-from normlab.utils.locks import hold
 from normlab.utils.results_folder import LADDER
 
 
@@ -67,11 +66,10 @@ def run_ladder(
     command: Sequence[str] = (),
     stamp: Mapping[str, Any] | None = None,
 ) -> None:
-    """The same without an answer, which a few runs may not have yet; `stamp` is added to every row."""
+    """Run a ladder without computing its answer; `stamp` is added to every row."""
     check_call(minutes)
     began = time.monotonic()
-    path = make_folder(folder, LADDER)
-    with hold(path / "lock"):
+    with hold_folder(folder, LADDER) as path:
         data, config = open_data(config, progress=progress)
         stored, forecasts = Store(path).rows(), read_forecasts(path)
         refuse_lost_forecast(stored, forecasts, path)

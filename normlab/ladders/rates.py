@@ -267,7 +267,7 @@ class Rates:
 
 
 def _confirming(search: Search, lr: float | None, near: Sequence[Search]) -> Search:
-    """The search with the confirming run that is due at a rate, if one of these searches shows a loss next to it."""
+    """Add the next confirming run at a rate, if a search in `near` has a lost run at the next rate."""
     if lr is None or search.has_failed(lr) or not any(one.is_near_loss(lr) for one in near):
         return search
     done = search.confirmed[lr].values if lr in search.confirmed else {}

@@ -25,7 +25,7 @@ def rotary_table(
 
 
 def check_rotary(head_dim: int, theta: float) -> None:
-    """Raise where there are no pairs of channels, or no frequencies."""
+    """Raise for a head width that is odd or below 2, or a theta that is not positive."""
     if head_dim < 2 or head_dim % 2:
         raise NormLabError(f"rotary: head_dim is {head_dim}; expected an even number; try {head_dim + head_dim % 2}")
     if not theta > 0:

@@ -1,4 +1,4 @@
-"""Highway gates: a step between the state and the branch's output, as far as a gate says for each channel.
+"""Highway gates: a gated sum of the state and the branch's output, with one gate for each channel.
 
 Bounds of (1 − t)⊙x + t⊙f, 0 < t < 1, with X = RMS(x) and F = RMS(f). The square is convex, so channel by channel
 y² ≤ (1 − t)·x² + t·f², and

@@ -47,7 +47,7 @@ class Sample:
 
 
 def unit_of(samples: Sequence[Sample]) -> str:
-    """What the values of samples that are compared differ in."""
+    """The unit that values are paired by: seed, or repeat for repeated benchmarks."""
     return "repeat" if any(one.unit == "repeat" for one in samples) else "seed"
 
 
@@ -160,7 +160,7 @@ def _by_key(seen: Sequence[tuple[Row, Sequence[float | None]]]) -> dict[Key, flo
 
 
 def _problems(scheme: str, path: str, seen: Sequence[tuple[Row, Sequence[float | None]]], unit: str) -> list[str]:
-    """What keeps these values from deciding a claim."""
+    """Reasons why these values cannot decide a claim."""
     failed = [row for row, _ in seen if not is_sound(row)]
     problems = [f"{scheme}: {len(failed)} of {len(seen)} runs {_how(failed)}"] if failed else []
     missing = sum(value is None for row, own in seen if is_sound(row) for value in own)
@@ -181,7 +181,7 @@ def _standing(rows: Sequence[Row]) -> SchemeResult | None:
 
 
 def _edges(scheme: str, standing: SchemeResult | None) -> list[str]:
-    """A best rate that is not between two others: a claim on it would be one on the list of rates."""
+    """A note if the best rate is the largest or smallest tried: the claim would then depend on the list of rates."""
     if standing is None or standing.edge is None:
         return []
     more = f"add a {'larger' if standing.edge == 'largest' else 'smaller'} one to lrs"

@@ -62,7 +62,7 @@ def _check_ended(source: Path, study: str) -> None:
 def _of_file(path: Path) -> list[Row]:
     found = read_json(path)
     if not isinstance(found, dict) or not isinstance(found.get("rows"), list) or "date" not in found:
-        raise NormLabError(f"{path} is no file of normlab bench step --out; expected its date and rows")
+        raise NormLabError(f"{path} is not a file of normlab bench step --out; expected its date and rows")
     shared = {
         "versions": {name: str(found.get(name)) for name in ("normlab", "torch", "python")},
         "device": found.get("device"), "started": found["date"], "finished": found["date"],

@@ -1,4 +1,4 @@
-"""Look for all that studies need before the first of them starts, in place of failing when the last one is due.
+"""Check the requirements of all studies of a call before the first one starts.
 
 Nothing is read, trained or written: data and tokenizers are looked for, settings and rules are checked, rows must have
 been made under the same rules, and results must be writable.

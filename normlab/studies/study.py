@@ -135,7 +135,7 @@ def load_study(name: str, folder: Path = FOLDER) -> Study:
     except OSError as error:
         raise NormLabError(f"cannot read {path}: {error.strerror}; check the path") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise NormLabError(f"{path} is no TOML: {error}; the files of studies/ are examples") from None
+        raise NormLabError(f"{path} is not valid TOML: {error}; the files of studies/ are examples") from None
 
 
 def read_study(name: str, table: Mapping[str, Any], where: str) -> Study:

@@ -16,14 +16,14 @@ Experiment = TypeVar("Experiment", CompareConfig, LadderConfig)
 
 @dataclass(frozen=True)
 class _Vocabulary:
-    """What a task asks the tokenizer of its data for."""
+    """Placeholder tokenizer: its vocabulary size alone."""
 
     vocab_size: int
 
 
 @dataclass(frozen=True)
 class _Words:
-    """Stands for data of which only the vocabulary is known."""
+    """Placeholder data: its tokenizer's vocabulary alone."""
 
     tokenizer: _Vocabulary
 

@@ -79,7 +79,7 @@ def with_width(config: Any, width: int) -> tuple[Any, Changes]:
 
 
 def shrunk(config: Any, factor: int, *, length: int) -> tuple[Any, Changes]:
-    """A small likeness: widths over `factor`, matrices of the same gain, no more image patches than `length`."""
+    """A smaller configuration: widths over `factor`, matrices of the same gain, at most `length` image patches."""
     own = width_of(config) or 0
     if own / factor < _NARROWEST:
         most = own // _NARROWEST
@@ -186,7 +186,7 @@ def _head_for(head: int, width: float) -> int:
 
 
 def _divisor_near(whole: int, wished: float) -> int:
-    """The divisor of `whole` that is nearest to what is wished for: key heads must divide query heads."""
+    """The divisor of `whole` nearest to `wished` in ratio: key heads must divide query heads."""
     return min((n for n in range(1, whole + 1) if whole % n == 0), key=lambda n: abs(math.log(n / wished)))
 
 

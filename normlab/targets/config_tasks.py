@@ -87,7 +87,7 @@ class SequenceToSequence(ModelTokens):
 
 
 class Headless(ModelTokens):
-    """A model without a head reads tokens; a fixed random head predicts the next one from its states."""
+    """Next-token prediction without a head of its own: a fixed random head reads the model's states."""
 
     has_head = False
 
@@ -105,7 +105,7 @@ class Headless(ModelTokens):
 
 
 class ImageWorkload(OwnLoss):
-    """Tell apart noisy copies of a few random pictures, one a class."""
+    """Image classification: noisy copies of a few random images, one image for each class."""
 
     def __init__(self, config: Any, data: TokenData, *, batch_size: int, length: int):
         shapes = [image_shape(part) for _, part in parts(config)]
@@ -123,7 +123,7 @@ class ImageWorkload(OwnLoss):
 
 
 class HeadlessImages(ImageWorkload):
-    """The same for a model without a head: a fixed random one reads the mean of its states."""
+    """Image classification without a head of its own: a fixed random head reads the mean of the model's states."""
 
     has_head = False
 

@@ -129,7 +129,7 @@ class FactoryTarget(Target):
             returned = _call(self._factory, size)
         parts = returned if isinstance(returned, tuple) else (returned,)
         if not 1 <= len(parts) <= 3 or not isinstance(parts[0], nn.Module):
-            raise NormLabError(f"{self.name}({shown}) returned a {type(returned).__name__}; {_FORM}")
+            raise NormLabError(f"{self.name}({shown}) returned an object of type {type(returned).__name__}; {_FORM}")
         first_parameter(parts[0], self.name)
         return Made(*parts)
 
@@ -148,6 +148,8 @@ def import_factory(spelling: str) -> Callable[..., Any]:
     if not match:
         raise NormLabError(f"cannot read {spelling!r} as module:factory; expected e.g. my_package.models:build")
     module_name, path = match["module"], match["factory"]
+    if os.path.isfile(module_name):
+        raise NormLabError(f"{module_name} is not a Python file; expected file.py:factory or my_package.models:build")
     with looking_in(os.getcwd()), in_one_line(f"{module_name} cannot be imported", "check the name and where you are"):
         found: Any = importlib.import_module(module_name)
     for name in path.split("."):
@@ -155,7 +157,7 @@ def import_factory(spelling: str) -> Callable[..., Any]:
             raise NormLabError(f"{module_name} has no {path!r}; expected a function there: factory(depth, width)")
         found = getattr(found, name)
     if not callable(found):
-        raise NormLabError(f"{spelling} is a {type(found).__name__} and cannot be called; {_FORM}")
+        raise NormLabError(f"{spelling} is of type {type(found).__name__} and cannot be called; {_FORM}")
     return found
 
 

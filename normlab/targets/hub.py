@@ -98,7 +98,7 @@ def _from_hub(name: str) -> Any:
             # Asked for nothing but what is here: the library's word on the network would mislead.
             missing = error
         if not _reachable():
-            known = "is no scheme and no model on this machine, and the hub cannot be reached"
+            known = "is neither a scheme nor a model on this machine, and the hub cannot be reached"
             raise NormLabError(f"{name!r} {known}; {_ADVICE}") from missing
         with in_one_line(f"{name!r} cannot be loaded", _ADVICE):
             return auto.from_pretrained(name, trust_remote_code=False)

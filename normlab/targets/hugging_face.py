@@ -24,7 +24,7 @@ from normlab.targets.tasks import Workload
 
 
 class Purpose(NamedTuple):
-    """What a class of models is for: where the library lists it, what makes it, what it is run on."""
+    """A kind of model: its mapping in transformers, the auto class that builds it, and its workload."""
 
     listed: str
     makes: str
@@ -43,7 +43,7 @@ PURPOSES = (
 
 
 class HuggingFaceTarget(Target):
-    """A configuration of the library, at its own size, another, or shrunk to a small likeness."""
+    """A Hugging Face model configuration as a target: at its own size, at another, or shrunk."""
 
     kind = "hugging face"
 

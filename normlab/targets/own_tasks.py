@@ -41,7 +41,7 @@ class MaskedTokens(TokenTask):
 
 
 class Pictures(Workload):
-    """Noisy copies of a few random pictures, one a class, for a vision Transformer."""
+    """Image classification for a vision Transformer: noisy copies of a few random images, one for each class."""
 
     def __init__(self, model: VisionTransformer, *, batch_size: int):
         shape = model.example(1, model.config.sequence)[0].shape[1:]

@@ -129,7 +129,7 @@ def _identify_object(named: reference.Reference, text: str) -> tuple[str, Any]:
     if reference.is_scheme(found):
         return "scheme", registry.scheme(text)
     if named.options or not callable(found):
-        raise NormLabError(f"{named} is no scheme; expected a class derived from normlab.Scheme, or a factory alone")
+        raise NormLabError(f"{named} is not a scheme; expected a class derived from normlab.Scheme, or a factory alone")
     return "factory", found
 
 
@@ -153,7 +153,7 @@ def _is_run(path: Path) -> bool:
     """A run's config.json holds the configuration of a run; a model's names its type."""
     file = path / "config.json" if path.is_dir() else path
     if path.is_file() and file.suffix != ".json":
-        raise NormLabError(f"{path} is no target; expected {_EXPECTED}")
+        raise NormLabError(f"{path} is not a target; expected {_EXPECTED}")
     if not file.is_file():
         raise NormLabError(f"{path} has no config.json; expected the folder of a run or of a Hugging Face model")
     values = read_json(file)

@@ -138,7 +138,7 @@ class Target(ABC):
 
 
 def said(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    """The output of a model for token ids alone."""
+    """Call the model with token ids alone and return its output."""
     return answer(model(ids))
 
 

@@ -77,7 +77,7 @@ class TokenTask(Workload):
 
 
 class NextToken(TokenTask):
-    """Tokens and what follows each of them, for a model that has its own loss of the two, as NormLab's decoder."""
+    """Next-token prediction for a model with a `loss(tokens, targets)`, such as NormLab's decoder."""
 
     def batches(self, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for tokens in self.sequences(seed, self.length + 1):
@@ -91,7 +91,7 @@ class NextToken(TokenTask):
 
 
 class Logits(NextToken):
-    """The same for a model that maps token ids (B, T) to logits (B, T, V)."""
+    """Next-token prediction for a model that maps token ids (B, T) to logits (B, T, V)."""
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         inputs, targets = batch
@@ -99,7 +99,7 @@ class Logits(NextToken):
 
 
 class States(Logits):
-    """The same for a model without a head, (B, T, D): a fixed random one reads its states.
+    """Next-token prediction for a model that returns states (B, T, D): a fixed random head reads them.
 
     A model that takes states (B, T, D) and not ids gets a fixed random embedding of the tokens.
     """
@@ -141,7 +141,7 @@ def hide(
 
 
 def noisy_copies(pictures: torch.Tensor, count: int, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Copies of a few pictures of RMS one, each under noise of the same size, and which picture each is."""
+    """Batches of noisy images of RMS one, and their labels: the picture that each is a copy of."""
     generator = torch.Generator().manual_seed(seed)
     while True:
         labels = torch.randint(len(pictures), (count,), generator=generator)

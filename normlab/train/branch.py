@@ -80,7 +80,7 @@ def _check_config(trunk: RunFolder, config: TrainConfig) -> None:
         raise NormLabError("a branch has no branches of its own; name all budgets as branches of the trunk")
     if config.task != there.task:
         raise NormLabError(
-            f"{trunk.path} is no trunk of this run ({difference(there, config)}); name a run of its task"
+            f"{trunk.path} is not a trunk of this run ({difference(there, config)}); name a run of its task"
         )
     own, longest = getattr(config, config.budget), getattr(there, there.budget)
     if own >= longest:
@@ -89,13 +89,13 @@ def _check_config(trunk: RunFolder, config: TrainConfig) -> None:
         )
     if there.continued:
         raise NormLabError(
-            f"{trunk.path} was continued after its rate had decayed, so it is no trunk; train it anew with the larger "
-            f"budget"
+            f"{trunk.path} was continued after its rate had decayed, so it is not a trunk; train it anew with the "
+            "larger budget"
         )
     same = dataclasses.replace(there.branch(own), **{name: getattr(config, name) for name in MAY_DIFFER})
     if same.identity != config.identity:
         raise NormLabError(
-            f"{trunk.path} is no trunk of this run ({difference(same, config)}); a branch has its trunk's settings "
+            f"{trunk.path} is not a trunk of this run ({difference(same, config)}); a branch has its trunk's settings "
             f"but for {config.budget}, evals and saves"
         )
 

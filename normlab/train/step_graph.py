@@ -34,7 +34,7 @@ WARM_UP = 3
 
 
 class Graph(Protocol):
-    """Recorded work."""
+    """Protocol of a recorded graph, which `replay` runs."""
 
     def replay(self) -> None: ...
 

@@ -149,7 +149,7 @@ def writable(path: str | Path, suffix: str) -> Path:
     if path.suffix.lower() != suffix:
         raise NormLabError(f"{path} must end in {suffix}; try {path.with_suffix(suffix)}")
     if not path.parent.is_dir():
-        raise NormLabError(f"{path.parent} is no folder; make it first, or choose another one")
+        raise NormLabError(f"{path.parent} is not a folder; make it first, or choose another one")
     if not os.access(path.parent, os.W_OK):
         raise NormLabError(f"{path.parent} cannot be written to; choose another folder")
     return path

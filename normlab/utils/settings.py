@@ -22,7 +22,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise NormLabError(f"cannot read {path}: {error.strerror}; check the path") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise NormLabError(f"{path} is no TOML: {error}; expected lines such as depth = 12") from None
+        raise NormLabError(f"{path} is not valid TOML: {error}; expected lines such as depth = 12") from None
     flat: dict[str, Any] = {}
     for name, value in found.items():
         table = value if isinstance(value, dict) else {name: value}

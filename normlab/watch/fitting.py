@@ -1,4 +1,4 @@
-"""Fit the columns of a table to the width of a terminal: no word or number is broken, what has no room is left out."""
+"""Fit a table to the width of a terminal: words and numbers stay whole, columns that do not fit are left out."""
 
 from __future__ import annotations
 

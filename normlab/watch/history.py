@@ -1,4 +1,4 @@
-"""What the records of one file say so far, folded into bounded memory: curve, evaluations, profiles, alarms."""
+"""Aggregate the records of one file in bounded memory: loss curve, evaluations, profiles, alarms."""
 
 from __future__ import annotations
 

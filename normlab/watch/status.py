@@ -64,5 +64,5 @@ def _running(stuck: str | None, empty: bool, quiet: float, patience: float) -> S
 
 
 def patience(seconds_a_step: float | None, longest_gap: float) -> float:
-    """Seconds without a line that are no reason for doubt."""
+    """Seconds without a new line after which a run is shown as silent."""
     return max(SILENCE, _STEPS * (seconds_a_step or 0.0), _GAPS * longest_gap)

@@ -1,4 +1,4 @@
-"""What is shown of a run: its line in the table, as text, and the numbers of its plots."""
+"""View of a run: its row in the table as text, and the data of its plots."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RunLine:
 
 
 def run_line(name: str, run: WatchedRun) -> RunLine:
-    """The line of a run as it stands."""
+    """The current table row of a run."""
     history, found = run.history, run.status
     step, of = finite_or_none(history.last.get("step")), run.steps
     return RunLine(

@@ -1,4 +1,4 @@
-"""One run that is watched: its files, what they say so far, and how long ago they said it."""
+"""One watched run: its files, their content so far, and the time since the last change."""
 
 from __future__ import annotations
 

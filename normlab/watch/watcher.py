@@ -1,4 +1,4 @@
-"""All runs in a folder, polled when somebody looks; answers say only what has changed since the last one."""
+"""All runs in a folder, polled on request; a response holds only what changed since the previous one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SEARCH = 5.0
 
 
 class Watcher:
-    """The runs below a folder. Nothing is read between questions; several threads may ask."""
+    """The runs below a folder. Files are read only on request; thread-safe."""
 
     def __init__(self, root: Path, *, clock: Callable[[], float] = time.monotonic):
         self.root, self._clock = root, clock

@@ -102,7 +102,7 @@ def test_exit_code_follows_fail_on(normlab, fail_on, code):
         (["pre", "--device", "qpu"], "try cpu"),
         (["pre", "--fail-on", "explodes"], "exploding"),
         (["pre", "--json", "check.txt"], "must end in .json"),
-        (["pre", "--html", "nowhere/at/all.html"], "no folder"),
+        (["pre", "--html", "nowhere/at/all.html"], "not a folder"),
         (["pre", "--against", "postt", "--depths", "2,3"], "post"),
         (["no.such.module:factory"], "no.such.module"),
         (["math:pi"], "math:pi"),

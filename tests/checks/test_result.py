@@ -220,7 +220,7 @@ def test_a_path_that_cannot_be_written_is_refused_early(tmp_path: Path) -> None:
     assert writable(tmp_path / "a.html", ".html") == tmp_path / "a.html"
     with pytest.raises(NormLabError, match=r"must end in \.json; try .*a\.json"):
         writable(tmp_path / "a.html", ".json")
-    with pytest.raises(NormLabError, match="is no folder"):
+    with pytest.raises(NormLabError, match="is not a folder"):
         writable(tmp_path / "missing" / "a.json", ".json")
     (tmp_path / "folder.json").mkdir()
     with pytest.raises(NormLabError, match="is a folder"):

@@ -131,7 +131,7 @@ def test_a_file_may_name_the_task(tmp_path, parse):
 def test_bad_files_and_presets_get_one_line(tmp_path):
     file = tmp_path / "run.toml"
     mistakes = {
-        "depht = 3": "did you mean 'depth'", "depth = ": "is no TOML",
+        "depht = 3": "did you mean 'depth'", "depth = ": "is not valid TOML",
         "task = 'x'": "run.toml: unknown task 'x'", "preset = 'x'": "run.toml: unknown preset 'x'",
         "preset = 3": "run.toml: preset must be of type str, got 3",
         "depth = 'deep'": "run.toml: depth must be of type int, got 'deep'",

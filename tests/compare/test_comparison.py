@@ -375,6 +375,13 @@ def test_what_cannot_be_is_said_in_one_line(text: Path, tmp_path: Path, monkeypa
     with pytest.raises(NormLabError, match="minutes must be positive"):
         compare(configuration(text), tmp_path, minutes=0.0)
     (tmp_path / "file").write_text("")
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "old").mkdir()
+    for name in ("new", "old"):
+        with pytest.raises(NormLabError, match="no text in it"):
+            compare(configuration(tmp_path / "empty.txt", of_base={"val_data": ()}), tmp_path / name)
+    assert not (tmp_path / "new").exists()  # what is refused makes no folder
+    assert (tmp_path / "old").is_dir()
     with pytest.raises(NormLabError, match="cannot make"):
         compare(configuration(text), tmp_path / "file")
     for world in ("2", "x"):

@@ -165,20 +165,20 @@ def test_an_interrupted_build_leaves_nothing(tmp_path, source, monkeypatch, erro
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(encode_module, "_encode", interrupted)
+        patch.setattr(encode_module, "encode_batch", interrupted)
         with pytest.raises(error):
             _cached(source, tmp_path / "root")
     assert [path.suffix for path in (tmp_path / "root").iterdir()] == [".lock"]
 
 
 def test_a_source_that_changes_while_it_is_read(tmp_path, source, monkeypatch):
-    real = encode_module._encode
+    real = encode_module.encode_batch
 
     def touched(*given):
         os.utime(source.files[0], (1, 1))
         return real(*given)
 
-    monkeypatch.setattr(encode_module, "_encode", touched)
+    monkeypatch.setattr(encode_module, "encode_batch", touched)
     with pytest.raises(NormLabError, match="changed while it was being read"):
         _cached(source, tmp_path / "root")
     assert [path.suffix for path in (tmp_path / "root").iterdir()] == [".lock"]

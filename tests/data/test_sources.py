@@ -186,7 +186,7 @@ def test_a_file_of_zeros_is_no_text(tmp_path):
         ("a.png", r"a\.png: not a kind of file that can be read; expected \.txt"),
         ("a.parquet.gz", "not a kind of file"),
         ("empty", "holds no file that can be read"),
-        ("hf:", "is no dataset; expected hf:NAME"),
+        ("hf:", "is not a dataset; expected hf:NAME"),
     ],
 )
 def test_what_cannot_be_a_source(tmp_path, monkeypatch, spec, message):

@@ -20,6 +20,7 @@ from normlab.data.tokenizer import (
     Bytes,
     Subwords,
     bpe_size,
+    is_tokenizer_file,
     load_from_hub,
     load_tokenizer,
     one_thread_a_call,
@@ -128,6 +129,8 @@ def test_a_broken_file(tmp_path, content, message):
 def test_a_missing_file(tmp_path):
     with pytest.raises(NormLabError, match=r"t\.json: cannot be read: No such file"):
         load_tokenizer(tmp_path / "t.json")
+    with pytest.raises(NormLabError, match=r"is a folder; name the file in it, e\.g\. .*/tokenizer\.json$"):
+        is_tokenizer_file(str(tmp_path))
 
 
 def test_the_hub(monkeypatch):
@@ -138,16 +141,18 @@ def test_the_hub(monkeypatch):
 
     monkeypatch.setattr(tokenizers, "Tokenizer", SimpleNamespace(from_pretrained=offline))
     with pytest.raises(
-        NormLabError, match=r"tokenizer 'byte' is no file here .*\(connection refused\); expected 'bytes'"
+        NormLabError, match=r"tokenizer 'byte' is not a file here, .*\(connection refused\); expected 'bytes'"
     ):
         load_from_hub("byte")
     monkeypatch.setattr(tokenizers, "Tokenizer", SimpleNamespace(from_pretrained=lambda name: inner))
     assert load_from_hub("gpt2").fingerprint == BPE.fingerprint
 
 
-@pytest.mark.parametrize("spec", ["bpe:", "bpe:many", "bpe:256", "bpe:-3", "bpe:1e4"])
+@pytest.mark.parametrize(
+    "spec", ["bpe:", "bpe:many", "bpe:256", "bpe:-3", "bpe:1e4", "bpe:4000001", "bpe:" + 5000 * "9"]
+)
 def test_sizes_that_cannot_be(spec):
-    with pytest.raises(NormLabError, match="expected a number of entries from 257 on"):
+    with pytest.raises(NormLabError, match="expected 257 to 4,000,000 entries"):
         bpe_size(spec)
 
 

@@ -84,7 +84,7 @@ def test_an_experiment_has_its_own_defaults_and_flags_change_them(tmp_path: Path
         (("sped-laws",), "did you mean 'speed-laws'"),
         (("peri(step=0.1)",), "is a scheme and no experiment; try normlab simulate --scheme"),
         (("--html", "page.txt"), "must end in .html; try page.html"),
-        (("--json", "no/such/folder/a.json"), "is no folder"),
+        (("--json", "no/such/folder/a.json"), "is not a folder"),
         (("--device", "cuda:77"), "cannot compute on 'cuda:77'"),
         (("--device", "meta"), "cannot compute on 'meta'"),
         (("metastability", "--dim", "3"), "metastability is for the circle"),

@@ -168,6 +168,24 @@ def test_a_start_off_the_sphere_is_told_where_the_network_would_not_keep_it():
         assert not any("sphere at once" in note for note in simulate("mix", **options, **SMALL).notes)
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"tokens": 10**8}, "100,000,000 tokens have too many pairs; expected at most 10,000,000"),
+        ({"time": 1e12}, "2e[+]13 steps to time 1e[+]12 are more than 1e[+]09; try --clock log"),
+        ({"time": 1e10, "method": "network"}, "1e[+]10 steps to time"),
+    ],
+)
+def test_a_simulation_that_would_take_years_is_refused(options, says):
+    with pytest.raises(NormLabError, match=says):
+        SimulateConfig(**options)
+
+
+def test_a_late_end_in_logarithmic_time_is_not_refused():
+    assert SimulateConfig(time=1e12, clock="log").steps < 1000
+    assert SimulateConfig(time=1e12, method="dopri").steps == 0
+
+
 def test_matrices_of_ones_own_are_followed():
     """V = 1/2 is the identity at half the pace; the identity given is the identity."""
     options = {**SMALL, "dtype": "float64", "seeds": 2}

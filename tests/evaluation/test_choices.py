@@ -88,7 +88,7 @@ def test_a_limit_takes_the_first(places, tmp_path):
 def test_a_line_that_is_no_question_is_named(line, tmp_path):
     path = tmp_path / "q.jsonl"
     path.write_text('{"start": "s", "ends": [" a", " b"], "answer": 1}\n' + line + "\n")
-    with pytest.raises(NormLabError, match=r"q\.jsonl:2 is no question; expected"):
+    with pytest.raises(NormLabError, match=r"q\.jsonl:2 is not a question; expected"):
         read_questions(path)
 
 

@@ -99,7 +99,7 @@ def test_a_missing_extra_is_named(places, tmp_path, monkeypatch):
         ((), "no run given"),
         (("{run}",), "nothing to evaluate on"),
         (("{run}x", "--bits", "{text}"), "does not exist; expected a folder made by normlab train"),
-        (("{folder}", "--bits", "{text}"), "is no run and no export"),
+        (("{folder}", "--bits", "{text}"), "is neither a run nor an export"),
         (("{run}", "--bits", "{text}x"), "a.txtx"),
         (("{run}", "--bits", "{text}", "--stride", "99"), "would leave out tokens"),
         (("{run}", "--bits", "{text}", "--length", "9999"), "tokens at most"),

@@ -211,7 +211,7 @@ def test_a_converted_model_is_not_converted_again():
 
 
 def test_a_module_of_your_own_is_sent_elsewhere():
-    with pytest.raises(NormLabError, match=r"Sequential is no model of transformers; for your own see normlab\.Stack"):
+    with pytest.raises(NormLabError, match=r"Sequential is not a transformers model; for your own see normlab\.Stack"):
         hf.convert(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), "geonorm")
 
 

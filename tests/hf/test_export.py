@@ -149,7 +149,7 @@ def test_nothing_else_is_ever_replaced(runs, tmp_path, overwrite):
     for target in (tmp_path / "mine", tmp_path / "file", runs["bytes"]):
         with pytest.raises(NormLabError, match="did not write"):
             export(runs["bytes"], target, overwrite=overwrite)
-    with pytest.raises(NormLabError, match="is no folder; make it first"):
+    with pytest.raises(NormLabError, match="is not a folder; make it first"):
         export(runs["bytes"], tmp_path / "no" / "out", overwrite=overwrite)
     assert (tmp_path / "mine" / "notes.txt").read_text() == (tmp_path / "file").read_text() == "precious"
     (tmp_path / "empty").mkdir()
@@ -180,7 +180,7 @@ def test_a_run_without_weights_says_so(runs, tmp_path):
         (unfinished / name).write_bytes((runs["bytes"] / name).read_bytes())
     with pytest.raises(NormLabError, match="has no weights and no checkpoint yet"):
         export(unfinished, tmp_path / "out")
-    with pytest.raises(NormLabError, match="is no run"):
+    with pytest.raises(NormLabError, match="is not a run"):
         export(tmp_path / "nowhere", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

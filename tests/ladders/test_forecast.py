@@ -113,7 +113,7 @@ def test_dates_are_compared_as_moments(tmp_path: Path) -> None:
     check_rows_follow([row(started="2026-01-01T23:59:00-01:00")], [made()], tmp_path)
     with pytest.raises(NormLabError, match="began before the forecast"):
         check_rows_follow([row(started="2026-01-02T13:59:00+14:00")], [made()], tmp_path)
-    with pytest.raises(NormLabError, match="'yesterday' is no date"):
+    with pytest.raises(NormLabError, match="'yesterday' is not a date"):
         check_rows_follow([row(started="yesterday")], [made()], tmp_path)
 
 

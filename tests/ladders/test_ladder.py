@@ -287,6 +287,7 @@ def test_gaps_on_further_validation_sets_stand_beside_the_main_ones(text: Path, 
 def test_more_epochs_than_allowed_are_refused(text: Path, tmp_path: Path) -> None:
     with pytest.raises(NormLabError, match=r"passes over the .* training tokens.*--epochs"):
         ladder(configuration(text, epochs=0.01), tmp_path / "out", progress=False)
+    assert not (tmp_path / "out").exists()
     with pytest.raises(NormLabError) as refused:
         open_data(configuration(text, epochs=0.01), progress=False)
     enough = float(str(refused.value).rpartition("--epochs ")[2])

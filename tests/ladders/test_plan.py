@@ -250,7 +250,7 @@ def test_rates_carried_by_a_rule(carry: str) -> None:
     ("changes", "message"),
     [
         ({"sizes": ("1x8", "1x8")}, "named twice"),
-        ({"sizes": ("1x12",), "hold_out": False}, "no multiple of the head width"),
+        ({"sizes": ("1x12",), "hold_out": False}, "not a multiple of the head width"),
         ({"sizes": ("1x8",)}, "nothing to forecast"),
         ({"seeds": 0}, "seeds must be at least 1"),
         ({"budgets": (0,)}, "budget must be positive"),

@@ -172,7 +172,7 @@ def test_a_change_of_the_file_is_seen_at_once_and_by_stored_text(here):
         ("empty.py:Highway", r"empty\.py has no 'Highway'; expected a class derived from normlab\.Scheme"),
         ("taken.py:Highway", "is called 'pre', as NormLab's Pre is; give it another name"),
         ("nameless.py:Highway", "nameless.py:Highway has no name; add e.g. name = 'highway'"),
-        ("undecorated.py:Highway", r"has options but is no dataclass; put @dataclass\(frozen=True, kw_only=True\)"),
+        ("undecorated.py:Highway", r"has options but is not a dataclass; put @dataclass\(frozen=True, kw_only=True\)"),
         ("strict.py:Highway(gate=2)", "strict cannot be made: ValueError: too wide"),
         ("nowhere_at_all.schemes:Highway", "nowhere_at_all.schemes cannot be imported: ModuleNotFoundError"),
         ("highway.py", "unknown scheme 'highway.py'"),

@@ -194,24 +194,26 @@ def test_a_factory_is_found_in_the_current_folder(here, spelling):
     [
         ("mine:fails", r"mine:fails\(depth=12, width=64\) failed \(ValueError: no such thing\); expected factory"),
         ("mine:leaves", r"mine:leaves\(depth=12, width=64\) failed \(SystemExit: 3\)"),
-        ("mine:wrong", r"returned a str; expected factory\(depth, width\)"),
+        ("mine:wrong", r"returned an object of type str; expected factory\(depth, width\)"),
         ("mine:double", "asked for 12 blocks, it built 24; expected depth to be the number of repeated blocks"),
         ("mine:plain", "Linear has no repeated blocks"),
-        ("mine:value", "mine:value is a int and cannot be called"),
+        ("mine:value", "mine:value is of type int and cannot be called"),
         ("mine:biuld", "mine has no 'biuld'"),
         ("nowhere:build", "nowhere cannot be imported .ModuleNotFoundError: No module named 'nowhere'"),
         ("torn:build", "torn cannot be imported .SyntaxError"),
         ("mine.py:biuld", "mine.py has no 'biuld'"),
         ("torn.py:build", "torn.py, line 1: invalid syntax"),
         ("nowhere.py:build", "cannot read .*nowhere.py: No such file"),
-        ("mine.py:build(depth=3)", "mine.py:build is no scheme; expected a class derived from normlab.Scheme"),
+        ("mine.py:build(depth=3)", "mine.py:build is not a scheme; expected a class derived from normlab.Scheme"),
         ("mine:", "cannot read 'mine:' as module:factory"),
         (":build", "cannot read ':build' as module:factory"),
+        ("mine.txt:build", r"mine\.txt is not a Python file; expected file\.py:factory"),
         ("a b:c", "cannot read 'a b:c' as module:factory"),
         ("mine:a:b", "cannot read 'mine:a:b' as module:factory"),
     ],
 )
 def test_one_line_for_a_factory_that_is_no_target(here, spelling, match):
+    (here / "mine.txt").write_text("")
     with pytest.raises(NormLabError, match=match) as error:
         resolve(spelling, **SMALL)
     assert "\n" not in str(error.value)

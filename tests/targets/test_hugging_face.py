@@ -320,7 +320,7 @@ def test_only_safetensors_are_loaded(trained):
 def test_an_id_that_cannot_be_had_offline(monkeypatch):
     monkeypatch.setattr(hub, "_reachable", lambda: False)
     for name in ("nobody/nothing-7b", "some-model"):
-        with pytest.raises(NormLabError, match=f"'{name}' is no scheme and no model on this machine, and the hub"):
+        with pytest.raises(NormLabError, match=f"'{name}' is neither a scheme nor a model on this machine, and"):
             resolve(name)
 
 

@@ -181,7 +181,7 @@ def test_files_and_folders_that_are_no_target(tmp_path):
     (tmp_path / "other.json").write_text('{"a": 1}')
     (tmp_path / "empty").mkdir()
     for name, match in [
-        ("notes.txt", "is no target; expected a scheme"),
+        ("notes.txt", "is not a target; expected a scheme"),
         ("torn.json", "is torn or is not JSON"),
         ("other.json", "names no model_type"),
         ("empty", r"has no config\.json; expected the folder of a run"),

@@ -266,7 +266,7 @@ def test_a_trunk_that_is_stuck(stops, text, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ({"lr": 1e-3}, r"is no trunk of this run \(its lr is 0.003, not 0.001\); a branch has its trunk's settings"),
+        ({"lr": 1e-3}, r"is not a trunk of this run \(its lr is 0.003, not 0.001\); a branch has its trunk's settings"),
         ({"seed": 1}, r"its seed is 0, not 1"),
         ({"model": {"depth": 3}}, r"its depth is 2, not 3"),
         ({"decay": 0.3}, r"its decay is 0.2, not 0.3"),
@@ -352,9 +352,9 @@ def test_a_trunk_and_its_branch_by_hand(text, planned, tmp_path, monkeypatch, ca
     [
         ((), "has 2,560 tokens and a branch fewer, got 2,560; name a smaller budget"),
         (("--tokens", "1000"), "has kept no state at step 6, where a run of 1,000 tokens branches off, only at 8"),
-        (("--tokens", "1280", "--lr", "1"), r"is no trunk of this run \(its lr is 0.003, not 1.0\)"),
+        (("--tokens", "1280", "--lr", "1"), r"is not a trunk of this run \(its lr is 0.003, not 1.0\)"),
         (("--tokens", "1280", "--branches", "640"), "a branch has no branches of its own"),
-        (("--tokens", "1280", "--resume", "x"), "x is no run"),
+        (("--tokens", "1280", "--resume", "x"), "x is not a run"),
     ],
 )
 def test_mistakes_by_hand_are_one_line(words, line, trunk, tmp_path, monkeypatch, capsys):

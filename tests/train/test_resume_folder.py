@@ -84,7 +84,7 @@ def test_what_a_resumed_run_does_not_take_is_one_line(stopped, words, line, monk
 
 def test_a_folder_that_is_no_run_is_one_line(tmp_path, monkeypatch, capsys):
     assert normlab_train(monkeypatch, "--resume", str(tmp_path)) == 2
-    assert "is no run: it has no config.json" in capsys.readouterr().err
+    assert "is not a run: it has no config.json" in capsys.readouterr().err
 
 
 # -- continued -----------------------------------------------------------------------------------------------------

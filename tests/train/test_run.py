@@ -62,7 +62,7 @@ def test_text_comes_back(text, tmp_path):
 
 
 def test_what_is_no_run_says_so(text, tmp_path):
-    with pytest.raises(NormLabError, match=r"is no run: it has no config\.json"):
+    with pytest.raises(NormLabError, match=r"is not a run: it has no config\.json"):
         normlab.load_run(tmp_path / "nothing")
     config = small(text, trouble="stop", lr=1e30, clip=float("inf"))
     result = train(config, tmp_path / "broken", progress=False)

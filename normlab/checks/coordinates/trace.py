@@ -107,7 +107,7 @@ def _as_it_is(output: torch.Tensor) -> torch.Tensor:
 
 
 def _look(target: Target, model: nn.Module, batch: Any, places: dict[nn.Module, _Output]) -> Outputs:
-    """The outputs of one forward pass by name: as many for each as there were calls."""
+    """Outputs of one forward pass, by module name: one for each call of the module."""
     seen: Outputs = {}
 
     def keep(place: _Output) -> Callable[..., None]:
@@ -127,7 +127,7 @@ def _look(target: Target, model: nn.Module, batch: Any, places: dict[nn.Module, 
 
 
 def _with_logits(seen: Outputs, logits: torch.Tensor) -> Outputs:
-    """The outputs with the logits last, in place of a head that returned the same; states are no logits."""
+    """Outputs with the logits last, in place of the head's if it returned them; hidden states are not logits."""
     same = {name for name, found in seen.items() if len(found) == 1 and torch.equal(found[0], logits)}
     if any(name.endswith(LAST) for name in same):
         return seen

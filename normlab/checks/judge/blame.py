@@ -71,7 +71,7 @@ def upwards(marks: Sequence[bool]) -> tuple[int, ...]:
 
 
 def beside(series: Series) -> Series:
-    """By which factor each value is larger, or smaller, than all its neighbours: near 1 for a smooth law.
+    """Factor by which each value is above or below all its neighbours: near 1 for a smooth series.
 
     None with fewer than two neighbours, and where a value is zero.
     """

@@ -127,7 +127,7 @@ def _learns(views: Sequence[Snapshot], unigram: float | None) -> bool:
 
 
 def _stuck(views: Sequence[Snapshot], unigram: float | None) -> Verdict | None:
-    """Collapse by its effect: tokens came together, and the loss is no better than without any context."""
+    """Collapse without a high cosine: tokens became more alike, and the loss is above the unigram entropy."""
     if len(views) < 2 or unigram is None or views[0].depth != views[1].depth:
         return None
     before, after = (_cosine(view) for view in views)

@@ -103,7 +103,7 @@ def _listed(heads: Sequence[Head]) -> str:
 
 
 def _functions(view: Snapshot) -> dict[str, Series]:
-    """How much what a block does differs from what its neighbours do, the first block left out."""
+    """Ratio of each block's update, gradient gain and angle to those of its neighbours, without the first block."""
     kinds = {
         "increment": view.mean(lambda profile: profile.branch_rms),
         "gradient gain": [None, *view.mean(lambda profile: profile.gain)[1:]],
@@ -113,7 +113,7 @@ def _functions(view: Snapshot) -> dict[str, Series]:
 
 
 def _tangent(angle: Number) -> Number:
-    """How many times what a block adds across the state is larger than the state: the turn where a norm hides sizes."""
+    """Tangent of the angle by which a block turns tokens: the update orthogonal to the state over the state."""
     if angle is None:
         return None
     return math.tan(angle) if angle < math.atan(_LARGEST_TURN) else _LARGEST_TURN

@@ -39,7 +39,7 @@ def forward(ladder: Ladder, limits: Thresholds) -> Verdict:
 
 
 def growth_level(name: growth_laws.Forward) -> Level:
-    """How bad a class of the forward pass is."""
+    """Level (ok, warn, fail) of a class of forward growth."""
     return "fail" if name == "exploding" else "warn" if name in ("super-linear", "shrinking") else "ok"
 
 

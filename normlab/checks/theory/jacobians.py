@@ -74,7 +74,7 @@ def largest_singular_value(f: Callable[[Tensor], Tensor], x: Tensor) -> float:
 
 
 def _check_transposes(push: Product, pull: Product, inputs: torch.Size, outputs: torch.Size) -> None:
-    """Refuse a derivative that is no transpose of its own transpose: a path of it has no second derivative."""
+    """Raise if J and Jᵀ, both computed by autograd, do not match: a part of the block has no second derivative."""
     v, u = (_random(shape) for shape in (inputs, outputs))
     pushed, pulled = push(v).double(), pull(u)
     apart = float(((pushed * u).sum() - (v * pulled).sum()).abs())
@@ -149,5 +149,5 @@ def _holding(modules: Sequence[nn.Module]) -> ExitStack:
 
 
 def _random(shape: torch.Size) -> Tensor:
-    """The same entries every time."""
+    """A random tensor from a fixed seed."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(_SEED), dtype=torch.float64)

@@ -75,5 +75,5 @@ class MixingWatch:
 
 
 def widest(x: torch.Tensor) -> torch.Tensor:
-    """In the widest format of the device: squares of fp32 overflow above 2·10¹⁹."""
+    """Cast to the widest floating-point type of the device: squares of fp32 overflow above 2·10¹⁹."""
     return x.float() if x.device.type == "mps" else x.double()

@@ -89,7 +89,7 @@ def card_of_two(pair: Against, width: int = 110) -> RenderableType:
 
 
 def difference_table(pair: Against) -> RenderableType:
-    """The numbers that people compare, and what was found of each design where that differs or is not fine."""
+    """Key numbers of both designs, and the verdicts that differ or are not fine."""
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
     table.add_column("")
     for check in pair.checks:

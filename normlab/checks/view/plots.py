@@ -179,7 +179,7 @@ def _step(rung: StepRung) -> dict[str, Any]:
 
 
 def rounded(values: Sequence[Number]) -> list[Number]:
-    """Five digits are more than a screen shows."""
+    """Round to five significant digits, more than a screen shows."""
     return [one(value) for value in values]
 
 

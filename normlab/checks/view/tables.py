@@ -203,7 +203,7 @@ def _rates(check: Check) -> list[Cell]:
 
 
 def difference_table(pair: Against) -> Table:
-    """The numbers that people compare, and what was found of each design where that differs or is not fine."""
+    """Key numbers of both designs, and the verdicts that differ or are not fine."""
     rows = [[Cell(name), *(Cell(number(value).text) for value in values)] for name, values in pair.figures.items()]
     rows += [[Cell(d.name), *map(_finding, (d.first, d.second))] for d in pair.differences if not d.is_fine]
     fine = [difference.name for difference in pair.differences if difference.is_fine]

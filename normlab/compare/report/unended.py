@@ -1,4 +1,4 @@
-"""What of a comparison's plan has not ended: seeds that judge a scheme, and searches for rates."""
+"""Unfinished parts of a comparison: judging seeds, and learning-rate searches."""
 
 from __future__ import annotations
 

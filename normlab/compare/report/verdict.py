@@ -194,7 +194,8 @@ def _stuck(results: Results, scheme: str) -> str | None:
     back = f" ({counted(recovered, 'run')} recovered later)" if recovered else ""
     return (
         f"{results.label(scheme)}: {len(stuck)} of {len(ended)} runs stuck (rate {rates}): their loss was not "
-        f"0.1 below {results.metric.guess} 300 steps after warm-up, or at the end{back}. They are part of no mean."
+        f"0.1 below {results.metric.guess} 300 steps after warm-up, or at the end{back}. "
+        "They are left out of all means."
     )
 
 
@@ -208,7 +209,7 @@ def level_note(results: Results) -> str:
         f"{wide if others > 1 else f' at {share}'}. Seeds that "
         "picked a rate do not judge it; 'largest' or 'smallest' marks a rate at an end of those tried. "
         "'Detectable' is the true difference that these seeds would show four times out of five. "
-        "Runs that failed, were stuck or interrupted are part of no mean."
+        "Runs that failed, were stuck or interrupted are left out of all means."
     )
 
 
@@ -217,6 +218,8 @@ def _on_run(run: ReportedRun, metric: Metric) -> Conclusion:
     tail = f"{metric.title} {fixed(value)} after {at} tokens" if value is not None else "no evaluation yet"
     if run.state == "failed":
         return Conclusion(f"{run.label} failed: {failure_reason(run)}.", [f"Before that: {tail}."])
+    if run.has_recovered:
+        return Conclusion(f"{run.label} was stuck and recovered: {tail}.")
     if run.is_stuck:
         return Conclusion(f"{run.label} is stuck: {tail}, not 0.1 below {metric.guess}.")
     states = {"done": "finished", "running": "is running", "stopped": "was stopped"}

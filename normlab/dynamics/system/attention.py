@@ -64,8 +64,8 @@ class ParticleAttention:
             raise unknown("kind of attention", self.kind, get_args(AttentionKind))
         # Comparisons with NaN are false, so NaN is refused as well.
         if not bool(((self.beta >= 0) & self.beta.isfinite()).all()):
-            worst = float(self.beta.nan_to_num(-math.inf, -math.inf).min())
-            raise NormLabError(f"β must be finite and not negative, got {worst:g}; try 1")
+            bad = self.beta[~((self.beta >= 0) & self.beta.isfinite())].flatten()[0]
+            raise NormLabError(f"β must be finite in {self.beta.dtype} and not negative, got {float(bad):g}; try 1")
         if self.score is not None and self.value is not None and num_heads(self.score) != num_heads(self.value):
             counts = f"{num_heads(self.score)} heads of scores and {num_heads(self.value)} of values"
             raise NormLabError(f"{counts}; expected as many of each")

@@ -28,7 +28,7 @@ _ALONE: dict[str, Callable[[int], Law]] = {"sqrt": _sqrt}
 
 
 def law_names() -> list[str]:
-    """Names of all laws that can be followed, sorted: of the schemes that state a speed, and those alone."""
+    """Names of all laws that can be simulated, sorted: of schemes that state a speed, and laws without a scheme."""
     return sorted([*filter(_has_flow, registry.list_schemes()), *_ALONE])
 
 

@@ -1,4 +1,4 @@
-"""The moment at which the page of a simulation opens: where its schemes differ, not the start that they share."""
+"""The time at which the page of a simulation opens: where the schemes differ, instead of their common start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page of a simulation says: headline, findings, the schemes and their laws, in words for a newcomer."""
+"""Text on the page of a simulation: headline, findings, and the schemes with their laws, in plain words."""
 
 from __future__ import annotations
 

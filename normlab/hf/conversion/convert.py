@@ -60,7 +60,7 @@ def convert(
     and `blocks` see `identify`; for `roles` see `normlab.roles`.
     """
     if not hasattr(model, "config"):
-        raise NormLabError(f"{type(model).__name__} is no model of transformers; for your own see normlab.Stack")
+        raise NormLabError(f"{type(model).__name__} is not a transformers model; for your own see normlab.Stack")
     if converted_layers(model):
         raise NormLabError("the model is converted already; convert the original, or a new one from its configuration")
     found = analyse_model(model, batch=batch, blocks=blocks, adapter=adapter)

@@ -41,7 +41,7 @@ _known: dict[Any, StreamRead | None] = {}
 
 @dataclass(frozen=True)
 class StreamRead:
-    """What a module does that reads the streams."""
+    """How a module reads the streams: the scheme that reads alike, and the layout of its input and output."""
 
     scheme: StreamScheme
     """The scheme that reads so; the options of norms that are no part of the module are left at their defaults."""

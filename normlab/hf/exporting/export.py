@@ -51,7 +51,7 @@ def for_transformers(run: Run) -> tuple[NormLabForCausalLM, PreTrainedTokenizerF
 
 def _check_target(folder: Path, overwrite: bool) -> None:
     if not folder.parent.is_dir():
-        raise NormLabError(f"{folder.parent} is no folder; make it first, or choose another one")
+        raise NormLabError(f"{folder.parent} is not a folder; make it first, or choose another one")
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
     if not _is_export(folder):

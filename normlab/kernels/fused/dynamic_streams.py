@@ -128,7 +128,7 @@ def _numbers(at, rows, SIZE: tl.constexpr, ROWS: tl.constexpr):
 
 @triton.jit
 def zeros(COUNT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Sums before their first term."""
+    """Sums initialised to zero."""
     found = ()
     for _ in tl.static_range(COUNT):
         found = found + (tl.zeros((ROWS, COLUMNS), tl.float32),)

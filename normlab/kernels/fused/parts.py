@@ -28,7 +28,7 @@ def padded(outputs: int) -> int:
 
 
 def in_parts(weight: Tensor) -> Tensor:
-    """An fp32 matrix as (2, K, D) in bf16: whoever reads it often reads it ready for tensor cores."""
+    """Split an fp32 matrix into two bf16 parts, (2, K, D), once, for kernels that read it many times."""
     found = torch.empty((2, *weight.shape), dtype=torch.bfloat16, device=weight.device)
     size = weight.numel()
     with torch.cuda.device_of(weight):

@@ -103,7 +103,7 @@ def _repeated(content: LadderReport) -> list[str]:
 
 
 def _hypotheses(content: LadderReport) -> list[str]:
-    """Rates that were carried by more than a derivation: one line for all schemes of which the same is to be said."""
+    """Cautions on rates carried by a rule that is not derived; schemes with the same text share a line."""
     alike: dict[str, list[str]] = {}
     for rule in content.design.rules:
         if rule.basis != "derived":

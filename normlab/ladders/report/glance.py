@@ -59,7 +59,7 @@ def trend_cell(own: SchemeAnswer) -> Cell:
 
 
 def beyond_cell(own: SchemeAnswer, there: Projection | None, places: int) -> Cell:
-    """What is not identified is no number here; the tables below hold its interval."""
+    """The gap beyond the ladder; "not identified" where it is not (the tables below hold its interval)."""
     if there is None:
         return Cell(NONE)
     if own.identified.against(there.place.name):

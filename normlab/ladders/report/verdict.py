@@ -98,7 +98,7 @@ def hit_words(entry: HeldOut, places: int = 4, reason: str | None = None) -> str
 
 
 def _clauses(content: LadderReport, top: LadderCell) -> list[str]:
-    """One clause for all schemes of which the same is to be said, best first."""
+    """Group schemes with the same verdict into one clause, best first."""
     alike: dict[tuple[str, str, str], list[str]] = {}
     for own in content.answer.schemes:
         what, move = _standing(own, top)

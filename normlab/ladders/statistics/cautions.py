@@ -31,7 +31,7 @@ def find_cautions(
 
 
 def _left_out(scheme: str, cells: Sequence[Cell]) -> list[str]:
-    """Each reason once: a trunk that did not train takes all budgets of its size with it."""
+    """Cells that are left out, grouped by reason: a trunk that did not train loses all budgets of its size."""
     return [
         f"{scheme}, {'; '.join(cell.place.name for cell in own)}: {reason}; left out."
         for reason, own in reasons_of(cells).items()
@@ -59,7 +59,7 @@ def _equal_seeds(scheme: str, cells: Sequence[Cell]) -> list[str]:
 
 
 def _own_flops(scheme: str, cells: Sequence[Cell]) -> list[str]:
-    """Gaps are at equal size and tokens, whatever a scheme takes for them."""
+    """A caution where a scheme needs other FLOPs than the baseline: gaps are at equal size and tokens."""
     taken = [1.0 / cell.flops_ratio for cell in cells if cell.is_usable]
     if not taken or max(abs(times - 1.0) for times in taken) < OWN_FLOPS:
         return []

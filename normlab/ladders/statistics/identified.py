@@ -64,7 +64,7 @@ def identify(
 
 
 def not_fitted(text: str, rule: Reason = "small ladder") -> Identified:
-    """Of a scheme without a fit."""
+    """The answer for a scheme without a fit: not identified, for one reason."""
     return Identified(is_identified=False, reasons=[Obstacle(rule=rule, text=text)])
 
 
@@ -127,7 +127,7 @@ def _never_varied(cells: Sequence[HasPlace], place: Place) -> list[Obstacle]:
 
 
 def _other_tokens_per_parameter(cells: Sequence[HasPlace], place: Place) -> list[Obstacle]:
-    """On a path that does not lead there; where one side is never varied, its own reason says so."""
+    """The obstacle of a target whose tokens per parameter are far from those on the ladder's path."""
     layout = layout_of(cells, [place])
     if layout.kind == "grid" or layout.unvaried:
         return []

@@ -226,7 +226,7 @@ def check_class(cls: Any, shown: str) -> None:
     options = [option for option in own if get_origin(kinds[option]) is not ClassVar and kinds[option] is not ClassVar]
     if not set(options) <= {field.name for field in dataclasses.fields(cls)}:
         raise NormLabError(
-            f"{shown} has options but is no dataclass; put @dataclass(frozen=True, kw_only=True) over it"
+            f"{shown} has options but is not a dataclass; put @dataclass(frozen=True, kw_only=True) over it"
         )
 
 

@@ -1,4 +1,4 @@
-"""`GateProjection`: a matrix whose product decides how much of what passes a gate of a residual step."""
+"""`GateProjection`: the linear map that computes the gates of a residual step."""
 
 from __future__ import annotations
 

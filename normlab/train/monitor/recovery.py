@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Taken(NamedTuple):
-    """A training step whose loss and gradient norm may still be on their way from the device."""
+    """A training step whose loss and gradient norm may still be in transfer from the device."""
 
     step: int
     values: HostCopy

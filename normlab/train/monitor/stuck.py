@@ -27,7 +27,7 @@ PATIENCE = 300
 WINDOW = 50
 """Steps that the training loss is averaged over."""
 
-ADVICE = "no more was learnt than how often each answer occurs; try another rate, a longer warm-up or more steps"
+ADVICE = "only the frequencies of the targets were learnt; try another rate, a longer warm-up or more steps"
 
 
 class StuckWatch:

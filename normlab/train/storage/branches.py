@@ -19,7 +19,7 @@ def keep(checkpoint: Path, folder: Path) -> None:
 
 
 def plant(checkpoint: Path, folder: Path, config: dict[str, Any]) -> None:
-    """Make a checkpoint of a trunk the first one of another run, whose configuration replaces that of the trunk."""
+    """Copy a checkpoint of a trunk into the folder of a branch, with the branch's configuration."""
     _copy(checkpoint, folder, config)
 
 

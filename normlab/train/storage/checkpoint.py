@@ -321,7 +321,7 @@ def _settings(present: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
 
 
 def _as_now(present: Any, saved: Any) -> Any:
-    """A setting as a tensor or tuple again, where the present one is: JSON has neither."""
+    """Convert a setting read from JSON to a tensor or tuple if the current value is one."""
     if isinstance(present, torch.Tensor):
         return torch.full_like(present, saved)
     return tuple(saved) if isinstance(present, tuple) else saved

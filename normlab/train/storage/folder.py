@@ -92,7 +92,9 @@ class RunFolder:
     def config(self) -> TrainConfig:
         """The configuration of the run."""
         if not self.exists:
-            raise NormLabError(f"{self.path} is no run: it has no config.json; expected a folder made by normlab train")
+            raise NormLabError(
+                f"{self.path} is not a run: it has no config.json; expected a folder made by normlab train"
+            )
         stored = self._about()["config"]
         with in_one_line(f"{self.path / 'config.json'} cannot be read", "restore it, or name another run"):
             return TrainConfig.from_dict(stored)

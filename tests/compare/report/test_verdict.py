@@ -264,3 +264,19 @@ def test_seeds_without_scatter_are_said_to_show_nothing(folder: Path) -> None:
     assert (
         "peri: 0.125 below pre with each of 3 seeds: no scatter, so no interval and no claim." in words(folder).findings
     )
+
+
+@pytest.mark.parametrize(
+    ("at", "start"),
+    [
+        (120, "peri is stuck: validation loss 4."),
+        (60, "peri was stuck and recovered: validation loss 4."),
+    ],
+)
+def test_a_finished_run_that_is_marked_as_stuck_is_called_so(tmp_path: Path, at: int, start: str) -> None:
+    """A run alone has no row: status.json has the mark."""
+    folder = synthetic.run(tmp_path / "r")
+    status = json.loads((folder / "status.json").read_text())
+    result = {"stuck": True, "stuck_at": at, "unigram_entropy": 3.2}
+    (folder / "status.json").write_text(json.dumps(status | {"result": result}))
+    assert words(folder).headline.startswith(start)

@@ -125,7 +125,7 @@ def test_the_first_token_of_a_causal_system_sees_itself_alone():
     [
         ({"beta": torch.tensor([1.0, -0.5])}, "not negative, got -0.5"),
         ({"beta": torch.tensor(math.nan)}, "β must be finite"),
-        ({"beta": torch.tensor(math.inf)}, "β must be finite"),
+        ({"beta": torch.tensor(math.inf)}, "β must be finite in torch.float32 and not negative, got inf"),
         ({"beta": torch.tensor(1.0), "kind": "softmin"}, "unknown kind of attention 'softmin'; did you mean 'softmax'"),
         ({"beta": torch.tensor(1.0), "score": torch.ones(2, 3, 3), "value": torch.ones(1, 3, 3)}, "2 heads of scores"),
     ],

@@ -30,6 +30,7 @@ from normlab.models.config import TransformerConfig
 from normlab.pages.numbers import rate
 from normlab.train.config import LATER_DEFAULTS, not_decisive
 from normlab.train.hardware import describe
+from normlab.train.monitor.stuck import end_of_stuck
 from normlab.train.tasks import Data
 from normlab.utils.files import read_json, write_json
 from normlab.utils.records import from_plain
@@ -100,9 +101,13 @@ def design_of(plan: LadderPlan, rows: Sequence[Row], data: Data, command: Sequen
         rates=tuple(
             _rates(config, name, search) for name, own in plan.rates.searches(rows).items() for search in own
         ),
-        rules=tuple(_rule(config, name, found.get(name)) for name in config.names),
+        rules=tuple(_rule(config, name, found.get(name), plan.rates.side) for name in config.names),
         held_out=held_out, runs_left=work.runs - work.ended, set_aside=tuple(sorted(set_aside)),
-        lost=tuple(_lost(row) for row in rows if _is_lost(row) and row["run"] not in set_aside),
+        lost=tuple(
+            _lost(row, config.base.task_object.metric.guess)
+            for row in rows
+            if _is_lost(row) and row["run"] not in set_aside
+        ),
         cautions=tuple(_untried_rates(plan, found)),
     )  # fmt: skip
 
@@ -140,11 +145,10 @@ def _tried(lr: float, own: RateResults, more: RateResults | None) -> TriedRate:
     return TriedRate(lr=lr, loss=next(iter(own.stuck.values()), None), state="stuck" if own.stuck else "failed")
 
 
-def _rule(config: LadderConfig, scheme: str, found: FoundRate | None) -> RateRule:
+def _rule(config: LadderConfig, scheme: str, found: FoundRate | None, side: str) -> RateRule:
     notes = {
         "confirmed": "best rates at the middle size are within a factor of √2",
-        "corrected": f"at the middle size other rates were best; rates follow width^{found.power if found else 0:.2f}",
-        "contradicted": "at the middle size, of the same width, other rates were best",
+        "corrected": f"at the middle size other rates were best; rates follow {side}^{found.power if found else 0:.2f}",
         "untested": "not tested at another size",
     }
     verdict = found.verdict if found else "untested"
@@ -180,9 +184,13 @@ def _is_lost(row: Mapping[str, Any]) -> bool:
     return row["role"] == "judge" and run_state(row) != "done"
 
 
-def _lost(row: Mapping[str, Any]) -> LostRun:
+def _lost(row: Mapping[str, Any], guess: str) -> LostRun:
+    """`guess`: what a stuck run is no better than; one that is found so at its end has no reason of its own."""
     name = f"{row['scheme']}, {place_name(row['size'], row['budget'])}, seed {row['seed']}"
-    return LostRun(name=name, state=run_state(row), reason=row["reason"] or "")
+    reason, entropy = row["reason"] or "", row.get("unigram_entropy")
+    if not reason and row.get("stuck") and entropy is not None and row["loss"] is not None:
+        reason = end_of_stuck(guess, entropy, row["loss"], row.get("stuck_at"), row["steps"])
+    return LostRun(name=name, state=run_state(row), reason=reason)
 
 
 def _first_date(rows: Sequence[Mapping[str, Any]]) -> str | None:

@@ -18,6 +18,7 @@ from normlab.ladders.rung import Rung
 from normlab.ladders.statistics import expected_widths
 from normlab.ladders.statistics.answer import FEW_STEPS, Design, ExpectedWidth, Place
 from normlab.ladders.statistics.identified import obstacles_of_design
+from normlab.pages.numbers import ratio
 from normlab.train.distributed import Precision
 from normlab.train.hardware import describe, matmul_ceiling
 from normlab.utils.text import counted, duration, size
@@ -87,7 +88,8 @@ class DryRun:
         return [
             f"learning rates: at least {counted(self.rate_runs, 'run')}, {self.rate_flops:.2g} FLOPs",
             f"in all at least {counted(self.runs, 'run')}, {self.flops:.3g} FLOPs: about {duration(self.seconds)} on "
-            f"{self.devices} × {self.device} ({self.ceiling / 1e12:.3g} TFLOP/s in products, {_USUAL_SHARE:.0%} of it)",
+            f"{self.devices} × {self.device} ({self.ceiling / 1e12:.3g} TFLOP/s in products, {_USUAL_SHARE:.0%} of it) "
+            "and seconds to start each run",
         ]
 
     def _at_best(self) -> list[str]:
@@ -180,7 +182,7 @@ _HEAD = "  ".join(f"{name:>{width}}" for name, width in _COLUMNS.items())
 
 
 def _line(one: RungCost) -> str:
-    ratios = " - ".join(dict.fromkeys(f"{ratio:.2g}" for ratio in one.tokens_per_parameter))
+    ratios = " - ".join(dict.fromkeys(ratio(own) for own in one.tokens_per_parameter))
     steps = " - ".join(f"{count:,}" for count in dict.fromkeys(one.steps))
     told = (
         str(one.rung.size), f"{one.parameters:,}", f"{one.embedding_share:.0%}", ratios, steps,

@@ -13,8 +13,8 @@ For each scheme:
 4. At a middle size the carried rate starts a search at the smallest budget. Rates whose losses one seed does not tell
    apart all count as best, at both sizes. If best rates of the two are within a factor of √2, the rule is confirmed. If
    not, rates follow the smallest power of width that brings them together, from -1 to 1: the largest size is far beyond
-   the middle one, so that a factor of 2 by chance would be one of 6 there. A rate outside of all that were tried for
-   its scheme is named on the page.
+   the middle one, so that a factor of 2 by chance would be one of 6 there. Where the middle size is only deeper than
+   the smallest, it is a power of depth. A rate outside of all that were tried for its scheme is named on the page.
 5. Near a rate that does not train one seed may train by luck. Where the next larger rate tried did not, two more seeds
    must train at the chosen one, at the smallest budget; otherwise the best of the other rates is chosen.
 """
@@ -100,10 +100,10 @@ class FoundRate:
     """Rate at the smallest size; None if no run trained at any rate."""
     searches: tuple[Search, ...] = ()
     """The searches at the smallest size, then the test at the middle size."""
-    verdict: Literal["confirmed", "corrected", "contradicted", "untested"] = "untested"
+    verdict: Literal["confirmed", "corrected", "untested"] = "untested"
     """Result of the test at the middle size."""
     power: float = 0.0
-    """Exponent over width that the middle size showed beyond the rule; 0 unless the rule was corrected."""
+    """Exponent over `Rates.side` that the middle size showed beyond the rule; 0 unless the rule was corrected."""
 
 
 class Rates:
@@ -138,7 +138,7 @@ class Rates:
         """The rate of a scheme at a size."""
         if found.lr is None:
             return None
-        return found.lr * self._rule(size) * (size.width / self._smallest.size.width) ** found.power
+        return found.lr * self._rule(size) * self._growth(size) ** found.power
 
     def sizes_outside(self, found: FoundRate) -> dict[Size, float]:
         """Sizes at which the rate of a scheme lies outside of all rates that were tried for it, with that rate."""
@@ -155,6 +155,16 @@ class Rates:
         """The rung at which the rule is tested: the middle one of those that are not held out, above the smallest."""
         fitted = [rung for rung in self._config.rungs if not rung.is_held_out]
         return fitted[len(fitted) // 2] if len(fitted) > 1 else None
+
+    @property
+    def side(self) -> Literal["width", "depth"]:
+        """What a power is fitted over: depth where the middle size differs from the smallest in nothing else."""
+        return "depth" if self.middle is not None and self.middle.size.width == self._smallest.size.width else "width"
+
+    def _growth(self, size: Size) -> float:
+        """How many times wider, or deeper, a size is than the smallest one."""
+        first = self._smallest.size
+        return size.depth / first.depth if self.side == "depth" else size.width / first.width
 
     # -- one scheme ----------------------------------------------------------------------------------------------------
 
@@ -218,12 +228,10 @@ class Rates:
         lr, tests = self._rate_for_all_budgets(searches[:budgets]), searches[budgets:]
         if lr is None or not tests or tests[0].pick is None:
             return FoundRate(scheme, lr, tuple(searches))
-        size, ratio = tests[0].rung.size, self._factor(lr, searches[0], tests[0])
+        ratio = self._factor(lr, searches[0], tests[0])
         if max(ratio, 1.0 / ratio) <= _CONFIRMED:
             return FoundRate(scheme, lr, tuple(searches), "confirmed")
-        if size.width == self._smallest.size.width:
-            return FoundRate(scheme, lr, tuple(searches), "contradicted")
-        power = math.log(ratio) / math.log(size.width / self._smallest.size.width)
+        power = math.log(ratio) / math.log(self._growth(tests[0].rung.size))
         power = min(max(power, -_LARGEST_POWER), _LARGEST_POWER)
         return FoundRate(scheme, lr, tuple(searches), "corrected", power)
 

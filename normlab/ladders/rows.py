@@ -110,6 +110,7 @@ def read_table(path: Path) -> list[LadderRow]:
     texts = [(number, [cell.strip() for cell in line]) for number, line in enumerate(lines, start=2) if any(line)]
     rows = [_parse(names, line, f"{path}, line {number}") for number, line in texts]
     _refuse_repeats(rows, path)
+    _check_sizes(rows, path)
     _check_flops(rows, path)
     return rows
 
@@ -168,6 +169,18 @@ def _refuse_repeats(rows: list[LadderRow], path: Path) -> None:
                 "keep one row"
             )
         seen.add(key)
+
+
+def _check_sizes(rows: list[LadderRow], path: Path) -> None:
+    """Raise unless a size of a scheme has one number of parameters: two models of one name would be taken for one."""
+    known: dict[tuple[str, str], int] = {}
+    for row in rows:
+        parameters = known.setdefault((row.scheme, row.size), row.parameters)
+        if row.parameters != parameters:
+            raise NormLabError(
+                f"{path}: {row.scheme} with {row.size} has {parameters:,} parameters and {row.parameters:,}; name each "
+                "size apart in a column size, or give it one number"
+            )
 
 
 def _check_flops(rows: list[LadderRow], path: Path) -> None:

@@ -52,7 +52,8 @@ def read_losses(
     if base not in schemes:
         raise NormLabError(f"baseline {base!r} is not in {path}; its schemes are {', '.join(schemes)}")
     _check_shared(rows, base, path)
-    places = [_target(text, rows) for text in targets]
+    # The baseline's FLOPs, as at every cell: a scheme may need more for the same tokens.
+    places = [_target(text, [row for row in rows if row.scheme == base]) for text in targets]
     return LossTable(rows=rows, baseline=base, targets=places, level=level)
 
 
@@ -80,7 +81,7 @@ def _check_shared(rows: Sequence[LadderRow], baseline: str, path: Path) -> None:
 
 
 def _target(text: str, rows: Sequence[LadderRow]) -> Place:
-    """A target of a table, parameters:tokens; its FLOPs a token are those of the nearest size, in proportion."""
+    """A target of a table, parameters:tokens; its FLOPs a token are those of the largest size, in proportion."""
     expected = "expected parameters:tokens, e.g. 1.3B:26B"
     parameters_text, colon, tokens_text = text.partition(":")
     if not colon:
@@ -91,8 +92,8 @@ def _target(text: str, rows: Sequence[LadderRow]) -> Place:
         raise NormLabError(f"{text!r} is not a target of a table; {expected} ({error})") from None
     if not (parameters and tokens):
         raise NormLabError(f"target {text!r}: parameters and tokens must be positive; try 1.3B:26B")
-    nearest = max(rows, key=lambda row: (row.parameters, row.tokens))
-    flops = nearest.flops / (nearest.parameters * nearest.tokens) * parameters * tokens
+    largest = max(rows, key=lambda row: (row.parameters, row.tokens))
+    flops = largest.flops / (largest.parameters * largest.tokens) * parameters * tokens
     target = Place(name=text, size=parameters_text, parameters=parameters, tokens=tokens, flops=flops)
     top = max(rows, key=lambda row: row.flops)
     check_beyond(target, top.flops, place_name(top.size, top.tokens))

@@ -52,6 +52,11 @@ def format_count(value: Any) -> str:
     return f"{found:.3g}"
 
 
+def ratio(value: float) -> str:
+    """Two digits of a factor or a ratio, and all before the point: 0.27, 3.5, 2,550."""
+    return f"{value:,.0f}" if value >= 99.5 else f"{value:.2g}"
+
+
 def memory(value: Any) -> str:
     found = finite_or_none(value)
     if found is None:

@@ -406,6 +406,16 @@ def test_a_rate_that_was_never_tried_is_a_caution_and_its_rule_is_fitted(text: P
     assert said in design.cautions
 
 
+def test_a_run_that_is_found_stuck_at_its_end_has_its_reason_on_the_page(text: Path) -> None:
+    data, config = open_data(configuration(text), progress=False)
+    plan = LadderPlan(config)
+    stuck = {"stuck": True, "stuck_at": 20, "unigram_entropy": 3.02}
+    rows = [one | stuck if one["scheme"] == "peri" else one for one in trained(plan, lambda run: 3.05)]
+    lost = design_of(plan, rows, data, ()).lost
+    assert lost
+    assert {(own.state, own.reason) for own in lost} == {("stuck", "stuck at the unigram entropy (3.02)")}
+
+
 @pytest.mark.full
 def test_stopped_and_killed_ladders_go_on(text: Path, finished: Path, tmp_path: Path) -> None:
     """A ladder in slices, in processes, gives the losses of the one that was never stopped."""

@@ -136,10 +136,16 @@ def test_rates_beyond_all_that_were_tried_are_found() -> None:
     assert untuned.rates.sizes_outside(untuned.rates.found([])["pre"]) == {}
 
 
-def test_a_middle_size_of_the_same_width_contradicts_the_rule_and_corrects_nothing() -> None:
-    plan = LadderPlan(configuration(sizes=("1x8", "2x8", "4x8"), lrs="auto"))
+def test_a_middle_size_that_is_only_deeper_corrects_the_rule_by_a_power_of_depth() -> None:
+    """With the width it could not: the rates that failed the test at the middle size were kept there and above."""
+    plan = LadderPlan(configuration(sizes=("1x8", "4x8", "16x8"), lrs="auto"))
     found = plan.rates.found(trained(plan, two_bowls(4e-3, 1e-3)))["pre"]
-    assert (found.verdict, found.power) == ("contradicted", 0.0)
+    assert (found.verdict, found.lr) == ("corrected", 4e-3)
+    # Rates next to each other may count as equally good, at both sizes: the smallest power that brings them together.
+    assert -1.0 <= found.power < 0.0
+    for depth in (4, 16):
+        assert plan.rates.rate_at(found, Size(depth, 8)) == pytest.approx(4e-3 * depth**found.power)
+    assert 1e-3 <= (plan.rates.rate_at(found, Size(4, 8)) or 0.0) < 4e-3 / math.sqrt(2.0)
 
 
 def test_rates_that_one_seed_does_not_tell_apart_correct_nothing() -> None:

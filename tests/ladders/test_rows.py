@@ -68,6 +68,13 @@ def test_a_run_without_a_loss_did_not_train(tmp_path: Path, loss: str) -> None:
             HEAD,
             "pre with 110M has 7e[+]08 FLOPs at 29,500,000 tokens and 7e[+]08 at 59,000,000; give those of the whole",
         ),
+        (
+            ["pre,11M,29.5M,2e15,0,3.4,small", "pre,23M,59M,8e15,0,3.2,small"],
+            f"{HEAD},size",
+            "pre with small has 11,000,000 parameters and 23,000,000; name each size apart in a column size",
+        ),
+        # One name, 110M, for two numbers that round to it.
+        (["pre,110.1M,29.5M,2e16,0,3.4", "pre,110.4M,59M,4e16,0,3.2"], HEAD, "110,100,000 parameters and 110,400,000"),
     ],
 )
 def test_bad_tables_are_refused_in_one_line(tmp_path: Path, lines: list[str], head: str, message: str) -> None:
@@ -124,6 +131,13 @@ def test_a_target_of_another_kind_is_refused_with_what_is_expected(tmp_path: Pat
     lines = [f"{scheme},110M,29.5M,1e16,0,3.2" for scheme in ("pre", "peri")]
     with pytest.raises(NormLabError, match=f"'{target}' is not a target of a table; expected parameters:tokens"):
         read_losses(table(tmp_path, *lines), targets=[target])
+
+
+def test_a_target_has_the_flops_of_the_baseline(tmp_path: Path) -> None:
+    """Gaps are over the baseline's compute, whatever a scheme with parameters and FLOPs of its own needs."""
+    lines = ["post,120M,29.5M,4e16,0,3.2,base", "pre,100M,29.5M,2e16,0,3.25,base"]
+    (place,) = read_losses(table(tmp_path, *lines, head=f"{HEAD},size"), targets=["200M:59M"]).targets
+    assert place.flops == pytest.approx(4 * 2e16, rel=1e-12)
 
 
 def test_sizes_that_only_parameters_name_apart_are_to_be_named(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ from normlab.pages import numbers
         (numbers.format_count(0), "0"), (numbers.format_count(512), "512"), (numbers.format_count(999.7), "1k"),
         (numbers.format_count(33_554_432), "33.6M"), (numbers.format_count(1.2e9), "1.2B"),
         (numbers.format_count(None), "–"),
+        (numbers.ratio(0.2682), "0.27"), (numbers.ratio(3.5), "3.5"), (numbers.ratio(99.4), "99"),
+        (numbers.ratio(99.6), "100"), (numbers.ratio(2550.4), "2,550"),
         (numbers.memory(512), "512 B"), (numbers.memory(1.5 * 2**30), "1.5 GiB"),
         (numbers.memory(2**50), "1.02e+03 TiB"), (numbers.memory(None), "–"),
         (numbers.duration(0.25), "0.25 s"), (numbers.duration(59), "59 s"), (numbers.duration(600), "10 min"),

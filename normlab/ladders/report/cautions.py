@@ -11,7 +11,7 @@ from normlab.utils.text import counted
 
 _BY_RULE = {
     "hypothesis": " by a rule that is a hypothesis",
-    "fitted": " by a power of width that was fitted at one middle size",
+    "fitted": " by a power that was fitted at one middle size",
 }
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from normlab.compare.statistics import bonferroni_level
 from normlab.ladders.report.content import LadderReport
 from normlab.ladders.report.design import ForecastFacts
+from normlab.ladders.statistics.answer import HeldOut
 from normlab.pages.numbers import join_names
 
 
@@ -20,7 +23,7 @@ def forecast_notes(content: LadderReport) -> list[str]:
         f"began{_sources(one)}."
         for one in design.further_forecasts
     ]
-    return [first, *further, _family(content)]
+    return [line for line in (first, *further, *_families(content)) if line]
 
 
 def _written(stored: ForecastFacts) -> str:
@@ -37,13 +40,24 @@ def _sources(stored: ForecastFacts) -> str:
     return "".join(f"; {name} {text}" for name, text in known.items() if text)
 
 
-def _family(content: LadderReport) -> str:
-    """What the intervals hold together for; forecasts of older versions were corrected over the schemes alone."""
-    level, number = min(entry.forecast.level for entry in content.held_out), len(content.held_out)
-    if number == 1:
+def _families(content: LadderReport) -> Iterator[str]:
+    """What the intervals hold together for: those of one forecast, each of which has levels of its own."""
+    stored = [own for own in (content.design.forecast, *content.design.further_forecasts) if own is not None]
+    if len(stored) == 1:
+        yield _family(content.held_out, content.answer.level, "")
+        return
+    for one in stored:
+        if own := [entry for entry in content.held_out if entry.scheme in one.schemes]:
+            names = join_names(dict.fromkeys(entry.scheme for entry in own))
+            yield _family(own, content.answer.level, f" of {names}")
+
+
+def _family(entries: Sequence[HeldOut], joint: float, of: str) -> str:
+    """The level of the intervals of one forecast; those of older versions were corrected over the schemes alone."""
+    if len(entries) < 2:
         return ""
-    are_joint = level >= bonferroni_level(content.answer.level, number + 1) - 1e-9
-    if not are_joint:
-        return f"Each interval has {100 * level:.3g} %, corrected over schemes, not over budgets."
-    joint = 100 * content.answer.level
-    return f"Each interval has {100 * level:.3g} %, so that all {number} hold together with {joint:g} %."
+    level, number = min(entry.forecast.level for entry in entries), len(entries)
+    if level < bonferroni_level(joint, number + 1) - 1e-9:
+        return f"Each interval{of} has {100 * level:.3g} %, corrected over schemes, not over budgets."
+    which = "both" if number == 2 else f"all {number}"
+    return f"Each interval{of} has {100 * level:.3g} %, so that {which} hold together with {100 * joint:g} %."

@@ -15,6 +15,7 @@ _TRENDS = {
     "constant": "gap stays within {margin:.3f}",
     "not shown": "no trend shown",
 }
+_TURNS = {"better": "gap moves in its favour", "worse": "gap moves against it"}
 
 
 def glance_table(content: LadderReport) -> Table:
@@ -47,8 +48,14 @@ def _row(content: LadderReport, own: SchemeAnswer) -> list[Cell]:
 
 def trend_cell(own: SchemeAnswer) -> Cell:
     """How the gap moves in nats; that it stays is said with its margin."""
-    margin = own.trend.compute.margin if own.trend.compute else 0.0
-    return Cell(_TRENDS[own.trend.verdict].format(margin=margin) if own.top else NONE, whole=True)
+    if not own.top:
+        return Cell(NONE, whole=True)
+    test, verdict = own.trend.compute, own.trend.verdict
+    if verdict == "not shown" and test is not None and test.direction is not None:
+        return Cell(_TURNS[test.direction], whole=True)
+    if test is not None and test.turn is not None:
+        return Cell("gap moves and comes back", whole=True)
+    return Cell(_TRENDS[verdict].format(margin=test.margin if test else 0.0), whole=True)
 
 
 def beyond_cell(own: SchemeAnswer, there: Projection | None, places: int) -> Cell:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from normlab.ladders.report.content import LadderReport
-from normlab.pages.numbers import format_count, join_names
+from normlab.pages.numbers import format_count, join_names, ratio
 
 
 def header_facts(content: LadderReport) -> list[tuple[str, str]]:
@@ -45,4 +45,4 @@ def _seeds(content: LadderReport) -> str:
 
 def _span(content: LadderReport) -> str:
     places = [cell.flops for cell in content.cells]
-    return f"{max(places) / min(places):.2g} ×" if len(places) > 1 else ""
+    return f"{ratio(max(places) / min(places))} ×" if len(places) > 1 else ""

@@ -151,7 +151,7 @@ def _slices(content: LadderReport, data: dict[str, Any]) -> Section | None:
     heading = "Tokens or size?" if over_tokens or over_size else "Form of the gap"
     return section(
         "tokens-or-size", heading, "ladder/slices.html", over_tokens=over_tokens, over_size=over_size, bars=bars,
-        words=words,
+        words=words, has_band=any(entry["ribbons"] for entry in data["gaps"]),
         has_short=any(cell["short"] for entry in data["gaps"] for cell in entry["cells"]),
         **_common(content),
     )  # fmt: skip

@@ -19,7 +19,7 @@ from normlab.ladders.statistics.answer import (
 )
 from normlab.ladders.statistics.cautions import FAR_OFF
 from normlab.ladders.statistics.design import MOST_SEEDS
-from normlab.pages.numbers import NONE, decimals, fixed, format_count, minus, rate, signed
+from normlab.pages.numbers import NONE, decimals, fixed, format_count, minus, rate, ratio, signed
 from normlab.pages.tables import Cell, Column, Table, numeric_cell
 from normlab.utils.text import counted
 
@@ -134,7 +134,7 @@ def _projection_row(content: LadderReport, own: SchemeAnswer, projection: Projec
     return [
         scheme_cell(content, own.scheme),
         Cell(projection.place.name + star, projection.place.flops, whole=True),
-        numeric_cell(multiple(projection.times_top), projection.times_top),
+        numeric_cell(ratio(projection.times_top), projection.times_top),
         interval_cell(projection.gap, places),
         NOT_IDENTIFIED if own.identified.against(projection.place.name) else side_cell(projection.gap),
         interval_cell(projection.simple_law, places),
@@ -311,11 +311,6 @@ def times_cell(interval: Interval | None) -> Cell:
         return Cell(NONE if interval is None else "not known")
     text = f"{fixed(interval.mean, 2)} ({fixed(interval.low, 2)} to {fixed(interval.high, 2)})"
     return Cell(text, interval.mean, whole=True)
-
-
-def multiple(value: float) -> str:
-    """A factor of compute: 3.5, 2,550."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.2g}"
 
 
 def flops(value: float) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from normlab.ladders.report.content import LadderCell, LadderReport
 from normlab.ladders.report.tables import flops
 from normlab.ladders.statistics.answer import FEW_STEPS
-from normlab.pages.numbers import NONE, format_count
+from normlab.pages.numbers import NONE, format_count, ratio
 from normlab.pages.tables import Cell, Column, Table, numeric_cell
 
 
@@ -43,7 +43,7 @@ def _line(content: LadderReport, size: str) -> list[TrainedCell | None]:
 
 def _trained(cell: LadderCell) -> TrainedCell:
     known = [
-        ("tokens a parameter", f"{cell.tokens_per_parameter:.2g}"),
+        ("tokens a parameter", ratio(cell.tokens_per_parameter)),
         ("steps", NONE if cell.steps is None else f"{cell.steps:,}"),
         ("tokens a step", NONE if cell.batch is None else f"{cell.batch:,}"),
         ("epochs", NONE if cell.epochs is None else f"{cell.epochs:.2g}"),
@@ -87,7 +87,7 @@ def _row(content: LadderReport, cell: LadderCell) -> list[Cell]:
         numeric_cell(format_count(cell.parameters), cell.parameters),
         numeric_cell(NONE if share is None else f"{100 * share:.0f} %", share),
         numeric_cell(format_count(cell.tokens), cell.tokens),
-        numeric_cell(f"{cell.tokens_per_parameter:.2g}", cell.tokens_per_parameter),
+        numeric_cell(ratio(cell.tokens_per_parameter), cell.tokens_per_parameter),
         numeric_cell(NONE if cell.epochs is None else f"{cell.epochs:.2g}", cell.epochs),
         numeric_cell(NONE if cell.steps is None else f"{cell.steps:,}", cell.steps),
         numeric_cell(flops(cell.flops), cell.flops),

@@ -28,6 +28,9 @@ def headline(content: LadderReport) -> str:
     """Who is better at the top of the ladder and how that moved; figures are in the findings."""
     top = content.top
     if top is None:
+        names = {row.scheme for row in content.rows}
+        if len(names) == 1:
+            return f"No verdict: a gap needs two schemes, and only {names.pop()} has runs that ended."
         return "No verdict: no cell counts; the cautions say why."
     return f"At {content.top_words} ({top.name}) {'; '.join(_clauses(content, top))}."
 
@@ -96,13 +99,14 @@ def hit_words(entry: HeldOut, places: int = 4, reason: str | None = None) -> str
 
 def _clauses(content: LadderReport, top: LadderCell) -> list[str]:
     """Group schemes with the same verdict into one clause, best first."""
-    alike: dict[tuple[str, str], list[str]] = {}
+    alike: dict[tuple[str, str, str], list[str]] = {}
     for own in content.answer.schemes:
-        alike.setdefault(_standing(own, top), []).append(own.scheme)
+        what, move = _standing(own, top)
+        alike.setdefault((what, move, _lost(content, own.scheme, top, what)), []).append(own.scheme)
     order = ["better", "worse", "open", "own seeds", "one seed", "not judged"]
     return [
-        _clause(what, move, names, content.answer.baseline)
-        for (what, move), names in sorted(alike.items(), key=lambda item: order.index(item[0][0]))
+        _clause(what, move, names, content.answer.baseline) + lost
+        for (what, move, lost), names in sorted(alike.items(), key=lambda item: order.index(item[0][0]))
     ]
 
 
@@ -120,8 +124,21 @@ def _standing(own: SchemeAnswer, top: LadderCell) -> tuple[str, str]:
         return found, _moves(test, "worse" if found == "better" else "better") if test is not None else ""
     if cell.gap is None:
         return "own seeds", ""
-    before = side(test.gap_bottom) if test is not None and test.verdict in ("shrinks", "crosses") else "open"
+    before = side(test.gap_bottom) if test is not None and test.direction is not None else "open"
     return found, "" if before == "open" else f" {before} with less compute"
+
+
+def _lost(content: LadderReport, scheme: str, top: LadderCell, what: str) -> str:
+    """Runs of a scheme that did not train where it is not judged, or beyond the cell where it is."""
+    if what == "not judged":
+        rows = [row for row in content.rows if (row.scheme, row.size, row.tokens) == (scheme, top.size, top.tokens)]
+        text = " ({} of {} runs did not train)"
+    else:
+        places = {(cell.size, cell.tokens) for cell in content.cells if cell.flops > top.flops}
+        rows = [row for row in content.rows if row.scheme == scheme and (row.size, row.tokens) in places]
+        text = ", but {} of {} runs with more compute did not train"
+    lost = sum(not row.is_usable for row in rows)
+    return text.format(lost, len(rows)) if lost else ""
 
 
 def _moves(test: TrendTest, other: str) -> str:

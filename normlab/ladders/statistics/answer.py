@@ -21,7 +21,8 @@ FEW_STEPS = 3000
 """A run of fewer steps says mostly who starts faster."""
 
 Verdict = Literal["shrinks", "grows", "crosses", "constant", "not shown"]
-"""How the gap moves within the ladder. `constant`: its change is smaller than `TrendTest.margin`, at the level."""
+"""How the gap moves within the ladder. `constant`: its change is smaller than `TrendTest.margin`, at the level. `not
+shown`: none of these, though its change may be (`TrendTest.direction`)."""
 
 AxisName = Literal["compute", "tokens", "size"]
 Reason = Literal[
@@ -143,6 +144,17 @@ class TrendTest(Record):
     """Changes below this many nats are called constant."""
     margin_multiplier: float | None = None
     """What `margin` is worth at the top as a factor of compute; None where the baseline's slope is unknown."""
+    turn: Place | None = None
+    """Where neither a verdict nor a change is shown: the cell whose gap is shown to lie beyond those of both ends."""
+    gap_turn: Interval | None = None
+    """The gap there."""
+
+    @property
+    def direction(self) -> Literal["better", "worse"] | None:
+        """Where a change of the gap is shown: to which side the scheme moves, on whichever of them it is."""
+        if self.change.spans_zero:
+            return None
+        return "better" if self.change.mean < 0.0 else "worse"
 
     @property
     def multiplier_moves(self) -> Literal["rises", "falls", "not shown"] | None:

@@ -10,6 +10,8 @@ from normlab.ladders.statistics.estimators.fit import estimate, sample_of
 
 FAR_OFF = 3.0
 """Standard deviations from the smooth estimate at which a cell is listed."""
+ROUNDING = 1e-7
+"""Nats by which the gaps of two seeds must differ: far below what any table rounds to, far above what sums lose."""
 OWN_FLOPS = 0.02
 """Share of the baseline's FLOPs from which on a difference is said."""
 
@@ -21,7 +23,8 @@ def find_cautions(
     found: list[str] = []
     for own in answers:
         cells = by_scheme[own.scheme]
-        found += _left_out(own.scheme, cells) + _single_seeds(own.scheme, cells) + _far_off(own)
+        found += _left_out(own.scheme, cells) + _single_seeds(own.scheme, cells) + _equal_seeds(own.scheme, cells)
+        found += _far_off(own)
         found += _own_flops(own.scheme, cells)
         found += _without_few_steps(own, cells, minimum_steps, level)
     return found
@@ -41,6 +44,18 @@ def _single_seeds(scheme: str, cells: Sequence[Cell]) -> list[str]:
     if usable and len(single) == len(usable):
         return [f"{scheme} has one seed at every cell: the noise of seeds is assumed, not measured."]
     return [f"{scheme} has one seed at {', '.join(single)}."] if single else []
+
+
+def _equal_seeds(scheme: str, cells: Sequence[Cell]) -> list[str]:
+    """Seeds scatter: where they do not, a table may hold one run several times, and its intervals are too narrow."""
+    several = [own for cell in cells if cell.is_usable and len(own := list(cell.differences.values())) > 1]
+    equal = sum(max(own) - min(own) < ROUNDING for own in several)
+    if 2 * equal <= len(several):
+        return []
+    return [
+        f"All seeds of {scheme} have the same gap at {equal} of {len(several)} cells: if one run is listed as several "
+        "seeds, the intervals are too narrow."
+    ]
 
 
 def _own_flops(scheme: str, cells: Sequence[Cell]) -> list[str]:

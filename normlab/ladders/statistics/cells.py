@@ -35,6 +35,10 @@ class Cell:
     """Tokens per second of the scheme over the baseline's."""
     flops_ratio: float = 1.0
     """FLOPs of the baseline over those of the scheme: less than one where the scheme needs more for the same tokens."""
+    runs: int = 0
+    """Runs of the scheme."""
+    lost: int = 0
+    """Those of them that did not train."""
 
     @property
     def is_usable(self) -> bool:
@@ -153,7 +157,7 @@ def _cell(key: Key, own: list[LadderRow], base: list[LadderRow], branched: set[s
     place = _place(base[0] if base else own[0])
     return Cell(
         place, differences, _trunk(key, branched), _reason(own, base, differences), _speed_ratio(own, base),
-        place.flops / own[0].flops,
+        place.flops / own[0].flops, len(own), sum(not row.is_usable for row in own),
     )  # fmt: skip
 
 

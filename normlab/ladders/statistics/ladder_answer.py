@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ from normlab.ladders.statistics.more_seeds import GapFit
 from normlab.ladders.statistics.multiplier import multiplier
 from normlab.ladders.statistics.priors import priors_in_words
 from normlab.ladders.statistics.projection import NEXT_RUNG, TEN_TIMES, project, times_top
-from normlab.ladders.statistics.sentence import sentence, sentence_by_cell
+from normlab.ladders.statistics.sentence import lost_runs, sentence, sentence_by_cell
 from normlab.ladders.statistics.trend import NO_TREND, find_trend
 
 SMALLEST_TIMED = 100e6
@@ -150,7 +151,10 @@ class _Comparison:
         return SchemeAnswer(
             scheme=scheme, cells=gaps, trend=trend, projections=beyond, identified=identified, form_weights=families,
             axis_weights=axes, held_out=held_out, seed_sd=sample.noise.sd,
-            sentence=sentence(scheme, self.baseline, at_top, trend, beyond, judged, identified, self.joint_level),
+            sentence=sentence(
+                scheme, self.baseline, at_top, trend, beyond, judged, identified, self.joint_level,
+                lost_runs(cells, top.flops),
+            ),
             what_more=effects_of_more_runs(sample, usable, nearest, self.level),
             seeds_for_sign=seeds_for_sign(GapFit(sample, usable, self.means, self.level), top),
         )  # fmt: skip
@@ -158,11 +162,12 @@ class _Comparison:
     def _without_fit(self, scheme: str, cells: Sequence[Cell], why: Identified) -> SchemeAnswer:
         """Each cell by itself: Student's intervals of its seeds."""
         gaps = [self._gap(cell, None, None, None) for cell in cells]
+        top = max((cell.flops for cell in cells if cell.is_usable), default=math.inf)
         return SchemeAnswer(
             scheme=scheme, cells=gaps, trend=NO_TREND, projections=[], identified=why, form_weights={},
             axis_weights={}, what_more=[], seed_sd=None,
             held_out=compare_with_forecast(scheme, cells, self.held_out),
-            sentence=sentence_by_cell(scheme, self.baseline, gaps, why, self.joint_level),
+            sentence=sentence_by_cell(scheme, self.baseline, gaps, why, self.joint_level, lost_runs(cells, top)),
         )  # fmt: skip
 
     def _gaps(self, cells: Sequence[Cell], sample: Sample) -> list[CellGap]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from normlab.ladders.statistics.answer import CellGap, Identified, Interval, Projection, Trend, TrendTest
+from normlab.ladders.statistics.cells import Cell
 from normlab.pages.numbers import format_count, join_names
 
 _MOVES = {
@@ -13,6 +14,8 @@ _MOVES = {
     "crosses": "the gap changes sign over the ladder",
     "not shown": "whether the gap moves over the ladder is not shown",
 }
+_TURNS = {"better": "the gap moves in its favour over the ladder", "worse": "the gap moves against it over the ladder"}
+"""Of a change that is shown, where the size of the gap is not."""
 
 
 def sentence(
@@ -24,27 +27,43 @@ def sentence(
     targets: Sequence[Projection],
     identified: Identified,
     level: float = 0.95,
+    lost: str = "",
 ) -> str:
-    """What a page prints for a scheme; `level` is the joint level of all schemes' intervals at one place."""
+    """What a page prints for a scheme; `level` is the joint level of all schemes' intervals at one place.
+
+    `lost`: what `lost_runs` says of it.
+    """
     k = top.multiplier
     ratio = f", compute multiplier {k.mean:.2f} ({k.low:.2f} to {k.high:.2f})" if k else ""
-    parts = [f"{scheme}: {_at_cell(baseline, top, top.gap, level)}{ratio}", _moves(trend)]
+    parts = [f"{scheme}: {_at_cell(baseline, top, top.gap, level)}{ratio}", lost, _moves(trend)]
     next_rung = [own for own in projections if own not in targets][:1]
     parts += _beyond([*next_rung, *targets], next_rung, identified)
     return "; ".join(part for part in parts if part) + "."
 
 
 def sentence_by_cell(
-    scheme: str, baseline: str, cells: Sequence[CellGap], identified: Identified, level: float = 0.95
+    scheme: str, baseline: str, cells: Sequence[CellGap], identified: Identified, level: float = 0.95, lost: str = ""
 ) -> str:
     """The same for a scheme without a fit: each cell by its own seeds, no trend and nothing beyond."""
-    judged = [cell for cell in cells if cell.is_usable]
+    judged, told = [cell for cell in cells if cell.is_usable], f"; {lost}" if lost else ""
     if not judged:
-        return f"{scheme}: no cell of the ladder can be compared with {baseline}."
+        return f"{scheme}: no cell of the ladder can be compared with {baseline}{told}."
     top = max(judged, key=lambda cell: cell.flops)
     at_top = _at_cell(baseline, top, top.student, level)
     why = identified.reasons[0].text
-    return f"{scheme}: {at_top}; {_counts(judged)}; {why}."
+    return f"{scheme}: {at_top}{told}; {_counts(judged)}; {why}."
+
+
+def lost_runs(cells: Sequence[Cell], top: float) -> str:
+    """How many runs of a scheme did not train: who is ahead where a few did has not shown that it scales.
+
+    `top`: the FLOPs of its largest cell that counts, beyond which it may have lost some everywhere.
+    """
+    lost, beyond = sum(cell.lost for cell in cells), [cell for cell in cells if cell.flops > top]
+    if not lost:
+        return ""
+    where = ", among them some at every cell with more compute" if beyond and all(own.lost for own in beyond) else ""
+    return f"{lost} of its {sum(cell.runs for cell in cells)} runs did not train{where}"
 
 
 def _counts(cells: Sequence[CellGap]) -> str:
@@ -76,11 +95,16 @@ def _moves(trend: Trend) -> str:
         return ""
     test = trend.compute
     # With the place: where larger sizes did not train, the ladder of this scheme ends before that of others.
-    ends = f"{test.gap_bottom.mean:+.3f} at {test.bottom.name} to {test.gap_top.mean:+.3f}"
-    return f"{_in_nats(test)} ({ends}){in_compute(test)}"
+    start, end = f"{test.gap_bottom.mean:+.3f} at {test.bottom.name}", f"{test.gap_top.mean:+.3f}"
+    if test.turn is not None and test.gap_turn is not None:
+        between = f"{test.gap_turn.mean:+.3f} at {test.turn.name}"
+        return f"the gap moves and comes back over the ladder ({start}, {between}, {end} at the top){in_compute(test)}"
+    return f"{_in_nats(test)} ({start} to {end}){in_compute(test)}"
 
 
 def _in_nats(test: TrendTest) -> str:
+    if test.verdict == "not shown" and test.direction is not None:
+        return _TURNS[test.direction]
     if test.verdict != "constant":
         return _MOVES[test.verdict]
     worth = f", {100 * (test.margin_multiplier - 1.0):.2g} % of compute," if test.margin_multiplier else ""
@@ -91,11 +115,12 @@ def in_compute(test: TrendTest) -> str:
     """How the multiplier moves: a gap that shrinks with a constant multiplier is no loss of advantage."""
     moves = test.multiplier_moves
     if moves == "not shown":
-        return ", but a change of the compute multiplier is not shown" if test.verdict in ("shrinks", "grows") else ""
+        is_said = test.verdict not in ("constant", "crosses") and test.direction is not None
+        return ", but a change of the compute multiplier is not shown" if is_said else ""
     if moves is None:
         return ""
     agree = test.verdict != "constant" and (test.change.mean < 0.0) == (moves == "rises")
-    joined = "but" if test.verdict == "not shown" else "and" if agree else "while"
+    joined = "but" if test.verdict == "not shown" and test.direction is None else "and" if agree else "while"
     return f", {joined} the compute multiplier {moves}"
 
 

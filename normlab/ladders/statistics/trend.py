@@ -22,7 +22,7 @@ MARGIN = 0.01
 NO_TREND = Trend(verdict="not shown", compute=None, tokens=None, sizes=None)
 """Of a scheme without a fit."""
 
-_GAPS_AND_CHANGE = np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 1.0]])
+_GAPS_CHANGE_AND_SUM = np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 1.0], [1.0, 1.0]])
 """Functionals over (bottom, top)."""
 
 
@@ -58,13 +58,16 @@ def _test(axis: AxisName, line: list[Place], sample: Sample, baseline: Sequence[
         in_flops = math.log(sample.flops_ratio(top) / sample.flops_ratio(bottom))
         drift = average(estimate(sample, [bottom, top], rows)).moved(in_flops).interval(level)
         margin = float(np.median(slopes.nodes[1])) * math.log(MARGIN_MULTIPLIER)
-    found = [own.interval(level) for own in estimate(sample, [bottom, top], _GAPS_AND_CHANGE)]
-    verdict = verdict_of(found[0], found[1], found[2], margin)
+    found = [own.interval(level) for own in estimate(sample, [bottom, top], _GAPS_CHANGE_AND_SUM)]
+    verdict = verdict_of(*found, margin=margin)
     if verdict == "constant" and _leaves(sample, line, margin, level):
         verdict = "not shown"
+    is_open = verdict == "not shown" and found[2].spans_zero
+    turn = _turn(sample, line, level) if is_open else None
     return TrendTest(
         axis=axis, bottom=bottom, top=top, verdict=verdict, gap_bottom=found[0], gap_top=found[1], change=found[2],
         log_multiplier_change=drift, margin=margin, margin_multiplier=None if slopes is None else MARGIN_MULTIPLIER,
+        turn=turn, gap_turn=estimate(sample, [turn])[0].interval(level) if turn is not None else None,
     )  # fmt: skip
 
 
@@ -75,14 +78,32 @@ def _leaves(sample: Sample, line: list[Place], margin: float, level: float) -> b
     return any(not own.spans_zero and abs(own.mean) > margin for own in found)
 
 
-def verdict_of(bottom: Interval, top: Interval, change: Interval, margin: float) -> Verdict:
-    """crosses: two signs, both shown. shrinks, grows: the change is shown, and the sign at the larger end."""
+def _turn(sample: Sample, line: list[Place], level: float) -> Place | None:
+    """The cell that lies furthest beyond both ends on one side, if any is shown to: a bump ends where it began."""
+    if len(line) < 3:
+        return None
+    cells, inner = np.eye(len(line)), line[1:-1]
+    # Any of them would do: corrected over them (Bonferroni).
+    each = 1.0 - (1.0 - level) / len(inner)
+    ends = [[own.interval(each) for own in estimate(sample, line, cells[1:-1] - cells[end])] for end in (0, -1)]
+    beyond = [
+        (min(abs(first.mean), abs(last.mean)), place)
+        for place, first, last in zip(inner, *ends, strict=True)
+        if not first.spans_zero and not last.spans_zero and first.mean * last.mean > 0.0
+    ]
+    return max(beyond, key=lambda own: own[0])[1] if beyond else None
+
+
+def verdict_of(bottom: Interval, top: Interval, change: Interval, both: Interval, *, margin: float) -> Verdict:
+    """crosses: two signs, both shown. shrinks, grows: shown of the gap's size, whatever its sign; `both` is the sum.
+
+    top² - bottom² is the change times the sum, so that the gap is smaller at the top if they have opposite signs. A
+    change that is shown does not say it where the gap may have changed its sign: from -0.02 to +0.02 the size stays.
+    """
     if not bottom.spans_zero and not top.spans_zero and bottom.mean * top.mean < 0.0:
         return "crosses"
     if not change.spans_zero:
-        if not bottom.spans_zero and abs(top.mean) < abs(bottom.mean):
-            return "shrinks"
-        if not top.spans_zero and abs(top.mean) > abs(bottom.mean):
-            return "grows"
-        return "not shown"
+        if both.spans_zero:
+            return "not shown"
+        return "shrinks" if change.mean * both.mean < 0.0 else "grows"
     return "constant" if max(abs(change.low), abs(change.high)) < margin else "not shown"

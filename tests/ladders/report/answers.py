@@ -57,8 +57,9 @@ def _scheme(rows: Sequence[LadderRow], scheme: str, baseline: str, targets: bool
     top, bottom = usable[-1], usable[0]
     verdict: Verdict = VERDICTS.get(scheme, "not shown") if fitted else "not shown"
     test = TrendTest(
-        axis="compute", bottom=_place(bottom), top=_place(top), verdict=verdict, gap_bottom=_around(bottom, 0.012),
-        gap_top=_around(top, 0.012), change=_around(top, 0.02), log_multiplier_change=None, margin=0.01,
+        axis="compute", bottom=_place(bottom), top=_place(top), verdict=verdict,
+        gap_bottom=_around(_mean(bottom), 0.012), gap_top=_around(_mean(top), 0.012),
+        change=_around(_mean(top) - _mean(bottom), 0.03), log_multiplier_change=None, margin=0.01,
     ) if fitted else None  # fmt: skip
     projections = [_projection(top, times, name) for times, name in
                    ((3.5, ""), (10.0, ""), (7.1, "16x1024"))] if targets else []  # fmt: skip
@@ -139,8 +140,8 @@ def _place(cell: CellGap) -> Place:
     return Place(name=cell.size, size=cell.size, parameters=cell.parameters, tokens=cell.tokens, flops=cell.flops)
 
 
-def _around(cell: CellGap, half: float) -> Interval:
-    return Interval(_mean(cell) - half, _mean(cell) + half, _mean(cell), LEVEL)
+def _around(mean: float, half: float) -> Interval:
+    return Interval(mean - half, mean + half, mean, LEVEL)
 
 
 def _mean(cell: CellGap) -> float:

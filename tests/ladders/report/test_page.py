@@ -12,7 +12,7 @@ import pytest
 from normlab.errors import NormLabError
 from normlab.ladders.report import LadderReport, build, markdown, terminal_lines, to_json
 from normlab.ladders.report.design import LadderDesign
-from normlab.ladders.report.glance import glance_table
+from normlab.ladders.report.glance import glance_table, trend_cell
 from normlab.ladders.report.page import render_page
 from normlab.ladders.report.plots import plot_data
 from normlab.ladders.report.tables import gap_table, more_runs_table, projection_table, rate_table
@@ -265,3 +265,18 @@ def test_an_open_sign_at_the_top_says_how_many_seeds_would_close_it(seeds: int |
     first = more_runs_table(LadderReport(rows, is_open)).rows[0]
     assert [cell.text for cell in first[1:4]] == [words, "12x768, 118M tokens", "0.030"]
     assert first[5].text == "−0.005, its mean"
+
+
+def test_a_change_that_is_shown_is_a_trend_at_a_glance() -> None:
+    report = full()
+    own = report.answer.schemes[2]
+    assert own.trend.compute is not None
+    said = []
+    for ends in ((0.01, 0.04), (-0.04, -0.01), (-0.01, 0.04)):
+        change = Interval(*ends, sum(ends) / 2, 0.95)
+        trend = replace(own.trend, compute=replace(own.trend.compute, change=change))
+        said.append(trend_cell(replace(own, trend=trend)).text)
+    assert said == ["gap moves against it", "gap moves in its favour", "no trend shown"]
+    change, test = Interval(-0.01, 0.04, 0.015, 0.95), own.trend.compute
+    back = replace(own.trend, compute=replace(test, change=change, turn=test.top, gap_turn=change))
+    assert trend_cell(replace(own, trend=back)).text == "gap moves and comes back"

@@ -8,7 +8,8 @@ import pytest
 
 from normlab.ladders.report import LadderReport
 from normlab.ladders.report.cautions import cautions
-from normlab.ladders.report.design import LadderDesign, RateRule
+from normlab.ladders.report.design import ForecastFacts, LadderDesign, RateRule
+from normlab.ladders.report.forecast_notes import forecast_notes
 from normlab.ladders.report.verdict import (
     findings,
     forecast_sentence,
@@ -112,9 +113,54 @@ def test_a_scheme_missing_at_the_top_is_named() -> None:
     assert "geonorm has no run that trained at 12x768, 118M tokens, the top of the ladder." in cautions(report)
 
 
+def test_a_scheme_that_did_not_train_beyond_its_gain_is_not_just_better() -> None:
+    """It is ahead at the smallest size, and its runs at all larger ones are lost: the verdict says both."""
+    rows = [
+        replace(row, state="stuck", loss=3.5) if row.scheme == "post" and row.size != "4x256" else row
+        for row in synthetic.rows(schemes=("pre", "post"), lost=False)
+    ]
+    lost = [row for row in rows if row.state == "stuck"]
+    top = max(row.flops for row in rows if row.size == "4x256")
+    beyond = sum(row.flops > top for row in lost)
+    assert 0 < beyond < len(lost)
+    report = LadderReport(rows, answer(rows, baseline="pre"))
+    said = headline(report)
+    assert "(4x256, 118M tokens) post is better than pre" in said
+    assert said.endswith(f", but {beyond} of {beyond} runs with more compute did not train.")
+    runs = sum(row.scheme == "post" for row in rows)
+    told = f"; {len(lost)} of its {runs} runs did not train, among them some at every cell with more compute; "
+    assert told in findings(report)[0]
+
+
+def test_a_scheme_that_lost_a_run_at_the_top_is_not_silently_left_out() -> None:
+    rows = [
+        replace(row, state="diverged", loss=None)
+        if (row.scheme, row.size, row.tokens, row.seed) == ("peri", "12x768", 118_000_000, 1)
+        else row
+        for row in synthetic.rows(schemes=("pre", "peri", "geonorm"), lost=False)
+    ]
+    report = LadderReport(rows, answer(rows, baseline="pre"))
+    assert headline(report).endswith("peri was not judged there (1 of 2 runs did not train).")
+    said = "runs did not train, among them some at every cell with more compute;"
+    assert f"; 1 of its {sum(row.scheme == 'peri' for row in rows)} {said}" in findings(report)[0]
+
+
+def test_a_scheme_of_which_no_run_trained_says_so() -> None:
+    rows = [
+        replace(row, state="stuck", loss=3.5) if row.scheme == "post" else row
+        for row in synthetic.rows(schemes=("pre", "post"), lost=False)
+    ]
+    (said, *_) = findings(LadderReport(rows, answer(rows, baseline="pre")))
+    lost = sum(row.scheme == "post" for row in rows)
+    assert said == f"post: no cell of the ladder can be compared with pre; {lost} of its {lost} runs did not train."
+
+
 def test_no_scheme_with_a_pair_gives_no_verdict() -> None:
     rows = [row for row in synthetic.rows(lost=False) if row.scheme == "pre"]
     report = LadderReport(rows, answers.answer(rows))
+    assert headline(report) == "No verdict: a gap needs two schemes, and only pre has runs that ended."
+    apart = [replace(row, scheme="peri", seed=row.seed + 10) for row in rows]
+    report = LadderReport([*rows, *apart], answer([*rows, *apart], baseline="pre"))
     assert headline(report) == "No verdict: no cell counts; the cautions say why."
 
 
@@ -149,6 +195,29 @@ def test_forecasts_without_results_are_counted_apart() -> None:
     assert forecast_sentence([_held_out(-0.02), _held_out(None)]) == f"{told}; 1 more has no result that counts."
     three = [_held_out(-0.02), _held_out(None), _held_out(None)]
     assert forecast_sentence(three) == f"{told}; 2 more have no result that counts."
+
+
+def test_forecasts_hold_together_one_by_one() -> None:
+    """Two of peri at 97.5 %, and two of geonorm that came later, at 98.75 %: no level is that of all four."""
+    report = full()
+    entries = {
+        name: [replace(_held_out(None), scheme=name, forecast=Interval(-0.04, 0.01, -0.015, level))] * 2
+        for name, level in (("peri", 0.975), ("geonorm", 0.9875))
+    }
+    schemes = [replace(own, held_out=entries[own.scheme]) for own in report.answer.schemes if own.scheme in entries]
+    facts = ForecastFacts(written="2026-01-02", hash="a", schemes=("peri", "pre"))
+    later = replace(facts, hash="b", schemes=("geonorm",))
+    design = replace(report.design, forecast=facts, further_forecasts=(later,))
+    said = forecast_notes(LadderReport(report.rows, replace(report.answer, schemes=schemes), design))
+    assert said[2:] == [
+        "Each interval of peri has 97.5 %, so that both hold together with 95 %.",
+        "Each interval of geonorm has 98.8 %, so that both hold together with 95 %.",
+    ]
+    alone = replace(design, further_forecasts=())
+    peri = replace(report.answer, schemes=[own for own in schemes if own.scheme == "peri"])
+    assert forecast_notes(LadderReport(report.rows, peri, alone))[1:] == [
+        "Each interval has 97.5 %, so that both hold together with 95 %."
+    ]
 
 
 def test_reasons_have_a_minus_and_no_scheme_with_a_capital() -> None:
@@ -186,10 +255,7 @@ def test_rates_that_are_derived_over_width_alone_are_a_hypothesis_over_depth() -
     design = LadderDesign(rules=tuple(RateRule(scheme=name, carry="width", basis=own) for name, own in bases.items()))
     told = cautions(LadderReport(rows, answers.answer(rows), design))
     assert f"The rates of pre and peri were carried to other sizes: {over_depth}." in told
-    assert (
-        "The rates of geonorm were carried to other sizes by a power of width that was fitted at one middle size."
-        in told
-    )
+    assert "The rates of geonorm were carried to other sizes by a power that was fitted at one middle size." in told
     assert not any("spannorm" in line and "carried" in line for line in told)
 
 

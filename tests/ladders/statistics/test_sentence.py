@@ -34,10 +34,10 @@ def _cell(low: float, high: float, multiplier: Interval | None = None) -> CellGa
     )  # fmt: skip
 
 
-def _trend(verdict: Verdict, drift: Interval | None = None) -> Trend:
+def _trend(verdict: Verdict, drift: Interval | None = None, change: tuple[float, float] = (0.01, 0.04)) -> Trend:
     test = TrendTest(
         axis="compute", bottom=BOTTOM, top=TOP, verdict=verdict, gap_bottom=_interval(-0.06, -0.04),
-        gap_top=_interval(-0.035, -0.015), change=_interval(0.01, 0.04), log_multiplier_change=drift, margin=0.0124,
+        gap_top=_interval(-0.035, -0.015), change=_interval(*change), log_multiplier_change=drift, margin=0.0124,
         margin_multiplier=1.05 if drift else None,
     )  # fmt: skip
     return Trend(verdict=verdict, compute=test, tokens=None, sizes=None)
@@ -67,9 +67,30 @@ def test_everything_that_is_shown() -> None:
 
 
 def test_what_is_open_is_not_called_equal() -> None:
-    text = sentence("peri", "pre", _cell(-0.01, 0.02), _trend("not shown"), [], [], YES)
+    trend = _trend("not shown", change=(-0.01, 0.04))
+    text = sentence("peri", "pre", _cell(-0.01, 0.02), trend, [], [], YES)
     assert "no difference to pre shown at 12x768 with 118M tokens, +0.005 (95 %: -0.010 to +0.020)" in text
     assert "whether the gap moves over the ladder is not shown" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "drift", "words"),
+    [
+        ((0.01, 0.04), (-0.05, -0.02), "the gap moves against it over the ladder (-0.050 at {0}), and the compute "
+         "multiplier falls."),
+        ((-0.04, -0.01), (0.02, 0.05), "the gap moves in its favour over the ladder (-0.050 at {0}), and the compute "
+         "multiplier rises."),
+        ((0.01, 0.04), (-0.05, 0.02), "the gap moves against it over the ladder (-0.050 at {0}), but a change of the "
+         "compute multiplier is not shown."),
+        ((-0.01, 0.04), (-0.05, 0.02), "whether the gap moves over the ladder is not shown (-0.050 at {0})."),
+    ],
+)  # fmt: skip
+def test_a_change_that_is_shown_is_not_denied_where_it_has_no_verdict(
+    change: tuple[float, float], drift: tuple[float, float], words: str
+) -> None:
+    trend = _trend("not shown", _interval(*drift), change)
+    text = sentence("peri", "pre", _cell(-0.01, 0.02), trend, [], [], YES)
+    assert text.endswith(f"; {words.format('4x256 with 29.5M tokens to -0.025')}")
 
 
 def test_a_far_target_says_nothing_against_a_near_one() -> None:
@@ -97,7 +118,6 @@ def test_a_target_that_is_not_identified_has_a_reason_and_no_number() -> None:
         ("shrinks", (-0.05, -0.02), "and the compute multiplier falls"),
         ("shrinks", (0.02, 0.05), "while the compute multiplier rises"),
         ("constant", (0.02, 0.05), "while the compute multiplier rises"),
-        ("not shown", (-0.05, -0.02), "but the compute multiplier falls"),
     ],
 )
 def test_what_the_multiplier_does_is_said_beside_what_the_gap_does(
@@ -105,6 +125,12 @@ def test_what_the_multiplier_does_is_said_beside_what_the_gap_does(
 ) -> None:
     text = sentence("peri", "pre", _cell(-0.03, -0.02), _trend(verdict, _interval(*drift)), [], [], YES)
     assert text.endswith(f" to -0.025), {words}.")
+
+
+def test_a_multiplier_that_moves_is_told_apart_from_a_gap_that_is_not_shown_to() -> None:
+    trend = _trend("not shown", _interval(-0.05, -0.02), change=(-0.01, 0.04))
+    text = sentence("peri", "pre", _cell(-0.03, -0.02), trend, [], [], YES)
+    assert text.endswith(" to -0.025), but the compute multiplier falls.")
 
 
 def test_constant_is_said_with_its_margin() -> None:

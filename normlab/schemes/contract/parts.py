@@ -302,9 +302,11 @@ def input_dtype(read: nn.Module, state: torch.Tensor) -> torch.dtype:
     reads its gradient in autocast's dtype saves these two passes over memory. Values are the same, up to the order in
     which a compiler sums along a row.
     """
-    if state.dtype != torch.float32 or not getattr(read, "branch_casts", False):
+    narrow = autocast_dtype(state)
+    # The branch is asked last: a graph that did not ask serves the last block, whose exit has none.
+    if narrow is None or state.dtype != torch.float32 or not getattr(read, "branch_casts", False):
         return state.dtype
-    return autocast_dtype(state) or state.dtype
+    return narrow
 
 
 class Add(_Residual):

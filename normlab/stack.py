@@ -201,6 +201,10 @@ class Stack(NaNUntilInitialised):
             self._run_layer = torch.compile(_run_layer, **options)
         return self
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Compiled code cannot be pickled; as torch has it, neither copies nor pickles are compiled.
+        return {**super().__getstate__(), "_run_layer": _run_layer}
+
     @property
     def is_compiled_by_layers(self) -> bool:
         """Whether one layer was compiled for all (`compile_layers`); each by itself is seen at the layers."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -77,9 +77,16 @@ _BENCHES = {"kernels": _deferred(bench_kernels), "step": _deferred(bench_step), 
 
 def main() -> None:
     """Run the command line in `sys.argv`. Input errors print one line and exit with code 2."""
+    # Outside for output that cannot be written, inside because whoever reads an error may have left, too.
+    with _errors_in_one_line(), reader_may_leave(), _errors_in_one_line():
+        run(sys.argv[1:])
+
+
+@contextmanager
+def _errors_in_one_line() -> Iterator[None]:
+    """Context manager: print an error of the input in one line, and end with its exit code."""
     try:
-        with reader_may_leave():
-            run(sys.argv[1:])
+        yield
     except NormLabError as error:
         print(f"normlab: {error}", file=sys.stderr)
         sys.exit(2)

@@ -229,6 +229,8 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor | None) -> Any:
         d_state, d_input = grad_outputs
+        if d_state is None and d_input is None:
+            return (None,) * 13
         x, g, state, keep, step, scale, *affines = ctx.saved_tensors
         if torch.is_grad_enabled():
             raise NormLabError("the fused step has no second derivative; use kernels='reference'")

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from normlab.errors import NormLabError, unknown
 from normlab.norms import autocast_dtype, widen
-from normlab.schemes.contract.blocks import has_hooks
+from normlab.schemes.contract.blocks import has_hooks, own_hooks
 from normlab.schemes.contract.site import Kind
 
 
@@ -76,8 +76,11 @@ def is_plain(linear: nn.Module) -> bool:
 
 
 def runs_as_written(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether a module runs the `forward` of `kind`, not a subclass's own or one put in its place (some LoRAs)."""
-    return type(module).forward is kind.forward and "forward" not in vars(module)
+    """Whether a module runs the `forward` of `kind` and nothing else.
+
+    Not a subclass's own, nor one put in its place (some LoRAs), nor hooks, which may look at the input or change it.
+    """
+    return type(module).forward is kind.forward and not own_hooks(module)
 
 
 def product_dtype(x: torch.Tensor, weight: torch.Tensor) -> torch.dtype:

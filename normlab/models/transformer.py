@@ -164,11 +164,16 @@ class Transformer(NaNUntilInitialised, ABC):
         """Compile one layer for all, and the head with its loss, in place; `options` are those of torch.compile.
 
         Compiling `loss` as a whole takes time in proportion to the depth. This takes as long as a model of two blocks,
-        and costs some time of the host at every block, unless the step is recorded as a CUDA graph.
+        and costs some time of the host at every block, unless the step is recorded as a CUDA graph. A copy of the model
+        is not compiled.
         """
         self.stack.compile_layers(**options)
         self._cross_entropy = torch.compile(self._cross_entropy, **options)
         return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The compiled loss has this model's head: a copy must have its own. Copies are not compiled, as torch has it.
+        return {name: value for name, value in super().__getstate__().items() if name != "_cross_entropy"}
 
     def router_loss(self) -> torch.Tensor:
         """Weighted load-balancing loss and z-loss of the routers in the last forward pass, averaged over blocks."""

@@ -15,14 +15,13 @@ from torch import nn
 
 from normlab.errors import NormLabError
 from normlab.geometry import project
-from normlab.kernels import backends
 from normlab.kernels.geodesic import NO_STATE, SMOOTH, Order, angle_rate, geodesic_pair, geodesic_step
 from normlab.norms import widen
 from normlab.schemes.contract.blocks import Block
 from normlab.schemes.contract.bound_scheme import BoundScheme
 from normlab.schemes.contract.law import Law, Motion, Value, on_sphere
 from normlab.schemes.contract.learnt import first_steps, mean
-from normlab.schemes.contract.parts import ConstantScale, Seen, Step, ToSphere, Write, input_dtype, read_state
+from normlab.schemes.contract.parts import ConstantScale, Step, ToSphere, WriteTwice
 from normlab.schemes.contract.scheme import Scheme
 from normlab.schemes.contract.site import Site
 
@@ -134,7 +133,7 @@ class GeoNorm(Scheme):
         return torch.where(found > 0, torch.maximum(found, over), found) if self.second_clamp else found
 
 
-class Geodesic(Write):
+class Geodesic(WriteTwice):
     """Moves the state along the great circle in the update's direction; keeps its length."""
 
     keeps_norm = True
@@ -157,21 +156,10 @@ class Geodesic(Write):
     def forward(self, state: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
         return geodesic_step(state, update, **self._options(), kernels="reference")
 
-    def write_and_read(
-        self,
-        state: torch.Tensor,
-        update: torch.Tensor,
-        shape: nn.Module,
-        read: nn.Module,
-        kernels: str,
-        *carry: torch.Tensor,
-    ) -> tuple[torch.Tensor, Seen]:
-        if backends.choose(kernels, state) != "triton" or not isinstance(shape, nn.Identity):
-            return super().write_and_read(state, update, shape, read, kernels)
-        plain = isinstance(read, nn.Identity)
-        dtype = input_dtype(read, state) if plain else state.dtype
-        state, seen = geodesic_pair(state, update, **self._options(), input_dtype=dtype, kernels=kernels)
-        return (state, seen) if plain else read_state(state, read, kernels)
+    def write_twice(
+        self, state: torch.Tensor, update: torch.Tensor, input_dtype: torch.dtype, kernels: str
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return geodesic_pair(state, update, **self._options(), input_dtype=input_dtype, kernels=kernels)
 
     def _options(self) -> dict[str, Any]:
         a, b = self._map()

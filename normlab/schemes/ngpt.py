@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from normlab.errors import NormLabError
-from normlab.kernels import backends
 from normlab.kernels.lerp import sphere_lerp, sphere_lerp_pair, unit_rows_
 from normlab.norms import l2_norm
 from normlab.roles import Role, whole_parameters
@@ -27,13 +26,10 @@ from normlab.schemes.contract.parts import (
     BoundedSequential,
     ConstantScale,
     LearnedScale,
-    Seen,
     Step,
     ToSphere,
-    Write,
+    WriteTwice,
     factor,
-    input_dtype,
-    read_state,
 )
 from normlab.schemes.contract.scheme import Scheme
 from normlab.schemes.contract.site import Site
@@ -128,7 +124,7 @@ def _gate_scale(mlp: Any) -> nn.Module:
     return BoundedSequential(LearnedScale(mlp.hidden), ConstantScale(math.sqrt(mlp.dim)))
 
 
-class SphereLerp(Write):
+class SphereLerp(WriteTwice):
     """n(h + |α| ⊙ (n(g) − h))."""
 
     keeps_norm = True
@@ -144,21 +140,10 @@ class SphereLerp(Write):
     def forward(self, state: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
         return sphere_lerp(state, update, self.step_size(), self.eps, kernels="reference")
 
-    def write_and_read(
-        self,
-        state: torch.Tensor,
-        update: torch.Tensor,
-        shape: nn.Module,
-        read: nn.Module,
-        kernels: str,
-        *carry: torch.Tensor,
-    ) -> tuple[torch.Tensor, Seen]:
-        if backends.choose(kernels, state) != "triton" or not isinstance(shape, nn.Identity):
-            return super().write_and_read(state, update, shape, read, kernels)
-        plain = isinstance(read, nn.Identity)
-        dtype = input_dtype(read, state) if plain else state.dtype
-        state, seen = sphere_lerp_pair(state, update, self.step_size(), self.eps, input_dtype=dtype, kernels=kernels)
-        return (state, seen) if plain else read_state(state, read, kernels)
+    def write_twice(
+        self, state: torch.Tensor, update: torch.Tensor, input_dtype: torch.dtype, kernels: str
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return sphere_lerp_pair(state, update, self.step_size(), self.eps, input_dtype=input_dtype, kernels=kernels)
 
     def rms_bound(self, state: float, update: float) -> float:
         return 1.0 / math.sqrt(self.alpha.weight.shape[-1])

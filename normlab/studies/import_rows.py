@@ -16,9 +16,9 @@ from normlab.utils.text import counted
 def import_rows(record: StudyRecord) -> None:
     """Add the rows that the study lists and does not have yet."""
     # All of them or none: of rows that are half there, a verdict would be one on a part.
-    found = [(name, dict(_arms(Path(name), record.study.name))) for name in record.study.rows]
+    found = [(name, list(_arms(Path(name), record.study.name))) for name in record.study.rows]
     for name, arms in found:
-        for arm, rows in arms.items():
+        for arm, rows in arms:
             store = Store(record.folder / arm, fields=RESULT_FIELDS)
             there = {row["run"] for row in store.rows()}
             for row in rows:

@@ -250,6 +250,22 @@ def test_a_run_outlives_the_reader_of_its_progress(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "done"
 
 
+def stop(words: list[str]) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("ends", "code"), [(main.run, "2"), (stop, "130")])
+def test_an_error_keeps_its_exit_code_when_its_reader_has_left(ends, code, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["normlab", "no-such-verb"])
+    monkeypatch.setattr(main, "run", ends)
+    with (
+        (tmp_path / "out").open("w") as file,
+        contextlib.redirect_stderr(Pipe(file, errno.EPIPE)),
+        pytest.raises(SystemExit, match=code),
+    ):
+        main.main()
+
+
 @pytest.mark.parametrize("verb", ["schemes", "--version"])
 def test_output_that_cannot_be_written_is_one_line(verb, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["normlab", verb])

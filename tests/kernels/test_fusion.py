@@ -157,6 +157,34 @@ def test_branches_with_a_replaced_forward_are_handed_the_dtype_of_the_state():
     assert notes == [[True, False], [False, True], [True, True]]
 
 
+def inputs_in_hooks(kernels: str) -> list[torch.Tensor]:
+    stack, x = build("pre", kernels), torch.randn(2, 5, DIM, generator=seeded(3), device=torch.get_default_device())
+    seen: list[torch.Tensor] = []
+    stack.layers[0].branches[1].register_forward_pre_hook(lambda module, given: seen.append(given[0]))
+    stack.layers[1].branches[0].qkv.register_forward_hook(lambda module, given, output: seen.append(given[0]))
+    with torch.autocast(x.device.type, torch.float16):
+        stack(x)
+    return seen
+
+
+def test_hooks_on_branches_see_the_input_that_the_reference_hands_over():
+    for fused, reference in zip(inputs_in_hooks("triton"), inputs_in_hooks("reference"), strict=True):
+        assert fused.dtype == reference.dtype == torch.float32
+        # Up to the first block's rounding in half precision; a rounded input would be one in fp16.
+        assert not torch.equal(fused, fused.half().float())
+        assert (fused - reference).abs().max() <= 8 * 2.0**-11 * reference.abs().max()
+
+
+def test_layers_compiled_without_autocast_share_one_graph(request):
+    request.getfixturevalue("no_default_device")
+    stack, graphs = build("pre", "triton"), []
+    torch._dynamo.reset()
+    stack.compile_layers(backend=lambda module, _: graphs.append(module) or module.forward)
+    stack(torch.randn(2, 5, DIM))
+    # The last block's exit is no read of a branch, and a norm like the others.
+    assert len(graphs) == 1
+
+
 @parametrize("spec", CASTS, quick=["pre"])
 def test_compiled_stacks_cast_no_input(spec, request):
     request.getfixturevalue("no_default_device")

@@ -177,6 +177,23 @@ def test_a_norm_alone_may_have_an_input_of_its_own_dtype():
         assert torch.equal(state, x)
 
 
+class NoGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, *_):
+        return None
+
+
+def test_outputs_whose_users_return_no_gradient_have_none():
+    x, g, options = build("pre", 64, torch.float32)
+    state, seen = residual_step(x, g, **options, kernels="triton")
+    (NoGradient.apply(state).sum() + NoGradient.apply(seen).sum() + x.sum()).backward()
+    assert torch.equal(x.grad, torch.ones_like(x))
+
+
 def test_sums_over_rows_are_deterministic():
     x, g, options = build("keel", 64, torch.float32, rows=(61,))
     weights = torch.randn(2, 61, 64, dtype=torch.float64)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import torch
 from torch._dynamo.backends.registry import lookup_backend
@@ -134,3 +137,21 @@ def test_decoders_compile_whole(scheme, topology):
 @pytest.mark.parametrize("name", ["pre", "geonorm", "mhc"])
 def test_decoders_with_experts_compile_whole(name):
     assert_compiles_whole(normlab.scheme(name), stream="fp32", experts=4)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_of_a_model_compiled_by_parts_has_a_loss_of_its_own(copied):
+    tokens = torch.randint(32, (2, 8))
+    config = normlab.DecoderConfig(scheme="geonorm", depth=2, dim=DIM, heads=2, hidden=32, vocab_size=32)
+    model = config.build().init_().compile_parts(backend="eager")
+    before = model.loss(tokens, tokens)
+    twin = copied(model)
+    assert torch.equal(twin.loss(tokens, tokens), before)
+    with torch.no_grad():
+        twin.head.weight.mul_(3.0)
+    expected = torch.nn.functional.cross_entropy(twin(tokens).flatten(0, 1), tokens.flatten())
+    assert (twin.loss(tokens, tokens) - expected).abs() < 1e-5
+    assert torch.equal(model.loss(tokens, tokens), before)
+    twin.loss(tokens, tokens).backward()
+    assert model.head.weight.grad is None
+    assert twin.head.weight.grad is not None

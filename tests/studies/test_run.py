@@ -404,6 +404,17 @@ def test_rows_of_several_sources_are_taken_in_whole_or_not_at_all(tmp_path):
     assert run_study(study, tmp_path / "results", progress=False) == 0
 
 
+def test_rows_of_folders_that_make_one_arm_are_all_taken(tmp_path):
+    more = {"tokens": 1, "steps": 1, "seconds": 1.0, "tokens_per_s": 1.0, "peak_bytes": 1, "device": "x", "config": {}}
+    for seed, place in enumerate(("books/4x256", "books-4x256")):
+        Store(tmp_path / "source" / place).append(row("pre", seed, 1.0, **more))
+    head = f'rows = ["{tmp_path / "source"}"]'
+    study = other("rows", "", 'kind = "count"\nscheme = "pre"\nat_most = 0.0', head=head)
+    assert run_study(study, tmp_path / "results", progress=False) == 0
+    (arm,) = running.StudyRecord(study, tmp_path / "results/other").rows().values()
+    assert sorted(one["seed"] for one in arm) == [0, 1]
+
+
 # -- ladders -------------------------------------------------------------------------------------------------------
 
 LADDER = """

@@ -21,10 +21,28 @@ Key = tuple[str, int]
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One scheme against the baseline at one size and budget."""
+class _AtPlace:
+    """What is known at one size and budget."""
 
     place: Place
+
+    @property
+    def parameters(self) -> int:
+        return self.place.parameters
+
+    @property
+    def tokens(self) -> int:
+        return self.place.tokens
+
+    @property
+    def flops(self) -> float:
+        return self.place.flops
+
+
+@dataclass(frozen=True)
+class Cell(_AtPlace):
+    """One scheme against the baseline at one size and budget."""
+
     differences: dict[int, float]
     """Loss of the scheme less loss of the baseline, by seed."""
     trunk: str
@@ -45,42 +63,17 @@ class Cell:
         return self.reason is None
 
     @property
-    def parameters(self) -> int:
-        return self.place.parameters
-
-    @property
-    def tokens(self) -> int:
-        return self.place.tokens
-
-    @property
-    def flops(self) -> float:
-        return self.place.flops
-
-    @property
     def mean(self) -> float:
         return float(np.mean(list(self.differences.values())))
 
 
 @dataclass(frozen=True)
-class MeanLoss:
+class MeanLoss(_AtPlace):
     """Mean loss of one scheme at one cell."""
 
-    place: Place
     loss: float
     n: int
     trunk: str
-
-    @property
-    def parameters(self) -> int:
-        return self.place.parameters
-
-    @property
-    def tokens(self) -> int:
-        return self.place.tokens
-
-    @property
-    def flops(self) -> float:
-        return self.place.flops
 
 
 def largest_gap(cells: Sequence[Cell]) -> float:

@@ -18,6 +18,8 @@ from normlab.pages.numbers import format_count
 
 LEAST_RISE = 0.01
 """Nats; a run varies by 0.005 to 0.007, and two neighbours differ by ten times that."""
+LEAST_STEP = 1.1
+"""Factor of compute from which more must help: two shapes of one size may differ by more than `LEAST_RISE`."""
 LEAST_BULGE = 0.02
 """Nats of the middle of three losses above the chord between the others; a law lies below the chord."""
 MOST_NAMED = 3
@@ -51,7 +53,7 @@ def _groups(means: Iterable[MeanLoss]) -> Iterator[list[MeanLoss]]:
 
 def _contradictions(cells: Sequence[MeanLoss], minimum_steps: int) -> Iterator[str]:
     for first, second in pairwise(cells):
-        if second.loss - first.loss > LEAST_RISE:
+        if second.loss - first.loss > LEAST_RISE and second.flops >= LEAST_STEP * first.flops:
             places = f"{first.place.name} to {second.loss:.3f} at {second.place.name}"
             yield f"the loss rises from {first.loss:.3f} at {places}"
     # In its first steps a run may well fall faster and faster.

@@ -302,9 +302,40 @@ def input_dtype(read: nn.Module, state: torch.Tensor) -> torch.dtype:
     reads its gradient in autocast's dtype saves these two passes over memory. Values are the same, up to the order in
     which a compiler sums along a row.
     """
-    if state.dtype != torch.float32 or not getattr(read, "branch_casts", False):
+    narrow = autocast_dtype(state)
+    # The branch is asked last: a graph that did not ask serves the last block, whose exit has none.
+    if narrow is None or state.dtype != torch.float32 or not getattr(read, "branch_casts", False):
         return state.dtype
-    return autocast_dtype(state) or state.dtype
+    return narrow
+
+
+class WriteTwice(Write):
+    """A write with a kernel of its own that returns the next state twice: for the stream, and for the next branch.
+
+    The backward kernel adds up their two gradients.
+    """
+
+    def write_twice(
+        self, state: torch.Tensor, update: torch.Tensor, input_dtype: torch.dtype, kernels: str
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(next state, the same in `input_dtype`), by the fused kernel."""
+        raise NotImplementedError
+
+    def write_and_read(
+        self,
+        state: torch.Tensor,
+        update: torch.Tensor,
+        shape: nn.Module,
+        read: nn.Module,
+        kernels: str,
+        *carry: torch.Tensor,
+    ) -> tuple[torch.Tensor, Seen]:
+        if backends.choose(kernels, state) != "triton" or not isinstance(shape, nn.Identity):
+            return super().write_and_read(state, update, shape, read, kernels, *carry)
+        plain = isinstance(read, nn.Identity)
+        dtype = input_dtype(read, state) if plain else state.dtype
+        state, seen = self.write_twice(state, update, dtype, kernels)
+        return (state, seen) if plain else read_state(state, read, kernels)
 
 
 class Add(_Residual):

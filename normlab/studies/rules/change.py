@@ -7,14 +7,13 @@ from typing import ClassVar
 
 from normlab.compare.statistics import paired_difference
 from normlab.studies.evidence import Evidence, Key, unit_of
-from normlab.studies.finding import Finding, combine_findings, interval_verdict
-from normlab.studies.rules.base import VALUE, Rule, interval_text, level_of_each, power_text
-from normlab.studies.rules.difference import RANGES, Direction, check_margin, range_words
-from normlab.studies.settling import pairs_to_decide, runs_of_pairs
+from normlab.studies.finding import Finding, combine_findings
+from normlab.studies.rules.base import level_of_each
+from normlab.studies.rules.difference import Direction, PairedRule, problems_of, range_words
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChangeRule(Rule):
+class ChangeRule(PairedRule):
     """The claim: `value` of `scheme` less that of `against`, in an arm less in the arm `start`, lies in a range.
 
     below: it falls by more than `by`; above: it rises by more; within: it changes by less. Decided by the Student
@@ -24,21 +23,10 @@ class ChangeRule(Rule):
     kind: ClassVar = "change"
     takes_scheme_at_arm: ClassVar = False
 
-    scheme: str
-    against: str
     start: str
     """The arm that changes are measured from."""
     direction: Direction = "within"
     by: float = 0.01
-    value: str = VALUE
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_margin(self.direction, self.by)
-
-    @property
-    def schemes(self) -> tuple[str, ...]:
-        return self.scheme, self.against
 
     @property
     def sentence(self) -> str:
@@ -55,22 +43,11 @@ class ChangeRule(Rule):
 
     def _to(self, evidence: Evidence, arm: str, level: float) -> Finding:
         samples = [evidence.sample(scheme, place, self.value) for place in (arm, self.start) for scheme in self.schemes]
-        problems = [problem for one in samples for problem in one.problems]
-        notes = [note for one in samples for note in one.notes]
         then, now = (_differences(a.finished, b.finished) for a, b in (samples[2:], samples[:2]))
-        unit = unit_of(samples)
         if not then.keys() & now.keys():
-            return Finding(verdict="open", notes=(*problems, f"{arm} and {self.start} share no finished {unit}"))
-        found = paired_difference(now, then, level)
-        claimed, ends = RANGES[self.direction](self.by), interval_text(found, found.low, found.high, unit=unit)
-        runs = sum(len(one.values) for one in samples)
-        return Finding(
-            verdict=interval_verdict(found.low, found.high, claimed),
-            ours=f"{found.mean:+.4f} from {self.start} to {arm}, {ends}",
-            estimate=found.mean, low=found.low, high=found.high, claimed=claimed,
-            runs=runs, runs_to_decide=runs_of_pairs(pairs_to_decide(found, *claimed), found, runs),
-            seeds=found.n if unit == "seed" else 0, power=power_text(found, "change", unit),
-        ).noting(notes).unless(problems)  # fmt: skip
+            nothing = f"{arm} and {self.start} share no finished {unit_of(samples)}"
+            return Finding(verdict="open", notes=(*problems_of(samples), nothing))
+        return self.finding(samples, paired_difference(now, then, level), f" from {self.start} to {arm}", "change")
 
 
 def _differences(a: dict[Key, float], b: dict[Key, float]) -> dict[Key, float | None]:

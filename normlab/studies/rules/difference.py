@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from normlab.compare.statistics import paired_difference
+from normlab.compare.statistics import Difference, paired_difference
 from normlab.errors import NormLabError
-from normlab.studies.evidence import Evidence, unit_of
+from normlab.studies.evidence import Evidence, Sample, unit_of
 from normlab.studies.finding import Finding, interval_verdict
 from normlab.studies.rules.base import VALUE, Rule, interval_text, power_text
 from normlab.studies.settling import pairs_to_decide, runs_of_pairs
@@ -22,14 +22,8 @@ RANGES: dict[str, Callable[[float], tuple[float | None, float | None]]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class DifferenceRule(Rule):
-    """The claim: `value` of `scheme` less that of `against` is below -`by`, above `by`, or within ±`by`.
-
-    Reproduced if the paired Student interval is inside that range in every arm (corrected for their number); refuted if
-    it is outside in one; open otherwise, and if a run failed, diverged or was stuck.
-    """
-
-    kind: ClassVar = "difference"
+class PairedRule(Rule):
+    """A claim on `value` of `scheme` less that of `against`, paired by seed, decided by a Student interval."""
 
     scheme: str
     against: str
@@ -45,6 +39,29 @@ class DifferenceRule(Rule):
     def schemes(self) -> tuple[str, ...]:
         return self.scheme, self.against
 
+    def finding(self, samples: Sequence[Sample], found: Difference, where: str, what: str = "difference") -> Finding:
+        """The verdict on an interval of all `samples`; `where` follows its mean."""
+        unit, claimed = unit_of(samples), RANGES[self.direction](self.by)
+        runs = sum(len(one.values) for one in samples)
+        return Finding(
+            verdict=interval_verdict(found.low, found.high, claimed),
+            ours=f"{found.mean:+.4f}{where}, {interval_text(found, found.low, found.high, unit=unit)}",
+            estimate=found.mean, low=found.low, high=found.high, claimed=claimed,
+            runs=runs, runs_to_decide=runs_of_pairs(pairs_to_decide(found, *claimed), found, runs),
+            seeds=found.n if unit == "seed" else 0, power=power_text(found, what, unit),
+        ).noting([note for one in samples for note in one.notes]).unless(problems_of(samples))  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class DifferenceRule(PairedRule):
+    """The claim: `value` of `scheme` less that of `against` is below -`by`, above `by`, or within ±`by`.
+
+    Reproduced if the paired Student interval is inside that range in every arm (corrected for their number); refuted if
+    it is outside in one; open otherwise, and if a run failed, diverged or was stuck.
+    """
+
+    kind: ClassVar = "difference"
+
     @property
     def sentence(self) -> str:
         return (
@@ -56,22 +73,16 @@ class DifferenceRule(Rule):
         return self.in_every_arm(evidence, self._in)
 
     def _in(self, evidence: Evidence, arm: str, level: float, named: bool) -> Finding:
-        a, b = (evidence.sample(scheme, arm, self.value) for scheme in self.schemes)
-        problems, notes = [*a.problems, *b.problems], [*a.notes, *b.notes]
-        unit = unit_of([a, b])
+        a, b = samples = [evidence.sample(scheme, arm, self.value) for scheme in self.schemes]
         if not a.finished.keys() & b.finished.keys():
-            return Finding(verdict="open", notes=(*problems, f"{a.name} and {b.name} share no finished {unit}"))
-        found = paired_difference(a.values, b.values, level)
-        claimed = RANGES[self.direction](self.by)
-        where = f" ({arm})" if named else ""
-        runs = len(a.values) + len(b.values)
-        return Finding(
-            verdict=interval_verdict(found.low, found.high, claimed),
-            ours=f"{found.mean:+.4f}{where}, {interval_text(found, found.low, found.high, unit=unit)}",
-            estimate=found.mean, low=found.low, high=found.high, claimed=claimed,
-            runs=runs, runs_to_decide=runs_of_pairs(pairs_to_decide(found, *claimed), found, runs),
-            seeds=found.n if unit == "seed" else 0, power=power_text(found, unit=unit),
-        ).noting(notes).unless(problems)  # fmt: skip
+            nothing = f"{a.name} and {b.name} share no finished {unit_of(samples)}"
+            return Finding(verdict="open", notes=(*problems_of(samples), nothing))
+        return self.finding(samples, paired_difference(a.values, b.values, level), f" ({arm})" if named else "")
+
+
+def problems_of(samples: Sequence[Sample]) -> list[str]:
+    """The problems of all samples, in order."""
+    return [problem for one in samples for problem in one.problems]
 
 
 def check_margin(direction: Direction, by: float) -> None:

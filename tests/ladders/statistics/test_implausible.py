@@ -53,6 +53,16 @@ def test_uneven_budgets_are_compared_for_each_doubling() -> None:
     assert implausible_losses(rows, FEW_STEPS) == []
 
 
+def test_shapes_of_one_size_need_not_be_alike() -> None:
+    """A wide and a deep model of nearly as many parameters; one of twice as many is another matter."""
+    wide, deep = (
+        LadderRow("pre", size, parameters, 10**9, 6e9 * parameters, 0, loss)
+        for size, parameters, loss in (("8x724", 50_000_000, 3.25), ("32x362", 51_000_000, 3.30))
+    )
+    assert implausible_losses([wide, deep], FEW_STEPS) == []
+    assert len(implausible_losses([wide, replace(deep, parameters=100_000_000, flops=6e17)], FEW_STEPS)) == 1
+
+
 def test_early_training_may_quicken() -> None:
     quickening = [6.0, 5.5, 4.5]
     assert implausible_losses(_one_size(quickening, steps=FEW_STEPS - 1), FEW_STEPS) == []

@@ -8,6 +8,11 @@ def counted(number: int, thing: str) -> str:
     return f"one {thing}" if number == 1 else f"{number} {thing}s"
 
 
+def capitalised(text: str) -> str:
+    """The text with an upper-case first letter; unlike `str.capitalize`, the rest keeps its case."""
+    return text[:1].upper() + text[1:]
+
+
 def size(count: float) -> str:
     """Format bytes: 1.5 MiB, 2.0 GiB."""
     return f"{count / 2**20:.1f} MiB" if count < 2**30 else f"{count / 2**30:,.1f} GiB"

@@ -7,6 +7,7 @@ from normlab.checks.judge.remedies import ROOTS
 from normlab.checks.judge.verdict import Level, Verdict
 from normlab.checks.result import Check
 from normlab.pages.numbers import format_count, join_names
+from normlab.utils.text import capitalised
 
 MARKS: dict[Level, str] = {"ok": "✓", "warn": "!", "fail": "✗"}
 """Signs that read without colour."""
@@ -126,7 +127,7 @@ def headline(check: Check) -> str:
     if violated is not None:
         return f"A proven bound is violated, by a fault in the model or in the bound{_where([violated], check)}"
     if failures:
-        return _capital(f"{join_names(_faults(failures))}{_where(failures, check)}")
+        return capitalised(f"{join_names(_faults(failures))}{_where(failures, check)}")
     growth = f"Stable at {check.depth} blocks" if is_judged(check) else f"No alarm at {check.depth} blocks"
     by_rate = [verdict for verdict in check.trouble if _key(verdict) in _BY_RATE]
     growth += f" after a warm-up, without which it will {join_names(fates(by_rate))}" if by_rate else ""
@@ -143,10 +144,6 @@ def _faults(failures: list[Verdict]) -> list[str]:
 
 def _key(verdict: Verdict) -> tuple[str, str]:
     return verdict.name, verdict.finding
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def sentence(check: Check) -> str:

@@ -9,6 +9,7 @@ from normlab.ladders.statistics.answer import HeldOut, SchemeAnswer, TrendTest, 
 from normlab.ladders.statistics.estimators.layout import Side, unvaried
 from normlab.ladders.statistics.sentence import in_compute
 from normlab.pages.numbers import fixed, join_names, minus
+from normlab.utils.text import capitalised
 
 _MOVES = {
     "shrinks": ", by fewer nats with more compute",
@@ -44,7 +45,7 @@ def findings(content: LadderReport) -> list[str]:
 def reasons(own: SchemeAnswer) -> list[str]:
     """Why the gap of a scheme is not identified, as sentences."""
     texts = [minus(obstacle.text) for obstacle in own.identified.reasons]
-    return [f"{text[:1].upper()}{text[1:].rstrip('.')}." for text in texts]
+    return [f"{capitalised(text).rstrip('.')}." for text in texts]
 
 
 def forecast_sentence(entries: list[HeldOut]) -> str:

@@ -54,6 +54,6 @@ def _forms(weights: Mapping[str, float]) -> tuple[Segment, ...]:
 
 
 def words(segments: tuple[Segment, ...]) -> str:
-    """Weights in words, largest first: tokens 80 %, compute 15 %."""
+    """Weights in words, largest first: tokens alone 80 %, compute 15 %."""
     known = sorted(segments, key=lambda segment: -segment.share)
     return ", ".join(f"{segment.name} {segment.percent}" for segment in known if segment.share >= 0.05)

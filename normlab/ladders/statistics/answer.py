@@ -264,8 +264,8 @@ class SchemeAnswer(Record):
     form_weights: dict[str, float]
     """Weights of the simple law's families, "fades or grows" and "settles", whose sum is one; empty without a fit."""
     axis_weights: dict[str, float]
-    """The same for the axis that drives the gap: "parameters", "mostly parameters", "compute", "mostly tokens",
-    "tokens". On a path there is only "compute"."""
+    """The same for the axis that drives the gap: "parameters alone", "mostly parameters", "compute",
+    "mostly tokens", "tokens alone". On a path there is only "compute"."""
     sentence: str
     what_more: list[MoreRuns]
     held_out: list[HeldOut]

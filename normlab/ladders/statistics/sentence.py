@@ -1,4 +1,4 @@
-"""One sentence or two for each scheme: what the ladder shows, and what it leaves open."""
+"""Sentences for each scheme: one on what the ladder shows, one for each place beyond it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from normlab.ladders.statistics.answer import CellGap, Identified, Interval, Projection, Trend, TrendTest
 from normlab.ladders.statistics.cells import Cell
 from normlab.pages.numbers import format_count, join_names
+from normlab.utils.text import capitalised
 
 _MOVES = {
     "shrinks": "the gap shrinks over the ladder",
@@ -37,8 +38,8 @@ def sentence(
     ratio = f", compute multiplier {k.mean:.2f} ({k.low:.2f} to {k.high:.2f})" if k else ""
     parts = [f"{scheme}: {_at_cell(baseline, top, top.gap, level)}{ratio}", lost, _moves(trend)]
     next_rung = [own for own in projections if own not in targets][:1]
-    parts += _beyond([*next_rung, *targets], next_rung, identified)
-    return "; ".join(part for part in parts if part) + "."
+    within = "; ".join(part for part in parts if part)
+    return " ".join(f"{text}." for text in [within, *_beyond([*next_rung, *targets], next_rung, identified)])
 
 
 def sentence_by_cell(
@@ -125,14 +126,14 @@ def in_compute(test: TrendTest) -> str:
 
 
 def _beyond(places: Sequence[Projection], next_rung: Sequence[Projection], identified: Identified) -> list[str]:
-    """What is said of each place; one clause for all that are not identified for the same reason."""
+    """What is said of each place; one sentence for all that are not identified for the same reason."""
     alike: dict[str, list[str]] = {}
     for own in places:
         name = own.place.name
         where = f"one rung beyond ({name})" if own in next_rung else f"at {name}"
         reasons = identified.against(name)
         alike.setdefault(f"not identified: {reasons[0].text}" if reasons else _range(own), []).append(where)
-    return [f"{join_names(names)} {said}" for said, names in alike.items()]
+    return [capitalised(f"{join_names(names)} the gap is {said}") for said, names in alike.items()]
 
 
 def _range(own: Projection) -> str:

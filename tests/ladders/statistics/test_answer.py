@@ -146,7 +146,7 @@ def test_a_gap_that_lives_in_tokens_moves_along_tokens_only() -> None:
     assert own.trend.sizes is not None
     assert own.trend.tokens.verdict == "shrinks"
     assert own.trend.sizes.change.spans_zero
-    assert own.axis_weights["tokens"] > 0.9
+    assert own.axis_weights["tokens alone"] > 0.9
 
 
 @pytest.mark.parametrize("sizes", [2, 4])
@@ -398,7 +398,9 @@ def test_a_side_that_was_never_varied_is_an_obstacle(side: Side) -> None:
     own = _only(answer(rows, baseline="pre", targets=targets))
     assert own.identified.against("both")[0].rule == "never varied"
     assert own.identified.against("ahead") == []
-    assert "at both not identified: " + ("size" if side == "size" else "the number of tokens") in own.sentence
+    assert (
+        "At both the gap is not identified: " + ("size" if side == "size" else "the number of tokens") in own.sentence
+    )
     both, ahead = own.projections[2:]
     # An e-fold aside is worth the difference of two slopes of 0.06 each: 2 · 1.96 · 0.085 · ln 3 = 0.37 wide at least.
     assert both.gap.width > 0.35 > 3.0 * ahead.gap.width

@@ -60,9 +60,9 @@ def test_everything_that_is_shown() -> None:
     assert text == (
         "peri: better than pre by 0.025 nats (95 %: 0.015 to 0.035) at 12x768 with 118M tokens, compute multiplier "
         "1.09 (1.05 to 1.13); the gap shrinks over the ladder (-0.050 at 4x256 with 29.5M tokens to -0.025), but a "
-        "change of the compute multiplier is not shown; one rung beyond (3.5 × the top) between -0.040 and +0.020: "
-        "sign open (-0.020 to +0.010 if it keeps a simple law); at 1.3b between -0.080 and -0.010, if it stays smooth: "
-        "better (-0.040 to -0.005 if it keeps a simple law)."
+        "change of the compute multiplier is not shown. One rung beyond (3.5 × the top) the gap is between -0.040 and "
+        "+0.020: sign open (-0.020 to +0.010 if it keeps a simple law). At 1.3b the gap is between -0.080 and -0.010, "
+        "if it stays smooth: better (-0.040 to -0.005 if it keeps a simple law)."
     )
 
 
@@ -97,8 +97,8 @@ def test_a_far_target_says_nothing_against_a_near_one() -> None:
     why = Identified(is_identified=False, reasons=[Obstacle(rule="wide interval", text="too wide", target="1.3b")])
     near, far = _projection(-0.08, -0.01, 4.0, "350m"), _projection(-0.8, 0.1, 200.0, "1.3b")
     text = sentence("keel", "pre", _cell(0.01, 0.03), _trend("grows"), [near, far], [near, far], why)
-    assert "at 350m between -0.080 and -0.010: better" in text
-    assert text.endswith("at 1.3b not identified: too wide.")
+    assert "At 350m the gap is between -0.080 and -0.010: better" in text
+    assert text.endswith("At 1.3b the gap is not identified: too wide.")
 
 
 def test_a_target_that_is_not_identified_has_a_reason_and_no_number() -> None:
@@ -107,7 +107,7 @@ def test_a_target_that_is_not_identified_has_a_reason_and_no_number() -> None:
     text = sentence("keel", "pre", _cell(0.01, 0.03), _trend("grows", _interval(-0.2, -0.1)), [target], [target], why)
     assert text.startswith("keel: worse than pre by 0.020 nats (95 %: 0.010 to 0.030)")
     assert "the compute multiplier falls" in text
-    assert text.endswith("at 10 × the top not identified: 3 rungs, fewer than 4.")
+    assert text.endswith("At 10 × the top the gap is not identified: 3 rungs, fewer than 4.")
     assert "-0.080" not in text
 
 
@@ -144,9 +144,9 @@ def test_one_rung_beyond_has_no_number_where_the_ladder_allows_none() -> None:
     why = Identified(is_identified=False, reasons=[Obstacle(rule="small ladder", text="3 rungs, fewer than 4")])
     places = [_projection(-0.08, -0.01, 3.5, "3.5 × the top"), _projection(-0.08, -0.01, 10.0, "10 × the top")]
     text = sentence("keel", "pre", _cell(0.01, 0.03), _trend("grows"), places, places[1:], why)
-    said = "; one rung beyond (3.5 × the top) and at 10 × the top not identified: 3 rungs, fewer than 4."
+    said = ". One rung beyond (3.5 × the top) and at 10 × the top the gap is not identified: 3 rungs, fewer than 4."
     assert text.endswith(said)
     # Of the target alone: the rung before it keeps its number.
     wide = Identified(is_identified=False, reasons=[Obstacle(rule="wide interval", text="wide", target="10 × the top")])
     text = sentence("keel", "pre", _cell(0.01, 0.03), _trend("grows"), places, places[1:], wide)
-    assert "one rung beyond (3.5 × the top) between -0.080 and -0.010: better" in text
+    assert "One rung beyond (3.5 × the top) the gap is between -0.080 and -0.010: better" in text

@@ -17,7 +17,9 @@ LEVEL_SD = 0.10
 SLOPE_SD = 0.03
 FADES, SETTLES = "fades or grows", "settles"
 EXPONENTS = {FADES: np.arange(0.005, 0.606, 0.05), SETTLES: np.arange(0.105, 0.606, 0.05)}
-AXES = {"parameters": -1.0, "mostly parameters": -0.5, "compute": 0.0, "mostly tokens": 0.5, "tokens": 1.0}
+AXES = {
+    "parameters alone": -1.0, "mostly parameters": -0.5, "compute": 0.0, "mostly tokens": 0.5, "tokens alone": 1.0
+}  # fmt: skip
 
 
 def simple_law_prior(layout: Layout) -> Prior:

@@ -216,7 +216,8 @@ def _measured(status: Table, config: Table, metrics: Metrics) -> Table:
     """The fields of a row, from the metrics of a run without one."""
     evaluation = metrics.eval[-1] if metrics.eval else {}
     memory = [m for record in metrics.step if (m := finite_or_none(record.get("memory_bytes"))) is not None]
-    result = status.get("result") if isinstance(status.get("result"), dict) else {}
+    found = status.get("result")
+    result = found if isinstance(found, dict) else {}
     return {
         **{name: result[name] for name in ("stuck", "stuck_at", "unigram_entropy", "first_loss") if name in result},
         **{name: evaluation.get(name) for name in TITLES if name in evaluation},

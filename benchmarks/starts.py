@@ -28,7 +28,7 @@ from normlab.data import Corpus
 from normlab.data.batch_loader import BatchLoader
 from normlab.kernels.compiler import cache_autograd_functions
 from normlab.models.transformer import Transformer
-from normlab.schemes.contract.parts import ConstantScale
+from normlab.schemes.contract.scales import ConstantScale
 from normlab.train import TrainConfig
 from normlab.train import optimiser as optimisers
 from normlab.train.distributed import clip_grad_norm, initialise, start

@@ -19,8 +19,9 @@ from normlab.roles import Role, Spec, find_roles
 from normlab.schemes.catalog.registry import scheme as find_scheme
 from normlab.schemes.contract.blocks import Block, has_hooks
 from normlab.schemes.contract.bound_scheme import BoundScheme, usual_kinds
+from normlab.schemes.contract.bounds import BranchBound, rms_bound_of, unbounded
 from normlab.schemes.contract.needs import meet_needs
-from normlab.schemes.contract.parts import Branch, BranchBound, Seen, read_state, rms_bound_of, unbounded
+from normlab.schemes.contract.parts import Branch, Seen, read_state
 from normlab.schemes.contract.scheme import Scheme
 from normlab.schemes.contract.site import Kind
 from normlab.utils.uninitialized import NaNUntilInitialised, require_initialised

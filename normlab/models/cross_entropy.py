@@ -20,7 +20,7 @@ from normlab.errors import NormLabError
 from normlab.kernels.cross_entropy_gradient import cross_entropy_gradient_, log_probabilities, of_targets
 from normlab.models.sublayer import product_dtype, scale_rows
 from normlab.norms import widen
-from normlab.schemes.contract.parts import channel_factor
+from normlab.schemes.contract.scales import channel_factor
 
 CHUNK_BYTES = 2**29
 """Size of a chunk of logits in the product's dtype: large enough for matrix products to run at full speed."""

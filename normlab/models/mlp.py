@@ -27,7 +27,7 @@ from normlab.models.sublayer import (
 )
 from normlab.roles import Part, Spec
 from normlab.schemes.contract.blocks import has_hooks
-from normlab.schemes.contract.parts import channel_factor
+from normlab.schemes.contract.scales import channel_factor
 
 _OFFERS = {"swiglu": frozenset({"gate-scale", "up-scale"}), "gelu": frozenset({"up-scale"})}
 

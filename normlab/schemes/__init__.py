@@ -16,16 +16,8 @@ from normlab.schemes.contract.blocks import Block, ParallelBlock, SerialBlock
 from normlab.schemes.contract.bound_scheme import BoundScheme
 from normlab.schemes.contract.law import Law, Motion
 from normlab.schemes.contract.needs import Need
-from normlab.schemes.contract.parts import (
-    Add,
-    AddNorm,
-    BoundedSequential,
-    ConstantScale,
-    LearnedScale,
-    Step,
-    ToSphere,
-    Write,
-)
+from normlab.schemes.contract.parts import Add, AddNorm, Step, ToSphere, Write
+from normlab.schemes.contract.scales import BoundedSequential, ConstantScale, LearnedScale
 from normlab.schemes.contract.scheme import Scheme
 from normlab.schemes.contract.site import Site
 from normlab.utils.lazy import moved

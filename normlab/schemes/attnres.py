@@ -19,7 +19,8 @@ from normlab.norms import Norm, widen
 from normlab.roles import OUTPUTS, Role
 from normlab.schemes.contract.bound_scheme import BoundScheme
 from normlab.schemes.contract.law import Law
-from normlab.schemes.contract.parts import ConstantScale, Step, Write, factor
+from normlab.schemes.contract.parts import Step, Write
+from normlab.schemes.contract.scales import ConstantScale, factor
 from normlab.schemes.contract.scheme import Scheme
 from normlab.schemes.contract.site import Site
 from normlab.schemes.contract.streams import FirstStreamRead, add_update, full_precision, weighted_sum

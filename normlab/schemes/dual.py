@@ -16,7 +16,8 @@ from normlab.schemes.contract.blocks import Block
 from normlab.schemes.contract.bound_scheme import BoundScheme
 from normlab.schemes.contract.law import Law, Value, on_sphere, squared_radius
 from normlab.schemes.contract.learnt import main_gains
-from normlab.schemes.contract.parts import Seen, Step, Write, affine_of, factor, tensor_of
+from normlab.schemes.contract.parts import Seen, Step, Write, affine_of
+from normlab.schemes.contract.scales import factor, tensor_of
 from normlab.schemes.contract.scheme import Scheme
 from normlab.schemes.contract.site import Site
 

@@ -14,7 +14,8 @@ from normlab.norms import Norm, rms, widen
 from normlab.schemes.contract.bound_scheme import BoundScheme
 from normlab.schemes.contract.gates import GateProjection
 from normlab.schemes.contract.law import Law
-from normlab.schemes.contract.parts import Step, Write, factor
+from normlab.schemes.contract.parts import Step, Write
+from normlab.schemes.contract.scales import factor
 from normlab.schemes.contract.site import Site
 from normlab.schemes.contract.streams import StreamScheme, add_update
 

@@ -21,7 +21,8 @@ from normlab.schemes.contract.blocks import Block
 from normlab.schemes.contract.bound_scheme import BoundScheme
 from normlab.schemes.contract.law import Law, Motion, Value, on_sphere
 from normlab.schemes.contract.learnt import first_steps, mean
-from normlab.schemes.contract.parts import ConstantScale, Step, ToSphere, WriteTwice
+from normlab.schemes.contract.parts import Step, ToSphere, WriteTwice
+from normlab.schemes.contract.scales import ConstantScale
 from normlab.schemes.contract.scheme import Scheme
 from normlab.schemes.contract.site import Site
 

@@ -20,7 +20,9 @@ from normlab.kernels.normalised_projection import fuses_projection, normalised_p
 from normlab.norms import Norm, RMSNorm, widen
 from normlab.roles import OUTPUTS, Role, Spec
 from normlab.schemes.contract.bound_scheme import BoundScheme
-from normlab.schemes.contract.parts import BranchBound, Step, factor
+from normlab.schemes.contract.bounds import BranchBound
+from normlab.schemes.contract.parts import Step
+from normlab.schemes.contract.scales import factor
 from normlab.schemes.contract.site import Site
 from normlab.schemes.contract.streams import (
     MeanNorm,

@@ -31,7 +31,8 @@ from normlab.schemes.contract.bound_scheme import BoundScheme
 from normlab.schemes.contract.gates import GateProjection
 from normlab.schemes.contract.law import Law, Motion, Value
 from normlab.schemes.contract.learnt import first_steps, mean
-from normlab.schemes.contract.parts import Step, Write, factor
+from normlab.schemes.contract.parts import Step, Write
+from normlab.schemes.contract.scales import factor
 from normlab.schemes.contract.scheme import Scheme
 from normlab.schemes.contract.site import Site
 

@@ -11,7 +11,8 @@ from normlab.errors import NormLabError
 from normlab.schemes.contract.blocks import Block
 from normlab.schemes.contract.law import Law, Value
 from normlab.schemes.contract.learnt import branch_factors
-from normlab.schemes.contract.parts import Add, LearnedScale, Step
+from normlab.schemes.contract.parts import Add, Step
+from normlab.schemes.contract.scales import LearnedScale
 from normlab.schemes.contract.scheme import Scheme
 from normlab.schemes.contract.site import Site
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from normlab.errors import NormLabError
 from normlab.schemes.contract.law import Law
-from normlab.schemes.contract.parts import Add, BoundedSequential, ConstantScale, Step
+from normlab.schemes.contract.parts import Add, Step
+from normlab.schemes.contract.scales import BoundedSequential, ConstantScale
 from normlab.schemes.contract.scheme import Scheme
 from normlab.schemes.contract.site import Site
 

@@ -26,7 +26,8 @@ from normlab.kernels.dynamic_streams import DynamicRead
 from normlab.kernels.sinkhorn import sinkhorn
 from normlab.norms import Norm, widen
 from normlab.schemes.contract.bound_scheme import BoundScheme
-from normlab.schemes.contract.parts import Step, factor
+from normlab.schemes.contract.parts import Step
+from normlab.schemes.contract.scales import factor
 from normlab.schemes.contract.site import Site
 from normlab.schemes.contract.streams import (
     MeanNorm,

@@ -22,15 +22,8 @@ from normlab.schemes.contract.bound_scheme import BoundScheme
 from normlab.schemes.contract.law import Law, Value, on_sphere
 from normlab.schemes.contract.learnt import first_steps, mean
 from normlab.schemes.contract.needs import Need
-from normlab.schemes.contract.parts import (
-    BoundedSequential,
-    ConstantScale,
-    LearnedScale,
-    Step,
-    ToSphere,
-    WriteTwice,
-    factor,
-)
+from normlab.schemes.contract.parts import Step, ToSphere, WriteTwice
+from normlab.schemes.contract.scales import BoundedSequential, ConstantScale, LearnedScale, factor
 from normlab.schemes.contract.scheme import Scheme
 from normlab.schemes.contract.site import Site
 

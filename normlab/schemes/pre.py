@@ -14,7 +14,8 @@ from normlab.norms import Norm, rms, widen
 from normlab.roles import OUTPUTS, Role
 from normlab.schemes.contract.bound_scheme import BoundScheme
 from normlab.schemes.contract.law import Law
-from normlab.schemes.contract.parts import Add, Step, Write, factor
+from normlab.schemes.contract.parts import Add, Step, Write
+from normlab.schemes.contract.scales import factor
 from normlab.schemes.contract.scheme import Scheme
 from normlab.schemes.contract.site import Site
 

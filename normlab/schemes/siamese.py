@@ -13,9 +13,11 @@ from normlab.errors import NormLabError
 from normlab.norms import Norm, widen
 from normlab.roles import OUTPUTS, Role
 from normlab.schemes.contract.bound_scheme import BoundScheme
+from normlab.schemes.contract.bounds import BranchBound, rms_bound_of
 from normlab.schemes.contract.law import Law
 from normlab.schemes.contract.needs import Need
-from normlab.schemes.contract.parts import BranchBound, LearnedScale, Step, Write, factor, rms_bound_of
+from normlab.schemes.contract.parts import Step, Write
+from normlab.schemes.contract.scales import LearnedScale, factor
 from normlab.schemes.contract.scheme import Scheme
 from normlab.schemes.contract.site import Site
 from normlab.schemes.contract.streams import CopyStreams

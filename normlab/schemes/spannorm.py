@@ -14,18 +14,10 @@ from normlab.choices import Topology
 from normlab.roles import OUTPUTS, Role
 from normlab.schemes.contract.blocks import Block
 from normlab.schemes.contract.bound_scheme import BoundScheme
+from normlab.schemes.contract.bounds import BranchBound
 from normlab.schemes.contract.law import Law, Value, on_sphere, squared_radius
 from normlab.schemes.contract.learnt import first_gains, main_gains
-from normlab.schemes.contract.parts import (
-    AddNorm,
-    Branch,
-    BranchBound,
-    Seen,
-    Step,
-    ToSphere,
-    call_branch,
-    split_read,
-)
+from normlab.schemes.contract.parts import AddNorm, Branch, Seen, Step, ToSphere, call_branch, split_read
 from normlab.schemes.contract.scheme import Scheme
 from normlab.schemes.contract.site import Site
 

@@ -45,7 +45,7 @@ from normlab.models.config import TransformerConfig
 from normlab.models.transformer import Transformer
 from normlab.roles import Role
 from normlab.schemes.contract.bound_scheme import BoundScheme
-from normlab.schemes.contract.parts import ConstantScale, LearnedScale
+from normlab.schemes.contract.scales import ConstantScale, LearnedScale
 
 Rule = Literal["adamw", "muon"]
 """The update rule of a parameter."""

@@ -16,7 +16,7 @@ from normlab.kernels.fused import launch
 from normlab.kernels.fused import lerp as fused
 from normlab.kernels.lerp import sphere_lerp, sphere_lerp_pair, unit_rows_
 from normlab.norms import l2_norm, widen
-from normlab.schemes.contract.parts import LearnedScale
+from normlab.schemes.contract.scales import LearnedScale
 from normlab.schemes.ngpt import SphereLerp
 from tests.matrix import parametrize
 

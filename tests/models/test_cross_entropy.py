@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from normlab import Decoder, DecoderConfig, NormLabError
 from normlab.models.cross_entropy import CHUNK_BYTES, chunk_rows, chunked_cross_entropy
-from normlab.schemes.contract.parts import ConstantScale, LearnedScale
+from normlab.schemes.contract.scales import ConstantScale, LearnedScale
 
 N, D, V = 37, 8, 53
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from normlab import Stack
 from normlab.norms import Norm
-from normlab.schemes.contract.parts import LearnedScale
+from normlab.schemes.contract.scales import LearnedScale
 
 B, T = 2, 6
 

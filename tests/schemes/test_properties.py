@@ -11,7 +11,8 @@ from torch.autograd import gradcheck, gradgradcheck
 import normlab
 from normlab import norms
 from normlab.ops import geodesic_step
-from normlab.schemes.contract.parts import Add, AddNorm, LearnedScale
+from normlab.schemes.contract.parts import Add, AddNorm
+from normlab.schemes.contract.scales import LearnedScale
 from normlab.schemes.dual import DualWrite
 from normlab.schemes.ngpt import SphereLerp
 from normlab.schemes.pre import SphereAdd

@@ -10,7 +10,7 @@ import normlab
 from normlab import DecoderConfig, NormLabError, TrainConfig
 from normlab.models.decoder import Decoder
 from normlab.roles import OUTPUTS
-from normlab.schemes.contract.parts import ConstantScale
+from normlab.schemes.contract.scales import ConstantScale
 from normlab.schemes.contract.scheme import Scheme
 from normlab.train.optimiser import build
 from normlab.train.transfer import Transfer

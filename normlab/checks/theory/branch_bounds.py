@@ -30,7 +30,7 @@ from normlab.models.mlp import MLP
 from normlab.models.moe import MoE
 from normlab.probes.sharded import whole
 from normlab.roles import Role, find_roles
-from normlab.schemes.contract.parts import BranchBound, rms_bound_of, unbounded
+from normlab.schemes.contract.bounds import BranchBound, rms_bound_of, unbounded
 
 
 def branch_bound(module: nn.Module) -> BranchBound:

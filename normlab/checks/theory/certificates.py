@@ -26,7 +26,7 @@ from normlab.models.tokens import TokenModel
 from normlab.norms import rms
 from normlab.probes.blocks import eager
 from normlab.probes.sharded import whole, whole_vectors
-from normlab.schemes.contract.parts import BranchBound, rms_bound_of
+from normlab.schemes.contract.bounds import BranchBound, rms_bound_of
 from normlab.stack import Stack
 
 _ROUNDINGS = 16

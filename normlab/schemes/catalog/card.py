@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from normlab.errors import NormLabError
+from normlab.schemes.contract.bounds import rms_bound_of, unbounded
 from normlab.schemes.contract.law import Law
-from normlab.schemes.contract.parts import rms_bound_of, unbounded
 from normlab.schemes.contract.scheme import Scheme
 from normlab.utils.docstrings import field_docs
 

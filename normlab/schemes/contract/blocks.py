@@ -14,17 +14,8 @@ from torch import nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from normlab.errors import NormLabError
-from normlab.schemes.contract.parts import (
-    Branch,
-    BranchBound,
-    Seen,
-    Step,
-    Write,
-    call_branch,
-    read_state,
-    rms_bound_of,
-    split_read,
-)
+from normlab.schemes.contract.bounds import BranchBound, rms_bound_of
+from normlab.schemes.contract.parts import Branch, Seen, Step, Write, call_branch, read_state, split_read
 
 
 class Block(nn.Module):

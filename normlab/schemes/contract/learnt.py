@@ -16,7 +16,7 @@ from torch import nn
 
 from normlab.norms import Norm
 from normlab.schemes.contract.blocks import Block
-from normlab.schemes.contract.parts import LearnedScale
+from normlab.schemes.contract.scales import LearnedScale
 
 
 def first_steps(blocks: Iterable[Block]) -> list[Any]:

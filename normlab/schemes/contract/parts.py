@@ -1,4 +1,4 @@
-"""Building blocks of a residual step: norms, scales, writes, and `Step`, which combines them.
+"""Building blocks of a residual step: reads, writes, and `Step`, which combines them with norms and scales.
 
 A residual step around one sublayer (a branch) has three places that a scheme fills with modules: `read` (what the
 branch receives as its input), `shape` (applied to the branch's output) and `write` (how the residual stream is
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import nn
@@ -31,129 +31,14 @@ from normlab.errors import NormLabError
 from normlab.kernels import backends
 from normlab.kernels.residual import Affine, residual_step
 from normlab.norms import LayerNorm, Norm, RMSNorm, autocast_dtype, widen
+from normlab.schemes.contract.bounds import BranchBound, rms_bound_of
+from normlab.schemes.contract.scales import BoundedSequential, ConstantScale, LearnedScale, factor, tensor_of
 
 Branch = Callable[[torch.Tensor], torch.Tensor]
 """A sublayer (attention or MLP) as a callable: takes its input, returns the update to the residual stream."""
 
 Seen = torch.Tensor | tuple[torch.Tensor, ...]
 """What a `read` returns: the branch's input, or a tuple of it and of what the step's `write` receives."""
-
-BranchBound = Callable[[float], float]
-"""Maps a bound on the RMS of a branch's input to a bound on the RMS of its output."""
-
-
-def unbounded(rms_in: float) -> float:
-    """The `BranchBound` of a branch with unknown weights: infinity."""
-    return math.inf
-
-
-def rms_bound_of(part: nn.Module, rms_in: float) -> float:
-    """Bound on the RMS of a module's output; infinite for a module that does not define `rms_bound`."""
-    if isinstance(part, nn.Identity):
-        return rms_in
-    bound = getattr(part, "rms_bound", unbounded)
-    return bound(rms_in)
-
-
-class ConstantScale(nn.Module):
-    """Multiplies by a fixed number, such as a constant that depends on depth.
-
-    The number is a Python float, so it survives a build on the meta device and is never part of a state dict. Compiled
-    code must not see the float, or it would specialise on it and recompile for every block: it sees a zero-dimensional
-    tensor instead, created again from the float whenever the module moves to another device.
-    """
-
-    def __init__(self, value: float):
-        super().__init__()
-        self.value = float(value)
-        default = torch.get_default_device()
-        self._tensor = _scalar(self.value, torch.device("cpu") if default.type == "meta" else default)
-
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
-        device = fn(torch.empty(0, device=self._tensor.device)).device
-        if device.type != "meta":
-            self._tensor = _scalar(self.value, device)
-        return super()._apply(fn, recurse)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * self._tensor
-
-    @property
-    def tensor(self) -> torch.Tensor:
-        """The number as a zero-dimensional tensor, for use in compiled code."""
-        return self._tensor
-
-    def rms_bound(self, rms_in: float) -> float:
-        return abs(self.value) * rms_in
-
-    def extra_repr(self) -> str:
-        return f"{self.value:.6g}"
-
-
-def _scalar(value: float, device: torch.device) -> torch.Tensor:
-    # fp64 costs nothing in one element: it never promotes a tensor that has dimensions.
-    dtype = torch.float32 if device.type == "mps" else torch.float64
-    return torch.full((), value, dtype=dtype, device=device)
-
-
-def factor(value: float) -> nn.Module:
-    """A module that multiplies by `value`: `nn.Identity` if it is 1, else a `ConstantScale`."""
-    return nn.Identity() if value == 1.0 else ConstantScale(value)
-
-
-class LearnedScale(nn.Module):
-    """Multiplies by a learned vector, reparametrised as in nGPT: value = weight · init / scaling, weight = scaling.
-
-    The vector starts at `init`, its parameter at `scaling`. An optimiser whose steps have a fixed size (Adam) changes
-    the vector by a relative `1/scaling` a step, so `scaling` sets its effective learning rate. If `scaling` is left out
-    it equals `init`, and the parameter is the vector itself.
-    """
-
-    def __init__(self, dim: int | tuple[int, ...], init: float = 1.0, scaling: float | None = None):
-        super().__init__()
-        self.init, self.scaling = init, init if scaling is None else scaling
-        self.weight = nn.Parameter(torch.empty(dim, dtype=torch.float32))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        nn.init.constant_(self.weight, self.scaling)
-
-    def value(self) -> torch.Tensor:
-        """The vector that inputs are multiplied by."""
-        weight = widen(self.weight)
-        return weight if self.init == self.scaling else weight * (self.init / self.scaling)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (widen(x) * self.value()).to(x.dtype)
-
-    def rms_bound(self, rms_in: float) -> float:
-        return float(self.value().detach().abs().max()) * rms_in
-
-    def extra_repr(self) -> str:
-        return f"{tuple(self.weight.shape)}, init={self.init:.4g}, scaling={self.scaling:.4g}"
-
-
-class BoundedSequential(nn.Sequential):
-    """An `nn.Sequential` whose `rms_bound` is that of its modules, one after the other."""
-
-    def rms_bound(self, rms_in: float) -> float:
-        for part in self:
-            rms_in = rms_bound_of(part, rms_in)
-        return rms_in
-
-
-def channel_factor(part: nn.Module | None) -> torch.Tensor | None:
-    """The vector or number that a module multiplies channels by; None for a module that does anything else.
-
-    Such a factor can be folded into the rows of the matrix before it, which are far fewer than activations.
-    """
-    if isinstance(part, LearnedScale):
-        return part.value()
-    if isinstance(part, ConstantScale):
-        return part.tensor
-    factors = [channel_factor(link) for link in part] if isinstance(part, BoundedSequential) else []
-    known = [factor for factor in factors if factor is not None]
-    return torch.stack(torch.broadcast_tensors(*known)).prod(0) if known and len(known) == len(factors) else None
 
 
 class ToSphere(nn.Module):
@@ -255,11 +140,6 @@ class _Residual(Write):
             input_dtype=input_dtype(read, state),
             kernels=kernels,
         )
-
-
-def tensor_of(constant: nn.Module) -> torch.Tensor | None:
-    """The constant that a module multiplies by, as a kernel's argument; None for 1."""
-    return constant.tensor if isinstance(constant, ConstantScale) else None
 
 
 def affine_of(part: nn.Module | None) -> tuple[Affine | None, torch.Tensor | None] | None:

@@ -17,7 +17,7 @@ from normlab.models import MLP, Attention
 from normlab.models.moe import MoE
 from normlab.norms import RMSNorm, rms
 from normlab.probes.blocks import find_stacks
-from normlab.schemes.contract.parts import LearnedScale
+from normlab.schemes.contract.scales import LearnedScale
 from tests.targets.tiny import batch_for, hugging_face
 
 DIM, TOKENS = 8, 5

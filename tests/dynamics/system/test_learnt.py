@@ -20,7 +20,8 @@ from normlab.errors import NormLabError
 from normlab.models import tokens
 from normlab.models.rotary import rotary_table
 from normlab.schemes.contract.law import Law, Value, on_sphere
-from normlab.schemes.contract.parts import Add, LearnedScale, Step
+from normlab.schemes.contract.parts import Add, Step
+from normlab.schemes.contract.scales import LearnedScale
 from normlab.targets import resolve
 from tests.dynamics.particles import follow, uniform
 from tests.matrix import parametrize

@@ -38,13 +38,16 @@ class Integrator(ABC):
     def orbit(self, flow: Flow, start: ParticleState, times: Sequence[float]) -> Iterator[ParticleState]:
         """Yield the state at each of the times, in increasing order."""
         state, walk = start, ClockedFlow(flow, self.clock, start.time.dtype)
+        # Not the state's own time: rounded up, it would lie beyond a switch that was not passed yet.
+        now = float(start.time[0])
         for time in times:
-            for goal in walk.stops(float(state.time[0]), time):
+            for goal in walk.stops(now, time):
                 with limit_threads(state.theta):
                     state = self.integrate_to(walk, state, goal)
                 check_state(state)
                 if goal in flow.law.switches and flow.law.resets_radius:
                     state = state._replace(radius=torch.ones_like(state.radius))
+            now = time
             yield state
 
     @abstractmethod

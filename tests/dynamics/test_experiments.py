@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 
@@ -162,9 +163,37 @@ def test_crossings_are_between_looks():
 
 
 def test_the_mixing_of_a_softmax():
-    """Equal logits mix n tokens evenly; with many of them E p² n is e^{σ²}, as the moments of a log-normal say."""
-    assert random_weights._mixing(0.0, 25) == pytest.approx(0.2)
-    assert random_weights._mixing(0.5, 4000) == pytest.approx(math.sqrt(math.exp(0.25) / 4000), rel=0.01)
+    """Equal logits mix n tokens evenly; with many of them n Σp² is e^{σ²} and Σpg is σ, as log-normal moments say."""
+    draws = functools.partial(random_weights._mixing, drawn=np.random.default_rng(0))
+    assert draws(0.0, 25, math.inf) == pytest.approx(np.full(1000, 0.04))
+    assert draws(0.5, 4000, math.inf).mean() == pytest.approx(math.exp(0.25) / 4000, rel=0.01)
+    assert draws(0.5, 4000, 1).mean() == pytest.approx(0.25, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"scheme": ("post", "pre"), "heads": 4, "beta": 40.0},
+        {"scheme": ("post", "pre"), "heads": 16, "beta": 40.0},
+        {"scheme": ("none", "output", "gated", "lns"), "radius": 2.0},
+    ],
+    ids=["4 heads", "16 heads", "laws that read other lengths"],
+)
+def test_random_weights_start_at_the_speed_of_their_heads_and_of_what_they_read(options):
+    found = experiments.run("random-weights", tokens=64, dim=128, seeds=4, time=1.0, looks=2, step=0.1, **options)
+    assert len(found.verdicts) == len(options["scheme"])
+    assert found.agrees, [verdict.sentence for verdict in found.verdicts]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"weights": "identity"}, {"weights": "symmetric"}, {"causal": True}, {"mlp": 8}, {"kind": "unnormalised"},
+     {"start": "clustered"}],
+)  # fmt: skip
+def test_no_speed_is_predicted_where_the_theory_of_random_weights_does_not_hold(options):
+    small = {"scheme": "post", "tokens": 16, "dim": 16, "seeds": 1, "time": 1.0, "looks": 2, "method": "dopri"}
+    found = experiments.run("random-weights", **small, **options)
+    assert [verdict.predicted for verdict in found.verdicts] == [None]
 
 
 @parametrize(

@@ -20,6 +20,7 @@ from normlab.dynamics.result import Band, FittedLaw, Merge, SchemeRun, Simulatio
 from normlab.dynamics.system import laws
 from normlab.dynamics.system.network import renormalises
 from normlab.dynamics.system.weights import Weights, check_weights
+from normlab.errors import NormLabError
 from normlab.schemes.contract.law import Law
 from normlab.schemes.contract.scheme import Scheme
 from normlab.utils.records import to_plain
@@ -46,6 +47,7 @@ def simulate(
     a progress bar is shown on standard error.
     """
     settings = (config or SimulateConfig()).replace(**options)
+    _check_no_model(settings)
     specs = _specs(scheme, settings)
     if matrices is not None:
         check_weights(matrices, settings.dim)
@@ -68,6 +70,14 @@ def simulate(
         versions=versions(),
         command=tuple(command),
     )
+
+
+def _check_no_model(config: SimulateConfig) -> None:
+    """Raise for options of the experiment real-model: a simulation without it would leave them unread."""
+    for name in ("model", "data"):
+        value = getattr(config, name)
+        if value != getattr(SimulateConfig, name):
+            raise NormLabError(f"{name} is an option of real-model; try normlab simulate real-model --{name} {value}")
 
 
 def _specs(scheme: LawSpec | Sequence[LawSpec] | None, config: SimulateConfig) -> list[LawSpec]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import math
@@ -13,7 +14,7 @@ import torch
 
 import normlab
 from normlab.dynamics import experiments
-from normlab.dynamics.config import OBSERVABLE_LABELS
+from normlab.dynamics.config import OBSERVABLE_LABELS, SimulateConfig
 from normlab.dynamics.experiments import causal, metastability, phases, random_weights, real_model
 from normlab.dynamics.experiments.result import ExperimentResult, judge_prediction
 from normlab.dynamics.system import laws
@@ -67,6 +68,38 @@ def test_an_unknown_experiment_or_option_is_one_line():
         experiments.run("metastability", dim=3)
     with pytest.raises(NormLabError, match="causal needs the mask"):
         experiments.run("causal", beta=(1.0, 2.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        ("speed-laws", {"mlp": 8}, "speed-laws: mlp must stay 0, got 8; leave it out"),
+        ("speed-laws", {"weights": "kaiming"}, "speed-laws: weights must stay identity, got kaiming"),
+        ("speed-laws", {"beta": (1.0, 5.0)}, "speed-laws takes one value of beta, got 1.0, 5.0; try 1.0"),
+        ("speed-laws", {"method": "network"}, "speed-laws has no method network; try rk4 or dopri"),
+        ("phase-diagram", {"kind": "unnormalised"}, "kind must stay softmax"),
+        ("phase-diagram", {"scheme": ("post", "pre")}, "takes one value of scheme, got post, pre; try post"),
+        ("phase-by-scheme", {"redraw": True}, "redraw must stay False"),
+        ("metastability", {"seeds": 3}, "seeds must stay 1, got 3"),
+        ("metastability", {"method": "rk4"}, "has no method rk4; try dopri"),
+        ("causal", {"heads": 2}, "heads must stay 1"),
+        ("value-spectrum", {"causal": True}, "causal must stay False"),
+        ("random-weights", {"observables": ("radius",)}, "observables must stay cosine, speed, got radius"),
+        ("real-model", {"dim": 64}, "dim must stay 3, got 64"),
+    ],
+)
+def test_options_that_an_experiment_would_not_heed_are_refused(name, options, says):
+    """Before, they were ignored, or predictions that do not cover them were said to fail."""
+    with pytest.raises(NormLabError, match=says) as raised:
+        experiments.run(name, **options)
+    assert "\n" not in str(raised.value)
+
+
+def test_every_option_that_an_experiment_reads_exists():
+    known = {spec.name for spec in dataclasses.fields(SimulateConfig)}
+    for experiment in experiments.EXPERIMENTS.values():
+        assert set(experiment.reads) <= known
+        assert experiment.defaults.method in experiment.methods
 
 
 def test_a_verdict_can_fail():

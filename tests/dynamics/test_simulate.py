@@ -261,6 +261,8 @@ def test_every_switch_of_the_configuration_changes_the_orbit():
         ({"angle": 4.0}, r"angle must lie in \(0, π\)"),
         ({"heads": 2, "weights": "gaussian"}, "heads do not divide"),
         ({"device": "nowhere"}, "cannot compute on 'nowhere'"),
+        ({"model": "runs/a"}, "model is an option of real-model; try normlab simulate real-model --model runs/a"),
+        ({"data": "book.txt"}, "data is an option of real-model"),
     ],
 )
 def test_bad_input_is_one_line(options, says):

@@ -30,7 +30,7 @@ _NEAR = 0.3
 
 
 def run(config: SimulateConfig, tell: ProgressCallback) -> Findings:
-    """Count the leaders of the configuration's first scheme at each β."""
+    """Count the leaders of the scheme at each β."""
     if not config.causal or len(set(config.beta)) < 3:
         raise NormLabError("causal needs the mask and three different β at least; try --causal --beta 30,120,500")
     spec, seeds = config.scheme[0], range(config.seed, config.seed + config.seeds)

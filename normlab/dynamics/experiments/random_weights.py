@@ -32,7 +32,6 @@ _DRAWS = 1000
 
 def run(config: SimulateConfig, tell: ProgressCallback) -> Findings:
     """Simulate every scheme from the same tokens and weights."""
-    config = config.replace(beta=config.beta[:1])
     seeds = range(config.seed, config.seed + config.seeds)
     weights = [_weights(config, seed) for seed in seeds] if _is_covered(config) else []
     figures, rows, verdicts = [], [], []

@@ -68,6 +68,10 @@ def test_an_unknown_experiment_or_option_is_one_line():
         experiments.run("metastability", dim=3)
     with pytest.raises(NormLabError, match="causal needs the mask"):
         experiments.run("causal", beta=(1.0, 2.0))
+    with pytest.raises(NormLabError, match="causal needs the mask and three different β above zero"):
+        experiments.run("causal", beta=(0.0, 1.0, 2.0))
+    with pytest.raises(NormLabError, match="no token has joined a leader at β = 30000; try more --tokens"):
+        experiments.run("causal", beta=(300.0, 3000.0, 30000.0), tokens=10, time=1.0)
 
 
 @pytest.mark.parametrize(
@@ -186,6 +190,14 @@ def test_parking_is_greedy():
     assert causal._parked(angles, 1.0) == 3
     assert causal._parked(angles, 0.05) == 5
     assert causal._parked(angles, 10.0) == 1
+
+
+@pytest.mark.parametrize("dim", [2, 4])
+def test_leaders_fill_the_sphere_of_their_dimension(dim):
+    """Caps of radius c/√β: a sphere of d − 1 dimensions takes β^((d − 1)/2) of them."""
+    found = experiments.run("causal", dim=dim, tokens=200, beta=(3.0, 6.0, 12.0), time=2.0, step=0.5)
+    assert found.verdicts[0].predicted == (dim - 1) / 2
+    assert found.columns[-1] == f"leaders / β^{(dim - 1) / 2:g}"
 
 
 def test_crossings_are_between_looks():

@@ -229,7 +229,10 @@ def _choose(good: Tensor, new: Sequence[Tensor], old: Sequence[Tensor]) -> list[
 def check_state(state: ParticleState) -> None:
     """Raise if the state is not finite or a radius is not positive."""
     if not bool(state.theta.isfinite().all() and state.radius.isfinite().all()):
-        raise NormLabError(f"the flow is not finite at time {float(state.time.max()):g}; does the law divide by zero?")
+        raise NormLabError(
+            f"the flow is not finite at time {float(state.time.max()):g}; "
+            "does the law divide by zero, or e^β overflow without a softmax?"
+        )
     if not bool((state.radius > 0).all()):
         raise NormLabError(
             f"a radius reached zero at time {float(state.time.max()):g}: the direction of that token is lost; "

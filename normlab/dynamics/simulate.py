@@ -129,12 +129,13 @@ def _tail(config: SimulateConfig, spec: LawSpec) -> tails.Tail | None:
 def _fits(
     config: SimulateConfig, times: Sequence[float], values: dict[str, np.ndarray], tail: tails.Tail | None
 ) -> list[FittedLaw]:
-    found = []
+    found, gathered = [], False
     if "variance" in values:
         floor = fits.variance_floor(config.dtype)
         rates = [_tail_rate(times, one.tolist(), floor, tail) for one in values["variance"].T]
         rates = [rate for rate in rates if rate is not None]
         alike = [rate for rate in rates if rate.form == rates[0].form]
+        gathered = len(rates) == values["variance"].shape[1]
         if alike:
             predicted = tail.rate if tail and tail.form == alike[0].form else None
             found.append(FittedLaw(observable="variance", rate=fits.pool_rates(alike), predicted=predicted))
@@ -142,9 +143,9 @@ def _fits(
         late = fits.tail_slice(times, values["radius"].mean(1).tolist(), floor=0.0)
         if late.stop > late.start:
             rates = [fits.fit_rate(times[late], one[late].tolist(), "power") for one in values["radius"].T]
-            found.append(
-                FittedLaw(observable="radius", rate=fits.pool_rates(rates), predicted=tail.growth if tail else None)
-            )
+            # The tail's growth is that of tokens that have gathered.
+            predicted = tail.growth if tail and gathered else None
+            found.append(FittedLaw(observable="radius", rate=fits.pool_rates(rates), predicted=predicted))
     return found
 
 

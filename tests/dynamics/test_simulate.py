@@ -123,6 +123,15 @@ def test_fitted_tails_are_those_predicted():
     assert fits["radius"].error == fits["radius"].rate.value - fits["radius"].predicted
 
 
+def test_no_growth_is_predicted_for_tokens_that_have_not_gathered():
+    """r ∝ t is the tail's law: from a uniform start at β = 4 radii grow more slowly for long."""
+    run = simulate("peri(step=0.1)", beta=4.0, tokens=64, dim=64, time=50.0, step=0.25).run()
+    assert [fit.observable for fit in run.fits] == ["radius"]
+    assert run.fits[0].rate.value < 0.8
+    assert run.fits[0].predicted is None
+    assert run.tail is not None
+
+
 def test_random_weights_have_no_prediction_and_tokens_that_stay_apart_no_tail():
     run = simulate("post", weights="gaussian", **SMALL).run()
     assert run.tail is None

@@ -126,8 +126,8 @@ class SimulateConfig:
     """Hidden width of a random MLP whose output is added to that of attention; 0 for none."""
 
     looks: int = 100
-    """Number of recorded states after the first, evenly spaced in the time of the clock; for network at most one a
-    block."""
+    """Number of recorded states after the first, evenly spaced in the time of the clock;
+    the method network has at most one for each block."""
     observables: _Names = OBSERVABLES
     """Observables to record."""
     bins: int = 40

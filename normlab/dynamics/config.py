@@ -9,6 +9,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Annotated, Any, Literal, get_args
 
 from tyro.constructors import PrimitiveConstructorSpec
@@ -125,7 +126,8 @@ class SimulateConfig:
     """Hidden width of a random MLP whose output is added to that of attention; 0 for none."""
 
     looks: int = 100
-    """Number of recorded states, evenly spaced in the time of the clock."""
+    """Number of recorded states after the first, evenly spaced in the time of the clock;
+    the method network has at most one for each block."""
     observables: _Names = OBSERVABLES
     """Observables to record."""
     bins: int = 40
@@ -145,18 +147,30 @@ class SimulateConfig:
     """Input of that model: random tokens, a bigram language, or a text file."""
 
     def __post_init__(self) -> None:
-        for name, one in (("scheme", str), ("beta", int | float), ("observables", str)):
-            value = getattr(self, name)
-            object.__setattr__(self, name, (value,) if isinstance(value, one) else tuple(value))
-        object.__setattr__(self, "beta", tuple(float(beta) for beta in self.beta))
+        self._unify()
         self._check_counts()
         self._check_numbers()
+        self._check_sizes()
+        self._check_time()
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise unknown(name, str(getattr(self, name)), choices)
         for name in self.observables:
             if name not in OBSERVABLES:
                 raise unknown("observable", name, OBSERVABLES)
+
+    def _unify(self) -> None:
+        """Turn single values into tuples, and numbers of other libraries into Python's."""
+        for name, one in (("scheme", str), ("beta", str | Real), ("observables", str)):
+            value = getattr(self, name)
+            object.__setattr__(self, name, (value,) if isinstance(value, one) else tuple(value))
+        if not all(isinstance(beta, Real) for beta in self.beta):
+            raise NormLabError(f"simulate: β must be a number, or several, got {self.beta[0]!r}; try 1")
+        object.__setattr__(self, "beta", tuple(map(float, self.beta)))
+        for name in _LEAST:
+            value = getattr(self, name)
+            if isinstance(value, Integral) and not isinstance(value, bool):
+                object.__setattr__(self, name, int(value))
 
     def _check_counts(self) -> None:
         for name, least in _LEAST.items():
@@ -165,11 +179,9 @@ class SimulateConfig:
                 raise NormLabError(
                     f"simulate: {name} must be a whole number from {least} on, got {value}; {advice_for(self, name)}"
                 )
-        if self.tokens > _MOST_TOKENS:
-            raise NormLabError(
-                f"simulate: {self.tokens:,} tokens have too many pairs; expected at most {_MOST_TOKENS:,}; "
-                f"{advice_for(self, 'tokens')}"
-            )
+        for name in ("redraw", "causal"):
+            if not isinstance(getattr(self, name), bool):
+                raise NormLabError(f"simulate: {name} must be true or false, got {getattr(self, name)!r}")
         if not self.scheme or not self.beta:
             raise NormLabError("simulate: at least one scheme and one β are needed; try --scheme peri --beta 1")
         if self.start == "orthonormal" and self.tokens > self.dim:
@@ -180,27 +192,77 @@ class SimulateConfig:
         for beta in self.beta:
             if not 0.0 <= beta < math.inf:
                 raise NormLabError(f"simulate: β must be finite and not negative, got {beta:g}; try 1")
-        for name in ("time", "step", "tolerance", "radius"):
+        for name in ("time", "step", "tolerance", "radius", "angle"):
             value = getattr(self, name)
-            if not 0.0 < value < math.inf:
+            if not isinstance(value, Real) or not 0.0 < float(value) < math.inf:
                 raise NormLabError(
-                    f"simulate: {name} must be positive and finite, got {value:g}; {advice_for(self, name)}"
+                    f"simulate: {name} must be positive and finite, got {value}; {advice_for(self, name)}"
                 )
+        if self.tolerance >= 1.0:
+            raise NormLabError(f"simulate: tolerance must be below 1 (a radian), got {self.tolerance:g}; try 1e-8")
+        if not 1 / _FARTHEST <= self.radius <= _FARTHEST:
+            raise NormLabError(
+                f"simulate: radius must lie in [{1 / _FARTHEST:g}, {_FARTHEST:g}], got {self.radius:g}; try 1"
+            )
+        if self.angle >= math.pi:
+            raise NormLabError(f"simulate: angle must lie in (0, π), got {self.angle:g}; try 0.1")
+        least = _LEAST_ANGLE.get(self.dtype, 0.0)
+        if self.angle < least and "clusters" in self.observables:
+            other = " or --dtype float64" if self.dtype == "float32" else ""
+            raise NormLabError(
+                f"simulate: {self.dtype} cannot tell clusters at an angle of {self.angle:g}; "
+                f"try --angle {least:g}{other}"
+            )
+
+    def _check_sizes(self) -> None:
+        if self.tokens > _MOST_TOKENS:
+            raise NormLabError(
+                f"simulate: {self.tokens:,} tokens have too many pairs; expected at most {_MOST_TOKENS:,}; "
+                f"{advice_for(self, 'tokens')}"
+            )
+        if self.seed + self.seeds > _MOST_SEED:
+            raise NormLabError(f"simulate: seeds must stay below {_MOST_SEED:.2g}, got {self.seed}; try --seed 0")
+        each = self.seeds * len(self.observables) + self.bins + min(self.shown, self.tokens) * self.dim
+        for what, count, try_ in (
+            ("numbers in a matrix", self.dim * max(self.dim, self.mlp), "a smaller --dim or --mlp"),
+            ("coordinates of tokens", self.tokens * self.dim, "fewer --tokens, or a smaller --dim"),
+            ("recorded numbers", (self.looks + 1) * len(self.beta) * each, "fewer --looks, --seeds, --bins or --shown"),
+        ):
+            if count > _MOST_NUMBERS:
+                raise NormLabError(f"simulate: {count:.2g} {what} are more than {_MOST_NUMBERS:.0e}; try {try_}")
+
+    def _check_time(self) -> None:
         if self.steps > _MOST_STEPS:
+            shorter = "" if self.method == "network" or self.redraw else "--clock log, or "
             raise NormLabError(
                 f"simulate: {self.steps:.2g} steps to time {self.time:g} are more than {_MOST_STEPS:.0e}; "
-                "try --clock log, or a smaller --time"
+                f"try {shorter}a smaller --time"
             )
-        if not 0.0 < self.angle < math.pi:
-            raise NormLabError(f"simulate: angle must lie in (0, π), got {self.angle:g}; try 0.1")
+        if self.dtype == "float32" and self.time > _LARGEST_FLOAT32:
+            raise NormLabError(f"simulate: time {self.time:g} does not fit into float32; try --dtype float64")
+        if self.method == "network":
+            self._check_blocks()
+
+    def _check_blocks(self) -> None:
+        """Raise unless the network ends after a whole number of blocks that it has."""
+        blocks = self.time * self.cut
+        if abs(blocks - round(blocks)) > 1e-9 * blocks or round(blocks) < 1:
+            nearest = max(1, round(blocks)) / self.cut
+            raise NormLabError(f"simulate: no block of the network ends at time {self.time:g}; try --time {nearest:g}")
+        if self.depth is not None and self.depth < self.time:
+            raise NormLabError(
+                f"simulate: a network of depth {self.depth} ends before time {self.time:g}; try --time {self.depth}"
+            )
 
     @property
     def steps(self) -> float:
-        """Steps of the integrator or of the network; 0 for an adaptive step, whose number is not known before."""
+        """Least number of steps of the integrator or of the network. That of an adaptive step is not known before."""
         if self.method == "network":
             return self.time * self.cut
+        # A step ends where the weights change.
+        layers = self.time if self.redraw and self.weights != "identity" else 0.0
         end = math.log1p(self.time) if self.clock == "log" else self.time
-        return end / self.step if self.method == "rk4" else 0.0
+        return max(layers, end / self.step if self.method == "rk4" else 0.0)
 
     @property
     def layers(self) -> int:
@@ -218,6 +280,15 @@ class SimulateConfig:
 
 _MOST_STEPS, _MOST_TOKENS = 1e9, 10_000_000
 """A step takes 100 µs at least: 1e9 of them take a day. Attention over 1e7 tokens has 1e14 scores a step."""
+_MOST_NUMBERS = 1e9
+"""Numbers of one array: 4 GB in float32."""
+_MOST_SEED = 2**63
+_FARTHEST = 1e6
+"""Largest radius, and inverse of the smallest: squares of radii are far from the limits of float32."""
+_LARGEST_FLOAT32 = 3.4e38
+_LEAST_ANGLE = {"float32": 1e-2, "float64": 1e-6}
+"""Clusters are told by cosines: at the angle a their rounding error of a few ε moves the limit by a few ε/a, which is
+a hundredth of it at 1e-2 in float32."""
 _LEAST = {
     "tokens": 2, "dim": 2, "seeds": 1, "seed": 0, "depth": 1, "cut": 1, "heads": 1, "mlp": 0, "looks": 2, "bins": 0,
     "shown": 0,

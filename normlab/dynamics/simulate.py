@@ -20,6 +20,7 @@ from normlab.dynamics.result import Band, FittedLaw, Merge, SchemeRun, Simulatio
 from normlab.dynamics.system import laws
 from normlab.dynamics.system.network import renormalises
 from normlab.dynamics.system.weights import Weights, check_weights
+from normlab.errors import NormLabError
 from normlab.schemes.contract.law import Law
 from normlab.schemes.contract.scheme import Scheme
 from normlab.utils.records import to_plain
@@ -46,6 +47,7 @@ def simulate(
     a progress bar is shown on standard error.
     """
     settings = (config or SimulateConfig()).replace(**options)
+    _check_no_model(settings)
     specs = _specs(scheme, settings)
     if matrices is not None:
         check_weights(matrices, settings.dim)
@@ -68,6 +70,14 @@ def simulate(
         versions=versions(),
         command=tuple(command),
     )
+
+
+def _check_no_model(config: SimulateConfig) -> None:
+    """Raise for options of the experiment real-model: a simulation without it would leave them unread."""
+    for name in ("model", "data"):
+        value = getattr(config, name)
+        if value != getattr(SimulateConfig, name):
+            raise NormLabError(f"{name} is an option of real-model; try normlab simulate real-model --{name} {value}")
 
 
 def _specs(scheme: LawSpec | Sequence[LawSpec] | None, config: SimulateConfig) -> list[LawSpec]:
@@ -119,12 +129,13 @@ def _tail(config: SimulateConfig, spec: LawSpec) -> tails.Tail | None:
 def _fits(
     config: SimulateConfig, times: Sequence[float], values: dict[str, np.ndarray], tail: tails.Tail | None
 ) -> list[FittedLaw]:
-    found = []
+    found, gathered = [], False
     if "variance" in values:
         floor = fits.variance_floor(config.dtype)
         rates = [_tail_rate(times, one.tolist(), floor, tail) for one in values["variance"].T]
         rates = [rate for rate in rates if rate is not None]
         alike = [rate for rate in rates if rate.form == rates[0].form]
+        gathered = len(rates) == values["variance"].shape[1]
         if alike:
             predicted = tail.rate if tail and tail.form == alike[0].form else None
             found.append(FittedLaw(observable="variance", rate=fits.pool_rates(alike), predicted=predicted))
@@ -132,9 +143,9 @@ def _fits(
         late = fits.tail_slice(times, values["radius"].mean(1).tolist(), floor=0.0)
         if late.stop > late.start:
             rates = [fits.fit_rate(times[late], one[late].tolist(), "power") for one in values["radius"].T]
-            found.append(
-                FittedLaw(observable="radius", rate=fits.pool_rates(rates), predicted=tail.growth if tail else None)
-            )
+            # The tail's growth is that of tokens that have gathered.
+            predicted = tail.growth if tail and gathered else None
+            found.append(FittedLaw(observable="radius", rate=fits.pool_rates(rates), predicted=predicted))
     return found
 
 

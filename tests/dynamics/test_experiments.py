@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
 import math
 
@@ -12,7 +14,7 @@ import torch
 
 import normlab
 from normlab.dynamics import experiments
-from normlab.dynamics.config import OBSERVABLE_LABELS
+from normlab.dynamics.config import OBSERVABLE_LABELS, SimulateConfig
 from normlab.dynamics.experiments import causal, metastability, phases, random_weights, real_model
 from normlab.dynamics.experiments.result import ExperimentResult, judge_prediction
 from normlab.dynamics.system import laws
@@ -66,6 +68,42 @@ def test_an_unknown_experiment_or_option_is_one_line():
         experiments.run("metastability", dim=3)
     with pytest.raises(NormLabError, match="causal needs the mask"):
         experiments.run("causal", beta=(1.0, 2.0))
+    with pytest.raises(NormLabError, match="causal needs the mask and three different β above zero"):
+        experiments.run("causal", beta=(0.0, 1.0, 2.0))
+    with pytest.raises(NormLabError, match="no token has joined a leader at β = 30000; try more --tokens"):
+        experiments.run("causal", beta=(300.0, 3000.0, 30000.0), tokens=10, time=1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        ("speed-laws", {"mlp": 8}, "speed-laws: mlp must stay 0, got 8; leave it out"),
+        ("speed-laws", {"weights": "kaiming"}, "speed-laws: weights must stay identity, got kaiming"),
+        ("speed-laws", {"beta": (1.0, 5.0)}, "speed-laws takes one value of beta, got 1.0, 5.0; try 1.0"),
+        ("speed-laws", {"method": "network"}, "speed-laws has no method network; try rk4 or dopri"),
+        ("phase-diagram", {"kind": "unnormalised"}, "kind must stay softmax"),
+        ("phase-diagram", {"scheme": ("post", "pre")}, "takes one value of scheme, got post, pre; try post"),
+        ("phase-by-scheme", {"redraw": True}, "redraw must stay False"),
+        ("metastability", {"seeds": 3}, "seeds must stay 1, got 3"),
+        ("metastability", {"method": "rk4"}, "has no method rk4; try dopri"),
+        ("causal", {"heads": 2}, "heads must stay 1"),
+        ("value-spectrum", {"causal": True}, "causal must stay False"),
+        ("random-weights", {"observables": ("radius",)}, "observables must stay cosine, speed, got radius"),
+        ("real-model", {"dim": 64}, "dim must stay 3, got 64"),
+    ],
+)
+def test_options_that_an_experiment_would_not_heed_are_refused(name, options, says):
+    """Before, they were ignored, or predictions that do not cover them were said to fail."""
+    with pytest.raises(NormLabError, match=says) as raised:
+        experiments.run(name, **options)
+    assert "\n" not in str(raised.value)
+
+
+def test_every_option_that_an_experiment_reads_exists():
+    known = {spec.name for spec in dataclasses.fields(SimulateConfig)}
+    for experiment in experiments.EXPERIMENTS.values():
+        assert set(experiment.reads) <= known
+        assert experiment.defaults.method in experiment.methods
 
 
 def test_a_verdict_can_fail():
@@ -154,6 +192,14 @@ def test_parking_is_greedy():
     assert causal._parked(angles, 10.0) == 1
 
 
+@pytest.mark.parametrize("dim", [2, 4])
+def test_leaders_fill_the_sphere_of_their_dimension(dim):
+    """Caps of radius c/√β: a sphere of d − 1 dimensions takes β^((d − 1)/2) of them."""
+    found = experiments.run("causal", dim=dim, tokens=200, beta=(3.0, 6.0, 12.0), time=2.0, step=0.5)
+    assert found.verdicts[0].predicted == (dim - 1) / 2
+    assert found.columns[-1] == f"leaders / β^{(dim - 1) / 2:g}"
+
+
 def test_crossings_are_between_looks():
     times = np.array([0.0, 1.0, 2.0])
     assert phases.crossing_time(times, np.array([0.0, 0.2, 0.8]), 0.5) == pytest.approx(1.5)
@@ -162,9 +208,37 @@ def test_crossings_are_between_looks():
 
 
 def test_the_mixing_of_a_softmax():
-    """Equal logits mix n tokens evenly; with many of them E p² n is e^{σ²}, as the moments of a log-normal say."""
-    assert random_weights._mixing(0.0, 25) == pytest.approx(0.2)
-    assert random_weights._mixing(0.5, 4000) == pytest.approx(math.sqrt(math.exp(0.25) / 4000), rel=0.01)
+    """Equal logits mix n tokens evenly; with many of them n Σp² is e^{σ²} and Σpg is σ, as log-normal moments say."""
+    draws = functools.partial(random_weights._mixing, drawn=np.random.default_rng(0))
+    assert draws(0.0, 25, math.inf) == pytest.approx(np.full(1000, 0.04))
+    assert draws(0.5, 4000, math.inf).mean() == pytest.approx(math.exp(0.25) / 4000, rel=0.01)
+    assert draws(0.5, 4000, 1).mean() == pytest.approx(0.25, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"scheme": ("post", "pre"), "heads": 4, "beta": 40.0},
+        {"scheme": ("post", "pre"), "heads": 16, "beta": 40.0},
+        {"scheme": ("none", "output", "gated", "lns"), "radius": 2.0},
+    ],
+    ids=["4 heads", "16 heads", "laws that read other lengths"],
+)
+def test_random_weights_start_at_the_speed_of_their_heads_and_of_what_they_read(options):
+    found = experiments.run("random-weights", tokens=64, dim=128, seeds=4, time=1.0, looks=2, step=0.1, **options)
+    assert len(found.verdicts) == len(options["scheme"])
+    assert found.agrees, [verdict.sentence for verdict in found.verdicts]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"weights": "identity"}, {"weights": "symmetric"}, {"causal": True}, {"mlp": 8}, {"kind": "unnormalised"},
+     {"start": "clustered"}],
+)  # fmt: skip
+def test_no_speed_is_predicted_where_the_theory_of_random_weights_does_not_hold(options):
+    small = {"scheme": "post", "tokens": 16, "dim": 16, "seeds": 1, "time": 1.0, "looks": 2, "method": "dopri"}
+    found = experiments.run("random-weights", **small, **options)
+    assert [verdict.predicted for verdict in found.verdicts] == [None]
 
 
 @parametrize(

@@ -123,6 +123,15 @@ def test_fitted_tails_are_those_predicted():
     assert fits["radius"].error == fits["radius"].rate.value - fits["radius"].predicted
 
 
+def test_no_growth_is_predicted_for_tokens_that_have_not_gathered():
+    """r ∝ t is the tail's law: from a uniform start at β = 4 radii grow more slowly for long."""
+    run = simulate("peri(step=0.1)", beta=4.0, tokens=64, dim=64, time=50.0, step=0.25).run()
+    assert [fit.observable for fit in run.fits] == ["radius"]
+    assert run.fits[0].rate.value < 0.8
+    assert run.fits[0].predicted is None
+    assert run.tail is not None
+
+
 def test_random_weights_have_no_prediction_and_tokens_that_stay_apart_no_tail():
     run = simulate("post", weights="gaussian", **SMALL).run()
     assert run.tail is None
@@ -174,9 +183,15 @@ def test_a_start_off_the_sphere_is_told_where_the_network_would_not_keep_it():
         ({"tokens": 10**8}, "100,000,000 tokens have too many pairs; expected at most 10,000,000"),
         ({"time": 1e12}, "2e[+]13 steps to time 1e[+]12 are more than 1e[+]09; try --clock log"),
         ({"time": 1e10, "method": "network"}, "1e[+]10 steps to time"),
+        ({"time": 1e10, "clock": "log", "weights": "gaussian", "redraw": True}, "1e[+]10 steps to time"),
+        ({"looks": 10**9}, "recorded numbers are more than 1e[+]09; try fewer --looks"),
+        ({"seeds": 10**9}, "recorded numbers are more than"),
+        ({"bins": 10**9}, "recorded numbers are more than"),
+        ({"dim": 10**6}, "numbers in a matrix are more than 1e[+]09; try a smaller --dim"),
+        ({"mlp": 10**9}, "numbers in a matrix are more than"),
     ],
 )
-def test_a_simulation_that_would_take_years_is_refused(options, says):
+def test_a_simulation_that_no_machine_can_hold_or_end_is_refused(options, says):
     with pytest.raises(NormLabError, match=says):
         SimulateConfig(**options)
 
@@ -259,14 +274,39 @@ def test_every_switch_of_the_configuration_changes_the_orbit():
         ({"token": 3}, "unknown option of a simulation 'token'; did you mean 'tokens'"),
         ({"scheme": ()}, "at least one scheme"),
         ({"angle": 4.0}, r"angle must lie in \(0, π\)"),
+        ({"angle": 1e-4}, "float32 cannot tell clusters at an angle of 0.0001; try --angle 0.01 or --dtype float64"),
+        ({"angle": 1e-7, "dtype": "float64"}, "float64 cannot tell clusters at an angle of 1e-07; try --angle 1e-06"),
+        ({"seed": 10**20}, "seeds must stay below 9.2e[+]18, got 100000000000000000000"),
+        ({"radius": 1e300}, r"radius must lie in \[1e-06, 1e[+]06\], got 1e[+]300"),
+        ({"radius": 1e-30}, "radius must lie in"),
+        ({"time": 1e39, "clock": "log"}, "time 1e[+]39 does not fit into float32; try --dtype float64"),
+        ({"time": "10"}, "time must be positive and finite, got 10"),
+        ({"tolerance": 5.0, "method": "dopri"}, "tolerance must be below 1"),
+        ({"beta": "15"}, "β must be a number, or several, got '15'"),
+        ({"redraw": "no"}, "redraw must be true or false, got 'no'"),
+        ({"method": "network", "time": 0.3}, "no block of the network ends at time 0.3; try --time 1"),
+        ({"method": "network", "time": 2.6}, "no block of the network ends at time 2.6; try --time 3"),
+        ({"method": "network", "depth": 1}, "a network of depth 1 ends before time 10; try --time 1"),
         ({"heads": 2, "weights": "gaussian"}, "heads do not divide"),
         ({"device": "nowhere"}, "cannot compute on 'nowhere'"),
+        ({"model": "runs/a"}, "model is an option of real-model; try normlab simulate real-model --model runs/a"),
+        ({"data": "book.txt"}, "data is an option of real-model"),
     ],
 )
 def test_bad_input_is_one_line(options, says):
     with pytest.raises(NormLabError, match=says) as error:
         simulate(**options)
     assert "\n" not in str(error.value)
+
+
+def test_numbers_of_numpy_are_numbers():
+    config = SimulateConfig(tokens=np.int64(8), beta=np.float32(2.0), time=np.float64(3.0))
+    assert config == SimulateConfig(tokens=8, beta=2.0, time=3.0)
+    assert SimulateConfig(beta=np.array([1, 4])).beta == (1.0, 4.0)
+
+
+def test_a_divided_network_may_end_within_a_layer():
+    assert simulate("post", method="network", cut=4, **SMALL | {"time": 2.25}).runs[0].times[-1] == 2.25
 
 
 def test_bad_laws_are_one_line():

@@ -8,13 +8,14 @@ Each experiment is one module with a function `run(config, tell) -> Findings`; `
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from normlab.dynamics.config import SimulateConfig
-from normlab.errors import unknown
+from normlab.errors import NormLabError, unknown
 
 if TYPE_CHECKING:
     from normlab.dynamics.experiments.result import ExperimentResult
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 PAPER_LAWS = ("post", "pre", "mix", "peri", "ngpt(alpha=1.0)", "sqrt")
 """The laws of arXiv 2510.22026."""
 _BETAS = tuple(round(0.1 * k, 1) for k in range(1, 91))
+_FLOW = ("tokens", "seed", "radius", "time", "depth", "step", "tolerance", "clock", "device")
+"""Options of every simulation of a law."""
+_ATTENTION = ("weights", "heads", "causal", "kind", "mlp")
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,12 @@ class Experiment:
     name: str
     about: str
     defaults: SimulateConfig
+    several: tuple[str, ...]
+    """Those of `scheme` and `beta` that may have several values."""
+    reads: tuple[str, ...]
+    """Options that may differ from the defaults, beside scheme, β and method. The others have no effect, or the
+    predictions hold for their defaults alone."""
+    methods: tuple[str, ...] = ("rk4", "dopri")
     beta: Callable[[SimulateConfig], float] | None = None
     """Computes β from the other options if β was left at its default."""
 
@@ -45,10 +55,29 @@ class Experiment:
             self, self._with_beta(config or self.defaults), home.run, progress=progress, command=command
         )
 
+    def check(self, config: SimulateConfig) -> None:
+        """Raise if an option has a value that the experiment does not use, or that its predictions do not cover."""
+        for name in ("scheme", "beta"):
+            values = getattr(config, name)
+            if name not in self.several and len(values) > 1:
+                given = ", ".join(map(str, values))
+                raise NormLabError(f"{self.name} takes one value of {name}, got {given}; try {values[0]}")
+        if config.method not in self.methods:
+            raise NormLabError(f"{self.name} has no method {config.method}; try {' or '.join(self.methods)}")
+        for spec in dataclasses.fields(config):
+            value, default = getattr(config, spec.name), getattr(self.defaults, spec.name)
+            if value != default and spec.name not in ("scheme", "beta", "method", *self.reads):
+                texts = f"{spec.name} must stay {_text(default)}, got {_text(value)}"
+                raise NormLabError(f"{self.name}: {texts}; leave it out")
+
     def _with_beta(self, config: SimulateConfig) -> SimulateConfig:
         if self.beta is None or config.beta != self.defaults.beta:
             return config
         return config.replace(beta=self.beta(config))
+
+
+def _text(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 _ALL = (
@@ -56,16 +85,21 @@ _ALL = (
         "speed-laws",
         "initial velocity and tail of every scheme, against closed forms",
         SimulateConfig(scheme=("all",), tokens=32, dim=32, time=10.0, looks=25, dtype="float64", shown=0, bins=0),
+        several=("scheme",),
+        reads=(*_FLOW, "dim", "looks"),
     ),
     Experiment(
         "random-weights",
         "mean cosine against depth with random weights, over seeds",
         SimulateConfig(
             scheme=PAPER_LAWS, tokens=256, dim=512, beta=(512**0.5,), seeds=20, time=10.0, step=0.5, looks=20,
-            weights="kaiming", observables=("cosine", "speed", "radius"), shown=0, bins=0,
+            weights="kaiming", observables=("cosine", "speed"), shown=0, bins=0,
         ),
         # As in the paper: logits then have the same spread in every dimension.
         beta=lambda config: config.dim**0.5,
+        several=("scheme",),
+        reads=(*_FLOW, *_ATTENTION, "dim", "start", "looks", "seeds", "redraw", "cut", "dtype"),
+        methods=("rk4", "dopri", "network"),
     ),
     Experiment(
         "phase-diagram",
@@ -74,6 +108,8 @@ _ALL = (
             scheme=("post",), tokens=32, dim=128, beta=_BETAS, seeds=16, time=30.0, step=0.5, looks=60,
             observables=("close",), shown=0, bins=0,
         ),
+        several=("beta",),
+        reads=(*_FLOW, "dim", "looks", "seeds", "dtype"),
     ),
     Experiment(
         "phase-by-scheme",
@@ -82,6 +118,8 @@ _ALL = (
             scheme=PAPER_LAWS, tokens=32, dim=8, beta=_BETAS, seeds=32, time=100.0, step=0.5, looks=60,
             observables=("close",), shown=0, bins=0,
         ),
+        several=("scheme", "beta"),
+        reads=(*_FLOW, *_ATTENTION, "dim", "start", "looks", "seeds", "dtype"),
     ),
     Experiment(
         "metastability",
@@ -90,6 +128,9 @@ _ALL = (
             scheme=("post",), tokens=40, dim=2, beta=(2000.0,), time=1e30, method="dopri", tolerance=1e-7, clock="log",
             looks=400, dtype="float64", shown=0, bins=0,
         ),
+        several=(),
+        reads=("tokens", "dim", "start", "seed", "radius", "time", "depth", "tolerance", "device"),
+        methods=("dopri",),
     ),
     Experiment(
         "causal",
@@ -98,6 +139,8 @@ _ALL = (
             scheme=("post",), tokens=2048, dim=2, beta=(30.0, 60.0, 120.0, 250.0, 500.0, 1000.0), seeds=1, time=20.0,
             step=0.2, looks=2, causal=True, observables=("clusters",), shown=0, bins=0,
         ),
+        several=("beta",),
+        reads=(*_FLOW, "dim", "causal", "seeds", "dtype"),
     ),
     Experiment(
         "value-spectrum",
@@ -106,6 +149,8 @@ _ALL = (
             scheme=("none",), tokens=128, dim=128, radius=3.0, time=15.0, step=0.1, looks=30, dtype="float64", shown=0,
             bins=0,
         ),
+        several=(),
+        reads=(*_FLOW, "dim", "start", "looks", "dtype"),
     ),
     Experiment(
         "real-model",
@@ -113,6 +158,11 @@ _ALL = (
         SimulateConfig(
             scheme=("pre",), tokens=64, seeds=4, step=0.25, causal=True, shown=0, bins=0,
             observables=("cosine", "variance", "order", "rank", "radius"),
+        ),
+        several=(),
+        reads=(
+            "model", "data", "tokens", "seeds", "seed", "step", "tolerance", "clock", "causal", "kind", "observables",
+            "angle", "device",
         ),
     ),
 )  # fmt: skip

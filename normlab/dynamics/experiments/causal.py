@@ -1,8 +1,9 @@
-"""Experiment causal: under a causal mask tokens cluster around about √β leader tokens (arXiv 2411.04990).
+"""Experiment causal: under a causal mask tokens on the circle cluster around about √β leaders (arXiv 2411.04990).
 
 A token with no earlier token within a distance of order 1/√β hardly moves and becomes a leader; later tokens nearby
 join it. Selecting leaders in this way is Rényi's parking problem with cars of length c/√β. The number of leaders
-grows as β^(1/2) for any c; with one c for all β, parking on the same initial tokens predicts the counts.
+grows as β^((d − 1)/2) in dimension d for any c; with one c for all β, parking on the same initial tokens predicts the
+counts.
 """
 
 from __future__ import annotations
@@ -30,19 +31,27 @@ _NEAR = 0.3
 
 
 def run(config: SimulateConfig, tell: ProgressCallback) -> Findings:
-    """Count the leaders of the configuration's first scheme at each β."""
-    if not config.causal or len(set(config.beta)) < 3:
-        raise NormLabError("causal needs the mask and three different β at least; try --causal --beta 30,120,500")
+    """Count the leaders of the scheme at each β."""
+    if not config.causal or len(set(config.beta)) < 3 or 0.0 in config.beta:
+        raise NormLabError(
+            "causal needs the mask and three different β above zero at least; try --causal --beta 30,120,500"
+        )
     spec, seeds = config.scheme[0], range(config.seed, config.seed + config.seeds)
-    found, parked = [], []
+    found = []
     for place, beta in enumerate(config.beta):
         each = subtask(tell, place, len(config.beta))
         found.append([_leaders(config, spec, beta, seed) for seed in seeds])
         each(f"β = {beta:g}", 1.0)
     counts = np.array(found, dtype=float)
+    if not counts.mean(1).all():
+        beta = config.beta[int(counts.mean(1).argmin())]
+        raise NormLabError(
+            f"causal: no token has joined a leader at β = {beta:g}; try more --tokens, or a later --time"
+        )
     angles = [_angles(config, seed) for seed in seeds]
     length, parked = _best_length(angles, config.beta, counts)
     fit = power_law(config.beta, counts.mean(1).tolist())
+    power = (config.dim - 1) / 2
     apart = float(np.sqrt(np.mean((counts.mean(1) / parked - 1) ** 2)))
     interval = None if fit.low is None or fit.high is None else (fit.low, fit.high)
     return Findings(
@@ -59,13 +68,13 @@ def run(config: SimulateConfig, tell: ProgressCallback) -> Findings:
                 ),
             ),
         ),
-        columns=("β", "leaders", "Rényi's parking", "leaders / √β"),
+        columns=("β", "leaders", "Rényi's parking", f"leaders / β^{power:g}"),
         rows=tuple(
-            (beta, float(count), float(cars), float(count / math.sqrt(beta)))
+            (beta, float(count), float(cars), float(count / beta**power))
             for beta, count, cars in zip(config.beta, counts.mean(1), parked, strict=True)
         ),
         verdicts=(
-            judge_prediction(spec, "exponent of the leaders in β", fit.exponent, 0.5, _EXPONENT, interval=interval),
+            judge_prediction(spec, "exponent of the leaders in β", fit.exponent, power, _EXPONENT, interval=interval),
             judge_prediction(spec, "relative distance from parking", apart, 0.0, _COUNTS),
         ),
         notes=(
@@ -79,7 +88,7 @@ def run(config: SimulateConfig, tell: ProgressCallback) -> Findings:
 def _leaders(config: SimulateConfig, spec: str, beta: float, seed: int) -> int:
     """Number of clusters of at least two tokens; a single token is still moving between leaders."""
     *_, (state, _) = trajectory(config, spec, SystemChunk((beta,), (seed,)), [config.time])
-    found = cluster_labels(state.theta, min(_NEAR / math.sqrt(max(beta, 1e-9)), 3.0))[0]
+    found = cluster_labels(state.theta, min(_NEAR / math.sqrt(beta), 3.0))[0]
     return int((torch.bincount(found) >= 2).sum())
 
 

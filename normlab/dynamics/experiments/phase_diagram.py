@@ -22,7 +22,7 @@ _LIMIT = 0.1
 
 
 def run(config: SimulateConfig, tell: ProgressCallback) -> Findings:
-    """Simulate the configuration's first scheme over β and compare with the symmetric equations."""
+    """Simulate the scheme over β and compare with the symmetric equations."""
     spec = config.scheme[0]
     found = record_law(config, spec, observables=("close",), times=phases.phase_times(config), tell=tell)
     half = phases.half_times(found)

@@ -43,7 +43,7 @@ Series = dict[str, np.ndarray]
 
 
 def run(config: SimulateConfig, tell: ProgressCallback) -> Findings:
-    """Compare the network `config.model`, or a freshly initialised one of the first scheme, with its simulation."""
+    """Compare the network `config.model`, or a freshly initialised one of the scheme, with its simulation."""
     wanted: list[Observable] = [name for name in _GEOMETRY if name in config.observables]
     if not wanted:
         raise NormLabError(f"real-model needs observables of states alone; try {','.join(_GEOMETRY[:3])}")

@@ -134,6 +134,7 @@ def run_experiment(
 ) -> ExperimentResult:
     """Run `work` and return its findings with configuration, versions, duration and command."""
     config = config.replace(scheme=expand_schemes(config))
+    experiment.check(config)
     begin = time.perf_counter()
     with ProgressBar(progress=progress) as display:
         found = work(config, display)

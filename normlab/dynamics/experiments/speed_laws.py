@@ -41,8 +41,8 @@ _LIMITS = {"start": 1e-4, "tail": 1e-3, "symmetric": 1e-6}
 
 
 def run(config: SimulateConfig, tell: ProgressCallback) -> Findings:
-    """Measure all schemes of the configuration at its first β."""
-    config = config.replace(beta=config.beta[:1], seeds=1, depth=config.depth or _DEPTH)
+    """Measure all schemes of the configuration."""
+    config = config.replace(depth=config.depth or _DEPTH)
     found = [laws.find_law(spec, config.layers) for spec in config.scheme]
     theories = [tails.predict_tail(law) for law in found]
     starts = _starts(config, found, subtask(tell, 0, 2))

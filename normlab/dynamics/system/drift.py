@@ -16,7 +16,8 @@ from normlab.errors import NormLabError
 
 @dataclass(frozen=True, kw_only=True)
 class RandomMLP:
-    """x ↦ scale · W₂ gelu(√d W₁ x), with entries of variance 1/d and 2/hidden, which keeps the length of unit vectors.
+    """x ↦ scale · W₂ gelu(√d W₁ x) / √d, with entries of variance 1/d and 2/hidden: unit vectors nearly keep their
+    length (0.92, which is √(2 E gelu²) for a normal number).
 
     √d is the norm of the tokens that an MLP receives after a norm layer; on unit vectors GELU would be almost linear.
     """

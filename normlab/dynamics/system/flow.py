@@ -79,8 +79,13 @@ class Flow:
     def branch_output(self, state: ParticleState) -> Tensor:
         """A_j: output of attention, plus that of the MLP if there is one."""
         read = state.theta * state.radius.unsqueeze(-1) if self.law.reads_state else state.theta
-        pull = attention_at(self.attention, state.time)(read, self.law.temperature(state.time))
-        return pull if self.drift is None else pull + self.drift(read)
+        temperature = self.law.temperature(state.time)
+        pull = attention_at(self.attention, state.time)(read, temperature)
+        if self.drift is None:
+            return pull
+        # The law counts the length of what a branch reads in s and ṙ; an MLP is not linear in it.
+        size = temperature.to(read).sqrt().reshape(-1, 1, 1)
+        return pull + self.drift(read * size) / size
 
     def switches(self, begin: float, end: float) -> list[float]:
         """Times between `begin` and `end` at which the flow is discontinuous; an integrator stops there."""

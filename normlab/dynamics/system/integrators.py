@@ -38,13 +38,16 @@ class Integrator(ABC):
     def orbit(self, flow: Flow, start: ParticleState, times: Sequence[float]) -> Iterator[ParticleState]:
         """Yield the state at each of the times, in increasing order."""
         state, walk = start, ClockedFlow(flow, self.clock, start.time.dtype)
+        # Not the state's own time: rounded up, it would lie beyond a switch that was not passed yet.
+        now = float(start.time[0])
         for time in times:
-            for goal in walk.stops(float(state.time[0]), time):
+            for goal in walk.stops(now, time):
                 with limit_threads(state.theta):
                     state = self.integrate_to(walk, state, goal)
                 check_state(state)
                 if goal in flow.law.switches and flow.law.resets_radius:
                     state = state._replace(radius=torch.ones_like(state.radius))
+            now = time
             yield state
 
     @abstractmethod
@@ -226,7 +229,10 @@ def _choose(good: Tensor, new: Sequence[Tensor], old: Sequence[Tensor]) -> list[
 def check_state(state: ParticleState) -> None:
     """Raise if the state is not finite or a radius is not positive."""
     if not bool(state.theta.isfinite().all() and state.radius.isfinite().all()):
-        raise NormLabError(f"the flow is not finite at time {float(state.time.max()):g}; does the law divide by zero?")
+        raise NormLabError(
+            f"the flow is not finite at time {float(state.time.max()):g}; "
+            "does the law divide by zero, or e^β overflow without a softmax?"
+        )
     if not bool((state.radius > 0).all()):
         raise NormLabError(
             f"a radius reached zero at time {float(state.time.max()):g}: the direction of that token is lost; "

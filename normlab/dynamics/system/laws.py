@@ -76,7 +76,9 @@ def _is_scheme(spec: str) -> bool:
 def _check_law(law: Law) -> Law:
     """Return the law if its functions return one finite number per token; else raise."""
     if law.speed is None:
-        raise NormLabError("this scheme states no speed, so there is no flow to follow; try its network")
+        raise NormLabError(
+            f"this scheme states no speed, so it cannot be simulated; try one of {', '.join(law_names())}"
+        )
     ones = torch.ones(2, 3)
     motion = Motion(time=0.0 * ones, radius=ones, attention=ones, radial=0.6 * ones, tangent=0.8 * ones)
     for name, part in (("speed", law.speed), ("radial", law.radial)):

@@ -93,7 +93,8 @@ class Law:
     """ṙ_j."""
 
     temperature: Callable[[torch.Tensor], torch.Tensor] = _unchanged
-    """Factor on the inverse temperature β at a time: below 1 if the scheme shrinks queries and keys with depth."""
+    """Factor on the inverse temperature β at a time: the squared length of what a branch reads, below 1 if the scheme
+    shrinks it with depth. `speed` and `radial` are for an output of attention that is divided by this length."""
 
     switches: tuple[float, ...] = ()
     """Times at which the law changes; the new law holds from that time on."""

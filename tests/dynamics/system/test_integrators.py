@@ -127,6 +127,17 @@ def test_at_a_switch_the_limit_from_below_holds(dtype):
             assert bool((after.radius != begin.radius).all())
 
 
+@pytest.mark.parametrize("method", [RungeKutta4(step=0.05), DormandPrince(tolerance=1e-6)], ids=["rk4", "dopri"])
+def test_a_look_that_rounds_to_the_time_of_a_switch_does_not_skip_it(method):
+    """Logarithmic times miss whole layers by a rounding error of double precision, which single precision lacks."""
+    begin = ParticleState(*(part.float() for part in clustered(5, 3)))
+    system = flow("keel", 1.0)
+    system = dataclasses.replace(system, attention=ParticleAttention(beta=torch.ones(1)))
+    before, after = method.orbit(system, begin, [math.nextafter(1.0, 0.0), 2.0])
+    assert bool((before.radius > 1.4).all())
+    assert torch.equal(after.radius, torch.ones_like(after.radius))
+
+
 def test_keel_puts_radii_back_on_the_sphere_after_its_first_block():
     states = follow(flow("keel", 1.0), clustered(5, 3), 0.999999, 1.0, 2.0)
     assert float(states[0].radius.min()) > 1.9

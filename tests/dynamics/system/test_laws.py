@@ -77,7 +77,7 @@ def test_a_plugged_in_scheme_is_simulated_by_its_law():
         ("srqt", "unknown scheme or law 'srqt'; did you mean 'sqrt'"),
         ("pery", "did you mean 'peri'"),
         ("peri(stp=1)", "unknown option of peri 'stp'"),
-        (Law(speed=None, **REST), "states no speed"),
+        (Law(speed=None, **REST), "states no speed, so it cannot be simulated; try one of attnres, .*, sqrt"),
         (Law(speed=lambda m: 1.0, **REST), r"speed must return one number for each token, \(2, 3\) here, got float"),
         (Law(speed=lambda m: m.radius.sum(), **REST), r"got \(\)"),
         (Law(speed=lambda m: m.radius, radial=lambda m: m.radius[0], **REST), r"radial must return .* got \(3,\)"),

@@ -56,7 +56,7 @@ def test_first_order_toward_the_law(spec):
 
 # Random values pull some tokens inwards, and a small radius turns fast: large ones where the scheme carries them.
 PERI = "peri(entry_norm=False)"
-RADII = {"post": 1.0, "pre": 3.0, PERI: 3.0, "lns": 3.0, "mix": 1.0, "keel": 3.0, "spannorm": 1.0}
+RADII = {"post": 1.0, "pre": 3.0, PERI: 3.0, "lns": 3.0, "mix": 1.0, "keel": 3.0, "spannorm": 1.0, "gated": 3.0}
 
 
 @pytest.mark.full
@@ -66,8 +66,9 @@ def test_first_order_with_other_weights_in_every_layer(spec):
     assert _order(spec, weights, radius=RADII[spec]) == pytest.approx(1.0, abs=0.1)
 
 
-@parametrize("spec", ["post", "pre", PERI], quick=["pre"])
+@parametrize("spec", ["post", "pre", PERI, "lns", "gated"], quick=["pre", "lns"])
 def test_first_order_with_an_mlp(spec):
+    """An MLP is not linear in its input, which LN-Scaling and gates shorten."""
     weights = RandomWeights(matrices="identity", dim=6)
     assert _order(spec, weights, radius=RADII[spec], drift=RandomMLP(dim=6, hidden=24)) == pytest.approx(1.0, abs=0.1)
 

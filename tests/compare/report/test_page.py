@@ -163,8 +163,9 @@ def test_a_run_has_a_page(tmp_path: Path, state: str) -> None:
     assert "| peri |" in markdown(folder)
 
 
-def test_an_empty_run_has_a_page(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
+@pytest.mark.parametrize("config", ["{}", '{"config": 3}'])
+def test_an_empty_run_has_a_page(config: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(config)
     assert "No loss has been recorded yet." in build(tmp_path).read_text(encoding="utf-8")
     assert markdown(tmp_path)
 

@@ -36,6 +36,13 @@ def test_help_does_not_import_torch():
     assert "normlab schemes geonorm" in found.stdout
 
 
+def test_a_warning_about_files_is_one_line():
+    torn = UserWarning("rows.jsonl: the last line is torn")
+    assert main._in_one_line(torn, UserWarning, main.__file__, 3) == "normlab: rows.jsonl: the last line is torn\n"
+    # Of another package it keeps its place.
+    assert "/other/code.py:3: UserWarning" in main._in_one_line(torn, UserWarning, "/other/code.py", 3)
+
+
 def test_table_names_every_scheme():
     found = run("schemes")
     assert found.returncode == 0, found.stderr

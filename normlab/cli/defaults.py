@@ -62,7 +62,12 @@ class Defaults:
         file = value_of(words, "--toml")
         self._file = None if file is None else Path(file)
         self._settings = {} if self._file is None else read_settings(self._file)
-        self._stored = _stored(value_of(words, "--resume")) or _branch(_stored(value_of(words, "--branch-from")))
+        self._stored = _stored(self._folder("--resume")) or _branch(_stored(self._folder("--branch-from")))
+
+    def _folder(self, flag: str) -> str | None:
+        """The folder of a run that is named on the command line, else in the file."""
+        named = next((value for name, value in self._settings.items() if f"--{name}".replace("_", "-") == flag), None)
+        return value_of(self._words, flag) or (named if isinstance(named, str) and named else None)
 
     @contextmanager
     def blamed(self) -> Iterator[None]:
@@ -159,11 +164,14 @@ def refuse_empty_paths(verb: Verb, words: Sequence[str]) -> None:
 
 
 def value_of(words: Sequence[str], flag: str) -> str | None:
-    """The value of a flag among words that are not parsed yet; the last one, where it is given twice."""
-    value = None
+    """The value of a flag among words that are not parsed yet; the last one, where it is given twice.
+
+    As for tyro, - and _ are the same in a flag.
+    """
+    value, flag = None, flag.replace("_", "-")
     for word, following in zip(words, [*words[1:], None], strict=False):
         name, joined, text = word.partition("=")
-        if name == flag:
+        if name.replace("_", "-") == flag:
             value = text if joined else following
     return value
 
@@ -243,4 +251,5 @@ def _is_path(kind: Any) -> bool:
 
 
 def _empty_path(name: str) -> NormLabError:
-    return NormLabError(f'--{name} is empty; expected a path; leave it out for its default, or write "."')
+    flag = name.replace("_", "-")
+    return NormLabError(f'--{flag} is empty; expected a path; leave it out for its default, or write "."')

@@ -39,6 +39,9 @@ def ladder(
         dry_run: Print runs, FLOPs, time, memory, and what the design could show at best; train nothing.
         rows: Table of losses (CSV: scheme, parameters, tokens, flops, seed, loss) to answer from; nothing is trained.
     """
+    if config.tokens_per_parameter is not None and config.budgets != LadderConfig.budgets:
+        named = ", ".join(f"{budget:,}" for budget in config.budgets)
+        print(f"--tokens-per-parameter sets the budget of each size; --budgets {named} is not used", file=sys.stderr)
     # With --rows the command is `ladder_table`; here the option is only part of the help.
     if dry_run:
         _print_plan(config)

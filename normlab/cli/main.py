@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import normlab
 from normlab import __version__
 from normlab.cli.bench import bench, bench_grid, bench_kernels, bench_step
 from normlab.cli.check import check
@@ -77,9 +80,22 @@ _BENCHES = {"kernels": _deferred(bench_kernels), "step": _deferred(bench_step), 
 
 def main() -> None:
     """Run the command line in `sys.argv`. Input errors print one line and exit with code 2."""
+    warnings.formatwarning = _in_one_line
     # Outside for output that cannot be written, inside because whoever reads an error may have left, too.
     with _errors_in_one_line(), reader_may_leave(), _errors_in_one_line():
         run(sys.argv[1:])
+
+
+_with_place = warnings.formatwarning
+
+
+def _in_one_line(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Format a warning: ours, which are about the user's files, without the line of code that gave it."""
+    if category is UserWarning and Path(filename).is_relative_to(Path(normlab.__file__).parent):
+        return f"normlab: {message}\n"
+    return _with_place(message, category, filename, lineno, line)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import signal
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -231,6 +232,8 @@ def _cause(code: int) -> str:
 @contextmanager
 def _ctrl_c_held_back() -> Iterator[None]:
     """Block SIGINT while a process starts, until it can handle it."""
+    # Started with the first process, the tracker would unblock SIGINT again.
+    resource_tracker.ensure_running()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

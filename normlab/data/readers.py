@@ -124,8 +124,27 @@ def _parts(file: IO[bytes], path: Path) -> Iterator[bytes]:
     """The decompressed content of a file, piece by piece."""
     if path.suffix == ".zst":
         return _zstd_parts(file, import_optional("zstandard", "zstd", f"reading {path.name}"))
-    opened = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, lambda plain: plain)(file)
+    if path.suffix == ".xz":
+        return _xz_parts(file)
+    opened = gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file
     return iter(lambda: opened.read(CHUNK_BYTES), b"")
+
+
+def _xz_parts(file: IO[bytes]) -> Iterator[bytes]:
+    # Not lzma.open, which takes a damaged second stream for the end of the file.
+    stream, raw = lzma.LZMADecompressor(), b""
+    while True:
+        if stream.eof:
+            raw = stream.unused_data
+            # Zeros may pad a stream.
+            while not (raw := raw.lstrip(b"\0")):
+                if not (raw := file.read(1 << 16)):
+                    return
+            stream = lzma.LZMADecompressor()
+        elif stream.needs_input and not (raw := file.read(1 << 16)):
+            raise EOFError("the file ends too early")
+        yield stream.decompress(raw, CHUNK_BYTES)
+        raw = b""
 
 
 def _zstd_parts(file: IO[bytes], zstd: Any) -> Iterator[bytes]:

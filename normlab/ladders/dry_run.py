@@ -85,9 +85,13 @@ class DryRun:
         return [_HEAD, *(_line(rung) for rung in self.rungs), *told]
 
     def _totals(self) -> list[str]:
+        # A search may need more runs than its shortest.
+        least, searched = "", "one is given, none is searched for"
+        if self.rate_runs:
+            least, searched = "at least ", f"at least {counted(self.rate_runs, 'run')}, {self.rate_flops:.2g} FLOPs"
         return [
-            f"learning rates: at least {counted(self.rate_runs, 'run')}, {self.rate_flops:.2g} FLOPs",
-            f"in all at least {counted(self.runs, 'run')}, {self.flops:.3g} FLOPs: about {duration(self.seconds)} on "
+            f"learning rates: {searched}",
+            f"in all {least}{counted(self.runs, 'run')}, {self.flops:.3g} FLOPs: about {duration(self.seconds)} on "
             f"{self.devices} × {self.device} ({self.ceiling / 1e12:.3g} TFLOP/s in products, {_USUAL_SHARE:.0%} of it) "
             "and seconds to start each run",
         ]

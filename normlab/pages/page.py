@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -64,6 +65,13 @@ def render(
             plotly=_plotly() if plots else "",
         )
     )  # fmt: skip
+
+
+def install_command(versions: Mapping[str, str]) -> list[str]:
+    """The line that installs the versions that made a result; none where they were not recorded."""
+    # Without the build after the plus: PyPI does not have torch 2.13.0+cpu, and asked for 2.13.0 pip keeps that one.
+    packages = [f"{name}=={str(versions[name]).partition('+')[0]}" for name in ("normlab", "torch") if name in versions]
+    return [f"pip install {shlex.join(packages)}"] if packages else []
 
 
 def _static(name: str) -> str:

@@ -156,6 +156,9 @@ class TrainConfig:
     def __post_init__(self) -> None:
         self.fill_defaults()
         self._check_model()
+        if not self.data:
+            # As an unset shell variable leaves it: the default would be other data than was meant.
+            raise NormLabError("data is empty; name at least one source, or leave it out for the default")
         self._check_numbers()
         check_seed(self.seed)
         self.check()
@@ -190,8 +193,7 @@ class TrainConfig:
 
     def fill_defaults(self) -> None:
         """Set the fields whose default depends on the task or on other fields."""
-        for name in ("data", "val_fraction"):
-            self._set(name, getattr(self, name) or getattr(type(self), name))
+        self._set("val_fraction", self.val_fraction or type(self).val_fraction)
         if self.trouble == "none":
             self._set("clip", math.inf)
 
@@ -357,9 +359,9 @@ def config_class(task: str) -> type[TrainConfig]:
 
 
 def check_seed(seed: int) -> None:
-    """Raise for a number that torch's generators do not take."""
-    if not -(2**63) <= seed < 2**64:
-        raise NormLabError(f"seed must fit into 64 bits, got {seed}; try 0")
+    """Raise for a number that torch's generators do not take, and for a negative one: elsewhere -1 draws a seed."""
+    if not 0 <= seed < 2**64:
+        raise NormLabError(f"seed must lie in [0, 2**64), got {seed}; try 0")
 
 
 def _refuse_fields_of_other_tasks(config: type[TrainConfig], names: Iterable[str]) -> None:

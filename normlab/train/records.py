@@ -28,6 +28,8 @@ class Recorder(Setup):
         self.waited = 0.0
         """Seconds that the host waited for the batch of the last step."""
         self.last_eval: Scores = {}
+        self.ended_at: int | None = None
+        """The last step of the run, once the model has been evaluated and profiled after it."""
         self.first_loss: float | None = None
         self.diverged: int | None = None
         """The step at which training diverged."""
@@ -72,7 +74,7 @@ class Recorder(Setup):
         extra = {
             "loader": self.loader.state_dict(), "guard": self.guard.state_dict(), "seconds": self.clock.seconds,
             "last_eval": self.last_eval, "first_loss": self.first_loss, "watch": self.watch.state_dict(),
-            "config": self.config.to_dict(),
+            "ended_at": self.ended_at, "config": self.config.to_dict(),
         }  # fmt: skip
         self.journal.flush()
         self.checkpoints.save(self.step, model=self.model, optimiser=self.optimiser, extra=extra)

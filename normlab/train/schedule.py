@@ -55,11 +55,11 @@ def check(*, total: int, kind: str, warmup: int, final: float, decay_fraction: f
     if not 0.0 <= final <= 1.0:
         raise NormLabError(f"schedule: final must lie in [0, 1], a share of the full rate, got {final}; try 0.1")
     if not 0.0 < decay_fraction <= 1.0:
-        raise NormLabError(f"schedule: decay_fraction must lie in (0, 1], got {decay_fraction}; try 0.2")
+        raise NormLabError(f"schedule: decay must lie in (0, 1], a share of the steps, got {decay_fraction}; try 0.2")
     if kind in _STABLE and warmup + _decay_steps(total, decay_fraction) > total:
         raise NormLabError(
             f"schedule: {warmup} steps of warm-up and {_decay_steps(total, decay_fraction)} of decay do not fit into "
-            f"{total}; lower warmup or decay_fraction"
+            f"{total}; lower warmup or decay"
         )
 
 
@@ -88,7 +88,10 @@ def check_branches(config: TrainConfig) -> None:
             raise NormLabError(
                 f"a branch has fewer {config.budget} than its trunk, {own:,}; got {budget:,}; try {max(1, own // 2):,}"
             )
-        branch = config.branch(budget)
+        try:
+            branch = config.branch(budget)
+        except NormLabError as error:
+            raise NormLabError(f"a branch of {budget:,} {config.budget} cannot be: {error}") from None
         if branch.warmup_steps != config.warmup_steps:
             raise NormLabError(
                 f"warmup {config.warmup:g} is a share of the steps, so the branches would need another one than the "

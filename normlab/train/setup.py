@@ -28,6 +28,7 @@ from normlab.train.step_graph import StepGraphs, graphs_are_used
 from normlab.train.storage.checkpoint import Checkpoints
 from normlab.train.storage.folder import RunFolder
 from normlab.train.storage.journal import Journal
+from normlab.train.storage.sinks import check_sinks
 from normlab.train.tasks import Data
 
 _DEEP = 32
@@ -37,7 +38,9 @@ _LONG = 1200.0
 
 
 def open_data(config: TrainConfig, group: Group, data: Data | None, *, progress: bool) -> Data:
-    """The data of a run, opened unless it is given. Raises where data, batch or memory do not allow the run."""
+    """The data of a run, opened unless it is given. Raises where data, options or memory do not allow the run."""
+    check_sinks(config.sinks)
+    graphs_are_used(config, group, compiles=_compiles(config, group))  # raises where they were asked for in vain
     opened: Data = data or config.task_object.open(config, progress=progress)
     if config.batch % (config.accumulate * group.world):
         raise NormLabError(

@@ -135,10 +135,9 @@ class Trainer(Recorder):
         try:
             with self.interrupt.heard():
                 self._loop()
-                if self.step == self.config.steps:
-                    self._evaluate()
-                    look(self, self.last_eval["loss"])
-                self._profile()
+                # A run that was killed while it ended has these records already.
+                if self.ended_at != self.step:
+                    self._measure_at_end()
                 if not math.isfinite(loss := self.last_eval["loss"]):
                     self.diverged = self.step
                     return "failed", f"step {self.step}: the validation loss is {loss}"
@@ -151,6 +150,13 @@ class Trainer(Recorder):
             return ended.state, ended.reason
         return ("done", None) if self.step == self.config.steps else ("stuck", f"{self.watch}; stopped early")
 
+    def _measure_at_end(self) -> None:
+        if self.step == self.config.steps:
+            self._evaluate()
+            look(self, self.last_eval["loss"])
+        self._profile()
+        self.ended_at = self.step
+
     def _resume(self) -> None:
         found = self.checkpoints.load(self.model, self.optimiser)
         if found is None:
@@ -161,7 +167,7 @@ class Trainer(Recorder):
         self.guard.load_state_dict(extra["guard"])
         self.clock.seconds, self.last_eval = extra["seconds"], _scores(extra["last_eval"])
         self.watch.load_state_dict(extra.get("watch", {}))
-        self.first_loss = extra.get("first_loss")
+        self.first_loss, self.ended_at = extra.get("first_loss"), extra.get("ended_at")
         self._keep_branch(only_missing=True)
         # Last: if the checkpoint cannot be loaded, the records stay as they are.
         self.journal.forget_after(self.step)

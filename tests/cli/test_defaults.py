@@ -12,6 +12,8 @@ from normlab.cli import main
 from normlab.compare import comparison
 from normlab.models.config import PRESETS
 from normlab.train import trainer
+from normlab.train.config import TrainConfig
+from normlab.train.storage.folder import RunFolder
 from normlab.utils.counts import parse_count
 
 
@@ -126,6 +128,19 @@ def test_a_file_may_name_the_task(tmp_path, parse):
     assert refused("train", "--toml", str(file), "--task", "language") == (
         "run.toml: task language has no mask; leave it out, or try --task masked"
     )
+
+
+def test_a_stored_run_may_be_named_in_a_file_or_with_an_underscore(parse, tmp_path):
+    folder, file = tmp_path / "run", tmp_path / "run.toml"
+    stored = TrainConfig.preset("tiny", scheme="post", schedule="wsd", warmup=10, tokens=2**20, branches=(2**19,))
+    folder.mkdir()
+    RunFolder(folder).begin(stored, "cpu")
+    file.write_text(f'resume = "{folder}"')
+    assert parse("train", "--toml", str(file)).config == stored
+    file.write_text(f'branch-from = "{folder}"')
+    branch = stored.branch(2**19)
+    for words in (("--toml", str(file)), ("--branch_from", str(folder)), ("--branch-from", str(folder))):
+        assert parse("train", *words, "--tokens", str(2**19)).config == branch
 
 
 def test_bad_files_and_presets_get_one_line(tmp_path):

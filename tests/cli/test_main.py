@@ -36,6 +36,13 @@ def test_help_does_not_import_torch():
     assert "normlab schemes geonorm" in found.stdout
 
 
+def test_a_warning_about_files_is_one_line():
+    torn = UserWarning("rows.jsonl: the last line is torn")
+    assert main._in_one_line(torn, UserWarning, main.__file__, 3) == "normlab: rows.jsonl: the last line is torn\n"
+    # Of another package it keeps its place.
+    assert "/other/code.py:3: UserWarning" in main._in_one_line(torn, UserWarning, "/other/code.py", 3)
+
+
 def test_table_names_every_scheme():
     found = run("schemes")
     assert found.returncode == 0, found.stderr
@@ -149,16 +156,16 @@ def test_a_mistyped_verb_is_one_line_with_the_nearest(arguments, line):
     [
         ("train", "--out", ""), ("train", "--out="), ("compare", "--out", ""), ("check", "pre", "--json", ""),
         ("simulate", "--html="), ("simulate", "speed-laws", "--json", ""), ("bench", "kernels", "--out", ""),
-        ("train", "--toml", ""), ("generate", "--run", ""),
+        ("train", "--toml", ""), ("generate", "--run", ""), ("train", "--branch-from", ""),
     ],
-    quick=[("train", "--out="), ("check", "pre", "--json", ""), ("generate", "--run", "")],
+    quick=[("train", "--out="), ("check", "pre", "--json", ""), ("train", "--branch-from", "")],
     ids=" ".join,
 )  # fmt: skip
 def test_an_empty_path_is_refused(arguments, tmp_path):
     command = [sys.executable, "-W", "error", "-m", "normlab.cli.main", *arguments]
     found = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert found.returncode == 2
-    assert re.fullmatch(r"normlab: --\w+ is empty; expected a path; .*\n", found.stderr)
+    assert re.fullmatch(r"normlab: --[a-z-]+ is empty; expected a path; .*\n", found.stderr)
     assert not any(tmp_path.iterdir())
 
 

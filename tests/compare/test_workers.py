@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from multiprocessing import resource_tracker
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -138,6 +139,19 @@ def test_a_process_that_is_killed_before_it_is_ready_is_interrupted(text: Path, 
     assert isinstance(ended[0][1], dict)
     assert ended[0][1]["state"] == "interrupted"
     assert "killed (SIGKILL)" in ended[0][1]["reason"]
+
+
+def test_ctrl_c_does_not_end_the_first_process_while_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As in a new interpreter: the tracker of multiprocessing starts with the first process, and then unblocks SIGINT.
+    tracker = resource_tracker.ResourceTracker()
+    for name in ("ensure_running", "getfd"):
+        monkeypatch.setattr(resource_tracker, name, getattr(tracker, name))
+    worker = workers._Worker(WorkerSlot(1))
+    os.kill(worker._process.pid or 0, signal.SIGINT)
+    try:
+        assert worker.answers.recv() == worker_process.READY
+    finally:
+        worker.end()
 
 
 def test_a_process_that_is_killed_while_it_answers_is_interrupted(

@@ -24,14 +24,16 @@ from tests.data.helpers import write_lines
 TEXTS = ["first", "zweiter Text: äöü", "第三\n\ttab", "🙂" * 10, "\x00\x7f odd"]
 
 
+_PACK = {".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.ZstdCompressor().compress}
+
+
 def _texts(spec: str | Path) -> list[str]:
     return [document.text for document in open_source(str(spec))]
 
 
 def _compress(path: Path, suffix: str) -> Path:
     raw, packed = path.read_bytes(), path.with_name(path.name + suffix)
-    compress = {".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.ZstdCompressor().compress}[suffix]
-    packed.write_bytes(compress(raw))
+    packed.write_bytes(_PACK[suffix](raw))
     path.unlink()
     return packed
 
@@ -50,11 +52,19 @@ def test_a_text_file_is_one_document(tmp_path, suffix):
     assert _texts(_compress(path, f".{packing}") if packing else path) == ["line\r\nzwei ü\n"]
 
 
-def test_two_frames_in_a_row_are_one_file(tmp_path):
-    path = tmp_path / "a.txt.zst"
-    compress = zstandard.ZstdCompressor().compress
-    path.write_bytes(compress(b"one ") + compress(b"two"))
+@pytest.mark.parametrize(("suffix", "padding"), [(".gz", 0), (".gz", 512), (".xz", 0), (".xz", 512), (".zst", 0)])
+def test_two_frames_in_a_row_are_one_file(tmp_path, suffix, padding):
+    path, pack = tmp_path / f"a.txt{suffix}", _PACK[suffix]
+    path.write_bytes(pack(b"one ") + bytes(padding) + pack(b"two") + bytes(padding))
     assert _texts(path) == ["one two"]
+
+
+@pytest.mark.parametrize("suffix", _PACK)
+def test_a_damaged_second_frame_is_not_the_end_of_the_file(tmp_path, suffix):
+    path, pack = tmp_path / f"a.txt{suffix}", _PACK[suffix]
+    path.write_bytes(pack(b"one ") + b"nonsense" + pack(b"two"))
+    with pytest.raises(NormLabError, match=rf"^a\.txt\{suffix}: broken {suffix[1:]} data"):
+        _texts(path)
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])

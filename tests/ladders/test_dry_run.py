@@ -29,6 +29,12 @@ def test_a_dry_run_trains_nothing(text: Path, tmp_path: Path) -> None:
     assert "in all at least" in done.stdout
     assert "95 % interval of every scheme's gap, at best" in done.stdout
     assert not out.exists()
+    words[words.index("--epochs") :] = ["--epochs", "1000", "--tokens-per-parameter", "2", "--lrs", "1e-3", "--dry-run"]
+    done = run_command(*words)
+    assert "--tokens-per-parameter sets the budget of each size; --budgets 5,000, 10,000 is not used" in done.stderr
+    # Nothing is searched for, so that the number of runs is known.
+    assert "learning rates: one is given" in done.stdout
+    assert "in all 36 runs" in done.stdout
 
 
 @pytest.mark.parametrize(

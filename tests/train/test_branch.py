@@ -306,6 +306,7 @@ def test_a_trunk_without_its_records_or_with_a_torn_state(text, trunk, tmp_path)
     [
         ({"branches": (LONG * BATCH,)}, "a branch has fewer tokens than its trunk, 2,560; got 2,560"),
         ({"branches": (0,)}, "a branch has fewer tokens than its trunk"),
+        ({"branches": (BATCH,)}, "a branch of 128 tokens cannot be: warmup is . steps and the run has 1; lower warmup"),
         ({"schedule": "cosine"}, "schedule cosine has no constant rate before its decay; try schedule wsd"),
         ({"warmup": 0.2}, "warmup 0.2 is a share of the steps, .*; give it in steps, e.g. 4"),
         ({"warmup": 9}, "9 steps of warm-up and 2 of decay do not fit into 10"),

@@ -95,6 +95,13 @@ def test_only_the_last_checkpoint_is_kept(done, straight):
     same_run(done, straight)
 
 
+def test_killed_after_the_last_checkpoint(finished, straight, text):
+    # Everything is written but the state "done": the evaluation and the profile at the end are not recorded twice.
+    RunFolder(finished).set_status("running", step=STEPS)
+    assert train(config_of(text), finished, progress=False, continuable=True).state == "done"
+    same_run(finished, straight)
+
+
 def test_a_finished_run_is_continued_with_more_tokens(finished, straight, text, monkeypatch, capsys):
     assert normlab_train(monkeypatch, "--resume", str(finished), "--tokens", str(30 * BATCH)) == 0
     said = capsys.readouterr().err

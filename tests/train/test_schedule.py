@@ -99,8 +99,8 @@ def test_tiny_runs(kind):
         ({"warmup": 11}, "warmup must lie in"),
         ({"final": 1.5}, "final must lie in"),
         ({"final": math.nan}, "final must lie in"),
-        ({"decay_fraction": 0.0}, "decay_fraction must lie in"),
-        ({"kind": "wsd", "warmup": 6, "decay_fraction": 0.5}, "do not fit into 10"),
+        ({"decay_fraction": 0.0}, "decay must lie in"),
+        ({"kind": "wsd", "warmup": 6, "decay_fraction": 0.5}, "do not fit into 10; lower warmup or decay$"),
     ],
 )
 def test_bad_options_are_refused_in_one_line(change, message):

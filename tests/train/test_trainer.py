@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import math
+import sys
 import threading
 from functools import partial
 
@@ -207,6 +208,17 @@ def test_a_run_that_is_refused_for_memory_leaves_nothing(begun, text, tmp_path, 
     with pytest.raises(NormLabError, match="memory"):
         train(config, folder, progress=False)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [({"cuda_graphs": "on"}, "there is no GPU"), ({"sinks": ("wandb",)}, "wandb is not installed")],
+)
+def test_a_run_that_asks_for_what_is_not_there_leaves_nothing(change, line, text, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(NormLabError, match=line):
+        train(config_of(text, steps=1, **change), tmp_path / "runs" / "new", progress=False)
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_run_whose_data_is_too_short_leaves_nothing(text, tmp_path):

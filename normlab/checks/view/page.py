@@ -15,7 +15,7 @@ from normlab.checks.view.plots import plot_data
 from normlab.checks.view.side_by_side import Against
 from normlab.checks.view.summary import caveats, depth_of, headline, is_open, mark, meanings, open_words, reason
 from normlab.pages.numbers import duration, format_count, join_names
-from normlab.pages.page import Section, render, section
+from normlab.pages.page import Section, install_command, render, section
 
 
 def page(check: Check) -> str:
@@ -69,9 +69,7 @@ class Reproducible(Protocol):
 def commands(checks: Sequence[Reproducible]) -> list[str]:
     """What to type to get the same again."""
     lines = dict.fromkeys(shlex.join(check.command) for check in checks if check.command)
-    versions = checks[0].versions
-    packages = [f"{name}=={versions[name]}" for name in ("normlab", "torch") if name in versions]
-    return [f"pip install {shlex.join(packages)}", *lines] if lines and packages else [*lines]
+    return [*install_command(checks[0].versions), *lines] if lines else []
 
 
 def _facts(checks: Sequence[Check]) -> list[tuple[str, str]]:

@@ -14,7 +14,7 @@ from normlab.compare.report.scores import scores_table
 from normlab.compare.report.verdict import level_note, verdict
 from normlab.errors import NormLabError
 from normlab.pages.numbers import join_names, rate
-from normlab.pages.page import Section, render, section
+from normlab.pages.page import Section, install_command, render, section
 from normlab.utils.files import writable, write_atomically
 
 
@@ -52,9 +52,8 @@ def reproduce_commands(results: Results) -> list[str]:
     """Shell commands that reproduce the result, as far as they were recorded."""
     recorded = find_field(results.about, "command", "command_line", "argv")
     line = shlex.join(map(str, recorded)) if isinstance(recorded, list) else str(recorded or "").strip()
-    packages = [f"{name}=={v}" for name in ("normlab", "torch") if (v := find_field(_versions(results), name))]
-    install = [f"pip install {shlex.join(packages)}"] if packages else []
-    return [*install, line, f"normlab report {shlex.quote(results.folder.name)}"] if line else []
+    report = f"normlab report {shlex.quote(results.folder.name)}"
+    return [*install_command(_versions(results)), line, report] if line else []
 
 
 def _versions(results: Results) -> dict[str, Any]:
@@ -72,8 +71,9 @@ def _sections(results: Results, data: dict[str, Any]) -> list[Section]:
     lrs = [(lr, rate(lr)) for lr in sorted({curve["lr"] for curve in data["curves"] if curve["lr"] is not None})]
     sections = [
         section("curves", "Training curves", "compare/curves.html", curves=data["curves"], lrs=lrs, data=data,
-                metric=results.metric),
-        section("profiles", "Through the depth", "compare/profiles.html", profiles=data["profiles"]),
+                metric=results.metric, of_one_run=results.kind == "run"),
+        section("profiles", "Through the depth", "compare/profiles.html", profiles=data["profiles"],
+                of_one_run=results.kind == "run"),
         section("speed", "Speed and memory", "table.html", table=tables.speed_table(results)),
         section("runs", "Runs", "compare/runs.html", runs=tables.run_table(results),
                 trouble=tables.trouble_table(results), copying=tables.copying_table(results),

@@ -188,7 +188,8 @@ def _run_in(folder: Path, row: Table) -> ReportedRun:
     status = _read_table(folder / "status.json") if inside else {}
     written = _read_table(folder / RUN) if inside else {}
     # config.json of a run also has its versions and device.
-    config = row.get("config") or written.get("config") or written
+    stored = written.get("config")
+    config = row.get("config") or (stored if isinstance(stored, dict) else written)
     there = inside and (folder / "metrics.jsonl").is_file()
     # Rows without their run folders contain a coarse history.
     metrics = read_metrics(folder / "metrics.jsonl") if there else metrics_of_row(row)

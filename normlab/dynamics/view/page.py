@@ -11,7 +11,7 @@ from normlab.dynamics.view import tables
 from normlab.dynamics.view.plots import figures_data, observable_panels, run_labels, simulation_data
 from normlab.dynamics.view.words import LAWS, WHY, headline, scheme_words, tail_findings
 from normlab.pages.numbers import duration, join_names
-from normlab.pages.page import Section, render, section
+from normlab.pages.page import Section, install_command, render, section
 
 _STYLES = ("simulate/simulate.css",)
 _CAUTION = (
@@ -75,9 +75,7 @@ def agreement_sentence(result: ExperimentResult) -> str:
 
 def reproduce_commands(result: Simulation | ExperimentResult) -> list[str]:
     """Commands that reproduce the result."""
-    packages = [f"{name}=={result.versions[name]}" for name in ("normlab", "torch") if name in result.versions]
-    install = [f"pip install {shlex.join(packages)}"] if packages else []
-    return [*install, shlex.join(result.command)] if result.command else []
+    return [*install_command(result.versions), shlex.join(result.command)] if result.command else []
 
 
 def _is_news(verdict: PredictionVerdict, result: ExperimentResult) -> bool:

@@ -28,7 +28,7 @@ from normlab.ladders.report.verdict import (
 from normlab.ladders.report.weights import weight_bars, words
 from normlab.ladders.statistics.answer import FEW_STEPS
 from normlab.pages.numbers import format_count, join_names
-from normlab.pages.page import Section, render, section
+from normlab.pages.page import Section, install_command, render, section
 from normlab.pages.tables import Table
 from normlab.utils.files import write_atomically
 
@@ -76,9 +76,7 @@ def title(content: LadderReport) -> str:
 def reproduce_commands(content: LadderReport) -> list[str]:
     """Commands that reproduce the ladder, as far as they were recorded."""
     design = content.design
-    packages = [f"{name}=={design.versions[name]}" for name in ("normlab", "torch") if name in design.versions]
-    install = [f"pip install {shlex.join(packages)}"] if packages else []
-    return [*install, shlex.join(design.command)] if design.command else []
+    return [*install_command(design.versions), shlex.join(design.command)] if design.command else []
 
 
 def _sections(content: LadderReport, data: dict[str, Any]) -> list[Section]:

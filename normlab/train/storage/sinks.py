@@ -40,12 +40,17 @@ class Sink(Protocol):
 
 def open_sinks(names: Sequence[str], folder: Path, config: Record) -> list[Sink]:
     """The JSON-lines file of the run's folder first, then the requested sinks."""
+    check_sinks(names)
+    folder.mkdir(parents=True, exist_ok=True)
+    return [JsonLines(folder / "metrics.jsonl"), *(_SINKS[name](folder, config) for name in dict.fromkeys(names))]
+
+
+def check_sinks(names: Sequence[str]) -> None:
+    """Raise for an unknown sink, and for one whose package is not installed."""
     for name in names:
         if name not in get_args(Name):
             raise unknown("sink", name, get_args(Name))
         _need(name)
-    folder.mkdir(parents=True, exist_ok=True)
-    return [JsonLines(folder / "metrics.jsonl"), *(_SINKS[name](folder, config) for name in dict.fromkeys(names))]
 
 
 class JsonLines:

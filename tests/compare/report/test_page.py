@@ -19,7 +19,7 @@ from normlab.compare.report.page import reproduce_commands
 from normlab.compare.report.results import load_results
 from normlab.errors import NormLabError
 from normlab.pages.markdown import escape
-from normlab.pages.page import embed, render, section
+from normlab.pages.page import embed, install_command, render, section
 from normlab.pages.tables import Cell, Column, Table
 from tests.compare.report import synthetic
 
@@ -103,6 +103,9 @@ def test_commands_are_those_that_were_recorded(folder: Path, tmp_path: Path) -> 
     assert compare == "normlab compare --schemes pre post peri geonorm --lrs 0.0006 0.0012 --seeds 3"
     assert report == "normlab report c"
     assert reproduce_commands(load_results(synthetic.run(tmp_path / "r"))) == []
+    # A build of torch for one kind of device is not on PyPI; the version without it also installs that build.
+    assert install_command({"torch": "2.13.0+cpu"}) == ["pip install torch==2.13.0"]
+    assert install_command({}) == []
 
 
 def damaged(folder: Path, damage: str) -> None:
@@ -156,11 +159,13 @@ def test_a_run_has_a_page(tmp_path: Path, state: str) -> None:
     text = build(folder).read_text(encoding="utf-8")
     assert 'id="curves"' in text
     assert 'id="ranking"' not in text
+    assert "over seeds" not in text
     assert "| peri |" in markdown(folder)
 
 
-def test_an_empty_run_has_a_page(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
+@pytest.mark.parametrize("config", ["{}", '{"config": 3}'])
+def test_an_empty_run_has_a_page(config: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(config)
     assert "No loss has been recorded yet." in build(tmp_path).read_text(encoding="utf-8")
     assert markdown(tmp_path)
 

@@ -241,7 +241,8 @@
         hovertemplate: "%{fullData.name}, block %{x}: %{y:.4g}<extra></extra>",
       })),
       layout: {
-        xaxis: axis("Block"),
+        // Blocks are whole: without this, few of them get ticks at halves.
+        xaxis: axis("Block", Math.max(0, ...series.flatMap((entry) => entry[name].map(([layer]) => layer))) < 8 ? { dtick: 1 } : {}),
         yaxis: axis(title, { type: scale, exponentformat: "power", ...ticks }),
         margin: { l: 44, r: 8, t: 8, b: 40 },
       },

@@ -107,9 +107,6 @@ _CAUSES = (
 )
 """Cause, effect, and what to say where both were found."""
 
-_OVER_DEPTHS = ("forward", "backward")
-"""Verdicts on the whole ladder, so on its deepest stack; all others are on the stack that is judged."""
-
 _GROWTH = {
     "bounded": "The size of the state does not depend on depth",
     "shrinking": "The state becomes smaller with depth",
@@ -248,8 +245,7 @@ def open_words(verdict: Verdict) -> str:
 
 def depth_of(verdict: Verdict, check: Check) -> int:
     """Blocks of the stack that a verdict's blocks are counted in."""
-    depth = check.ladder.depths[-1] if verdict.name in _OVER_DEPTHS else check.depth
-    return max(depth, *(layer + 1 for layer in verdict.layers), 1)
+    return max(verdict.depth or check.depth, *(layer + 1 for layer in verdict.layers), 1)
 
 
 def _where(failures: list[Verdict], check: Check) -> str:

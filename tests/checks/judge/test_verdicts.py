@@ -330,3 +330,16 @@ def test_what_is_known_of_schemes_without_a_scheme():
     assert {"bounded", "vanishing", "unsteady", "collapse"} <= findings
     free = judge_ladder(ladder(lambda k: math.exp(0.38 * k), gain=lambda depth: math.exp(0.9 * depth)))
     assert [item.finding for item in free[:3]] == ["exploding", "exploding", "fine"]
+
+
+def test_a_gradient_is_blamed_on_blocks_of_the_stack_that_it_was_measured_in():
+    """The middle block multiplies the gradient: block 6 of the design, block 12 of a stack twice as deep."""
+
+    def jump(depth: int) -> Profile:
+        return profile(depth, grad_h=[1e4 if place <= depth // 2 else 1.0 for place in range(depth + 1)])
+
+    found = verdict("backward", jump(12), jump(24), target=12)
+    assert (found.finding, found.layers, found.depth) == ("exploding", (6,), 12)
+    assert found.words.endswith("; block 6")
+    beyond = verdict("backward", jump(12), jump(24), target=48)
+    assert (beyond.layers, beyond.depth) == ((12,), 24)

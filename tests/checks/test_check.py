@@ -220,3 +220,23 @@ def test_two_stacks_are_judged_both(monkeypatch):
     assert forward.finding == "exploding"
     assert forward.words.startswith("decoder: ")
     assert "encoder, decoder" in session.notes[0]
+
+
+def test_options_replace_those_of_a_configuration():
+    config = CheckConfig(depths=(2, 3), start_size="none", **QUICK)
+    assert normlab.check("pre", config=config, depths=(2, 4)).ladder.depths == (2, 4)
+    with pytest.raises(NormLabError, match="unknown option of a check 'depth'; did you mean 'depths'"):
+        normlab.check("pre", config=config, depth=4)
+    with pytest.raises(NormLabError, match="unknown option of a check 'depth'"):
+        normlab.check_coordinates("pre", config=config, depth=4)
+
+
+@pytest.mark.parametrize("name", ["lr_ladder", "width_ladder", "step_ladder"])
+def test_a_coordinate_check_refuses_what_it_would_leave_out(name):
+    with pytest.raises(NormLabError, match=f"a coordinate check has no {name}"):
+        CheckConfig(coordinates=True, **{name: True})
+
+
+def test_a_reference_loss_takes_a_ladder_of_rates():
+    with pytest.raises(NormLabError, match="add --lr-ladder"):
+        CheckConfig(reference_loss=2.0)

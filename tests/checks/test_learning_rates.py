@@ -55,7 +55,7 @@ def planted(monkeypatch):
 
 def ladder(name: str, twin: str | None = None, **options):
     target = Design(name, None if twin is None else Design(twin))
-    return rate_ladder(target, CheckConfig(**options), say_nothing, depth=12)
+    return rate_ladder(target, CheckConfig(lr_ladder=True, **options), say_nothing, depth=12)
 
 
 @pytest.mark.parametrize(

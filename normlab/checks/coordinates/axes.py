@@ -9,7 +9,6 @@ NormLab's own models are built, initialised and optimised as `normlab train` doe
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -59,10 +58,10 @@ def check_coordinates(
 
         print(normlab.check_coordinates("pre", base_dim=64, depths=(4, 8, 16)).table())
 
-    Options are the fields of `CheckConfig`: `widths`, `depths`, `base_dim`, `base_depth`, `steps`, `seeds`, `lr`, ...
-    An axis with a single size is left out.
+    Options are the fields of `CheckConfig`: `widths`, `depths`, `base_dim`, `base_depth`, `steps`, `seeds`, `lr`, ...;
+    they replace those of `config`. An axis with a single size is left out.
     """
-    config = dataclasses.replace(config, coordinates=True) if config else config_of({**options, "coordinates": True})
+    config = config_of({**options, "coordinates": True}, config)
     found = target if isinstance(target, Target) else prepare(target, config, batch=batch, loss_fn=loss_fn)
     with CheckProgress(found.name, progress=progress) as display:
         return _Session(found, config, display).run(command)

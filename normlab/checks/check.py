@@ -185,7 +185,7 @@ class _Session:
         if self.config.start_size == "none":
             return []
         self.tell("the first loss at its real width")
-        self.starts, missing, fresh = inspect_start(self.target, self.config.start_size)
+        self.starts, missing, fresh = inspect_start(self.target, self.config.start_size, self.depth)
         verdict = start_verdict(self.starts, missing, Thresholds(), fresh=fresh)
         return [] if verdict is None else [verdict]
 

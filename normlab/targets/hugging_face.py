@@ -83,14 +83,15 @@ class HuggingFaceTarget(Target):
         shallow = {"depth": min(2, self._native)} if "depth" in self.resizable else {}
         self.try_out(f"{self.name}: does not run", "pass a live module with a batch, or try another size", **shallow)
 
-    def fresh(self, size: str) -> list[Fresh]:
+    def fresh(self, size: str, depth: int | None = None) -> list[Fresh]:
         """The published model at its own width and vocabulary, with random weights; not where it has trained ones."""
         if self._weights is not None or not self.task.has_head or not isinstance(self.task, config_tasks.ModelTokens):
             return []
         config, _ = config_sizes.without_dropout(config_sizes.without_cache(self._published))
         name = f"its own size, width {config_sizes.width_of(config)}"
         parameters = count_parameters(self._laid_out(config))
-        return [Fresh(name, lambda: self._from(config), config_tasks.logits_of, parameters)]
+        length = self.task.length
+        return [Fresh(name, lambda: self._from(config), config_tasks.logits_of, parameters, length=length)]
 
     def _prepared(self, config: Any, shrink: int | None, width: int | None, vocabulary: int, length: int) -> Any:
         """The configuration that is built from, with notes of what is different in it."""

@@ -240,3 +240,8 @@ def test_a_coordinate_check_refuses_what_it_would_leave_out(name):
 def test_a_reference_loss_takes_a_ladder_of_rates():
     with pytest.raises(NormLabError, match="add --lr-ladder"):
         CheckConfig(reference_loss=2.0)
+
+
+def test_the_start_of_a_scheme_is_that_of_the_deepest_stack_that_was_asked_for():
+    found = normlab.check("pre", depths=(2, 3), **QUICK | {"start_size": "tiny"})
+    assert [start.name for start in found.starts if start.judged] == ["3 blocks, width 16", "tiny"]

@@ -56,10 +56,10 @@ def inspect_structure(target: Target, model: nn.Module, limits: Thresholds, seed
     return found
 
 
-def inspect_start(target: Target, size: str) -> tuple[list[Start], str, bool]:
+def inspect_start(target: Target, size: str, depth: int | None = None) -> tuple[list[Start], str, bool]:
     """Starts of the models that a target offers, why one was left out, and whether their weights are fresh."""
     found: list[Start] = []
-    offered = target.fresh(size)
+    offered = target.fresh(size, depth)
     for fresh in offered:
         if fresh.parameters > MOST_PARAMETERS:
             least = f"{fresh.parameters / 1e9:.1f}B parameters at {fresh.name}, {MOST_PARAMETERS / 1e9:g}B are built"

@@ -35,6 +35,7 @@ _FAULTS = {
     ("structure", "skip gain"): "multiplies its state on every skip",
     ("start", "echo"): "starts by repeating the token it has just read",
     ("start", "high first loss"): "starts above the loss of a guess",
+    ("start", "not finite"): "starts with a loss that is not finite",
 }
 """What a failing verdict says of the design as it stands, whatever its depth."""
 _BY_RATE = {("backward", "vanishing"), ("backward", "exploding"), ("unsteady", "unsteady")}
@@ -88,6 +89,7 @@ _MEANINGS = {
     ("start", "echo"): "Before its first step the model is sure that the next token is the one it has just read, and "
     "has to unlearn that first.",
     ("start", "high first loss"): "Before its first step the model is surer of itself than random logits make it.",
+    ("start", "not finite"): "Before its first step the loss is not a finite number: there is nothing to train on.",
     ("certificate", "certificate violated"): "The state is larger than is possible if model and bound are both right.",
 }
 """What a finding means, in plain words."""

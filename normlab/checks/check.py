@@ -151,7 +151,7 @@ class _Session:
         self.tell(f"theory at {profile.depth} blocks")
         before = None if profile.when == "before" else self.theory
         self.theory = theory(self.target, model, profile, before=before)
-        if not self.structure:
+        if profile.when == "before":
             self.tell("norms, skips and leaks")
             self.structure = inspect_structure(self.target, model, Thresholds(), profile.seed)
 

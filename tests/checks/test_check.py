@@ -13,8 +13,10 @@ from normlab.checks import check as checks
 from normlab.checks import learning_rates
 from normlab.checks.check import own_depth, share_reference
 from normlab.checks.config import CheckConfig
+from normlab.checks.ladders import Budget
 from normlab.checks.result import Check
 from normlab.errors import NormLabError
+from tests.checks import broken
 
 QUICK = {"width": 16, "length": 8, "batch_size": 2, "steps": 2}
 
@@ -245,3 +247,11 @@ def test_a_reference_loss_takes_a_ladder_of_rates():
 def test_the_start_of_a_scheme_is_that_of_the_deepest_stack_that_was_asked_for():
     found = normlab.check("pre", depths=(2, 3), **QUICK | {"start_size": "tiny"})
     assert [start.name for start in found.starts if start.judged] == ["3 blocks, width 16", "tiny"]
+
+
+def test_wiring_is_judged_in_the_deepest_model_even_if_its_turn_came_unforeseen(monkeypatch):
+    """A rung that seemed too dear is inspected after all: block 3, which the smaller one does not have, is at fault."""
+    monkeypatch.setattr(Budget, "fits", lambda budget, work: work != 3 + 6)
+    found = normlab.check(broken.detached_mlp_once, depths=(3, 6), steps=2, length=16, batch_size=4, start_size="none")
+    verdict = found.verdict("untrained")
+    assert (verdict.level, verdict.layers, verdict.module) == ("fail", (3,), "blocks.3.mlp")

@@ -18,6 +18,7 @@ from normlab.probes.start import LENGTH, Fresh
 from normlab.schemes.contract.scheme import Scheme
 from normlab.targets import scheme_rules
 from normlab.targets.tasks import NextToken, TokenTask, Workload, answer
+from normlab.utils.seeded import seeded
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -55,8 +56,7 @@ class Target(ABC):
     def build(self, *, depth: int | None = None, width: int | None = None, seed: int = 0) -> nn.Module:
         """A fresh model with random weights from `seed`; no random number of the caller's is used up."""
         blocks, wide = self._allowed("depth", depth, self.depth), self._allowed("width", width, self.width)
-        with torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))):
-            torch.manual_seed(seed)
+        with seeded(seed):
             # Made on the CPU, so that a seed means the same weights on every device.
             return self._make(blocks, wide, seed).to(self.device)
 
@@ -120,7 +120,7 @@ class Target(ABC):
 
     def try_out(self, what: str, advice: str, **size: int) -> None:
         """Build and run it once, so that a design that cannot run fails before anything is measured."""
-        with in_one_line(what, advice), torch.no_grad():
+        with in_one_line(what, advice), torch.no_grad(), seeded(0):
             self.loss(self.build(**size), next(self.batches()))
 
     @abstractmethod

@@ -249,6 +249,22 @@ def test_the_start_of_a_scheme_is_that_of_the_deepest_stack_that_was_asked_for()
     assert [start.name for start in found.starts if start.judged] == ["3 blocks, width 16", "tiny"]
 
 
+def test_no_random_number_of_the_callers_is_used_up_by_a_factory():
+    def factory(depth: int = 2, width: int = 8) -> tuple[nn.Module, torch.Tensor, object]:
+        return Model(depth, 8), torch.randn(2, 5, 8), squared
+
+    curves = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        generator = torch.random.get_rng_state()
+        found = normlab.check(factory, depths=(2, 3), steps=2, start_size="none")
+        coordinates = normlab.check_coordinates(factory, depths=(2, 3), steps=1)
+        assert torch.equal(torch.random.get_rng_state(), generator)
+        curves.append((found.curves, coordinates.axes))
+    # Batch and dropout are the same, whatever was drawn before.
+    assert curves[0] == curves[1]
+
+
 def test_wiring_is_judged_in_the_deepest_model_even_if_its_turn_came_unforeseen(monkeypatch):
     """A rung that seemed too dear is inspected after all: block 3, which the smaller one does not have, is at fault."""
     monkeypatch.setattr(Budget, "fits", lambda budget, work: work != 3 + 6)

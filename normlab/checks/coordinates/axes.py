@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -33,6 +32,7 @@ from normlab.targets.scheme import DesignTarget
 from normlab.train.optimiser import build as build_optimiser
 from normlab.train.transfer import Transfer
 from normlab.utils.records import to_plain
+from normlab.utils.seeded import seeded
 from normlab.utils.versions import versions
 
 FIRST_DEPTH, RUNGS = 4, 4
@@ -154,7 +154,7 @@ class _Session:
 
     def _trace(self, plan: _Plan, size: int, seed: int) -> dict[str, ModuleTrace]:
         sizes = _sizes(plan, size)
-        with few_threads(sizes.get("width") or self.target.width), quiet_numbers():
+        with seeded(seed), few_threads(sizes.get("width") or self.target.width), quiet_numbers():
             model, optimiser = start(self.target, lr=self.lr, seed=seed, bases=self.bases, **sizes)
             return trace(self.target, model, optimiser, steps=self.config.burst_steps, seed=seed)
 
@@ -187,8 +187,7 @@ def start(
         return model, adamw(target, model, lr)
     design = target.sized(sizes.get("depth") or target.depth, sizes.get("width"))
     transfer = Transfer.to(design, *bases)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         # Made on the CPU, so that a seed means the same weights on every device.
         made = (design if transfer is None else transfer.design(design)).build(device="cpu")
     model = (made if transfer is None else transfer.init_(made)).to(target.device).train()

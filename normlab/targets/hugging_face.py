@@ -41,6 +41,9 @@ PURPOSES = (
 )
 """In the order of preference where a configuration names no class: an encoder can be listed as a causal model, too."""
 
+_MOST_GROWTH = 3
+"""Most times its parameters that a model of twice as many blocks may have: 2 where blocks are alike."""
+
 
 class HuggingFaceTarget(Target):
     """A Hugging Face model configuration as a target: at its own size, at another, or shrunk."""
@@ -117,12 +120,18 @@ class HuggingFaceTarget(Target):
     def _what_can_change(self) -> frozenset[str]:
         if self._weights is not None:
             return frozenset()
-        deeper = self._blocks(config_sizes.with_depth(self._config, 2 * self._native, self._native))
-        known = {"depth": deeper == 2 * self._native, "width": self.width is not None}
+        own, twice = (self._laid_out(self._sized(times * self._native, None)) for times in (1, 2))
+        # Blocks of a hierarchy (Swin's stages) are wider one by one: twice as many have dozens of times the parameters.
+        alike = count_parameters(twice) <= _MOST_GROWTH * count_parameters(own)
+        deeper = self._blocks_of(twice) == 2 * self._native and alike
+        known = {"depth": deeper, "width": self.width is not None}
         return frozenset(what for what, can in known.items() if can)
 
     def _blocks(self, config: Any) -> int:
-        return len(find_stacks(self._laid_out(config), self.blocks)[0].blocks)
+        return self._blocks_of(self._laid_out(config))
+
+    def _blocks_of(self, model: nn.Module) -> int:
+        return len(find_stacks(model, self.blocks)[0].blocks)
 
     def _make(self, depth: int, width: int | None, seed: int) -> nn.Module:
         if self._weights is not None:

@@ -369,3 +369,14 @@ def test_one_line_for_a_configuration_that_is_no_target(tmp_path, values, option
     with pytest.raises(NormLabError, match=match) as error:
         resolve(tmp_path, **TINY, **options)
     assert "\n" not in str(error.value)
+
+
+def test_stages_that_grow_wider_one_by_one_are_not_multiplied():
+    """Twice Swin's stages are sixteen times as wide at the end, 24 of them fit into no memory."""
+    config = transformers.SwinConfig(embed_dim=16, depths=[1, 1], num_heads=[2, 2], image_size=32, window_size=4)
+    target = resolve(config, **TINY)
+    assert (target.depth, target.resizable) == (2, {"width"})
+    # As deep as it is, and said so, in place of a check that never ends.
+    assert normlab.check(target, steps=1).ladder.depths == (2,)
+    with pytest.raises(NormLabError, match="the depth of .* cannot be changed: it has 2 blocks"):
+        normlab.check(target, depths=(2, 4))

@@ -271,6 +271,12 @@ def test_limits_of_a_block(name, series, value, grade):
     assert grade == "ok" or found.words.endswith("; blocks 3, 5-6")
 
 
+def test_the_first_step_of_adam_says_nothing_of_its_updates():
+    found = verdict("update ratio", stack(0, upd_ratio=flat(0.5)))
+    assert (found.finding, found.level) == ("not measured", "ok")
+    assert "Adam's first step" in found.words
+
+
 def test_limits_of_a_state():
     near = verdict("headroom", stack(max_abs=states(1.0, b2=65504 / 2**3.9)))
     assert (near.level, near.layers, near.threshold) == ("warn", (2,), 4.0)

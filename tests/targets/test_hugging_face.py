@@ -378,5 +378,5 @@ def test_stages_that_grow_wider_one_by_one_are_not_multiplied():
     assert (target.depth, target.resizable) == (2, {"width"})
     # As deep as it is, and said so, in place of a check that never ends.
     assert normlab.check(target, steps=1).ladder.depths == (2,)
-    with pytest.raises(NormLabError, match="the depth of .* cannot be changed: it has 2 blocks"):
+    with pytest.raises(NormLabError, match=r"the depth of .* cannot be changed: it has 2 blocks"):
         normlab.check(target, depths=(2, 4))

@@ -177,7 +177,8 @@ def purpose_of(config: Any, name: str) -> Purpose:
         if named & {model_class.__name__ for model_class in _classes(purpose, config)}:
             return purpose
     unfit = ("AutoModelForMaskedLM",) if getattr(config, "is_decoder", False) else ()
-    unfit += () if getattr(config, "is_encoder_decoder", False) else ("AutoModelForSeq2SeqLM",)
+    # A decoder alone would leave its attention to the encoder idle.
+    unfit += ("AutoModelForCausalLM" if getattr(config, "is_encoder_decoder", False) else "AutoModelForSeq2SeqLM",)
     fit = next((purpose for purpose in found if purpose.makes not in unfit), None)
     if fit is None:
         kinds = ", ".join(purpose.makes for purpose in PURPOSES)

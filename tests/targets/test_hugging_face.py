@@ -380,3 +380,14 @@ def test_stages_that_grow_wider_one_by_one_are_not_multiplied():
     assert normlab.check(target, steps=1).ladder.depths == (2,)
     with pytest.raises(NormLabError, match=r"the depth of .* cannot be changed: it has 2 blocks"):
         normlab.check(target, depths=(2, 4))
+
+
+def test_a_decoder_is_not_taken_for_the_whole_of_an_encoder_and_a_decoder():
+    """Whisper reads sound, for which no batch is made; its decoder alone has idle attention, which is no fault of it."""
+    config = transformers.WhisperConfig(
+        d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2, decoder_attention_heads=2,
+        encoder_ffn_dim=48, decoder_ffn_dim=48, vocab_size=80, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+        decoder_start_token_id=1,
+    )  # fmt: skip
+    with pytest.raises(NormLabError, match=r"whisper: does not run .* pass a live module with a batch"):
+        resolve(config, **TINY)

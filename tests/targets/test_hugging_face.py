@@ -383,7 +383,7 @@ def test_stages_that_grow_wider_one_by_one_are_not_multiplied():
 
 
 def test_a_decoder_is_not_taken_for_the_whole_of_an_encoder_and_a_decoder():
-    """Whisper reads sound, for which no batch is made; its decoder alone has idle attention, which is no fault of it."""
+    """Whisper reads sound, for which no batch is made; its decoder alone has attention that is idle by design."""
     config = transformers.WhisperConfig(
         d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2, decoder_attention_heads=2,
         encoder_ffn_dim=48, decoder_ffn_dim=48, vocab_size=80, pad_token_id=0, bos_token_id=1, eos_token_id=2,

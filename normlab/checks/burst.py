@@ -84,14 +84,18 @@ def burst(
 def train(
     target: Target, *, depth: int | None = None, seed: int = 0, steps: int, lr: float, highest: float = math.inf
 ) -> list[Number]:
-    """The losses of a burst without profiles; it ends with a loss that is not finite or above `highest`."""
+    """The losses of a burst without profiles; it ends with a loss that is not finite or above `highest`.
+
+    A gradient that is not finite ends it, too: the step was not taken, so there is no loss (None) of the next.
+    """
     with quiet_numbers(), fresh_model(target, depth=depth, seed=seed) as model:
         course = _Course(target, model, lr, seed)
         for _ in range(steps):
             loss = course.step()
             if course.broken or float(loss) > highest:
                 break
-    return course.losses
+    broke_behind_the_loss = course.broken and course.losses[-1] is not None
+    return [*course.losses, None] if broke_behind_the_loss else course.losses
 
 
 class _Stopwatch:

@@ -42,7 +42,7 @@ from normlab.errors import NormLabError
 from normlab.probes.first_nonfinite import Nonfinite, NonfiniteAlarm
 from normlab.probes.probe import Probe, probe
 from normlab.probes.profile import Profile
-from normlab.utils.files import file_error
+from normlab.utils.files import file_error, writable
 
 log = logging.getLogger("normlab.checks")
 
@@ -63,8 +63,8 @@ class Watch:
         thresholds: Thresholds | None = None,
         unigram: float | None = None,
     ):
-        if every < 1:
-            raise NormLabError(f"watch: every must be at least 1, got {every}")
+        if not isinstance(every, int) or every < 1:
+            raise NormLabError(f"watch: every must be a whole number from 1 on, got {every}; try 50")
         self.model, self.every, self.blocks = model, every, blocks
         self.out = None if out is None else Path(out)
         self._profiles: dict[str, Profile] = {}
@@ -72,6 +72,9 @@ class Watch:
         self._broken: Nonfinite | None = None
         self._limits, self._unigram = thresholds, unigram
         self._idle = dist.is_available() and dist.is_initialized() and dist.get_rank() != 0
+        if self.out is not None and not self._idle:
+            # Now, and not from inside the loop: the first record is written at the end of its first step.
+            writable(self.out, self.out.suffix.lower())
         self._alarm = NonfiniteAlarm(model, blocks)
         self._first: dict[str, Profile] = {}
         self._said: dict[tuple[str, str], str] = {}

@@ -67,10 +67,10 @@ def check(
         report.level  # "ok", "warn" or "fail"
         print(report.table())
 
-    Options are the fields of `CheckConfig`: `depths`, `steps`, `seeds`, `lr_ladder`, ... `progress` shows a
-    progress bar on standard error.
+    Options are the fields of `CheckConfig`: `depths`, `steps`, `seeds`, `lr_ladder`, ...; they replace those of
+    `config`. `progress` shows a progress bar on standard error.
     """
-    config = config or config_of(options)
+    config = config_of(options, config)
     if config.coordinates:
         raise NormLabError("a coordinate check has a result of its own; call normlab.check_coordinates")
     found = target if isinstance(target, Target) else prepare(target, config, batch=batch, loss_fn=loss_fn)
@@ -151,7 +151,7 @@ class _Session:
         self.tell(f"theory at {profile.depth} blocks")
         before = None if profile.when == "before" else self.theory
         self.theory = theory(self.target, model, profile, before=before)
-        if not self.structure:
+        if profile.when == "before":
             self.tell("norms, skips and leaks")
             self.structure = inspect_structure(self.target, model, Thresholds(), profile.seed)
 
@@ -185,7 +185,7 @@ class _Session:
         if self.config.start_size == "none":
             return []
         self.tell("the first loss at its real width")
-        self.starts, missing, fresh = inspect_start(self.target, self.config.start_size)
+        self.starts, missing, fresh = inspect_start(self.target, self.config.start_size, self.depth)
         verdict = start_verdict(self.starts, missing, Thresholds(), fresh=fresh)
         return [] if verdict is None else [verdict]
 
@@ -273,13 +273,13 @@ def own_depth(target: Target, config: CheckConfig) -> int:
     return deepest if target.kind == "scheme" else max(deepest, target.depth)
 
 
-def config_of(options: dict[str, Any]) -> CheckConfig:
-    """Build a configuration from options; unknown names raise."""
+def config_of(options: dict[str, Any], config: CheckConfig | None = None) -> CheckConfig:
+    """Build a configuration from options, by default over that of `config`; unknown names raise."""
     known = {spec.name for spec in dataclasses.fields(CheckConfig)}
     for name in options:
         if name not in known:
             raise unknown("option of a check", name, known)
-    return CheckConfig(**options)
+    return dataclasses.replace(config or CheckConfig(), **options)
 
 
 def _named(verdict: Verdict, stack: str) -> Verdict:

@@ -126,6 +126,13 @@ class CheckConfig:
             self._check_whole(name, least)
         if not self.coordinates and (self.base_dim or self.base_depth):
             raise NormLabError("check: base_dim and base_depth are options of a coordinate check; add --coordinates")
+        for name in ("lr_ladder", "width_ladder", "step_ladder"):
+            if self.coordinates and getattr(self, name):
+                raise NormLabError(
+                    f"check: a coordinate check has no {name}; leave it out, or run it without coordinates"
+                )
+        if self.reference_loss is not None and not self.lr_ladder:
+            raise NormLabError("check: reference_loss is an option of the learning-rate ladder; add --lr-ladder")
         for name in ("lr", "reference_loss", "max_seconds"):
             self._check_positive(name)
         if self.start_size not in (*PRESETS, "none"):

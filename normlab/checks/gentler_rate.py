@@ -24,10 +24,14 @@ _BY_TRAINING = ("backward", "unsteady", "collapse")
 
 
 def in_doubt(verdicts: Sequence[Verdict], run: Burst, unigram: float | None) -> list[str]:
-    """Verdicts that fail after the burst and were fine before it."""
+    """Verdicts that fail after the burst `run` itself and were fine before it.
+
+    What fails only where the gradient is extrapolated to a greater depth, another burst at this one cannot disprove.
+    """
     failed = {verdict.name for verdict in verdicts if verdict.level == "fail"} & set(_BY_TRAINING)
     failed_before = _failed([Ladder((profile,)) for profile in run.before.values()], unigram)
-    return sorted(failed - failed_before) if run.after else []
+    failed_after = _failed([Ladder((run.before[name], after)) for name, after in run.after.items()], unigram)
+    return sorted(failed & failed_after - failed_before)
 
 
 def second_opinion(

@@ -11,6 +11,7 @@ from torch import nn
 from normlab.probes.sharded import reshard
 from normlab.probes.untouched import untouched
 from normlab.targets.target import Target
+from normlab.utils.seeded import seeded
 from normlab.utils.threads import one_thread
 
 NARROW = 256
@@ -24,8 +25,7 @@ def fresh_model(
     target: Target, *, depth: int | None = None, width: int | None = None, seed: int = 0
 ) -> Iterator[nn.Module]:
     """The target's model in training mode; a module of the user's is restored afterwards."""
-    with torch.random.fork_rng(devices=_cuda()), few_threads(width or target.width):
-        torch.manual_seed(seed)
+    with seeded(seed), few_threads(width or target.width):
         model = target.build(depth=depth, width=width, seed=seed)
         with preserved(model) if target.kind == "module" else nullcontext():
             model.train()
@@ -64,7 +64,3 @@ def quiet_numbers() -> Iterator[None]:
 def few_threads(width: int | None) -> AbstractContextManager[None]:
     """One thread for a narrow model."""
     return one_thread(when=width is not None and width <= NARROW)
-
-
-def _cuda() -> list[int]:
-    return list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []

@@ -270,7 +270,7 @@ def summarise(scores: torch.Tensor, visible: torch.Tensor) -> dict[str, torch.Te
 
 
 def _balanced_mass(p: torch.Tensor) -> torch.Tensor:
-    """θ(p) of arXiv 2602.18849, as `constants.balanced_mass`, but key by key for the heaviest alone.
+    """θ(p) of arXiv 2602.18849, as `balanced_mass` of the checks, but key by key for the heaviest alone.
 
     What is left evens the two sides out as far as it goes: θ is at most 1/(HEAVIEST + 1)² too large.
     """

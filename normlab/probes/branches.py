@@ -46,7 +46,7 @@ def find_branches(call: RecordedCall) -> list[Branch]:
     def keep(module: nn.Module, _args: Any, output: Any) -> Any:
         if isinstance(output, Tensor) and output.is_floating_point():
             outputs[module].append(output.detach().requires_grad_())
-            return outputs[module][-1]
+            return _writable(outputs[module][-1])
         return output
 
     with ExitStack() as hooks:
@@ -70,7 +70,7 @@ def _one_after_another(call: RecordedCall, group: Branch) -> bool:
         read.extend(tensors((args, kwargs)))
         if isinstance(output, Tensor):
             written.append(output.detach().requires_grad_())
-            return written[-1]
+            return _writable(written[-1])
         return output
 
     if len(group.ends) < 2:
@@ -111,6 +111,11 @@ def _part(block: nn.Module, names: Sequence[str], ends: Sequence[str]) -> str:
             break
         path = f"{path}.{name}"
     return path
+
+
+def _writable(leaf: Tensor) -> Tensor:
+    """A copy of a leaf with a path back to it: some blocks add to a branch's output in place, as Falcon's do."""
+    return leaf.clone()
 
 
 def detached(value: Any) -> Any:

@@ -31,7 +31,7 @@ from normlab.probes.sharded import whole
 from normlab.probes.untouched import at_rest
 
 LENGTH = 24
-"""Tokens that are drawn: one sequence, no token twice."""
+"""Most tokens that are drawn: one sequence, no token twice."""
 
 MOST_PARAMETERS = 2_000_000_000
 """Models with more are not built for this: 8 GB in fp32."""
@@ -65,8 +65,16 @@ class Start:
     """False for a variant that is reported beside the design itself: the same with a tied head."""
 
     def limit(self, margin: float) -> float:
-        """The highest first loss that is fine."""
-        return self.guess + self.random + margin
+        """The highest first loss that is fine.
+
+        What random logits cost is excused up to ln V: with more, a few answers would take all of the probability.
+        """
+        return self.guess + min(self.random, self.guess) + margin
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the first loss is a finite number."""
+        return math.isfinite(self.loss)
 
     def is_far_above(self, margin: float) -> bool:
         """Whether the first loss is above that limit."""
@@ -87,6 +95,8 @@ class Fresh:
     """Whether to measure, too, what a tied head would make of the same states."""
     is_fresh: bool = True
     """False where the weights may have been trained: a module of the user's."""
+    length: int = LENGTH
+    """Tokens to draw: fewer for a model of shorter sequences."""
 
 
 def measure_start(fresh: Fresh, seed: int = 0) -> list[Start]:
@@ -103,7 +113,7 @@ def _measured(fresh: Fresh, model: nn.Module, seed: int) -> list[Start]:
     embedding, path = input_embedding(model)
     if embedding is None:
         return []
-    ids = _tokens(embedding, seed)
+    ids = _tokens(embedding, fresh.length, seed)
     heard: list[_Reader] = []
     with ExitStack() as hooks:
         for name, module in model.named_modules():
@@ -129,9 +139,9 @@ def input_embedding(model: nn.Module) -> tuple[nn.Embedding | None, str]:
     return next(((module, path) for path, module in tables.items()), (None, ""))
 
 
-def _tokens(embedding: nn.Embedding, seed: int) -> Tensor:
+def _tokens(embedding: nn.Embedding, length: int, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    ids = torch.randperm(embedding.num_embeddings, generator=generator)[:LENGTH]
+    ids = torch.randperm(embedding.num_embeddings, generator=generator)[: min(length, LENGTH)]
     return ids[None].to(embedding.weight.device)
 
 
@@ -224,5 +234,5 @@ def echoes(start: Start, limit: float) -> bool:
 
 
 def worst_start(starts: Sequence[Start], margin: float) -> Start:
-    """The one whose loss is furthest above its limit."""
-    return max(starts, key=lambda start: start.loss - start.limit(margin))
+    """The one whose loss is furthest above its limit; one that is not finite before all others."""
+    return max(starts, key=lambda start: (not start.is_finite, start.loss - start.limit(margin)))

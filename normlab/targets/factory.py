@@ -21,6 +21,7 @@ from normlab.targets.module import first_parameter, task_for, width_of
 from normlab.targets.scheme_rules import scheme_of
 from normlab.targets.target import Target, count_parameters
 from normlab.utils import machine
+from normlab.utils.seeded import seeded
 
 SIZES = {"depth": 12, "width": 64}
 """What is asked for where neither the user nor the factory's own defaults say."""
@@ -70,7 +71,9 @@ class FactoryTarget(Target):
         wished = {"depth": depth, "width": width}
         size = {what: wished[what] or default or SIZES[what] for what, default in self._defaults.items()}
         self._check_memory(size)
-        made = self._call(size)
+        # A batch that the factory draws is the same at every call, and no random number of the caller's is used up.
+        with seeded(0):
+            made = self._call(size)
         self.depth = size.get("depth") or len(find_stacks(made.model, blocks)[0].blocks)
         self.width = size.get("width") or width_of(made.model)
         self.resizable, self.scheme = frozenset(size), scheme_of(made.model)

@@ -41,6 +41,9 @@ PURPOSES = (
 )
 """In the order of preference where a configuration names no class: an encoder can be listed as a causal model, too."""
 
+_MOST_GROWTH = 3
+"""Most times its parameters that a model of twice as many blocks may have: 2 where blocks are alike."""
+
 
 class HuggingFaceTarget(Target):
     """A Hugging Face model configuration as a target: at its own size, at another, or shrunk."""
@@ -83,14 +86,15 @@ class HuggingFaceTarget(Target):
         shallow = {"depth": min(2, self._native)} if "depth" in self.resizable else {}
         self.try_out(f"{self.name}: does not run", "pass a live module with a batch, or try another size", **shallow)
 
-    def fresh(self, size: str) -> list[Fresh]:
+    def fresh(self, size: str, depth: int | None = None) -> list[Fresh]:
         """The published model at its own width and vocabulary, with random weights; not where it has trained ones."""
         if self._weights is not None or not self.task.has_head or not isinstance(self.task, config_tasks.ModelTokens):
             return []
         config, _ = config_sizes.without_dropout(config_sizes.without_cache(self._published))
         name = f"its own size, width {config_sizes.width_of(config)}"
         parameters = count_parameters(self._laid_out(config))
-        return [Fresh(name, lambda: self._from(config), config_tasks.logits_of, parameters)]
+        length = self.task.length
+        return [Fresh(name, lambda: self._from(config), config_tasks.logits_of, parameters, length=length)]
 
     def _prepared(self, config: Any, shrink: int | None, width: int | None, vocabulary: int, length: int) -> Any:
         """The configuration that is built from, with notes of what is different in it."""
@@ -116,12 +120,18 @@ class HuggingFaceTarget(Target):
     def _what_can_change(self) -> frozenset[str]:
         if self._weights is not None:
             return frozenset()
-        deeper = self._blocks(config_sizes.with_depth(self._config, 2 * self._native, self._native))
-        known = {"depth": deeper == 2 * self._native, "width": self.width is not None}
+        own, twice = (self._laid_out(self._sized(times * self._native, None)) for times in (1, 2))
+        # Blocks of a hierarchy (Swin's stages) are wider one by one: twice as many have dozens of times the parameters.
+        alike = count_parameters(twice) <= _MOST_GROWTH * count_parameters(own)
+        deeper = self._blocks_of(twice) == 2 * self._native and alike
+        known = {"depth": deeper, "width": self.width is not None}
         return frozenset(what for what, can in known.items() if can)
 
     def _blocks(self, config: Any) -> int:
-        return len(find_stacks(self._laid_out(config), self.blocks)[0].blocks)
+        return self._blocks_of(self._laid_out(config))
+
+    def _blocks_of(self, model: nn.Module) -> int:
+        return len(find_stacks(model, self.blocks)[0].blocks)
 
     def _make(self, depth: int, width: int | None, seed: int) -> nn.Module:
         if self._weights is not None:
@@ -167,7 +177,8 @@ def purpose_of(config: Any, name: str) -> Purpose:
         if named & {model_class.__name__ for model_class in _classes(purpose, config)}:
             return purpose
     unfit = ("AutoModelForMaskedLM",) if getattr(config, "is_decoder", False) else ()
-    unfit += () if getattr(config, "is_encoder_decoder", False) else ("AutoModelForSeq2SeqLM",)
+    # A decoder alone would leave its attention to the encoder idle.
+    unfit += ("AutoModelForCausalLM" if getattr(config, "is_encoder_decoder", False) else "AutoModelForSeq2SeqLM",)
     fit = next((purpose for purpose in found if purpose.makes not in unfit), None)
     if fit is None:
         kinds = ", ".join(purpose.makes for purpose in PURPOSES)

@@ -65,7 +65,7 @@ class RunTarget(DesignTarget):
         self.notes = (f"vocab_size {design.vocab_size} -> {size}, as many as the data has",)
         return dataclasses.replace(design, vocab_size=size)
 
-    def fresh(self, size: str) -> list[Fresh]:
+    def fresh(self, size: str, depth: int | None = None) -> list[Fresh]:
         """The run's own model, before its first step."""
         design = self._trained
         if self.weights or not isinstance(design, TokenConfig):

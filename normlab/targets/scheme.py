@@ -19,7 +19,7 @@ from normlab.errors import NormLabError
 from normlab.models.config import DecoderConfig, TransformerConfig
 from normlab.models.memory_check import check_memory_for_parameters, estimate_params
 from normlab.models.transformer import Transformer
-from normlab.probes.start import Fresh
+from normlab.probes.start import LENGTH, Fresh
 from normlab.roles import Role, drawing_order, xavier_std
 from normlab.schemes.contract.scheme import Scheme
 from normlab.schemes.pre import Pre
@@ -102,10 +102,10 @@ class SchemeTarget(DesignTarget):
     def _at_width(self, width: int) -> TransformerConfig:
         return dataclasses.replace(self._design, dim=width, heads=heads_for(width))
 
-    def fresh(self, size: str) -> list[Fresh]:
+    def fresh(self, size: str, depth: int | None = None) -> list[Fresh]:
         """The design as checked, and as a preset with a head of its own, with a tied head reported beside it."""
         preset = DecoderConfig.preset(size, scheme=self._design.scheme, tied=False)
-        return [*super().fresh(size), fresh_design(preset, size, with_tied=not preset.needs_own_head)]
+        return [*super().fresh(size, depth), fresh_design(preset, size, with_tied=not preset.needs_own_head)]
 
     def _make(self, depth: int, width: int | None, seed: int) -> nn.Module:
         model = self.sized(depth, width).build(device="meta").to_empty(device="cpu")
@@ -115,7 +115,8 @@ class SchemeTarget(DesignTarget):
 
 def fresh_design(design: TransformerConfig, name: str, *, with_tied: bool = False) -> Fresh:
     """One of our models as `normlab train` would build it."""
-    return Fresh(name, lambda: design.build(device="cpu"), said, design.num_params(), with_tied)
+    length = getattr(design, "max_length", LENGTH)
+    return Fresh(name, lambda: design.build(device="cpu"), said, design.num_params(), with_tied, length=length)
 
 
 def twin_of(target: Target) -> Target | None:

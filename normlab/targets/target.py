@@ -14,10 +14,11 @@ import torch
 from torch import nn
 
 from normlab.errors import NormLabError, in_one_line, unknown
-from normlab.probes.start import Fresh
+from normlab.probes.start import LENGTH, Fresh
 from normlab.schemes.contract.scheme import Scheme
 from normlab.targets import scheme_rules
 from normlab.targets.tasks import NextToken, TokenTask, Workload, answer
+from normlab.utils.seeded import seeded
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -55,8 +56,7 @@ class Target(ABC):
     def build(self, *, depth: int | None = None, width: int | None = None, seed: int = 0) -> nn.Module:
         """A fresh model with random weights from `seed`; no random number of the caller's is used up."""
         blocks, wide = self._allowed("depth", depth, self.depth), self._allowed("width", width, self.width)
-        with torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))):
-            torch.manual_seed(seed)
+        with seeded(seed):
             # Made on the CPU, so that a seed means the same weights on every device.
             return self._make(blocks, wide, seed).to(self.device)
 
@@ -85,16 +85,21 @@ class Target(ABC):
             return False
         return True if type(self.task) is NextToken else None
 
-    def fresh(self, size: str) -> list[Fresh]:
+    def fresh(self, size: str, depth: int | None = None) -> list[Fresh]:
         """Models with token inputs and a vocabulary head to measure the start of, at the width that will be trained.
 
-        `size` names the preset for a design that has no size of its own. Empty where there is no such head.
+        `size` names the preset for a design that has no size of its own, `depth` the blocks of one that can be built
+        with any number. Empty where there is no such head.
         """
         if not self.task.has_head:
             return []
-        model = self.build()
-        name = f"{self.depth} blocks" + (f", width {self.width}" if self.width else "")
-        return [Fresh(name, lambda: model, said, count_parameters(model), is_fresh=self.kind != "module")]
+        blocks = depth or self.depth
+        model = self.build(depth=blocks)
+        name = f"{blocks} blocks" + (f", width {self.width}" if self.width else "")
+        length = getattr(self.task, "length", LENGTH)
+        return [
+            Fresh(name, lambda: model, said, count_parameters(model), is_fresh=self.kind != "module", length=length)
+        ]
 
     def twin(self) -> Target | None:
         """A Pre-Norm decoder of the same size on the same data, to compare with; None where the task is another."""
@@ -115,7 +120,7 @@ class Target(ABC):
 
     def try_out(self, what: str, advice: str, **size: int) -> None:
         """Build and run it once, so that a design that cannot run fails before anything is measured."""
-        with in_one_line(what, advice), torch.no_grad():
+        with in_one_line(what, advice), torch.no_grad(), seeded(0):
             self.loss(self.build(**size), next(self.batches()))
 
     @abstractmethod

@@ -71,9 +71,9 @@ class History:
         if found is not None:
             self.profiles[stack] = (self.profiles.get(stack, (found, found))[0], found)
         inner = record.get("profile")
-        if isinstance(inner, dict) and finite_or_none(inner.get("loss")) is not None:
+        if isinstance(inner, dict) and _has_loss(inner):
             # A loop of the user's own has no step records: its loss is known where it was profiled.
-            self._step(step, {"step": step, "loss": inner["loss"]})
+            self._step(step, {"step": step, "loss": inner.get("loss")})
 
     def _event(self, step: int, record: Record) -> None:
         what, detail = str(record.get("what", "event")), str(record.get("detail") or "")
@@ -95,3 +95,9 @@ class History:
     @property
     def is_empty(self) -> bool:
         return not (self.last or self.evals or self.profiles or self.alarms)
+
+
+def _has_loss(profile: Record) -> bool:
+    """Whether a loss was measured: a number, or None that was not finite."""
+    unfit = profile.get("unfit")
+    return finite_or_none(profile.get("loss")) is not None or (isinstance(unfit, dict) and "loss" in unfit)

@@ -165,11 +165,13 @@ def test_a_step_that_raises_keeps_its_error_and_loses_its_hooks(step):
 
 
 def test_bad_input_is_one_line(tmp_path):
-    with pytest.raises(NormLabError, match="every must be at least 1"):
+    with pytest.raises(NormLabError, match="every must be a whole number from 1 on"):
         Watch(decoder(), every=0)
     with pytest.raises(NormLabError, match="no repeated blocks"):
         Watch(nn.Linear(2, 2))
-    watch = Watch(decoder(), out=tmp_path / "missing" / "profiles.jsonl")
+    (tmp_path / "gone").mkdir()
+    watch = Watch(decoder(), out=tmp_path / "gone" / "profiles.jsonl")
+    (tmp_path / "gone").rmdir()
     with pytest.raises(NormLabError, match="cannot write"), watch.step():
         watch.model.loss(*text()).backward()
 
@@ -274,3 +276,16 @@ def test_models_compiled_by_layers_stay_compiled_between_looks(scheme, no_defaul
     assert counts[1:3] == [len(model.stack.layers) + 1 + (scheme == "geonorm")] * 2
     assert watch.broken == (2, "the loss")
     torch.compiler.reset()
+
+
+@pytest.mark.parametrize("every", [0, 1.5, "50"])
+def test_a_watch_takes_a_whole_number_of_steps(every):
+    with pytest.raises(NormLabError, match="every must be a whole number from 1 on"):
+        Watch(decoder(), every=every)
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_the_loop(tmp_path):
+    with pytest.raises(NormLabError, match="missing is not a folder"):
+        Watch(decoder(), out=tmp_path / "missing" / "profiles.jsonl")
+    with pytest.raises(NormLabError, match="is a folder; expected a file"):
+        Watch(decoder(), out=tmp_path)

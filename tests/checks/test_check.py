@@ -13,8 +13,10 @@ from normlab.checks import check as checks
 from normlab.checks import learning_rates
 from normlab.checks.check import own_depth, share_reference
 from normlab.checks.config import CheckConfig
+from normlab.checks.ladders import Budget
 from normlab.checks.result import Check
 from normlab.errors import NormLabError
+from tests.checks import broken
 
 QUICK = {"width": 16, "length": 8, "batch_size": 2, "steps": 2}
 
@@ -220,3 +222,52 @@ def test_two_stacks_are_judged_both(monkeypatch):
     assert forward.finding == "exploding"
     assert forward.words.startswith("decoder: ")
     assert "encoder, decoder" in session.notes[0]
+
+
+def test_options_replace_those_of_a_configuration():
+    config = CheckConfig(depths=(2, 3), start_size="none", **QUICK)
+    assert normlab.check("pre", config=config, depths=(2, 4)).ladder.depths == (2, 4)
+    with pytest.raises(NormLabError, match="unknown option of a check 'depth'; did you mean 'depths'"):
+        normlab.check("pre", config=config, depth=4)
+    with pytest.raises(NormLabError, match="unknown option of a check 'depth'"):
+        normlab.check_coordinates("pre", config=config, depth=4)
+
+
+@pytest.mark.parametrize("name", ["lr_ladder", "width_ladder", "step_ladder"])
+def test_a_coordinate_check_refuses_what_it_would_leave_out(name):
+    with pytest.raises(NormLabError, match=f"a coordinate check has no {name}"):
+        CheckConfig(coordinates=True, **{name: True})
+
+
+def test_a_reference_loss_takes_a_ladder_of_rates():
+    with pytest.raises(NormLabError, match="add --lr-ladder"):
+        CheckConfig(reference_loss=2.0)
+
+
+def test_the_start_of_a_scheme_is_that_of_the_deepest_stack_that_was_asked_for():
+    found = normlab.check("pre", depths=(2, 3), **QUICK | {"start_size": "tiny"})
+    assert [start.name for start in found.starts if start.judged] == ["3 blocks, width 16", "tiny"]
+
+
+def test_no_random_number_of_the_callers_is_used_up_by_a_factory():
+    def factory(depth: int = 2, width: int = 8) -> tuple[nn.Module, torch.Tensor, object]:
+        return Model(depth, 8), torch.randn(2, 5, 8), squared
+
+    curves = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        generator = torch.random.get_rng_state()
+        found = normlab.check(factory, depths=(2, 3), steps=2, start_size="none")
+        coordinates = normlab.check_coordinates(factory, depths=(2, 3), steps=1)
+        assert torch.equal(torch.random.get_rng_state(), generator)
+        curves.append((found.curves, coordinates.axes))
+    # Batch and dropout are the same, whatever was drawn before.
+    assert curves[0] == curves[1]
+
+
+def test_wiring_is_judged_in_the_deepest_model_even_if_its_turn_came_unforeseen(monkeypatch):
+    """A rung that seemed too dear is inspected after all: block 3, which the smaller one does not have, is at fault."""
+    monkeypatch.setattr(Budget, "fits", lambda budget, work: work != 3 + 6)
+    found = normlab.check(broken.detached_mlp_once, depths=(3, 6), steps=2, length=16, batch_size=4, start_size="none")
+    verdict = found.verdict("untrained")
+    assert (verdict.level, verdict.layers, verdict.module) == ("fail", (3,), "blocks.3.mlp")

@@ -86,3 +86,19 @@ def test_a_rate_that_was_asked_for_gets_no_second_opinion(monkeypatch, lr, asked
     report = check("post", depths=(12,), lr=lr)
     assert report.verdict("unsteady").level == "fail"
     assert heard == asked
+
+
+def test_what_is_lost_at_a_greater_depth_alone_is_not_in_doubt():
+    """G falls as L^-5 from 12 to 24 blocks after training: 0.03 at 24, which passes, and 10⁻³ at 48, which does not."""
+    bursts = {12: run(1.0, 1.0), 24: deeper(0.03)}
+    looks = [look["stack"] for burst in bursts.values() for look in (burst.before, burst.after)]
+    verdicts = judge_ladder(Ladder(tuple(looks)), target=48)
+    assert {v.name for v in verdicts if v.level == "fail"} == {"backward", "unsteady"}
+    # Another burst at 24 blocks says nothing of 48.
+    assert gentler_rate.in_doubt(verdicts, bursts[24], None) == ["unsteady"]
+
+
+def deeper(gain_after: float) -> Burst:
+    looks = [profile(24, grad_h=slope(24, gain), step=step) for gain, step in ((1.0, 0), (gain_after, 30))]
+    before, after = ({"stack": look} for look in looks)
+    return Burst(before=before, after=after, losses=[1.0], lr=1e-3, seconds=1.0, parameters=1)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
+from torch import nn
 
 from normlab.checks import learning_rates
+from normlab.checks.burst import train
 from normlab.checks.config import CheckConfig
 from normlab.checks.learning_rates import RATES, final_loss, rate_ladder, with_reference
+from normlab.targets import resolve
 
 START = 4.3
 TABLE = {
@@ -51,7 +55,7 @@ def planted(monkeypatch):
 
 def ladder(name: str, twin: str | None = None, **options):
     target = Design(name, None if twin is None else Design(twin))
-    return rate_ladder(target, CheckConfig(**options), say_nothing, depth=12)
+    return rate_ladder(target, CheckConfig(lr_ladder=True, **options), say_nothing, depth=12)
 
 
 @pytest.mark.parametrize(
@@ -149,3 +153,37 @@ def test_rates_that_do_not_fit_are_left_out(monkeypatch):
 )
 def test_the_final_loss_is_a_mean_of_the_last_steps(losses, value):
     assert final_loss(losses) == value
+
+
+class InfiniteGradient(torch.autograd.Function):
+    """The identity, whose gradient is infinite."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        return gradients[0] * math.inf
+
+
+class Breaks(nn.Module):
+    """Every loss is finite; the third gradient is not."""
+
+    def __init__(self, depth: int = 2):
+        super().__init__()
+        self.blocks = nn.Sequential(*(nn.Linear(4, 4) for _ in range(depth)))
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += torch.is_grad_enabled()
+        y = self.blocks(x)
+        return InfiniteGradient.apply(y) if self.calls == 3 else y
+
+
+def test_a_rate_at_which_a_gradient_broke_has_no_loss():
+    target = resolve(Breaks, batch=torch.randn(2, 3, 4), loss_fn=lambda model, x: model(x).square().mean())
+    losses = train(target, steps=6, lr=1e-3)
+    assert len(losses) == 4
+    assert losses[-1] is None
+    assert final_loss(losses) is None

@@ -192,3 +192,29 @@ def test_what_is_idle_outside_of_blocks_warns():
     assert (idle.finding, idle.level, idle.module, idle.value) == ("untrained", "warn", "spare", 1.0)
     # Without a head of the model's own nothing reads it.
     assert untrained(found, trace, has_head=False).level == "ok"
+
+
+class EntryNorm(broken.Model):
+    """The first block has no norm on its attention, as in ModernBERT: there may be one on the embeddings."""
+
+    def __init__(self, depth: int, width: int, entry: nn.Module):
+        super().__init__(depth, width, broken.HEALTHY)
+        self.blocks[0].attention_norm, self.entry = nn.Identity(), entry
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.entry(self.tokens(ids) + self.places.weight[: ids.shape[1]])
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+@pytest.mark.parametrize(("entry", "finding"), [(broken.Norm, "fine"), (lambda _: nn.Identity(), "no norm")])
+def test_a_first_block_may_rely_on_a_norm_of_the_embeddings(entry, finding):
+    found = structure(inspected(resolve(EntryNorm(4, 32, entry(32)), **SIZE))[0], LIMITS)
+    assert (found.finding, found.layers) == (finding, () if finding == "fine" else (0,))
+
+
+def test_a_norm_of_the_embeddings_is_no_norm_of_later_blocks():
+    model = EntryNorm(4, 32, broken.Norm(32))
+    model.blocks[2].mlp_norm = nn.Identity()
+    assert structure(inspected(resolve(model, **SIZE))[0], LIMITS).layers == (0, 2)

@@ -150,3 +150,29 @@ def test_the_limit_excuses_no_more_than_two_streams():
     assert one.limit(0.1) == one.guess + one.random + 0.1
     large = dataclasses.replace(one, loss=one.limit(0.1) + 1e-6)
     assert start_verdict([large], "", LIMITS, fresh=True).finding == "high first loss"
+
+
+def test_a_head_whose_logits_are_large_for_any_state_starts_too_high():
+    """½·D·σ² = 384 nats is what random logits of this size cost; a few answers take all of the probability."""
+    torch.manual_seed(0)
+    model = Echo(tied=False)
+    nn.init.normal_(model.own.weight)
+    found = start(model)
+    assert found.random > found.guess
+    assert found.limit(LIMITS.start_margin) == 2.0 * math.log(VOCABULARY) + LIMITS.start_margin
+    judged = start_verdict([found], "", LIMITS, fresh=True)
+    assert (judged.finding, judged.level) == ("high first loss", "fail")
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_first_loss_that_is_not_finite_is_no_echo(place):
+    torch.manual_seed(0)
+    broken = Echo(tied=False)
+    nn.init.constant_(broken.own.weight, math.nan)
+    starts = [start(Echo(tied=False)), start(Echo(tied=False))]
+    starts[place] = start(broken)
+    found = start_verdict(starts, "", LIMITS, fresh=True)
+    assert (found.name, found.finding, found.level) == ("start", "not finite", "fail")
+    assert (found.value, found.threshold) == (None, None)
+    assert found.words == "first loss is not finite with a head of its own, model"
+    assert start_verdict(starts, "", LIMITS, fresh=False).level == "warn"

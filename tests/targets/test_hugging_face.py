@@ -369,3 +369,25 @@ def test_one_line_for_a_configuration_that_is_no_target(tmp_path, values, option
     with pytest.raises(NormLabError, match=match) as error:
         resolve(tmp_path, **TINY, **options)
     assert "\n" not in str(error.value)
+
+
+def test_stages_that_grow_wider_one_by_one_are_not_multiplied():
+    """Twice Swin's stages are sixteen times as wide at the end, 24 of them fit into no memory."""
+    config = transformers.SwinConfig(embed_dim=16, depths=[1, 1], num_heads=[2, 2], image_size=32, window_size=4)
+    target = resolve(config, **TINY)
+    assert (target.depth, target.resizable) == (2, {"width"})
+    # As deep as it is, and said so, in place of a check that never ends.
+    assert normlab.check(target, steps=1).ladder.depths == (2,)
+    with pytest.raises(NormLabError, match=r"the depth of .* cannot be changed: it has 2 blocks"):
+        normlab.check(target, depths=(2, 4))
+
+
+def test_a_decoder_is_not_taken_for_the_whole_of_an_encoder_and_a_decoder():
+    """Whisper reads sound, for which no batch is made; its decoder alone has attention that is idle by design."""
+    config = transformers.WhisperConfig(
+        d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2, decoder_attention_heads=2,
+        encoder_ffn_dim=48, decoder_ffn_dim=48, vocab_size=80, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+        decoder_start_token_id=1,
+    )  # fmt: skip
+    with pytest.raises(NormLabError, match=r"whisper: does not run .* pass a live module with a batch"):
+        resolve(config, **TINY)

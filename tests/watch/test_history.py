@@ -142,3 +142,18 @@ def test_profiles_of_watch_have_the_fields_that_are_read() -> None:
     from normlab.watch.profiles import _FROM_WATCH
 
     assert set(_FROM_WATCH.values()) <= {spec.name for spec in dataclasses.fields(Profile)}
+
+
+def test_a_watched_loss_that_is_not_finite_is_the_newest() -> None:
+    """A loop of the user's own that has broken must not be shown with the last loss that was fine."""
+    fine, broken, unknown = (
+        {
+            "kind": "profile",
+            "step": number,
+            "stack": "layers",
+            "profile": {"rms": [1.0, 2.0], "loss": loss, "unfit": unfit},
+        }
+        for number, loss, unfit in ((5, 3.0, {}), (10, None, {"loss": [0]}), (15, None, {}))
+    )
+    assert taken(fine, broken).last == {"step": 10, "loss": None}
+    assert taken(fine, unknown).last == {"step": 5, "loss": 3.0}

@@ -9,13 +9,11 @@ NormLab's own models are built, initialised and optimised as `normlab train` doe
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -34,6 +32,7 @@ from normlab.targets.scheme import DesignTarget
 from normlab.train.optimiser import build as build_optimiser
 from normlab.train.transfer import Transfer
 from normlab.utils.records import to_plain
+from normlab.utils.seeded import seeded
 from normlab.utils.versions import versions
 
 FIRST_DEPTH, RUNGS = 4, 4
@@ -59,10 +58,10 @@ def check_coordinates(
 
         print(normlab.check_coordinates("pre", base_dim=64, depths=(4, 8, 16)).table())
 
-    Options are the fields of `CheckConfig`: `widths`, `depths`, `base_dim`, `base_depth`, `steps`, `seeds`, `lr`, ...
-    An axis with a single size is left out.
+    Options are the fields of `CheckConfig`: `widths`, `depths`, `base_dim`, `base_depth`, `steps`, `seeds`, `lr`, ...;
+    they replace those of `config`. An axis with a single size is left out.
     """
-    config = dataclasses.replace(config, coordinates=True) if config else config_of({**options, "coordinates": True})
+    config = config_of({**options, "coordinates": True}, config)
     found = target if isinstance(target, Target) else prepare(target, config, batch=batch, loss_fn=loss_fn)
     with CheckProgress(found.name, progress=progress) as display:
         return _Session(found, config, display).run(command)
@@ -155,7 +154,7 @@ class _Session:
 
     def _trace(self, plan: _Plan, size: int, seed: int) -> dict[str, ModuleTrace]:
         sizes = _sizes(plan, size)
-        with few_threads(sizes.get("width") or self.target.width), quiet_numbers():
+        with seeded(seed), few_threads(sizes.get("width") or self.target.width), quiet_numbers():
             model, optimiser = start(self.target, lr=self.lr, seed=seed, bases=self.bases, **sizes)
             return trace(self.target, model, optimiser, steps=self.config.burst_steps, seed=seed)
 
@@ -188,8 +187,7 @@ def start(
         return model, adamw(target, model, lr)
     design = target.sized(sizes.get("depth") or target.depth, sizes.get("width"))
     transfer = Transfer.to(design, *bases)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         # Made on the CPU, so that a seed means the same weights on every device.
         made = (design if transfer is None else transfer.design(design)).build(device="cpu")
     model = (made if transfer is None else transfer.init_(made)).to(target.device).train()

@@ -34,6 +34,7 @@ def forward(ladder: Ladder, limits: Thresholds) -> Verdict:
         value=law.p.exponent,
         threshold=limits.p_linear,
         layers=layers,
+        depth=view.depth,
         words=words + blame(layers, view.depth),
     )
 
@@ -52,7 +53,8 @@ def backward(ladder: Ladder, limits: Thresholds, target: int | None = None) -> V
     if law.value is None:
         words = "gradient not judged: none was measured, or one depth alone and not the target"
         return Verdict(name="backward", finding=law.name, level="ok", words=words)
-    view = Snapshot(ladder.deepest(law.when))
+    # The blocks to blame are counted in the stack whose gradient was measured, as the number is.
+    view = Snapshot(ladder.at(law.target, law.when) if law.measured else ladder.deepest(law.when))
     bad = law.name != "power law"
     layers = _gradient_to_blame(view, law.name) if bad else ()
     how = "measured" if law.measured else "extrapolated"
@@ -67,6 +69,7 @@ def backward(ladder: Ladder, limits: Thresholds, target: int | None = None) -> V
         value=plain(law.value),
         threshold=limits.gradient_low if law.value < 1.0 else limits.gradient_high,
         layers=layers,
+        depth=view.depth,
         words=words + blame(layers, view.depth),
     )
 
@@ -95,7 +98,9 @@ def _broken(law: growth_laws.ForwardLaw, profile: Profile) -> Verdict:
     words = f"exploding: a value is not finite with {profile.depth} blocks, {first}"
     words += blame(layers, profile.depth)
     p = law.p.exponent if law.p else None
-    return Verdict(name="forward", finding="exploding", level="fail", value=p, layers=layers, words=words)
+    return Verdict(
+        name="forward", finding="exploding", level="fail", value=p, layers=layers, depth=profile.depth, words=words
+    )
 
 
 def _exponent(law: growth_laws.ForwardLaw, limits: Thresholds) -> str:

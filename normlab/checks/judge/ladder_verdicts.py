@@ -38,7 +38,6 @@ def judge_ladder(
         unsteady(ladder, limits),
         collapse(views, limits, unigram),
         *(worst([rule(view, limits) for view in views]) for rule in (dead_depth, low_entropy, logits)),
-        # Adam's first step moves every weight by the whole rate, whatever the gradient: it says nothing of the design.
         updates(views[-1], limits),
         *(worst([rule(view, limits) for view in views]) for rule in (absorption, headroom, outliers, uneven)),
     ]
@@ -80,6 +79,8 @@ def logits(view: Snapshot, limits: Thresholds) -> Verdict:
 
 def updates(view: Snapshot, limits: Thresholds) -> Verdict:
     """Whether an optimiser step changes every block's weights by a sensible share."""
+    if not view.trained:
+        return unmeasured("update ratio", "Adam's first step moves every weight by the whole rate, whatever the design")
     shares, low, high = view.mean(lambda profile: profile.upd_ratio), limits.update_low, limits.update_high
     known = {place: share for place, share in enumerate(shares) if share is not None}
     if not known:

@@ -169,6 +169,9 @@ def start_verdict(starts: Sequence[Start], missing: str, limits: Thresholds, *, 
     if not judged:
         return unmeasured("start", missing) if missing else None
     start = worst_start(judged, limits.start_margin)
+    if not start.is_finite:
+        words = f"first loss is not finite with {_head(start)}, {start.name}"
+        return Verdict(name="start", finding="not finite", level="fail" if fresh else "warn", words=words)
     echo, high = echoes(start, limits.start_read), start.is_far_above(limits.start_margin)
     tied = next((one for one in starts if not one.judged), None)
     would = tied is not None and (echoes(tied, limits.start_read) or tied.is_far_above(limits.start_margin))
@@ -187,12 +190,15 @@ def start_verdict(starts: Sequence[Start], missing: str, limits: Thresholds, *, 
 
 
 def _start_words(start: Start, limits: Thresholds) -> str:
-    head = "a tied head" if start.tied else "a head of its own"
     return (
         f"first loss {start.loss:.2f} ({start.limit(limits.start_margin):.2f} is the limit, ln {start.vocabulary} = "
-        f"{start.guess:.2f}), {start.read:.2g} on the token read ({limits.start_read:g} is the limit) with {head}, "
-        f"{start.name}"
+        f"{start.guess:.2f}), {start.read:.2g} on the token read ({limits.start_read:g} is the limit) with "
+        f"{_head(start)}, {start.name}"
     )
+
+
+def _head(start: Start) -> str:
+    return "a tied head" if start.tied else "a head of its own"
 
 
 def _bad_verdict(

@@ -32,6 +32,8 @@ class Verdict:
     """What it was held against."""
     layers: tuple[int, ...] = ()
     """The blocks to blame; -1 stands for what comes before the first block."""
+    depth: int | None = None
+    """Number of blocks of the stack that `layers` are counted in; None: of the stack that is judged."""
     module: str = ""
     """The module to blame, by its path in the model, where it is known."""
     words: str = ""

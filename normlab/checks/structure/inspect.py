@@ -11,6 +11,7 @@ from torch import nn
 from normlab.checks.judge.thresholds import Thresholds
 from normlab.checks.structure import batches
 from normlab.checks.structure.detached import cut_branches
+from normlab.checks.structure.entry_norm import entry_exponent
 from normlab.checks.structure.final_norm import logit_exponent
 from normlab.checks.structure.leaks import Leak, TokenSlices, find_leak, hides_later_keys
 from normlab.checks.structure.scaling import BlockScaling, block_scaling
@@ -52,14 +53,16 @@ def inspect_structure(target: Target, model: nn.Module, limits: Thresholds, seed
     batch = _runnable(target, model, next(iter(target.batches(seed))))
     for one in found:
         _attempt(one, "structure", lambda one=one: _blocks(one, target, model, batch, limits))
+    if len(stacks) == 1:
+        _attempt(found[0], "structure", lambda: _first_block(found[0], target, model, batch, limits))
     _attempt(found[0], "leaks", lambda: _leaks(found[0], target, model, stacks, batch, limits))
     return found
 
 
-def inspect_start(target: Target, size: str) -> tuple[list[Start], str, bool]:
+def inspect_start(target: Target, size: str, depth: int | None = None) -> tuple[list[Start], str, bool]:
     """Starts of the models that a target offers, why one was left out, and whether their weights are fresh."""
     found: list[Start] = []
-    offered = target.fresh(size)
+    offered = target.fresh(size, depth)
     for fresh in offered:
         if fresh.parameters > MOST_PARAMETERS:
             least = f"{fresh.parameters / 1e9:.1f}B parameters at {fresh.name}, {MOST_PARAMETERS / 1e9:g}B are built"
@@ -102,6 +105,18 @@ def _blocks(found: Structure, target: Target, model: nn.Module, batch: Any, limi
         cuts = {place: cut_branches(call) for place, call in enumerate(calls) if call}
         found.cuts = {place: names for place, names in cuts.items() if names}
         found.logit_exponent = logit_exponent(stack, lambda: target.logits(model, batch))
+
+
+def _first_block(found: Structure, target: Target, model: nn.Module, batch: Any, limits: Thresholds) -> None:
+    """Count a norm before the stack as the first block's own, where that is the only block without one."""
+    limit = limits.norm_exponent
+    bare = [place for place, one in enumerate(found.scalings) if one and not one.has_norm(limit)]
+    if bare != [0]:
+        return
+    with at_rest(model):
+        exponent = entry_exponent(model, found.stack, lambda: target.loss(model, batch))
+    if exponent is not None and exponent <= limit:
+        found.scalings[0] = BlockScaling(None, exponent)
 
 
 def _leaks(

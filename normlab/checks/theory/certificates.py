@@ -1,8 +1,8 @@
 """Certificates: proven upper bounds of the hidden state at every block boundary, compared with a real forward pass.
 
-A scheme's parts know their bounds (`Block.rms_bound`), branches have theirs from spectral norms (`constants`), and the
-composition bounds the RMS of every token at every block boundary, whatever the tokens are. A measured state above its
-bound is a bug in the model or in the certificate.
+A scheme's parts know their bounds (`Block.rms_bound`), branches have theirs from spectral norms (`branch_bound`), and
+the composition bounds the RMS of every token at every block boundary, whatever the tokens are. A measured state above
+its bound is a bug in the model or in the certificate.
 """
 
 from __future__ import annotations

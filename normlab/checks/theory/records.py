@@ -1,7 +1,7 @@
 """Records of theory beside measurement, in plain numbers, and the verdicts on them.
 
 Where the scheme is known all of it is filled in; of a foreign model the slopes that can be read from its weights, the
-scale test and the Jacobians of its branches. `theorise` fills them in.
+scale test and the Jacobians of its branches. `normlab.checks.theory.analysis.theory` fills them in.
 """
 
 from __future__ import annotations

@@ -35,6 +35,7 @@ _FAULTS = {
     ("structure", "skip gain"): "multiplies its state on every skip",
     ("start", "echo"): "starts by repeating the token it has just read",
     ("start", "high first loss"): "starts above the loss of a guess",
+    ("start", "not finite"): "starts with a loss that is not finite",
 }
 """What a failing verdict says of the design as it stands, whatever its depth."""
 _BY_RATE = {("backward", "vanishing"), ("backward", "exploding"), ("unsteady", "unsteady")}
@@ -88,6 +89,7 @@ _MEANINGS = {
     ("start", "echo"): "Before its first step the model is sure that the next token is the one it has just read, and "
     "has to unlearn that first.",
     ("start", "high first loss"): "Before its first step the model is surer of itself than random logits make it.",
+    ("start", "not finite"): "Before its first step the loss is not a finite number: there is nothing to train on.",
     ("certificate", "certificate violated"): "The state is larger than is possible if model and bound are both right.",
 }
 """What a finding means, in plain words."""
@@ -106,9 +108,6 @@ _CAUSES = (
     ),
 )
 """Cause, effect, and what to say where both were found."""
-
-_OVER_DEPTHS = ("forward", "backward")
-"""Verdicts on the whole ladder, so on its deepest stack; all others are on the stack that is judged."""
 
 _GROWTH = {
     "bounded": "The size of the state does not depend on depth",
@@ -248,8 +247,7 @@ def open_words(verdict: Verdict) -> str:
 
 def depth_of(verdict: Verdict, check: Check) -> int:
     """Blocks of the stack that a verdict's blocks are counted in."""
-    depth = check.ladder.depths[-1] if verdict.name in _OVER_DEPTHS else check.depth
-    return max(depth, *(layer + 1 for layer in verdict.layers), 1)
+    return max(verdict.depth or check.depth, *(layer + 1 for layer in verdict.layers), 1)
 
 
 def _where(failures: list[Verdict], check: Check) -> str:

@@ -56,7 +56,7 @@ def start_table(checks: Sequence[Check]) -> Table:
     rows = [(check, _start(check, start)) for check in checks for start in check.starts]
     note = (
         "Nats for targets drawn evenly. The limit is ln V, what random logits cost (half the width times the head's "
-        f"variance) and {checks[0].thresholds.start_margin:g}; the token just read must have less than "
+        f"variance, at most ln V) and {checks[0].thresholds.start_margin:g}; the token just read must have less than "
         f"{checks[0].thresholds.start_read:g}."
     )
     if any(not start.judged for check in checks for start in check.starts):

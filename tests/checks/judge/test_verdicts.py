@@ -271,6 +271,12 @@ def test_limits_of_a_block(name, series, value, grade):
     assert grade == "ok" or found.words.endswith("; blocks 3, 5-6")
 
 
+def test_the_first_step_of_adam_says_nothing_of_its_updates():
+    found = verdict("update ratio", stack(0, upd_ratio=flat(0.5)))
+    assert (found.finding, found.level) == ("not measured", "ok")
+    assert "Adam's first step" in found.words
+
+
 def test_limits_of_a_state():
     near = verdict("headroom", stack(max_abs=states(1.0, b2=65504 / 2**3.9)))
     assert (near.level, near.layers, near.threshold) == ("warn", (2,), 4.0)
@@ -330,3 +336,16 @@ def test_what_is_known_of_schemes_without_a_scheme():
     assert {"bounded", "vanishing", "unsteady", "collapse"} <= findings
     free = judge_ladder(ladder(lambda k: math.exp(0.38 * k), gain=lambda depth: math.exp(0.9 * depth)))
     assert [item.finding for item in free[:3]] == ["exploding", "exploding", "fine"]
+
+
+def test_a_gradient_is_blamed_on_blocks_of_the_stack_that_it_was_measured_in():
+    """The middle block multiplies the gradient: block 6 of the design, block 12 of a stack twice as deep."""
+
+    def jump(depth: int) -> Profile:
+        return profile(depth, grad_h=[1e4 if place <= depth // 2 else 1.0 for place in range(depth + 1)])
+
+    found = verdict("backward", jump(12), jump(24), target=12)
+    assert (found.finding, found.layers, found.depth) == ("exploding", (6,), 12)
+    assert found.words.endswith("; block 6")
+    beyond = verdict("backward", jump(12), jump(24), target=48)
+    assert (beyond.layers, beyond.depth) == ((12,), 24)

@@ -27,6 +27,29 @@ def rows_of(model: nn.Module, run=None, **options) -> list[ScaleRow]:
     return scale_test(model, find_stacks(model)[0], run or (lambda: model(TOKENS)), **options)
 
 
+class AddsInPlace(nn.Module):
+    """A parallel block as Falcon's: what one branch returns is added to, in place."""
+
+    def __init__(self, dim: int):
+        super().__init__()
+        self.norm, self.a, self.b = nn.LayerNorm(dim), nn.Linear(dim, dim), nn.Linear(dim, dim)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        read = self.norm(x)
+        update = self.a(read)
+        update += self.b(read)
+        return x + update
+
+
+def test_branches_may_be_added_to_in_place():
+    torch.manual_seed(0)
+    model = nn.Sequential(AddsInPlace(8), AddsInPlace(8)).double()
+    rows = rows_of(model, lambda: model(torch.randn(2, 6, 8, dtype=torch.float64)))
+    assert [(row.block, row.branch) for row in rows] == [(0, "a"), (0, "b"), (1, "a"), (1, "b")]
+    # J is linear in the last matrix, as above.
+    assert [row.slope for row in rows] == pytest.approx([1.0] * 4, abs=1e-9)
+
+
 # -- our schemes, in fp64 ---------------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,11 @@ from normlab.roles import Part, Spec
 from normlab.schemes.catalog.reference import refuse_unknown
 from normlab.schemes.catalog.registry import scheme as find_scheme
 from normlab.targets import hub
-from normlab.utils.text import counted
 
 
 def load(folder: str | Path, *, adapter: Adapter | None = None, **options: Any) -> Any:
     """Load the converted model in a folder; `options` are passed to `from_pretrained` (dtype, device_map, ...)."""
-    config, name = hub.load_config(str(folder))
+    config, name = hub.load_config(str(folder), converted=True)
     spec = getattr(config, "normlab", None)
     made = getattr(config, "architectures", None) or [""]
     base: Any = getattr(hub.library(), made[0], None)
@@ -43,25 +41,9 @@ def load(folder: str | Path, *, adapter: Adapter | None = None, **options: Any) 
         model, report = type(base.__name__, (base,), made_by).from_pretrained(
             folder, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **options
         )
-    _refuse_other_weights(name, report)
+    hub.refuse_missing(name, report["missing_keys"], report["unexpected_keys"])
     model.__class__ = base
     return model
-
-
-def _refuse_other_weights(name: str, report: Mapping[str, Any]) -> None:
-    """Raise if the files lack weights of the model or have others.
-
-    The library warns of weights that are missing, and leaves those of a scheme's modules as uninitialised memory.
-    """
-    lacking, beyond = (sorted(report[kind]) for kind in ("missing_keys", "unexpected_keys"))
-    if lacking or beyond:
-        found = [f"lacks {_counted(lacking)}"] if lacking else []
-        found += [f"has {_counted(beyond)}, which the model has not"] if beyond else []
-        raise NormLabError(f"{name} {' and '.join(found)}; expected a folder of save_pretrained, unchanged")
-
-
-def _counted(names: Sequence[str]) -> str:
-    return f"{counted(len(names), 'weight')} (the first is {names[0]})"
 
 
 def _rewire(model: Any, spec: dict[str, Any], adapter: Adapter | None) -> None:

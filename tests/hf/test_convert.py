@@ -336,6 +336,23 @@ def test_a_folder_without_some_weights_is_refused(tmp_path):
         assert "\n" not in str(caught.value)
 
 
+def test_a_compiled_model_is_converted_as_what_it_wraps(tmp_path):
+    model = ZOO["llama"].build()
+    compiled = torch.compile(model, backend="eager")
+    assert str(hf.identify(compiled)) == str(hf.identify(model))
+    found = hf.convert(compiled, "geonorm", init=True)
+    found.save_pretrained(tmp_path)
+    assert hf.load(tmp_path).state_dict().keys() == hf.convert(model, "geonorm", init=True).state_dict().keys()
+    # In place the wrapper stays what the user holds.
+    assert hf.convert(compiled, "geonorm", init=True, copy=False) is compiled
+    assert hf.identify(model).scheme.name == "geonorm"
+
+
+def test_a_name_is_no_model():
+    with pytest.raises(NormLabError, match="expected a model, got 'gpt2'; load it first"):
+        hf.identify("gpt2")
+
+
 def test_half_precision_and_its_fp32_gains_survive(tmp_path):
     model = hf.convert(ZOO["gpt2"].build().bfloat16(), "peri", init=True)
     gains = {name for name, value in model.named_parameters() if value.dtype == torch.float32}

@@ -83,8 +83,8 @@ class Norm(nn.Module):
         super().__init__()
         if dim < 1:
             raise NormLabError(f"{type(self).__name__}: width must be at least 1, got {dim}")
-        if eps < 0:
-            raise NormLabError(f"{type(self).__name__}: eps must not be negative, got {eps}")
+        if not 0.0 <= eps < math.inf:
+            raise NormLabError(f"{type(self).__name__}: eps must not be negative, and finite, got {eps}")
         if gain not in ("plain", "offset", "none"):
             raise unknown("gain", str(gain), ("plain", "offset", "none"))
         self.dim, self.eps, self.init = dim, eps, init

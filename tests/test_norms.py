@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -140,6 +142,7 @@ def test_materialised_norms_are_initialised_again():
         (lambda: norms.norm("rmsnorm", 4), "unknown norm 'rmsnorm'; did you mean 'rms'"),
         (lambda: norms.norm("rms", 0), "width must be at least 1"),
         (lambda: norms.norm("rms", 4, eps=-1.0), "eps must not be negative"),
+        (lambda: norms.norm("rms", 4, eps=math.nan), "eps must not be negative, and finite, got nan"),
         (lambda: norms.norm("rms", 4, gain="ones"), "unknown gain 'ones'"),
     ],
 )

@@ -116,12 +116,15 @@ def _is_question(found: Any) -> bool:
 def _sequences(subject: Subject, question: Question) -> Iterator[_Sequence]:
     """One for each end. A start that is too long for the model loses its beginning."""
     words = subject.tokenizer
-    size = len(words.encode(question.start))
+    # As in the harness, spaces after the start belong to the end: many tokenizers begin words with a space.
+    size = len(words.encode(question.start.rstrip()))
     for end in question.ends:
         # Together, as in the harness: a merge may span the two. A text follows an end token, as in training.
         ids = [words.end, *words.encode(question.start + end).tolist()]
+        # An end that is merged into the start's last token has no token of its own: without one it would be certain.
+        first = min(size + 1, len(ids) - 1)
         dropped = max(0, len(ids) - subject.longest - 1)
-        yield _Sequence(ids[dropped:], max(1, size + 1 - dropped))
+        yield _Sequence(ids[dropped:], max(1, first - dropped))
 
 
 def _nats(subject: Subject, sequences: Sequence[_Sequence], batch: int) -> list[float]:

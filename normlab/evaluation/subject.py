@@ -13,6 +13,7 @@ from typing import Any, cast
 from normlab.data import Tokenizer, load_tokenizer
 from normlab.errors import NormLabError, in_one_line
 from normlab.models.decoder import Decoder
+from normlab.targets import hub
 from normlab.train.distributed import pick_device
 from normlab.train.run import Run, load_run
 from normlab.train.storage.checkpoint import Checkpoints
@@ -129,7 +130,11 @@ class ExportSubject(Subject):
         if self._loaded is None:
             again = "export the run again: normlab export RUN DIR --overwrite"
             with in_one_line(f"{self.path} cannot be loaded", again):
-                model: Any = NormLabForCausalLM.from_pretrained(self.path, local_files_only=True)
+                loaded: Any = NormLabForCausalLM.from_pretrained(
+                    self.path, local_files_only=True, output_loading_info=True
+                )
+            model, report = loaded
+            hub.refuse_missing(str(self.path), report["missing_keys"], report["unexpected_keys"])
             self._loaded = model.to(self._device).eval()
         return self._loaded
 

@@ -10,10 +10,12 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
 from normlab.choices import Kernels, Stream, Topology, ValueResidual
 from normlab.errors import NormLabError, advice_for, unknown
+from normlab.utils.records import hints
 
 if TYPE_CHECKING:
     import torch
@@ -109,6 +111,11 @@ class TransformerConfig:
         self._build_one_block()
 
     def _check_numbers(self) -> None:
+        for name, kind in hints(type(self)).items():
+            value, kinds = getattr(self, name), get_args(kind) or (kind,)
+            missing = value is None and type(None) in kinds
+            if int in kinds and not missing and (isinstance(value, bool) or not isinstance(value, Integral)):
+                raise NormLabError(f"{name} must be a whole number, got {value!r}; {advice_for(self, name)}")
         for name in self.sizes:
             if getattr(self, name) < 1:
                 raise NormLabError(f"{name} must be at least 1, got {getattr(self, name)}; {advice_for(self, name)}")
@@ -119,6 +126,8 @@ class TransformerConfig:
                 )
         if self.shared_hidden < 0:
             raise NormLabError(f"shared_hidden must not be negative, got {self.shared_hidden}; 0 is no shared expert")
+        if self.shared_hidden and not self.experts:
+            raise NormLabError(f"shared_hidden={self.shared_hidden} belongs to experts; set experts, or leave it out")
         if self.init_std is not None and not 0.0 < self.init_std < math.inf:
             raise NormLabError(f"init_std must be positive and finite, got {self.init_std}; leave it out")
 

@@ -57,6 +57,8 @@ class Decoder(TokenModel):
 
         Temperature 0 is greedy. A row that has produced `stop` repeats it until all rows have.
         """
+        if tokens.ndim != 2 or 0 in tokens.shape:
+            raise NormLabError(f"expected at least one token in every row of a prompt, got shape {tuple(tokens.shape)}")
         if max_new_tokens < 0:
             raise NormLabError(f"max_new_tokens must not be negative, got {max_new_tokens}")
         cache = self.new_cache(len(tokens), tokens.shape[1] + max_new_tokens) if use_cache else None

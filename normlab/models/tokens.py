@@ -68,7 +68,7 @@ class TokenModel(Transformer):
         return self.stack(state, rotary=table, causal=self.causal, **self._to_attention(), **to_stack)
 
     def _check(self, tokens: torch.Tensor, documents: torch.Tensor | None, seen: int) -> None:
-        if tokens.ndim != 2 or tokens.is_floating_point():
+        if tokens.ndim != 2 or tokens.dtype not in (torch.int64, torch.int32):
             raise NormLabError(f"expected tokens as integers (batch, length), got {tokens.dtype} {tuple(tokens.shape)}")
         length = tokens.shape[1] + seen
         if length > self.config.max_length:

@@ -54,6 +54,8 @@ class Dual(Scheme):
     def check(self) -> None:
         if self.scale <= 0.0:
             raise NormLabError(f"dual: scale must be positive, got {self.scale}; try 0.05 for fp16")
+        if self.final_eps < 0.0:
+            raise NormLabError(f"dual: final_eps must not be negative, got {self.final_eps}; try 1e-7")
 
     @property
     def streams(self) -> int:

@@ -79,9 +79,7 @@ class Highway(Scheme):
     """Normalise the embedding: what branches add has RMS 1."""
 
     def check(self) -> None:
-        if not math.isfinite(self.gate_bias):
-            raise NormLabError(f"highway: gate_bias must be finite, got {self.gate_bias}; try -2.0")
-        if not 0.0 < self.temperature < math.inf:
+        if self.temperature <= 0.0:
             raise NormLabError(f"highway: temperature must be positive, got {self.temperature}; try 1.0")
 
     def sublayer(self, site: Site) -> Step:
@@ -123,7 +121,8 @@ class Highway(Scheme):
     @property
     def _start(self) -> float:
         """The gate t at initialisation."""
-        return 1.0 / (1.0 + math.exp(-self.gate_bias / self.temperature))
+        # σ as a tanh, which does not overflow.
+        return 0.5 + 0.5 * math.tanh(self.gate_bias / self.temperature / 2.0)
 
 
 def weights(t: torch.Tensor, keep: Keep) -> tuple[torch.Tensor, torch.Tensor]:

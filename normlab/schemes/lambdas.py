@@ -65,8 +65,6 @@ class Lambdas(Scheme):
     """Divide output projections by √(2L) at initialisation, as Pre-Norm does."""
 
     def check(self) -> None:
-        if not all(map(math.isfinite, (self.first_r, self.last_r, self.first_0, self.last_0))):
-            raise NormLabError("lambdas: initial values must be finite; try first_r=1.0, first_0=0.0 for Pre-Norm")
         if self.lr_r <= 0.0 or self.lr_0 <= 0.0:
             raise NormLabError(f"lambdas: lr_r and lr_0 must be positive, got {self.lr_r} and {self.lr_0}; try 1.0")
         if self.decay_r < 0.0:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from normlab.errors import NormLabError
 from normlab.schemes.contract.blocks import Block
 from normlab.schemes.contract.law import Law, Value
 from normlab.schemes.contract.learnt import branch_factors
@@ -41,10 +40,6 @@ class LayerScale(Scheme):
     """Initial value of γ."""
     scalar: bool = False
     """One scalar per sublayer instead of a vector."""
-
-    def check(self) -> None:
-        if not math.isfinite(self.gamma):
-            raise NormLabError(f"layerscale: gamma must be finite, got {self.gamma}; try 0.1")
 
     def sublayer(self, site: Site) -> Step:
         gamma = LearnedScale(1 if self.scalar else site.dim, self.gamma)

@@ -59,13 +59,15 @@ class NGPT(Scheme):
     def check(self) -> None:
         if not 0.0 < self.alpha <= 1.0:
             raise NormLabError(f"ngpt: alpha must lie in (0, 1], got {self.alpha}; try 0.05")
+        if self.alpha_scaling is not None and self.alpha_scaling <= 0.0:
+            raise NormLabError(f"ngpt: alpha_scaling must be positive, got {self.alpha_scaling}; leave it out")
         if self.qk_norm != "none":
             raise NormLabError("ngpt normalises q and k itself; leave qk_norm off")
         if self.norm != "rms" or self.bias or self.gain != "plain":
             raise NormLabError("ngpt has no norms with gain; leave norm, gain and bias at their defaults")
 
     def sublayer(self, site: Site) -> Step:
-        scaling = self.alpha_scaling or 1.0 / math.sqrt(site.dim)
+        scaling = 1.0 / math.sqrt(site.dim) if self.alpha_scaling is None else self.alpha_scaling
         return Step(SphereLerp(LearnedScale(site.dim, self.alpha, scaling), self.eps, site.dt))
 
     def entry(self, bound: BoundScheme) -> nn.Module:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch import nn
 from normlab.errors import NormLabError, in_one_line
 from normlab.utils.files import read_json
 from normlab.utils.lazy import import_optional
+from normlab.utils.text import counted
 
 _ADVICE = "check the name and the network, or download its config.json and name that file"
 
@@ -25,8 +27,23 @@ def library() -> Any:
     return import_optional("transformers", "hf", "a Hugging Face model")
 
 
-def load_config(source: Any) -> tuple[Any, str]:
-    """The configuration behind an id, a folder, a file or a configuration itself, and its name for titles."""
+def load_config(source: Any, *, converted: bool = False) -> tuple[Any, str]:
+    """The configuration behind an id, a folder, a file or a configuration itself, and its name for titles.
+
+    That of a model that `normlab.hf.convert` has rewired is refused unless `converted` is set: transformers would build
+    the original architecture.
+    """
+    config, name = _load_config(source)
+    spec = getattr(config, "normlab", None)
+    if isinstance(spec, dict) and not converted:
+        raise NormLabError(
+            f"{name} is the configuration of a model converted to {spec.get('scheme')}, which transformers does not "
+            "build; load it with normlab.hf.load(folder) and pass the model itself"
+        )
+    return config, name
+
+
+def _load_config(source: Any) -> tuple[Any, str]:
     if not isinstance(source, str | Path):
         return source, getattr(source, "name_or_path", "") or source.model_type
     path = Path(source)
@@ -43,16 +60,33 @@ def weights_folder(source: Any) -> str:
     return str(path.parent if path.is_file() else source)
 
 
-def load_weights(folder: str, auto: str, config: Any) -> nn.Module:
-    """The published model with its weights."""
+def load_weights(folder: str, auto: str, config: Any, *, needed: str = "") -> nn.Module:
+    """The published model with its weights; raises if one whose name begins as the pattern `needed` is missing."""
     with (
         quiet(),
         in_one_line(f"{folder}: its weights cannot be loaded", "expected *.safetensors files beside config.json"),
     ):
-        return getattr(library(), auto).from_pretrained(
+        model, report = getattr(library(), auto).from_pretrained(
             folder, config=config, dtype=torch.float32, use_safetensors=True, trust_remote_code=False,
-            local_files_only=Path(folder).exists() or not _reachable(),
+            local_files_only=Path(folder).exists() or not _reachable(), output_loading_info=True,
         )  # fmt: skip
+    refuse_missing(folder, [name for name in report["missing_keys"] if re.match(needed, name)])
+    return model
+
+
+def refuse_missing(folder: str, missing: Collection[str], unknown: Collection[str] = ()) -> None:
+    """Raise for weights that the files lack, and for those in them that the model has not.
+
+    transformers only warns of both. It draws what is missing at random, or does not initialise it at all.
+    """
+    found = [f"lacks {_counted(missing)}"] if missing else []
+    found += [f"has {_counted(unknown)}, which the model has not"] if unknown else []
+    if found:
+        raise NormLabError(f"{folder} {' and '.join(found)}; expected a folder of save_pretrained, unchanged")
+
+
+def _counted(names: Collection[str]) -> str:
+    return f"{counted(len(names), 'weight')} (the first is {min(names)})"
 
 
 def tokenizer_of(folder: str | None) -> str:

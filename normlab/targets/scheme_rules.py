@@ -1,12 +1,13 @@
 """Apply a scheme's rules in any model: parameter groups, and constraints after an optimiser step.
 
-NormLab's models and stack know their own; the rest of a model gets what is usual.
+NormLab's models and stack know their own, and a converted model has rules for all of it; the rest of a model gets what
+is usual.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 from torch import nn
 
@@ -15,12 +16,23 @@ from normlab.probes.blocks import children, eager
 from normlab.schemes.contract.scheme import Scheme
 from normlab.stack import Stack
 
-Ruled = Transformer | Stack
+
+class Ruled(Protocol):
+    """What knows a scheme's rules: a model, a stack, or the rules of a converted model."""
+
+    def param_groups(self, *, lr: float, weight_decay: float) -> list[dict[str, Any]]: ...
+
+    def after_step(self) -> None: ...
 
 
 def ruled(model: nn.Module) -> list[Ruled]:
-    """The outermost modules that know a scheme's rules."""
-    return list(_outermost(eager(model)))
+    """The outermost modules that know a scheme's rules; of a model converted by `normlab.hf` the rules of the whole."""
+    model = eager(model)
+    for part in model.modules():
+        rules_of: Callable[[nn.Module], Ruled] | None = getattr(part, "rules_of", None)
+        if rules_of is not None:
+            return [rules_of(model)]
+    return list(_outermost(model))
 
 
 def scheme_of(model: nn.Module) -> Scheme | None:
@@ -51,7 +63,7 @@ def _free(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
 
 
 def _outermost(module: nn.Module) -> Iterator[Ruled]:
-    if isinstance(module, Ruled):
+    if isinstance(module, Transformer | Stack):
         yield module
         return
     for _, child in children(module, ""):

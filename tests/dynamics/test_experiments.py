@@ -20,6 +20,7 @@ from normlab.dynamics.experiments.result import ExperimentResult, judge_predicti
 from normlab.dynamics.system import laws
 from normlab.dynamics.system.attention import ParticleAttention
 from normlab.dynamics.system.flow import Flow, ParticleState
+from normlab.dynamics.system.read_weights import read_attention
 from normlab.errors import NormLabError
 from normlab.models import tokens
 from normlab.models.rotary import rotary_table
@@ -320,6 +321,23 @@ def _published(root, monkeypatch):
     )  # fmt: skip
     transformers.LlamaForCausalLM(config).save_pretrained(root / "llama")
     return root / "llama"
+
+
+def test_a_published_model_needs_its_blocks_alone(tmp_path):
+    """BERT for masked tokens is saved without the pooling layer that the plain model has, and attention is all here."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 64}
+    config = transformers.BertConfig(vocab_size=64, pad_token_id=0, **sizes)
+    transformers.BertForMaskedLM(config).save_pretrained(tmp_path)
+    roles = {"pooler.dense.weight": "up"}
+    assert read_attention(tmp_path, roles).depth == 2
+    file = tmp_path / "model.safetensors"
+    weights = safetensors.torch.load_file(file)
+    lost = {name for name in weights if ".layer.1.attention.self.query" in name}
+    kept = {name: value for name, value in weights.items() if name not in lost}
+    safetensors.torch.save_file(kept, file, metadata={"format": "pt"})
+    with pytest.raises(NormLabError, match="lacks 2 weights"):
+        read_attention(tmp_path, roles)
 
 
 def _without_mlp(model: torch.nn.Module) -> torch.nn.Module:

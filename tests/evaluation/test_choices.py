@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ import torch
 
 import normlab
 from normlab import DecoderConfig, NormLabError, TrainConfig
+from normlab.data.tokenizer import train_bpe
 from normlab.evaluation import EvaluationConfig, evaluate
-from normlab.evaluation.choices import read_questions
+from normlab.evaluation.choices import Question, _sequences, read_questions
 from normlab.train.trainer import train
 from tests.command import normlab as command
 
@@ -69,6 +71,23 @@ def test_the_score_is_that_of_single_log_likelihoods(places, tmp_path):
     assert score["stderr"] == pytest.approx(right.std(ddof=1) / np.sqrt(len(right)))
     assert score["groups"] == {"a": [right[::2].mean(), len(right[::2])], "b": [right[1::2].mean(), len(right[1::2])]}
     assert "done before" in command(*words, "--out", str(out)).stderr
+
+
+@pytest.mark.parametrize(
+    ("start", "scored"),
+    [
+        ("the quick", {" brown": " brown", " fox": " fox"}),
+        ("the quick ", {"brown": " brown", "fox": " fox"}),
+        # " quick" is one token, which begins in the start.
+        ("the qu", {"ick": " quick"}),
+    ],
+)
+def test_no_end_is_without_tokens(start, scored):
+    """A word and the space before it are one token, whichever of start and end has the space."""
+    words = train_bpe([TEXT], 301)
+    subject = SimpleNamespace(tokenizer=words, longest=LONGEST)
+    found = _sequences(subject, Question(start, tuple(scored), 0, None))
+    assert [words.decode(one.ids[one.first :]) for one in found] == list(scored.values())
 
 
 def test_a_limit_takes_the_first(places, tmp_path):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from normlab import DecoderConfig, NormLabError, TrainConfig
 from normlab.evaluation import EvaluationConfig, evaluate
 from normlab.evaluation.bits import Text
 from normlab.evaluation.harness import _unknown, scores
+from normlab.evaluation.subject import open_subject
 from normlab.hf import export
 from normlab.train.trainer import train
 from tests.command import normlab
@@ -116,6 +119,16 @@ def test_a_mistake_is_one_line(places, words, message, tmp_path):
     assert message in found.stderr
     assert found.stderr.count("\n") == 1
     assert not (tmp_path / "e.json").exists()
+
+
+def test_an_export_that_lacks_weights_has_no_score(places, tmp_path):
+    shutil.copytree(places / "out", tmp_path / "out")
+    file = tmp_path / "out" / "model.safetensors"
+    weights = load_file(file)
+    name = "decoder.stack.layers.0.branches.0.qkv.weight"
+    save_file({key: value for key, value in weights.items() if key != name}, file, metadata={"format": "pt"})
+    with pytest.raises(NormLabError, match=rf"lacks one weight \(the first is {name}\)"):
+        _ = open_subject(tmp_path / "out", "cpu").decoder
 
 
 def test_an_unknown_task_comes_with_the_nearest():

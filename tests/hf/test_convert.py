@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import normlab
@@ -316,6 +317,40 @@ def test_an_ordinary_folder_is_refused(tmp_path):
     ZOO["llama"].build().save_pretrained(tmp_path)
     with pytest.raises(NormLabError, match="holds no converted model"):
         hf.load(tmp_path)
+
+
+def test_a_folder_without_some_weights_is_refused(tmp_path):
+    # transformers warns, and would leave `a` and `b` of the steps as uninitialised memory.
+    converted("llama", "geonorm").save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    whole = load_file(file)
+    lost = {name for name in whole if name.endswith(("write.a", "write.b"))}
+    changed = {
+        f"lacks {len(lost)} weights .the first is {min(lost)}": {k: v for k, v in whole.items() if k not in lost},
+        "has one weight .the first is stray., which the model has not": whole | {"stray": torch.zeros(2)},
+    }
+    for message, weights in changed.items():
+        save_file(weights, file, metadata={"format": "pt"})
+        with pytest.raises(NormLabError, match=message) as caught:
+            hf.load(tmp_path)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_compiled_model_is_converted_as_what_it_wraps(tmp_path):
+    model = ZOO["llama"].build()
+    compiled = torch.compile(model, backend="eager")
+    assert str(hf.identify(compiled)) == str(hf.identify(model))
+    found = hf.convert(compiled, "geonorm", init=True)
+    found.save_pretrained(tmp_path)
+    assert hf.load(tmp_path).state_dict().keys() == hf.convert(model, "geonorm", init=True).state_dict().keys()
+    # In place the wrapper stays what the user holds.
+    assert hf.convert(compiled, "geonorm", init=True, copy=False) is compiled
+    assert hf.identify(model).scheme.name == "geonorm"
+
+
+def test_a_name_is_no_model():
+    with pytest.raises(NormLabError, match="expected a model, got 'gpt2'; load it first"):
+        hf.identify("gpt2")
 
 
 def test_half_precision_and_its_fp32_gains_survive(tmp_path):

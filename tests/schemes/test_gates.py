@@ -233,6 +233,12 @@ def test_slots_of_unequal_groups(depth):
         assert int(bound.exit().visible.value) == max(slots) + 1
 
 
+def test_a_gate_that_is_all_but_closed_has_a_law():
+    law = normlab.scheme("highway(temperature=0.001)").law(4)
+    assert law.rms is not None
+    assert law.rms(8) == 1.0
+
+
 def test_bad_options_get_one_line():
     for spec, message in (
         ("attnres(groups=0)", "groups must be at least 1"),

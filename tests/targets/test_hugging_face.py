@@ -9,8 +9,10 @@ import re
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 import normlab
+import normlab.hf
 from normlab import NormLabError
 from normlab.probes.blocks import find_stacks
 from normlab.targets import config_sizes, hub, resolve
@@ -307,6 +309,31 @@ def test_weights_on_request(trained):
         target.build(depth=6)
     with pytest.raises(NormLabError, match="trained weights have one size"):
         resolve(folder, weights=True, shrink=1)
+
+
+def test_weights_that_the_files_lack_are_not_drawn_at_random(trained):
+    folder, model = trained
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    lost = {name for name in weights if name.startswith("model.layers.1.")}
+    save_file({name: value for name, value in weights.items() if name not in lost}, file, metadata={"format": "pt"})
+    with pytest.raises(NormLabError, match=rf"lacks {len(lost)} weights \(the first is {min(lost)}\)") as caught:
+        resolve(folder, weights=True, **TINY)
+    assert "\n" not in str(caught.value)
+    # Weights beyond those of the model are none of its business: a head of another task, for one.
+    save_file({**weights, "another_head.weight": torch.zeros(2)}, file, metadata={"format": "pt"})
+    assert resolve(folder, weights=True, **TINY).build().state_dict().keys() == model.state_dict().keys()
+
+
+@pytest.mark.parametrize("weights", [False, True])
+def test_a_converted_model_is_not_taken_for_the_original(trained, tmp_path, weights):
+    converted = normlab.hf.convert(trained[1], "geonorm", init=True)
+    converted.save_pretrained(tmp_path / "converted")
+    with pytest.raises(NormLabError, match=r"converted to geonorm, .*normlab\.hf\.load\(folder\)") as caught:
+        resolve(tmp_path / "converted", weights=weights, **TINY)
+    assert "\n" not in str(caught.value)
+    # What the message says to do.
+    assert type(resolve(normlab.hf.load(tmp_path / "converted"), **TINY).build()) is type(converted)
 
 
 def test_only_safetensors_are_loaded(trained):

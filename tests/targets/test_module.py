@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import normlab
+import normlab.hf
 from normlab import Decoder, DecoderConfig, NormLabError
 from normlab.probes.probe import measure
 from normlab.targets import resolve
@@ -35,6 +36,22 @@ def test_a_published_model_answers_with_its_own_loss():
     assert (target.depth, target.width) == (3, 32)
     assert runs(target) == pytest.approx(model(**batch).loss.item())
     assert measure(model, batch, target.loss).depth == 3
+
+
+def test_a_converted_model_is_trained_by_the_rules_of_its_scheme():
+    model = normlab.hf.convert(hugging_face("llama"), "ngpt", init=True, residual_only=True)
+    target = resolve(model, batch=batch_for("llama"))
+    assert all(group["weight_decay"] == 0.0 for group in target.param_groups(model, 1e-3, 0.1))
+    rows = model.model.layers[0].self_attn.q_proj.weight
+    with torch.no_grad():
+        rows.mul_(2.0)
+    target.after_step(model)
+    # A norm of 32 squares: log2(32)/4 + 2 roundings, and those of the division and of this one.
+    assert torch.allclose(rows.norm(dim=-1), torch.ones(len(rows)), rtol=0, atol=8 * torch.finfo(torch.float32).eps)
+    rates = {
+        group["lr"] for group in target.param_groups(normlab.hf.convert(hugging_face("llama"), "lambdas"), 1e-3, 0)
+    }
+    assert rates == {1e-3, 0.1}
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from normlab.roles import Role, Spec, find_roles
 from normlab.schemes.contract.blocks import Block
 from normlab.schemes.contract.law import Law
 from normlab.stack import Stack
+from normlab.utils.files import read_json
 
 _PLACE = re.compile(r"^(?P<stack>.*?)\.(?P<block>\d+)\.")
 _READS = ("input_layernorm", "ln_1", "ln1", "norm1", "attention_norm", "layernorm_before", "block.steps.0.read")
@@ -92,10 +93,17 @@ def _load(source: str | Path) -> nn.Module:
     from normlab.train.run import load_run
     from normlab.train.storage.folder import RunFolder
 
-    if RunFolder(Path(source)).weights.is_file():
+    if RunFolder(Path(source)).weights.is_file() and not _is_published(Path(source)):
         return load_run(source).model
     config, _ = hub.load_config(source)
-    return hub.load_weights(hub.weights_folder(source), "AutoModel", config)
+    # Only blocks are read: a pooling layer may be missing, which a model of another purpose was saved without.
+    return hub.load_weights(hub.weights_folder(source), "AutoModel", config, needed=_PLACE.pattern)
+
+
+def _is_published(folder: Path) -> bool:
+    """Whether a folder is that of a Hugging Face model, whose file of weights may have the name of a run's."""
+    about = folder / "config.json"
+    return about.is_file() and "model_type" in read_json(about)
 
 
 def _blocks(roles: Sequence[Role]) -> dict[str, dict[str, Role]]:

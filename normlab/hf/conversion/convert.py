@@ -23,6 +23,7 @@ from normlab.hf.conversion.scheme_rules import Rules, rules
 from normlab.hf.conversion.stream_step import StreamStep
 from normlab.hf.conversion.trace import get_part
 from normlab.norms import Norm
+from normlab.probes.blocks import eager
 from normlab.roles import Part, Spec
 from normlab.schemes.catalog.registry import scheme as find_scheme
 from normlab.schemes.contract.blocks import ParallelBlock
@@ -59,24 +60,26 @@ def convert(
     same; `native` copies their weights into the scheme's own modules instead, for its kernels. For `adapter`, `batch`
     and `blocks` see `identify`; for `roles` see `normlab.roles`.
     """
-    if not hasattr(model, "config"):
-        raise NormLabError(f"{type(model).__name__} is not a transformers model; for your own see normlab.Stack")
-    if converted_layers(model):
+    # torch.compile's wrapper would be a part of all paths, those in the configuration included.
+    inner = eager(model)
+    if not hasattr(inner, "config"):
+        raise NormLabError(f"{type(inner).__name__} is not a transformers model; for your own see normlab.Stack")
+    if converted_layers(inner):
         raise NormLabError("the model is converted already; convert the original, or a new one from its configuration")
-    found = analyse_model(model, batch=batch, blocks=blocks, adapter=adapter)
+    found = analyse_model(inner, batch=batch, blocks=blocks, adapter=adapter)
     options = {"topology": topology, "residual_only": residual_only, "native": native, "roles": roles}
-    conversion = plan_conversion(model, found, scheme, **options)
+    conversion = plan_conversion(inner, found, scheme, **options)
     if init:
         # A matrix without a role raises, before anything is changed.
-        Rules(model, conversion, found.stack.names).find_roles()
-    elif _changes(conversion.bound, found) and _is_trained(model, found):
+        Rules(inner, conversion, found.stack.names).find_roles()
+    elif _changes(conversion.bound, found) and _is_trained(inner, found):
         name = conversion.bound.scheme.name
-        text = f"{type(model).__name__} has trained weights: under {name} it computes another function until trained"
+        text = f"{type(inner).__name__} has trained weights: under {name} it computes another function until trained"
         warnings.warn(text, FunctionChanges, stacklevel=2)
     converted = copies.deepcopy(model) if copy else model
-    rewire_model(converted, found, conversion)
+    rewire_model(eager(converted), found, conversion)
     if init:
-        rules(converted).init_()
+        rules(eager(converted)).init_()
     return converted
 
 

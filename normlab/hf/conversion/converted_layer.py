@@ -49,6 +49,12 @@ class SchemeWiring(nn.Module):
         state = self.structure.scaled(layer, state)
         return self.structure.output(self.exit(state), call)
 
+    def rules_of(self, model: nn.Module) -> Any:
+        """The scheme's rules for the model that this is a part of; `normlab.check` asks for them before it trains."""
+        from normlab.hf.conversion.scheme_rules import rules
+
+        return rules(model)
+
 
 class ConvertedLayer(nn.Module):
     """Mixin of converted layers, whose class also inherits from the original class."""

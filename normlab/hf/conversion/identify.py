@@ -21,7 +21,7 @@ from normlab.hf.conversion.layer_structure import LayerStructure, ResidualBranch
 from normlab.hf.conversion.model_structure import Adapter, ModelStructure, analyse_model
 from normlab.hf.conversion.trace import BranchProgram, TrainEvalProgram, get_part
 from normlab.norms import Norm
-from normlab.probes.blocks import walk
+from normlab.probes.blocks import eager, walk
 from normlab.schemes.catalog.registry import find_class, list_schemes
 from normlab.schemes.contract.blocks import Block, ParallelBlock, SerialBlock
 from normlab.schemes.contract.bound_scheme import BoundScheme
@@ -68,6 +68,11 @@ def identify(
     `batch` is the input for models that take more than tokens or images; `blocks` names one of several stacks
     ('encoder.layer.*'); `adapter` returns the structure of layers that cannot be traced.
     """
+    # From a user, who may pass the name of a model.
+    given: Any = model
+    if not isinstance(given, nn.Module):
+        raise NormLabError(f"expected a model, got {given!r:.80}; load it first, with transformers' from_pretrained")
+    model = eager(model)
     known = _known_identity(model)
     if known is not None:
         return known

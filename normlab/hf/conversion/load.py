@@ -19,7 +19,7 @@ from normlab.targets import hub
 
 def load(folder: str | Path, *, adapter: Adapter | None = None, **options: Any) -> Any:
     """Load the converted model in a folder; `options` are passed to `from_pretrained` (dtype, device_map, ...)."""
-    config, name = hub.load_config(str(folder))
+    config, name = hub.load_config(str(folder), converted=True)
     spec = getattr(config, "normlab", None)
     made = getattr(config, "architectures", None) or [""]
     base: Any = getattr(hub.library(), made[0], None)
@@ -38,9 +38,10 @@ def load(folder: str | Path, *, adapter: Adapter | None = None, **options: Any) 
         # transformers builds the model and then loads the weights: the layers must be rewired in between. It renames
         # weights for classes of its own modules alone.
         made_by = {"__init__": build, "__module__": base.__module__}
-        model = type(base.__name__, (base,), made_by).from_pretrained(
-            folder, use_safetensors=True, trust_remote_code=False, **options
+        model, report = type(base.__name__, (base,), made_by).from_pretrained(
+            folder, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **options
         )
+    hub.refuse_missing(name, report["missing_keys"], report["unexpected_keys"])
     model.__class__ = base
     return model
 

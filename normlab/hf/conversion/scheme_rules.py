@@ -10,6 +10,7 @@ from torch import nn
 from normlab.errors import NormLabError
 from normlab.hf.conversion.converted_layer import Conversion, check_scheme_loaded, converted_layers
 from normlab.hf.conversion.foreign_norm import ModelNorm
+from normlab.probes.blocks import eager
 from normlab.roles import Role, Spec, find_roles
 from normlab.stack import fill_
 from normlab.utils.uninitialized import require_initialised
@@ -71,6 +72,7 @@ def rules(model: Any) -> Any:
     """Return the scheme's rules for a converted model; a NormLab model has these methods itself and is returned."""
     if all(hasattr(model, name) for name in ("init_", "param_groups", "after_step")):
         return model
+    model = eager(model)
     layers = converted_layers(model)
     for layer in layers.values():
         return Rules(model, layer.normlab.conversion, list(layers))

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -179,7 +178,7 @@ class Scheme:
         check_types(self)
         if self.eps < 0:
             raise NormLabError(f"{self.name}: eps must not be negative, got {self.eps}")
-        if not 0.0 < self.cut < math.inf:
+        if self.cut <= 0.0:
             raise NormLabError(f"{self.name}: cut must be positive, got {self.cut}; leave it out")
         self.check()
 

@@ -122,6 +122,30 @@ def test_an_optimiser_with_groups_of_its_own_is_refused(tmp_path, monkeypatch):
         optimizer_cls_and_kwargs(model_of("pre"), arguments(tmp_path))
 
 
+class TwoMethods(torch.nn.Module):
+    """A model with nothing of NormLab's but what the guide asks for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.steps = torch.nn.Embedding(320, 320), 0
+
+    def forward(self, input_ids, labels):
+        return {"loss": torch.nn.functional.cross_entropy(self.table(input_ids).flatten(0, 1), labels.flatten())}
+
+    def param_groups(self, *, lr, weight_decay=0.0):
+        return [{"params": [self.table.weight], "lr": lr, "weight_decay": 7 * weight_decay}]
+
+    def after_step(self) -> None:
+        self.steps += 1
+
+
+def test_two_methods_are_enough(rows, tmp_path):
+    trainer = trainer_of(TwoMethods(), rows, tmp_path, max_steps=3)
+    trainer.train()
+    assert trainer.model.steps == 3
+    assert trainer.optimizer.param_groups[0]["weight_decay"] == pytest.approx(0.7)
+
+
 def test_a_model_without_a_scheme_is_refused(tmp_path):
     sizes = {
         "hidden_size": 8,

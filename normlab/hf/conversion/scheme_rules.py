@@ -69,8 +69,8 @@ class Rules:
 
 
 def rules(model: Any) -> Any:
-    """Return the scheme's rules for a converted model; a NormLab model has these methods itself and is returned."""
-    if all(hasattr(model, name) for name in ("init_", "param_groups", "after_step")):
+    """Return the scheme's rules for a converted model; a model with `param_groups` and `after_step` is returned."""
+    if all(hasattr(model, name) for name in ("param_groups", "after_step")):
         return model
     model = eager(model)
     layers = converted_layers(model)

@@ -123,6 +123,20 @@ class Hides(Gate):
         return (state + self.secret * self.gate * update).to(state.dtype)
 
 
+class Peeks(Gate):
+    """Centres updates over the sequence: a token sees those that it is to predict."""
+
+    def forward(self, state, update):
+        return super().forward(state, update - update.mean(-2, keepdim=True))
+
+
+class Shares(Gate):
+    """Centres updates over the batch."""
+
+    def forward(self, state, update):
+        return super().forward(state, update - update.mean(0, keepdim=True))
+
+
 class Looks(Gate):
     """Asks for a number in the middle of a step, which no compiled graph can."""
 
@@ -139,6 +153,8 @@ class Looks(Gate):
         (Scalar, "dimensions", "write.gate has no dimension; make it of shape"),
         (Divides, "edges", "zero update in float32: the output is not finite"),
         (Widens, "edges", "in bfloat16: a block returns torch.float32"),
+        (Peeks, "tokens", "a token changes the states of other tokens"),
+        (Shares, "tokens", "a token changes the states of other tokens"),
         (Coarse, "derivatives", "Jacobian mismatch"),
         (Boasts, "certificate", "above the bound"),
         (Hides, "copies", "the state dict does not hold all of the network"),
@@ -170,6 +186,22 @@ class WrongLaw(Healthy):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Blurs(Healthy):
+    """What probes and the head see of a token is the mean of all."""
+
+    def hidden(self, state):
+        return state.mean(-2, keepdim=True).expand_as(state)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeSteps(Healthy):
+    """Takes no notice of a refined step's length."""
+
+    def new_write(self, site):
+        return Gate(self.gate)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Grows(Healthy):
     """Its number of parameters is no polynomial of depth and width."""
 
@@ -191,6 +223,8 @@ class RoundedUp(Gate):
         (Inert, "options", r"size does nothing: tried 4; pass others=\{'size': value\}"),
         (Decays, "optimiser-groups", "weight decay acts on a gain"),
         (WrongLaw, "law", r"rms\(0\) must be 1, got 2.0"),
+        (Blurs, "tokens", "a token changes the states of other tokens"),
+        (WholeSteps, "refinement", "refined steps are whole ones; multiply what a step adds by site.dt"),
         (Grows, "card", "but the card's formula gives"),
     ],
 )

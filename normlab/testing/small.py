@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from normlab.models import MLP, Attention
+from normlab.roles import COEFFICIENTS
 from normlab.stack import Stack
 
 DIM, HEADS, HIDDEN, TOKENS = 16, 2, 24, 6
@@ -23,6 +24,13 @@ def make_input(dim=DIM, dtype=torch.float32, scale=1.0) -> torch.Tensor:
     """A fixed random input that requires a gradient."""
     generator = torch.Generator().manual_seed(1)
     return (torch.randn(2, TOKENS, dim, generator=generator) * scale).to(dtype).requires_grad_()
+
+
+def leave_neutral_values(stack: Stack) -> None:
+    """Move what may start at a neutral value (gains, gates, coefficients) away from it, so that it has an effect."""
+    for role in stack.find_roles():
+        if not role.is_matrix or role.role in COEFFICIENTS:
+            role.parameter.data += 0.8
 
 
 def weighted_sum(y: torch.Tensor) -> torch.Tensor:

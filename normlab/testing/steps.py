@@ -11,7 +11,7 @@ from torch.autograd import gradcheck
 from normlab.schemes.contract.scheme import Scheme
 from normlab.stack import Stack
 from normlab.testing.rules import require, require_finite, rule
-from normlab.testing.small import DIM, gradients, make_input, make_stack
+from normlab.testing.small import DIM, TOKENS, gradients, leave_neutral_values, make_input, make_stack
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 CASES = ("ordinary", "zero update", "parallel", "zero state", "huge", "tiny")
@@ -67,6 +67,31 @@ def check_edge(scheme: Scheme, case: str, dtype: torch.dtype) -> None:
     (y.float() / y.numel()).sum().backward()
     for name, tensor in (("state", x), ("update", g)):
         require(tensor.grad is not None and tensor.grad.isfinite().all(), f"{where}: no finite gradient of the {name}")
+
+
+@rule("tokens")
+@torch.no_grad()
+def check_tokens(scheme: Scheme) -> None:
+    """Entry, blocks, exit and hidden states treat every token alone: branches mix tokens, a scheme does not.
+
+    A mean over tokens lets a causal model see the text that it is to predict; one over a batch lets it see other texts.
+    """
+    stack = make_stack(scheme).double()
+    leave_neutral_values(stack)
+    x = make_input(dtype=torch.float64).detach()
+    changed, others = x.clone(), torch.ones(2, TOKENS, dtype=torch.bool)
+    changed[0, 2], others[0, 2] = 1.0 - changed[0, 2], False
+    # The same operations on the same numbers: equal bit for bit.
+    for before, after in zip(_states(stack, x), _states(stack, changed), strict=True):
+        require(torch.equal(before[others], after[others]), "a token changes the states of other tokens")
+
+
+def _states(stack: Stack, x: torch.Tensor) -> list[torch.Tensor]:
+    """All states, hidden states and the output, with branches that treat every token alone."""
+    states = [stack.entry(x)]
+    for layer in stack.layers:
+        states.append(layer.block(states[-1], [torch.sin] * len(layer.branches)))  # type: ignore[operator, arg-type]
+    return [*states, *map(stack.hidden, states), stack.exit(states[-1])]
 
 
 @rule("derivatives")

@@ -8,12 +8,13 @@ import torch
 
 from normlab.errors import NormLabError
 from normlab.norms import rms
+from normlab.roles import drawing_order
 from normlab.schemes.catalog import terminal
 from normlab.schemes.catalog.card import Card
 from normlab.schemes.contract.law import Motion
 from normlab.schemes.contract.scheme import Scheme
 from normlab.testing.rules import require, rule
-from normlab.testing.small import DIM, make_input, make_stack
+from normlab.testing.small import DIM, leave_neutral_values, make_input, make_stack
 
 
 @rule("certificate")
@@ -61,12 +62,25 @@ def check_law(scheme: Scheme) -> None:
 
 @rule("refinement")
 def check_refinement(scheme: Scheme) -> None:
-    """Refined steps cover the same time, and a refined scheme is a valid scheme."""
+    """Refined steps are shorter and cover the same time, and a refined scheme is a valid scheme."""
     require(scheme.refine(1) == scheme and scheme.refine(2).refine(3) == scheme.refine(6), "refine does not compose")
     coarse, fine = scheme.bind(depth=4, dim=DIM), scheme.refine(4).bind(depth=16, dim=DIM)
     require((fine.horizon, fine.sublayers) == (coarse.horizon, coarse.sublayers), "refined steps cover another time")
     y = make_stack(scheme.refine(2))(make_input())
     require(y.isfinite().all(), "the refined scheme's output is not finite")
+    whole, short = _with_equal_matrices(scheme), _with_equal_matrices(scheme.refine(4))
+    require(not torch.equal(whole, short), "refined steps are whole ones; multiply what a step adds by site.dt")
+
+
+@torch.no_grad()
+def _with_equal_matrices(scheme: Scheme) -> torch.Tensor:
+    """The output of a stack whose matrices do not depend on the scheme's initialisation."""
+    stack, draw = make_stack(scheme), torch.Generator().manual_seed(5)
+    leave_neutral_values(stack)
+    for role in drawing_order(stack.find_roles()):
+        if role.is_matrix:
+            role.view().normal_(0.0, 0.3, generator=draw)
+    return stack(make_input())
 
 
 @rule("card")

@@ -10,10 +10,9 @@ import torch
 
 from normlab.errors import NormLabError
 from normlab.models import Decoder, DecoderConfig
-from normlab.roles import COEFFICIENTS
 from normlab.schemes.contract.scheme import Scheme
 from normlab.testing.rules import require, require_finite, require_refusal, rule
-from normlab.testing.small import gradients, make_input, make_stack
+from normlab.testing.small import gradients, leave_neutral_values, make_input, make_stack
 
 
 @rule("options")
@@ -58,10 +57,8 @@ def fingerprint(scheme: Scheme) -> list[torch.Tensor]:
     groups = stack.param_groups(lr=1.0, weight_decay=0.1)
     rules = {id(p): (group["lr"], group["weight_decay"]) for group in groups for p in group["params"]}
     weights.append(torch.tensor([rules[id(p)] for p in stack.parameters()]))
-    # Move what may start at a neutral value away from it, or options that act through it would have no effect.
-    for role in stack.find_roles():
-        if not role.is_matrix or role.role in COEFFICIENTS:
-            role.parameter.data += 0.8
+    # Or options that act through a neutral value would have no effect.
+    leave_neutral_values(stack)
     states: list[torch.Tensor] = []
     for layer in stack.layers:
         layer.register_forward_hook(lambda _module, _args, state: states.append(state.detach()))

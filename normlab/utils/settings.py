@@ -67,7 +67,7 @@ def blame(path: Path | None, names: Collection[str]) -> Iterator[None]:
 def _typed(kind: Any, value: Any, where: str) -> Any:
     if get_origin(kind) is tuple and is_count(get_args(kind)[0]):
         return tuple(_typed(get_args(kind)[0], one, where) for one in (value if isinstance(value, list) else [value]))
-    if is_count(kind) and not isinstance(value, bool | dict | list):
+    if is_count(kind):
         try:
             return parse_count(str(value))
         except NormLabError as error:

@@ -260,7 +260,27 @@ def _expand(name: str, parameter: nn.Parameter, spec: Spec) -> list[Role]:
     for part in parts:
         if part.role not in MATRICES + VECTORS:
             raise NormLabError(f"{name}: unknown role {part.role!r}; expected one of {', '.join(MATRICES + VECTORS)}")
-    return [Role(name, parameter, *part) for part in parts]
+        # By its name: FSDP1 and others flatten matrices, too.
+        if part.role in MATRICES and parameter.ndim < 2 and name.endswith("bias"):
+            raise NormLabError(
+                f"{name}: {part.role!r} is the role of a matrix; expected 'bias'; try a pattern that ends in 'weight'"
+            )
+    roles = [Role(name, parameter, *part) for part in parts]
+    if parameter.ndim >= 2:
+        _check_cover(name, parameter, roles)
+    return roles
+
+
+def _check_cover(name: str, parameter: nn.Parameter, roles: Sequence[Role]) -> None:
+    """Refuse parts that leave rows out, overlap, or reach beyond the parameter."""
+    end, size = 0, parameter.shape[roles[0].output_axis]
+    for role in sorted(roles, key=lambda role: role.start):
+        if role.start != end:
+            break
+        end += role.fans[1]
+    if end != size:
+        found = ", ".join(f"{role.role} {role.start}:{role.start + role.fans[1]}" for role in roles)
+        raise NormLabError(f"{name}: parts must follow one another from 0 to {size}, got {found}")
 
 
 def xavier_std(role: Role, base: float) -> float:

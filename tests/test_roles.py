@@ -117,6 +117,22 @@ def test_what_nobody_can_name_is_an_error():
         find_roles(nn.ModuleDict({"qkv": nn.Linear(8, 16, bias=False)}))
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"*weight": [Part("q", 0, 8), Part("k", 8, 4)]}, r"parts must follow .* from 0 to 16, got q 0:8, k 8:12"),
+        ({"*weight": [Part("q", 0, 8), Part("k", 4)]}, r"from 0 to 16, got q 0:8, k 4:16"),
+        ({"*weight": Part("q", 0, 99)}, r"from 0 to 16, got q 0:99"),
+        # The output axis of a transposed layer is the last one.
+        ({"*weight": Part("q", 0, 16, -2)}, r"from 0 to 8, got q 0:16"),
+        ({"*": "q"}, r"bias: 'q' is the role of a matrix; expected 'bias'; try a pattern that ends in 'weight'"),
+    ],
+)
+def test_roles_that_do_not_fit_a_parameter_are_refused(given, message):
+    with pytest.raises(NormLabError, match=message):
+        find_roles(nn.Linear(8, 16), given)
+
+
 def test_xavier_counts_the_fans_of_the_part():
     role = Role("w", nn.Parameter(torch.empty(12, 4)), "v", 8, 4)
     assert xavier_std(role, 0.02) == pytest.approx((2 / 8) ** 0.5)

@@ -82,6 +82,9 @@ class Stack(NaNUntilInitialised):
         kernels: Kernels = "auto",
     ):
         super().__init__()
+        _check_blocks(blocks)
+        if kernels not in get_args(Kernels):
+            raise unknown("kernels", kernels, get_args(Kernels))
         whole = first + len(blocks) if depth is None else depth
         branches = _branches(blocks, is_part=whole != len(blocks))
         self.bound = find_scheme(scheme).bind(depth=whole, dim=dim, first=first, topology=topology, branches=branches)
@@ -131,6 +134,8 @@ class Stack(NaNUntilInitialised):
         if not torch.compiler.is_compiling():
             self._note_casts()
         state = self.entry(x)
+        if per_block is not None and len(per_block) != len(self.layers):
+            raise NormLabError(f"per_block: expected arguments for {len(self.layers)} blocks, got {len(per_block)}")
         extras = [
             to_attention if per_block is None else {**to_attention, **per_block[k]} for k in range(len(self.layers))
         ]
@@ -266,6 +271,19 @@ def _has_sharded_width(x: torch.Tensor) -> bool:
     """Whether x is a DTensor whose last dimension is shared out."""
     placements: Sequence[Any] = getattr(x, "placements", ())
     return any(place.is_shard(x.ndim - 1) or place.is_shard(-1) for place in placements)
+
+
+def _check_blocks(blocks: Any) -> None:
+    """Refuse modules in place of tuples of modules: a Sequential would be taken for a block of its parts."""
+    expected = "expected one tuple of modules per block, e.g. [(attention, mlp), ...]"
+    if not isinstance(blocks, Sequence | nn.ModuleList):
+        raise NormLabError(f"{expected}; got {type(blocks).__name__}; make it a list")
+    for k, modules in enumerate(blocks):
+        if not isinstance(modules, Sequence | nn.ModuleList):
+            raise NormLabError(f"{expected}; block {k} is {type(modules).__name__}; put its modules in a tuple")
+        for module in modules:
+            if not isinstance(module, nn.Module):
+                raise NormLabError(f"{expected}; block {k} holds {type(module).__name__}; make it an nn.Module")
 
 
 def _branches(blocks: Sequence[Sequence[nn.Module]], *, is_part: bool) -> int | list[tuple[Kind, ...]]:

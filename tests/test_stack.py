@@ -182,6 +182,19 @@ def test_a_module_of_a_users_own_can_meet_a_need():
     [
         (lambda: Stack("pre", [], 8), "expected one tuple of modules per block"),
         (lambda: Stack("pre", [(Foreign(),), ()], 8), "none of them empty"),
+        (lambda: Stack("pre", [Foreign()], 8), "block 0 is Foreign; put its modules in a tuple"),
+        # Not a block of three branches.
+        (
+            lambda: Stack("pre", [nn.Sequential(Foreign(), nn.GELU(), Foreign())], 8),
+            "block 0 is Sequential; put its modules in a tuple",
+        ),
+        (lambda: Stack("pre", [(Foreign(), torch.tanh)], 8), "block 0 holds builtin_function_or_method; make it an nn"),
+        (lambda: Stack("pre", iter(blocks()), 8), "got list_iterator; make it a list"),  # type: ignore[arg-type]
+        (lambda: Stack("pre", blocks(), 8, kernels="tritn"), "unknown kernels 'tritn'; did you mean 'triton'"),
+        (
+            lambda: Stack("pre", blocks(), 8)(torch.ones(2, 8), per_block=[{}] * 3),
+            "per_block: expected arguments for 2 blocks, got 3",
+        ),
         (lambda: Stack("pre", [(Foreign(),), (Foreign(), Foreign())], 8, depth=3), "all of them alike"),
         (
             lambda: normlab.scheme("pre").bind(depth=2, dim=8, branches=[["mlp"]]),

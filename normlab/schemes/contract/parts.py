@@ -263,7 +263,7 @@ def call_branch(branch: Branch, x: torch.Tensor) -> torch.Tensor:
     if not isinstance(update, torch.Tensor):
         raise NormLabError(
             f"a branch must return one tensor, got {type(update).__name__}; "
-            "wrap it so that it returns its update alone, e.g. lambda x: attention(x)[0]"
+            "wrap it in a module that returns its update alone, attention(x)[0]"
         )
     if update.shape != x.shape:
         raise NormLabError(

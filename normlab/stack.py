@@ -173,10 +173,13 @@ class Stack(NaNUntilInitialised):
         """Whether a block's last write may be fused with the next block's first norm.
 
         Not if a layer's output is observed by hooks, checkpointed, or returned by a layer that is compiled on its own.
+        Compiled code drops hooks, but for those of FSDP2, which gather the layer's weights.
         """
         if self.checkpointing or any(layer._compiled_call_impl is not None for layer in self.layers):
             return False
-        return torch.compiler.is_compiling() or not has_hooks(self.layers)
+        if torch.compiler.is_compiling():
+            return not any(hasattr(layer, "unshard") for layer in self.layers)
+        return not has_hooks(self.layers)
 
     def _run_fused(self, state: torch.Tensor, extras: Sequence[Mapping[str, Any]]) -> torch.Tensor:
         blocks = [layer.block for layer in self.layers]

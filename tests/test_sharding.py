@@ -67,6 +67,28 @@ def test_two_processes_train_as_one(scheme, tmp_path):
         assert difference.median() <= (1e-3 if name.endswith("logits.base") else 1e-5), name
 
 
+def compiled(rank: int, port: int) -> None:
+    """The loss of a sharded model is the same after torch.compile(model), though its layers are run from inside."""
+    store = join(rank, port)
+    model = normlab.Decoder(normlab.DecoderConfig(scheme="peri", **SIZE))
+    for layer in model.stack.layers:
+        fully_shard(layer)
+    fully_shard(model)
+    tokens = torch.randint(0, 61, (2, 9), generator=torch.Generator().manual_seed(rank))
+    expected = model_loss(model, tokens)
+    found = model_loss(torch.compile(model, backend="aot_eager"), tokens)  # type: ignore[arg-type]
+    found.backward()
+    # The same operations, some of them in another order.
+    assert abs(float(found - expected)) < 100 * torch.finfo(torch.float32).eps
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    leave(rank, store)
+
+
+@pytest.mark.full
+def test_a_sharded_model_can_be_compiled_as_a_whole():
+    spawn(compiled, args=(free_port(),), nprocs=2)
+
+
 def test_every_row_or_column_has_unit_length_after_a_step():
     from normlab.roles import find_roles
 

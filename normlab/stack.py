@@ -284,9 +284,9 @@ def _check_blocks(blocks: Any) -> None:
     for k, modules in enumerate(blocks):
         if not isinstance(modules, Sequence | nn.ModuleList):
             raise NormLabError(f"{expected}; block {k} is {type(modules).__name__}; put its modules in a tuple")
-        strange: list[Any] = [module for module in modules if not isinstance(module, nn.Module)]
+        strange = [type(module).__name__ for module in tuple[Any, ...](modules) if not isinstance(module, nn.Module)]
         if strange:
-            raise NormLabError(f"{expected}; block {k} holds {type(strange[0]).__name__}; make it an nn.Module")
+            raise NormLabError(f"{expected}; block {k} holds {strange[0]}; make it an nn.Module")
 
 
 def _branches(blocks: Sequence[Sequence[nn.Module]], *, is_part: bool) -> int | list[tuple[Kind, ...]]:

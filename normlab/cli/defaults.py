@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructTypeInfo
 
@@ -85,6 +85,7 @@ class Defaults:
         known = field_names(*configs) | options.keys() | {"toml"}
         self._refuse_other_names(known)
         self._refuse_foreign(task, known)
+        refuse_no_values({**_kinds(configs), **options}, self._words)
         settings = self._typed({**_kinds(configs), **options})
         given = {name: value for name, value in settings.items() if name in options}
         preset = value_of(self._words, "--preset") or given.get("preset")
@@ -161,6 +162,14 @@ def refuse_empty_paths(verb: Verb, words: Sequence[str]) -> None:
     without_flag = any(parameters[name].kind is inspect.Parameter.POSITIONAL_ONLY for name in paths)
     if without_flag and any(word == "" and not before.startswith("-") for before, word in pairwise(words)):
         raise NormLabError(f'a path of {words[0]} is empty; name it, or write "." for this folder')
+
+
+def refuse_no_values(kinds: Mapping[str, Any], words: Sequence[str]) -> None:
+    """Raise for an option of one value or more that has none: its default would be taken without a word."""
+    lists = {f"--{name.replace('_', '-')}" for name, kind in kinds.items() if _is_list(kind)}
+    for word, following in pairwise([*words, "--"]):
+        if (flag := word.replace("_", "-")) in lists and following.startswith("--"):
+            raise NormLabError(f"{flag} is empty; expected one value or more; leave it out for its default")
 
 
 def value_of(words: Sequence[str], flag: str) -> str | None:
@@ -244,6 +253,11 @@ def _without(hidden: Collection[str]) -> ConstructorRegistry:
         return dataclasses.replace(spec, fields=tuple(one for one in spec.fields if one.name not in hidden))
 
     return registry
+
+
+def _is_list(kind: Any) -> bool:
+    """Whether an option takes any number of values; one of a type with a rule of its own says so itself."""
+    return get_origin(kind) is tuple and get_args(kind)[1:] == (...,)
 
 
 def _is_path(kind: Any) -> bool:

@@ -44,7 +44,7 @@ def ladder(
         print(f"--tokens-per-parameter sets the budget of each size; --budgets {named} is not used", file=sys.stderr)
     # With --rows the command is `ladder_table`; here the option is only part of the help.
     if dry_run:
-        _print_plan(config)
+        _print_plan(config, minutes)
     else:
         _run(config, out, minutes)
 
@@ -105,9 +105,11 @@ def _run(config: LadderConfig, out: Path, minutes: float | None) -> None:
     sys.exit(ended.exit_code)
 
 
-def _print_plan(config: LadderConfig) -> None:
+def _print_plan(config: LadderConfig, minutes: float | None) -> None:
+    from normlab.compare.session import check_call
     from normlab.ladders.dry_run import dry_run
     from normlab.ladders.ladder import open_data
 
+    check_call(minutes)
     data, config = open_data(config, progress=True)
     print(*dry_run(config, data).lines(), sep="\n")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import normlab
 from normlab import __version__
@@ -17,7 +17,7 @@ from normlab.cli.bench import bench, bench_grid, bench_kernels, bench_step
 from normlab.cli.check import check
 from normlab.cli.compare import compare, report
 from normlab.cli.completion import completion
-from normlab.cli.defaults import Defaults, refuse_empty_paths, value_of
+from normlab.cli.defaults import Defaults, refuse_empty_paths, refuse_no_values, value_of
 from normlab.cli.doctor import doctor
 from normlab.cli.eval import evaluate
 from normlab.cli.ladder import check_table_options, ladder, ladder_table
@@ -124,6 +124,7 @@ def run(words: list[str]) -> None:
         raise unknown("benchmark" if verbs is _BENCHES else "verb", name, verbs)
     if name in verbs:
         refuse_empty_paths(verbs[name], words)
+        refuse_no_values(get_type_hints(verbs[name]), words)
     options: dict[str, Any] = {"description": description}
     with ExitStack() as errors:
         if name == "ladder" and value_of(words, "--rows") is not None:

@@ -75,6 +75,6 @@ def study(
     else:
         line = ["normlab", *sys.argv[1:]]
         if dry_run:
-            command.show_plans(found, overrides, data_dir)
+            command.show_plans(found, overrides, data_dir, minutes=minutes)
         elif command.run(found, results, minutes=minutes, overrides=overrides, command=line, data_dir=data_dir):
             sys.exit(130)

@@ -11,7 +11,7 @@ from normlab.compare.config import CompareConfig
 from normlab.compare.description import write_description
 from normlab.compare.executor import RunExecutor
 from normlab.compare.plan import Plan
-from normlab.compare.session import Session, check_call, hold_folder
+from normlab.compare.session import Session, check_call, check_runs, hold_folder
 from normlab.compare.statistics import SchemeResult, rank_schemes
 from normlab.compare.store import Row, Store
 from normlab.utils.results_folder import COMPARISON
@@ -40,8 +40,7 @@ def compare(
     """
     check_call(minutes)
     began = time.monotonic()
-    for model in config.models.values():
-        model.check_start()
+    check_runs(config.base, config.models.values())
     with hold_folder(folder, COMPARISON) as path:
         data = config.base.task_object.open(config.base, progress=progress)
         write_description(path, config, data, command)

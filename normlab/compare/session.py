@@ -10,7 +10,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,9 +23,12 @@ from normlab.compare.run_one import Job
 from normlab.compare.run_options import RunSettings
 from normlab.compare.store import Row, Store
 from normlab.errors import NormLabError
+from normlab.models.config import TransformerConfig
+from normlab.train.config import TrainConfig
 from normlab.train.metrics import Metric
 from normlab.train.monitor.interrupt import Interrupt
 from normlab.train.storage.folder import RunFolder
+from normlab.train.storage.sinks import check_sinks
 from normlab.utils.files import file_error
 from normlab.utils.locks import hold
 from normlab.utils.results_folder import refuse_other_results
@@ -202,6 +205,13 @@ def check_call(minutes: float | None) -> None:
         raise NormLabError(f"minutes must be positive, got {minutes}; leave it out to go on to the end")
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise NormLabError("many runs start their processes themselves; call this without torchrun")
+
+
+def check_runs(base: TrainConfig, models: Iterable[TransformerConfig]) -> None:
+    """Raise for what would fail in every run: a model that cannot start, a sink that is not installed."""
+    check_sinks(base.sinks)
+    for model in models:
+        model.check_start()
 
 
 def make_folder(folder: str | os.PathLike[str], described_by: str) -> Path:

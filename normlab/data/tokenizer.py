@@ -19,6 +19,7 @@ import numpy as np
 
 from normlab.errors import NormLabError
 from normlab.utils.files import write_atomically
+from normlab.utils.hub import cached_file, is_reachable
 from normlab.utils.lazy import import_optional
 
 END = "<|endoftext|>"
@@ -170,14 +171,21 @@ def load_tokenizer(path: Path | str, name: str = "") -> Tokenizer:
 
 
 def load_from_hub(name: str) -> Tokenizer:
-    """Load a tokenizer by its Hugging Face id."""
+    """Load a tokenizer by its Hugging Face id; without a network that downloaded before."""
+    package, what = _tokenizers(name), "expected 'bytes', 'bpe:N', a tokenizer file or a Hugging Face id"
+    if not is_reachable():
+        if (kept := cached_file(name, "tokenizer.json")) is not None:
+            return load_tokenizer(kept, name)
+        raise NormLabError(
+            f"tokenizer {name!r} is neither a file nor a downloaded tokenizer here, and the hub cannot be reached; "
+            f"{what}"
+        )
     try:
-        return Subwords(name, _tokenizers(name).Tokenizer.from_pretrained(name))
+        return Subwords(name, package.Tokenizer.from_pretrained(name))
     except NormLabError:
         raise
     except Exception as error:  # the package raises bare Exceptions
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        what = "expected 'bytes', 'bpe:N', a tokenizer file or a Hugging Face id"
         raise NormLabError(
             f"tokenizer {name!r} is not a file here, and the hub did not give it ({reason}); {what}"
         ) from None

@@ -80,7 +80,7 @@ class SimulateConfig:
 
     scheme: _Schemes = ("peri",)
     """Schemes to simulate side by side, with options if any;
-    also schemes in files (highway.py:Highway) and laws without a block, such as sqrt."""
+    also schemes in files (highway.py:Highway), laws without a block, such as sqrt, and all for every law."""
     tokens: int = 64
     """Number of tokens."""
     dim: int = 3

@@ -6,6 +6,7 @@ run.table(), run.run()["cosine"].mean, run.save("peri.json")
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 
@@ -51,21 +52,22 @@ def simulate(
     specs = _specs(scheme, settings)
     if matrices is not None:
         check_weights(matrices, settings.dim)
-    settings = settings.replace(scheme=tuple(law_label(spec) for spec in specs))
+    labels = _labels(specs)
+    settings = settings.replace(scheme=tuple(labels))
     begin = time.perf_counter()
     with ProgressBar(progress=progress) as display:
         followed = record_laws(settings, specs, matrices=matrices, tell=display)
     drawn, explained = _project_paths([found.paths for found in followed])
     runs = [
-        _run(settings, spec, found, place, paths, None if matrices else _tail(settings, spec))
-        for spec, found, paths in zip(specs, followed, drawn, strict=True)
+        _run(settings, label, found, place, paths, None if matrices else _tail(settings, spec))
+        for label, spec, found, paths in zip(labels, specs, followed, drawn, strict=True)
         for place in range(len(settings.beta))
     ]
     return Simulation(
         config=to_plain(settings) | ({"weights": "given"} if matrices else {}),
         runs=tuple(runs),
         explained=explained,
-        notes=tuple(_notes(settings, specs)),
+        notes=tuple(_notes(settings, labels, specs)),
         seconds=time.perf_counter() - begin,
         versions=versions(),
         command=tuple(command),
@@ -83,14 +85,23 @@ def _check_no_model(config: SimulateConfig) -> None:
 def _specs(scheme: LawSpec | Sequence[LawSpec] | None, config: SimulateConfig) -> list[LawSpec]:
     """Schemes to simulate; unknown ones raise before anything runs."""
     named = config.scheme if scheme is None else [scheme] if isinstance(scheme, str | Scheme | Law) else scheme
-    for spec in named:
+    specs = [each for spec in named for each in (laws.expand_all([spec]) if isinstance(spec, str) else [spec])]
+    for spec in specs:
         laws.find_law(spec, config.layers)
-    return list(named)
+    return specs
+
+
+def _labels(specs: Sequence[LawSpec]) -> list[str]:
+    """Names in tables; several `Law` objects, which have no names of their own, are numbered."""
+    numbers, several = itertools.count(1), sum(isinstance(spec, Law) for spec in specs) > 1
+    return [
+        f"{law_label(spec)} {next(numbers)}" if several and isinstance(spec, Law) else law_label(spec) for spec in specs
+    ]
 
 
 def _run(
     config: SimulateConfig,
-    spec: LawSpec,
+    label: str,
     found: Recording,
     place: int,
     paths: np.ndarray | None,
@@ -100,7 +111,7 @@ def _run(
     values = {name: series[:, place] for name, series in found.values.items()}
     counts = values["clusters"][:, 0].tolist() if "clusters" in values else []
     return SchemeRun(
-        scheme=law_label(spec),
+        scheme=label,
         beta=config.beta[place],
         times=tuple(times),
         bands={name: quantile_band(series) for name, series in values.items()},
@@ -132,13 +143,14 @@ def _fits(
     found, gathered = [], False
     if "variance" in values:
         floor = fits.variance_floor(config.dtype)
-        rates = [_tail_rate(times, one.tolist(), floor, tail) for one in values["variance"].T]
-        rates = [rate for rate in rates if rate is not None]
-        alike = [rate for rate in rates if rate.form == rates[0].form]
-        gathered = len(rates) == values["variance"].shape[1]
-        if alike:
-            predicted = tail.rate if tail and tail.form == alike[0].form else None
-            found.append(FittedLaw(observable="variance", rate=fits.pool_rates(alike), predicted=predicted))
+        ends = [_tail_points(times, one.tolist(), floor) for one in values["variance"].T]
+        ends = [end for end in ends if end is not None]
+        gathered = len(ends) == values["variance"].shape[1]
+        if ends:
+            # One form for all seeds, or a seed of another form would be left out.
+            rates = [fits.fit_rate(*end, tail.form) for end in ends] if tail else fits.fit_best_common_form(ends)
+            predicted = tail.rate if tail else None
+            found.append(FittedLaw(observable="variance", rate=fits.pool_rates(rates), predicted=predicted))
     if "radius" in values and values["radius"][-1].mean() > 2 * config.radius:
         late = fits.tail_slice(times, values["radius"].mean(1).tolist(), floor=0.0)
         if late.stop > late.start:
@@ -149,17 +161,15 @@ def _fits(
     return found
 
 
-def _tail_rate(times: Sequence[float], values: Sequence[float], floor: float, tail: tails.Tail | None):
-    """Decay rate of the tail of one trajectory, in the predicted functional form, or else in the best fitting one."""
+def _tail_points(
+    times: Sequence[float], values: Sequence[float], floor: float
+) -> tuple[Sequence[float], Sequence[float]] | None:
+    """Times and values of the tail of one trajectory, None if it has none."""
     # Before the variance has fallen to a tenth there is no tail to fit.
     met = next((place for place, value in enumerate(values) if value < 0.1 * values[0]), len(values))
     times, values = times[met:], values[met:]
     late = fits.tail_slice(times, values, floor=floor)
-    if late.stop == late.start:
-        return None
-    if tail is None:
-        return fits.fit_best_form(times[late], values[late])
-    return fits.fit_rate(times[late], values[late], tail.form)
+    return None if late.stop == late.start else (times[late], values[late])
 
 
 def _project_paths(paths: Sequence[np.ndarray | None]) -> tuple[list[np.ndarray | None], float | None]:
@@ -184,13 +194,13 @@ def _nested(value):
     return tuple(_nested(entry) for entry in value) if isinstance(value, list) else value
 
 
-def _notes(config: SimulateConfig, specs: Sequence[LawSpec]) -> list[str]:
+def _notes(config: SimulateConfig, labels: Sequence[str], specs: Sequence[LawSpec]) -> list[str]:
     notes = []
-    for spec in specs:
+    for label, spec in zip(labels, specs, strict=True):
         scheme, note = laws.scheme_of(spec), laws.find_law(spec, config.layers).note
         if note:
-            notes.append(f"{law_label(spec)}: {note}")
+            notes.append(f"{label}: {note}")
         if config.radius != 1.0 and config.method != "network" and scheme is not None and renormalises(scheme):
             radius = f"the law carries the radius {config.radius:g} on"
-            notes.append(f"{law_label(spec)}: {radius}; its network puts tokens on the unit sphere at once")
+            notes.append(f"{label}: {radius}; its network puts tokens on the unit sphere at once")
     return notes

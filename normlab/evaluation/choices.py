@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
@@ -82,24 +83,30 @@ class _Sequence(NamedTuple):
 def read_questions(path: Path) -> list[Question]:
     """The questions in a file; raises for a line that is none."""
     try:
-        lines = path.read_text("utf-8").splitlines()
+        content = path.read_bytes().removeprefix(BOM_UTF8)
     except OSError as error:
         raise file_error("read", error, path) from None
+    # Not splitlines of the text: JSON may hold other characters that end a line, such as U+2028, as they are.
+    lines = content.split(b"\n")
     found = [_question(f"{path}:{number}", line) for number, line in enumerate(lines, start=1) if line.strip()]
     if not found:
         raise NormLabError(f"{path} holds no question; expected JSON lines with start, ends and answer")
     return found
 
 
-def _question(where: str, line: str) -> Question:
+def _question(where: str, line: bytes) -> Question:
     try:
-        found: Any = json.loads(line)
-    except ValueError:
+        found: Any = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise NormLabError(f"{where}: byte {line[error.start]:#04x} is not UTF-8; convert the file to UTF-8") from None
+    except (ValueError, RecursionError):
         found = None
     if not _is_question(found):
         raise NormLabError(
             f'{where} is not a question; expected {{"start": "the quick", "ends": [" fox", " cat"], "answer": 0}}'
         )
+    if any("\ud800" <= character <= "\udfff" for text in (found["start"], *found["ends"]) for character in text):
+        raise NormLabError(f"{where} holds half a surrogate pair; expected whole characters")
     document = found.get("document")
     return Question(found["start"], tuple(found["ends"]), found["answer"], None if document is None else str(document))
 
@@ -110,7 +117,8 @@ def _is_question(found: Any) -> bool:
     ends: Any = found.get("ends")
     if not isinstance(ends, list) or len(ends) < 2:
         return False
-    return all(isinstance(end, str) and end for end in ends) and found.get("answer") in range(len(ends))
+    answer: Any = found.get("answer")
+    return all(isinstance(end, str) and end for end in ends) and type(answer) is int and answer in range(len(ends))
 
 
 def _sequences(subject: Subject, question: Question) -> Iterator[_Sequence]:

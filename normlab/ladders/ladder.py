@@ -17,7 +17,7 @@ from typing import Any
 from normlab.compare.plan import PlannedRun, ended_runs
 from normlab.compare.progress import ComparisonProgress
 from normlab.compare.run_one import Job, lost_run_row
-from normlab.compare.session import Session, check_call, hold_folder, make_folder
+from normlab.compare.session import Session, check_call, check_runs, hold_folder, make_folder
 from normlab.compare.store import Row, Store
 from normlab.errors import NormLabError
 from normlab.ladders.config import LadderConfig
@@ -89,9 +89,7 @@ def run_ladder(
 
 def open_data(config: LadderConfig, *, progress: bool) -> tuple[Any, LadderConfig]:
     """The data of a ladder, and its configuration with their vocabulary; raises if they are too few."""
-    for models in config.models.values():
-        for model in models.values():
-            model.check_start()
+    check_runs(config.base, (model for models in config.models.values() for model in models.values()))
     data = config.base.task_object.open(config.base, progress=progress)
     config = config.for_data(data)
     _check_epochs(config, data)

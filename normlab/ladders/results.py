@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
+from normlab.compare.report.restored import restored_cautions
 from normlab.compare.store import Store
 from normlab.ladders import report
 from normlab.ladders.description import Description, read_description
@@ -40,7 +41,7 @@ def read_report(folder: Path) -> LadderReport:
     design = dataclasses.replace(
         design, forecast=_facts(forecasts[0]) if forecasts else None,
         further_forecasts=tuple(_facts(one) for one in forecasts[1:]),
-        cautions=(*design.cautions, *forecast_cautions(forecasts, rows)),
+        cautions=(*design.cautions, *forecast_cautions(forecasts, rows), *restored_cautions(stored)),
     )  # fmt: skip
     found = _answer(about, rows, [cell for one in forecasts for cell in one.cells])
     sets = {

@@ -105,8 +105,9 @@ class Highway(Scheme):
         fade = Value("1 − t", 1.0 - kept).learnt(1.0 - kept for kept, _ in static)
 
         def radial(m: Motion) -> torch.Tensor:
-            # Both sublayers fade the state, and the second adds nothing.
-            return step(m.time) * m.radial / m.attention - 2.0 * fade(m.time) * m.radius
+            # Both sublayers fade the state, and the second adds nothing; nor does attention where its output is zero.
+            cosine = (m.radial / m.attention).masked_fill(m.attention == 0, 0.0)
+            return step(m.time) * cosine - 2.0 * fade(m.time) * m.radius
 
         return Law(
             speed=lambda m: m.radius * m.attention / step(m.time),

@@ -46,8 +46,20 @@ def _state(study: Study, results: Path) -> str:
     return f"{counted(len(study.claims), 'claim')}: {verdicts}{left}"
 
 
-def show_plans(studies: Sequence[Study], overrides: Mapping[str, Any], data_dir: Path | None = None) -> None:
-    """Print runs and cost by arm, and the rules; nothing is started. Tokenizers are looked for in `data_dir`."""
+def show_plans(
+    studies: Sequence[Study],
+    overrides: Mapping[str, Any],
+    data_dir: Path | None = None,
+    *,
+    minutes: float | None = None,
+) -> None:
+    """Print runs and cost by arm, and the rules; nothing is started. Tokenizers are looked for in `data_dir`.
+
+    `minutes` is checked as it would be for a run.
+    """
+    from normlab.studies.run import check_minutes
+
+    check_minutes(minutes)
     with contextlib.chdir(_folder(data_dir)):
         for study in studies:
             _print_title(study, studies)

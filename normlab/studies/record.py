@@ -68,6 +68,8 @@ class StudyRecord:
         folders = sorted(path.parent for path in self.folder.glob("*/rows.jsonl"))
         rows = {path.name: [{**row, "arm": path.name} for row in Store(path, fields=RESULT_FIELDS).rows()]
                 for path in folders}  # fmt: skip
+        for arm, own in rows.items():
+            _check_numbers(self.folder / arm / "rows.jsonl", own)
         other = [row for own in rows.values() for row in own if row.get("rule") != self.study.rule_hash]
         if other:
             raise VoidError(
@@ -81,6 +83,18 @@ class StudyRecord:
         """Number of rows that began before the rule was registered, which is weaker evidence."""
         since = str(self.about.get("registered", ""))
         return sum(str(row["started"]) < since for own in rows.values() for row in own)
+
+
+def _check_numbers(path: Path, rows: Sequence[Row]) -> None:
+    """Raise for a rate or a loss that is no number; rows of checks and simulations may lack them."""
+    for row in rows:
+        for name in ("lr", "value", "loss"):
+            found = row.get(name)
+            if found is not None and (isinstance(found, bool) or not isinstance(found, int | float)):
+                raise NormLabError(
+                    f"{path}: {name} of {row['run']} must be a number or null, got {found!r}; restore the row, or "
+                    "delete it and run again"
+                )
 
 
 def _counted(folder: Path, rows: Sequence[Row]) -> list[Row]:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import re
-import socket
-import urllib.request
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlparse
 
 import torch
 from torch import nn
 
 from normlab.errors import NormLabError, in_one_line
 from normlab.utils.files import read_json
+from normlab.utils.hub import is_reachable
 from normlab.utils.lazy import import_optional
 from normlab.utils.text import counted
 
@@ -68,7 +66,7 @@ def load_weights(folder: str, auto: str, config: Any, *, needed: str = "") -> nn
     ):
         model, report = getattr(library(), auto).from_pretrained(
             folder, config=config, dtype=torch.float32, use_safetensors=True, trust_remote_code=False,
-            local_files_only=Path(folder).exists() or not _reachable(), output_loading_info=True,
+            local_files_only=Path(folder).exists() or not is_reachable(), output_loading_info=True,
         )  # fmt: skip
     refuse_missing(folder, [name for name in report["missing_keys"] if re.match(needed, name)])
     return model
@@ -131,23 +129,8 @@ def _from_hub(name: str) -> Any:
         except Exception as error:
             # Asked for nothing but what is here: the library's word on the network would mislead.
             missing = error
-        if not _reachable():
+        if not is_reachable():
             known = "is neither a scheme nor a model on this machine, and the hub cannot be reached"
             raise NormLabError(f"{name!r} {known}; {_ADVICE}") from missing
         with in_one_line(f"{name!r} cannot be loaded", _ADVICE):
             return auto.from_pretrained(name, trust_remote_code=False)
-
-
-def _reachable() -> bool:
-    """Whether it is worth asking the hub: the library would try for half a minute where there is no network."""
-    constants = import_optional("huggingface_hub", "hf", "a Hugging Face model").constants
-    if constants.HF_HUB_OFFLINE:
-        return False
-    address = urlparse(constants.ENDPOINT)
-    if address.scheme in urllib.request.getproxies():
-        return True
-    try:
-        with socket.create_connection((address.hostname, address.port or 443), timeout=3.0):
-            return True
-    except OSError:
-        return False

@@ -134,7 +134,9 @@ class Trainer(Recorder):
         """Train, and return the final state with its reason; a run that ends before its last step is stuck."""
         try:
             with self.interrupt.heard():
-                self._loop()
+                # A run that was killed after it had ended early trains no further; a continued one does.
+                if self.ended_at != self.step or self.step in self.config.continued:
+                    self._loop()
                 # A run that was killed while it ended has these records already.
                 if self.ended_at != self.step:
                     self._measure_at_end()

@@ -180,6 +180,33 @@ def test_an_empty_path_without_a_flag_is_refused(arguments, tmp_path, monkeypatc
     assert not any(tmp_path.iterdir())
 
 
+@parametrize(
+    "arguments",
+    [
+        ("train", "--val-data"), ("train", "--val_data", "--lr", "1e-3"), ("compare", "--schemes", "--lrs", "1e-3"),
+        ("ladder", "--target", "--dry-run"), ("study", "high-rates", "--val-data"), ("eval", "runs/a", "--bits"),
+    ],
+    quick=[("train", "--val_data", "--lr", "1e-3"), ("study", "high-rates", "--val-data")],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_list_without_a_value_is_refused(arguments):
+    """`--val-data` alone meant what leaving it out means: a fraction of the training data."""
+    found = run(*arguments)
+    assert (found.returncode, found.stdout) == (2, "")
+    assert re.fullmatch(
+        r"normlab: --[a-z-]+ is empty; expected one value or more; leave it out for its default\n", found.stderr
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments", [("ladder", "--dry-run", "--minutes", "0"), ("study", "high-rates", "--dry-run", "--minutes", "0")]
+)
+def test_a_dry_run_refuses_the_time_limit_that_the_run_would(arguments):
+    found = run(*arguments)
+    assert (found.returncode, found.stdout) == (2, "")
+    assert found.stderr == "normlab: minutes must be positive, got 0.0; leave it out to go on to the end\n"
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

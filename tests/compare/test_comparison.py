@@ -22,12 +22,14 @@ from normlab.compare.outcome import outcome
 from normlab.compare.statistics import rank_schemes
 from normlab.compare.store import Store
 from normlab.errors import NormLabError
+from normlab.ladders.ladder import run_ladder
 from normlab.train.trainer import train
 from normlab.utils.files import write_json
 from normlab.utils.locks import hold
 from normlab.utils.text import counted
 from tests.compare import small
 from tests.compare.small import configuration, has_checkpoint, in_process, losses, values, wait_until
+from tests.ladders import small as ladders
 
 
 @pytest.fixture
@@ -42,6 +44,18 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a run was started")
 
     monkeypatch.setattr(executor, "ProcessPool", refuse)
+
+
+def test_a_sink_that_is_not_installed_leaves_nothing(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    of_base = {"sinks": ("wandb",)}
+    with pytest.raises(NormLabError, match="wandb is not installed"):
+        compare(configuration(text, of_base=of_base), tmp_path / "compared", progress=False)
+    with pytest.raises(NormLabError, match="wandb is not installed"):
+        run_ladder(ladders.configuration(text, of_base=of_base), tmp_path / "ladder", progress=False)
+    assert not any(tmp_path.glob("[cl]*"))
 
 
 def test_every_run_is_a_row(whole: Path, text: Path) -> None:

@@ -14,6 +14,7 @@ import tokenizers
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from normlab.data import tokenizer
 from normlab.data import tokenizer as tokenizer_module
 from normlab.data.tokenizer import (
     END,
@@ -133,7 +134,22 @@ def test_a_missing_file(tmp_path):
         is_tokenizer_file(str(tmp_path))
 
 
+def test_without_a_network_the_hub_is_not_asked(monkeypatch, tmp_path):
+    def asked(name):
+        raise AssertionError("it would try for half a minute")
+
+    kept = tmp_path / "tokenizer.json"
+    BPE.save(kept)
+    monkeypatch.setattr(tokenizer, "is_reachable", lambda: False)
+    monkeypatch.setattr(tokenizer, "cached_file", lambda name, file: kept if name == "some/one" else None)
+    assert load_from_hub("some/one").fingerprint == BPE.fingerprint
+    monkeypatch.setattr(tokenizers, "Tokenizer", SimpleNamespace(from_pretrained=asked))
+    with pytest.raises(NormLabError, match=r"^tokenizer 'gpt9' is neither .* cannot be reached; expected 'by"):
+        load_from_hub("gpt9")
+
+
 def test_the_hub(monkeypatch):
+    monkeypatch.setattr(tokenizer, "is_reachable", lambda: True)
     inner = tokenizers.Tokenizer.from_str(BPE.to_json())
 
     def offline(name):

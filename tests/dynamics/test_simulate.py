@@ -13,6 +13,7 @@ import torch
 
 import normlab
 from normlab.dynamics.config import OBSERVABLES, SimulateConfig, split_commas
+from normlab.dynamics.measure import fits
 from normlab.dynamics.recording import record_law
 from normlab.dynamics.result import Simulation
 from normlab.dynamics.simulate import simulate
@@ -331,3 +332,29 @@ def test_lists_on_the_command_line_keep_options_together():
 def test_the_configuration_needs_no_torch():
     code = "import sys, normlab.dynamics.config, normlab.dynamics.experiments; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_laws_without_names_are_told_apart():
+    one, another = (
+        Law(speed=lambda m, s=s: s * torch.ones_like(m.radius), rms=on_sphere, forward="bounded", backward="")
+        for s in (1, 2)
+    )
+    found = simulate([one, "post", another], **SMALL)
+    assert [run.scheme for run in found.runs] == ["law 1", "post", "law 2"]
+    assert found.run("law 2") is found.runs[2]
+    assert simulate(one, **SMALL).runs[0].scheme == "law"
+
+
+def test_all_is_every_law():
+    found = simulate("all", **SMALL)
+    assert [run.scheme.partition("(")[0] for run in found.runs] == laws.law_names()
+    assert simulate(["all"], **SMALL).config["scheme"] == found.config["scheme"]
+
+
+def test_every_seed_counts_in_a_rate_without_a_prediction(monkeypatch):
+    """With random matrices the tail of one seed of these three looks exponential, those of the others like powers."""
+    pooled, pool = [], fits.pool_rates
+    monkeypatch.setattr(fits, "pool_rates", lambda rates: pooled.append(rates) or pool(rates))
+    options = {"tokens": 8, "dim": 3, "time": 60.0, "step": 0.1, "looks": 60, "dtype": "float64", "start": "clustered"}
+    simulate("lns", seeds=3, weights="gaussian", observables=("variance",), **options)
+    assert [rate.form for rate in pooled[0]] == ["power"] * 3

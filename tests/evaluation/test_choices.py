@@ -102,6 +102,7 @@ def test_a_limit_takes_the_first(places, tmp_path):
         "{}", "[]", "no JSON", '{"start": 1, "ends": [" a", " b"], "answer": 0}',
         '{"start": "s", "ends": [" a"], "answer": 0}',
         '{"start": "s", "ends": [" a", " b"], "answer": 2}', '{"start": "s", "ends": [" a", ""], "answer": 0}',
+        '{"start": "s", "ends": [" a", " b"], "answer": true}', "[" * 100_000,
     ],
 )  # fmt: skip
 def test_a_line_that_is_no_question_is_named(line, tmp_path):
@@ -117,3 +118,29 @@ def test_an_empty_or_missing_file_is_said(tmp_path):
         read_questions(tmp_path / "empty.jsonl")
     with pytest.raises(NormLabError, match="cannot read"):
         read_questions(tmp_path / "missing.jsonl")
+
+
+def test_a_file_of_other_programs_is_read(tmp_path):
+    """With a byte-order mark, and with a line separator within a text, which JSON allows as it is."""
+    path = tmp_path / "q.jsonl"
+    path.write_text(
+        '\ufeff{"start": "a\u2028b", "ends": [" a", " b"], "answer": 1}\r\n\n', encoding="utf-8", newline=""
+    )
+    assert read_questions(path) == [Question("a\u2028b", (" a", " b"), 1, None)]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (b'{"start": "caf\xe9", "ends": [" a", " b"], "answer": 1}', r"q\.jsonl:1: byte 0xe9 is not UTF-8; convert"),
+        (
+            b'{"start": "s", "ends": [" a", "\\ud800"], "answer": 1}',
+            r"q\.jsonl:1 holds half a surrogate pair; expected",
+        ),
+    ],
+)
+def test_text_that_is_none_is_one_line(line, says, tmp_path):
+    path = tmp_path / "q.jsonl"
+    path.write_bytes(line)
+    with pytest.raises(NormLabError, match=says):
+        read_questions(path)

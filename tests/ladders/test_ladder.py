@@ -26,6 +26,7 @@ from normlab.ladders.ladder import LadderSession, ladder, open_data
 from normlab.ladders.make_forecast import make_forecast
 from normlab.ladders.outcome import outcome
 from normlab.ladders.plan import LadderPlan
+from normlab.ladders.report.cautions import cautions
 from normlab.ladders.results import build, is_ladder, markdown, read_report
 from normlab.ladders.run import LadderRun
 from normlab.ladders.size import Target
@@ -128,6 +129,20 @@ def test_results_and_markdown(finished: Path) -> None:
     assert len(content.answer.schemes[0].cells) == 6
     assert content.design.held_out == "2x16"
     assert "peri" in markdown(finished)
+
+
+def test_rows_restored_from_elsewhere_are_named(finished: Path, tmp_path: Path) -> None:
+    for name in ("ladder.json", "forecast.json", "rows.jsonl"):
+        shutil.copy(finished / name, tmp_path / name)
+    rows = Store(tmp_path).rows()
+    for row in rows[:2]:
+        for name in ("curve", "evals", "profiles", "first_loss"):
+            row.pop(name, None)
+        row |= {"seconds": 0.0, "tokens_per_s": None, "gpu": None, "restored": "from what it printed; times were lost"}
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = f"2 of {len(rows)} runs ({rows[0]['label']}) were restored from what it printed; times were lost."
+    assert words in cautions(read_report(tmp_path))
+    assert words in build(tmp_path).read_text()
 
 
 def test_rows_that_began_before_the_forecast_are_refused(finished: Path, tmp_path: Path) -> None:

@@ -125,3 +125,14 @@ def test_the_list_and_the_report_of_all_studies_go_on(field, tmp_path, capsys):
     command.show_list(studies, results)
     assert "1 open" in capsys.readouterr().out
     assert "3 claims: 1 open, 2 not run." in report.markdown(report.claim_lines(studies, results))
+
+
+@pytest.mark.parametrize(("field", "value"), [("value", "3"), ("lr", [1e-3]), ("loss", True)])
+def test_a_number_that_is_none_leaves_the_claim_open_and_is_named(field, value, tmp_path):
+    """Text in place of a number ended the list and the report of all studies."""
+    study = read_study("tiny", tomllib.loads(text(RULES["count"])), "tiny.toml")
+    rows = [row("pre", seed, 4.0) for seed in range(3)]
+    store(tmp_path / "tiny", study, [*rows[:2], {**rows[2], field: value}])
+    found = judge_claims(study, tmp_path)["gap"]
+    assert found.verdict == "open"
+    assert f"{field} of {rows[2]['run']} must be a number or null, got {value!r}; restore the row" in found.notes[0]

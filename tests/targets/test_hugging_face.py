@@ -345,23 +345,10 @@ def test_only_safetensors_are_loaded(trained):
 
 
 def test_an_id_that_cannot_be_had_offline(monkeypatch):
-    monkeypatch.setattr(hub, "_reachable", lambda: False)
+    monkeypatch.setattr(hub, "is_reachable", lambda: False)
     for name in ("nobody/nothing-7b", "some-model"):
         with pytest.raises(NormLabError, match=f"'{name}' is neither a scheme nor a model on this machine, and"):
             resolve(name)
-
-
-def test_the_hub_is_asked_only_where_there_is_a_network(monkeypatch):
-    def refuse(*args, **options):
-        raise OSError("no network")
-
-    monkeypatch.setattr(hub.socket, "create_connection", refuse)
-    monkeypatch.setattr(hub.urllib.request, "getproxies", dict)
-    assert not hub._reachable()
-    monkeypatch.setattr(hub.urllib.request, "getproxies", lambda: {"https": "http://proxy"})
-    assert hub._reachable()
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert not hub._reachable()
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch):

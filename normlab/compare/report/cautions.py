@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from normlab.compare.report.restored import restored_cautions
 from normlab.compare.report.results import Results
 from normlab.compare.statistics import SchemeResult, paired_difference, tune_outliers
 from normlab.pages.numbers import decimals, fixed, join_names, rate
@@ -16,6 +17,7 @@ def cautions(results: Results) -> list[str]:
         *_surprises(results),
         *_interrupted(results),
         *_unfinished(results),
+        *restored_cautions([run.row for run in results.runs]),
     ]
 
 

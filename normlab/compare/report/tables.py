@@ -91,7 +91,8 @@ def median_cost(runs: Sequence[ReportedRun]) -> Cost:
         # The peak FLOP rate of a CPU is a rough estimate, and small models are far from it.
         mfu=_median(run.metrics.mfu for run in done if run.row.get("peak_bytes") is not None),
         peak=_median(run.row.get("peak_bytes") for run in done),
-        seconds=_median(run.row.get("seconds") for run in done),
+        # Zero is what a row has whose times were lost.
+        seconds=_median(run.row.get("seconds") or None for run in done),
     )
 
 

@@ -24,6 +24,7 @@ from normlab.utils.text import counted
 
 _LIMIT = 0.01
 """Tolerance of the shares: a few pairs in ten thousand are within the integrator's error of the limit."""
+_UNBOUNDED = 1e6
 
 
 def run(config: SimulateConfig, tell: ProgressCallback) -> Findings:
@@ -78,9 +79,11 @@ def _judge(config: SimulateConfig, found: dict[str, Recording]) -> list[Predicti
 
 def _clocks(config: SimulateConfig) -> dict[str, CommonSpeedClock]:
     """The time change τ = ∫dt/s of every scheme whose divisor is the same for all tokens."""
-    clocks = {}
+    # Weighted means of unit vectors have length 1 at most; other outputs of attention have no such bound.
+    plain = config.weights == "identity" and config.kind == "softmax" and config.heads == 1 and not config.mlp
+    longest, clocks = 1.0 if plain else _UNBOUNDED, {}
     for spec in config.scheme:
         law = laws.find_law(spec, config.layers)
         with suppress(NormLabError):
-            clocks[spec] = CommonSpeedClock(law, config.time)
+            clocks[spec] = CommonSpeedClock(law, config.time, longest)
     return clocks

@@ -4,6 +4,10 @@ With independent tokens and matrices, the output of a head is a sum of n nearly 
 a softmax over normal logits σg, σ² = β²‖QᵀK‖²/d²: ‖A‖² ≈ (Σp² + (Σpg)²/d) ‖V‖²/d (Frobenius norms), where Σpg/√d is the
 pull towards the query. Outputs of several heads are nearly orthogonal. The law turns ‖A‖ into the initial speed of the
 tokens: schemes that divide by ‖A‖ start at speed one, the others more slowly.
+
+This is the limit of large d. At finite d the spread of the logits differs between tokens, and a part of A lies along
+the token: with n = d and Kaiming weights, mean speeds of Post-Norm over 40 seeds are below the formula by 12 % at
+d = 32, 9 % at 64, 7 % at 128 and 4 % at 256 (with Gaussian weights by 8, 6, 3 and 1 %).
 """
 
 from __future__ import annotations
@@ -28,6 +32,12 @@ from normlab.utils.text import counted
 _LIMIT = 0.1
 """Tolerance of the relative error of the initial speed, which fluctuates with tokens and weights."""
 _DRAWS = 1000
+_WIDE = 128
+"""Dimension below which the theory, a limit of large d, may miss the tolerance by its own error."""
+_NARROW = (
+    f"the theory is a limit of large d: below d = {_WIDE} it is too large by about a tenth (kaiming weights: "
+    "9 % at 64, 12 % at 32), so a speed may miss it without a fault"
+)
 
 
 def run(config: SimulateConfig, tell: ProgressCallback) -> Findings:
@@ -55,6 +65,7 @@ def run(config: SimulateConfig, tell: ProgressCallback) -> Findings:
             f"{'redrawn in every layer' if config.redraw else 'shared by all layers'}, "
             f"{counted(config.seeds, 'seed')}, {config.method} at {config.step:g}; laws are those of "
             f"{counted(config.layers, 'block')}",
+            *([_NARROW] if weights and config.dim < _WIDE else []),
         ),
     )
 

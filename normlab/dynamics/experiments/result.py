@@ -133,7 +133,7 @@ def run_experiment(
     command: Sequence[str],
 ) -> ExperimentResult:
     """Run `work` and return its findings with configuration, versions, duration and command."""
-    config = config.replace(scheme=expand_schemes(config))
+    config = config.replace(scheme=laws.expand_all(config.scheme))
     experiment.check(config)
     begin = time.perf_counter()
     with ProgressBar(progress=progress) as display:
@@ -156,8 +156,3 @@ def run_experiment(
 def _cell(value: TableValue) -> TableValue:
     """Convert integers to floats, so that a table is the same after a JSON round trip."""
     return float(value) if isinstance(value, int) else value
-
-
-def expand_schemes(config: SimulateConfig) -> tuple[str, ...]:
-    """The schemes of a configuration; "all" is replaced by the names of all laws."""
-    return tuple(name for spec in config.scheme for name in (laws.law_names() if spec == "all" else [spec]))

@@ -71,8 +71,17 @@ def fit_rate(times: Sequence[float], values: Sequence[float], form: RateForm) ->
 
 def fit_best_form(times: Sequence[float], values: Sequence[float]) -> Rate:
     """Fit the form whose slope changes least along the trajectory."""
-    found = [fit_rate(times, values, form) for form in FORMS]
-    return min(found, key=lambda rate: (rate.high - rate.low) / max(abs(rate.value), 1e-12))
+    return fit_best_common_form([(times, values)])[0]
+
+
+def fit_best_common_form(trajectories: Sequence[tuple[Sequence[float], Sequence[float]]]) -> list[Rate]:
+    """Fit one form to several trajectories (times, values): that whose slopes change least, by the median over them."""
+    found = [[fit_rate(times, values, form) for times, values in trajectories] for form in FORMS]
+    return min(found, key=lambda rates: float(np.median([_change(rate) for rate in rates])))
+
+
+def _change(rate: Rate) -> float:
+    return (rate.high - rate.low) / max(abs(rate.value), 1e-12)
 
 
 def pool_rates(rates: Sequence[Rate]) -> Rate:

@@ -81,6 +81,8 @@ class CommonSpeedClock:
     law: Law
     horizon: float
     """Largest t of the table."""
+    longest: float = 1.0
+    """Largest ‖A‖ that occurs: 1 for the mean of unit vectors. A clamp that nothing reaches makes no difference."""
 
     def __post_init__(self) -> None:
         if not self.horizon > 0:
@@ -104,9 +106,10 @@ class CommonSpeedClock:
         return float(self._until(torch.tensor([float(time)], dtype=torch.float64)))
 
     def _is_common(self) -> bool:
-        """Whether s depends on time alone and β is constant, tried with two different tokens."""
+        """Whether s depends on time alone and β is constant, tried with a small and the largest ‖A‖."""
         times = torch.expm1(torch.linspace(0.0, math.log1p(self.horizon), 64, dtype=torch.float64)[:-1])
-        one, another = (self._speed(times, *looks) for looks in ((1.0, 0.2, 0.1, 0.17), (3.0, 1.0, 0.01, 0.99)))
+        tokens = ((1.0, 0.2, 0.1, 0.17), (3.0, self.longest, 0.0, self.longest))
+        one, another = (self._speed(times, *looks) for looks in tokens)
         return torch.equal(one, another) and torch.equal(self.law.temperature(times), torch.ones_like(times))
 
     def _speed(

@@ -124,5 +124,5 @@ def unit(x: Tensor) -> Tensor:
 
 
 def _still(change: Tensor, motion: Motion) -> Tensor:
-    """Zero change where A = 0: laws that divide by ‖A‖ return 0/0 there."""
-    return change.masked_fill(motion.attention == 0, 0.0)
+    """Zero change where A = 0 and a law that divides by ‖A‖ returns 0/0."""
+    return change.masked_fill((motion.attention == 0) & change.isnan(), 0.0)

@@ -169,9 +169,10 @@ class DormandPrince(Integrator):
             if not bool((left > 0).any()):
                 walk.step = step
                 return state._replace(time=torch.full_like(state.time, goal))
-            self._check_step(step[left > 0], state, end)
+            self._check_step((tau + step - tau)[left > 0], state, end)
             arrives = step >= left
-            taken = torch.where(arrives, left, step)
+            # The part of the step that τ takes in its precision: late times would lag behind the state otherwise.
+            taken = torch.where(arrives, left, tau + step - tau)
             ahead, ahead_slope, error = self.try_step(walk, state, tau, taken, slope)
             good = error <= 1.0
             state, slope = ParticleState(*_choose(good, ahead, state)), Velocity(*_choose(good, ahead_slope, slope))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -30,6 +30,11 @@ _ALONE: dict[str, Callable[[int], Law]] = {"sqrt": _sqrt}
 def law_names() -> list[str]:
     """Names of all laws that can be simulated, sorted: of schemes that state a speed, and laws without a scheme."""
     return sorted([*filter(_has_flow, registry.list_schemes()), *_ALONE])
+
+
+def expand_all(names: Iterable[str]) -> tuple[str, ...]:
+    """The given names; "all" is replaced by the names of all laws."""
+    return tuple(name for spec in names for name in (law_names() if spec == "all" else [spec]))
 
 
 def _has_flow(name: str) -> bool:

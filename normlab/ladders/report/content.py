@@ -35,8 +35,9 @@ class LadderReport:
 
     @cached_property
     def schemes(self) -> list[str]:
-        """Names of all schemes; the baseline is first."""
-        return [self.answer.baseline, *(own.scheme for own in self.answer.schemes)]
+        """Names of all schemes; the baseline is first, and those that only learning rates were tried for are last."""
+        answered = [self.answer.baseline, *(own.scheme for own in self.answer.schemes)]
+        return list(dict.fromkeys([*answered, *(search.scheme for search in self.design.rates if search.tried)]))
 
     @cached_property
     def sizes(self) -> list[str]:

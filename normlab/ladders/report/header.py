@@ -13,7 +13,7 @@ def header_facts(content: LadderReport) -> list[tuple[str, str]]:
         ("sizes", _ends(content.sizes)),
         ("tokens", _ends([format_count(tokens) for tokens in content.budgets])),
         ("seeds", _seeds(content)),
-        ("runs", str(len(content.rows))),
+        ("runs", str(len(content.rows)) if content.rows else ""),
         ("compute span", _span(content)),
         ("data", design.data or ""),
         ("unique tokens", format_count(design.unique_tokens) if design.unique_tokens else ""),

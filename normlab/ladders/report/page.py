@@ -130,6 +130,7 @@ def _gaps(content: LadderReport, data: dict[str, Any]) -> Section | None:
         has_refused=any(place["refused"] for place in places), has_far=any(place["far"] for place in places),
         has_seeds=any(len(cell["seeds"]) > 1 for entry in data["gaps"] for cell in entry["cells"]),
         has_short=any(cell["short"] for entry in data["gaps"] for cell in entry["cells"]),
+        has_large=any(why.rule == "gap too large" for own in content.answer.schemes for why in own.identified.reasons),
         has_left_out=any(not cell["usable"] for entry in data["gaps"] for cell in entry["cells"]),
     )  # fmt: skip
 

@@ -160,7 +160,7 @@ def rate_panels(content: LadderReport) -> list[dict[str, Any]]:
     """One panel for every size and budget at which rates were tried."""
     panels: dict[tuple[str, int], list[RateSearchFacts]] = {}
     for search in content.design.rates:
-        if search.scheme in content.schemes and search.tried:
+        if search.tried:
             panels.setdefault((search.size, search.tokens), []).append(search)
     return [
         {"title": place_name(size, tokens), "searches": [_search(content, search) for search in searches]}

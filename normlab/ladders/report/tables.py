@@ -91,16 +91,23 @@ def _remarks(cell: CellGap) -> Iterable[str]:
 
 
 def _gap_note(content: LadderReport) -> str:
-    others = len(content.answer.schemes)
-    wide = ""
-    if others > 1:
-        wide = f", widened for {others} schemes so that at any one cell or place all of them hold together"
-    return (
-        f"Gap: loss of the scheme less loss of {content.answer.baseline} in nats a token, seed by seed; below zero is "
-        f"better. The {_level(content)} intervals take all cells together and assume only that the gap changes "
-        f"smoothly{wide}. Over all cells at once they do not: of many intervals some miss. A multiplier of 1.1 means "
-        f"that {content.answer.baseline} would need 1.1 times the scheme's FLOPs, or time, for the same loss."
+    answered, cells = content.answer.schemes, [cell for own in content.answer.schemes for cell in own.cells]
+    is_fitted, wide = any(cell.gap for cell in cells), ""
+    if len(answered) > 1:
+        wide = f", widened for {len(answered)} schemes so that at any one cell or place all of them hold together"
+    how = (
+        "take all cells together and assume only that the gap changes smoothly"
+        if is_fitted
+        else ("are those of each cell's own seeds, since nothing was fitted to the cells")
     )
+    parts = [
+        f"Gap: loss of the scheme less loss of {content.answer.baseline} in nats a token, seed by seed; below zero is "
+        f"better. The {_level(content)} intervals {how}{wide}. Over all cells at once they do not: of many intervals "
+        "some miss.",
+        f"A multiplier of 1.1 means that {content.answer.baseline} would need 1.1 times the scheme's FLOPs, or time, "
+        "for the same loss.",
+    ]
+    return " ".join(parts if any(cell.multiplier for cell in cells) else parts[:1])
 
 
 def projection_table(content: LadderReport) -> Table:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from normlab.compare.report.cautions import cautions
 from normlab.compare.report.gpu_sharing import runs_sharing_gpu
 from normlab.compare.report.results import ReportedRun, load_results
 from normlab.compare.report.run_metrics import Metrics
@@ -99,3 +102,19 @@ def test_a_cpu_has_no_share_of_its_peak(tmp_path: Path) -> None:
     assert [column.title for column in speed_table(results).columns] == [
         "Scheme", "Tokens/s", "Speed against pre", "Run time",
     ]  # fmt: skip
+
+
+def test_a_restored_row_has_no_duration_and_is_named(tmp_path: Path) -> None:
+    """Its times of zero were not measured, and what is known of it comes from elsewhere."""
+    folder = synthetic.comparison(tmp_path / "compared", fails=False, hostile=False)
+    lines = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+    lost = [row for row in lines if (row["scheme"], row["role"]) == ("peri", "judge")][:2]
+    for row in lost:
+        row |= {"seconds": 0.0, "tokens_per_s": None, "gpu": None, "restored": "from what it printed; times were lost"}
+        shutil.rmtree(folder / "runs" / row["run"])
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+    results = load_results(folder)
+    cost = median_cost(results.chosen("peri"))
+    measured = [row for row in lines if row["scheme"] == "peri" and row["role"] == "judge"][-1]
+    assert cost.seconds == measured["seconds"] > 0.0
+    assert f"2 of {len(lines)} runs (peri) were restored from what it printed; times were lost." in cautions(results)

@@ -97,3 +97,11 @@ def test_no_tail_where_theory_has_none():
     assert tails.predict_tail(Law(speed=None, rms=on_sphere, forward="bounded", backward="")) is None
     stops = Law(speed=lambda m: torch.full_like(m.time, math.inf), rms=on_sphere, forward="bounded", backward="")
     assert tails.predict_tail(stops) is None
+
+
+def test_several_trajectories_are_fitted_in_the_form_of_most():
+    """One seed whose tail looks like a power does not decide, whichever comes first."""
+    odd, plain = [time**-2.0 for time in TIMES], [[math.exp(-a * time) for time in TIMES] for a in (0.1, 0.2, 0.3)]
+    for values in ([odd, *plain], [*plain, odd]):
+        rates = fits.fit_best_common_form([(TIMES, each) for each in values])
+        assert [rate.form for rate in rates] == ["exponential"] * 4

@@ -91,3 +91,10 @@ def test_bad_clocks_are_told_in_one_line():
         with pytest.raises(NormLabError) as caught:
             make()
         assert "\n" not in str(caught.value)
+
+
+def test_a_clamp_that_long_outputs_reach_makes_the_speed_one_of_each_token():
+    law = laws.find_law("geonorm(max_angle=3.0)", 4)
+    CommonSpeedClock(law, 10.0, 3.0)
+    with pytest.raises(NormLabError, match="no change of time makes it Post-Norm"):
+        CommonSpeedClock(law, 10.0, 3.1)

@@ -255,3 +255,12 @@ def test_a_law_without_speed_has_no_flow():
     law = Law(speed=None, rms=on_sphere, forward="bounded", backward="")
     with pytest.raises(NormLabError, match="states no speed"):
         Flow(law, ParticleAttention(beta=torch.tensor(1.0)))
+
+
+def test_a_gated_state_fades_where_attention_gives_nothing():
+    """x ← (1 − t) x in both sublayers, for an antipodal pair whose plain mean is zero; others stand still there."""
+    begin = start(torch.tensor([[1.0, 0.0], [-1.0, 0.0]], dtype=torch.float64), 2.0)
+    faded = flow("highway", 0.0)(begin)
+    assert faded.radius.flatten().tolist() == pytest.approx([-4 / (1 + math.exp(2))] * 2)
+    assert not faded.theta.any()
+    assert not flow("peri", 0.0)(begin).radius.any()

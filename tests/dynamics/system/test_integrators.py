@@ -10,11 +10,12 @@ import pytest
 import torch
 
 import normlab
+from normlab.dynamics.system import laws
 from normlab.dynamics.system.attention import ParticleAttention
 from normlab.dynamics.system.clocks import LogClock
 from normlab.dynamics.system.flow import Flow, ParticleState, length
 from normlab.dynamics.system.integrators import DormandPrince, RungeKutta4
-from normlab.dynamics.system.weights import RandomWeights, make_attention
+from normlab.dynamics.system.weights import RandomWeights, fixed_weights, make_attention
 from normlab.errors import NormLabError
 from normlab.schemes.contract.law import Law, on_sphere
 from tests.dynamics.particles import ORACLES, by_scipy, clustered, flow, follow, start, uniform, variance
@@ -244,3 +245,14 @@ def test_tokens_that_have_met_do_not_shake():
     begin = start(torch.ones(10, 4, dtype=torch.float64))
     for state in RungeKutta4(step=0.3, clock=LogClock()).orbit(flow("post"), begin, [1e2, 1e4]):
         assert torch.equal(state.theta, begin.theta)
+
+
+def test_late_times_do_not_lag_in_float32():
+    """V turns a pair by one radian per unit of time. Late times of float32 are 5·10⁻⁴ apart, a step is a third."""
+    turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]])
+    attention = make_attention(fixed_weights(value=turn), beta=torch.ones(1), causal=False, kind="softmax")
+    begin = ParticleState(torch.tensor([[[1.0, 0.0], [1.0, 0.0]]]), torch.ones(1, 2), torch.zeros(1))
+    end = follow(Flow(laws.find_law("post", 1), attention), begin, 5000.0, tolerance=1e-5)[0]
+    angle = torch.atan2(end.theta[0, 0, 1], end.theta[0, 0, 0]).double()
+    # A step of this size is off by the tolerance at most, and there are 15,000; lagging adds half a radian.
+    assert abs(math.remainder(float(angle) - 5000.0, 2 * math.pi)) < 0.05

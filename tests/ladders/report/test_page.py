@@ -10,14 +10,17 @@ from pathlib import Path
 import pytest
 
 from normlab.errors import NormLabError
+from normlab.ladders import statistics
 from normlab.ladders.report import LadderReport, build, markdown, terminal_lines, to_json
-from normlab.ladders.report.design import LadderDesign
+from normlab.ladders.report.design import LadderDesign, RateSearchFacts, TriedRate
 from normlab.ladders.report.glance import glance_table, trend_cell
+from normlab.ladders.report.header import header_facts
 from normlab.ladders.report.page import render_page
-from normlab.ladders.report.plots import plot_data
+from normlab.ladders.report.plots import plot_data, rate_panels
 from normlab.ladders.report.tables import gap_table, more_runs_table, projection_table, rate_table
 from normlab.ladders.report.training import training_grid
 from normlab.ladders.statistics.answer import Identified, Interval, LadderAnswer, Obstacle
+from normlab.ladders.statistics.ladder_answer import no_answer
 from tests.ladders.report import answers, synthetic
 from tests.ladders.report.reports import full, path, table_only
 
@@ -280,3 +283,30 @@ def test_a_change_that_is_shown_is_a_trend_at_a_glance() -> None:
     change, test = Interval(-0.01, 0.04, 0.015, 0.95), own.trend.compute
     back = replace(own.trend, compute=replace(test, change=change, turn=test.top, gap_turn=change))
     assert trend_cell(replace(own, trend=back)).text == "gap moves and comes back"
+
+
+def test_gaps_too_large_for_a_fit_are_told_from_a_ladder_too_small() -> None:
+    """Four sizes and three budgets are enough; half a nat is not what a fit is made for."""
+    small = synthetic.rows(schemes=("pre", "peri"))
+    rows = [replace(row, loss=row.loss - 0.5 * (row.scheme == "peri")) if row.loss else row for row in small]
+    content = LadderReport(rows, statistics.answer(rows, baseline="pre"))
+    words = text_of(render_page(content))
+    assert "There is no band: gaps are too large for a fit. Bars are intervals from one cell alone." in words
+    note = gap_table(content).note
+    assert note is not None
+    assert "intervals are those of each cell's own seeds, since nothing was fitted to the cells" in note
+    assert "multiplier" not in note
+
+
+def test_rates_of_schemes_without_a_judged_run_are_drawn() -> None:
+    design = LadderDesign(
+        rates=tuple(
+            RateSearchFacts(scheme=name, size="4x256", tokens=1000, tried=(TriedRate(lr=1e-3, loss=3.0),))
+            for name in ("pre", "peri", "geonorm")
+        )
+    )
+    content = LadderReport([], no_answer("pre", 0.95), design)
+    assert content.schemes == ["pre", "peri", "geonorm"]
+    (panel,) = rate_panels(content)
+    assert [search["scheme"] for search in panel["searches"]] == [0, 1, 2]
+    assert "runs" not in dict(header_facts(content))

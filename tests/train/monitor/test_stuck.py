@@ -18,7 +18,7 @@ from normlab.train.monitor.stuck import StuckWatch
 from normlab.train.result import TrainResult, ending
 from normlab.train.storage.folder import RunFolder
 from normlab.train.tasks import find_task
-from normlab.train.trainer import train
+from normlab.train.trainer import Trainer, train
 from tests.matrix import parametrize
 from tests.train.runs import after_building, asks_to_stop, config_of, events, losses, numbers, same_run, spikes
 
@@ -162,6 +162,23 @@ def test_a_hopeless_run_is_stopped_and_only_read_afterwards(lags, text, tmp_path
     before = (tmp_path / "metrics.jsonl").read_bytes()
     assert train(config, tmp_path, progress=False).to_dict() == result.to_dict()
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_hopeless_run_killed_after_its_last_checkpoint_trains_no_further(text, tmp_path, monkeypatch):
+    config = config_of(text, **NEVER, stop_hopeless=True)
+    straight = train(config, tmp_path / "straight", progress=False, continuable=True)
+    with monkeypatch.context() as patch:
+
+        def killed(*_):
+            raise KeyboardInterrupt
+
+        patch.setattr(Trainer, "_result", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train(config, tmp_path / "run", progress=False, continuable=True)
+    result = train(config, tmp_path / "run", progress=False, continuable=True)
+    assert (result.state, result.steps, result.reason) == ("stuck", 7, straight.reason)
+    same_run(tmp_path / "run", tmp_path / "straight")
 
 
 @pytest.mark.full

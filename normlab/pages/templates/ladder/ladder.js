@@ -253,8 +253,9 @@
     const losses = panel.searches.flatMap((search) => search.tried.filter(trained).map((tried) => tried.loss));
     const [low, high] = room(losses);
     const visible = panel.searches.filter((search) => shown(search.scheme));
-    const stride = Math.ceil(ticks.length / (narrow() ? 4 : 6));
-    const labels = ticks.filter((_, j) => j % stride === 0);
+    // Rates lie at odd distances: the next label is the next rate that leaves room for the last one.
+    const apart = Math.log(every.reduce((a, b) => Math.max(a, b)) / every.reduce((a, b) => Math.min(a, b))) / (narrow() ? 5 : 7);
+    const labels = ticks.reduce((kept, lr) => (kept.length && Math.log(lr / kept[kept.length - 1]) < apart ? kept : [...kept, lr]), []);
     return {
       traces: visible.flatMap(({ scheme: k, tried, pick, edge }) => {
         const done = tried.filter(trained);

@@ -11,7 +11,7 @@ are blocks made of several. An encoder and a decoder are two stacks.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -37,9 +37,12 @@ class BlockStack:
     """The module that holds the list and runs it; a `Sequential` runs itself."""
 
     def hidden(self, state: Tensor) -> Tensor:
-        """The hidden state in a block's state: NormLab's own stacks may carry more than that."""
+        """The hidden state in a block's state: NormLab's own stacks and converted layers may carry more than that."""
         owner = self.owner
-        return owner.hidden(state) if isinstance(owner, Stack) and {*self.blocks} <= {*owner.layers} else state
+        if isinstance(owner, Stack) and {*self.blocks} <= {*owner.layers}:
+            return owner.hidden(state)
+        converted: Callable[[Tensor], Tensor] | None = getattr(self.blocks[0], "hidden_in_state", None)
+        return converted(state) if callable(converted) else state
 
 
 def find_stacks(model: nn.Module, pattern: str | None = None) -> list[BlockStack]:

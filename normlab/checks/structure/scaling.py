@@ -68,6 +68,9 @@ def block_scaling(call: RecordedCall, limit: float) -> BlockScaling | None:
     unit = state / state.square().mean().sqrt().clamp_min(1e-30)
     inputs = [size * unit for size in SIZES]
     once = [_run(call, x) for x in inputs]
+    if any(y.shape != unit.shape for y in once):
+        # A first layer that makes several streams of its state cannot be run on what it returns.
+        return None
     twice = [_run(call, y) for y in once]
     if any(y.shape != unit.shape or not y.isfinite().all() for y in (*once, *twice)):
         return None

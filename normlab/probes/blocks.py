@@ -65,6 +65,18 @@ def find_stacks(model: nn.Module, pattern: str | None = None) -> list[BlockStack
     return sorted(kept, key=lambda stack: -len(stack.blocks))
 
 
+def sole_blocks(model: nn.Module) -> str | None:
+    """Pattern of the largest block that stands in a list alone, as one that all layers share; None beside a stack."""
+    model = eager(model)
+    if any(_is_composite(stack.blocks[0]) for stack in _outermost(model, "", model)):
+        return None
+    lists = [(path, part) for path, part in walk(model, "") if isinstance(part, nn.ModuleList) and len(part) == 1]
+    # In the outermost of nested lists, whose owner runs once a pass.
+    alone = {path: part for path, part in lists if any(map(_is_composite, part.modules()))}
+    largest = max(alone, key=lambda path: (_size([alone[path]]), -len(path)), default=None)
+    return None if largest is None else f"{largest}.*"
+
+
 def own_stack(stack: Stack, name: str = "stack") -> BlockStack:
     """The blocks of one of NormLab's own stacks, of any depth; `name` is the path of the stack in its model."""
     blocks = [eager(block) for block in stack.layers]

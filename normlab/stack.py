@@ -20,7 +20,7 @@ from normlab.schemes.catalog.registry import scheme as find_scheme
 from normlab.schemes.contract.blocks import Block, has_hooks
 from normlab.schemes.contract.bound_scheme import BoundScheme, usual_kinds
 from normlab.schemes.contract.bounds import BranchBound, compose_bounds
-from normlab.schemes.contract.needs import meet_needs
+from normlab.schemes.contract.needs import Need, meet_needs
 from normlab.schemes.contract.parts import Branch, Seen, read_state
 from normlab.schemes.contract.scheme import Scheme
 from normlab.schemes.contract.site import Kind
@@ -100,13 +100,18 @@ class Stack(NaNUntilInitialised):
             # NormLab's own sublayers have a choice of kernels, too.
             for part in (layer.block, *(branch for branch in layer.branches if hasattr(branch, "kernels"))):  # type: ignore
                 part.kernels = kernels  # type: ignore[assignment]
-        self.needs = () if residual_only else self.scheme.needs
+        self._residual_only = residual_only
         self._meet_needs(blocks)
 
     @property
     def scheme(self) -> Scheme:
         """The scheme."""
         return self.bound.scheme
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        """What the scheme changes inside the branches; nothing for the residual part alone."""
+        return () if self._residual_only else tuple(self.scheme.needs)
 
     @property
     def dim(self) -> int:

@@ -25,7 +25,6 @@ from normlab.evaluation.subject import Subject
 from normlab.evaluation.windows import Window, sums
 from normlab.utils.files import digest, file_error
 
-
 _RULE = 2
 """Which tokens of an end are scored. 1: those behind the start's own, so that an end merged with them was certain."""
 

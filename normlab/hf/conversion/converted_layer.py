@@ -20,6 +20,7 @@ from normlab.roles import Spec
 from normlab.schemes.contract.blocks import Block
 from normlab.schemes.contract.bound_scheme import BoundScheme
 from normlab.schemes.contract.bounds import BranchBound, compose_bounds
+from normlab.schemes.contract.needs import Need
 from normlab.schemes.contract.scheme import Scheme
 
 
@@ -97,7 +98,11 @@ class ConvertedStack(nn.Module):
         self.hidden = conversion.hidden
         self.entry = wirings[0].entry
         self.layers = nn.ModuleList(wirings)
-        self.needs = () if conversion.residual_only else conversion.bound.scheme.needs
+        self._residual_only = conversion.residual_only
+
+    @property
+    def needs(self) -> Sequence[Need]:
+        return () if self._residual_only else self.bound.scheme.needs
 
     @property
     def scheme(self) -> Scheme:

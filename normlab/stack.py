@@ -19,8 +19,8 @@ from normlab.roles import Role, Spec, find_roles
 from normlab.schemes.catalog.registry import scheme as find_scheme
 from normlab.schemes.contract.blocks import Block, has_hooks
 from normlab.schemes.contract.bound_scheme import BoundScheme, usual_kinds
-from normlab.schemes.contract.bounds import BranchBound, rms_bound_of, unbounded
-from normlab.schemes.contract.needs import meet_needs
+from normlab.schemes.contract.bounds import BranchBound, compose_bounds
+from normlab.schemes.contract.needs import Need, meet_needs
 from normlab.schemes.contract.parts import Branch, Seen, read_state
 from normlab.schemes.contract.scheme import Scheme
 from normlab.schemes.contract.site import Kind
@@ -103,13 +103,18 @@ class Stack(NaNUntilInitialised):
             # NormLab's own sublayers have a choice of kernels, too.
             for part in (layer.block, *(branch for branch in layer.branches if hasattr(branch, "kernels"))):  # type: ignore
                 part.kernels = kernels  # type: ignore[assignment]
-        if not residual_only:
-            self._meet_needs(blocks)
+        self._residual_only = residual_only
+        self._meet_needs(blocks)
 
     @property
     def scheme(self) -> Scheme:
         """The scheme."""
         return self.bound.scheme
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        """What the scheme changes inside the branches; nothing for the residual part alone."""
+        return () if self._residual_only else tuple(self.scheme.needs)
 
     @property
     def dim(self) -> int:
@@ -250,14 +255,10 @@ class Stack(NaNUntilInitialised):
         `entry` is a bound on the RMS of the embedding, `branches` a bound for every branch. Without `branches` nothing
         is assumed about them, and a scheme that does not normalise their outputs has no finite bound.
         """
-        bounds = [rms_bound_of(self.entry, entry)]
-        for k, layer in enumerate(self.layers):
-            known = [unbounded] * len(layer.branches) if branches is None else branches[k]  # type: ignore[arg-type]
-            bounds.append(layer.block.rms_bound(bounds[-1], known))  # type: ignore[union-attr]
-        return bounds
+        return compose_bounds(self.entry, self.layers, entry, branches)
 
     def _meet_needs(self, blocks: Sequence[Sequence[nn.Module]]) -> None:
-        inside = [need for need in self.scheme.needs if not need.in_head]
+        inside = [need for need in self.needs if not need.in_head]
         for modules in blocks:
             # What concerns attention is not asked of a block whose modules all say that they are none.
             asked = [need for need in inside if any(_kind(module) in (None, need.kind) for module in modules)]

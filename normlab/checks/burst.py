@@ -166,14 +166,16 @@ class _Course:
         return probe(self.model, blocks=self.target.blocks, step=step, seed=self.seed, want_gradients=True)
 
 
-def auto_lr(target: Target, model: nn.Module) -> float:
+def auto_lr(target: Target, model: nn.Module | None = None) -> float:
     """Automatic learning rate: the relative update of the blocks' matrices is that of schemes; at most 1e-3.
 
     A burst has no time for a warm-up: 1e-3 moves matrices that start at 0.02 by a twentieth a step, and breaks designs
     that are known to train. Schemes are built alike, whatever they make of their weights: they get one rate.
+    Without a model one is built, where one is needed.
     """
     if target.kind == "scheme":
         return _AUTO_LR
+    model = target.build() if model is None else model
     blocks = [block for stack in find_stacks(model, target.blocks) for block in stack.blocks]
     matrices = [p.detach() for block in blocks for p in block.parameters() if p.ndim >= 2 and p.numel()]
     sizes = [matrix.float().square().mean().sqrt() for matrix in matrices]

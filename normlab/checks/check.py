@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,16 +33,29 @@ from normlab.checks.structure.inspect import Structure, inspect_start, inspect_s
 from normlab.checks.theory.analysis import theory
 from normlab.checks.theory.records import Theory
 from normlab.errors import NormLabError, unknown
+from normlab.models.memory_check import check_memory
 from normlab.probes.profile import Profile
 from normlab.probes.start import Start
 from normlab.schemes.contract.scheme import Scheme
 from normlab.targets import Target, resolve
+from normlab.targets.tasks import TokenTask
 from normlab.utils.progress import ProgressDisplay
 from normlab.utils.records import to_plain
 from normlab.utils.versions import versions
 
 _GROWTH = ("forward", "backward")
 """Verdicts that are reached on the whole ladder; all others on the deepest stack up to the target's own depth."""
+
+
+_SCORES = 6
+"""Matrices of scores that are kept at least, for one head."""
+
+_LONG = 1024
+"""Tokens of a sequence above which a check takes minutes on a few cores."""
+
+
+class SlowCheck(UserWarning):
+    """Warning: sequences are so long that a check takes many times as long as usual."""
 
 
 Checkable = str | Path | nn.Module | Scheme | Callable[..., Any]
@@ -74,8 +88,25 @@ def check(
     if config.coordinates:
         raise NormLabError("a coordinate check has a result of its own; call normlab.check_coordinates")
     found = target if isinstance(target, Target) else prepare(target, config, batch=batch, loss_fn=loss_fn)
+    check_length(found)
     with CheckProgress(found.name, progress=progress) as display:
         return _Session(found, config, display).run(command)
+
+
+def check_length(target: Target) -> None:
+    """Raise where the derivatives of attention do not fit into memory, or say that they will take long.
+
+    They are taken of softmax written out, which keeps several matrices of tokens by tokens, for every head.
+    """
+    task = target.task
+    if not isinstance(task, TokenTask):
+        return
+    scores = 4 * task.batch_size * task.length**2
+    what = f"a check with {task.batch_size} × {task.length:,} tokens"
+    check_memory(_SCORES * scores, target.device, what, "a smaller --length or --batch-size")
+    if task.length > _LONG:
+        seconds = "time and memory grow with the square of --length, and --max-seconds does not count one size alone"
+        warnings.warn(f"{what}: {seconds}; {_LONG:,} tokens are enough for most designs", SlowCheck, stacklevel=3)
 
 
 def prepare(target: Checkable, config: CheckConfig, *, batch: Any = None, loss_fn: Any = None) -> Target:

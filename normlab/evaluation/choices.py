@@ -26,6 +26,9 @@ from normlab.evaluation.subject import Subject
 from normlab.evaluation.windows import Window, sums
 from normlab.utils.files import digest, file_error
 
+_RULE = 2
+"""Which tokens of an end are scored. 1: those behind the start's own, so that an end merged with them was certain."""
+
 
 class Question(NamedTuple):
     """A multiple-choice question: a start, its possible ends, and the index of the right one."""
@@ -51,7 +54,19 @@ class Choices:
 
     def facts(self, subject: Subject) -> Mapping[str, Any]:
         """What decides the score, besides the weights."""
-        return {"kind": self.kind, "questions": self._fingerprint, "limit": self._config.limit}
+        rule = {} if self._is_plain else {"rule": _RULE}
+        return {"kind": self.kind, "questions": self._fingerprint, "limit": self._config.limit, **rule}
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether every rule of scoring so far gives the same: no start ends in a space, and every end begins with one.
+
+        No tokenizer of ours merges such an end with its start, so that keys of stored scores stay what they were.
+        """
+        return all(
+            question.start == question.start.rstrip() and all(end[0].isspace() for end in question.ends)
+            for question in self._questions
+        )
 
     def evaluate(self, subject: Subject, *, progress: bool) -> list[Score]:
         """The share of questions whose right end is the most likely one."""

@@ -11,7 +11,7 @@ are blocks made of several. An encoder and a decoder are two stacks.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -37,9 +37,12 @@ class BlockStack:
     """The module that holds the list and runs it; a `Sequential` runs itself."""
 
     def hidden(self, state: Tensor) -> Tensor:
-        """The hidden state in a block's state: NormLab's own stacks may carry more than that."""
+        """The hidden state in a block's state: NormLab's own stacks and converted layers may carry more than that."""
         owner = self.owner
-        return owner.hidden(state) if isinstance(owner, Stack) and {*self.blocks} <= {*owner.layers} else state
+        if isinstance(owner, Stack) and {*self.blocks} <= {*owner.layers}:
+            return owner.hidden(state)
+        converted: Callable[[Tensor], Tensor] | None = getattr(self.blocks[0], "hidden_in_state", None)
+        return converted(state) if callable(converted) else state
 
 
 def find_stacks(model: nn.Module, pattern: str | None = None) -> list[BlockStack]:
@@ -60,6 +63,18 @@ def find_stacks(model: nn.Module, pattern: str | None = None) -> list[BlockStack
     largest = max(_size(stack.blocks) for stack in composite)
     kept = [stack for stack in composite if _size(stack.blocks) >= _SHARE * largest]
     return sorted(kept, key=lambda stack: -len(stack.blocks))
+
+
+def sole_blocks(model: nn.Module) -> str | None:
+    """Pattern of the largest block that stands in a list alone, as one that all layers share; None beside a stack."""
+    model = eager(model)
+    if any(_is_composite(stack.blocks[0]) for stack in _outermost(model, "", model)):
+        return None
+    lists = [(path, part) for path, part in walk(model, "") if isinstance(part, nn.ModuleList) and len(part) == 1]
+    # In the outermost of nested lists, whose owner runs once a pass.
+    alone = {path: part for path, part in lists if any(map(_is_composite, part.modules()))}
+    largest = max(alone, key=lambda path: (_size([alone[path]]), -len(path)), default=None)
+    return None if largest is None else f"{largest}.*"
 
 
 def own_stack(stack: Stack, name: str = "stack") -> BlockStack:

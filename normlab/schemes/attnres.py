@@ -16,7 +16,7 @@ from torch import nn
 
 from normlab.errors import NormLabError
 from normlab.norms import Norm, widen
-from normlab.roles import OUTPUTS, Role
+from normlab.roles import Role
 from normlab.schemes.contract.bound_scheme import BoundScheme
 from normlab.schemes.contract.law import Law
 from normlab.schemes.contract.parts import Step, Write
@@ -97,7 +97,7 @@ class AttnRes(Scheme):
         return widen(state).sum(-2).to(state.dtype)
 
     def initial_std(self, role: Role, base: float, bound: BoundScheme) -> float:
-        return base / math.sqrt(bound.updates) if self.depth_init and role.role in OUTPUTS else base
+        return bound.output_std(role, base) if self.depth_init else base
 
     def law(self, depth: int) -> Law:
         return Law(

@@ -142,7 +142,7 @@ class DynamicWeights(nn.Module):
         """Largest absolute values that are added to a_s, to A[s, t] for each t, and to b_s."""
         weight = widen(self.project.weight.detach())
         # |w·x| ≤ ‖w‖·√D·RMS(x)
-        largest = torch.linalg.vector_norm(weight, dim=-1) * math.sqrt(self.norm.dim) * self.norm.rms_bound(math.inf)
+        largest = torch.linalg.vector_norm(weight, dim=-1) * math.sqrt(weight.shape[-1]) * self.norm.rms_bound(math.inf)
         largest = largest.nan_to_num(math.inf).clamp(max=1.0 if self.tanh else math.inf)
         found = largest * self._scales().detach().abs()
         return float(found[0]), found[1:-1], float(found[-1])

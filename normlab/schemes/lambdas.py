@@ -12,7 +12,7 @@ from torch import nn
 
 from normlab.errors import NormLabError
 from normlab.norms import Norm, widen
-from normlab.roles import OUTPUTS, Role
+from normlab.roles import Role
 from normlab.schemes.contract.bound_scheme import BoundScheme
 from normlab.schemes.contract.bounds import BranchBound, rms_bound_of
 from normlab.schemes.contract.law import Growth, Law
@@ -95,7 +95,7 @@ class Lambdas(Scheme):
         return state[..., 0, :]
 
     def initial_std(self, role: Role, base: float, bound: BoundScheme) -> float:
-        return base / math.sqrt(bound.updates) if self.depth_init and role.role in OUTPUTS else base
+        return bound.output_std(role, base) if self.depth_init else base
 
     def lr_scale(self, role: Role) -> float:
         return {"lambda_r": self.lr_r, "lambda_0": self.lr_0}.get(_last_name(role), 1.0)

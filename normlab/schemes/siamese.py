@@ -11,7 +11,7 @@ from torch import nn
 
 from normlab.errors import NormLabError
 from normlab.norms import Norm, widen
-from normlab.roles import OUTPUTS, Role
+from normlab.roles import Role
 from normlab.schemes.contract.bound_scheme import BoundScheme
 from normlab.schemes.contract.bounds import BranchBound, rms_bound_of
 from normlab.schemes.contract.law import Law
@@ -89,7 +89,7 @@ class Siamese(Scheme):
         return state[..., 1, :]
 
     def initial_std(self, role: Role, base: float, bound: BoundScheme) -> float:
-        return base / math.sqrt(bound.updates) if self.depth_init and role.role in OUTPUTS else base
+        return bound.output_std(role, base) if self.depth_init else base
 
     def law(self, depth: int) -> Law:
         return Law(

@@ -28,6 +28,7 @@ _WIDTH = re.compile(
 _QUERY_SCALE = re.compile(r"query_pre_attn_scalar")
 _INITIAL_STD = re.compile(r"initializer_range|initializer_std|init_std")
 _DROPOUT = re.compile(r"(\w+_)?(dropout|pdrop|layerdrop|drop_rate|dropout_rate|dropout_prob|drop_path_rate)(_\w+)?")
+_VOCABULARY = re.compile(r"(.*_)?vocab_size")
 _TOKEN = re.compile(r"\w+_token_(id|index)")
 
 _FEWEST_HEADS, _SMALLEST_HEAD, _MULTIPLE = 4, 16, 8
@@ -201,7 +202,9 @@ def _fewer_tokens(part: Any, vocabulary: int) -> Changes:
     if not isinstance(own, int) or own <= size:
         return {}
     moved = {token: vocabulary + place for place, token in enumerate(sorted(special))}
-    changes: Changes = {"vocab_size": (own, size)}
+    # Some decoders say theirs once more (Marian's decoder_vocab_size).
+    again = [name for name, value in _integers(part) if _VOCABULARY.fullmatch(name) and value == own]
+    changes: Changes = dict.fromkeys(("vocab_size", *again), (own, size))
     for name, value in part.to_dict().items():
         if _TOKEN.fullmatch(name) and value is not None:
             changes[name] = (value, [moved[t] for t in value] if isinstance(value, list) else moved[value])

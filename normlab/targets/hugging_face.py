@@ -7,7 +7,8 @@ No code from a repository is run, and weights are read from safetensors alone.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -15,12 +16,13 @@ from torch import nn
 
 from normlab.errors import NormLabError, in_one_line
 from normlab.models.memory_check import check_memory_for_parameters
-from normlab.probes.blocks import find_stacks
+from normlab.probes.blocks import find_stacks, sole_blocks
 from normlab.probes.start import Fresh
 from normlab.targets import config_sizes, config_tasks, hub
 from normlab.targets.data import MADE_UP, token_data
 from normlab.targets.target import Target, count_parameters
 from normlab.targets.tasks import Workload
+from normlab.utils.seeded import seeded
 
 
 class Purpose(NamedTuple):
@@ -68,13 +70,14 @@ class HuggingFaceTarget(Target):
         super().__init__(**options)
         config, self.name = hub.load_config(source)
         self._published = config
-        self.blocks, self._weights = blocks, hub.weights_folder(source) if weights else None
+        self._shares, self._weights = False, hub.weights_folder(source) if weights else None
         self._purpose = purpose_of(config, self.name)
         vocabulary = max(2, min(vocabulary, config_sizes.room_for_tokens(config) or vocabulary))
         tokens = token_data(data, vocabulary=vocabulary, tokenizer=hub.tokenizer_of(self._weights))
         with in_one_line(f"{self.name}: its sizes cannot be changed", "pass a live module with a batch"):
             self._config = self._prepared(config, shrink, width, tokens.vocabulary, length)
             self.width = config_sizes.width_of(self._config)
+            self.blocks = blocks or self._shared_blocks()
             self._native = self.depth = self._blocks(self._config)
             self.resizable = self._what_can_change()
         self.depth = self._allowed("depth", depth, self._native)
@@ -82,9 +85,39 @@ class HuggingFaceTarget(Target):
             self.task = self._purpose.task(self._config, tokens, length=length, batch_size=batch_size)
         if weights and data in MADE_UP:
             self.notes += (f"trained weights on {data} tokens, which are no text; name one with --data FILE",)
+        self._segments = False
         self.check_room()
         shallow = {"depth": min(2, self._native)} if "depth" in self.resizable else {}
         self.try_out(f"{self.name}: does not run", "pass a live module with a batch, or try another size", **shallow)
+        self._segments = self._needs_segments(**shallow)
+
+    def batches(self, seed: int = 0) -> Iterator[Any]:
+        for batch in super().batches(seed):
+            yield {**batch, "token_type_ids": two_segments(batch["input_ids"])} if self._segments else batch
+
+    def _needs_segments(self, **size: int) -> bool:
+        """Whether some parameters take part only where a batch has two segments (XLNet's)."""
+        if self._weights is not None or not isinstance(self.task, config_tasks.ModelTokens):
+            return False
+        if "token_type_ids" not in inspect.signature(self._laid_out(self._sized(1, None)).forward).parameters:
+            return False
+        model = self.build(**size)
+        batch = next(self.batches())
+        idle = self._idle(model, batch)
+        if not idle:
+            return False
+        try:
+            return self._idle(model, {**batch, "token_type_ids": two_segments(batch["input_ids"])}) < idle
+        except Exception:
+            # It has one segment, or these ids mean something else to it.
+            return False
+
+    def _idle(self, model: nn.Module, batch: Any) -> int:
+        """Parameters that no gradient reaches."""
+        model.zero_grad()
+        with seeded(0):
+            self.loss(model, batch).backward()
+        return sum(parameter.grad is None for parameter in model.parameters())
 
     def fresh(self, size: str, depth: int | None = None) -> list[Fresh]:
         """The published model at its own width and vocabulary, with random weights; not where it has trained ones."""
@@ -131,7 +164,18 @@ class HuggingFaceTarget(Target):
         return self._blocks_of(self._laid_out(config))
 
     def _blocks_of(self, model: nn.Module) -> int:
-        return len(find_stacks(model, self.blocks)[0].blocks)
+        """Blocks of a model, those that it runs several times as often (ALBERT's one)."""
+        listed = len(find_stacks(model, self.blocks)[0].blocks)
+        said = getattr(model.config, "num_hidden_layers", None)
+        return said if self._shares and isinstance(said, int) and said % listed == 0 else listed
+
+    def _shared_blocks(self) -> str | None:
+        """Pattern of a block that stands in its list alone, and is all of the blocks that the configuration counts."""
+        model = self._laid_out(self._config)
+        alone = sole_blocks(model)
+        count = getattr(self._config, "num_hidden_layers", None)
+        self._shares = bool(alone) and isinstance(count, int) and count > 1
+        return alone if self._shares else None
 
     def _make(self, depth: int, width: int | None, seed: int) -> nn.Module:
         if self._weights is not None:
@@ -184,6 +228,11 @@ def purpose_of(config: Any, name: str) -> Purpose:
         kinds = ", ".join(purpose.makes for purpose in PURPOSES)
         raise NormLabError(f"{name}: no model is made of {type(config).__name__}; expected one that {kinds} knows")
     return fit
+
+
+def two_segments(ids: torch.Tensor) -> torch.Tensor:
+    """0 for the first half of every sequence, 1 for the second."""
+    return (torch.arange(ids.shape[-1], device=ids.device) >= ids.shape[-1] // 2).long().expand_as(ids)
 
 
 def _classes(purpose: Purpose, config: Any) -> tuple[type, ...]:

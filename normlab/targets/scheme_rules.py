@@ -37,7 +37,10 @@ def ruled(model: nn.Module) -> list[Ruled]:
 
 def scheme_of(model: nn.Module) -> Scheme | None:
     """The scheme of a model with one; None where there is none, or several."""
-    found = {str(stack.scheme): stack.scheme for stack in model.modules() if isinstance(stack, Stack)}
+    stacks = [module for module in model.modules() if isinstance(module, Stack)]
+    # A converted model has no stack, and rules that know their scheme.
+    converted = [bound for rules in ruled(model) if (bound := getattr(rules, "bound", None)) is not None]
+    found = {str(one.scheme): one.scheme for one in stacks or converted}
     return next(iter(found.values())) if len(found) == 1 else None
 
 

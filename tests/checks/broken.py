@@ -24,14 +24,14 @@ Update = Callable[[Tensor], Tensor]
 class Norm(nn.Module):
     """LayerNorm over some dimensions of (B, T, D): the last for a sound one."""
 
-    def __init__(self, width: int, over: int = -1):
+    def __init__(self, width: int, over: int = -1, eps: float = 1e-5):
         super().__init__()
-        self.over = over
+        self.over, self.eps = over, eps
         self.gain = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
         apart = x - x.mean(self.over, keepdim=True)
-        return self.gain * apart / (apart.square().mean(self.over, keepdim=True) + 1e-5).sqrt()
+        return self.gain * apart / (apart.square().mean(self.over, keepdim=True) + self.eps).sqrt()
 
 
 class Attention(nn.Module):
@@ -178,6 +178,21 @@ def no_final_norm(depth: int = 12, width: int = 64) -> nn.Module:
 def no_norm(depth: int = 12, width: int = 64) -> nn.Module:
     """No norm anywhere."""
     return Model(depth, width, Design(norm=_nothing, final_norm=_nothing))
+
+
+def huge_epsilon(depth: int = 12, width: int = 64) -> nn.Module:
+    """Norms of an epsilon far above the square of the state, which divide by a constant."""
+    return Model(depth, width, Design(norm=partial(Norm, eps=1000.0), final_norm=partial(Norm, eps=1000.0)))
+
+
+def huge_epsilon_once(depth: int = 12, width: int = 64) -> nn.Module:
+    """The same in one block."""
+    return Model(depth, width, HEALTHY, Design(norm=partial(Norm, eps=1000.0)))
+
+
+def huge_final_epsilon(depth: int = 12, width: int = 64) -> nn.Module:
+    """The same before the head."""
+    return Model(depth, width, Design(final_norm=partial(Norm, eps=1000.0)))
 
 
 def growing_skip(depth: int = 12, width: int = 64) -> nn.Module:

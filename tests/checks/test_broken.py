@@ -28,12 +28,15 @@ FAULTS = {
     "no_mask_once": ("leaks", "sees the future", ONE, "blocks.3.attention"),
     "no_final_norm": ("structure", "no final norm", (), "blocks.3"),
     "no_norm": ("structure", "no norm", ALL, "blocks.0.attention.out"),
+    "huge_epsilon": ("structure", "norm off", ALL, "blocks.0.attention.out"),
+    "huge_epsilon_once": ("structure", "norm off", ONE, "blocks.3.attention.out"),
+    "huge_final_epsilon": ("structure", "norm off", (), "blocks.3"),
     "growing_skip": ("structure", "skip gain", ALL, "blocks.0"),
     "shrinking_skip": ("structure", "skip gain", ALL, "blocks.0"),
 }
 """Design to the verdict, the finding, the blocks and the module to blame."""
 
-QUICK = ("detached_input_once", "norm_over_batch", "no_mask_once", "no_final_norm", "growing_skip")
+QUICK = ("detached_input_once", "norm_over_batch", "no_mask_once", "no_final_norm", "huge_epsilon", "growing_skip")
 """One design of each kind of fault, for `make test`."""
 
 NEW = ("untrained", "leaks", "structure", "start")
@@ -73,6 +76,7 @@ def test_the_headline_the_bullets_and_the_remedies_speak_of_the_fault(name):
     words = {
         "untrained": "train", "detached": "gradient", "sees the future": "future", "mixes samples": "samples",
         "no norm": "norm", "no final norm": "norm before its head", "skip gain": "skip",
+        "norm off": "epsilon",
     }[found.finding]  # fmt: skip
     assert words in headline(check)
     assert meanings(check)

@@ -240,6 +240,12 @@ def test_the_automatic_rate_follows_the_size_of_the_weights(std, rate):
     assert auto_lr(small(), model) == 1e-3
 
 
+def test_no_model_is_built_for_a_rate_that_needs_none(monkeypatch):
+    target = small()
+    monkeypatch.setattr(target, "build", lambda **_sizes: pytest.fail("built"))
+    assert auto_lr(target) == 1e-3
+
+
 def test_a_model_whose_parameters_are_all_frozen_is_refused():
     class Frozen(SchemeTarget):
         def param_groups(self, model, lr, weight_decay):

@@ -11,11 +11,12 @@ from torch import nn
 import normlab
 from normlab.checks import check as checks
 from normlab.checks import learning_rates
-from normlab.checks.check import own_depth, share_reference
+from normlab.checks.check import SlowCheck, check_length, own_depth, share_reference
 from normlab.checks.config import CheckConfig
 from normlab.checks.ladders import Budget
 from normlab.checks.result import Check
 from normlab.errors import NormLabError
+from normlab.targets import resolve
 from tests.checks import broken
 
 QUICK = {"width": 16, "length": 8, "batch_size": 2, "steps": 2}
@@ -66,7 +67,7 @@ def test_a_check_has_every_depth_seed_and_look(report):
 def test_a_check_says_what_was_checked(report):
     target = report.target
     assert (target.name, target.kind, target.depth, target.width) == ("peri", "scheme", 12, 16)
-    built = normlab.targets.resolve("peri", width=16).build(depth=12)
+    built = resolve("peri", width=16).build(depth=12)
     assert target.parameters == sum(parameter.numel() for parameter in built.parameters())
     assert report.config["depths"] == [12, 3]
     assert report.versions["normlab"] == normlab.__version__
@@ -214,7 +215,7 @@ def test_two_stacks_are_judged_both(monkeypatch):
     from tests.checks.synthetic import ladder
 
     calm, wild = ladder(depths=(12, 24)), ladder(lambda k: 1.5**k, depths=(12, 24))
-    target = normlab.targets.resolve("pre", width=16)
+    target = resolve("pre", width=16)
     session = checks._Session(target, CheckConfig(depths=(12, 24)), lambda words: None)
     shown, verdicts = session._judge(DepthLadder({"encoder": calm, "decoder": wild}, {}))
     assert shown is wild
@@ -271,3 +272,15 @@ def test_wiring_is_judged_in_the_deepest_model_even_if_its_turn_came_unforeseen(
     found = normlab.check(broken.detached_mlp_once, depths=(3, 6), steps=2, length=16, batch_size=4, start_size="none")
     verdict = found.verdict("untrained")
     assert (verdict.level, verdict.layers, verdict.module) == ("fail", (3,), "blocks.3.mlp")
+
+
+def test_a_length_that_does_not_fit_is_refused_at_once(monkeypatch):
+    monkeypatch.setattr("normlab.utils.machine.free_memory", lambda _device: 16 << 30)
+    with pytest.raises(NormLabError, match=r"8 × 100,000 tokens needs about .*try a smaller --length or --batch-size"):
+        normlab.check("pre", length=100_000)
+
+
+def test_a_long_length_is_told_of():
+    target = resolve("pre", length=1025, batch_size=1)
+    with pytest.warns(SlowCheck, match="square of --length"):
+        check_length(target)

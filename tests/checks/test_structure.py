@@ -218,3 +218,11 @@ def test_a_norm_of_the_embeddings_is_no_norm_of_later_blocks():
     model = EntryNorm(4, 32, broken.Norm(32))
     model.blocks[2].mlp_norm = nn.Identity()
     assert structure(inspected(resolve(model, **SIZE))[0], LIMITS).layers == (0, 2)
+
+
+@pytest.mark.parametrize("scheme", ["pre", "post", "peri", "output", "hc"])
+def test_an_epsilon_above_the_state_is_named_wherever_the_norm_stands(scheme):
+    (found,) = inspected(resolve(f"{scheme}(eps=1000.0)", width=32, **SIZE), depth=4)
+    verdict = structure(found, LIMITS)
+    assert (verdict.finding, verdict.level) == ("norm off", "fail"), verdict.words
+    assert verdict.layers == (0, 1, 2, 3)

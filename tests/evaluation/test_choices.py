@@ -13,7 +13,8 @@ import normlab
 from normlab import DecoderConfig, NormLabError, TrainConfig
 from normlab.data.tokenizer import train_bpe
 from normlab.evaluation import EvaluationConfig, evaluate
-from normlab.evaluation.choices import Question, _sequences, read_questions
+from normlab.evaluation.choices import Choices, Question, _sequences, read_questions
+from normlab.evaluation.store import key_of
 from normlab.train.trainer import train
 from tests.command import normlab as command
 
@@ -144,3 +145,17 @@ def test_text_that_is_none_is_one_line(line, says, tmp_path):
     path.write_bytes(line)
     with pytest.raises(NormLabError, match=says):
         read_questions(path)
+
+
+@pytest.mark.parametrize(
+    ("start", "ends", "rule"),
+    [("the quick", [" fox", " cat"], None), ("the quick ", ["fox", "cat"], 2), ("the qu", ["ick", "ite"], 2)],
+)
+def test_scores_of_the_older_rule_are_not_taken_for_new_ones(start, ends, rule, tmp_path):
+    """The older rule took an end that merges with its start for certain; where it cannot, its scores are kept."""
+    path = tmp_path / "q.jsonl"
+    path.write_text(json.dumps({"start": start, "ends": ends, "answer": 0}))
+    facts = Choices(str(path), EvaluationConfig(runs=("run",), choices=(str(path),))).facts(SimpleNamespace())
+    older = {name: facts[name] for name in ("kind", "questions", "limit")}
+    assert facts.get("rule") == rule
+    assert (key_of("weights", facts) == key_of("weights", older)) == (rule is None)

@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import normlab
@@ -367,3 +368,20 @@ def test_rules_are_the_schemes():
         model.get_input_embeddings().weight.mul_(3.0)
     model.after_step()
     torch.testing.assert_close(model.get_input_embeddings().weight.norm(dim=-1), torch.ones(VOCABULARY))
+
+
+def test_weights_that_the_files_lack_are_an_error(tmp_path):
+    """transformers draws them at random and warns."""
+    NormLabForCausalLM(NormLabConfig(model={"scheme": "pre", "depth": 1, "dim": 16, "heads": 2})).save_pretrained(
+        tmp_path
+    )
+    weights = load_file(tmp_path / "model.safetensors")
+    lost = next(name for name in weights if name.endswith("down.weight"))
+    save_file(
+        {name: one for name, one in weights.items() if name != lost}, tmp_path / "model.safetensors", {"format": "pt"}
+    )
+    for load in (NormLabForCausalLM.from_pretrained, AutoModelForCausalLM.from_pretrained):
+        with pytest.raises(NormLabError, match=f"lacks one weight .the first is {lost}"):
+            load(tmp_path)
+    _, report = NormLabForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert list(report["missing_keys"]) == [lost]

@@ -405,3 +405,39 @@ def test_a_decoder_is_not_taken_for_the_whole_of_an_encoder_and_a_decoder():
     )  # fmt: skip
     with pytest.raises(NormLabError, match=r"whisper: does not run .* pass a live module with a batch"):
         resolve(config, **TINY)
+
+
+ENCODER_DECODER = {"encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+
+
+def test_a_decoder_that_says_its_vocabulary_once_more_gets_the_same():
+    config = transformers.MarianConfig(vocab_size=600, d_model=32, decoder_ffn_dim=32, encoder_ffn_dim=32,
+                                       pad_token_id=599, decoder_start_token_id=599, **ENCODER_DECODER)  # fmt: skip
+    target = resolve(config, **TINY)
+    model = target.build()
+    assert model.config.decoder_vocab_size == model.config.vocab_size < 600
+    assert target.loss(model, next(target.batches())).isfinite()
+
+
+def test_parameters_for_segments_get_a_batch_of_two():
+    config = transformers.XLNetConfig(vocab_size=600, d_model=32, n_layer=2, n_head=2, d_inner=32)
+    target = resolve(config, **TINY)
+    batch = next(target.batches())
+    assert batch["token_type_ids"].tolist() == [[0, 0, 0, 1, 1, 1]] * 2
+    found = normlab.check(target, steps=1, depths=(2,), start_size="none").verdict("untrained")
+    # What stands for a token that is to be predicted, which no batch of plain text has.
+    assert (found.level, found.value) == ("warn", 1.0)
+    assert "mask_emb" in found.words
+    # These ids are tokens to GPT-2, and BERT has none that segments alone use.
+    for name in ("GPT2", "Bert"):
+        assert "token_type_ids" not in next(resolve(config_of(name), shrink=8, **TINY).batches())
+
+
+def test_a_block_that_all_layers_share_is_as_many_as_it_runs():
+    config = transformers.AlbertConfig(vocab_size=600, embedding_size=16, hidden_size=32, num_attention_heads=2,
+                                       intermediate_size=32, num_hidden_layers=3)  # fmt: skip
+    target = resolve(config, **TINY)
+    assert (target.depth, target.resizable) == (3, {"depth", "width"})
+    found = normlab.check(target, steps=1, depths=(3, 6), start_size="none")
+    assert found.ladder.depths == (3, 6)
+    assert found.verdict("structure").finding == "fine"

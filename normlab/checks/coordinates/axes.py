@@ -136,7 +136,7 @@ class _Session:
         if self.config.lr != "auto":
             return self.config.lr
         # One rate for all sizes, found at the target's own.
-        return auto_lr(self.target, self.target.build())
+        return auto_lr(self.target)
 
     def _axis(self, plan: _Plan) -> Axis | None:
         budget, points = Budget(self.config.max_seconds), dict[str, list[Point]]()

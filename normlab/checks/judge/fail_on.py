@@ -22,7 +22,7 @@ FINDINGS = frozenset(
     {"exploding", "super-linear", "shrinking", "vanishing", "unsteady", "collapse", "dead depth", "low entropy"}
     | {"large logits", "small updates", "large updates", "absorbed", "little headroom", "outliers", "uneven"}
     | {"certificate violated", "norm drift", "untrained", "detached", "sees the future", "mixes samples"}
-    | {"no norm", "no final norm", "skip gain", "echo", "high first loss", "not finite", "mixing gain"}
+    | {"no norm", "no final norm", "norm off", "skip gain", "echo", "high first loss", "not finite", "mixing gain"}
 )
 """What it can find that is not fine."""
 

@@ -32,13 +32,14 @@ def _remedy(words: str, cost: Cost, *cures: str, turns: str = "") -> Remedy:
 _GROWTH = ("exploding", "super-linear")
 
 ROOTS = frozenset(
-    {"untrained", "detached", "sees the future", "mixes samples", "no norm", "no final norm", "skip gain"}
+    {"untrained", "detached", "sees the future", "mixes samples", "no norm", "no final norm", "norm off", "skip gain"}
 )
 """Findings in the wiring of a model: what else was found may be their effect, and no setting cures them."""
 
 MENU: tuple[Remedy, ...] = (
     _remedy("a lower learning rate", "setting", "large updates", "unsteady", turns="rate down"),
     _remedy("a higher learning rate, or less weight decay", "setting", "small updates", turns="rate up"),
+    _remedy("an epsilon of the norms far below the square of the state: 1e-6 to 1e-5", "setting", "norm off"),
     _remedy("a longer warm-up", "setting", "vanishing", "collapse", "unsteady", "large updates"),
     _remedy("z-loss", "setting", "low entropy", "large logits"),
     _remedy("gradient clipping", "setting", "exploding gradient"),

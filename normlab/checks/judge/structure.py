@@ -15,6 +15,8 @@ from normlab.checks.structure.leaks import Leak
 from normlab.probes.blocks import BlockStack
 from normlab.probes.start import Start, echoes, worst_start
 
+_OFF = "larger than the state's square switches the norm off"
+
 _SHOWN = 3
 """Most parameters that are named."""
 
@@ -104,7 +106,7 @@ def structure(found: Structure, limits: Thresholds) -> Verdict:
     """Whether branches and head read through a norm, and whether skips have gain one."""
     if not any(found.scalings):
         return unmeasured("structure", found.missing.get("structure", "no block could be run by itself"))
-    for rule in (_no_norm, _skip_gain, _no_final_norm):
+    for rule in (_no_norm, _norm_off, _skip_gain, _no_final_norm, _final_norm_off):
         verdict = rule(found, limits)
         if verdict is not None:
             return verdict
@@ -133,6 +135,29 @@ def _no_norm(found: Structure, limits: Thresholds) -> Verdict | None:
     words += f"{largest:.2f} ({limits.norm_exponent:g} is the limit, 0 with a norm)"
     module, measured = ".".join([found.stack.names[layers[0]], *branches[:1]]), (largest, limits.norm_exponent)
     return _bad_verdict("structure", "no norm", "fail", measured, words, found.stack, layers=layers, module=module)
+
+
+def _norm_off(found: Structure, limits: Thresholds) -> Verdict | None:
+    own = {k: one.own for k, one in enumerate(found.scalings) if one and one.own}
+    off = {k: names for k, one in own.items() if (names := [name for name in one if one[name] > limits.own_exponent])}
+    if not off:
+        return None
+    layers, largest = tuple(off), max(max(own[k].values()) for k in off)
+    branches = list(dict.fromkeys(name for names in off.values() for name in names))
+    words = f"at the state's own size {', '.join(branches)} grow{'' if branches[1:] else 's'} like it to the power "
+    words += f"{largest:.2f} ({limits.own_exponent:g} is the limit, 0 with a norm), far above it not: an epsilon {_OFF}"
+    module, measured = f"{found.stack.names[layers[0]]}.{branches[0]}", (largest, limits.own_exponent)
+    return _bad_verdict("structure", "norm off", "fail", measured, words, found.stack, layers=layers, module=module)
+
+
+def _final_norm_off(found: Structure, limits: Thresholds) -> Verdict | None:
+    exponent, far = found.own_logit_exponent, found.logit_exponent
+    if exponent is None or exponent <= limits.norm_exponent or far is None or far > limits.norm_exponent:
+        return None
+    words = f"at the size of the last state logits grow like it to the power {exponent:.2f} "
+    words += f"({limits.norm_exponent:g} is the limit, 0 with a norm), far above it not: an epsilon {_OFF}"
+    measured, module = (exponent, limits.norm_exponent), found.stack.names[-1]
+    return _bad_verdict("structure", "norm off", "fail", measured, words, found.stack, layers=(), module=module)
 
 
 def _skip_gain(found: Structure, limits: Thresholds) -> Verdict | None:

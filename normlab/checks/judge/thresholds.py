@@ -77,6 +77,9 @@ class Thresholds:
     """Largest share of a change in later tokens, or in another sample, by which an output may move: rounding."""
     norm_exponent: float = 0.5
     """What branches add, and logits, may grow at most like the state to this power: 0 behind a norm, 1 without."""
+    own_exponent: float = 0.9
+    """The same at the state's own size, where a norm is taken for switched off by its epsilon: half of this would be an
+    epsilon as large as the state's square, which halves what the norm does."""
     skip_gain: float = 0.02
     """A skip is taken for one of gain 1 within this: what a branch adds along the state is part of the measure."""
     skip_low: float = 0.1

@@ -22,12 +22,14 @@ FACTORS = (10.0, 1000.0)
 
 
 @torch.no_grad()
-def logit_exponent(stack: BlockStack, run: Callable[[], Tensor | None]) -> float | None:
+def logit_exponent(
+    stack: BlockStack, run: Callable[[], Tensor | None], factors: tuple[float, float] = FACTORS
+) -> float | None:
     """Slope of log logits on log size of the state: 0 behind a norm, 1 without. `run` returns the logits."""
-    small, large = (_logit_size(stack.blocks[-1], run, factor) for factor in FACTORS)
+    small, large = (_logit_size(stack.blocks[-1], run, factor) for factor in factors)
     if small is None or large is None or not (0.0 < small < math.inf and 0.0 < large < math.inf):
         return None
-    return math.log(large / small) / math.log(FACTORS[1] / FACTORS[0])
+    return math.log(large / small) / math.log(factors[1] / factors[0])
 
 
 def _logit_size(block: nn.Module, run: Callable[[], Tensor | None], factor: float) -> float | None:

@@ -14,7 +14,7 @@ from normlab.checks.structure.detached import cut_branches
 from normlab.checks.structure.entry_norm import entry_exponent
 from normlab.checks.structure.final_norm import logit_exponent
 from normlab.checks.structure.leaks import Leak, TokenSlices, find_leak, hides_later_keys
-from normlab.checks.structure.scaling import BlockScaling, block_scaling
+from normlab.checks.structure.scaling import OWN_SIZES, BlockScaling, block_scaling
 from normlab.errors import NormLabError, reason
 from normlab.probes.blocks import BlockStack, find_stacks
 from normlab.probes.replay import capture
@@ -33,6 +33,8 @@ class Structure:
     scalings: list[BlockScaling | None] = field(default_factory=list)
     """Of each block."""
     logit_exponent: float | None = None
+    own_logit_exponent: float | None = None
+    """The same at the size that the state has."""
     cuts: dict[int, tuple[str, ...]] = field(default_factory=dict)
     """By block, the branches that no gradient passes."""
     future: Leak | None = None
@@ -101,10 +103,14 @@ def _blocks(found: Structure, target: Target, model: nn.Module, batch: Any, limi
     stack = found.stack
     with at_rest(model):
         calls = capture(stack, stack.blocks, lambda: target.loss(model, batch))
-        found.scalings = [call and block_scaling(call, limits.norm_exponent) for call in calls]
+        found.scalings = [
+            call and block_scaling(call, limits.norm_exponent, is_first=k == 0) for k, call in enumerate(calls)
+        ]
         cuts = {place: cut_branches(call) for place, call in enumerate(calls) if call}
         found.cuts = {place: names for place, names in cuts.items() if names}
-        found.logit_exponent = logit_exponent(stack, lambda: target.logits(model, batch))
+        logits = lambda: target.logits(model, batch)  # noqa: E731
+        found.logit_exponent = logit_exponent(stack, logits)
+        found.own_logit_exponent = logit_exponent(stack, logits, OWN_SIZES)
 
 
 def _first_block(found: Structure, target: Target, model: nn.Module, batch: Any, limits: Thresholds) -> None:

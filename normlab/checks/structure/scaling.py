@@ -11,15 +11,18 @@ into what is proportional to the state and the rest:
   A skip that is no multiple of the state (streams that are mixed, a gate for each channel) leaves a part that grows as
   well, so a rest that grows counts only if a branch's last matrix returns more the larger the state is.
 
+A norm whose epsilon is far above the square of the state works at these sizes, and does nothing at the state's own. So
+the same is asked there, of what single branches add to f(f(c·h)) for c = 1 and 2.
+
 Nothing here knows a scheme or a class of norm.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,11 +35,17 @@ from normlab.probes.replay import RecordedCall
 SIZES = (100.0, 1000.0)
 """RMS of the state: large enough to drown what a normalised branch adds, small enough for fp32."""
 
+OWN_SIZES = 1.0, 2.0
+"""Multiples of the state as it is."""
+
 _KEPT = 2e-5
 """Relative change of a token's length that is rounding: the block turns tokens and does no more."""
 
 _NO_SKIP = 0.01
 """A gain below this is none: a norm behind the sum leaves 1/c of the state."""
+
+_NOTHING = 1e-30
+"""Less than this adds nothing, at the state's own size."""
 
 _IDLE = 1e-4
 """A branch that adds less than this share of the state is switched off (outputs that start at zero)."""
@@ -52,6 +61,8 @@ class BlockScaling:
     """Of r(c): 0 with a norm in every branch, 1 without one."""
     branches: tuple[str, ...] = ()
     """Branches whose size follows that of the state."""
+    own: Mapping[str, float] = field(default_factory=dict)
+    """Exponent of each branch at the state's own size, where norms may be switched off by their epsilon."""
 
     def has_norm(self, limit: float) -> bool:
         return self.exponent <= limit
@@ -62,12 +73,17 @@ class BlockScaling:
 
 
 @torch.no_grad()
-def block_scaling(call: RecordedCall, limit: float) -> BlockScaling | None:
+def block_scaling(call: RecordedCall, limit: float, *, is_first: bool = False) -> BlockScaling | None:
     """The scaling of the block of a recorded call; None if it cannot be measured. `limit`: exponent with a norm."""
     state = widen(call.state)
     unit = state / state.square().mean().sqrt().clamp_min(1e-30)
+    # Embeddings are small until they have been trained: the first block's state is taken as at least of size one.
+    own = state if not is_first or state.square().mean() > 1.0 else unit
     inputs = [size * unit for size in SIZES]
     once = [_run(call, x) for x in inputs]
+    if any(y.shape != unit.shape for y in once):
+        # A first layer that makes several streams of its state cannot be run on what it returns.
+        return None
     twice = [_run(call, y) for y in once]
     if any(y.shape != unit.shape or not y.isfinite().all() for y in (*once, *twice)):
         return None
@@ -83,7 +99,36 @@ def block_scaling(call: RecordedCall, limit: float) -> BlockScaling | None:
         exponent = max(growth.values())
     # A stream whose size the block resets has no skip, whatever its direction has in common with the one before.
     skips = [b for a, b in zip(first.gains, second[-1].gains, strict=True) if abs(a) > _NO_SKIP]
-    return BlockScaling(max(skips, key=lambda gain: abs(gain - 1.0), default=None), exponent)
+    gain = max(skips, key=lambda gain: abs(gain - 1.0), default=None)
+    return BlockScaling(gain, exponent, own=_own_exponents(call, own))
+
+
+def _own_exponents(call: RecordedCall, state: Tensor) -> dict[str, float]:
+    """By branch, the power of the state's size with which what it adds grows, at the size that the state has."""
+    with torch.enable_grad():
+        branches = find_branches(call)
+    inputs = [_run(call, size * state) for size in OWN_SIZES]
+    whole = [_run(call, x) for x in inputs]
+    found: dict[str, float] = {}
+    for branch in branches:
+        with ExitStack() as hooks:
+            for end in branch.ends.values():
+                hooks.callback(end.register_forward_hook(_nothing).remove)
+            added = [_spread(y - _run(call, x)) for x, y in zip(inputs, whole, strict=True)]
+        # A branch that starts at zero adds nothing; one behind a norm without an epsilon cannot be switched off.
+        if all(_NOTHING < size < math.inf for size in added):
+            found[branch.name] = math.log(added[1] / added[0]) / math.log(OWN_SIZES[1] / OWN_SIZES[0])
+    return found
+
+
+def _nothing(_end: nn.Module, _args: Any, output: Any) -> Any:
+    return torch.zeros_like(output) if isinstance(output, Tensor) else output
+
+
+def _spread(update: Tensor) -> float:
+    """RMS of what differs between tokens: a bias is the same for all of them."""
+    rows = update.flatten(0, -2)
+    return float((rows - rows.mean(0)).square().mean().sqrt())
 
 
 class _Split:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from normlab.checks.judge.blame import blocks as named
 from normlab.checks.theory.branch_bounds import slopes_by_role
-from normlab.checks.theory.certificates import certify, entry_bound, find_stack, keeps_norm, observe
+from normlab.checks.theory.certificates import certify, entry_bound, keeps_norm, observe
 from normlab.checks.theory.jacobians import jacobian_rows
 from normlab.checks.theory.mixing import MixingGain
 from normlab.checks.theory.records import (
@@ -28,6 +28,7 @@ from normlab.checks.theory.records import (
     Trend,
 )
 from normlab.checks.theory.scale_test import scale_test, summary
+from normlab.checks.theory.scheme_stack import find_stack
 from normlab.errors import NormLabError
 from normlab.probes.blocks import find_stacks
 from normlab.probes.profile import Number, Profile
@@ -36,8 +37,12 @@ from normlab.probes.untouched import at_rest
 from normlab.schemes.contract.bound_scheme import BoundScheme
 from normlab.schemes.contract.law import Law
 from normlab.stack import Stack
+from normlab.targets.scheme_rules import scheme_of
 from normlab.targets.target import Target
 from normlab.utils.power_law import power_law
+
+if TYPE_CHECKING:
+    from normlab.checks.theory.scheme_stack import SchemeStack
 
 _NOTHING = 1e-30
 _SHARDED = "no scale test and no Jacobians: weights are shared out over processes; check the model before that"
@@ -53,7 +58,10 @@ def theory(target: Target, model: nn.Module, profile: Profile, *, before: Theory
     batch = next(iter(target.batches(profile.seed)))
     stack, run = find_stack(model), lambda: target.loss(model, batch)
     with at_rest(model):
-        found = _scheme_theory(model, stack, run, profile) if stack else _foreign_theory(model, target.blocks, profile)
+        foreign = lambda: _foreign_theory(target, model, profile)  # noqa: E731
+        found = foreign() if stack is None else _scheme_theory(model, stack, run, profile)
+        if stack is not None and not isinstance(stack, Stack):
+            found = _with_foreign_slopes(found, foreign())
         # Gathered weights are given back after each pass of a block: its derivatives would read what is gone.
         if is_sharded(model):
             found = dataclasses.replace(found, notes=(*found.notes, _SHARDED))
@@ -65,7 +73,7 @@ def theory(target: Target, model: nn.Module, profile: Profile, *, before: Theory
     return dataclasses.replace(found, slopes=_slope_words(found), jacobians=_jacobian_words(found))
 
 
-def _scheme_theory(model: nn.Module, stack: Stack, run: Callable[[], Any], profile: Profile) -> Theory:
+def _scheme_theory(model: nn.Module, stack: SchemeStack, run: Callable[[], Any], profile: Profile) -> Theory:
     seen = observe(stack, run)
     proven = certify(stack, entry_bound(model, seen.entry))
     look = TheoryLook(
@@ -85,7 +93,8 @@ def _scheme_theory(model: nn.Module, stack: Stack, run: Callable[[], Any], profi
         segments=proven.segments,
         slack=seen.slack,
         before=look,
-        **_law(stack, profile.rms[0], proven.segments),
+        # A converted model's first layer has the entry inside, where the profile does not see what it returns.
+        **_law(stack, profile.rms[0] if isinstance(stack, Stack) else _plain(seen.pooled)[0], proven.segments),
     )
 
 
@@ -94,7 +103,7 @@ def _mixing(found: MixingGain | None) -> dict[str, Any]:
     return dict(zip(names, _plain((found.forward, found.backward, found.spread)), strict=True)) if found else {}
 
 
-def _law(stack: Stack, entry: Number, segments: Sequence[Segment]) -> dict[str, Any]:
+def _law(stack: SchemeStack, entry: Number, segments: Sequence[Segment]) -> dict[str, Any]:
     """The prediction of the scheme's law, for an entry of this RMS."""
     bound = stack.bound
     try:
@@ -123,12 +132,14 @@ def _sizes(bound: BoundScheme, law: Law) -> list[float]:
     return [math.sqrt(1.0 + (size**2 - 1.0) / cut) for size in whole]
 
 
-def _scores_grow(stack: Stack, law: Law) -> bool:
+def _scores_grow(stack: SchemeStack, law: Law) -> bool:
     """Whether nothing stands between the size of the state and that of attention scores."""
-    return law.reads_state and not any(need.name == "q-norm" for need in stack.scheme.needs)
+    return law.reads_state and not any(need.name == "q-norm" for need in stack.needs)
 
 
-def _predicted(stack: Stack, sizes: Sequence[float], entry: float, segments: Sequence[Segment]) -> Iterator[float]:
+def _predicted(
+    stack: SchemeStack, sizes: Sequence[float], entry: float, segments: Sequence[Segment]
+) -> Iterator[float]:
     """The law's sizes, which are for an entry of RMS 1, for one of another: what adds to a state adds to its square,
     and what resets it forgets the entry.
     """
@@ -141,16 +152,27 @@ def _predicted(stack: Stack, sizes: Sequence[float], entry: float, segments: Seq
             yield math.hypot(entry, math.sqrt(max(size**2 - 1.0, 0.0))) if adds else entry * size
 
 
-def _foreign_theory(model: nn.Module, pattern: str | None, profile: Profile) -> Theory:
-    blocks = find_stacks(model, pattern)[0].blocks
+def _with_foreign_slopes(found: Theory, foreign: Theory) -> Theory:
+    """The theory of a converted model: what its own branches, of which nothing is proven, do by their weights."""
+    look, other = found.before, foreign.before
+    assert look is not None
+    assert other is not None
+    look = dataclasses.replace(look, slopes=other.slopes)
+    return dataclasses.replace(found, before=look, notes=(*found.notes, *foreign.notes))
+
+
+def _foreign_theory(target: Target, model: nn.Module, profile: Profile) -> Theory:
+    blocks = find_stacks(model, target.blocks)[0].blocks
+    scheme = scheme_of(model)
+    label = None if scheme is None else scheme.label
     try:
         found = [slopes_by_role(block) for block in blocks]
     except NormLabError as error:
         look, notes = TheoryLook(step=profile.step), (f"no slopes from the weights: {error}",)
-        return Theory(depth=len(blocks), before=look, notes=notes)
+        return Theory(scheme=label, depth=len(blocks), before=look, notes=notes)
     names = [name for name in found[0] if all(name in slopes for slopes in found)]
     slopes = _slopes({name: [slopes[name] for slopes in found] for name in names})
-    return Theory(depth=len(blocks), before=TheoryLook(step=profile.step, slopes=slopes))
+    return Theory(scheme=label, depth=len(blocks), before=TheoryLook(step=profile.step, slopes=slopes))
 
 
 def _with_block_tests(

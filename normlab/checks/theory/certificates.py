@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -22,12 +22,15 @@ from normlab.checks.judge.blame import blocks as named
 from normlab.checks.theory.branch_bounds import branch_bound
 from normlab.checks.theory.mixing import MixingGain, MixingWatch, widest
 from normlab.checks.theory.records import Kind, Segment
+from normlab.checks.theory.scheme_stack import boundary
 from normlab.models.tokens import TokenModel
 from normlab.norms import rms
 from normlab.probes.blocks import eager
 from normlab.probes.sharded import whole, whole_vectors
 from normlab.schemes.contract.bounds import BranchBound, rms_bound_of
-from normlab.stack import Stack
+
+if TYPE_CHECKING:
+    from normlab.checks.theory.scheme_stack import SchemeStack
 
 _ROUNDINGS = 16
 """Roundings around a step that are not the state's own: in sums of squares, in products, in what is measured."""
@@ -52,12 +55,7 @@ class Certificate:
     """Λ_k of each of a block's branches, for an input as the scheme's norms can leave it, or of RMS 1 without one."""
 
 
-def find_stack(model: nn.Module) -> Stack | None:
-    """NormLab's own stack in a model, if there is one."""
-    return next((module for module in eager(model).modules() if isinstance(module, Stack)), None)
-
-
-def certify(stack: Stack, entry: float) -> Certificate:
+def certify(stack: SchemeStack, entry: float) -> Certificate:
     """The certificate of a stack whose embedding has an RMS of at most `entry`."""
     with whole_vectors(stack):
         branches = [[branch_bound(eager(branch)) for branch in layer.branches] for layer in stack.layers]  # type: ignore[union-attr]
@@ -92,7 +90,7 @@ class Observation:
     """What mixing does to several streams; None where there is none."""
 
 
-def observe(stack: Stack, run: Callable[[], Any]) -> Observation:
+def observe(stack: SchemeStack, run: Callable[[], Any]) -> Observation:
     """What the state does in `run`, a pass through the stack that leaves everything else as it is."""
     with ExitStack() as hooks, torch.no_grad():
         watch = _Watch(stack, MixingWatch(stack))
@@ -103,7 +101,7 @@ def observe(stack: Stack, run: Callable[[], Any]) -> Observation:
 
 @dataclass
 class _Watch:
-    stack: Stack
+    stack: SchemeStack
     mixing: MixingWatch
     states: list[torch.Tensor] = field(default_factory=list)
     """(pooled RMS, largest token's RMS, largest drift) at each boundary."""
@@ -116,22 +114,22 @@ class _Watch:
     def listen(self, hooks: ExitStack) -> None:
         layers: list[Any] = list(self.stack.layers)
         self.mixing.listen(hooks)
-        hooks.callback(self.stack.register_forward_pre_hook(self._enter).remove)
-        hooks.callback(layers[0].register_forward_pre_hook(lambda _layer, args: self._note(args[0])).remove)
-        hooks.callback(layers[0].branches[0].register_forward_hook(self._hear_branch).remove)
+        hooks.callback(self.stack.entry.register_forward_pre_hook(self._enter).remove)
+        hooks.callback(self.stack.entry.register_forward_hook(self._note).remove)
+        hooks.callback(layers[0].block.steps[0].shape.register_forward_pre_hook(self._hear_branch).remove)
         self.clamps = [[] for _ in layers]
         for layer, shares in zip(layers, self.clamps, strict=True):
-            hooks.callback(layer.register_forward_hook(lambda _layer, _args, state: self._note(state)).remove)
+            hooks.callback(boundary(layer).register_forward_hook(self._note).remove)
             for step in layer.block.steps:
                 hooks.callback(step.write.register_forward_hook(partial(_note_clamp, shares)).remove)
 
-    def _enter(self, _stack: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+    def _enter(self, _entry: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
         self.entering = rms(widest(args[0])).max()
 
-    def _hear_branch(self, _branch: nn.Module, _args: Any, update: torch.Tensor) -> None:
-        self.branch = update.dtype
+    def _hear_branch(self, _shape: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+        self.branch = args[0].dtype
 
-    def _note(self, state: torch.Tensor) -> None:
+    def _note(self, _module: nn.Module, _args: Any, state: torch.Tensor) -> None:
         sizes = rms(widest(self.stack.hidden(state))).squeeze(-1)
         self.stream = state.dtype
         self.first = sizes if self.first is None else self.first
@@ -153,7 +151,7 @@ class _Watch:
         )
 
 
-def keeps_norm(stack: Stack) -> bool:
+def keeps_norm(stack: SchemeStack) -> bool:
     """Whether a token is as long after every write as it was before the first."""
     return all(step.write.keeps_norm for layer in stack.layers for step in layer.block.steps)  # type: ignore[union-attr]
 
@@ -165,7 +163,7 @@ def _note_clamp(shares: list[torch.Tensor], write: Any, args: tuple[torch.Tensor
         shares.append(marks.float().mean())
 
 
-def _slack(stack: Stack, stream: torch.dtype, branch: torch.dtype) -> float:
+def _slack(stack: SchemeStack, stream: torch.dtype, branch: torch.dtype) -> float:
     """(1 + u)^k − 1 for as many roundings as can pile up: one of the state a step, and those inside a step once.
 
     What a branch returns is rounded in its own format, and never piles up: each step has a branch of its own.
@@ -175,7 +173,9 @@ def _slack(stack: Stack, stream: torch.dtype, branch: torch.dtype) -> float:
     return math.expm1(own + _ROUNDINGS * math.log1p(torch.finfo(branch).eps / 2))
 
 
-def _segments(stack: Stack, curve: Sequence[float], branches: Sequence[Sequence[BranchBound]]) -> tuple[Segment, ...]:
+def _segments(
+    stack: SchemeStack, curve: Sequence[float], branches: Sequence[Sequence[BranchBound]]
+) -> tuple[Segment, ...]:
     kinds: list[Kind] = [
         _kind(partial(layer.block.rms_bound, branches=bounds))  # type: ignore[union-attr]
         for layer, bounds in zip(stack.layers, branches, strict=True)
@@ -221,8 +221,10 @@ def _segment_words(kind: Kind, places: Sequence[int], curve: Sequence[float]) ->
             return f"nothing is proven of {who}"
 
 
-def _words(stack: Stack, curve: Sequence[float], segments: Sequence[Segment]) -> str:
+def _words(stack: SchemeStack, curve: Sequence[float], segments: Sequence[Segment]) -> str:
     each = "; ".join(segment.words for segment in segments)
+    if all(segment.kind == "unbounded" for segment in segments):
+        return f"no certificate: {each}"
     if math.isinf(curve[-1]):
         return f"no certificate at this depth, the bound is beyond every number: {each}"
     alone = math.isfinite(_known(stack.certificate(curve[0])[-1]))
@@ -232,7 +234,7 @@ def _words(stack: Stack, curve: Sequence[float], segments: Sequence[Segment]) ->
     )
 
 
-def _step_for_goal(stack: Stack, curve: Sequence[float], segments: Sequence[Segment]) -> str:
+def _step_for_goal(stack: SchemeStack, curve: Sequence[float], segments: Sequence[Segment]) -> str:
     """The residual step that would bound the state by the goal: what the blocks add is linear in it."""
     step = getattr(stack.scheme, "step", None)
     adds = all(segment.kind == "adds" for segment in segments)
@@ -241,7 +243,7 @@ def _step_for_goal(stack: Stack, curve: Sequence[float], segments: Sequence[Segm
     return f"; Δt = {step * (GOAL - curve[0]) / (curve[-1] - curve[0]):.2g} would make it {GOAL:g}"
 
 
-def _slopes(stack: Stack, branches: Sequence[Sequence[BranchBound]]) -> dict[str, list[float]]:
+def _slopes(stack: SchemeStack, branches: Sequence[Sequence[BranchBound]]) -> dict[str, list[float]]:
     slopes: dict[str, list[float]] = {}
     layers: list[Any] = list(stack.layers)
     for layer, bounds in zip(layers, branches, strict=True):

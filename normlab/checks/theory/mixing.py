@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from normlab.stack import Stack
+from normlab.checks.theory.scheme_stack import boundary
+
+if TYPE_CHECKING:
+    from normlab.checks.theory.scheme_stack import SchemeStack
 
 _LARGEST = 1e30
 """Entries of a product are cut off here."""
@@ -36,7 +39,7 @@ class MixingGain:
 class MixingWatch:
     """Hooks that multiply the mixing matrices of one pass; those of the last pass count."""
 
-    def __init__(self, stack: Stack):
+    def __init__(self, stack: SchemeStack):
         self.stack = stack
         self.product: torch.Tensor | None = None
         self.spread = torch.zeros(())
@@ -44,12 +47,12 @@ class MixingWatch:
     def listen(self, hooks: ExitStack) -> None:
         """Install the hooks; closing `hooks` removes them."""
         layers: list[Any] = list(self.stack.layers)
-        hooks.callback(self.stack.register_forward_pre_hook(self._restart).remove)
+        hooks.callback(self.stack.entry.register_forward_pre_hook(self._restart).remove)
         for layer in layers:
             for step in layer.block.steps:
                 hooks.callback(step.write.register_forward_hook(self._multiply).remove)
         if self.stack.scheme.streams > 1:
-            hooks.callback(layers[-1].register_forward_hook(self._end).remove)
+            hooks.callback(boundary(layers[-1]).register_forward_hook(self._end).remove)
 
     def found(self) -> MixingGain | None:
         """The gains of the pass; None for a scheme that mixes no streams."""
@@ -59,7 +62,7 @@ class MixingWatch:
         size = self.product.abs().nan_to_num(nan=_LARGEST, posinf=_LARGEST).clamp(max=_LARGEST)
         return MixingGain(float(size.sum(-1).max()), float(size.sum(-2).max()), float(self.spread))
 
-    def _restart(self, _stack: nn.Module, _args: Any) -> None:
+    def _restart(self, _entry: nn.Module, _args: Any) -> None:
         self.product = None
 
     def _multiply(self, write: Any, args: tuple[torch.Tensor, ...], _state: Any) -> None:

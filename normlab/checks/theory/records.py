@@ -194,9 +194,13 @@ class Theory:
             *([self._mixing_verdict(max(mixed, key=lambda look: look.mixing or 0.0))] if mixed else []),
         ]
 
+    @property
+    def _no_certificate(self) -> str:
+        return "the scheme is not known" if self.scheme is None else "its layers do more to the state than the scheme"
+
     def _certificate_verdict(self) -> Verdict:
         if not any(look.certificate for look in self.looks):
-            return unmeasured("certificate", self.certificate or "the scheme is not known")
+            return unmeasured("certificate", self.certificate or self._no_certificate)
         worst = max(self.looks, key=lambda look: _largest(look.used_by_largest) or 0.0)
         share = _largest(worst.used_by_largest)
         if share is None:

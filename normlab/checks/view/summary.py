@@ -32,6 +32,7 @@ _FAULTS = {
     ("leaks", "mixes samples"): "mixes the samples of a batch",
     ("structure", "no norm"): "has branches without a norm",
     ("structure", "no final norm"): "has no norm before its head",
+    ("structure", "norm off"): "has norms that their epsilon switches off",
     ("structure", "skip gain"): "multiplies its state on every skip",
     ("start", "echo"): "starts by repeating the token it has just read",
     ("start", "high first loss"): "starts above the loss of a guess",
@@ -82,6 +83,10 @@ _MEANINGS = {
     "follows them.",
     ("structure", "no final norm"): "The head reads a state whose size depends on depth and training: logits grow with "
     "it.",
+    (
+        "structure",
+        "norm off",
+    ): "An epsilon far above the square of what a norm reads: it divides by a constant, and sets no size.",
     (
         "structure",
         "skip gain",

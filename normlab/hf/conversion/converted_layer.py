@@ -6,18 +6,22 @@ checkpointed, sharded and called as before, and only `forward` differs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+import torch
 from torch import nn
 
 from normlab.errors import NormLabError
-from normlab.hf.conversion.layer_structure import LayerStructure
+from normlab.hf.conversion.layer_structure import LayerStructure, ResidualBranch
 from normlab.roles import Spec
 from normlab.schemes.contract.blocks import Block
 from normlab.schemes.contract.bound_scheme import BoundScheme
+from normlab.schemes.contract.bounds import BranchBound, compose_bounds
+from normlab.schemes.contract.needs import Need
+from normlab.schemes.contract.scheme import Scheme
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,14 @@ class Conversion:
     """User-defined roles of parameters."""
     native: bool = False
     """Whether NormLab's modules read and merge the streams with the model's weights, in place of the model's own."""
+
+    def hidden(self, state: torch.Tensor) -> torch.Tensor:
+        """The (..., D) hidden state in a state between two layers.
+
+        Entry and exit are inside the first and the last layer: before the one and behind the other nothing is to do.
+        """
+        is_hidden = state.ndim <= 3 and state.shape[-1] == self.bound.dim
+        return state if is_hidden else self.bound.hidden(state)
 
 
 class SchemeWiring(nn.Module):
@@ -49,6 +61,10 @@ class SchemeWiring(nn.Module):
         state = self.structure.scaled(layer, state)
         return self.structure.output(self.exit(state), call)
 
+    @property
+    def branches(self) -> Sequence[ResidualBranch]:
+        return self.structure.branches
+
     def rules_of(self, model: nn.Module) -> Any:
         """The scheme's rules for the model that this is a part of; `normlab.check` asks for them before it trains."""
         from normlab.hf.conversion.scheme_rules import rules
@@ -64,9 +80,41 @@ class ConvertedLayer(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.normlab(self, args, kwargs)
 
+    def hidden_in_state(self, state: torch.Tensor) -> torch.Tensor:
+        """The hidden state in what a converted layer is given or returns; probes ask for it."""
+        return self.normlab.conversion.hidden(state)
+
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         # The class is created dynamically, so pickle cannot import it.
         return _empty, (type(self).__mro__[2],), self.__dict__
+
+
+class ConvertedStack(nn.Module):
+    """The wirings of all layers, with what a `normlab.Stack` says of itself. It is no part of the model."""
+
+    def __init__(self, conversion: Conversion, wirings: Sequence[SchemeWiring]):
+        super().__init__()
+        self.bound = conversion.bound
+        self.hidden = conversion.hidden
+        self.entry = wirings[0].entry
+        self.layers = nn.ModuleList(wirings)
+        self._residual_only = conversion.residual_only
+
+    @property
+    def needs(self) -> Sequence[Need]:
+        return () if self._residual_only else self.bound.scheme.needs
+
+    @property
+    def scheme(self) -> Scheme:
+        return self.bound.scheme
+
+    @property
+    def dim(self) -> int:
+        return self.bound.dim
+
+    def certificate(self, entry: float = 1.0, branches: Sequence[Sequence[BranchBound]] | None = None) -> list[float]:
+        """Proven bounds on the RMS of the state, as those of `normlab.Stack`."""
+        return compose_bounds(self.entry, self.layers, entry, branches)
 
 
 def convert_layer(layer: nn.Module, wiring: SchemeWiring) -> None:

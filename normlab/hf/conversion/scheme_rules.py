@@ -8,7 +8,12 @@ import torch
 from torch import nn
 
 from normlab.errors import NormLabError
-from normlab.hf.conversion.converted_layer import Conversion, check_scheme_loaded, converted_layers
+from normlab.hf.conversion.converted_layer import (
+    Conversion,
+    ConvertedStack,
+    check_scheme_loaded,
+    converted_layers,
+)
 from normlab.hf.conversion.foreign_norm import ModelNorm
 from normlab.probes.blocks import eager
 from normlab.roles import Role, Spec, find_roles
@@ -25,6 +30,12 @@ class Rules:
     def __init__(self, model: nn.Module, conversion: Conversion, layers: list[str]):
         self.model, self.conversion, self.bound = model, conversion, conversion.bound
         self._layers = tuple(f"{path}." for path in layers)
+
+    @property
+    def stack(self) -> ConvertedStack | None:
+        """The scheme's modules, for its certificate; None where layers multiply the state by numbers of their own."""
+        wirings = [layer.normlab for layer in converted_layers(self.model).values()]
+        return None if any(one.structure.scale for one in wirings) else ConvertedStack(self.conversion, wirings)
 
     def find_roles(self) -> list[Role]:
         """The role of every parameter; a matrix inside the layers without a known role raises."""

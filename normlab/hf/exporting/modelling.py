@@ -23,6 +23,7 @@ from normlab.hf.exporting.configuration import NormLabConfig
 from normlab.hf.exporting.weights import init_missing_, mark_initialised, resize_vocabulary_
 from normlab.models.decoder import Decoder
 from normlab.stack import Layer
+from normlab.targets.hub import refuse_missing
 from normlab.train.optimiser import parameter_groups
 from normlab.train.transfer import Transfer
 
@@ -59,6 +60,20 @@ class NormLabForCausalLM(PreTrainedModel, GenerationMixin):
         model.decoder = decoder
         mark_initialised(decoder)
         return model.train(decoder.training)
+
+    @classmethod
+    def from_pretrained(cls, name: Any, *args: Any, output_loading_info: bool = False, **options: Any) -> Any:
+        """transformers' `from_pretrained`; weights that the files lack are an error, since it draws them at random.
+
+        With `output_loading_info=True` the lists of them are returned, as by transformers, for the caller to judge.
+        """
+        # The type annotations of transformers know the model alone.
+        loaded: Any = super().from_pretrained(name, *args, output_loading_info=True, **options)
+        found, report = loaded
+        if output_loading_info:
+            return found, report
+        refuse_missing(str(name), report["missing_keys"], report["unexpected_keys"])
+        return found
 
     # -- the forward pass ----------------------------------------------------------------------------------------
 

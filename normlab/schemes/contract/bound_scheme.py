@@ -85,6 +85,10 @@ class BoundScheme:
         """Updates added to the state in the whole network: 2L in initialisation rules."""
         return self.branches_before(self.depth) / self.scheme.cut
 
+    def output_std(self, role: Role, base: float) -> float:
+        """The rule of `depth_init`: output projections ÷ √(2L), as in GPT-2, all else at the base std."""
+        return base / math.sqrt(self.updates) if role.role in OUTPUTS else base
+
     @property
     def constrains(self) -> bool:
         """Whether `after_step` must be called after every optimiser step."""

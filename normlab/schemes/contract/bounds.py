@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from torch import nn
 
@@ -22,3 +23,14 @@ def rms_bound_of(part: nn.Module, rms_in: float) -> float:
         return rms_in
     bound = getattr(part, "rms_bound", unbounded)
     return bound(rms_in)
+
+
+def compose_bounds(
+    entry: nn.Module, layers: Iterable[Any], rms_in: float, branches: Sequence[Sequence[BranchBound]] | None
+) -> list[float]:
+    """Bounds on the RMS after the entry and after the `block` of every layer; `branches` has those of its branches."""
+    bounds = [rms_bound_of(entry, rms_in)]
+    for k, layer in enumerate(layers):
+        known = [unbounded] * len(layer.branches) if branches is None else branches[k]
+        bounds.append(layer.block.rms_bound(bounds[-1], known))
+    return bounds

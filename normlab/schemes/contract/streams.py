@@ -21,7 +21,7 @@ from normlab.kernels.dynamic_streams import DynamicRead, dynamic_step, fuses_ste
 from normlab.kernels.normalised_projection import fuses_projection, normalised_projection
 from normlab.kernels.streams import read_streams, uses_kernel, write_and_read_streams, write_streams
 from normlab.norms import Norm, rms_norm, widen
-from normlab.roles import COEFFICIENTS, OUTPUTS, Role, Spec
+from normlab.roles import COEFFICIENTS, Role, Spec
 from normlab.schemes.contract.bound_scheme import BoundScheme
 from normlab.schemes.contract.law import Law
 from normlab.schemes.contract.parts import Seen, Write, affine_of, read_state
@@ -68,7 +68,7 @@ class StreamScheme(Scheme):
     def initial_std(self, role: Role, base: float, bound: BoundScheme) -> float:
         if role.role in COEFFICIENTS:
             return _MIX_STD
-        return base / math.sqrt(bound.updates) if self.depth_init and role.role in OUTPUTS else base
+        return bound.output_std(role, base) if self.depth_init else base
 
     def law(self, depth: int) -> Law:
         return Law(

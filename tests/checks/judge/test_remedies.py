@@ -15,7 +15,7 @@ FINDINGS = (
     *(("other", name) for name in ("small updates", "large updates", "absorbed", "little headroom", "outliers")),
     *(("untrained", name) for name in ("untrained", "detached")),
     *(("leaks", name) for name in ("sees the future", "mixes samples")),
-    *(("structure", name) for name in ("no norm", "no final norm", "skip gain")),
+    *(("structure", name) for name in ("no norm", "no final norm", "norm off", "skip gain")),
     *(("start", name) for name in ("echo", "high first loss")),
 )
 

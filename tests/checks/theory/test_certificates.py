@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import normlab
-from normlab.checks.theory.certificates import certify, entry_bound, find_stack, observe
+from normlab.checks.theory.certificates import certify, entry_bound, observe
+from normlab.checks.theory.scheme_stack import find_stack
 from normlab.norms import rms
 from tests.matrix import parametrize
 

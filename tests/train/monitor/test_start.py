@@ -89,9 +89,18 @@ def test_it_says_what_to_try_in_one_line(text, tmp_path, capfd):
 
 
 def test_a_head_of_its_own_starts_as_chance_does(text, tmp_path):
-    result = train(config_of(text, steps=1, model={**ECHO, "tied": False}), tmp_path, progress=False)
+    # At this std a tied head gives the token just read 0.85.
+    result = train(config_of(text, steps=1, model={**ECHO, "init_std": 0.125, "tied": False}), tmp_path, progress=False)
     assert events(tmp_path, "start") == []
-    assert result.first_loss < math.log(VOCABULARY) + SIZE["dim"] * 0.5**2 / 2 + 0.5
+    assert result.first_loss < math.log(VOCABULARY) + SIZE["dim"] * 0.125**2 / 2 + 0.5
+
+
+def test_a_head_of_its_own_may_start_too_large(text, tmp_path):
+    """Random logits of variance 64 · 0.5² add 8 nats, more than a guess costs."""
+    result = train(config_of(text, steps=1, model={**ECHO, "tied": False}), tmp_path, progress=False)
+    assert result.first_loss > 2 * math.log(VOCABULARY) + MARGIN
+    (event,) = events(tmp_path, "start")
+    assert "the logits start too large; try a smaller --init-std" in event["detail"]
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ import numpy as np
 
 from normlab.compare.tuning import Edge, RateResults, Row, edge_text, grid_edge, group_by_rate, pick_rate
 from normlab.errors import NormLabError, unknown
+from normlab.numerics.student_t import shifted_outside, t_interval, t_outside
 from normlab.train.metrics import LOSS, Metric, metric_named
-from normlab.utils.student_t import shifted_outside, t_interval, t_outside
 
 Values = Mapping[Any, float | None]
 """Result of each seed, or of each repeat with a seed; None, NaN and infinities are runs that failed or were stuck."""

@@ -1,1 +1,1 @@
-"""General utilities: files, locks, JSON records, progress, host copies, versions, statistics, lazy imports."""
+"""General utilities: files, locks, JSON records, progress, host copies, versions, lazy imports."""

@@ -14,7 +14,7 @@ from normlab.compare.report.scores import scores_table
 from normlab.compare.scores import FILE
 from normlab.evaluation.score import Score
 from normlab.evaluation.store import Store
-from normlab.utils.student_t import t_interval
+from normlab.numerics.student_t import t_interval
 from tests.command import normlab
 from tests.compare.small import held_out, write_text
 

@@ -21,7 +21,7 @@ from normlab.compare.statistics import (
 )
 from normlab.compare.tuning import RateResults
 from normlab.errors import NormLabError
-from normlab.utils.student_t import shifted_outside, t_interval, t_outside
+from normlab.numerics.student_t import shifted_outside, t_interval, t_outside
 
 # 3-digit losses of two schemes over five seeds, made up once.
 A = {1: 4.161, 2: 4.155, 3: 4.172, 4: 4.149, 5: 4.168}

@@ -10,13 +10,7 @@ import pytest
 from normlab.ladders.dry_run import dry_run
 from normlab.ladders.ladder import open_data
 from tests.command import normlab as run_command
-from tests.compare.small import write_text
 from tests.ladders.small import STEP, configuration
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_text(tmp_path_factory.mktemp("ladder") / "text")
 
 
 def test_a_dry_run_trains_nothing(text: Path, tmp_path: Path) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-import math
 import shutil
 import subprocess
 import sys
@@ -15,8 +13,6 @@ from typing import Any
 
 import pytest
 
-from normlab.cli.ladder import ladder as ladder_verb
-from normlab.cli.ladder import ladder_table
 from normlab.compare import compare, executor
 from normlab.compare.store import Store
 from normlab.errors import NormLabError
@@ -28,19 +24,12 @@ from normlab.ladders.outcome import outcome
 from normlab.ladders.plan import LadderPlan
 from normlab.ladders.report.cautions import cautions
 from normlab.ladders.results import build, is_ladder, markdown, read_report
-from normlab.ladders.run import LadderRun
 from normlab.ladders.size import Target
 from normlab.train.trainer import train
 from tests.command import normlab as run_command
 from tests.compare import small
 from tests.compare.here import Here
-from tests.compare.small import write_text
 from tests.ladders.small import STEP, configuration, trained
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_text(tmp_path_factory.mktemp("ladder") / "text")
 
 
 @pytest.fixture
@@ -380,57 +369,6 @@ def test_rows_at_a_rate_that_is_no_longer_picked_are_set_aside(text: Path, tmp_p
     )
 
 
-def test_rates_are_at_the_places_of_the_cells(text: Path) -> None:
-    """A budget that is no multiple of a step is trained to the end of its last step, and has one name on the page."""
-    odd = (10 * STEP - 1, 20 * STEP - 1)
-    data, config = open_data(configuration(text, budgets=odd, lrs=(1e-2, 2e-2)), progress=False)
-    plan = LadderPlan(config)
-    design = design_of(plan, trained(plan, lambda run: 3.0), data, ())
-    cells = {(cell.size, cell.tokens) for cell in design.cells}
-    assert {cell.tokens for cell in design.cells} == {10 * STEP, 20 * STEP}
-    assert {(search.size, search.tokens) for search in design.rates} <= cells
-
-
-@pytest.mark.parametrize(
-    ("changes", "basis"),
-    [
-        ({}, "derived over width; depth 1 to 2 without a rule: a hypothesis"),
-        ({"sizes": ("1x8", "1x16", "1x32")}, "derived"),
-        ({"carry": "width+depth"}, "derived"),
-        ({"carry": "none"}, "hypothesis"),
-    ],
-)
-def test_a_rule_is_called_derived_where_it_covers_all_that_differs(
-    text: Path, changes: dict[str, Any], basis: str
-) -> None:
-    data, config = open_data(configuration(text, **changes), progress=False)
-    design = design_of(LadderPlan(config), [], data, ())
-    assert {rule.basis for rule in design.rules if rule.scheme == "pre"} == {basis}
-
-
-def test_a_rate_that_was_never_tried_is_a_caution_and_its_rule_is_fitted(text: Path) -> None:
-    def loss(run: LadderRun) -> float:
-        best = 4e-3 if str(run.rung.size) == "1x8" else 8e-3
-        return 3.0 + 0.1 * math.log2(run.base_lr / best) ** 2
-
-    data, config = open_data(configuration(text, sizes=("1x8", "1x16", "1x64"), lrs="auto"), progress=False)
-    plan = LadderPlan(config)
-    design = design_of(plan, trained(plan, loss), data, ())
-    assert {rule.basis for rule in design.rules} == {"fitted"}
-    said = "The rate of pre at 1x64 (3.2e-2) lies outside of all that were tried for it (2e-3 to 1.6e-2)."
-    assert said in design.cautions
-
-
-def test_a_run_that_is_found_stuck_at_its_end_has_its_reason_on_the_page(text: Path) -> None:
-    data, config = open_data(configuration(text), progress=False)
-    plan = LadderPlan(config)
-    stuck = {"stuck": True, "stuck_at": 20, "unigram_entropy": 3.02}
-    rows = [one | stuck if one["scheme"] == "peri" else one for one in trained(plan, lambda run: 3.05)]
-    lost = design_of(plan, rows, data, ()).lost
-    assert lost
-    assert {(own.state, own.reason) for own in lost} == {("stuck", "stuck at the unigram entropy (3.02)")}
-
-
 @pytest.mark.full
 def test_stopped_and_killed_ladders_go_on(text: Path, finished: Path, tmp_path: Path) -> None:
     """A ladder in slices, in processes, gives the losses of the one that was never stopped."""
@@ -459,48 +397,10 @@ def _environment(root: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(root)}
 
 
-def test_a_table_from_elsewhere_is_answered(tmp_path: Path) -> None:
-    lines = ["scheme,parameters,tokens,flops,seed,loss"]
-    for i in range(5):
-        for seed in range(3):
-            for scheme, gap in (("base", 0.0), ("mine", -0.02)):
-                loss = 4.0 - 0.2 * i + 0.001 * seed + gap * (1 + 0.01 * seed)
-                lines.append(f"{scheme},{10 * 2**i}M,{100 * 2**i}M,{6e15 * 4**i},{seed},{loss}")
-    (tmp_path / "losses.csv").write_text("\n".join(lines) + "\n")
-    done = run_command("ladder", "--rows", str(tmp_path / "losses.csv"), "--baseline", "base", "--out", str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    assert "mine" in done.stdout
-    assert (tmp_path / "report.html").is_file()
-    wrong = run_command("ladder", "--rows", str(tmp_path / "losses.csv"), "--baseline", "theirs")
-    assert wrong.returncode == 2
-    assert "its schemes are base, mine" in wrong.stderr
-
-
-def test_a_table_takes_no_options_of_training() -> None:
-    for option in ("--dry-run", "--seeds=3"):
-        done = run_command("ladder", "--rows", "losses.csv", option)
-        assert done.returncode == 2
-        assert f"so it takes no {option.partition('=')[0]}; leave that out" in done.stderr
-        assert done.stderr.count("\n") == 1
-
-
 def test_a_target_within_the_ladder_is_refused(text: Path, tmp_path: Path) -> None:
     within = configuration(text, target=(f"2x16:{20 * STEP}",))
     with pytest.raises(NormLabError, match=r"has 1 times the compute of 2x16, .* the top of the ladder"):
         ladder(within, tmp_path / "ladder", progress=False)
-    rows = [f"{name},{n}M,100M,{6e14 * n},0,3.{n}" for name in ("base", "mine") for n in (1, 2, 4)]
-    (tmp_path / "losses.csv").write_text("\n".join(["scheme,parameters,tokens,flops,seed,loss", *rows]))
-    called = ["ladder", "--rows", str(tmp_path / "losses.csv"), "--out", str(tmp_path / "answer")]
-    done = run_command(*called, "--target", "2M:100M")
-    assert done.returncode == 2
-    assert "target 2M:100M has 0.5 times the compute of 4M, 100M tokens, the top of the ladder" in done.stderr
-    assert run_command(*called, "--target", "8M:100M").returncode == 0
-
-
-def test_the_answer_from_a_table_has_a_folder_of_its_own() -> None:
-    """README's two commands are given one after the other in the same place."""
-    trained, tabled = (inspect.signature(verb).parameters["out"].default for verb in (ladder_verb, ladder_table))
-    assert trained != tabled
 
 
 def test_options_of_a_single_run_are_refused() -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from normlab.checks.coordinates.records import Finding, Point, Trend, steepest
+from normlab.numerics.power_law import Fit, mean_fit, power_law
 from normlab.probes.profile import Number
-from normlab.utils.power_law import Fit, mean_fit, power_law
 
 
 def trend(module: str, points: Sequence[Point], threshold: float) -> Trend:

@@ -21,11 +21,11 @@ from normlab.checks.coordinates.words import (  # fmt: skip
 )
 from normlab.checks.view.page import commands
 from normlab.checks.view.plots import one
+from normlab.numerics.power_law import Fit
 from normlab.pages.numbers import duration, rate
 from normlab.pages.page import Section, render, section
 from normlab.pages.tables import Cell, Column, Table, flatten, numeric_cell
 from normlab.probes.profile import Number
-from normlab.utils.power_law import Fit
 
 
 def page(check: CoordinateCheck) -> str:

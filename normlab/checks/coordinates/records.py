@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from normlab.checks.result import Subject
+from normlab.numerics.power_law import Fit
 from normlab.probes.profile import Number
-from normlab.utils.power_law import Fit
 from normlab.utils.records import StoredResult
 
 AxisName = Literal["width", "depth"]

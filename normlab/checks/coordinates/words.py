@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from normlab.checks.coordinates.records import Axis, AxisName, CoordinateCheck, Finding, Trend
 from normlab.checks.coordinates.trace import LAST
 from normlab.checks.judge.verdict import Level
+from normlab.numerics.power_law import Fit
 from normlab.pages.numbers import NONE, join_names, minus
-from normlab.utils.power_law import Fit
 
 FINE: tuple[Finding, ...] = ("flat", "as its size", "constant")
 """Findings on a change that are no reason to worry."""

@@ -15,8 +15,8 @@ import numpy as np
 
 from normlab.checks.judge.thresholds import Thresholds
 from normlab.checks.ladder_records import Ladder
+from normlab.numerics.power_law import Fit, half_width, line, power_law
 from normlab.probes.profile import Number, Profile, When
-from normlab.utils.power_law import Fit, half_width, line, power_law
 
 Forward = Literal[
     "not judged", "bounded", "shrinking", "random walk", "linear", "common part", "super-linear", "exploding"

@@ -30,6 +30,7 @@ from normlab.checks.theory.records import (
 from normlab.checks.theory.scale_test import scale_test, summary
 from normlab.checks.theory.scheme_stack import find_stack
 from normlab.errors import NormLabError
+from normlab.numerics.power_law import power_law
 from normlab.probes.blocks import find_stacks
 from normlab.probes.profile import Number, Profile
 from normlab.probes.sharded import is_sharded
@@ -39,7 +40,6 @@ from normlab.schemes.contract.law import Law
 from normlab.stack import Stack
 from normlab.targets.scheme_rules import scheme_of
 from normlab.targets.target import Target
-from normlab.utils.power_law import power_law
 
 if TYPE_CHECKING:
     from normlab.checks.theory.scheme_stack import SchemeStack

@@ -11,9 +11,9 @@ from normlab.compare.scores import FILE
 from normlab.compare.statistics import paired_difference
 from normlab.evaluation.groups import Groups, grouped_mean
 from normlab.evaluation.store import Store
+from normlab.numerics.student_t import t_interval
 from normlab.pages.numbers import NONE, finite_or_none, fixed, signed
 from normlab.pages.tables import Cell, Column, Table, numeric_cell
-from normlab.utils.student_t import t_interval
 
 _PLACES = 4
 

@@ -21,7 +21,7 @@ from normlab.dynamics.recording import trajectory
 from normlab.dynamics.system.systems import SystemChunk, initial_state
 from normlab.dynamics.view.figures import Figure, make_curve
 from normlab.errors import NormLabError
-from normlab.utils.power_law import power_law
+from normlab.numerics.power_law import power_law
 from normlab.utils.text import counted
 
 _EXPONENT, _COUNTS = 0.1, 0.15

@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from normlab.errors import NormLabError
-from normlab.utils.student_t import t_interval
+from normlab.numerics.student_t import t_interval
 
 RateForm = Literal["exponential", "stretched", "power"]
 FORMS: tuple[RateForm, ...] = ("exponential", "stretched", "power")

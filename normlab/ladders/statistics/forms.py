@@ -22,8 +22,8 @@ from normlab.ladders.statistics.estimators.simple_law import (
     axis_coordinate,
     form_features,
 )
-from normlab.utils.distributions import f_above
-from normlab.utils.student_t import t_interval
+from normlab.numerics.distributions import f_above
+from normlab.numerics.student_t import t_interval
 
 Array = np.ndarray
 

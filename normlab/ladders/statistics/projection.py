@@ -15,7 +15,7 @@ from normlab.ladders.statistics.estimators.mixture import Mixture
 from normlab.ladders.statistics.estimators.simple_law import simple_law_prior
 from normlab.ladders.statistics.forms import constant_multiplier
 from normlab.ladders.statistics.multiplier import multiplier
-from normlab.utils.distributions import normal_cdf
+from normlab.numerics.distributions import normal_cdf
 
 NEXT_RUNG = 3.5
 TEN_TIMES = 10.0

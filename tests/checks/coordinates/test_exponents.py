@@ -9,7 +9,7 @@ import pytest
 from normlab import NormLabError
 from normlab.checks.coordinates.exponents import judge, trend
 from normlab.checks.coordinates.records import Point, Trend
-from normlab.utils.power_law import Fit, mean_fit, power_law
+from normlab.numerics.power_law import Fit, mean_fit, power_law
 
 SIZES = (4, 8, 32)
 

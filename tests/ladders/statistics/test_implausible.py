@@ -20,6 +20,7 @@ from normlab.ladders.statistics.simulated.ladders import (
     simulated_path,
 )
 from normlab.ladders.statistics.simulated.truths import TRUTHS
+from tests.ladders.statistics.known_rows import noisy_rows
 
 FEW_STEPS = 3000
 
@@ -104,9 +105,7 @@ def test_usual_noise_gives_no_false_alarm(ladder: SimulatedLadder, seeds: int) -
 
 
 def test_the_answer_cautions() -> None:
-    ladder = simulated_grid()
-    gaps, losses = simulate(ladder, TRUTHS[0], USUAL, 3, 1, np.random.default_rng(0))
-    rows = as_rows(ladder, gaps[0], losses[0])
+    rows = noisy_rows(simulated_grid(), TRUTHS[0].name)
     assert not any("contradict each other" in line for line in answer(rows, baseline="pre").cautions)
     top = max(row.tokens for row in rows)
     off = [replace(row, loss=(row.loss or 0.0) + 0.3 * (row.size == "8x512" and row.tokens == top)) for row in rows]

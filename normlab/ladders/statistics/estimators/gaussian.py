@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from normlab.ladders.statistics.estimators.mixture import Mixture
-from normlab.utils.distributions import normal_cdf
+from normlab.numerics.distributions import normal_cdf
 
 Array = np.ndarray
 

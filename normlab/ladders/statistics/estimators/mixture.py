@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from normlab.ladders.statistics.answer import Interval
-from normlab.utils.distributions import normal_cdf
+from normlab.numerics.distributions import normal_cdf
 
 _NEGLIGIBLE = 1e-7
 """Share of the weight that may be dropped: far below what moves a quantile that is printed."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from normlab.ladders.statistics.estimators.gaussian import NoiseModel
-from normlab.utils.distributions import chi_square_quantile
+from normlab.numerics.distributions import chi_square_quantile
 
 Array = np.ndarray
 

@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 
 from normlab.errors import NormLabError
-from normlab.utils.student_t import beta_ratio
+from normlab.numerics.student_t import beta_ratio
 
 _END = 8.5
 _STEPS_PER_UNIT = 512

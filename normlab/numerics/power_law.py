@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from normlab.errors import NormLabError
-from normlab.utils.student_t import t_interval
+from normlab.numerics.student_t import t_interval
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from normlab.errors import NormLabError
-from normlab.utils.distributions import chi_square_quantile, f_above, normal_cdf
+from normlab.numerics.distributions import chi_square_quantile, f_above, normal_cdf
 
 
 def test_normal_cdf_is_scipys_to_the_error_of_linear_interpolation() -> None:

@@ -23,6 +23,7 @@ from normlab.utils.text import counted
 
 def show_list(folder: Path, results: Path) -> None:
     """List every study with its status and cost, and the cost of those that have not ended."""
+    _check_results(results)
     studies = [load_study(name, folder) for name in find_studies(folder)]
     for study in studies:
         print(f"{study.name:<24} {_state(study, results)}\n{'':<24} {study.title}; {cost_of(study)}")
@@ -152,8 +153,15 @@ def _folder(data_dir: Path | None) -> Path:
     return data_dir or Path()
 
 
+def _check_results(results: Path) -> None:
+    """Raise where no rows can be: every claim would be reported as not run. A folder may still be made."""
+    if results.exists() and not results.is_dir():
+        raise NormLabError(f"{results} is a file; --results is the folder that holds the rows of studies")
+
+
 def write_report(folder: Path, results: Path, docs: Path, html: Path) -> None:
     """Write docs/claims.md and the page."""
+    _check_results(results)
     found = report.claim_lines(folder, results)
     for path, text in ((docs, report.markdown(found)), (html, report.claims_page(found))):
         write_atomically(path, text.encode("utf-8", "replace"))
@@ -162,6 +170,7 @@ def write_report(folder: Path, results: Path, docs: Path, html: Path) -> None:
 
 def write_pages(studies: Sequence[Study], results: Path) -> None:
     """Write a page of every arm of the studies."""
+    _check_results(results)
     for study in studies:
         for path in write_arm_pages(study, results):
             print(f"page: {path}")

@@ -53,6 +53,9 @@ def test_the_list_needs_no_torch(tmp_path):
         (("nowhere.toml",), "there is no file nowhere.toml"),
         (("tiny", "--minutes", "-1"), "minutes must be positive"),
         (("tiny", "--studies", "elsewhere"), "no folder elsewhere"),
+        (("--results", "studies/tiny.toml"), "studies/tiny.toml is a file; --results is"),
+        (("--report", "--results", "studies/tiny.toml"), "studies/tiny.toml is a file; --results is"),
+        (("tiny", "--report", "--results", "studies/tiny.toml"), "studies/tiny.toml is a file; --results is"),
     ],
 )
 def test_mistakes_are_one_line(arguments, words, tmp_path, monkeypatch, capsys):

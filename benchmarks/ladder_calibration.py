@@ -32,7 +32,11 @@ from normlab.ladders.statistics.simulated.calibration import (
 )
 from normlab.ladders.statistics.simulated.ladders import (
     CLEAN,
+    EARLY,
+    LATE,
+    MIDDLE,
     NOISY,
+    SMALL,
     UNTUNED,
     USUAL,
     simulated_grid,
@@ -104,7 +108,11 @@ def other_cases() -> list[Case]:
         Case(name="grid: one cell in ten untuned", ladder=grid, noise=UNTUNED),
         Case(name="grid: branches correlated 0.5, not 0.75", ladder=grid, noise=replace(USUAL, branch=0.5)),
         Case(name="grid: branches correlated 0.9, not 0.75", ladder=grid, noise=replace(USUAL, branch=0.9)),
+        Case(name="grid: middle runs scatter more", ladder=grid, noise=MIDDLE),
+        Case(name="grid: small models scatter more", ladder=grid, noise=SMALL),
+        Case(name="grid: long runs scatter more", ladder=grid, noise=LATE),
         Case(name="grid: forecast of 12x768 from three sizes", ladder=grid, held_out=3),
+        Case(name="grid: the same, short runs scatter more", ladder=grid, noise=EARLY, held_out=3),
     ]
 
 

@@ -23,6 +23,7 @@ from normlab.ladders.statistics.estimators.noise import SeedNoise, effective_df,
 from normlab.ladders.statistics.estimators.simple_law import simple_law_prior
 from normlab.ladders.statistics.estimators.smooth import smooth_prior
 from normlab.ladders.statistics.simulated.ladders import (
+    EARLY,
     USUAL,
     Noise,
     SimulatedLadder,
@@ -92,11 +93,13 @@ class _Data:
 
 
 def required_cases() -> list[Case]:
-    """The designs whose worst coverage is required; the last is plan A of benchmarks/."""
+    """The designs whose worst coverage is required; the last two are plan A of benchmarks/."""
+    path, grid = simulated_path(), simulated_grid()
     return [
-        Case(name="path: 5 rungs, 3 seeds", ladder=simulated_path(), is_required=True),
-        Case(name="grid: 4 sizes, 3 budgets, 3 seeds", ladder=simulated_grid(), is_required=True),
-        Case(name="grid: 2 seeds at the largest size", ladder=simulated_grid(), top_seeds=2, is_required=True),
+        Case(name="path: 5 rungs, 3 seeds", ladder=path, is_required=True),
+        Case(name="grid: 4 sizes, 3 budgets, 3 seeds", ladder=grid, is_required=True),
+        Case(name="grid: 2 seeds at the largest size", ladder=grid, top_seeds=2, is_required=True),
+        Case(name="grid: short runs scatter more", ladder=grid, noise=EARLY, top_seeds=2, is_required=True),
     ]
 
 

@@ -30,6 +30,8 @@ class Noise:
     """Share of the cells at which one side was trained with settings that do not fit there."""
     untuned_sd: float = 0.05
     """Of what that does to the gap at such a cell, in nats."""
+    scatter: tuple[float, ...] = (1.0,)
+    """Factors on `run`, one for each budget of a grid from the smallest on, or one for each cell."""
 
     @property
     def paired_sd(self) -> float:
@@ -40,6 +42,14 @@ class Noise:
 USUAL = Noise(0.006, 0.3, 0.010, 0.003)
 CLEAN = Noise(0.004, 0.3, 0.0, 0.0)
 NOISY = Noise(0.010, 0.3, 0.010, 0.005)
+EARLY = replace(USUAL, scatter=(6.0, 2.5, 1.0))
+"""Short runs scatter more, as where seeds learn to copy from the context at different times: GeoNorm at 4x256."""
+MIDDLE = replace(USUAL, scatter=(0.5, 4.0, 1.0))
+"""Most at the middle budget, as where that happens there: SpanNorm at 4x256."""
+SMALL = replace(USUAL, scatter=tuple(factor for factor in (4.0, 3.0, 2.0, 1.0) for _ in range(3)))
+"""Small models scatter more, at every budget."""
+LATE = replace(USUAL, scatter=(0.5, 1.0, 2.0))
+"""Long runs scatter more."""
 UNTUNED = replace(USUAL, untuned=0.1)
 """One cell in ten is off, as in tables that others have published."""
 
@@ -111,8 +121,9 @@ def simulate(
     lower = np.linalg.cholesky(correlation_matrix(ladder.group, noise.branch))
     runs = np.einsum("ij,krjs->kris", lower, rng.standard_normal((2, repeats, cells, seeds)))
     rungs = np.einsum("ij,krj->kri", lower, rng.standard_normal((2, repeats, cells)))
-    base = noise.run * runs[0]
-    own = noise.run * (noise.shared * runs[0] + math.sqrt(1.0 - noise.shared**2) * runs[1])
+    scatter = noise.run * np.resize(noise.scatter, cells)[:, None]
+    base = scatter * runs[0]
+    own = scatter * (noise.shared * runs[0] + math.sqrt(1.0 - noise.shared**2) * runs[1])
     gap = truth.gap(ladder.cells)[:, None] + own - base + noise.own_rung * rungs[0][..., None]
     if noise.untuned:
         is_untuned = rng.random((repeats, cells)) < noise.untuned

@@ -34,7 +34,9 @@ REQUIRED = 0.90
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("case", "repeats"), list(zip(required_cases(), (1000, 600, 400), strict=True)), ids=["path", "grid", "plan-a"]
+    ("case", "repeats"),
+    list(zip(required_cases(), (1000, 600, 400, 400), strict=True)),
+    ids=["path", "grid", "plan-a", "plan-a-early-scatter"],
 )
 def test_smooth_intervals_cover_the_worst_truth(case: Case, repeats: int) -> None:
     found = worst(measure(case, [*TRUTHS, *FRESH_TRUTHS], repeats, "smooth"))

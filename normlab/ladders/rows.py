@@ -193,15 +193,19 @@ def _cell(name: str, text: str, place: str) -> Any:
 
 
 def _refuse_repeats(rows: list[LadderRow], path: Path) -> None:
-    seen = set()
+    seen: dict[Any, LadderRow] = {}
     for row in rows:
-        key = (row.scheme, row.cell, row.seed)
-        if key in seen:
+        other = seen.setdefault((row.scheme, row.cell, row.seed), row)
+        if other.size != row.size:
+            raise NormLabError(
+                f"{path}: {row.scheme} has {row.parameters:,} parameters with both {other.size} and {row.size}, and "
+                "places are told apart by that number; give exact counts"
+            )
+        if other is not row:
             raise NormLabError(
                 f"{path}: {row.scheme} with {row.size}, {row.tokens:,} tokens and seed {row.seed} is listed twice; "
                 "keep one row"
             )
-        seen.add(key)
 
 
 def _check_sizes(rows: list[LadderRow], path: Path) -> None:

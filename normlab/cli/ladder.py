@@ -62,8 +62,8 @@ def ladder_table(
       normlab ladder --rows losses.csv --target 1.3B:26B
 
     Args:
-        rows: CSV file with the columns scheme, parameters, tokens, flops, seed and loss; size, steps, trunk,
-            tokens_per_s, lr and state may be added.
+        rows: CSV file with the columns scheme, parameters, tokens, flops, seed and loss (in nats a token); size, steps,
+            trunk, tokens_per_s, lr and state may be added.
         out: Folder of the page.
         baseline: Scheme that the others are compared with; none: pre if it is among them, else the first.
         target: Places at which the gap is asked for, parameters:tokens.

@@ -7,6 +7,7 @@ branches of one trunk: then their noise is correlated, and they are not independ
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,12 +30,21 @@ _SAME = 1.1
 STATES = ("done", "stuck", "diverged", "failed")
 """How a run may have ended; only rows that are done enter a fit."""
 
+_PLAUSIBLE = (1e-2, 1e4)
+"""FLOPs a token and parameter between which training lies: usually 6, less in a sparse model, more with long texts."""
+
+
+def _whole(text: str) -> int:
+    """A whole number, which a table may hold as 3.0: pandas writes so where the column has an empty cell."""
+    return int(text.removesuffix(".0"))
+
+
 _READ: dict[str, tuple[Callable[[str], Any], str]] = {
     **dict.fromkeys(("scheme", "size", "trunk", "state"), (str, "text")),
     **dict.fromkeys(("parameters", "tokens", "steps"), (parse_count, "a count")),
     **dict.fromkeys(("flops", "tokens_per_s", "lr"), (float, "a number; write it in digits, as 2.1e16")),
     "loss": (float, "a number; write it as 3.25, or leave it empty for a run that did not train"),
-    "seed": (int, "a whole number; count seeds 0, 1, 2"),
+    "seed": (_whole, "a whole number; count seeds 0, 1, 2"),
 }
 """How the cells of each column are read, and what they should be, with advice."""
 
@@ -46,6 +56,12 @@ _POSITIVE = {
     "tokens_per_s": "leave it empty where it was not measured",
 }
 """Columns whose values must be positive, with advice."""
+
+_ABSENT = {
+    "flops": " (6 × parameters × tokens will do)",
+    "seed": " (number the runs of a scheme 0, 1, 2; runs that saw the same batches share a number)",
+}
+"""Advice on columns that are not there."""
 
 
 @dataclass(frozen=True)
@@ -89,23 +105,18 @@ class LadderRow:
 def read_table(path: Path) -> list[LadderRow]:
     """The rows of a CSV table that somebody else's runs may have filled: the required columns, and any optional one.
 
-    Counts may have units (29.5M). An empty loss, nan or inf is a run that did not train.
+    Commas, semicolons or tabs separate its cells. Counts may have units (29.5M). An empty loss, nan or inf is a run
+    that did not train.
     """
-    try:
-        # "-sig": spreadsheets begin a file with a byte-order mark.
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            head, *lines = list(csv.reader(file)) or [[]]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        said = error.strerror if isinstance(error, OSError) else error
-        raise NormLabError(f"cannot read {path}: {said}; expected a CSV table with {', '.join(REQUIRED)}") from None
-    names = [name.strip() for name in head]
+    head, *lines = _cells(path) or [[]]
+    names = [name.strip().lower() for name in head]
     if twice := next((name for name in names if name in _READ and names.count(name) > 1), None):
         raise NormLabError(f"{path} has two columns {twice}; keep one, or give the other another name")
     missing = [name for name in REQUIRED if name not in names]
     if missing:
         raise NormLabError(
-            f"{path} has no column {missing[0]}; expected {', '.join(REQUIRED)} in its first line, separated by "
-            f"commas, got {', '.join(names)[:200] or 'an empty line'}"
+            f"{path} has no column {missing[0]}{_ABSENT.get(missing[0], '')}; expected {', '.join(REQUIRED)} in the "
+            f"first line of a CSV table, got {', '.join(head)[:200] or 'an empty line'}"
         )
     texts = [(number, [cell.strip() for cell in line]) for number, line in enumerate(lines, start=2) if any(line)]
     rows = [_parse(names, line, f"{path}, line {number}") for number, line in texts]
@@ -115,14 +126,35 @@ def read_table(path: Path) -> list[LadderRow]:
     return rows
 
 
+def _cells(path: Path) -> list[list[str]]:
+    """The cells of all lines."""
+    try:
+        # "-sig": spreadsheets begin a file with a byte-order mark.
+        text = path.read_text(encoding="utf-8-sig")
+        separator = max(",;\t", key=text.partition("\n")[0].count)
+        return list(csv.reader(io.StringIO(text), delimiter=separator))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        said = error.strerror if isinstance(error, OSError) else error
+        if isinstance(error, UnicodeDecodeError):
+            said = "it is not UTF-8 text"
+        raise NormLabError(
+            f"cannot read {path}: {said}; expected a CSV table in UTF-8 with {', '.join(REQUIRED)}"
+        ) from None
+
+
 def _parse(names: list[str], line: list[str], place: str) -> LadderRow:
     text = _by_column(names, line, place)
     found: dict[str, Any] = {name: _cell(name, text.get(name, ""), place) for name in _READ}
     trained = found["loss"] is not None and math.isfinite(found["loss"])
     found["loss"] = found["loss"] if trained else None
     found["state"] = found["state"] or ("done" if trained else "failed")
+    # What W&B calls a run that came to its end.
+    found["state"] = "done" if found["state"] == "finished" else found["state"]
     if found["state"] not in STATES:
-        raise NormLabError(f"{place}: unknown state {found['state']!r}; expected {', '.join(STATES)}, or nothing")
+        raise NormLabError(
+            f"{place}: unknown state {found['state']!r}; expected {', '.join(STATES)}, or nothing; leave "
+            "out runs that were interrupted"
+        )
     needed = ("scheme", "parameters", "tokens", "flops", "seed")
     if empty := next((name for name in needed if found[name] is None), None):
         raise NormLabError(f"{place}: {empty} is empty; only the loss of a run that did not train may be")
@@ -133,7 +165,8 @@ def _parse(names: list[str], line: list[str], place: str) -> LadderRow:
     row = LadderRow(**found)
     if row.is_usable and row.loss is not None and row.loss > LARGEST_LOSS:
         raise NormLabError(
-            f"{place}: a loss of {row.loss:.3g} nats a token is that of no model that trained; leave it empty"
+            f"{place}: a loss of {row.loss:.3g} nats a token is that of no model that trained; leave it empty, or "
+            "give the logarithm of a perplexity"
         )
     return row
 
@@ -160,15 +193,19 @@ def _cell(name: str, text: str, place: str) -> Any:
 
 
 def _refuse_repeats(rows: list[LadderRow], path: Path) -> None:
-    seen = set()
+    seen: dict[Any, LadderRow] = {}
     for row in rows:
-        key = (row.scheme, row.cell, row.seed)
-        if key in seen:
+        other = seen.setdefault((row.scheme, row.cell, row.seed), row)
+        if other.size != row.size:
+            raise NormLabError(
+                f"{path}: {row.scheme} has {row.parameters:,} parameters with both {other.size} and {row.size}, and "
+                "places are told apart by that number; give exact counts"
+            )
+        if other is not row:
             raise NormLabError(
                 f"{path}: {row.scheme} with {row.size}, {row.tokens:,} tokens and seed {row.seed} is listed twice; "
                 "keep one row"
             )
-        seen.add(key)
 
 
 def _check_sizes(rows: list[LadderRow], path: Path) -> None:
@@ -184,7 +221,7 @@ def _check_sizes(rows: list[LadderRow], path: Path) -> None:
 
 
 def _check_flops(rows: list[LadderRow], path: Path) -> None:
-    """Raise unless FLOPs grow with the tokens of a scheme at a size: those of one token do not."""
+    """Raise unless FLOPs are those of training: they grow with the tokens, and are about 6 a token and parameter."""
     before: dict[tuple[str, str], LadderRow] = {}
     for row in sorted(rows, key=lambda row: row.tokens):
         last = before.setdefault((row.scheme, row.size), row)
@@ -194,3 +231,11 @@ def _check_flops(rows: list[LadderRow], path: Path) -> None:
                 f"{row.flops:.3g} at {row.tokens:,}; {_POSITIVE['flops']}"
             )
         before[row.scheme, row.size] = row
+    for row in rows:
+        each = row.flops / row.tokens / row.parameters
+        if not _PLAUSIBLE[0] <= each <= _PLAUSIBLE[1]:
+            raise NormLabError(
+                f"{path}: {row.scheme} with {row.parameters:,} parameters, {row.tokens:,} tokens and {row.flops:.3g} "
+                f"FLOPs has {each:.2g} FLOPs a token and parameter, where about 6 are usual; write out millions and "
+                "TFLOPs (110M, 2.1e16), and give FLOPs of the whole training"
+            )

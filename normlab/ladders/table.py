@@ -70,7 +70,9 @@ def _check_shared(rows: Sequence[LadderRow], baseline: str, path: Path) -> None:
     """
     cells = {(row.size, row.tokens) for row in rows if row.scheme == baseline}
     others = [row for row in rows if row.scheme != baseline]
-    if any((row.size, row.tokens) in cells for row in others):
+    shared = [row for row in others if (row.size, row.tokens) in cells]
+    if shared:
+        _check_seeds([row.seed for row in rows if row.scheme == baseline], shared, baseline, path)
         return
     own = next(row for row in rows if row.scheme == baseline)
     raise NormLabError(
@@ -78,6 +80,15 @@ def _check_shared(rows: Sequence[LadderRow], baseline: str, path: Path) -> None:
         f"{own.tokens:,} tokens; {others[0].scheme}: {others[0].size}, {others[0].tokens:,} tokens); "
         "name sizes alike in a column size"
     )
+
+
+def _check_seeds(seeds: Sequence[int], others: Sequence[LadderRow], baseline: str, path: Path) -> None:
+    """Raise if no scheme has a seed of the baseline."""
+    if {row.seed for row in others}.isdisjoint(seeds):
+        raise NormLabError(
+            f"{path}: no scheme has a seed in common with {baseline} ({baseline}: seed {seeds[0]}; {others[0].scheme}: "
+            f"seed {others[0].seed}); gaps are taken seed by seed: give runs that saw the same batches one number"
+        )
 
 
 def _target(text: str, rows: Sequence[LadderRow]) -> Place:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from normlab.errors import NormLabError
+
+_EXPONENT = re.compile(r"(?<![\w.])\d+(?:\.\d+)?e-\d+")
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -103,9 +106,18 @@ def _environment() -> Any:
     except ImportError:
         raise _missing("jinja2") from None
     loader = jinja2.FileSystemLoader(TEMPLATES)
-    return jinja2.Environment(
+    environment = jinja2.Environment(
         loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
+    environment.filters["unbroken"] = unbroken
+    return environment
+
+
+def unbroken(text: Any) -> Any:
+    """Escaped text whose numbers stay on one line: a browser breaks 1e-3 behind its hyphen."""
+    from markupsafe import Markup, escape
+
+    return Markup(_EXPONENT.sub(r'<span class="whole">\g<0></span>', str(escape(text))))
 
 
 @cache

@@ -7,7 +7,7 @@ process was killed) says nothing of its scheme and is left out.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from normlab.compare.statistics import SchemeResult, rank_schemes
 from normlab.compare.tuning import lost_above_text
 from normlab.errors import NormLabError, unknown
+from normlab.pages.numbers import join_names
 from normlab.studies.values import row_number, row_values
 from normlab.utils.text import counted
 
@@ -49,6 +50,34 @@ class Sample:
 def unit_of(samples: Sequence[Sample]) -> str:
     """The unit that values are paired by: seed, or repeat for repeated benchmarks."""
     return "repeat" if any(one.unit == "repeat" for one in samples) else "seed"
+
+
+def unpaired(a: Sample, b: Sample) -> list[str]:
+    """Notes on seeds, or repeats, that one of two samples has alone; none where they share nothing at all."""
+    if not a.values.keys() & b.values.keys():
+        return []
+    notes = []
+    for own, other in ((a, b), (b, a)):
+        if alone := own.values.keys() - other.values.keys():
+            verb = "has no partner in {} and is" if len(alone) == 1 else "have no partner in {} and are"
+            notes.append(f"{own.name}: {_seeds_of(alone, unit_of([a, b]))} {verb.format(other.name)} left out")
+    return notes
+
+
+def uneven(samples: Sequence[Sample]) -> list[str]:
+    """Notes on means that lack a seed, or repeats, of other means beside them."""
+    known = [one for one in samples if one.values]
+    keys = {key for one in known for key in one.values}
+    return [f"{one.name}: its mean is without {_seeds_of(lacking, unit_of(known))}, which others have"
+            for one in known if (lacking := keys - one.values.keys())]  # fmt: skip
+
+
+def _seeds_of(keys: Collection[Key], unit: str) -> str:
+    """seed 3; seeds 3 and 4; 2 repeats."""
+    if unit == "repeat":
+        return counted(len(keys), unit)
+    names = [str(seed) for seed in sorted({seed for seed, _ in keys})]
+    return f"{'seed' if len(names) == 1 else 'seeds'} {join_names(names)}"
 
 
 class Evidence:

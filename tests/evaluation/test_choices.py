@@ -91,6 +91,19 @@ def test_no_end_is_without_tokens(start, scored):
     assert [words.decode(one.ids[one.first :]) for one in found] == list(scored.values())
 
 
+def test_files_of_one_name_and_copies_are_told_apart(places, tmp_path):
+    files = [tmp_path / name for name in ("books/ends.jsonl", "news/ends.jsonl", "copy.jsonl")]
+    for file, asked in zip(files, (questions(), questions()[:4], questions()), strict=True):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("".join(json.dumps(question) + "\n" for question in asked))
+    config = EvaluationConfig(runs=(str(places / "run"),), choices=tuple(map(str, files)), device="cpu")
+    rows = evaluate(config, tmp_path / "e.json", progress=False)
+    found = [(score["task"], score["samples"]) for row in rows for score in row["scores"]]
+    count = len(questions())
+    assert found == [(str(tmp_path / "books/ends"), count), (str(tmp_path / "news/ends"), 4), ("copy", count)]
+    assert [row["task"] for row in rows] == [task for task, _ in found]
+
+
 def test_a_limit_takes_the_first(places, tmp_path):
     config = EvaluationConfig(runs=(str(places / "run"),), choices=(str(places / "ends.jsonl"),), limit=3, device="cpu")
     (row,) = evaluate(config, tmp_path / "e.json", progress=False)

@@ -55,10 +55,26 @@ def test_a_run_without_a_loss_did_not_train(tmp_path: Path, loss: str) -> None:
         (["pre,110M,29.5M,1e16,0,1e300"], HEAD, r"line 2: a loss of 1e\+300 nats a token is that of no model"),
         (["pre,110M,29.5M,1e16,0.5,3.2"], HEAD, "line 2: seed: '0.5' is not a whole number; count seeds"),
         (["", "pre,110M,29.5M,1e16,,3.2"], HEAD, "line 3: seed is empty"),
-        (["pre,110M,29.5M,1e16,0,3.2,ended"], f"{HEAD},state", "line 2: unknown state 'ended'; expected done, stuck"),
-        ([], HEAD.replace(",", ";"), "no column scheme; expected .* separated by commas, got scheme;parameters"),
+        (
+            ["pre,110M,29.5M,1e16,0,3.2,ended"],
+            f"{HEAD},state",
+            "unknown state 'ended'; expected done, stuck, .* leave out",
+        ),
+        ([], HEAD.replace(",", "|"), "no column scheme; expected .* a CSV table, got scheme|parameters"),
+        ([], HEAD.replace(",seed", ""), r"no column seed \(number the runs .*\); expected scheme, .*, got scheme"),
+        (["pre;110M;29.5M;2e16;0;3,25"], HEAD.replace(",", ";"), "line 2: loss: '3,25' is not a number; write it as"),
+        # In TFLOPs; FLOPs of one token, in a table of one budget a size; parameters in millions.
+        (["pre,110M,29.5M,2e4,0,3.2"], HEAD, "has 6.2e-12 FLOPs a token and parameter, where about 6 are usual"),
+        (["pre,11M,29.5M,7e7,0,3.2", "pre,110M,59M,7e8,0,3.1"], HEAD, "has 2.2e-07 FLOPs a token and parameter"),
+        (["pre,110,29.5M,2e16,0,3.2"], HEAD, r"has 6.2e\+06 FLOPs a token and parameter"),
+        (["pre,110M,29.5M,2e16,0,557"], HEAD, "leave it empty, or give the logarithm of a perplexity"),
         ([], "", "has no column scheme; .* got an empty line"),
         (["pre,110M,29.5M,1e16,0,3.2", "pre,110M,29.5M,1e16,0,3.3"], HEAD, "listed twice"),
+        (
+            ["pre,110M,29.5M,1e16,0,3.2,deep", "pre,110M,29.5M,1e16,0,3.3,wide"],
+            f"{HEAD},size",
+            "pre has 110,000,000 parameters with both deep and wide, .*; give exact counts",
+        ),
         (["pre,110M,29.5M,1e16,0,3,25"], HEAD, "line 2 has 7 cells for 6 columns; write decimals with a point"),
         (["pre,110M,29.5M,1e16,0,3.2,3.3"], f"{HEAD},loss", "two columns loss; keep one"),
         (["pre,110M,29.5M,1e16,0,3.2,-5"], f"{HEAD},tokens_per_s", "tokens_per_s must be positive, got -5; leave it"),
@@ -86,6 +102,30 @@ def test_bad_tables_are_refused_in_one_line(tmp_path: Path, lines: list[str], he
 def test_empty_cells_at_the_end_of_a_line_are_no_cells(tmp_path: Path) -> None:
     (row,) = read_table(table(tmp_path, "pre,110M,29.5M,2.1e16,0,3.25,,"))
     assert row.loss == 3.25
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_tables_that_other_programs_export_are_read(tmp_path: Path, separator: str) -> None:
+    """With an index, names that begin with a capital, and whole numbers that pandas wrote as decimals."""
+    path = tmp_path / "losses.csv"
+    lines = [",Scheme,Parameters,Tokens,FLOPs,Seed,Loss,State", "0,pre,110e6,29500000.0,2.1e16,1.0,3.25,finished",
+             "1,pre,110e6,29500000.0,2.1e16,2.0,,failed"]  # fmt: skip
+    path.write_text("\n".join(lines).replace(",", separator), newline="\r\n")
+    first, second = read_table(path)
+    assert (first.scheme, first.parameters, first.tokens, first.flops) == ("pre", 110_000_000, 29_500_000, 2.1e16)
+    assert (first.seed, first.loss, first.state, second.seed, second.state) == (1, 3.25, "done", 2, "failed")
+
+
+def test_other_encodings_are_named(tmp_path: Path) -> None:
+    (tmp_path / "losses.csv").write_text(HEAD, encoding="utf-16")
+    with pytest.raises(NormLabError, match="it is not UTF-8 text; expected a CSV table in UTF-8 with scheme"):
+        read_table(tmp_path / "losses.csv")
+
+
+def test_seeds_that_no_scheme_shares_with_the_baseline_are_refused(tmp_path: Path) -> None:
+    lines = ["pre,110M,29.5M,2e16,0,3.2", "peri,110M,29.5M,2e16,1,3.1"]
+    with pytest.raises(NormLabError, match=r"no scheme has a seed in common with pre \(pre: seed 0; peri: seed 1\)"):
+        read_losses(table(tmp_path, *lines))
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

@@ -58,6 +58,17 @@ def test_a_change_from_an_arm_without_rows_yet_is_not_decided():
         rule("change", scheme="a", against="b", start="256").decide(lengths(0.0))
 
 
+def test_seeds_that_an_arm_or_a_side_lacks_are_noted():
+    rows = dict(lengths(-0.04).rows)
+    rows["2048"] += [row("a", 3, 4.0), row("b", 3, 4.0), row("b", 4, 4.0)]
+    found = rule("change", scheme="a", against="b", start="512", by=0.02).decide(Evidence(rows))
+    assert (found.verdict, found.seeds) == ("reproduced", 3)
+    assert found.notes == (
+        "b: seed 4 has no partner in a and is left out",
+        "2048: seed 3 has no partner in 512 and is left out",
+    )
+
+
 def test_a_change_needs_another_arm():
     found = rule("change", scheme="a", against="b", start="512", arms=["512"]).decide(lengths(0.0))
     assert (found.verdict, found.notes) == ("open", ("there is no arm besides 512",))
@@ -86,6 +97,8 @@ def test_rank(means, expected):
     # 1/120 for agreement; two exchanged neighbours have (1 + 4 + 9) / 120.
     assert found.verdict == expected
     assert (found.seeds, found.runs) == (3, 15)
+    found = rule("rank", expected=names).decide(evidence({**values, "s2": values["s2"][:2]}))
+    assert found.notes == ("s2: its mean is without seed 2, which others have",)
 
 
 def test_a_rank_needs_four_different_schemes_that_all_ran():
@@ -141,6 +154,14 @@ def test_seeds_that_disagree_leave_a_rate_open_if_asked():
         one["stuck"] = one["seed"] == 1001
     lost = rule("rate", scheme="a", each_seed=True).decide(Evidence(rows))
     assert (lost.verdict, lost.notes[-1]) == ("open", "seed 1001 trained at no rate in an arm")
+
+
+def test_a_seed_that_tuned_in_one_arm_alone_is_noted():
+    both = {1e-3: 3.0, 2e-3: 2.0, 4e-3: 2.4}
+    rows = tuned("small", both) | tuned("large", both)
+    rows["large"] += [{**one, "seed": 1001, "run": one["run"] + "b"} for one in rows["large"]]
+    found = rule("rate", scheme="a", each_seed=True).decide(Evidence(rows))
+    assert found.notes == ("seed 1001 did not tune in every arm: it says nothing alone",)
 
 
 def test_a_seed_that_does_not_tell_rates_apart_does_not_disagree():
@@ -222,6 +243,14 @@ def test_a_gap_is_the_ladders_own_interval():
     assert (found.verdict, found.seeds) == ("reproduced", 3)
     on_books = rule("gap", scheme="geonorm", against="pre", cell="8x512,118M", value="loss_books", by=0.05)
     assert on_books.decide(Evidence(by_cell({"main": rows}))).estimate == pytest.approx(-0.06, abs=2e-3)
+
+
+def test_a_run_on_a_ladder_without_a_partner_is_noted():
+    found = Evidence(by_cell({"main": ladder_rows(lambda *_: -0.03)[1:]}))
+    note = "geonorm against pre: one run without a partner of the same seed, part of no gap (geonorm at 4x256, "
+    at_top = rule("gap", scheme="geonorm", against="pre", cell="8x512,118M").decide(found)
+    trend = rule("trend", scheme="geonorm", against="pre", ways=("constant",)).decide(found)
+    assert [one.notes[-1][: len(note)] for one in (at_top, trend)] == [note, note]
 
 
 @parametrize(("gap", "expected"), [(-0.03, "reproduced"), (0.03, "refuted"), (0.0, "open")], quick=[-0.03])

@@ -73,6 +73,25 @@ def test_a_failure_leaves_a_difference_open_and_is_named(spoilt):
     assert any("a: 1 of 4 runs" in note for note in found.notes)
 
 
+def test_seeds_of_one_side_alone_are_noted():
+    short = evidence({"a": [*shifted(-0.1), 2.0, 2.0], "b": BASE})
+    found = rule("difference", scheme="a", against="b").decide(short)
+    # Of five seeds two have no pair: the interval is that of three, and says of which.
+    assert (found.verdict, found.seeds, found.estimate) == ("reproduced", 3, pytest.approx(-0.1))
+    assert found.notes == ("a: seeds 3 and 4 have no partner in b and are left out",)
+    ordered = rule("order", tiers=[["b"], ["a"]]).decide(short)
+    assert found.notes[0] in ordered.notes
+    ratio = rule("bound", scheme="b", against="a", at_least=1.0).decide(short)
+    assert ratio.notes == found.notes
+    assert rule("difference", scheme="a", against="b").decide(evidence({"a": shifted(-0.1), "b": BASE})).notes == ()
+
+
+def test_one_divisor_of_all_seeds_is_noted():
+    found = rule("bound", scheme="a", against="b", at_least=1.0).decide(evidence({"a": [2.0, 2.1, 1.9], "b": [1.0]}))
+    assert found.verdict == "reproduced"
+    assert found.notes == ("b: its one seed divides all 3 of a",)
+
+
 def test_one_seed_is_open():
     assert verdict("difference", evidence({"a": [3.0], "b": [4.0]}), scheme="a", against="b") == "open"
 

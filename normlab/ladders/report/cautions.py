@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from normlab.compare.tuning import edge_text
 from normlab.ladders.report.content import LadderReport
-from normlab.ladders.rows import LadderRow
 from normlab.ladders.statistics.answer import place_name
+from normlab.ladders.statistics.cautions import unpaired
 from normlab.pages.numbers import join_names, minus, rate
 from normlab.utils.text import counted
 
@@ -70,23 +70,9 @@ def _lost(content: LadderReport) -> list[str]:
 
 
 def _unpaired(content: LadderReport) -> list[str]:
-    """Runs whose seed the other side of a gap lacks at that cell; while runs are left, their partners may yet come."""
-    baseline, found = content.answer.baseline, []
-    for scheme in [] if content.design.runs_left else content.schemes[1:]:
-        sides = [{_cell_seed(row): row for row in content.rows if row.scheme == name} for name in (scheme, baseline)]
-        # A cell that one side has not been trained at is named elsewhere.
-        shared = {cell for cell, _ in sides[0]} & {cell for cell, _ in sides[1]}
-        alone = [side[key] for side in sides for key in side if key[0] in shared and not all(key in s for s in sides)]
-        if alone:
-            first = f"{alone[0].scheme} at {place_name(alone[0].size, alone[0].tokens)}, seed {alone[0].seed}"
-            more = f" and {len(alone) - 1} more" if len(alone) > 1 else ""
-            what = f"{counted(len(alone), 'run')} without a partner of the same seed, part of no gap"
-            found.append(f"{scheme} against {baseline}: {what} ({first}{more}).")
-    return found
-
-
-def _cell_seed(row: LadderRow) -> tuple[tuple[str, int], int]:
-    return (row.size, row.tokens), row.seed
+    """While runs are left, their partners may yet come."""
+    schemes = [] if content.design.runs_left else content.schemes[1:]
+    return [f"{line}." for scheme in schemes if (line := unpaired(content.rows, scheme, content.answer.baseline))]
 
 
 def _repeated(content: LadderReport) -> list[str]:

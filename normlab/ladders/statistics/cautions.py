@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from normlab.ladders.rows import LadderRow
 from normlab.ladders.statistics.answer import SchemeAnswer, place_name
 from normlab.ladders.statistics.cells import Cell, reasons_of
 from normlab.ladders.statistics.estimators.fit import estimate, sample_of
+from normlab.utils.text import counted
 
 FAR_OFF = 3.0
 """Standard deviations from the smooth estimate at which a cell is listed."""
@@ -28,6 +30,24 @@ def find_cautions(
         found += _own_flops(own.scheme, cells)
         found += _without_few_steps(own, cells, minimum_steps, level)
     return found
+
+
+def unpaired(rows: Sequence[LadderRow], scheme: str, baseline: str) -> str:
+    """Runs whose seed the other side of a gap lacks at that cell, in words; empty: none."""
+    sides = [{_cell_seed(row): row for row in rows if row.scheme == name} for name in (scheme, baseline)]
+    # A cell that one side has not been trained at is named elsewhere.
+    shared = {cell for cell, _ in sides[0]} & {cell for cell, _ in sides[1]}
+    alone = [side[key] for side in sides for key in side if key[0] in shared and not all(key in s for s in sides)]
+    if not alone:
+        return ""
+    first = f"{alone[0].scheme} at {place_name(alone[0].size, alone[0].tokens)}, seed {alone[0].seed}"
+    more = f" and {len(alone) - 1} more" if len(alone) > 1 else ""
+    what = f"{counted(len(alone), 'run')} without a partner of the same seed, part of no gap"
+    return f"{scheme} against {baseline}: {what} ({first}{more})"
+
+
+def _cell_seed(row: LadderRow) -> tuple[tuple[str, int], int]:
+    return (row.size, row.tokens), row.seed
 
 
 def _left_out(scheme: str, cells: Sequence[Cell]) -> list[str]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from normlab.compare.statistics import Difference as Paired
 from normlab.compare.statistics import paired_difference
 from normlab.errors import NormLabError
-from normlab.studies.evidence import Evidence, Key, Sample, unit_of
+from normlab.studies.evidence import Evidence, Key, Sample, unit_of, unpaired
 from normlab.studies.finding import Finding, combine_findings, interval_verdict
 from normlab.studies.rules.base import VALUE, Rule, interval_text, level_of_each, power_text
 from normlab.studies.settling import pairs_to_decide, runs_of_pairs
@@ -105,7 +106,7 @@ class BoundRule(Rule):
         unit = unit_of(samples)
         runs = sum(len(one.values) for one in samples)
         found = self._exactly(values, where) if self.exact else self._by_interval(values, runs, level, where, unit)
-        return found.noting([note for one in samples for note in one.notes]).unless(problems)
+        return found.noting([*(note for one in samples for note in one.notes), *_pairing(samples)]).unless(problems)
 
     def _without_ratio(self, samples: list[Sample], missing: int, pairs: int) -> list[str]:
         if not missing:
@@ -150,6 +151,16 @@ def _pairs(a: Sample, b: Sample) -> tuple[dict[Key, float], dict[Key, float]]:
     if len(under) == 1:
         under = dict.fromkeys(over, *under.values())
     return {key: value for key, value in over.items() if key in under}, under
+
+
+def _pairing(samples: Sequence[Sample]) -> list[str]:
+    """What is not paired seed by seed in a ratio."""
+    if len(samples) < 2:
+        return []
+    a, b = samples
+    if len(b.finished) == 1 < len(a.finished):
+        return [f"{b.name}: its one {unit_of(samples)} divides all {len(a.finished)} of {a.name}"]
+    return unpaired(a, b)
 
 
 def _back(value: float | None, is_log: bool) -> float | None:

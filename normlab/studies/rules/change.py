@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from normlab.compare.statistics import paired_difference
-from normlab.studies.evidence import Evidence, Key, unit_of
+from normlab.studies.evidence import Evidence, Key, Sample, unit_of, unpaired
 from normlab.studies.finding import Finding, combine_findings
 from normlab.studies.rules.base import level_of_each
 from normlab.studies.rules.difference import Direction, PairedRule, problems_of, range_words
@@ -43,12 +43,20 @@ class ChangeRule(PairedRule):
 
     def _to(self, evidence: Evidence, arm: str, level: float) -> Finding:
         samples = [evidence.sample(scheme, place, self.value) for place in (arm, self.start) for scheme in self.schemes]
-        then, now = (_differences(a.finished, b.finished) for a, b in (samples[2:], samples[:2]))
-        if not then.keys() & now.keys():
-            nothing = f"{arm} and {self.start} share no finished {unit_of(samples)}"
+        unit = unit_of(samples)
+        now, then = (
+            Sample(place, _differences(*pair), unit=unit)
+            for place, pair in ((arm, samples[:2]), (self.start, samples[2:]))
+        )
+        if not then.finished.keys() & now.finished.keys():
+            nothing = f"{arm} and {self.start} share no finished {unit}"
             return Finding(verdict="open", notes=(*problems_of(samples), nothing))
-        return self.finding(samples, paired_difference(now, then, level), f" from {self.start} to {arm}", "change")
+        found = paired_difference(now.values, then.values, level)
+        notes = [*unpaired(*samples[:2]), *unpaired(*samples[2:]), *unpaired(now, then)]
+        return self.finding(samples, found, f" from {self.start} to {arm}", "change").noting(notes)
 
 
-def _differences(a: dict[Key, float], b: dict[Key, float]) -> dict[Key, float | None]:
-    return {key: a[key] - b[key] for key in a if key in b}
+def _differences(a: Sample, b: Sample) -> dict[Key, float | None]:
+    """By the seeds that both have; None where a run of either has no result."""
+    known = a.finished.keys() & b.finished.keys()
+    return {key: a.finished[key] - b.finished[key] if key in known else None for key in a.values if key in b.values}

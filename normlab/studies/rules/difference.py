@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from normlab.compare.statistics import Difference, paired_difference
 from normlab.errors import NormLabError
-from normlab.studies.evidence import Evidence, Sample, unit_of
+from normlab.studies.evidence import Evidence, Sample, unit_of, unpaired
 from normlab.studies.finding import Finding, interval_verdict
 from normlab.studies.rules.base import VALUE, Rule, interval_text, power_text
 from normlab.studies.settling import pairs_to_decide, runs_of_pairs
@@ -77,7 +77,8 @@ class DifferenceRule(PairedRule):
         if not a.finished.keys() & b.finished.keys():
             nothing = f"{a.name} and {b.name} share no finished {unit_of(samples)}"
             return Finding(verdict="open", notes=(*problems_of(samples), nothing))
-        return self.finding(samples, paired_difference(a.values, b.values, level), f" ({arm})" if named else "")
+        found = paired_difference(a.values, b.values, level)
+        return self.finding(samples, found, f" ({arm})" if named else "").noting(unpaired(a, b))
 
 
 def problems_of(samples: Sequence[Sample]) -> list[str]:

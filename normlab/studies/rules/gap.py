@@ -44,6 +44,14 @@ class LadderRule(Rule):
 
         return answer(self._judged(evidence), baseline=evidence.canonical(self.against), level=level).schemes[0]
 
+    def unpaired(self, evidence: Evidence) -> list[str]:
+        """A note on runs whose seed the other side lacks at a cell, if there are any."""
+        from normlab.ladders.statistics.cautions import unpaired
+
+        own, base = map(evidence.canonical, self.schemes)
+        line = unpaired(self._judged(evidence), own, base)
+        return [line] if line else []
+
     def rows(self, evidence: Evidence) -> list[Row]:
         cells = [arm for arm in evidence.arms(self.arms) if not arm.startswith(RATES)]
         return [row for row in evidence.all(self.schemes, cells) if "size" in row] if cells else []
@@ -105,7 +113,7 @@ class GapRule(LadderRule):
         judged = [gap for gap in found.cells if cell_name(gap.size, gap.tokens) in cells]
         if not judged:
             return Finding(verdict="open", notes=(f"{self.scheme} has no run at {self.cell}",))
-        whole = combine_findings([self._at(gap, found.seed_sd) for gap in judged])
+        whole = combine_findings([self._at(gap, found.seed_sd) for gap in judged]).noting(self.unpaired(evidence))
         return whole if whole.verdict != "open" else self._with_cost(whole, judged, evidence, level)
 
     def _with_cost(self, found: Finding, judged: list[CellGap], evidence: Evidence, level: float) -> Finding:

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from normlab.compare.statistics import paired_difference
 from normlab.errors import NormLabError
-from normlab.studies.evidence import Evidence, Sample, unit_of
+from normlab.studies.evidence import Evidence, Sample, unit_of, unpaired
 from normlab.studies.finding import Finding
 from normlab.studies.rules.base import VALUE, Rule, level_of_each, power_of_pairs
 from normlab.studies.settling import pairs_to_decide
@@ -74,7 +74,10 @@ class OrderRule(Rule):
             seeds=_seeds(list(samples.values())), parts=tuple(shown.values()),
             power=_power([samples[a] for _, _, a, _ in pairs], [samples[b] for _, _, _, b in pairs], of_pair),
             notes=tuple(one.ours for one in shown.values()),
-        ).noting([note for s in samples.values() for note in s.notes]).unless(
+        ).noting([
+            *(note for s in samples.values() for note in s.notes),
+            *(note for _, _, a, b in pairs for note in unpaired(samples[a], samples[b])),
+        ]).unless(
             [problem for s in samples.values() for problem in s.problems]
         )  # fmt: skip
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from normlab.errors import NormLabError
-from normlab.studies.evidence import Evidence, unit_of
+from normlab.studies.evidence import Evidence, uneven, unit_of
 from normlab.studies.exact import kendall_tau, order_p_values
 from normlab.studies.finding import Finding
 from normlab.studies.rules.base import VALUE, Rule
@@ -71,4 +71,4 @@ class RankRule(Rule):
             estimate=tau, claimed=(0.0, None), runs_to_decide=math.inf, runs=sum(len(one.values) for one in samples),
             seeds=min(len(one.finished) for one in samples) if unit_of(samples) == "seed" else 0,
             power=f"perfect agreement would have p = {order_p_values(range(len(means)))[0]:.2g}",
-        ).noting([note for one in samples for note in one.notes]).unless(problems)  # fmt: skip
+        ).noting([*(note for one in samples for note in one.notes), *uneven(samples)]).unless(problems)  # fmt: skip

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from normlab.compare.tuning import edge_text, grid_edge, group_by_rate, lost_above_text
 from normlab.errors import NormLabError
+from normlab.pages.numbers import join_names
 from normlab.studies.evidence import Evidence
 from normlab.studies.finding import Finding
 from normlab.studies.rules.base import Rule
@@ -78,6 +79,8 @@ class RateRule(Rule):
             power=f"{counted(seeds, 'seed')} for each rate: the factor has no interval{_of_seeds(alone)}",
             notes=tuple(f"{arm}: {best.lost_above}" for arm, best in known.items() if best.lost_above),
         )  # fmt: skip
+        if self.each_seed:
+            found = found.noting(_not_alone([tuned[arm] for arm in known], alone))
         if self.each_seed and self._agree(apart) and (other := self._disagreeing(alone)):
             # More seeds may decide this; how many is not known, since the factor has no interval.
             found = replace(found.noting(other), verdict="open")
@@ -150,6 +153,15 @@ def _single_seeds(arms: Sequence[Sequence[Mapping[str, Any]]], tie: float) -> di
     shared = set.intersection(*({row["seed"] for row in rows} for rows in arms))
     return {seed: _single_seed([[row for row in rows if row["seed"] == seed] for rows in arms], tie)
             for seed in sorted(shared)}  # fmt: skip
+
+
+def _not_alone(arms: Sequence[Sequence[Mapping[str, Any]]], alone: Mapping[int, _SingleSeed]) -> list[str]:
+    """A note on seeds that did not tune in every arm."""
+    others = sorted({row["seed"] for rows in arms for row in rows} - alone.keys())
+    if not others:
+        return []
+    names = f"{'seed' if len(others) == 1 else 'seeds'} {join_names(map(str, others))}"
+    return [f"{names} did not tune in every arm: {'it says' if len(others) == 1 else 'they say'} nothing alone"]
 
 
 def _single_seed(arms: Sequence[Sequence[Mapping[str, Any]]], tie: float) -> _SingleSeed:

@@ -66,7 +66,7 @@ class TrendRule(LadderRule):
             ours=f"{test.verdict}: {test.gap_bottom.mean:+.4f} at {test.bottom.name}, {test.gap_top.mean:+.4f} at "
             f"{test.top.name}; change {change.low:+.4f} to {change.high:+.4f}",
             power=f"a change below {test.margin:.2g} counts as constant; the interval is ±{change.width / 2:.2g} wide",
-        ).noting(_reasons(found.cells))  # fmt: skip
+        ).noting([*_reasons(found.cells), *self.unpaired(evidence)])  # fmt: skip
         lost = self._lost_ends(found, test)
         return finding.unless(lost) if lost or finding.verdict != "open" else self._with_cost(finding, evidence)
 

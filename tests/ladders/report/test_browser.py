@@ -39,6 +39,31 @@ def test_every_plot_is_drawn(open_page: Any, ladder: str) -> None:
         assert traces(page, name)
 
 
+BROKEN = """() => {
+  const broken = [], walk = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT);
+  for (let node = walk.nextNode(); node; node = walk.nextNode()) {
+    if (node.parentElement.closest("svg")) continue;
+    for (const found of node.data.matchAll(/\\d+e-\\d+|N\\^-α.*β/g)) {
+      const range = document.createRange();
+      range.setStart(node, found.index);
+      range.setEnd(node, found.index + found[0].length);
+      if (new Set([...range.getClientRects()].map(box => box.top)).size > 1) broken.push(found[0]);
+    }
+  }
+  return broken;
+}"""
+
+
+def test_numbers_are_not_broken_at_their_hyphens(open_page: Any, ladder: str) -> None:
+    for width in (320, 360, 380, 400):
+        page = open_page(ladder, viewport={"width": width, "height": 900})
+        assert page.evaluate(BROKEN) == [], width
+    # On a phone each child of a cell is a column of its own.
+    assert (
+        page.eval_on_selector_all(".scroll td", "cells => Math.max(...cells.map(cell => cell.childNodes.length))") == 1
+    )
+
+
 @pytest.mark.full
 def test_the_gap_has_every_seed_every_cell_a_band_and_a_dashed_law_inside_it(open_page: Any, ladder: str) -> None:
     drawn = traces(open_page(ladder), "plot-gap-1")

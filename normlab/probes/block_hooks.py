@@ -48,6 +48,8 @@ class BlockCall:
     """One run of one block."""
 
     block: nn.Module
+    tokens: int | None = None
+    """Tokens of a sequence of the state that it was given."""
     after: Boundary | None = None
     values: dict[str, int] = field(default_factory=dict)
     attention: list[dict[str, int]] = field(default_factory=list)
@@ -108,7 +110,7 @@ class StackWatch:
 
     def attend(self, rows: Rows) -> bool:
         """Measure some rows of an attention call, if it comes from inside one of the blocks; return whether it did."""
-        if self.running:
+        if self.running and not _mixes_streams(rows.scores, self.running[-1].tokens):
             self.running[-1].attention.append(places := {})
             self._attention.ask(self._writer(places), *rows)
         return bool(self.running)
@@ -138,14 +140,14 @@ class StackWatch:
     def _on_block(self, block: nn.Module, args: Any, kwargs: Any) -> None:
         if in_backward():
             return
+        state = given_state(block, args, kwargs)
         if self._starts_pass(block, list(tensors((args, kwargs)))):
             self.passes.append(Pass())
             self._forget()
-            state = given_state(block, args, kwargs)
             self._entering = None if state is None else (state, _version(state))
             self._ask(state)
         self._owner_began = False
-        self.running.append(BlockCall(block))
+        self.running.append(BlockCall(block, state.shape[1] if state is not None and state.ndim > 2 else None))
 
     def _ask(self, state: torch.Tensor | None) -> None:
         if self.want_gradients and state is not None and torch.is_grad_enabled() and not state.requires_grad:
@@ -257,6 +259,14 @@ class StackWatch:
         depths = {len(one.calls) for one in self.passes}
         if len(depths) > 1:
             raise NormLabError(f"probe: passes of {sorted(depths)} blocks cannot be pooled; probe a single pass")
+
+
+def _mixes_streams(scores: torch.Tensor, tokens: int | None) -> bool:
+    """Whether a softmax (B, T, S, S) is that of every token over its residual streams: where heads would be are tokens.
+
+    A softmax over as many keys as there are tokens, or more, is attention whatever the number of its heads.
+    """
+    return tokens is not None and scores.shape[1] == tokens > scores.shape[-1]
 
 
 def _version(tensor: torch.Tensor) -> int:

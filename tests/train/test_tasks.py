@@ -161,7 +161,7 @@ def test_an_evaluation_is_the_mean_over_all_targets(task, straight):
     with torch.no_grad():
         for batch in kind.evaluation(config, data, batch=5):
             scored = batch.targets != IGNORED
-            logits = run.model(batch.inputs)[scored].double()
+            logits = run.model(batch.inputs, **batch.options)[scored].double()
             nats -= torch.log_softmax(logits, -1).gather(-1, batch.targets[scored, None]).sum().item()
             right += int((logits.argmax(-1) == batch.targets[scored]).sum())
             count += int(scored.sum())

@@ -87,6 +87,7 @@ class WatchedRun:
         return status(
             self._status.content,
             stuck=next((history.stuck for history in self.histories if history.stuck is not None), None),
+            recovered=any(history.recovered for history in self.histories),
             empty=all(history.is_empty for history in self.histories),
             quiet=self.quiet,
             patience=patience(self.seconds_a_step, self._longest_gap),

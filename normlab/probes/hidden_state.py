@@ -110,7 +110,7 @@ class HiddenState:
 
     @cached_property
     def rest(self) -> HiddenState:
-        """The tokens less the mean of all tokens, in units of max|h|; zero where not whole, or where only rounding is left.
+        """The tokens less the mean of all tokens, in units of max|h|; zero where not whole or where rounding is all.
 
         The mean of tokens that are all the same is not quite that token: what is left has a direction, of no meaning.
         """

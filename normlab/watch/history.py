@@ -70,7 +70,7 @@ class History:
         if self.stuck is not None and self._limit is not None and loss is not None:
             self.recovered = loss <= self._limit
         if len(self.evals) > _EVALS:
-            self.evals = self.evals[:1] + self.evals[1::2]
+            self.evals = self.evals[:-1:2] + self.evals[-1:]
 
     def _profile(self, step: int, record: Record) -> None:
         found, stack = read_profile(record), str(record.get("stack", ""))

@@ -124,6 +124,24 @@ def test_the_last_line_is_timed_by_what_was_seen_not_by_another_clock(tmp_path: 
     assert late.quiet == 50.0
 
 
+def test_a_run_that_was_killed_before_its_first_line_is_silent(tmp_path: Path) -> None:
+    folder = made.run(tmp_path / "run", state="running", step=0)
+    for name in ("config.json", "status.json", "metrics.jsonl"):
+        os.utime(folder / name, (1000.0, 1000.0))
+    (folder / "metrics.jsonl").unlink()
+
+    def words(now: float) -> str:
+        watched = WatchedRun(folder, wall=lambda: now)
+        watched.poll()
+        return watched.status.words
+
+    assert words(1010.0) == "starting"
+    assert words(1000.0 + 2 * 3600) == "no new line for 2.0 h"
+    made.write(folder / "metrics.jsonl", [made.step(1)])
+    os.utime(folder / "metrics.jsonl", (8000.0, 8000.0))
+    assert words(8010.0) == "training"
+
+
 def test_a_folder_that_is_synchronised_every_few_minutes_is_not_silent(tmp_path: Path) -> None:
     clock = Clock()
     folder = made.run(tmp_path / "a", [made.step(1)], state="running")

@@ -21,7 +21,7 @@ from torch import nn
 
 from normlab.errors import NormLabError
 from normlab.probes import measures
-from normlab.probes.attention import Rows, in_backward, summarise
+from normlab.probes.attention import ROWS, Rows, in_backward, summarise
 from normlab.probes.batched import Together, kept
 from normlab.probes.blocks import BlockStack
 from normlab.probes.hidden_state import sample
@@ -48,8 +48,8 @@ class BlockCall:
     """One run of one block."""
 
     block: nn.Module
-    tokens: int | None = None
-    """Tokens of a sequence of the state that it was given."""
+    given: torch.Size = torch.Size()
+    """Shape of the state that it was given."""
     after: Boundary | None = None
     values: dict[str, int] = field(default_factory=dict)
     attention: list[dict[str, int]] = field(default_factory=list)
@@ -110,7 +110,7 @@ class StackWatch:
 
     def attend(self, rows: Rows) -> bool:
         """Measure some rows of an attention call, if it comes from inside one of the blocks; return whether it did."""
-        if self.running and not _mixes_streams(rows.scores, self.running[-1].tokens):
+        if self.running and not _mixes_streams(rows.scores, self.running[-1].given):
             self.running[-1].attention.append(places := {})
             self._attention.ask(self._writer(places), *rows)
         return bool(self.running)
@@ -147,7 +147,7 @@ class StackWatch:
             self._entering = None if state is None else (state, _version(state))
             self._ask(state)
         self._owner_began = False
-        self.running.append(BlockCall(block, state.shape[1] if state is not None and state.ndim > 2 else None))
+        self.running.append(BlockCall(block, torch.Size() if state is None else state.shape))
 
     def _ask(self, state: torch.Tensor | None) -> None:
         if self.want_gradients and state is not None and torch.is_grad_enabled() and not state.requires_grad:
@@ -261,12 +261,16 @@ class StackWatch:
             raise NormLabError(f"probe: passes of {sorted(depths)} blocks cannot be pooled; probe a single pass")
 
 
-def _mixes_streams(scores: torch.Tensor, tokens: int | None) -> bool:
+def _mixes_streams(scores: torch.Tensor, state: torch.Size) -> bool:
     """Whether a softmax (B, T, S, S) is that of every token over its residual streams: where heads would be are tokens.
 
     A softmax over as many keys as there are tokens, or more, is attention whatever the number of its heads.
     """
-    return tokens is not None and scores.shape[1] == tokens > scores.shape[-1]
+    if len(state) < 3:
+        return False
+    # At most so many elements of a batch are looked at.
+    batch, tokens = min(state[0], ROWS), state[1]
+    return scores.shape[:2] == (batch, tokens) and scores.shape[-1] < tokens
 
 
 def _version(tensor: torch.Tensor) -> int:

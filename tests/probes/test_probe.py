@@ -93,6 +93,14 @@ def test_a_softmax_over_residual_streams_is_no_attention(monkeypatch):
             assert getattr(profile, name) == pytest.approx(getattr(expected, name), rel=1e-5), name
 
 
+def test_as_many_heads_as_samples_before_tokens_are_attention():
+    """torch's own layers put tokens first: where others have tokens they have the batch, here as large as the heads."""
+    layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    profile = measure(model, torch.randn(3, 4, 16), lambda model, batch: model(batch).square().mean())
+    assert None not in profile.attn_entropy
+
+
 def _sinkhorn_without_softmax(logits: torch.Tensor, rounds: int, eps: float) -> torch.Tensor:
     matrix = (logits - logits.logsumexp(-1, keepdim=True)).exp() + eps
     matrix = matrix / (matrix.sum(-2, keepdim=True) + eps)

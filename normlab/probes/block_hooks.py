@@ -48,7 +48,7 @@ class BlockCall:
     """One run of one block."""
 
     block: nn.Module
-    given: torch.Size = torch.Size()
+    given: tuple[int, ...] = ()
     """Shape of the state that it was given."""
     after: Boundary | None = None
     values: dict[str, int] = field(default_factory=dict)
@@ -147,7 +147,7 @@ class StackWatch:
             self._entering = None if state is None else (state, _version(state))
             self._ask(state)
         self._owner_began = False
-        self.running.append(BlockCall(block, torch.Size() if state is None else state.shape))
+        self.running.append(BlockCall(block, () if state is None else state.shape))
 
     def _ask(self, state: torch.Tensor | None) -> None:
         if self.want_gradients and state is not None and torch.is_grad_enabled() and not state.requires_grad:
@@ -261,7 +261,7 @@ class StackWatch:
             raise NormLabError(f"probe: passes of {sorted(depths)} blocks cannot be pooled; probe a single pass")
 
 
-def _mixes_streams(scores: torch.Tensor, state: torch.Size) -> bool:
+def _mixes_streams(scores: torch.Tensor, state: tuple[int, ...]) -> bool:
     """Whether a softmax (B, T, S, S) is that of every token over its residual streams: where heads would be are tokens.
 
     A softmax over as many keys as there are tokens, or more, is attention whatever the number of its heads.

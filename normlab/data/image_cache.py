@@ -24,7 +24,7 @@ from normlab.errors import NormLabError
 from normlab.utils.files import write_atomically
 from normlab.utils.lazy import import_optional
 
-FORMAT = 1
+FORMAT = 2
 SUFFIXES = (".png", ".jpg", ".jpeg")
 _MODES = {1: "L", 3: "RGB"}
 _AT_A_TIME = 256
@@ -125,7 +125,7 @@ def _resized(file: Path, raw: bytes, size: int, channels: int, pillow, arrange) 
     """Decode an image, apply its orientation, crop the central square and resize it."""
     try:
         with pillow.open(io.BytesIO(raw)) as image:
-            upright = arrange.exif_transpose(image).convert(_MODES[channels])
+            upright = _eight_bits(arrange.exif_transpose(image), pillow).convert(_MODES[channels])
             square = arrange.fit(upright, (size, size), pillow.Resampling.BICUBIC)
     except Exception as error:  # the package raises whatever its many readers raise
         # Pillow's message for unknown formats only names the memory buffer.
@@ -133,6 +133,13 @@ def _resized(file: Path, raw: bytes, size: int, channels: int, pillow, arrange) 
         reason = "no known format" if unknown else next(iter(str(error).splitlines()), type(error).__name__)
         raise NormLabError(f"{file}: not an image that can be read ({reason}); remove it or mend it") from None
     return np.asarray(square, np.uint8).reshape(size, size, channels).transpose(2, 0, 1).tobytes()
+
+
+def _eight_bits(image, pillow):
+    """Grey of 16 bits as 8: Pillow's own conversion clips at 255, which makes nearly every pixel white."""
+    if not image.mode.startswith("I"):
+        return image
+    return pillow.fromarray((np.asarray(image, np.uint32) >> 8).astype(np.uint8))
 
 
 def _open(path: Path, size: int, channels: int) -> ImageCache | None:

@@ -84,7 +84,8 @@ def evaluation_batches(
     """Evaluation batches: every token (or the first `max_tokens`) is a target exactly once, in the corpus's order.
 
     The first token follows an end token. All batches have the same shape and all ranks the same number of batches;
-    targets after the last token are `IGNORED`. With `masking` only the masked tokens are targets.
+    targets after the last token are `IGNORED`. With `masking` only the masked tokens are targets, and a window that
+    ends early comes with document numbers: bidirectional attention must not see its padding.
     """
     _check(length, boundaries)
     check_places(batch, rank, world)
@@ -94,10 +95,12 @@ def evaluation_batches(
     stream = Stream(tokens, np.arange(tokens.n_documents))
     for first in range(0, -(-total // length), batch * world):
         number = first + rank * batch
-        rows = _padded(stream, number * length, length, batch, total)
+        rows, respected = _padded(stream, number * length, length, batch, total), boundaries == "respected"
         if masking is not None:
             rows = masking.hide(rows, np.arange(number, number + batch))
-        yield to_device(_batch(rows, boundaries == "respected"), torch.device(device))
+            if not respected and _ends_early(rows).any():
+                rows, respected = rows._replace(documents=np.minimum(rows.documents, 0)), True
+        yield to_device(_batch(rows, respected), torch.device(device))
 
 
 def _padded(stream: Stream, begin: int, length: int, batch: int, total: int) -> Window:
@@ -112,6 +115,11 @@ def _padded(stream: Stream, begin: int, length: int, batch: int, total: int) -> 
             for mine, read in zip(rows, found, strict=True):
                 mine[row : row + count, :size] = read
     return rows
+
+
+def _ends_early(rows: Window) -> np.ndarray:
+    """Which windows begin with tokens and end with padding."""
+    return (rows.documents[:, 0] >= 0) & (rows.documents[:, -1] < 0)
 
 
 def _batch(rows: Window, respected: bool) -> Batch:

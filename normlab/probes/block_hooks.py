@@ -21,7 +21,7 @@ from torch import nn
 
 from normlab.errors import NormLabError
 from normlab.probes import measures
-from normlab.probes.attention import Rows, in_backward, summarise
+from normlab.probes.attention import ROWS, Rows, in_backward, summarise
 from normlab.probes.batched import Together, kept
 from normlab.probes.blocks import BlockStack
 from normlab.probes.hidden_state import sample
@@ -48,6 +48,8 @@ class BlockCall:
     """One run of one block."""
 
     block: nn.Module
+    given: tuple[int, ...] = ()
+    """Shape of the state that it was given."""
     after: Boundary | None = None
     values: dict[str, int] = field(default_factory=dict)
     attention: list[dict[str, int]] = field(default_factory=list)
@@ -108,7 +110,7 @@ class StackWatch:
 
     def attend(self, rows: Rows) -> bool:
         """Measure some rows of an attention call, if it comes from inside one of the blocks; return whether it did."""
-        if self.running:
+        if self.running and not _mixes_streams(rows.scores, self.running[-1].given):
             self.running[-1].attention.append(places := {})
             self._attention.ask(self._writer(places), *rows)
         return bool(self.running)
@@ -138,14 +140,14 @@ class StackWatch:
     def _on_block(self, block: nn.Module, args: Any, kwargs: Any) -> None:
         if in_backward():
             return
+        state = given_state(block, args, kwargs)
         if self._starts_pass(block, list(tensors((args, kwargs)))):
             self.passes.append(Pass())
             self._forget()
-            state = given_state(block, args, kwargs)
             self._entering = None if state is None else (state, _version(state))
             self._ask(state)
         self._owner_began = False
-        self.running.append(BlockCall(block))
+        self.running.append(BlockCall(block, () if state is None else state.shape))
 
     def _ask(self, state: torch.Tensor | None) -> None:
         if self.want_gradients and state is not None and torch.is_grad_enabled() and not state.requires_grad:
@@ -257,6 +259,18 @@ class StackWatch:
         depths = {len(one.calls) for one in self.passes}
         if len(depths) > 1:
             raise NormLabError(f"probe: passes of {sorted(depths)} blocks cannot be pooled; probe a single pass")
+
+
+def _mixes_streams(scores: torch.Tensor, state: tuple[int, ...]) -> bool:
+    """Whether a softmax (B, T, S, S) is that of every token over its residual streams: where heads would be are tokens.
+
+    A softmax over as many keys as there are tokens, or more, is attention whatever the number of its heads.
+    """
+    if len(state) < 3:
+        return False
+    # At most so many elements of a batch are looked at.
+    batch, tokens = min(state[0], ROWS), state[1]
+    return scores.shape[:2] == (batch, tokens) and scores.shape[-1] < tokens
 
 
 def _version(tensor: torch.Tensor) -> int:

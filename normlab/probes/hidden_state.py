@@ -26,6 +26,9 @@ TOKENS = 4096
 _PER_SEQUENCE = 64
 """Least tokens of a sequence that are kept, for measures that compare the tokens of one."""
 
+_ROUNDINGS = 16
+"""Least distance from the mean of all tokens, in units of a token's rounding error."""
+
 
 class HiddenState:
     """Hidden states (..., T, D) of tokens."""
@@ -107,9 +110,13 @@ class HiddenState:
 
     @cached_property
     def rest(self) -> HiddenState:
-        """The tokens less the mean of all tokens, in units of max|h|; zero where not whole."""
+        """The tokens less the mean of all tokens, in units of max|h|; zero where not whole or where rounding is all.
+
+        The mean of tokens that are all the same is not quite that token: what is left has a direction, of no meaning.
+        """
         apart = self.tokens - self.tokens.sum(0) / nonzero(self.wholes)
-        return HiddenState((apart * self.whole[:, None]).view(self.raw.shape))
+        known = apart.square().sum(-1).sqrt() > _ROUNDINGS * torch.finfo(apart.dtype).eps * self.lengths
+        return HiddenState((apart * (self.whole * known)[:, None]).view(self.raw.shape))
 
     def sequences(self, x: Tensor) -> Tensor:
         """(sequences, T, ...) of what is (tokens, ...)."""

@@ -1,8 +1,10 @@
 """Pool the passes of one step (gradient accumulation) into one profile, as if their batches had been one.
 
-Formula    rms, branch_rms   √ mean of squares          max_abs, logit_max   largest
-           grad_h            √ sum of squares           outlier_ratio, branch_ratio, kurtosis   from the pooled moments
-           all others        mean
+Formula    rms, branch_rms, logits_rms             √ mean of squares
+           grad_h                                  √ sum of squares
+           max_abs, logit_max                      largest
+           outlier_ratio, branch_ratio, kurtosis   from the pooled moments
+           all others                              mean
            passes are weighted by their tokens
 
 Equal to one large batch except where a number compares the tokens of a batch with one another: var_data is the mean
@@ -38,7 +40,7 @@ def pool(passes: Sequence[Pass], ledger: Ledger) -> dict[str, Any]:
     series: dict[str, Any] = {name: [row.get(name) for row in boundaries] for name in BOUNDARY}
     series |= {name: [row.get(name) for row in blocks] for name in BLOCK}
     series["top_channels"] = [_channels(row, ledger) for row in zip(*map(_boundaries, passes), strict=True)]
-    series["attn_heads"] = [_heads(row, ledger) for row in zip(*(one.calls for one in passes), strict=True)]
+    series["attn_heads"] = [_heads(row, weights, ledger) for row in zip(*(one.calls for one in passes), strict=True)]
     return series
 
 
@@ -51,20 +53,20 @@ def _boundary(row: Sequence[Boundary], weights: Sequence[int], ledger: Ledger) -
     if not all(boundary.values for boundary in row):
         return {}
     looks = [_look(boundary, ledger) for boundary in row]
-    pooled: Numbers = {name: _mean([look[name] for look in looks], weights) for name in looks[0]}
-    pooled["rms"] = _root_mean_square([look["rms"] for look in looks], weights)
+    pooled: Numbers = {name: mean([look[name] for look in looks], weights) for name in looks[0]}
+    pooled["rms"] = root_mean_square([look["rms"] for look in looks], weights)
     pooled["erank"], pooled["stable_rank"] = _ranks(row[0].values.get("gram"), ledger)
     pooled["erank_rest"], _ = _ranks(row[0].values.get("rest_gram"), ledger)
     if "max_abs" in pooled:
         pooled["max_abs"] = _largest([look["max_abs"] for look in looks])
         pooled["outlier_ratio"] = _ratio(pooled["max_abs"], pooled["rms"])
     if "kurtosis" in pooled and len(looks) > 1:
-        fourth = _mean([look["kurtosis"] * _power(look["rms"], 4) for look in looks], weights)
+        fourth = mean([look["kurtosis"] * _power(look["rms"], 4) for look in looks], weights)
         pooled["kurtosis"] = _ratio(fourth, _power(pooled["rms"], 4))
     gradients = [_read(boundary.gradient, ledger) for boundary in row if boundary.gradient]
     if gradients:
         pooled["grad_h"] = math.hypot(*(look["grad_h"] for look in gradients))
-        pooled["grad_broken"] = _mean([look["grad_broken"] for look in gradients], [1] * len(gradients))
+        pooled["grad_broken"] = mean([look["grad_broken"] for look in gradients], [1] * len(gradients))
     return pooled
 
 
@@ -72,22 +74,24 @@ def _block(row: Sequence[BlockCall], weights: Sequence[int], ledger: Ledger) -> 
     pooled: Numbers = {}
     if all(call.values for call in row):
         looks = [_read(call.values, ledger) for call in row]
-        pooled = {name: _mean([look[name] for look in looks], weights) for name in looks[0]}
-        pooled["branch_rms"] = _root_mean_square([look["branch_rms"] for look in looks], weights)
+        pooled = {name: mean([look[name] for look in looks], weights) for name in looks[0]}
+        pooled["branch_rms"] = root_mean_square([look["branch_rms"] for look in looks], weights)
     stats = [stats for call in row for stats in call.attention]
+    weighed = [weight for call, weight in zip(row, weights, strict=True) for _ in call.attention]
     heads = [ledger.row(one["heads"]) for one in stats]
-    pooled["attn_entropy"] = _mean_known([entropy(one) for one in heads])
-    pooled["attn_entropy_low_share"] = _mean_known([low_share(one) for one in heads])
-    pooled |= {name: _mean_known([ledger[one[name]] for one in stats]) for name in ("sink", "theta_p")}
+    pooled["attn_entropy"] = _mean_known([entropy(one) for one in heads], weighed)
+    pooled["attn_entropy_low_share"] = _mean_known([low_share(one) for one in heads], weighed)
+    pooled |= {name: _mean_known([ledger[one[name]] for one in stats], weighed) for name in ("sink", "theta_p")}
     pooled["logit_max"] = max(_known([ledger[one["logit_max"]] for one in stats]), default=None)
     return pooled
 
 
-def _heads(row: Sequence[BlockCall], ledger: Ledger) -> list[float | None]:
+def _heads(row: Sequence[BlockCall], weights: Sequence[int], ledger: Ledger) -> list[float | None]:
     """The entropy of each head: the least of a block's calls of attention (self and cross), mean over passes."""
     passes = [[ledger.row(stats["heads"]) for stats in call.attention] for call in row]
-    least = [[min(_known(head), default=None) for head in zip_longest(*calls, fillvalue=math.nan)] for calls in passes]
-    return [_mean_known([x for x in head if x is not None]) for head in zip_longest(*least)]
+    unknown = math.nan
+    least = [[min(_known(head), default=unknown) for head in zip_longest(*one, fillvalue=unknown)] for one in passes]
+    return [_mean_known(head, weights) for head in zip_longest(*least, fillvalue=unknown)]
 
 
 def _look(boundary: Boundary, ledger: Ledger) -> dict[str, float]:
@@ -120,22 +124,24 @@ def _known(values: Sequence[float]) -> list[float]:
     return [value for value in values if not math.isnan(value)]
 
 
-def _mean_known(values: Sequence[float]) -> float | None:
-    known = _known(values)
-    return sum(known) / len(known) if known else None
+def _mean_known(values: Sequence[float], weights: Sequence[int]) -> float | None:
+    pairs = [(value, weight) for value, weight in zip(values, weights, strict=True) if not math.isnan(value)]
+    return mean(*zip(*pairs, strict=True)) if pairs else None
 
 
 def _read(places: Mapping[str, int], ledger: Ledger) -> dict[str, float]:
     return {name: ledger[place] for name, place in places.items()}
 
 
-def _mean(values: Sequence[float], weights: Sequence[int]) -> float:
+def mean(values: Sequence[float], weights: Sequence[int]) -> float:
+    """Σ w·x / Σ w."""
     # Divided first: sums of huge numbers would overflow.
     total = max(sum(weights), 1)
     return sum(value * (weight / total) for value, weight in zip(values, weights, strict=True))
 
 
-def _root_mean_square(values: Sequence[float], weights: Sequence[int]) -> float:
+def root_mean_square(values: Sequence[float], weights: Sequence[int]) -> float:
+    """√(Σ w·x² / Σ w)."""
     total = max(sum(weights), 1)
     return math.hypot(*(value * math.sqrt(weight / total) for value, weight in zip(values, weights, strict=True)))
 

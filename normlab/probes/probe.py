@@ -33,8 +33,8 @@ from normlab.probes.blocks import eager, find_stacks
 from normlab.probes.first_nonfinite import OutputWatch, module_names
 from normlab.probes.ledger import Ledger
 from normlab.probes.outputs import Batch, LossFn, loss_and_logits, own_loss
-from normlab.probes.pooling import pool
-from normlab.probes.profile import Profile
+from normlab.probes.pooling import mean, pool, root_mean_square
+from normlab.probes.profile import Number, Profile
 from normlab.probes.untouched import eager_mode, untouched
 from normlab.probes.weight_updates import WeightWatch
 
@@ -57,6 +57,7 @@ class Probe:
         self.on_loss: Callable[[torch.Tensor], None] | None = None
         """Called with the losses of a step that is not profiled."""
         self._logits: list[dict[str, int]] = []
+        self._logit_rows: list[int] = []
         self._profiles: dict[str, Profile] | None = None
 
     @property
@@ -88,6 +89,7 @@ class Probe:
             self._told_losses.append(self._ledger.write(loss.detach().mean()))
         if self.active and logits is not None and logits.numel():
             self._logits.append(self._ledger.write_all(_logit_sizes(logits.detach())))
+            self._logit_rows.append(logits.numel() // logits.shape[-1])
 
     def _attach(self, model: nn.Module, pattern: str | None, want_gradients: bool, hooks: ExitStack) -> None:
         stacks = find_stacks(model, pattern)
@@ -126,20 +128,23 @@ class Probe:
         series = pool(watch.passes, self._ledger)
         blocks = [call.block for call in watch.passes[0].calls]
         series |= weights.series(blocks) | {"weight_rms": weights.sizes(blocks)}
+        losses = self._told_losses or self._losses
+        # A loss for each pass is weighed like all else of the pass; of others nobody knows how much they stand for.
+        tokens = [one.tokens for one in watch.passes]
         profile = Profile(
             boundaries=len(series["rms"]),
             step=self.step,
             seed=self.seed,
-            loss=self._average(self._told_losses or self._losses),
-            logits_rms=self._average([sizes["rms"] for sizes in self._logits]),
-            logsumexp=self._average([sizes["logsumexp"] for sizes in self._logits]),
+            loss=self._pooled(mean, losses, tokens if len(tokens) == len(losses) else [1] * len(losses)),
+            logits_rms=self._pooled(root_mean_square, [sizes["rms"] for sizes in self._logits], self._logit_rows),
+            logsumexp=self._pooled(mean, [sizes["logsumexp"] for sizes in self._logits], self._logit_rows),
             **series,
         )
         culprit = self._culprit(profile, watch)
         return dataclasses.replace(profile, nan_first=culprit and f"{culprit} at step {self.step}")
 
-    def _average(self, places: list[int]) -> float | None:
-        return sum(self._ledger[place] for place in places) / len(places) if places else None
+    def _pooled(self, by: Callable[[list[float], list[int]], float], places: list[int], rows: list[int]) -> Number:
+        return by([self._ledger[place] for place in places], rows) if places else None
 
     def _culprit(self, profile: Profile, watch: StackWatch) -> str | None:
         """The module to name. A module's output alone raises no alarm: some return −inf on purpose, as a mask."""

@@ -59,7 +59,7 @@ class Recorder(Setup):
 
     def _few_samples(self) -> Batch:
         samples = min(_PROFILED, self.config.batch)
-        return next(self.task.evaluation(self.config, self.data, batch=samples, device=self.group.device))
+        return self.task.few_samples(self.config, self.data, samples, device=self.group.device)
 
     def _profile(self) -> None:
         batch = self._few_samples()

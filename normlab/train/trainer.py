@@ -275,12 +275,13 @@ class Trainer(Recorder):
         loss, norm = taken.values.wait().tolist()
         loss = self.group.all_mean(loss)
         verdict = self.guard.judge(loss, norm, threshold=taken.threshold)
-        if verdict.is_fine:
+        # Loss and gradient both zero: no token of the step was masked, so there is no loss.
+        measured = bool(loss or norm)
+        if verdict.is_fine and measured:
             self.watch.take(loss)
         if verdict.action == "go" and not self.lags:
             self._update()
-        # Loss and gradient both zero: no token of the step was masked, so there is no loss to record.
-        self._record_step(taken.step, loss if loss or norm else math.nan, norm)
+        self._record_step(taken.step, loss if measured else math.nan, norm)
         if not verdict.is_fine:
             recovery.handle(self, verdict, taken)
 

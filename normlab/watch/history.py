@@ -43,6 +43,9 @@ class History:
         """The newest step."""
         self.stuck: str | None = None
         """What the run said when it was found stuck."""
+        self.recovered = False
+        """Whether an evaluation after that was below the limit."""
+        self._limit: float | None = None
         self._takes = {
             "step": self._step, "eval": self._eval, "profile": self._profile, "event": self._event,
             "verdict": self._verdict,
@@ -63,8 +66,11 @@ class History:
         numbers = {name: digits(value) for name, value in record.items() if finite_or_none(value) is not None}
         # A run that was rolled back evaluates the same step again: the newer one counts.
         self.evals = [known for known in self.evals if known["step"] < step] + [{"loss": None, **numbers, "step": step}]
+        loss = finite_or_none(record.get("loss"))
+        if self.stuck is not None and self._limit is not None and loss is not None:
+            self.recovered = loss <= self._limit
         if len(self.evals) > _EVALS:
-            self.evals = self.evals[:1] + self.evals[1::2]
+            self.evals = self.evals[:-1:2] + self.evals[-1:]
 
     def _profile(self, step: int, record: Record) -> None:
         found, stack = read_profile(record), str(record.get("stack", ""))
@@ -78,7 +84,7 @@ class History:
     def _event(self, step: int, record: Record) -> None:
         what, detail = str(record.get("what", "event")), str(record.get("detail") or "")
         if what == "stuck":
-            self.stuck = detail
+            self.stuck, self._limit, self.recovered = detail, finite_or_none(record.get("limit")), False
         self._alarm(step, *EVENTS.get(what, ("warn", what)), detail)
 
     def _verdict(self, step: int, record: Record) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from normlab.pages.numbers import finite_or_none
 from normlab.utils.text import duration
 
 State = Literal["starting", "training", "silent", "stuck", "diverged", "failed", "stopped", "finished"]
@@ -29,13 +30,24 @@ class Status:
     reason: str = ""
 
 
-def status(stored: Mapping[str, Any], *, stuck: str | None, empty: bool, quiet: float, patience: float) -> Status:
-    """`stored` is the content of status.json; `quiet` are the seconds since the last line."""
+def status(
+    stored: Mapping[str, Any],
+    *,
+    stuck: str | None,
+    recovered: bool = False,
+    empty: bool,
+    quiet: float,
+    patience: float,
+) -> Status:
+    """`stored` is the content of status.json; `quiet` are the seconds since the last line.
+
+    The mark of a stuck run stays where it has recovered, as in a comparison; the words say so.
+    """
     result, reason = stored.get("result"), str(stored.get("reason") or "")
     result = result if isinstance(result, Mapping) else {}
     match stored.get("state"):
         case "done":
-            return Status("stuck", "finished, but stuck", stuck or "") if result.get("stuck") else _FINISHED
+            return _stuck_at_end(result, stuck) if result.get("stuck") else _FINISHED
         case "stuck":
             return Status("stuck", "stuck, stopped early", reason)
         case "stopped":
@@ -44,7 +56,7 @@ def status(stored: Mapping[str, Any], *, stuck: str | None, empty: bool, quiet: 
             at = result.get("diverged")
             return Status("failed", "failed", reason) if at is None else Status("diverged", _diverged(at), reason)
         case _:
-            return _running(stuck, empty, quiet, patience)
+            return _running(stuck, recovered, empty, quiet, patience)
 
 
 _FINISHED = Status("finished", "finished")
@@ -54,12 +66,18 @@ def _diverged(step: Any) -> str:
     return f"diverged at step {step}"
 
 
-def _running(stuck: str | None, empty: bool, quiet: float, patience: float) -> Status:
+def _stuck_at_end(result: Mapping[str, Any], stuck: str | None) -> Status:
+    at, steps = (finite_or_none(result.get(name)) for name in ("stuck_at", "steps"))
+    recovered = at is not None and steps is not None and at < steps
+    return Status("stuck", "finished, but was stuck" if recovered else "finished, but stuck", stuck or "")
+
+
+def _running(stuck: str | None, recovered: bool, empty: bool, quiet: float, patience: float) -> Status:
     if quiet > patience:
         why = "its process may have ended, be evaluating or be saving, or the folder is no longer synchronised"
         return Status("silent", f"no new line for {duration(quiet)}", why)
     if stuck is not None:
-        return Status("stuck", "stuck, still training", stuck)
+        return Status("stuck", "was stuck, training" if recovered else "stuck, still training", stuck)
     return Status("starting", "starting") if empty else Status("training", "training")
 
 

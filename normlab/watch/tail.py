@@ -77,6 +77,8 @@ class JsonFile:
 
     def __init__(self, path: Path):
         self.path, self.content = path, Record()
+        self.modified: float | None = None
+        """Modification time at the last read."""
         self._seen: tuple[int, int] | None = None
 
     def poll(self) -> bool:
@@ -88,7 +90,7 @@ class JsonFile:
             content = _decoded(self.path.read_bytes())
         except OSError:
             return False
-        self._seen = (found.st_size, found.st_mtime_ns)
+        self._seen, self.modified = (found.st_size, found.st_mtime_ns), found.st_mtime
         changed = content is not None and content != self.content
         self.content = self.content if content is None else content
         return changed

@@ -17,7 +17,7 @@ from normlab.watch.tail import JsonFile, JsonLinesTail
 class WatchedRun:
     """Reads what is new in the folder of a run whenever it is polled.
 
-    The time since the last line is counted from when a change was seen. Only for lines that were there before does it
+    The time since the last line is counted from when a change was seen. Only for what was there before does it
     rest on the file's own time, so that the clock of another machine matters little.
     """
 
@@ -35,7 +35,7 @@ class WatchedRun:
         """Read what is new; returns whether anything has changed."""
         told = [self._config.poll(), self._status.poll()]
         grown = [self._tails[k].poll(self._take(k), self._restart(k)) for k in range(len(LOGS))]
-        if any(grown):
+        if any(grown) or not self._polled:
             self._heard()
         self._polled = True
         return any((*told, *grown))
@@ -54,7 +54,10 @@ class WatchedRun:
             self._longest_gap = max(self._longest_gap, self.quiet)
             self._age = 0.0
         else:
-            written = max(tail.modified for tail in self._tails if tail.modified is not None)
+            # A run that was killed before its first line has been silent since it wrote its status.
+            files = (self._tails, (self._config, self._status))
+            times = ([file.modified for file in kind if file.modified is not None] for kind in files)
+            written = next((max(known) for known in times if known), self._wall())
             self._age = max(0.0, self._wall() - written)
         self._age_at = self._clock()
 
@@ -87,6 +90,7 @@ class WatchedRun:
         return status(
             self._status.content,
             stuck=next((history.stuck for history in self.histories if history.stuck is not None), None),
+            recovered=any(history.recovered for history in self.histories),
             empty=all(history.is_empty for history in self.histories),
             quiet=self.quiet,
             patience=patience(self.seconds_a_step, self._longest_gap),

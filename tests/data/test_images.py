@@ -132,6 +132,17 @@ def test_a_picture_stands_the_right_way_up(tmp_path):
     assert (found.train.pixels[0, 0, 4:] == 255).all()
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_grey_of_sixteen_bits_keeps_its_shades(tmp_path, channels):
+    shades = np.arange(16, dtype=np.uint8).reshape(4, 4) * 16
+    folder = tmp_path / "shades"
+    for kind, pixels in (("deep", shades.astype(np.uint16) * 256 + 77), ("plain", shades)):
+        (folder / kind).mkdir(parents=True)
+        Image.fromarray(pixels).save(folder / kind / "x.png")
+    images = opened(folder, cache=tmp_path / "cache", channels=channels)
+    assert (images.train.pixels == shades).all()
+
+
 def test_the_cache_is_built_once_per_content_and_size(tmp_path, monkeypatch):
     built = []
     real = cache_module._build

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from normlab import NormLabError
+from normlab import Encoder, EncoderConfig, NormLabError
 from normlab.data import IGNORED, Loader, Masking, evaluation_batches
 from normlab.data.windows import Window
 from tests.data.helpers import END, tokens_of
@@ -131,6 +131,28 @@ def test_evaluation_hides_the_same_however_it_is_cut():
     one = found(batch=1)
     assert one == found(batch=3) == found(batch=2, world=2)
     assert len(set(one)) == len(one) < tokens.n_tokens
+
+
+def test_a_window_that_ends_early_is_evaluated_as_if_it_were_alone():
+    """Two whole windows and one of five tokens: what fills it up must not be seen."""
+    torch.manual_seed(0)
+    model = Encoder(EncoderConfig(depth=2, dim=16, heads=2, vocab_size=5001, max_length=8, init_std=0.5)).double()
+    options = {"length": 8, "max_tokens": 21, "masking": Masking(5000, END, seed=0, share=0.9)}
+    for batch in (1, 2, 5):
+        *whole, last = evaluation_batches(tokens_of([30, 7]), batch=batch, **options)
+        assert all(one.documents is None for one in whole)
+        row = 2 % batch
+        inputs, targets = last.inputs[row : row + 1, :5], last.targets[row : row + 1]
+        alone = model.loss(inputs, targets[:, :5])
+        assert (targets[:, :5] != IGNORED).sum() > 1
+        padded = model.loss(
+            last.inputs, torch.where(torch.arange(batch)[:, None] == row, last.targets, IGNORED), **last.options
+        )
+        torch.testing.assert_close(padded, alone, rtol=1e-12, atol=0.0)
+    # A whole last window needs no document numbers, whatever follows it in its batch.
+    assert all(
+        one.documents is None for one in evaluation_batches(tokens_of([30]), batch=3, **options | {"max_tokens": 16})
+    )
 
 
 def test_documents_go_with_the_tokens_they_belong_to():

@@ -119,6 +119,19 @@ def test_sequences_that_are_one_token_each_stay_so_without_the_mean():
     assert measures.rest_cosine(state(9, 16)).isnan()
 
 
+@pytest.mark.parametrize("tokens", [7, 333, 2048])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rounding_is_not_taken_for_what_is_left_of_the_same_token(tokens, dtype):
+    same = state(1, 1, 16).to(dtype).expand(2, tokens, 16)
+    assert measures.rest_cosine(same).isnan()
+    assert measures.var_data(same) == 0.0
+    assert measures.ranks(measures.gram(HiddenState(same).rest)) == (0.0, 0.0)
+    # A part in a thousand is no rounding.
+    apart = same.float() * torch.randn(2, tokens, 1).mul(1e-3).add(1.0)
+    assert measures.rest_cosine(apart).isfinite()
+    assert measures.ranks(measures.gram(HiddenState(apart).rest))[0] == pytest.approx(1.0, abs=0.01)
+
+
 def test_a_broken_token_does_not_spoil_the_rest():
     h = state(3, 6, 8)
     spoilt = h.clone()

@@ -79,6 +79,37 @@ def test_attention_belongs_to_the_block_that_called_it():
     assert sharp[1] > 100 * max(sharp[0], sharp[2])
 
 
+def test_a_softmax_over_residual_streams_is_no_attention(monkeypatch):
+    """mhc mixes its streams by a softmax of its own for each token, which its kernel on a GPU does not show either."""
+    model, batch = decoder("mhc"), text(length=8)
+    # As many heads as tokens: the scores of attention have as many keys as tokens, too.
+    many = decoder("mhc", heads=8, kv_heads=8, dim=64)
+    found, found_of_many = (measure(one, batch, loss_of) for one in (model, many))
+    monkeypatch.setattr("normlab.kernels.sinkhorn._sinkhorn", _sinkhorn_without_softmax)
+    for profile, one in ((found, model), (found_of_many, many)):
+        expected = measure(one, batch, loss_of)
+        assert None not in profile.attn_entropy
+        for name in ("attn_entropy", "sink", "theta_p", "logit_max"):
+            assert getattr(profile, name) == pytest.approx(getattr(expected, name), rel=1e-5), name
+
+
+def test_as_many_heads_as_samples_before_tokens_are_attention():
+    """torch's own layers put tokens first: where others have tokens they have the batch, here as large as the heads."""
+    layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    profile = measure(model, torch.randn(3, 4, 16), lambda model, batch: model(batch).square().mean())
+    assert None not in profile.attn_entropy
+
+
+def _sinkhorn_without_softmax(logits: torch.Tensor, rounds: int, eps: float) -> torch.Tensor:
+    matrix = (logits - logits.logsumexp(-1, keepdim=True)).exp() + eps
+    matrix = matrix / (matrix.sum(-2, keepdim=True) + eps)
+    for _ in range(rounds - 1):
+        matrix = matrix / (matrix.sum(-1, keepdim=True) + eps)
+        matrix = matrix / (matrix.sum(-2, keepdim=True) + eps)
+    return matrix
+
+
 def test_the_model_is_as_it_was():
     class Counting(Block):
         def __init__(self):

@@ -6,10 +6,12 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from normlab.probes.probe import measure, probe
+from normlab.probes.profile import Profile
 from tests.probes.loops import WITHIN_A_PASS, Block, Tower, decoder, loss_of, same, text
 from tests.targets.tiny import batch_for, hugging_face
 
@@ -61,12 +63,23 @@ def test_accumulation_equals_one_large_batch():
 
 def test_passes_of_different_size_weigh_by_their_tokens():
     model, (inputs, targets) = decoder(), text()
-    whole = measure(model, (inputs, targets), loss_of)
-    with probe(model) as look:
-        for part, weight in ((slice(0, 1), 0.25), (slice(1, 4), 0.75)):
-            (model.loss(inputs[part], targets[part]) * weight).backward()
-    for name in ("rms", "mean_abs", "kurtosis", "outlier_ratio", "grad_h", "branch_ratio", "ang", "grad_w"):
-        assert getattr(look.profile, name) == pytest.approx(getattr(whole, name), rel=1e-5), name
+
+    def seen(*parts: slice) -> Profile:
+        model.zero_grad()
+        with probe(model) as look:
+            for part in parts:
+                loss = F.cross_entropy(model(inputs[part]).flatten(0, 1), targets[part].flatten())
+                look.record(loss=loss)
+                (loss * len(inputs[part]) / len(inputs)).backward()
+        return look.profile
+
+    whole, parts = seen(slice(0, 4)), seen(slice(0, 1), slice(1, 4))
+    of_states = ("rms", "mean_abs", "kurtosis", "outlier_ratio", "grad_h", "branch_ratio", "ang", "grad_w")
+    of_attention = ("attn_entropy", "attn_entropy_low_share", "sink", "theta_p", "logit_max")
+    for name in (*of_states, *of_attention, "loss", "logits_rms", "logsumexp"):
+        assert getattr(parts, name) == pytest.approx(getattr(whole, name), rel=1e-5), name
+    for heads, expected in zip(parts.attn_heads, whole.attn_heads, strict=True):
+        assert heads == pytest.approx(expected, rel=1e-5)
 
 
 def test_passes_are_told_apart_even_if_nobody_calls_the_owner():

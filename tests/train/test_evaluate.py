@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
+from normlab.data import IGNORED
 from normlab.train.distributed import ALONE
 from normlab.train.evaluate import evaluate
 from normlab.train.plan import Workload, evaluation_batch
@@ -48,3 +51,29 @@ def test_the_work_that_is_expected_includes_the_padding(text):
     config, data = opened(text, eval_tokens=1100)
     # 35 sequences in batches of 16.
     assert Workload.of(config, data).tokens_an_eval == 48 * 32
+
+
+@pytest.mark.parametrize("task", ["language", "masked"])
+@pytest.mark.parametrize(("eval_tokens", "held_out", "shape"), [
+    (40, None, (4, 32)), (400, 100, (3, 32)), (400, 20, (1, 20)), (400, None, (4, 32)),
+])  # fmt: skip
+def test_what_is_profiled_holds_no_padding(task, eval_tokens, held_out, shape, text, tmp_path):
+    """Filler behind a short text would be most of the tokens that a profile measures."""
+    changes = {"eval_tokens": eval_tokens}
+    if held_out is not None:
+        # An end is one more token.
+        (tmp_path / "val.txt").write_text(text.read_text()[: held_out - 1])
+        changes["val_data"] = (str(tmp_path / "val.txt"),)
+    config = config_of(text, **changes) if task == "language" else config_of_task(task, text, mask=1.0, **changes)
+    data = config.task_object.open(config, progress=False)
+    batch = config.task_object.few_samples(config, data, 4)
+    assert batch.inputs.shape == shape
+    # Of masked targets all but ends of documents.
+    assert (batch.targets == IGNORED).sum() <= (task == "masked")
+
+
+def test_few_images_are_no_more_than_there_are(text):
+    config = config_of_task("images", text)
+    data = config.task_object.open(config, progress=False)
+    few = dataclasses.replace(data, val=dataclasses.replace(data.val, chosen=data.val.chosen[:3]))
+    assert [len(config.task_object.few_samples(config, part, 4).inputs) for part in (data, few)] == [4, 3]

@@ -59,6 +59,14 @@ def test_memory_does_not_grow_with_the_run() -> None:
     assert len(history.alarms[-1]["detail"]) == 1000
 
 
+def test_the_newest_evaluation_is_kept_however_many_there_are() -> None:
+    for count in (500, 501, 502, 751, 1200):
+        kept = [one["step"] for one in taken(*(evaluation(k) for k in range(1, count + 1))).evals]
+        assert (kept[0], kept[-1]) == (1, count)
+        assert 200 < len(kept) <= 500
+        assert kept == sorted(set(kept))
+
+
 def test_a_step_that_is_evaluated_again_counts_once() -> None:
     history = taken(evaluation(10, 3.0), evaluation(20, 2.5), evaluation(10, 2.0))
     assert [(one["step"], one["loss"]) for one in history.evals] == [(10, 2.0)]

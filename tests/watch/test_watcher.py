@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 
@@ -56,6 +57,8 @@ def test_a_wrong_folder_is_said_in_one_line(tmp_path: Path) -> None:
     [
         ({"state": "done", "result": {"stuck": False}}, "finished", "finished"),
         ({"state": "done", "result": {"stuck": True}}, "stuck", "finished, but stuck"),
+        ({"state": "done", "result": {"stuck": True, "stuck_at": 9, "steps": 9}}, "stuck", "finished, but stuck"),
+        ({"state": "done", "result": {"stuck": True, "stuck_at": 7, "steps": 9}}, "stuck", "finished, but was stuck"),
         ({"state": "stuck", "reason": "why"}, "stuck", "stuck, stopped early"),
         ({"state": "stopped", "reason": "why"}, "stopped", "stopped"),
         ({"state": "failed", "result": {"diverged": 7}}, "diverged", "diverged at step 7"),
@@ -80,6 +83,24 @@ def test_a_run_in_training_may_be_stuck_silent_or_not_begun() -> None:
     assert patience(None, 300.0) == 900.0
 
 
+def test_a_run_that_was_stuck_and_has_recovered_is_not_called_stuck(tmp_path: Path) -> None:
+    stuck = made.event(150, "stuck", "stuck at the unigram entropy (3.12): loss 3.10 after 150 steps") | {"limit": 3.02}
+    records = [*map(made.step, range(1, 151)), made.evaluation(150, 3.1), stuck]
+    folder = made.run(tmp_path / "run", records, state="running")
+
+    def words(*records: dict) -> str:
+        made.write(folder / "metrics.jsonl", records)
+        watched = WatchedRun(folder)
+        watched.poll()
+        return watched.status.words
+
+    assert words() == "stuck, still training"
+    assert words(made.evaluation(200, 2.9)) == "was stuck, training"
+    assert words(made.evaluation(250, 3.05)) == "stuck, still training"
+    assert words(made.evaluation(300, math.nan)) == "stuck, still training"
+    assert words(made.evaluation(350, 2.0)) == "was stuck, training"
+
+
 def test_the_last_line_is_timed_by_what_was_seen_not_by_another_clock(tmp_path: Path) -> None:
     wall, clock = Clock(), Clock()
     folder = made.run(tmp_path / "a", [made.step(1)], state="running")
@@ -101,6 +122,24 @@ def test_the_last_line_is_timed_by_what_was_seen_not_by_another_clock(tmp_path: 
     late = WatchedRun(folder, wall=wall, clock=clock)
     late.poll()
     assert late.quiet == 50.0
+
+
+def test_a_run_that_was_killed_before_its_first_line_is_silent(tmp_path: Path) -> None:
+    folder = made.run(tmp_path / "run", state="running", step=0)
+    for name in ("config.json", "status.json", "metrics.jsonl"):
+        os.utime(folder / name, (1000.0, 1000.0))
+    (folder / "metrics.jsonl").unlink()
+
+    def words(now: float) -> str:
+        watched = WatchedRun(folder, wall=lambda: now)
+        watched.poll()
+        return watched.status.words
+
+    assert words(1010.0) == "starting"
+    assert words(1000.0 + 2 * 3600) == "no new line for 2.0 h"
+    made.write(folder / "metrics.jsonl", [made.step(1)])
+    os.utime(folder / "metrics.jsonl", (8000.0, 8000.0))
+    assert words(8010.0) == "training"
 
 
 def test_a_folder_that_is_synchronised_every_few_minutes_is_not_silent(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def look(run: Setup, evaluated: float) -> bool:
     found = run.watch.mark(run.step, evaluated)
     # At the end the result says so.
     if found and run.step < run.config.steps:
-        run.journal.event(run.step, "stuck", str(run.watch))
+        run.journal.event(run.step, "stuck", str(run.watch), limit=run.watch.limit)
         run.meter.say(f"{run.watch}; {ADVICE}")
     return found
 

@@ -25,8 +25,8 @@ class Journal:
         for sink in self._sinks:
             sink.write(record)
 
-    def event(self, step: int, what: str, detail: str, *, layer: str | None = None) -> None:
-        self.write({"kind": "event", "step": step, "what": what, "layer": layer, "detail": detail})
+    def event(self, step: int, what: str, detail: str, *, layer: str | None = None, **facts: float) -> None:
+        self.write({"kind": "event", "step": step, "what": what, "layer": layer, "detail": detail, **facts})
 
     def flush(self) -> None:
         for sink in self._sinks:

@@ -69,6 +69,11 @@ class Task(ABC):
     def evaluation(self, config: Any, data: Any, *, batch: int, **places: Any) -> Iterator[Batch]:
         """Batches of the validation samples, each sample once."""
 
+    def few_samples(self, config: Any, data: Any, most: int, **places: Any) -> Batch:
+        """The first validation samples, at most `most`, without any padding: for measures of all tokens."""
+        count = min(most, self.evaluation_samples(config, data))
+        return next(self.evaluation(config, data, batch=count, **places))
+
     @abstractmethod
     def evaluation_samples(self, config: Any, data: Any) -> int:
         """Number of samples of an evaluation."""

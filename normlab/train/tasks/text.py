@@ -139,12 +139,22 @@ class TextTask(Task):
         return TextSamples(data.train, **options, masking=self.masking(config, data, config.seed))
 
     def evaluation(self, config: TextTrainConfig, data: Corpus, *, batch: int, **places: Any) -> Iterator[Batch]:
+        return self._evaluation(config, data, config.length, config.eval_tokens, batch=batch, **places)
+
+    def few_samples(self, config: TextTrainConfig, data: Corpus, most: int, **places: Any) -> Batch:
+        length = min(config.length, data.val.n_tokens)
+        count = min(most, data.val.n_tokens // length)
+        return next(self._evaluation(config, data, length, count * length, batch=count, **places))
+
+    def _evaluation(
+        self, config: TextTrainConfig, data: Corpus, length: int, tokens: int | None, **places: Any
+    ) -> Iterator[Batch]:
         from normlab.data import evaluation_batches
 
         # The same mask whatever the seed of the run: all runs are evaluated on the same targets.
         masking = self.masking(config, data, seed=0)
-        options = {"length": config.length, "max_tokens": config.eval_tokens, "boundaries": config.boundaries}
-        return evaluation_batches(data.val, batch=batch, **options, masking=masking, **places)
+        options = {"length": length, "max_tokens": tokens, "boundaries": config.boundaries}
+        return evaluation_batches(data.val, **options, masking=masking, **places)
 
     def target_counts(self, config: TextTrainConfig, data: Corpus) -> tuple[np.ndarray, np.ndarray]:
         import numpy as np

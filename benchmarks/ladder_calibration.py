@@ -33,6 +33,8 @@ from normlab.ladders.statistics.simulated.calibration import (
 from normlab.ladders.statistics.simulated.ladders import (
     CLEAN,
     EARLY,
+    EARLY_AND_STRONG,
+    EARLY_ON_A_PATH,
     LATE,
     MIDDLE,
     NOISY,
@@ -108,6 +110,8 @@ def other_cases() -> list[Case]:
         Case(name="grid: one cell in ten untuned", ladder=grid, noise=UNTUNED),
         Case(name="grid: branches correlated 0.5, not 0.75", ladder=grid, noise=replace(USUAL, branch=0.5)),
         Case(name="grid: branches correlated 0.9, not 0.75", ladder=grid, noise=replace(USUAL, branch=0.9)),
+        Case(name="path: short runs scatter more", ladder=path, noise=EARLY_ON_A_PATH),
+        Case(name="grid: short runs scatter much more", ladder=grid, noise=EARLY_AND_STRONG),
         Case(name="grid: middle runs scatter more", ladder=grid, noise=MIDDLE),
         Case(name="grid: small models scatter more", ladder=grid, noise=SMALL),
         Case(name="grid: long runs scatter more", ladder=grid, noise=LATE),

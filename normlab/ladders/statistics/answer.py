@@ -117,6 +117,8 @@ class CellGap(Record):
     """Why the cell has no gap that counts: "unreliable: seed 1 of peri diverged"."""
     epochs: float | None = None
     """How often the data was seen; None where unknown."""
+    seed_sd: float | None = None
+    """Estimated standard deviation of a paired difference over seeds there, from all cells; None without a fit."""
     off_sd: float | None = None
     """Standard deviations of the cell's mean by which it is off the smooth estimate; above 3 it contradicts."""
 
@@ -269,8 +271,6 @@ class SchemeAnswer(Record):
     sentence: str
     what_more: list[MoreRuns]
     held_out: list[HeldOut]
-    seed_sd: float | None
-    """Standard deviation of a paired difference over seeds, pooled over cells."""
     seeds_for_sign: int | None = None
     """More seeds at every cell with which the sign at the top would show four times out of five; None: it shows
     already, or 100 more would not do."""

@@ -117,4 +117,4 @@ def _noise(means: Sequence[MeanLoss]) -> NoiseModel:
     trunks = np.array([own.trunk for own in means])
     correlated = correlation_matrix(trunks, BRANCH_CORRELATION)
     covariance = NOISE_SDS[:, None, None] ** 2 * correlated
-    return NoiseModel(covariance, np.zeros(len(NOISE_SDS)), np.zeros(len(NOISE_SDS)))
+    return NoiseModel(covariance, np.zeros(len(NOISE_SDS)), np.zeros((len(NOISE_SDS), 1)))

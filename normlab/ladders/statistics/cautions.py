@@ -8,12 +8,15 @@ from normlab.ladders.rows import LadderRow
 from normlab.ladders.statistics.answer import SchemeAnswer, place_name
 from normlab.ladders.statistics.cells import Cell, reasons_of
 from normlab.ladders.statistics.estimators.fit import estimate, sample_of
+from normlab.pages.numbers import format_count
 from normlab.utils.text import counted
 
 FAR_OFF = 3.0
 """Standard deviations from the smooth estimate at which a cell is listed."""
 ROUNDING = 1e-7
 """Nats by which the gaps of two seeds must differ: far below what any table rounds to, far above what sums lose."""
+UNEVEN = 2.0
+"""Ratio of the scatter over seeds at two budgets from which on it is said."""
 OWN_FLOPS = 0.02
 """Share of the baseline's FLOPs from which on a difference is said."""
 
@@ -26,7 +29,7 @@ def find_cautions(
     for own in answers:
         cells = by_scheme[own.scheme]
         found += _left_out(own.scheme, cells) + _single_seeds(own.scheme, cells) + _equal_seeds(own.scheme, cells)
-        found += _far_off(own)
+        found += _uneven_scatter(own) + _far_off(own)
         found += _own_flops(own.scheme, cells)
         found += _without_few_steps(own, cells, minimum_steps, level)
     return found
@@ -75,6 +78,20 @@ def _equal_seeds(scheme: str, cells: Sequence[Cell]) -> list[str]:
     return [
         f"All seeds of {scheme} have the same gap at {equal} of {len(several)} cells: if one run is listed as several "
         "seeds, the intervals are too narrow."
+    ]
+
+
+def _uneven_scatter(own: SchemeAnswer) -> list[str]:
+    """Where scatter depends on tokens, intervals at some budgets are wider for it."""
+    known = {cell.tokens: cell.seed_sd for cell in own.cells if cell.seed_sd is not None}
+    if not known:
+        return []
+    widest, least = (choose(known, key=known.__getitem__) for choose in (max, min))
+    if known[widest] < UNEVEN * known[least]:
+        return []
+    return [
+        f"Gaps of {own.scheme} vary over seeds by {known[widest]:.2g} nats at {format_count(widest)} tokens and by "
+        f"{known[least]:.2g} at {format_count(least)}; intervals are wider where they vary more."
     ]
 
 

@@ -102,7 +102,8 @@ def constant_multiplier(sample: Sample, place: HasPlace, baseline: Sequence[Mean
 def cell_covariance(sample: Sample) -> Array:
     """Covariance of cell means at the estimated noise of seeds and the assumed one of rungs."""
     correlated = correlation_matrix(sample.groups, sample.noise.branch)
-    per_seed = sample.noise.sd**2 / np.maximum.outer(sample.seeds, sample.seeds)
+    sds = sample.noise.sds(sample.tokens)
+    per_seed = np.outer(sds, sds) / np.maximum.outer(sample.seeds, sample.seeds)
     return (per_seed + ASSUMED_RUNG_SD**2) * correlated
 
 

@@ -150,7 +150,7 @@ class _Comparison:
         at_top = next(gap for gap in gaps if gap.is_usable and gap.cell == top.cell)
         return SchemeAnswer(
             scheme=scheme, cells=gaps, trend=trend, projections=beyond, identified=identified, form_weights=families,
-            axis_weights=axes, held_out=held_out, seed_sd=sample.noise.sd,
+            axis_weights=axes, held_out=held_out,
             sentence=sentence(
                 scheme, self.baseline, at_top, trend, beyond, judged, identified, self.joint_level,
                 lost_runs(cells, top.flops),
@@ -165,7 +165,7 @@ class _Comparison:
         top = max((cell.flops for cell in cells if cell.is_usable), default=math.inf)
         return SchemeAnswer(
             scheme=scheme, cells=gaps, trend=NO_TREND, projections=[], identified=why, form_weights={},
-            axis_weights={}, what_more=[], seed_sd=None,
+            axis_weights={}, what_more=[],
             held_out=compare_with_forecast(scheme, cells, self.held_out),
             sentence=sentence_by_cell(scheme, self.baseline, gaps, why, self.joint_level, lost_runs(cells, top)),
         )  # fmt: skip
@@ -177,13 +177,14 @@ class _Comparison:
         return [self._gap(cell, own, at, sample) for cell, own, at in zip(cells, found, nodes, strict=True)]
 
     def _gap(self, cell: Cell, gap: Mixture | None, slopes: np.ndarray | None, sample: Sample | None) -> CellGap:
-        place, in_flops, in_time, off = cell.place, None, None, None
+        place, in_flops, in_time, off, sd = cell.place, None, None, None, None
         if gap is not None and slopes is not None:
             in_flops = multiplier(gap, slopes, self.level, cell.flops_ratio)
             if cell.speed_ratio is not None and place.parameters >= SMALLEST_TIMED:
                 in_time = multiplier(gap, slopes, self.level, cell.speed_ratio)
         if gap is not None and sample is not None and cell.is_usable:
-            off = abs(cell.mean - gap.mean) / mean_sd(sample.noise, len(cell.differences))
+            sd = float(sample.noise.sds(np.array(cell.tokens)))
+            off = abs(cell.mean - gap.mean) / mean_sd(sd, len(cell.differences))
         return CellGap(
             size=place.size, parameters=place.parameters, tokens=place.tokens, flops=place.flops,
             tokens_per_parameter=place.tokens_per_parameter, steps=place.steps, n=len(cell.differences),
@@ -191,7 +192,7 @@ class _Comparison:
             student=_student(cell, self.level), gap=gap.interval(self.level) if gap is not None else None,
             multiplier=in_flops, multiplier_in_time=in_time,
             few_steps=place.steps is not None and place.steps < self.minimum_steps, is_usable=cell.is_usable,
-            reason=cell.reason, epochs=self.epochs.get(place.tokens), off_sd=off,
+            reason=cell.reason, epochs=self.epochs.get(place.tokens), seed_sd=sd, off_sd=off,
         )  # fmt: skip
 
 

@@ -23,9 +23,10 @@ def priors_in_words() -> dict[str, str]:
             "an e-fold"
         ),
         "noise": (
-            "sd over seeds pooled over cells, averaged over its own error; a rung's effect on the scheme alone "
-            f"half-normal with scale {noise.RUNG_SCALE} nats; branches of a trunk correlated "
-            f"as their seeds show (with {noise.BRANCH_CORRELATION} as {noise.BRANCH_DF:g} degrees of freedom; "
+            "sd over seeds pooled over cells, averaged over its own error; constant (prior probability "
+            f"{noise.CONSTANT_WEIGHT:g}) or a power of tokens (exponent sd {noise.EXPONENT_SD:g}); a rung's effect on "
+            f"the scheme alone half-normal with scale {noise.RUNG_SCALE} nats; branches of a trunk correlated as their "
+            f"seeds show (with {noise.BRANCH_CORRELATION} as {noise.BRANCH_DF:g} degrees of freedom; "
             f"± {noise.BRANCH_ERROR}); with few seeds an sd of {noise.ASSUMED_SEED_SD} counts as "
             f"{noise.ASSUMED_DF:g} degrees of freedom"
         ),

@@ -113,7 +113,7 @@ class GapRule(LadderRule):
         judged = [gap for gap in found.cells if cell_name(gap.size, gap.tokens) in cells]
         if not judged:
             return Finding(verdict="open", notes=(f"{self.scheme} has no run at {self.cell}",))
-        whole = combine_findings([self._at(gap, found.seed_sd) for gap in judged]).noting(self.unpaired(evidence))
+        whole = combine_findings([self._at(gap) for gap in judged]).noting(self.unpaired(evidence))
         return whole if whole.verdict != "open" else self._with_cost(whole, judged, evidence, level)
 
     def _with_cost(self, found: Finding, judged: list[CellGap], evidence: Evidence, level: float) -> Finding:
@@ -131,7 +131,7 @@ class GapRule(LadderRule):
 
         return replace(found, runs_to_decide=self.runs_to_decide(found, evidence, level, is_decided))
 
-    def _at(self, gap: CellGap, seed_sd: float | None) -> Finding:
+    def _at(self, gap: CellGap) -> Finding:
         from normlab.ladders.statistics.answer import FEW_STEPS
 
         place = cell_name(gap.size, gap.tokens)
@@ -142,7 +142,7 @@ class GapRule(LadderRule):
         low, high, mean = interval.low, interval.high, interval.mean
         claimed = RANGES[self.direction](self.by)
         few = f"{place}: fewer than {FEW_STEPS:,} steps, so partly who starts faster"
-        spread = "" if seed_sd is None else f"; a difference varies by {seed_sd:.2g} over seeds"
+        spread = "" if gap.seed_sd is None else f"; a difference varies by {gap.seed_sd:.2g} over seeds"
         ends = f"{100 * interval.level:.3g} % interval {low:+.4f} to {high:+.4f}"
         return Finding(
             verdict=interval_verdict(low, high, claimed), ours=f"{mean:+.4f} ({place}), {ends}, {gap.n} seeds",

@@ -75,7 +75,7 @@ def _scheme(rows: Sequence[LadderRow], scheme: str, baseline: str, targets: bool
         sentence=f"{scheme}: gap {mean:+.3f} at {top.size}, {top.tokens:,} tokens.",
         what_more=[MoreRuns(what="2 more seeds at every cell", place=projections[0].place, width_now=0.08,
                             width_then=0.06)] if projections else [],
-        held_out=[], seed_sd=0.006,
+        held_out=[],
     )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ def test_a_table_of_losses_gives_a_page_without_any_design(tmp_path: Path) -> No
     ]  # fmt: skip
     words = text_of(page)
     # Sizes without a name are called by their parameters.
-    assert "At the top of the ladder (110M, 236M tokens) peri is better than pre" in words
+    assert "At the top of the ladder (110M, 236M tokens) geonorm is worse than pre" in words
     assert "Twice the compute lowers the loss of pre by" in words
     for absent in ("None", "nan", "steps", "epochs", "Forecast and result"):
         assert absent not in words

@@ -9,6 +9,7 @@ from normlab.ladders.statistics import LadderAnswer, Place
 from normlab.ladders.statistics.answer import SchemeAnswer
 from normlab.ladders.statistics.simulated.ladders import (
     USUAL,
+    Noise,
     SimulatedLadder,
     as_rows,
     simulate,
@@ -29,9 +30,9 @@ SMALL = (
 
 
 def noisy_rows(
-    ladder: SimulatedLadder, truth: str, seed: int = 0, seeds: int = 3, scheme: str = "peri"
+    ladder: SimulatedLadder, truth: str, seed: int = 0, seeds: int = 3, scheme: str = "peri", noise: Noise = USUAL
 ) -> list[LadderRow]:
-    gaps, losses = simulate(ladder, BY_NAME[truth], USUAL, seeds, 1, np.random.default_rng(seed))
+    gaps, losses = simulate(ladder, BY_NAME[truth], noise, seeds, 1, np.random.default_rng(seed))
     return as_rows(ladder, gaps[0], losses[0], scheme)
 
 

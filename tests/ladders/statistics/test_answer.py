@@ -12,6 +12,8 @@ from normlab.errors import NormLabError
 from normlab.ladders.statistics import LadderAnswer, Place, answer, forecast
 from normlab.ladders.statistics.simulated.calibration import as_places
 from normlab.ladders.statistics.simulated.ladders import (
+    EARLY,
+    USUAL,
     SimulatedLadder,
     simulated_grid,
     simulated_path,
@@ -315,3 +317,15 @@ def test_probability_that_the_gap_is_smaller_agrees_with_samples() -> None:
     spread = np.sqrt(np.maximum(there.sds[at] ** 2 - shared[at] ** 2 / top.sds[at] ** 2, 0.0))
     drawn = np.mean(np.abs(rng.normal(middle, spread)) < np.abs(at_top))
     assert own.projections[0].shrinks == pytest.approx(drawn, abs=5.0 * 0.5 / np.sqrt(n) + 2e-3)
+
+
+def test_scatter_that_depends_on_the_budget_is_a_caution() -> None:
+    uneven, even = (noisy_rows(simulated_grid(), "shrinks", noise=own) for own in (EARLY, USUAL))
+    found = answer(uneven, baseline="pre")
+    (text,) = (line for line in found.cautions if "vary over seeds" in line)
+    by_tokens = {cell.tokens: cell.seed_sd for cell in only(found).cells}
+    assert text == (
+        f"Gaps of peri vary over seeds by {by_tokens[29_500_000]:.2g} nats at 29.5M tokens and by "
+        f"{by_tokens[118_000_000]:.2g} at 118M; intervals are wider where they vary more."
+    )
+    assert not any("vary over seeds" in line for line in answer(even, baseline="pre").cautions)

@@ -35,6 +35,10 @@ class Sample:
     def kind(self) -> Kind:
         return kind_of(self.places)
 
+    @property
+    def tokens(self) -> Array:
+        return tokens_of(self.places)
+
     def flops_ratio(self, place: HasPlace) -> float:
         """FLOPs of the baseline over the scheme's at a place; where it is no cell, as at the top."""
         if not self.flops_ratios:
@@ -54,6 +58,10 @@ class NewCell:
     seeds: int
 
 
+def tokens_of(places: Sequence[HasPlace]) -> Array:
+    return np.array([float(at.tokens) for at in places])
+
+
 def sample_of(cells: Sequence[Cell]) -> Sample:
     """The sample of usable cells; at least one is needed."""
     usable = [cell for cell in cells if cell.is_usable]
@@ -65,7 +73,7 @@ def sample_of(cells: Sequence[Cell]) -> Sample:
         np.array([own.mean() for own in differences]),
         np.array([len(own) for own in differences]),
         np.array(groups),
-        pooled(differences, groups),
+        pooled(differences, groups, [cell.tokens for cell in usable]),
         tuple(cell.flops_ratio for cell in usable),
     )
 
@@ -93,10 +101,12 @@ def estimate_with_more(sample: Sample, place: HasPlace, cells: Sequence[NewCell]
     runs never make anything less certain.
     """
     today = _model(sample, [place], None, smooth_prior, None).fit(sample.means[None]).mixture(0)
-    prior = smooth_prior(layout_of(sample.places, [*(cell.place for cell in cells), place]))
+    every = [*(cell.place for cell in cells), place]
+    prior = smooth_prior(layout_of(sample.places, every, sample.noise.unrest))
     noise = noise_model(
         np.concatenate([sample.seeds + seeds, [cell.seeds for cell in cells]]),
         np.concatenate([sample.groups, [cell.group for cell in cells]]).astype(int),
+        np.concatenate([sample.tokens, _within(sample, [cell.place for cell in cells])]),
         sample.noise,
     )
     return replace(today, sds=GaussianModel(prior, noise, np.eye(1)).sds[:, 0])
@@ -119,6 +129,13 @@ def _model(
     sample: Sample, places: Sequence[HasPlace], functionals: Array | None, prior_of: PriorOf, new_seeds: int | None
 ) -> GaussianModel:
     rows = np.eye(len(places)) if functionals is None else functionals
-    noise = noise_model(sample.seeds, sample.groups, sample.noise, new_seeds or 1)
-    prior = prior_of(layout_of(sample.places, places))
+    noise = noise_model(
+        sample.seeds, sample.groups, sample.tokens, sample.noise, _within(sample, places), new_seeds or 1
+    )
+    prior = prior_of(layout_of(sample.places, places, sample.noise.unrest))
     return GaussianModel(prior, noise, rows, predicts=new_seeds is not None)
+
+
+def _within(sample: Sample, places: Sequence[HasPlace]) -> Array:
+    """Tokens whose scatter stands for that at places: with more than any cell has, that of the longest runs."""
+    return np.clip(tokens_of(places), sample.tokens.min(), sample.tokens.max())

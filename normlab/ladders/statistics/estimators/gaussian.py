@@ -36,7 +36,7 @@ class NoiseModel:
     """[levels, cells, cells]."""
     log_weight: Array
     new_cell: Array
-    """[levels]: variance of the mean of new seeds at a new cell."""
+    """[levels, places]: variance of the mean of new seeds at a new cell there."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class GaussianModel:
         explained = np.einsum("kfc,kfc->kf", self.gain, np.repeat(cross, self.shape[1], axis=0))
         variance = np.repeat(before, self.shape[1], axis=0) - explained
         if predicts:
-            variance = variance + np.tile(noise.new_cell, self.shape[0])[:, None]
+            variance = variance + np.tile(noise.new_cell @ (functionals**2).T, (self.shape[0], 1))
         # Rounding can leave a variance of zero slightly negative.
         self.sds = np.sqrt(np.maximum(variance, 1e-16))
         log_weight = (prior.log_weight[:, None] + noise.log_weight[None, :]).ravel()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import numpy as np
@@ -51,6 +51,8 @@ class Layout:
     """Share of the compute that goes into tokens from the bottom of a path to its top; half of it on a grid."""
     unvaried: tuple[Side, ...]
     """What all cells have in common."""
+    unrest: float = 0.0
+    """How much more seeds scatter with fewer tokens: as this power of top tokens over tokens, at least 0."""
 
     @property
     def compute(self) -> Array:
@@ -72,13 +74,21 @@ class Layout:
         return self.tokens - self.tokens_share * self.compute
 
     @property
+    def stretched(self) -> Layout:
+        """The layout with budgets below the top's drawn apart in proportion to the scatter of seeds there."""
+        if self.unrest == 0.0:
+            return self
+        below = -np.expm1(-self.unrest * np.minimum(self.tokens, 0.0)) / self.unrest
+        return replace(self, tokens=below + np.maximum(self.tokens, 0.0))
+
+    @property
     def span(self) -> float:
         """Largest compute of a cell over the smallest."""
         own = self.compute[: self.cells]
         return float(np.exp(own.max() - own.min())) if self.cells else 1.0
 
 
-def layout_of(cells: Sequence[HasPlace], places: Sequence[HasPlace] = ()) -> Layout:
+def layout_of(cells: Sequence[HasPlace], places: Sequence[HasPlace] = (), unrest: float = 0.0) -> Layout:
     """The layout of cells and places; the top is the cell with most compute."""
     tokens = np.log([float(at.tokens) for at in (*cells, *places)])
     compute = np.log([float(at.flops) for at in (*cells, *places)])
@@ -87,7 +97,7 @@ def layout_of(cells: Sequence[HasPlace], places: Sequence[HasPlace] = ()) -> Lay
     sizes, budgets = _sides(cells)
     return Layout(
         kind_of(cells), len(cells), sizes, budgets, size - size[top], tokens - tokens[top], tokens_share(cells),
-        unvaried(cells),
+        unvaried(cells), unrest,
     )  # fmt: skip
 
 

@@ -1,8 +1,9 @@
 """Noise of the cells' mean gaps: seeds, and what all seeds of a cell share.
 
-The mean over S seeds at a cell has variance σ²/S + τ². σ is estimated from the spread over seeds, pooled over cells; τ
-(a rate a little off, rounding of shapes) is not seen by seeds and has a prior. Cells that branch from one trunk share
-most of their path: both noises are correlated between them.
+The mean over S seeds at a cell has variance σ²/S + τ². σ is estimated from the spread over seeds, pooled over cells; it
+may change with tokens as a power, since short runs can scatter several times as much as long ones. τ (a rate a little
+off, rounding of shapes) is not seen by seeds and has a prior. Cells that branch from one trunk share most of their
+path: both noises are correlated between them.
 """
 
 from __future__ import annotations
@@ -34,6 +35,11 @@ ASSUMED_SEED_SD = 0.007
 ASSUMED_DF = 2.0
 """Weight of the assumed σ where seeds give fewer than `FEW_DF` degrees of freedom."""
 FEW_DF = 4.0
+EXPONENT_SD = 1.0
+"""Prior standard deviation of the power of tokens with which σ changes, if it does."""
+CONSTANT_WEIGHT = 0.5
+"""Prior probability that σ does not change with tokens."""
+_EXPONENTS = np.linspace(-3.0, 3.0, 121)
 _QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
 _SMALLEST_SD = 1e-5
 """Keeps covariances regular for data without noise."""
@@ -44,28 +50,76 @@ class SeedNoise:
     """Noise of a paired difference over seeds."""
 
     sd: float
+    """At the cells' mean of ln tokens."""
     df: float
     """Degrees of freedom of the estimated standard deviation."""
     branch: float = BRANCH_CORRELATION
     """Correlation between branches of one trunk."""
+    exponent: float = 0.0
+    """The standard deviation grows as this power of tokens; below zero short runs scatter more."""
+    exponent_error: float = 0.0
+    centre: float = 0.0
+    """Mean of ln tokens."""
+
+    @property
+    def unrest(self) -> float:
+        """The power with which scatter falls with tokens; 0 where it grows."""
+        return max(-self.exponent, 0.0)
+
+    def sds(self, tokens: Array) -> Array:
+        """Estimated standard deviation for so many tokens."""
+        return self.sd * np.exp(self.exponent * (np.log(tokens) - self.centre))
+
+    def dfs(self, tokens: Array) -> Array:
+        """Degrees of freedom there: the variance of ln σ is 1/(2 df), and the exponent adds its own."""
+        own = (np.log(tokens) - self.centre) * self.exponent_error
+        return 1.0 / (1.0 / self.df + 2.0 * own**2)
 
 
-def mean_sd(noise: SeedNoise, seeds: int) -> float:
+def mean_sd(seed_sd: float, seeds: int) -> float:
     """Standard deviation of a cell's mean, with the assumed effect of a rung on the scheme alone."""
-    return math.sqrt(noise.sd**2 / seeds + ASSUMED_RUNG_SD**2)
+    return math.sqrt(seed_sd**2 / seeds + ASSUMED_RUNG_SD**2)
 
 
-def pooled(differences: Sequence[Array], groups: Sequence[int]) -> SeedNoise:
+def pooled(differences: Sequence[Array], groups: Sequence[int], tokens: Sequence[int]) -> SeedNoise:
     """Pool the spread over seeds; cells of one trunk count for less than independent ones."""
-    centred = sum(float(((own - own.mean()) ** 2).sum()) for own in differences)
+    seeds = [len(own) for own in differences]
+    free = np.array(seeds) - 1
+    effective = effective_df(seeds, groups)
+    if effective < FEW_DF:
+        variance = sum(_squares(own) for own in differences) / max(free.sum(), 1)
+        df = effective + ASSUMED_DF
+        return SeedNoise(math.sqrt((effective * variance + ASSUMED_DF * ASSUMED_SEED_SD**2) / df), df)
+    log_tokens = np.log(tokens)
+    centre = float(free @ log_tokens / free.sum())
+    exponent, error = exponent_over_tokens(differences, log_tokens - centre)
+    alike = [own * factor for own, factor in zip(differences, np.exp(exponent * (centre - log_tokens)), strict=True)]
+    branch = branch_correlation(alike, groups)
+    sd = math.sqrt(sum(_squares(own) for own in alike) / free.sum())
+    return SeedNoise(max(sd, _SMALLEST_SD), effective_df(seeds, groups, branch), branch, exponent, error, centre)
+
+
+def exponent_over_tokens(differences: Sequence[Array], x: Array) -> tuple[float, float]:
+    """Mean and standard deviation of the power of tokens that the spread over seeds follows; x is ln tokens, centred.
+
+    σ is integrated out. Cells count as independent: branches of a trunk are not, which makes the ratio of their spreads
+    more certain, never less.
+    """
     free = sum(len(own) - 1 for own in differences)
-    branch = branch_correlation(differences, groups)
-    effective = effective_df([len(own) for own in differences], groups, branch)
-    if effective >= FEW_DF:
-        return SeedNoise(max(math.sqrt(centred / free), _SMALLEST_SD), effective, branch)
-    variance = centred / free if free else 0.0
-    df = effective + ASSUMED_DF
-    return SeedNoise(math.sqrt((effective * variance + ASSUMED_DF * ASSUMED_SEED_SD**2) / df), df, branch)
+    squares = np.array([_squares(own) for own in differences])
+    if np.ptp(x) == 0.0 or not squares.any():
+        return 0.0, 0.0
+    log_likelihood = -0.5 * free * np.log(np.exp(-2.0 * np.outer(_EXPONENTS, x)) @ squares)
+    changes = np.exp(-0.5 * (_EXPONENTS / EXPONENT_SD) ** 2)
+    prior = (1.0 - CONSTANT_WEIGHT) * changes / changes.sum() + CONSTANT_WEIGHT * (_EXPONENTS == 0.0)
+    weights = prior * np.exp(log_likelihood - log_likelihood.max())
+    weights /= weights.sum()
+    mean = float(weights @ _EXPONENTS)
+    return mean, math.sqrt(float(weights @ (_EXPONENTS - mean) ** 2))
+
+
+def _squares(values: Array) -> float:
+    return float(((values - values.mean()) ** 2).sum())
 
 
 def branch_correlation(differences: Sequence[Array], groups: Sequence[int]) -> float:
@@ -102,16 +156,25 @@ def correlation_matrix(groups: Array, correlation: float) -> Array:
     return np.where(same, correlation, 0.0) + (1.0 - correlation) * np.eye(len(groups))
 
 
-def noise_model(seeds: Array, groups: Array, estimate: SeedNoise, new_seeds: int = 1) -> NoiseModel:
-    """Covariance of cell means for every level of σ and τ; `seeds` and `groups` have one number a cell."""
+def noise_model(
+    seeds: Array, groups: Array, tokens: Array, estimate: SeedNoise, new_tokens: Array | None = None, new_seeds: int = 1
+) -> NoiseModel:
+    """Covariance of cell means for every level of σ and τ; `seeds`, `groups` and `tokens` have one number a cell."""
     # Cells of one trunk with different numbers of seeds share those of the smaller number.
     per_seed = 1.0 / np.maximum.outer(seeds, seeds)
     is_branched = len(set(groups.tolist())) < len(groups)
     around = (-BRANCH_ERROR, BRANCH_ERROR) if is_branched else (0.0,)
     correlations = [correlation_matrix(groups, min(max(estimate.branch + off, 0.0), _STRONGEST)) for off in around]
-    sds = [estimate.sd * math.sqrt(estimate.df / chi_square_quantile(q, round(estimate.df, 6))) for q in _QUANTILES]
-    levels = [(max(sd, _SMALLEST_SD), tau, own) for own in correlations for sd in sds for tau in RUNG_SDS]
-    covariance = np.array([(sd**2 * per_seed + tau**2) * own for sd, tau, own in levels])
+    sds, new_sds = (_sd_levels(estimate, at) for at in (tokens, tokens if new_tokens is None else new_tokens))
+    levels = [(level, tau, own) for own in correlations for level in range(len(_QUANTILES)) for tau in RUNG_SDS]
+    covariance = np.array([(np.outer(sds[level], sds[level]) * per_seed + tau**2) * own for level, tau, own in levels])
     log_weight = np.array([-0.5 * (tau / RUNG_SCALE) ** 2 for _, tau, _ in levels])
-    new_cell = np.array([sd**2 / new_seeds + tau**2 for sd, tau, _ in levels])
+    new_cell = np.array([new_sds[level] ** 2 / new_seeds + tau**2 for level, tau, _ in levels])
     return NoiseModel(covariance, log_weight, new_cell)
+
+
+def _sd_levels(estimate: SeedNoise, tokens: Array) -> Array:
+    """Quantiles of σ at every place, [quantiles, places]."""
+    sds, dfs = estimate.sds(tokens), np.round(estimate.dfs(tokens), 6)
+    ratios = [[df / chi_square_quantile(q, df) for df in dfs.tolist()] for q in _QUANTILES]
+    return np.maximum(sds * np.sqrt(ratios), _SMALLEST_SD)

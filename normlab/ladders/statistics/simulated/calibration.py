@@ -1,8 +1,8 @@
 """How often intervals cover the truth on simulated ladders: the test that an interval called 95 % is one.
 
 Many simulated ladders share their factorisations: the posterior is linear in the data for each hyperparameter. For that
-the estimated noise of seeds is rounded to steps of 6 %, and its correlation between branches to steps of 0.08, which
-`answer` does not do.
+the estimated noise of seeds is rounded to steps of 6 %, its correlation between branches to steps of 0.08, the power of
+tokens that it follows to steps of 0.1 and this power's error to steps of 0.08, which `answer` does not do.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from normlab.ladders.statistics.answer import Place
 from normlab.ladders.statistics.cells import LARGEST_GAP
-from normlab.ladders.statistics.estimators.fit import PriorOf
+from normlab.ladders.statistics.estimators.fit import PriorOf, tokens_of
 from normlab.ladders.statistics.estimators.gaussian import GaussianModel, Posterior
 from normlab.ladders.statistics.estimators.layout import layout_of
 from normlab.ladders.statistics.estimators.noise import SeedNoise, effective_df, noise_model, pooled
@@ -34,10 +34,12 @@ from normlab.ladders.statistics.simulated.ladders import (
 from normlab.ladders.statistics.simulated.truths import Places, Truth
 
 Array = np.ndarray
+Bin = tuple[int, ...]
+"""Estimated noise in whole steps."""
 
 ESTIMATORS: dict[str, PriorOf] = {"smooth": smooth_prior, "simple_law": simple_law_prior}
-_ROUNDING = 0.06
-_BRANCH_ROUNDING = 0.08
+_ROUNDINGS = (0.06, 0.08, 0.1, 0.08)
+"""Steps of ln σ, of the correlation, of the power and of its error."""
 _BATCH = 40
 """Data sets fitted at once: bounds the memory."""
 _WIDTHS = 12
@@ -86,7 +88,7 @@ class _Data:
     means: Array
     noises: list[SeedNoise]
     values: Array
-    bins: list[tuple[int, int]] = field(init=False)
+    bins: list[Bin] = field(init=False)
 
     def __post_init__(self) -> None:
         self.bins = [_rounded(own) for own in self.noises]
@@ -106,7 +108,6 @@ def required_cases() -> list[Case]:
 def measure(case: Case, truths: Sequence[Truth], repeats: int, estimator: str, level: float = 0.95) -> list[Coverage]:
     """Coverage of one estimator for every truth; deterministic, and independent of the other truths."""
     cells, places = _split(case)
-    prior = ESTIMATORS[estimator](layout_of(cells, places))
     names, functionals = _questions(case, len(places))
     groups, seeds = case.ladder.group[: len(cells)], case.seeds_by_cell[: len(cells)]
     data = [_simulate(case, truth, repeats, len(cells)) for truth in truths]
@@ -114,9 +115,11 @@ def measure(case: Case, truths: Sequence[Truth], repeats: int, estimator: str, l
     bins = [step for own in data for step in own.bins]
     covered, widths = np.zeros(values.shape, dtype=bool), np.full(values.shape, np.nan)
     for step in sorted(set(bins)):
-        noise = noise_model(seeds, groups, _noise_of(step, case, groups), case.new_seeds)
+        own = _noise_of(step, case, cells)
+        prior = ESTIMATORS[estimator](layout_of(cells, places, own.unrest))
+        noise = noise_model(seeds, groups, tokens_of(cells), own, tokens_of(places), case.new_seeds)
         model = GaussianModel(prior, noise, functionals, predicts=case.held_out > 0)
-        chosen = np.array([index for index, own in enumerate(bins) if own == step])
+        chosen = np.array([index for index, other in enumerate(bins) if other == step])
         for batch in np.array_split(chosen, math.ceil(len(chosen) / _BATCH)):
             posterior = model.fit(means[batch])
             covered[batch] = _covers(posterior, values[batch], level)
@@ -145,14 +148,17 @@ def worst(found: Sequence[Coverage]) -> dict[str, Coverage]:
     return {place: min((own for own in found if own.place == place), key=lambda own: own.coverage) for place in places}
 
 
-def _rounded(noise: SeedNoise) -> tuple[int, int]:
-    return round(math.log(noise.sd) / _ROUNDING), round(noise.branch / _BRANCH_ROUNDING)
+def _rounded(noise: SeedNoise) -> Bin:
+    values = (math.log(noise.sd), noise.branch, noise.exponent, noise.exponent_error)
+    return tuple(round(value / step) for value, step in zip(values, _ROUNDINGS, strict=True))
 
 
-def _noise_of(rounded: tuple[int, int], case: Case, groups: Array) -> SeedNoise:
-    branch = rounded[1] * _BRANCH_ROUNDING
-    df = effective_df(case.seeds_by_cell[: len(groups)].tolist(), groups.tolist(), branch)
-    return SeedNoise(math.exp(rounded[0] * _ROUNDING), df, branch)
+def _noise_of(steps: Bin, case: Case, cells: Sequence[Place]) -> SeedNoise:
+    log_sd, branch, exponent, error = (own * step for own, step in zip(steps, _ROUNDINGS, strict=True))
+    seeds, groups = case.seeds_by_cell[: len(cells)], case.ladder.group[: len(cells)]
+    centre = float(np.average(np.log(tokens_of(cells)), weights=seeds - 1))
+    df = effective_df(seeds.tolist(), groups.tolist(), branch)
+    return SeedNoise(math.exp(log_sd), df, branch, exponent, error, centre)
 
 
 def _covers(posterior: Posterior, values: Array, level: float) -> Array:
@@ -165,7 +171,8 @@ def _simulate(case: Case, truth: Truth, repeats: int, cells: int) -> _Data:
     gaps, _ = simulate(case.ladder, truth, case.noise, case.seeds, repeats, rng)
     groups = case.ladder.group[:cells].tolist()
     seeds = case.seeds_by_cell.tolist()
-    noises = [pooled([own[cell, : seeds[cell]] for cell in range(cells)], groups) for own in gaps]
+    tokens = np.round(case.ladder.cells.tokens[:cells]).tolist()
+    noises = [pooled([own[cell, : seeds[cell]] for cell in range(cells)], groups, tokens) for own in gaps]
     means = np.stack([gaps[:, cell, : seeds[cell]].mean(axis=-1) for cell in range(cells)], axis=1)
     if case.held_out:
         values = gaps[:, cells:, : case.new_seeds].mean(axis=-1)

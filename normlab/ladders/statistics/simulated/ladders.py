@@ -44,6 +44,9 @@ CLEAN = Noise(0.004, 0.3, 0.0, 0.0)
 NOISY = Noise(0.010, 0.3, 0.010, 0.005)
 EARLY = replace(USUAL, scatter=(6.0, 2.5, 1.0))
 """Short runs scatter more, as where seeds learn to copy from the context at different times: GeoNorm at 4x256."""
+EARLY_AND_STRONG = replace(USUAL, scatter=(8.0, 3.0, 1.0))
+EARLY_ON_A_PATH = replace(USUAL, scatter=(5.0, 3.5, 2.2, 1.5, 1.0))
+"""Both fixed after the estimator was made to hold `EARLY`, before they were run: never to tune by."""
 MIDDLE = replace(USUAL, scatter=(0.5, 4.0, 1.0))
 """Most at the middle budget, as where that happens there: SpanNorm at 4x256."""
 SMALL = replace(USUAL, scatter=tuple(factor for factor in (4.0, 3.0, 2.0, 1.0) for _ in range(3)))

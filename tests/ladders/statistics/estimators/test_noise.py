@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from normlab.ladders.statistics.estimators.noise import (
     ASSUMED_DF,
@@ -13,18 +14,21 @@ from normlab.ladders.statistics.estimators.noise import (
     BRANCH_CORRELATION,
     BRANCH_DF,
     BRANCH_ERROR,
+    CONSTANT_WEIGHT,
+    SeedNoise,
     branch_correlation,
     effective_df,
+    exponent_over_tokens,
     noise_model,
     pooled,
 )
-from normlab.ladders.statistics.simulated.ladders import USUAL, simulate, simulated_grid
+from normlab.ladders.statistics.simulated.ladders import EARLY, USUAL, Noise, simulate, simulated_grid
 from normlab.ladders.statistics.simulated.truths import TRUTHS
 
 
 def test_independent_cells_pool_to_the_usual_variance() -> None:
     differences = [np.array([0.01, 0.02, 0.06]), np.array([0.0, 0.01, 0.02]), np.array([0.03, 0.03, 0.0])]
-    found = pooled(differences, [0, 1, 2])
+    found = pooled(differences, [0, 1, 2], [100, 100, 100])
     expected = np.mean([own.var(ddof=1) for own in differences])
     assert found.sd == pytest.approx(np.sqrt(expected))
     assert found.df == 6.0
@@ -40,13 +44,14 @@ def test_effective_degrees_of_freedom_match_the_spread_of_the_pooled_variance() 
 
 
 def test_few_pairs_lean_on_the_assumed_noise() -> None:
-    found = pooled([np.array([0.01])] * 3, [0, 1, 2])
+    found = pooled([np.array([0.01])] * 3, [0, 1, 2], [100, 200, 300])
     assert (found.sd, found.df) == (pytest.approx(ASSUMED_SEED_SD), ASSUMED_DF)
 
 
 def test_branches_share_the_seeds_of_both() -> None:
     groups, seeds = np.array([0, 0, 1]), np.array([3, 2, 2])
-    model = noise_model(seeds, groups, pooled([np.array([0.0, 0.01, 0.02])] * 3, [0, 1, 2]))
+    tokens = np.array([100.0, 200.0, 100.0])
+    model = noise_model(seeds, groups, tokens, pooled([np.array([0.0, 0.01, 0.02])] * 3, [0, 1, 2], [100] * 3))
     without_rung = model.covariance[0]
     sd_squared = without_rung[2, 2] * 2
     np.testing.assert_allclose(np.diag(without_rung), sd_squared / seeds)
@@ -54,6 +59,58 @@ def test_branches_share_the_seeds_of_both() -> None:
     lower = BRANCH_CORRELATION - BRANCH_ERROR
     assert without_rung[0, 1] == pytest.approx(lower * sd_squared / 3)
     assert without_rung[0, 2] == 0.0
+
+
+def test_the_power_of_tokens_is_the_mean_of_its_posterior() -> None:
+    """Against the posterior by quadrature, with sd integrated out by a second quadrature over ln sd."""
+    rng, tokens = np.random.default_rng(5), [30, 60, 120, 30, 60, 120]
+    x = np.log(tokens) - np.mean(np.log(tokens))
+    differences = [rng.normal(0.0, 0.01 * np.exp(-1.2 * own), 3) for own in x]
+    squares = np.array([((own - own.mean()) ** 2).sum() for own in differences])
+    mean, sd = exponent_over_tokens(differences, x)
+
+    def likelihood(exponent: float) -> float:
+        log_sds = np.linspace(-9.0, -1.0, 4001)[:, None] + exponent * x
+        log_density = (-2.0 * log_sds - squares / (2.0 * np.exp(2.0 * log_sds))).sum(axis=1)
+        return float(np.exp(log_density - 50.0).sum())
+
+    exponents = np.linspace(-3.0, 3.0, 1201)
+    slab = np.array([likelihood(own) for own in exponents]) * stats.norm.pdf(exponents) / 200.0
+    slab *= 1.0 - CONSTANT_WEIGHT
+    spike = CONSTANT_WEIGHT * likelihood(0.0)
+    total = slab.sum() + spike
+    expected = (slab @ exponents) / total
+    assert mean == pytest.approx(expected, abs=1e-3)
+    assert sd == pytest.approx(np.sqrt(slab @ exponents**2 / total - expected**2), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("noise", "true"), [(USUAL, 0.0), (EARLY, -np.log(6.0) / np.log(4.0))], ids=["constant", "falls"]
+)
+def test_the_power_of_tokens_is_found_and_leaves_constant_noise_alone(noise: Noise, true: float) -> None:
+    ladder = simulated_grid()
+    gaps, _ = simulate(ladder, TRUTHS[0], noise, 3, 300, np.random.default_rng(1))
+    found = [pooled(list(own), ladder.group.tolist(), ladder.cells.tokens.tolist()) for own in gaps]
+    exponents = np.array([own.exponent for own in found])
+    # Half of the prior weight lies at zero: the estimates are drawn towards it.
+    assert exponents.mean() == pytest.approx(true, abs=0.1)
+    top = np.array([float(own.sds(np.array(ladder.cells.tokens[-1]))) for own in found])
+    assert np.median(top) == pytest.approx(noise.paired_sd, rel=0.15)
+
+
+def test_where_the_power_is_uncertain_there_are_fewer_degrees_of_freedom() -> None:
+    noise = SeedNoise(0.01, 10.0, exponent=-1.0, exponent_error=0.3, centre=float(np.log(60.0)))
+    tokens = np.array([30.0, 60.0, 120.0])
+    np.testing.assert_allclose(noise.sds(tokens), [0.02, 0.01, 0.005])
+    off = (0.3 * np.log(2.0)) ** 2
+    np.testing.assert_allclose(1.0 / (2.0 * noise.dfs(tokens)), [0.05 + off, 0.05, 0.05 + off])
+
+
+def test_seeds_that_agree_exactly_and_one_budget_have_no_power() -> None:
+    same, apart = [np.array([0.01, 0.01, 0.01])] * 4, [np.array([0.0, 0.01, 0.05])] * 4
+    assert exponent_over_tokens(same, np.array([-1.0, 0.0, 0.0, 1.0])) == (0.0, 0.0)
+    assert exponent_over_tokens(apart, np.zeros(4)) == (0.0, 0.0)
+    assert np.isfinite(pooled(same, [0, 1, 2, 3], [30, 60, 60, 120]).sd)
 
 
 @pytest.mark.parametrize("true", [0.5, 0.9])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from scipy import integrate, stats
 
 from normlab.ladders.statistics.estimators.fit import Sample, estimate
-from normlab.ladders.statistics.estimators.gaussian import Prior
+from normlab.ladders.statistics.estimators.gaussian import GaussianModel, Prior
 from normlab.ladders.statistics.estimators.layout import layout_of
 from normlab.ladders.statistics.estimators.noise import SeedNoise, noise_model
 from normlab.ladders.statistics.estimators.simple_law import simple_law_prior
@@ -38,14 +39,16 @@ def test_integrated_wiener_process_is_the_double_integral() -> None:
 
 
 @pytest.mark.parametrize("ladder", [simulated_path(), simulated_grid(3, 2)], ids=["path", "grid"])
-def test_posterior_is_the_dense_gaussian_process(ladder: SimulatedLadder) -> None:
+@pytest.mark.parametrize("exponent", [0.0, -1.2])
+def test_posterior_is_the_dense_gaussian_process(ladder: SimulatedLadder, exponent: float) -> None:
     """The whole posterior, by scipy's densities and one conditional distribution for each hyperparameter."""
     rng = np.random.default_rng(3)
-    sample = _sample(ladder, rng.normal(-0.02, 0.03, len(ladder.group)))
+    even = _sample(ladder, rng.normal(-0.02, 0.03, len(ladder.group)))
+    sample = replace(even, noise=SeedNoise(0.007, 10.0, exponent=exponent, centre=float(np.log(59e6))))
     places = as_places(ladder.beyond["10x"])
     found = estimate(sample, places)[0]
-    prior = smooth_prior(layout_of(sample.places, places))
-    noise = noise_model(sample.seeds, sample.groups, sample.noise)
+    prior = smooth_prior(layout_of(sample.places, places, max(-exponent, 0.0)))
+    noise = noise_model(sample.seeds, sample.groups, sample.tokens, sample.noise)
     cells = len(sample.means)
     log_weights, means, variances = [], [], []
     for h, covariance in enumerate(prior.covariance):
@@ -62,6 +65,41 @@ def test_posterior_is_the_dense_gaussian_process(ladder: SimulatedLadder) -> Non
     np.testing.assert_allclose(found.weights, weights, rtol=1e-7, atol=1e-12)
     np.testing.assert_allclose(found.means, means, atol=1e-10)
     np.testing.assert_allclose(found.sds**2, variances, atol=1e-11)
+
+
+def test_budgets_are_stretched_by_the_scatter_of_seeds() -> None:
+    """Distances are the integral of sd(tokens) / sd(top) over ln tokens; size, and what lies beyond, stay."""
+    ladder = simulated_grid()
+    places, beyond = as_places(ladder.cells), as_places(ladder.beyond["10x"])
+    noise = SeedNoise(0.01, 10.0, exponent=-1.3, centre=float(np.log(50e6)))
+    plain = layout_of(places, beyond, noise.unrest)
+    top = float(noise.sds(np.array(118e6)))
+
+    def relative(log_tokens: float) -> float:
+        return float(noise.sds(np.exp(np.array(log_tokens)))) / top
+
+    for at, own in zip(places[:3], plain.stretched.tokens, strict=False):
+        expected = -integrate.quad(relative, np.log(at.tokens), np.log(118e6))[0]
+        assert own == pytest.approx(expected, abs=1e-9)
+    np.testing.assert_array_equal(plain.stretched.size, plain.size)
+    assert plain.stretched.tokens[-1] == plain.tokens[-1] > 0.0
+    even = layout_of(places, beyond, SeedNoise(0.01, 10.0, exponent=0.4).unrest)
+    assert even.stretched is even
+
+
+def test_noisy_short_runs_leave_room_for_a_steep_start() -> None:
+    """With scatter that falls sixfold, an even curve is too sure of the lowest budget; at the top they agree."""
+    sample = _sample(simulated_grid(), np.zeros(12))
+    falls = replace(sample, noise=replace(sample.noise, exponent=-1.3, centre=float(np.log(118e6))))
+
+    def ratio(cell: int) -> float:
+        place = [falls.places[cell]]
+        noise = noise_model(falls.seeds, falls.groups, falls.tokens, falls.noise, falls.tokens[cell : cell + 1])
+        even = GaussianModel(smooth_prior(layout_of(falls.places, place)), noise, np.eye(1)).fit(falls.means[None])
+        return estimate(falls, place)[0].interval(0.95).width / even.mixture(0).interval(0.95).width
+
+    assert ratio(0) > 1.2
+    assert ratio(11) < 1.1
 
 
 def test_functionals_are_linear() -> None:
@@ -90,9 +128,19 @@ def test_prediction_adds_the_noise_of_a_new_cell() -> None:
     sample = _sample(simulated_path(), np.zeros(5))
     place = as_places(simulated_path().beyond["3.5x"])
     mean, new = (estimate(sample, place, new_seeds=seeds)[0] for seeds in (None, 2))
-    noise = noise_model(sample.seeds, sample.groups, sample.noise, 2)
+    noise = noise_model(sample.seeds, sample.groups, sample.tokens, sample.noise, new_seeds=2)
     shapes = len(mean.sds) // len(noise.new_cell)
-    np.testing.assert_allclose(new.sds**2 - mean.sds**2, np.tile(noise.new_cell, shapes), atol=1e-12)
+    np.testing.assert_allclose(new.sds**2 - mean.sds**2, np.tile(noise.new_cell[:, -1], shapes), atol=1e-12)
+
+
+def test_a_new_cell_has_the_noise_of_its_budget() -> None:
+    ladder = simulated_grid()
+    sample = _sample(ladder, np.zeros(12))
+    falls = replace(sample, noise=replace(sample.noise, exponent=-1.0, centre=float(np.log(59e6))))
+    mean, new = (estimate(falls, [sample.places[9], sample.places[11]], new_seeds=seeds) for seeds in (None, 2))
+    short, long = (float((b.sds**2 - a.sds**2).min()) for a, b in zip(mean, new, strict=True))
+    # A quarter of the tokens, four times the standard deviation; at its lowest there is no effect of the rung.
+    assert short == pytest.approx(16.0 * long, rel=1e-6)
 
 
 @pytest.mark.parametrize("prior_of", [smooth_prior, simple_law_prior])

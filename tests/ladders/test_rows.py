@@ -75,6 +75,12 @@ def test_a_run_without_a_loss_did_not_train(tmp_path: Path, loss: str) -> None:
             f"{HEAD},size",
             "pre has 110,000,000 parameters with both deep and wide, .*; give exact counts",
         ),
+        # Whatever their seeds.
+        (
+            ["pre,110M,29.5M,2e16,0,3.2,deep", "pre,110M,29.5M,2e16,1,3.3,wide"],
+            f"{HEAD},size",
+            "pre has 110,000,000 parameters with both deep and wide, .*; give exact counts",
+        ),
         (["pre,110M,29.5M,1e16,0,3,25"], HEAD, "line 2 has 7 cells for 6 columns; write decimals with a point"),
         (["pre,110M,29.5M,1e16,0,3.2,3.3"], f"{HEAD},loss", "two columns loss; keep one"),
         (["pre,110M,29.5M,1e16,0,3.2,-5"], f"{HEAD},tokens_per_s", "tokens_per_s must be positive, got -5; leave it"),

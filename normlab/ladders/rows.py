@@ -147,9 +147,9 @@ def _parse(names: list[str], line: list[str], place: str) -> LadderRow:
     found: dict[str, Any] = {name: _cell(name, text.get(name, ""), place) for name in _READ}
     trained = found["loss"] is not None and math.isfinite(found["loss"])
     found["loss"] = found["loss"] if trained else None
-    found["state"] = found["state"] or ("done" if trained else "failed")
-    # What W&B calls a run that came to its end.
-    found["state"] = "done" if found["state"] == "finished" else found["state"]
+    # W&B calls a run finished whose process came to its end, whatever the loss was.
+    if found["state"] in (None, "finished"):
+        found["state"] = "done" if trained else "failed"
     if found["state"] not in STATES:
         raise NormLabError(
             f"{place}: unknown state {found['state']!r}; expected {', '.join(STATES)}, or nothing; leave "

@@ -115,11 +115,12 @@ def test_tables_that_other_programs_export_are_read(tmp_path: Path, separator: s
     """With an index, names that begin with a capital, and whole numbers that pandas wrote as decimals."""
     path = tmp_path / "losses.csv"
     lines = [",Scheme,Parameters,Tokens,FLOPs,Seed,Loss,State", "0,pre,110e6,29500000.0,2.1e16,1.0,3.25,finished",
-             "1,pre,110e6,29500000.0,2.1e16,2.0,,failed"]  # fmt: skip
+             "1,pre,110e6,29500000.0,2.1e16,2.0,,failed", "2,pre,110e6,29500000.0,2.1e16,3.0,nan,finished"]  # fmt: skip
     path.write_text("\n".join(lines).replace(",", separator), newline="\r\n")
-    first, second = read_table(path)
+    first, second, third = read_table(path)
     assert (first.scheme, first.parameters, first.tokens, first.flops) == ("pre", 110_000_000, 29_500_000, 2.1e16)
     assert (first.seed, first.loss, first.state, second.seed, second.state) == (1, 3.25, "done", 2, "failed")
+    assert (third.seed, third.loss, third.state) == (3, None, "failed")
 
 
 def test_other_encodings_are_named(tmp_path: Path) -> None:

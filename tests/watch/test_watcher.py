@@ -105,6 +105,8 @@ def test_a_run_that_was_stuck_and_has_recovered_is_not_called_stuck(tmp_path: Pa
     assert words(made.evaluation(250, 3.05)) == "stuck, still training"
     assert words(made.evaluation(300, math.nan)) == "stuck, still training"
     assert words(made.evaluation(350, 2.0)) == "was stuck, training"
+    # An evaluation that is not finite says nothing: the training loss alone has found the run stuck again.
+    assert words(made.evaluation(400, math.nan), stuck | {"step": 400}) == "stuck, still training"
 
 
 def test_the_last_line_is_timed_by_what_was_seen_not_by_another_clock(tmp_path: Path) -> None:

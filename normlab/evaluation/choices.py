@@ -46,9 +46,9 @@ class Choices:
 
     def __init__(self, path: str, config: EvaluationConfig):
         self._path, self._config = Path(path), config
-        others = [own for own in dict.fromkeys(config.choices) if Path(own).stem == self._path.stem]
+        alike = {own for own in map(Path, config.choices) if own.stem == self._path.stem}
         # books/cloze.jsonl and news/cloze.jsonl: both would be "cloze".
-        self.name = str(self._path.with_suffix("")) if len(others) > 1 else self._path.stem
+        self.name = str(self._path) if len(alike) > 1 else self._path.stem
         self._questions = read_questions(self._path)[: config.limit]
 
     @cached_property

@@ -147,9 +147,9 @@ def _parse(names: list[str], line: list[str], place: str) -> LadderRow:
     found: dict[str, Any] = {name: _cell(name, text.get(name, ""), place) for name in _READ}
     trained = found["loss"] is not None and math.isfinite(found["loss"])
     found["loss"] = found["loss"] if trained else None
-    found["state"] = found["state"] or ("done" if trained else "failed")
-    # What W&B calls a run that came to its end.
-    found["state"] = "done" if found["state"] == "finished" else found["state"]
+    # W&B calls a run finished whose process came to its end, whatever the loss was.
+    if found["state"] in (None, "finished"):
+        found["state"] = "done" if trained else "failed"
     if found["state"] not in STATES:
         raise NormLabError(
             f"{place}: unknown state {found['state']!r}; expected {', '.join(STATES)}, or nothing; leave "
@@ -193,19 +193,22 @@ def _cell(name: str, text: str, place: str) -> Any:
 
 
 def _refuse_repeats(rows: list[LadderRow], path: Path) -> None:
-    seen: dict[Any, LadderRow] = {}
+    seen: set[Any] = set()
+    sizes: dict[Any, str] = {}
     for row in rows:
-        other = seen.setdefault((row.scheme, row.cell, row.seed), row)
-        if other.size != row.size:
+        other = sizes.setdefault((row.scheme, row.cell), row.size)
+        if other != row.size:
             raise NormLabError(
-                f"{path}: {row.scheme} has {row.parameters:,} parameters with both {other.size} and {row.size}, and "
+                f"{path}: {row.scheme} has {row.parameters:,} parameters with both {other} and {row.size}, and "
                 "places are told apart by that number; give exact counts"
             )
-        if other is not row:
+        key = (row.scheme, row.cell, row.seed)
+        if key in seen:
             raise NormLabError(
                 f"{path}: {row.scheme} with {row.size}, {row.tokens:,} tokens and seed {row.seed} is listed twice; "
                 "keep one row"
             )
+        seen.add(key)
 
 
 def _check_sizes(rows: list[LadderRow], path: Path) -> None:

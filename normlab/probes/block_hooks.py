@@ -262,15 +262,15 @@ class StackWatch:
 
 
 def _mixes_streams(scores: torch.Tensor, state: tuple[int, ...]) -> bool:
-    """Whether a softmax (B, T, S, S) is that of every token over its residual streams: where heads would be are tokens.
+    """Whether a softmax (B, T, S, S) is that of every token over its residual streams, of a state (B, T, S, D).
 
-    A softmax over as many keys as there are tokens, or more, is attention whatever the number of its heads.
+    Tokens are where heads would be. A softmax over as many keys as there are tokens, or more, is attention.
     """
-    if len(state) < 3:
+    if len(state) != 4:
         return False
+    batch, tokens, streams, _ = state
     # At most so many elements of a batch are looked at.
-    batch, tokens = min(state[0], ROWS), state[1]
-    return scores.shape[:2] == (batch, tokens) and scores.shape[-1] < tokens
+    return scores.shape[:2] == (min(batch, ROWS), tokens) and scores.shape[-1] == streams < tokens
 
 
 def _version(tensor: torch.Tensor) -> int:

@@ -108,7 +108,7 @@ class Profile:
     cos: Series = field(default_factory=list)
     """Mean cosine of two tokens of a sequence."""
     cos_rest: Series = field(default_factory=list)
-    """The same without the mean of all tokens of the batch; it takes two sequences."""
+    """The same without the mean of all tokens of the batch; None with one sequence, or where nothing else is left."""
     dist_to_mean: Series = field(default_factory=list)
     """Mean ‖θ - θ̄‖² of the unit tokens θ of a sequence."""
     erank: Series = field(default_factory=list)

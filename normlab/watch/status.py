@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from normlab.pages.numbers import finite_or_none
+from normlab.train.monitor.stuck import has_recovered
 from normlab.utils.text import duration
 
 State = Literal["starting", "training", "silent", "stuck", "diverged", "failed", "stopped", "finished"]
@@ -67,9 +68,11 @@ def _diverged(step: Any) -> str:
 
 
 def _stuck_at_end(result: Mapping[str, Any], stuck: str | None) -> Status:
-    at, steps = (finite_or_none(result.get(name)) for name in ("stuck_at", "steps"))
-    recovered = at is not None and steps is not None and at < steps
-    return Status("stuck", "finished, but was stuck" if recovered else "finished, but stuck", stuck or "")
+    names = ("unigram_entropy", "loss", "stuck_at", "steps")
+    entropy, loss, at, steps = (finite_or_none(result.get(name)) for name in names)
+    if entropy is None or loss is None or steps is None or not has_recovered(entropy, loss, at, steps):
+        return Status("stuck", "finished, but stuck", stuck or "")
+    return Status("stuck", "finished, but was stuck", stuck or "")
 
 
 def _running(stuck: str | None, recovered: bool, empty: bool, quiet: float, patience: float) -> Status:

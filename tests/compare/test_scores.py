@@ -64,6 +64,19 @@ def test_the_table_says_how_many_seeds_are_paired(tmp_path):
     assert peri[4] == f"+{np.subtract(VALUES['peri'], VALUES['pre'])[1:].mean():.4f}"
 
 
+def test_questions_that_were_given_another_name_later_are_the_same(tmp_path):
+    """A run of before the name changed keeps it in the file, and is a partner all the same."""
+    store, settings = Store(tmp_path / FILE), {"kind": "choices", "questions": "1f", "limit": None}
+    for scheme, name in (("pre", "q"), ("peri", "books/q.jsonl")):
+        parts = [Score(task=task, metric="acc", value=VALUES[scheme][0], stderr=0.1, samples=5) for task in (name, "t")]
+        store.add(scheme, parts, run=f"runs/{scheme}-0", task=name, settings=settings)
+    rows = [[cell.text for cell in row] for row in scores_table(results(tmp_path)).rows]
+    assert [row[:2] for row in rows] == [
+        ["pre", "books/q.jsonl"], ["peri", "books/q.jsonl"], ["pre", "t"], ["peri", "t"]
+    ]  # fmt: skip
+    assert rows[1][4] == "+0.2000"
+
+
 def test_the_table_has_differences_over_groups(tmp_path):
     store = Store(tmp_path / FILE)
     books = {"pre": (0.4, 0.5, 0.6), "peri": (0.5, 0.7, 0.6)}

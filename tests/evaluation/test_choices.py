@@ -92,15 +92,15 @@ def test_no_end_is_without_tokens(start, scored):
 
 
 def test_files_of_one_name_and_copies_are_told_apart(places, tmp_path):
-    files = [tmp_path / name for name in ("books/ends.jsonl", "news/ends.jsonl", "copy.jsonl")]
-    for file, asked in zip(files, (questions(), questions()[:4], questions()), strict=True):
+    names = ("books/ends.jsonl", "news/ends.jsonl", "news/ends.json", "copy.jsonl")
+    files = [tmp_path / name for name in names]
+    for count, file in zip((6, 4, 3, 6), files, strict=True):
         file.parent.mkdir(exist_ok=True)
-        file.write_text("".join(json.dumps(question) + "\n" for question in asked))
+        file.write_text("".join(json.dumps(question) + "\n" for question in questions()[:count]))
     config = EvaluationConfig(runs=(str(places / "run"),), choices=tuple(map(str, files)), device="cpu")
     rows = evaluate(config, tmp_path / "e.json", progress=False)
     found = [(score["task"], score["samples"]) for row in rows for score in row["scores"]]
-    count = len(questions())
-    assert found == [(str(tmp_path / "books/ends"), count), (str(tmp_path / "news/ends"), 4), ("copy", count)]
+    assert found == [*zip(map(str, files[:3]), (6, 4, 3), strict=True), ("copy", 6)]
     assert [row["task"] for row in rows] == [task for task, _ in found]
 
 

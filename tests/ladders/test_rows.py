@@ -75,6 +75,12 @@ def test_a_run_without_a_loss_did_not_train(tmp_path: Path, loss: str) -> None:
             f"{HEAD},size",
             "pre has 110,000,000 parameters with both deep and wide, .*; give exact counts",
         ),
+        # Whatever their seeds.
+        (
+            ["pre,110M,29.5M,2e16,0,3.2,deep", "pre,110M,29.5M,2e16,1,3.3,wide"],
+            f"{HEAD},size",
+            "pre has 110,000,000 parameters with both deep and wide, .*; give exact counts",
+        ),
         (["pre,110M,29.5M,1e16,0,3,25"], HEAD, "line 2 has 7 cells for 6 columns; write decimals with a point"),
         (["pre,110M,29.5M,1e16,0,3.2,3.3"], f"{HEAD},loss", "two columns loss; keep one"),
         (["pre,110M,29.5M,1e16,0,3.2,-5"], f"{HEAD},tokens_per_s", "tokens_per_s must be positive, got -5; leave it"),
@@ -109,11 +115,12 @@ def test_tables_that_other_programs_export_are_read(tmp_path: Path, separator: s
     """With an index, names that begin with a capital, and whole numbers that pandas wrote as decimals."""
     path = tmp_path / "losses.csv"
     lines = [",Scheme,Parameters,Tokens,FLOPs,Seed,Loss,State", "0,pre,110e6,29500000.0,2.1e16,1.0,3.25,finished",
-             "1,pre,110e6,29500000.0,2.1e16,2.0,,failed"]  # fmt: skip
+             "1,pre,110e6,29500000.0,2.1e16,2.0,,failed", "2,pre,110e6,29500000.0,2.1e16,3.0,nan,finished"]  # fmt: skip
     path.write_text("\n".join(lines).replace(",", separator), newline="\r\n")
-    first, second = read_table(path)
+    first, second, third = read_table(path)
     assert (first.scheme, first.parameters, first.tokens, first.flops) == ("pre", 110_000_000, 29_500_000, 2.1e16)
     assert (first.seed, first.loss, first.state, second.seed, second.state) == (1, 3.25, "done", 2, "failed")
+    assert (third.seed, third.loss, third.state) == (3, None, "failed")
 
 
 def test_other_encodings_are_named(tmp_path: Path) -> None:

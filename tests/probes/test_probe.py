@@ -101,6 +101,20 @@ def test_as_many_heads_as_samples_before_tokens_are_attention():
     assert None not in profile.attn_entropy
 
 
+def test_as_many_heads_as_tokens_that_look_at_fewer_keys_are_attention():
+    class Cross(nn.Module):
+        def __init__(self, keys: torch.Tensor):
+            super().__init__()
+            self.attention, self.keys = nn.MultiheadAttention(32, 8, batch_first=True), keys
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.attention(x, self.keys, self.keys, need_weights=False)[0]
+
+    model = Tower([Cross(torch.randn(2, 4, 32)) for _ in range(3)], dim=32)
+    profile = measure(model, torch.randn(2, 8, 32), lambda model, batch: model(batch))
+    assert None not in profile.attn_entropy
+
+
 def _sinkhorn_without_softmax(logits: torch.Tensor, rounds: int, eps: float) -> torch.Tensor:
     matrix = (logits - logits.logsumexp(-1, keepdim=True)).exp() + eps
     matrix = matrix / (matrix.sum(-2, keepdim=True) + eps)

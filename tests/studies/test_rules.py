@@ -90,6 +90,10 @@ def test_one_divisor_of_all_seeds_is_noted():
     found = rule("bound", scheme="a", against="b", at_least=1.0).decide(evidence({"a": [2.0, 2.1, 1.9], "b": [1.0]}))
     assert found.verdict == "reproduced"
     assert found.notes == ("b: its one seed divides all 3 of a",)
+    (one, other) = evidence({"a": [2.0], "b": [1.0]}).rows["main"]
+    apart = Evidence({"main": [one, {**other, "seed": 5}]})
+    found = rule("bound", scheme="a", against="b", at_least=1.0, exact=True).decide(apart)
+    assert (found.verdict, found.notes) == ("reproduced", ("b: its one seed divides another of a",))
 
 
 def test_one_seed_is_open():

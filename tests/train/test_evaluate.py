@@ -11,7 +11,8 @@ from normlab.data import IGNORED
 from normlab.train.distributed import ALONE
 from normlab.train.evaluate import evaluate
 from normlab.train.plan import Workload, evaluation_batch
-from tests.train.runs import config_of
+from normlab.train.trainer import train
+from tests.train.runs import config_of, numbers
 from tests.train.test_tasks import config_of as config_of_task
 
 
@@ -70,6 +71,16 @@ def test_what_is_profiled_holds_no_padding(task, eval_tokens, held_out, shape, t
     assert batch.inputs.shape == shape
     # Of masked targets all but ends of documents.
     assert (batch.targets == IGNORED).sum() <= (task == "masked")
+
+
+def test_a_run_is_profiled_on_the_same_windows_however_short_its_evaluations_are(text, tmp_path):
+    def sensitivities(eval_tokens: int) -> list[float]:
+        folder = tmp_path / str(eval_tokens)
+        train(config_of(text, steps=2, eval_tokens=eval_tokens), folder, progress=False)
+        return [record["sensitivity"] for record in numbers(folder) if record["kind"] == "profile"]
+
+    short, long = map(sensitivities, (40, 400))
+    assert short == long != []
 
 
 def test_few_images_are_no_more_than_there_are(text):

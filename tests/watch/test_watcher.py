@@ -52,13 +52,19 @@ def test_a_wrong_folder_is_said_in_one_line(tmp_path: Path) -> None:
             check_folder(tmp_path / path)
 
 
+STUCK = {"stuck": True, "steps": 9, "loss": 2.0, "unigram_entropy": 3.12}
+
+
 @pytest.mark.parametrize(
     ("stored", "state", "words"),
     [
         ({"state": "done", "result": {"stuck": False}}, "finished", "finished"),
         ({"state": "done", "result": {"stuck": True}}, "stuck", "finished, but stuck"),
-        ({"state": "done", "result": {"stuck": True, "stuck_at": 9, "steps": 9}}, "stuck", "finished, but stuck"),
-        ({"state": "done", "result": {"stuck": True, "stuck_at": 7, "steps": 9}}, "stuck", "finished, but was stuck"),
+        ({"state": "done", "result": STUCK | {"stuck_at": 9}}, "stuck", "finished, but stuck"),
+        ({"state": "done", "result": STUCK | {"stuck_at": 7}}, "stuck", "finished, but was stuck"),
+        # Of before 0.2, without the step: its last loss says it.
+        ({"state": "done", "result": STUCK | {"stuck_at": None}}, "stuck", "finished, but was stuck"),
+        ({"state": "done", "result": STUCK | {"stuck_at": None, "loss": 3.1}}, "stuck", "finished, but stuck"),
         ({"state": "stuck", "reason": "why"}, "stuck", "stuck, stopped early"),
         ({"state": "stopped", "reason": "why"}, "stopped", "stopped"),
         ({"state": "failed", "result": {"diverged": 7}}, "diverged", "diverged at step 7"),
@@ -99,6 +105,8 @@ def test_a_run_that_was_stuck_and_has_recovered_is_not_called_stuck(tmp_path: Pa
     assert words(made.evaluation(250, 3.05)) == "stuck, still training"
     assert words(made.evaluation(300, math.nan)) == "stuck, still training"
     assert words(made.evaluation(350, 2.0)) == "was stuck, training"
+    # An evaluation that is not finite says nothing: the training loss alone has found the run stuck again.
+    assert words(made.evaluation(400, math.nan), stuck | {"step": 400}) == "stuck, still training"
 
 
 def test_the_last_line_is_timed_by_what_was_seen_not_by_another_clock(tmp_path: Path) -> None:

@@ -54,18 +54,24 @@ def scores_table(results: Results) -> Table:
 
 
 def _scores(results: Results) -> dict[tuple[str, str, str], dict[str, dict[int, _Scored]]]:
-    """(task, metric, settings) → scheme → scores by seed, of the runs that represent a scheme."""
+    """(task, metric, settings) → scheme → scores by seed, of the runs that represent a scheme.
+
+    Settings tell questions apart: the same ones may have had another name in an earlier call, and have the newest here.
+    """
     runs = {run.id: run for scheme in results.schemes for run in results.chosen(scheme) if run.role == "judge"}
     found: dict[tuple[str, str, str], dict[str, dict[int, _Scored]]] = {}
+    names: dict[tuple[str, str, str], str] = {}
     for row in Store(results.folder / FILE).rows:
         run = runs.get(row["run"].rpartition("/")[2])
         if run is None or run.seed is None:
             continue
         for score in row["scores"]:
             if (value := finite_or_none(score["value"])) is not None:
-                key = (_named(score["task"], row["settings"]), score["metric"], json.dumps(row["settings"]))
+                part = "" if score["task"] == row.get("task") else score["task"]
+                key = (part, score["metric"], json.dumps(row["settings"]))
+                names[key] = _named(score["task"], row["settings"])
                 found.setdefault(key, {}).setdefault(run.scheme, {})[run.seed] = _Scored(value, score.get("groups"))
-    return found
+    return {(names[key], *key[1:]): schemes for key, schemes in found.items()}
 
 
 def _named(task: str, settings: dict[str, Any]) -> str:

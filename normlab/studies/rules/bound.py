@@ -158,8 +158,9 @@ def _pairing(samples: Sequence[Sample]) -> list[str]:
     if len(samples) < 2:
         return []
     a, b = samples
-    if len(b.finished) == 1 < len(a.finished):
-        return [f"{b.name}: its one {unit_of(samples)} divides all {len(a.finished)} of {a.name}"]
+    if len(b.finished) == 1 and a.finished.keys() - b.finished.keys():
+        whose = f"all {len(a.finished)}" if len(a.finished) > 1 else "another"
+        return [f"{b.name}: its one {unit_of(samples)} divides {whose} of {a.name}"]
     return unpaired(a, b)
 
 

@@ -105,7 +105,7 @@ def look(run: Setup, evaluated: float) -> bool:
     return found
 
 
-def has_recovered(entropy: float, loss: float, at: int | None, steps: int) -> bool:
+def has_recovered(entropy: float, loss: float, at: float | None, steps: float) -> bool:
     """Whether a run that was found stuck at step `at` no longer was after its last step."""
     # Rows of before 0.2 do not have the step.
     return at < steps if at is not None else loss <= entropy - MARGIN

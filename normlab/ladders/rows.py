@@ -88,6 +88,8 @@ class LadderRow:
     """done, stuck (no better than the unigram entropy), diverged or failed: only rows that are done enter a fit."""
     started: str | None = None
     """When the run began, in ISO format."""
+    copying: float | None = None
+    """Nats by which the loss of a random sequence falls when it is repeated, at the end of the run."""
     forecast: str | None = None
     """Hash of the forecast that was written before this run began, for rows of the size that is held out."""
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from normlab.compare.report.copying import copy_gain
 from normlab.compare.report.gpu_sharing import runs_sharing_gpu
 from normlab.ladders.rows import LadderRow
 
@@ -39,6 +40,7 @@ def _row(row: Row, field: str, has_speed: bool) -> LadderRow:
         seed=row["seed"], loss=value if usable else None, steps=row["planned_steps"], trunk=row["trunk"],
         tokens_per_s=row["tokens_per_s"] if has_speed and row.get("gpu") else None, lr=row["lr"],
         state=state if usable or state != "done" else "failed", started=row["started"], forecast=row.get("forecast"),
+        copying=copy_gain(row["profiles"][-1]) if row.get("profiles") else None,
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from normlab.compare.report import tables
+from normlab.compare.report.copying import copying_table
 from normlab.compare.report.header import header_facts
 from normlab.compare.report.plots import plot_data
 from normlab.compare.report.results import Results, find_field, load_results
@@ -76,7 +77,7 @@ def _sections(results: Results, data: dict[str, Any]) -> list[Section]:
                 of_one_run=results.kind == "run"),
         section("speed", "Speed and memory", "table.html", table=tables.speed_table(results)),
         section("runs", "Runs", "compare/runs.html", runs=tables.run_table(results),
-                trouble=tables.trouble_table(results), copying=tables.copying_table(results),
+                trouble=tables.trouble_table(results), copying=copying_table(results),
                 events=tables.event_table(results)),
         section("configuration", "Configuration and environment", "configuration.html",
                 config=tables.config_table(results), environment=tables.environment_table(results)),

@@ -1,8 +1,8 @@
-"""Tables of the report: ranking, speed, runs, trouble in training, copying, configuration, environment, events."""
+"""Tables of the report: ranking, speed, runs, trouble in training, configuration, environment, events."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
@@ -12,7 +12,7 @@ from normlab.compare.report.gpu_sharing import runs_sharing_gpu
 from normlab.compare.report.results import ReportedRun, Results
 from normlab.compare.report.verdict import failure_reason
 from normlab.compare.statistics import SchemeResult
-from normlab.pages.numbers import NONE, duration, finite_or_none, fixed, format_count, memory, minus, rate, signed
+from normlab.pages.numbers import NONE, duration, finite_or_none, fixed, format_count, memory, rate, signed
 from normlab.pages.tables import Cell, Column, Table, flatten, numeric_cell
 from normlab.train.metrics import TITLES, Metric
 
@@ -198,36 +198,6 @@ def _trouble_count(run: ReportedRun, name: str) -> int | None:
 def _sensitivity(run: ReportedRun) -> float | None:
     last = run.metrics.profile[-1].get("sensitivity") if run.metrics.profile else None
     return finite_or_none(run.row.get("sensitivity", last))
-
-
-def copying_table(results: Results) -> Table:
-    """How much easier the second copy of a random sequence is than the first, through training."""
-    steps = sorted({int(p["step"]) for scheme in results.schemes for p in _profiles(results, scheme)})
-    columns = [Column("Scheme"), *(Column(f"Step {step:,}", True) for step in steps)]
-    rows = [_copying_row(results, k, scheme, steps) for k, scheme in enumerate(results.schemes)]
-    note = (
-        "Nats by which the loss of a sequence of random tokens falls when it is repeated: 0 for a model that does not "
-        "copy from its context (it has no induction heads). Mean over the runs that represent the scheme."
-    )
-    found = Table("Copying from the context", columns, rows, note=note).filled()
-    # Encoders and images have nothing to copy; earlier versions did not measure it.
-    return found if len(found.columns) > 1 else Table(found.caption, [], [])
-
-
-def _copying_row(results: Results, k: int, scheme: str, steps: Sequence[int]) -> list[Cell]:
-    found = [_mean(_copy_gain(p) for p in _profiles(results, scheme) if p["step"] == step) for step in steps]
-    cells = [numeric_cell(NONE if gain is None else minus(f"{gain:z.2f}"), gain) for gain in found]
-    return [Cell(results.label(scheme), results.label(scheme).lower(), scheme=k), *cells]
-
-
-def _copy_gain(profile: Mapping[str, Any]) -> float | None:
-    first, second = (finite_or_none(profile.get(f"{copy}_copy_loss")) for copy in ("first", "second"))
-    return None if first is None or second is None else first - second
-
-
-def _profiles(results: Results, scheme: str) -> list[dict[str, Any]]:
-    """All profiles of the runs that represent a scheme."""
-    return [profile for run in results.chosen(scheme) for profile in run.metrics.profile]
 
 
 def _total(counts: Iterable[int | None]) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from normlab.ladders.report import tables
 from normlab.ladders.report.cautions import cautions
 from normlab.ladders.report.content import LadderReport
+from normlab.ladders.report.copying import copying_table
 from normlab.ladders.report.forecast_notes import forecast_notes
 from normlab.ladders.report.glance import glance_table
 from normlab.ladders.report.header import header_facts
@@ -24,6 +25,7 @@ def markdown(content: LadderReport) -> str:
     parts += _table_section("At a glance", glance_table(content))
     parts += _table_section("Validation sets", set_table(content))
     parts += _table_section("Gap at every cell", tables.gap_table(content))
+    parts += _table_section("Copying from the context", copying_table(content))
     parts += _list_section("What drives the gap", _weights(content))
     parts += _table_section("Forecast and result", tables.forecast_table(content), " ".join(forecast_notes(content)))
     parts += _table_section("Beyond the ladder", tables.projection_table(content))

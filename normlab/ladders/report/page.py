@@ -11,6 +11,7 @@ from normlab.errors import NormLabError
 from normlab.ladders.report import tables
 from normlab.ladders.report.cautions import cautions
 from normlab.ladders.report.content import LadderReport
+from normlab.ladders.report.copying import copying_table
 from normlab.ladders.report.forecast_notes import forecast_notes
 from normlab.ladders.report.glance import glance_table
 from normlab.ladders.report.header import header_facts
@@ -89,6 +90,7 @@ def _sections(content: LadderReport, data: dict[str, Any]) -> list[Section]:
         _beyond(content),
         _table("sets", "Validation sets", set_table(content)),
         _table("cells", "Every cell", tables.gap_table(content)),
+        _table("copying", "Copying from the context", copying_table(content)),
         _training(content),
         _rates(content, data),
         _baseline(content, data),

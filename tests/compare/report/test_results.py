@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from normlab.compare.report import build
+from normlab.compare.report.copying import copying_table
 from normlab.compare.report.plots import PROFILE_STEPS, plot_data
 from normlab.compare.report.results import find_field, load_results
 from normlab.compare.report.run_metrics import (
@@ -22,7 +23,7 @@ from normlab.compare.report.run_metrics import (
     read_metrics,
     with_seconds,
 )
-from normlab.compare.report.tables import copying_table, trouble_table
+from normlab.compare.report.tables import trouble_table
 from normlab.compare.store import Store
 from normlab.errors import NormLabError
 from tests.compare.report import synthetic

@@ -90,6 +90,19 @@ def test_other_groups_have_no_common_difference(tmp_path):
     assert [row[-2].text for row in scores_table(results(tmp_path)).rows] == ["–", "–"]
 
 
+def test_lines_of_one_name_say_in_what_they_differ(tmp_path):
+    """Other windows, or a text that was edited since: the lines looked the same, with other numbers."""
+    store = Store(tmp_path / FILE)
+    changes = ({}, {"length": 32}, {"text": "f" * 64}, {"text": "f" * 64, "length": 32})
+    for number, change in enumerate(changes):
+        score = Score(task="book.txt", metric="bits_per_byte", value=float(number), stderr=None, samples=5)
+        settings = {"kind": "bits", "text": "0" * 64, "length": 64} | change
+        store.add(str(number), [score], run="runs/pre-0", settings=settings)
+    shown = [row[1].text for row in scores_table(results(tmp_path)).rows]
+    first, last = "text 00000000", "text ffffffff"
+    assert shown == [f"book.txt ({text}, length {length})" for text in (first, last) for length in (64, 32)]
+
+
 def test_without_scores_there_is_no_table(tmp_path):
     assert scores_table(results(tmp_path)).rows == []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import shutil
@@ -101,6 +102,20 @@ def test_lines_of_one_name_say_in_what_they_differ(tmp_path):
     shown = [row[1].text for row in scores_table(results(tmp_path)).rows]
     first, last = "text 00000000", "text ffffffff"
     assert shown == [f"book.txt ({text}, length {length})" for text in (first, last) for length in (64, 32)]
+
+
+def test_stuck_runs_are_part_of_no_score(tmp_path):
+    """Their loss is part of no mean, and where a scheme has no other runs their scores looked like its own."""
+    store = Store(tmp_path / FILE)
+    of_comparison = results(tmp_path)
+    stuck = [dataclasses.replace(run, row={"stuck": run.scheme == "peri"}) for run in of_comparison.runs]
+    for run in stuck:
+        score = Score(task="cloze", metric="acc", value=0.5, stderr=0.1, samples=5)
+        store.add(run.id, [score], run=f"runs/{run.id}", settings={"limit": None})
+    table = scores_table(dataclasses.replace(of_comparison, runs=stuck))
+    assert [row[0].text for row in table.rows] == ["pre"]
+    assert table.note is not None
+    assert "stuck are left out" in table.note
 
 
 def test_without_scores_there_is_no_table(tmp_path):

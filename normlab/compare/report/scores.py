@@ -60,7 +60,8 @@ def scores_table(results: Results) -> Table:
             rows.append([*line, *(_of_groups(schemes[scheme], other, results.level) if grouped else ())])
     note = (
         f"Means over seeds. Intervals are those of paired differences at level {results.level:g}, each line by itself: "
-        f"among many lines some differ by chance. Over seeds: other runs on the same questions."
+        f"among many lines some differ by chance. Over seeds: other runs on the same questions. "
+        f"Runs that were stuck are left out."
     )
     note += " Over groups: the same runs on other groups of questions (other books, say)." if grouped else ""
     return Table("Scores on tasks and texts", columns, rows, note=note)
@@ -69,7 +70,7 @@ def scores_table(results: Results) -> Table:
 def _scores(results: Results) -> dict[_Line, dict[str, dict[int, _Scored]]]:
     """Scheme → scores by seed for each line, of the runs that represent a scheme."""
     runs = {run.id: run for scheme in results.schemes for run in results.chosen(scheme)}
-    judges = {name: run for name, run in runs.items() if run.role == "judge"}
+    judges = {name: run for name, run in runs.items() if run.role == "judge" and not run.is_lost}
     found: dict[_Line, dict[str, dict[int, _Scored]]] = {}
     for row in Store(results.folder / FILE).rows:
         run = judges.get(row["run"].rpartition("/")[2])

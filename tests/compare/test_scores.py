@@ -128,6 +128,7 @@ def test_without_scores_there_is_no_table(tmp_path):
         (("--eval-bits", "missing.txt"), "missing.txt"),
         (("--eval-files", "missing.yaml"), "missing.yaml does not exist"),
         (("--task", "images", "--eval-bits", "missing.txt"), "scores runs of the task language"),
+        (("--eval-limit", "5"), "and there are none; name some, or leave it out"),
     ],
 )
 def test_a_mistake_is_said_before_training(words, message, tmp_path):

@@ -7,11 +7,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from normlab.compare.report.results import load_results
+from normlab.compare.report.unended import unended
 from normlab.compare.store import RESULT_FIELDS, Row, Store
 from normlab.errors import NormLabError
 from normlab.studies.record import StudyRecord
 from normlab.studies.study import Study
 from normlab.utils.files import read_json
+from normlab.utils.results_folder import COMPARISON
 from normlab.utils.text import counted
 
 
@@ -65,6 +68,7 @@ def _arms(source: Path, study: str) -> Iterator[tuple[str, list[Row]]]:
     # The folder in which the command runs, or one above it, has a name, too.
     first = source.name if source.name not in ("", "..") else source.resolve().name
     for folder in found:
+        _check_comparison(folder, study)
         arm = "-".join([first, *folder.relative_to(source).parts])
         yield arm, Store(folder, fields=RESULT_FIELDS).rows()
 
@@ -77,6 +81,15 @@ def _check_ended(source: Path, study: str) -> None:
                 f"{study} needs the rows in {source}, and {counted(left, 'run')} of {path.parent.name} have not ended; "
                 f"end them first"
             )
+
+
+def _check_comparison(folder: Path, study: str) -> None:
+    """Raise if a comparison has runs left: its verdict would be one on a part."""
+    if (folder / COMPARISON).is_file() and (what := unended(load_results(folder))):
+        raise NormLabError(
+            f"{study} needs the rows in {folder}, a comparison that has runs left ({what[0].lower()}{what[1:-1]}); "
+            "end it first: the same command goes on"
+        )
 
 
 def _of_file(path: Path) -> list[Row]:

@@ -424,6 +424,23 @@ def test_rows_follow_their_source(tmp_path):
     assert len(stored.path.read_text().splitlines()) == 3
 
 
+def test_rows_of_a_comparison_with_runs_left_are_refused(tmp_path):
+    """As those of a study: intervals of a part do not hold at their level."""
+    more = {"tokens": 1, "steps": 1, "seconds": 1.0, "tokens_per_s": 1.0, "peak_bytes": 1, "device": "x", "config": {}}
+    source = Store(tmp_path / "source")
+    source.append(row("pre", 0, 1.0, **more))
+    source.append(row("pre", 1, 1.0, **more) | {"state": "interrupted"})
+    about = {"schemes": ["pre"], "lrs": [1e-3], "seeds": 2, "tune_seeds": 1, "baseline": "pre"}
+    (tmp_path / "source/compare.json").write_text(json.dumps(about))
+    rule = 'kind = "count"\nscheme = "pre"\nat_most = 0.0'
+    study = other("rows", "", rule, head=f'rows = ["{tmp_path / "source"}"]')
+    with pytest.raises(NormLabError, match=r"has runs left \(not ended: 1 of 2 seeds\); end it first"):
+        run_study(study, tmp_path / "results", progress=False)
+    assert running.StudyRecord(study, tmp_path / "results/other").rows() == {}
+    source.append(row("pre", 1, 1.0, **more))
+    assert run_study(study, tmp_path / "results", progress=False) == 0
+
+
 def test_two_sources_do_not_make_one_arm(tmp_path):
     """Runs of one name were dropped, and others mixed with those of another experiment."""
     more = {"tokens": 1, "steps": 1, "seconds": 1.0, "tokens_per_s": 1.0, "peak_bytes": 1, "device": "x", "config": {}}

@@ -449,7 +449,7 @@ def test_two_sources_do_not_make_one_arm(tmp_path):
         Store(place).append(row("pre", seed, 1.0, **more))
     rule = 'kind = "count"\nscheme = "pre"\nat_most = 0.0'
     study = other("rows", "", rule, head=f"rows = {[str(place) for place in places]}")
-    with pytest.raises(NormLabError, match="would both be the arm 'main'.*; name the folders above them") as caught:
+    with pytest.raises(NormLabError, match=r"would both be the arm 'main'.*; name the folders above them") as caught:
         run_study(study, tmp_path / "results", progress=False)
     assert "\n" not in str(caught.value)
     assert running.StudyRecord(study, tmp_path / "results/other").rows() == {}

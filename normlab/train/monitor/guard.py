@@ -4,9 +4,9 @@ Formula    spike if loss > median + k · scale,  scale = max(1.4826 · MAD, 1 % 
            over the last `window` fine losses, as soon as there are `least` of them
 
 The median and the median absolute deviation (MAD; times 1.4826 it estimates a normal standard deviation) do not move
-when a few losses are wild. The floor keeps a flat stretch from making every ripple a spike and, where a model has learnt
-its data by heart, every batch that is harder than the others. A spike never enters the window. Gradient norms are
-watched for being finite alone: large ones are what clipping is for.
+when a few losses are wild. The floor keeps a flat stretch from making every ripple a spike and, where a model has
+learnt its data by heart, every batch that is harder than the others. A spike never enters the window. Gradient norms
+are watched for being finite alone: large ones are what clipping is for.
 """
 
 from __future__ import annotations

@@ -136,6 +136,17 @@ def test_a_winner_over_others_than_the_baseline_says_so(folder: Path, trained: i
     )
 
 
+def test_rows_of_two_comparisons_in_one_file_are_noticed(folder: Path) -> None:
+    rows = Store(folder).rows()
+    twin = next(row for row in rows if row["scheme"] == "peri" and row["role"] == "judge")
+    Store(folder).append(twin | {"run": "of-another", "value": 9.0})
+    (line,) = (line for line in words(folder).cautions if "the last one counts" in line)
+    assert line == f"peri: 2 runs have seed {twin['seed']} at the rate 1.2e-3; the last one counts."
+    Store(folder).append(twin | {"run": "of-encoders", "metric": "val_masked_loss"})
+    expected = "No verdict: rows have several metrics, val_loss and val_masked_loss."
+    assert words(folder).headline == expected
+
+
 def test_the_baseline_may_win(folder: Path) -> None:
     about = json.loads((folder / "compare.json").read_text())
     (folder / "compare.json").write_text(json.dumps(about | {"baseline": "peri"}))

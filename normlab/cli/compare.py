@@ -11,6 +11,7 @@ import tyro
 
 from normlab.cli.eval import task_names
 from normlab.compare.config import CompareConfig
+from normlab.errors import NormLabError
 
 
 def compare(
@@ -65,6 +66,11 @@ def compare(
             batch=min(32, config.base.batch),
         )  # fmt: skip
         check_scoring(config, scoring)
+    elif eval_limit is not None:
+        raise NormLabError(
+            "--eval-limit is the number of questions of --eval, --eval-files or --eval-choices, and there are none; "
+            "name some, or leave it out"
+        )
     run(config, out, minutes=minutes, command=command)
     # A comparison that is made in slices is scored after the last one.
     if scoring is not None and not left(config, out):

@@ -57,4 +57,31 @@ def _read(path: Path) -> list[dict[str, Any]]:
     found = read_json(path)
     if not isinstance(found, dict) or found.get("normlab_evaluation") != _FORMAT:
         raise NormLabError(f"{path} holds something that this normlab eval did not write; choose another --out")
-    return found["results"]
+    rows = found.get("results")
+    if not isinstance(rows, list):
+        raise NormLabError(f"{path}: results must be a list, got {rows!r:.60}; restore the file, or remove it")
+    for number, row in enumerate(rows, start=1):
+        if wrong := _fault(row):
+            raise NormLabError(f"{path}: result {number}: {wrong}; restore the file, or remove it")
+    return rows
+
+
+def _fault(row: Any) -> str | None:
+    """What is wrong with a stored result, if anything is: of a file that was edited, or merged by hand."""
+    if not isinstance(row, dict):
+        return f"expected a table, got {row!r:.60}"
+    wrong = _wrong(row, {"key": str, "run": str, "settings": dict, "scores": list})
+    scores = () if wrong else row["scores"]
+    return wrong or next((f"a score {fault}" for score in scores if (fault := _fault_of_score(score))), None)
+
+
+def _fault_of_score(score: Any) -> str | None:
+    if not isinstance(score, dict):
+        return f"must be a table, got {score!r:.60}"
+    return _wrong(score, {"task": str, "metric": str, "value": (int, float)})
+
+
+def _wrong(table: Mapping[str, Any], kinds: Mapping[str, type | tuple[type, ...]]) -> str | None:
+    """The first field of a table that is missing or of another kind."""
+    name = next((name for name, kind in kinds.items() if not isinstance(table.get(name), kind)), None)
+    return None if name is None else f"has no valid {name!r} ({table.get(name)!r:.60})"

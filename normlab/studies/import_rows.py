@@ -2,28 +2,49 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from normlab.compare.report.results import load_results
+from normlab.compare.report.unended import unended
 from normlab.compare.store import RESULT_FIELDS, Row, Store
 from normlab.errors import NormLabError
 from normlab.studies.record import StudyRecord
+from normlab.studies.study import Study
 from normlab.utils.files import read_json
+from normlab.utils.results_folder import COMPARISON
 from normlab.utils.text import counted
 
 
 def import_rows(record: StudyRecord) -> None:
-    """Add the rows that the study lists and does not have yet."""
+    """Add the rows that the study lists and does not have yet, or has as they were before."""
     # All of them or none: of rows that are half there, a verdict would be one on a part.
-    found = [(name, list(_arms(Path(name), record.study.name))) for name in record.study.rows]
-    for name, arms in found:
-        for arm, rows in arms:
-            store = Store(record.folder / arm, fields=RESULT_FIELDS)
-            there = {row["run"] for row in store.rows()}
-            for row in rows:
-                if row["run"] not in there:
-                    store.append({**row, "from": name, **record.stamp})
+    for arm, (name, rows) in _by_arm(record.study).items():
+        store = Store(record.folder / arm, fields=RESULT_FIELDS)
+        there = {row["run"]: json.dumps(row, sort_keys=True) for row in store.rows()}
+        stamped = [{**row, "from": name, **record.stamp} for row in rows]
+        # A run that was interrupted or had failed may have been repeated since: the last row of a run counts.
+        changed = [row for row in stamped if there.get(row["run"]) != json.dumps(row, sort_keys=True)]
+        if changed:
+            store.append_all(changed)
+
+
+def _by_arm(study: Study) -> dict[str, tuple[str, list[Row]]]:
+    """Source and rows of every arm, the last row of every run; raises for two sources that make one arm."""
+    found: dict[str, tuple[str, list[Row]]] = {}
+    # A source that is named twice, as a/b and a/b/, is one.
+    for name in {Path(name).resolve(): name for name in study.rows}.values():
+        for arm, rows in _arms(Path(name), study.name):
+            other, before = found.get(arm, (name, []))
+            if other != name:
+                raise NormLabError(
+                    f"{study.name}: rows of {other} and of {name} would both be the arm {arm!r}, and be taken for runs "
+                    "of one experiment; name the folders above them, or copy one under another name"
+                )
+            found[arm] = name, [*{row["run"]: row for row in (*before, *rows)}.values()]
+    return found
 
 
 def benchmark_row(row: Mapping[str, Any]) -> Row:
@@ -44,8 +65,11 @@ def _arms(source: Path, study: str) -> Iterator[tuple[str, list[Row]]]:
     found = sorted(folder for folder in folders if "runs" not in folder.relative_to(source).parts)
     if not found:
         raise NormLabError(f"{study} needs the rows in {source}, which has no rows.jsonl; make them first")
+    # The folder in which the command runs, or one above it, has a name, too.
+    first = source.name if source.name not in ("", "..") else source.resolve().name
     for folder in found:
-        arm = "-".join([source.name, *folder.relative_to(source).parts])
+        _check_comparison(folder, study)
+        arm = "-".join([first, *folder.relative_to(source).parts])
         yield arm, Store(folder, fields=RESULT_FIELDS).rows()
 
 
@@ -57,6 +81,15 @@ def _check_ended(source: Path, study: str) -> None:
                 f"{study} needs the rows in {source}, and {counted(left, 'run')} of {path.parent.name} have not ended; "
                 f"end them first"
             )
+
+
+def _check_comparison(folder: Path, study: str) -> None:
+    """Raise if a comparison has runs left: its verdict would be one on a part."""
+    if (folder / COMPARISON).is_file() and (what := unended(load_results(folder))):
+        raise NormLabError(
+            f"{study} needs the rows in {folder}, a comparison that has runs left ({what[0].lower()}{what[1:-1]}); "
+            "end it first: the same command goes on"
+        )
 
 
 def _of_file(path: Path) -> list[Row]:

@@ -78,7 +78,7 @@ class TrainConfig:
     val_data: tuple[str, ...] = ()
     """Validation data; none: a fraction of the training data is held out."""
     val_fraction: float
-    """Fraction of the data held out for validation where val_data is empty; 0: the task's default."""
+    """Fraction of the data held out for validation where val_data is empty."""
 
     batch: int = 16
     """Batch size: sequences or images per optimiser step, over all ranks and accumulated parts."""
@@ -193,6 +193,12 @@ class TrainConfig:
 
     def fill_defaults(self) -> None:
         """Set the fields whose default depends on the task or on other fields."""
+        if not (self.val_fraction or self.val_data):
+            raise NormLabError(
+                "val_fraction must lie between 0 and 1, got 0: a run needs validation data; "
+                f"leave it out for {type(self).val_fraction:g}, or name val_data"
+            )
+        # With val_data nothing is held out, and 0 says so: such a run is the same as with the default.
         self._set("val_fraction", self.val_fraction or type(self).val_fraction)
         if self.trouble == "none":
             self._set("clip", math.inf)

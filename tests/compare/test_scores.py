@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import shutil
@@ -103,6 +104,33 @@ def test_other_groups_have_no_common_difference(tmp_path):
     assert [row[-2].text for row in scores_table(results(tmp_path)).rows] == ["–", "–"]
 
 
+def test_lines_of_one_name_say_in_what_they_differ(tmp_path):
+    """Other windows, or a text that was edited since: the lines looked the same, with other numbers."""
+    store = Store(tmp_path / FILE)
+    changes = ({}, {"length": 32}, {"text": "f" * 64}, {"text": "f" * 64, "length": 32})
+    for number, change in enumerate(changes):
+        score = Score(task="book.txt", metric="bits_per_byte", value=float(number), stderr=None, samples=5)
+        settings = {"kind": "bits", "text": "0" * 64, "length": 64} | change
+        store.add(str(number), [score], run="runs/pre-0", settings=settings)
+    shown = [row[1].text for row in scores_table(results(tmp_path)).rows]
+    first, last = "text 00000000", "text ffffffff"
+    assert shown == [f"book.txt ({text}, length {length})" for text in (first, last) for length in (64, 32)]
+
+
+def test_stuck_runs_are_part_of_no_score(tmp_path):
+    """Their loss is part of no mean, and where a scheme has no other runs their scores looked like its own."""
+    store = Store(tmp_path / FILE)
+    of_comparison = results(tmp_path)
+    stuck = [dataclasses.replace(run, row={"stuck": run.scheme == "peri"}) for run in of_comparison.runs]
+    for run in stuck:
+        score = Score(task="cloze", metric="acc", value=0.5, stderr=0.1, samples=5)
+        store.add(run.id, [score], run=f"runs/{run.id}", settings={"limit": None})
+    table = scores_table(dataclasses.replace(of_comparison, runs=stuck))
+    assert [row[0].text for row in table.rows] == ["pre"]
+    assert table.note is not None
+    assert "stuck are left out" in table.note
+
+
 def test_without_scores_there_is_no_table(tmp_path):
     assert scores_table(results(tmp_path)).rows == []
 
@@ -113,6 +141,7 @@ def test_without_scores_there_is_no_table(tmp_path):
         (("--eval-bits", "missing.txt"), "missing.txt"),
         (("--eval-files", "missing.yaml"), "missing.yaml does not exist"),
         (("--task", "images", "--eval-bits", "missing.txt"), "scores runs of the task language"),
+        (("--eval-limit", "5"), "and there are none; name some, or leave it out"),
     ],
 )
 def test_a_mistake_is_said_before_training(words, message, tmp_path):

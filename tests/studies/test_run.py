@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shutil
 import tomllib
 from collections.abc import Iterator
@@ -388,7 +389,7 @@ def test_rows_that_are_not_there_are_asked_for(tmp_path):
 
 def test_rows_of_several_sources_are_taken_in_whole_or_not_at_all(tmp_path):
     more = {"tokens": 1, "steps": 1, "seconds": 1.0, "tokens_per_s": 1.0, "peak_bytes": 1, "device": "x", "config": {}}
-    sources = [tmp_path / "first/main", tmp_path / "second/main"]
+    sources = [tmp_path / "first/main", tmp_path / "second/arm"]
     head = f"rows = {[str(source) for source in sources]}"
     study = other("rows", "", 'kind = "count"\nscheme = "pre"\nat_most = 0.0', head=head)
     Store(sources[0]).append(row("pre", 0, 1.0, **more))
@@ -402,6 +403,72 @@ def test_rows_of_several_sources_are_taken_in_whole_or_not_at_all(tmp_path):
     assert running.StudyRecord(study, tmp_path / "results/other").rows() == {}
     about.write_text(json.dumps({"left": 0}))
     assert run_study(study, tmp_path / "results", progress=False) == 0
+
+
+def test_rows_follow_their_source(tmp_path):
+    """A run that was killed there, and ended later, stayed interrupted in the study."""
+    more = {"tokens": 1, "steps": 1, "seconds": 1.0, "tokens_per_s": 1.0, "peak_bytes": 1, "device": "x", "config": {}}
+    source = Store(tmp_path / "source")
+    source.append(row("pre", 0, 1.0, first_loss=math.nan, **more))
+    source.append(row("pre", 1, 2.0, **more) | {"state": "interrupted"})
+    rule = 'kind = "count"\nscheme = "pre"\nat_most = 0.0'
+    # Named twice, it is one source.
+    study = other("rows", "", rule, head=f'rows = ["{tmp_path / "source"}", "{tmp_path / "source"}/"]')
+    stored = Store(tmp_path / "results/other/source")
+    for state in ("interrupted", "done"):
+        source.append(row("pre", 1, 2.0, **more) | {"state": state})
+        for _ in range(2):
+            assert run_study(study, tmp_path / "results", progress=False) == 0
+        assert [one["state"] for one in stored.rows()] == ["done", state]
+    # What has not changed is not written again, not even with a number that does not equal itself.
+    assert len(stored.path.read_text().splitlines()) == 3
+
+
+def test_rows_of_a_comparison_with_runs_left_are_refused(tmp_path):
+    """As those of a study: intervals of a part do not hold at their level."""
+    more = {"tokens": 1, "steps": 1, "seconds": 1.0, "tokens_per_s": 1.0, "peak_bytes": 1, "device": "x", "config": {}}
+    source = Store(tmp_path / "source")
+    source.append(row("pre", 0, 1.0, **more))
+    source.append(row("pre", 1, 1.0, **more) | {"state": "interrupted"})
+    about = {"schemes": ["pre"], "lrs": [1e-3], "seeds": 2, "tune_seeds": 1, "baseline": "pre"}
+    (tmp_path / "source/compare.json").write_text(json.dumps(about))
+    rule = 'kind = "count"\nscheme = "pre"\nat_most = 0.0'
+    study = other("rows", "", rule, head=f'rows = ["{tmp_path / "source"}"]')
+    with pytest.raises(NormLabError, match=r"has runs left \(not ended: 1 of 2 seeds\); end it first"):
+        run_study(study, tmp_path / "results", progress=False)
+    assert running.StudyRecord(study, tmp_path / "results/other").rows() == {}
+    source.append(row("pre", 1, 1.0, **more))
+    assert run_study(study, tmp_path / "results", progress=False) == 0
+
+
+def test_two_sources_do_not_make_one_arm(tmp_path):
+    """Runs of one name were dropped, and others mixed with those of another experiment."""
+    more = {"tokens": 1, "steps": 1, "seconds": 1.0, "tokens_per_s": 1.0, "peak_bytes": 1, "device": "x", "config": {}}
+    places = [tmp_path / "books/main", tmp_path / "science/main"]
+    for seed, place in enumerate(places):
+        Store(place).append(row("pre", seed, 1.0, **more))
+    rule = 'kind = "count"\nscheme = "pre"\nat_most = 0.0'
+    study = other("rows", "", rule, head=f"rows = {[str(place) for place in places]}")
+    with pytest.raises(NormLabError, match=r"would both be the arm 'main'.*; name the folders above them") as caught:
+        run_study(study, tmp_path / "results", progress=False)
+    assert "\n" not in str(caught.value)
+    assert running.StudyRecord(study, tmp_path / "results/other").rows() == {}
+    above = other("rows", "", rule, head=f"rows = {[str(place.parent) for place in places]}")
+    assert run_study(above, tmp_path / "above", progress=False) == 0
+    assert [*running.StudyRecord(above, tmp_path / "above/other").rows()] == ["books-main", "science-main"]
+
+
+def test_the_folder_of_the_command_is_an_arm_by_its_name(tmp_path, monkeypatch):
+    """Rows of .. went beside the study's folder."""
+    more = {"tokens": 1, "steps": 1, "seconds": 1.0, "tokens_per_s": 1.0, "peak_bytes": 1, "device": "x", "config": {}}
+    Store(tmp_path / "source").append(row("pre", 0, 1.0, **more))
+    (tmp_path / "source" / "below").mkdir()
+    for place, name in (("source", "."), ("source/below", "..")):
+        monkeypatch.chdir(tmp_path / place)
+        study = other("rows", "", 'kind = "count"\nscheme = "pre"\nat_most = 0.0', head=f'rows = ["{name}"]')
+        assert run_study(study, tmp_path / f"results{len(name)}", progress=False) == 0
+        record = running.StudyRecord(study, tmp_path / f"results{len(name)}/other")
+        assert [*record.rows()] == ["source"]
 
 
 def test_rows_of_folders_that_make_one_arm_are_all_taken(tmp_path):

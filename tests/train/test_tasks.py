@@ -266,6 +266,8 @@ def test_a_task_fills_in_what_suits_it():
         ({"task": "masked", "mask": 0.0}, r"mask must lie in \(0, 1\]"),
         ({"task": "masked", "shift": 1}, "task masked has no shift"),
         ({"task": "images", "images": 0}, "images must be at least 1"),
+        ({"task": "images", "val_fraction": 0.0}, "got 0: a run needs validation data; leave it out for 0.2, or name"),
+        ({"val_fraction": 0.0}, "got 0: a run needs validation data; leave it out for 0.02, or name val_data"),
         ({"task": "images", "shift": 8}, "shift must be from 0 to less than an image's size"),
     ],
     ids=str,
@@ -274,6 +276,22 @@ def test_mistakes_get_one_line(fields, message):
     with pytest.raises(NormLabError, match=message) as caught:
         TrainConfig(**fields)
     assert "\n" not in str(caught.value)
+
+
+def test_images_of_one_class_are_refused_before_the_run(tmp_path):
+    """Every step had a loss of 0 and no gradient, the curve was NaN, and the entropy of the classes -0.00."""
+    pillow = pytest.importorskip("PIL.Image", reason="pillow is not installed")
+    (tmp_path / "photographs/cat").mkdir(parents=True)
+    for shade in range(10):
+        pillow.new("L", (8, 8), 20 * shade).save(tmp_path / f"photographs/cat/{shade}.png")
+    config = TrainConfig(task="images", data=(str(tmp_path / "photographs"),), images=16, device="cpu")
+    with pytest.raises(NormLabError, match="all training images are of one class, 'cat', so there is nothing to learn"):
+        train(config, tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_with_validation_data_holds_nothing_out():
+    assert TrainConfig(val_data=("b",), val_fraction=0.0) == TrainConfig(val_data=("b",))
 
 
 def test_a_model_of_another_task_gets_one_line():

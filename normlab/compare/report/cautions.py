@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from normlab.compare.report.restored import restored_cautions
 from normlab.compare.report.results import Results
 from normlab.compare.statistics import SchemeResult, paired_difference, tune_outliers
@@ -15,6 +17,7 @@ def cautions(results: Results) -> list[str]:
         *edge_cautions(results),
         *_reversals(results),
         *_surprises(results),
+        *_doubled(results),
         *_interrupted(results),
         *_unfinished(results),
         *restored_cautions([run.row for run in results.runs]),
@@ -93,6 +96,17 @@ def _surprises(results: Results) -> list[str]:
         f"at {fixed(min(own.finished), places)} to {fixed(max(own.finished), places)} with those that judge it: seeds "
         "decide how well it trains. --tune-seeds 3 makes a surer choice."
         for own, far in found
+    ]
+
+
+def _doubled(results: Results) -> list[str]:
+    """Seeds with several runs at one rate, as where rows of two comparisons were put into one file."""
+    ended = [run for run in results.runs if run.row and run.state in ("done", "failed")]
+    runs = Counter((run.label, run.role, run.lr, run.seed) for run in ended)
+    return [
+        f"{label}: {number} runs have seed {seed} at the rate {rate(lr)}; the last one counts."
+        for (label, _, lr, seed), number in runs.items()
+        if number > 1 and seed is not None
     ]
 
 

@@ -12,7 +12,7 @@ from normlab.compare.report.run_metrics import Metrics, metrics_of_row, read_met
 from normlab.compare.statistics import SchemeResult, rank_schemes
 from normlab.compare.store import Store
 from normlab.errors import NormLabError
-from normlab.pages.numbers import finite_or_none
+from normlab.pages.numbers import finite_or_none, join_names
 from normlab.train.config import DEFAULT_TASK
 from normlab.train.metrics import LOSS, TITLES, Metric, metric_named
 from normlab.train.monitor.stuck import has_recovered
@@ -169,6 +169,10 @@ def _metric_of(run: ReportedRun) -> Metric:
 def _standings(rows: list[Table], baseline: Any, level: float) -> tuple[list[SchemeResult], str | None]:
     if not rows:
         return [], "no run has ended yet"
+    metrics = dict.fromkeys(row["metric"] for row in rows)
+    if len(metrics) > 1:
+        # Rows of two comparisons in one file: losses of different things have no order.
+        return [], f"rows have several metrics, {join_names(metrics)}"
     try:
         return rank_schemes(rows, str(baseline), level), None
     except NormLabError as error:

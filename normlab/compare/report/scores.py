@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from normlab.compare.report.results import Results
@@ -16,6 +16,17 @@ from normlab.pages.numbers import NONE, finite_or_none, fixed, signed
 from normlab.pages.tables import Cell, Column, Table, numeric_cell
 
 _PLACES = 4
+_HASH_SHOWN = 8
+"""Characters of a hash that tell two contents of one name apart."""
+
+
+class _Line(NamedTuple):
+    """What the scores of a line are of."""
+
+    task: str
+    metric: str
+    settings: str
+    """As JSON: windows, limit, and hashes of what was asked."""
 
 
 class _Scored(NamedTuple):
@@ -40,43 +51,60 @@ def scores_table(results: Results) -> Table:
     grouped = any(run.groups for schemes in scores.values() for seeds in schemes.values() for run in seeds.values())
     columns += [Column("Interval over groups"), Column("Groups", True)] if grouped else []
     rows: list[list[Cell]] = []
-    for (task, metric, _), schemes in scores.items():
+    names = _names(list(scores))
+    for key, schemes in scores.items():
+        task, metric = names[key], key.metric
         for scheme in (name for name in results.schemes if name in schemes):
             other = schemes.get(base, {}) if scheme != base else {}
             line = _line(results, scheme, task, metric, schemes[scheme], other)
             rows.append([*line, *(_of_groups(schemes[scheme], other, results.level) if grouped else ())])
     note = (
         f"Means over seeds. Intervals are those of paired differences at level {results.level:g}, each line by itself: "
-        f"among many lines some differ by chance. Over seeds: other runs on the same questions."
+        f"among many lines some differ by chance. Over seeds: other runs on the same questions. "
+        f"Runs that were stuck are left out."
     )
     note += " Over groups: the same runs on other groups of questions (other books, say)." if grouped else ""
     return Table("Scores on tasks and texts", columns, rows, note=note)
 
 
-def _scores(results: Results) -> dict[tuple[str, str, str], dict[str, dict[int, _Scored]]]:
-    """(task, metric, settings) → scheme → scores by seed, of the runs that represent a scheme.
+def _scores(results: Results) -> dict[_Line, dict[str, dict[int, _Scored]]]:
+    """Scheme → scores by seed for each line, of the runs that represent a scheme.
 
     Settings tell questions apart: the same ones may have had another name in an earlier call, and have the newest here.
     """
-    runs = {run.id: run for scheme in results.schemes for run in results.chosen(scheme) if run.role == "judge"}
-    found: dict[tuple[str, str, str], dict[str, dict[int, _Scored]]] = {}
-    names: dict[tuple[str, str, str], str] = {}
+    runs = {run.id: run for scheme in results.schemes for run in results.chosen(scheme)}
+    judges = {name: run for name, run in runs.items() if run.role == "judge" and not run.is_lost}
+    found: dict[_Line, dict[str, dict[int, _Scored]]] = {}
+    newest: dict[_Line, str] = {}
     for row in Store(results.folder / FILE).rows:
-        run = runs.get(row["run"].rpartition("/")[2])
+        run = judges.get(row["run"].rpartition("/")[2])
         if run is None or run.seed is None:
             continue
         for score in row["scores"]:
             if (value := finite_or_none(score["value"])) is not None:
                 part = "" if score["task"] == row.get("task") else score["task"]
-                key = (part, score["metric"], json.dumps(row["settings"]))
-                names[key] = _named(score["task"], row["settings"])
-                found.setdefault(key, {}).setdefault(run.scheme, {})[run.seed] = _Scored(value, score.get("groups"))
-    return {(names[key], *key[1:]): schemes for key, schemes in found.items()}
+                line = _Line(part, score["metric"], json.dumps(row["settings"]))
+                newest[line] = score["task"]
+                found.setdefault(line, {}).setdefault(run.scheme, {})[run.seed] = _Scored(value, score.get("groups"))
+    return {line._replace(task=newest[line]): schemes for line, schemes in found.items()}
 
 
-def _named(task: str, settings: dict[str, Any]) -> str:
-    limit = settings.get("limit")
-    return task if limit is None else f"{task} (first {limit})"
+def _names(lines: Sequence[_Line]) -> dict[_Line, str]:
+    """What to call the task of every line: with its limit, and with the settings that tell it from its namesakes."""
+    found = {}
+    for line in lines:
+        own = json.loads(line.settings)
+        others = [json.loads(other.settings) for other in lines if other[:2] == line[:2]]
+        apart = [name for name in own if name != "limit" and any(other.get(name) != own[name] for other in others)]
+        limit = [] if own.get("limit") is None else [f"first {own['limit']}"]
+        told = ", ".join([*limit, *(_told(name, own[name]) for name in apart)])
+        found[line] = f"{line.task} ({told})" if told else line.task
+    return found
+
+
+def _told(name: str, value: Any) -> str:
+    """A setting in words; of a hash, as of a text that has changed since, the beginning."""
+    return f"{name.replace('_', ' ')} {str(value)[:_HASH_SHOWN]}"
 
 
 def _line(results: Results, scheme: str, task: str, metric: str, own: _Seeds, base: _Seeds) -> list[Cell]:

@@ -88,8 +88,15 @@ def _no_winner(results: Results) -> str:
 def _of_winner(results: Results, best: SchemeResult, base: str) -> str:
     metric = results.metric
     best_result = f"the {metric.superlative} {metric.title}"
-    if best.difference is None:
+    if best.verdict == "baseline":
         return f"{best.label}, the baseline, reaches {best_result}: every other scheme that finished is worse."
+    if best.verdict != "better" or best.difference is None:
+        # A baseline that failed or was stuck is not among those that the winner was held against.
+        others = [own.label for own in results.standings if own.finished and not own.lost and own is not best]
+        return (
+            f"{best.label} reaches a {metric.comparative} {metric.title} than {join_names(others)}{_budget(results)}; "
+            f"that it is better than {base} is not shown."
+        )
     found, places, share = best.difference, difference_digits(results), f"{100 * results.level:g} %"
     # The size of the improvement, with its smallest and largest value.
     size, *ends = (-metric.sign * x if x is not None else None for x in (found.mean, found.low, found.high))

@@ -1,11 +1,12 @@
 """Loss-spike and NaN detection: judge every training step, and stop, skip or roll back.
 
-Formula    spike if loss > median + k · scale,  scale = max(1.4826 · MAD, 1 % of |median|)
+Formula    spike if loss > median + k · scale,  scale = max(1.4826 · MAD, 1 % of max(|median|, 1 nat))
            over the last `window` fine losses, as soon as there are `least` of them
 
 The median and the median absolute deviation (MAD; times 1.4826 it estimates a normal standard deviation) do not move
-when a few losses are wild. The floor keeps a flat stretch from making every ripple a spike. A spike never enters the
-window. Gradient norms are watched for being finite alone: large ones are what clipping is for.
+when a few losses are wild. The floor keeps a flat stretch from making every ripple a spike and, where a model has
+learnt its data by heart, every batch that is harder than the others. A spike never enters the window. Gradient norms
+are watched for being finite alone: large ones are what clipping is for.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ Kind = Literal["fine", "spike", "nonfinite"]
 Action = Literal["go", "stop", "skip", "rollback"]
 
 _FLOOR = 0.01
+_LEAST_LEVEL = 1.0
+"""Nats that a smaller median counts as: near zero 1 % of it would be nothing. Losses of text are above."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ class Guard:
             return math.inf
         median = statistics.median(self.losses)
         deviation = statistics.median(abs(loss - median) for loss in self.losses)
-        return median + self.spike * max(1.4826 * deviation, _FLOOR * abs(median))
+        return median + self.spike * max(1.4826 * deviation, _FLOOR * max(abs(median), _LEAST_LEVEL))
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers, for a checkpoint."""

@@ -69,7 +69,9 @@ class ImagesTask(Task):
         from normlab.data import prepare_images
 
         options = {"val_data": config.val_data, "val_fraction": config.val_fraction, "progress": progress}
-        return prepare_images(config.data, size=config.model.image_size, channels=config.model.channels, **options)
+        data = prepare_images(config.data, size=config.model.image_size, channels=config.model.channels, **options)
+        _check_classes(data)
+        return data
 
     def with_answers(self, config: ImageTrainConfig, data: ImageSet) -> VisionConfig:
         return dataclasses.replace(config.model, classes=len(data.classes))
@@ -101,3 +103,15 @@ class ImagesTask(Task):
 
     def describe(self, scores: Mapping[str, float]) -> str:
         return f"{100 * scores['accuracy']:.2f} % of the images right, {scores['loss']:.4f} nats an image"
+
+
+def _check_classes(data: ImageSet) -> None:
+    """Raise where the training images have one class: loss and gradient of every step are then zero."""
+    import numpy as np
+
+    labels = np.unique(data.train.labels[data.train.chosen])
+    if len(labels) < 2:
+        raise NormLabError(
+            f"all training images are of one class, {data.classes[labels[0]]!r}, so there is nothing to learn; "
+            "expected folders with one folder of images for every class"
+        )

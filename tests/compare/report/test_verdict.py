@@ -117,6 +117,36 @@ def test_better_than_the_baseline_is_not_yet_best(folder: Path) -> None:
     assert "which of them is best is not shown" in words(folder).headline
 
 
+@pytest.mark.parametrize("trained", [0, 1, 2])
+def test_a_winner_over_others_than_the_baseline_says_so(folder: Path, trained: int) -> None:
+    """With a baseline that did not train it was called the baseline itself, or had an interval "– to –"."""
+    seeds = sorted({row["seed"] for row in Store(folder).rows() if row["role"] == "judge"})
+
+    def lost(row: dict[str, Any]) -> dict[str, Any]:
+        if row["scheme"] != "pre" or row["role"] != "judge":
+            return row
+        # The baseline's first seed scatters so much that two pairs show nothing.
+        far = 1.0 if row["seed"] == seeds[0] else 0.0
+        return row | {"stuck": row["seed"] in seeds[trained:], "value": row["value"] + far}
+
+    rewrite(folder, lost)
+    assert words(folder).headline.startswith(
+        "peri reaches a lower validation loss than geonorm at 98.3k tokens a run; that it is better than pre is not "
+        "shown. pre was stuck with"
+    )
+
+
+def test_rows_of_two_comparisons_in_one_file_are_noticed(folder: Path) -> None:
+    rows = Store(folder).rows()
+    twin = next(row for row in rows if row["scheme"] == "peri" and row["role"] == "judge")
+    Store(folder).append(twin | {"run": "of-another", "value": 9.0})
+    (line,) = (line for line in words(folder).cautions if "the last one counts" in line)
+    assert line == f"peri: 2 runs have seed {twin['seed']} at the rate 1.2e-3; the last one counts."
+    Store(folder).append(twin | {"run": "of-encoders", "metric": "val_masked_loss"})
+    expected = "No verdict: rows have several metrics, val_loss and val_masked_loss."
+    assert words(folder).headline == expected
+
+
 def test_the_baseline_may_win(folder: Path) -> None:
     about = json.loads((folder / "compare.json").read_text())
     (folder / "compare.json").write_text(json.dumps(about | {"baseline": "peri"}))

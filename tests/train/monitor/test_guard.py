@@ -41,6 +41,17 @@ def test_a_flat_loss_may_ripple():
     assert guard.judge(2.201, 1.0).kind == "spike"
 
 
+@pytest.mark.parametrize("level", [0.0, 1e-8, 0.003])
+def test_data_learnt_by_heart_have_no_spikes(level):
+    """Images that are classified without a mistake: a loss of 7e-9 exceeded 0, and every harder batch was skipped."""
+    guard = Guard()
+    for _ in range(50):
+        guard.judge(level, 1e-6)
+    assert guard.threshold() == pytest.approx(level + 0.1)
+    assert guard.judge(level + 0.09, 1e-6).is_fine
+    assert guard.judge(level + 0.11, 1.0).kind == "spike"
+
+
 def test_the_threshold_is_the_formula():
     guard = Guard(spike=3.0, window=5, least=5)
     for loss in (9.0, 1.0, 2.0, 4.0, 8.0, 16.0):

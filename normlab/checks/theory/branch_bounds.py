@@ -53,20 +53,6 @@ def spectral_norm(matrix: Tensor) -> Tensor:
     return torch.where(fit, torch.linalg.eigvalsh(gram)[..., -1].clamp_min(0.0).sqrt(), torch.nan)
 
 
-def balanced_mass(p: Tensor) -> Tensor:
-    """θ(p) of arXiv 2602.18849, how sensitive a softmax is: the norm of its Jacobian diag(p) − p pᵀ from largest entry
-    to sum of magnitudes. 1 where the keys can be parted into two halves of equal mass, 0 where one key has it all.
-
-    A norm is convex, so it is largest at signs s, and there Σ p_i |s_i − ⟨p, s⟩| = 1 − ⟨p, s⟩²: it takes the parting
-    with the least difference. Each key, the heaviest first, goes to the lighter side: never too much, exact where a
-    key holds half of the mass, and the heavier side is at most 7/6 of the best (Graham 1969).
-    """
-    apart = torch.zeros_like(p[..., 0])
-    for weight in p.sort(-1, descending=True).values.unbind(-1):
-        apart = (apart - weight).abs()
-    return 1.0 - apart.square()
-
-
 @dataclass(frozen=True)
 class _Matrix:
     """What a bound needs of y = W x + b: ‖y‖ ≤ two · n + shift, and |y_i| ≤ row · n + peak for every i."""

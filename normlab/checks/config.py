@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
-from tyro.constructors import PrimitiveConstructorSpec
-
 from normlab.errors import NormLabError, advice_for, unknown
 from normlab.models.config import PRESETS
+from normlab.utils.comma_lists import comma_list
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 
@@ -24,20 +23,9 @@ def _whole(word: str) -> int | str:
     return int(word) if word.lstrip("+-").isdecimal() else word
 
 
-def _listed(of: Callable[[str], Any], example: str) -> PrimitiveConstructorSpec[tuple[Any, ...]]:
-    """Parse one comma-separated command-line argument as a tuple, so that it does not consume later arguments."""
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar=example,
-        instance_from_str=lambda words: tuple(of(part.strip()) for part in words[0].split(",") if part.strip()),
-        is_instance=lambda value: isinstance(value, tuple),
-        str_from_instance=lambda value: [",".join(map(str, value))],
-    )
-
-
-_Depths = Annotated[tuple[int, ...], _listed(_whole, "6,12,24,48")]
-_Widths = Annotated[tuple[int, ...], _listed(_whole, "32,64,128")]
-_Findings = Annotated[tuple[str, ...], _listed(str, "FINDING,FINDING")]
+_Depths = Annotated[tuple[int, ...], comma_list(_whole, "6,12,24,48")]
+_Widths = Annotated[tuple[int, ...], comma_list(_whole, "32,64,128")]
+_Findings = Annotated[tuple[str, ...], comma_list(str, "FINDING,FINDING")]
 
 _LEAST = {
     "steps": 1, "seeds": 1, "length": 2, "batch_size": 1, "width": 1, "shrink": 1, "base_dim": 1, "base_depth": 1,

@@ -40,15 +40,15 @@ class Burst:
 
     before: dict[str, Profile]
     after: dict[str, Profile]
-    """Empty where not even the first step could be taken."""
+    """Profiles after the training steps; empty if the first step failed."""
     losses: list[Number]
-    """Nats per token at every step; None where it was not finite."""
+    """Loss of every step in nats per token; None if it was not finite."""
     lr: float
     seconds: float
-    """What the steps took; building the model and inspecting it not counted."""
+    """Duration of the training steps, without building and inspecting the model."""
     parameters: int
     gradients: GradientTrace = field(default_factory=GradientTrace)
-    """Which parameters were trained."""
+    """Which parameters received a gradient."""
 
 
 def burst(
@@ -84,7 +84,7 @@ def burst(
 def train(
     target: Target, *, depth: int | None = None, seed: int = 0, steps: int, lr: float, highest: float = math.inf
 ) -> list[Number]:
-    """The losses of a burst without profiles; it ends with a loss that is not finite or above `highest`.
+    """Train without profiles and return the losses; stops at a loss that is not finite or above `highest`.
 
     A gradient that is not finite ends it, too: the step was not taken, so there is no loss (None) of the next.
     """

@@ -18,7 +18,7 @@ from normlab.probes.start import Start, echoes, worst_start
 _OFF = "larger than the state's square switches the norm off"
 
 _SHOWN = 3
-"""Most parameters that are named."""
+"""Largest number of parameters that are named."""
 
 
 def structural(
@@ -37,7 +37,7 @@ def structural(
 
 
 def untrained(found: Structure, trace: GradientTrace, *, has_head: bool) -> Verdict:
-    """Whether every parameter gets a gradient, and every branch passes one on."""
+    """Verdict on untrained parameters, and on branches that pass no gradient back."""
     if not trace.steps:
         return unmeasured("untrained", "no step was taken")
     never = _inside(trace.never, found.stack)
@@ -75,7 +75,7 @@ def _detached(found: Structure) -> Verdict:
 
 
 def leaks(found: Structure, limits: Thresholds) -> Verdict:
-    """Whether an output moves with a later token or another sample."""
+    """Verdict on leaks: whether an output changes with a later token or with another sample."""
     seen = [leak for leak in (found.future, found.batch) if leak is not None]
     if not seen:
         return unmeasured("leaks", found.missing.get("leaks", ""))
@@ -103,7 +103,7 @@ def _leaking(leak: Leak, found: Structure, limits: Thresholds) -> Verdict:
 
 
 def structure(found: Structure, limits: Thresholds) -> Verdict:
-    """Whether branches and head read through a norm, and whether skips have gain one."""
+    """Verdict on structure: whether branches and head have a norm before them, and skips gain 1."""
     if not any(found.scalings):
         return unmeasured("structure", found.missing.get("structure", "no block could be run by itself"))
     for rule in (_no_norm, _norm_off, _skip_gain, _no_final_norm, _final_norm_off):
@@ -189,7 +189,7 @@ def _no_final_norm(found: Structure, limits: Thresholds) -> Verdict | None:
 
 
 def start_verdict(starts: Sequence[Start], missing: str, limits: Thresholds, *, fresh: bool) -> Verdict | None:
-    """Whether an untrained model starts near the loss of a guess; None without token inputs or a vocabulary."""
+    """Verdict on the initial loss, against that of uniform guessing; None without token inputs or a vocabulary."""
     judged = [start for start in starts if start.judged]
     if not judged:
         return unmeasured("start", missing) if missing else None
@@ -262,7 +262,7 @@ def _block(path: str, stack: BlockStack) -> int | None:
 
 
 def _module(names: Sequence[str], stack: BlockStack) -> str:
-    """The part of the model, one level below a block, that most of the parameters belong to."""
+    """The module, one level below a block, that most of these parameters belong to."""
     place = _block(names[0], stack)
     if place is None:
         return names[0].rpartition(".")[0]

@@ -18,7 +18,7 @@ from normlab.probes.blocks import BlockStack, eager, walk
 from normlab.probes.replay import capture
 
 FACTORS = (10.0, 1000.0)
-"""What the embeddings are multiplied by."""
+"""Factors on the embeddings."""
 
 
 @torch.no_grad()

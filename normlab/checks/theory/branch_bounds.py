@@ -34,7 +34,7 @@ from normlab.schemes.contract.bounds import BranchBound, rms_bound_of, unbounded
 
 
 def branch_bound(module: nn.Module) -> BranchBound:
-    """RMS in, largest RMS out, with the weights as they are now; infinite for a module that nothing is known of."""
+    """A function from a module's input RMS to its largest output RMS, at its current weights; infinite if unknown."""
     if callable(getattr(module, "rms_bound", None)):
         return partial(rms_bound_of, module)
     found = next((make for kind, make in _KNOWN.items() if isinstance(module, kind)), None)
@@ -55,7 +55,7 @@ def spectral_norm(matrix: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Matrix:
-    """What a bound needs of y = W x + b: ‖y‖ ≤ two · n + shift, and |y_i| ≤ row · n + peak for every i."""
+    """Norms of y = W x + b for inputs of length n: ‖y‖ ≤ two · n + shift, and |y_i| ≤ row · n + peak for every i."""
 
     two: float
     row: float
@@ -79,7 +79,7 @@ class _Matrix:
 
 @dataclass(frozen=True)
 class AttentionBound:
-    """The bound of softmax attention, whatever it looks at."""
+    """Bound of softmax attention for any attention weights."""
 
     dim: int
     head_dim: int
@@ -89,7 +89,7 @@ class AttentionBound:
     """(‖W_v^h‖, ‖b_v^h‖) of each value head."""
     out: _Matrix
     norm: nn.Module = field(default_factory=nn.Identity)
-    """What stands on the values."""
+    """Norm of the values."""
 
     def __call__(self, rms_in: float) -> float:
         n, width = math.sqrt(self.dim) * rms_in, math.sqrt(self.head_dim)
@@ -99,7 +99,7 @@ class AttentionBound:
 
 @dataclass(frozen=True)
 class FeedForwardBound:
-    """The bound of a feed-forward network whose nonlinearity never enlarges."""
+    """Bound of a feed-forward network with a nonlinearity |φ(a)| ≤ |a|."""
 
     dim: int
     hidden: int

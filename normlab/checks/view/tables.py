@@ -18,7 +18,7 @@ from normlab.probes.profile import Number, Profile, When
 from normlab.probes.start import Start
 
 Row = tuple[Check, list[Cell]]
-"""Cells, and whose they are."""
+"""(check, cells of its row)."""
 
 
 def columns(*titles: str) -> list[Column]:
@@ -27,7 +27,7 @@ def columns(*titles: str) -> list[Column]:
 
 
 def number(value: Number) -> Cell:
-    """Three digits, as they are shown and as they sort."""
+    """A cell with three significant digits that sorts by value."""
     return numeric_cell(NONE if value is None else f"{value:.3g}".replace("-", "−"), value)
 
 
@@ -181,7 +181,7 @@ def _step(rung: StepRung) -> list[Cell]:
 
 
 def rate_table(checks: Sequence[Check]) -> Table:
-    """What the learning-rate ladder found."""
+    """Results of the learning-rate ladder."""
     titles = columns("Usable rates", "Decades#", "Largest stable rate#", "Sensitivity#", "Reference loss#", "From")
     rows = [(check, _rates(check)) for check in checks if check.rates is not None]
     return owned(checks, "Learning rates", titles, rows, sortable=False)

@@ -29,17 +29,17 @@ from normlab.probes.profile import LOW_ENTROPY
 
 ROWS = 64
 HEAVIEST = 16
-"""Keys of a row that are weighed one by one."""
+"""Number of keys of a row, the heaviest, that are considered one by one."""
 
 
 def entropy(heads: Sequence[float]) -> float:
-    """Mean over heads; NaN where none is known."""
+    """Mean over heads; NaN if none is known."""
     known = [x for x in heads if not math.isnan(x)]
     return sum(known) / len(known) if known else math.nan
 
 
 def low_share(heads: Sequence[float]) -> float:
-    """Share of heads whose entropy is below LOW_ENTROPY; NaN where none is known."""
+    """Share of heads whose entropy is below LOW_ENTROPY; NaN if none is known."""
     return entropy([x if math.isnan(x) else float(x < LOW_ENTROPY) for x in heads])
 
 
@@ -47,7 +47,7 @@ class Rows(NamedTuple):
     """Some rows of one call of attention, (batch, heads, rows, keys)."""
 
     scores: torch.Tensor
-    """Mask included, in fp32 at least."""
+    """Scores including the mask, in fp32 or wider."""
     visible: torch.Tensor
 
 
@@ -269,7 +269,7 @@ def _balanced_mass(p: torch.Tensor) -> torch.Tensor:
 
 
 def _mean(values: torch.Tensor, chosen: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
-    """Mean over the chosen values; NaN where there are none."""
+    """Mean over the chosen values; NaN if there are none."""
     return torch.where(chosen, values, 0.0).sum(dims) / chosen.sum(dims)
 
 

@@ -13,7 +13,7 @@ from normlab.watch.status import TROUBLE
 from normlab.watch.view import RunLine
 
 _ORDER = ("run", "state", "step", "left", "loss", "validation", "scores", "tokens/s", "last line", "alarms")
-"""From left to right."""
+"""Columns from left to right."""
 
 
 def print_lines(lines: Sequence[RunLine], console: Console | None = None) -> None:
@@ -31,7 +31,7 @@ def print_lines(lines: Sequence[RunLine], console: Console | None = None) -> Non
 
 
 def _columns(lines: Sequence[RunLine]) -> list[TextColumn]:
-    """The most important first; columns without any text are left out."""
+    """Columns with text, the most important first."""
     found = [
         TextColumn("run", [_printable(line.name) for line in lines], lines=4),
         TextColumn("state", [_printable(line.status.words) for line in lines], lines=2),

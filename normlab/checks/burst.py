@@ -18,8 +18,10 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from normlab.checks.isolation import fresh_model, quiet_numbers
+from normlab.checks.judge.verdict import plain
 from normlab.checks.structure.gradients import GradientTrace
 from normlab.errors import NormLabError
+from normlab.models.estimate import count_parameters
 from normlab.probes.blocks import find_stacks
 from normlab.probes.probe import Probe, probe
 from normlab.probes.profile import Number, Profile
@@ -74,7 +76,7 @@ def burst(
         after = watch.time(lambda: course.go_on(steps))
         if after and inspect is not None:
             inspect(model, _largest(after))
-        count = sum(parameter.numel() for parameter in model.parameters())
+        count = count_parameters(model)
     return Burst(
         before=before, after=after, losses=course.losses, lr=rate, seconds=watch.seconds, parameters=count,
         gradients=course.gradients,
@@ -143,7 +145,7 @@ class _Course:
         self._batch = next(self._batches)
         loss = self._backward()
         value, largest = float(loss), self.gradients.take(self.model)
-        self.losses.append(_plain(value))
+        self.losses.append(plain(value))
         self.broken = not (math.isfinite(value) and math.isfinite(largest))
         if not self.broken:
             self._optimiser.step()
@@ -194,7 +196,3 @@ def adamw(target: Target, model: nn.Module, lr: float) -> Optimizer:
 
 def _largest(profiles: dict[str, Profile]) -> Profile:
     return next(iter(profiles.values()))
-
-
-def _plain(value: float) -> Number:
-    return value if math.isfinite(value) else None

@@ -36,6 +36,10 @@ class BlockStack:
     owner: nn.Module
     """The module that holds the list and runs it; a `Sequential` runs itself."""
 
+    def block_of(self, path: str) -> int | None:
+        """Index of the block that a module or parameter belongs to, by its path; None outside of all blocks."""
+        return next((k for k, name in enumerate(self.names) if path == name or path.startswith(f"{name}.")), None)
+
     def hidden(self, state: Tensor) -> Tensor:
         """The hidden state in a block's state: NormLab's own stacks and converted layers may carry more than that."""
         owner = self.owner

@@ -13,13 +13,14 @@ import torch
 from torch import nn
 
 from normlab.errors import NormLabError, in_one_line
+from normlab.models.estimate import count_parameters
 from normlab.models.memory_check import BYTES_IN_TRAINING, check_memory_for_blocks, check_memory_for_parameters
 from normlab.probes.blocks import find_stacks
 from normlab.schemes.catalog.reference import looking_in
 from normlab.targets.guess_batch import notes_on
 from normlab.targets.module import first_parameter, task_for, width_of
 from normlab.targets.scheme_rules import scheme_of
-from normlab.targets.target import Target, count_parameters
+from normlab.targets.target import Target
 from normlab.utils import machine
 from normlab.utils.seeded import seeded
 

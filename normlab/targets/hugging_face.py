@@ -15,12 +15,13 @@ import torch
 from torch import nn
 
 from normlab.errors import NormLabError, in_one_line
+from normlab.models.estimate import count_parameters
 from normlab.models.memory_check import check_memory_for_parameters
 from normlab.probes.blocks import find_stacks, sole_blocks
 from normlab.probes.start import Fresh
 from normlab.targets import config_sizes, config_tasks, hub
 from normlab.targets.data import MADE_UP, token_data
-from normlab.targets.target import Target, count_parameters
+from normlab.targets.target import Target
 from normlab.targets.tasks import Workload
 from normlab.utils.seeded import seeded
 

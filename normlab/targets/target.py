@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from normlab.errors import NormLabError, in_one_line, unknown
+from normlab.models.estimate import count_parameters
 from normlab.probes.start import LENGTH, Fresh
 from normlab.schemes.contract.scheme import Scheme
 from normlab.targets import scheme_rules
@@ -145,11 +146,6 @@ class Target(ABC):
 def said(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
     """Call the model with token ids alone and return its output."""
     return answer(model(ids))
-
-
-def count_parameters(model: nn.Module) -> int:
-    """All parameters, shared ones once."""
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def moved(batch: Any, device: torch.device) -> Any:

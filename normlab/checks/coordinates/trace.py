@@ -20,6 +20,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from normlab.checks.coordinates.records import LOGITS
+from normlab.checks.judge.verdict import plain
 from normlab.probes.blocks import BlockStack, eager, find_stacks, walk
 from normlab.probes.hidden_state import spaced
 from normlab.probes.measures import rms
@@ -96,9 +97,9 @@ def _places(model: nn.Module, pattern: str | None) -> dict[nn.Module, _Output]:
 
 def _starred(path: str, stacks: list[BlockStack]) -> str:
     for stack in stacks:
-        for name in stack.names:
-            if path == name or path.startswith(f"{name}."):
-                return f"{stack.name}.*{path.removeprefix(name)}"
+        block = stack.block_of(path)
+        if block is not None:
+            return f"{stack.name}.*{path.removeprefix(stack.names[block])}"
     return path
 
 
@@ -161,8 +162,4 @@ def _pooled(outputs: list[torch.Tensor]) -> float:
 
 def _traced(rows: list[tuple[float, float]], steps: int) -> ModuleTrace:
     values = rows + [(math.nan, math.nan)] * (steps + 1 - len(rows))
-    return ModuleTrace(tuple(_plain(size) for size, _ in values), tuple(_plain(change) for _, change in values[1:]))
-
-
-def _plain(value: float) -> Number:
-    return value if math.isfinite(value) else None
+    return ModuleTrace(tuple(plain(size) for size, _ in values), tuple(plain(change) for _, change in values[1:]))

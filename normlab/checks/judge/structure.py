@@ -56,7 +56,7 @@ def untrained(found: Structure, trace: GradientTrace, *, has_head: bool) -> Verd
 
 
 def _untrained(names: Sequence[str], total: int, stack: BlockStack, level: Level, words: str) -> Verdict:
-    layers = tuple(sorted({place for name in names if (place := _block(name, stack)) is not None}))
+    layers = tuple(sorted({place for name in names if (place := stack.block_of(name)) is not None}))
     shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
     words = f"{len(names)} of {total} parameters {words} (0 is the limit): {shown}"
     count, module = float(len(names)), _module(names, stack)
@@ -93,7 +93,7 @@ def _leaking(leak: Leak, found: Structure, limits: Thresholds) -> Verdict:
     # In a decoder a batch norm shows the future.
     meant = not future and leak.is_batch_norm and found.must_hide is not True
     unsure = future and found.must_hide is None
-    layers = tuple(place for place in [_block(leak.module, found.stack)] if place is not None)
+    layers = tuple(place for place in [found.stack.block_of(leak.module)] if place is not None)
     what = "a later token" if future else "another sample of the batch"
     words = f"outputs move by {leak.share:.2g} of a change in {what} ({limits.leak:g} is the limit), from {leak.module}"
     words += " on: right for an encoder, wrong for a model that predicts the next token" if unsure else " on"
@@ -253,19 +253,14 @@ def _bad_verdict(
 
 
 def _inside(names: Sequence[str], stack: BlockStack) -> list[str]:
-    return [name for name in names if _block(name, stack) is not None]
-
-
-def _block(path: str, stack: BlockStack) -> int | None:
-    """The block that a module or parameter belongs to."""
-    return next((k for k, name in enumerate(stack.names) if path == name or path.startswith(f"{name}.")), None)
+    return [name for name in names if stack.block_of(name) is not None]
 
 
 def _module(names: Sequence[str], stack: BlockStack) -> str:
     """The module, one level below a block, that most of these parameters belong to."""
-    place = _block(names[0], stack)
+    place = stack.block_of(names[0])
     if place is None:
         return names[0].rpartition(".")[0]
     prefix = stack.names[place]
-    parts = Counter(name.removeprefix(f"{prefix}.").split(".")[0] for name in names if _block(name, stack) == place)
+    parts = Counter(name.removeprefix(f"{prefix}.").split(".")[0] for name in names if stack.block_of(name) == place)
     return f"{prefix}.{parts.most_common(1)[0][0]}"

@@ -92,9 +92,8 @@ def find_leak(
 
 def _ends(paths: Sequence[str], stacks: Sequence[BlockStack]) -> list[str]:
     """The last block of every stack and the modules outside of all: what leaks in a block shows there."""
-    names = [name for stack in stacks for name in stack.names]
-    inside = {path for path in paths if any(path == name or path.startswith(f"{name}.") for name in names)}
-    return [*(path for path in paths if path not in inside), *(stack.names[-1] for stack in stacks)]
+    outside = [path for path in paths if all(stack.block_of(path) is None for stack in stacks)]
+    return [*outside, *(stack.names[-1] for stack in stacks)]
 
 
 def _leak(

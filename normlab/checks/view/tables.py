@@ -13,17 +13,12 @@ from normlab.checks.view.plots import fitted_from
 from normlab.checks.view.side_by_side import Against
 from normlab.checks.view.summary import is_open, mark
 from normlab.pages.numbers import NONE, duration, fixed, format_count, join_names, rate
-from normlab.pages.tables import Cell, Column, Table, flatten, numeric_cell
+from normlab.pages.tables import Cell, Column, Table, columns, flatten, numeric_cell
 from normlab.probes.profile import Number, Profile, When
 from normlab.probes.start import Start
 
 Row = tuple[Check, list[Cell]]
 """(check, cells of its row)."""
-
-
-def columns(*titles: str) -> list[Column]:
-    """Columns; a title that ends in # heads numbers."""
-    return [Column(title.removesuffix("#"), title.endswith("#")) for title in titles]
 
 
 def number(value: Number) -> Cell:

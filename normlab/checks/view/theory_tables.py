@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from normlab.checks.judge.blame import blocks
 from normlab.checks.result import Check
 from normlab.checks.theory.records import ScaleRow, Theory, TheoryLook
-from normlab.checks.view.tables import columns, number, owned
+from normlab.checks.view.tables import number, owned
 from normlab.pages.numbers import NONE, fixed
-from normlab.pages.tables import Cell, Table, numeric_cell
+from normlab.pages.tables import Cell, Table, columns, numeric_cell
 
 _SEGMENTS = 6
 """Largest number of segments of a bound that are listed; a single one is described by the certificate."""

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 from torch import nn
 
 from normlab.checks.config import CheckConfig
@@ -28,6 +27,7 @@ from normlab.checks.judge.verdict import LEVELS, Verdict, level, worst
 from normlab.checks.ladder_records import Ladder, RateLadder, StepRung, WidthRung
 from normlab.checks.ladders import DepthLadder, depth_ladder, step_ladder, width_ladder
 from normlab.checks.learning_rates import rate_ladder, with_reference
+from normlab.checks.progress import CheckProgress
 from normlab.checks.result import Check, Subject
 from normlab.checks.structure.inspect import Structure, inspect_start, inspect_structure
 from normlab.checks.theory.analysis import theory
@@ -39,7 +39,6 @@ from normlab.probes.start import Start
 from normlab.schemes.contract.scheme import Scheme
 from normlab.targets import Target, resolve
 from normlab.targets.tasks import TokenTask
-from normlab.utils.progress import ProgressDisplay
 from normlab.utils.records import to_plain
 from normlab.utils.versions import versions
 
@@ -269,31 +268,6 @@ class _Session:
             notes=target.notes,
             unigram=target.unigram,
         )
-
-
-class CheckProgress:
-    """Progress display: the current work and, on a terminal, its elapsed time."""
-
-    def __init__(self, name: str, *, progress: bool):
-        self._name = name
-        text = TextColumn("{task.description}", markup=False)
-        self._live = ProgressDisplay(SpinnerColumn(), text, TimeElapsedColumn(), progress=progress)
-        self._task = None if self._live.bar is None else self._live.bar.add_task(name, total=None)
-
-    def __call__(self, what: str) -> None:
-        line = f"{self._name}: {what}"
-        if self._live.bar is not None and self._task is not None:
-            self._live.bar.update(self._task, description=line)
-        elif self._live.is_due:
-            self._live.say(line)
-
-    def __enter__(self) -> CheckProgress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live.bar is not None and self._task is not None:
-            self._live.bar.remove_task(self._task)
-        self._live.close()
 
 
 def own_depth(target: Target, config: CheckConfig) -> int:

@@ -18,13 +18,14 @@ from torch import nn
 from torch.optim import Optimizer
 
 from normlab.checks.burst import BETAS, adamw, auto_lr
-from normlab.checks.check import Checkable, CheckProgress, config_of, prepare
+from normlab.checks.check import Checkable, config_of, prepare
 from normlab.checks.config import CheckConfig
 from normlab.checks.coordinates.exponents import trend
 from normlab.checks.coordinates.records import THRESHOLD, Axis, AxisName, CoordinateCheck, Point, Rule
 from normlab.checks.coordinates.trace import ModuleTrace, trace
 from normlab.checks.isolation import few_threads, quiet_numbers
 from normlab.checks.ladders import ENOUGH_SEEDS, Budget, Tell, by_importance, default_depths, note_cut
+from normlab.checks.progress import CheckProgress
 from normlab.checks.result import Subject
 from normlab.errors import NormLabError
 from normlab.targets import Target

@@ -98,11 +98,7 @@ class Stack(NaNUntilInitialised):
         self.layers = nn.ModuleList(Layer(self.bound.block(k), modules) for k, modules in enumerate(blocks))
         self._note_casts()
         self.exit = self.bound.exit() if first + len(blocks) == whole else nn.Identity()
-        self.kernels = kernels
-        for layer in self.layers:
-            # NormLab's own sublayers have a choice of kernels, too.
-            for part in (layer.block, *(branch for branch in layer.branches if hasattr(branch, "kernels"))):  # type: ignore
-                part.kernels = kernels  # type: ignore[assignment]
+        self._choose_kernels(kernels)
         self._residual_only = residual_only
         self._meet_needs(blocks)
 
@@ -153,6 +149,13 @@ class Stack(NaNUntilInitialised):
         if states is not None:
             states.append(state)
         return self.exit(state)
+
+    def _choose_kernels(self, kernels: Kernels) -> None:
+        self.kernels = kernels
+        for layer in self.layers:
+            # NormLab's own sublayers have a choice of kernels, too.
+            for part in (layer.block, *(branch for branch in layer.branches if hasattr(branch, "kernels"))):  # type: ignore
+                part.kernels = kernels  # type: ignore[assignment]
 
     def _note_casts(self) -> None:
         """Tell the scheme's blocks which branches cast their input: branches may have been replaced or wrapped."""

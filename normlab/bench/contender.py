@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from normlab.bench.timing import measure
 from normlab.errors import NormLabError
 from normlab.models import Decoder, DecoderConfig
+from normlab.models.estimate import count_parameters
 from normlab.models.memory_check import check_memory_to_train
 from normlab.train.optimiser import set_capturable
 from normlab.train.step_graph import Graph, record_cuda
@@ -38,7 +39,7 @@ class Training:
     @property
     def parameters(self) -> int:
         """Number of parameters; a tied head counts once."""
-        return sum(parameter.numel() for parameter in self.model.parameters())
+        return count_parameters(self.model)
 
     def step(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Train on one batch in bf16 autocast; returns the loss."""

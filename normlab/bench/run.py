@@ -1,11 +1,9 @@
-"""`normlab bench`: run benchmarks, print a table, write the results as JSON with command, hardware and versions."""
+"""`normlab bench`: run a benchmark of kernels, training steps or many runs, print its table and write its results."""
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,17 +15,15 @@ from rich.table import Table
 
 from normlab.bench import grid as grid_bench
 from normlab.bench import kernels as kernel_bench
+from normlab.bench import results_file, step_peers
 from normlab.bench import step as step_bench
-from normlab.bench import step_peers
 from normlab.bench.data_sheet import data_sheet_flops
-from normlab.bench.facts import dated, facts
 from normlab.bench.grid_worker import Shape
 from normlab.bench.plot import check_format, draw_kernels, draw_steps
 from normlab.errors import NormLabError
 from normlab.models import DecoderConfig
 from normlab.schemes.catalog.registry import scheme as find_scheme
 from normlab.train.hardware import matmul_ceiling
-from normlab.utils.files import write_json
 from normlab.utils.progress import ProgressDisplay
 
 
@@ -42,16 +38,16 @@ def kernels(
     """Benchmark every fused step against the copy bandwidth, torch.compile and other libraries."""
     chosen = [kernel_bench.parse_shape(shape) for shape in shapes]
     device = _device(cpu, "the reference against torch.compile")
-    _check_out(out)
+    results_file.check_writable(out)
     _check_plot(plot)
     if not kernel_bench.plan(device, only):
         known = ", ".join(case.name for case in kernel_bench.CASES)
         raise NormLabError(f"no step's name contains {only!r}; known: {known}")
-    found = _kept(out)
+    found = results_file.kept(out)
     todo = kernel_bench.plan(device, only, {(row["case"], tuple(row["shape"])) for row in found}, chosen)
     failed = _measure_kernels(device, todo, found, out)
     Console(width=120).print(_kernel_table(found))
-    _keep(out, found, complete=not failed)
+    results_file.keep(out, found, complete=not failed)
     _draw(plot if found else None, draw_kernels, found)
     _refuse(failed, len(todo))
     return found
@@ -68,7 +64,7 @@ def _measure_kernels(
         found.append(row.to_dict())
         # Store both directions together: an interrupted benchmark continues from here.
         if row.direction == "backward":
-            _keep(out, found, complete=False)
+            results_file.keep(out, found, complete=False)
     return failed
 
 
@@ -118,26 +114,30 @@ def step(
     _check_counts(batch=batch, length=length, repeats=repeats)
     if not torch.cuda.is_available():
         raise NormLabError("no GPU here: bench step needs one; try normlab bench kernels --cpu")
-    _check_out(out)
+    results_file.check_writable(out)
     _check_plot(plot)
     names = [step_bench.BASELINE, ("pre", "reference"), *((s, "triton") for s in schemes if s != "pre")]
     ours = step_bench.scheme_entrants(names, preset=preset, length=length, stream=stream, graphs=graphs)
     others = step_peers.peers(ours[0].config) if peers else []
     bench, limits = step_bench.Comparison([*ours, *others], batch=batch, compile_limit=compile_limit), _limits()
-    for name in _follow(bench, bench.build(), "compiling", len(bench.entrants)):
-        if name in bench.facts:
-            _say(f"{step_bench.title(name)} is compiled after {bench.compile_seconds[name]:.0f} s")
+    _build(bench)
     for _ in _follow(bench, bench.time(repeats), "timing", repeats):
-        _keep(out, _beside_pre(bench.rows(), limits), complete=False)
+        results_file.keep(out, _beside_pre(bench.rows(), limits), complete=False)
     found = _beside_pre(bench.rows(), limits)
     Console(width=140).print(_step_table(found))
     missing = {entrant.name: bench.failed[entrant.name] for entrant in ours if entrant.name in bench.failed}
     packages = [peer.package for peer in others if peer.package is not None and peer.name not in bench.failed]
     left_out = {step_bench.title(name): reason for name, reason in bench.failed.items()}
-    _keep(out, found, *packages, complete=not missing, left_out=left_out, **limits)
+    results_file.keep(out, found, *packages, complete=not missing, left_out=left_out, **limits)
     _draw(plot, draw_steps, found)
     _refuse_schemes(missing)
     return found
+
+
+def _build(bench: step_bench.Comparison) -> None:
+    for name in _follow(bench, bench.build(), "compiling", len(bench.entrants)):
+        if name in bench.facts:
+            _say(f"{step_bench.title(name)} is compiled after {bench.compile_seconds[name]:.0f} s")
 
 
 def _limits() -> dict[str, float | None]:
@@ -215,7 +215,7 @@ def grid(
     """
     if not cpu and not torch.cuda.is_available():
         raise NormLabError("no GPU here: bench grid needs one; --cpu shows at tiny sizes what it would print")
-    _check_out(out)
+    results_file.check_writable(out)
     usual = (grid_bench.QUICK_SIZES, grid_bench.QUICK_AT_ONCE) if quick else (grid_bench.SIZES, grid_bench.AT_ONCE)
     few = (grid_bench.TINY_SIZES, grid_bench.TINY_AT_ONCE) if cpu else usual
     chosen, counts = tuple(sizes) or few[0], tuple(at_once) or few[1]
@@ -230,7 +230,7 @@ def grid(
     found = [row.to_dict() for row in bench.rows]
     Console(width=160).print(grid_bench.grid_table(found))
     print("\n".join(grid_bench.verdicts(found)))
-    _keep(out, found, complete=True)
+    results_file.keep(out, found, complete=True)
     return found
 
 
@@ -263,22 +263,8 @@ def _track(rows: Iterable[Any], what: str, total: int) -> Iterator[Any]:
         live.close()
 
 
-def _check_out(out: Path | None) -> None:
-    """Raise if results cannot be written, before anything is measured."""
-    if out is None:
-        return
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=out.parent):
-            pass
-    except OSError as error:
-        raise NormLabError(f"cannot write to {out.parent}: {error.strerror}; name another file with --out") from None
-    if out.is_dir():
-        raise NormLabError(f"{out} is a folder; expected a file, e.g. {out / 'figures.json'}")
-
-
 def _check_plot(plot: Path | None) -> None:
-    _check_out(plot)
+    results_file.check_writable(plot)
     if plot is not None:
         check_format(plot)
 
@@ -287,24 +273,3 @@ def _draw(plot: Path | None, draw: Callable[[list[dict[str, Any]], Path], None],
     if plot is not None:
         draw(rows, plot)
         print(f"plot in {plot}")
-
-
-def _keep(out: Path | None, rows: list[dict[str, Any]], *packages: str, complete: bool, **more: Any) -> None:
-    """Write the results atomically, also incomplete ones, so that an interrupted benchmark loses nothing."""
-    if out is None:
-        return
-    write_json(out, {**dated(*packages), **more, "complete": complete, "rows": rows})
-    if complete:
-        print(f"figures in {out}")
-
-
-def _kept(out: Path | None) -> list[dict[str, Any]]:
-    """Rows of an interrupted benchmark with the same command, hardware and versions."""
-    if out is None or not out.exists():
-        return []
-    try:
-        before = json.loads(out.read_text())
-        same = not before["complete"] and all(before.get(name) == value for name, value in facts().items())
-        return before["rows"] if same else []
-    except (ValueError, KeyError, TypeError):
-        return []  # another or an older file: measure again

@@ -18,8 +18,10 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from normlab.checks.isolation import fresh_model, quiet_numbers
+from normlab.checks.judge.verdict import plain
 from normlab.checks.structure.gradients import GradientTrace
 from normlab.errors import NormLabError
+from normlab.models.estimate import count_parameters
 from normlab.probes.blocks import find_stacks
 from normlab.probes.probe import Probe, probe
 from normlab.probes.profile import Number, Profile
@@ -40,15 +42,15 @@ class Burst:
 
     before: dict[str, Profile]
     after: dict[str, Profile]
-    """Empty where not even the first step could be taken."""
+    """Profiles after the training steps; empty if the first step failed."""
     losses: list[Number]
-    """Nats per token at every step; None where it was not finite."""
+    """Loss of every step in nats per token; None if it was not finite."""
     lr: float
     seconds: float
-    """What the steps took; building the model and inspecting it not counted."""
+    """Duration of the training steps, without building and inspecting the model."""
     parameters: int
     gradients: GradientTrace = field(default_factory=GradientTrace)
-    """Which parameters were trained."""
+    """Which parameters received a gradient."""
 
 
 def burst(
@@ -74,7 +76,7 @@ def burst(
         after = watch.time(lambda: course.go_on(steps))
         if after and inspect is not None:
             inspect(model, _largest(after))
-        count = sum(parameter.numel() for parameter in model.parameters())
+        count = count_parameters(model)
     return Burst(
         before=before, after=after, losses=course.losses, lr=rate, seconds=watch.seconds, parameters=count,
         gradients=course.gradients,
@@ -84,7 +86,7 @@ def burst(
 def train(
     target: Target, *, depth: int | None = None, seed: int = 0, steps: int, lr: float, highest: float = math.inf
 ) -> list[Number]:
-    """The losses of a burst without profiles; it ends with a loss that is not finite or above `highest`.
+    """Train without profiles and return the losses; stops at a loss that is not finite or above `highest`.
 
     A gradient that is not finite ends it, too: the step was not taken, so there is no loss (None) of the next.
     """
@@ -143,7 +145,7 @@ class _Course:
         self._batch = next(self._batches)
         loss = self._backward()
         value, largest = float(loss), self.gradients.take(self.model)
-        self.losses.append(_plain(value))
+        self.losses.append(plain(value))
         self.broken = not (math.isfinite(value) and math.isfinite(largest))
         if not self.broken:
             self._optimiser.step()
@@ -194,7 +196,3 @@ def adamw(target: Target, model: nn.Module, lr: float) -> Optimizer:
 
 def _largest(profiles: dict[str, Profile]) -> Profile:
     return next(iter(profiles.values()))
-
-
-def _plain(value: float) -> Number:
-    return value if math.isfinite(value) else None

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 from torch import nn
 
 from normlab.checks.config import CheckConfig
@@ -28,6 +27,7 @@ from normlab.checks.judge.verdict import LEVELS, Verdict, level, worst
 from normlab.checks.ladder_records import Ladder, RateLadder, StepRung, WidthRung
 from normlab.checks.ladders import DepthLadder, depth_ladder, step_ladder, width_ladder
 from normlab.checks.learning_rates import rate_ladder, with_reference
+from normlab.checks.progress import CheckProgress
 from normlab.checks.result import Check, Subject
 from normlab.checks.structure.inspect import Structure, inspect_start, inspect_structure
 from normlab.checks.theory.analysis import theory
@@ -39,12 +39,11 @@ from normlab.probes.start import Start
 from normlab.schemes.contract.scheme import Scheme
 from normlab.targets import Target, resolve
 from normlab.targets.tasks import TokenTask
-from normlab.utils.progress import ProgressDisplay
 from normlab.utils.records import to_plain
 from normlab.utils.versions import versions
 
 _GROWTH = ("forward", "backward")
-"""Verdicts that are reached on the whole ladder; all others on the deepest stack up to the target's own depth."""
+"""Verdicts on the whole depth ladder; all others are on the deepest stack up to the target's own depth."""
 
 
 _SCORES = 6
@@ -59,7 +58,7 @@ class SlowCheck(UserWarning):
 
 
 Checkable = str | Path | nn.Module | Scheme | Callable[..., Any]
-"""What `resolve` makes a target of."""
+"""Anything that can be checked; see `normlab.targets.resolve`."""
 
 
 def check(
@@ -110,7 +109,7 @@ def check_length(target: Target) -> None:
 
 
 def prepare(target: Checkable, config: CheckConfig, *, batch: Any = None, loss_fn: Any = None) -> Target:
-    """The target that the configuration asks for; raises for what cannot be checked."""
+    """Make the target that the configuration names; raises if it cannot be checked."""
     return resolve(
         target,
         batch=batch,
@@ -128,7 +127,7 @@ def prepare(target: Checkable, config: CheckConfig, *, batch: Any = None, loss_f
 
 
 def share_reference(first: Check, second: Check) -> tuple[Check, Check]:
-    """Two checks with one reference loss for both learning-rate ladders: the lower one."""
+    """Use the lower reference loss of two checks for the learning-rate ladders of both."""
     a, b = first.rates, second.rates
     if a is None or b is None:
         return first, second
@@ -187,7 +186,7 @@ class _Session:
             self.structure = inspect_structure(self.target, model, Thresholds(), profile.seed)
 
     def _judge(self, found: DepthLadder) -> tuple[Ladder, list[Verdict]]:
-        """The ladder to show, and the worst verdict of each kind over all stacks."""
+        """(the ladder to show, the worst verdict of each kind over all stacks)."""
         judged = {name: self._judge_stack(ladder, found) for name, ladder in found.ladders.items()}
         # The first of the worst: stacks come with the largest first.
         shown = max(judged, key=lambda name: LEVELS.index(level(judged[name])))
@@ -212,7 +211,7 @@ class _Session:
         return structural(self.structure, trace, Thresholds(), has_head=self.target.task.has_head)
 
     def _start(self) -> list[Verdict]:
-        """The verdict on the first loss, where there is a head to make one."""
+        """The verdict on the initial loss, if the model has a head."""
         if self.config.start_size == "none":
             return []
         self.tell("the first loss at its real width")
@@ -221,7 +220,7 @@ class _Session:
         return [] if verdict is None else [verdict]
 
     def _reconsider(self, found: DepthLadder, verdicts: list[Verdict]) -> list[Verdict]:
-        """The verdicts after a second burst at a lower rate, if the user named no rate and time is left."""
+        """The verdicts after a burst at a lower rate, if something failed, the rate was automatic and time is left."""
         depth = self._judged_depth(found)
         run = found.bursts[depth][0]
         left = self.config.max_seconds - (time.perf_counter() - self.start)
@@ -232,7 +231,7 @@ class _Session:
         return second_opinion(self.target, run, verdicts, depth=asked, steps=self.config.burst_steps)
 
     def _judged_depth(self, found: DepthLadder) -> int:
-        """The deepest rung up to the depth that is judged."""
+        """The largest measured depth up to the depth that is judged."""
         return max((depth for depth in found.bursts if depth <= self.depth), default=min(found.bursts))
 
     def _widths(self, found: DepthLadder) -> tuple[WidthRung, ...] | None:
@@ -271,33 +270,8 @@ class _Session:
         )
 
 
-class CheckProgress:
-    """Progress: the current work, with the time it has taken on a terminal."""
-
-    def __init__(self, name: str, *, progress: bool):
-        self._name = name
-        text = TextColumn("{task.description}", markup=False)
-        self._live = ProgressDisplay(SpinnerColumn(), text, TimeElapsedColumn(), progress=progress)
-        self._task = None if self._live.bar is None else self._live.bar.add_task(name, total=None)
-
-    def __call__(self, what: str) -> None:
-        line = f"{self._name}: {what}"
-        if self._live.bar is not None and self._task is not None:
-            self._live.bar.update(self._task, description=line)
-        elif self._live.is_due:
-            self._live.say(line)
-
-    def __enter__(self) -> CheckProgress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live.bar is not None and self._task is not None:
-            self._live.bar.remove_task(self._task)
-        self._live.close()
-
-
 def own_depth(target: Target, config: CheckConfig) -> int:
-    """The depth to judge at: the design's own, or a greater one that was asked for. A scheme has none of its own."""
+    """The depth to judge at: the design's own, or a larger requested one; for a scheme, the largest requested."""
     if config.depths is None:
         return target.depth
     deepest = max(config.depths)
@@ -318,6 +292,6 @@ def _named(verdict: Verdict, stack: str) -> Verdict:
 
 
 def _second(found: DepthLadder, *, from_top: bool = False) -> int:
-    """The second smallest depth, or the second largest; the only one where there is one."""
+    """The second smallest or second largest depth; the only one if there is one."""
     depths = sorted(found.bursts, reverse=from_top)
     return depths[min(1, len(depths) - 1)]

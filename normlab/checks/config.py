@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
-from tyro.constructors import PrimitiveConstructorSpec
-
 from normlab.errors import NormLabError, advice_for, unknown
 from normlab.models.config import PRESETS
+from normlab.utils.comma_lists import comma_list
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 
@@ -24,20 +23,14 @@ def _whole(word: str) -> int | str:
     return int(word) if word.lstrip("+-").isdecimal() else word
 
 
-def _listed(of: Callable[[str], Any], example: str) -> PrimitiveConstructorSpec[tuple[Any, ...]]:
-    """Parse one comma-separated command-line argument as a tuple, so that it does not consume later arguments."""
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar=example,
-        instance_from_str=lambda words: tuple(of(part.strip()) for part in words[0].split(",") if part.strip()),
-        is_instance=lambda value: isinstance(value, tuple),
-        str_from_instance=lambda value: [",".join(map(str, value))],
-    )
+_Depths = Annotated[tuple[int, ...], comma_list(_whole, "6,12,24,48")]
+_Widths = Annotated[tuple[int, ...], comma_list(_whole, "32,64,128")]
+_Findings = Annotated[tuple[str, ...], comma_list(str, "FINDING,FINDING")]
 
-
-_Depths = Annotated[tuple[int, ...], _listed(_whole, "6,12,24,48")]
-_Widths = Annotated[tuple[int, ...], _listed(_whole, "32,64,128")]
-_Findings = Annotated[tuple[str, ...], _listed(str, "FINDING,FINDING")]
+_LEAST = {
+    "steps": 1, "seeds": 1, "length": 2, "batch_size": 1, "width": 1, "shrink": 1, "base_dim": 1, "base_depth": 1,
+}  # fmt: skip
+"""Smallest value of each option that is a whole number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,26 +106,9 @@ class CheckConfig:
         object.__setattr__(self, "fail_on", parse(self.fail_on))
         _check_counts("depths", self.depths, 2)
         _check_counts("widths", self.widths, 1)
-        for name, least in (
-            ("steps", 1),
-            ("seeds", 1),
-            ("length", 2),
-            ("batch_size", 1),
-            ("width", 1),
-            ("shrink", 1),
-            ("base_dim", 1),
-            ("base_depth", 1),
-        ):
+        for name, least in _LEAST.items():
             self._check_whole(name, least)
-        if not self.coordinates and (self.base_dim or self.base_depth):
-            raise NormLabError("check: base_dim and base_depth are options of a coordinate check; add --coordinates")
-        for name in ("lr_ladder", "width_ladder", "step_ladder"):
-            if self.coordinates and getattr(self, name):
-                raise NormLabError(
-                    f"check: a coordinate check has no {name}; leave it out, or run it without coordinates"
-                )
-        if self.reference_loss is not None and not self.lr_ladder:
-            raise NormLabError("check: reference_loss is an option of the learning-rate ladder; add --lr-ladder")
+        self._check_combination()
         for name in ("lr", "reference_loss", "max_seconds"):
             self._check_positive(name)
         if self.start_size not in (*PRESETS, "none"):
@@ -152,6 +128,18 @@ class CheckConfig:
     def to_dict(self) -> dict[str, Any]:
         """Dictionary of plain values; `CheckConfig(**d)` restores it."""
         return dataclasses.asdict(self)
+
+    def _check_combination(self) -> None:
+        """Raise for options that only the other kind of check has, or that need one that is missing."""
+        if not self.coordinates and (self.base_dim or self.base_depth):
+            raise NormLabError("check: base_dim and base_depth are options of a coordinate check; add --coordinates")
+        for name in ("lr_ladder", "width_ladder", "step_ladder"):
+            if self.coordinates and getattr(self, name):
+                raise NormLabError(
+                    f"check: a coordinate check has no {name}; leave it out, or run it without coordinates"
+                )
+        if self.reference_loss is not None and not self.lr_ladder:
+            raise NormLabError("check: reference_loss is an option of the learning-rate ladder; add --lr-ladder")
 
     def _check_whole(self, name: str, least: int) -> None:
         value = getattr(self, name)

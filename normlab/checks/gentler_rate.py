@@ -17,10 +17,10 @@ from normlab.checks.ladder_records import Ladder
 from normlab.targets.target import Target
 
 SHARE = 0.25
-"""Of the automatic rate."""
+"""The lower rate as a fraction of the automatic one."""
 
 _BY_TRAINING = ("backward", "unsteady", "collapse")
-"""Verdicts that a burst can change from fine to failed."""
+"""Verdicts that training can change from fine to failed."""
 
 
 def in_doubt(verdicts: Sequence[Verdict], run: Burst, unigram: float | None) -> list[str]:

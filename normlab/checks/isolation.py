@@ -15,7 +15,7 @@ from normlab.utils.seeded import seeded
 from normlab.utils.threads import one_thread
 
 NARROW = 256
-"""Width up to which one thread does: products this small gain little from a second, and wait long for a busy one."""
+"""Width up to which one thread is used: small products gain little from a second one, and may wait for it."""
 
 _DENORMAL = 1e-42
 
@@ -24,7 +24,7 @@ _DENORMAL = 1e-42
 def fresh_model(
     target: Target, *, depth: int | None = None, width: int | None = None, seed: int = 0
 ) -> Iterator[nn.Module]:
-    """The target's model in training mode; a module of the user's is restored afterwards."""
+    """Context manager: the target's model in training mode; a user's own module is restored afterwards."""
     with seeded(seed), few_threads(width or target.width):
         model = target.build(depth=depth, width=width, seed=seed)
         with preserved(model) if target.kind == "module" else nullcontext():
@@ -34,7 +34,7 @@ def fresh_model(
 
 @contextmanager
 def preserved(model: nn.Module) -> Iterator[None]:
-    """Restore parameters, gradients, buffers, random numbers and training flags at the end."""
+    """Context manager: restore parameters, gradients, buffers, random numbers and training modes at the end."""
     reshard(model)
     flags = [(module, module.training) for module in model.modules()]
     values = [(parameter, parameter.detach().clone()) for parameter in model.parameters()]
@@ -52,7 +52,7 @@ def preserved(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def quiet_numbers() -> Iterator[None]:
-    """Flush denormal numbers to zero: dead gradients would make a CPU several times slower."""
+    """Context manager: flush denormal numbers to zero; vanished gradients would make a CPU several times slower."""
     was_on = bool(torch.tensor(_DENORMAL) * 1.0 == 0.0)
     torch.set_flush_denormal(True)
     try:
@@ -62,5 +62,5 @@ def quiet_numbers() -> Iterator[None]:
 
 
 def few_threads(width: int | None) -> AbstractContextManager[None]:
-    """One thread for a narrow model."""
+    """Context manager: run a narrow model on one thread."""
     return one_thread(when=width is not None and width <= NARROW)

@@ -27,12 +27,12 @@ class Ladder:
 
     @property
     def depths(self) -> tuple[int, ...]:
-        """All depths, ascending."""
+        """The measured depths, ascending."""
         return tuple(sorted({profile.depth for profile in self.profiles}))
 
     @property
     def snapshots(self) -> tuple[When, ...]:
-        """Which of before and after there are, in this order."""
+        """The snapshots that exist: before, after, or both."""
         return tuple(when for when in get_args(When) if any(profile.when == when for profile in self.profiles))
 
     def at(self, depth: int, when: When) -> list[Profile]:
@@ -41,7 +41,7 @@ class Ladder:
         return sorted(found, key=lambda profile: profile.seed)
 
     def deepest(self, when: When) -> list[Profile]:
-        """The profiles of the largest depth that this snapshot has."""
+        """The profiles of the largest depth at this snapshot."""
         return self.at(max(profile.depth for profile in self.profiles if profile.when == when), when)
 
     def to_dict(self) -> dict[str, Any]:
@@ -66,14 +66,14 @@ class WidthRung:
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """One snapshot of a rung, in three numbers."""
+    """Three numbers of one snapshot of a rung."""
 
     rms: Number = None
-    """Of the last state, mean over seeds."""
+    """RMS of the last state, mean over seeds."""
     G: Number = None
-    """‖g_1‖ / ‖g_L‖, geometric mean over seeds."""
+    """Gradient ratio ‖g_1‖ / ‖g_L‖, geometric mean over seeds."""
     loss: Number = None
-    """Nats per token, mean over seeds."""
+    """Loss in nats per token, mean over seeds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,27 +96,27 @@ class Twin:
 
 @dataclass(frozen=True, kw_only=True)
 class RateLadder:
-    """Losses over learning rates, and what they mean against the reference."""
+    """Losses over learning rates, compared with a reference loss."""
 
     depth: int
-    """Blocks of the models."""
+    """Number of blocks."""
     steps: int
-    """Steps at each rate."""
+    """Training steps at each rate."""
     rates: tuple[float, ...]
     losses: tuple[Number, ...]
-    """ℓ(η); None where the run broke or rose above 20."""
+    """Final loss ℓ(η) at each rate; None if it was not finite or rose above 20."""
     start: float
-    """ℓ₀."""
+    """Initial loss ℓ₀."""
     twin: Twin | None = None
     reference: float
-    """ℓ_ref."""
+    """Reference loss ℓ_ref."""
     reference_from: str
-    """Whose loss that is."""
+    """Design whose loss is the reference."""
     usable: tuple[float, float] | None
-    """The longest range of usable rates; None where there is none."""
+    """The longest range of usable rates; None if there is none."""
     decades: float
-    """Its width."""
+    """Width of that range in decades."""
     sens: float
-    """Mean over the rates of min(ℓ(η), ℓ₀) - ℓ_ref."""
+    """Sensitivity to the rate: mean over the rates of min(ℓ(η), ℓ₀) - ℓ_ref."""
     lr_max: float | None
-    """The largest stable rate; None where no rate gave a loss below that of step 0."""
+    """The largest stable rate; None if no rate lowered the initial loss."""

@@ -30,12 +30,12 @@ Tell = Callable[[str], None]
 
 LEAST_DEPTH, DEEP_ENOUGH, MOST_RUNGS = 5, 24, 4
 ENOUGH_SEEDS = 3
-"""As many as it takes for an interval that is of use: Student's factor is 12.7 for two, 4.3 for three."""
+"""Seeds needed for a useful interval: Student's factor is 12.7 for two seeds, 4.3 for three."""
 RESIDUAL_STEPS = (0.1, 0.3, 1.0)
 
 
 class Budget:
-    """Time budget: the time that is left, and the cost of a unit of work, as last measured."""
+    """Time budget: remaining time, and the latest measured cost of a unit of work."""
 
     def __init__(self, seconds: float):
         self.seconds = seconds
@@ -57,7 +57,7 @@ class Budget:
         return self.price(work) <= self.left
 
     def affordable(self, rungs: Iterable[T], work: Callable[[T], float]) -> Iterator[T]:
-        """Yield rungs by importance, as far as they fit; others are tried again when the cost is known better."""
+        """Yield rungs in the given order while they fit; one that does not is tried again after each new cost."""
         waiting = list(rungs)
         while (rung := next((rung for rung in waiting if self.fits(work(rung))), None)) is not None:
             waiting.remove(rung)
@@ -70,17 +70,17 @@ class DepthLadder:
 
     ladders: dict[str, Ladder]
     bursts: dict[int, list[Burst]]
-    """By depth, then by seed."""
+    """Bursts by depth, then by seed."""
     notes: tuple[str, ...] = ()
 
     @property
     def curves(self) -> dict[str, tuple[Number, ...]]:
-        """The loss at every step of the first seed, by depth."""
+        """Loss at every step of the first seed, by depth."""
         return {str(depth): tuple(runs[0].losses) for depth, runs in self.bursts.items()}
 
 
 def default_depths(target: Target) -> tuple[int, ...]:
-    """Doublings through the target's own depth, up to at least 24 blocks: growth takes two depths of 12 or more."""
+    """Doublings through the target's own depth, to 24 blocks at least: growth is judged on two depths of 12 or more."""
     if "depth" not in target.resizable:
         return (target.depth,)
     top = target.depth
@@ -93,7 +93,7 @@ def default_depths(target: Target) -> tuple[int, ...]:
 def depth_ladder(
     target: Target, config: CheckConfig, tell: Tell, *, own_depth: int, inspect: Inspect | None = None
 ) -> DepthLadder:
-    """Bursts over depths and seeds. `inspect` sees the first seed's model of the deepest rung up to `own_depth`."""
+    """Train bursts over depths and seeds. `inspect` gets one model: first seed, deepest rung up to `own_depth`."""
     depths = _depths(target, config)
     # All of them now: a rung that cannot be built would waste the time of those before it.
     for depth in depths:
@@ -117,7 +117,7 @@ def by_importance(rungs: Iterable[int], own: int) -> list[int]:
 def width_ladder(
     target: Target, config: CheckConfig, tell: Tell, *, depth: int
 ) -> tuple[list[WidthRung], tuple[str, ...]]:
-    """Bursts at one depth over widths, the target's own among them."""
+    """Train bursts over widths at one depth, including the target's own width."""
     if "width" not in target.resizable or target.width is None:
         return [], ("no width ladder: the width of this target cannot be changed",)
     asked = config.widths or (target.width // 2, target.width, 2 * target.width)
@@ -137,7 +137,7 @@ def width_ladder(
 def step_ladder(
     target: Target, config: CheckConfig, tell: Tell, *, depth: int
 ) -> tuple[list[StepRung], tuple[str, ...]]:
-    """Bursts at one depth over residual steps Δt."""
+    """Train bursts over residual steps Δt at one depth."""
     variants = {size: variant for size in RESIDUAL_STEPS if (variant := target.with_step(size)) is not None}
     if not variants:
         return [], ("no residual-step ladder: this design has no residual step to change",)
@@ -166,7 +166,7 @@ class _Climb:
     budget: Budget = field(init=False)
     bursts: dict[int, list[Burst]] = field(default_factory=dict)
     inspected: int = 0
-    """The deepest rung that was inspected."""
+    """Depth of the deepest inspected rung."""
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -229,7 +229,7 @@ def _depths(target: Target, config: CheckConfig) -> list[int]:
 
 
 def _seeds(config: CheckConfig) -> list[dict[str, Any]]:
-    """What bursts are run with, one for each seed."""
+    """The options of a burst, one for each seed."""
     return [{"seed": seed, "steps": config.burst_steps, "lr": config.lr} for seed in range(config.seeds)]
 
 

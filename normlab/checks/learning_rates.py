@@ -34,7 +34,7 @@ BISECTIONS = 3
 
 @dataclass(frozen=True)
 class _Runs:
-    """One candidate's losses at the rates that were run."""
+    """Losses of one design at the rates tried."""
 
     losses: list[Number]
     start: float
@@ -68,13 +68,13 @@ def rate_ladder(
 
 
 def with_reference(ladder: RateLadder, reference: float, words: str) -> RateLadder:
-    """The same losses against another reference: where designs are compared, all share the lowest."""
+    """The ladder with another reference loss: designs that are compared share the lowest."""
     judged = _judged(ladder.rates, ladder.losses, ladder.start, reference)
     return dataclasses.replace(ladder, reference=reference, reference_from=words, **judged)
 
 
 def final_loss(losses: Sequence[Number]) -> Number:
-    """ℓ: the mean of the last losses; None where the run did not get to its end."""
+    """Final loss ℓ: the mean of the last losses; None if the run ended early."""
     known = [loss for loss in losses if loss is not None and loss <= HIGHEST]
     if len(known) < len(losses) or not known:
         return None

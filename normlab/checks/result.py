@@ -20,7 +20,7 @@ from normlab.utils.records import StoredResult
 __all__ = ["SCHEMA", "Check", "Look", "RateLadder", "StepRung", "Subject", "Twin", "WidthRung"]
 
 SCHEMA = 1
-"""Version of the JSON; it grows when a field changes its meaning."""
+"""Version of the JSON format; increased when the meaning of a field changes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,21 +28,21 @@ class Subject:
     """What was checked."""
 
     name: str
-    """As the user named it."""
+    """Name given by the user."""
     kind: str
     """scheme, hugging face, factory, module or run."""
     depth: int
-    """Blocks of the design itself; the gradient is judged at this depth."""
+    """Number of blocks of the design; the gradient is judged at this depth."""
     width: int | None = None
-    """Hidden width that was built."""
+    """Hidden width of the models."""
     parameters: int | None = None
-    """Of the model at its own depth, as it was built."""
+    """Parameters of the model at this depth and width."""
     scheme: str | None = None
-    """The scheme with its options, where it is known."""
+    """The scheme with its options; None if it is not known."""
     notes: tuple[str, ...] = ()
     """What was changed before the check: "width 4096 -> 256 (--shrink 16)"."""
     unigram: Number = None
-    """Unigram entropy of the data, nats: a loss above it has learnt nothing of the context."""
+    """Unigram entropy of the data in nats: a model with a higher loss does not use the context."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,47 +54,47 @@ class Check(StoredResult):
 
     target: Subject
     config: dict[str, Any] = field(default_factory=dict)
-    """The options it ran with."""
+    """Options of the check."""
     ladder: Ladder
-    """Profiles over depths, before and after the burst."""
+    """Profiles over depths, before and after the training steps."""
     widths: tuple[WidthRung, ...] | None = None
-    """The width ladder, where asked for."""
+    """The width ladder, if requested."""
     rates: RateLadder | None = None
-    """The learning-rate ladder, where asked for."""
+    """The learning-rate ladder, if requested."""
     steps: tuple[StepRung, ...] | None = None
-    """The residual-step ladder, where asked for."""
+    """The residual-step ladder, if requested."""
     theory: Theory | None = None
-    """Predictions and bounds beside the measurement."""
+    """Theoretical predictions and bounds beside the measurements."""
     procedure: tuple[ProcedureStep, ...] = ()
-    """The questions to a new architecture, answered."""
+    """The sanity check for a new architecture (arXiv 2510.09904), step by step."""
     verdicts: tuple[Verdict, ...]
-    """One for each way in which a stack can fail."""
+    """One verdict for each kind of failure."""
     remedies: tuple[str, ...] = ()
-    """What to change, cheapest first."""
+    """Suggested changes, cheapest first."""
     thresholds: Thresholds = field(default_factory=Thresholds)
-    """What the verdicts were held against."""
+    """Thresholds of the verdicts."""
     notes: tuple[str, ...] = ()
-    """What a reader must know: rungs that were left out to stay within the time."""
+    """Remarks, such as rungs that were skipped to stay within the time limit."""
     starts: tuple[Start, ...] = ()
-    """First loss and probability of the token read, before any training, at the size that will be trained."""
+    """Initial loss and probability of the token just read, at the size that will be trained."""
     curves: dict[str, tuple[Number, ...]] = field(default_factory=dict)
-    """Loss of every step of the burst, by depth; first seed."""
+    """Loss of every training step, by depth; first seed."""
     seconds: float = 0.0
-    """How long it took."""
+    """Duration of the check."""
     versions: dict[str, str] = field(default_factory=dict)
-    """Of what computed it."""
+    """Versions of NormLab, torch and Python."""
     command: tuple[str, ...] = ()
-    """The command line, where there was one."""
+    """The command line; empty if called from Python."""
     schema: Literal[1] = SCHEMA
 
     @property
     def level(self) -> Level:
-        """The worst level of all verdicts."""
+        """The worst level of all verdicts: ok, warn or fail."""
         return level(self.verdicts)
 
     @property
     def depth(self) -> int:
-        """Blocks of the stack that is judged: the deepest one measured, up to the target's own depth."""
+        """Number of blocks of the judged stack: the deepest one measured, up to the target's own depth."""
         depths = self.ladder.depths
         return max((depth for depth in depths if depth <= self.target.depth), default=depths[0])
 
@@ -106,18 +106,18 @@ class Check(StoredResult):
         return sorted(found, key=lambda verdict: order[verdict.level])
 
     def verdict(self, name: str) -> Verdict:
-        """The verdict called so: "forward", "collapse", ..."""
+        """The verdict of this name: "forward", "collapse", ..."""
         for verdict in self.verdicts:
             if verdict.name == name:
                 return verdict
         raise unknown("verdict", name, {verdict.name for verdict in self.verdicts})
 
     def failed(self, fail_on: str | Iterable[str] = "any") -> list[Verdict]:
-        """The verdicts that `--fail-on` asks about and that fired; see `normlab.checks.judge.fail_on`."""
+        """The verdicts selected by `--fail-on` that failed; see `normlab.checks.judge.fail_on`."""
         return fired(self.verdicts, fail_on)
 
     def profile(self, when: When | None = None) -> Profile:
-        """The stack that is judged, first seed, by default after the burst where there was one.
+        """Profile of the judged stack, first seed; by default after training, if there was any.
 
         A stack that broke at once has no profile after the burst; the deepest one that has replaces it.
         """
@@ -126,13 +126,13 @@ class Check(StoredResult):
         return self.ladder.at(max((depth for depth in depths if depth <= self.depth), default=depths[0]), when)[0]
 
     def table(self) -> str:
-        """The card as plain text: what a terminal shows, without colour."""
+        """The result as plain text, as the terminal shows it."""
         from normlab.checks.view.card import text
 
         return text(self)
 
     def to_html(self) -> str:
-        """One page that needs no other file."""
+        """The result as a self-contained HTML page."""
         from normlab.checks.view.page import page
 
         return page(self)

@@ -21,7 +21,7 @@ _PLAIN: dict[Any, dict[str, Any]] = {
 
 
 def schema(record: type = Check) -> dict[str, Any]:
-    """The schema of one kind of record, by default of a check."""
+    """JSON Schema of a record class, by default of `Check`."""
     records = _Records()
     root = records.of(record)
     name = getattr(record, "what", record.__name__.lower())
@@ -34,14 +34,14 @@ def schema(record: type = Check) -> dict[str, Any]:
 
 
 class _Records:
-    """The records met on the way, each defined once and referred to."""
+    """Definitions of the record classes met so far; each is defined once and referenced."""
 
     def __init__(self) -> None:
         self.definitions: dict[str, dict[str, Any]] = {}
         self._names: dict[type, str] = {}
 
     def of(self, kind: Any) -> dict[str, Any]:
-        """The schema of a type."""
+        """JSON Schema of a type."""
         if kind is Any:
             return {}
         if kind in _PLAIN:
@@ -55,7 +55,7 @@ class _Records:
         return _container(kind, [self.of(part) for part in get_args(kind) if part is not Ellipsis])
 
     def _defined(self, kind: Any) -> str:
-        """The name of a record, which is defined when this returns."""
+        """Define a record class if it is new; returns its name."""
         if kind not in self._names:
             taken = kind.__name__ in self._names.values()
             # Two packages may use one word for different things.
@@ -80,7 +80,7 @@ def _description(words: str | None) -> dict[str, str]:
 
 
 def _union(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Plain types side by side; anything else as a choice."""
+    """A union: a list of plain types, or else `anyOf`."""
     if all(part.keys() == {"type"} for part in parts):
         names = [name for part in parts for name in _listed(part["type"])]
         return {"type": list(dict.fromkeys(names))}

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, get_args
 
-from tyro.constructors import PrimitiveConstructorSpec
-
 from normlab.errors import NormLabError, advice_for, unknown
+from normlab.utils.comma_lists import comma_list
 
 Observable = Literal[
     "cosine", "variance", "order", "energy", "close", "clusters", "rank", "speed", "fastest", "radius", "smallest",
@@ -46,32 +44,9 @@ WeightsName = Literal["identity", "gaussian", "kaiming", "orthogonal", "symmetri
 DtypeName = Literal["float32", "float64"]
 
 
-def split_commas(text: str) -> list[str]:
-    """Split at commas outside brackets: 'pre,peri(step=0.1,norm=layer)' has two parts."""
-    parts, depth = [""], 0
-    for sign in text:
-        depth += (sign == "(") - (sign == ")")
-        if sign == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += sign
-    return [part.strip() for part in parts if part.strip()]
-
-
-def _listed(of: Callable[[str], Any], example: str) -> PrimitiveConstructorSpec[tuple[Any, ...]]:
-    """Parse one comma-separated command-line argument as a tuple, so that it does not consume later arguments."""
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar=example,
-        instance_from_str=lambda words: tuple(of(part) for part in split_commas(words[0])),
-        is_instance=lambda value: isinstance(value, tuple),
-        str_from_instance=lambda value: [",".join(map(str, value))],
-    )
-
-
-_Schemes = Annotated[tuple[str, ...], _listed(str, "SCHEME,SCHEME")]
-_Numbers = Annotated[tuple[float, ...], _listed(float, "β,β")]
-_Names = Annotated[tuple[Observable, ...], _listed(str, "NAME,NAME")]
+_Schemes = Annotated[tuple[str, ...], comma_list(str, "SCHEME,SCHEME")]
+_Numbers = Annotated[tuple[float, ...], comma_list(float, "β,β")]
+_Names = Annotated[tuple[Observable, ...], comma_list(str, "NAME,NAME")]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from normlab.utils.text import printable
+
 _COLUMNS = ("run", "task", "metric", "score", "standard error", "samples")
 
 _OF_GROUPS = ("by group", "groups")
@@ -33,14 +35,9 @@ def print_rows(rows: Sequence[dict[str, Any]], console: Console | None = None) -
                 samples,
             )
             cells += (_error(score.get("group_stderr")), f"{len(score.get('groups') or ()) or '–'}") if grouped else ()
-            table.add_row(*(Text(_printable(cell)) for cell in cells))
+            table.add_row(*(Text(printable(cell)) for cell in cells))
     (console or Console()).print(table)
 
 
 def _error(stderr: float | None) -> str:
     return "–" if stderr is None else f"{stderr:.4f}"
-
-
-def _printable(text: str) -> str:
-    """Without control characters, which a terminal would obey."""
-    return "".join(character if character.isprintable() else "�" for character in text)

@@ -25,10 +25,11 @@ and 1.3b with Pre-Norm on an H200 (benchmarks/README.md). Schemes with fused ker
 def num_params(config: TransformerConfig, *, active: bool = False) -> int:
     """Exact number of parameters, those of the scheme included, counted on the meta device."""
     model = config.build(device="meta")
-    return _count(model) - (_idle_params(model, config) if active else 0)
+    return count_parameters(model) - (_idle_params(model, config) if active else 0)
 
 
-def _count(module: nn.Module) -> int:
+def count_parameters(module: nn.Module) -> int:
+    """Number of parameters of a module; shared ones count once."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 
@@ -42,7 +43,7 @@ def _idle_params(model: Transformer, config: TransformerConfig) -> int:
 def flops_per_token(config: TransformerConfig, length: int) -> int:
     """Training FLOPs per token: 2 forward and 4 backward per weight, plus attention over `length` keys."""
     model = config.build(device="meta")
-    products = _count(model.stack) - _idle_params(model, config) + model.products_outside()
+    products = count_parameters(model.stack) - _idle_params(model, config) + model.products_outside()
     return 6 * products + 12 * config.depth * config.heads * config.width_of_head * length
 
 

@@ -30,6 +30,11 @@ class Column:
     numeric: bool = False
 
 
+def columns(*titles: str) -> list[Column]:
+    """Columns from titles; a title that ends in # marks a numeric column."""
+    return [Column(title.removesuffix("#"), title.endswith("#")) for title in titles]
+
+
 @dataclass(frozen=True)
 class Table:
     """A caption, columns and rows; `sortable` adds a sort button to every heading of the page."""

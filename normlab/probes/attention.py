@@ -29,38 +29,17 @@ from normlab.probes.profile import LOW_ENTROPY
 
 ROWS = 64
 HEAVIEST = 16
-"""Keys of a row that are weighed one by one."""
-
-
-class AttentionStats(NamedTuple):
-    """One call of attention, on the call's device. NaN where no row qualifies."""
-
-    heads: torch.Tensor
-    """(heads,) row entropy ÷ log(visible keys), mean over rows."""
-    logit_max: torch.Tensor
-    """Largest score of a visible key, mask included."""
-    sink: torch.Tensor
-    """Mass on the first key, mean over the rows that see it."""
-    theta_p: torch.Tensor
-    """Balanced mass, mean over rows and heads."""
-
-    @property
-    def entropy(self) -> float:
-        return entropy(self.heads.tolist())
-
-    @property
-    def low_share(self) -> float:
-        return low_share(self.heads.tolist())
+"""Number of keys of a row, the heaviest, that are considered one by one."""
 
 
 def entropy(heads: Sequence[float]) -> float:
-    """Mean over heads; NaN where none is known."""
+    """Mean over heads; NaN if none is known."""
     known = [x for x in heads if not math.isnan(x)]
     return sum(known) / len(known) if known else math.nan
 
 
 def low_share(heads: Sequence[float]) -> float:
-    """Share of heads whose entropy is below LOW_ENTROPY; NaN where none is known."""
+    """Share of heads whose entropy is below LOW_ENTROPY; NaN if none is known."""
     return entropy([x if math.isnan(x) else float(x < LOW_ENTROPY) for x in heads])
 
 
@@ -68,7 +47,7 @@ class Rows(NamedTuple):
     """Some rows of one call of attention, (batch, heads, rows, keys)."""
 
     scores: torch.Tensor
-    """Mask included, in fp32 at least."""
+    """Scores including the mask, in fp32 or wider."""
     visible: torch.Tensor
 
 
@@ -249,7 +228,13 @@ def _scores(
 
 @torch.no_grad()
 def summarise(scores: torch.Tensor, visible: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The fields of `AttentionStats`, from some rows."""
+    """Statistics of one call of attention from some of its rows, by name; NaN if no row sees two keys.
+
+    heads       (heads,) entropy of a row ÷ log(visible keys), mean over rows
+    logit_max   largest score of a visible key, mask included
+    sink        weight of the first key, mean over the rows that see it
+    theta_p     balanced mass, mean over rows and heads
+    """
     scores = scores.masked_fill(~visible, -math.inf)
     counts = visible.sum(-1)
     counted = counts >= 2
@@ -270,9 +255,10 @@ def summarise(scores: torch.Tensor, visible: torch.Tensor) -> dict[str, torch.Te
 
 
 def _balanced_mass(p: torch.Tensor) -> torch.Tensor:
-    """θ(p) of arXiv 2602.18849, as `balanced_mass` of the checks, but key by key for the heaviest alone.
+    """θ(p) of arXiv 2602.18849: 1 if the keys split into two halves of equal weight, 0 if one key has it all.
 
-    What is left evens the two sides out as far as it goes: θ is at most 1/(HEAVIEST + 1)² too large.
+    The heaviest keys go one by one to the lighter side. The others even the two sides out as far as their weight
+    allows, so θ is at most 1/(HEAVIEST + 1)² too large.
     """
     heaviest = p.topk(min(HEAVIEST, p.shape[-1])).values
     apart = torch.zeros_like(p[..., 0])
@@ -283,7 +269,7 @@ def _balanced_mass(p: torch.Tensor) -> torch.Tensor:
 
 
 def _mean(values: torch.Tensor, chosen: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
-    """Mean over the chosen values; NaN where there are none."""
+    """Mean over the chosen values; NaN if there are none."""
     return torch.where(chosen, values, 0.0).sum(dims) / chosen.sum(dims)
 
 

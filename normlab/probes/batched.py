@@ -18,11 +18,11 @@ from normlab.probes.measures import Like
 Numbers = dict[str, Tensor]
 
 ROOM = 2**25
-"""Entries that may wait on a GPU: 64 MiB in half precision, and some ten times that for a moment when they are used."""
+"""Largest number of entries waiting on a GPU: 64 MiB in half precision, about ten times that when they run."""
 
 
 class Together:
-    """Collects calls of `function`, which returns tensors by name, and runs those of equal shapes together."""
+    """Collects calls of `function`, which returns tensors by name, and runs calls of equal shapes as one batch."""
 
     def __init__(self, function: Callable[..., Numbers]):
         self._function = function
@@ -65,7 +65,7 @@ class _Asked(NamedTuple):
 
 
 def kept(part: Tensor, whole: Tensor) -> Like:
-    """An input for `ask` that nobody writes to: a copy where calls wait, otherwise the `HiddenState` of `part`.
+    """An input for `ask` that is not changed later: a copy if calls wait, otherwise the `HiddenState` of `part`.
 
     A `HiddenState` caches what several measures have in common.
     """
@@ -76,5 +76,5 @@ def kept(part: Tensor, whole: Tensor) -> Like:
 
 
 def gathers(device: torch.device) -> bool:
-    """Whether calls wait for one another on this device."""
+    """Whether calls are collected into batches on this device."""
     return device.type == "cuda"

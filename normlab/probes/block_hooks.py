@@ -33,32 +33,32 @@ from normlab.probes.sharded import local
 
 @dataclass
 class Boundary:
-    """Ledger places of what was measured at one boundary; `gradient` is empty if there was none."""
+    """Ledger indices of the measures at one boundary; `gradient` is empty if there was none."""
 
     values: dict[str, int] = field(default_factory=dict)
-    """`gram` and `rest_gram` of the first pass alone: the matrices are the largest of all that is kept."""
+    """Measures of the state; `gram` and `rest_gram`, the largest tensors, of the first pass only."""
     extremes: int | None = None
-    """Of all entries, where the values are of a sample."""
+    """Extremes of all entries, if the values are of a sample."""
     entries: int = 0
     gradient: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass
 class BlockCall:
-    """One run of one block."""
+    """One call of a block."""
 
     block: nn.Module
     given: tuple[int, ...] = ()
-    """Shape of the state that it was given."""
+    """Shape of its input state."""
     after: Boundary | None = None
     values: dict[str, int] = field(default_factory=dict)
     attention: list[dict[str, int]] = field(default_factory=list)
-    """For each call of attention the places of its statistics, by name."""
+    """Ledger indices of the statistics of each attention call, by name."""
 
 
 @dataclass
 class Pass:
-    """One run of the stack."""
+    """One forward pass through the stack."""
 
     calls: list[BlockCall] = field(default_factory=list)
     before: Boundary | None = None
@@ -109,7 +109,7 @@ class StackWatch:
         hooks.callback(self._let_go)
 
     def attend(self, rows: Rows) -> bool:
-        """Measure some rows of an attention call, if it comes from inside one of the blocks; return whether it did."""
+        """Measure some rows of an attention call if it is made inside one of the blocks; returns whether it is."""
         if self.running and not _mixes_streams(rows.scores, self.running[-1].given):
             self.running[-1].attention.append(places := {})
             self._attention.ask(self._writer(places), *rows)
@@ -178,7 +178,7 @@ class StackWatch:
         now.calls.append(call)
 
     def _enter(self, block: nn.Module) -> Boundary:
-        """Measure the first boundary: the state that the first block was given."""
+        """Measure the first boundary: the input of the first block."""
         given, self._entering = self._entering, None
         if given is None:
             return Boundary()
@@ -248,7 +248,7 @@ class StackWatch:
         return paths
 
     def check(self) -> None:
-        """Raise unless every block has run, with the same number of calls in every pass."""
+        """Raise unless every block was called, equally often in every pass."""
         heard = {call.block for one in self.passes for call in one.calls}
         silent = [name for name, block in zip(self.stack.names, self.stack.blocks, strict=True) if block not in heard]
         if silent:

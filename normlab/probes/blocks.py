@@ -25,16 +25,20 @@ _SHARE = 0.05
 
 @dataclass(frozen=True)
 class BlockStack:
-    """Blocks that run one after the other. A module that stands in the list twice is listed twice."""
+    """Blocks that run in sequence. A module that occurs twice in the model's list is listed twice."""
 
     name: str
-    """Path of the list in the model."""
+    """Path of the module list in the model."""
     blocks: list[nn.Module]
-    """The modules themselves, never the wrappers of torch.compile."""
+    """The blocks, without wrappers of torch.compile."""
     names: list[str]
-    """Their paths."""
+    """Paths of the blocks."""
     owner: nn.Module
     """The module that holds the list and runs it; a `Sequential` runs itself."""
+
+    def block_of(self, path: str) -> int | None:
+        """Index of the block that a module or parameter belongs to, by its path; None outside of all blocks."""
+        return next((k for k, name in enumerate(self.names) if path == name or path.startswith(f"{name}.")), None)
 
     def hidden(self, state: Tensor) -> Tensor:
         """The hidden state in a block's state: NormLab's own stacks and converted layers may carry more than that."""
@@ -66,7 +70,7 @@ def find_stacks(model: nn.Module, pattern: str | None = None) -> list[BlockStack
 
 
 def sole_blocks(model: nn.Module) -> str | None:
-    """Pattern of the largest block that stands in a list alone, as one that all layers share; None beside a stack."""
+    """Pattern of the largest block that is alone in its list, as if shared by all layers; None if there is a stack."""
     model = eager(model)
     if any(_is_composite(stack.blocks[0]) for stack in _outermost(model, "", model)):
         return None
@@ -78,7 +82,7 @@ def sole_blocks(model: nn.Module) -> str | None:
 
 
 def own_stack(stack: Stack, name: str = "stack") -> BlockStack:
-    """The blocks of one of NormLab's own stacks, of any depth; `name` is the path of the stack in its model."""
+    """The blocks of a NormLab `Stack` of any depth; `name` is its path in the model."""
     blocks = [eager(block) for block in stack.layers]
     return BlockStack(f"{name}.layers", blocks, [f"{name}.layers.{k}" for k in range(len(blocks))], stack)
 
@@ -91,7 +95,7 @@ def eager(module: nn.Module) -> nn.Module:
 
 
 def children(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
-    """Paths and modules one level down, shared modules as often as they are listed."""
+    """(path, module) of direct children; shared modules as often as they are listed."""
     for name, child in module._modules.items():
         if child is not None:
             yield (f"{path}.{name}" if path else name), eager(child)
@@ -147,7 +151,7 @@ def _matching(model: nn.Module, pattern: str) -> list[BlockStack]:
 
 
 def walk(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
-    """Paths and modules on all levels down, parents first."""
+    """(path, module) of all descendants, parents first."""
     for below, child in children(module, path):
         yield below, child
         yield from walk(child, below)

@@ -28,7 +28,7 @@ class Branch:
 
     name: str
     ends: dict[str, nn.Module]
-    """By their paths in the block."""
+    """The matrices by their paths in the block."""
 
     def split(self) -> list[Branch]:
         """One branch for each of its matrices."""
@@ -62,7 +62,7 @@ def find_branches(call: RecordedCall) -> list[Branch]:
 
 
 def _one_after_another(call: RecordedCall, group: Branch) -> bool:
-    """Whether one of a group's matrices reads what another has written: then they are branches of their own."""
+    """Whether a matrix of a group reads the output of another one, so that they are separate branches."""
     read: list[Tensor] = []
     written: list[Tensor] = []
 
@@ -84,13 +84,13 @@ def _one_after_another(call: RecordedCall, group: Branch) -> bool:
 
 
 def _is_matrix(module: nn.Module) -> bool:
-    """Whether a module holds a matrix of its own; a table of embeddings is none."""
+    """Whether a module has a weight matrix of its own; embedding tables do not count."""
     own = module.parameters(recurse=False)
     return not isinstance(module, nn.Embedding) and any(parameter.ndim >= 2 for parameter in own)
 
 
 def _grouped(block: nn.Module, ends: Mapping[str, nn.Module]) -> list[Branch]:
-    """Ends under the same part of the block together, those inside another end left out."""
+    """Group last matrices by the part of the block they belong to, without those inside another one."""
     outer = {path: end for path, end in ends.items() if not any(path.startswith(f"{other}.") for other in ends)}
     groups: dict[str, Branch] = {}
     for path, end in outer.items():
@@ -103,7 +103,7 @@ def _grouped(block: nn.Module, ends: Mapping[str, nn.Module]) -> list[Branch]:
 
 
 def _part(block: nn.Module, names: Sequence[str], ends: Sequence[str]) -> str:
-    """The part of the block that an end belongs to: lists are looked into, and so is a part that holds all ends."""
+    """The submodule of the block that a last matrix belongs to; lists, and submodules with all of them, are opened."""
     path = names[0]
     for name in names[1:]:
         alone = len(ends) > 1 and all(end.startswith(f"{path}.") for end in ends)
@@ -114,7 +114,7 @@ def _part(block: nn.Module, names: Sequence[str], ends: Sequence[str]) -> str:
 
 
 def _writable(leaf: Tensor) -> Tensor:
-    """A copy of a leaf with a path back to it: some blocks add to a branch's output in place, as Falcon's do."""
+    """A differentiable copy of a leaf: some blocks (Falcon's) add to a branch's output in place."""
     return leaf.clone()
 
 
@@ -128,7 +128,7 @@ def detached(value: Any) -> Any:
 
 
 def vjp(outputs: list[Tensor], inputs: list[Tensor], v: list[Tensor] | None = None) -> tuple[Tensor | None, ...]:
-    """vᵀ ∂outputs/∂inputs, ones in place of v; None where nothing leads from an input to the outputs."""
+    """vᵀ ∂outputs/∂inputs with v = 1; None for inputs that the outputs do not depend on."""
     if not inputs or not any(output.requires_grad for output in outputs):
         return (None,) * len(inputs)
     v = [torch.ones_like(output) for output in outputs] if v is None else v

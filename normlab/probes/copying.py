@@ -23,14 +23,14 @@ _SEED = 2209
 
 
 class CopyLosses(NamedTuple):
-    """Losses of the two copies, in nats a token; None where one is not finite."""
+    """Losses of the two copies in nats per token; None if not finite."""
 
     first: float | None
     second: float | None
 
 
 def copy_losses(model: Transformer, tokens: torch.Tensor) -> CopyLosses | None:
-    """The losses on a batch as large as `tokens` (rows, length), made of them; None where rows are shorter than 4.
+    """The losses on random sequences of the tokens in `tokens` (rows, length); None for rows shorter than 4.
 
     The model is restored afterwards. With a random order of the batch's own tokens none is one that was never trained.
     """

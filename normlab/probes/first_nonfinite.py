@@ -39,7 +39,7 @@ _LOSS = "the loss"
 
 
 class OutputWatch:
-    """Hooks on modules that record the extremes of what these return, in the order in which they return it.
+    """Hooks that record the extremes of every module's output, in the order of execution.
 
     `modules` gives each module its name. `gradients` records the gradients of the outputs, too, in the order of the
     backward pass. Outputs with fewer than `min_ndim` dimensions are skipped: scalars are losses. So are outputs of
@@ -68,7 +68,7 @@ class OutputWatch:
         return not self._outputs
 
     def first(self, *, with_call: bool = False) -> str | None:
-        """The first module that returned a value that is not finite; read it once the ledger is closed.
+        """The first module whose output is not finite; call it after the ledger is closed.
 
         `with_call` adds "(call 2)" to the name of a module that had run before.
         """
@@ -109,7 +109,7 @@ class _Record(NamedTuple):
     name: str
     call: int
     place: int
-    """Of the extremes in the ledger."""
+    """Ledger index of the extremes."""
 
     @property
     def label(self) -> str:
@@ -132,7 +132,7 @@ class Nonfinite(NamedTuple):
 
 
 class NonfiniteAlarm:
-    """Watches the blocks and the loss of a live training loop, without waiting for the device.
+    """Watches the blocks and the loss of a training loop for non-finite values, without waiting for the device.
 
     It costs one read of each hidden state, well below a percent of a step. Records are read when they have reached the
     host. Hooks would split compiled code or compile it anew: of a compiled model only the loss is watched.
@@ -202,7 +202,7 @@ class Diagnosis:
     backward: str | None
     """The first module, from the loss backwards, whose output's gradient is not finite; else such a parameter."""
     largest: str | None
-    """The layer whose parameters have the largest gradient norm, one that is not finite before all others."""
+    """The layer with the largest gradient norm; one that is not finite counts as the largest."""
     norm: float
     """The gradient norm of `largest`."""
 

@@ -21,10 +21,10 @@ from normlab.errors import NormLabError
 from normlab.norms import widen
 
 TOKENS = 4096
-"""Most tokens of a state that are measured."""
+"""Largest number of tokens of a state that are measured."""
 
 _PER_SEQUENCE = 64
-"""Least tokens of a sequence that are kept, for measures that compare the tokens of one."""
+"""Smallest number of tokens kept of each sequence, for measures within a sequence."""
 
 _ROUNDINGS = 16
 """Least distance from the mean of all tokens, in units of a token's rounding error."""
@@ -50,17 +50,17 @@ class HiddenState:
 
     @cached_property
     def clean(self) -> Tensor:
-        """Zero where an entry is not finite."""
+        """The state with zero for entries that are not finite."""
         return torch.nan_to_num(self.raw, nan=0.0, posinf=0.0, neginf=0.0)
 
     @cached_property
     def bad(self) -> Tensor:
-        """(tokens,) how many entries are not finite."""
+        """(tokens,) number of entries that are not finite."""
         return (self.raw != self.clean).reshape(-1, self._width).sum(-1)
 
     @cached_property
     def count(self) -> Tensor:
-        """Entries that are finite."""
+        """Number of finite entries."""
         return self.raw.numel() - self.bad.sum()
 
     @cached_property
@@ -70,7 +70,7 @@ class HiddenState:
 
     @cached_property
     def wholes(self) -> Tensor:
-        """How many tokens are whole."""
+        """Number of tokens whose entries are all finite."""
         return self.whole.sum()
 
     @cached_property
@@ -90,7 +90,7 @@ class HiddenState:
 
     @cached_property
     def tokens(self) -> Tensor:
-        """(tokens, D) scaled, zero for tokens that are not whole."""
+        """(tokens, D) `scaled`, zero for tokens that are not whole."""
         return self.scaled * self.whole[:, None]
 
     @cached_property
@@ -110,7 +110,7 @@ class HiddenState:
 
     @cached_property
     def rest(self) -> HiddenState:
-        """The tokens less the mean of all tokens, in units of max|h|; zero where not whole or where rounding is all.
+        """Tokens minus the mean of all tokens, in units of max|h|; zero if not whole, or if only rounding is left.
 
         The mean of tokens that are all the same is not quite that token: what is left has a direction, of no meaning.
         """
@@ -119,7 +119,7 @@ class HiddenState:
         return HiddenState((apart * (self.whole * known)[:, None]).view(self.raw.shape))
 
     def sequences(self, x: Tensor) -> Tensor:
-        """(sequences, T, ...) of what is (tokens, ...)."""
+        """Reshape (tokens, ...) to (sequences, T, ...)."""
         return x.view(-1, max(self.raw.shape[-2], 1), *x.shape[1:])
 
     @property
@@ -144,10 +144,10 @@ def sample(h: Tensor, most: int = TOKENS) -> Tensor:
 
 @functools.lru_cache(maxsize=64)
 def spaced(total: int, count: int, device: torch.device) -> Tensor:
-    """`count` of `total` places, evenly spaced."""
+    """`count` evenly spaced indices below `total`."""
     return torch.arange(count, device=device) * total // count
 
 
 def nonzero(x: Tensor) -> Tensor:
-    """x with 1 in place of 0, for use as a divisor."""
+    """x with zeros replaced by 1, for use as a divisor."""
     return torch.where(x == 0, 1.0, x)

@@ -26,12 +26,12 @@ class Ledger:
         self._read: list[torch.Tensor] = []
 
     def write(self, values: torch.Tensor) -> int:
-        """Keep a tensor; return its place, to be read once the ledger is closed."""
+        """Keep a tensor; returns the index to read it by after `close`."""
         self._written.append(values.detach().reshape(-1))
         return len(self._written) - 1
 
     def write_all(self, values: Mapping[str, torch.Tensor]) -> dict[str, int]:
-        """Keep named tensors; return their places by name."""
+        """Keep named tensors; returns their indices by name."""
         return {name: self.write(value) for name, value in values.items()}
 
     def close(self) -> None:
@@ -66,11 +66,11 @@ class Ledger:
         return self._read
 
     def tensor(self, place: int) -> torch.Tensor:
-        """All numbers of a tensor, in one dimension, on the host."""
+        """All numbers of a kept tensor as a 1-D tensor on the host."""
         return self._rows[place]
 
     def row(self, place: int) -> list[float]:
-        """All numbers of a tensor."""
+        """All numbers of a kept tensor as a list."""
         return self._rows[place].tolist()
 
     def __getitem__(self, place: int) -> float:

@@ -20,10 +20,10 @@ from normlab.errors import NormLabError
 from normlab.probes.hidden_state import HiddenState, nonzero, spaced
 
 SAMPLE = 256
-"""Most tokens that a Gram matrix is made of."""
+"""Largest number of tokens of a Gram matrix."""
 
 OUTLIER = 6.0
-"""A channel stands out when one of its entries is larger than this many RMS."""
+"""An outlier channel has an entry larger than this many RMS."""
 
 _BF16_BITS = 8
 """Bits of a bf16 significand, the leading one included: half a unit in the last place of h ≥ 2^e is 2^(e - 8)."""
@@ -50,13 +50,13 @@ def boundary(h: Like) -> dict[str, Tensor]:
 
 
 def boundary_with_channels(h: Like) -> dict[str, Tensor]:
-    """The same with the channels that stand out."""
+    """The same with the outlier channels."""
     h = HiddenState.of(h)
     return {**boundary(h), "top_channels": top_channels(h)}
 
 
 def boundary_with_ranks(h: Like) -> dict[str, Tensor]:
-    """The same with the matrices that its ranks follow from (see `gram`)."""
+    """The same with the Gram matrices from which ranks are computed (see `gram`)."""
     h = HiddenState.of(h)
     return {**boundary_with_channels(h), "gram": gram(h), "rest_gram": gram(h.rest)}
 
@@ -82,7 +82,7 @@ def size_and_cosine(h: Like) -> dict[str, Tensor]:
 
 
 def size_and_cosine_with_rank(h: Like) -> dict[str, Tensor]:
-    """The same with the matrix that its ranks follow from."""
+    """The same with the Gram matrix from which ranks are computed."""
     h = HiddenState.of(h)
     return {**size_and_cosine(h), "gram": gram(h)}
 
@@ -93,16 +93,16 @@ def size_and_angle(h: Like, h_next: Like) -> dict[str, Tensor]:
 
 
 class MeasureSet(NamedTuple):
-    """Which measures a stack of blocks is observed with."""
+    """The measures taken of a stack of blocks."""
 
     boundary: Callable[[Like], dict[str, Tensor]]
-    """Of the state at a block boundary."""
+    """Measures of the state at a block boundary."""
     ranked_boundary: Callable[[Like], dict[str, Tensor]]
-    """The same where ranks are wanted, too."""
+    """The same with ranks."""
     block: Callable[[Like, Like], dict[str, Tensor]]
-    """Of the states before and after a block."""
+    """Measures of the states before and after a block."""
     all_entries: bool
-    """Whether the extremes of all entries are recorded beside the measures, which are of a sample of tokens."""
+    """Whether the extremes of all entries are recorded as well; the measures use a sample of tokens."""
     state_gradient: bool
     """Whether the gradient is that of the whole state, where a scheme's state holds more than the hidden state."""
 
@@ -331,7 +331,7 @@ def _cosine(apart: Tensor, counts: Tensor) -> Tensor:
 
 
 def _angles(h: HiddenState, h_next: HiddenState) -> tuple[Tensor, Tensor]:
-    """2 atan2(‖u - v‖, ‖u + v‖) of unit tokens u and v, exact at small angles, and which tokens count."""
+    """(2 atan2(‖u - v‖, ‖u + v‖) of unit tokens u and v, which is exact at small angles; mask of valid tokens)."""
     apart, together = ((h.directions - s * h_next.directions).square().sum(-1).sqrt() for s in (1, -1))
     turned = h.present * h_next.present
     return 2 * torch.atan2(apart, together) * turned, h.whole * h_next.whole
@@ -343,10 +343,10 @@ def _influence(angles: Tensor, counted: Tensor) -> Tensor:
 
 
 def _ratio(over: Tensor, under: Tensor) -> Tensor:
-    """over / under, and 0 / 0 = 0: a state that is zero has no outliers and no rank."""
+    """over / under, with 0 / 0 = 0: a zero state has no outliers and no rank."""
     return torch.where((over == 0) & (under == 0), 0.0, over / under)
 
 
 def _mean(values: Tensor, counted: Tensor) -> Tensor:
-    """Mean of the finite values that count (1, not 0); NaN if none does."""
+    """Mean of the finite values whose mask is 1; NaN if there are none."""
     return (values * counted).sum() / counted.sum()

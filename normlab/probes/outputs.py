@@ -36,7 +36,7 @@ def tensors(value: Any, min_ndim: int = 2) -> Iterator[torch.Tensor]:
 
 
 def given_state(block: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> torch.Tensor | None:
-    """The hidden state that a block is given: in its positional arguments or else in the first named one.
+    """The hidden state among a block's arguments: in the positional ones, else in the first keyword argument.
 
     Names are in the order of the block's signature, whatever the order of the call; None where there is no tensor.
     """
@@ -56,7 +56,7 @@ def first_state(output: Any, args: Any, kwargs: Any) -> torch.Tensor:
 
 
 def own_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
-    """The loss that a model returns when it is called with a batch."""
+    """The loss that a model returns if called with a batch."""
     if isinstance(batch, Mapping):
         output = model(**batch)
     else:

@@ -87,7 +87,7 @@ def _block(row: Sequence[BlockCall], weights: Sequence[int], ledger: Ledger) -> 
 
 
 def _heads(row: Sequence[BlockCall], weights: Sequence[int], ledger: Ledger) -> list[float | None]:
-    """The entropy of each head: the least of a block's calls of attention (self and cross), mean over passes."""
+    """Entropy of each head: minimum over a block's attention calls (self and cross), mean over passes."""
     passes = [[ledger.row(stats["heads"]) for stats in call.attention] for call in row]
     unknown = math.nan
     least = [[min(_known(head), default=unknown) for head in zip_longest(*one, fillvalue=unknown)] for one in passes]
@@ -120,7 +120,7 @@ def _channels(row: Sequence[Boundary], ledger: Ledger) -> list[int]:
 
 
 def _known(values: Sequence[float]) -> list[float]:
-    """A call of attention without a row that says anything (one visible key) has no numbers: NaN."""
+    """Drop NaNs, which stand for attention calls without a row of two visible keys."""
     return [value for value in values if not math.isnan(value)]
 
 

@@ -39,7 +39,7 @@ from normlab.probes.untouched import eager_mode, untouched
 from normlab.probes.weight_updates import WeightWatch
 
 _TOKENS = 1024
-"""Most tokens whose output logits are measured."""
+"""Largest number of tokens whose logits are measured."""
 
 
 class Probe:
@@ -55,7 +55,7 @@ class Probe:
         self._losses: list[int] = []
         self._told_losses: list[int] = []
         self.on_loss: Callable[[torch.Tensor], None] | None = None
-        """Called with the losses of a step that is not profiled."""
+        """Called with the losses of steps that are not profiled."""
         self._logits: list[dict[str, int]] = []
         self._logit_rows: list[int] = []
         self._profiles: dict[str, Profile] | None = None
@@ -82,7 +82,7 @@ class Probe:
         return next(iter(self.profiles.values()))
 
     def record(self, *, loss: torch.Tensor | None = None, logits: torch.Tensor | None = None) -> None:
-        """Record a loss or logits that the model's own output does not hold."""
+        """Record a loss or logits that are not part of the model's output."""
         if loss is not None and self.on_loss is not None:
             self.on_loss(loss)
         if self.active and loss is not None:
@@ -147,7 +147,7 @@ class Probe:
         return by([self._ledger[place] for place in places], rows) if places else None
 
     def _culprit(self, profile: Profile, watch: StackWatch) -> str | None:
-        """The module to name. A module's output alone raises no alarm: some return −inf on purpose, as a mask."""
+        """The module to blame. An output alone raises no alarm: some modules return −inf by design, as a mask."""
         if profile.first_broken is not None or {"loss", "logits_rms"} & profile.unfit.keys():
             return self._modules.first(with_call=True) or "the loss"
         paths = watch.paths()

@@ -85,9 +85,9 @@ class Profile:
     """Blocks plus one."""
 
     step: int = 0
-    """Optimiser steps taken before this look."""
+    """Optimiser steps before this snapshot."""
     seed: int = 0
-    """Of the run that was looked at."""
+    """Seed of the measured run."""
 
     rms: Series = field(default_factory=list)
     """√mean h² over all tokens and entries."""
@@ -100,7 +100,7 @@ class Profile:
     var_data: Series = field(default_factory=list)
     """Variance of an entry over tokens, mean over entries."""
     broken: Series = field(default_factory=list)
-    """Share of the entries of h that are NaN or infinite; every other number is of the rest."""
+    """Share of the entries of h that are NaN or infinite; all other measures leave these out."""
     grad_h: Series = field(default_factory=list)
     """‖∂loss/∂h‖."""
     grad_broken: Series = field(default_factory=list)
@@ -133,7 +133,7 @@ class Profile:
     ang: Series = field(default_factory=list)
     """Mean angle in radians by which a block turns a token."""
     block_influence: Series = field(default_factory=list)
-    """One less the mean cosine of a token before and after the block."""
+    """1 − mean cosine of a token before and after the block."""
     absorb_bf16: Series = field(default_factory=list)
     """Share of coordinates whose increment a bf16 state would round away."""
     grad_w: Series = field(default_factory=list)
@@ -149,9 +149,9 @@ class Profile:
     sink: Series = field(default_factory=list)
     """Attention mass on the first key."""
     theta_p: Series = field(default_factory=list)
-    """Balanced mass of an attention row: 1 where its keys part into two halves of equal mass, 0 where it sees one."""
+    """Balanced mass of an attention row: 1 if its keys split into two halves of equal weight, 0 if one has it all."""
     attn_heads: list[Series] = field(default_factory=list)
-    """For each block the entropy of every head, as in attn_entropy."""
+    """Entropy of every head of each block, as in attn_entropy."""
     weight_rms: dict[str, Series] = field(default_factory=dict)
     """For each matrix, by its path inside a block, √mean w² in every block before the step; None where it has none."""
 
@@ -163,7 +163,7 @@ class Profile:
     """Mean of log Σ exp(logits)."""
 
     nan_first: str | None = None
-    """The first module, and the step, that gave a value that is not finite."""
+    """The first module whose output was not finite, and the step."""
     unfit: dict[str, list[int]] = field(default_factory=dict)
     """Field to the positions whose number was not finite and became None (position 0 for a scalar)."""
 
@@ -202,7 +202,7 @@ class Profile:
 
     @property
     def when(self) -> When:
-        """Before the burst at step 0, after it at any other."""
+        """before (at step 0) or after the training steps."""
         return "before" if self.step == 0 else "after"
 
     @property
@@ -264,7 +264,7 @@ class Profile:
 
 
 def ratio(over: Number, under: Number) -> Number:
-    """over / under; None where either is missing or nothing can be divided."""
+    """over / under; None if either is missing or the divisor is zero."""
     if over is None or under is None or under == 0.0:
         return None
     return over / under

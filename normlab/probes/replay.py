@@ -21,13 +21,13 @@ from normlab.probes.outputs import first_state, given_state
 
 @dataclass
 class RecordedCall:
-    """One call of a block, to be repeated."""
+    """A recorded call of a block, which can be repeated."""
 
     block: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     state: Tensor
-    """The state among the arguments."""
+    """The hidden state among the arguments."""
     width: int
     """Channels of the hidden state, which the state may hold with other things."""
 
@@ -37,7 +37,7 @@ class RecordedCall:
         return RecordedCall(self.block, args, kwargs, state, self.width)
 
     def repeat(self) -> Tensor:
-        """The state that the block returns."""
+        """Call the block again; returns the next state."""
         args, kwargs = again(self.args), again(self.kwargs)
         return first_state(self.block(*args, **kwargs), args, kwargs)
 

@@ -28,7 +28,7 @@ _SEED = 2510
 
 
 def sensitivity(model: Transformer, inputs: torch.Tensor, **options: Any) -> float | None:
-    """S of the formula above; None where it is not finite. The model is restored afterwards."""
+    """S of the formula above; None if it is not finite. The model is restored afterwards."""
     seen: dict[str, torch.Tensor] = {}
 
     def enters(_stack: nn.Module, args: tuple[torch.Tensor, ...]) -> None:

@@ -31,10 +31,10 @@ from normlab.probes.sharded import whole
 from normlab.probes.untouched import at_rest
 
 LENGTH = 24
-"""Most tokens that are drawn: one sequence, no token twice."""
+"""Largest number of tokens drawn: one sequence without repetition."""
 
 MOST_PARAMETERS = 2_000_000_000
-"""Models with more are not built for this: 8 GB in fp32."""
+"""Models with more parameters are not built for this: 8 GB in fp32."""
 
 _LARGEST_RMS = 2.0
 """Of what a head reads, that its cost is excused by: two streams of RMS one that point the same way."""
@@ -42,30 +42,30 @@ _LARGEST_RMS = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """One model before its first step."""
+    """Initial loss of one model."""
 
     name: str
-    """What was built: "125m, own head"."""
+    """Name of the model: "125m, own head"."""
     width: int
     vocabulary: int
-    """V: how many answers there are."""
+    """Vocabulary size V."""
     tied: bool
     """Whether head and embedding share one matrix."""
     loss: float
     """Mean cross-entropy in nats."""
     guess: float
-    """ln V."""
+    """Loss of uniform guessing, ln V."""
     random: float
-    """½·D·σ²·ρ², what random logits of this size cost."""
+    """½·D·σ²·ρ², the additional loss of random logits of this size."""
     read: float
-    """Mean probability of the token just read; NaN where that is never the answer."""
+    """Mean probability of the token just read; NaN if that is never the target."""
     head: str = ""
-    """Path of the head, or of the embedding where that is the head."""
+    """Path of the head, or of the embedding if tied."""
     judged: bool = True
     """False for a variant that is reported beside the design itself: the same with a tied head."""
 
     def limit(self, margin: float) -> float:
-        """The highest first loss that is fine.
+        """Largest initial loss that is fine.
 
         What random logits cost is excused up to ln V: with more, a few answers would take all of the probability.
         """
@@ -77,7 +77,7 @@ class Start:
         return math.isfinite(self.loss)
 
     def is_far_above(self, margin: float) -> bool:
-        """Whether the first loss is above that limit."""
+        """Whether the initial loss is above that limit."""
         return self.loss > self.limit(margin)
 
 
@@ -87,16 +87,16 @@ class Fresh:
 
     name: str
     build: Callable[[], nn.Module]
-    """The model with its initial weights, on the CPU or wherever the target computes."""
+    """Builds the model with initial weights, on the CPU or the target's device."""
     logits: Callable[[nn.Module, Tensor], Tensor]
-    """Of token ids (B, T)."""
+    """Logits of token ids (B, T)."""
     parameters: int
     with_tied: bool = False
-    """Whether to measure, too, what a tied head would make of the same states."""
+    """Whether to measure a tied head on the same states as well."""
     is_fresh: bool = True
-    """False where the weights may have been trained: a module of the user's."""
+    """False if the weights may have been trained, as in a user's own module."""
     length: int = LENGTH
-    """Tokens to draw: fewer for a model of shorter sequences."""
+    """Number of tokens to draw; smaller for models with shorter sequences."""
 
 
 def measure_start(fresh: Fresh, seed: int = 0) -> list[Start]:
@@ -131,7 +131,7 @@ def _measured(fresh: Fresh, model: nn.Module, seed: int) -> list[Start]:
 
 
 def input_embedding(model: nn.Module) -> tuple[nn.Embedding | None, str]:
-    """The table of tokens that a model names as its input, else its first, and where it is."""
+    """(the model's input embedding, or else its first embedding; its path)."""
     named = getattr(model, "get_input_embeddings", lambda: None)()
     tables = {path: module for path, module in model.named_modules() if isinstance(module, nn.Embedding)}
     if isinstance(named, nn.Embedding):
@@ -160,7 +160,7 @@ _Reader = tuple[str, nn.Module, Tensor]
 
 @dataclass(frozen=True)
 class _Head:
-    """What makes logits: its matrix (V, D) and the states that it read."""
+    """The output head: its matrix (V, D), and the states that it read."""
 
     path: str
     matrix: Tensor
@@ -169,7 +169,7 @@ class _Head:
 
     @staticmethod
     def found(heard: Sequence[_Reader], embedding: nn.Embedding, path: str) -> _Head:
-        """The last module that turned states into logits, or a part of it; the embedding where it was used by hand."""
+        """The last module that mapped states to logits, or a part of it; the embedding if its weight was used."""
         if not heard:
             return _Head(path, embedding.weight, None, tied=True)
         outer, _, read = heard[-1]
@@ -234,5 +234,5 @@ def echoes(start: Start, limit: float) -> bool:
 
 
 def worst_start(starts: Sequence[Start], margin: float) -> Start:
-    """The one whose loss is furthest above its limit; one that is not finite before all others."""
+    """The start whose loss is furthest above its limit; one that is not finite comes first."""
     return max(starts, key=lambda start: (not start.is_finite, start.loss - start.limit(margin)))

@@ -20,7 +20,7 @@ from torch import nn
 
 @contextmanager
 def untouched(model: nn.Module, keep_grads: bool = False) -> Generator[None, None, None]:
-    """Start without gradients and with autograd on; restore gradients, buffers and random numbers at the end.
+    """Context manager: clear gradients and enable autograd; restore gradients, buffers and random numbers at the end.
 
     `keep_grads` leaves the gradients that were computed inside in the parameters.
     """
@@ -46,7 +46,7 @@ def untouched(model: nn.Module, keep_grads: bool = False) -> Generator[None, Non
 
 
 def eager_mode() -> AbstractContextManager[None]:
-    """Run what torch.compile has compiled as it was written: hooks are not called inside compiled code."""
+    """Context manager: run compiled modules eagerly, because hooks are not called in compiled code."""
     # Nothing can have been compiled before the compiler was imported, which takes a second.
     if "torch._dynamo" in sys.modules:
         return torch.compiler.set_stance("force_eager")
@@ -55,7 +55,7 @@ def eager_mode() -> AbstractContextManager[None]:
 
 @contextmanager
 def at_rest(model: nn.Module) -> Generator[None, None, None]:
-    """Evaluation mode, eager and untouched; the mode of every module is restored at the end."""
+    """Context manager: evaluation mode, eager and `untouched`; restores the mode of every module at the end."""
     modes = [(module, module.training) for module in model.modules()]
     with ExitStack() as state:
         state.enter_context(untouched(model))

@@ -63,7 +63,7 @@ class WeightWatch:
         return keep
 
     def finish(self) -> None:
-        """Compare with the parameters as they are now."""
+        """Compare with the current parameters."""
         for samples in self._samples.values():
             samples.finish(self.ledger)
 
@@ -91,7 +91,7 @@ class WeightWatch:
 
 
 class _Samples:
-    """A few entries of every parameter of one block, as they were; then the norms of these and of their change."""
+    """Earlier values of some entries of every parameter of a block; gives the norms of these and of their change."""
 
     @torch.no_grad()
     def __init__(self, block: nn.Module):
@@ -138,7 +138,7 @@ def _places(total: int, device: torch.device) -> torch.Tensor:
 
 @torch.no_grad()
 def _norm(gradient: torch.Tensor) -> torch.Tensor:
-    """The norm, which of a gradient that is not finite everywhere is not finite, and not that of the rest."""
+    """Norm of a gradient; not finite if any entry is not finite."""
     part = local(gradient.detach())
     return torch.linalg.vector_norm(part, dtype=wide(part)) * math.sqrt(gradient.numel() / max(part.numel(), 1))
 

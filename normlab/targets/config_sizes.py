@@ -16,7 +16,7 @@ from typing import Any, TypeGuard
 from normlab.errors import NormLabError
 
 Changes = dict[str, tuple[Any, Any]]
-"""Old and new value of every field that was changed, by its name."""
+"""(old, new) value of every changed field, by name."""
 
 _DEPTH = re.compile(r"((num|n)_)?((hidden|encoder|decoder|transformer)_)?(layers?|blocks?)|depth")
 _HEADS = re.compile(r"(\w+_)?heads?")
@@ -47,7 +47,7 @@ def parts(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def with_depth(config: Any, depth: int, native: int) -> Any:
-    """The configuration at another depth: all stacks change by the same factor, lists of one entry a block with them.
+    """The configuration at another depth: all stacks change by the same factor, and lists with one entry per block.
 
     Such a list is cut, or continued from its beginning: a pattern of block types goes on.
     """
@@ -64,7 +64,7 @@ def with_depth(config: Any, depth: int, native: int) -> Any:
 
 
 def width_of(config: Any) -> int | None:
-    """The width of the state; that of the text where a configuration holds several."""
+    """Hidden width; that of the text model if there are several."""
     for part in (config, config.get_text_config()):
         if _is_integer(width := getattr(part, "hidden_size", None)):
             return width
@@ -72,7 +72,7 @@ def width_of(config: Any) -> int | None:
 
 
 def with_width(config: Any, width: int) -> tuple[Any, Changes]:
-    """The configuration at another width, as near to it as whole heads allow; sizes inside it in proportion."""
+    """The configuration at another width, rounded to whole heads; other sizes change in proportion."""
     own = width_of(config)
     if own is None or width < _NARROWEST:
         raise NormLabError(f"a width of {own} cannot be made {width}; expected one from {_NARROWEST} on")
@@ -80,7 +80,7 @@ def with_width(config: Any, width: int) -> tuple[Any, Changes]:
 
 
 def shrunk(config: Any, factor: int, *, length: int) -> tuple[Any, Changes]:
-    """A smaller configuration: widths over `factor`, matrices of the same gain, at most `length` image patches."""
+    """A smaller configuration: widths divided by `factor`, same gain of matrices, at most `length` image patches."""
     own = width_of(config) or 0
     if own / factor < _NARROWEST:
         most = own // _NARROWEST
@@ -95,7 +95,7 @@ def shrunk(config: Any, factor: int, *, length: int) -> tuple[Any, Changes]:
 
 
 def with_vocabulary(config: Any, vocabulary: int) -> tuple[Any, Changes]:
-    """The configuration with as many tokens as the data has, special ones on top, and one to spare, for a mask.
+    """The configuration with the data's vocabulary, its own special tokens, and one more for a mask.
 
     A model that sees few of its tokens first learns never to say the others: all its states turn to one direction, and
     it would be said to collapse. What is checked is the blocks between embedding and head, and those stay as they are.
@@ -105,23 +105,23 @@ def with_vocabulary(config: Any, vocabulary: int) -> tuple[Any, Changes]:
 
 
 def without_dropout(config: Any) -> tuple[Any, Changes]:
-    """The configuration with every kind of dropout at zero: measurements must not be random."""
+    """The configuration with all dropout rates at zero, so that measurements are deterministic."""
     return _changed(config, _no_dropout)
 
 
 def without_cache(config: Any) -> Any:
-    """The configuration for training: nothing is kept for generation."""
+    """The configuration without a key-value cache, for training."""
     return _changed(config, lambda part: {"use_cache": (True, False)} if getattr(part, "use_cache", False) else {})[0]
 
 
 def special_tokens(config: Any) -> set[int]:
-    """Ids with a meaning of their own (padding, end, image), which data must not use."""
+    """Ids of special tokens (padding, end, image), which data must not use."""
     found = [value for _, part in parts(config) for name, value in part.to_dict().items() if _TOKEN.fullmatch(name)]
     return {token for value in found for token in (value if isinstance(value, list) else [value]) if _is_integer(token)}
 
 
 def room_for_tokens(config: Any) -> int | None:
-    """Tokens without a meaning of their own, one of which is left for a mask; None where there is no vocabulary."""
+    """Number of tokens that data may use: neither special nor the mask; None without a vocabulary."""
     own = getattr(config.get_text_config(), "vocab_size", None)
     return own - len(special_tokens(config)) - 1 if _is_integer(own) else None
 
@@ -165,7 +165,7 @@ def _resized(part: Any, ratio: float) -> Changes:
 
 
 def _same_gain(part: Any, factor: int) -> Changes:
-    """Initial weights √factor as large: what a matrix does to the size of a state is their deviation times √width.
+    """Multiply initial standard deviations by √factor: the gain of a matrix is std · √width.
 
     Left as they are, 0.02 at a width of 4096 is a gain of 1.28, and at 128 of 0.23: the branches of another model.
     """
@@ -179,7 +179,7 @@ def _no_dropout(part: Any) -> Changes:
 
 
 def _head_for(head: int, width: float) -> int:
-    """The size of a head, halved until there are a few of them."""
+    """Head size, halved until there are enough heads."""
     size = head
     while width / size < _FEWEST_HEADS and size // 2 >= _SMALLEST_HEAD:
         size //= 2
@@ -187,7 +187,7 @@ def _head_for(head: int, width: float) -> int:
 
 
 def _divisor_near(whole: int, wished: float) -> int:
-    """The divisor of `whole` nearest to `wished` in ratio: key heads must divide query heads."""
+    """The divisor of `whole` nearest to `wished` in ratio; key heads must divide query heads."""
     return min((n for n in range(1, whole + 1) if whole % n == 0), key=lambda n: abs(math.log(n / wished)))
 
 

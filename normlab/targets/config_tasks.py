@@ -22,7 +22,7 @@ Batch = dict[str, torch.Tensor]
 
 
 class OwnLoss(Workload):
-    """The model is called with the batch and returns its loss."""
+    """A workload whose model returns its own loss."""
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         with hub.quiet():
@@ -34,7 +34,7 @@ class OwnLoss(Workload):
 
 
 class ModelTokens(TokenTask, OwnLoss):
-    """Token ids that mean nothing special to a model."""
+    """Token data without the model's special tokens."""
 
     def __init__(self, config: Any, data: TokenData, **options: Any):
         super().__init__(data, **options)

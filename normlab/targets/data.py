@@ -19,31 +19,31 @@ from normlab.data.windows import Windows
 from normlab.errors import NormLabError
 
 _SHARPNESS = 2.5
-"""Spread of a row's log-probabilities. At 64 tokens: 4.07 nats for a token alone, 2.24 given the one before."""
+"""Standard deviation of log-probabilities. At 64 tokens: entropy 4.07 nats for a token, 2.24 given the one before."""
 _LANGUAGE = 20251009
-"""Seed of the rules themselves: one language for all checks, whatever the seed of their sequences."""
+"""Seed of the transition matrix: the same language for all checks; sequences have seeds of their own."""
 _MOST = 4096
-"""Largest vocabulary of the two-token rules, which are a table of its square."""
+"""Largest vocabulary of the bigram language, whose transition matrix has its square of entries."""
 
 
 MADE_UP = ("random", "bigram")
-"""Data that needs no file."""
+"""Names of synthetic data."""
 
 
 class TokenData(ABC):
-    """Sequences of token ids below `vocabulary`, without end."""
+    """Endless sequences of token ids below `vocabulary`."""
 
     vocabulary: int
     unigram: float
-    """Unigram entropy in nats: the loss of who knows how often each occurs, and nothing of their order."""
+    """Unigram entropy in nats: the loss of predicting token frequencies alone."""
 
     @abstractmethod
     def sequences(self, batch: int, length: int, seed: int) -> Iterator[torch.Tensor]:
-        """Blocks of `batch` sequences of `length` tokens, (B, T), on the CPU."""
+        """Yield tensors (B, T) of `batch` sequences of `length` tokens, on the CPU."""
 
 
 class RandomTokens(TokenData):
-    """Tokens drawn one by one, all equally likely: nothing to learn."""
+    """Independent tokens from a uniform distribution: nothing can be learnt."""
 
     def __init__(self, vocabulary: int):
         self.vocabulary, self.unigram = vocabulary, math.log(vocabulary)
@@ -55,7 +55,7 @@ class RandomTokens(TokenData):
 
 
 class Bigrams(TokenData):
-    """A language in which a token depends on the one before it: little to learn, and any sound model learns it."""
+    """A bigram language, in which a token depends on the one before it: easy to learn."""
 
     def __init__(self, vocabulary: int):
         if vocabulary > _MOST:
@@ -64,11 +64,11 @@ class Bigrams(TokenData):
         scores = torch.randn(vocabulary, vocabulary, generator=generator, dtype=torch.float64)
         self.vocabulary = vocabulary
         self.rules = torch.softmax(_SHARPNESS * scores, dim=-1)
-        """Row i: how likely each token is after token i."""
+        """Transition matrix: row i has the probabilities of the next token after token i."""
         self.frequencies = _stationary(self.rules)
         self.unigram = _entropy(self.frequencies)
         self.conditional = float((self.frequencies * torch.special.entr(self.rules).sum(-1)).sum())
-        """Entropy of a token given the one before: the lowest loss there is."""
+        """Entropy of a token given the one before: the lowest possible loss."""
 
     def sequences(self, batch: int, length: int, seed: int) -> Iterator[torch.Tensor]:
         generator = torch.Generator().manual_seed(seed)
@@ -83,7 +83,7 @@ class Bigrams(TokenData):
 
 
 class TextFile(TokenData):
-    """Windows of a text, in bytes or in the numbers of a tokenizer."""
+    """Windows of a text file, as bytes or as tokens of a tokenizer."""
 
     def __init__(self, path: str, tokenizer: str = "bytes"):
         corpus = prepare([path], tokenizer=tokenizer, progress=False)
@@ -100,7 +100,7 @@ class TextFile(TokenData):
 
 
 def token_data(spec: str, *, vocabulary: int = 64, tokenizer: str = "bytes") -> TokenData:
-    """The data that `--data` names. `vocabulary` is that of made-up tokens; a text brings its own."""
+    """The data named by `--data`. `vocabulary` is for synthetic data; a text has its own."""
     if spec in MADE_UP:
         if vocabulary < 2:
             raise NormLabError(f"data needs a vocabulary of at least 2 tokens, got {vocabulary}; try 64")
@@ -111,7 +111,7 @@ def token_data(spec: str, *, vocabulary: int = 64, tokenizer: str = "bytes") -> 
 
 
 def _stationary(rules: torch.Tensor) -> torch.Tensor:
-    """How often each token occurs in a long text: p with pR = p. All rules are positive, so powers of R converge."""
+    """Stationary distribution p with pR = p; all entries of R are positive, so that its powers converge."""
     frequencies = torch.full((len(rules),), 1.0 / len(rules), dtype=rules.dtype)
     for _ in range(200):
         frequencies = frequencies @ rules

@@ -13,23 +13,24 @@ import torch
 from torch import nn
 
 from normlab.errors import NormLabError, in_one_line
+from normlab.models.estimate import count_parameters
 from normlab.models.memory_check import BYTES_IN_TRAINING, check_memory_for_blocks, check_memory_for_parameters
 from normlab.probes.blocks import find_stacks
 from normlab.schemes.catalog.reference import looking_in
 from normlab.targets.guess_batch import notes_on
 from normlab.targets.module import first_parameter, task_for, width_of
 from normlab.targets.scheme_rules import scheme_of
-from normlab.targets.target import Target, count_parameters
+from normlab.targets.target import Target
 from normlab.utils import machine
 from normlab.utils.seeded import seeded
 
 SIZES = {"depth": 12, "width": 64}
-"""What is asked for where neither the user nor the factory's own defaults say."""
+"""Depth and width if neither the user nor the factory's defaults give them."""
 
 _SHALLOW = 16
 """Parameters of models more than twice this deep are extrapolated from this depth and twice this depth."""
 _VOCABULARY = 2**18
-"""Tokens of a large vocabulary, for a guess at the size of embedding and head."""
+"""A large vocabulary, for an upper estimate of embedding and head."""
 _NOTICEABLE = 0.05
 """Share of the free memory above which a factory's model is laid out on the meta device before it is built."""
 
@@ -39,7 +40,7 @@ _SPELLING = re.compile(rf"(?P<module>{_NAME}):(?P<factory>{_NAME})")
 
 
 class Made(NamedTuple):
-    """What a factory returned."""
+    """Return value of a factory."""
 
     model: nn.Module
     batch: Any = None
@@ -47,7 +48,7 @@ class Made(NamedTuple):
 
 
 class FactoryTarget(Target):
-    """Whatever a factory returns. What it takes of `depth` and `width` is what can be changed."""
+    """A factory as a target; `depth` and `width` can be changed if the factory takes them."""
 
     kind = "factory"
 
@@ -118,7 +119,7 @@ class FactoryTarget(Target):
         return None if low is None or high is None else high + (high - low) * (depth - 2 * _SHALLOW) // _SHALLOW
 
     def _laid_out(self, size: Mapping[str, Any]) -> int | None:
-        """Parameters of a model without memory; None for a factory that cannot work on the meta device."""
+        """Number of parameters, counted on the meta device; None for a factory that cannot run there."""
         try:
             with torch.random.fork_rng(devices=[]), torch.device("meta"):
                 return count_parameters(self._call(size).model)
@@ -146,7 +147,7 @@ class FactoryTarget(Target):
 
 
 def import_factory(spelling: str) -> Callable[..., Any]:
-    """The function behind `module:factory`; modules of the current folder are found, too, as by `python -m`."""
+    """Import `module:factory`; modules in the current folder are found, as by `python -m`."""
     match = _SPELLING.fullmatch(spelling)
     if not match:
         raise NormLabError(f"cannot read {spelling!r} as module:factory; expected e.g. my_package.models:build")
@@ -165,7 +166,7 @@ def import_factory(spelling: str) -> Callable[..., Any]:
 
 
 def defaults(factory: Callable[..., Any]) -> dict[str, int | None]:
-    """Which of depth and width a factory takes, with its own defaults: by name, or its first two arguments."""
+    """Defaults of the arguments depth and width, found by name or as the first two arguments."""
     try:
         parameters = inspect.signature(factory).parameters
     except (TypeError, ValueError):
@@ -183,7 +184,7 @@ def _shown(size: Mapping[str, Any]) -> str:
 
 
 def _guess_parameters(depth: int = SIZES["depth"], width: int = SIZES["width"]) -> int:
-    """Parameters of a plain Transformer with a large vocabulary: a guess from above that costs nothing."""
+    """Parameters of a plain Transformer with a large vocabulary: a quick upper estimate."""
     return 12 * depth * width**2 + 2 * _VOCABULARY * width
 
 

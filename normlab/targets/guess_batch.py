@@ -16,7 +16,7 @@ _ASK = "pass batch= and loss_fn=, or have the factory return (module, batch, los
 
 
 def guess_task(model: nn.Module, name: str, *, data: str, vocabulary: int, length: int, batch_size: int) -> Workload:
-    """Tokens for a module with an embedding, embedded ones for a module that begins with a norm or a linear layer."""
+    """Guess a module's task: token ids if it has an embedding, vectors if it begins with a norm or linear layer."""
     options = {"length": length, "batch_size": batch_size}
     rows = embedding_rows(model)
     if isinstance(model, Transformer):
@@ -31,14 +31,14 @@ def guess_task(model: nn.Module, name: str, *, data: str, vocabulary: int, lengt
 
 
 def embedding_rows(model: nn.Module) -> int | None:
-    """Tokens that a module knows: the rows of the embedding that it names as its input, else of its first."""
+    """Number of rows of a module's input embedding, or else of its first embedding."""
     named = getattr(model, "get_input_embeddings", lambda: None)()
     found = [named, *model.modules()]
     return next((module.num_embeddings for module in found if isinstance(module, nn.Embedding)), None)
 
 
 def notes_on(model: nn.Module, task: Workload) -> tuple[str, ...]:
-    """A warning where most of a module's tokens never occur."""
+    """A warning if most of a module's vocabulary does not occur in the data."""
     rows = embedding_rows(model)
     if not isinstance(task, TokenTask) or rows is None or rows < 4 * task.data.vocabulary:
         return ()
@@ -64,7 +64,7 @@ def _fitting(tokens: TokenData, rows: int, name: str) -> TokenData:
 
 
 def _answers(model: nn.Module, name: str, task: TokenTask) -> int:
-    """How many numbers a module returns for each token."""
+    """Size of a module's output for each token."""
     inputs, _ = next(task.batches(0))
     inputs = inputs.to(next(model.parameters()).device)
     with torch.no_grad(), untouched(model), in_one_line(f"{name}: cannot be run on token ids (batch, length)", _ASK):

@@ -26,7 +26,7 @@ def library() -> Any:
 
 
 def load_config(source: Any, *, converted: bool = False) -> tuple[Any, str]:
-    """The configuration behind an id, a folder, a file or a configuration itself, and its name for titles.
+    """(configuration, name for titles) of a Hugging Face id, folder, file or configuration object.
 
     That of a model that `normlab.hf.convert` has rewired is refused unless `converted` is set: transformers would build
     the original architecture.
@@ -51,7 +51,7 @@ def _load_config(source: Any) -> tuple[Any, str]:
 
 
 def weights_folder(source: Any) -> str:
-    """What weights are loaded from: an id, or the folder of a configuration."""
+    """Where to load weights from: an id, or the folder of a configuration."""
     if not isinstance(source, str | Path):
         raise NormLabError("a configuration has no weights; name the folder or the id that has")
     path = Path(source)
@@ -59,7 +59,7 @@ def weights_folder(source: Any) -> str:
 
 
 def load_weights(folder: str, auto: str, config: Any, *, needed: str = "") -> nn.Module:
-    """The published model with its weights; raises if one whose name begins as the pattern `needed` is missing."""
+    """Load a published model with its weights; raises if one that matches the pattern `needed` is missing."""
     with (
         quiet(),
         in_one_line(f"{folder}: its weights cannot be loaded", "expected *.safetensors files beside config.json"),
@@ -73,7 +73,7 @@ def load_weights(folder: str, auto: str, config: Any, *, needed: str = "") -> nn
 
 
 def refuse_missing(folder: str, missing: Collection[str], unknown: Collection[str] = ()) -> None:
-    """Raise for weights that the files lack, and for those in them that the model has not.
+    """Raise for missing and for unexpected weights.
 
     transformers only warns of both. It draws what is missing at random, or does not initialise it at all.
     """
@@ -88,7 +88,7 @@ def _counted(names: Collection[str]) -> str:
 
 
 def tokenizer_of(folder: str | None) -> str:
-    """What text is read with: the model's own tokenizer where its weights are used, else bytes."""
+    """Tokenizer for text files: the model's own if its weights are used, else `bytes`."""
     if folder is None or not Path(folder).is_dir():
         return folder or "bytes"
     own = Path(folder) / "tokenizer.json"

@@ -15,12 +15,13 @@ import torch
 from torch import nn
 
 from normlab.errors import NormLabError, in_one_line
+from normlab.models.estimate import count_parameters
 from normlab.models.memory_check import check_memory_for_parameters
 from normlab.probes.blocks import find_stacks, sole_blocks
 from normlab.probes.start import Fresh
 from normlab.targets import config_sizes, config_tasks, hub
 from normlab.targets.data import MADE_UP, token_data
-from normlab.targets.target import Target, count_parameters
+from normlab.targets.target import Target
 from normlab.targets.tasks import Workload
 from normlab.utils.seeded import seeded
 
@@ -44,7 +45,7 @@ PURPOSES = (
 """In the order of preference where a configuration names no class: an encoder can be listed as a causal model, too."""
 
 _MOST_GROWTH = 3
-"""Most times its parameters that a model of twice as many blocks may have: 2 where blocks are alike."""
+"""Largest factor by which twice as many blocks may increase the parameters; 2 if all blocks are alike."""
 
 
 class HuggingFaceTarget(Target):
@@ -96,7 +97,7 @@ class HuggingFaceTarget(Target):
             yield {**batch, "token_type_ids": two_segments(batch["input_ids"])} if self._segments else batch
 
     def _needs_segments(self, **size: int) -> bool:
-        """Whether some parameters take part only where a batch has two segments (XLNet's)."""
+        """Whether some parameters are used only if a batch has two segments (XLNet)."""
         if self._weights is not None or not isinstance(self.task, config_tasks.ModelTokens):
             return False
         if "token_type_ids" not in inspect.signature(self._laid_out(self._sized(1, None)).forward).parameters:
@@ -113,14 +114,14 @@ class HuggingFaceTarget(Target):
             return False
 
     def _idle(self, model: nn.Module, batch: Any) -> int:
-        """Parameters that no gradient reaches."""
+        """Number of parameters without a gradient."""
         model.zero_grad()
         with seeded(0):
             self.loss(model, batch).backward()
         return sum(parameter.grad is None for parameter in model.parameters())
 
     def fresh(self, size: str, depth: int | None = None) -> list[Fresh]:
-        """The published model at its own width and vocabulary, with random weights; not where it has trained ones."""
+        """The published model at its own width and vocabulary, with random weights; empty if weights are loaded."""
         if self._weights is not None or not self.task.has_head or not isinstance(self.task, config_tasks.ModelTokens):
             return []
         config, _ = config_sizes.without_dropout(config_sizes.without_cache(self._published))
@@ -130,7 +131,7 @@ class HuggingFaceTarget(Target):
         return [Fresh(name, lambda: self._from(config), config_tasks.logits_of, parameters, length=length)]
 
     def _prepared(self, config: Any, shrink: int | None, width: int | None, vocabulary: int, length: int) -> Any:
-        """The configuration that is built from, with notes of what is different in it."""
+        """The configuration to build; adds notes on what was changed in it."""
         if self._weights is not None and (shrink or width):
             raise NormLabError(f"{self.name}: trained weights have one size; leave out --weights or the new size")
         config = config_sizes.without_cache(config)
@@ -164,13 +165,13 @@ class HuggingFaceTarget(Target):
         return self._blocks_of(self._laid_out(config))
 
     def _blocks_of(self, model: nn.Module) -> int:
-        """Blocks of a model, those that it runs several times as often (ALBERT's one)."""
+        """Number of blocks that a model runs; a shared block counts each time (ALBERT)."""
         listed = len(find_stacks(model, self.blocks)[0].blocks)
         said = getattr(model.config, "num_hidden_layers", None)
         return said if self._shares and isinstance(said, int) and said % listed == 0 else listed
 
     def _shared_blocks(self) -> str | None:
-        """Pattern of a block that stands in its list alone, and is all of the blocks that the configuration counts."""
+        """Pattern of a block that is alone in its list and shared by all layers of the configuration."""
         model = self._laid_out(self._config)
         alone = sole_blocks(model)
         count = getattr(self._config, "num_hidden_layers", None)
@@ -190,7 +191,7 @@ class HuggingFaceTarget(Target):
         return config_sizes.with_depth(config, depth, self._native)
 
     def _laid_out(self, config: Any) -> nn.Module:
-        """The model on the meta device: no memory, whatever its size."""
+        """The model on the meta device, which needs no memory."""
         with torch.device("meta"):
             return self._from(config)
 
@@ -214,7 +215,7 @@ class HuggingFaceTarget(Target):
 
 
 def purpose_of(config: Any, name: str) -> Purpose:
-    """What to build: the class that the configuration names, else the first that fits what it says of itself."""
+    """The kind of model to build: as named in the configuration, else the first that supports its type."""
     found = [purpose for purpose in PURPOSES if _classes(purpose, config)]
     named = set(getattr(config, "architectures", None) or ())
     for purpose in found:

@@ -16,7 +16,7 @@ from normlab.targets.tasks import FixedBatch, Workload
 
 
 class ModuleTarget(Target):
-    """A module with a batch, or one whose batch can be guessed. It has one size, and `build` returns it itself."""
+    """A live module as a target, with a batch that is given or guessed; `build` returns the module itself."""
 
     kind = "module"
 
@@ -63,7 +63,7 @@ def first_parameter(model: nn.Module, name: str) -> nn.Parameter:
 
 
 def width_of(model: nn.Module) -> int | None:
-    """The hidden width, where a model's configuration says it."""
+    """Hidden width according to the model's configuration; None if it has none."""
     config = getattr(eager(model), "config", None)
     found = (getattr(config, name, None) for name in ("hidden_size", "dim"))
     return next((width for width in found if isinstance(width, int)), None)

@@ -16,11 +16,11 @@ from normlab.targets.data import TokenData
 from normlab.targets.tasks import NextToken, TokenTask, Workload, fixed, hide, noisy_copies
 
 _CLASSES = 16
-"""Pictures that are told apart, at most."""
+"""Largest number of classes."""
 
 
 class MaskedTokens(TokenTask):
-    """Masked tokens for an encoder; `spare`, a token that the data does not have, is the mask."""
+    """Masked tokens for an encoder; the mask is `spare`, a token that does not occur in the data."""
 
     causal = False
 
@@ -59,14 +59,14 @@ class Pictures(Workload):
 
 
 def spare_tokens(model: Transformer) -> int:
-    """Number of tokens that the data must leave free: one for the mask of a masked model."""
+    """Number of tokens reserved by the model: one mask token for a masked model."""
     return int(isinstance(model, TokenModel) and not model.causal)
 
 
 def own_task(
     model: Transformer, data: TokenData, *, length: int, batch_size: int, spare: int | None = None
 ) -> Workload:
-    """The workload of one of our models; `spare` is the mask token, the last of the vocabulary if left out."""
+    """The workload of a NormLab model; `spare` is the mask token, by default the last of the vocabulary."""
     if isinstance(model, VisionTransformer):
         return Pictures(model, batch_size=batch_size)
     assert isinstance(model, TokenModel)

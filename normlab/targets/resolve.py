@@ -1,4 +1,4 @@
-"""Turn what the user names (scheme, id, path, factory, module, run) into a target."""
+"""`resolve`: from what a user names (scheme, Hugging Face id, path, factory, module, run) to a `Target`."""
 
 from __future__ import annotations
 
@@ -41,31 +41,25 @@ def resolve(
     device: str = "cpu",
     dtype: str = "fp32",
 ) -> Target:
-    """The target that the arguments name.
+    """Make a `Target` of anything that can be checked.
 
     target      a scheme (`"peri(step=0.1)"`), a Hugging Face id, configuration, config.json or folder, a run folder,
                 `"module:factory"`, a factory of depth and width, or a live module
-    batch       what to run a module or a factory's module on, with loss_fn(model, batch); guessed where left out
-    data        random or bigram, of `vocabulary` tokens, or a text file; batches of `batch_size` sequences of `length`
-    depth       blocks of the design itself, where it is not to be its own; `width` likewise
-    shrink      build a Hugging Face model so many times narrower
-    weights     look at the trained weights of a Hugging Face model or a run, not at fresh ones
-    blocks      pattern of the repeated blocks, `model.layers.*`, where they are not found
-    dtype       number format of matrix products; parameters stay in fp32
+    batch       input of a module or of a factory's module, with loss_fn(model, batch); guessed if left out
+    data        random or bigram tokens from a vocabulary of `vocabulary`, or a text file; each batch has `batch_size`
+                sequences of `length` tokens
+    depth       number of blocks, if not the design's own; `width` likewise
+    shrink      divide the width of a Hugging Face model by this factor
+    weights     use the trained weights of a Hugging Face model or a run instead of random ones
+    blocks      pattern of the block modules, e.g. `model.layers.*`, if they are not found automatically
+    dtype       floating-point type of matrix products; parameters stay in fp32
     """
     _check_sizes(length=length, batch_size=batch_size, width=width, depth=depth, shrink=shrink)
     sizes: dict[str, Any] = {"length": length, "batch_size": batch_size}
     tokens: dict[str, Any] = {"data": data, "vocabulary": vocabulary, **sizes}
     place: dict[str, Any] = {"device": device, "dtype": dtype}
     kind, found = _identify(target)
-    if kind in ("scheme", "run", "hugging face") and (batch is not None or loss_fn is not None):
-        raise NormLabError(f"batch and loss_fn are for modules and factories, not for a {kind} target; leave them out")
-    if shrink and kind != "hugging face":
-        raise NormLabError(f"shrink is for Hugging Face models, not for a {kind} target; set width instead")
-    if weights and kind not in ("hugging face", "run"):
-        raise NormLabError(f"weights are for Hugging Face models and runs, not for a {kind} target; leave them out")
-    if blocks is not None and kind in ("scheme", "run"):
-        raise NormLabError(f"blocks are found in a {kind} target; leave the pattern out")
+    _check_options(kind, batch=batch, loss_fn=loss_fn, shrink=shrink, weights=weights, blocks=blocks)
     size: dict[str, Any] = {"depth": depth, "width": width}
     brought: dict[str, Any] = {"batch": batch, "loss_fn": loss_fn, "blocks": blocks}
     match kind:
@@ -85,7 +79,7 @@ def resolve(
 
 
 def _identify(target: Any) -> tuple[str, Any]:
-    """The kind of target, and what it is made from."""
+    """(kind of target, the object to make it from)."""
     if isinstance(target, str | Path):
         return _identify_text(target)
     if isinstance(target, Scheme):
@@ -158,6 +152,18 @@ def _is_run(path: Path) -> bool:
         raise NormLabError(f"{path} has no config.json; expected the folder of a run or of a Hugging Face model")
     values = read_json(file)
     return isinstance(values, dict) and "config" in values and "model_type" not in values
+
+
+def _check_options(kind: str, *, batch: Any, loss_fn: Any, shrink: int | None, weights: bool, blocks: Any) -> None:
+    """Raise for an option that has no meaning for this kind of target."""
+    if kind in ("scheme", "run", "hugging face") and (batch is not None or loss_fn is not None):
+        raise NormLabError(f"batch and loss_fn are for modules and factories, not for a {kind} target; leave them out")
+    if shrink and kind != "hugging face":
+        raise NormLabError(f"shrink is for Hugging Face models, not for a {kind} target; set width instead")
+    if weights and kind not in ("hugging face", "run"):
+        raise NormLabError(f"weights are for Hugging Face models and runs, not for a {kind} target; leave them out")
+    if blocks is not None and kind in ("scheme", "run"):
+        raise NormLabError(f"blocks are found in a {kind} target; leave the pattern out")
 
 
 def _check_sizes(**sizes: int | None) -> None:

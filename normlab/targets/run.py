@@ -20,7 +20,7 @@ from normlab.train.transfer import Transfer
 
 
 class RunTarget(DesignTarget):
-    """The model of a run, initialised as the run was; with `weights`, the trained one itself."""
+    """The model of a run, initialised as in that run; with `weights` the trained model."""
 
     kind = "run"
 
@@ -66,7 +66,7 @@ class RunTarget(DesignTarget):
         return dataclasses.replace(design, vocab_size=size)
 
     def fresh(self, size: str, depth: int | None = None) -> list[Fresh]:
-        """The run's own model, before its first step."""
+        """The run's model before its first step."""
         design = self._trained
         if self.weights or not isinstance(design, TokenConfig):
             return []
@@ -92,7 +92,7 @@ class RunTarget(DesignTarget):
 
 
 def resized(config: TransformerConfig, width: int) -> TransformerConfig:
-    """The same model at another width: as many more heads, of the same size, and an MLP as much wider."""
+    """The model configuration at another width: heads and MLP width scale with it, the head size stays."""
     if width == config.dim:
         return config
 
@@ -112,7 +112,7 @@ def resized(config: TransformerConfig, width: int) -> TransformerConfig:
 
 
 def _tokens(run: Run, data: str, vocabulary: int) -> TokenData:
-    """Made-up tokens within the run's vocabulary, or a text in the run's own tokens."""
+    """Synthetic tokens within the run's vocabulary, or a text in the run's own tokenizer."""
     model = run.config.model
     size = model.answers - spare_tokens(model.build(device="meta"))
     tokenizer = str(run.folder.tokenizer) if run.folder.tokenizer.is_file() else "bytes"

@@ -30,16 +30,16 @@ from normlab.targets.tasks import NextToken, TokenTask
 DEPTH, WIDTH, HEAD = 48, 64, 16
 
 _EMBEDDING = 1.12
-"""RMS of the embedding, a little above what a norm returns: a first norm that does nothing would hide its absence."""
+"""RMS of the embedding, above the 1 of a norm's output, so that a missing first norm shows."""
 
 
 class DesignTarget(Target):
-    """A target that is made into one of NormLab's models."""
+    """Base class of targets that build NormLab models."""
 
     resizable = frozenset({"depth", "width"})
     blocks = "stack.layers.*"
     bases: tuple[int | None, int | None] = (None, None)
-    """Width and depth at which the learning rate was tuned, where the design says so."""
+    """Width and depth at which the learning rate was tuned, if the design states them."""
 
     def __init__(self, design: TransformerConfig, **options: Any):
         super().__init__(**options)
@@ -52,7 +52,7 @@ class DesignTarget(Target):
         check_memory_for_parameters(estimate_params(design), self.device, what, "smaller --depths or --width")
 
     def sized(self, depth: int, width: int | None) -> TransformerConfig:
-        """The design at another depth and width; at its own width without one."""
+        """The design at another depth and, if given, another width."""
         return dataclasses.replace(self._at_width(width or self._design.dim), depth=depth)
 
     def _at_width(self, width: int) -> TransformerConfig:
@@ -103,7 +103,7 @@ class SchemeTarget(DesignTarget):
         return dataclasses.replace(self._design, dim=width, heads=heads_for(width))
 
     def fresh(self, size: str, depth: int | None = None) -> list[Fresh]:
-        """The design as checked, and as a preset with a head of its own, with a tied head reported beside it."""
+        """The design as checked, and at a preset size with an untied head; a tied head is reported as well."""
         preset = DecoderConfig.preset(size, scheme=self._design.scheme, tied=False)
         return [*super().fresh(size, depth), fresh_design(preset, size, with_tied=not preset.needs_own_head)]
 
@@ -114,13 +114,13 @@ class SchemeTarget(DesignTarget):
 
 
 def fresh_design(design: TransformerConfig, name: str, *, with_tied: bool = False) -> Fresh:
-    """One of our models as `normlab train` would build it."""
+    """A NormLab model as `normlab train` would build it."""
     length = getattr(design, "max_length", LENGTH)
     return Fresh(name, lambda: design.build(device="cpu"), said, design.num_params(), with_tied, length=length)
 
 
 def twin_of(target: Target) -> Target | None:
-    """Pre-Norm at the size of a target that predicts the next token."""
+    """Pre-Norm decoder of the same size, for a target that predicts the next token."""
     task = target.task
     if not isinstance(task, TokenTask) or not task.causal:
         return None
@@ -131,7 +131,7 @@ def twin_of(target: Target) -> Target | None:
 
 
 def initialise_(model: Transformer, generator: torch.Generator) -> None:
-    """Gains, scales and biases as the scheme says; matrices, too, with a base of their own for each."""
+    """Initialise by the scheme's rules, with a separate base std for every matrix."""
     model.init_(generator=generator)
     for role in drawing_order(model.find_roles()):
         if role.is_matrix:
@@ -139,12 +139,12 @@ def initialise_(model: Transformer, generator: torch.Generator) -> None:
 
 
 def mlp_for(scheme: Scheme) -> Literal["gelu", "swiglu"]:
-    """The plain MLP, whose slope has a tight bound; a gated one for a scheme that scales the gate."""
+    """The kind of MLP: plain, whose bound is tight; gated for a scheme that scales the gate."""
     return "swiglu" if any(need.name == "gate-scale" for need in scheme.needs) else "gelu"
 
 
 def heads_for(width: int) -> int:
-    """As many heads of about 16 as divide the width; a head is even, since rotary embeddings turn pairs."""
+    """Number of heads of about 16 channels that divides the width into even parts, as rotary embeddings need."""
     for heads in range(max(1, width // HEAD), 0, -1):
         if width % (2 * heads) == 0:
             return heads

@@ -18,7 +18,7 @@ from normlab.stack import Stack
 
 
 class Ruled(Protocol):
-    """What knows a scheme's rules: a model, a stack, or the rules of a converted model."""
+    """Protocol of modules that know a scheme's rules: a model, a stack, or the rules of a converted model."""
 
     def param_groups(self, *, lr: float, weight_decay: float) -> list[dict[str, Any]]: ...
 
@@ -26,7 +26,7 @@ class Ruled(Protocol):
 
 
 def ruled(model: nn.Module) -> list[Ruled]:
-    """The outermost modules that know a scheme's rules; of a model converted by `normlab.hf` the rules of the whole."""
+    """The outermost modules that know a scheme's rules; for a model converted by `normlab.hf` its rules as a whole."""
     model = eager(model)
     for part in model.modules():
         rules_of: Callable[[nn.Module], Ruled] | None = getattr(part, "rules_of", None)
@@ -45,13 +45,13 @@ def scheme_of(model: nn.Module) -> Scheme | None:
 
 
 def after_step(model: nn.Module) -> None:
-    """Re-apply every constraint."""
+    """Apply all schemes' constraints after an optimiser step."""
     for module in ruled(model):
         module.after_step()
 
 
 def param_groups(model: nn.Module, lr: float, weight_decay: float) -> list[dict[str, Any]]:
-    """Every free parameter in one group, as its scheme says; otherwise matrices decay and vectors do not."""
+    """Parameter groups by the scheme's rules; without a scheme, matrices have weight decay and vectors have none."""
     groups = [group for part in ruled(model) for group in part.param_groups(lr=lr, weight_decay=weight_decay)]
     known = {id(parameter) for group in groups for parameter in group["params"]}
     rest = [parameter for parameter in model.parameters() if id(parameter) not in known]

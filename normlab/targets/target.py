@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from normlab.errors import NormLabError, in_one_line, unknown
+from normlab.models.estimate import count_parameters
 from normlab.probes.start import LENGTH, Fresh
 from normlab.schemes.contract.scheme import Scheme
 from normlab.targets import scheme_rules
@@ -24,23 +25,23 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Target(ABC):
-    """A design: `build` it at any size it allows, run it on `batches`, with `loss`."""
+    """A design that can be checked: `build` it at any size it allows, train it on `batches` with `loss`."""
 
     kind: ClassVar[str]
     name: str
-    """What the user named, for titles."""
+    """Name for titles, as given by the user."""
     depth: int
-    """Blocks of the design itself, those of its largest stack."""
+    """Number of blocks of the design, in its largest stack."""
     width: int | None
-    """Hidden width that it is built at; None where it has none that is known."""
+    """Hidden width; None if unknown."""
     notes: tuple[str, ...] = ()
-    """What was changed to make it fit, one line each."""
+    """Notes on what was changed, one line each."""
     scheme: Scheme | None = None
-    """How it is normalised, where that is known."""
+    """Its scheme, if known."""
     blocks: str | None = None
-    """Pattern of the blocks for the probe, where it cannot find them."""
+    """Pattern of the block modules, if the probe cannot find them."""
     resizable: frozenset[str] = frozenset()
-    """What `build` can change: "depth", "width"."""
+    """The sizes that `build` can change: "depth", "width"."""
     task: Workload
 
     def __init__(self, *, device: str = "cpu", dtype: str = "fp32"):
@@ -54,27 +55,27 @@ class Target(ABC):
         return self.task.unigram
 
     def build(self, *, depth: int | None = None, width: int | None = None, seed: int = 0) -> nn.Module:
-        """A fresh model with random weights from `seed`; no random number of the caller's is used up."""
+        """A new model with random weights from `seed`; the caller's random state is not changed."""
         blocks, wide = self._allowed("depth", depth, self.depth), self._allowed("width", width, self.width)
         with seeded(seed):
             # Made on the CPU, so that a seed means the same weights on every device.
             return self._make(blocks, wide, seed).to(self.device)
 
     def batches(self, seed: int = 0) -> Iterator[Any]:
-        """Batches without end: the same for every depth, width and learning rate."""
+        """Endless batches, the same for every depth, width and learning rate."""
         return (moved(batch, self.device) for batch in self.task.batches(seed))
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
-        """What to train on, in nats per token where tokens are predicted; matrix products in the target's format."""
+        """The training loss, in nats per token if tokens are predicted; matrix products use the target's dtype."""
         with self._autocast():
             return self.task.loss(model, batch)
 
     def with_step(self, size: float) -> Target | None:
-        """The same design with residual step Δt; None where it has no such step."""
+        """The same design with residual step Δt; None if it has none."""
         return None
 
     def logits(self, model: nn.Module, batch: Any) -> torch.Tensor | None:
-        """What the model's own head returns; None where it has none, or it is not seen."""
+        """Logits of the model's own head; None if it has none or cannot be found."""
         with self._autocast():
             return self.task.logits(model, batch)
 
@@ -86,7 +87,7 @@ class Target(ABC):
         return True if type(self.task) is NextToken else None
 
     def fresh(self, size: str, depth: int | None = None) -> list[Fresh]:
-        """Models with token inputs and a vocabulary head to measure the start of, at the width that will be trained.
+        """Models whose initial loss is measured, at the width that will be trained; only with tokens and a vocabulary.
 
         `size` names the preset for a design that has no size of its own, `depth` the blocks of one that can be built
         with any number. Empty where there is no such head.
@@ -102,30 +103,30 @@ class Target(ABC):
         ]
 
     def twin(self) -> Target | None:
-        """A Pre-Norm decoder of the same size on the same data, to compare with; None where the task is another."""
+        """A Pre-Norm decoder of the same size on the same data, for comparison; None for other tasks."""
         from normlab.targets.scheme import twin_of
 
         return twin_of(self)
 
     def after_step(self, model: nn.Module) -> None:
-        """Re-apply what a scheme in the model demands after every optimiser step."""
+        """Apply the constraint of the model's scheme, if any, after an optimiser step."""
         scheme_rules.after_step(model)
 
     def param_groups(self, model: nn.Module, lr: float, weight_decay: float) -> list[dict[str, Any]]:
-        """Groups for an optimiser, by the scheme's rules where it has one; what is frozen is left out."""
+        """Parameter groups for an optimiser, by the scheme's rules if it has one; without frozen parameters."""
         return scheme_rules.param_groups(model, lr, weight_decay)
 
     def check_room(self, *, depth: int | None = None, width: int | None = None) -> None:  # noqa: B027
-        """Raise where a model of this size cannot be trained in the memory there is, as far as that can be known."""
+        """Raise if a model of this size needs more memory than there is, as far as that can be estimated."""
 
     def try_out(self, what: str, advice: str, **size: int) -> None:
-        """Build and run it once, so that a design that cannot run fails before anything is measured."""
+        """Build and run the design once, so that one that cannot run fails before anything is measured."""
         with in_one_line(what, advice), torch.no_grad(), seeded(0):
             self.loss(self.build(**size), next(self.batches()))
 
     @abstractmethod
     def _make(self, depth: int, width: int | None, seed: int) -> nn.Module:
-        """The model itself; torch's generator has been seeded."""
+        """Build the model; torch's generator has been seeded."""
 
     def _allowed(self, what: str, asked: int | None, own: Any) -> Any:
         if asked is None or asked == own:
@@ -145,11 +146,6 @@ class Target(ABC):
 def said(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
     """Call the model with token ids alone and return its output."""
     return answer(model(ids))
-
-
-def count_parameters(model: nn.Module) -> int:
-    """All parameters, shared ones once."""
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def moved(batch: Any, device: torch.device) -> Any:

@@ -19,12 +19,12 @@ from normlab.targets.data import TokenData
 
 
 class Workload(ABC):
-    """Batches without end, and a loss."""
+    """Endless batches and a loss."""
 
     unigram: float | None = None
-    """Unigram entropy in nats, where tokens are predicted."""
+    """Unigram entropy in nats, if tokens are predicted."""
     has_head: bool = True
-    """Whether the model itself makes logits; False where a fixed random head reads its states."""
+    """Whether the model has an output head; if False, a fixed random head reads its states."""
 
     @abstractmethod
     def batches(self, seed: int) -> Iterator[Any]:
@@ -35,7 +35,7 @@ class Workload(ABC):
         """The loss of a model on a batch."""
 
     def logits(self, model: nn.Module, batch: Any) -> torch.Tensor | None:
-        """What the model's own head returns for a batch; None where it has none, or it is not seen."""
+        """Logits of the model's own head for a batch; None if it has none or cannot be found."""
         return None
 
 
@@ -126,7 +126,7 @@ class States(Logits):
 def hide(
     tokens: torch.Tensor, ids: torch.Tensor, spare: int, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A masked batch with `spare`, a token that never occurs, as the mask, and its labels; `ids` may replace a token.
+    """(masked batch, labels); the mask is `spare`, a token that does not occur in the data. `ids` may replace a token.
 
     BERT's rule and not masks alone: with these nothing asks a model to keep what it was given, and for hundreds of
     steps even a sound one learns no more than how often each token occurs.
@@ -141,7 +141,7 @@ def hide(
 
 
 def noisy_copies(pictures: torch.Tensor, count: int, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Batches of noisy images of RMS one, and their labels: the picture that each is a copy of."""
+    """Yield (noisy images of RMS one, labels): the index of the picture that each is a copy of."""
     generator = torch.Generator().manual_seed(seed)
     while True:
         labels = torch.randint(len(pictures), (count,), generator=generator)
@@ -163,7 +163,7 @@ def answer(output: Any) -> torch.Tensor:
 
 
 def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Nats per target; in fp32, as a sum of many small probabilities must be."""
+    """Cross-entropy in nats per target, computed in fp32."""
     return F.cross_entropy(logits.float().flatten(0, -2), targets.flatten())
 
 
@@ -174,5 +174,5 @@ def read_out(states: torch.Tensor, classes: int) -> torch.Tensor:
 
 
 def fixed(rows: int, columns: int) -> torch.Tensor:
-    """A random matrix that is always the same."""
+    """A random matrix from a fixed seed."""
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows * 1_000_003 + columns))

@@ -42,7 +42,6 @@ class Group:
 
     rank: int
     world: int
-    local_rank: int
     device: torch.device
 
     @property
@@ -103,7 +102,7 @@ class Group:
         return shared.item()
 
 
-ALONE = Group(0, 1, 0, torch.device("cpu"))
+ALONE = Group(0, 1, torch.device("cpu"))
 """A single process on the CPU."""
 
 
@@ -112,7 +111,7 @@ def start(device: str = "auto") -> Group:
     rank, world, local_rank = (_number(name, default) for name, default in _PLACES)
     if not 0 <= rank < world:
         raise NormLabError(f"RANK={rank} and WORLD_SIZE={world} do not fit; start the processes with torchrun")
-    group = Group(rank, world, local_rank, pick_device(device, local_rank, world))
+    group = Group(rank, world, pick_device(device, local_rank, world))
     if group.device.type == "cuda":
         torch.cuda.set_device(group.device)
     if world > 1 and not dist.is_initialized():

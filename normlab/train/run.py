@@ -115,18 +115,8 @@ class Run:
             )
         if seed is not None:
             check_seed(seed)
-        # Undecodable bytes of the command line arrive as lone surrogates.
-        if any("\ud800" <= character <= "\udfff" for character in prompt):
-            raise NormLabError("the prompt holds bytes that are not UTF-8; expected whole characters")
-        end = self.tokenizer.end
-        # A document follows the end token of another, as in training.
-        ids = [end, *self.tokenizer.encode(prompt).tolist()]
+        ids, end = self._prompt_tokens(prompt), self.tokenizer.end
         room = self.config.model.sequence - len(ids)
-        if room < 1:
-            raise NormLabError(
-                f"the prompt has {len(ids) - 1} tokens and the model takes {self.config.model.sequence - 2} at most; "
-                f"shorten it"
-            )
         generator = None if seed is None else torch.Generator(self.device).manual_seed(seed)
         found = write(
             torch.tensor([ids], device=self.device), min(tokens, room), temperature=temperature, top_k=top_k,
@@ -135,3 +125,15 @@ class Run:
         made = found[0, 1:].tolist()
         # The vocabulary is padded: tokens that the tokenizer does not have are dropped.
         return self.tokenizer.decode([token for token in made if token != end and token < self.tokenizer.vocab_size])
+
+    def _prompt_tokens(self, prompt: str) -> list[int]:
+        """The tokens that generation starts from; raises if they leave no room for another."""
+        # Undecodable bytes of the command line arrive as lone surrogates.
+        if any("\ud800" <= character <= "\udfff" for character in prompt):
+            raise NormLabError("the prompt holds bytes that are not UTF-8; expected whole characters")
+        # A document follows the end token of another, as in training.
+        ids = [self.tokenizer.end, *self.tokenizer.encode(prompt).tolist()]
+        most = self.config.model.sequence - 2
+        if len(ids) - 1 > most:
+            raise NormLabError(f"the prompt has {len(ids) - 1} tokens and the model takes {most} at most; shorten it")
+        return ids

@@ -1,4 +1,4 @@
-"""Format counts, byte sizes and durations as text."""
+"""Format counts, byte sizes and durations as text; text of users without control characters."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ def counted(number: int, thing: str) -> str:
 def capitalised(text: str) -> str:
     """The text with an upper-case first letter; unlike `str.capitalize`, the rest keeps its case."""
     return text[:1].upper() + text[1:]
+
+
+def printable(text: str) -> str:
+    """Replace control characters, which a terminal would obey."""
+    return "".join(character if character.isprintable() else "�" for character in text)
 
 
 def size(count: float) -> str:

@@ -48,20 +48,15 @@ def check_folder(root: Path) -> dict[str, Path]:
 
 def _entries(folder: Path) -> tuple[set[str], list[str]]:
     """Names of the files in a folder, and of the folders to search."""
-    files: set[str] = set()
-    inner: list[str] = []
     try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    if entry.name not in _SKIPPED and not entry.name.startswith("."):
-                        inner.append(entry.name)
-                elif entry.is_file():
-                    files.add(entry.name)
+        with os.scandir(folder) as found:
+            entries = list(found)
+        files = {entry.name for entry in entries if entry.is_file()}
+        folders = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
     except OSError:
         # Removed meanwhile, or not ours to read.
         return set(), []
-    return files, inner
+    return files, [name for name in folders if name not in _SKIPPED and not name.startswith(".")]
 
 
 def _named(root: Path, found: list[Path]) -> dict[str, Path]:

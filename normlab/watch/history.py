@@ -13,9 +13,9 @@ from normlab.watch.profiles import read_profile
 Record = dict[str, Any]
 
 _EVALS = 500
-"""Most evaluations that are kept."""
+"""Largest number of evaluations kept."""
 _ALARMS = 50
-"""Most alarms that are kept, the newest."""
+"""Largest number of alarms kept, the newest."""
 
 _LONGEST = 1000
 """Characters of an alarm's detail that are kept."""
@@ -25,11 +25,11 @@ EVENTS = {
     "skip": ("warn", "step skipped"), "rollback": ("warn", "rolled back"), "start": ("warn", "first loss too high"),
     "resume": ("info", "resumed"), "saved": ("info", "saved and stopped"),
 }  # fmt: skip
-"""How grave an event of a run is, and what it is called; an unknown one is a warning."""
+"""(level, title) of an event of a run; unknown events are warnings."""
 
 
 class History:
-    """Folds the records of metrics.jsonl, or of the file that `normlab.checks.Watch` writes."""
+    """Summary of the records of metrics.jsonl, or of the file of `normlab.checks.Watch`, updated one by one."""
 
     def __init__(self) -> None:
         self.curve = LossCurve()
@@ -42,7 +42,7 @@ class History:
         self.last: Record = {}
         """The newest step."""
         self.stuck: str | None = None
-        """What the run said when it was found stuck."""
+        """Message of the run when it was stuck."""
         self.recovered = False
         """Whether an evaluation after that was below the limit."""
         self._limit: float | None = None

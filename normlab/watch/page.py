@@ -8,7 +8,7 @@ from normlab.pages.page import render, section
 from normlab.watch.profiles import MEASURES
 
 _SECONDS = 2.0
-"""Between two questions of a page."""
+"""Seconds between two requests of a page."""
 
 
 def watch_page(root: Path) -> str:

@@ -8,12 +8,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from normlab.utils.text import printable
 from normlab.watch.fitting import TextColumn, fit, wrap
 from normlab.watch.status import TROUBLE
 from normlab.watch.view import RunLine
 
 _ORDER = ("run", "state", "step", "left", "loss", "validation", "scores", "tokens/s", "last line", "alarms")
-"""From left to right."""
+"""Columns from left to right."""
 
 
 def print_lines(lines: Sequence[RunLine], console: Console | None = None) -> None:
@@ -26,15 +27,15 @@ def print_lines(lines: Sequence[RunLine], console: Console | None = None) -> Non
         console.print(f"No room for: {', '.join(left_out)}. A wider terminal shows more.", highlight=False)
     for line in lines:
         if line.status.reason:
-            said = _printable(f"{line.name}: {line.status.reason}")
+            said = printable(f"{line.name}: {line.status.reason}")
             console.print(said, markup=False, highlight=False, soft_wrap=True)
 
 
 def _columns(lines: Sequence[RunLine]) -> list[TextColumn]:
-    """The most important first; columns without any text are left out."""
+    """Columns with text, the most important first."""
     found = [
-        TextColumn("run", [_printable(line.name) for line in lines], lines=4),
-        TextColumn("state", [_printable(line.status.words) for line in lines], lines=2),
+        TextColumn("run", [printable(line.name) for line in lines], lines=4),
+        TextColumn("state", [printable(line.status.words) for line in lines], lines=2),
         TextColumn("step", [line.progress for line in lines]),
         TextColumn("loss", [line.loss for line in lines]),
         TextColumn("alarms", [line.alarms for line in lines], lines=2),
@@ -57,8 +58,3 @@ def _table(columns: Sequence[TextColumn], widths: dict[str, int], lines: Sequenc
         texts = [(column.title, wrap(column.texts[k], widths[column.title])) for column in shown]
         table.add_row(*(Text(text, style=style if title == "state" else "") for title, text in texts))
     return table
-
-
-def _printable(text: str) -> str:
-    """Text of a run without control characters, which a terminal would obey."""
-    return "".join(character if character.isprintable() else "�" for character in text)

@@ -15,7 +15,7 @@ from normlab.watch.watched_run import WatchedRun
 
 @dataclass(frozen=True)
 class RunLine:
-    """A run in one line of text, for the page and the terminal alike."""
+    """One run as a table row, for the page and the terminal."""
 
     name: str
     status: Status
@@ -28,7 +28,7 @@ class RunLine:
     validation: str
     """Loss of the last evaluation."""
     also: str
-    """Its other scores."""
+    """Other scores of that evaluation."""
     speed: str
     quiet: str
     """Time since the last line."""

@@ -15,7 +15,7 @@ from normlab.watch.tail import JsonFile, JsonLinesTail
 
 
 class WatchedRun:
-    """Reads what is new in the folder of a run whenever it is polled.
+    """A run's folder; `poll` reads what is new in its files.
 
     The time since the last line is counted from when a change was seen. Only for what was there before does it
     rest on the file's own time, so that the clock of another machine matters little.
@@ -68,7 +68,7 @@ class WatchedRun:
 
     @property
     def history(self) -> History:
-        """What metrics.jsonl says; that of `Watch` where there is none."""
+        """Summary of metrics.jsonl, or of the file of `Watch` if there is none."""
         return next((history for history in self.histories if not history.is_empty), self.histories[0])
 
     @property

@@ -15,9 +15,9 @@ from normlab.watch.view import RunLine, details, run_line
 from normlab.watch.watched_run import WatchedRun
 
 _POLL = 1.0
-"""Least seconds between two looks at the files, however many pages are open."""
+"""Smallest interval between two reads of the files in seconds, however many pages are open."""
 _SEARCH = 5.0
-"""Least seconds between two searches for new runs."""
+"""Smallest interval between two searches for new runs in seconds."""
 
 
 class Watcher:
@@ -26,7 +26,7 @@ class Watcher:
     def __init__(self, root: Path, *, clock: Callable[[], float] = time.monotonic):
         self.root, self._clock = root, clock
         self.epoch = secrets.token_hex(8)
-        """Tells a page that this is another server than the one it asked before."""
+        """Identifies this server, so that a page notices a restart."""
         self._lock = threading.Lock()
         self._runs: dict[Path, WatchedRun] = {}
         self._numbers: dict[Path, int] = {}
@@ -52,7 +52,7 @@ class Watcher:
         self._polled = self._clock()
 
     def lines(self) -> list[RunLine]:
-        """Every run in one line."""
+        """One table row for every run."""
         with self._lock:
             self._refresh()
             return [run_line(name, self._runs[path]) for name, path in self._known()]

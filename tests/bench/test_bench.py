@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from normlab import NormLabError
-from normlab.bench import kernels, plot, run
+from normlab.bench import kernels, plot, results_file, run
 from normlab.bench.timing import Timing
 from normlab.cli.main import main
 
@@ -125,7 +125,7 @@ def test_what_was_cut_short_goes_on_where_it_was(tmp_path, monkeypatch):
     assert kept["complete"] is True
     assert len(kept["rows"]) == 4
     # A finished file is measured anew.
-    assert run._kept(out) == []
+    assert results_file.kept(out) == []
 
 
 def test_plots_are_drawn_or_refused_before_anything_is_measured(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import normlab
-from normlab.dynamics.config import OBSERVABLES, SimulateConfig, split_commas
+from normlab.dynamics.config import OBSERVABLES, SimulateConfig
 from normlab.dynamics.measure import fits
 from normlab.dynamics.recording import record_law
 from normlab.dynamics.result import Simulation
@@ -25,6 +25,7 @@ from normlab.dynamics.system.weights import fixed_weights
 from normlab.errors import NormLabError
 from normlab.models import Decoder, DecoderConfig
 from normlab.schemes.contract.law import Law, on_sphere
+from normlab.utils.comma_lists import split_commas
 from tests.matrix import parametrize, quick_if
 
 SMALL = {"tokens": 12, "dim": 4, "time": 2.0, "looks": 10}

@@ -25,7 +25,7 @@ from tests.train.runs import (
     spikes,
 )
 
-GPU = Group(0, 1, 0, torch.device("cuda"))
+GPU = Group(0, 1, torch.device("cuda"))
 
 
 def as_on_a_gpu(trainer: Trainer) -> None:

@@ -161,7 +161,7 @@ def test_a_file_in_the_way(text, tmp_path):
 
 def test_a_batch_that_processes_cannot_share(text, tmp_path):
     with pytest.raises(NormLabError, match="batch 4 cannot be shared by 3 processes in 1 parts; make it a multiple"):
-        Trainer(config_of(text), RunFolder(tmp_path), Group(0, 3, 0, CPU), None, False)
+        Trainer(config_of(text), RunFolder(tmp_path), Group(0, 3, CPU), None, False)
 
 
 def test_what_nobody_foresaw_leaves_a_reason(text, straight, tmp_path):

@@ -18,13 +18,14 @@ from torch import nn
 from torch.optim import Optimizer
 
 from normlab.checks.burst import BETAS, adamw, auto_lr
-from normlab.checks.check import Checkable, CheckProgress, config_of, prepare
+from normlab.checks.check import Checkable, config_of, prepare
 from normlab.checks.config import CheckConfig
 from normlab.checks.coordinates.exponents import trend
 from normlab.checks.coordinates.records import THRESHOLD, Axis, AxisName, CoordinateCheck, Point, Rule
 from normlab.checks.coordinates.trace import ModuleTrace, trace
 from normlab.checks.isolation import few_threads, quiet_numbers
 from normlab.checks.ladders import ENOUGH_SEEDS, Budget, Tell, by_importance, default_depths, note_cut
+from normlab.checks.progress import CheckProgress
 from normlab.checks.result import Subject
 from normlab.errors import NormLabError
 from normlab.targets import Target
@@ -69,12 +70,12 @@ def check_coordinates(
 
 @dataclass(frozen=True)
 class _Plan:
-    """The sizes of one axis."""
+    """Plan of one axis: its sizes, and the order in which they are measured."""
 
     name: AxisName
     sizes: tuple[int, ...]
     own: int
-    """The size that comes second where time is short."""
+    """The design's own size, measured second if time is short."""
     fixed: int | None
 
 
@@ -110,7 +111,7 @@ class _Session:
         )
 
     def _plans(self) -> list[_Plan]:
-        """The axes that have two sizes or more; all of their models must fit into memory."""
+        """Plans of the axes with two sizes or more; raises if a model does not fit into memory."""
         widths, depths = _widths(self.target, self.config, self.bases[0]), _depths(self.target, self.config, self.bases)
         plans = [
             _Plan("width", widths, widths[0] if widths else 0, depths[0]),
@@ -195,7 +196,7 @@ def start(
 
 
 def rule_of(target: Target, axis: AxisName, bases: Bases) -> Rule:
-    """What the transfer rules say of an axis."""
+    """What the transfer rules claim about an axis."""
     if axis == "width":
         return "none" if bases[0] is None else "derived"
     if bases[1] is None or target.scheme is None:
@@ -204,7 +205,7 @@ def rule_of(target: Target, axis: AxisName, bases: Bases) -> Rule:
 
 
 def _bases(target: Target, config: CheckConfig) -> Bases:
-    """Those of the options, else those of a run."""
+    """Base width and depth: those of the options, else those of a run."""
     asked = (config.base_dim, config.base_depth)
     if isinstance(target, DesignTarget):
         return (asked[0] or target.bases[0], asked[1] or target.bases[1])

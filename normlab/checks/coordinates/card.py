@@ -33,14 +33,14 @@ def show(check: CoordinateCheck, console: Console | None = None) -> None:
 
 
 def text(check: CoordinateCheck, width: int = 110) -> str:
-    """The card without colour."""
+    """The card as plain text."""
     page = io.StringIO()
     show(check, Console(file=page, width=width, color_system=None, force_terminal=False, legacy_windows=False))
     return "\n".join(line.rstrip() for line in page.getvalue().splitlines())
 
 
 def card(check: CoordinateCheck) -> RenderableType:
-    """What a terminal shows."""
+    """The card as a rich renderable."""
     parts: list[RenderableType] = [Text.assemble((check.target.name, "bold"), ("  coordinate check", "dim"))]
     parts += [Text(f"note: {line}", style="italic") for line in (*check.target.notes, *check.notes)]
     parts += [Text(), headline_text(headline(check), level(check)), Text()]

@@ -14,7 +14,7 @@ from normlab.probes.profile import Number
 
 
 def trend(module: str, points: Sequence[Point], threshold: float) -> Trend:
-    """The exponents of one module and what they mean."""
+    """Exponents of one module, with a finding on each."""
     start, first, last = (_exponent(points, read) for read in (_start, _first, _last))
     relative = _exponent(points, _relative(_first if steepest(first, last) is first else _last))
     size = judge(start, [_start(point) for point in points], threshold)
@@ -28,7 +28,7 @@ def trend(module: str, points: Sequence[Point], threshold: float) -> Trend:
 
 
 def _is_excused(change: Finding, size: Finding, fit: Fit | None, relative: Fit | None, threshold: float) -> bool:
-    """Whether a change shrinks, or may do so, no faster than the output itself."""
+    """Whether a change that shrinks, or may shrink, does so no faster than the output itself."""
     if relative is None or fit is None or judge(relative, (), threshold) == "shrinks":
         return False
     may_shrink = change == "unclear" and size == "shrinks" and fit.high is not None and fit.high <= threshold
@@ -36,7 +36,7 @@ def _is_excused(change: Finding, size: Finding, fit: Fit | None, relative: Fit |
 
 
 def judge(fit: Fit | None, values: Iterable[Number], threshold: float) -> Finding:
-    """The finding on an exponent that was fitted to these values."""
+    """The finding on a fitted exponent."""
     if any(value is None for value in values):
         return "not finite"
     if fit is None:
@@ -51,7 +51,7 @@ def judge(fit: Fit | None, values: Iterable[Number], threshold: float) -> Findin
 
 
 def _exponent(points: Sequence[Point], read: Callable[[Point], Number]) -> Fit | None:
-    """The mean exponent over seeds; None where a value is zero or not finite."""
+    """The mean exponent over seeds; None if a value is zero or not finite."""
     if not all(read(point) for point in points):
         return None
     by_seed: dict[int, list[Point]] = {}

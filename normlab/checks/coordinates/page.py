@@ -29,7 +29,7 @@ from normlab.probes.profile import Number
 
 
 def page(check: CoordinateCheck) -> str:
-    """The page as text."""
+    """The HTML page as text."""
     return render(
         f"Coordinate check of {check.target.name}",
         _sections(check),
@@ -45,7 +45,7 @@ def page(check: CoordinateCheck) -> str:
 
 
 def plot_data(check: CoordinateCheck) -> dict[str, Any]:
-    """What the page's script draws: exponents, and means over seeds at every size and step; a module has one colour."""
+    """Plot data as JSON: exponents, and means over seeds at every size and step; one colour for each module."""
     modules = list(dict.fromkeys(trend.module for axis in check.axes for trend in axis.trends))
     names, places = labels(modules), {module: place for place, module in enumerate(modules)}
     return {
@@ -77,7 +77,7 @@ def _fit(fit: Fit | None) -> list[Number] | None:
 
 
 def _over_seeds(trend: Trend, sizes: Sequence[int], field: str, step: int) -> list[list[Number]]:
-    """[geometric mean, least, largest] over seeds at each size."""
+    """[geometric mean, smallest, largest] over seeds at each size."""
     return [_middle([getattr(p, field)[step] for p in trend.points if p.size == size]) for size in sizes]
 
 
@@ -103,7 +103,7 @@ def _sections(check: CoordinateCheck) -> list[Section]:
 
 
 def exponent_table(axis: Axis, check: CoordinateCheck) -> Table:
-    """The exponents of every module, and the values that they were fitted to."""
+    """Exponents of every module, and the values they were fitted to."""
     last = [Column(f"Change, step {check.steps}", True)] if check.steps > 1 else []
     ends = [Column(f"Change at {size}", True) for size in (axis.sizes[0], axis.sizes[-1])]
     titles = [Column("Module"), Column("Size at the start", True), Column("Change, step 1", True), *last, *ends]

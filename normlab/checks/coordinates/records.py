@@ -13,7 +13,7 @@ from normlab.utils.records import StoredResult
 AxisName = Literal["width", "depth"]
 
 Rule = Literal["none", "derived", "hypothesis"]
-"""What the transfer rules say of an axis: nothing; that changes do not depend on it; that they are hoped not to."""
+"""Claim of the transfer rules about an axis: none; changes do not depend on it; the same as a hypothesis."""
 
 Finding = Literal["flat", "grows", "shrinks", "as its size", "unclear", "constant", "not finite"]
 """How a value depends on the width or the depth.
@@ -28,7 +28,7 @@ not finite   a value was not finite at some size, or the training broke
 """
 
 BREAKS_RULE: tuple[Finding, ...] = ("grows", "shrinks", "not finite")
-"""Findings on a change that contradict a rule by which it does not depend on the size."""
+"""Findings on a change that contradict a rule that it does not depend on the size."""
 
 LOGITS = "logits"
 """The name of the model's output among the modules."""
@@ -39,13 +39,13 @@ THRESHOLD = 0.25
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """The output of one module at one size, with one seed."""
+    """Values of one module at one size, with one seed."""
 
     size: int
     """Width or number of blocks."""
     seed: int
     sizes: tuple[Number, ...]
-    """RMS at steps 0 to T; None where it was not finite or the training had broken."""
+    """RMS at steps 0 to T; None if it was not finite or training had failed."""
     changes: tuple[Number, ...]
     """RMS of the difference to step 0, at steps 1 to T."""
 
@@ -58,40 +58,40 @@ class Trend:
     """Path in the model; a star stands for all blocks, over which the root mean square is taken."""
     points: tuple[Point, ...]
     start: Fit | None
-    """Exponent of the RMS at step 0: mean over seeds, with Student's interval."""
+    """Exponent of the RMS at step 0: mean over seeds with Student's t interval."""
     first: Fit | None
     """Exponent of the change in the first step."""
     last: Fit | None
     """Exponent of the change in all steps together."""
     size: Finding
-    """Of the RMS at step 0."""
+    """Finding on the RMS at step 0."""
     change: Finding
-    """Of the change, at the step, first or last, at which it grows more: later on norms bound what was large."""
+    """Finding on the change at the first or last step, whichever grows more: later on norms bound it."""
     relative: Fit | None
     """Exponent of that change over the RMS at step 0."""
 
     @property
     def steepest(self) -> Fit | None:
-        """The exponent that the finding on the change is about."""
+        """The exponent that decides the finding on the change."""
         return steepest(self.first, self.last)
 
     @property
     def breaks_rule(self) -> bool:
-        """Whether it contradicts a derived rule: no growth of what is there at the start, and flat changes."""
+        """Whether it contradicts a derived rule, by which initial values do not grow and changes are flat."""
         return self.change in BREAKS_RULE or self.size in ("grows", "not finite")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """Everything over one axis, the other size being fixed."""
+    """Results over one axis (width or depth), with the other fixed."""
 
     name: AxisName
     sizes: tuple[int, ...]
     fixed: int | None
-    """The depth of a check over width, the width of one over depth; None where it is not known."""
+    """The depth of a check over width, the width of one over depth; None if unknown."""
     rule: Rule
     trends: tuple[Trend, ...]
-    """In the order of the forward pass."""
+    """Modules in the order of the forward pass."""
 
     @property
     def broken_rules(self) -> list[Trend]:
@@ -108,11 +108,11 @@ class CoordinateCheck(StoredResult):
 
     target: Subject
     config: dict[str, Any] = field(default_factory=dict)
-    """The options it ran with."""
+    """Options of the check."""
     base_dim: int | None
-    """Width at which the rate counts as tuned; None without the width rules."""
+    """Width at which the learning rate was tuned; None without the width rules."""
     base_depth: int | None
-    """Depth at which the rate counts as tuned; None without the depth rule."""
+    """Depth at which the learning rate was tuned; None without the depth rule."""
     steps: int
     """Optimiser steps, all on one batch."""
     lr: float
@@ -121,11 +121,11 @@ class CoordinateCheck(StoredResult):
     """Largest absolute exponent that counts as flat."""
     axes: tuple[Axis, ...]
     notes: tuple[str, ...] = ()
-    """What a reader must know: sizes that were left out to stay within the time."""
+    """Remarks, such as sizes that were skipped to stay within the time limit."""
     seconds: float = 0.0
     versions: dict[str, str] = field(default_factory=dict)
     command: tuple[str, ...] = ()
-    """The command line, where there was one."""
+    """The command line; empty if called from Python."""
     schema: Literal[1] = 1
 
     @property
@@ -134,22 +134,22 @@ class CoordinateCheck(StoredResult):
         return any(axis.broken_rules for axis in self.axes)
 
     def axis(self, name: AxisName) -> Axis | None:
-        """The axis called so, where it was measured."""
+        """The axis of this name; None if it was not measured."""
         return next((axis for axis in self.axes if axis.name == name), None)
 
     def table(self) -> str:
-        """The card as plain text: what a terminal shows, without colour."""
+        """The result as plain text, as the terminal shows it."""
         from normlab.checks.coordinates.card import text
 
         return text(self)
 
     def to_html(self) -> str:
-        """One page that needs no other file."""
+        """The result as a self-contained HTML page."""
         from normlab.checks.coordinates.page import page
 
         return page(self)
 
 
 def steepest(*fits: Fit | None) -> Fit | None:
-    """The fit with the largest exponent; None without any."""
+    """The fit with the largest exponent; None if there are none."""
     return max((fit for fit in fits if fit is not None), key=lambda fit: fit.exponent, default=None)

@@ -20,6 +20,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from normlab.checks.coordinates.records import LOGITS
+from normlab.checks.judge.verdict import plain
 from normlab.probes.blocks import BlockStack, eager, find_stacks, walk
 from normlab.probes.hidden_state import spaced
 from normlab.probes.measures import rms
@@ -29,13 +30,13 @@ from normlab.probes.untouched import at_rest
 from normlab.targets.target import Target
 
 LAST = "(last)"
-"""Ends the name of a stack where its state after the last block is meant."""
+"""Suffix of a stack's name that stands for its state after the last block."""
 
 Outputs = dict[str, list[torch.Tensor]]
-"""A sample of the tokens of every output, by name; one tensor for each block and call."""
+"""Outputs by module name, a sample of their tokens: one tensor for each block and call."""
 
 _TOKENS = 256
-"""Most tokens of an output that are compared; those of step 0 are kept for every module."""
+"""Largest number of tokens compared; those of step 0 are kept for every module."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class ModuleTrace:
 
 @dataclass(frozen=True)
 class _Output:
-    """Where an output is recorded, and how its hidden state is read."""
+    """A module whose output is recorded, and how its hidden state is read."""
 
     name: str
     read: Callable[[torch.Tensor], torch.Tensor]
@@ -71,7 +72,7 @@ def trace(target: Target, model: nn.Module, optimiser: Optimizer, *, steps: int,
 
 
 def _step(target: Target, model: nn.Module, optimiser: Optimizer, batch: Any) -> bool:
-    """One optimiser step; False where the loss or a gradient is not finite, and then no step is taken."""
+    """One optimiser step; returns False, without a step, if the loss or a gradient is not finite."""
     optimiser.zero_grad()
     loss = target.loss(model, batch)
     loss.backward()
@@ -84,7 +85,7 @@ def _step(target: Target, model: nn.Module, optimiser: Optimizer, batch: Any) ->
 
 
 def _places(model: nn.Module, pattern: str | None) -> dict[nn.Module, _Output]:
-    """What to record: every module with parameters of its own, and the last block of every stack."""
+    """Modules to record: all with parameters of their own, and the last block of every stack."""
     model, stacks = eager(model), find_stacks(model, pattern)
     found: dict[nn.Module, _Output] = {}
     for path, module in walk(model, ""):
@@ -96,9 +97,9 @@ def _places(model: nn.Module, pattern: str | None) -> dict[nn.Module, _Output]:
 
 def _starred(path: str, stacks: list[BlockStack]) -> str:
     for stack in stacks:
-        for name in stack.names:
-            if path == name or path.startswith(f"{name}."):
-                return f"{stack.name}.*{path.removeprefix(name)}"
+        block = stack.block_of(path)
+        if block is not None:
+            return f"{stack.name}.*{path.removeprefix(stack.names[block])}"
     return path
 
 
@@ -153,7 +154,7 @@ def _compare(now: Outputs, start: Outputs) -> dict[str, tuple[float, float]]:
 
 
 def _pooled(outputs: list[torch.Tensor]) -> float:
-    """Root mean square over all outputs; NaN where one of them is not finite."""
+    """Root mean square over all outputs; NaN if one of them is not finite."""
     if not all(bool(torch.isfinite(output).all()) for output in outputs):
         return math.nan
     return math.sqrt(sum(float(rms(output)) ** 2 for output in outputs) / len(outputs))
@@ -161,8 +162,4 @@ def _pooled(outputs: list[torch.Tensor]) -> float:
 
 def _traced(rows: list[tuple[float, float]], steps: int) -> ModuleTrace:
     values = rows + [(math.nan, math.nan)] * (steps + 1 - len(rows))
-    return ModuleTrace(tuple(_plain(size) for size, _ in values), tuple(_plain(change) for _, change in values[1:]))
-
-
-def _plain(value: float) -> Number:
-    return value if math.isfinite(value) else None
+    return ModuleTrace(tuple(plain(size) for size, _ in values), tuple(plain(change) for _, change in values[1:]))

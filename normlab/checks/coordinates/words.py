@@ -12,7 +12,7 @@ from normlab.numerics.power_law import Fit
 from normlab.pages.numbers import NONE, join_names, minus
 
 FINE: tuple[Finding, ...] = ("flat", "as its size", "constant")
-"""Findings on a change that are no reason to worry."""
+"""Findings on a change that need no action."""
 
 _VERBS: dict[Finding, str] = {
     "not finite": "are not finite",
@@ -20,7 +20,7 @@ _VERBS: dict[Finding, str] = {
     "shrinks": "shrink",
     "unclear": "are unclear",
 }
-"""In the order of their weight."""
+"""The most serious first."""
 
 _CLAUSES: dict[Finding, str] = {
     "not finite": "are not finite at some {axis} in",
@@ -30,13 +30,13 @@ _CLAUSES: dict[Finding, str] = {
 }
 
 _MOST = 3
-"""Modules that a sentence names; the table has them all."""
+"""Largest number of modules named in a sentence; the table has all."""
 
 _OPTION: dict[AxisName, str] = {"width": "--base-dim", "depth": "--base-depth"}
 
 
 def headline(check: CoordinateCheck) -> str:
-    """What was found over all axes, in one line."""
+    """One line on all axes."""
     clauses = [_clause(axis) for axis in check.axes]
     if clauses == [_independent(axis) for axis in check.axes] and len(clauses) > 1:
         clauses = ["depend neither on width nor on depth"]
@@ -45,7 +45,7 @@ def headline(check: CoordinateCheck) -> str:
 
 
 def level(check: CoordinateCheck) -> Level:
-    """fail: a derived rule is contradicted. warn: growth, or doubt, where no rule says otherwise."""
+    """fail: a derived rule is contradicted. warn: growth, or doubt, without a derived rule."""
     if check.failed:
         return "fail"
     fine = all(trend.change in FINE for axis in check.axes for trend in axis.trends)
@@ -53,7 +53,7 @@ def level(check: CoordinateCheck) -> Level:
 
 
 def sentences(check: CoordinateCheck) -> list[str]:
-    """One paragraph an axis: the sizes, the rule, which modules grow or shrink and which are flat."""
+    """One paragraph for each axis: sizes, rule, modules that grow, shrink or are flat."""
     return [line for axis in check.axes for line in (_found(axis, check), *_advice(axis, check))]
 
 
@@ -66,7 +66,7 @@ def sizes_of(axis: Axis) -> str:
 
 
 def rule_words(axis: Axis, check: CoordinateCheck) -> str:
-    """Which transfer rule the models were built by."""
+    """The transfer rule of the models, in words."""
     base = check.base_dim if axis.name == "width" else check.base_depth
     if axis.rule == "none":
         return "without a transfer rule"
@@ -82,7 +82,7 @@ def labels(modules: Iterable[str]) -> dict[str, str]:
 
 
 def exponent(fit: Fit | None) -> str:
-    """'+0.52 ± 0.03', with half the interval over seeds."""
+    """'+0.52 ± 0.03': the exponent, and half the width of its interval over seeds."""
     if fit is None:
         return NONE
     half = "" if fit.low is None or fit.high is None else f" ± {(fit.high - fit.low) / 2:.2f}"
@@ -91,7 +91,7 @@ def exponent(fit: Fit | None) -> str:
 
 
 def finding(trend: Trend) -> str:
-    """The finding on the change, with that on the size at the start where it grows."""
+    """The finding on the change, and on the initial value if that grows."""
     return f"{trend.change}; size {trend.size}" if trend.size in ("grows", "not finite") else trend.change
 
 
@@ -150,7 +150,7 @@ def _counted(fine: Sequence[Trend], axis: Axis) -> str:
 
 
 def _advice(axis: Axis, check: CoordinateCheck) -> list[str]:
-    """What to do about growth where no rule was applied, and how to read a hypothesis."""
+    """Advice: what to do about growth without a rule, and how to read a hypothesis."""
     if axis.rule == "hypothesis":
         return [f"The depth rule of {check.target.scheme} is a hypothesis: nothing is claimed, so nothing can fail."]
     if axis.rule == "none" and any(trend.change in ("grows", "not finite") for trend in axis.trends):

@@ -9,20 +9,20 @@ import numpy as np
 from normlab.probes.profile import Number, Series
 
 _STANDS_OUT = 3.5
-"""Robust z-score from which a block is named (Iglewicz and Hoaglin's usual value)."""
+"""Robust z-score above which a block is an outlier (Iglewicz and Hoaglin's usual value)."""
 
 _LEAST_SPREAD = 1e-3
-"""A difference in log growth that is no fault, however alike the other blocks are."""
+"""Differences in log growth below this are no fault, even if all other blocks are equal."""
 
 _MUCH = 0.25
-"""Share of the growth that blocks must make up to be blamed for it alone."""
+"""Share of the growth above which outliers are blamed for it alone."""
 
 _REACH = 2
-"""Neighbours on each side that a block is compared with."""
+"""Number of neighbours on each side that a block is compared with."""
 
 
 def blocks(layers: Sequence[int], depth: int) -> str:
-    """Block numbers for people: "blocks 3, 17-23", "block 5", "all blocks", "the entry"."""
+    """Block numbers as text: "blocks 3, 17-23", "block 5", "all blocks", "the entry"."""
     inside = sorted({layer for layer in layers if layer >= 0})
     entry = ["the entry"] if any(layer < 0 for layer in layers) else []
     if len(inside) == depth and depth > 1:
@@ -39,12 +39,12 @@ def blocks(layers: Sequence[int], depth: int) -> str:
 
 
 def blame(layers: Sequence[int], depth: int) -> str:
-    """The end of a verdict's words: the blocks named, if any."""
+    """End of a verdict's text: the blocks, if there are any."""
     return f"; {blocks(layers, depth)}" if layers else ""
 
 
 def standing_out(values: Series, *, sign: float = 1.0) -> tuple[int, ...]:
-    """Places whose value is larger (sign -1: smaller) than the others' by a robust z-score."""
+    """Indices of outliers: values larger (sign -1: smaller) than the others by a robust z-score."""
     known = {place: sign * value for place, value in enumerate(values) if value is not None}
     if not known:
         return ()
@@ -54,7 +54,7 @@ def standing_out(values: Series, *, sign: float = 1.0) -> tuple[int, ...]:
 
 
 def to_blame(growth: Series, *, sign: float = 1.0) -> tuple[int, ...]:
-    """The blocks that stand out, where they make up much of the growth (in logarithms); all blocks where they do not.
+    """The outliers, if they make up much of the log growth; otherwise all blocks.
 
     A stack that loses its gradient a little in every block does not owe that to the block that loses some more.
     """

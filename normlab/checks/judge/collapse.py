@@ -18,13 +18,13 @@ from normlab.checks.judge.verdict import Snapshot, Verdict, over, unmeasured, wo
 from normlab.probes.profile import Number
 
 _CLEARLY = 0.98
-"""A loss below this share of the unigram entropy is no accident of the batch: three deviations of 384 tokens."""
+"""A loss below this share of the unigram entropy is not by chance: three standard deviations of 384 tokens."""
 
 _HALF = 0.5
-"""Left of the loss where that entropy is not known: the frequencies of the tokens of a text save a third."""
+"""The same as a share of the initial loss, if that entropy is unknown: token frequencies of a text save a third."""
 
 _NEARER = 0.5
-"""What is left of 1 − cosine where tokens have come together."""
+"""Share of the initial 1 − cosine below which tokens have become more alike."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class TokenSpread:
         return over(self.cosine, limits.cosine) or under(self.rank, limits.rank)
 
     def same(self, limits: Thresholds) -> bool:
-        """Alike, and not by a part that all tokens have in common; where that was not measured, it is no excuse."""
+        """Alike, and not only by a component common to all tokens, as far as that was measured."""
         rest_alike = over(self.rest_cosine, limits.cosine) or under(self.rest_rank, limits.rank)
         return self.alike(limits) and (rest_alike or not self.rest_measured or under(self.spread, limits.spread))
 
@@ -62,7 +62,7 @@ class TokenSpread:
         return ", ".join(shown + ([self._rest(limits)] if self.alike(limits) and self.rest_measured else []))
 
     def _without_mean(self, limits: Thresholds) -> str:
-        """Of tokens that are alike by a common part: what is left of them is what counts."""
+        """For tokens that share a component: the same measures without it."""
         rest, rank, limit = self.rest_cosine, self.rest_rank, f"({limits.cosine:g} is the limit)"
         known = [] if rest is None else [f"top token cosine {near_one(rest)} {limit}"]
         known += [] if rank is None else [f"effective rank {rank:.1f} ({limits.rank:g} is the least)"]
@@ -145,13 +145,13 @@ def _stuck(views: Sequence[Snapshot], unigram: float | None) -> Verdict | None:
 
 
 def _cosine(view: Snapshot) -> Number:
-    """At the top, without the mean of all tokens where that was measured."""
+    """Token cosine of the last state, without the mean of all tokens if that was measured."""
     top = _boundaries(view)[-1]
     return top.rest_cosine if top.rest_measured else top.cosine
 
 
 def near_one(cosine: float) -> str:
-    """Three decimals, or as many as show the difference from one."""
+    """Format a number near one: three decimals, or as many as show the difference from one."""
     return f"{cosine:.{3 if cosine < 0.9995 else 6}f}"
 
 

@@ -16,7 +16,7 @@ VERDICTS = frozenset(
     | {"bf16 absorption", "headroom", "outliers", "uneven", "certificate", "norm drift"}
     | {"untrained", "leaks", "structure", "start", "mixing"}
 )
-"""What a check judges."""
+"""Names of the verdicts."""
 
 FINDINGS = frozenset(
     {"exploding", "super-linear", "shrinking", "vanishing", "unsteady", "collapse", "dead depth", "low entropy"}
@@ -24,11 +24,11 @@ FINDINGS = frozenset(
     | {"certificate violated", "norm drift", "untrained", "detached", "sees the future", "mixes samples"}
     | {"no norm", "no final norm", "norm off", "skip gain", "echo", "high first loss", "not finite", "mixing gain"}
 )
-"""What it can find that is not fine."""
+"""Findings that are not fine."""
 
 
 def parse(entries: str | Iterable[str]) -> tuple[str, ...]:
-    """The entries of "exploding,vanishing" or of a list, each known to name something."""
+    """Parse "exploding,vanishing" or a list of entries; raises for an unknown entry."""
     parts = [entry.split(",") for entry in ([entries] if isinstance(entries, str) else entries)]
     found = [" ".join(entry.split()) for part in parts for entry in part if entry.strip()]
     for entry in found:
@@ -38,13 +38,13 @@ def parse(entries: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def fired(verdicts: Sequence[Verdict], entries: str | Iterable[str]) -> list[Verdict]:
-    """The verdicts that the entries name, in the order of the verdicts."""
+    """The verdicts that match an entry, in the order of the verdicts."""
     rules = [_split(entry) for entry in parse(entries)]
     return [verdict for verdict in verdicts if any(_fires(verdict, *rule) for rule in rules)]
 
 
 def _split(entry: str) -> tuple[str, Level]:
-    """What an entry names, and the level from which it fires."""
+    """(verdict or finding of an entry, level from which it counts)."""
     name = entry.removesuffix(":warn")
     return name.strip(), "fail" if name == entry else "warn"
 

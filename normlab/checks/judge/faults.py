@@ -13,20 +13,20 @@ from normlab.checks.judge.verdict import Snapshot, Verdict, over, plain, unmeasu
 from normlab.probes.profile import LOW_ENTROPY, Number, Series
 
 _LARGEST_TURN = 100.0
-"""Where a tangent ends: beyond it nothing is left of the state that the block was given."""
+"""Limit of the tangent: beyond it nothing is left of the block's input."""
 
 UNSEEN = "no softmax over keys was seen in a block"
-"""Why attention was not measured: it is written in a way that cannot be seen, or there is none."""
+"""Why attention was not measured: no known attention function was called."""
 
 _NAMED = 6
-"""Most blocks whose heads are listed."""
+"""Largest number of blocks whose heads are listed."""
 
 Head = tuple[int, int]
 """Block and head."""
 
 
 def low_entropy(view: Snapshot, limits: Thresholds) -> Verdict:
-    """Whether attention heads look at a single key: many of a block's, or any if all other heads are far from that."""
+    """Whether heads attend to a single key: many heads of a block, or any head if all others are far from it."""
     shares = view.mean(lambda profile: profile.attn_entropy_low_share)
     if not any(share is not None for share in shares):
         return unmeasured("attention", UNSEEN)
@@ -96,7 +96,7 @@ def _apart(low: Sequence[Head], heads: Mapping[Head, float], rest: float, view: 
 
 
 def _listed(heads: Sequence[Head]) -> str:
-    """For the end of a line: (block 5: head 2; block 7: heads 0, 3)."""
+    """Heads as text: (block 5: head 2; block 7: heads 0, 3)."""
     groups = [(block, [head for _, head in group]) for block, group in groupby(heads, key=lambda pair: pair[0])]
     named = [f"block {b}: head{'s' if len(h) > 1 else ''} {', '.join(map(str, h))}" for b, h in groups[:_NAMED]]
     return f" ({'; '.join(named)}{'; ...' if len(groups) > _NAMED else ''})"

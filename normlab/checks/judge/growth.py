@@ -12,11 +12,11 @@ from normlab.checks.ladder_records import Ladder
 from normlab.probes.profile import Number, Profile
 
 GRADIENT_RATIO = "gradient of the first block over the last's"
-"""What tables and formulas call G."""
+"""G in tables and formulas, in words."""
 
 
 def forward(ladder: Ladder, limits: Thresholds) -> Verdict:
-    """How the RMS of the state grows with depth."""
+    """Verdict on the growth of the state's RMS with depth."""
     law = growth_laws.classify(ladder, limits)
     if law.broken is not None:
         return _broken(law, law.broken)
@@ -45,7 +45,7 @@ def growth_level(name: growth_laws.Forward) -> Level:
 
 
 def backward(ladder: Ladder, limits: Thresholds, target: int | None = None) -> Verdict:
-    """How much the gradient grows or shrinks on its way to the first block, at the target depth."""
+    """Verdict on the ratio of the first block's gradient to the last's, at the target depth."""
     law = growth_laws.classify_backward(ladder, target, limits)
     if _is_cut_off(ladder):
         words = "vanishing: the gradient behind the last block was measured and is exactly zero, so no block is trained"
@@ -75,7 +75,7 @@ def backward(ladder: Ladder, limits: Thresholds, target: int | None = None) -> V
 
 
 def unsteady(ladder: Ladder, limits: Thresholds) -> Verdict:
-    """Whether the gradient's gain moved during the burst."""
+    """Verdict on how much that ratio changed during training."""
     factor = growth_laws.moved(ladder)
     if factor is None:
         return unmeasured("unsteady", "it takes a measurement before training and one after it")
@@ -104,7 +104,7 @@ def _broken(law: growth_laws.ForwardLaw, profile: Profile) -> Verdict:
 
 
 def _exponent(law: growth_laws.ForwardLaw, limits: Thresholds) -> str:
-    """The exponent that is held against the limit, with its interval, and its spread where seeds differ."""
+    """The exponent with its interval, and its range over seeds if they differ, as text."""
     if law.p is None or law.spread is None:
         return ""
     small, large = law.depths
@@ -120,18 +120,18 @@ def _exponent(law: growth_laws.ForwardLaw, limits: Thresholds) -> str:
 
 
 def _sure(fit: growth_laws.Fit, limits: Thresholds) -> float:
-    """The milder end of an exponent's interval: what is certain of an exponent beyond a limit."""
+    """The milder end of an exponent's interval."""
     if fit.exponent > 0.0:
         return fit.exponent - limits.p_one_seed if fit.low is None else fit.low
     return fit.exponent + limits.p_one_seed if fit.high is None else fit.high
 
 
 _HARDLY = 0.05
-"""κL below which a stack hardly grows at all: a ratio of two such slopes is noise over noise."""
+"""κL below which a stack hardly grows: the ratio of two such slopes would be noise."""
 
 
 def _slope(law: growth_laws.ForwardLaw, limits: Thresholds) -> str:
-    """The other conditions of an explosion: all must hold, and none has a limit of its own."""
+    """Text on the other conditions of an explosion, which must all hold."""
     if law.kappa_ratio is None or law.kappa_depth is None:
         return ""
     small, large = law.depths
@@ -153,7 +153,7 @@ def _interval(fit: growth_laws.Fit) -> str:
 
 
 def _is_cut_off(ladder: Ladder) -> bool:
-    """Whether no gradient reaches the deepest stack at the last snapshot; an untrained head of zeros passes none."""
+    """Whether no gradient reaches the deepest stack at the last snapshot, as below a head of zeros."""
     last = ladder.deepest(ladder.snapshots[-1])
     return any(profile.grad_h[-1] == 0.0 and not profile.gradient_broken for profile in last)
 

@@ -34,10 +34,10 @@ FORWARD_ORDER: tuple[Forward, ...] = get_args(Forward)
 
 _FAST: tuple[Forward, ...] = ("super-linear", "exploding")
 _MILDER: dict[Forward, Forward] = {"super-linear": "linear", "shrinking": "bounded"}
-"""The milder class, reported where the interval of p includes it. An explosion has three more conditions than p."""
+"""The milder class, reported if the interval of p includes it. An explosion has three more conditions than p."""
 
 LEAST_STEP = 1.5
-"""Least ratio of two depths that an exponent is fitted to."""
+"""Smallest ratio of two depths to which an exponent is fitted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,42 +52,42 @@ class ForwardLaw:
     p: Fit | None = None
     """Slope of log RMS on log depth between the two, mean over seeds."""
     spread: tuple[float, float] | None = None
-    """Least and largest p of a seed."""
+    """Smallest and largest p of a seed."""
     kappa_ratio: float | None = None
     """κ at the larger depth over κ at the smaller one."""
     kappa_ratio_limit: float | None = None
-    """What the ratio was held against: the threshold, moved where the larger depth is not twice the smaller one."""
+    """Threshold of that ratio, adjusted if the larger depth is not twice the smaller one."""
     kappa_depth: float | None = None
     """κL at the larger depth."""
     bend: float | None = None
     """κ of the upper half of the larger stack over that of its lower half."""
     p_rest: float | None = None
-    """The exponent of the state less the mean of all tokens."""
+    """The same exponent p for the state minus the mean of all tokens."""
     doubtful: bool = False
-    """Whether p speaks for a worse class, and its interval does not exclude the milder one, which is then the name."""
+    """The point estimate of p is in a worse class, but its interval includes the milder one, which is reported."""
     broken: Profile | None = None
     """The shallowest profile with a value that is not finite."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BackwardLaw:
-    """The gradient's gain G over the stack at the target depth, at one snapshot."""
+    """The gradient ratio G (first block over last) at the target depth, at one snapshot."""
 
     name: Backward
     when: When
     step: int
     target: int
-    """The depth judged: the one asked for, or the largest measured where the gradient ended there already."""
+    """The judged depth: the requested one, or the largest measured if the gradient had vanished there already."""
     value: float | None = None
-    """G at the target depth; infinite where a gradient was not finite."""
+    """G at the target depth; infinite if a gradient was not finite."""
     measured: bool = True
-    """Whether the target depth was measured, or is reached by the fit."""
+    """Whether the target depth was measured; otherwise the value is extrapolated by the fit."""
     fit: Fit | None = None
-    """G over depths; None with one depth."""
+    """Power law of G over depths; None with one depth."""
 
 
 def kappa(profile: Profile) -> float | None:
-    """Slope of log RMS on l over the layers 0.1 L to 0.9 L; None where fewer than two of them have a size."""
+    """Slope of log RMS on l over the layers 0.1 L to 0.9 L; None if fewer than two of them have a finite RMS."""
     return _slope_between(profile, 0.1, 0.9)
 
 
@@ -195,7 +195,7 @@ def backward_law(
 
 
 def gradient_gain(profiles: Sequence[Profile]) -> float | None:
-    """G, geometric mean over seeds; infinite where a gradient was not finite, 0 where one vanished."""
+    """G, geometric mean over seeds; infinite if a gradient was not finite, 0 if one was zero."""
     if any(profile.gradient_broken for profile in profiles):
         return math.inf
     gains = [gain for profile in profiles if (gain := profile.G) is not None]
@@ -234,13 +234,13 @@ def _last_rms(profile: Profile) -> Number:
 
 
 def _last_spread(profile: Profile) -> Number:
-    """RMS of the last state less the mean of all tokens."""
+    """RMS of the last state minus the mean of all tokens."""
     variance = profile.var_data[-1]
     return None if variance is None else math.sqrt(variance)
 
 
 def _slopes(ladder: Ladder, when: When, pair: tuple[int, int], read: Callable[[Profile], Number]) -> list[float]:
-    """p of every seed that has a size at both depths."""
+    """p of every seed with a finite RMS at both depths."""
     small, large = ({p.seed: size for p in ladder.at(depth, when) if (size := read(p))} for depth in pair)
     step = math.log(pair[1] / pair[0])
     return [(math.log(large[seed]) - math.log(small[seed])) / step for seed in small if seed in large]
@@ -264,7 +264,7 @@ def _kappa_ratio(small: float | None, large: float | None) -> float | None:
 
 
 def _ratio_limit(threshold: float, pair: tuple[int, int]) -> float:
-    """The threshold is for a doubling, where a power law has 1/2; it keeps its place between 1 / r and 1 for others."""
+    """The threshold is for depths of ratio 2; for a ratio r it keeps its relative place between 1/r and 1."""
     power_law = pair[0] / pair[1]
     return power_law + (2.0 * threshold - 1.0) * (1.0 - power_law)
 
@@ -295,12 +295,12 @@ def _is_sure(p: Fit, limits: Thresholds) -> bool:
 
 
 def _badness(law: ForwardLaw) -> tuple[int, bool, float]:
-    """Worse laws are larger: by class, then what is not finite, then by exponent."""
+    """Sort key, larger is worse: by class, then not finite, then by exponent."""
     return (FORWARD_ORDER.index(law.name), law.broken is not None, law.p.exponent if law.p else -math.inf)
 
 
 def _fit_gradient(profiles: Sequence[Profile], least: int) -> Fit | None:
-    """The power law of G over the depths that may be judged, or over all where fewer than two may."""
+    """The power law of G over depths that are deep enough to judge, or over all if fewer than two are."""
     points = [(p.depth, gain) for p in profiles if not p.gradient_broken and (gain := p.G)]
     deep = [point for point in points if point[0] >= least]
     chosen = deep if len({depth for depth, _ in deep}) > 1 else points
@@ -317,7 +317,7 @@ def _by_gain(value: float | None, limits: Thresholds) -> Backward:
 
 
 def _distance(law: BackwardLaw) -> tuple[bool, bool, float]:
-    """Worse laws are larger: judged ones, then those out of bounds, then those further from 1."""
+    """Sort key, larger is worse: judged, then out of bounds, then further from 1."""
     if law.value is None:
         return (False, False, 0.0)
     far = math.inf if law.value == 0.0 or math.isinf(law.value) else abs(math.log(law.value))

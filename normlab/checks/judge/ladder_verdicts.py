@@ -44,7 +44,7 @@ def judge_ladder(
 
 
 def dead_depth(view: Snapshot, limits: Thresholds) -> Verdict:
-    """Whether the last third of the blocks still turns the tokens."""
+    """Verdict on dead depth: whether the last third of the blocks still changes the direction of tokens."""
     angles, third = view.mean(lambda profile: profile.ang), view.depth // 3
     first, last = mean(angles[:third]), mean(angles[view.depth - third :])
     if first is None or last is None:
@@ -68,7 +68,7 @@ def dead_depth(view: Snapshot, limits: Thresholds) -> Verdict:
 
 
 def logits(view: Snapshot, limits: Thresholds) -> Verdict:
-    """Whether attention scores are about to saturate the softmax."""
+    """Verdict on attention logits: whether scores are large enough to saturate the softmax."""
     scores = view.mean(lambda profile: profile.logit_max)
     if not any(score is not None for score in scores):
         return unmeasured("attention logits", UNSEEN)
@@ -78,7 +78,7 @@ def logits(view: Snapshot, limits: Thresholds) -> Verdict:
 
 
 def updates(view: Snapshot, limits: Thresholds) -> Verdict:
-    """Whether an optimiser step changes every block's weights by a sensible share."""
+    """Verdict on the update ratio ‖Δw‖ / ‖w‖ of every block in one optimiser step."""
     if not view.trained:
         return unmeasured("update ratio", "Adam's first step moves every weight by the whole rate, whatever the design")
     shares, low, high = view.mean(lambda profile: profile.upd_ratio), limits.update_low, limits.update_high
@@ -102,13 +102,13 @@ def updates(view: Snapshot, limits: Thresholds) -> Verdict:
 
 
 def absorption(view: Snapshot, limits: Thresholds) -> Verdict:
-    """Whether a bf16 state would round away what the blocks add."""
+    """Verdict on bf16 absorption: whether increments are lost to rounding in a bf16 residual stream."""
     shares, warn, fail = view.mean(lambda profile: profile.absorb_bf16), limits.absorb_warn, limits.absorb_fail
     return upper("bf16 absorption", "absorbed", "share of increments lost in bf16", shares, view, warn, fail)
 
 
 def headroom(view: Snapshot, limits: Thresholds) -> Verdict:
-    """Whether the state is about to overflow fp16."""
+    """Verdict on headroom: how close the state is to overflow in fp16."""
     bits = view.mean(lambda profile: profile.headroom("fp16"))
     needed = [None if x is None or math.isinf(x) else -x for x in bits]
     verdict = upper("headroom", "little headroom", "", needed, view, -limits.headroom_bits, first=-1)
@@ -122,6 +122,6 @@ def headroom(view: Snapshot, limits: Thresholds) -> Verdict:
 
 
 def outliers(view: Snapshot, limits: Thresholds) -> Verdict:
-    """Whether single entries are far larger than the rest (outliers)."""
+    """Verdict on outliers: whether single entries are far larger than the RMS."""
     ratios = view.mean(lambda profile: profile.outlier_ratio)
     return upper("outliers", "outliers", "largest entry over RMS", ratios, view, limits.outlier_ratio, first=-1)

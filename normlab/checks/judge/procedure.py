@@ -22,15 +22,15 @@ from normlab.probes.profile import Number, When
 
 @dataclass(frozen=True, kw_only=True)
 class ProcedureStep:
-    """One question to an architecture, answered."""
+    """One step of the procedure: a question and its answer."""
 
     name: str
     question: str
     done: str
-    """What was run to answer it."""
+    """What was measured to answer it."""
     number: Number = None
     symbol: str = ""
-    """What the number is: "p", "G", ..."""
+    """Symbol of the number: "p", "G", ..."""
     answer: str
     level: Level = "ok"
 

@@ -10,19 +10,19 @@ from normlab.checks.judge.ladder_verdicts import Verdict
 
 Cost = Literal["setting", "initialisation", "architecture"]
 COSTS: tuple[Cost, ...] = ("setting", "initialisation", "architecture")
-"""What has to change, cheapest first: a number of the run, how weights start, the model itself."""
+"""What a remedy changes, cheapest first: a training setting, the initialisation, the architecture."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Remedy:
-    """One thing to try."""
+    """One suggested change."""
 
     words: str
     cost: Cost
     cures: frozenset[str]
     """Findings that it helps against."""
     turns: str = ""
-    """What it makes larger or smaller: "rate up". Its opposite among the remedies found means that neither helps."""
+    """What it increases or decreases, e.g. "rate up"; if its opposite is suggested as well, both are dropped."""
 
 
 def _remedy(words: str, cost: Cost, *cures: str, turns: str = "") -> Remedy:
@@ -34,7 +34,7 @@ _GROWTH = ("exploding", "super-linear")
 ROOTS = frozenset(
     {"untrained", "detached", "sees the future", "mixes samples", "no norm", "no final norm", "norm off", "skip gain"}
 )
-"""Findings in the wiring of a model: what else was found may be their effect, and no setting cures them."""
+"""Faults in the structure of a model: other findings may be their effect, and no setting repairs them."""
 
 MENU: tuple[Remedy, ...] = (
     _remedy("a lower learning rate", "setting", "large updates", "unsteady", turns="rate down"),
@@ -99,7 +99,7 @@ MENU: tuple[Remedy, ...] = (
 
 
 def remedies(verdicts: Iterable[Verdict]) -> list[Remedy]:
-    """The remedies for what was found, cheapest first, those that cure more findings before others of the same cost."""
+    """Remedies for these findings: cheapest first; at equal cost those for more findings first."""
     found = {_ailment(verdict) for verdict in verdicts if verdict.level != "ok"}
     if found & ROOTS:
         found &= ROOTS | {"echo"}
@@ -115,5 +115,5 @@ def _opposite(turns: str) -> str | None:
 
 
 def _ailment(verdict: Verdict) -> str:
-    """The finding, with forward and backward explosions kept apart: clipping helps against one of them alone."""
+    """The finding; exploding gradients get a name of their own, because clipping helps against those alone."""
     return "exploding gradient" if (verdict.name, verdict.finding) == ("backward", "exploding") else verdict.finding

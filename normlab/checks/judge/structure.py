@@ -18,7 +18,7 @@ from normlab.probes.start import Start, echoes, worst_start
 _OFF = "larger than the state's square switches the norm off"
 
 _SHOWN = 3
-"""Most parameters that are named."""
+"""Largest number of parameters that are named."""
 
 
 def structural(
@@ -37,7 +37,7 @@ def structural(
 
 
 def untrained(found: Structure, trace: GradientTrace, *, has_head: bool) -> Verdict:
-    """Whether every parameter gets a gradient, and every branch passes one on."""
+    """Verdict on untrained parameters, and on branches that pass no gradient back."""
     if not trace.steps:
         return unmeasured("untrained", "no step was taken")
     never = _inside(trace.never, found.stack)
@@ -56,7 +56,7 @@ def untrained(found: Structure, trace: GradientTrace, *, has_head: bool) -> Verd
 
 
 def _untrained(names: Sequence[str], total: int, stack: BlockStack, level: Level, words: str) -> Verdict:
-    layers = tuple(sorted({place for name in names if (place := _block(name, stack)) is not None}))
+    layers = tuple(sorted({place for name in names if (place := stack.block_of(name)) is not None}))
     shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
     words = f"{len(names)} of {total} parameters {words} (0 is the limit): {shown}"
     count, module = float(len(names)), _module(names, stack)
@@ -75,7 +75,7 @@ def _detached(found: Structure) -> Verdict:
 
 
 def leaks(found: Structure, limits: Thresholds) -> Verdict:
-    """Whether an output moves with a later token or another sample."""
+    """Verdict on leaks: whether an output changes with a later token or with another sample."""
     seen = [leak for leak in (found.future, found.batch) if leak is not None]
     if not seen:
         return unmeasured("leaks", found.missing.get("leaks", ""))
@@ -93,7 +93,7 @@ def _leaking(leak: Leak, found: Structure, limits: Thresholds) -> Verdict:
     # In a decoder a batch norm shows the future.
     meant = not future and leak.is_batch_norm and found.must_hide is not True
     unsure = future and found.must_hide is None
-    layers = tuple(place for place in [_block(leak.module, found.stack)] if place is not None)
+    layers = tuple(place for place in [found.stack.block_of(leak.module)] if place is not None)
     what = "a later token" if future else "another sample of the batch"
     words = f"outputs move by {leak.share:.2g} of a change in {what} ({limits.leak:g} is the limit), from {leak.module}"
     words += " on: right for an encoder, wrong for a model that predicts the next token" if unsure else " on"
@@ -103,7 +103,7 @@ def _leaking(leak: Leak, found: Structure, limits: Thresholds) -> Verdict:
 
 
 def structure(found: Structure, limits: Thresholds) -> Verdict:
-    """Whether branches and head read through a norm, and whether skips have gain one."""
+    """Verdict on structure: whether branches and head have a norm before them, and skips gain 1."""
     if not any(found.scalings):
         return unmeasured("structure", found.missing.get("structure", "no block could be run by itself"))
     for rule in (_no_norm, _norm_off, _skip_gain, _no_final_norm, _final_norm_off):
@@ -189,7 +189,7 @@ def _no_final_norm(found: Structure, limits: Thresholds) -> Verdict | None:
 
 
 def start_verdict(starts: Sequence[Start], missing: str, limits: Thresholds, *, fresh: bool) -> Verdict | None:
-    """Whether an untrained model starts near the loss of a guess; None without token inputs or a vocabulary."""
+    """Verdict on the initial loss, against that of uniform guessing; None without token inputs or a vocabulary."""
     judged = [start for start in starts if start.judged]
     if not judged:
         return unmeasured("start", missing) if missing else None
@@ -253,19 +253,14 @@ def _bad_verdict(
 
 
 def _inside(names: Sequence[str], stack: BlockStack) -> list[str]:
-    return [name for name in names if _block(name, stack) is not None]
-
-
-def _block(path: str, stack: BlockStack) -> int | None:
-    """The block that a module or parameter belongs to."""
-    return next((k for k, name in enumerate(stack.names) if path == name or path.startswith(f"{name}.")), None)
+    return [name for name in names if stack.block_of(name) is not None]
 
 
 def _module(names: Sequence[str], stack: BlockStack) -> str:
-    """The part of the model, one level below a block, that most of the parameters belong to."""
-    place = _block(names[0], stack)
+    """The module, one level below a block, that most of these parameters belong to."""
+    place = stack.block_of(names[0])
     if place is None:
         return names[0].rpartition(".")[0]
     prefix = stack.names[place]
-    parts = Counter(name.removeprefix(f"{prefix}.").split(".")[0] for name in names if _block(name, stack) == place)
+    parts = Counter(name.removeprefix(f"{prefix}.").split(".")[0] for name in names if stack.block_of(name) == place)
     return f"{prefix}.{parts.most_common(1)[0][0]}"

@@ -27,15 +27,15 @@ class Verdict:
     """What was found: "exploding", "bounded", "fine", "not measured", ..."""
     level: Level
     value: Number = None
-    """The number that decided; None where it is missing or not finite."""
+    """The measured number that decides; None if it is missing or not finite."""
     threshold: Number = None
-    """What it was held against."""
+    """Threshold of that number."""
     layers: tuple[int, ...] = ()
     """The blocks to blame; -1 stands for what comes before the first block."""
     depth: int | None = None
     """Number of blocks of the stack that `layers` are counted in; None: of the stack that is judged."""
     module: str = ""
-    """The module to blame, by its path in the model, where it is known."""
+    """Path of the module to blame; empty if unknown."""
     words: str = ""
     """One line: value, threshold, step, blocks."""
 
@@ -72,7 +72,7 @@ class Snapshot:
 
 
 def level(verdicts: Sequence[Verdict]) -> Level:
-    """The worst level of all."""
+    """The worst level among the verdicts."""
     return LEVELS[max((LEVELS.index(verdict.level) for verdict in verdicts), default=0)]
 
 
@@ -128,5 +128,5 @@ def mean(values: Sequence[Number]) -> Number:
 
 
 def plain(x: float) -> Number:
-    """A number for JSON: None where it is not finite."""
+    """The number, or None if it is not finite."""
     return x if math.isfinite(x) else None

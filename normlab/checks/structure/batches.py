@@ -8,11 +8,11 @@ from typing import Any
 from torch import Tensor
 
 SAMPLES = 4
-"""As many as a structural test needs: a norm over two samples leaves their signs alone."""
+"""Samples of a structural test: a batch norm over two samples would leave only signs."""
 
 
 def found_tensors(batch: Any) -> Iterator[Tensor]:
-    """All tensors of a batch with a first dimension, ids included."""
+    """All tensors of a batch with at least one dimension, integer ids included."""
     if isinstance(batch, Tensor):
         if batch.ndim:
             yield batch
@@ -25,18 +25,18 @@ def found_tensors(batch: Any) -> Iterator[Tensor]:
 
 
 def samples(batch: Any) -> int | None:
-    """The first dimension that all tensors of a batch share; None where they do not."""
+    """Number of samples: the first dimension that all tensors of a batch share; None if they differ."""
     sizes = {tensor.shape[0] for tensor in found_tensors(batch)}
     return sizes.pop() if len(sizes) == 1 else None
 
 
 def cut(batch: Any, count: int = SAMPLES) -> Any:
-    """The first samples of a batch; the whole batch if its tensors share no first dimension."""
+    """The first `count` samples of a batch; the whole batch if its tensors differ in their first dimension."""
     return _cut(batch, count) if (samples(batch) or 0) > count else batch
 
 
 def length(batch: Any) -> int | None:
-    """Tokens of a sequence: the second dimension of the first tensor with one."""
+    """Sequence length: the second dimension of the first tensor that has one."""
     return next((tensor.shape[1] for tensor in found_tensors(batch) if tensor.ndim >= 2), None)
 
 

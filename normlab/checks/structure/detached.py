@@ -19,7 +19,7 @@ _MOVE = 1e-2
 
 
 def cut_branches(call: RecordedCall) -> tuple[str, ...]:
-    """The branches of a block that no gradient passes."""
+    """The branches of a block that pass no gradient to its input."""
     branches = find_branches(call)
     ends = [end for branch in branches for end in branch.ends.values()]
     state = call.state.detach().requires_grad_()
@@ -36,7 +36,7 @@ def cut_branches(call: RecordedCall) -> tuple[str, ...]:
 
 
 def _outputs(call: RecordedCall, ends: list[nn.Module]) -> dict[nn.Module, Tensor]:
-    """What each module returned last."""
+    """The last output of each module."""
     found: dict[nn.Module, Tensor] = {}
 
     def keep(end: nn.Module, _args: Any, output: Any) -> None:

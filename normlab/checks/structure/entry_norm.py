@@ -18,7 +18,7 @@ from normlab.probes.blocks import BlockStack, eager, walk
 from normlab.probes.replay import capture
 
 FACTORS = (10.0, 1000.0)
-"""What the embeddings are multiplied by."""
+"""Factors on the embeddings."""
 
 
 @torch.no_grad()
@@ -35,7 +35,7 @@ def entry_exponent(model: nn.Module, stack: BlockStack, run: Callable[[], Any]) 
 
 def _entry_size(model: nn.Module, stack: BlockStack, run: Callable[[], Any], factor: float) -> float | None:
     """RMS of the state that the first block reads with the first state enlarged."""
-    outside = {module for path, module in walk(eager(model), "") if not _is_inside(path, stack)}
+    outside = {module for path, module in walk(eager(model), "") if stack.block_of(path) is None}
     enlarged: list[bool] = []
 
     def enlarge(module: nn.Module, _args: Any, output: Any) -> Tensor | None:
@@ -51,7 +51,3 @@ def _entry_size(model: nn.Module, stack: BlockStack, run: Callable[[], Any], fac
     if call is None or enlarged != [True]:
         return None
     return float(widen(call.state).square().mean().sqrt())
-
-
-def _is_inside(path: str, stack: BlockStack) -> bool:
-    return any(path == name or path.startswith(f"{name}.") for name in stack.names)

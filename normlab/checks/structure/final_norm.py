@@ -18,7 +18,7 @@ from normlab.probes.outputs import tensors
 from normlab.probes.replay import again
 
 FACTORS = (10.0, 1000.0)
-"""What the state is multiplied by."""
+"""Factors on the last state."""
 
 
 @torch.no_grad()
@@ -33,7 +33,7 @@ def logit_exponent(
 
 
 def _logit_size(block: nn.Module, run: Callable[[], Tensor | None], factor: float) -> float | None:
-    """How far logits of one token lie apart with the state that `block` reads enlarged."""
+    """Spread of the logits of a token if the state that `block` reads is multiplied by a factor."""
 
     def enlarge(_block: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         state = next(tensors((args, kwargs)), None)

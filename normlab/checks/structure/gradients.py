@@ -22,7 +22,7 @@ class GradientTrace:
     """The gradients of a model's free parameters over the steps of a burst."""
 
     last: dict[str, int] = field(default_factory=dict)
-    """By parameter, the last step with a gradient; -1 where there was none."""
+    """Last step with a gradient, by parameter; -1: none."""
     steps: int = 0
 
     @torch.no_grad()

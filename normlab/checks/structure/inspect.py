@@ -31,18 +31,18 @@ class Structure:
 
     stack: BlockStack
     scalings: list[BlockScaling | None] = field(default_factory=list)
-    """Of each block."""
+    """Scaling of each block."""
     logit_exponent: float | None = None
     own_logit_exponent: float | None = None
-    """The same at the size that the state has."""
+    """The same at the state's own size."""
     cuts: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    """By block, the branches that no gradient passes."""
+    """Branches that pass no gradient, by block."""
     future: Leak | None = None
     must_hide: bool | None = None
-    """Whether tokens must not see later ones; None where nothing says so."""
+    """Whether later tokens must be hidden; None if unknown."""
     batch: Leak | None = None
     missing: dict[str, str] = field(default_factory=dict)
-    """Verdict to the reason why it was not reached."""
+    """Verdicts that could not be reached, with the reason."""
 
 
 def inspect_structure(target: Target, model: nn.Module, limits: Thresholds, seed: int = 0) -> list[Structure]:

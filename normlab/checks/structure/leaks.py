@@ -31,28 +31,28 @@ MOVE = 1e-3
 """Relative change of the first state: too small to send tokens to other experts, large enough for fp32."""
 
 _ROUNDING = 1e-7
-"""Relative change that is none."""
+"""Relative change that counts as rounding."""
 
 
 @dataclass(frozen=True)
 class Leak:
-    """How far tokens move that must not, as a share of the change, and the module at fault."""
+    """Largest change of tokens that must not change, relative to the perturbation, and the module at fault."""
 
     kind: Kind
     share: float
     module: str
-    """Path of the module that mixes."""
+    """Path of the module that leaks."""
     is_batch_norm: bool = False
-    """Whether that is torch's own batch norm, which mixes samples on purpose, in training alone."""
+    """Whether it is torch's batch norm, which mixes samples by design, in training mode only."""
 
 
 Heard = tuple[str, nn.Module, list[Tensor], list[Tensor]]
-"""One call of a module: what it read and returned of the tokens that must not move."""
+"""One call of a module: (path, module, inputs, outputs) of the tokens that must not change."""
 
 
 @dataclass(frozen=True)
 class TokenSlices:
-    """Which part of a tensor (B, T, ...) is moved, and which is watched."""
+    """Slices of a tensor (B, T, ...): the perturbed tokens, and those that must not change."""
 
     kind: Kind
     samples: int
@@ -92,9 +92,8 @@ def find_leak(
 
 def _ends(paths: Sequence[str], stacks: Sequence[BlockStack]) -> list[str]:
     """The last block of every stack and the modules outside of all: what leaks in a block shows there."""
-    names = [name for stack in stacks for name in stack.names]
-    inside = {path for path in paths if any(path == name or path.startswith(f"{name}.") for name in names)}
-    return [*(path for path in paths if path not in inside), *(stack.names[-1] for stack in stacks)]
+    outside = [path for path in paths if all(stack.block_of(path) is None for stack in stacks)]
+    return [*outside, *(stack.names[-1] for stack in stacks)]
 
 
 def _leak(
@@ -157,7 +156,7 @@ def _kept(values: Any, tokens: TokenSlices) -> list[Tensor]:
 
 
 def _compared(base: list[Heard], other: list[Heard], tokens: TokenSlices) -> Leak:
-    """The first module that mixes, and the largest move of a token that must not."""
+    """The first module that leaks, and the largest change of a token that must not change."""
     guilty, largest = ("", False), 0.0
     for (path, module, given, made), (_, _, given_too, made_too) in zip(base, other, strict=True):
         move = _largest_move(made, made_too)

@@ -36,16 +36,16 @@ SIZES = (100.0, 1000.0)
 """RMS of the state: large enough to drown what a normalised branch adds, small enough for fp32."""
 
 OWN_SIZES = 1.0, 2.0
-"""Multiples of the state as it is."""
+"""Factors on the state's own size."""
 
 _KEPT = 2e-5
-"""Relative change of a token's length that is rounding: the block turns tokens and does no more."""
+"""Relative change of a token's length that counts as rounding: such a block only rotates tokens."""
 
 _NO_SKIP = 0.01
-"""A gain below this is none: a norm behind the sum leaves 1/c of the state."""
+"""A gain below this counts as no skip: a norm after the addition leaves 1/c of the state."""
 
 _NOTHING = 1e-30
-"""Less than this adds nothing, at the state's own size."""
+"""An RMS below this counts as zero."""
 
 _IDLE = 1e-4
 """A branch that adds less than this share of the state is switched off (outputs that start at zero)."""
@@ -53,14 +53,14 @@ _IDLE = 1e-4
 
 @dataclass(frozen=True)
 class BlockScaling:
-    """What one block does to the size of its state."""
+    """How the output of one block scales with its input."""
 
     gain: float | None
-    """a; None where a norm stands behind the sum, where the block turns tokens only, or branches follow the state."""
+    """Gain a of the skip; None if the sum is normalised, the block only rotates, or branches scale with the state."""
     exponent: float
-    """Of r(c): 0 with a norm in every branch, 1 without one."""
+    """Exponent of r(c): 0 with a norm in every branch, 1 without one."""
     branches: tuple[str, ...] = ()
-    """Branches whose size follows that of the state."""
+    """Branches that scale with the state."""
     own: Mapping[str, float] = field(default_factory=dict)
     """Exponent of each branch at the state's own size, where norms may be switched off by their epsilon."""
 
@@ -126,7 +126,7 @@ def _nothing(_end: nn.Module, _args: Any, output: Any) -> Any:
 
 
 def _spread(update: Tensor) -> float:
-    """RMS of what differs between tokens: a bias is the same for all of them."""
+    """RMS without the mean over tokens, which removes biases."""
     rows = update.flatten(0, -2)
     return float((rows - rows.mean(0)).square().mean().sqrt())
 

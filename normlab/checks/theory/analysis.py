@@ -51,7 +51,7 @@ _READS_STATE = "; attention reads the state itself: scores grow with the square 
 
 
 def theory(target: Target, model: nn.Module, profile: Profile, *, before: Theory | None = None) -> Theory:
-    """Theory beside a profile, with the model's weights as they are now; `before`: what it was before the burst.
+    """Compare theory with a profile, at the model's current weights; `before` is the result from before training.
 
     The scale test is made once.
     """
@@ -123,7 +123,7 @@ def _law(stack: SchemeStack, entry: Number, segments: Sequence[Segment]) -> dict
 
 
 def _sizes(bound: BoundScheme, law: Law) -> list[float]:
-    """RMS at initialisation after the entry and every block; empty where the law does not say."""
+    """RMS at initialisation after the entry and every block; empty if the law does not predict it."""
     if law.rms is None:
         return []
     cut = bound.scheme.cut
@@ -133,7 +133,7 @@ def _sizes(bound: BoundScheme, law: Law) -> list[float]:
 
 
 def _scores_grow(stack: SchemeStack, law: Law) -> bool:
-    """Whether nothing stands between the size of the state and that of attention scores."""
+    """Whether attention scores scale with the state: no norm between them."""
     return law.reads_state and not any(need.name == "q-norm" for need in stack.needs)
 
 
@@ -195,7 +195,7 @@ def _with_scale_test(found: Theory, model: nn.Module, pattern: str | None, run: 
 def _with_jacobians(
     found: Theory, model: nn.Module, pattern: str | None, run: Callable[[], Any], profile: Profile
 ) -> Theory:
-    """The same with the Jacobians of the stack with most blocks, which is the one that the profile is of."""
+    """Add Jacobians of the stack with most blocks, which the profile is of."""
     try:
         rows = jacobian_rows(model, find_stacks(model, pattern)[0], run)
     except RuntimeError as error:
@@ -249,7 +249,7 @@ def _trend(values: Sequence[float]) -> Trend | None:
 
 
 def _slope_words(found: Theory) -> str:
-    """One clause a branch: how its slope depends on depth, and what the burst did to it."""
+    """One clause for each branch: how its slope depends on depth, and how training changed it."""
     latest = found.after or found.before
     first = {slope.branch: slope for slope in found.before.slopes} if found.before else {}
     return "; ".join(_one_slope(slope, first.get(slope.branch)) for slope in latest.slopes) if latest else ""
@@ -276,7 +276,7 @@ def _plain(values: Iterable[float]) -> Numbers:
 
 
 def _shares(sizes: Sequence[float], bounds: Sequence[float]) -> Numbers:
-    """size / bound; None where there is no bound."""
+    """size / bound at every boundary; None without a bound."""
     # A bound of zero is one, too: any state above it uses far more than all of it.
     pairs = zip(sizes, bounds, strict=True)
     return _plain(size / max(bound, _NOTHING) if math.isfinite(bound) else math.nan for size, bound in pairs)

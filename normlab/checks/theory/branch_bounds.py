@@ -34,7 +34,7 @@ from normlab.schemes.contract.bounds import BranchBound, rms_bound_of, unbounded
 
 
 def branch_bound(module: nn.Module) -> BranchBound:
-    """RMS in, largest RMS out, with the weights as they are now; infinite for a module that nothing is known of."""
+    """A function from a module's input RMS to its largest output RMS, at its current weights; infinite if unknown."""
     if callable(getattr(module, "rms_bound", None)):
         return partial(rms_bound_of, module)
     found = next((make for kind, make in _KNOWN.items() if isinstance(module, kind)), None)
@@ -53,23 +53,9 @@ def spectral_norm(matrix: Tensor) -> Tensor:
     return torch.where(fit, torch.linalg.eigvalsh(gram)[..., -1].clamp_min(0.0).sqrt(), torch.nan)
 
 
-def balanced_mass(p: Tensor) -> Tensor:
-    """θ(p) of arXiv 2602.18849, how sensitive a softmax is: the norm of its Jacobian diag(p) − p pᵀ from largest entry
-    to sum of magnitudes. 1 where the keys can be parted into two halves of equal mass, 0 where one key has it all.
-
-    A norm is convex, so it is largest at signs s, and there Σ p_i |s_i − ⟨p, s⟩| = 1 − ⟨p, s⟩²: it takes the parting
-    with the least difference. Each key, the heaviest first, goes to the lighter side: never too much, exact where a
-    key holds half of the mass, and the heavier side is at most 7/6 of the best (Graham 1969).
-    """
-    apart = torch.zeros_like(p[..., 0])
-    for weight in p.sort(-1, descending=True).values.unbind(-1):
-        apart = (apart - weight).abs()
-    return 1.0 - apart.square()
-
-
 @dataclass(frozen=True)
 class _Matrix:
-    """What a bound needs of y = W x + b: ‖y‖ ≤ two · n + shift, and |y_i| ≤ row · n + peak for every i."""
+    """Norms of y = W x + b for inputs of length n: ‖y‖ ≤ two · n + shift, and |y_i| ≤ row · n + peak for every i."""
 
     two: float
     row: float
@@ -93,7 +79,7 @@ class _Matrix:
 
 @dataclass(frozen=True)
 class AttentionBound:
-    """The bound of softmax attention, whatever it looks at."""
+    """Bound of softmax attention for any attention weights."""
 
     dim: int
     head_dim: int
@@ -103,7 +89,7 @@ class AttentionBound:
     """(‖W_v^h‖, ‖b_v^h‖) of each value head."""
     out: _Matrix
     norm: nn.Module = field(default_factory=nn.Identity)
-    """What stands on the values."""
+    """Norm of the values."""
 
     def __call__(self, rms_in: float) -> float:
         n, width = math.sqrt(self.dim) * rms_in, math.sqrt(self.head_dim)
@@ -113,7 +99,7 @@ class AttentionBound:
 
 @dataclass(frozen=True)
 class FeedForwardBound:
-    """The bound of a feed-forward network whose nonlinearity never enlarges."""
+    """Bound of a feed-forward network with a nonlinearity |φ(a)| ≤ |a|."""
 
     dim: int
     hidden: int

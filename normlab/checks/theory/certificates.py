@@ -45,10 +45,10 @@ of 48 blocks.
 
 @dataclass(frozen=True)
 class Certificate:
-    """Bounds on the RMS of every token."""
+    """Upper bounds on the RMS of every token."""
 
     curve: list[float]
-    """After the entry, then after every block; infinite where there is none."""
+    """Bound after the entry and after every block; infinite if there is none."""
     segments: tuple[Segment, ...]
     words: str
     slopes: dict[str, list[float]]
@@ -65,33 +65,33 @@ def certify(stack: SchemeStack, entry: float) -> Certificate:
 
 
 def entry_bound(model: nn.Module, measured: float) -> float:
-    """Largest RMS of an embedding: that of the whole table where the model is ours, else what was measured."""
+    """Largest RMS of an embedding: over the whole table for NormLab's models, else as measured."""
     model = eager(model)
     return float(rms(whole(model.embedding.weight.detach())).max()) if isinstance(model, TokenModel) else measured
 
 
 @dataclass
 class Observation:
-    """A pass through a stack, token by token."""
+    """Measurements of one forward pass through a stack."""
 
     pooled: list[float]
-    """RMS over all tokens at each boundary; NaN where a value is not finite."""
+    """RMS over all tokens at each boundary; NaN if a value is not finite."""
     largest: list[float]
     """RMS of the largest token."""
     entry: float
     """RMS of the largest token before the scheme's entry."""
     drift: float | None
-    """Largest relative change of a token's length since the entry, where the scheme keeps it."""
+    """Largest relative change of a token's length since the entry, if the scheme preserves it."""
     clamped: list[float]
-    """Share of tokens whose step was clamped, for each block; empty where nothing clamps."""
+    """Share of tokens whose step was clamped, by block; empty if nothing clamps."""
     slack: float
-    """Relative excess over a bound that rounding alone can make."""
+    """Relative excess over a bound that rounding alone can cause."""
     mixing: MixingGain | None
-    """What mixing does to several streams; None where there is none."""
+    """Gain of mixing several streams; None if there is one stream."""
 
 
 def observe(stack: SchemeStack, run: Callable[[], Any]) -> Observation:
-    """What the state does in `run`, a pass through the stack that leaves everything else as it is."""
+    """Measure the state during `run`, a forward pass through the stack."""
     with ExitStack() as hooks, torch.no_grad():
         watch = _Watch(stack, MixingWatch(stack))
         watch.listen(hooks)
@@ -152,7 +152,7 @@ class _Watch:
 
 
 def keeps_norm(stack: SchemeStack) -> bool:
-    """Whether a token is as long after every write as it was before the first."""
+    """Whether every write of the stack preserves the length of tokens."""
     return all(step.write.keeps_norm for layer in stack.layers for step in layer.block.steps)  # type: ignore[union-attr]
 
 
@@ -190,7 +190,7 @@ def _segments(
 
 
 def _kind(bound: Callable[[float], float]) -> Kind:
-    """What a block does to the bound of its input."""
+    """How a block changes the bound of its input."""
     if math.isfinite(_known(bound(math.inf))):
         return "resets"
     once, twice = _known(bound(1.0)), _known(bound(2.0))
@@ -235,7 +235,7 @@ def _words(stack: SchemeStack, curve: Sequence[float], segments: Sequence[Segmen
 
 
 def _step_for_goal(stack: SchemeStack, curve: Sequence[float], segments: Sequence[Segment]) -> str:
-    """The residual step that would bound the state by the goal: what the blocks add is linear in it."""
+    """The residual step for which the bound equals the goal; the blocks' increments are linear in the step."""
     step = getattr(stack.scheme, "step", None)
     adds = all(segment.kind == "adds" for segment in segments)
     if step is None or not adds or not curve[0] < GOAL < curve[-1]:
@@ -260,5 +260,5 @@ def _names(branches: Sequence[nn.Module]) -> list[str]:
 
 
 def _known(bound: float) -> float:
-    """Weights that are not finite prove nothing, nor does 0 · ∞."""
+    """A bound that is NaN (weights that are not finite, 0 · ∞) becomes infinite."""
     return math.inf if math.isnan(bound) else bound

@@ -30,16 +30,16 @@ from normlab.utils.spaced import evenly_spaced
 Product = Callable[[Tensor], Tensor]
 
 MOST_BLOCKS = 6
-"""Most blocks that are measured: evenly spaced, the first and the last among them."""
+"""Largest number of measured blocks: evenly spaced, with the first and the last."""
 
 WHOLE = "block"
-"""The name of a row that is about everything a block adds."""
+"""Name of the row for everything a block adds."""
 
 _ITERATIONS = 10
-"""Enough for a percent where singular values lie close to each other; the result never exceeds the true value."""
+"""Enough for 1 % if singular values are close to each other; the result never exceeds the true value."""
 _NOTHING = 1e-12
 _ALIKE = 1e-2
-"""Share by which two products may differ that are the same but for rounding, also in bf16."""
+"""Relative difference of two equal products by rounding, also in bf16."""
 _SEED = 2510
 
 
@@ -53,7 +53,7 @@ def jacobian_rows(model: nn.Module, stack: BlockStack, run: Callable[[], object]
 
 
 def largest_singular_value(f: Callable[[Tensor], Tensor], x: Tensor) -> float:
-    """‖∂f/∂x‖ at x by power iteration, from below; 0 for what does not depend on x, NaN where it is not finite."""
+    """‖∂f/∂x‖ at x by power iteration, from below; 0 if f does not depend on x, NaN if it is not finite."""
     x = x.detach().requires_grad_()
     with torch.enable_grad():
         y = f(x)
@@ -83,7 +83,7 @@ def _check_transposes(push: Product, pull: Product, inputs: torch.Size, outputs:
 
 
 def _largest_eigenvalue(product: Product, shape: torch.Size) -> float:
-    """Of a symmetric matrix that is known by its products: power iteration that keeps what it has seen (Lanczos)."""
+    """Largest eigenvalue of a symmetric matrix, given by its products with vectors (Lanczos)."""
     v = _random(shape)
     basis: list[Tensor] = []
     images: list[Tensor] = []
@@ -120,7 +120,7 @@ def _rows(place: int, call: RecordedCall) -> Iterator[JacobianRow]:
 
 
 def _norm(call: RecordedCall, held: Sequence[nn.Module]) -> float:
-    """‖J‖ of what the block adds to its input, with what some of its modules return held as it is."""
+    """‖J‖ of what the block adds to its input, with the outputs of some modules held constant."""
     with _holding(held):
         return largest_singular_value(lambda state: call.with_state(state).repeat() - state, call.state)
 
@@ -131,7 +131,7 @@ def _same_shape(call: RecordedCall) -> bool:
 
 
 def _skip_is_identity(call: RecordedCall, ends: Sequence[nn.Module]) -> bool:
-    """Whether nothing but the identity is left of a block when all that its branches return is held."""
+    """Whether the block is the identity if the outputs of its branches are held constant."""
     state = call.state.detach().requires_grad_()
     with _holding(ends), torch.enable_grad():
         result = call.with_state(state).repeat()
@@ -141,7 +141,7 @@ def _skip_is_identity(call: RecordedCall, ends: Sequence[nn.Module]) -> bool:
 
 
 def _holding(modules: Sequence[nn.Module]) -> ExitStack:
-    """Hooks that detach what these modules return."""
+    """Hooks that detach the outputs of these modules."""
     hooks = ExitStack()
     for module in modules:
         hooks.callback(module.register_forward_hook(lambda _module, _args, output: detached(output)).remove)

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from normlab.checks.theory.scheme_stack import SchemeStack
 
 _LARGEST = 1e30
-"""Entries of a product are cut off here."""
+"""Entries of a product are clamped to this value."""
 
 
 @dataclass(frozen=True)
 class MixingGain:
-    """What the product of all mixing matrices does to the streams of the worst token."""
+    """Gains of the product P of all mixing matrices, for the worst token."""
 
     forward: float
     """Largest row sum of |P|."""
@@ -37,7 +37,7 @@ class MixingGain:
 
 
 class MixingWatch:
-    """Hooks that multiply the mixing matrices of one pass; those of the last pass count."""
+    """Hooks that multiply the mixing matrices of a forward pass; the last pass counts."""
 
     def __init__(self, stack: SchemeStack):
         self.stack = stack

@@ -18,21 +18,21 @@ from normlab.utils.records import from_plain, to_plain
 Numbers = tuple[Number, ...]
 
 Kind = Literal["resets", "keeps", "adds", "multiplies", "unbounded"]
-"""What a block does to the bound of the state: forgets it, leaves it, adds to it, multiplies it, or has none."""
+"""How a block changes the bound of the state: resets it, keeps it, adds to it, multiplies it, or has no bound."""
 
 MIXING_WARN, MIXING_FAIL = 10.0, 1000.0
 """Gains of mixing through depth: mHC stays below 1.6 at 27B, hyper-connections reached 3000 when their loss surged."""
 
 _TRIFLE = 0.05
-"""An exponent that is no growth to speak of: 20 % over 48 blocks."""
+"""Exponents below this are not reported as growth: 20 % over 48 blocks."""
 
 ScaleFinding = Literal["scale-free", "partly normalised", "proportional", "not measured"]
-"""How a branch's gradient follows the size of its last matrix."""
+"""How the gradient of a branch scales with its last matrix."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """Neighbouring blocks that do the same to the bound."""
+    """Neighbouring blocks that change the bound in the same way."""
 
     first: int
     last: int
@@ -50,7 +50,7 @@ class Trend:
 
     @property
     def grows(self) -> bool:
-        """Whether later blocks have larger slopes, beyond doubt and by more than a trifle."""
+        """Whether later blocks have significantly and noticeably larger slopes."""
         return self.low is not None and self.low > 0.0 and self.exponent > _TRIFLE
 
 
@@ -59,20 +59,20 @@ class GradientSlope:
     """Λ_k of one branch in every block: the largest RMS that it can return for a normalised input."""
 
     branch: str
-    """Which of a block's branches."""
+    """Name of the branch in its block."""
     values: Numbers
     trend: Trend | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class JacobianRow:
-    """How much one branch could multiply a gradient at worst."""
+    """Largest factor by which one branch can multiply a gradient."""
 
     block: int
     branch: str
     """Path of the branch's last matrix; "block" for all that a block adds, where its skip is not the identity."""
     norm: Number
-    """‖J‖, the largest singular value of the derivative of what is added by the state it is added to."""
+    """‖J‖, the largest singular value of the Jacobian of the increment with respect to the state."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,26 +81,26 @@ class TheoryLook:
 
     step: int
     certificate: Numbers = ()
-    """Proven bound on the RMS at each boundary; None where there is none, empty where nothing is known."""
+    """Proven bound on the RMS at each boundary; None without a bound, empty if the scheme is unknown."""
     used: Numbers = ()
-    """RMS over all tokens, measured with these weights, over the bound."""
+    """Measured RMS over all tokens, divided by the bound."""
     used_by_largest: Numbers = ()
-    """RMS of the largest token over the bound: above one the certificate is violated."""
+    """Measured RMS of the largest token, divided by the bound; above 1 the certificate is violated."""
     slopes: tuple[GradientSlope, ...] = ()
     jacobians: tuple[JacobianRow, ...] = ()
-    """Of some blocks, at the states of a real pass."""
+    """Jacobians of some blocks, at the states of a real forward pass."""
     log_gain: Number = None
-    """Σ log χ of the gradient, measured over the blocks of `jacobians`; None where it cannot be compared."""
+    """Σ log χ of the gradient, measured over the blocks of `jacobians`; None if it cannot be compared."""
     log_gain_bound: Number = None
-    """Σ log(1 + ‖J‖) of the same blocks: what Σ log χ is at most."""
+    """Upper bound of it: Σ log(1 + ‖J‖) over the same blocks."""
     drift: Number = None
-    """Largest relative change of a token's length, where the scheme keeps it; None elsewhere."""
+    """Largest relative change of a token's length, if the scheme preserves it; else None."""
     clamped: Numbers = ()
-    """Share of tokens whose angle was clamped, for each block; empty where nothing clamps."""
+    """Share of tokens whose angle was clamped, by block; empty if nothing clamps."""
     mixing_forward: Number = None
-    """Most that the product of all mixing matrices enlarges the largest stream; None where no streams are mixed."""
+    """Largest row sum of the product of all mixing matrices; None if no streams are mixed."""
     mixing_backward: Number = None
-    """The same for gradients."""
+    """Largest column sum of that product, the gain of gradients."""
     stream_spread: Number = None
     """RMS of the streams' distance from their mean over that of the streams, after the last block."""
 
@@ -121,15 +121,15 @@ class ScaleRow:
 
     block: int
     branch: str
-    """Path of the last matrix, inside the block."""
+    """Path of the branch's last matrix, inside the block."""
     gain: Number = None
-    """‖Jᵀv‖ / ‖v‖ of the branch alone, as it is."""
+    """‖Jᵀv‖ / ‖v‖ of the branch alone, unscaled."""
     factors: tuple[float, ...]
-    """What the matrix was multiplied by."""
+    """Factors on the matrix."""
     gains: Numbers
     """The same at each factor, with the state enlarged where it is small."""
     slope: Number
-    """Of log gain on log factor."""
+    """Slope of log gain on log factor."""
     finding: ScaleFinding
 
 
@@ -138,38 +138,38 @@ class Theory:
     """Theory of one model: laws, certificates, slopes, scale test, Jacobians."""
 
     scheme: str | None = None
-    """The scheme with its options; None where it is not known."""
+    """The scheme with its options; None if unknown."""
     depth: int
-    """Blocks of the model that was looked at."""
+    """Number of blocks of the measured model."""
 
     growth: str | None = None
     """Predicted class of the forward pass: bounded, random walk, linear or exponential in RMS."""
     forward: str = ""
     """The predicted forward law in words."""
     predicted: Numbers = ()
-    """RMS that the law predicts at each boundary at initialisation; empty where no law is stated."""
+    """Predicted RMS at each boundary at initialisation; empty without a law."""
     backward: str = ""
     """The predicted law of the gradient in words."""
 
     certificate: str = ""
-    """What is proven of the state, in words; says so where nothing is."""
+    """The proven bound of the state in words, or that there is none."""
     segments: tuple[Segment, ...] = ()
     slack: float = 0.0
     """Relative excess over a bound that rounding alone can make."""
     before: TheoryLook | None = None
     after: TheoryLook | None = None
     slopes: str = ""
-    """What the slopes do over depth and over the burst, in words."""
+    """How slopes change over depth and in training, in words."""
 
     jacobians: str = ""
-    """How far the gradient stays from the most that the branches could make of it, in words."""
+    """How far the gradient is below its bound from the branches, in words."""
 
     scale_test: tuple[ScaleRow, ...] = ()
     scale: str = ""
-    """What the scale test found, in words."""
+    """Result of the scale test, in words."""
 
     notes: tuple[str, ...] = ()
-    """What could not be computed, and why."""
+    """What could not be computed, with reasons."""
 
     @property
     def looks(self) -> tuple[TheoryLook, ...]:

@@ -35,7 +35,7 @@ from normlab.probes.untouched import at_rest
 FACTORS = (0.5, 1.0, 2.0, 4.0)
 
 SCALE_FREE, PROPORTIONAL = 0.05, 0.95
-"""Slopes below the first and above the second."""
+"""A slope below the first is scale-free, one above the second proportional."""
 
 _LEAST = 0.1
 """Least RMS of a branch in the test: its norm's epsilon is then 10⁻³ of its variance at most, for 10⁻⁵ and less."""
@@ -97,15 +97,15 @@ def _rows(place: int, call: RecordedCall) -> Iterator[ScaleRow]:
 
 @dataclass
 class _Cut:
-    """Hooks that leave one branch alone in a block, with what enters its last matrices kept apart."""
+    """Hooks that isolate one branch of a block, and record the inputs of its last matrices."""
 
     factor: float = 1.0
     before: list[Tensor] = field(default_factory=list)
-    """What enters the last matrices, with the graph that leads to it."""
+    """Inputs of the last matrices, with their autograd graph."""
     leaves: list[Tensor] = field(default_factory=list)
-    """The same values, with nothing before them."""
+    """The same values as leaves of the graph."""
     sizes: list[Tensor] = field(default_factory=list)
-    """RMS of what the branch returns, unscaled."""
+    """RMS of the branch's output, unscaled."""
 
     def enter(self, _end: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         entering = next(tensors((args, kwargs)), None)

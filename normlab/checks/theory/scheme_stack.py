@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def find_stack(model: nn.Module) -> SchemeStack | None:
-    """The scheme's modules in a model; None where there are none, or layers do something else to the state."""
+    """The scheme's modules in a model; None if there are none, or if layers change the state in another way."""
     parts = list(eager(model).modules())
     own = next((module for module in parts if isinstance(module, Stack)), None)
     if own is not None:

@@ -33,12 +33,12 @@ from normlab.utils.spaced import evenly_spaced
 STYLES: dict[Level, str] = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 CURVES = {"hidden size": "rms", "gradient": "grad_h", "token cosine": "cos", "turn per block": "ang"}
-"""The profiles that a card draws: its words and the field."""
+"""The profiles on a card: label → field of `Profile`."""
 
 _NARROW = 84
-"""Columns below which a verdict's words go under its name."""
+"""Terminal width below which a verdict's text goes under its name."""
 _REMEDIES = 6
-"""The cheapest ones; the page has them all."""
+"""Number of remedies shown, the cheapest ones; the page has all."""
 
 _BARS = "▁▂▃▄▅▆▇█"
 _GAP = "·"
@@ -54,7 +54,7 @@ def show(result: Check | Against, console: Console | None = None) -> None:
 
 
 def text(result: Check | Against, width: int = 110) -> str:
-    """The card without colour."""
+    """The card as plain text."""
     page = io.StringIO()
     show(
         result,
@@ -104,7 +104,7 @@ def difference_table(pair: Against) -> RenderableType:
 
 
 def headline_text(words: str, level: Level) -> Text:
-    """The verdict with its mark."""
+    """The headline with its mark."""
     return Text(f"{MARKS[level]} {words}", style=f"bold {STYLES[level]}")
 
 
@@ -137,12 +137,12 @@ def profile_table(check: Check, width: int) -> RenderableType:
 
 
 def ends(curve: Sequence[Number]) -> str:
-    """The first number of a profile and its last."""
+    """First and last number of a profile, as text."""
     return " → ".join("not finite" if x is None else f"{x:.3g}" for x in (curve[0], curve[-1]))
 
 
 def remedy_lines(remedies: Sequence[str]) -> list[RenderableType]:
-    """What to try, cheapest first."""
+    """The remedies as lines, cheapest first."""
     table = Table.grid(padding=(0, 1))
     for place, words in enumerate(remedies[:_REMEDIES], 1):
         table.add_row(f" {place}.", Text(words))

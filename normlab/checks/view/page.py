@@ -58,7 +58,7 @@ def compose(checks: Sequence[Check], *, title: str, first: Sequence[Section] = (
 
 
 class Reproducible(Protocol):
-    """A result that knows how it was made."""
+    """Protocol of a result that records its command and versions."""
 
     @property
     def command(self) -> Sequence[str]: ...
@@ -67,13 +67,13 @@ class Reproducible(Protocol):
 
 
 def commands(checks: Sequence[Reproducible]) -> list[str]:
-    """What to type to get the same again."""
+    """Commands that reproduce the result."""
     lines = dict.fromkeys(shlex.join(check.command) for check in checks if check.command)
     return [*install_command(checks[0].versions), *lines] if lines else []
 
 
 def _facts(checks: Sequence[Check]) -> list[tuple[str, str]]:
-    """The line under the title: what was looked at, and how."""
+    """Facts under the title: what was checked, and how."""
     first = checks[0]
     steps = max(profile.step for profile in first.ladder.profiles)
     facts = [("blocks", ", ".join(map(str, first.ladder.depths))), ("training", f"{steps} steps")]
@@ -128,7 +128,7 @@ def _card(verdict: Verdict, check: Check) -> dict[str, Any]:
 
 
 def _start(checks: Sequence[Check]) -> list[Section]:
-    """First losses, where a design has a vocabulary to guess from."""
+    """Section on initial losses, for designs with a vocabulary."""
     if not any(check.starts for check in checks):
         return []
     return [section("start", "Before the first step", "table.html", table=tables.start_table(checks))]

@@ -16,22 +16,22 @@ class ProfilePanel:
     name: str
     title: str
     about: str
-    """What the curve is, in a few words."""
+    """Description of the curve."""
     read: Callable[[Profile], Series]
     limits: tuple[str, ...] = ()
-    """Fields of the thresholds that are drawn as lines."""
+    """Thresholds drawn as lines, by field name."""
     verdict: str = ""
-    """The verdict whose blocks are marked."""
+    """Name of the verdict whose blocks are marked."""
     log: bool = False
     """Whether the curve is first shown on a logarithmic axis."""
     span: tuple[float, float] | None = None
-    """Ends of a linear axis that shows the whole range there is."""
+    """Limits of a linear axis that shows the full range of values."""
     main: bool = False
-    """Whether it is among those that every reader wants to see."""
+    """Whether it is shown without unfolding the further plots."""
 
     @property
     def at_boundaries(self) -> bool:
-        """Whether it has a number for each boundary, or for each block."""
+        """Whether it has one number for each boundary; else for each block."""
         return len(self.read(Profile(boundaries=3))) == 3
 
     def lines(self, thresholds: Thresholds) -> list[float]:
@@ -78,5 +78,5 @@ PANELS: tuple[ProfilePanel, ...] = (
 
 
 def measured(profiles: list[Profile]) -> list[ProfilePanel]:
-    """The panels that have something to show."""
+    """The panels for which there are values."""
     return [p for p in PANELS if any(x is not None for profile in profiles for x in p.read(profile))]

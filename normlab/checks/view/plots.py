@@ -23,7 +23,7 @@ BEYOND = 2.0
 
 
 def plot_data(checks: Sequence[Check]) -> dict[str, Any]:
-    """Everything that the page's own script reads; every check has one colour."""
+    """Plot data as JSON for the page's script; one colour for each check."""
     panels = measured([profile for check in checks for profile in check.ladder.profiles])
     limits = checks[0].thresholds
     return {
@@ -81,7 +81,7 @@ def _spread(rows: Sequence[Sequence[Number]]) -> list[list[Number]]:
 
 
 def _guilty(check: Check) -> dict[str, dict[str, Any]]:
-    """The blocks to mark in each panel, and their stack: those that its own verdict names, else the worst verdict.
+    """(blocks, depth) to mark in each panel: those of its own verdict, else of the worst one.
 
     A verdict that names all blocks, or none, marks none in its own panels.
     """

@@ -14,12 +14,12 @@ from normlab.probes.profile import Number
 from normlab.utils.records import StoredResult
 
 Better = Literal["first", "second", "neither", "unknown"]
-"""Which of two designs a verdict speaks for."""
+"""Which of two designs has the better verdict."""
 
 
 @dataclass(frozen=True)
 class VerdictChange:
-    """One verdict on both designs; None where only the other check has it."""
+    """One verdict on both designs; None if a check does not have it."""
 
     name: str
     first: Verdict | None
@@ -46,7 +46,7 @@ class VerdictChange:
 
 @dataclass(frozen=True)
 class Against(StoredResult):
-    """Two finished checks: the design in question, and the one it is compared with."""
+    """Two finished checks: a design, and the one that it is compared with."""
 
     what = "pair of checks"
     made_by = "normlab check --against"
@@ -61,7 +61,7 @@ class Against(StoredResult):
 
     @property
     def level(self) -> Level:
-        """That of the first."""
+        """Level of the first check."""
         return self.first.level
 
     @property
@@ -83,7 +83,7 @@ class Against(StoredResult):
 
     @property
     def figures(self) -> dict[str, tuple[Number, Number]]:
-        """The numbers that people compare, of the judged stack at its last snapshot."""
+        """Key numbers of the judged stack at its last snapshot."""
         first, second = (figures(check) for check in self.checks)
         return {name: (first[name], second[name]) for name in first}
 
@@ -92,13 +92,13 @@ class Against(StoredResult):
         return self.first.failed(fail_on)
 
     def table(self) -> str:
-        """The card of both as plain text."""
+        """Both checks as plain text, as the terminal shows them."""
         from normlab.checks.view.card import text
 
         return text(self)
 
     def to_html(self) -> str:
-        """Both on one page that needs no other file."""
+        """Both checks as a self-contained HTML page."""
         from normlab.checks.view.page import page_of_two
 
         return page_of_two(self)

@@ -10,7 +10,7 @@ from normlab.pages.numbers import format_count, join_names
 from normlab.utils.text import capitalised
 
 MARKS: dict[Level, str] = {"ok": "✓", "warn": "!", "fail": "✗"}
-"""Signs that read without colour."""
+"""Marks of the levels, readable without colour."""
 UNMEASURED = "·"
 
 _FATES = {
@@ -24,7 +24,7 @@ _FATES = {
     ("norm drift", "norm drift"): "let its tokens drift from their length",
     ("mixing", "mixing gain"): "blow up its streams by mixing them",
 }
-"""What a failing verdict means for the model, after "will"."""
+"""Consequence of a failing verdict, after "will"."""
 _FAULTS = {
     ("untrained", "untrained"): "does not train all of its parameters",
     ("untrained", "detached"): "passes no gradient through some of its branches",
@@ -38,11 +38,11 @@ _FAULTS = {
     ("start", "high first loss"): "starts above the loss of a guess",
     ("start", "not finite"): "starts with a loss that is not finite",
 }
-"""What a failing verdict says of the design as it stands, whatever its depth."""
+"""Meaning of a failing verdict that does not depend on depth."""
 _BY_RATE = {("backward", "vanishing"), ("backward", "exploding"), ("unsteady", "unsteady")}
-"""Findings that warn only where a gentler rate cured them."""
+"""Findings that are warnings only if a lower learning rate cured them."""
 _MOST_FATES = 2
-"""In a headline."""
+"""Largest number of consequences in a headline."""
 
 _MEANINGS = {
     ("forward", "exploding"): "The state grows by a factor with every block: deeper, it leaves every number format.",
@@ -97,7 +97,7 @@ _MEANINGS = {
     ("start", "not finite"): "Before its first step the loss is not a finite number: there is nothing to train on.",
     ("certificate", "certificate violated"): "The state is larger than is possible if model and bound are both right.",
 }
-"""What a finding means, in plain words."""
+"""Meaning of a finding."""
 
 _CAUSES = (
     (
@@ -112,7 +112,7 @@ _CAUSES = (
         "The gradient is lost because tokens have become one: attention over equal tokens passes no difference on.",
     ),
 )
-"""Cause, effect, and what to say where both were found."""
+"""(cause, effect, sentence if both were found)."""
 
 _GROWTH = {
     "bounded": "The size of the state does not depend on depth",
@@ -125,7 +125,7 @@ _GROWTH = {
 
 
 def headline(check: Check) -> str:
-    """The verdict, plain: "Will explode when deep: block 17"."""
+    """The headline: "Will explode when deep: block 17"."""
     failures = [verdict for verdict in check.verdicts if verdict.level == "fail"]
     violated = next((verdict for verdict in failures if verdict.name == "certificate"), None)
     if violated is not None:
@@ -140,7 +140,7 @@ def headline(check: Check) -> str:
 
 
 def _faults(failures: list[Verdict]) -> list[str]:
-    """What is wrong with a design at its own depth, then what happens when it is deep."""
+    """Faults of a design at its own depth, then what happens when it is deep."""
     present = [_FAULTS[_key(verdict)] for verdict in failures if _key(verdict) in _FAULTS][:_MOST_FATES]
     later = fates([verdict for verdict in failures if _key(verdict) not in _FAULTS])
     return [*present, *([f"will {join_names(later)} when deep"] if later else [])]
@@ -171,14 +171,14 @@ def fates(failures: list[Verdict]) -> list[str]:
 
 
 def meanings(check: Check) -> list[str]:
-    """What was found, in plain sentences; of a healthy stack how state and gradient behave."""
+    """The findings as sentences; for a healthy stack, how state and gradient behave."""
     worst = [verdict for verdict in check.trouble if verdict.level == check.level]
     found = [words for verdict in worst if (words := _meaning(verdict))]
     return [*found, *causes(check)] if check.level == "fail" else [*found, *_healthy(check)]
 
 
 def _meaning(verdict: Verdict) -> str | None:
-    """What a finding means; a milder sentence for what warns alone."""
+    """Meaning of a finding; a milder sentence for a warning."""
     if verdict.level == "warn" and verdict.name == "collapse":
         return "After the last block the tokens of a sequence are nearly alike, though the model learns so far."
     if verdict.level == "warn" and _key(verdict) in _BY_RATE:
@@ -187,7 +187,7 @@ def _meaning(verdict: Verdict) -> str | None:
 
 
 def causes(check: Check) -> list[str]:
-    """Which finding explains which other."""
+    """Sentences on findings that explain others."""
     found = {_key(verdict) for verdict in check.trouble}
     explained = [words for cause, effect, words in _CAUSES if {cause, effect} <= found]
     roots = [verdict for verdict in check.trouble if verdict.finding in ROOTS]
@@ -212,7 +212,7 @@ def _healthy(check: Check) -> list[str]:
 
 
 def reason(verdict: Verdict) -> str:
-    """A verdict's words without the finding that stands beside them already."""
+    """A verdict's text without its finding, which is shown beside it."""
     return verdict.words.removeprefix(f"{verdict.finding}: ")
 
 

@@ -13,21 +13,16 @@ from normlab.checks.view.plots import fitted_from
 from normlab.checks.view.side_by_side import Against
 from normlab.checks.view.summary import is_open, mark
 from normlab.pages.numbers import NONE, duration, fixed, format_count, join_names, rate
-from normlab.pages.tables import Cell, Column, Table, flatten, numeric_cell
+from normlab.pages.tables import Cell, Column, Table, columns, flatten, numeric_cell
 from normlab.probes.profile import Number, Profile, When
 from normlab.probes.start import Start
 
 Row = tuple[Check, list[Cell]]
-"""Cells, and whose they are."""
-
-
-def columns(*titles: str) -> list[Column]:
-    """Columns; a title that ends in # heads numbers."""
-    return [Column(title.removesuffix("#"), title.endswith("#")) for title in titles]
+"""(check, cells of its row)."""
 
 
 def number(value: Number) -> Cell:
-    """Three digits, as they are shown and as they sort."""
+    """A cell with three significant digits that sorts by value."""
     return numeric_cell(NONE if value is None else f"{value:.3g}".replace("-", "−"), value)
 
 
@@ -181,7 +176,7 @@ def _step(rung: StepRung) -> list[Cell]:
 
 
 def rate_table(checks: Sequence[Check]) -> Table:
-    """What the learning-rate ladder found."""
+    """Results of the learning-rate ladder."""
     titles = columns("Usable rates", "Decades#", "Largest stable rate#", "Sensitivity#", "Reference loss#", "From")
     rows = [(check, _rates(check)) for check in checks if check.rates is not None]
     return owned(checks, "Learning rates", titles, rows, sortable=False)

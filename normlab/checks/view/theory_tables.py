@@ -7,16 +7,16 @@ from collections.abc import Callable, Sequence
 from normlab.checks.judge.blame import blocks
 from normlab.checks.result import Check
 from normlab.checks.theory.records import ScaleRow, Theory, TheoryLook
-from normlab.checks.view.tables import columns, number, owned
+from normlab.checks.view.tables import number, owned
 from normlab.pages.numbers import NONE, fixed
-from normlab.pages.tables import Cell, Table, numeric_cell
+from normlab.pages.tables import Cell, Table, columns, numeric_cell
 
 _SEGMENTS = 6
-"""Parts of a bound that are told one by one; one alone is told by the certificate itself."""
+"""Largest number of segments of a bound that are listed; a single one is described by the certificate."""
 
 
 def theory_table(checks: Sequence[Check]) -> Table:
-    """What is predicted, what is proven, and what was measured."""
+    """Table of predictions, proven bounds and measurements."""
     known = [(check, check.theory) for check in checks if check.theory]
     rows = [(check, [Cell(words or NONE) for words in row]) for check, theory in known for row in _rows(check, theory)]
     return owned(checks, "Theory beside measurement", columns("Of", "Theory", "Measured"), rows, sortable=False)

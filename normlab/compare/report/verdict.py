@@ -134,12 +134,7 @@ def _finding(results: Results, own: SchemeResult) -> str | None:
     if own.verdict == "not judged":
         return f"{own.label} is not judged: it has no judge run at its picked rate."
     if own.verdict == "stuck":
-        ends = dict.fromkeys(fixed(end, 3) for end in own.stuck.values() if end is not None)
-        end = f"at {join_names(ends)}" if ends else "early"
-        judged = [run for run in results.runs if (run.scheme, run.role) == (own.scheme, "judge")]
-        if any(run.has_recovered for run in judged):
-            return f"{own.label} was stuck at its rate ({rate(own.lr)}) and recovered too late: it ended {end}."
-        return f"{own.label} did not train at its rate ({rate(own.lr)}): it ended {end}."
+        return _stuck_finding(results, own)
     if own.verdict == "no pairs":
         return f"{own.label} shares no finished seed with {base}, so it cannot be compared."
     if difference is None:
@@ -149,20 +144,28 @@ def _finding(results: Results, own: SchemeResult) -> str | None:
     mean = f"{fixed(size, places)} {side} {base}"
     if own.verdict == "one seed":
         return f"{own.label}: {mean}, from one seed: no interval, no claim."
+    seeds = counted(difference.n, "seed")
     if own.verdict == "unreliable":
         lost = [f"{number} {what}" for number, what in ((own.failed, "failed"), (len(own.stuck), "stuck")) if number]
-        seeds = counted(difference.n, "seed")
         return (
             f"{own.label}: {mean} where both trained ({seeds}), but of {len(own.values)} judge runs {join_names(lost)}"
             ": no claim."
         )
     if difference.low is None:
-        seeds = counted(difference.n, "seed")
         return f"{own.label}: {mean} with each of {seeds}: no scatter, so no interval and no claim."
     interval = _interval_words(difference, places)
     if own.verdict == "no difference shown":
         return f"{own.label}: no difference to {base} shown; {interval} spans zero{_power(own, places)}."
     return f"{own.label} is {own.verdict}: {mean}; {interval}."
+
+
+def _stuck_finding(results: Results, own: SchemeResult) -> str:
+    ends = dict.fromkeys(fixed(end, 3) for end in own.stuck.values() if end is not None)
+    end = f"at {join_names(ends)}" if ends else "early"
+    judged = [run for run in results.runs if (run.scheme, run.role) == (own.scheme, "judge")]
+    if any(run.has_recovered for run in judged):
+        return f"{own.label} was stuck at its rate ({rate(own.lr)}) and recovered too late: it ended {end}."
+    return f"{own.label} did not train at its rate ({rate(own.lr)}): it ended {end}."
 
 
 def _interval_words(difference: Difference, places: int) -> str:

@@ -9,6 +9,7 @@ counts.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -30,59 +31,95 @@ _NEAR = 0.3
 """Largest distance between neighbours of one cluster, in units of 1/√β."""
 
 
+@dataclass(frozen=True)
+class _Leaders:
+    """Number of leaders at each β, counted and as parking predicts it."""
+
+    counts: np.ndarray
+    """[β, seed]"""
+    parked: np.ndarray
+    """[β], mean over seeds."""
+    length: float
+    """c of the cars' length c/√β, fitted."""
+    power: float
+    """Exponent of β that theory predicts."""
+
+    @property
+    def means(self) -> np.ndarray:
+        return self.counts.mean(1)
+
+    @property
+    def distance(self) -> float:
+        """Relative difference of the counts from parking, root mean square."""
+        return float(np.sqrt(np.mean((self.means / self.parked - 1) ** 2)))
+
+
 def run(config: SimulateConfig, tell: ProgressCallback) -> Findings:
     """Count the leaders of the scheme at each β."""
     if not config.causal or len(set(config.beta)) < 3 or 0.0 in config.beta:
         raise NormLabError(
             "causal needs the mask and three different β above zero at least; try --causal --beta 30,120,500"
         )
-    spec, seeds = config.scheme[0], range(config.seed, config.seed + config.seeds)
-    found = []
-    for place, beta in enumerate(config.beta):
-        each = subtask(tell, place, len(config.beta))
-        found.append([_leaders(config, spec, beta, seed) for seed in seeds])
-        each(f"β = {beta:g}", 1.0)
-    counts = np.array(found, dtype=float)
+    counts = _counts(config, tell)
     if not counts.mean(1).all():
         beta = config.beta[int(counts.mean(1).argmin())]
         raise NormLabError(
             f"causal: no token has joined a leader at β = {beta:g}; try more --tokens, or a later --time"
         )
-    angles = [_angles(config, seed) for seed in seeds]
-    length, parked = _best_length(angles, config.beta, counts)
-    fit = power_law(config.beta, counts.mean(1).tolist())
-    power = (config.dim - 1) / 2
-    apart = float(np.sqrt(np.mean((counts.mean(1) / parked - 1) ** 2)))
+    length, parked = _best_length([_angles(config, seed) for seed in _seeds(config)], config.beta, counts)
+    return _findings(config, _Leaders(counts, parked, length, (config.dim - 1) / 2))
+
+
+def _findings(config: SimulateConfig, leaders: _Leaders) -> Findings:
+    spec, fit = config.scheme[0], power_law(config.beta, leaders.means.tolist())
     interval = None if fit.low is None or fit.high is None else (fit.low, fit.high)
+    exponent = "exponent of the leaders in β"
     return Findings(
-        figures=(
-            Figure(
-                title="Leaders over the inverse temperature",
-                x_label="β",
-                y_label="leaders",
-                x_log=True,
-                y_log=True,
-                curves=(
-                    make_curve(spec, config.beta, counts.mean(1), low=counts.min(1), high=counts.max(1), marks=True),
-                    make_curve(f"Rényi's parking, {length:.2f}/√β", config.beta, parked, role="theory"),
-                ),
-            ),
-        ),
-        columns=("β", "leaders", "Rényi's parking", f"leaders / β^{power:g}"),
+        figures=(_figure(config, leaders),),
+        columns=("β", "leaders", "Rényi's parking", f"leaders / β^{leaders.power:g}"),
         rows=tuple(
-            (beta, float(count), float(cars), float(count / beta**power))
-            for beta, count, cars in zip(config.beta, counts.mean(1), parked, strict=True)
+            (beta, float(count), float(cars), float(count / beta**leaders.power))
+            for beta, count, cars in zip(config.beta, leaders.means, leaders.parked, strict=True)
         ),
         verdicts=(
-            judge_prediction(spec, "exponent of the leaders in β", fit.exponent, power, _EXPONENT, interval=interval),
-            judge_prediction(spec, "relative distance from parking", apart, 0.0, _COUNTS),
+            judge_prediction(spec, exponent, fit.exponent, leaders.power, _EXPONENT, interval=interval),
+            judge_prediction(spec, "relative distance from parking", leaders.distance, 0.0, _COUNTS),
         ),
         notes=(
             f"{config.tokens} tokens in dimension {config.dim} at time {config.time:g}, "
             f"{counted(config.seeds, 'seed')}; clusters of two tokens or more, neighbours within {_NEAR}/√β; the "
-            f"length {length:.2f}/√β of a car is fitted, the same for all β",
+            f"length {leaders.length:.2f}/√β of a car is fitted, the same for all β",
         ),
     )
+
+
+def _figure(config: SimulateConfig, leaders: _Leaders) -> Figure:
+    low, high = leaders.counts.min(1), leaders.counts.max(1)
+    return Figure(
+        title="Leaders over the inverse temperature",
+        x_label="β",
+        y_label="leaders",
+        x_log=True,
+        y_log=True,
+        curves=(
+            make_curve(config.scheme[0], config.beta, leaders.means, low=low, high=high, marks=True),
+            make_curve(f"Rényi's parking, {leaders.length:.2f}/√β", config.beta, leaders.parked, role="theory"),
+        ),
+    )
+
+
+def _counts(config: SimulateConfig, tell: ProgressCallback) -> np.ndarray:
+    """Number of leaders, [β, seed]."""
+    found = []
+    for place, beta in enumerate(config.beta):
+        each = subtask(tell, place, len(config.beta))
+        found.append([_leaders(config, config.scheme[0], beta, seed) for seed in _seeds(config)])
+        each(f"β = {beta:g}", 1.0)
+    return np.array(found, dtype=float)
+
+
+def _seeds(config: SimulateConfig) -> range:
+    return range(config.seed, config.seed + config.seeds)
 
 
 def _leaders(config: SimulateConfig, spec: str, beta: float, seed: int) -> int:

@@ -48,22 +48,7 @@ def run(config: SimulateConfig, tell: ProgressCallback) -> Findings:
     starts = _starts(config, found, subtask(tell, 0, 2))
     ends = _ends(config, found, theories, subtask(tell, 1, 2))
     return Findings(
-        figures=(
-            Figure(
-                title="From orthonormal tokens",
-                x_label="time",
-                y_label="cosine of two tokens",
-                curves=tuple(line for _, curves in starts for line in curves),
-            ),
-            Figure(
-                title="The tail",
-                x_label="time",
-                y_label="variance",
-                x_log=True,
-                y_log=True,
-                curves=tuple(line for _, curves in ends for line in curves),
-            ),
-        ),
+        figures=_figures(starts, ends),
         columns=("scheme", "ρ̇(0)", "theory", "largest |Δρ|", "tail of the variance", "theory", "95 % interval"),
         rows=tuple(
             _row(spec, theory, start, tail)
@@ -78,6 +63,24 @@ def run(config: SimulateConfig, tell: ProgressCallback) -> Findings:
             "the tail of a law that reads radii (no norm before attention) is fitted without a prediction",
         ),
     )
+
+
+def _figures(starts: list[SchemeFindings], ends: list[SchemeFindings]) -> tuple[Figure, Figure]:
+    start = Figure(
+        title="From orthonormal tokens",
+        x_label="time",
+        y_label="cosine of two tokens",
+        curves=tuple(line for _, curves in starts for line in curves),
+    )
+    tail = Figure(
+        title="The tail",
+        x_label="time",
+        y_label="variance",
+        x_log=True,
+        y_log=True,
+        curves=tuple(line for _, curves in ends for line in curves),
+    )
+    return start, tail
 
 
 def _row(spec: str, theory: tails.Tail | None, start: list[PredictionVerdict], tail: list[PredictionVerdict]) -> tuple:

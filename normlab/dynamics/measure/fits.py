@@ -16,6 +16,7 @@ from typing import Literal
 import numpy as np
 
 from normlab.errors import NormLabError
+from normlab.numerics.power_law import line
 from normlab.numerics.student_t import t_interval
 
 RateForm = Literal["exponential", "stretched", "power"]
@@ -60,11 +61,11 @@ def fit_rate(times: Sequence[float], values: Sequence[float], form: RateForm) ->
     """Fit a rate of the given form to all points."""
     t, y = _points(times, values)
     x = _clock(form, t)
-    slope, intercept = _line(x, y)
+    slope, intercept = line(x, y)
     # Segments of equal length in the time variable of the form, so that none is a single point.
     edges = np.linspace(x[0], x[-1], _STRETCHES + 1)
     pieces = [(x >= low) & (x <= high) for low, high in pairwise(edges)]
-    slopes = [_line(x[piece], y[piece])[0] for piece in pieces if piece.sum() >= 2]
+    slopes = [line(x[piece], y[piece])[0] for piece in pieces if piece.sum() >= 2]
     low, high = _interval(slope, slopes)
     return Rate(form=form, value=slope, low=low, high=high, begin=float(t[0]), end=float(t[-1]), intercept=intercept)
 
@@ -127,12 +128,6 @@ def _points(times: Sequence[float], values: Sequence[float]) -> tuple[np.ndarray
 
 def _clock(form: RateForm, t: np.ndarray) -> np.ndarray:
     return {"exponential": t, "stretched": np.sqrt(t + 1), "power": np.log(np.maximum(t, 1e-300))}[form]
-
-
-def _line(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    apart = x - x.mean()
-    slope = float((apart * (y - y.mean())).sum() / (apart**2).sum())
-    return slope, float(y.mean() - slope * x.mean())
 
 
 def _interval(centre: float, values: Sequence[float]) -> tuple[float, float]:

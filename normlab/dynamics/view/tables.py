@@ -12,7 +12,7 @@ from normlab.dynamics.measure.fits import FORMULAS
 from normlab.dynamics.result import FittedLaw, SchemeRun, Simulation
 from normlab.dynamics.view.plots import run_labels
 from normlab.pages.numbers import NONE, duration
-from normlab.pages.tables import Cell, Column, Table, flatten, numeric_cell
+from normlab.pages.tables import Cell, Column, Table, columns, flatten, numeric_cell
 
 _QUANTITIES = {"variance": "squared distance of tokens from their mean", "radius": "length of the hidden state"}
 
@@ -21,11 +21,6 @@ def number_cell(value: float | None, digits: int = 4) -> Cell:
     """A table cell with a number of significant digits that sorts by value; a dash for None."""
     known = value is not None and math.isfinite(value)
     return numeric_cell(f"{value:.{digits}g}".replace("-", "−") if known else NONE, value)
-
-
-def _columns(*titles: str) -> list[Column]:
-    """Columns from titles; a title that ends in # marks a numeric column."""
-    return [Column(title.removesuffix("#"), title.endswith("#")) for title in titles]
 
 
 def run_table(simulation: Simulation) -> Table:
@@ -37,7 +32,7 @@ def run_table(simulation: Simulation) -> Table:
         if name in seen
     ]
     titles = [f"{label}#" for label in run_labels(simulation)]
-    return Table("First and last values", _columns("Quantity", *titles), rows, sortable=False)
+    return Table("First and last values", columns("Quantity", *titles), rows, sortable=False)
 
 
 def _change(run: SchemeRun, name: str) -> Cell:
@@ -52,7 +47,7 @@ def law_table(simulation: Simulation) -> Table:
         fits = {fitted.observable: fitted for fitted in run.fits}
         names = dict.fromkeys(["variance", *fits])
         rows += [[Cell(label, label, scheme=place), *_law_cells(run, name, fits.get(name))] for name in names]
-    titles = _columns("Scheme", "Quantity", "Law", "Measured a#", "95 % interval", "Predicted a#", "Difference#")
+    titles = columns("Scheme", "Quantity", "Law", "Measured a#", "95 % interval", "Predicted a#", "Difference#")
     note = (
         "A law of the distance is fitted where the squared distance is below a tenth of its first value and above "
         "rounding error, over the second half of those layers; a dash marks a run that did not get so far."
@@ -92,7 +87,7 @@ def merge_table(simulation: Simulation) -> Table:
         for place, (label, run) in enumerate(zip(run_labels(simulation), simulation.runs, strict=True))
         for merge, stood in zip(run.merges, _standing(run), strict=True)
     ]
-    return Table("Merge times", _columns("Scheme", "Layer#", "Clusters left#", "Unchanged for (layers)#"), rows)
+    return Table("Merge times", columns("Scheme", "Layer#", "Clusters left#", "Unchanged for (layers)#"), rows)
 
 
 def _standing(run: SchemeRun) -> list[float]:
@@ -105,7 +100,7 @@ def verdict_table(result: ExperimentResult) -> Table:
     """Table of measurements and predictions; those that disagree come first."""
     order = {False: 0, None: 1, True: 2}
     rows = [_verdict_row(verdict) for verdict in sorted(result.verdicts, key=lambda v: order[v.agrees])]
-    titles = _columns("Of", "Quantity", "Verdict", "Measured#", "Predicted#", "Difference#", "Limit#", "95 % interval")
+    titles = columns("Of", "Quantity", "Verdict", "Measured#", "Predicted#", "Difference#", "Limit#", "95 % interval")
     return Table("Against the prediction", titles, rows)
 
 
@@ -138,10 +133,10 @@ def _cell(value: Value) -> Cell:
 
 def config_table(result: Simulation | ExperimentResult) -> Table:
     rows = [[Cell(name), Cell(value)] for name, value in flatten(result.config).items()]
-    return Table("Configuration", _columns("Option", "Value"), rows, sortable=False)
+    return Table("Configuration", columns("Option", "Value"), rows, sortable=False)
 
 
 def environment_table(result: Simulation | ExperimentResult) -> Table:
     rows = [[Cell(name), Cell(value)] for name, value in result.versions.items()]
     rows.append([Cell("time"), Cell(duration(result.seconds))])
-    return Table("Environment", _columns("What", "Value"), rows, sortable=False)
+    return Table("Environment", columns("What", "Value"), rows, sortable=False)

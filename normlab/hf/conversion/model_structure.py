@@ -100,7 +100,7 @@ def analyse_model(
     check_scheme_loaded(model)
     stack = find_one_stack(model, blocks)
     structures = analyse_layers(stack, adapter)
-    norms = {path: part for path, part in walk(model, "") if recognise_norm(part) and not _inside(path, stack)}
+    norms = {path: part for path, part in walk(model, "") if recognise_norm(part) and stack.block_of(path) is None}
     with at_rest(model), torch.no_grad(), hub.quiet():
         with in_one_line(f"{type(model).__name__} does not run", "pass batch={...} with what its forward takes"):
             inputs = sample_batch(model) if batch is None else dict(batch)
@@ -142,7 +142,7 @@ class _Heads(NamedTuple):
             return cls({})
         above = {name[:place] for name in stack.names for place, letter in enumerate(name) if letter == "."} | {""}
         outside = ((path, part) for path, part in model.named_modules() if path not in above)
-        return cls({path: part for path, part in outside if not _inside(path, stack)}, found.read.scheme.streams)
+        return cls({path: part for path, part in outside if stack.block_of(path) is None}, found.read.scheme.streams)
 
 
 class _End(NamedTuple):
@@ -285,7 +285,3 @@ def _verify(name: str, structure: LayerStructure, call: RecordedCall) -> None:
     if not same:
         branches = ", ".join(branch.name for branch in structure.branches)
         raise NormLabError(f"{name} does more than its branches ({branches}) and norms explain; {ADVICE}")
-
-
-def _inside(path: str, stack: BlockStack) -> bool:
-    return any(path == name or path.startswith(f"{name}.") for name in stack.names)

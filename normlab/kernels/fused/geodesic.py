@@ -210,7 +210,7 @@ def forward(
     tile = launch.tile(dim)
     with torch.cuda.device_of(x):
         _forward[(triton.cdiv(rows, tile.rows),)](
-            flat_x, flat_g, y, seen, factor, _pointer(a, x), _pointer(b, x), rows, max_angle, portion,
+            flat_x, flat_g, y, seen, factor, launch.pointer_or(a, x), launch.pointer_or(b, x), rows, max_angle, portion,
             DIM=dim, BLOCK=tile.block, ROWS=tile.rows, COPY=copies,
             HAS_A=a is not None, HAS_B=b is not None, SECOND=second_clamp, DECAY_FIRST=decay_first,
             NO_STATE=NO_STATE, FLOOR=FLOOR, SMOOTH=SMOOTH, num_warps=tile.warps,
@@ -246,15 +246,10 @@ def backward(
     with torch.cuda.device_of(x):
         _backward[(programs,)](
             flat_x, flat_g, gradients[0], gradients[-1], dx, dg, partial,
-            factor, _pointer(a, x), _pointer(b, x), rows, max_angle, portion,
+            factor, launch.pointer_or(a, x), launch.pointer_or(b, x), rows, max_angle, portion,
             DIM=dim, BLOCK=tile.block, ROWS=tile.rows, STAGES=sweep.stages,
             HAS_STATE=d_state is not None, HAS_INPUT=d_input is not None,
             HAS_A=a is not None, HAS_B=b is not None, SECOND=second_clamp, DECAY_FIRST=decay_first,
             NO_STATE=NO_STATE, FLOOR=FLOOR, SMOOTH=SMOOTH, num_warps=tile.warps,
         )  # fmt: skip
     return dx, dg, partials.sum_partials(partial).flatten()
-
-
-def _pointer(scalar: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
-    """A pointer for an argument that is absent; the kernel does not read it."""
-    return other if scalar is None else scalar

@@ -159,3 +159,8 @@ def _multiprocessors(device: torch.device) -> int:
 def as_rows(tensor: torch.Tensor) -> torch.Tensor:
     """(..., D) as contiguous (rows, D); copies only what is not contiguous."""
     return tensor.reshape(-1, tensor.shape[-1]).contiguous()
+
+
+def pointer_or(tensor: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
+    """The tensor, or `other` in place of an absent argument: the kernel needs a pointer there, and does not read it."""
+    return other if tensor is None else tensor

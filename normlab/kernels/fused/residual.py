@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from normlab.kernels.backends import interpreting
-from normlab.kernels.fused.launch import Sweep, as_rows, sweep, visit
+from normlab.kernels.fused.launch import Sweep, as_rows, pointer_or, sweep, visit
 from normlab.kernels.fused.norms import centre, column_values, inverse_size, normalise, normalise_back, sums
 from normlab.kernels.fused.partials import sum_partials
 from normlab.kernels.residual import has_input
@@ -251,11 +251,6 @@ def _flags(constants: list[Tensor | None], affines: list[Tensor | None], kinds: 
     }
 
 
-def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
-    """A pointer for an argument that is absent; the kernel does not read it."""
-    return other if tensor is None else tensor
-
-
 def forward(x, g, constants, affines, kinds, eps, offsets, input_dtype) -> tuple[Tensor, Tensor]:
     """(state, input); the input is empty if it equals the state, the state is empty without an update."""
     flat = as_rows(x)
@@ -267,7 +262,7 @@ def forward(x, g, constants, affines, kinds, eps, offsets, input_dtype) -> tuple
     if rows:
         # Two norms in sequence leave the memory idle in between, unless the next row is prefetched.
         walk = visit(dim, rows, (flat, update), ahead=dim > 4096 and kinds[0] in (1, 2))
-        pointers = [_or(t, flat) for t in (update, state, seen, *constants, *affines)]
+        pointers = [pointer_or(t, flat) for t in (update, state, seen, *constants, *affines)]
         _forward[(walk.programs,)](
             flat, *pointers, rows, *eps, DIM=dim, HAS_G=g is not None, COPY=own and not kinds[2],
             **_flags(constants, affines, kinds, offsets), ROWS=walk.tile.rows, BLOCK=walk.tile.block,
@@ -311,7 +306,7 @@ def backward(
     partial = torch.zeros if rows == 0 else torch.empty
     sums = partial(wanted, walk.programs, dim, dtype=torch.float32, device=given.device)
     if rows:
-        pointers = [_or(t, dx) for t in (*flat, dx, dg, sums, *constants, *affines)]
+        pointers = [pointer_or(t, dx) for t in (*flat, dx, dg, sums, *constants, *affines)]
         _backward[(walk.programs,)](
             *pointers, rows, *eps, DIM=dim, HAS_G=separate or g is not None, D_STATE=d_state is not None,
             D_INPUT=d_input is not None, SEPARATE=separate, **_flags(constants, affines, kinds, offsets),

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from normlab.compare.report.copying import copy_gain
+from normlab.compare.report.copy_gain import copy_gain
 from normlab.compare.store import Store
 from normlab.pages.numbers import format_count
 from normlab.studies.exact import correlation_interval, pearson

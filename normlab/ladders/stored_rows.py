@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from normlab.compare.report.copying import copy_gain
+from normlab.compare.report.copy_gain import copy_gain
 from normlab.compare.report.gpu_sharing import runs_sharing_gpu
 from normlab.ladders.rows import LadderRow
 

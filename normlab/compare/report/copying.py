@@ -6,14 +6,10 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from normlab.compare.report.copy_gain import COPYING_NOTE, copy_gain, gain_words
 from normlab.compare.report.results import Results
-from normlab.pages.numbers import NONE, finite_or_none, minus
+from normlab.pages.numbers import NONE
 from normlab.pages.tables import Cell, Column, Table, numeric_cell
-
-COPYING_NOTE = (
-    "Nats by which the loss of a sequence of random tokens falls when it is repeated: 0 for a model that does not copy "
-    "from its context (it has no induction heads)."
-)
 
 
 def copying_table(results: Results) -> Table:
@@ -29,17 +25,6 @@ def copying_table(results: Results) -> Table:
     found = Table("Copying from the context", columns, rows, note=note).filled()
     # Encoders and images have nothing to copy; earlier versions did not measure it.
     return found if len(found.columns) > 1 else Table(found.caption, [], [])
-
-
-def copy_gain(profile: Mapping[str, Any]) -> float | None:
-    """Loss of the first copy less that of the second; None where it was not measured or is not finite."""
-    first, second = (finite_or_none(profile.get(f"{copy}_copy_loss")) for copy in ("first", "second"))
-    return None if first is None or second is None else first - second
-
-
-def gain_words(gain: float) -> str:
-    """A gain in nats, to two digits."""
-    return minus(f"{gain:z.2f}")
 
 
 def _cells(profiles: Sequence[Mapping[str, Any]], steps: Sequence[int]) -> list[Cell]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from normlab.compare.report.copying import COPYING_NOTE, gain_words
+from normlab.compare.report.copy_gain import COPYING_NOTE, gain_words
 from normlab.ladders.report.content import LadderReport
 from normlab.ladders.report.tables import scheme_cell
 from normlab.pages.numbers import NONE, format_count

@@ -103,7 +103,9 @@ def pooled(differences: Sequence[Array], groups: Sequence[int], tokens: Sequence
     sd = math.sqrt(sum(_squares(own) for own in alike) / free.sum())
     repeated = log_tokens[free > 0]
     known = float(repeated.min()), float(repeated.max())
-    return SeedNoise(max(sd, _SMALLEST_SD), effective_df(seeds, groups, branch), branch, exponent, error, centre, known)
+    # With a power, a floor at the centre would be multiplied by it elsewhere.
+    sd = sd if exponent else max(sd, _SMALLEST_SD)
+    return SeedNoise(sd, effective_df(seeds, groups, branch), branch, exponent, error, centre, known)
 
 
 def exponent_over_tokens(differences: Sequence[Array], x: Array) -> tuple[float, float]:

@@ -126,6 +126,14 @@ def test_several_seeds_at_one_budget_alone_have_no_power() -> None:
     np.testing.assert_allclose(found.dfs(np.array([30.0, 120_000.0])), 8.0)
 
 
+def test_the_smallest_scatter_is_not_multiplied_by_the_power_of_tokens() -> None:
+    """Seeds differ at the largest budget alone, by 0.03: the scatter there is no more than that."""
+    differences = [*[np.array([0.01, 0.01, 0.01])] * 3, np.array([0.0, 0.0, 0.03])]
+    tokens = [10**6, 10**8, 10**10, 10**12]
+    found = pooled(differences, [0, 1, 2, 3], tokens)
+    assert 0.005 < found.sds(np.array(tokens))[-1] < 0.03
+
+
 def test_seeds_that_agree_exactly_and_one_budget_have_no_power() -> None:
     same, apart = [np.array([0.01, 0.01, 0.01])] * 4, [np.array([0.0, 0.01, 0.05])] * 4
     assert exponent_over_tokens(same, np.array([-1.0, 0.0, 0.0, 1.0])) == (0.0, 0.0)

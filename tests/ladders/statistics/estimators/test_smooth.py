@@ -89,6 +89,22 @@ def test_budgets_are_stretched_by_the_scatter_of_seeds() -> None:
     assert even.stretched is even
 
 
+def test_budgets_are_stretched_a_hundredfold_at_most() -> None:
+    """Up to a scatter of 100 times the top's as an integral of it, from there on evenly: without a step or a kink."""
+    places = [
+        Place(name="", size="", parameters=10**7, tokens=tokens, flops=6e7 * tokens)
+        for tokens in (10**6, 10**7, 10**8, 10**9, 10**10)
+    ]
+    found = layout_of(places, unrest=1.0).stretched.tokens
+    np.testing.assert_allclose(np.diff(found)[:2], 100.0 * np.log(10.0))
+    np.testing.assert_allclose(np.diff(found)[2:], [90.0, 9.0])
+    samples = [
+        Sample(tuple(places), np.zeros(5), np.full(5, 3), np.arange(5), SeedNoise(1e-4, 10.0, exponent=own))
+        for own in (-2.0, -3.0)
+    ]
+    assert all(np.isfinite(estimate(own, places[-1:])[0].interval(0.95).width) for own in samples)
+
+
 def test_noisy_short_runs_leave_room_for_a_steep_start() -> None:
     """With scatter that falls sixfold, an even curve is too sure of the lowest budget; at the top they agree."""
     sample = _sample(simulated_grid(), np.zeros(12))
@@ -117,7 +133,7 @@ def _exact_variance(prior: np.ndarray, noise: np.ndarray) -> float:
 
 
 def test_budgets_far_apart_leave_digits() -> None:
-    """Scatter like 1 / tokens and budgets 1000 apart: bends reach 1e6 nats², and the noise at the top is 5e-6."""
+    """Scatter like 1 / tokens and budgets 1000 apart: bends reach 1e5 nats², and the noise at the top is 5e-6."""
     places = [
         Place(name="", size="", parameters=size, tokens=tokens, flops=6.0 * size * tokens)
         for size in (10**6, 10**7, 10**8) for tokens in (10**7, 10**10)
@@ -126,7 +142,7 @@ def test_budgets_far_apart_leave_digits() -> None:
     noise = np.diag([(0.004 * 1e10 / place.tokens) ** 2 / 3.0 for place in places])
     found = GaussianModel(prior, NoiseModel(noise[None], np.zeros(1), np.zeros((1, 1))), np.eye(1)).sds[:, 0]
     for at in (0, len(found) // 2, -1):
-        # Solving errs by the rounding of the prior's variance, 1e6 · 2^-52, for weights of about one.
+        # Solving errs by the rounding of the prior's variance, 1e5 · 2^-52, for some weights of about one.
         assert found[at] ** 2 == pytest.approx(_exact_variance(prior.covariance[at], noise), abs=1e-8)
 
 

@@ -111,8 +111,9 @@ def pooled(differences: Sequence[Array], groups: Sequence[int], tokens: Sequence
 def exponent_over_tokens(differences: Sequence[Array], x: Array) -> tuple[float, float]:
     """Mean and standard deviation of the power of tokens that the spread over seeds follows; x is ln tokens, centred.
 
-    σ is integrated out. Cells count as independent: branches of a trunk are not, which makes the ratio of their spreads
-    more certain, never less.
+    x has mean zero over degrees of freedom, so that σ at its zero can be integrated out. Cells count as independent.
+    Branches of a trunk are not: the ratio of their spreads is more certain for it, and less certain between trunks
+    whose budgets differ.
     """
     free = np.array([len(own) - 1 for own in differences])
     squares = np.array([_squares(own) for own in differences])

@@ -17,6 +17,8 @@ ROUNDING = 1e-7
 """Nats by which the gaps of two seeds must differ: far below what any table rounds to, far above what sums lose."""
 UNEVEN = 2.0
 """Ratio of the scatter over seeds at two budgets from which on it is said."""
+UNEVEN_ERRORS = 1.25
+"""Its power of tokens must be so many of its errors: with two seeds chance alone makes one path in six `UNEVEN`."""
 OWN_FLOPS = 0.02
 """Share of the baseline's FLOPs from which on a difference is said."""
 
@@ -29,7 +31,7 @@ def find_cautions(
     for own in answers:
         cells = by_scheme[own.scheme]
         found += _left_out(own.scheme, cells) + _single_seeds(own.scheme, cells) + _equal_seeds(own.scheme, cells)
-        found += _uneven_scatter(own) + _far_off(own)
+        found += _uneven_scatter(own, cells) + _far_off(own)
         found += _own_flops(own.scheme, cells)
         found += _without_few_steps(own, cells, minimum_steps, level)
     return found
@@ -81,13 +83,14 @@ def _equal_seeds(scheme: str, cells: Sequence[Cell]) -> list[str]:
     ]
 
 
-def _uneven_scatter(own: SchemeAnswer) -> list[str]:
-    """Where scatter depends on tokens, intervals at some budgets are wider for it."""
+def _uneven_scatter(own: SchemeAnswer, cells: Sequence[Cell]) -> list[str]:
+    """Where scatter is seen to depend on tokens, intervals at some budgets are wider for it."""
     known = {cell.tokens: cell.seed_sd for cell in own.cells if cell.seed_sd is not None}
     if not known:
         return []
     widest, least = (choose(known, key=known.__getitem__) for choose in (max, min))
-    if known[widest] < UNEVEN * known[least]:
+    noise = sample_of(cells).noise
+    if known[widest] < UNEVEN * known[least] or abs(noise.exponent) < UNEVEN_ERRORS * noise.exponent_error:
         return []
     return [
         f"Gaps of {own.scheme} vary over seeds by {known[widest]:.2g} nats at {format_count(widest)} tokens and by "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from normlab.ladders.statistics import baseline
-from normlab.ladders.statistics.estimators import noise, simple_law, smooth
+from normlab.ladders.statistics.estimators import layout, noise, simple_law, smooth
 
 
 def priors_in_words() -> dict[str, str]:
@@ -15,7 +15,8 @@ def priors_in_words() -> dict[str, str]:
             "twice as fast with one size or one budget; aside of the path a slope and a bend that no cell shows; "
             f"grid: slope sd {smooth.GRID_SLOPE_SD} an e-fold of size and of tokens, four processes (size, tokens, "
             f"compute, tokens per parameter), each with bends {_list(smooth.GRID_BENDS)} nats an e-fold^1.5; equal "
-            "weights"
+            "weights; bends see budgets below the top's drawn apart by as much as seeds scatter more there, "
+            f"{layout.MOST_STRETCHED:g}-fold at most"
         ),
         "simple_law": (
             "the gap keeps a simple law: c^-γ(a + b ln c) or a + b c^-γ, γ up to 0.6, in compute; on a grid also in "
@@ -24,7 +25,8 @@ def priors_in_words() -> dict[str, str]:
         ),
         "noise": (
             "sd over seeds pooled over cells, averaged over its own error; constant (prior probability "
-            f"{noise.CONSTANT_WEIGHT:g}) or a power of tokens (exponent sd {noise.EXPONENT_SD:g}); a rung's effect on "
+            f"{noise.CONSTANT_WEIGHT:g}) or a power of tokens (exponent sd {noise.EXPONENT_SD:g}) between "
+            "budgets with several seeds, and as at the nearest of these elsewhere; a rung's effect on "
             f"the scheme alone half-normal with scale {noise.RUNG_SCALE} nats; branches of a trunk correlated as their "
             f"seeds show (with {noise.BRANCH_CORRELATION} as {noise.BRANCH_DF:g} degrees of freedom; "
             f"± {noise.BRANCH_ERROR}); with few seeds an sd of {noise.ASSUMED_SEED_SD} counts as "

@@ -329,3 +329,11 @@ def test_scatter_that_depends_on_the_budget_is_a_caution() -> None:
         f"{by_tokens[118_000_000]:.2g} at 118M; intervals are wider where they vary more."
     )
     assert not any("vary over seeds" in line for line in answer(even, baseline="pre").cautions)
+
+
+def test_scatter_that_is_uneven_by_chance_is_no_caution() -> None:
+    """Two seeds on a path of five rungs leave the power so open that its mean may be a factor of 2 over the ladder."""
+    found = answer(noisy_rows(simulated_path(), "none", seed=10, seeds=2), baseline="pre")
+    sds = [cell.seed_sd for cell in only(found).cells if cell.seed_sd is not None]
+    assert max(sds) > 2.0 * min(sds)
+    assert not any("vary over seeds" in line for line in found.cautions)

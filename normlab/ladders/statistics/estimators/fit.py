@@ -106,7 +106,7 @@ def estimate_with_more(sample: Sample, place: HasPlace, cells: Sequence[NewCell]
     noise = noise_model(
         np.concatenate([sample.seeds + seeds, [cell.seeds for cell in cells]]),
         np.concatenate([sample.groups, [cell.group for cell in cells]]).astype(int),
-        np.concatenate([sample.tokens, _within(sample, [cell.place for cell in cells])]),
+        np.concatenate([sample.tokens, tokens_of([cell.place for cell in cells])]),
         sample.noise,
     )
     return replace(today, sds=GaussianModel(prior, noise, np.eye(1)).sds[:, 0])
@@ -129,13 +129,6 @@ def _model(
     sample: Sample, places: Sequence[HasPlace], functionals: Array | None, prior_of: PriorOf, new_seeds: int | None
 ) -> GaussianModel:
     rows = np.eye(len(places)) if functionals is None else functionals
-    noise = noise_model(
-        sample.seeds, sample.groups, sample.tokens, sample.noise, _within(sample, places), new_seeds or 1
-    )
+    noise = noise_model(sample.seeds, sample.groups, sample.tokens, sample.noise, tokens_of(places), new_seeds or 1)
     prior = prior_of(layout_of(sample.places, places, sample.noise.unrest))
     return GaussianModel(prior, noise, rows, predicts=new_seeds is not None)
-
-
-def _within(sample: Sample, places: Sequence[HasPlace]) -> Array:
-    """Tokens whose scatter stands for that at places: with more than any cell has, that of the longest runs."""
-    return np.clip(tokens_of(places), sample.tokens.min(), sample.tokens.max())

@@ -22,6 +22,8 @@ Side = Literal["size", "tokens"]
 
 SAME = 1.1
 """Sizes, or budgets, up to this factor apart count as one: rounding to whole batches varies nothing."""
+MOST_STRETCHED = 100.0
+"""Factor beyond which budgets are not drawn further apart: the prior's variance, its cube, would swallow all digits."""
 
 
 class HasPlace(Protocol):
@@ -75,11 +77,13 @@ class Layout:
 
     @property
     def stretched(self) -> Layout:
-        """The layout with budgets below the top's drawn apart in proportion to the scatter of seeds there."""
+        """The layout with budgets below the top's drawn apart as far as seeds scatter more there than at the top."""
         if self.unrest == 0.0:
             return self
-        below = -np.expm1(-self.unrest * np.minimum(self.tokens, 0.0)) / self.unrest
-        return replace(self, tokens=below + np.maximum(self.tokens, 0.0))
+        below = np.maximum(-self.tokens, 0.0)
+        within = np.minimum(below, math.log(MOST_STRETCHED) / self.unrest)
+        far = np.expm1(self.unrest * within) / self.unrest + MOST_STRETCHED * (below - within)
+        return replace(self, tokens=np.maximum(self.tokens, 0.0) - far)
 
     @property
     def span(self) -> float:

@@ -60,6 +60,8 @@ class SeedNoise:
     exponent_error: float = 0.0
     centre: float = 0.0
     """Mean of ln tokens."""
+    known: tuple[float, float] = (-math.inf, math.inf)
+    """Smallest and largest ln tokens with several seeds: beyond them the scatter is taken to be that of the nearest."""
 
     @property
     def unrest(self) -> float:
@@ -68,12 +70,15 @@ class SeedNoise:
 
     def sds(self, tokens: Array) -> Array:
         """Estimated standard deviation for so many tokens."""
-        return self.sd * np.exp(self.exponent * (np.log(tokens) - self.centre))
+        return self.sd * np.exp(self.exponent * self._from_centre(tokens))
 
     def dfs(self, tokens: Array) -> Array:
         """Degrees of freedom there: the variance of ln σ is 1/(2 df), and the exponent adds its own."""
-        own = (np.log(tokens) - self.centre) * self.exponent_error
+        own = self._from_centre(tokens) * self.exponent_error
         return 1.0 / (1.0 / self.df + 2.0 * own**2)
+
+    def _from_centre(self, tokens: Array) -> Array:
+        return np.clip(np.log(tokens), *self.known) - self.centre
 
 
 def mean_sd(seed_sd: float, seeds: int) -> float:
@@ -96,20 +101,25 @@ def pooled(differences: Sequence[Array], groups: Sequence[int], tokens: Sequence
     alike = [own * factor for own, factor in zip(differences, np.exp(exponent * (centre - log_tokens)), strict=True)]
     branch = branch_correlation(alike, groups)
     sd = math.sqrt(sum(_squares(own) for own in alike) / free.sum())
-    return SeedNoise(max(sd, _SMALLEST_SD), effective_df(seeds, groups, branch), branch, exponent, error, centre)
+    repeated = log_tokens[free > 0]
+    known = float(repeated.min()), float(repeated.max())
+    # With a power, a floor at the centre would be multiplied by it elsewhere.
+    sd = sd if exponent else max(sd, _SMALLEST_SD)
+    return SeedNoise(sd, effective_df(seeds, groups, branch), branch, exponent, error, centre, known)
 
 
 def exponent_over_tokens(differences: Sequence[Array], x: Array) -> tuple[float, float]:
     """Mean and standard deviation of the power of tokens that the spread over seeds follows; x is ln tokens, centred.
 
-    σ is integrated out. Cells count as independent: branches of a trunk are not, which makes the ratio of their spreads
-    more certain, never less.
+    x has mean zero over degrees of freedom, so that σ at its zero can be integrated out. Cells count as independent.
+    Branches of a trunk are not: the ratio of their spreads is more certain for it, and less certain between trunks
+    whose budgets differ.
     """
-    free = sum(len(own) - 1 for own in differences)
+    free = np.array([len(own) - 1 for own in differences])
     squares = np.array([_squares(own) for own in differences])
-    if np.ptp(x) == 0.0 or not squares.any():
+    if np.ptp(x[free > 0]) == 0.0 or not squares.any():
         return 0.0, 0.0
-    log_likelihood = -0.5 * free * np.log(np.exp(-2.0 * np.outer(_EXPONENTS, x)) @ squares)
+    log_likelihood = -0.5 * free.sum() * np.log(np.exp(-2.0 * np.outer(_EXPONENTS, x)) @ squares)
     changes = np.exp(-0.5 * (_EXPONENTS / EXPONENT_SD) ** 2)
     prior = (1.0 - CONSTANT_WEIGHT) * changes / changes.sum() + CONSTANT_WEIGHT * (_EXPONENTS == 0.0)
     weights = prior * np.exp(log_likelihood - log_likelihood.max())

@@ -106,6 +106,34 @@ def test_where_the_power_is_uncertain_there_are_fewer_degrees_of_freedom() -> No
     np.testing.assert_allclose(1.0 / (2.0 * noise.dfs(tokens)), [0.05 + off, 0.05, 0.05 + off])
 
 
+def test_budgets_with_one_seed_have_the_scatter_of_the_nearest_with_several() -> None:
+    """Only 30 and 60 are known: the power is a guess that was carried on to a hundred times as many tokens."""
+    rng, tokens = np.random.default_rng(0), [15, 30, 60, 600, 6000]
+    differences = [rng.normal(0.0, 0.01, seeds) for seeds in (1, 4, 4, 1, 1)]
+    differences[1] *= 3.0
+    found = pooled(differences, [0, 1, 2, 3, 4], tokens)
+    assert found.exponent < 0.0
+    for own in (found.sds(np.array(tokens)), found.dfs(np.array(tokens))):
+        assert own[0] == own[1]
+        assert own[2] == own[3] == own[4]
+
+
+def test_several_seeds_at_one_budget_alone_have_no_power() -> None:
+    rng = np.random.default_rng(0)
+    differences = [rng.normal(0.0, 0.01, seeds) for seeds in (1, 5, 5, 1)]
+    found = pooled(differences, [0, 1, 2, 3], [30, 60, 60, 120_000])
+    assert (found.exponent, found.exponent_error) == (0.0, 0.0)
+    np.testing.assert_allclose(found.dfs(np.array([30.0, 120_000.0])), 8.0)
+
+
+def test_the_smallest_scatter_is_not_multiplied_by_the_power_of_tokens() -> None:
+    """Seeds differ at the largest budget alone, by 0.03: the scatter there is no more than that."""
+    differences = [*[np.array([0.01, 0.01, 0.01])] * 3, np.array([0.0, 0.0, 0.03])]
+    tokens = [10**6, 10**8, 10**10, 10**12]
+    found = pooled(differences, [0, 1, 2, 3], tokens)
+    assert 0.005 < found.sds(np.array(tokens))[-1] < 0.03
+
+
 def test_seeds_that_agree_exactly_and_one_budget_have_no_power() -> None:
     same, apart = [np.array([0.01, 0.01, 0.01])] * 4, [np.array([0.0, 0.01, 0.05])] * 4
     assert exponent_over_tokens(same, np.array([-1.0, 0.0, 0.0, 1.0])) == (0.0, 0.0)

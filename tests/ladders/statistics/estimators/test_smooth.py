@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 
 import numpy as np
 import pytest
 from scipy import integrate, stats
 
+from normlab.ladders.statistics.answer import Place
 from normlab.ladders.statistics.estimators.fit import Sample, estimate
-from normlab.ladders.statistics.estimators.gaussian import GaussianModel, Prior
+from normlab.ladders.statistics.estimators.gaussian import GaussianModel, NoiseModel, Prior
 from normlab.ladders.statistics.estimators.layout import layout_of
 from normlab.ladders.statistics.estimators.noise import SeedNoise, noise_model
 from normlab.ladders.statistics.estimators.simple_law import simple_law_prior
@@ -87,6 +89,22 @@ def test_budgets_are_stretched_by_the_scatter_of_seeds() -> None:
     assert even.stretched is even
 
 
+def test_budgets_are_stretched_a_hundredfold_at_most() -> None:
+    """Up to a scatter of 100 times the top's as an integral of it, from there on evenly: without a step or a kink."""
+    places = [
+        Place(name="", size="", parameters=10**7, tokens=tokens, flops=6e7 * tokens)
+        for tokens in (10**6, 10**7, 10**8, 10**9, 10**10)
+    ]
+    found = layout_of(places, unrest=1.0).stretched.tokens
+    np.testing.assert_allclose(np.diff(found)[:2], 100.0 * np.log(10.0))
+    np.testing.assert_allclose(np.diff(found)[2:], [90.0, 9.0])
+    samples = [
+        Sample(tuple(places), np.zeros(5), np.full(5, 3), np.arange(5), SeedNoise(1e-4, 10.0, exponent=own))
+        for own in (-2.0, -3.0)
+    ]
+    assert all(np.isfinite(estimate(own, places[-1:])[0].interval(0.95).width) for own in samples)
+
+
 def test_noisy_short_runs_leave_room_for_a_steep_start() -> None:
     """With scatter that falls sixfold, an even curve is too sure of the lowest budget; at the top they agree."""
     sample = _sample(simulated_grid(), np.zeros(12))
@@ -100,6 +118,32 @@ def test_noisy_short_runs_leave_room_for_a_steep_start() -> None:
 
     assert ratio(0) > 1.2
     assert ratio(11) < 1.1
+
+
+def _exact_variance(prior: np.ndarray, noise: np.ndarray) -> float:
+    """Of the last place given the cells before it, by elimination in fractions."""
+    joint = [[Fraction(value) for value in row] for row in prior.tolist()]
+    for i, row in enumerate(noise.tolist()):
+        joint[i] = [Fraction(a) + Fraction(b) for a, b in zip(joint[i], [*row, 0.0], strict=True)]
+    for i in range(len(noise)):
+        for below in range(i + 1, len(joint)):
+            factor = joint[below][i] / joint[i][i]
+            joint[below] = [a - factor * b for a, b in zip(joint[below], joint[i], strict=True)]
+    return float(joint[-1][-1])
+
+
+def test_budgets_far_apart_leave_digits() -> None:
+    """Scatter like 1 / tokens and budgets 1000 apart: bends reach 1e5 nats², and the noise at the top is 5e-6."""
+    places = [
+        Place(name="", size="", parameters=size, tokens=tokens, flops=6.0 * size * tokens)
+        for size in (10**6, 10**7, 10**8) for tokens in (10**7, 10**10)
+    ]  # fmt: skip
+    prior = smooth_prior(layout_of(places, places[-1:], 1.0))
+    noise = np.diag([(0.004 * 1e10 / place.tokens) ** 2 / 3.0 for place in places])
+    found = GaussianModel(prior, NoiseModel(noise[None], np.zeros(1), np.zeros((1, 1))), np.eye(1)).sds[:, 0]
+    for at in (0, len(found) // 2, -1):
+        # Solving errs by the rounding of the prior's variance, 1e5 · 2^-52, for some weights of about one.
+        assert found[at] ** 2 == pytest.approx(_exact_variance(prior.covariance[at], noise), abs=1e-8)
 
 
 def test_functionals_are_linear() -> None:
